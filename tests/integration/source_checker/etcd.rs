@@ -1,4 +1,4 @@
-//! Histories of etcd: the scripted cluster, what may happen to it, and the real source over it.
+//! Histories of etcd: the scripted cluster, its events and faults, and the real source over it.
 
 pub(super) mod cluster;
 mod pb;
@@ -23,7 +23,7 @@ use super::{
 
 pub(crate) struct Etcd {
     cluster: Cluster,
-    /// The way to each member, which are one cluster.
+    /// Proxy of each member; all members are one cluster.
     members: Vec<Proxy>,
     password_file: tempfile::NamedTempFile,
     has_user: bool,
@@ -60,7 +60,7 @@ impl Etcd {
     }
 }
 
-/// A key below the prefix.
+/// Returns a key below the prefix.
 pub(super) fn path(key: &str) -> Vec<u8> {
     format!("{PREFIX}{key}").into_bytes()
 }
@@ -196,7 +196,7 @@ impl Upstream for Etcd {
         self.cluster.set(|store| {
             let at = |revision: i64| store.at(revision).into_iter().filter_map(fact).collect();
             let mut truths: Vec<Truth> = vec![at(i64::MAX)];
-            // A member that applies nothing more goes on to answer, and cannot know.
+            // A member that applies no more entries continues to answer, and cannot notice it.
             truths.extend(store.lagging_at.map(at));
             truths
         })
@@ -228,7 +228,7 @@ impl Upstream for Etcd {
     fn bounds(&self) -> Bounds {
         Bounds {
             prompt: Duration::from_secs(1),
-            // A heartbeat without a word, an answer that does not come, and `stale_after`.
+            // A heartbeat interval without messages, an answer that does not come, and `stale_after`.
             detects: Duration::from_secs(5 + 10 + 15 + 5),
             // The longest delay between two attempts is 60 s; a page may take another 60 s.
             recovers: Duration::from_secs(180),
@@ -256,12 +256,12 @@ impl Upstream for Etcd {
     }
 }
 
-/// As the program has it by default.
+/// Default of the program.
 const STALE_AFTER: Duration = Duration::from_secs(15);
-/// What is served of one object at most (3 MiB).
+/// Largest size of a served object (3 MiB).
 const MOST_BYTES: usize = 3 << 20;
 
-/// A key below the prefix, if it is one that can be served.
+/// Returns the object of a key below the prefix, if it can be served.
 pub(super) fn fact((key, kv): (Vec<u8>, pb::mvccpb::KeyValue)) -> Option<(Key, Fact)> {
     let rest = String::from_utf8(key).ok()?;
     let rest = rest.strip_prefix(PREFIX)?;
@@ -274,7 +274,7 @@ pub(super) fn fact((key, kv): (Vec<u8>, pb::mvccpb::KeyValue)) -> Option<(Key, F
     Some(((namespace.to_owned(), name.to_owned()), fact))
 }
 
-/// Whether a key below the prefix was ever deleted.
+/// Returns true if a key below the prefix was ever deleted.
 pub(super) fn was_deleted(cluster: &Cluster, (namespace, name): &Key) -> bool {
     let key = if namespace.is_empty() { path(name) } else { path(&format!("{namespace}/{name}")) };
     cluster.set(|store| store.deleted.contains(&key))

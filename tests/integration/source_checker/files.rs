@@ -1,16 +1,16 @@
-//! The checker of the `files` source: real directories, drawn histories, and every observation of every client checked.
+//! Checker of the `files` source: real directories, drawn histories, and a check of every observation of every client.
 //!
 //! ```text
 //!   script ──▶ directory ──▶ a real directory ──▶ FilesSource … Service ──▶ clients (live)
 //!                  └──▶ Timeline ◀────────────── every observation ────────────┘
 //! ```
 //!
-//! The verdict:
+//! It verifies that:
 //!
-//! - at a quiet point the resource is SYNCED and everybody has the truth; or, while the directory is away, it is STALE and
-//!   everybody knows;
-//! - what a client observes of an object is a subsequence of the states that the script gave it. In particular nothing is
-//!   DELETED that was not deleted, and no half of a file is served;
+//! - at a quiet point the resource is SYNCED and every client has the truth; or, while the directory is missing, it is STALE and
+//!   every client has that state;
+//! - the states that a client observes of an object are a subsequence of the object's states in the script; in particular nothing
+//!   is DELETED that was not deleted, and no partial file is served;
 //! - no watch ends for a reason that such a source does not have.
 
 mod content;
@@ -39,7 +39,7 @@ const QUIET: Duration = Duration::from_millis(30);
 const RESCAN: Duration = Duration::from_millis(100);
 const STALE_AFTER: Duration = Duration::from_millis(150);
 
-/// Kinds that are not drawn yet, and the finding that each meets.
+/// Kinds that are not drawn yet, each with the finding that it leads to.
 const NOT_YET: &[(&str, &str)] = &[];
 
 const REQUIRED: &[&str] = &[
@@ -73,7 +73,7 @@ const REQUIRED: &[&str] = &[
     "DELETED",
 ];
 
-/// One history under way.
+/// State of a running history.
 struct Run<'c> {
     directory: Directory,
     live: Live,
@@ -130,15 +130,15 @@ impl Run<'_> {
 
     async fn step(&mut self, step: &Step) -> Result<(), Stop> {
         if self.directory.is_another && matches!(step, Step::Remove(_) | Step::RemoveAll | Step::Unlink(_)) {
-            // Another directory that becomes empty before it is known counts as an outage, as documented. All objects may be known
-            // while files wait for their deletion, for six periods at most.
+            // Another directory that becomes empty before the server has read it counts as an outage, as documented. Clients may
+            // have all objects while removed files wait for their deletion, for six intervals at most.
             self.rest(Expected::Truth).await?;
             tokio::time::sleep(7 * self.patience.fill).await;
             self.directory.is_another = false;
         }
         match step {
             Step::Parts(file, gap) => {
-                // So that it is certain how many objects it has.
+                // So that the number of its objects is certain.
                 self.rest(Expected::Truth).await?;
                 self.directory.write_parts(*file, *gap, &self.patience)?;
             }
@@ -149,7 +149,7 @@ impl Run<'_> {
             Step::RenameDirectory(from, to, times) => self.directory.rename_directory(*from, *to, *times),
             Step::Move(from, to, times) => self.directory.move_objects(*from, *to, *times, &self.patience)?,
             Step::Damage(file, damage) => {
-                // So that it is certain which objects it keeps.
+                // So that the objects that it keeps are certain.
                 self.rest(Expected::Truth).await?;
                 self.directory.damage(*file, *damage);
             }
@@ -157,11 +157,11 @@ impl Run<'_> {
             Step::Unlink(shape) => self.directory.unlink(*shape),
             Step::Outage(outage) => {
                 if outage.is_noticed || self.directory.is_empty() {
-                    // Of files that it never met, or that it still has, a server cannot tell that they are away.
+                    // A server cannot notice that files are missing that it never read, or still has.
                     self.rest(Expected::Truth).await?;
                 }
                 self.directory.leave(outage, &self.patience)?;
-                // An empty directory in the place of another one that was empty is the same to everybody.
+                // An empty directory in the place of another empty one makes no difference.
                 if outage.is_noticed && !self.directory.is_empty() {
                     self.rest(Expected::Stale).await?;
                 }
@@ -188,7 +188,7 @@ impl Run<'_> {
     }
 }
 
-/// Carries out one history.
+/// Runs one history.
 fn run(script: &Script, excluded: &Excluded, slower: u32, counts: &mut Counts) -> Result<(), Stop> {
     drop_rights();
     let runtime = real_time();
@@ -217,17 +217,17 @@ fn run(script: &Script, excluded: &Excluded, slower: u32, counts: &mut Counts) -
     outcome
 }
 
-/// Gives up the right to read what permissions forbid, for this thread and those that it starts.
+/// Drops the capability to read files against their permissions, for this thread and those that it starts.
 fn drop_rights() {
     let Ok(mut sets) = capabilities(None) else { return };
     sets.effective -= CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
-    // Without the right to do so there is none to give up.
+    // A process without the capability has none to drop.
     set_capabilities(None, sets).unwrap_or_default();
 }
 
 const CHECKER: Checker = Checker { name: "files", cases: 150, required: REQUIRED, not_yet: NOT_YET };
 
-/// Checks the source over drawn histories.
+/// Checks the source with drawn histories.
 pub(crate) fn check() {
     CHECKER.check(any_script, run);
 }

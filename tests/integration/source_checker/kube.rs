@@ -1,4 +1,4 @@
-//! Histories of a Kubernetes API: the scripted API server, what may happen to it, and the real source over it.
+//! Histories of a Kubernetes API: the scripted API server, its events and faults, and the real source over it.
 
 mod api;
 mod script;
@@ -26,21 +26,21 @@ pub(crate) struct Kube {
     setup: Setup,
     api: Api,
     proxy: Proxy,
-    /// The kubeconfig, the token and the certificates.
+    /// Directory of the kubeconfig, the token and the certificates.
     directory: tempfile::TempDir,
     are_credentials_wrong: bool,
     rewrites: u64,
 }
 
-/// As the program has it by default.
+/// Default of the program.
 const STALE_AFTER: Duration = Duration::from_secs(15);
-/// A cluster that is restored.
+/// Time for which a restored cluster is stopped.
 const STOPPED: Duration = Duration::from_secs(12);
 
 // === impl Kube ===
 
 impl Kube {
-    /// A new API server process answers: what is open is cut, and its watch cache begins at the present version.
+    /// Replaces the API server's process: open connections are cut, and the watch cache begins at the current version.
     async fn restart(&mut self) {
         self.api.set(State::restart);
         self.begin(NetworkFault::Cut).await;
@@ -56,7 +56,7 @@ impl Kube {
             self.begin(NetworkFault::Cut).await;
         }
         tokio::time::sleep(STOPPED).await;
-        // In one step: nobody sees half of it.
+        // In one step, so that no request sees half of it.
         self.api.set(|state| {
             state.is_stopped = false;
             let lost = state.world.restore(state.world.version.saturating_sub(back).max(1));
@@ -76,7 +76,7 @@ impl Kube {
         self.rewrites += 1;
     }
 
-    /// Begins a fault of the network, which loses the answers that are on their way.
+    /// Begins a network fault, which loses the answers in flight.
     async fn begin(&mut self, fault: NetworkFault) {
         self.proxy.begin(fault).await;
         self.api.set(|state| state.misdeeds.lose_answers());
@@ -92,7 +92,7 @@ impl Kube {
     }
 }
 
-/// An object as the API writes its metadata only.
+/// Returns an object as the API writes its metadata only.
 fn partial(object: &[u8]) -> String {
     let object: serde_json::Value = serde_json::from_slice(object).unwrap();
     format!(r#"{{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{}}}"#, object["metadata"])
@@ -258,14 +258,14 @@ impl Upstream for Kube {
             Step::Restart => self.restart().await,
             Step::Upgrade(form) => {
                 let is_recoloured = self.api.set(|state| state.world.form.is_recoloured);
-                // An API server that begins writes leases and more before its watch caches begin.
+                // A new API server writes leases and other kinds before its watch caches begin.
                 self.api.set(|state| {
                     state.world.form = Form { is_recoloured, ..*form };
                     state.world.version += 3;
                 });
                 self.restart().await;
             }
-            // The storage of the kind is made anew, and with it the watch cache; other kinds go on.
+            // The storage of the kind is created anew, and with it the watch cache; other kinds keep theirs.
             Step::Crd(form) => self.api.set(|state| {
                 state.world.form = *form;
                 state.world.version += 1;
@@ -332,7 +332,7 @@ impl Upstream for Kube {
     }
 
     async fn probe(&mut self, number: u32) {
-        // Red by label and by field, under both forms, and of the name that may be selected.
+        // The object is red by label and by field, under both forms, and has the name that may be selected.
         let number = 1_000_001 + 6 * number;
         self.api.set(|state| state.world.put(&key("a/x"), number));
     }
@@ -365,8 +365,9 @@ impl Upstream for Kube {
         self.api.set(|state| {
             let present = state.world.truth(usize::MAX);
             let mut truths = vec![present.clone()];
-            // A replica that sees nothing more goes on to answer, and cannot know. After a list meanwhile, and of one that is behind,
-            // there may be any state since: it was read from the store or another replica, and the watch is silent.
+            // A replica that sees no more changes continues to answer, and cannot notice it. After a list meanwhile, and at a
+            // replica that lags, there may be any state since: it was read from the store or another replica, and the watch is
+            // silent.
             let (since, lagging) = state.lagging_at.map_or((usize::MAX, None), |(since, _)| (since, state.lagging_in));
             let is_any = lagging.is_some() || state.is_behind || state.is_listed_since;
             let last = if is_any { state.world.changes.len() } else { since.saturating_add(1) };
@@ -419,7 +420,7 @@ impl Upstream for Kube {
         let watches = self.setup.namespaces.len().max(1) as u64;
         Bounds {
             prompt: Duration::from_secs(1),
-            // A dead connection is noticed within 25 s, and then `stale_after`.
+            // The source notices a dead connection within 25 s; then `stale_after`.
             detects: Duration::from_secs(25 + 15 + 5),
             // The longest delay between two attempts is 60 s, an answer may take another 60 s, and Retry-After 25 s.
             recovers: Duration::from_secs(300),
@@ -434,7 +435,7 @@ impl Upstream for Kube {
     }
 
     fn misdeed(&self) -> Option<String> {
-        // An answer that was cut on its way was not received.
+        // The source did not receive an answer that was cut in flight.
         self.api.set(|state| state.misdeeds.first()).filter(|_| self.proxy.late_cuts() == 0)
     }
 

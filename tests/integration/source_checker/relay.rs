@@ -1,8 +1,8 @@
-//! Histories of a chain of servers: a scripted etcd cluster, real origins and a real relay over it, and the relay that is checked.
+//! Histories of a chain of servers: a scripted etcd cluster, real origins and a real relay over it, and the checked relay.
 //!
 //! ```text
 //!   cluster ──▶ proxy ──▶ origin A ──┐
-//!          └──▶ proxy ──▶ origin B ──┴──▶ proxy ──▶ [relay] ──▶ proxy ──▶ the relay that is checked
+//!          └──▶ proxy ──▶ origin B ──┴──▶ proxy ──▶ [relay] ──▶ proxy ──▶ the checked relay
 //! ```
 
 mod script;
@@ -27,29 +27,29 @@ use super::{
 
 pub(crate) struct Relay {
     cluster: Cluster,
-    /// From the cluster to each origin.
+    /// Links from the cluster to each origin.
     up: [Proxy; 2],
     origins: [Node; 2],
-    /// From an origin to the relay in between.
+    /// Link from an origin to the relay in between.
     middle: Proxy,
     between: Node,
-    /// To the relay that is checked.
+    /// Link to the checked relay.
     down: Proxy,
     shape: Shape,
     rewrites: u64,
     moves: u64,
-    /// Both origins were behind one address at some time.
+    /// Set once both origins were behind one address.
     has_shared: bool,
 }
 
-/// A server, and the directory of its state.
+/// Server, and the directory of its state.
 struct Node {
     served: Option<Served>,
     address: SocketAddr,
     state: tempfile::TempDir,
 }
 
-/// As the program has it by default.
+/// Default of the program.
 const STALE_AFTER: Duration = Duration::from_secs(15);
 
 // === impl Relay ===
@@ -70,7 +70,7 @@ impl Relay {
         node.begin(Served::start(source, health, node.state.path())).await;
     }
 
-    /// Leads the links to where the servers are now. Those that led elsewhere are cut.
+    /// Directs the links to the current servers, and cuts those that change.
     fn link(&mut self) {
         let Shape { origin, is_chain, is_shared } = self.shape;
         let other = if is_shared { 1 - origin } else { origin };
@@ -83,10 +83,10 @@ impl Relay {
     fn restore(&mut self, back: i64, ahead: i64) {
         self.cluster.set(|store| {
             let revision = (store.revision - back).max(1);
-            // As many revisions as before: the same keys are written, so that what is known has its version again.
+            // With as many revisions as before the same keys are written, so that the last known change has its version again.
             let lost = if ahead == back { store.keys_after(revision) } else { Vec::new() };
             store.restore(revision, 0);
-            // Elections, so that the term is no sign of it.
+            // The term after elections, so that it does not show the rewrite.
             store.raft_term = 9;
             for number in 0..ahead {
                 let body = format!(r#"{{"restored":{number}}}"#).into_bytes();
@@ -267,14 +267,14 @@ impl Upstream for Relay {
 
     fn truths(&self) -> Vec<Truth> {
         self.cluster.set(|store| {
-            // Of an origin that is behind, or a relay that waits for it, there may be any state since.
+            // An origin that lags, or a relay that waits for it, may serve any state since.
             let since = store.lagging_at.unwrap_or(store.revision);
             (since..=store.revision).rev().map(|at| store.at(at).into_iter().filter_map(fact).collect()).collect()
         })
     }
 
-    /// A relay that moves between servers may meet a rewrite twice at each, since each notices it in its own time: by going
-    /// back to a server that has not noticed it, and when that has.
+    /// Returns an upper bound. A relay that moves between servers may meet a rewrite twice at each: when it resumes at a server
+    /// that has not noticed the rewrite yet, and again when that server has.
     fn rewrites(&self) -> u64 {
         let connections = [&self.middle, &self.down].map(Proxy::connections).into_iter().sum::<usize>();
         let moves = if self.has_shared { connections as u64 } else { self.moves };
@@ -299,9 +299,9 @@ impl Upstream for Relay {
     fn bounds(&self) -> Bounds {
         Bounds {
             prompt: Duration::from_secs(1),
-            // The origin as the etcd source has it, and two relays that are told; or three heartbeats and `stale_after`.
+            // The origin as in the etcd checks, and two relays that receive its state; or three heartbeats and `stale_after`.
             detects: Duration::from_secs(35 + 2 * 15),
-            // The longest delay at each of three servers, and the time that a relay waits for a version.
+            // The longest delay at each of three servers, and the time for which a relay waits for a version.
             recovers: Duration::from_secs(3 * 60 + 180 + 100),
             lists: 0,
             watches: 1,

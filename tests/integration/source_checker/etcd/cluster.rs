@@ -1,9 +1,9 @@
-//! An etcd cluster that a script drives: its keys at every revision, and its API as etcd itself answers it.
+//! Scripted etcd cluster: its keys at every revision, and its API with the answers of etcd.
 //!
-//! Read in etcd's source and held against it: a watch from a revision below the compaction is cancelled with
-//! `compact_revision`; progress is told only to a stream whose watches have all been told everything, and none of which begins
-//! after the head (`progressIfSync`); a member without a leader cancels a watch that has the metadata `hasleader`; a read that
-//! the leader cannot confirm times out; `raft_term` is that of the last entry that the member has applied.
+//! Its rules are those of etcd's source: a watch from a revision below the compaction is cancelled with `compact_revision`;
+//! progress is sent only on a stream whose watches have all received everything, and none of which begins after the head
+//! (`progressIfSync`); a member without a leader cancels a watch that has the metadata `hasleader`; a read that the leader cannot
+//! confirm times out; `raft_term` is that of the last entry that the member has applied.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,42 +34,42 @@ use super::pb::{
     mvccpb::{Event, KeyValue, event::EventType},
 };
 
-/// The cluster; clones share it.
+/// Cluster; clones share it.
 #[derive(Clone)]
 pub(crate) struct Cluster {
     store: Arc<Mutex<Store>>,
-    /// The member that answers.
+    /// Index of the member that answers.
     member: usize,
-    /// Raised with every change that a watch may have to tell.
+    /// Raised with every change that a watch may have to send.
     changed: Arc<watch::Sender<u64>>,
 }
 
-/// Everything that has happened, and how it is told.
+/// Everything that has happened, and the faults of the API.
 #[derive(Clone)]
 pub(crate) struct Store {
-    /// Every transaction of the present history, by its revision.
+    /// Transactions of the current history, by revision.
     transactions: Vec<(i64, Vec<Event>)>,
     pub(crate) revision: i64,
     pub(crate) compacted: i64,
     pub(crate) cluster_id: u64,
     pub(crate) raft_term: u64,
-    /// A member has applied up to here only; reads that need the leader time out, and its watches stand still.
+    /// Last revision that a lagging member has applied; its reads that need the leader time out, and its watches send nothing.
     pub(crate) lagging_at: Option<i64>,
-    /// That one; `None` for all of them.
+    /// Index of the lagging member; `None` for all of them.
     pub(crate) lagging_member: Option<usize>,
-    /// No leader: watches are cancelled, and reads fail.
+    /// False if there is no leader: watches are cancelled, and reads fail.
     pub(crate) has_leader: bool,
-    /// Calls are accepted and never answered.
+    /// True if calls are accepted and never answered.
     pub(crate) hangs: bool,
-    /// Answers to the next reads, each once.
+    /// Errors of the next reads, each used once.
     pub(crate) refusals: Vec<Status>,
-    /// Answers to every read, while it stands.
+    /// Error of every read, while it is set.
     pub(crate) refusal: Option<Status>,
-    /// Events in one message; more are fragments.
+    /// Number of events in one message; more are sent in fragments.
     pub(crate) fragment: usize,
-    /// Below 3.4.31 and 3.5.13 progress is told ahead of events, and informerd does not ask for it.
+    /// Version of etcd. Below 3.4.31 and 3.5.13 progress may be sent ahead of events, and informerd does not request it.
     pub(crate) version: &'static str,
-    /// The password of the user, and the token that is good now.
+    /// Password of the user, and the current token.
     pub(crate) password: Option<String>,
     pub(crate) token: u64,
     /// Keys that were ever deleted.
@@ -77,25 +77,25 @@ pub(crate) struct Store {
     pub(crate) counts: Counts,
 }
 
-/// What was asked.
+/// Counts of requests.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Counts {
-    /// Lists, by their first page.
+    /// Lists, counted by their first page.
     pub(crate) lists: u64,
     pub(crate) watches: u64,
-    /// Progress that was not answered, since the head was below the start of the watch.
+    /// Progress requests without an answer, because the head was below the start of the watch.
     pub(crate) unanswered_progress: u64,
     pub(crate) compacted_watches: u64,
     pub(crate) refused: u64,
-    /// Of those, the ones that were drawn for one read.
+    /// Those that were drawn for one read.
     pub(crate) refused_once: u64,
 }
 
-/// etcd's own default.
+/// Default of etcd.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(600);
-/// A read that the leader does not confirm.
+/// Time after which a read fails that the leader does not confirm.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(7);
-/// A member that hears nothing of a leader.
+/// Time after which a member without contact to a leader has none.
 const NO_LEADER_AFTER: Duration = Duration::from_secs(3);
 
 // === impl Cluster ===
@@ -124,7 +124,7 @@ impl Cluster {
         Self { store: Arc::new(Mutex::new(store)), member: 0, changed: Arc::new(watch::Sender::new(0)) }
     }
 
-    /// Returns another member.
+    /// Returns another member of the same cluster.
     pub(crate) fn member(&self, member: usize) -> Self {
         Self { member, ..self.clone() }
     }
@@ -142,14 +142,14 @@ impl Cluster {
         address
     }
 
-    /// Changes the script.
+    /// Changes the store.
     pub(crate) fn set<T>(&self, change: impl FnOnce(&mut Store) -> T) -> T {
         let changed = change(&mut self.store.lock());
         self.changed.send_modify(|changes| *changes += 1);
         changed
     }
 
-    /// Waits while calls hang, and fails as the cluster does now.
+    /// Waits while calls hang, and returns the current error of the cluster.
     async fn enter(&self, metadata: &tonic::metadata::MetadataMap) -> Result<(), Status> {
         self.changes_until(|store| !store.hangs).await;
         let store = self.store.lock();
@@ -172,14 +172,14 @@ impl Cluster {
 // === impl Store ===
 
 impl Store {
-    /// One transaction: puts, and deletions as `None`. Changes nothing if it deletes only what is not there.
+    /// Applies one transaction: puts, and deletions as `None`. Has no effect if it only deletes missing keys.
     pub(crate) fn apply(&mut self, changes: Vec<(Vec<u8>, Option<Vec<u8>>)>) {
         let state = self.at(i64::MAX);
         let revision = self.revision + 1;
         let mut events: Vec<Event> = Vec::new();
         for (key, value) in changes {
             if events.iter().any(|event| event.kv.as_ref().is_some_and(|kv| kv.key == key)) {
-                // etcd refuses two puts of one key in a transaction.
+                // etcd rejects two puts of one key in a transaction.
                 continue;
             }
             let old = state.get(&key);
@@ -211,24 +211,24 @@ impl Store {
         self.apply(keys.map(|key| (key, None)).collect());
     }
 
-    /// The first key of each transaction after a revision.
+    /// Returns the first key of each transaction after a revision.
     pub(crate) fn keys_after(&self, revision: i64) -> Vec<Vec<u8>> {
         let after = self.transactions.iter().filter(|(at, _)| *at > revision);
         after.filter_map(|(_, events)| Some(events.first()?.kv.as_ref()?.key.clone())).collect()
     }
 
-    /// Forgets what came after a revision, as a cluster does that is restored from a backup. The next revision may be
-    /// another one (`--bump-revision`).
+    /// Removes all transactions after a revision, as a restore from a backup does. The next revision may be raised
+    /// (`--bump-revision`).
     pub(crate) fn restore(&mut self, revision: i64, bump: i64) {
         self.transactions.retain(|(at, _)| *at <= revision);
         self.revision = revision + bump;
         self.compacted = if bump > 0 { self.revision } else { self.compacted.min(revision) };
         self.lagging_at = None;
-        // The numbers of the log begin anew.
+        // The index and term of the log begin anew.
         self.raft_term = 2;
     }
 
-    /// Every key at a revision.
+    /// Returns every key at a revision.
     pub(crate) fn at(&self, revision: i64) -> BTreeMap<Vec<u8>, KeyValue> {
         let mut state = BTreeMap::new();
         for (_, events) in self.transactions.iter().filter(|(at, _)| *at <= revision) {
@@ -243,12 +243,12 @@ impl Store {
         state
     }
 
-    /// Whether a member has not applied everything.
+    /// Returns true if a member has not applied everything.
     fn is_lagging(&self, member: usize) -> bool {
         self.lagging_at.is_some() && self.lagging_member.is_none_or(|lagging| lagging == member)
     }
 
-    /// The revision that a member has applied.
+    /// Returns the revision that a member has applied.
     fn applied(&self, member: usize) -> i64 {
         self.lagging_at.filter(|_| self.is_lagging(member)).unwrap_or(self.revision)
     }
@@ -258,7 +258,7 @@ impl Store {
         ResponseHeader { cluster_id, member_id: 1, revision, raft_term }
     }
 
-    /// The messages of a watch for the revisions from one on, up to what is applied.
+    /// Returns the messages of a watch for the revisions from `from` on, up to the applied one.
     fn told(&self, from: i64, range: &WatchCreateRequest, member: usize) -> Vec<WatchResponse> {
         let is_watched = |event: &Event| is_in(&event.kv.as_ref().unwrap().key, &range.key, &range.range_end);
         let applied = self.applied(member);
@@ -386,7 +386,7 @@ impl Cluster {
             changes.borrow_and_update();
             let (told, is_compacted) = {
                 let mut store = self.store.lock();
-                // A watch that has been told everything is told of a write at once, before any later compaction.
+                // A watch that has received everything gets each write at once, before any later compaction.
                 if !is_synced && next < store.compacted {
                     store.counts.compacted_watches += 1;
                     let (header, compact_revision) = (Some(store.header(self.member)), store.compacted);
@@ -433,7 +433,8 @@ impl Cluster {
         }
     }
 
-    /// Tells how far the store is, if everything up to there has been told. False when nobody listens any more.
+    /// Sends the revision of the store as progress, if the watch has received everything up to it. Returns false if the receiver
+    /// is closed.
     async fn progress(&self, sender: &Sender, watch_id: i64, next: i64, start: i64) -> bool {
         let progress = {
             let mut store = self.store.lock();

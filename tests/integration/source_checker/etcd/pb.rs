@@ -1,4 +1,4 @@
-//! The messages and services of etcd's API, generated from `proto/etcd` by the build script.
+//! Messages and services of etcd's API, generated from `proto/etcd` by the build script.
 
 #![allow(dead_code, unreachable_pub, clippy::pedantic, missing_docs, reason = "generated")]
 

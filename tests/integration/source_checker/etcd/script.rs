@@ -1,4 +1,4 @@
-//! Draws what happens to an etcd cluster.
+//! Script of an etcd cluster.
 
 use proptest::{collection::vec, prelude::*, sample::select};
 use tonic::Status;
@@ -20,56 +20,56 @@ pub(crate) struct Setup {
 pub(crate) enum Step {
     /// One transaction: keys and their values, `None` for a deletion.
     Write(Vec<(&'static str, Option<Value>)>),
-    /// Every key of the prefix, in one transaction.
+    /// Deletes every key of the prefix, in one transaction.
     DeleteAll,
-    /// A write to another prefix.
+    /// Writes to another prefix.
     Elsewhere,
-    /// Up to so many revisions before the head.
+    /// Compacts up to so many revisions before the head.
     Compact(i64),
-    /// A fault of the network: to one member, or to all.
+    /// Begins a network fault: to one member, or to all.
     Network(Option<usize>, NetworkFault),
-    /// A restart of all members.
+    /// Restarts all members.
     Restart,
     Restore(Restore),
-    /// The member answers with the raft term of an older entry.
+    /// Lets the member answer with the raft term of an older entry.
     LowerTerm,
     Election,
-    /// Applies nothing more.
+    /// Stops applying entries.
     Lag,
     NoLeader,
     Hang,
-    /// The next read fails.
+    /// Lets the next read fail.
     RefuseOnce(Refusal),
     Refuse(Refusal),
-    /// All tokens end.
+    /// Expires all tokens.
     TokensEnd,
-    /// The password is changed, and the file is wrong until it is healed.
+    /// Changes the password; the file is wrong until it is healed.
     PasswordChanges,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Restore {
-    /// Revisions that are lost.
+    /// Number of lost revisions.
     pub(super) back: i64,
-    /// Transactions of the new history before anybody connects: below, at or beyond the lost revision.
+    /// Number of transactions of the new history before any client connects: below, at or beyond the lost revision.
     pub(super) ahead: i64,
-    /// The revision is raised, as by `etcdutl snapshot restore --bump-revision`.
+    /// Number by which the revision is raised, as by `etcdutl snapshot restore --bump-revision`.
     pub(super) bump: i64,
     pub(super) has_another_id: bool,
-    /// The raft term is raised again by elections.
+    /// Number of elections, which raise the raft term again.
     pub(super) elections: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Value {
     Number(u32),
-    /// With labels.
+    /// Object with labels.
     Json(u32),
     Bytes,
-    /// Quotes and braces around bytes that are no UTF-8.
+    /// Quotes and braces around bytes that are not UTF-8.
     NearlyJson,
     Empty,
-    /// More than is served.
+    /// More bytes than the limit of an object.
     TooLarge,
 }
 

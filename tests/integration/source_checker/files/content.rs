@@ -1,8 +1,8 @@
-//! The objects of one file, and its text in each format.
+//! Objects of one file, and its text in each format.
 
 use std::collections::BTreeSet;
 
-/// A file: its objects with their bodies, in order.
+/// File: its objects with their bodies, in order.
 #[derive(Debug, Clone)]
 pub(super) struct FileModel {
     pub(super) objects: Vec<(String, String)>,
@@ -17,7 +17,7 @@ impl FileModel {
         self.objects.iter().map(|(name, _)| name.clone()).collect()
     }
 
-    /// The file's text, in the format that its name says.
+    /// Returns the file's text, in the format of its extension.
     pub(super) fn text(&self, path: &str) -> String {
         let objects = self.objects.iter().map(|(_, body)| body.as_str());
         match (format(path), self.is_list) {
@@ -35,17 +35,17 @@ impl FileModel {
     }
 }
 
-/// The format that the name of a file says.
+/// Returns the format of a file, from its extension.
 pub(super) fn format(path: &str) -> &str {
     if path.ends_with("json") { "json" } else { "yaml" }
 }
 
-/// An object's body, with sorted keys and without blanks: the same, whichever format it came in.
+/// Returns an object's body, with sorted keys and without blanks: the same for every format.
 pub(super) fn object(name: &str, value: u64) -> String {
     format!(r#"{{"kind":"Pod","metadata":{{"name":"{name}"}},"note":"n{value}","value":{value}}}"#)
 }
 
-/// The same object in YAML.
+/// Returns the same object in YAML.
 fn yaml(body: &str, indent: &str) -> String {
     let value: serde_json::Value = serde_json::from_str(body).unwrap();
     let (name, note) = (value["metadata"]["name"].as_str().unwrap(), value["note"].as_str().unwrap());

@@ -1,8 +1,8 @@
-//! Carries out a script on a real directory, and computes from the script alone which objects there are.
+//! Directory under test: executes a script on a real directory, and computes the objects from the script alone.
 //!
-//! The rules of the truth are those that the server documents for its users: of several objects with one name the first by
-//! path, then by place in the file, counts; a file that becomes unusable or empty keeps its objects; a directory that is
-//! away keeps everything; nothing else is deleted but by the deletion or replacement of its file.
+//! The rules are those of the documentation: of several objects with one name the first by path, then by position in the file, is
+//! served; a file that becomes unusable or empty keeps its objects; a missing directory keeps everything; otherwise objects are
+//! deleted only with the deletion or replacement of their file.
 
 mod outage;
 mod volume;
@@ -28,24 +28,24 @@ use crate::source_checker::{
     timeline::{Claim, Objects, Timeline},
 };
 
-/// A directory on disk, and its truth.
+/// Directory on disk, and its truth.
 pub(crate) struct Directory {
     base: TempDir,
     pub(crate) truth: Timeline,
-    /// By path below the root.
+    /// Files by path below the root.
     files: BTreeMap<String, FileModel>,
     volumes: BTreeMap<Shape, Volume>,
-    /// The objects of each file, and the directories, at the last quiet point.
+    /// Objects of each file, and the directories, at the last quiet point.
     known: BTreeMap<String, BTreeSet<String>>,
     known_directories: BTreeSet<PathBuf>,
     next_value: u64,
     created: u64,
-    /// The directory that is mounted at the root.
+    /// Directory that is mounted at the root.
     mounted: Option<PathBuf>,
     is_away: bool,
-    /// Another directory has come, and the server may not know it yet.
+    /// Set when another directory is in place, and the server may not have read it yet.
     pub(crate) is_unsettled: bool,
-    /// The same, and files of the one before may wait for their deletion.
+    /// The same, and files of the previous one may wait for their deletion.
     pub(crate) is_another: bool,
 }
 
@@ -55,26 +55,26 @@ struct Volume {
     objects: Vec<(String, String)>,
 }
 
-/// A step that took so long that a server which looks meanwhile may see what it left half done. Nothing is judged then.
+/// Error of a step that took so long that a server which reads meanwhile may see it half done. The history is not judged then.
 #[derive(Debug)]
 pub(crate) struct TooSlow;
 
-/// The longest that a step may take which the server has to see as one: less than the time within which it looks twice.
+/// Longest times for steps that the server must see as one: less than the time in which it reads twice.
 pub(crate) struct Patience {
-    /// Emptying the directory.
+    /// Time to empty the directory.
     pub(crate) remove: Duration,
-    /// From one file of another one to the next, and from one part of a file to the next.
+    /// Time between two files of another directory, and between two parts of a file.
     pub(crate) fill: Duration,
-    /// Writing a file in pieces, and moving an object to and fro.
+    /// Time to write a file in pieces, and to move an object back and forth.
     pub(crate) write: Duration,
-    /// From one piece to the next, in a directory that the server may not watch yet.
+    /// Time between two pieces, in a directory that the server may not watch yet.
     pub(crate) piece: Duration,
 }
 
 // === impl Directory ===
 
 impl Directory {
-    /// An empty directory; a mount point if that is wished for and allowed.
+    /// Returns an empty directory; a mount point if that is requested and permitted.
     pub(crate) fn new(is_mounted: bool) -> Self {
         let base = tempfile::tempdir().unwrap();
         fs::create_dir(base.path().join("root")).unwrap();
@@ -114,44 +114,45 @@ impl Directory {
         path
     }
 
-    /// Mounts a directory at the root, if that is allowed.
+    /// Mounts a directory at the root, if that is permitted.
     fn mount(&mut self, directory: &Path) {
         if mount_bind(directory, self.root()).is_ok() {
             self.mounted = Some(directory.to_owned());
         }
     }
 
-    /// Takes over what the script has done by now.
+    /// Adds the current state to the truth.
     fn becomes(&mut self) {
         self.becomes_with(Objects::new());
     }
 
-    /// The same, while these are served as well as long as they are in no file.
+    /// The same, with these objects served as well while they are in no file.
     fn becomes_with(&mut self, mut objects: Objects) {
         let claims = self.claims();
         objects.extend(claims.iter().map(|(name, bodies)| (name.clone(), bodies[0].1.clone())));
         self.truth.are_claimed(&claims, objects);
     }
 
-    /// Takes note that the server knows everything.
+    /// Records that the server has read everything.
     pub(crate) fn settle(&mut self) {
         self.is_unsettled = false;
         self.known = self.files.iter().map(|(path, file)| (path.clone(), file.names())).collect();
         self.known_directories = self.directories();
     }
 
-    /// The directories on the way to each file.
+    /// Returns the parent directories of all files.
     fn directories(&self) -> BTreeSet<PathBuf> {
         self.files.keys().flat_map(|path| Path::new(path).ancestors().skip(1).map(Path::to_owned)).collect()
     }
 
-    /// Whether a content is of a file in a directory that the server may not know yet.
+    /// Returns true if a content's file is in a directory that the server may not know yet.
     pub(crate) fn is_in_new_directory(&self, content: &Content) -> bool {
         let parent = Path::new(PATHS[content.file]).parent();
         self.is_unsettled || parent.is_some_and(|parent| !self.known_directories.contains(parent))
     }
 
-    /// Whether a file loses an object with this content that is in another file, and the server may not know that yet.
+    /// Returns true if this content removes an object from a file while another file has it, and the server may not have read
+    /// that yet.
     pub(crate) fn moves_an_object(&self, content: &Content) -> bool {
         let path = PATHS[content.file];
         let Some(file) = self.files.get(path) else { return false };
@@ -164,7 +165,7 @@ impl Directory {
         file.names().iter().any(|name| !stays(name) && is_news(name))
     }
 
-    /// Whether a file of the directory that is there loses an object, and another of the contents has it.
+    /// Returns true if a file of the current directory loses an object, and another of the contents has it.
     pub(crate) fn moves_objects(&self, contents: &[Content]) -> bool {
         contents.iter().any(|content| {
             let Some(file) = self.files.get(PATHS[content.file]) else { return false };
@@ -174,12 +175,12 @@ impl Directory {
         })
     }
 
-    /// Whether there is no object at all.
+    /// Returns true if there is no object at all.
     pub(crate) fn is_empty(&self) -> bool {
         self.claims().is_empty()
     }
 
-    /// The bodies of each object, and the files that they are in, by path.
+    /// Returns the bodies of each object and their files, by path.
     fn claims(&self) -> BTreeMap<String, Vec<Claim>> {
         let mut by_path: BTreeMap<String, &[(String, String)]> = BTreeMap::new();
         for (path, file) in &self.files {
@@ -204,7 +205,7 @@ impl Directory {
         self.next_value
     }
 
-    /// The objects of a content, with bodies.
+    /// Returns the objects of a content, with bodies.
     fn model(&mut self, content: &Content) -> FileModel {
         let objects = content.documents.iter().map(|document| {
             let name = document.name();
@@ -237,7 +238,7 @@ impl Directory {
             How::Slowly(cuts, gap) => {
                 let mut cuts: Vec<usize> = cuts.iter().map(|cut| text.len() * cut / 100).collect();
                 cuts.sort_unstable();
-                // A piece without bytes modifies nothing, and so does not say that the file is being written.
+                // An empty piece modifies nothing, so no notification shows that the file is being written.
                 cuts.dedup();
                 let mut file = File::create(&target).unwrap();
                 let gap = Duration::from_millis(*gap);
@@ -318,7 +319,7 @@ impl Directory {
         self.becomes();
     }
 
-    /// Renames a directory whose files are usable, to and fro.
+    /// Renames a directory whose files are usable, back and forth.
     pub(crate) fn rename_directory(&mut self, from: usize, to: usize, times: u64) {
         let (mut from, mut to) = (format!("{}/", DIRECTORIES[from]), format!("{}/", DIRECTORIES[to]));
         for _ in 0..times {
@@ -340,7 +341,7 @@ impl Directory {
         }
     }
 
-    /// Moves the first object of a file to the end of another one, to and fro.
+    /// Moves the first object of a file to the end of another one, back and forth.
     pub(crate) fn move_objects(
         &mut self,
         from: usize,
@@ -384,7 +385,7 @@ impl Directory {
         file.is_damaged = true;
         let text = file.text(path);
         let bytes = match damage {
-            // Within the last object: the ones before it may be all of a file.
+            // A cut within the last object, because the objects before it may be the whole of another file.
             Damage::Cut if path.ends_with("json") => text.trim_end().as_bytes()[..text.trim_end().len() - 1].to_vec(),
             Damage::Cut => [text.as_bytes(), b"---\nmetadata: {name: ["].concat(),
             Damage::Binary => (0..=255).cycle().take(1000).collect(),
@@ -394,7 +395,7 @@ impl Directory {
         fs::write(self.root().join(path), bytes).unwrap();
     }
 
-    /// Sets the permissions of what there is; false if there is nothing.
+    /// Sets the permissions of existing files; returns false if there are none.
     pub(crate) fn set_mode(&self, target: Target, mode: Option<u32>) -> bool {
         let (path, usual) = match target {
             Target::Root => (self.root(), 0o755),
@@ -404,7 +405,7 @@ impl Directory {
         fs::set_permissions(path, Permissions::from_mode(mode.unwrap_or(usual))).is_ok()
     }
 
-    /// Whether this process can read only what permissions allow.
+    /// Returns true if this process can read only what permissions allow.
     pub(crate) fn obeys_permissions(&self) -> bool {
         let path = self.base.path().join("forbidden");
         fs::write(&path, "").unwrap();
@@ -414,7 +415,7 @@ impl Directory {
         opened.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
     }
 
-    /// Has the kernel queue more notifications than it keeps.
+    /// Makes the kernel's queue of notifications overflow.
     pub(crate) fn flood(&self) {
         let path = self.root().join(".flood");
         for _ in 0..6000 {
@@ -430,7 +431,7 @@ impl Drop for Directory {
         for directory in DIRECTORIES {
             drop(fs::set_permissions(self.root().join(directory), Permissions::from_mode(0o755)));
         }
-        // A directory that is mounted could not be removed.
+        // A mounted directory cannot be removed.
         if self.mounted.is_some() && !self.is_away {
             unmount(self.root(), UnmountFlags::DETACH).unwrap_or_default();
         }

@@ -1,4 +1,4 @@
-//! Draws the history of one directory: its writes, and what goes wrong with it.
+//! Script of one directory: its writes and its faults.
 
 use super::directory::Directory;
 use proptest::{collection::vec, prelude::*, sample::select};
@@ -7,14 +7,14 @@ use proptest::{collection::vec, prelude::*, sample::select};
 #[derive(Debug, Clone)]
 pub(crate) struct Script {
     pub(crate) seed: u64,
-    /// The root is a mount point, where mounting is allowed.
+    /// True if the root is a mount point, where mounting is permitted.
     pub(crate) is_mounted: bool,
     pub(crate) begin: Begin,
     pub(crate) first: Vec<Content>,
     pub(crate) steps: Vec<Step>,
 }
 
-/// The directory when the source starts.
+/// Directory when the source starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Begin {
     Full,
@@ -22,46 +22,46 @@ pub(crate) enum Begin {
     Missing,
 }
 
-/// A file, and the objects that are in it from now on.
+/// File, and its objects from now on.
 #[derive(Debug, Clone)]
 pub(crate) struct Content {
-    /// An index into [`PATHS`].
+    /// Index into [`PATHS`].
     pub(crate) file: usize,
     pub(crate) documents: Vec<Document>,
-    /// One `kind: List` and not one document for each object.
+    /// True for one `kind: List`, false for a document per object.
     pub(crate) is_list: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Document {
     pub(crate) object: usize,
-    /// Or else the object keeps the body that it has, if it has one.
+    /// True if the object gets a new body; otherwise it keeps its body, if it has one.
     pub(crate) is_new: bool,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
     Write(Content, How),
-    /// The same objects with new bodies, one by one, and the file is closed after each: it has fewer meanwhile. The time between
-    /// them is in milliseconds.
+    /// Writes the same objects with new bodies one by one, and closes the file after each, so that it has fewer objects
+    /// meanwhile. The pause is in milliseconds.
     Parts(usize, u64),
     Remove(usize),
-    /// Every file that is no link, one after the other.
+    /// Removes every file that is no link, one after the other.
     RemoveAll,
-    /// A file over another one, if there is one.
+    /// Renames a file over another one, if there is one.
     Rename(usize, usize),
-    /// A directory to a name that no other one has, to and fro so many times.
+    /// Renames a directory to an unused name, back and forth so many times.
     RenameDirectory(usize, usize, u64),
-    /// One object from a file to another, to and fro so many times: the new one is written first.
+    /// Moves one object from a file to another, back and forth so many times; the new copy is written first.
     Move(usize, usize, u64),
-    /// A file becomes unusable: it keeps its objects.
+    /// Makes a file unusable: it keeps its objects.
     Damage(usize, Damage),
-    /// A volume as kubelet writes it: a new directory, a link that is swapped, and the old directory goes.
+    /// Writes a volume as kubelet does: a new directory, a link that is swapped, and the removal of the old directory.
     Swap(Swap),
     Unlink(Shape),
     Outage(Outage),
     Forbid(Target, u32),
-    /// More notifications than the kernel queues.
+    /// Causes more notifications than the kernel queues.
     Flood,
     Pause(u64),
     Quiet,
@@ -78,7 +78,7 @@ impl Document {
 // === impl Step ===
 
 impl Step {
-    /// The kinds under which it is counted.
+    /// Returns the kinds under which it is counted.
     pub(crate) fn kinds(&self, directory: &Directory) -> Vec<&'static str> {
         match self {
             Self::Write(content, _) if directory.moves_an_object(content) => vec!["object that moves"],
@@ -133,9 +133,9 @@ impl Outage {
 #[derive(Debug, Clone)]
 pub(crate) enum How {
     InPlace,
-    /// Beside it, and renamed over it.
+    /// Writes a file next to it, and renames that over it.
     Replace,
-    /// In pieces, cut at these percentages of the text, with this time between them, in milliseconds.
+    /// Writes in pieces, cut at these percentages of the text, with this pause between them, in milliseconds.
     Slowly(Vec<usize>, u64),
 }
 
@@ -147,7 +147,7 @@ pub(crate) enum Damage {
     Blank,
 }
 
-/// How the files of a volume are reached.
+/// Path to the files of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Shape {
     /// `sub -> ..data/sub`: `items` with a path.
@@ -163,18 +163,18 @@ pub(crate) struct Swap {
     pub(crate) shape: Shape,
     pub(crate) files: usize,
     pub(crate) repeats: u64,
-    /// Between two of them, in milliseconds.
+    /// Pause between two of them, in milliseconds.
     pub(crate) gap: u64,
     pub(crate) is_new: bool,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Outage {
-    /// `rm -rf`; or else it is moved away, or unmounted.
+    /// True for `rm -rf`; otherwise the directory is moved away, or unmounted.
     pub(crate) is_removed: bool,
-    /// An empty directory is there meanwhile.
+    /// True if there is an empty directory meanwhile.
     pub(crate) is_empty_between: bool,
-    /// It lasts until the resource is STALE.
+    /// True if it lasts until the resource is STALE.
     pub(crate) is_noticed: bool,
     pub(crate) back: Back,
 }
@@ -182,14 +182,14 @@ pub(crate) struct Outage {
 #[derive(Debug, Clone)]
 pub(crate) enum Back {
     Same,
-    /// With these changes.
+    /// The same directory, with these changes.
     Changed(Vec<Content>),
-    /// Another directory with these files, written one after the other where it is served, with this time between them, in
+    /// Another directory with these files, written one after the other in the served place, with this pause between them, in
     /// milliseconds.
     Cloned(Vec<Content>, u64),
-    /// The same with the files that there were and one more; the first object of each is in the next one.
+    /// The same with the files from before and one more; the first object of each is in the next one.
     Dealt(u64),
-    /// Another directory with these files, put there as a whole.
+    /// Another directory with these files, moved there as a whole.
     Prepared(Vec<Content>),
 }
 
@@ -205,7 +205,7 @@ pub(crate) const PATHS: [&str; 9] =
 
 pub(crate) const DIRECTORIES: [&str; 3] = ["d0", "d1", "d2"];
 
-/// The objects that are in ordinary files.
+/// Number of objects in ordinary files.
 const OBJECTS: usize = 7;
 
 fn content() -> impl Strategy<Value = Content> {
@@ -279,7 +279,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Any history.
+/// Returns any history.
 pub(crate) fn any_script() -> impl Strategy<Value = Script> {
     let begin = prop_oneof![6 => Just(Begin::Full), 1 => Just(Begin::Empty), 1 => Just(Begin::Missing)];
     (any::<u64>(), prop::bool::weighted(0.4), begin, vec(content(), 1..6), vec(step(), 4..16))

@@ -1,9 +1,9 @@
-//! The API of one kind of object, over HTTP/1.1, as kube-apiserver answers it.
+//! Scripted API of one kind of object, over HTTP/1.1, with the answers of kube-apiserver.
 //!
-//! Read in kube-apiserver's source and held against it: a watch from a version before the watch cache began is answered 200
-//! and ends with an ERROR of 410; a list without a version is the most recent state; a version that the replica has not
-//! reached is "Too large resource version" for a list, and a silent watch; a bookmark is never older than the version that the
-//! watch began at; initial events end with an annotated bookmark; watches are closed after `timeoutSeconds`.
+//! Its rules are those of kube-apiserver's source: a watch from a version before the watch cache began is answered with 200 and
+//! ends with an ERROR of 410; a list without a version is the most recent state; for a version that the replica has not reached,
+//! a list fails with "Too large resource version", and a watch is silent; a bookmark is never older than the version at which the
+//! watch began; initial events end with an annotated bookmark; watches are closed after `timeoutSeconds`.
 
 mod answer;
 mod misdeed;
@@ -28,7 +28,7 @@ pub(crate) use self::{misdeed::Misdeeds, secure::Certificates};
 use super::world::World;
 use crate::source_checker::upstream::Key;
 
-/// The API servers of a cluster; clones share it.
+/// API servers of a cluster; clones share it.
 #[derive(Clone)]
 pub(crate) struct Api {
     state: Arc<Mutex<State>>,
@@ -38,60 +38,61 @@ pub(crate) struct Api {
 #[allow(clippy::struct_excessive_bools, reason = "each is a property of an API that a script draws")]
 pub(crate) struct State {
     pub(crate) world: World,
-    /// The uid of kube-system; `None` when it must not be read.
+    /// uid of kube-system; `None` if the source may not read it.
     pub(crate) cluster: Option<String>,
     pub(crate) token: Option<String>,
-    /// `None` for plain text.
+    /// Certificates; `None` for plain text.
     pub(crate) certificates: Option<Certificates>,
-    /// The version at which the watch cache began.
+    /// Version at which the watch cache began.
     pub(crate) cache_start: u64,
-    /// Changes and the version that a replica has got to, which lags.
+    /// Number of changes and version that a lagging replica has reached.
     pub(crate) lagging_at: Option<(usize, u64)>,
-    /// The namespace of which that replica answers all requests; `None` when it answers all there are.
+    /// Namespace of the requests that this replica answers; `None` if it answers all.
     pub(crate) lagging_in: Option<&'static str>,
-    /// That replica was behind when it took over.
+    /// True if that replica lagged when it took over.
     pub(crate) is_behind: bool,
-    /// There was a list, or there were initial events, since it lags.
+    /// Set by a list, or initial events, since it lags.
     pub(crate) is_listed_since: bool,
-    /// Namespaces of which another replica answers than before: how often, and the version at which its watch cache began.
+    /// Namespaces whose requests another replica answers: the number of such changes, and the version at which its watch cache
+    /// began.
     pub(crate) replicas: BTreeMap<&'static str, (u64, u64)>,
-    /// Tokens of pages at older versions have expired.
+    /// Version before which page tokens have expired.
     pub(crate) compacted: u64,
-    /// The token of the next page has expired, since its version was compacted meanwhile.
+    /// True if the next page's token has expired, because its version was compacted meanwhile.
     pub(crate) expires_page: bool,
     /// Raised to close every watch.
     pub(crate) generation: u64,
-    /// Raised with it when they do not end as they should.
+    /// Raised with it if the watches do not end regularly.
     pub(crate) kills: u64,
-    /// Nobody answers, and what is requested waits.
+    /// True if requests wait, and are not answered.
     pub(crate) is_stopped: bool,
-    /// The kind is served.
+    /// True if the kind is served.
     pub(crate) is_served: bool,
     pub(crate) initial_events: InitialEvents,
     pub(crate) ignores_limit: bool,
-    /// The source asks for one object at a time.
+    /// True if the source requests one object per page.
     pub(crate) has_short_pages: bool,
-    /// A list that is not paged takes too long.
+    /// True if a list without pages takes too long.
     pub(crate) needs_pages: bool,
-    /// The initial events of the next watch do not come.
+    /// True if the initial events of the next watch are not sent.
     pub(crate) stalls: bool,
     pub(crate) sends_bookmarks: bool,
-    /// Items of lists have no kind, as those of built-in kinds.
+    /// True if items of lists have no kind, as those of built-in kinds.
     pub(crate) is_built_in: bool,
-    /// Only requests with the configured selector are allowed.
+    /// True if only requests with the configured selector are allowed.
     pub(crate) needs_selector: bool,
-    /// Versions do not show that there are several changes at one.
+    /// True if versions do not show that several changes have the same one.
     pub(crate) has_opaque_versions: bool,
-    /// The next watch in which several changes of one version are sent is closed after the first.
+    /// True if the next watch that gets several changes of one version is closed after the first.
     pub(crate) closes_inside: bool,
     pub(crate) misdeeds: Misdeeds,
-    /// Answers with metadata only where that is requested.
+    /// True if it answers with metadata only where that is requested.
     pub(crate) knows_metadata: bool,
-    /// Answers to the next requests, each once.
+    /// Answers to the next requests, each used once.
     pub(crate) once: Vec<Answer>,
-    /// The answer to every request, while it stands.
+    /// Answer to every request, while it is set.
     pub(crate) standing: Option<Answer>,
-    /// Sent by the next watches, each once, after what they are asked for.
+    /// Errors that the next watches send after the requested events, each once.
     pub(crate) in_band: Vec<(u16, &'static str)>,
     pub(crate) counts: Counts,
 }
@@ -99,18 +100,18 @@ pub(crate) struct State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum InitialEvents {
     Served,
-    /// 422, as by an API server that does not know them.
+    /// 422, as of an API server that does not have this feature.
     Forbidden,
-    /// As by an aggregated API: another watch is opened.
+    /// Ignored, as by an aggregated API, which begins an ordinary watch.
     Ignored,
 }
 
-/// An answer that is not what was asked for.
+/// Answer that replaces the regular one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) code: u16,
     pub(crate) retry_after: RetryAfter,
-    /// The requests that it answers.
+    /// Requests to which it applies.
     pub(crate) to: To,
 }
 
@@ -136,7 +137,7 @@ pub(crate) struct Counts {
     pub(crate) expired_pages: u64,
     pub(crate) in_band: u64,
     pub(crate) refused: u64,
-    /// Of those, the ones that were drawn for one request.
+    /// Number of those that were drawn for one request.
     pub(crate) once: u64,
     pub(crate) too_large: u64,
     pub(crate) bookmarks: u64,
@@ -154,7 +155,7 @@ type Query = BTreeMap<String, String>;
 
 pub(crate) const PATH: &str = "/apis/example.com/v1/";
 pub(crate) const PLURAL: &str = "widgets";
-/// A replica waits for so long until it has reached a version.
+/// Time for which a replica waits until it has reached a version.
 const FRESH_WITHIN: Duration = Duration::from_secs(3);
 
 // === impl Api ===
@@ -183,7 +184,7 @@ impl Api {
         address
     }
 
-    /// Changes the script.
+    /// Changes the state.
     pub(crate) fn set<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let changed = change(&mut self.state.lock());
         self.changed.send_modify(|changes| *changes += 1);
@@ -203,7 +204,7 @@ impl Api {
             return failure(401, RetryAfter::None, "Unauthorized", "no");
         }
         let is_watch = query.get("watch").is_some_and(|watch| watch == "1" || watch == "true");
-        // What is answered to lists of the resource is not answered to this.
+        // An answer drawn for lists of the resource does not apply to this request.
         let namespace = uri.path().strip_prefix("/api/v1/namespaces/").filter(|name| !name.contains('/'));
         let is_cluster = namespace.is_some();
         let to = match is_watch {
@@ -257,7 +258,7 @@ impl Api {
         answer
     }
 
-    /// Waits a while until the replica has reached a version.
+    /// Waits for some time until the replica has reached a version.
     async fn reach(&self, version: u64, target: &Target) -> bool {
         let mut changes = self.changed.subscribe();
         let reached = async {
@@ -277,7 +278,7 @@ impl Api {
             let mut state = self.state.lock();
             let is_list = limit != Some(1) && target.name.is_none() && !query.contains_key("continue");
             state.counts.lists += u64::from(is_list);
-            // With pages of one object a list begins as a probe does.
+            // With pages of one object a list begins like a probe.
             state.is_listed_since |= is_list || state.has_short_pages;
             state.counts.pages += u64::from(query.contains_key("continue"));
         }
@@ -301,7 +302,7 @@ impl Api {
                 (changes as usize, version, Some(parts.next().unwrap().to_owned()))
             }
             None if text.is_empty() => {
-                // A read of the store itself, whatever the replica knows.
+                // A read of the store itself, even if the replica lags.
                 let state = self.state.lock();
                 (state.world.changes.len(), state.world.version, None)
             }
@@ -358,7 +359,7 @@ impl Api {
 // === impl State ===
 
 impl State {
-    /// Another process answers, whose watch cache begins now.
+    /// Replaces the process; the watch cache of the new one begins now.
     pub(crate) fn restart(&mut self) {
         self.generation += 1;
         self.cache_start = self.world.version;
@@ -366,21 +367,22 @@ impl State {
         self.replicas.values_mut().for_each(|(_, start)| *start = 0);
     }
 
-    /// The same for what is requested of one namespace.
+    /// Does the same for requests of one namespace.
     pub(crate) fn restart_of(&mut self, namespace: &'static str) {
         let (times, _) = self.replicas.get(namespace).copied().unwrap_or_default();
         self.replicas.insert(namespace, (times + 1, self.world.version));
         self.lagging_at.take_if(|_| self.lagging_in == Some(namespace));
     }
 
-    /// The replica, or that of one namespace, sees nothing more; or another one takes over, which is so many changes behind.
+    /// Stops the replica, or that of one namespace, from seeing further changes; or lets another one take over, which lags by
+    /// this number of changes.
     pub(crate) fn lag(&mut self, namespace: Option<&'static str>, behind: usize) {
         if self.lagging_at.is_some() {
             return;
         }
         let (changes, version) = (&self.world.changes, self.world.version);
         let first = changes.len() - behind.min(changes.len());
-        // Nothing that happened at the version of the first change that it lacks, and everything from before its watch cache.
+        // It has no changes at the version of the first missing one, and all changes from before its watch cache.
         let before = changes.get(first).map_or(version, |next| next.version - 1);
         let oldest = self.replicas.values().map(|(_, start)| *start).fold(self.cache_start, u64::max);
         let version = if behind == 0 { version } else { before.max(oldest) };
@@ -388,7 +390,7 @@ impl State {
         (self.lagging_at, self.lagging_in, self.is_behind) = (Some((changes, version)), namespace, behind > 0);
         self.is_listed_since = false;
         if behind > 1 {
-            // Its watch cache does not reach back to what is asked for, so that the source lists.
+            // Its watch cache does not reach back to the requested version, so the source relists.
             self.in_band = vec![(410, "Expired")];
         }
         match namespace {
@@ -408,7 +410,7 @@ impl State {
         namespace.and_then(|namespace| self.replicas.get(namespace)).copied().unwrap_or_default()
     }
 
-    /// The number that closes a watch when it is raised.
+    /// Returns the number that closes a watch when it is raised.
     fn generation(&self, target: &Target) -> u64 {
         self.generation + self.replica(target).0
     }
@@ -422,12 +424,12 @@ impl State {
         self.lagging_at.filter(|_| is_meant)
     }
 
-    /// The version that the replica has reached.
+    /// Returns the version that the replica has reached.
     fn reached(&self, target: &Target) -> u64 {
         self.lagging(target).map_or(self.world.version, |(_, version)| version)
     }
 
-    /// The changes that the replica has seen.
+    /// Returns the number of changes that the replica has seen.
     fn known(&self, target: &Target) -> usize {
         self.lagging(target).map_or(self.world.changes.len(), |(changes, _)| changes)
     }

@@ -1,4 +1,4 @@
-//! Draws what happens to a Kubernetes API.
+//! Script of a Kubernetes API.
 
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
@@ -16,28 +16,28 @@ use crate::source_checker::{
 pub(crate) struct Setup {
     pub(super) initial_events: InitialEvents,
     pub(super) ignores_limit: bool,
-    /// A list that is not paged takes too long.
+    /// True if a list without pages takes too long.
     pub(super) needs_pages: bool,
     pub(super) sends_bookmarks: bool,
     pub(super) is_built_in: bool,
     pub(super) is_cluster_readable: bool,
-    /// The namespaces that the source is configured with, each with a watch of its own; none for all with one watch.
+    /// Configured namespaces of the source, each with its own watch; empty for one watch of all.
     pub(super) namespaces: &'static [&'static str],
     pub(super) selection: Selection,
     pub(super) versions: Versions,
-    /// The source is configured to count versions itself, which it has to where they are decimals without an order.
+    /// True if the source is configured to count versions itself, as it must be if they are decimals without an order.
     pub(super) has_opaque_versions: bool,
-    /// Only requests with the configured selector are allowed.
+    /// True if only requests with the configured selector are allowed.
     pub(super) needs_selector: bool,
-    /// The source requests metadata only, of an API that knows this, or not.
+    /// None for whole objects. Otherwise the source requests metadata only; true if the API supports that.
     pub(super) metadata: Option<bool>,
     pub(super) page_size: Option<u32>,
     pub(super) token: Option<TokenEnd>,
-    /// The API server and the source show each other certificates.
+    /// True if the API server and the source authenticate each other with certificates.
     pub(super) has_certificates: bool,
 }
 
-/// The end of the file of a token.
+/// Text at the end of the token file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TokenEnd {
     Nothing,
@@ -48,47 +48,47 @@ pub(crate) enum TokenEnd {
 pub(crate) enum Step {
     Put(&'static str, u32),
     Delete(Vec<&'static str>),
-    /// The objects of one lease end at one version.
+    /// Expires the objects of one lease, all at one version.
     Expire(Vec<&'static str>),
-    /// Objects of one lease are written, and end at one version.
+    /// Writes objects of one lease, and expires them at one version.
     Lease(Vec<&'static str>),
     DeleteAll,
-    /// Writes of other kinds raise the version.
+    /// Writes objects of other kinds, which raises the version by this number.
     Elsewhere(u64),
-    /// Pages of older versions are gone.
+    /// Removes the pages of older versions.
     Compact,
     Network(NetworkFault),
-    /// Another API server takes over: its watch cache begins now.
+    /// Lets another API server take over, whose watch cache begins now.
     Restart,
-    /// The same, of a version that has other defaults.
+    /// The same, with a new release that has other defaults.
     Upgrade(Form),
-    /// The CRD is changed: objects have other bytes at the same version.
+    /// Changes the CRD, so that objects have other bytes at the same version.
     Crd(Form),
-    /// The CRD is deleted with all objects, and created again.
+    /// Deletes the CRD with all objects, and creates it again.
     CrdAnew,
-    /// The version of the CRD is not served until it is healed.
+    /// Stops serving the CRD's version until it is healed.
     CrdNotServed,
     Restore(Restore),
-    /// The replica sees nothing more: the only one, or the one that answers what is requested of this namespace. With a number
-    /// another one takes over, which is so many changes behind.
+    /// Stops the replica from seeing changes: the only one, or the one for this namespace. With a number, another one takes over,
+    /// which lags by so many changes.
     Lag(Option<&'static str>, usize),
     Once(Answer),
     Standing(Answer),
-    /// An ERROR in the watch.
+    /// Sends an ERROR in the watch.
     InBand(u16, &'static str),
-    /// The time of a watch is over between two changes of one version.
+    /// Ends the time of a watch between two changes of one version.
     CloseInside(Vec<&'static str>),
-    /// Watches are closed: all, or those of this namespace.
+    /// Closes watches: all, or those of this namespace.
     CloseWatches(Option<&'static str>),
-    /// Another API server takes over what is requested of this namespace: its watch cache begins now.
+    /// Lets another API server take over the requests of this namespace; its watch cache begins now.
     RestartOf(&'static str),
-    /// Watches have expired, and the initial events of the next one do not come.
+    /// Expires the watches, and withholds the initial events of the next one.
     Stall,
-    /// The token and the certificates are renewed, and the files with them. What is open is cut, or goes on.
+    /// Renews the token and the certificates, together with the files. Open connections are cut, or continue.
     CredentialsRenewed {
         is_cut: bool,
     },
-    /// The same; the files follow when it is healed.
+    /// The same, but the files follow only when it is healed.
     CredentialsEnd {
         is_cut: bool,
     },
@@ -96,16 +96,16 @@ pub(crate) enum Step {
 
 #[derive(Debug, Clone)]
 pub(crate) struct Restore {
-    /// Versions that are lost.
+    /// Number of lost versions.
     pub(super) back: u64,
-    /// What was lost is written again, at the same versions and with other bytes.
+    /// True if the lost changes are written again, at the same versions and with other bytes.
     pub(super) repeats: bool,
-    /// Writes of the new history while the source is away: below, at or beyond the lost version.
+    /// Number of writes of the new history while the source is disconnected: below, at or beyond the lost version.
     pub(super) ahead: u32,
-    /// Versions that other kinds take meanwhile.
+    /// Number of versions that other kinds use meanwhile.
     pub(super) elsewhere: u64,
     pub(super) has_another_uid: bool,
-    /// The API servers are stopped before and not killed: they close their watches. What is requested waits for the new ones.
+    /// True if the API servers are stopped first, and not killed: they close their watches, and requests wait for the new ones.
     pub(super) stops: bool,
 }
 
@@ -164,7 +164,7 @@ impl UpstreamSetup for Setup {
             1 => Just((Unordered, true)),
         ];
         let often = || rarely().prop_map(|is_so| !is_so);
-        // Whether an API ignores the limit, and whether it cannot do without.
+        // First, true if the API ignores the limit; second, true if it needs one.
         let limit = select(vec![(true, false), (true, false), (false, false), (false, true)]);
         let token = select(vec![None, None, Some(TokenEnd::Nothing), Some(TokenEnd::Newline)]);
         (
@@ -184,7 +184,7 @@ impl UpstreamSetup for Setup {
                     sends_bookmarks,
                     is_built_in,
                     is_cluster_readable,
-                    // Versions that cannot be compared are those of one watch.
+                    // Versions that cannot be compared are valid in one watch only.
                     namespaces: if versions == Decimal && !is_opaque { namespaces } else { &[] },
                     selection,
                     versions,
@@ -227,7 +227,7 @@ impl UpstreamSetup for Setup {
 
 impl UpstreamStep for Step {
     fn any_write() -> BoxedStrategy<Self> {
-        // Some are red under one form only.
+        // Some objects are red under one form only.
         let number = prop_oneof![2 => 0_u32..100, 1 => (0_u32..16).prop_map(|number| 6 * number + 3)];
         prop_oneof![
             10 => (select(&KEYS[..]), number).prop_map(|(key, number)| Self::Put(key, number)),

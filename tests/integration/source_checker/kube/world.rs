@@ -1,4 +1,4 @@
-//! The objects of one kind in a Kubernetes cluster, at every version, as a script changes them.
+//! Objects of one kind in a Kubernetes cluster, at every version, as a script changes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,23 +6,23 @@ use serde_json::json;
 
 use crate::source_checker::upstream::{Fact, Key, Truth};
 
-/// Everything that has happened.
+/// All changes of the objects.
 #[derive(Debug, Clone)]
 pub(crate) struct World {
-    /// The changes of the present history, in order. Those of one lease have one version.
+    /// Changes of the current history, in order. Those of one lease have the same version.
     pub(crate) changes: Vec<Change>,
     pub(crate) version: u64,
     pub(crate) versions: Versions,
-    /// Restores so far: the version that each went back to, and its number. What came after is another history's.
+    /// Restores so far: the version of each, and its number. Later versions belong to another history.
     restores: Vec<(u64, u64)>,
-    /// How the API writes an object.
+    /// Form in which the API writes an object.
     pub(crate) form: Form,
     pub(crate) selection: Selection,
-    /// Only the metadata of objects is followed.
+    /// True if the source follows only the metadata.
     is_partial: bool,
     pub(crate) deleted: BTreeSet<Key>,
     uids: u64,
-    /// The changes that restores have undone.
+    /// Changes that restores have undone.
     undone: Vec<Change>,
 }
 
@@ -34,35 +34,35 @@ pub(crate) struct Change {
     pub(crate) state: Option<Stored>,
 }
 
-/// An object as it is stored.
+/// Object as it is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stored {
     pub(crate) uid: String,
     pub(crate) number: u32,
 }
 
-/// What defaults, pruning and conversion make of an object that is stored. It changes without a new version.
+/// Result of defaults, pruning and conversion for a stored object. It changes without a new version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Form {
-    /// A default for a field that is not stored.
+    /// Default for a field that is not stored.
     pub(crate) default: Option<u32>,
-    /// A field is pruned.
+    /// True if a field is pruned.
     pub(crate) is_pruned: bool,
-    /// The selectable field has another value for the same object.
+    /// True if the selectable field has another value for the same object.
     pub(crate) is_recoloured: bool,
 }
 
-/// How the API writes its versions.
+/// Form of the API's versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Versions {
     Decimal,
-    /// Of no form that anybody knows; each of another history is another one.
+    /// Text of an unknown form, different in each history.
     Text,
-    /// Decimals in no order; each of another history is another one.
+    /// Decimals in no order, different in each history.
     Unordered,
 }
 
-/// The selector that the source is configured with.
+/// Selector with which the source is configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Selection {
     All,
@@ -74,7 +74,7 @@ pub(crate) enum Selection {
     Name,
 }
 
-/// What one change means for a selection.
+/// Event of one change for a selection.
 pub(crate) enum Told {
     Added(String),
     Modified(String),
@@ -97,7 +97,7 @@ impl World {
         }
     }
 
-    /// Creates or updates an object, at a version of its own.
+    /// Creates or updates an object, at a new version.
     pub(crate) fn put(&mut self, key: &Key, number: u32) {
         self.version += 1;
         let uid = if let Some((_, stored)) = self.state(usize::MAX).get(key) {
@@ -111,7 +111,7 @@ impl World {
         self.changes.push(Change { version: self.version, key: key.clone(), state });
     }
 
-    /// Deletes objects, each at a version of its own, or all at one version as those of a lease that ends.
+    /// Deletes objects, each at a new version, or all at one version like those of an expired lease.
     pub(crate) fn delete(&mut self, keys: &[Key], is_at_once: bool) {
         let present = self.state(usize::MAX);
         let mut keys: Vec<&Key> = keys.iter().filter(|key| present.contains_key(*key)).collect();
@@ -127,7 +127,7 @@ impl World {
         }
     }
 
-    /// Forgets what came after a version, as a cluster does that is restored from a backup, and returns it.
+    /// Removes all changes after a version, as a restore from a backup does, and returns them.
     pub(crate) fn restore(&mut self, version: u64) -> Vec<Change> {
         let lost: Vec<Change> = self.changes.extract_if(.., |change| change.version > version).collect();
         self.undone.extend_from_slice(&lost);
@@ -138,7 +138,7 @@ impl World {
         lost
     }
 
-    /// Writes what was lost again, at the same versions as far as that can be, and with other numbers.
+    /// Writes the lost changes again, as far as possible at the same versions, and with other numbers.
     pub(crate) fn repeat(&mut self, lost: &[Change]) {
         for Change { version, key, state } in lost {
             if let Some(stored) = state {
@@ -148,7 +148,7 @@ impl World {
         }
     }
 
-    /// Returns what the API calls a version.
+    /// Returns the API's text of a version.
     pub(crate) fn text_of(&self, version: u64) -> String {
         let restores = self.restores.iter().rev().find(|(to, _)| *to < version).map_or(0, |(_, number)| *number);
         match self.versions {
@@ -158,7 +158,7 @@ impl World {
         }
     }
 
-    /// Returns the version that the API calls so, if it is of the present history.
+    /// Parses a version, if it is one of the current history.
     pub(crate) fn version_of(&self, text: &str) -> Option<u64> {
         let version = match self.versions {
             Versions::Decimal => return text.parse().ok(),
@@ -168,10 +168,10 @@ impl World {
         Some(version).filter(|version| self.text_of(*version) == text)
     }
 
-    /// Moves on from a version at which the same was done before a restore: such a change is the last known one, as far as a
-    /// watch can show, and nobody can tell the histories apart by it.
+    /// Skips a version at which the same change was made before a restore: a watch would show that change as the last known one,
+    /// and no source could distinguish the histories.
     fn skip_repetition(&mut self, key: &Key, state: Option<&Stored>) {
-        // All that can be seen of a number in the metadata is the label.
+        // In the metadata only the label depends on the number.
         let visible = |stored: &Stored| {
             let number = if self.is_partial { u32::from(is_blue(stored.number)) } else { stored.number };
             (stored.uid.clone(), number)
@@ -189,7 +189,7 @@ impl World {
         self.version = (self.version..=last).find(|version| !is_repeated(*version)).unwrap_or(last);
     }
 
-    /// Every object after so many changes, and the version of its last change.
+    /// Returns every object after so many changes, and the version of its last change.
     pub(crate) fn state(&self, changes: usize) -> BTreeMap<Key, (u64, Stored)> {
         let mut state = BTreeMap::new();
         for Change { version, key, state: changed } in self.changes.iter().take(changes) {
@@ -201,7 +201,7 @@ impl World {
         state
     }
 
-    /// The objects that the selector selects.
+    /// Returns the objects that match the selector.
     pub(crate) fn selected(&self, changes: usize) -> BTreeMap<Key, (u64, Stored)> {
         let mut state = self.state(changes);
         state.retain(|key, (_, stored)| self.selects(key, stored));
@@ -216,7 +216,7 @@ impl World {
         self.selected(changes).into_iter().map(fact).collect()
     }
 
-    /// What a watch tells of a change, if anything.
+    /// Returns the watch event of a change, if there is one.
     pub(crate) fn told(&self, at: usize) -> Option<Told> {
         let Change { version, key, state } = &self.changes[at];
         let before = self.state(at).remove(key).map(|(_, stored)| stored);
@@ -230,7 +230,7 @@ impl World {
         }
     }
 
-    /// An object as the API writes it; the items of a list of a built-in kind have no type.
+    /// Returns an object as the API writes it; the items of a built-in kind's list have no type.
     pub(crate) fn object(&self, key: &Key, version: u64, stored: &Stored, is_typed: bool) -> String {
         let Stored { uid, number } = stored;
         let version = self.text_of(version);
@@ -264,7 +264,7 @@ impl World {
     }
 }
 
-/// Returns whether the label of an object with this number is blue.
+/// Returns true if the label of an object with this number is blue.
 fn is_blue(number: u32) -> bool {
     number.is_multiple_of(3)
 }

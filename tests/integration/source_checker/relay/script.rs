@@ -1,4 +1,4 @@
-//! Draws what happens to a chain of servers.
+//! Script of a chain of servers.
 
 use proptest::{collection::vec, prelude::*, sample::select};
 
@@ -7,14 +7,14 @@ use crate::source_checker::{
     upstream::{UpstreamSetup, UpstreamStep},
 };
 
-/// Which server each link leads to.
+/// Server to which each link leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
-    /// The origin.
+    /// Index of the origin.
     pub(super) origin: usize,
-    /// There is a relay in between.
+    /// True if there is a relay in between.
     pub(super) is_chain: bool,
-    /// Both origins are behind one address: each connection leads to the other one.
+    /// True if both origins are behind one address: connections alternate between them.
     pub(super) is_shared: bool,
 }
 
@@ -30,35 +30,35 @@ pub(crate) enum Step {
     Write(Vec<(&'static str, Option<u32>)>),
     DeleteAll,
     Elsewhere,
-    /// A compaction, and a cut between the cluster and the origins: they list again, which is one batch.
+    /// A compaction, and a cut between the cluster and the origins: they relist, which is one batch.
     Relist,
-    /// A fault of the link to the relay that is checked.
+    /// A fault of the link to the checked relay.
     Down(NetworkFault),
     /// A fault of the link to the relay in between.
     Middle(NetworkFault),
     /// A fault of the link from the cluster to an origin.
     Up(usize, NetworkFault),
-    /// A server is killed and started again, with or without its state.
+    /// Kills a server and starts it again, with or without its state.
     RestartOrigin {
         keeps_state: bool,
     },
     RestartBetween {
         keeps_state: bool,
     },
-    /// The cluster is restored: revisions that are lost, and transactions of the new history.
+    /// Restores the cluster: the number of lost revisions, and that of the new history's transactions.
     Restore {
         back: i64,
         ahead: i64,
     },
-    /// The same while the origins are down, which start again with or without their state.
+    /// The same while the origins are down; they start again with or without their state.
     RestoreUnderRestart {
         back: i64,
         ahead: i64,
         keeps_state: bool,
     },
-    /// The member of the cluster that an origin follows applies nothing more, and the links may lead to it or to both origins.
+    /// The cluster member of an origin applies nothing more, and the links may change to it or to both origins.
     Lag(usize, Shape),
-    /// The links lead elsewhere.
+    /// Changes the links.
     Reorder(Shape),
 }
 
@@ -72,7 +72,7 @@ fn any_shape() -> impl Strategy<Value = Shape> {
     })
 }
 
-/// Revisions that are lost, and those that come instead: often as many, so that the same objects have the same revisions again.
+/// Draws the numbers of lost and of new revisions: often equal, so that the same objects have the same revisions again.
 fn any_restore() -> impl Strategy<Value = (i64, i64)> {
     prop_oneof![3 => (0_i64..8, 0_i64..12), 1 => (2_i64..8).prop_map(|back| (back, back))]
 }

@@ -1,9 +1,8 @@
-//! Carries out a script on a real named pipe or file, and computes from the script alone which objects there are.
+//! Pipe under test: executes a script on a real named pipe or file, and computes the objects from the script alone.
 //!
-//! The rules of the truth are those that the server documents for its users: the objects are those that the events add up
-//! to; what is no event is not applied, and reading resumes at the next line that begins with `{`; an event within which its
-//! writer ends is not applied; and of the objects that there were before a writer, those that its initial events do not
-//! confirm are deleted.
+//! The rules are those of the documentation: the objects are the sum of the events; bytes that are no event are not applied, and
+//! reading resumes at the next line that begins with `{`; an incomplete event at the end of a writer is not applied; and objects
+//! from before a writer that its initial events do not confirm are deleted.
 
 use std::{
     collections::BTreeSet,
@@ -22,31 +21,31 @@ use crate::source_checker::{
     timeline::{Objects, Timeline},
 };
 
-/// A pipe or a file, and the truth of what was written to it.
+/// Pipe or file, and the truth of what was written to it.
 pub(crate) struct Pipe {
     directory: TempDir,
     pub(crate) truth: Timeline,
-    /// The objects of earlier writers that the present one has not confirmed.
+    /// Objects of earlier writers that the current one has not confirmed.
     unconfirmed: BTreeSet<String>,
     objects: Objects,
     next_value: u64,
     writer: Option<Open>,
 }
 
-/// A writer that has the pipe open.
+/// Writer that has the pipe open.
 struct Open {
     file: File,
     pace: Pace,
     turn: usize,
-    /// Since when nothing was written, and the longest such time so far.
+    /// Time of the last write, and the longest pause between two writes so far.
     last_write: Instant,
     longest_gap: Duration,
 }
 
-/// The object that quiet points change.
+/// Object that quiet points change.
 const MARKER: &str = "zz-marker";
 
-/// More than an object may have.
+/// Size above the limit of an object, in bytes.
 const TOO_LARGE: usize = (3 << 20) + (128 << 10);
 
 // === impl Pipe ===
@@ -58,7 +57,7 @@ impl Pipe {
         pipe
     }
 
-    /// A file, which is empty yet.
+    /// Returns an empty file.
     pub(crate) fn new_file() -> Self {
         let pipe = Self::new();
         fs::write(pipe.path(), "").unwrap();
@@ -88,22 +87,22 @@ impl Pipe {
         self.unconfirmed = self.objects.keys().cloned().collect();
     }
 
-    /// The writer ends.
+    /// Ends the writer.
     pub(crate) fn close(&mut self) {
         self.writer = None;
     }
 
-    /// The longest time in which the writer wrote nothing.
+    /// Returns the longest time in which the writer wrote nothing.
     pub(crate) fn longest_gap(&self) -> Duration {
         self.writer.as_ref().map_or(Duration::ZERO, |open| open.longest_gap)
     }
 
-    /// The objects that there are, in order.
+    /// Returns the names of all objects, in order.
     pub(crate) fn names(&self) -> Vec<String> {
         self.objects.keys().cloned().collect()
     }
 
-    /// Writes an initial event: an object as it is, or with another body.
+    /// Writes an initial event: an object unchanged, or with another body.
     pub(crate) fn repeat(&mut self, name: &str, is_changed: bool) {
         let known = self.objects.get(name).filter(|_| !is_changed).cloned();
         let body = known.unwrap_or_else(|| self.body(name, Shape::Line));
@@ -118,7 +117,7 @@ impl Pipe {
         );
     }
 
-    /// From now on what the writer has not confirmed is deleted.
+    /// Deletes from the truth all objects that the writer has not confirmed.
     pub(crate) fn delete_unconfirmed(&mut self) {
         for name in std::mem::take(&mut self.unconfirmed) {
             self.objects.remove(&name);
@@ -126,7 +125,7 @@ impl Pipe {
         self.truth.becomes(self.objects.clone());
     }
 
-    /// Writes a change that everybody can wait for.
+    /// Writes a change that every client can wait for.
     pub(crate) fn mark(&mut self) {
         let body = self.body(MARKER, Shape::Line);
         self.put(MARKER, &body, "MODIFIED", Shape::Line);
@@ -161,7 +160,7 @@ impl Pipe {
         }
     }
 
-    /// Writes what an API server writes when a watch has become too old.
+    /// Writes the ERROR of an API server whose watch has expired.
     pub(crate) fn error(&mut self) {
         self.write(
             b"{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"message\":\"too old\",\"reason\":\"Expired\",\"code\":410}}\n",
@@ -174,8 +173,8 @@ impl Pipe {
         self.write(text.as_bytes());
     }
 
-    /// The beginning of an event. With `is_followed`, not up to where a value may begin: an event there is one with the next
-    /// line's, as the server documents.
+    /// Returns the beginning of an event. With `is_followed` it does not end where a value may begin: there it would form one
+    /// event with the next line, as documented.
     fn torn(&mut self, percent: usize, is_followed: bool) -> String {
         let body = self.body("torn", Shape::Line);
         let event = format!("{{\"type\":\"ADDED\",\"object\":{body}}}");
@@ -205,7 +204,7 @@ impl Pipe {
                 format!(r#"{{"type":"ADDED","object":{{"metadata":{{"name":"o1"}},"x":"{filler}"}}}}"#).into_bytes()
             }
         };
-        // On a line of its own, whatever was before it.
+        // On a line of its own, after any text.
         self.write(b"\n");
         self.write_at_once(&line);
         self.write(b"\n");
@@ -227,7 +226,7 @@ impl Pipe {
         self.write(text.as_bytes());
     }
 
-    /// A body that no object had before.
+    /// Returns a body that no object had before.
     fn body(&mut self, name: &str, shape: Shape) -> String {
         self.next_value += 1;
         let value = self.next_value;
@@ -244,7 +243,7 @@ impl Pipe {
         }
     }
 
-    /// Writes bytes in the pieces that the writer's pace cuts.
+    /// Writes bytes in pieces, as the writer's pace cuts them.
     fn write(&mut self, bytes: &[u8]) {
         let Some(open) = &mut self.writer else { return };
         let mut rest = bytes;
@@ -261,7 +260,7 @@ impl Pipe {
         }
     }
 
-    /// Writes many bytes without a pace.
+    /// Writes many bytes at once, regardless of the pace.
     fn write_at_once(&mut self, bytes: &[u8]) {
         if bytes.len() < 4096 {
             return self.write(bytes);

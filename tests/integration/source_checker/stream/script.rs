@@ -1,4 +1,4 @@
-//! Draws the history of one stream: the writers that follow each other, what they write, and how their bytes are cut.
+//! Script of one stream: its consecutive writers, what they write, and how their bytes are cut.
 
 use proptest::{collection::vec, prelude::*, sample::select};
 
@@ -7,7 +7,7 @@ use proptest::{collection::vec, prelude::*, sample::select};
 pub(crate) struct Script {
     pub(crate) seed: u64,
     pub(crate) input: Input,
-    /// Each writer begins with all objects; or else it writes changes alone.
+    /// True if each writer begins with all objects; otherwise it writes changes only.
     pub(crate) confirms: bool,
     pub(crate) writers: Vec<Writer>,
 }
@@ -15,39 +15,39 @@ pub(crate) struct Script {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Input {
     Pipe,
-    /// A file that is whole when the source starts: what the first writer writes.
+    /// File that is complete when the source starts, with what the first writer writes.
     File,
 }
 
-/// One process that writes to the pipe.
+/// Process that writes to the pipe.
 #[derive(Debug, Clone)]
 pub(crate) struct Writer {
     pub(crate) begin: Begin,
     pub(crate) events: Vec<Piece>,
     pub(crate) end: End,
-    /// The next writer waits until the end is noticed.
+    /// True if the next writer waits until the server has noticed the end.
     pub(crate) is_noticed: bool,
     pub(crate) pace: Pace,
 }
 
-/// What a writer says of the objects that there are when it begins.
+/// Initial events of a writer, about the objects that exist when it begins.
 #[derive(Debug, Clone)]
 pub(crate) enum Begin {
-    /// All of them, as `kubectl get --watch` does, and perhaps the bookmark that ends the initial events. A part of the
-    /// objects has other bodies.
+    /// All objects, as `kubectl get --watch` writes them, and perhaps the bookmark that ends the initial events. Some of the
+    /// objects have other bodies.
     All { has_end: bool, changed: Vec<bool> },
-    /// Those that are still there: an object that is not among them was deleted meanwhile.
+    /// The objects that still exist: the others were deleted meanwhile.
     Part { has_end: bool, kept: Vec<bool> },
-    /// None of them. With the bookmark that ends the initial events, all were deleted meanwhile; without, the first event
-    /// that is not one of them says so.
+    /// No objects. The bookmark that ends the initial events shows that all were deleted meanwhile; without it, the first event
+    /// that is not one of them shows it.
     None { has_end: bool },
-    /// It writes nothing that is an event of an object, and ends.
+    /// No event of an object; then the writer ends.
     Silent(Silence),
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Silence {
-    /// It opens the pipe and closes it.
+    /// Opens the pipe and closes it.
     Nothing,
     Error,
     Garbage(Garbage),
@@ -69,7 +69,7 @@ pub(crate) enum Piece {
     Bookmark,
     Error,
     Garbage(Garbage),
-    /// An event that breaks off at this percentage, and a new line.
+    /// Event that breaks off at this percentage, and a new line.
     Torn(usize),
     Pause(u64),
     Quiet,
@@ -78,7 +78,7 @@ pub(crate) enum Piece {
 // === impl Begin ===
 
 impl Begin {
-    /// The kind under which it is counted.
+    /// Returns the kind under which it is counted.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::All { .. } => "writer that repeats everything",
@@ -92,7 +92,7 @@ impl Begin {
 // === impl Piece ===
 
 impl Piece {
-    /// The kind under which it is counted.
+    /// Returns the kind under which it is counted.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Put { .. } => "put",
@@ -107,12 +107,12 @@ impl Piece {
     }
 }
 
-/// How an event is laid out.
+/// Layout of an event.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Shape {
-    /// One to a line.
+    /// One per line.
     Line,
-    /// Directly after the one before, and directly before the one after it.
+    /// Directly between its neighbours.
     Joined,
     /// Over several lines.
     Pretty,
@@ -127,31 +127,31 @@ pub(crate) enum Garbage {
     NoType,
     UnknownType,
     NoName,
-    /// An event whose text is no UTF-8.
+    /// Event whose text is not UTF-8.
     NotUtf8,
-    /// Brackets that nobody closes.
+    /// Brackets that are never closed.
     Deep,
-    /// An event larger than an object may be.
+    /// Event larger than the limit of an object.
     Huge,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum End {
     Clean,
-    /// Within an event, at this percentage.
+    /// Inside an event, at this percentage.
     Torn(usize),
 }
 
-/// How the bytes are cut into writes.
+/// Cuts of the bytes into writes.
 #[derive(Debug, Clone)]
 pub(crate) struct Pace {
-    /// In bytes; one after the other, and again.
+    /// Sizes in bytes, used in turn and then again.
     pub(crate) sizes: Vec<usize>,
-    /// Between writes, in microseconds.
+    /// Pause between writes, in microseconds.
     pub(crate) gap: u64,
 }
 
-/// The objects of a history.
+/// Number of objects of a history.
 pub(crate) const OBJECTS: usize = 6;
 
 fn garbage() -> impl Strategy<Value = Garbage> {
@@ -212,7 +212,7 @@ fn writer() -> impl Strategy<Value = Writer> {
     )
 }
 
-/// Any history.
+/// Returns any history.
 pub(crate) fn any_script() -> impl Strategy<Value = Script> {
     let input = prop_oneof![6 => Just(Input::Pipe), 1 => Just(Input::File)];
     let confirms = prop::bool::weighted(0.85);

@@ -1,4 +1,4 @@
-//! What happens to the directory as a whole: it goes away, and comes back as it was, changed, or as another one.
+//! Outages of the directory as a whole: it is removed, and restored unchanged, changed, or as another one.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use crate::source_checker::{
 };
 
 impl Directory {
-    /// Takes the directory away.
+    /// Removes the directory.
     pub(crate) fn leave(&mut self, outage: &Outage, patience: &Patience) -> Result<(), TooSlow> {
         let (root, aside) = (self.root(), self.base.path().join("aside"));
         let began = Instant::now();
@@ -33,7 +33,7 @@ impl Directory {
         if outage.is_removed && began.elapsed() > patience.remove { Err(TooSlow) } else { Ok(()) }
     }
 
-    /// Puts a directory in the place of the one that was taken away.
+    /// Puts a directory in the place of the removed one.
     pub(crate) fn come_back(&mut self, outage: &Outage, patience: &Patience) -> Result<(), TooSlow> {
         (self.is_unsettled, self.is_another) = (true, true);
         let (root, aside) = (self.root(), self.base.path().join("aside"));
@@ -85,7 +85,7 @@ impl Directory {
         if is_timely { Ok(()) } else { Err(TooSlow) }
     }
 
-    /// The directory that comes has nothing of the one before.
+    /// Removes all files: the next directory shares nothing with the previous one.
     fn clear(&mut self) {
         self.files.clear();
         self.volumes.clear();
@@ -100,8 +100,8 @@ impl Directory {
         }
     }
 
-    /// Writes these files where the source can see each at once, with this time between them. The longest time from one to the
-    /// next.
+    /// Writes these files where the source can see each at once, with this pause between them. Returns the longest time between
+    /// two of them.
     fn fill(&mut self, root: &Path, contents: &[Content], gap: Duration) -> Duration {
         let before = self.truth.current().clone();
         let (mut began, mut longest) = (Instant::now(), Duration::ZERO);
@@ -111,7 +111,7 @@ impl Directory {
                 pause(gap);
             }
             self.write_all(root, std::slice::from_ref(content));
-            // What is in no file yet is kept until the directory is known.
+            // The server keeps objects that are in no file yet, until it has read the directory.
             self.becomes_with(before.clone());
             longest = longest.max(began.elapsed());
             began = Instant::now();
@@ -142,8 +142,8 @@ impl Directory {
         fs::remove_dir(self.root()).unwrap();
     }
 
-    /// The files that there are, with the first object of each in the next one, if it has several. The last one is in a new file.
-    /// Of files that are only in volumes there is a new one.
+    /// Returns the current files, with the first object of each in the next one, if it has several. The last one is in a new
+    /// file. If all files are in volumes, returns a single new file.
     fn dealt(&self) -> Vec<Content> {
         let document = |(name, _): &(String, String)| Document { object: name[1..].parse().unwrap(), is_new: false };
         let (mut dealt, mut moved) = (Vec::new(), None);
@@ -165,7 +165,7 @@ impl Directory {
     }
 }
 
-/// The one file of a directory that has no other: without any it counts as unavailable.
+/// Returns the single file of a directory without others: a directory without files counts as unavailable.
 fn new_file() -> Content {
     Content { file: 0, documents: vec![Document { object: 0, is_new: true }], is_list: false }
 }

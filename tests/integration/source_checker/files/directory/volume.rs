@@ -12,7 +12,7 @@ use crate::source_checker::{
 };
 
 impl Directory {
-    /// Writes a volume anew, as often as it says.
+    /// Writes a volume anew, as often as the step says.
     pub(crate) fn swap(&mut self, swap: &Swap) {
         for _ in 0..swap.repeats {
             self.swap_once(swap);
@@ -40,7 +40,7 @@ impl Directory {
         for (at, (_, body)) in objects.iter().enumerate() {
             fs::write(below.join(format!("{at:03}.json")), body).unwrap();
         }
-        // As kubelet's AtomicWriter does it: a link beside, a rename, and the old directory goes.
+        // In the order of kubelet's AtomicWriter: a new link, a rename, and the removal of the old directory.
         let data = root.join(shape.data());
         let beside = root.join(format!("..{}_tmp", shape.link()));
         symlink(&directory, &beside).unwrap();
@@ -81,7 +81,7 @@ impl Shape {
         }
     }
 
-    /// The link that is swapped.
+    /// Returns the link that is swapped.
     fn data(self) -> &'static str {
         match self {
             Self::Sub => "..data",

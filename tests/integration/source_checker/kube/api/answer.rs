@@ -1,4 +1,4 @@
-//! Answers, and the lines of a watch, as kube-apiserver writes them.
+//! Answers, and the lines of a watch, in the form of kube-apiserver.
 
 use std::time::{Duration, SystemTime};
 
@@ -45,7 +45,7 @@ pub(super) fn failure(code: u16, retry_after: RetryAfter, reason: &str, text: &s
     response.body(Body::from(status.to_string())).unwrap()
 }
 
-/// As RFC 9110 has it: `Sun, 06 Nov 1994 08:49:37 GMT`.
+/// Formats a date by RFC 9110: `Sun, 06 Nov 1994 08:49:37 GMT`.
 fn http_date(time: SystemTime) -> String {
     const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
     const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];

@@ -7,16 +7,16 @@ use tokio::time::Instant;
 
 use super::{Answer, PATH, RetryAfter};
 
-/// The first of them, and what shows the next ones.
+/// First forbidden request, and the state by which further ones are recognized.
 #[derive(Debug, Default)]
 pub(crate) struct Misdeeds {
     first: Option<String>,
-    /// Several sources of one process know nothing of the answers to each other.
+    /// True if several sources of one process do not share what the API answers.
     has_several: bool,
-    /// No request earlier, by the last answer.
+    /// Earliest time of the next request, by the last answer.
     not_before: Option<Instant>,
     answered_at: Option<Instant>,
-    /// The network was cut, which an answer of the same instant may not outlive, whichever was first.
+    /// Time of a network cut, which may lose an answer of the same instant.
     cut_at: Option<Instant>,
 }
 
@@ -25,17 +25,17 @@ impl Misdeeds {
         Self { has_several, ..Self::default() }
     }
 
-    /// The first request that must not be made.
+    /// Returns the first forbidden request.
     pub(crate) fn first(&self) -> Option<String> {
         self.first.clone()
     }
 
-    /// Another process knows nothing of what this one was answered.
+    /// Resets what the API has answered, which a new process of the source does not have.
     pub(crate) fn has_new_process(&mut self) {
         self.not_before = None;
     }
 
-    /// Takes note of a cut: answers of this instant may not come.
+    /// Records a cut: answers of this instant may be lost.
     pub(crate) fn lose_answers(&mut self) {
         self.cut_at = Some(Instant::now());
         if self.answered_at == Some(Instant::now()) {
@@ -43,12 +43,12 @@ impl Misdeeds {
         }
     }
 
-    /// A request without the selector, which alone is allowed.
+    /// Records a request without the selector, which is forbidden.
     pub(super) fn note_forbidden(&mut self, uri: &Uri) {
         self.first.get_or_insert(format!("{uri} was requested, and only requests with the selector are allowed"));
     }
 
-    /// A request and the answer to it, if that was drawn.
+    /// Records a request, and its answer if that was drawn.
     pub(super) fn note(&mut self, uri: &Uri, answer: Option<Answer>) {
         if !uri.path().starts_with(PATH) && uri.path() != "/api/v1/namespaces/kube-system" || self.has_several {
             return;
@@ -62,7 +62,7 @@ impl Misdeeds {
             _ if self.cut_at == self.answered_at => None,
             RetryAfter::None => None,
             RetryAfter::Seconds(seconds) => Some(Instant::now() + Duration::from_secs(seconds)),
-            // A date has no fraction of a second.
+            // A date has no fractions of a second.
             RetryAfter::Date(seconds) => Some(Instant::now() + Duration::from_secs(seconds - 1)),
         };
     }

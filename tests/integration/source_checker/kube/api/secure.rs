@@ -14,7 +14,7 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use super::Api;
 
-/// What one authority has signed, for the API server and for a client; nothing that another one has signed is accepted.
+/// Certificates of one authority, for the API server and for a client; those of another authority are rejected.
 #[derive(Clone)]
 pub(crate) struct Certificates {
     config: Arc<ServerConfig>,
@@ -22,7 +22,7 @@ pub(crate) struct Certificates {
     client: (String, String),
 }
 
-/// Connections of clients that have been accepted.
+/// Listener for accepted connections of clients.
 pub(super) struct SecureListener {
     address: SocketAddr,
     accepted: mpsc::Receiver<TlsStream<TcpStream>>,
@@ -79,7 +79,7 @@ impl SecureListener {
         let (sender, accepted) = mpsc::channel(1);
         let mut accepting = JoinSet::new();
         accepting.spawn(async move {
-            // A client that says nothing holds nobody up.
+            // A silent client does not block the others.
             let mut handshakes = JoinSet::new();
             loop {
                 let (stream, _) = listener.accept().await.unwrap();

@@ -1,16 +1,16 @@
-//! The objects that a request is about.
+//! Objects of a request.
 
 use super::{PATH, PLURAL, Query};
 use crate::source_checker::{kube::partial, upstream::Key};
 
-/// Which objects a request is about.
+/// Objects that a request is about.
 pub(super) struct Target {
     pub(super) namespace: Option<String>,
     pub(super) name: Option<String>,
-    /// One object by its path.
+    /// True for one object by its path.
     pub(super) is_one: bool,
     pub(super) has_selector: bool,
-    /// Of the objects, only their metadata.
+    /// True if only their metadata is requested.
     pub(super) is_metadata: bool,
 }
 

@@ -16,20 +16,20 @@ use super::{
 };
 
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
-/// The last bookmark of a watch.
+/// Time of the last bookmark before the end of a watch.
 const BEFORE_THE_END: Duration = Duration::from_secs(2);
-/// What a watch is asked for.
+/// Parameters of a watch request.
 struct Asked {
     from: u64,
     is_initial: bool,
-    /// It begins with the state, with or without its end.
+    /// Set if it begins with the state, with or without the bookmark that ends it.
     is_state: bool,
     bookmarks: bool,
     end: Instant,
 }
 
 impl Asked {
-    /// When the next bookmark is due: each minute, and two seconds before the end.
+    /// Returns the time of the next bookmark: each minute, and two seconds before the end.
     fn next_mark(&self) -> Instant {
         let (now, last) = (Instant::now(), self.end - BEFORE_THE_END);
         let next = now + BOOKMARK_INTERVAL;
@@ -37,9 +37,9 @@ impl Asked {
     }
 }
 
-/// The beginning of a watch.
+/// Beginning of a watch.
 struct Begun {
-    /// The next change; none yet is the largest number.
+    /// Index of the next change; the largest number if it is not known yet.
     next: usize,
     version: u64,
     generation: u64,
@@ -52,7 +52,7 @@ impl Api {
     pub(super) async fn watch(&self, query: Query, target: Target) -> Response {
         let text = query.get("resourceVersion").map_or("", String::as_str);
         let is_any = matches!(text, "" | "0");
-        // One of another history is older than all that is known.
+        // A version of another history is older than all known ones.
         let asked = if is_any { 0 } else { self.state.lock().world.version_of(text).unwrap_or_default() };
         let wants_initial = query.get("sendInitialEvents").is_some_and(|value| value == "true");
         let mode = self.state.lock().initial_events;
@@ -72,7 +72,7 @@ impl Api {
             self.state.lock().counts.watches += 1;
         }
         if is_initial {
-            // Without a version it is the most recent state, which the replica waits for.
+            // Without a version it is the most recent state, for which the replica waits.
             let version = if text.is_empty() { self.state.lock().world.version } else { asked };
             if !self.reach(version, &target).await {
                 return too_large();
@@ -102,7 +102,7 @@ impl Api {
         Response::builder().header("content-type", "application/json").body(Body::from_stream(lines)).unwrap()
     }
 
-    /// The first lines of a watch, and where it continues.
+    /// Returns the first lines of a watch, and the index from which it continues.
     fn begin(&self, asked: &Asked, target: &Target) -> Begun {
         let mut state = self.state.lock();
         let (known, reached, generation) = (state.known(target), state.reached(target), state.generation(target));
