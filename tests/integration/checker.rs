@@ -84,7 +84,7 @@ struct Totals {
     resumes: u64,
     /// Connections to another server than the previous one.
     moves: u64,
-    /// Those moves that followed the end of a draining server.
+    /// Moves among them that followed the end of a draining server.
     drained: u64,
     relists: u64,
     relist_gaps: u64,

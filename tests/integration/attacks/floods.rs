@@ -101,7 +101,7 @@ fn large_heads(stream: u32) -> Vec<u8> {
     frames.collect()
 }
 
-/// Returns HEADERS of 16 KiB, of which nearly every byte stands for a field of 4 KiB.
+/// Returns HEADERS of 16 KiB, of which nearly every byte encodes a field of 4 KiB.
 fn bomb(stream: u32) -> Vec<u8> {
     const NEWEST_FIELD: u8 = 0x80 | 0x3e;
     let mut block = heads(WATCH);

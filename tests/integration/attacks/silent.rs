@@ -46,9 +46,9 @@ fn idle() -> Vec<Idle> {
     };
     let (opened, half) = (opening(MAX_WINDOW), half_call(1, WATCH));
     let unended = frame(HEADERS, 0, 1, &heads(WATCH));
-    // The head of a frame of 10,000 bytes.
+    // Head of a frame of 10,000 bytes.
     let endless = &frame(HEADERS, 0, 1, &[0; 10_000])[..9];
-    // The head of a message of 1,000 bytes.
+    // Head of a message of 1,000 bytes.
     let message = frame(DATA, 0, 1, &[0, 0, 0, 3, 232]);
     vec![
         grpc("nothing", &[], b"", "preface_timeout"),

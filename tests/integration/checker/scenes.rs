@@ -52,7 +52,7 @@ fn say(count: std::ops::Range<usize>) -> impl Strategy<Value = Step> {
     vec(any_write(), count).prop_map(Step::Say)
 }
 
-/// Opens a client, and reads up to its join.
+/// Returns the steps that open a client, and read up to its join.
 fn opened(place: usize, plan: Plan) -> [Step; 2] {
     [Step::Open(place, plan), Step::Read(place, 9)]
 }
@@ -61,7 +61,7 @@ fn replays_all(plan: &Plan) -> Plan {
     Plan { policy: FullChannelPolicy::Replay, selection: Selection::All, timeout: None, min: None, ..plan.clone() }
 }
 
-/// Two clients of one group.
+/// Draws two clients of one group.
 fn twins() -> Scene {
     let scene = (any_place(), any_plan(), 1_u32..6).prop_map(|(place, plan, length)| {
         let twin = Plan { length, ..plan.clone() };
@@ -70,7 +70,7 @@ fn twins() -> Scene {
     scene.boxed()
 }
 
-/// Two clients of which one has a full queue: it blocks the server for too long, or merges.
+/// Draws two clients of which one has a full queue: it blocks the server for too long, or merges.
 fn one_is_full() -> Scene {
     let policy = select(vec![FullChannelPolicy::Block, FullChannelPolicy::Coalesce]);
     let scene = (any_place(), any_plan(), policy, 1_u32..3, 3_u32..6, [say(2..5), say(1..4)], 1_u64..2500);
@@ -85,7 +85,7 @@ fn one_is_full() -> Scene {
     scene.boxed()
 }
 
-/// Two clients under BLOCK; the server waits for one of them, and then for the other.
+/// Draws two clients under BLOCK; the server waits for one of them, and then for the other.
 fn spends() -> Scene {
     let scene = (any_place(), any_plan(), 1_u32..3, 1_u8..4, [say(4..8), say(3..5), say(3..5)], [1_u64..2000, 1..2500]);
     let scene = scene.prop_map(|(place, plan, length, peer, [first, second, third], [short, long])| {
@@ -110,7 +110,7 @@ fn back_and_past() -> Scene {
     scene.boxed()
 }
 
-/// The history is rewritten while a client reads from it, and the client's version also exists in the new one.
+/// Draws a rewrite of the history while a client reads from it, and the client's version also exists in the new one.
 fn parked_past() -> Scene {
     // The history discards the first of two publish cycles.
     let before = (say(1..3), say(5..8));
@@ -122,7 +122,7 @@ fn parked_past() -> Scene {
     scene.boxed()
 }
 
-/// Large bodies do not fit into one piece, so a batch may be half read when there is no room for its rest.
+/// Draws large bodies: they do not fit into one piece, so a batch may be half read when there is no room for its rest.
 fn torn() -> Scene {
     let scene = (any_place(), any_plan(), vec(any_write(), 4..9), any::<bool>(), say(2..6), say(2..6));
     let scene = scene.prop_map(|(place, plan, writes, is_relist, after, later)| {
@@ -135,7 +135,7 @@ fn torn() -> Scene {
     scene.boxed()
 }
 
-/// Resume from a version that no event has, before a batch of several events.
+/// Draws a resume from a version that no event has, before a batch of several events.
 fn between() -> Scene {
     let scene = (any_place(), any_transaction(), 1_u64..3).prop_map(|(place, transaction, back)| {
         vec![transaction, Step::Resume(place, Whence::Old(back)), Step::Read(place, 3)]
@@ -143,7 +143,7 @@ fn between() -> Scene {
     scene.boxed()
 }
 
-/// Clients resume inside a version that still gets more changes, at one server or the other.
+/// Draws clients that resume inside a version that still gets more changes, at one server or the other.
 fn opens() -> Scene {
     let elsewhere = prop_oneof![2 => Just(None), 1 => Just(Some(Step::Elsewhere))];
     let ends = prop_oneof![
@@ -164,7 +164,7 @@ fn opens() -> Scene {
     scene.boxed()
 }
 
-/// List at the version from which a client resumes, with other bytes at the versions of objects.
+/// Draws a list at the version from which a client resumes, with other bytes at the versions of objects.
 fn converted() -> Scene {
     let convert = select(&KEYS[..]).prop_map(|key| (Write::Convert(key), 0));
     let scene = (any_place(), any_plan(), say(2..5), vec(convert, 2..6));
@@ -176,7 +176,7 @@ fn converted() -> Scene {
     scene.boxed()
 }
 
-/// List without changes, of which a relay learns with the next bookmark.
+/// Draws a list without changes, of which a relay learns with the next bookmark.
 fn unchanged() -> Scene {
     let scene = (any_place(), any_plan(), say(1..3), 2_u64..4).prop_map(|(place, plan, before, step)| {
         let lists =
@@ -190,7 +190,7 @@ fn stall() -> Scene {
     (say(1..5), 100_u64..2500).prop_map(|(say, time)| vec![say, Step::Wait(time)]).boxed()
 }
 
-/// Client under BLOCK that receives few of many events, and reads late.
+/// Draws a client under BLOCK that receives few of many events, and reads late.
 fn quiet() -> Scene {
     let scene = (any_place(), any_plan(), vec(say(2..4), 4..8), say(1..4), vec(say(3..9), 2..4));
     let scene = scene.prop_map(|(place, plan, first, theirs, others)| {
@@ -204,7 +204,7 @@ fn quiet() -> Scene {
     scene.boxed()
 }
 
-/// Merging client during many writes, which may receive its generation in parts.
+/// Draws a merging client during many writes, which may receive its generation in parts.
 fn lags() -> Scene {
     let scene = (any_place(), any_plan(), 1_u32..3, vec((say(2..12), 1_usize..3), 2..5), 0..4_u8, 1_usize..4);
     let scene = scene.prop_map(|(place, plan, length, rounds, end, lost)| {
@@ -224,7 +224,7 @@ fn lags() -> Scene {
     scene.boxed()
 }
 
-/// Merging client, and an object that is created and deleted meanwhile.
+/// Draws a merging client, and an object that is created and deleted meanwhile.
 fn vanishes() -> Scene {
     let scene = (any_place(), any_plan(), select(&KEYS[..]), any_write(), 1_usize..4);
     let scene = scene.prop_map(|(place, plan, key, full, pieces)| {
@@ -238,7 +238,7 @@ fn vanishes() -> Scene {
     scene.boxed()
 }
 
-/// List that a client reads page by page during writes.
+/// Draws a list that a client reads page by page during writes.
 fn paged() -> Scene {
     let scene = (0..CALLS).prop_flat_map(move |place| {
         let between = || prop_oneof![30 => say(1..5), 1 => Just(Step::Elsewhere)];
@@ -251,7 +251,7 @@ fn paged() -> Scene {
     scene.boxed()
 }
 
-/// Client that resumes at another server, from where the draining one has left it.
+/// Draws a client that resumes at another server, from where the draining one has left it.
 fn drained() -> Scene {
     let scene = (any_place(), any_plan(), say(1..8), any::<bool>(), say(1..4), any::<bool>(), say(1..4));
     let scene = scene.prop_map(|(place, plan, before, is_ahead, unread, reads, after)| {
@@ -264,7 +264,7 @@ fn drained() -> Scene {
     scene.boxed()
 }
 
-/// Wait for an event that others write.
+/// Draws a wait for an event that others write.
 fn awaited() -> Scene {
     let write = || prop_oneof![2 => say(1..5), 1 => any_transaction()];
     let scene = (0..CALLS, any_until(), vec((write(), any::<bool>()), 2..6)).prop_map(|(place, until, writes)| {
@@ -275,7 +275,7 @@ fn awaited() -> Scene {
     scene.boxed()
 }
 
-/// Clients and calls of a resource that no server has.
+/// Draws clients and calls of a resource that no server has.
 fn unknown() -> Scene {
     let asks = prop_oneof![any_list(Just(1)), any_until()];
     let scene = (any_place(), any_plan(), 0..CALLS, asks, 0_usize..2).prop_map(|(place, plan, call, asks, then)| {
@@ -284,7 +284,7 @@ fn unknown() -> Scene {
     scene.boxed()
 }
 
-/// List whose snapshot is evicted by others, unless its next page is requested in between.
+/// Draws a list whose snapshot is evicted by others, unless its next page is requested in between.
 fn crowded() -> Scene {
     let scene = (any_list(Just(1)), vec(any_write(), 15..18), 0..2_usize).prop_map(|(list, writes, between)| {
         let query = Query { selection: Selection::All, is_by_index: false };
@@ -298,7 +298,7 @@ fn crowded() -> Scene {
     scene.boxed()
 }
 
-/// List that takes a long time.
+/// Draws a list that takes a long time.
 fn long() -> Scene {
     let any_time = || prop_oneof![2 => 100_000_u64..300_000, 1 => 300_001_u64..302_000];
     let scene = (any_list(Just(1)), any_time(), any_time()).prop_map(|(list, first, second)| {

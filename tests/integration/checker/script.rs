@@ -49,52 +49,52 @@ pub(crate) struct Config {
 
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
-    /// Sends writes in one go.
+    /// Writes, reported in one go.
     Say(Vec<(Write, u64)>),
-    /// Sends writes as one transaction.
+    /// Writes, reported as one transaction.
     SayAtOnce(Vec<Write>, u64),
-    /// Sends writes one by one at one version, which may still get more.
+    /// Writes, reported one by one at one version, which may still get more.
     SayOpen(Vec<Write>, u64),
-    /// Replays the changes at a version that may still get more, as a Reflector that reconnects receives them.
+    /// Replay of the changes at a version that may still get more, as a Reflector that reconnects receives them.
     Reconnect(Reconnected),
-    /// Sends a list, after writes that no watch reported.
+    /// List, after writes that no watch reported.
     Relist(Vec<(Write, u64)>, u64),
     Rewind(u64, u8),
-    /// Sends the result of the upstream's own relist, as a relay receives it, after writes that no watch reported.
+    /// Result of the upstream's own relist, as a relay receives it, after writes that no watch reported.
     Relisted(Vec<(Write, u64)>, u64),
-    /// Rewrites the history, with a version offset; the other fields select the objects that stay, and whether the upstream
+    /// Rewrite of the history, with a version offset; the other fields select the objects that stay, and whether the upstream
     /// reports the rewrite or only its list shows it.
     Rewrite(i64, u8, bool),
-    /// Reports the upstream as lost, until it sends something.
+    /// Report that the upstream is lost, until it sends something.
     Lose,
-    /// Opens a new client, and replaces the one in this place.
+    /// New client, which replaces the one in this place.
     Open(usize, Plan),
-    /// Reads up to so many pieces in a place.
+    /// Read of up to so many pieces in a place.
     Read(usize, usize),
-    /// Ends the connection of a client and loses so many of its last messages, which were in flight.
+    /// End of a client's connection, with the loss of so many of its last messages, which were in flight.
     Leave(usize, usize),
     Resume(usize, Whence),
     Wait(u64),
-    /// Makes a unary call, and replaces the one in this place.
+    /// Unary call, which replaces the one in this place.
     Ask(usize, Question),
-    /// Requests the page after the one that was read in a place.
+    /// Request for the page after the one that was read in a place.
     NextPage {
         place: usize,
         twist: Twist,
         page_size: u32,
         is_slow: bool,
     },
-    /// Reads the next piece of an answer that is read slowly.
+    /// Read of the next piece of an answer that is read slowly.
     Poll(usize),
-    /// Directs clients to the other server from now on; the first time it starts that server.
+    /// Switch of clients to the other server; the first one starts it.
     Elsewhere,
-    /// Directs upstream messages, clients and calls to this resource from now on; to the first if there is no second.
+    /// Switch of upstream messages, clients and calls to this resource; to the first if there is no second.
     Use(usize),
-    /// Directs clients and calls to a resource that no server has.
+    /// Switch of clients and calls to a resource that no server has.
     UseUnknown,
-    /// Sends writes of the other resource, if there is one.
+    /// Writes of the other resource, if there is one.
     Beside(Vec<(Write, u64)>),
-    /// Directs clients to the other server from now on, and drains the previous one.
+    /// Switch of clients to the other server, and drain of the previous one.
     Drain,
 }
 

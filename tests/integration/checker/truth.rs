@@ -82,21 +82,21 @@ pub(crate) enum Upstream {
 /// One write of the script.
 #[derive(Debug, Clone)]
 pub(crate) enum Write {
-    /// Creates or updates an object.
+    /// Creation or update of an object.
     Put(Key, Option<&'static str>, Option<&'static str>),
-    /// Deletes an object, even if it does not exist.
+    /// Deletion of an object, even if it does not exist.
     Delete(Key),
-    /// Replaces an object under the same key; the deletion in between is not visible.
+    /// Replacement of an object under the same key; the deletion in between is not visible.
     Recreate(Key),
-    /// Changes the bytes at the object's version, as an upgraded upstream serves them. A watch does not report this.
+    /// New bytes at the object's version, as an upgraded upstream serves them. A watch does not report this.
     Convert(Key),
-    /// Creates or updates an object with more bytes than can be served.
+    /// Creation or update of an object with more bytes than can be served.
     Outgrow(Key),
-    /// Advances the version only.
+    /// New version without a change.
     Bookmark,
-    /// Sends a bookmark at the last version, which completes it.
+    /// Bookmark at the last version, which completes it.
     Close,
-    /// Sends the last message once more.
+    /// Repetition of the last message.
     Repeat,
 }
 

@@ -224,7 +224,7 @@ fn min_reached(truth: &Truth, segment: &Segment, moment: Moment) -> Result<(), &
 
 /// Returns true if there is nothing left to wait for.
 fn may_be_answered(truth: &Truth, segment: &Segment, moment: Moment, future_wait: Duration) -> bool {
-    // When the history is rewritten while a version is awaited, the server notices it at the end of the wait.
+    // A rewrite of the history while a version is awaited is noticed by the server at the end of the wait.
     if is_of_another_history(segment, segment.asked) {
         return true;
     }

@@ -97,7 +97,7 @@ fn any_scene<U: Upstream>() -> Scene<U> {
         // Event between writes.
         4 => joined(vec![writes::<U>(3), event().boxed(), writes::<U>(2), quiet()]),
         2 => joined(vec![maybe(quiet()), event().boxed(), event().boxed(), writes::<U>(2), quiet()]),
-        // An outage, short or long, with or without a look at it.
+        // An outage, short or long, with or without a quiet point in it.
         5 => joined(vec![
             writes::<U>(2), maybe(quiet()), fault().boxed(), maybe(wait().boxed()), writes::<U>(3), maybe(event().boxed()),
             writes::<U>(2), maybe(quiet()), maybe(wait().boxed()), heal(), writes::<U>(1), quiet(),
@@ -106,7 +106,7 @@ fn any_scene<U: Upstream>() -> Scene<U> {
         2 => joined(vec![
             fault().boxed(), writes::<U>(2), fault().boxed(), maybe(wait().boxed()), writes::<U>(2), quiet(), heal(), quiet(),
         ]),
-        // Another process.
+        // Restart of the server.
         3 => joined(vec![
             writes::<U>(2), maybe(quiet()), save(), writes::<U>(2), maybe(wait().boxed()), restart, heal(), quiet(),
         ]),

@@ -168,7 +168,7 @@ impl Run<'_> {
             Silence::Garbage(garbage) => self.pipe.garbage(garbage),
         }
         if self.confirms && !is_first && was_noticed && !self.pipe.names().is_empty() {
-            // It confirms nothing, however long it is quiet.
+            // The writer confirms nothing, however long it is quiet.
             pause(2 * self.confirm_after);
             self.rest(Expected::Kept).await?;
         }

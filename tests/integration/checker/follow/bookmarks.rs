@@ -139,7 +139,7 @@ impl Follower<'_> {
         let next = due(self.plan, moment.at);
         let source = message.bookmark.as_ref().map(pb::Bookmark::source);
         if message.relisted || is_closing {
-            // It may have come for another reason.
+            // The bookmark may have come for another reason.
             self.bookmarks.end = next.end;
         } else if source == Some(self.told_source) && moment.at < self.bookmarks.start {
             return Err(format!("nothing is new, and the next bookmark is due at {:?}", self.bookmarks.start));

@@ -87,7 +87,7 @@ pub(crate) struct Counts {
     pub(crate) unanswered_progress: u64,
     pub(crate) compacted_watches: u64,
     pub(crate) refused: u64,
-    /// Those that were drawn for one read.
+    /// Failed reads that were drawn for one read.
     pub(crate) refused_once: u64,
 }
 

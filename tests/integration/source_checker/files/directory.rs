@@ -145,7 +145,7 @@ impl Directory {
         self.files.keys().flat_map(|path| Path::new(path).ancestors().skip(1).map(Path::to_owned)).collect()
     }
 
-    /// Returns true if a content's file is in a directory that the server may not know yet.
+    /// Returns true if a content's file is in a directory that the server may not have read yet.
     pub(crate) fn is_in_new_directory(&self, content: &Content) -> bool {
         let parent = Path::new(PATHS[content.file]).parent();
         self.is_unsettled || parent.is_some_and(|parent| !self.known_directories.contains(parent))

@@ -382,7 +382,7 @@ impl State {
         }
         let (changes, version) = (&self.world.changes, self.world.version);
         let first = changes.len() - behind.min(changes.len());
-        // It has no changes at the version of the first missing one, and all changes from before its watch cache.
+        // The replica has no changes at the version of the first missing one, and all changes from before its watch cache.
         let before = changes.get(first).map_or(version, |next| next.version - 1);
         let oldest = self.replicas.values().map(|(_, start)| *start).fold(self.cache_start, u64::max);
         let version = if behind == 0 { version } else { before.max(oldest) };
