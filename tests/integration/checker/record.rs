@@ -134,7 +134,7 @@ pub(crate) struct Moment {
     pub(crate) silence: Option<Duration>,
     /// Wall-clock time of the last contact.
     pub(crate) seen_at: Option<Timestamp>,
-    /// True if the drain period is over.
+    /// True if it drains without a drain period.
     pub(crate) is_drained: bool,
     /// Count of the times at which all tasks were idle.
     pub(crate) turn: u64,

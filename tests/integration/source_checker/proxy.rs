@@ -23,19 +23,19 @@ use tokio::{
 /// Fault of the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NetworkFault {
-    /// Closes the open connections, once.
+    /// Close of the open connections, once.
     Cut,
-    /// Closes the connections whose number has this remainder of three, once.
+    /// Close of the connections whose number has this remainder of three, once.
     CutPart(u64),
-    /// Closes only the next connection, after so many bytes from the server.
+    /// Close of only the next connection, after so many bytes from the server.
     CutAfter(usize),
-    /// Refuses connections, and closes the open ones.
+    /// Refusal of connections, and close of the open ones.
     Refuse,
-    /// Accepts connections and closes them at once.
+    /// Close of each connection right after it is accepted.
     Close,
-    /// Keeps connections open, and passes no bytes.
+    /// Freeze: connections stay open, and no bytes pass.
     Freeze,
-    /// Passes so many bytes a second from the server.
+    /// Limit of the bytes a second from the server.
     Slow(u32),
 }
 

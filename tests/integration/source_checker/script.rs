@@ -23,15 +23,15 @@ pub(crate) enum Step<S> {
     /// Write, event or fault.
     Upstream(S),
     Wait(Duration),
-    /// Waits until the state has settled, and judges it.
+    /// Quiet point: a wait until the state has settled, and its judgement.
     Quiet,
-    /// Ends all faults.
+    /// End of all faults.
     Heal,
     /// Pause in which nothing may change, unless a fault is active.
     Idle(Duration),
-    /// Saves the state for a later run.
+    /// Save of the state for a later run.
     Save,
-    /// Kills the server, runs these steps, and starts another server from the saved state.
+    /// Kill of the server, these steps, and the start of another server from the saved state.
     Restart(Vec<S>),
 }
 

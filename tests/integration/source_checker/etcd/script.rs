@@ -20,30 +20,30 @@ pub(crate) struct Setup {
 pub(crate) enum Step {
     /// One transaction: keys and their values, `None` for a deletion.
     Write(Vec<(&'static str, Option<Value>)>),
-    /// Deletes every key of the prefix, in one transaction.
+    /// Deletion of every key of the prefix, in one transaction.
     DeleteAll,
-    /// Writes to another prefix.
+    /// Write to another prefix.
     Elsewhere,
-    /// Compacts up to so many revisions before the head.
+    /// Compaction up to so many revisions before the head.
     Compact(i64),
-    /// Begins a network fault: to one member, or to all.
+    /// Network fault: to one member, or to all.
     Network(Option<usize>, NetworkFault),
-    /// Restarts all members.
+    /// Restart of all members.
     Restart,
     Restore(Restore),
-    /// Lets the member answer with the raft term of an older entry.
+    /// Answers with the raft term of an older entry.
     LowerTerm,
     Election,
-    /// Stops applying entries.
+    /// Member that applies no more entries.
     Lag,
     NoLeader,
     Hang,
-    /// Lets the next read fail.
+    /// Failure of the next read.
     RefuseOnce(Refusal),
     Refuse(Refusal),
-    /// Expires all tokens.
+    /// Expiry of all tokens.
     TokensEnd,
-    /// Changes the password; the file is wrong until it is healed.
+    /// Change of the password; the file is wrong until it is healed.
     PasswordChanges,
 }
 

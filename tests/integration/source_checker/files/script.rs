@@ -42,26 +42,26 @@ pub(crate) struct Document {
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
     Write(Content, How),
-    /// Writes the same objects with new bodies one by one, and closes the file after each, so that it has fewer objects
+    /// Write of the same objects with new bodies one by one, with the file closed after each, so that it has fewer objects
     /// meanwhile. The pause is in milliseconds.
     Parts(usize, u64),
     Remove(usize),
-    /// Removes every file that is no link, one after the other.
+    /// Removal of every file that is no link, one after the other.
     RemoveAll,
-    /// Renames a file over another one, if there is one.
+    /// Rename of a file over another one, if there is one.
     Rename(usize, usize),
-    /// Renames a directory to an unused name, back and forth so many times.
+    /// Rename of a directory to an unused name, back and forth so many times.
     RenameDirectory(usize, usize, u64),
-    /// Moves one object from a file to another, back and forth so many times; the new copy is written first.
+    /// Move of one object from a file to another, back and forth so many times; the new copy is written first.
     Move(usize, usize, u64),
-    /// Makes a file unusable: it keeps its objects.
+    /// Fault that makes a file unusable: it keeps its objects.
     Damage(usize, Damage),
-    /// Writes a volume as kubelet does: a new directory, a link that is swapped, and the removal of the old directory.
+    /// Write of a volume as kubelet does: a new directory, a link that is swapped, and the removal of the old directory.
     Swap(Swap),
     Unlink(Shape),
     Outage(Outage),
     Forbid(Target, u32),
-    /// Causes more notifications than the kernel queues.
+    /// Overflow of the kernel's queue of notifications.
     Flood,
     Pause(u64),
     Quiet,
@@ -133,9 +133,9 @@ impl Outage {
 #[derive(Debug, Clone)]
 pub(crate) enum How {
     InPlace,
-    /// Writes a file next to it, and renames that over it.
+    /// Write of a file next to it, and a rename over it.
     Replace,
-    /// Writes in pieces, cut at these percentages of the text, with this pause between them, in milliseconds.
+    /// Write in pieces, cut at these percentages of the text, with this pause between them, in milliseconds.
     Slowly(Vec<usize>, u64),
 }
 

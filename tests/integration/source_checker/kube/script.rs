@@ -48,43 +48,43 @@ pub(crate) enum TokenEnd {
 pub(crate) enum Step {
     Put(&'static str, u32),
     Delete(Vec<&'static str>),
-    /// Expires the objects of one lease, all at one version.
+    /// Expiry of the objects of one lease, all at one version.
     Expire(Vec<&'static str>),
-    /// Writes objects of one lease, and expires them at one version.
+    /// Writes of objects of one lease, and their expiry at one version.
     Lease(Vec<&'static str>),
     DeleteAll,
-    /// Writes objects of other kinds, which raises the version by this number.
+    /// Writes of other kinds, which raise the version by this number.
     Elsewhere(u64),
-    /// Removes the pages of older versions.
+    /// Removal of the pages of older versions.
     Compact,
     Network(NetworkFault),
-    /// Lets another API server take over, whose watch cache begins now.
+    /// Takeover by another API server, whose watch cache begins now.
     Restart,
     /// The same, with a new release that has other defaults.
     Upgrade(Form),
-    /// Changes the CRD, so that objects have other bytes at the same version.
+    /// Change of the CRD, so that objects have other bytes at the same version.
     Crd(Form),
-    /// Deletes the CRD with all objects, and creates it again.
+    /// Deletion of the CRD with all objects, and its creation.
     CrdAnew,
-    /// Stops serving the CRD's version until it is healed.
+    /// CRD whose version is not served until the fault is healed.
     CrdNotServed,
     Restore(Restore),
-    /// Stops the replica from seeing changes: the only one, or the one for this namespace. With a number, another one takes over,
-    /// which lags by so many changes.
+    /// Lag of the replica, which sees no more changes: the only one, or the one for this namespace. With a number,
+    /// another one takes over, which lags by so many changes.
     Lag(Option<&'static str>, usize),
     Once(Answer),
     Standing(Answer),
-    /// Sends an ERROR in the watch.
+    /// ERROR in the watch.
     InBand(u16, &'static str),
-    /// Ends the time of a watch between two changes of one version.
+    /// End of a watch's time between two changes of one version.
     CloseInside(Vec<&'static str>),
-    /// Closes watches: all, or those of this namespace.
+    /// Close of watches: all, or those of this namespace.
     CloseWatches(Option<&'static str>),
-    /// Lets another API server take over the requests of this namespace; its watch cache begins now.
+    /// Takeover of this namespace's requests by another API server; its watch cache begins now.
     RestartOf(&'static str),
-    /// Expires the watches, and withholds the initial events of the next one.
+    /// Expiry of the watches; the initial events of the next one do not come.
     Stall,
-    /// Renews the token and the certificates, together with the files. Open connections are cut, or continue.
+    /// Renewal of the token and the certificates, together with the files. Open connections are cut, or continue.
     CredentialsRenewed {
         is_cut: bool,
     },

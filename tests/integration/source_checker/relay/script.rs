@@ -38,27 +38,27 @@ pub(crate) enum Step {
     Middle(NetworkFault),
     /// A fault of the link from the cluster to an origin.
     Up(usize, NetworkFault),
-    /// Kills a server and starts it again, with or without its state.
+    /// Kill and restart of a server, with or without its state.
     RestartOrigin {
         keeps_state: bool,
     },
     RestartBetween {
         keeps_state: bool,
     },
-    /// Restores the cluster: the number of lost revisions, and that of the new history's transactions.
+    /// Restore of the cluster: the number of lost revisions, and that of the new history's transactions.
     Restore {
         back: i64,
         ahead: i64,
     },
-    /// The same while the origins are down; they start again with or without their state.
+    /// Restore while the origins are down; they start again with or without their state.
     RestoreUnderRestart {
         back: i64,
         ahead: i64,
         keeps_state: bool,
     },
-    /// The cluster member of an origin applies nothing more, and the links may change to it or to both origins.
+    /// Lag of the cluster member of an origin, which applies nothing more; and the links may change to it or to both origins.
     Lag(usize, Shape),
-    /// Changes the links.
+    /// Change of the links.
     Reorder(Shape),
 }
 

@@ -47,7 +47,7 @@ pub(crate) enum Begin {
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Silence {
-    /// Opens the pipe and closes it.
+    /// Open and close of the pipe only.
     Nothing,
     Error,
     Garbage(Garbage),
