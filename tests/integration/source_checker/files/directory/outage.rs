@@ -85,7 +85,7 @@ impl Directory {
         if is_timely { Ok(()) } else { Err(TooSlow) }
     }
 
-    /// Removes all files: the next directory shares nothing with the previous one.
+    /// Clears the expected files: the next directory shares nothing with the previous one.
     fn clear(&mut self) {
         self.files.clear();
         self.volumes.clear();
