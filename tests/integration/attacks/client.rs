@@ -19,7 +19,7 @@ const SMALL_BUFFER: u32 = 4096;
 /// Number of writes that may wait for the socket.
 const UNSENT: usize = 100;
 
-/// Connection that answers PING and SETTINGS, reads everything, and sends no WINDOW_UPDATE.
+/// Connection that answers PING and SETTINGS, reads everything, and sends no `WINDOW_UPDATE`.
 #[derive(Debug)]
 pub(super) struct Raw {
     sends: mpsc::Sender<Vec<u8>>,
