@@ -347,7 +347,7 @@ resources:
         "admin: expected a map of keys, found the number 5",
         "resources.pods.indexes.both: has `path` and `label`; keep one of them",
         "resources.pods.indexes.none: is empty; write `path: .spec.nodeName`, `label: app` or an `expression`",
-        "resources.pods.indexes.namespace: the index \"namespace\" is built in",
+        "resources.pods.indexes.namespace: index \"namespace\" is built in; choose another name",
         "resources.empty.source: is missing; write for example `source: { files: { path: ./manifests } }`",
         "resources.files.source.files.path: is missing; write the path of a directory such as ./manifests",
         "resources.text: expected a map of keys, found the text \"text\"",

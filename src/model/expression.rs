@@ -75,7 +75,7 @@ pub enum ExpressionError {
     #[error(transparent)]
     Syntax(#[from] SyntaxError),
     /// Failure to start a thread for the parser, independent of the text.
-    #[error("the parser could not be started: {0}; try again")]
+    #[error("cannot start the parser: {0}; try again")]
     NotParsed(String),
 }
 
@@ -141,7 +141,7 @@ impl Expression {
         let text = text.trim();
         if text.len() > MAX_EXPRESSION_BYTES {
             let excess = (0..=MAX_EXPRESSION_BYTES).rfind(|at| text.is_char_boundary(*at)).unwrap_or_default();
-            let message = format!("the expression is longer than {MAX_EXPRESSION_BYTES} bytes");
+            let message = format!("expression too long (limit: {MAX_EXPRESSION_BYTES} bytes)");
             return Err(SyntaxError::new(text, excess, message).into());
         }
         let compiled = Compiled { text: text.into(), program: Program::compile(text, variables)? };

@@ -32,17 +32,17 @@ pub struct Indexers(BTreeMap<String, IndexFunc>);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IndexersError {
     /// Name of the built-in index.
-    #[error("the index {NAMESPACE:?} is built in")]
+    #[error("index {NAMESPACE:?} is built in; choose another name")]
     BuiltIn,
     /// Name that is given twice.
-    #[error("the index {name:?} is defined twice")]
+    #[error("index {name:?} is defined twice")]
     Duplicate {
         /// Name as it was given.
         name: String,
     },
     /// Text that is not a name.
     #[error(
-        "{name:?} is not a name of an index: expected at most {MAX_NAME_BYTES} lowercase letters, digits, '-', '_' and \
+        "invalid index name {name:?}: expected at most {MAX_NAME_BYTES} lowercase letters, digits, '-', '_' and \
          '.', with a letter or digit at both ends"
     )]
     Name {
@@ -249,7 +249,7 @@ mod tests {
             assert_eq!(new(&[name]), Err(IndexersError::Name { name: name.into() }));
         }
         assert!(new(&["a", "0", "by-node.v1_x", &"a".repeat(63)]).is_ok());
-        assert_eq!(IndexersError::BuiltIn.to_string(), "the index \"namespace\" is built in");
+        assert_eq!(IndexersError::BuiltIn.to_string(), "index \"namespace\" is built in; choose another name");
     }
 
     #[test]

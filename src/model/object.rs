@@ -57,7 +57,7 @@ pub enum ObjectError {
     #[error("metadata: {0}")]
     Version(#[from] VersionError),
     /// Body larger than [`MAX_OBJECT_BYTES`].
-    #[error("the object has {size} bytes, more than the {MAX_OBJECT_BYTES} that gRPC clients can receive")]
+    #[error("object too large: {size} bytes (gRPC clients receive at most {MAX_OBJECT_BYTES})")]
     TooLarge {
         /// Size of the body in bytes.
         size: usize,

@@ -108,7 +108,7 @@ impl Path {
         let canonical = canonical(&steps);
         if end - start > MAX_BYTES || canonical.len() > MAX_BYTES {
             let excess = (start..=end.min(start + MAX_BYTES)).rfind(|at| text.is_char_boundary(*at)).unwrap_or(start);
-            return Err(SyntaxError::new(text, excess, format!("the path is longer than {MAX_BYTES} bytes")));
+            return Err(SyntaxError::new(text, excess, format!("path too long (limit: {MAX_BYTES} bytes)")));
         }
         Ok(PathPrefix { path: Self { text: canonical.into(), steps: steps.into() }, end, wildcard })
     }
@@ -194,7 +194,11 @@ impl<'a> Parser<'a> {
                 return Ok(steps);
             };
             if steps.len() == MAX_STEPS {
-                return Err(SyntaxError::new(self.text, start, format!("the path has more than {MAX_STEPS} steps")));
+                return Err(SyntaxError::new(
+                    self.text,
+                    start,
+                    format!("too many steps in the path (limit: {MAX_STEPS})"),
+                ));
             }
             steps.push(step);
         }

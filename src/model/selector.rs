@@ -31,7 +31,7 @@ fn check_length(text: &str) -> Result<(), SyntaxError> {
         return Ok(());
     }
     let excess = (0..=MAX_BYTES).rfind(|at| text.is_char_boundary(*at)).unwrap_or_default();
-    Err(SyntaxError::new(text, excess, format!("the selector is longer than {MAX_BYTES} bytes")))
+    Err(SyntaxError::new(text, excess, format!("selector too long (limit: {MAX_BYTES} bytes)")))
 }
 
 /// Rejects a selector whose normal form is too long to be parsed again; blanks and escapes can make it longer than the
@@ -40,7 +40,7 @@ fn check_normal_form<S: fmt::Display>(selector: S, text: &str) -> Result<S, Synt
     if selector.to_string().len() <= MAX_BYTES {
         return Ok(selector);
     }
-    let message = format!("the selector is longer than {MAX_BYTES} bytes in its normal form");
+    let message = format!("selector too long in its normal form (limit: {MAX_BYTES} bytes)");
     Err(SyntaxError::new(text, text.len(), message))
 }
 

@@ -120,7 +120,7 @@ fn what_is_missing_or_does_not_go_together_is_told() {
     }
     for (written, problem) in [
         ("drop_fields: x, source: { kube: { version: v1, plural: a } }", "expected a list of paths"),
-        ("drop_fields: [metadata.uid], source: { kube: { version: v1, plural: a } }", "is what an object is told by"),
+        ("drop_fields: [metadata.uid], source: { kube: { version: v1, plural: a } }", "it identifies the object"),
         ("drop_fields: [a], source: { files: { path: x } }", "resources.a.drop_fields: is for `kube` sources alone"),
         ("source: { files: { path: x }, kube: { version: v1, plural: a } }", "has `files` and `kube`; keep one"),
     ] {

@@ -47,7 +47,7 @@ impl<'a> Check<'a> {
     pub(super) fn run(mut self, expression: &mut IdedExpr) -> Result<u64, Refused> {
         let steps = self.check(expression)?;
         match too_deep(expression, MAX_LEVELS) {
-            Some(id) => Err(self.refuse(id, format!("it is nested more than {MAX_LEVELS} levels deep"))),
+            Some(id) => Err(self.refuse(id, format!("expression nested too deeply (limit: {MAX_LEVELS} levels)"))),
             None => Ok(steps),
         }
     }
@@ -73,7 +73,9 @@ impl<'a> Check<'a> {
                 }
                 EntryExpr::StructField(_) => Err(self.refuse(id, "expected a key".to_owned())),
             }),
-            Expr::Struct(_) => Err(self.refuse(id, "there are no messages here, only maps: {'key': value}".to_owned())),
+            Expr::Struct(_) => {
+                Err(self.refuse(id, "message literals are not supported; write a map: {'key': value}".to_owned()))
+            }
             Expr::Comprehension(comprehension) => self.comprehension(comprehension),
         }
     }
@@ -93,7 +95,7 @@ impl<'a> Check<'a> {
                 let known: Vec<_> = known.map(String::as_str).collect();
                 return Err(self.refuse(
                     id,
-                    format!("there is no variable {:?}; there are: {}", excerpt(plain), excerpt(&known.join(", "))),
+                    format!("unknown variable {:?} (known: {})", excerpt(plain), excerpt(&known.join(", "))),
                 ));
             }
         };
@@ -117,7 +119,7 @@ impl<'a> Check<'a> {
             return Err(self.refuse(
                 id,
                 format!(
-                    "there is no function {:?} like this; there are: {functions}(x), x.{methods}(…), {MACROS}",
+                    "unknown function {:?} or wrong arguments (known: {functions}(x), x.{methods}(…), {MACROS})",
                     excerpt(func_name)
                 ),
             ));

@@ -63,7 +63,7 @@ fn charge_key<'b, 'v>(mut arguments: Vec<CowVal<'b, 'v>>) -> Result<CowVal<'b, '
     pay(|limit| steps(&*key, limit))?;
     let is_place = |number: f64| number.fract() == 0.0 && number.abs() < i64::MAX as f64;
     match key.downcast_ref::<CelDouble>() {
-        Some(number) if !is_place(*number.inner()) => Err(ExecutionError::function_error(KEY, "it is no whole number")),
+        Some(number) if !is_place(*number.inner()) => Err(ExecutionError::function_error(KEY, "not an integer")),
         _ => Ok(key),
     }
 }
@@ -93,7 +93,7 @@ fn value_and_number<'b, 'v>(mut arguments: Vec<CowVal<'b, 'v>>) -> Result<(CowVa
 fn pay(price: impl FnOnce(u64) -> u64) -> Result<(), ExecutionError> {
     let left = STEPS.get().and_then(|left| left.checked_sub(price(left)));
     STEPS.set(left);
-    left.map(drop).ok_or_else(|| ExecutionError::function_error(CHARGE, "the budget is spent"))
+    left.map(drop).ok_or_else(|| ExecutionError::function_error(CHARGE, "budget exhausted"))
 }
 
 /// Returns the cost of a value; if it exceeds the limit, any number above that.

@@ -60,7 +60,7 @@ impl Program {
         });
         match compiled {
             Ok(Ok(compiled)) => Ok(compiled?),
-            Ok(Err(_)) => Err(SyntaxError::new(text, 0, "the parser does not know what to do with it").into()),
+            Ok(Err(_)) => Err(SyntaxError::new(text, 0, "not a CEL expression: the parser failed").into()),
             Err(error) => Err(ExpressionError::NotParsed(error.to_string())),
         }
     }
@@ -134,7 +134,7 @@ fn compile(text: &str, variables: &[&str]) -> Result<Program, SyntaxError> {
     let parser = Parser::new().max_recursion_depth(MAX_BRACKETS);
     let (mut expression, source) = parser.parse_with_source_info(text).map_err(|errors| {
         let first = errors.errors.iter().find(|error| !error.msg.is_empty());
-        first.map_or_else(|| SyntaxError::new(text, 0, "it is not CEL"), |error| syntax_error(text, error))
+        first.map_or_else(|| SyntaxError::new(text, 0, "not a CEL expression"), |error| syntax_error(text, error))
     })?;
     let checked = Check::new(&source, variables).run(&mut expression);
     let steps = checked.map_err(|Refused { at, message }| SyntaxError::new(text, byte_of(text, at), message))?;
@@ -149,10 +149,10 @@ fn syntax_error(text: &str, error: &ParseError) -> SyntaxError {
     let found = |message: &str| match message.split(" expecting ").next().and_then(|found| found.split_once('\'')) {
         Some((_, "<EOF>'")) => "expected more".to_owned(),
         Some((_, found)) => format!("unexpected {:?}", excerpt(found.trim_end_matches('\'').trim())),
-        None => "it is not CEL".to_owned(),
+        None => "not a CEL expression".to_owned(),
     };
     let message = if message.contains("Recursion limit") {
-        format!("there are more than {MAX_BRACKETS} brackets open")
+        format!("brackets nested too deeply (limit: {MAX_BRACKETS})")
     } else if ["mismatched", "extraneous", "no viable", "token recognition"]
         .iter()
         .any(|word| message.starts_with(word))

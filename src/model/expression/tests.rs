@@ -126,15 +126,15 @@ fn what_is_wrong_is_pointed_at() {
         ("1 +", "expected more at character 4: \"1 +»\""),
         ("", "expected more at character 1: \"»\""),
         ("object.a == 'é' &&& true", "unexpected \"&\" at character 19: \"object.a == 'é' &&»& true\""),
-        ("pod.spec == 1", "there is no variable \"pod\"; there are: object at character 1: "),
-        ("true || type == 'ADDED'", "there is no variable \"type\"; there are: object at character 9: "),
-        ("object.a.exists(c, d == 1)", "there is no variable \"d\"; there are: object, c at character 20: "),
-        ("object.a.exists(c, true) || c == 1", "there is no variable \"c\"; there are: object at character 29: "),
-        ("object.a.matches('x')", "there is no function \"matches\" like this; there are: bool(x), bytes(x), "),
-        ("now() > 1", "there is no function \"now\" like this"),
-        ("contains(object.a, 'x')", "there is no function \"contains\" like this"),
+        ("pod.spec == 1", "unknown variable \"pod\" (known: object) at character 1: "),
+        ("true || type == 'ADDED'", "unknown variable \"type\" (known: object) at character 9: "),
+        ("object.a.exists(c, d == 1)", "unknown variable \"d\" (known: object, c) at character 20: "),
+        ("object.a.exists(c, true) || c == 1", "unknown variable \"c\" (known: object) at character 29: "),
+        ("object.a.matches('x')", "unknown function \"matches\" or wrong arguments (known: bool(x), bytes(x), "),
+        ("now() > 1", "unknown function \"now\" or wrong arguments"),
+        ("contains(object.a, 'x')", "unknown function \"contains\" or wrong arguments"),
         ("has(object)", "invalid argument to has() macro at character "),
-        ("Pod{name: 'x'}", "there are no messages here, only maps: {'key': value} at character "),
+        ("Pod{name: 'x'}", "message literals are not supported; write a map: {'key': value} at character "),
         ("object.?a", "unsupported syntax '.?' at character "),
         ("true true", "unexpected \"true\" at character 6: "),
         ("'abc", "unexpected \"'abc\" at character 1: "),
@@ -164,13 +164,15 @@ fn it_is_its_text() {
 #[test]
 fn the_text_is_bounded_in_length_and_nesting() {
     let long = format!("'{}'", "é".repeat(MAX_EXPRESSION_BYTES / 2));
-    assert!(refused(&long).starts_with("the expression is longer than 4096 bytes at character 2049: "));
+    assert!(refused(&long).starts_with("expression too long (limit: 4096 bytes) at character 2049: "));
     let nested = |n: usize| format!("{}true{}", "(".repeat(n), ")".repeat(n));
     assert!(Expression::parse(&nested(30)).is_ok(), "brackets alone are no levels");
-    assert!(refused(&nested(2000)).starts_with("there are more than 40 brackets open at character "));
+    assert!(refused(&nested(2000)).starts_with("brackets nested too deeply (limit: 40) at character "));
     let list = |n: usize| format!("{}1{}", "[".repeat(n), "]".repeat(n));
     assert!(Expression::parse(&list(MAX_LEVELS - 1)).is_ok());
-    assert!(refused(&list(MAX_LEVELS)).starts_with("it is nested more than 20 levels deep at character 21: "));
+    assert!(
+        refused(&list(MAX_LEVELS)).starts_with("expression nested too deeply (limit: 20 levels) at character 21: ")
+    );
     assert!(Expression::parse(&format!("object{}", ".a".repeat(1000))).is_ok(), "a name is one level");
     let alternatives = vec!["object.a == 1"; 200].join(" || ");
     assert!(Expression::parse(&alternatives).is_ok(), "these are not nested");

@@ -14,7 +14,7 @@ pub(super) fn end_wake() {}
 
 impl Program {
     pub(super) fn compile(text: &str, _: &[&str]) -> Result<Self, ExpressionError> {
-        Err(SyntaxError::new(text, 0, "this build has no expressions (cargo feature `cel`)").into())
+        Err(SyntaxError::new(text, 0, "built without expressions (cargo feature `cel`)").into())
     }
 
     pub(super) fn test(&self, _: u64, _: Option<EventView<'_>>, _: Option<&Bytes>) -> Result<bool, Failure> {

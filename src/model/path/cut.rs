@@ -16,10 +16,10 @@ pub struct FieldCut {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FieldCutError {
     /// Path through or to one element of an array.
-    #[error("{0} does not lead to a field: of arrays write [*], and a field at the end")]
+    #[error("cannot drop {0}: not a field; end the path with a field, and write [*] for arrays")]
     NotAField(Path),
     /// Path of a field that identifies an object.
-    #[error("{0} is what an object is told by, and stays")]
+    #[error("cannot drop {0}: it identifies the object")]
     Needed(Path),
 }
 
@@ -270,9 +270,9 @@ mod tests {
     #[test]
     fn what_an_object_is_told_by_cannot_be_cut() {
         let refused = |path: &str| FieldCut::new([Path::parse(path).unwrap()]).unwrap_err().to_string();
-        assert!(refused("metadata.uid").starts_with(".metadata.uid is what an object is told by"));
-        assert!(refused("a[*]").contains("does not lead to a field"));
-        assert!(refused("a[0].b").contains("does not lead to a field"));
+        assert!(refused("metadata.uid").starts_with("cannot drop .metadata.uid: it identifies the object"));
+        assert!(refused("a[*]").contains(": not a field"));
+        assert!(refused("a[0].b").contains(": not a field"));
     }
 
     fn json() -> impl Strategy<Value = String> {

@@ -87,7 +87,7 @@ fn paths_are_bounded() {
     // Within a character of two bytes: the error is before it.
     assert_eq!(Path::parse(&format!("a{}", "é".repeat(MAX_BYTES))).unwrap_err().position(), MAX_BYTES / 2 + 1);
     // The canonical text counts too, so that it is itself a path.
-    assert!(error(&format!("[\"{}\"]", "'".repeat(MAX_BYTES - 4))).starts_with("the path is longer than 1024 bytes"));
+    assert!(error(&format!("[\"{}\"]", "'".repeat(MAX_BYTES - 4))).starts_with("path too long (limit: 1024 bytes)"));
 }
 
 #[test]

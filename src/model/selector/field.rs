@@ -62,7 +62,7 @@ impl FieldSelector {
                 break;
             }
             if count == MAX_REQUIREMENTS {
-                let message = format!("the selector has more than {MAX_REQUIREMENTS} requirements");
+                let message = format!("too many requirements in the selector (limit: {MAX_REQUIREMENTS})");
                 return Err(SyntaxError::new(text, at, message));
             }
             let (requirement, end) = parse_term(text, at)?;
@@ -144,7 +144,7 @@ impl fmt::Display for Requirement {
 fn parse_term(text: &str, start: usize) -> Result<(Requirement, usize), SyntaxError> {
     let PathPrefix { path, end, wildcard } = Path::parse_prefix(text, start)?;
     if let Some(at) = wildcard {
-        return Err(SyntaxError::new(text, at, "a field selector compares one value, and [*] may give several"));
+        return Err(SyntaxError::new(text, at, "[*] is not allowed in a field selector, which compares one value"));
     }
     let Some((operator, comparison)) = OPERATORS.into_iter().find(|(operator, _)| text[end..].starts_with(operator))
     else {

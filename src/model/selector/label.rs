@@ -91,7 +91,7 @@ impl LabelSelector {
         let mut requirements = BTreeSet::new();
         for count in 0.. {
             if count == MAX_REQUIREMENTS {
-                return Err(parser.fail(format!("the selector has more than {MAX_REQUIREMENTS} requirements")));
+                return Err(parser.fail(format!("too many requirements in the selector (limit: {MAX_REQUIREMENTS})")));
             }
             requirements.insert(parser.requirement()?);
             match parser.token {
@@ -250,7 +250,7 @@ impl<'a> Parser<'a> {
         self.advance();
         let start = self.start;
         let value = self.value()?;
-        value.parse().map_err(|_| SyntaxError::new(self.text, start, "expected an integer of 64 bits"))
+        value.parse().map_err(|_| SyntaxError::new(self.text, start, "expected a 64-bit integer"))
     }
 
     /// Parses the operand of `in` and `notin`: values in parentheses, each of which may be empty.
@@ -277,7 +277,7 @@ impl<'a> Parser<'a> {
     fn value(&mut self) -> Result<Box<str>, SyntaxError> {
         self.values += 1;
         if self.values > MAX_VALUES {
-            return Err(self.fail(format!("the selector has more than {MAX_VALUES} values")));
+            return Err(self.fail(format!("too many values in the selector (limit: {MAX_VALUES})")));
         }
         let Token::Word(value) = self.token else {
             return Ok("".into());
@@ -302,10 +302,10 @@ impl<I: Fn(char) -> bool, E: Fn(char) -> bool> Part<I, E> {
             return Err((at, format!("{c:?} is not allowed in {what}")));
         }
         if text.starts_with(|c| !edge(c)) {
-            return Err((0, format!("{what} begins with a letter or digit")));
+            return Err((0, format!("{what} must begin with a letter or digit")));
         }
         if text.ends_with(|c| !edge(c)) {
-            return Err((text.len() - 1, format!("{what} ends with a letter or digit")));
+            return Err((text.len() - 1, format!("{what} must end with a letter or digit")));
         }
         Ok(())
     }
@@ -328,7 +328,10 @@ fn check_key(key: &str) -> Result<(), (usize, String)> {
         at += label.len() + 1;
     }
     if prefix.len() > MAX_PREFIX_BYTES {
-        return Err((MAX_PREFIX_BYTES, format!("the prefix of a label key has at most {MAX_PREFIX_BYTES} characters")));
+        return Err((
+            MAX_PREFIX_BYTES,
+            format!("the prefix of a label key must have at most {MAX_PREFIX_BYTES} characters"),
+        ));
     }
     if name.is_empty() {
         return Err((at, "expected a name after '/'".to_owned()));
@@ -341,7 +344,7 @@ fn check_name(name: &str, what: &'static str) -> Result<(), (usize, String)> {
     let edge = |c: char| c.is_ascii_alphanumeric();
     Part { what, inner: |c| edge(c) || matches!(c, '-' | '_' | '.'), edge }.check(name)?;
     if name.len() > MAX_NAME_BYTES {
-        return Err((MAX_NAME_BYTES, format!("{what} has at most {MAX_NAME_BYTES} characters")));
+        return Err((MAX_NAME_BYTES, format!("{what} must have at most {MAX_NAME_BYTES} characters")));
     }
     Ok(())
 }
