@@ -30,7 +30,7 @@ use crate::{
 
 /// Log filter that does not parse.
 #[derive(Debug, thiserror::Error)]
-#[error("the log filter {filter:?} does not parse ({reason}); use a level such as info, or informerd=debug,warn")]
+#[error("invalid log filter {filter:?}: {reason}; write a level such as info, or informerd=debug,warn")]
 pub struct LogFilterError {
     filter: String,
     reason: String,
@@ -82,7 +82,7 @@ pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), LogFilterError> 
 pub fn registry(resources: Vec<ObservedResource>) -> Registry {
     let mut registry = Registry::default();
     let build_info = prometheus_client::metrics::info::Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-    registry.register("informerd_build", "What runs here", build_info);
+    registry.register("informerd_build", "Build information of the server", build_info);
     registry.register_collector(Box::new(ResourceCollector { resources }));
     registry
 }
@@ -110,92 +110,96 @@ struct Family<'a, 'e> {
 
 impl Family<'_, '_> {
     fn reflector(&mut self) -> fmt::Result {
-        self.counter("reflector_lists", "Lists asked of the upstream", |r| load(&r.observed.reflector.lists))?;
-        self.counter("reflector_list_failures", "Lists that failed", |r| load(&r.observed.reflector.list_failures))?;
+        self.counter("reflector_lists", "Lists requested from the upstream", |r| load(&r.observed.reflector.lists))?;
+        self.counter("reflector_list_failures", "Failed lists", |r| load(&r.observed.reflector.list_failures))?;
         self.counter("reflector_listed_objects", "Objects in all lists", |r| {
             load(&r.observed.reflector.listed_objects)
         })?;
-        self.counter("reflector_watches", "Watches asked of the upstream", |r| load(&r.observed.reflector.watches))?;
-        self.counter("reflector_watch_failures", "Watches that were not opened or ended with an error", |r| {
+        self.counter("reflector_watches", "Watches requested from the upstream", |r| {
+            load(&r.observed.reflector.watches)
+        })?;
+        self.counter("reflector_watch_failures", "Upstream watches that failed to open or ended with an error", |r| {
             load(&r.observed.reflector.watch_failures)
         })?;
         self.counter("reflector_events", "Events from the upstream, bookmarks included", |r| {
             load(&r.observed.reflector.events)
         })?;
-        self.gauge("reflector_queue_length", "Deltas between the Reflector and the informer", |r| {
+        self.gauge("reflector_queue_length", "Deltas queued between the Reflector and the informer", |r| {
             r.observed.fifo.len() as f64
         })
     }
 
     fn cache(&mut self) -> fmt::Result {
-        self.gauge("cache_objects", "Objects held", |r| r.snapshot.as_ref().map_or(0.0, |s| s.len() as f64))?;
-        self.gauge_of("cache_body", &Unit::Bytes, "Size of all bodies", |r| {
+        self.gauge("cache_objects", "Objects in the cache", |r| r.snapshot.as_ref().map_or(0.0, |s| s.len() as f64))?;
+        self.gauge_of("cache_body", &Unit::Bytes, "Size of all object bodies in the cache", |r| {
             r.snapshot.as_ref().map_or(0.0, |s| s.body_bytes() as f64)
         })?;
-        self.gauge("cache_synced", "1 when the upstream is alive and its list has been applied", |r| {
+        self.gauge("cache_synced", "1 if the list of the upstream is applied and the upstream is responding", |r| {
             f64::from(u8::from(r.report.state == SyncState::Synced))
         })?;
-        self.gauge("cache_stale", "1 when the last known state is served because the upstream is silent", |r| {
+        self.gauge("cache_stale", "1 if the last known state is served because the upstream is not responding", |r| {
             f64::from(u8::from(r.report.state == SyncState::Stale))
         })?;
         self.gauge_of(
             "source_last_seen_timestamp",
             &Unit::Seconds,
-            "When the upstream last proved itself alive",
+            "Time of the last response of the upstream",
             |r| {
                 let seen_at = r.report.seen_at.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
                 seen_at.map_or(0.0, |since| since.as_secs_f64())
             },
         )?;
-        self.gauge("source_problems", "Standing problems, as in ListResources", |r| r.report.problems as f64)?;
+        self.gauge("source_problems", "Current problems of the source, as in ListResources", |r| {
+            r.report.problems as f64
+        })?;
         self.counter("cache_changes", "Objects added, modified and deleted", |r| {
             load(&r.observed.resource.informer.stats().changes)
         })?;
-        self.counter("cache_unchanged_events", "Events of the upstream that changed nothing", |r| {
+        self.counter("cache_unchanged_events", "Upstream events that changed no object", |r| {
             load(&r.observed.resource.informer.stats().unchanged)
         })?;
-        self.counter(
-            "cache_objects_not_served",
-            "Objects that still exist upstream and could no longer be served",
-            |r| load(&r.observed.resource.informer.stats().not_served),
-        )?;
-        self.counter("source_late_changes", "Changes at versions that the upstream's rules had completed", |r| {
-            r.observed.resource.informer.health().late_changes()
+        self.counter("cache_objects_not_served", "Objects that exist upstream and can no longer be served", |r| {
+            load(&r.observed.resource.informer.stats().not_served)
         })?;
+        self.counter(
+            "source_late_changes",
+            "Changes at versions that were already complete by the rules of the upstream",
+            |r| r.observed.resource.informer.health().late_changes(),
+        )?;
         self.counter("cache_replaces", "Lists applied", |r| load(&r.observed.resource.informer.stats().replaces))?;
-        self.gauge("history_events", "Events kept for watches that resume", |r| {
+        self.gauge("history_events", "Events in the history, for watches that resume", |r| {
             load(&r.observed.resource.informer.stats().history_events) as f64
         })?;
-        self.gauge_of("history", &Unit::Bytes, "Size of what is kept for watches that resume", |r| {
+        self.gauge_of("history", &Unit::Bytes, "Size of the history, for watches that resume", |r| {
             load(&r.observed.resource.informer.stats().history_bytes) as f64
         })?;
-        self.counter("watch_events_replayed", "Events told from the history", |r| {
+        self.counter("watch_events_replayed", "Events sent from the history", |r| {
             load(&r.observed.resource.informer.stats().replayed)
         })?;
-        self.counter("watch_parked", "Times that a watch was parked", |r| {
+        self.counter("watch_parked", "Times a watch was parked", |r| {
             load(&r.observed.resource.informer.stats().parked)
         })?;
-        self.counter("expression_errors", "Evaluations of expressions that failed, and counted as false", |r| {
+        self.counter("expression_errors", "Failed evaluations of expressions, which count as false", |r| {
             let informer = &r.observed.resource.informer;
             load(&informer.stats().expression_errors) + informer.indexers().expression_errors()
         })?;
-        self.counter("cache_rewinds", "Lists that proved that the upstream went back in time", |r| {
+        self.counter("cache_rewinds", "Rewrites of the upstream history", |r| {
             load(&r.observed.resource.informer.stats().rewinds)
         })
     }
 
     fn kept(&mut self) -> fmt::Result {
-        self.counter("state_writes", "States written to state_dir", |r| r.kept(|stats| &stats.writes))?;
-        self.counter("state_write_failures", "States that could not be written to state_dir", |r| {
+        self.counter("state_writes", "Snapshot files written to state_dir", |r| r.kept(|stats| &stats.writes))?;
+        self.counter("state_write_failures", "Failed writes of snapshot files to state_dir", |r| {
             r.kept(|stats| &stats.failures)
         })?;
-        self.gauge_of("state", &Unit::Bytes, "Size of the state that was written last", |r| {
+        self.gauge_of("state", &Unit::Bytes, "Size of the last written snapshot file", |r| {
             r.kept(|stats| &stats.size) as f64
         })?;
-        self.gauge_of("state_write", &Unit::Seconds, "How long it took to write it", |r| {
+        self.gauge_of("state_write", &Unit::Seconds, "Duration of the last write of the snapshot file", |r| {
             r.kept(|stats| &stats.micros) as f64 / 1e6
         })?;
-        self.gauge_of("state_written_timestamp", &Unit::Seconds, "When it was written", |r| {
+        self.gauge_of("state_written_timestamp", &Unit::Seconds, "Time of the last write of the snapshot file", |r| {
             r.kept(|stats| &stats.written_at_ms) as f64 / 1e3
         })
     }
@@ -205,28 +209,29 @@ impl Family<'_, '_> {
         self.gauge("watch_groups", "Groups of watches with the same selection and format", |r| {
             r.watch(|stats| &stats.groups)
         })?;
-        let help = "Groups that threads fill, because the writer has no time for their selections";
+        let help = "Groups filled by background threads, because their selections take the writer too long";
         self.gauge("watch_groups_deferred", help, |r| r.watch(|stats| &stats.deferred))?;
-        self.counter("watch_deferrals", "Times that the writer had no time for the selection of a group", |r| {
+        self.counter("watch_deferrals", "Times the selection of a group took the writer too long", |r| {
             r.watch_count(|stats| &stats.deferrals)
         })?;
-        let help = "Watches ended because the threads that fill their group, or merge for them, have not kept up with the history";
+        let help =
+            "Watches ended because the threads that fill their group or merge their events lagged behind the history";
         self.counter("watch_selections_expired", help, |r| r.watch_count(|stats| &stats.expired))?;
-        let help = "Watches ended because what had merged for them under COALESCE took more than watch.coalesce_bytes";
+        let help = "Watches ended because their merged events under COALESCE exceeded watch.coalesce_bytes";
         self.counter("watch_coalesced_expired", help, |r| r.watch_count(|stats| &stats.overmerged))?;
-        self.gauge_of("watch_retained", &Unit::Bytes, "Encoded events kept for watches that lag", |r| {
+        self.gauge_of("watch_retained", &Unit::Bytes, "Size of the encoded events kept for lagging watches", |r| {
             r.watch(|stats| &stats.retained_size)
         })?;
-        self.counter("watch_events_encoded", "Events encoded, once for each format and variant", |r| {
+        self.counter("watch_events_encoded", "Events encoded, once per format and variant", |r| {
             r.watch_count(|stats| &stats.encoded)
         })?;
-        self.counter("watch_events_sent", "Events taken by watches", |r| r.watch_count(|stats| &stats.delivered))?;
-        self.counter("watch_events_dropped", "Events lost under DROP", |r| r.watch_count(|stats| &stats.dropped))?;
-        let help = "Watches ended under BLOCK, whose client has spent its own budget";
+        self.counter("watch_events_sent", "Events sent to watches", |r| r.watch_count(|stats| &stats.delivered))?;
+        self.counter("watch_events_dropped", "Events dropped under DROP", |r| r.watch_count(|stats| &stats.dropped))?;
+        let help = "Watches ended under BLOCK because their client exhausted its budget";
         self.counter("watch_evicted", help, |r| r.watch_count(|stats| &stats.evicted))?;
-        let help = "Full queues under BLOCK served as under REPLAY, the budget of the resource being spent";
+        let help = "Full queues under BLOCK served as under REPLAY because the budget of the resource was exhausted";
         self.counter("watch_block_denied", help, |r| r.watch_count(|stats| &stats.denied))?;
-        let help = "Time for which distribution waited under BLOCK";
+        let help = "Time that distribution was blocked under BLOCK";
         self.encode("watch_blocked", Some(&Unit::Seconds), help, MetricType::Counter, |r| {
             ConstCounter::new(r.watch(|stats| &stats.blocked_micros) / 1e6)
         })

@@ -154,7 +154,7 @@ impl Refused {
 
     /// Registers the counters.
     pub fn register(&self, registry: &mut Registry) {
-        let help = "Connections, calls and pages of lists that were refused or given up, by the bound that was reached";
+        let help = "Connections, calls and pages of lists that were refused or closed, by the limit that was reached";
         registry.register("informerd_refused", help, self.0.clone());
     }
 }
