@@ -91,10 +91,10 @@ impl Keeper {
         match &directory {
             Ok(directory) if directory.is_open_to_all() => tracing::warn!(
                 directory = %directory.path().display(),
-                "everybody on this machine can put states into state_dir: take the right to write from others (chmod o-w)"
+                "state_dir is world-writable; run chmod o-w on it"
             ),
             Ok(_) => {}
-            Err(error) => tracing::warn!(%error, "no state is kept for the next start"),
+            Err(error) => tracing::warn!(%error, "state_dir not usable, writing no snapshots"),
         }
         let directory = directory.map_err(|error| format!("state_dir: {error}"));
         Some(Self { directory, interval: config.general.state_interval, kept: Vec::new() })
@@ -178,12 +178,12 @@ impl Kept {
             reflector.resume(list.version.clone(), &proof)?;
             handle.health().resumed(seen_at);
             *written.lock() = Some(Written { changes: self.changes(), lacks_after: None });
-            tracing::info!(file = %path, objects = list.objects.len(), took = ?started.elapsed(), "read the kept state");
+            tracing::info!(file = %path, objects = list.objects.len(), took = ?started.elapsed(), "snapshot file read");
             informer.begin_warm(list);
             Ok(())
         });
         if let Err(problem) = resumed {
-            tracing::warn!(file = %path, problem, "the kept state is not used, and a list is made instead");
+            tracing::warn!(file = %path, problem, "snapshot file not used, listing instead");
         }
     }
 
@@ -216,7 +216,7 @@ impl Kept {
         });
         let problem = match writing.await {
             Ok(Ok(bytes)) => {
-                tracing::debug!(resource, bytes, "kept the state");
+                tracing::debug!(resource, bytes, "snapshot file written");
                 *written.lock() = Some(Written { changes, lacks_after });
                 None
             }
@@ -224,7 +224,7 @@ impl Kept {
             Err(error) => Some(format!("state_dir: {error}")),
         };
         if let Some(problem) = &problem {
-            tracing::warn!(resource, problem, "the state is not kept for the next start");
+            tracing::warn!(resource, problem, "snapshot file not written");
         }
         report(informer.health(), problem);
         true
@@ -248,11 +248,11 @@ fn report(health: &SourceHealth, problem: Option<String>) {
 fn remove(file: &SnapshotFile, resource: &str) {
     let path = file.path().display();
     match file.remove() {
-        Ok(true) => tracing::info!(resource, file = %path, "state file removed: this state is not to be kept"),
+        Ok(true) => tracing::info!(resource, file = %path, "snapshot file removed: not allowed for this resource"),
         Ok(false) => {}
         Err(error) => tracing::warn!(
             resource, file = %path, %error,
-            "state file not removed, although this state is not to be kept: remove it"
+            "snapshot file not removed, and not allowed for this resource: remove it"
         ),
     }
 }

@@ -244,7 +244,7 @@ impl<F: Frame> Writer<F> {
             self.shared.measure_history(&live.history);
             let state = self.shared.health.state();
             if std::mem::replace(&mut live.told_state, state) != state {
-                tracing::info!(?state, "the state of the source has changed");
+                tracing::info!(?state, "source state changed");
                 self.poke();
             }
         }
@@ -304,7 +304,7 @@ impl<F: Frame> Writer<F> {
         for delta in deltas {
             match delta {
                 Delta::Replace(list) => batches.extend(self.replace(list)),
-                Delta::Rewind(list) => self.restart(list, "the upstream says so"),
+                Delta::Rewind(list) => self.restart(list, "reported by the source"),
                 Delta::Changes { events, closes } => batches.extend(self.change(events, closes, now)),
                 Delta::Checkpoint(proof) => {
                     // The next run has no history, so the upstream has to repeat the changes ahead of the version.
@@ -345,7 +345,7 @@ impl<F: Frame> Writer<F> {
         let Some(live) = &mut self.live else { return };
         live.history.record(Arc::clone(batch), now);
         if let Some(key) = live.unrepeated.contradiction(batch.safe()) {
-            let proof = format!("the last known change of {key} was not repeated");
+            let proof = format!("upstream did not replay the last known change of {key}");
             let list = live.unrepeated.without(&live.indexer.snapshot());
             self.restart(list, &proof);
         }
@@ -359,14 +359,14 @@ impl<F: Frame> Writer<F> {
                 ahead.retain(|change| change.version > list.version);
                 let known = live.indexer.snapshot_before(&ahead);
                 if let Some(key) = known.contradiction(&list, self.config.evidence) {
-                    let proof = format!("{key} is not what it was at its version");
+                    let proof = format!("{key} differs at the same version");
                     self.restart(list, &proof);
                     return None;
                 }
                 if list.expires_older && list.version > live.history.current().version {
                     tracing::warn!(
                         resource_version = %list.version,
-                        "an earlier start may have sent what this list hides: every watch of the resource ends"
+                        "list hides changes sent by the previous run: ending every watch of the resource"
                     );
                     let oldest = list.version.clone();
                     self.begin_again(list, &End::Expired { oldest });
@@ -379,7 +379,7 @@ impl<F: Frame> Writer<F> {
             }
             Some(live) => {
                 let is_behind = list.version.same_lineage(live.indexer.version());
-                self.restart(list, if is_behind { "the list is behind" } else { "the lineage is another one" });
+                self.restart(list, if is_behind { "list at an older version" } else { "list of another lineage" });
                 None
             }
             None => {
@@ -405,7 +405,7 @@ impl<F: Frame> Writer<F> {
         let broadcaster = broadcaster.deferring_to(self.threads.as_deref());
         self.shared.watch_stats.store(Some(Arc::clone(broadcaster.stats())));
         let indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
-        let what = if state == SyncState::Stale { "serving what an earlier start had" } else { "synced" };
+        let what = if state == SyncState::Stale { "serving the snapshot of the previous run" } else { "synced" };
         tracing::info!(objects = indexer.snapshot().len(), resource_version = %version, "{what}");
         let history = History::new(self.config.history, Reached { version, offset: 0 });
         let unrepeated = Unrepeated::default();
@@ -419,7 +419,7 @@ impl<F: Frame> Writer<F> {
         };
         tracing::warn!(
             resource_version = %list.version, applied = %live.indexer.version(), proof,
-            "upstream history changed: every watch of the resource ends"
+            "upstream history rewritten: ending every watch of the resource"
         );
         self.shared.stats.rewinds.fetch_add(1, Ordering::Relaxed);
         self.shared.epoch.fetch_add(1, Ordering::AcqRel);

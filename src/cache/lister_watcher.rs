@@ -125,20 +125,20 @@ impl List {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
     /// The upstream no longer has the version: list again.
-    #[error("the version is too old for the upstream: {0}")]
+    #[error("resource version expired upstream: {0}")]
     Expired(String),
     /// The version is ahead of the upstream's member that answered: list the most recent state.
-    #[error("the version is ahead of the upstream: {0}")]
+    #[error("resource version not reached upstream: {0}")]
     VersionTooLarge(String),
     /// "Connection refused" or "too many requests": retry after a delay, without a list.
-    #[error("the upstream cannot serve now: {0}")]
+    #[error("upstream unavailable: {0}")]
     Busy(String),
     /// The upstream's history was rewritten, which the versions alone may not show: the next list ends every watch of the
     /// resource.
-    #[error("the upstream's history has changed: {0}")]
+    #[error("upstream history rewritten: {0}")]
     HistoryChanged(String),
     /// An open watch broke: watch again without a list, at once if it had lasted or delivered something.
-    #[error("the watch broke: {0}")]
+    #[error("watch broken: {0}")]
     Broken(String),
     /// The upstream refuses the request: the credentials, the rights or the resource itself are missing, or it does not support
     /// the request. Repeat the request after a delay; a watch that was served since the last list needs no list.
@@ -146,12 +146,12 @@ pub enum SourceError {
     Refused(String),
     /// The upstream began a list and did not finish it, or timed out: list the most recent state, which comes in pages; open a
     /// watch again after a delay.
-    #[error("the upstream cannot serve now: {0}")]
+    #[error("upstream unavailable: {0}")]
     Incomplete(String),
     /// Any other error that may pass: list and watch again after a delay.
     #[error("{0}")]
     Unavailable(String),
     /// The upstream sent data that cannot be read or keyed. It does not count as applied: list again.
-    #[error("the upstream sent what cannot be read: {0}")]
+    #[error("invalid upstream data: {0}")]
     Undecodable(String),
 }

@@ -100,7 +100,7 @@ impl<S: ListerWatcher> Reflector<S> {
     ///
     /// If the source rejects the proof. The Reflector then begins with a list.
     pub fn resume(&mut self, version: ResourceVersion, proof: &[u8]) -> Result<(), String> {
-        let source = self.source.warm_start().ok_or("the source has no warm start")?;
+        let source = self.source.warm_start().ok_or("the source does not support snapshots")?;
         source.resume(&version, proof)?;
         self.state.resume(version);
         Ok(())
@@ -215,7 +215,7 @@ impl<S: ListerWatcher> Reflector<S> {
             let delta = match item {
                 Ok(delta) => delta,
                 Err(SourceError::Broken(error)) if !is_very_short(events) => {
-                    tracing::warn!(error, "the watch broke");
+                    tracing::warn!(error, "upstream watch broken");
                     return Outcome::WatchClosed { reached: reached.safe().clone() };
                 }
                 Err(error) => return Outcome::WatchFailed { reached: reached.safe().clone(), error },
@@ -231,7 +231,7 @@ impl<S: ListerWatcher> Reflector<S> {
             // One low event means a broken stream, and does not prove a rewritten history. client-go would accept the lower
             // version.
             if version < *reached.version() || !version.same_lineage(reached.version()) {
-                let error = format!("an event at {version} after {}", reached.version());
+                let error = format!("event at version {version} after version {}", reached.version());
                 return Outcome::WatchBroken { reached: reached.safe().clone(), error };
             }
             self.health.alive();

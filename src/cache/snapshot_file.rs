@@ -84,13 +84,13 @@ pub enum SnapshotFileError {
     #[error("{0}")]
     Io(#[from] io::Error),
     /// The content differs from what was written.
-    #[error("it is damaged: {0}")]
+    #[error("damaged snapshot file: {0}")]
     Damaged(&'static str),
     /// The file has another format than this version's.
-    #[error("it is no state that this version of informerd has written")]
+    #[error("unsupported snapshot format")]
     Format,
     /// The file is whole, and of another resource or source.
-    #[error("it is the state of {found}, and this is {expected}")]
+    #[error("snapshot file of another resource: it holds {found}, expected {expected}")]
     Foreign {
         /// Resource and source in the file.
         found: String,
@@ -205,7 +205,7 @@ impl SnapshotFile {
             record.clear();
             if !object.write_record(&mut record) {
                 let (key, media_type) = (object.key(), object.media_type());
-                return Err(io::Error::other(format!("{key}: objects of the type {media_type:?} cannot be kept")));
+                return Err(io::Error::other(format!("{key}: unsupported media type {media_type:?}")));
             }
             out.piece(&record)?;
         }
@@ -237,7 +237,7 @@ impl SnapshotFile {
         }
         let mut piece = Vec::new();
         input.read_piece(&mut piece)?;
-        let damaged = || SnapshotFileError::Damaged("its header cannot be read");
+        let damaged = || SnapshotFileError::Damaged("invalid header");
         let header: Header = serde_json::from_slice(&piece).map_err(|_| damaged())?;
         let version: ResourceVersion = header.version.parse().map_err(|_| damaged())?;
         input.read_piece(&mut piece)?;
@@ -246,7 +246,7 @@ impl SnapshotFile {
         for _ in 0..header.objects {
             input.read_piece(&mut piece)?;
             let object = Object::read_record(&piece, &version);
-            objects.push(Arc::new(object.ok_or(SnapshotFileError::Damaged("an object cannot be read"))?));
+            objects.push(Arc::new(object.ok_or(SnapshotFileError::Damaged("invalid object"))?));
         }
         input.finish()?;
         let (found, expected) = (of(&header.resource, &header.source), of(&self.resource, &self.identity));
@@ -282,8 +282,7 @@ impl<F: Write> Sum<F> {
 
     fn piece(&mut self, bytes: &[u8]) -> io::Result<()> {
         let len = u32::try_from(bytes.len()).ok().filter(|_| bytes.len() <= MAX_PIECE_BYTES);
-        let len =
-            len.ok_or_else(|| io::Error::other(format!("a piece has {} bytes, which is too large", bytes.len())))?;
+        let len = len.ok_or_else(|| io::Error::other(format!("record too large: {} bytes", bytes.len())))?;
         self.write_all(&len.to_le_bytes())?;
         self.write_all(bytes)
     }
@@ -301,7 +300,7 @@ impl<F: Read> Sum<F> {
         self.fill(&mut len)?;
         let len = u32::from_le_bytes(len) as usize;
         if len > MAX_PIECE_BYTES {
-            return Err(SnapshotFileError::Damaged("a piece is too large"));
+            return Err(SnapshotFileError::Damaged("record too large"));
         }
         piece.clear();
         // The buffer grows with the bytes that exist, whatever a damaged length says.
@@ -317,10 +316,10 @@ impl<F: Read> Sum<F> {
         let mut written = [0; SHA256_OUTPUT_LEN];
         read_exact(&mut self.file, &mut written)?;
         if self.sum.finish().as_ref() != written {
-            return Err(SnapshotFileError::Damaged("its checksum is another one"));
+            return Err(SnapshotFileError::Damaged("checksum mismatch"));
         }
         if self.file.read(&mut [0])? > 0 {
-            return Err(SnapshotFileError::Damaged("it goes on after its end"));
+            return Err(SnapshotFileError::Damaged("trailing data"));
         }
         Ok(())
     }
@@ -334,7 +333,7 @@ fn read_exact(file: &mut impl Read, bytes: &mut [u8]) -> Result<(), SnapshotFile
 }
 
 fn ends_too_early() -> SnapshotFileError {
-    SnapshotFileError::Damaged("it ends too early")
+    SnapshotFileError::Damaged("unexpected end of file")
 }
 
 #[cfg(test)]

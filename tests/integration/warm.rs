@@ -167,7 +167,7 @@ async fn what_cannot_be_used_is_ignored() {
         let served = start(&directory).await;
         let resource = served.until(|resource| !resource.last_error.is_empty()).await;
         assert_eq!((resource.state(), resource.resource_version.as_str()), (pb::SyncState::Syncing, ""), "{what}");
-        assert!(resource.last_error.starts_with("list: "), "{what}: {}", resource.last_error);
+        assert!(resource.last_error.starts_with("list failed: "), "{what}: {}", resource.last_error);
         assert_eq!(served.get("/readyz").await.0, 503, "{what}");
         served.stop().await;
     }

@@ -37,10 +37,10 @@ pub struct Joined<F: Frame> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JoinError {
     /// No state yet.
-    #[error("the resource has not been synced yet")]
+    #[error("the resource is not synced yet")]
     NotSynced,
     /// Version older than the history, in a relist's gap, or of another lineage.
-    #[error("the version cannot be resumed from; the oldest is {oldest}, the current {current}")]
+    #[error("the resource version has expired (oldest: {oldest}, current: {current}): list again")]
     Expired {
         /// Oldest version that a watch can resume from.
         oldest: ResourceVersion,
@@ -48,7 +48,7 @@ pub enum JoinError {
         current: ResourceVersion,
     },
     /// Version that this server has not reached yet.
-    #[error("the version has not been reached; the current is {current}")]
+    #[error("the resource version has not been reached (current: {current})")]
     TooLarge {
         /// Applied version.
         current: ResourceVersion,
@@ -60,5 +60,5 @@ pub enum JoinError {
 
 /// End of the informer's task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the informer has ended")]
+#[error("the informer has stopped")]
 pub struct Stopped;

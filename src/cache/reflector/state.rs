@@ -230,10 +230,10 @@ impl Outcome {
     pub(super) fn error(&self) -> Option<String> {
         match self {
             Self::Listed(_) | Self::WatchClosed { .. } => None,
-            Self::ListFailed(error) => Some(format!("list: {error}")),
-            Self::WatchNotOpened(error) | Self::WatchFailed { error, .. } => Some(format!("watch: {error}")),
-            Self::WatchTooShort { .. } => Some("watch: closed at once and without an event".to_owned()),
-            Self::WatchBroken { error, .. } => Some(format!("watch: {error}")),
+            Self::ListFailed(error) => Some(format!("list failed: {error}")),
+            Self::WatchNotOpened(error) | Self::WatchFailed { error, .. } => Some(format!("watch failed: {error}")),
+            Self::WatchTooShort { .. } => Some("watch failed: closed at once without an event".to_owned()),
+            Self::WatchBroken { error, .. } => Some(format!("watch failed: {error}")),
         }
     }
 }

@@ -396,7 +396,7 @@ async fn an_expired_watch_is_stale_until_it_is_listed() {
 async fn the_health_of_the_source_follows_what_it_answers() {
     let run = run_for(Duration::from_secs(1), vec![FailList(unavailable()), FailList(busy())]).await;
     let report = run.health.report();
-    assert_eq!(report.last_error.as_deref(), Some("list: the upstream cannot serve now: 429"));
+    assert_eq!(report.last_error.as_deref(), Some("list failed: upstream unavailable: 429"));
     assert_eq!((report.state, report.seen_at), (SyncState::Syncing, None));
 
     let run = run_for(Duration::from_secs(1), vec![FailList(unavailable()), Listed(10)]).await;
@@ -407,7 +407,11 @@ async fn the_health_of_the_source_follows_what_it_answers() {
     let run = run_for(Duration::from_secs(66), vec![Listed(10), failing]).await;
     run.health.synced();
     let report = run.health.report();
-    assert_eq!((report.state, report.last_error.as_deref()), (SyncState::Synced, Some("watch: 500")), "seen 6 s ago");
+    assert_eq!(
+        (report.state, report.last_error.as_deref()),
+        (SyncState::Synced, Some("watch failed: 500")),
+        "seen 6 s ago"
+    );
     tokio::time::advance(Duration::from_secs(5)).await;
     assert_eq!(run.health.report().state, SyncState::Stale);
 }

@@ -23,7 +23,7 @@ pub struct SnapshotDirectory {
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotDirectoryError {
     /// The directory is missing and cannot be made, or cannot be written to.
-    #[error("{path} cannot be written to: {error}; choose a directory that the user who runs informerd may write to")]
+    #[error("{path} cannot be written to: {error}; choose a directory that the user of informerd can write to")]
     Io {
         /// Path of the directory.
         path: String,
@@ -31,7 +31,7 @@ pub enum SnapshotDirectoryError {
         error: io::Error,
     },
     /// Another process has locked the directory.
-    #[error("{path} is in use by another informerd; give each a directory of its own")]
+    #[error("{path} is in use by another informerd; give each server its own directory")]
     InUse {
         /// Path of the directory.
         path: String,
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
         assert!(!directory.is_open_to_all());
         let error = SnapshotDirectory::open(&path).unwrap_err().to_string();
-        assert!(error.ends_with("is in use by another informerd; give each a directory of its own"), "{error}");
+        assert!(error.ends_with("is in use by another informerd; give each server its own directory"), "{error}");
         drop(directory);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
         assert!(SnapshotDirectory::open(&path).unwrap().is_open_to_all());

@@ -175,7 +175,7 @@ fn a_write_that_fails_leaves_what_was_there() {
         body: Bytes::new(),
     };
     let error = file.write(&checkpoint(vec![Arc::new(Object::new(parts))], &version, ""), None).unwrap_err();
-    assert_eq!(error.to_string(), "a: objects of the type \"text/plain\" cannot be kept");
+    assert_eq!(error.to_string(), "a: unsupported media type \"text/plain\"");
     assert_eq!(place.names(), ["lock", "pods.state"]);
     assert_eq!(file.read().unwrap(), Some(expected(&small(7))));
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -197,7 +197,10 @@ fn a_state_of_something_else_is_not_used() {
             fs::copy(file.path(), other.path()).unwrap();
         }
         let error = other.read().unwrap_err().to_string();
-        assert_eq!(error, format!("it is the state of pods of {SOURCE}, and this is {resource} of {source}"));
+        assert_eq!(
+            error,
+            format!("snapshot file of another resource: it holds pods of {SOURCE}, expected {resource} of {source}")
+        );
     }
     for bytes in [&b""[..], b"hello", b"informerd state\n"] {
         fs::write(file.path(), bytes).unwrap();
@@ -205,7 +208,7 @@ fn a_state_of_something_else_is_not_used() {
     }
     let of_later = [&MAGIC[..], &2_u32.to_le_bytes(), &[0; 100]].concat();
     fs::write(file.path(), of_later).unwrap();
-    assert_eq!(file.read().unwrap_err().to_string(), "it is no state that this version of informerd has written");
+    assert_eq!(file.read().unwrap_err().to_string(), "unsupported snapshot format");
     fs::remove_file(file.path()).unwrap();
     fs::create_dir(file.path()).unwrap();
     assert!(matches!(file.read(), Err(SnapshotFileError::Io(_))), "a directory");
@@ -243,6 +246,6 @@ fn a_piece_is_read_up_to_its_bound_and_to_its_end() {
     let message = |len, there| read(len, there).unwrap_err().to_string();
     assert_eq!(read(5, 9).unwrap(), 5);
     assert_eq!(read(MAX_PIECE_BYTES, u64::MAX).unwrap(), MAX_PIECE_BYTES, "as it may be written");
-    assert_eq!(message(MAX_PIECE_BYTES + 1, u64::MAX), "it is damaged: a piece is too large");
-    assert_eq!(message(5, 4), "it is damaged: it ends too early");
+    assert_eq!(message(MAX_PIECE_BYTES + 1, u64::MAX), "damaged snapshot file: record too large");
+    assert_eq!(message(5, 4), "damaged snapshot file: unexpected end of file");
 }
