@@ -51,7 +51,7 @@ impl Dialer {
             let addresses = lookup_host((host, port)).await.map_err(|error| format!("{host}: {error}"))?;
             let mut addresses: Vec<SocketAddr> = addresses.collect();
             if addresses.is_empty() {
-                return Err(format!("{host}: the name has no addresses"));
+                return Err(format!("{host}: no addresses found"));
             }
             let count = addresses.len();
             addresses.rotate_left(first % count);

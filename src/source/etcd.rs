@@ -192,7 +192,9 @@ impl ListerWatcher for EtcdSource {
         let shared = &self.shared;
         let known = shared.known.lock().position.clone();
         let Some(position) = known.filter(|position| version(position.revision) == from) else {
-            return Err(SourceError::Expired(format!("{from} is not where the resource is")));
+            return Err(SourceError::Expired(format!(
+                "cannot watch from version {from}: the source is at another one"
+            )));
         };
         let connection = shared.connections.get().await?;
         let id = connection.id;
@@ -241,10 +243,10 @@ impl WarmStart for EtcdSource {
     }
 
     fn resume(&self, at: &ResourceVersion, proof: &[u8]) -> Result<(), String> {
-        let kept: Kept = serde_json::from_slice(proof).map_err(|error| format!("its proof cannot be read: {error}"))?;
+        let kept: Kept = serde_json::from_slice(proof).map_err(|error| format!("invalid resume proof: {error}"))?;
         let Kept { identity, revision, mark, problems } = kept;
         if version(revision) != *at {
-            return Err(format!("its proof is of revision {revision}, and it is at {at}"));
+            return Err(format!("resume proof of revision {revision} for a snapshot at {at}"));
         }
         *self.shared.known.lock() =
             Known { identity, position: Some(Position { revision, connection: EARLIER_START, mark }) };
@@ -274,7 +276,9 @@ impl Shared {
         if header.revision < revision {
             self.known.lock().position = None;
             let (endpoint, at) = (connection.endpoint(), header.revision);
-            return Err(SourceError::HistoryChanged(format!("{endpoint}: at revision {at}, and {revision} was known")));
+            return Err(SourceError::HistoryChanged(format!(
+                "{endpoint}: revision {at} is older than the last known revision {revision}"
+            )));
         }
         Ok(())
     }
@@ -295,7 +299,7 @@ impl Shared {
         }
         self.known.lock().position = None;
         let endpoint = connection.endpoint();
-        Err(SourceError::HistoryChanged(format!("{endpoint}: keys at revision {revision}, where there were none")))
+        Err(SourceError::HistoryChanged(format!("{endpoint}: found keys at revision {revision}, which had none")))
     }
 
     fn check_identity(&self, header: &ResponseHeader) -> Result<(), SourceError> {

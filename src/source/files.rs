@@ -164,7 +164,9 @@ impl ListerWatcher for FilesSource {
         let engine = self.engine.clone();
         let current = blocking(move || engine.lock().version()).await?;
         if from != current {
-            return Err(SourceError::Expired(format!("the directory is at {current}, and {from} was asked for")));
+            return Err(SourceError::Expired(format!(
+                "cannot watch from version {from}: the directory is at {current}"
+            )));
         }
         let live = Live::new(self.config.clone(), self.engine.clone(), Notices::new(self.subscribe), token);
         Ok(Box::pin(live.into_stream().map(|item| item.map(Delta::event))))
@@ -178,7 +180,7 @@ impl ListerWatcher for FilesSource {
 impl From<Failure> for SourceError {
     fn from(failure: Failure) -> Self {
         match failure {
-            Failure::Cancelled => Self::Unavailable("another list or watch of the directory has taken over".into()),
+            Failure::Cancelled => Self::Unavailable("replaced by another list or watch of the directory".into()),
             Failure::Outage(reason) => Self::Unavailable(reason),
         }
     }

@@ -51,7 +51,7 @@ impl Problems {
                 resource = self.resource,
                 more_begun,
                 more_ended,
-                "more problems than are logged"
+                "further problems not logged"
             );
         }
     }
@@ -98,7 +98,7 @@ impl Problems {
 
     fn log_ended(&self, problem: &Problem) {
         let (Self { source, resource, .. }, Problem { reason, subject, .. }) = (self, problem);
-        tracing::info!(source, resource, reason = reason.as_str(), subject, "problem solved");
+        tracing::info!(source, resource, reason = reason.as_str(), subject, "problem resolved");
     }
 }
 

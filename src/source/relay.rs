@@ -218,9 +218,9 @@ impl WarmStart for RelaySource {
     }
 
     fn resume(&self, at: &ResourceVersion, proof: &[u8]) -> Result<(), String> {
-        let kept: Kept = serde_json::from_slice(proof).map_err(|error| format!("its proof cannot be read: {error}"))?;
+        let kept: Kept = serde_json::from_slice(proof).map_err(|error| format!("invalid resume proof: {error}"))?;
         if kept.version != at.to_string() {
-            return Err(format!("its proof is of version {}, and it is at {at}", kept.version));
+            return Err(format!("resume proof of version {} for a snapshot at {at}", kept.version));
         }
         let mark = kept.mark.and_then(Mark::resume);
         let position = Position { version: at.clone(), history: kept.history.into(), mark };
@@ -264,7 +264,7 @@ impl Shared {
                     if let Some(known) = known.filter(|known| version < known.version) {
                         // The upstream had reached that version, and restarted before the version was complete.
                         let (endpoint, known) = (&self.config.endpoint, known.version);
-                        return Err(SourceError::Busy(format!("{endpoint}: version {known} is open again there")));
+                        return Err(SourceError::Busy(format!("{endpoint}: version {known} is open again upstream")));
                     }
                     // An upstream that was syncing before knows its path only now.
                     self.meet().await?;

@@ -86,10 +86,10 @@ pub enum StreamError {
     #[error("the file {} does not exist; create it, or correct the path", .0.display())]
     Missing(PathBuf),
     /// Path of a directory or a socket.
-    #[error("{} is no file and no named pipe; name what the events are written to", .0.display())]
+    #[error("{} is neither a file nor a named pipe; name the file or pipe with the events", .0.display())]
     NotAStream(PathBuf),
     /// Input that cannot be opened.
-    #[error("{what} cannot be read ({reason}); let the user that runs informerd read it")]
+    #[error("{what} cannot be read ({reason}); give the user of informerd permission to read it")]
     Unreadable {
         /// The file, or "standard input".
         what: String,
@@ -181,11 +181,11 @@ impl ListerWatcher for StreamSource {
     async fn watch(&self, from: ResourceVersion) -> Result<Watch, SourceError> {
         self.open().await?;
         let Some(lease) = Lease::take(&self.shared) else {
-            return Err(SourceError::Busy("another watch reads the stream".into()));
+            return Err(SourceError::Busy("the stream is in use by another watch".into()));
         };
         let current = self.shared.known.lock().version.clone();
         if from != current {
-            return Err(SourceError::Expired(format!("the stream is at {current}, and {from} was asked for")));
+            return Err(SourceError::Expired(format!("cannot watch from version {from}: the stream is at {current}")));
         }
         let live = Live { shared: Arc::clone(&self.shared), watcher: StreamWatcher::new(lease) };
         Ok(Box::pin(futures_util::stream::unfold(live, |mut live| async move {

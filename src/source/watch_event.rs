@@ -61,10 +61,10 @@ pub(super) fn decode<'a, T>(
         Some("DELETED") => EventType::Deleted,
         Some("BOOKMARK") => return Ok(Said::Bookmark(of_none())),
         Some("ERROR") => return Ok(Said::Failure(of_none())),
-        Some(other) => return Err(one_line(&format!("the type {other:?} is not known"))),
-        None => return Err("no watch event: it has no `type` (is --output-watch-events missing?)".to_owned()),
+        Some(other) => return Err(one_line(&format!("unknown type {other:?}"))),
+        None => return Err("not a watch event: no `type`; run kubectl with --output-watch-events".to_owned()),
     };
-    let text = text.ok_or("the event has no `object`")?.get();
+    let text = text.ok_or("event without an `object`")?.get();
     object(text).map(|made| Said::Change(event_type, made)).map_err(|error| describe(&error))
 }
 

@@ -74,7 +74,7 @@ fn a_kube_source_is_checked_without_a_cluster_and_its_role_is_printed() {
     assert!(out.contains("web: deployments of the Kubernetes API apps/v1 in namespace shop"), "{out}");
     let (code, _, err) = run(&[&["check", "--kube-context", "none"], &flags[..]].concat());
     assert_eq!(code, Some(1));
-    assert!(err.contains("no context \"none\"; it has: c"), "{err}");
+    assert!(err.contains("context \"none\" not found in the kubeconfig (known: c"), "{err}");
     let (code, _, err) = run(&["check", "--kube", "a=v1/pods", "--kubeconfig", "/no/such/file"]);
     assert_eq!(code, Some(1));
     assert!(err.starts_with("error: resource a: /no/such/file: "), "{err}");
@@ -120,7 +120,7 @@ fn what_cannot_be_served_is_told_in_one_line() {
         (&["serve", "--files", &file], 1, "web.yaml"),
         (&["serve", "--files", "pods"], 2, "NAME=DIR"),
         (&["serve", "--stream", "pods=/no/such/file"], 1, "/no/such/file does not exist"),
-        (&["check", "--stream", "pods=/tmp"], 1, "no named pipe"),
+        (&["check", "--stream", "pods=/tmp"], 1, "neither a file nor a named pipe"),
         (&["serve", "--stream", "pods"], 2, "NAME=FILE"),
         (&["serve", "--stream", "a=-", "--stream", "b=-"], 2, "standard input"),
         (&["rbac", "--files", &good], 2, "name one with --kube"),

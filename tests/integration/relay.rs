@@ -461,7 +461,7 @@ async fn a_relay_of_itself_is_refused() {
     let names = |count: usize| (0..count).map(|at| format!("server {at}")).collect();
     origin.informer.health().provenance().set_upstream(names(15));
     let relay = Sandbox::relay(origin.address()).await;
-    last_error(&relay, "comes through 16 servers; relay one that is nearer").await;
+    last_error(&relay, "comes through 16 servers; relay a server closer to the source").await;
     origin.informer.health().provenance().set_upstream(names(14));
     relay.reached(&version(1)).await;
 }
@@ -477,5 +477,5 @@ async fn an_upstream_without_replay_is_refused() {
     assert!(relay.informer.snapshot().is_none());
     let other = RelayConfig { resource: "nodes".to_owned(), ..relay_of(origin.address()) };
     let relay = Sandbox::start_unsynced(Options { relay: Some(other), ..Options::default() }).await;
-    last_error(&relay, r#"there is no resource "nodes"; there are: pods"#).await;
+    last_error(&relay, r#"resource "nodes" not found (known: pods)"#).await;
 }

@@ -129,7 +129,7 @@ async fn a_file_is_replayed_and_what_it_adds_up_to_is_served_as_stale() {
     let resource = client.until(|resource| resource.resource_version.ends_with(".7")).await;
     assert_eq!((resource.source.as_str(), resource.objects), ("stream", 1));
     let resource = client.until_stale(1).await;
-    assert_eq!(resource.last_error, "the stream has ended");
+    assert_eq!(resource.last_error, "stream ended");
     assert_eq!(client.list().await, [("a".to_owned(), body("a", 2))].into());
     assert_eq!(
         metric(&served, "informerd_cache_unchanged_events_total").await,
@@ -209,7 +209,7 @@ async fn garbage_and_events_that_are_too_large_are_reported_and_passed_over() {
     let served = serve(Some(&lines.concat()), "{}").await;
     let mut client = connect(&served).await;
     let resource = client.until_stale(2).await;
-    assert_eq!(resource.last_error, "the stream has ended", "the failure comes first");
+    assert_eq!(resource.last_error, "stream ended", "the failure comes first");
     let problems: Vec<_> = resource.problems.iter().map(|of| (&*of.reason, &*of.subject)).collect();
     let at = |index: usize| problems[index].1;
     assert!(problems.len() == 4 && at(0).starts_with("line 2 (byte "), "{problems:?}");

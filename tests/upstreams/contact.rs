@@ -111,7 +111,7 @@ async fn while_an_exec_plugin_hangs_every_other_resource_is_followed() {
         assert!(served.is_live().await);
         writes += 1;
         let error = served.last_error_of("a").await;
-        if error.contains("has not answered for 60 s") {
+        if error.contains("did not finish within 60 s") {
             assert!(error.contains(&format!("exec plugin {plugin:?}")), "{error}");
             break;
         }

@@ -217,7 +217,7 @@ async fn the_least_role_is_enough() {
     apiserver.write(&mut truth, THINGS).await;
     let served = Served::kube(&apiserver, READER, things()).await;
     let forbidden = async {
-        while !served.last_error().await.contains("; `informerd rbac` prints the role that is needed") {
+        while !served.last_error().await.contains("; grant the role that `informerd rbac` prints") {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     };

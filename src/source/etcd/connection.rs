@@ -237,7 +237,7 @@ impl Connection {
         match self.answer(client.authenticate(request)).await {
             Ok(answer) => {
                 let token = HeaderValue::try_from(answer.token);
-                let token = token.map_err(|_| Status::internal("the token is not a text for a header"))?;
+                let token = token.map_err(|_| Status::internal("the token is not a valid header value"))?;
                 let mut headers = HeaderMap::new();
                 headers.insert("token", token);
                 self.metadata = MetadataMap::from_headers(headers);
@@ -264,7 +264,7 @@ impl Connection {
     ) -> Result<T, Status> {
         match tokio::time::timeout(limit, call).await {
             Ok(answer) => answer.map(tonic::Response::into_inner),
-            Err(_) => Err(Status::deadline_exceeded(format!("no answer within {limit:?}"))),
+            Err(_) => Err(Status::deadline_exceeded(format!("no response within {limit:?}"))),
         }
     }
 }
@@ -307,8 +307,8 @@ fn describe(status: &Status) -> String {
     };
     let hint = match status.code() {
         Code::Unimplemented => "; etcd 3.4 or later is needed",
-        _ if message.contains("user name is empty") => "; give it a user and a password file",
-        _ if message.contains("permission denied") => "; let the user read every key of the prefix",
+        _ if message.contains("user name is empty") => "; configure a user and a password file",
+        _ if message.contains("permission denied") => "; grant the user read access to every key of the prefix",
         _ if message.contains("authentication failed") => "; correct the user, or the password in the file",
         _ => "",
     };

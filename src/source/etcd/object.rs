@@ -54,7 +54,7 @@ impl Prefix {
         let key = self.key(&kv.key).map_err(|message| problem(ProblemReason::ObjectInvalid, message))?;
         if kv.value.len() > MAX_OBJECT_BYTES {
             let size = kv.value.len();
-            let message = format!("the value has {size} bytes, more than the {MAX_OBJECT_BYTES} that are served");
+            let message = format!("value too large: {size} bytes (limit: {MAX_OBJECT_BYTES})");
             return Err(problem(ProblemReason::ObjectTooLarge, message));
         }
         let KeyValue { create_revision, mod_revision, value, .. } = kv;
@@ -89,7 +89,7 @@ impl Prefix {
         let rest = key.strip_prefix(&*self.0).ok_or("the key does not begin with the prefix")?;
         let rest = std::str::from_utf8(rest).map_err(|_| "the key is not UTF-8")?;
         let (namespace, name) = match rest.split_once('/') {
-            Some(("", _)) => return Err("a slash follows the prefix; end the prefix with it".to_owned()),
+            Some(("", _)) => return Err("the key has a slash after the prefix; end the prefix with a slash".to_owned()),
             Some(parts) => parts,
             None => ("", rest),
         };
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn what_cannot_be_a_key_says_why() {
         let problem = |prefix: &str, key: &str| Prefix::new(prefix).object(kv(key, "1")).unwrap_err().message;
-        assert_eq!(problem("/a", "/a/b"), "a slash follows the prefix; end the prefix with it");
+        assert_eq!(problem("/a", "/a/b"), "the key has a slash after the prefix; end the prefix with a slash");
         assert_eq!(problem("/a/", "/a/"), "the name is empty");
         assert_eq!(problem("/a/", "/a/ns/"), "the name is empty");
         assert!(problem("/a/", "/a/b\0c").contains("NUL"));
@@ -150,7 +150,7 @@ mod tests {
         let large = "x".repeat(MAX_OBJECT_BYTES + 1);
         let problem = Prefix::new("/a/").object(kv("/a/n/b", &large)).unwrap_err();
         assert_eq!(problem.reason, ProblemReason::ObjectTooLarge);
-        assert!(problem.to_string().starts_with("n/b: the value has 3145729 bytes, more than the"), "{problem}");
+        assert!(problem.to_string().starts_with("n/b: value too large: 3145729 bytes (limit: "), "{problem}");
     }
 
     #[test]

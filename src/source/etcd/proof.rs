@@ -58,7 +58,9 @@ impl Identity {
     pub(super) fn check(&mut self, header: &ResponseHeader) -> Result<(), String> {
         let ResponseHeader { cluster_id, raft_term, .. } = *header;
         match self.0.replace((cluster_id, raft_term)) {
-            Some((known, _)) if known != cluster_id => Err(format!("the cluster was {known:x}, and is {cluster_id:x}")),
+            Some((known, _)) if known != cluster_id => {
+                Err(format!("cluster id changed from {known:x} to {cluster_id:x}"))
+            }
             Some((_, known)) if known > raft_term => {
                 tracing::info!(known, raft_term, "etcd raft term lower");
                 Ok(())
@@ -166,7 +168,7 @@ mod tests {
         assert_eq!(identity.check(&header(1, 2)), Ok(()));
         assert_eq!(identity.check(&header(1, 3)), Ok(()), "an election");
         assert_eq!(identity.check(&header(1, 2)), Ok(()), "a member that has caught up by a snapshot");
-        assert_eq!(identity.check(&header(0xab, 9)), Err("the cluster was 1, and is ab".into()));
+        assert_eq!(identity.check(&header(0xab, 9)), Err("cluster id changed from 1 to ab".into()));
         assert_eq!(identity.check(&header(0xab, 9)), Ok(()));
     }
 

@@ -252,7 +252,7 @@ impl Live {
         self.is_partial = fragment;
         if compact_revision > 0 {
             let endpoint = self.connection.endpoint();
-            return Err(SourceError::Expired(format!("{endpoint}: compacted up to revision {compact_revision}")));
+            return Err(SourceError::Expired(format!("{endpoint}: revisions before {compact_revision} are compacted")));
         }
         if canceled {
             return Err(self.connection.cancelled(&cancel_reason));
@@ -293,7 +293,7 @@ impl Live {
         let Some(revision) = events.first().map(revision) else {
             return Ok(());
         };
-        let broken = || SourceError::Busy(format!("an event at {revision}, which was over"));
+        let broken = || SourceError::Busy(format!("event at revision {revision}, which was already complete"));
         if revision <= self.last.revision {
             let Some(unproved) = &mut self.unproved else {
                 if revision != self.start || revision != self.last.revision {
@@ -340,17 +340,17 @@ impl Live {
         match verdict {
             Verdict::Same => Ok(()),
             Verdict::Other => {
-                Err(SourceError::HistoryChanged(format!("{endpoint}: what was told before is not what is told now")))
+                Err(SourceError::HistoryChanged(format!("{endpoint}: the last known revision has other changes")))
             }
             Verdict::Unknown => {
-                Err(SourceError::Expired(format!("{endpoint}: what was told before is not told again")))
+                Err(SourceError::Expired(format!("{endpoint}: the last known revision was not replayed")))
             }
         }
     }
 
     fn silent(&self) -> SourceError {
         let (endpoint, time) = (self.connection.endpoint(), self.shared.config.answer_timeout);
-        SourceError::Busy(format!("{endpoint}: the watch has not answered for {time:?}"))
+        SourceError::Busy(format!("{endpoint}: no response from the watch for {time:?}"))
     }
 }
 

@@ -117,7 +117,7 @@ struct Claim {
 type Before = HashMap<ObjectKey, Option<Arc<Object>>, RandomState>;
 
 /// Reason for a file that has become empty.
-const BLANK: &str = "the file is empty; delete it to delete its objects";
+const BLANK: &str = "file is empty; delete it to delete its objects";
 
 // === impl Catalog ===
 

@@ -171,7 +171,7 @@ impl Decoder<'_> {
     fn yaml_document(&mut self, document: Value, depth: usize) -> Result<(), String> {
         let document = match document {
             // The first letters of an incomplete mapping are a YAML string too, which is never intended.
-            Value::String(_) => return Err("a bare text is no manifest (is the file half-written?)".into()),
+            Value::String(_) => return Err("a string is not a manifest (is the file half-written?)".into()),
             Value::Object(mut map) => {
                 let text = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
                 let kind = text(map.get("kind"));
@@ -203,7 +203,7 @@ impl Decoder<'_> {
         match list_head(json) {
             Some((head, items)) => {
                 if depth >= MAX_LIST_DEPTH {
-                    return Err(format!("lists are nested deeper than {MAX_LIST_DEPTH}"));
+                    return Err(format!("lists nested too deeply (limit: {MAX_LIST_DEPTH})"));
                 }
                 let items: Vec<&RawValue> = serde_json::from_str(items).map_err(|e| format!("items: {e}"))?;
                 for (at, item) in items.into_iter().enumerate() {
@@ -364,7 +364,7 @@ mod tests {
         for _ in 0..10 {
             nested = format!(r#"{{"kind":"List","items":[{nested}]}}"#);
         }
-        assert!(decode_as(Format::Json, &nested, None).unwrap_err().contains("deeper than 4"));
+        assert!(decode_as(Format::Json, &nested, None).unwrap_err().contains("nested too deeply (limit: 4)"));
     }
 
     #[test]

@@ -395,7 +395,7 @@ impl Engine {
     fn standing(&self) -> BTreeMap<String, String> {
         let mut standing: BTreeMap<String, String> = BTreeMap::new();
         for (key, served, waiting) in self.catalog.duplicates() {
-            let reason = || format!("{} is in {} as well, which comes first and is served", key, escaped(served));
+            let reason = || format!("{} is also in {}, which comes first and is served", key, escaped(served));
             standing.entry(escaped(waiting).into_owned()).or_insert_with(|| one_line(&reason()));
         }
         for (path, reason, is_kept) in self.catalog.unusable() {
@@ -410,14 +410,14 @@ impl Engine {
         self.health.failed(reason);
         if self.outage.as_deref() != Some(reason) {
             let resource = &self.config.resource;
-            tracing::warn!(source = "files", resource, reason, "the directory cannot be read; its objects are kept");
+            tracing::warn!(source = "files", resource, reason, "directory not read; keeping its objects");
             self.outage = Some(reason.to_owned());
         }
     }
 
     fn recovered(&mut self) {
         if self.outage.take().is_some() {
-            tracing::info!(source = "files", resource = self.config.resource, "the directory can be read again");
+            tracing::info!(source = "files", resource = self.config.resource, "directory readable again");
         }
     }
 

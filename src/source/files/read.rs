@@ -64,7 +64,7 @@ impl Reader {
             return Ok(Outcome::NotAFile);
         }
         if !is_inside(root, &file, path) {
-            return Ok(Outcome::Refused(None, "the file was moved out of the directory; not read".into()));
+            return Ok(Outcome::Refused(None, "file moved out of the directory; not read".into()));
         }
         let stamp = Stamp::of(&metadata);
         let is_trusted = stamp.is_trusted(now);
@@ -74,7 +74,7 @@ impl Reader {
             size = file.by_ref().take(MAX_FILE_BYTES + 1).read_to_end(&mut self.buffer)? as u64;
         }
         if size > MAX_FILE_BYTES {
-            let reason = format!("the file has more than the {MAX_FILE_BYTES} bytes that are read; split it");
+            let reason = format!("file too large (limit: {MAX_FILE_BYTES} bytes); split it");
             return Ok(Outcome::Refused(is_trusted.then_some(stamp), reason));
         }
         if Stamp::of(&file.metadata()?) != stamp {

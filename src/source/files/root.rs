@@ -19,7 +19,7 @@ pub enum DirectoryError {
     #[error("{} is not a directory; name the directory that holds the manifests", .0.display())]
     NotADirectory(PathBuf),
     /// Directory that cannot be listed or entered.
-    #[error("the directory {} cannot be read ({reason}); let the user that runs informerd read and enter it", path.display())]
+    #[error("the directory {} cannot be read ({reason}); give the user of informerd permission to read and enter it", path.display())]
     Unreadable {
         /// Path of the directory.
         path: PathBuf,

@@ -188,7 +188,7 @@ impl<'a> Scanner<'a> {
     /// Walks one directory. `relative` is empty for the root, or else ends in `/`; it is unchanged on return.
     fn directory(&mut self, absolute: &Path, relative: &mut String) -> Result<(), ScanError> {
         if self.above.len() > MAX_DEPTH {
-            self.unknown(relative, &format!("deeper than {MAX_DEPTH} directories; not read"));
+            self.unknown(relative, &format!("nested too deeply (limit: {MAX_DEPTH} directories); not read"));
             return Ok(());
         }
         let entries = match fs::read_dir(absolute) {
@@ -224,7 +224,7 @@ impl<'a> Scanner<'a> {
             } else {
                 let name = name.to_string_lossy();
                 if Format::of(&name).is_some() || entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                    self.problem(&format!("{relative}{name}"), "the name is not UTF-8; rename it");
+                    self.problem(&format!("{relative}{name}"), "name is not UTF-8; rename it");
                 }
             }
         }
@@ -297,7 +297,7 @@ impl<'a> Scanner<'a> {
             return Ok(());
         }
         if self.above.contains(&FileId::of(&metadata)) {
-            self.problem(relative, "the symbolic link leads to a directory above it; not followed");
+            self.problem(relative, "the symbolic link points to a directory above it; not followed");
             return Ok(());
         }
         self.below(&target, &metadata, relative)
@@ -347,7 +347,8 @@ impl<'a> Scanner<'a> {
             Reading::Unfinished(stamp) => {
                 if self.signs.is_written(absolute.as_ref()).is_some_and(|lasts| lasts >= self.signs.rescan) {
                     let longest = self.signs.longest();
-                    let problem = format!("is still open for writing; read when it is closed, or after {longest:?}");
+                    let problem =
+                        format!("file is still open for writing; read when it is closed, or after {longest:?}");
                     self.problem(relative, &problem);
                 }
                 self.found.seen.insert(path.clone());
@@ -413,8 +414,7 @@ impl<'a> Scanner<'a> {
     /// Counts an entry; above the limit nothing more is read, and the known files stay.
     fn count(&mut self, relative: &str) -> bool {
         if self.entries == self.max_entries {
-            let reason =
-                format!("more than {} files and directories; from here on they are not read", self.max_entries);
+            let reason = format!("too many files and directories (limit: {}); not read from here on", self.max_entries);
             if self.found.unknown.insert(String::new()) {
                 self.problem(relative, &reason);
             }

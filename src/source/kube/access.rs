@@ -275,7 +275,7 @@ impl Files {
             let is_http2 = std::env::var_os("DISABLE_HTTP2").is_none_or(|value| value.is_empty());
             let config = trust.client_config(identity.as_deref().or(issued.as_deref()), is_http2)?;
             let name = cluster.tls_server_name.as_deref().filter(|name| !name.is_empty()).unwrap_or(&address.host);
-            let name = ServerName::try_from(name.to_owned()).map_err(|_| format!("{name:?} is no name of a host"))?;
+            let name = ServerName::try_from(name.to_owned()).map_err(|_| format!("{name:?} is not a host name"))?;
             Some((Arc::new(config), name))
         } else {
             None
@@ -319,11 +319,11 @@ impl Address {
         let is_tls = match uri.scheme_str() {
             Some("https") => true,
             Some("http") => false,
-            _ => return Err(problem("its scheme is neither https nor http")),
+            _ => return Err(problem("the scheme is neither https nor http")),
         };
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
         if host.is_empty() {
-            return Err(problem("it has no host"));
+            return Err(problem("no host"));
         }
         let port = uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
         Ok(Self { is_tls, host, port, root: uri.path().trim_end_matches('/').to_owned() })
@@ -360,7 +360,7 @@ impl User {
             headers.insert(header::AUTHORIZATION, bearer(token)?);
         }
         let text = |text: &str| {
-            HeaderValue::from_str(text).map_err(|_| format!("{text:?} cannot be impersonated: it is not plain text"))
+            HeaderValue::from_str(text).map_err(|_| format!("cannot impersonate {text:?}: not a valid header value"))
         };
         if let Some(name) = self.impersonate.as_ref().filter(|name| !name.is_empty()) {
             headers.insert("impersonate-user", text(name)?);
@@ -373,7 +373,9 @@ impl User {
         }
         for (key, values) in &self.impersonate_extra {
             let name = format!("impersonate-extra-{}", utf8_percent_encode(&key.to_lowercase(), HEADER_NAME));
-            let name = HeaderName::try_from(name).map_err(|_| format!("{key:?} cannot be a field of a user"))?;
+            let name = HeaderName::try_from(name).map_err(|_| {
+                format!("invalid extra field {key:?} of the impersonated user: not a valid header name")
+            })?;
             for value in values {
                 headers.append(name.clone(), text(value)?);
             }
@@ -457,7 +459,7 @@ fn bearer(token: &str) -> Result<HeaderValue, String> {
 /// Returns a sensitive header value, which no log shows.
 fn secret(text: &str, name: &str) -> Result<HeaderValue, String> {
     let value = HeaderValue::from_str(text);
-    let mut value = value.map_err(|_| format!("{name} has a line break or another control character in it"))?;
+    let mut value = value.map_err(|_| format!("{name} contains a line break or another control character"))?;
     value.set_sensitive(true);
     Ok(value)
 }

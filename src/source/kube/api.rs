@@ -87,7 +87,7 @@ impl Api {
         let text = |problem: String| SourceError::Incomplete(format!("{target}: {problem}"));
         match timeout(self.answer_timeout, answer.into_body().read(is_gzip, max_bytes)).await {
             Ok(page) => page.map_err(text),
-            Err(_) => Err(text(format!("no whole answer within {:?}", self.answer_timeout))),
+            Err(_) => Err(text(format!("response not complete within {:?}", self.answer_timeout))),
         }
     }
 

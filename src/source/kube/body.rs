@@ -125,7 +125,7 @@ impl http_body::Body for Body {
 impl Write for Unpacked {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         if bytes.len() > self.max_bytes - self.bytes.len() {
-            return Err(std::io::Error::other(format!("the answer has more than {} bytes", self.max_bytes)));
+            return Err(std::io::Error::other(format!("response too large (limit: {} bytes)", self.max_bytes)));
         }
         self.bytes.extend_from_slice(bytes);
         Ok(bytes.len())

@@ -184,7 +184,7 @@ impl Client {
                 }
                 // The server closed the connection while it was idle. Every request can be repeated.
                 Ok(Err(error)) if is_reused && !is_again && contact.last().elapsed() < self.contact_timeout => {
-                    tracing::debug!(%error, "connection lost, request repeated");
+                    tracing::debug!(%error, "connection lost, retrying request");
                     is_again = true;
                 }
                 Ok(Err(error)) => {
@@ -195,7 +195,7 @@ impl Client {
                     return Err(Refused { access: access.version, is_refusal: is_refusal(&error), failure });
                 }
                 Err(_) => {
-                    let error = SourceError::Busy(format!("{}: no answer within {:?}", access.url, wish.timeout));
+                    let error = SourceError::Busy(format!("{}: no response within {:?}", access.url, wish.timeout));
                     let failure = Failure { error, contact: Some(contact.last()) };
                     return Err(Refused { access: access.version, is_refusal: false, failure });
                 }
@@ -250,7 +250,7 @@ impl Client {
         match &self.runtime {
             Some(runtime) => {
                 let opened = AbortOnDropHandle::new(runtime.spawn(opening)).await;
-                opened.unwrap_or_else(|_| Err("this process is ending".to_owned().into()))
+                opened.unwrap_or_else(|_| Err("the process is shutting down".to_owned().into()))
             }
             None => opening.await,
         }

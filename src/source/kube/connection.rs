@@ -239,14 +239,14 @@ pub(super) async fn open(
         Ok((sender?, link))
     });
     let shaken = shaken.await;
-    shaken.unwrap_or_else(|_| Err(format!("no answer within {HANDSHAKE_TIMEOUT:?} to the start of TLS or HTTP").into()))
+    shaken.unwrap_or_else(|_| Err(format!("TLS or HTTP handshake not complete within {HANDSHAKE_TIMEOUT:?}").into()))
 }
 
 /// Opens the proxy's tunnel and TLS, where configured; the flag is true for HTTP/2.
 async fn secured(mut stream: Box<dyn Io>, access: &Access) -> Result<(Box<dyn Io>, bool), OpenError> {
     if let Some(proxy) = &access.proxy {
         if proxy.kind == ProxyKind::Https {
-            let name = proxy.host.clone().try_into().map_err(|_| format!("{:?} is no name of a host", proxy.host))?;
+            let name = proxy.host.clone().try_into().map_err(|_| format!("{:?} is not a host name", proxy.host))?;
             // The system's authorities sign the proxy's certificate, not the cluster's.
             let config = tokio::task::spawn_blocking(|| Trust::read(None)?.client_config(None, false)).await;
             let config = config.map_err(|error| error.to_string())??;

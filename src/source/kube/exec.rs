@@ -59,7 +59,7 @@ pub(super) async fn run(exec: &ExecConfig, cluster: &Cluster) -> Result<ExecCred
     let name = &exec.command;
     if exec.interactive_mode.as_deref() == Some("Always") {
         return Err(format!(
-            "exec plugin {name:?} needs a terminal (interactiveMode: Always), and a server has none; use another plugin"
+            "exec plugin {name:?} needs a terminal (interactiveMode: Always), which a server does not have; use another plugin"
         ));
     }
     let info = info(exec, cluster)?;
@@ -69,7 +69,7 @@ pub(super) async fn run(exec: &ExecConfig, cluster: &Cluster) -> Result<ExecCred
         }
         Ok(Err(problem)) => Err(problem),
         Err(_) => Err(format!(
-            "exec plugin {name:?} has not answered for {} s; run it by hand, it may wait for a login",
+            "exec plugin {name:?} did not finish within {} s; run it by hand, it may wait for a login",
             EXEC_TIMEOUT.as_secs()
         )),
     }
@@ -110,10 +110,10 @@ async fn output(exec: &ExecConfig, info: &str) -> Result<Vec<u8>, String> {
     let status = child.wait().await.map_err(|error| format!("exec plugin {name:?}: {error}"))?;
     // The plugin may have failed because the rest of its output was not read.
     let printed =
-        printed.ok_or_else(|| format!("exec plugin {name:?} has printed more than {MAX_OUTPUT_BYTES} bytes"))?;
+        printed.ok_or_else(|| format!("exec plugin {name:?}: output too large (limit: {MAX_OUTPUT_BYTES} bytes)"))?;
     if !status.success() {
         let complaint = one_line(&String::from_utf8_lossy(&complaint));
-        let complaint = if complaint.is_empty() { "it has written nothing to stderr" } else { &complaint };
+        let complaint = if complaint.is_empty() { "no output on stderr" } else { &complaint };
         return Err(format!("exec plugin {name:?} failed ({status}): {complaint}"));
     }
     Ok(printed)
@@ -143,30 +143,30 @@ async fn last(stream: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
 
 /// Parses the credentials. As client-go, it accepts YAML too, which some plugins print.
 fn read(printed: &[u8], api_version: &str) -> Result<ExecCredential, String> {
-    let printed = std::str::from_utf8(printed).map_err(|_| "it has not printed UTF-8".to_owned())?;
+    let printed = std::str::from_utf8(printed).map_err(|_| "the output is not UTF-8".to_owned())?;
     let printed: Printed = serde_saphyr::from_str(printed)
-        .map_err(|error| format!("it has not printed an ExecCredential: {}", one_line(&error.to_string())))?;
+        .map_err(|error| format!("the output is not an ExecCredential: {}", one_line(&error.to_string())))?;
     if printed.kind != "ExecCredential" {
-        return Err(format!("it has printed kind {:?} instead of \"ExecCredential\"", printed.kind));
+        return Err(format!("the output has kind {:?}, expected \"ExecCredential\"", printed.kind));
     }
     if !api_version.is_empty() && printed.api_version != api_version {
         let printed = printed.api_version;
-        return Err(format!("it has printed apiVersion {printed:?}, and the kubeconfig expects {api_version:?}"));
+        return Err(format!("the output has apiVersion {printed:?}, expected {api_version:?} as in the kubeconfig"));
     }
-    let status = printed.status.ok_or("it has printed no status; it may wait for a login")?;
+    let status = printed.status.ok_or("the output has no status; the plugin may wait for a login")?;
     let text = |text: Option<String>| text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
     let token = text(status.token);
     let identity = match (text(status.client_certificate_data), text(status.client_key_data)) {
         (Some(certificate), Some(key)) => Some(format!("{certificate}\n{key}\n").into_bytes()),
         (None, None) => None,
-        _ => return Err("it has printed one of client certificate and key without the other".to_owned()),
+        _ => return Err("the output has one of client certificate and key without the other".to_owned()),
     };
     if token.is_none() && identity.is_none() {
-        return Err("it has printed neither a token nor a client certificate".to_owned());
+        return Err("the output has neither a token nor a client certificate".to_owned());
     }
     let expires_at = text(status.expiration_timestamp).map(|text| {
         let at = text.parse::<prost_types::Timestamp>();
-        at.map(|at| at.seconds).map_err(|_| format!("its expirationTimestamp {text:?} is no time of RFC 3339"))
+        at.map(|at| at.seconds).map_err(|_| format!("expirationTimestamp {text:?} is not an RFC 3339 time"))
     });
     Ok(ExecCredential { token, identity, expires_at: expires_at.transpose()? })
 }

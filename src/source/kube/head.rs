@@ -130,7 +130,7 @@ fn judge(
     if let Some(version) = answer.version()
         && version < *known
     {
-        return Err(format!("the cluster is at version {version}, and {known} was known"));
+        return Err(format!("cluster version {version} is older than the last known version {known}"));
     }
     let items = answer.items.as_deref().unwrap_or_default();
     let Some(mark) = mark else { return Ok(if items.is_empty() { Head::Empty } else { Head::Unknown }) };
@@ -142,7 +142,7 @@ fn judge(
     let (version, uid) = (object.version(), object.uid());
     if mark.is_deleted() {
         if version < mark.version() {
-            return Err(format!("{} was deleted at version {}, and is there at {version}", mark.key(), mark.version()));
+            return Err(format!("{} was deleted at version {}, but exists at {version}", mark.key(), mark.version()));
         }
         // An object that left the selection with its last change may be in it again, unchanged, if the API selects differently.
         return Ok(Head::Unknown);
@@ -154,7 +154,7 @@ fn judge(
         return Ok(Head::Unknown);
     }
     Err(format!(
-        "{} was changed last at version {} with the uid {:?}, and is at {version} with {uid:?}",
+        "last known change of {} was at version {} with uid {:?}, but the object is at {version} with uid {uid:?}",
         mark.key(),
         mark.version(),
         mark.uid(),
@@ -203,14 +203,16 @@ mod tests {
 
     #[test]
     fn an_older_state_is_another_history() {
-        assert!(judged("8", "[]", false).unwrap_err().contains("at version 8, and 9 was known"));
+        assert!(
+            judged("8", "[]", false).unwrap_err().contains("cluster version 8 is older than the last known version 9")
+        );
         for (uid, version) in [("u", "4"), ("u", "7"), ("v", "5"), ("v", "9")] {
             assert!(judged("12", &item("a", uid, version), false).is_err(), "{uid} at {version}");
         }
         assert_eq!(judged("12", &item("a", "u", "5"), true), Ok(Head::Unknown), "a change of the selection");
         for uid in ["u", "v"] {
             let problem = judged("12", &item("a", uid, "4"), true).unwrap_err();
-            assert!(problem.contains("was deleted at version 5, and is there at 4"), "{problem}");
+            assert!(problem.contains("was deleted at version 5, but exists at 4"), "{problem}");
         }
         assert_eq!(judged("12", "null", true), Ok(Head::Unknown));
         assert_eq!(judged("12", &item("a", "v", "11"), true), Ok(Head::Unknown), "created anew since");

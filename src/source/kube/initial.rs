@@ -40,7 +40,7 @@ pub(super) async fn read(shared: &Arc<Shared>, at: &ListVersion) -> Result<(Read
             Ok(Some(told)) => told,
             // The Reflector begins again, after a backoff.
             Ok(None) => {
-                return Err(SourceError::Busy("the watch was closed before its initial events ended".into()).into());
+                return Err(SourceError::Busy("watch closed before the end of its initial events".into()).into());
             }
             Err(NoLine::Broken(why)) => {
                 shared.initial_events.lock().has_new_connection();
@@ -48,7 +48,7 @@ pub(super) async fn read(shared: &Arc<Shared>, at: &ListVersion) -> Result<(Read
             }
             Err(NoLine::Silent | NoLine::Late) => {
                 shared.initial_events.lock().failed();
-                return Err(SourceError::Unavailable("the initial events did not end in time".to_owned()).into());
+                return Err(SourceError::Unavailable("initial events not complete in time".to_owned()).into());
             }
             Err(no_line @ (NoLine::TooLong | NoLine::NotReplayed)) => return Err(live.broken(no_line).into()),
         };

@@ -160,7 +160,7 @@ impl Known {
             Some(known) if known != uid => {
                 // The position is one of the old cluster.
                 self.position = None;
-                Err(format!("kube-system had the uid {known}, and has {uid}"))
+                Err(format!("uid of kube-system changed from {known} to {uid}"))
             }
             _ => Ok(()),
         }
@@ -317,7 +317,7 @@ impl Known {
         if !std::mem::replace(&mut self.leaves_open, true) {
             tracing::warn!(
                 %version,
-                "several changes at one version: from now on each is complete with the next version or the second bookmark"
+                "several changes at one version: a version is now complete with the next version or the second bookmark"
             );
         }
     }

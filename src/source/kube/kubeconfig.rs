@@ -237,11 +237,11 @@ impl Kubeconfig {
         let name = name.ok_or("the kubeconfig has no current context; write a `context`")?;
         let Some(NamedContext { context, .. }) = self.contexts.iter().find(|known| known.name == name) else {
             let known: Vec<&str> = self.contexts.iter().map(|known| known.name.as_str()).collect();
-            return Err(format!("the kubeconfig has no context {name:?}; it has: {}", known.join(", ")));
+            return Err(format!("context {name:?} not found in the kubeconfig (known: {})", known.join(", ")));
         };
         let Some(NamedCluster { cluster, .. }) = self.clusters.into_iter().find(|known| known.name == context.cluster)
         else {
-            return Err(format!("the kubeconfig has no cluster {:?}, which context {name:?} names", context.cluster));
+            return Err(format!("cluster {:?} of context {name:?} not found in the kubeconfig", context.cluster));
         };
         if cluster.server.is_empty() {
             return Err(format!("cluster {:?} of the kubeconfig has no `server`", context.cluster));
@@ -289,8 +289,8 @@ impl User {
                 Ok(Some(certificate))
             }
             (None, None) => Ok(None),
-            (Some(_), None) => Err("the kubeconfig has a client certificate and no client key".to_owned()),
-            (None, Some(_)) => Err("the kubeconfig has a client key and no client certificate".to_owned()),
+            (Some(_), None) => Err("the kubeconfig has a client certificate without a client key".to_owned()),
+            (None, Some(_)) => Err("the kubeconfig has a client key without a client certificate".to_owned()),
         }
     }
 }
@@ -317,7 +317,7 @@ fn no_kubeconfig(files: &[PathBuf]) -> String {
 /// Returns the service account that Kubernetes mounts into a pod.
 fn in_cluster(env: Env<'_>) -> Result<RestConfig, String> {
     let host = env(SERVICE_HOST).unwrap_or_default();
-    let port = env(SERVICE_PORT).ok_or_else(|| format!("{SERVICE_HOST} is set, and {SERVICE_PORT} is not"))?;
+    let port = env(SERVICE_PORT).ok_or_else(|| format!("{SERVICE_HOST} is set, but {SERVICE_PORT} is not"))?;
     let host = if host.contains(':') { format!("[{host}]") } else { host };
     let (token, authority) = (Path::new(SERVICE_ACCOUNT).join("token"), Path::new(SERVICE_ACCOUNT).join("ca.crt"));
     for path in [&token, &authority] {
@@ -345,7 +345,7 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     fs::File::open(path).map_err(problem)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(problem)?;
     if bytes.len() as u64 > MAX_FILE_BYTES {
-        return Err(format!("{} has more than the {MAX_FILE_BYTES} bytes that are read", path.display()));
+        return Err(format!("{} is too large (limit: {MAX_FILE_BYTES} bytes)", path.display()));
     }
     Ok(bytes)
 }

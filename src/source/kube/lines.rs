@@ -90,7 +90,7 @@ where
                 }
                 Ok(Some(Err(error))) => return Err(NoLine::Broken(root_cause(&error))),
                 Ok(None) if self.unread.is_empty() => return Ok(None),
-                Ok(None) => return Err(NoLine::Broken("the answer ended within an event".to_owned())),
+                Ok(None) => return Err(NoLine::Broken("response ended inside an event".to_owned())),
                 Err(_) => return Err(NoLine::Silent),
             }
         }

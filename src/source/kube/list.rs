@@ -73,7 +73,7 @@ async fn read_at(shared: &Shared, at: VersionQuery) -> Result<Reading, Stop> {
         query.extend(limit.as_deref().map(|limit| ("limit", limit)));
         next = match take(shared, &query, &mut reading).await {
             Err(Stop::Source(SourceError::Expired(why))) => {
-                tracing::warn!(why, "a page has expired: the list is read at once");
+                tracing::warn!(why, "page token expired, listing without pages");
                 reading = Reading::default();
                 take(shared, &at.pairs(), &mut reading).await?
             }
@@ -94,7 +94,7 @@ async fn take(shared: &Shared, query: &[(&str, &str)], reading: &mut Reading) ->
 pub(super) fn decode(bytes: &[u8], reader: ItemReader<'_>, reading: &mut Reading) -> Result<Option<String>, Stop> {
     let unreadable = |problem: String| Stop::Source(SourceError::Undecodable(problem));
     let page: Page<'_> =
-        serde_json::from_slice(bytes).map_err(|error| unreadable(one_line(&format!("a list: {error}"))))?;
+        serde_json::from_slice(bytes).map_err(|error| unreadable(one_line(&format!("list: {error}"))))?;
     let Page { kind, api_version, metadata, items } = page;
     if reading.version.is_empty() {
         metadata.resource_version.as_deref().unwrap_or_default().clone_into(&mut reading.version);
@@ -104,7 +104,7 @@ pub(super) fn decode(bytes: &[u8], reader: ItemReader<'_>, reading: &mut Reading
         let item = match reader.read_listed(item.get().as_bytes(), listed) {
             Ok(item) => item,
             Err(ObjectError::Version(_)) => return Err(Stop::NotDecimal),
-            Err(error) => return Err(unreadable(format!("an item of the list: {}", describe(&error)))),
+            Err(error) => return Err(unreadable(format!("list item: {}", describe(&error)))),
         };
         match item.problem {
             None => reading.objects.push(Arc::new(item.object)),

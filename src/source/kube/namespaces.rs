@@ -147,8 +147,8 @@ impl Namespaces {
             }
             return self.settle(members, readings, at, highest.as_ref());
         }
-        let text = "the API does not list namespaces at one version (resourceVersionMatch=Exact): follow each of them as a \
-                    resource of its own";
+        let text = "the API does not list namespaces at one version (resourceVersionMatch=Exact); configure a resource for \
+                    each namespace";
         Err(SourceError::Unavailable(text.to_owned()))
     }
 
@@ -180,7 +180,7 @@ impl Namespaces {
         list.new_namespaces = names(&members, &state.members);
         list.lost_namespaces = names(&state.members, &members);
         if let Some(highest) = highest.filter(|highest| list.version < **highest) {
-            let text = format!("the cluster is at version {}, and {highest} was known", list.version);
+            let text = format!("cluster version {} is older than the last known version {highest}", list.version);
             *state = State { members: Vec::new(), merge: Merge::new(0, list.version) };
             return Err(SourceError::HistoryChanged(text));
         }
@@ -205,8 +205,9 @@ impl Namespaces {
             let mut state = self.state.lock();
             let reached: Option<Vec<_>> = state.members.iter().map(Member::reached).collect();
             let reached = reached.filter(|reached| reached.iter().all(|reached| *reached >= from));
-            let reached =
-                reached.ok_or_else(|| SourceError::Expired(format!("{from} is not where the resource is")))?;
+            let reached = reached.ok_or_else(|| {
+                SourceError::Expired(format!("cannot watch from version {from}: the source is at another one"))
+            })?;
             state.merge.begin(from.clone(), reached);
             state.members.clone()
         };
@@ -270,11 +271,11 @@ impl Namespaces {
     /// Restores the state of a previous run, which is that of the merged version: the watch of a namespace that was ahead
     /// begins there.
     pub(super) fn resume(&self, at: &ResourceVersion, proof: &[u8]) -> Result<(), String> {
-        let unreadable = |error: &dyn std::fmt::Display| format!("its proof cannot be read: {error}");
+        let unreadable = |error: &dyn std::fmt::Display| format!("invalid resume proof: {error}");
         let kept: Kept = serde_json::from_slice(proof).map_err(|error| unreadable(&error))?;
         let Kept { cluster, version, problems, members, selector } = kept;
         if version != at.to_string() {
-            return Err(format!("its proof is of version {version}, and it is at {at}"));
+            return Err(format!("resume proof of version {version} for a snapshot at {at}"));
         }
         // A single namespace is never ahead, unless others were selected before.
         if members.len() > 1 || self.selector.is_some() || members.iter().any(|member| member.leaves_open) {
@@ -334,7 +335,7 @@ async fn read(members: &[Member], at: &ListVersion) -> Result<Option<Vec<Reading
         .try_collect::<Vec<_>>();
     let others = match others.await {
         Err(Stop::Source(SourceError::Expired(problem))) => {
-            tracing::info!(problem, "a namespace is not listed at the version of the first");
+            tracing::info!(problem, "namespace not listed at the version of the first");
             return Ok(None);
         }
         others => others.map_err(into_error)?,

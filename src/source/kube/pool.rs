@@ -96,7 +96,7 @@ impl Pool {
         if silence < self.contact_timeout {
             return root_cause(error);
         }
-        format!("the API server has given no sign of life for {} s; check the network to it", silence.as_secs())
+        format!("no response from the API server for {} s; check the network to it", silence.as_secs())
     }
 
     pub(super) fn close(&mut self) {

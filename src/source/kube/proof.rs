@@ -246,7 +246,10 @@ impl Recognition {
             if missing.remove(&change) {
                 // API servers of two versions write it differently, and so may a restored history.
                 if change == mark.marked() && !mark.is_deleted && !mark.is_written_as(&told.object) {
-                    return Err(SourceError::Expired(format!("{} has other bytes at {marked}", mark.object.key())));
+                    return Err(SourceError::Expired(format!(
+                        "{} has other bytes at version {marked}",
+                        mark.object.key()
+                    )));
                 }
                 return Ok(if at_open { Verdict::Further } else { Verdict::Recognised });
             }
@@ -267,17 +270,17 @@ impl Recognition {
         match told {
             None if !missing.is_empty() && is_before => Ok(Verdict::Old),
             _ if !missing.is_empty() => Err(SourceError::HistoryChanged(format!(
-                "{} was changed last at {marked}, and that is not told again",
+                "upstream did not replay the last known change of {} (version {marked})",
                 mark.object.key()
             ))),
             _ if event.version() > known => Ok(Verdict::New),
             None if event.version() == known => Ok(Verdict::New),
             None => Ok(Verdict::Old),
-            Some(_) if mark.is_listed => Err(SourceError::Expired(
-                "what was changed up to the list of the earlier start is not known".to_owned(),
-            )),
+            Some(_) if mark.is_listed => {
+                Err(SourceError::Expired("changes before the list of the previous run are unknown".to_owned()))
+            }
             Some(told) => Err(SourceError::HistoryChanged(format!(
-                "{} was changed at {}, of which nothing is known",
+                "unknown change of {} at version {}",
                 told.object.key(),
                 told.object.version()
             ))),

@@ -78,19 +78,21 @@ impl Proxy {
 
     fn parse(url: &str, origin: &'static str) -> Result<Self, String> {
         // Errors do not repeat the URL, which may contain a password.
-        let problem = |why: &str| format!("{origin} is not a proxy: {why}; write for example http://proxy:3128");
+        let problem = |why: &str| format!("{origin} is not a valid proxy: {why}; write for example http://proxy:3128");
         let uri: Uri = url.parse().map_err(|error: http::uri::InvalidUri| problem(&error.to_string()))?;
         let (kind, default_port) = match uri.scheme_str() {
             Some("http") => (ProxyKind::Http, 80),
             Some("https") => (ProxyKind::Https, 443),
             Some("socks5" | "socks5h") => (ProxyKind::Socks5, 1080),
-            Some(other) => return Err(problem(&format!("its scheme {other:?} is none of http, https and socks5"))),
-            None => return Err(problem("it has no scheme")),
+            Some(other) => {
+                return Err(problem(&format!("unsupported scheme {other:?} (supported: http, https, socks5)")));
+            }
+            None => return Err(problem("no scheme")),
         };
-        let authority = uri.authority().ok_or_else(|| problem("it has no host"))?;
+        let authority = uri.authority().ok_or_else(|| problem("no host"))?;
         let host = authority.host().trim_matches(['[', ']']);
         if host.is_empty() {
-            return Err(problem("it has no host"));
+            return Err(problem("no host"));
         }
         let credentials = authority.as_str().rsplit_once('@').map(|(user_info, _)| {
             let (user, password) = user_info.split_once(':').unwrap_or((user_info, ""));

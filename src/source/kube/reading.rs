@@ -129,11 +129,13 @@ impl Shared {
             && version < *known
         {
             // An API server that lags, or a history that was rewritten: the most recent list decides.
-            return Err(SourceError::VersionTooLarge(format!("the API is at {version}, and {known} was known")));
+            return Err(SourceError::VersionTooLarge(format!(
+                "API version {version} is older than the last known version {known}"
+            )));
         }
         // The cache compares only with the version before an open one.
         if let Some(position) = known.position().filter(|position| position.is_open() && version < position.version) {
-            let text = format!("the cluster is at version {version}, and {} was known", position.version);
+            let text = format!("cluster version {version} is older than the last known version {}", position.version);
             known.forget();
             return Err(SourceError::HistoryChanged(text));
         }
@@ -157,7 +159,7 @@ impl Stop {
     pub(super) fn into_error(self) -> SourceError {
         match self {
             Self::Source(error) => error,
-            Self::NotDecimal => SourceError::Undecodable("a version that is not a decimal".to_owned()),
+            Self::NotDecimal => SourceError::Undecodable("resource version is not a decimal".to_owned()),
         }
     }
 }

@@ -51,6 +51,6 @@ impl Replay {
     }
 
     fn is_missing(&self) -> SourceError {
-        SourceError::Expired(format!("the last known change of {} is not replayed", self.mark.key()))
+        SourceError::Expired(format!("upstream did not replay the last known change of {}", self.mark.key()))
     }
 }

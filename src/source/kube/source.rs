@@ -97,7 +97,7 @@ impl KubeSource {
                     if matches!(error, SourceError::Refused(_)) {
                         shared.initial_events.lock().failed();
                     }
-                    tracing::info!(%error, "no initial events: the resource is listed");
+                    tracing::info!(%error, "initial events not available, listing");
                 }
                 Err(other) => return Err(other),
             }
@@ -116,7 +116,7 @@ impl ListerWatcher for KubeSource {
         shared.sent_ahead.find(shared.present_version()).await?;
         let (reading, live) = match self.read(&at).await {
             Err(Stop::NotDecimal) if shared.known.lock().is_decimal() => {
-                tracing::warn!("the API's versions are not decimals: they are counted here, anew at each start");
+                tracing::warn!("resource versions are not decimals: numbering them from this start");
                 shared.known.lock().begin_lineage();
                 self.read(&at).await
             }
@@ -210,10 +210,10 @@ impl WarmStart for KubeSource {
         if let Some(namespaces) = &self.namespaces {
             return namespaces.resume(at, proof);
         }
-        let kept: Kept = serde_json::from_slice(proof).map_err(|error| format!("its proof cannot be read: {error}"))?;
+        let kept: Kept = serde_json::from_slice(proof).map_err(|error| format!("invalid resume proof: {error}"))?;
         let Kept { cluster, version, is_open, leaves_open, mark, problems } = kept;
         if version != at.to_string() {
-            return Err(format!("its proof is of version {version}, and it is at {at}"));
+            return Err(format!("resume proof of version {version} for a snapshot at {at}"));
         }
         let known = Known::resume(cluster, at.clone(), is_open, mark.and_then(Mark::resume));
         *self.shared.known.lock() = known.with_open_versions(leaves_open);

@@ -65,7 +65,7 @@ impl Status {
             (408 | 429 | 502 | 503, _) | (_, "TooManyRequests") => SourceError::Busy(told("")),
             (504, _) => SourceError::Incomplete(told("")),
             (401, _) => SourceError::Refused(told("; correct the credentials of the kubeconfig or the token")),
-            (403, _) => SourceError::Refused(told("; `informerd rbac` prints the role that is needed")),
+            (403, _) => SourceError::Refused(told("; grant the role that `informerd rbac` prints")),
             (404, _) => SourceError::Refused(told("; correct group, version and plural: see `kubectl api-resources`")),
             (400..=499, _) => SourceError::Refused(told("")),
             _ => SourceError::Unavailable(told("")),

@@ -36,13 +36,13 @@ impl Trust {
                 roots.add(certificate).map_err(|error| format!("the certificate authority: {error}"))?;
             }
             if roots.is_empty() {
-                return Err("the certificate authority holds no certificate in PEM".to_owned());
+                return Err("the certificate authority contains no PEM certificate".to_owned());
             }
         } else {
             let found = rustls_native_certs::load_native_certs();
             if let (0, _) = roots.add_parsable_certificates(found.certs) {
                 let problem =
-                    "this system trusts no certificate authority; write certificate-authority into the kubeconfig";
+                    "no trusted certificate authority on this system; write certificate-authority into the kubeconfig";
                 return Err(problem.to_owned());
             }
         }

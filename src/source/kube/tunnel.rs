@@ -21,7 +21,7 @@ where
     };
     opened.map_err(|problem| {
         let Proxy { host: proxy_host, port: proxy_port, origin, .. } = proxy;
-        format!("proxy {proxy_host}:{proxy_port} ({origin}) does not connect to {host}:{port}: {problem}")
+        format!("proxy {proxy_host}:{proxy_port} ({origin}) did not connect to {host}:{port}: {problem}")
     })
 }
 
@@ -42,7 +42,7 @@ where
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         if head.len() == MAX_HEAD_BYTES {
-            return Err(format!("its answer has more than {MAX_HEAD_BYTES} bytes"));
+            return Err(format!("response too large (limit: {MAX_HEAD_BYTES} bytes)"));
         }
         head.push(stream.read_u8().await.map_err(describe)?);
     }
@@ -50,8 +50,8 @@ where
     let status = head.lines().next().unwrap_or_default();
     match status.split_whitespace().nth(1) {
         Some("200") => Ok(()),
-        Some("407") => Err("it requires a user and a password; write http://USER:PASSWORD@HOST:PORT".to_owned()),
-        _ => Err(format!("it answers {:?}", one_line(status))),
+        Some("407") => Err("user and password required; write http://USER:PASSWORD@HOST:PORT".to_owned()),
+        _ => Err(format!("it responded {:?}", one_line(status))),
     }
 }
 
@@ -68,8 +68,8 @@ where
     stream.read_exact(&mut answer).await.map_err(describe)?;
     match answer {
         [5, chosen] if chosen == method => {}
-        [5, _] => return Err("it accepts no such authentication".to_owned()),
-        _ => return Err("it does not answer as a SOCKS5 proxy".to_owned()),
+        [5, _] => return Err("authentication method not accepted".to_owned()),
+        _ => return Err("not a SOCKS5 response".to_owned()),
     }
     if let Some((user, password)) = &proxy.credentials {
         let mut request = vec![1];
@@ -79,7 +79,7 @@ where
         stream.flush().await.map_err(describe)?;
         stream.read_exact(&mut answer).await.map_err(describe)?;
         if answer[1] != 0 {
-            return Err("it refuses the user or the password".to_owned());
+            return Err("invalid user or password".to_owned());
         }
     }
     let mut request = vec![5, 1, 0];
@@ -110,7 +110,7 @@ where
         1 => 4,
         4 => 16,
         3 => usize::from(stream.read_u8().await.map_err(describe)?),
-        _ => return Err("it does not answer as a SOCKS5 proxy".to_owned()),
+        _ => return Err("not a SOCKS5 response".to_owned()),
     };
     let mut bound = [0; 255 + 2];
     stream.read_exact(&mut bound[..length + 2]).await.map_err(describe)?;
@@ -120,12 +120,12 @@ where
 /// Describes a reply code of RFC 1928, section 6.
 fn refusal(code: u8) -> &'static str {
     match code {
-        2 => "its rules do not allow it",
+        2 => "connection not allowed by ruleset",
         3 => "network unreachable",
         4 => "host unreachable",
         5 => "connection refused",
         6 => "TTL expired",
-        7 | 8 => "it does not support the request",
+        7 | 8 => "request not supported",
         _ => "general SOCKS server failure",
     }
 }
@@ -140,7 +140,7 @@ fn push_short(request: &mut Vec<u8>, text: &[u8]) -> Result<(), String> {
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 fn describe(error: io::Error) -> String {
     match error.kind() {
-        io::ErrorKind::UnexpectedEof => "it closed the connection".to_owned(),
+        io::ErrorKind::UnexpectedEof => "connection closed".to_owned(),
         _ => error.to_string(),
     }
 }

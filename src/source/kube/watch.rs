@@ -55,7 +55,7 @@ pub(super) struct Live {
 const GRACE: Duration = Duration::from_secs(30);
 /// Silence after which a watch counts as open: an API that cannot watch from a version reports it at once.
 const OPENING: Duration = Duration::from_secs(5);
-const NOTHING_TO_WATCH: &str = "has no name in the API that a watch could begin at";
+const NOTHING_TO_WATCH: &str = "the API's text of this version is unknown";
 
 /// Opens a watch after a version, with the changes that the API has to replay first.
 pub(super) async fn open(
@@ -65,8 +65,8 @@ pub(super) async fn open(
 ) -> Result<Live, SourceError> {
     let text = shared.known.lock().text_of(from);
     let Some(text) = text else {
-        let problem = if shared.known.lock().is_decimal() { "is not where the resource is" } else { NOTHING_TO_WATCH };
-        return Err(SourceError::Expired(format!("{from} {problem}")));
+        let problem = if shared.known.lock().is_decimal() { "the source is at another one" } else { NOTHING_TO_WATCH };
+        return Err(SourceError::Expired(format!("cannot watch from version {from}: {problem}")));
     };
     let live = Live::open(shared, &[("resourceVersion", &text)]).await?;
     Ok(Live { is_opening: recognition.is_none(), recognition, ..live })
@@ -111,7 +111,8 @@ impl Shared {
         }
         if is_counted {
             let replay = self.known.lock().begin_replay();
-            let unproved = || SourceError::Expired(format!("no change before {version} to recognise the history by"));
+            let unproved =
+                || SourceError::Expired(format!("cannot verify the history: no known change before version {version}"));
             return open_replay(self, replay.ok_or_else(unproved)?).await;
         }
         let head = self.head(&version, mark.as_ref()).await?;
@@ -127,7 +128,7 @@ impl Shared {
             return open(self, &from, None).await;
         }
         let Some((mark, before)) = mark.and_then(|mark| mark.before().map(|before| (mark, before))) else {
-            return Err(SourceError::Expired(format!("{version} has nothing before it to be recognised by")));
+            return Err(SourceError::Expired(format!("cannot verify the history: no version before {version}")));
         };
         open(self, &before, Some(Recognition::new(mark, version))).await
     }
@@ -205,7 +206,7 @@ impl Live {
                         continue;
                     }
                     let version = self.shared.known.lock().state(&bookmark.version);
-                    Event::Bookmark(version.map_err(|error| SourceError::Undecodable(format!("a bookmark: {error}")))?)
+                    Event::Bookmark(version.map_err(|error| SourceError::Undecodable(format!("bookmark: {error}")))?)
                 }
                 Said::Failure(status) => return Err(self.shared.api.told(status)),
             };
@@ -224,7 +225,7 @@ impl Live {
             self.shared.health.count_late_change();
         }
         if is_beyond_bound {
-            tracing::warn!(version = %event.version(), "versions are counted here: too many changes at one");
+            tracing::warn!(version = %event.version(), "too many changes at one version: numbering versions from here");
             self.shared.known.lock().begin_lineage();
             return Err(SourceError::Expired(format!("too many changes at version {}", event.version())));
         }
@@ -342,10 +343,10 @@ impl Live {
         self.shared.initial_events.lock().has_new_connection();
         match no_line {
             NoLine::Broken(why) => SourceError::Broken(why),
-            NoLine::Late => SourceError::Broken("the API did not close the watch in time".to_owned()),
-            NoLine::Silent => SourceError::Broken("nothing has come in time".to_owned()),
-            NoLine::NotReplayed => SourceError::Expired("the last known change is not replayed in time".to_owned()),
-            NoLine::TooLong => SourceError::Undecodable("an event without end".to_owned()),
+            NoLine::Late => SourceError::Broken("watch not closed by the API in time".to_owned()),
+            NoLine::Silent => SourceError::Broken("no data from the API in time".to_owned()),
+            NoLine::NotReplayed => SourceError::Expired("last known change not replayed in time".to_owned()),
+            NoLine::TooLong => SourceError::Undecodable("event too large".to_owned()),
         }
     }
 
@@ -370,7 +371,7 @@ impl Live {
 
     pub(super) fn unreadable(&self, error: &ObjectError) -> SourceError {
         SourceError::Undecodable(format!(
-            "a bookmark of {}: {}",
+            "bookmark of {}: {}",
             self.shared.config.resource,
             watch_event::describe(error)
         ))

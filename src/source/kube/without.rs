@@ -16,7 +16,7 @@ pub struct KubeSource;
 #[derive(Debug, Clone, Default)]
 pub struct KubeClients(());
 
-const PROBLEM: &str = "this informerd was built without the Kubernetes API (cargo feature `kube`)";
+const PROBLEM: &str = "built without the Kubernetes API (cargo feature `kube`)";
 
 // === impl KubeSource ===
 

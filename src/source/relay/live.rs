@@ -196,7 +196,7 @@ impl Live {
     fn take_open(&mut self, version: ResourceVersion, event: Event, is_inferred: bool) -> Result<Delta, SourceError> {
         let progress = self.progress(version)?;
         if !self.gathered.is_empty() {
-            return Err(self.shared.upstream.contract("an open batch inside another"));
+            return Err(self.shared.upstream.contract("open batch inside another"));
         }
         self.is_relisted = false;
         let version = &self.position.version;
@@ -284,7 +284,7 @@ impl Live {
             return Ok(None);
         }
         if !self.gathered.is_empty() {
-            return Err(self.shared.upstream.contract("a version inside a batch"));
+            return Err(self.shared.upstream.contract("version inside a batch"));
         }
         Ok(Some(self.complete(version)))
     }
@@ -303,7 +303,10 @@ impl Live {
             return Ok(self.position.version.clone());
         }
         let endpoint = &self.shared.config.endpoint;
-        Err(SourceError::Busy(format!("{endpoint}: a message at {version} after {}", self.position.version)))
+        Err(SourceError::Busy(format!(
+            "{endpoint}: message at version {version} after version {}",
+            self.position.version
+        )))
     }
 }
 

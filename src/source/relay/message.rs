@@ -17,7 +17,8 @@ pub(super) fn event(message: WatchResponse) -> Result<Event, SourceError> {
     let cause = message.cause();
     let is_own = matches!(cause, Cause::Unspecified | Cause::Inferred | Cause::NotServed);
     if !is_own || message.coalesced > 0 {
-        let problem = format!("{} and {} merged, in a watch of everything", cause.as_str_name(), message.coalesced);
+        let problem =
+            format!("unexpected cause {} and {} coalesced events under REPLAY", cause.as_str_name(), message.coalesced);
         return Err(SourceError::Undecodable(problem));
     }
     let event_type = message.r#type();
@@ -32,7 +33,7 @@ pub(super) fn event(message: WatchResponse) -> Result<Event, SourceError> {
 
 /// Converts an object with its version.
 pub(super) fn object(object: Option<pb::Object>) -> Result<Object, SourceError> {
-    let object = object.ok_or_else(|| SourceError::Undecodable("an event without an object".to_owned()))?;
+    let object = object.ok_or_else(|| SourceError::Undecodable("event without an object".to_owned()))?;
     let named = format!("{}/{}", object.namespace, object.name);
     read(object).map_err(|problem| SourceError::Undecodable(format!("{named}: {problem}")))
 }
@@ -56,10 +57,11 @@ fn read(object: pb::Object) -> Result<Object, String> {
     let key = ObjectKey::new(&object.namespace, &object.name).map_err(|error| error.to_string())?;
     let version: ResourceVersion = object.resource_version.parse().map_err(|error| format!("{error}"))?;
     let media_type = MEDIA_TYPES.into_iter().find(|known| *known == object.media_type);
-    let media_type = media_type.ok_or_else(|| format!("a body of {:?} needs a newer informerd", object.media_type))?;
-    let Some(pb::object::Body::Raw(body)) = object.body else { return Err("there is no raw body".to_owned()) };
+    let media_type =
+        media_type.ok_or_else(|| format!("unsupported media type {:?}; use a newer informerd", object.media_type))?;
+    let Some(pb::object::Body::Raw(body)) = object.body else { return Err("no raw body".to_owned()) };
     if body.len() > MAX_OBJECT_BYTES {
-        return Err(format!("{} bytes are more than the {MAX_OBJECT_BYTES} that are served", body.len()));
+        return Err(format!("object too large: {} bytes (limit: {MAX_OBJECT_BYTES})", body.len()));
     }
     let labels: BTreeMap<_, _> = object.labels.into_iter().collect();
     // In nearly every case the body contains all of it, and the object needs no memory of its own for the rest.

@@ -163,7 +163,7 @@ impl Mark {
             Some(object) if self.is_of(object, false) && self.has_body_of(object) => Found::AsKnown,
             Some(object) if self.is_of(object, false) => Found::OtherBody,
             Some(object) if has_reached => Found::OtherHistory(format!(
-                "{} is at version {}, and was {} at {}",
+                "{} is at version {}, but was {} at {}",
                 self.key(),
                 object.version(),
                 if self.is_deleted { "deleted" } else { "changed last" },
@@ -287,12 +287,12 @@ impl ResumeCheck {
             return self.end();
         }
         if message.relisted || message.cause() == Cause::Inferred {
-            return Err(unclear("the upstream has relisted since"));
+            return Err(unclear("the upstream relisted"));
         }
         let not_replayed = || {
             let (key, at) = (mark.key(), mark.version());
             SourceError::HistoryChanged(format!(
-                "{key} was changed last at {at}, and the upstream does not replay that"
+                "upstream did not replay the last known change of {key} (version {at})"
             ))
         };
         if event_type == EventType::Bookmark {
@@ -306,10 +306,10 @@ impl ResumeCheck {
             version if version > position && *is_confirmed => self.end(),
             version if version > position => Err(not_replayed()),
             version if version > mark.version() && mark.is_listed => {
-                Err(unclear("objects that came and went before the last list are not known"))
+                Err(unclear("objects added and deleted before the last list are unknown"))
             }
             version if version > mark.version() => Err(SourceError::HistoryChanged(format!(
-                "{} was changed at {version}, and nothing was changed between {} and {position}",
+                "unknown change of {} at version {version}, between {} and {position}",
                 object.key(),
                 mark.version()
             ))),
@@ -318,7 +318,7 @@ impl ResumeCheck {
                 *is_confirmed = true;
                 Ok(false)
             }
-            _ => Err(unclear("the last known change is replayed with other bytes")),
+            _ => Err(unclear("last known change replayed with other bytes")),
         }
     }
 
@@ -326,13 +326,13 @@ impl ResumeCheck {
     fn end(&self) -> Result<bool, SourceError> {
         let Some(replayed) = &self.replayed else { return Ok(true) };
         let is_same = self.mark.batch.digest().is_none_or(|known| known == digest_of(replayed));
-        if is_same { Ok(true) } else { Err(unclear("other changes were made at the version of the last known one")) }
+        if is_same { Ok(true) } else { Err(unclear("other changes at the version of the last known one")) }
     }
 }
 
 /// Returns the error of a check without a decision: the resource has to be listed, which shows every difference.
 pub(super) fn unclear(why: &str) -> SourceError {
-    SourceError::Expired(format!("another server: {why}"))
+    SourceError::Expired(format!("cannot verify the history at another server: {why}"))
 }
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ impl Shared {
             && position.is_left_by(server)
         {
             let endpoint = &self.config.endpoint;
-            return Err(SourceError::HistoryChanged(format!("{endpoint}: the history of the upstream has changed")));
+            return Err(SourceError::HistoryChanged(format!("{endpoint}: its history id changed")));
         }
         Ok(())
     }
@@ -107,17 +107,17 @@ impl Shared {
 
     /// Determines how another server can show that it has the history of a position: by a stream after the returned version.
     async fn prove(&self, position: &Position) -> Result<(ResourceVersion, ResumeCheck), SourceError> {
-        let mark = position.mark.clone().ok_or_else(|| unclear("no change is known to recognise the history by"))?;
+        let mark = position.mark.clone().ok_or_else(|| unclear("no known change"))?;
         let mut found = self.find(&mark, position, None).await?;
         if found == Found::Behind {
             found = self.find(&mark, position, Some(mark.version())).await?;
         }
         match found {
             Found::AsKnown => Ok((mark.version().clone(), ResumeCheck::after(mark, position.version.clone()))),
-            Found::OtherBody => Err(unclear("the last known change has other bytes")),
+            Found::OtherBody => Err(unclear("last known change has other bytes")),
             Found::OtherHistory(why) => Err(SourceError::HistoryChanged(why)),
             Found::Later | Found::Behind => {
-                let before = mark.before().ok_or_else(|| unclear("nothing comes before the last known change"))?;
+                let before = mark.before().ok_or_else(|| unclear("no version before the last known change"))?;
                 Ok((before, ResumeCheck::from(mark, position.version.clone())))
             }
         }
@@ -145,7 +145,10 @@ impl Shared {
         if at.same_lineage(&position.version) {
             return Ok(mark.judge(&position.version, &at, object.as_ref()));
         }
-        Ok(Found::OtherHistory(format!("the upstream is at version {at}, and {} was known", position.version)))
+        Ok(Found::OtherHistory(format!(
+            "upstream version {at} is of another lineage than the last known version {}",
+            position.version
+        )))
     }
 
     /// Judges the server of a stream that has the last known change, and is at a version before the position.
@@ -157,7 +160,7 @@ impl Shared {
         if let Some(server) = &mut self.state.lock().server {
             server.is_synced = is_synced;
         }
-        match self.behind(format!("{}: it is at version {version}", self.config.endpoint)) {
+        match self.behind(format!("{}: at version {version}", self.config.endpoint)) {
             SourceError::Busy(_) => Ok(()),
             error => Err(error),
         }
@@ -183,7 +186,7 @@ impl Shared {
         if since.elapsed() < limit {
             return SourceError::Busy(text);
         }
-        SourceError::HistoryChanged(format!("another server is synced, and has been behind for {limit:?}: {text}"))
+        SourceError::HistoryChanged(format!("another server is synced and has lagged for {limit:?}: {text}"))
     }
 }
 

@@ -142,9 +142,9 @@ impl Upstream {
             (EventType::Dropped, _) => {
                 let dropped = message.dropped.unwrap_or_default();
                 let (count, after) = (dropped.count, dropped.after_resource_version);
-                SourceError::Busy(format!("{}: {count} events after {after} were dropped", self.config.endpoint))
+                SourceError::Busy(format!("{}: {count} events dropped after version {after}", self.config.endpoint))
             }
-            (event_type, _) => self.contract(&format!("{} here", event_type.as_str_name())),
+            (event_type, _) => self.contract(&format!("unexpected {}", event_type.as_str_name())),
         }
     }
 
@@ -154,11 +154,11 @@ impl Upstream {
     }
 
     pub(super) fn ended(&self) -> SourceError {
-        SourceError::Busy(format!("{}: the stream ended", self.config.endpoint))
+        SourceError::Busy(format!("{}: stream closed", self.config.endpoint))
     }
 
     pub(super) fn silent(&self) -> SourceError {
-        SourceError::Busy(format!("{}: nothing was heard for {:?}", self.config.endpoint, self.silence()))
+        SourceError::Busy(format!("{}: no data for {:?}", self.config.endpoint, self.silence()))
     }
 
     /// Drops the connection: the next stream takes another one.
@@ -185,16 +185,19 @@ impl Upstream {
         let provenance = self.health.provenance();
         let known = || resources.iter().map(|resource| resource.name.as_str()).collect::<Vec<_>>().join(", ");
         let Some(resource) = resources.iter().find(|resource| resource.name == *name) else {
-            let problem = format!("{endpoint}: there is no resource {name:?}; there are: {}", known());
+            let problem = format!("{endpoint}: resource {name:?} not found (known: {})", known());
             return Err(SourceError::Unavailable(problem));
         };
         let path = &resource.path;
         let problem = if path.iter().any(|server| server == provenance.name()) {
             format!(
-                "{endpoint}: its resource {name:?} comes from this one: a relay cannot follow itself; name another upstream"
+                "{endpoint}: resource {name:?} comes from this server: a relay cannot follow itself; name another upstream"
             )
         } else if path.len() >= MAX_PATH {
-            format!("{endpoint}: its resource {name:?} comes through {} servers; relay one that is nearer", path.len())
+            format!(
+                "{endpoint}: resource {name:?} comes through {} servers; relay a server closer to the source",
+                path.len()
+            )
         } else {
             provenance.set_upstream(path.clone());
             self.health.set_namespaces(resource.namespaces.clone());
@@ -212,7 +215,7 @@ impl Upstream {
     ) -> Result<T, SourceError> {
         match tokio::time::timeout(limit, call).await {
             Ok(answer) => answer.map_err(|error| self.error(&error)),
-            Err(_) => Err(SourceError::Busy(format!("{}: no answer within {limit:?}", self.config.endpoint))),
+            Err(_) => Err(SourceError::Busy(format!("{}: no response within {limit:?}", self.config.endpoint))),
         }
     }
 
@@ -230,7 +233,7 @@ impl Upstream {
             (_, Some("HISTORY_CHANGED" | "RESOURCE_VERSION_INVALID")) => SourceError::HistoryChanged(text),
             (_, Some("RESOURCE_VERSION_TOO_LARGE")) => SourceError::VersionTooLarge(text),
             (_, Some("POLICY_NOT_ALLOWED")) => SourceError::Unavailable(format!(
-                "{endpoint}: a relay needs the policy `replay` for {resource:?}; add it to the upstream's watch.allowed_policies"
+                "{endpoint}: policy `replay` not allowed for {resource:?}, which a relay needs; add it to the upstream's watch.allowed_policies"
             )),
             _ => SourceError::Busy(text),
         }
@@ -265,7 +268,7 @@ mod tests {
         let dropped = Some(Dropped { count: 3, after_resource_version: "7".to_owned() });
         let message = WatchResponse { r#type: EventType::Dropped.into(), dropped, ..WatchResponse::default() };
         let error = upstream.not_an_event(message);
-        assert_eq!(error, SourceError::Busy("http://127.0.0.1:1: 3 events after 7 were dropped".to_owned()));
+        assert_eq!(error, SourceError::Busy("http://127.0.0.1:1: 3 events dropped after version 7".to_owned()));
         let message = WatchResponse { r#type: 99, ..WatchResponse::default() };
         assert!(matches!(upstream.not_an_event(message), SourceError::Undecodable(_)));
     }

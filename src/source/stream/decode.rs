@@ -128,13 +128,16 @@ mod tests {
     #[test]
     fn what_is_no_event_or_has_no_key_is_refused_in_one_line() {
         for (event, problem) in [
-            ("{}", "no watch event"),
-            (r#"{"kind":"Pod","metadata":{"name":"a"}}"#, "no watch event: it has no `type` (is --output-watch-events"),
-            (r#"{"type":"added","object":{}}"#, "the type \"added\" is not known"),
+            ("{}", "not a watch event"),
+            (
+                r#"{"kind":"Pod","metadata":{"name":"a"}}"#,
+                "not a watch event: no `type`; run kubectl with --output-watch-events",
+            ),
+            (r#"{"type":"added","object":{}}"#, "unknown type \"added\""),
             (r#"{"type":5}"#, "invalid type: integer `5`"),
             (r#"{"type":"ADDED","type":"ADDED"}"#, "duplicate field `type`"),
-            (r#"{"type":"ADDED"}"#, "the event has no `object`"),
-            (r#"{"type":"ADDED","object":null}"#, "the event has no `object`"),
+            (r#"{"type":"ADDED"}"#, "event without an `object`"),
+            (r#"{"type":"ADDED","object":null}"#, "event without an `object`"),
             (r#"{"type":"ADDED","object":5}"#, "metadata: the name is empty"),
             (r#"{"type":"ADDED","object":{"metadata":{"namespace":"x"}}}"#, "metadata: the name is empty"),
             (r#"{"type":"DELETED","object":{"metadata":{"name":[]}}}"#, "invalid type: sequence"),

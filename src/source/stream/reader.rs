@@ -134,7 +134,7 @@ impl Reader {
                 }
             }
             if std::mem::take(&mut self.is_lost) {
-                tracing::info!("the stream goes on");
+                tracing::info!("stream resumed");
                 self.health.alive();
             }
         }
@@ -187,24 +187,24 @@ impl Reader {
             let delta = match found? {
                 Found::Event(begin) => self.event(begin),
                 Found::TooLarge(begin) => {
-                    self.skipped(begin, &format!("the event has more than {MAX_EVENT_BYTES} bytes"));
+                    self.skipped(begin, &format!("event too large (limit: {MAX_EVENT_BYTES} bytes)"));
                     None
                 }
                 Found::TooDeep(begin) => {
                     let problem = format!(
-                        "the event nests deeper than {MAX_DEPTH} maps and lists; going on at the next line that begins \
-                         with `{{`"
+                        "event nested too deeply (limit: {MAX_DEPTH} maps and lists); continuing at the next line that \
+                         begins with `{{`"
                     );
                     self.skipped(begin, &problem);
                     None
                 }
                 Found::Garbage(begin) => {
-                    self.skipped(begin, "no watch event; going on at the next line that begins with `{`");
+                    self.skipped(begin, "not a watch event; continuing at the next line that begins with `{`");
                     None
                 }
                 Found::Broken(begin, end) => {
                     let problem = format!(
-                        "the event breaks off at {}; going on at the next line that begins with `{{`",
+                        "incomplete event, cut off at {}; continuing at the next line that begins with `{{`",
                         place(end)
                     );
                     self.skipped(begin, &problem);
@@ -242,7 +242,7 @@ impl Reader {
                 Some(Delta::event(Event::Bookmark(self.known.lock().version.clone())))
             }
             Said::Failure(failure) => {
-                tracing::warn!(failure, line = begin.line, "the upstream of the stream has failed");
+                tracing::warn!(failure, line = begin.line, "upstream of the stream failed");
                 self.health.failed(format!("{}: ERROR: {failure}", place(begin)));
                 None
             }
@@ -261,8 +261,8 @@ impl Reader {
         self.unconfirmed = Some(Unconfirmed { since, count, has_begun, waited: Duration::ZERO });
         self.health.set_unconfirmed(true);
         let message = format!(
-            "{count} objects may not exist any more: the next writer of the pipe has to begin with all objects; what it \
-             leaves out is deleted {confirm_after:?} after the last that it confirms"
+            "{count} objects not confirmed yet: the next writer of the pipe has to begin with all objects; those that it \
+             leaves out are deleted {confirm_after:?} after the last confirmed one"
         );
         self.problems.set(&Problem::new(ProblemReason::ObjectsUnconfirmed, "", message));
     }
@@ -294,13 +294,13 @@ impl Reader {
     fn end(&mut self) -> DecodeError {
         let cut = self.framer.end();
         if let Some(begin) = cut {
-            self.skipped(begin, "the stream has ended within the event");
+            self.skipped(begin, "stream ended inside the event");
         }
         if !std::mem::replace(&mut self.is_lost, true) {
-            tracing::info!("the stream has ended");
+            tracing::info!("stream ended");
         }
         if !self.health.has_failed() {
-            self.health.failed("the stream has ended");
+            self.health.failed("stream ended");
         }
         self.health.lost();
         let since = self.known.lock().version.number();
@@ -333,7 +333,7 @@ impl Lease {
         let Some(reader) = &mut self.reader else { return };
         let health = reader.health.clone();
         let tell = |error: StreamError| {
-            tracing::warn!(%error, "the stream cannot be opened again");
+            tracing::warn!(%error, "stream not reopened");
             health.failed(error.to_string());
         };
         reader.input.reopen(tell).await;

@@ -157,7 +157,7 @@ async fn a_file_is_replayed_to_its_end_and_then_stale() {
         [format!("+a {}", body("a", 1)), format!("+b {}", body("b", 1)), format!("~a {}", body("a", 2)), "-b".into()];
     assert_eq!(rig.all().await, expected);
     assert_eq!(rig.health.state(), SyncState::Stale, "at once");
-    assert_eq!(rig.problems(), (1, "the stream has ended".to_owned()));
+    assert_eq!(rig.problems(), (1, "stream ended".to_owned()));
     rig.until(SyncState::Stale).await;
     fs::write(&path, "").unwrap();
     fs::remove_file(&path).unwrap();
@@ -241,13 +241,13 @@ async fn an_event_that_its_writer_has_cut_off_is_reported_and_the_next_writer_be
     let cut = event("ADDED", "a", 1);
     writer(&path).write_all(&cut.as_bytes()[..25]).unwrap();
     rig.until(SyncState::Stale).await;
-    assert_eq!(rig.problems(), (2, "the stream has ended".to_owned()));
+    assert_eq!(rig.problems(), (2, "stream ended".to_owned()));
     let cut = rig.health.problems().remove(0);
     assert_eq!((cut.reason, cut.subject.as_str()), (ProblemReason::ObjectInvalid, "line 1 (byte 0)"));
-    assert_eq!(cut.message, "the stream has ended within the event");
+    assert_eq!(cut.message, "stream ended inside the event");
     writer(&path).write_all(event("ADDED", "b", 1).as_bytes()).unwrap();
     assert!(rig.next().await.starts_with("+b"));
-    assert_eq!(rig.problems(), (1, "line 1 (byte 0): the stream has ended within the event".to_owned()));
+    assert_eq!(rig.problems(), (1, "line 1 (byte 0): stream ended inside the event".to_owned()));
 }
 
 #[tokio::test]
@@ -274,7 +274,10 @@ async fn what_cannot_be_applied_is_reported_with_its_place_and_passed_over() {
     assert_eq!(problems.len(), 5 + 1, "and the end: {problems:?}");
     assert!(problems[0].subject.starts_with("line 2 (byte "), "the oldest first");
     let newest = problems[4].to_string();
-    assert!(newest.starts_with("line 8 (byte ") && newest.contains("is --output-watch-events missing?"), "{newest}");
+    assert!(
+        newest.starts_with("line 8 (byte ") && newest.contains("run kubectl with --output-watch-events"),
+        "{newest}"
+    );
     assert_eq!(rig.objects().await.keys().collect::<Vec<_>>(), ["a", "b"]);
 }
 
@@ -304,7 +307,7 @@ async fn what_is_no_stream_is_refused_with_what_to_do() {
     let directory = tempfile::tempdir().unwrap();
     let missing = directory.path().join("none");
     for (path, hint) in
-        [(missing.as_path(), "none does not exist; create it"), (directory.path(), "name what the events")]
+        [(missing.as_path(), "none does not exist; create it"), (directory.path(), "name the file or pipe")]
     {
         let path = StreamPath::Path(path.to_owned());
         let checked = StreamSource::check(&path).unwrap_err().to_string();

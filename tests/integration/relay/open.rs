@@ -77,7 +77,7 @@ async fn an_origin_that_opens_a_complete_version_again_is_waited_for() {
     wire.lead_to(coming.address());
     wire.cut();
     let error = last_error(&relay, "open again").await;
-    assert!(error.contains("version 9 is open again there"), "{error}");
+    assert!(error.contains("version 9 is open again upstream"), "{error}");
     coming.say(Delta::event(Event::Added(pod_at("shop", "e", "", &version(12))))).await;
     assert_eq!(words(&take(&mut stream, 1).await[0]), "ADDED e @12");
     assert_eq!(relay.informer.stats().rewinds.load(Ordering::Relaxed), 0);

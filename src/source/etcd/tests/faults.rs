@@ -156,5 +156,5 @@ async fn a_watch_that_is_cancelled_with_a_reason_says_it() {
     });
     let rig = Rig::of(&gate);
     let error = rig.error("denied").await;
-    assert!(error.ends_with("permission denied; let the user read every key of the prefix"), "{error}");
+    assert!(error.ends_with("permission denied; grant the user read access to every key of the prefix"), "{error}");
 }

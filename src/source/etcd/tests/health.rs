@@ -144,7 +144,7 @@ async fn a_user_has_a_token_and_gets_another_when_it_is_no_longer_good() {
     play.set(|store| (store.user, store.token) = (Some(("reader", "secret")), "one".to_owned()));
     let gate = play.member().await;
     let rig = Rig::of(&gate);
-    rig.error("user name is empty; give it a user and a password file").await;
+    rig.error("user name is empty; configure a user and a password file").await;
     drop(rig);
 
     let directory = tempfile::tempdir().unwrap();

@@ -81,7 +81,10 @@ async fn what_cannot_be_an_object_is_left_out_and_reported() {
     let mut rig = Rig::of(&gate);
     rig.told().await;
     assert_eq!(rig.state.len(), 1);
-    assert_eq!(rig.error("/s//bad").await, "/s//bad: a slash follows the prefix; end the prefix with it");
+    assert_eq!(
+        rig.error("/s//bad").await,
+        "/s//bad: the key has a slash after the prefix; end the prefix with a slash"
+    );
     let large = "x".repeat(crate::model::MAX_OBJECT_BYTES + 1);
     play.write(&format!("good={large}"));
     assert_eq!(rig.told().await, "3 !good", "it exists");

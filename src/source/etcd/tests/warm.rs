@@ -120,7 +120,7 @@ async fn while_the_history_is_being_found_out_there_is_no_proof() {
         store.ranges.extend([play::Fault::Then(Box::new(|_| ())), play::Fault::Hang]);
     });
     let rig = resumed(&gate, &kept);
-    rig.error("the cluster was 7, and is 8").await;
+    rig.error("cluster id changed from 7 to 8").await;
     let taken = timeout(DEADLINE, rig.fifo.checkpoints().take()).await;
     assert!(taken.expect("an answer in time").is_none());
 }
@@ -154,8 +154,11 @@ fn a_proof_is_of_one_version_and_what_is_none_is_refused() {
     assert_eq!(source.proof(), None, "nothing is known");
     let proof = r#"{"identity":[7,2],"revision":5,"mark":null,"problems":[]}"#;
     let at = ResourceVersion::decimal;
-    assert_eq!(source.resume(&at(6), proof.as_bytes()), Err("its proof is of revision 5, and it is at 6".to_owned()));
-    assert!(source.resume(&at(5), b"{}").unwrap_err().starts_with("its proof cannot be read: missing field"));
+    assert_eq!(
+        source.resume(&at(6), proof.as_bytes()),
+        Err("resume proof of revision 5 for a snapshot at 6".to_owned())
+    );
+    assert!(source.resume(&at(5), b"{}").unwrap_err().starts_with("invalid resume proof: missing field"));
     assert_eq!(source.proof(), None);
     assert_eq!(source.resume(&at(5), proof.as_bytes()), Ok(()));
     assert_eq!(source.proof().unwrap(), proof);

@@ -49,7 +49,7 @@ impl Engine {
         if let Some(notices) = &mut notices {
             let message = |reason| {
                 format!(
-                    "not all changes are reported, and found by a scan every {:?} only: {reason}",
+                    "change notifications are incomplete, a scan every {:?} finds the rest: {reason}",
                     self.config.rescan
                 )
             };
@@ -68,15 +68,15 @@ impl Engine {
         match Root::open(&self.config.path) {
             Ok(now) if now == root => {}
             Ok(_) => {
-                return Err(outage(format!("the directory {} was replaced while it was read", root.path.display())));
+                return Err(outage(format!("the directory {} was replaced during the scan", root.path.display())));
             }
             Err(error) => return Err(outage(error.to_string())),
         }
         let is_emptied = scan.seen.is_empty() && !absent.is_empty() && !self.is_settled(&root);
         if is_emptied {
             return Err(outage(format!(
-                "the directory {} was replaced by one without manifests, as when a volume is unmounted: mount it or \
-                 create the files again; if they were deleted on purpose, restart informerd",
+                "the directory {} was replaced by one without manifests, as when a volume is unmounted; mount it or \
+                 create the files again, or restart informerd if they were deleted on purpose",
                 root.path.display()
             )));
         }
@@ -90,8 +90,8 @@ impl Engine {
             let is_below = |path: &Arc<str>| path.starts_with(directory.as_str());
             let is_empty = !scan.seen.iter().any(is_below) && root.path.join(directory).is_dir();
             if is_empty && self.catalog.paths().any(is_below) {
-                let problem = "a volume was mounted here and is not any more; its objects are kept: mount it, create the \
-                               files again, or delete the directory";
+                let problem = "volume unmounted, its objects are kept; mount it, create the files again, or delete the \
+                               directory";
                 scan.problems.insert(escaped(directory).into_owned(), problem.to_owned());
                 scan.unknown.insert(directory.clone());
                 scan.mounts.insert(directory.clone(), *id);

@@ -61,7 +61,7 @@ async fn notices_that_cannot_be_had_are_reported() {
     rig.follow().await;
     let problems = rig.health.problems();
     assert_eq!((problems.len(), problems[0].reason), (1, ProblemReason::NotificationsUnavailable));
-    let message = "not all changes are reported, and found by a scan every 50ms only: no notices here";
+    let message = "change notifications are incomplete, a scan every 50ms finds the rest: no notices here";
     assert_eq!(problems[0].message, message);
 }
 
@@ -74,8 +74,7 @@ async fn a_file_that_is_too_large_is_not_read() {
     file.set_len(100 << 20).unwrap();
     drop(file);
     follower.until(|_| rig.invalid().len() == 1).await;
-    let expected =
-        "a.json: the file has more than the 67108864 bytes that are read; split it; its last good objects are kept";
+    let expected = "a.json: file too large (limit: 67108864 bytes); split it; its last good objects are kept";
     assert_eq!(rig.problem(), expected);
     rig.write("a.json", format!("{{\"x\":{:?}}}", "x".repeat(4 << 20)));
     follower.until(|_| rig.problem().contains("gRPC clients")).await;
@@ -90,7 +89,7 @@ async fn of_two_objects_with_one_key_the_first_path_wins_until_it_goes() {
     rig.write("a.json", pod("x", "first"));
     let mut follower = rig.follow().await;
     assert_eq!(follower.body("x"), pod("x", "first"));
-    assert_eq!(rig.problem(), "b.json: x is in a.json as well, which comes first and is served");
+    assert_eq!(rig.problem(), "b.json: x is also in a.json, which comes first and is served");
     rig.remove("a.json");
     assert_eq!(follower.changes(1).await, ["~x"]);
     assert_eq!(follower.body("x"), pod("x", "second"));

@@ -20,7 +20,7 @@ pub(in crate::source::kube) async fn check(shared: &Shared, names: &[String]) ->
         .map(|name| async move {
             let exists = shared.api.exists(&format!("/api/v1/namespaces/{name}")).await;
             (exists == Some(false)).then(|| {
-                let message = format!("namespace {name:?} not found: create it, or remove it from the configuration");
+                let message = format!("namespaces {name:?} not found; create it, or remove it from the configuration");
                 Problem::new(ProblemReason::NamespaceNotFound, name, message)
             })
         })

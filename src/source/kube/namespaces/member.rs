@@ -88,7 +88,10 @@ impl Member {
         let (mark, Position { version, .. }) = (position.mark(), position);
         self.shared.check_cluster().await?;
         if self.shared.head(&version, mark.as_ref()).await? != Head::HasMark {
-            let text = format!("the namespace {} has nothing at {version} to be recognised by", self.namespace);
+            let text = format!(
+                "cannot verify the history of namespace {}: no known change at version {version}",
+                self.namespace
+            );
             return Err(SourceError::Expired(text));
         }
         let live = watch::open(&self.shared, merged, None).await?;
@@ -100,7 +103,7 @@ impl Member {
     }
 
     async fn open(&self) -> Result<Live, SourceError> {
-        let expired = || SourceError::Expired(format!("nothing is known of the namespace {}", self.namespace));
+        let expired = || SourceError::Expired(format!("no known state of namespace {}", self.namespace));
         let from = self.reached().ok_or_else(expired)?;
         let position = self.shared.known.lock().begin_watch(&from);
         self.shared.watch(&from, position).await
@@ -183,7 +186,7 @@ impl Followed {
                 return Ok(delta);
             }
             if self.is_empty && self.opened_at.elapsed() < VERY_SHORT_WATCH {
-                let text = format!("the watch of the namespace {} was closed at once", self.member.namespace);
+                let text = format!("watch of namespace {} closed at once", self.member.namespace);
                 return Err(SourceError::Busy(text));
             }
             self.live = self.member.open().await?;
@@ -200,7 +203,6 @@ pub(super) fn into_error(stop: Stop) -> SourceError {
 }
 
 pub(super) fn not_decimal() -> SourceError {
-    let text = "the API's versions are not decimals, so that namespaces cannot be compared: follow each of them as a resource \
-                of its own";
+    let text = "the API's versions are not decimals, so namespaces cannot be compared; configure a resource for each namespace";
     SourceError::Undecodable(text.to_owned())
 }

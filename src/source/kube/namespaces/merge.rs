@@ -91,7 +91,10 @@ impl Merge {
             self.ahead.add(version.number(), events.len(), events.iter().map(Event::weight).sum());
         }
         if self.ahead.events > MAX_AHEAD_EVENTS || self.ahead.bytes > MAX_AHEAD_BYTES {
-            let text = format!("{} events are ahead of the namespace that is behind, at {lowest}", self.ahead.events);
+            let text = format!(
+                "too many events ({}) ahead of the slowest namespace, which is at version {lowest}",
+                self.ahead.events
+            );
             return Err(SourceError::Expired(text));
         }
         events.push(Event::Bookmark(self.version.clone()));

@@ -57,8 +57,8 @@ impl Selector {
         if names.len() > MAX_NAMESPACES {
             let (count, selector) = (names.len(), &shared.config.label_selector);
             let text = format!(
-                "the namespace selector {selector:?} selects {count} namespaces, and at most {MAX_NAMESPACES} are followed \
-                 one by one: select fewer, or follow all namespaces"
+                "namespace selector {selector:?} selects {count} namespaces (limit: {MAX_NAMESPACES}); select fewer, or \
+                 watch all namespaces"
             );
             return Err(SourceError::Unavailable(text));
         }
@@ -98,7 +98,7 @@ pub(super) async fn changed(mut followed: Followed, names: Vec<String>) -> Sourc
             // Cancel-safe: dropping it loses nothing of a watch.
             received = followed.next() => received,
             () = tokio::time::sleep_until(deadline), if until.is_some() => {
-                return SourceError::Expired("the selected namespaces have changed".to_owned());
+                return SourceError::Expired("selected namespaces changed".to_owned());
             }
         };
         let delta = match received {

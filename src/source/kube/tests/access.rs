@@ -52,13 +52,13 @@ async fn what_cannot_be_used_is_named_with_its_key() {
     for (cluster, user, problem) in [
         ("server: 'ftp://h'", "", "server \"ftp://h\" of the kubeconfig: its scheme"),
         ("server: 'https://'", "", "server \"https://\" of the kubeconfig: "),
-        (&*authority, "", "https://h:1: the certificate authority holds no certificate in PEM"),
+        (&*authority, "", "https://h:1: the certificate authority contains no PEM certificate"),
         (
             "server: 'http://h'",
             "auth-provider: {name: gcp}",
             "auth-provider \"gcp\" of the kubeconfig is not supported",
         ),
-        ("server: 'http://h'", "token: \"a\\nb\"", "the token of the kubeconfig has a line break"),
+        ("server: 'http://h'", "token: \"a\\nb\"", "the token of the kubeconfig contains a line break"),
     ] {
         let error = Authenticator::new(files(directory.path(), cluster, user)).get(Need::Any).await.err().unwrap();
         assert!(error.to_string().contains(problem), "{error}");

@@ -205,7 +205,7 @@ async fn a_compressed_page_is_unpacked_within_a_bound() {
     let client = client.get(&cluster, Duration::from_secs(15));
     let Ok((_, answer)) = client.send("/large", wish).await else { panic!("an answer") };
     let problem = answer.into_body().read(true, (1 << 20) - 1).await.unwrap_err();
-    assert_eq!(problem, "the answer has more than 1048575 bytes");
+    assert_eq!(problem, "response too large (limit: 1048575 bytes)");
 }
 
 /// A PING detects it: the kernel of a frozen proxy still acknowledges every packet.
@@ -235,7 +235,7 @@ async fn a_frozen_connection_of_http2_ends_and_is_stale_by_the_last_contact() {
     };
     let (noticed, error) = (since.elapsed(), ended.unwrap().unwrap_err());
     assert!(noticed <= Duration::from_secs(16), "{noticed:?}");
-    let expected = "the API server has given no sign of life for 15 s; check the network to it";
+    let expected = "no response from the API server for 15 s; check the network to it";
     assert_eq!(error.to_string(), expected);
     tokio::time::sleep_until(since + Duration::from_secs(16)).await;
     assert_eq!(health.state(), SyncState::Stale);

@@ -285,7 +285,7 @@ async fn the_proxy_of_a_kubeconfig_leads_to_its_api_server() {
     assert_eq!(requests.lock().first(), Some(&expected));
     drop(rig);
     for (url, problem) in [
-        ("ftp://x", "proxy-url of the kubeconfig is not a proxy: its scheme \"ftp\""),
+        ("ftp://x", "proxy-url of the kubeconfig is not a valid proxy: unsupported scheme \"ftp\""),
         ("http://127.0.0.1:1", "proxy 127.0.0.1:1 (proxy-url of the kubeconfig): 127.0.0.1:1: Connection refused"),
     ] {
         let led = with_proxy(url);

@@ -61,16 +61,16 @@ async fn a_plugin_gets_its_environment_and_the_cluster() {
 async fn a_plugin_that_is_of_no_use_is_named_and_why() {
     let version = "echo '{\"apiVersion\":\"v2\",\"kind\":\"ExecCredential\"}'";
     for (script, why) in [
-        ("exit 3", "failed (exit status: 3): it has written nothing to stderr"),
+        ("exit 3", "failed (exit status: 3): no output on stderr"),
         ("echo a >&2; echo b >&2; exit 1", "failed (exit status: 1): a b"),
-        ("echo nonsense", "has not printed an ExecCredential"),
-        ("echo '{\"kind\":\"Pod\"}'", "has printed kind \"Pod\""),
-        (version, "has printed apiVersion \"v2\""),
-        (&*printed("null"), "has printed no status"),
-        (&*printed("{}"), "has printed neither a token nor a client certificate"),
+        ("echo nonsense", "the output is not an ExecCredential"),
+        ("echo '{\"kind\":\"Pod\"}'", "the output has kind \"Pod\""),
+        (version, "the output has apiVersion \"v2\""),
+        (&*printed("null"), "the output has no status"),
+        (&*printed("{}"), "the output has neither a token nor a client certificate"),
         (&*printed(r#"{"clientKeyData":"k"}"#), "one of client certificate and key without the other"),
-        (&*printed(r#"{"token":"t","expirationTimestamp":"soon"}"#), "\"soon\" is no time of RFC 3339"),
-        ("head -c 2000000 /dev/zero", "has printed more than 1048576 bytes"),
+        (&*printed(r#"{"token":"t","expirationTimestamp":"soon"}"#), "\"soon\" is not an RFC 3339 time"),
+        ("head -c 2000000 /dev/zero", "output too large (limit: 1048576 bytes)"),
     ] {
         let problem = problem(&exec(script)).await;
         assert!(problem.starts_with("exec plugin \"sh\"") && problem.contains(why), "{problem}");
@@ -108,7 +108,7 @@ async fn a_plugin_that_hangs_is_named_after_a_minute_and_killed() {
     tokio::time::pause();
     tokio::time::advance(EXEC_TIMEOUT).await;
     tokio::time::resume();
-    let expected = "exec plugin \"sh\" has not answered for 60 s; run it by hand, it may wait for a login";
+    let expected = "exec plugin \"sh\" did not finish within 60 s; run it by hand, it may wait for a login";
     assert_eq!(problem.await.unwrap(), expected);
     let process = std::path::Path::new("/proc").join(pid.trim()).join("stat");
     let killed = async {

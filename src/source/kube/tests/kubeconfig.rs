@@ -52,9 +52,9 @@ fn what_is_missing_is_named() {
     let path = write(directory.path(), "config", text);
     for (context, problem) in [
         (None, "the kubeconfig has no current context; write a `context`"),
-        (Some("none"), "the kubeconfig has no context \"none\"; it has: c, d"),
+        (Some("none"), "context \"none\" not found in the kubeconfig (known: c, d)"),
         (Some("c"), "cluster \"k\" of the kubeconfig has no `server`"),
-        (Some("d"), "the kubeconfig has no cluster \"gone\", which context \"d\" names"),
+        (Some("d"), "cluster \"gone\" of context \"d\" not found in the kubeconfig"),
     ] {
         assert_eq!(load(&path, context).err().unwrap(), problem);
     }
@@ -96,7 +96,7 @@ fn values_in_the_file_win_over_files_that_it_names() {
     assert_eq!(load(&path, None).unwrap().cluster.authority(), Ok(Some(b"foo".to_vec())));
     assert_eq!(
         load(&path, None).unwrap().user.identity().unwrap_err(),
-        "the kubeconfig has a client certificate and no client key"
+        "the kubeconfig has a client certificate without a client key"
     );
     let path = write(directory.path(), "config", &text(""));
     assert_eq!(load(&path, None).unwrap().cluster.authority(), Ok(Some(b"from the file".to_vec())));

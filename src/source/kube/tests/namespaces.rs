@@ -204,7 +204,7 @@ async fn a_namespace_that_does_not_exist_is_a_problem_until_it_does() {
         assert_eq!(subjects(), missing);
         let problem = rig.health.problems().into_iter().find(|problem| problem.subject == "gone").unwrap();
         assert_eq!(problem.reason.as_str(), "NAMESPACE_NOT_FOUND");
-        assert_eq!(problem.message, "namespace \"gone\" not found: create it, or remove it from the configuration");
+        assert_eq!(problem.message, "namespaces \"gone\" not found; create it, or remove it from the configuration");
         stand.play.set(|store| store.namespaces = Some(vec!["a", "gone", "lost"]));
         skip(21, &|| subjects().is_empty()).await;
         // Detected without a list too.
@@ -268,7 +268,7 @@ async fn a_selector_of_too_many_namespaces_is_named() {
         stand.play.write(&format!("@n{n}=1"));
     }
     let config = KubeConfig { namespace_selector: "team=x".into(), ..stand.config() };
-    follow(config, None).error("selects 101 namespaces, and at most 100 are followed").await;
+    follow(config, None).error("selects 101 namespaces (limit: 100); select fewer").await;
 }
 
 /// A previous run sent an object ahead of the merged version, and the object was deleted between the runs: no later list shows

@@ -83,12 +83,12 @@ fn a_proxy_is_read_with_its_defaults_and_its_credentials() {
     assert_eq!((proxy.kind, &*proxy.host, proxy.port), (ProxyKind::Socks5, "::1", 1080));
     assert_eq!(parse("https://proxy").unwrap().port, 443);
     for (url, why) in
-        [("ftp://user:secret@proxy", "its scheme \"ftp\""), ("proxy", "it has no scheme"), ("/x", "scheme")]
+        [("ftp://user:secret@proxy", "unsupported scheme \"ftp\""), ("proxy", "no scheme"), ("/x", "scheme")]
     {
         let problem = parse(url).err().unwrap();
-        assert!(problem.starts_with(&format!("{KEY} is not a proxy: ")), "{problem}");
+        assert!(problem.starts_with(&format!("{KEY} is not a valid proxy: ")), "{problem}");
         assert!(problem.contains(why) && !problem.contains("secret"), "{problem}");
     }
     let problem = choose(None, (true, "a", 1), &[("https_proxy", "gopher://x")]).err().unwrap();
-    assert!(problem.starts_with("https_proxy is not a proxy: "), "{problem}");
+    assert!(problem.starts_with("https_proxy is not a valid proxy: "), "{problem}");
 }

@@ -181,8 +181,8 @@ fn a_proof_is_of_one_version_and_what_is_none_is_refused() {
     assert_eq!(warm.proof(), None, "nothing is known");
     let proof = r#"{"cluster":"u","version":"5","mark":null,"problems":[]}"#;
     let at = ResourceVersion::decimal;
-    assert_eq!(warm.resume(&at(6), proof.as_bytes()), Err("its proof is of version 5, and it is at 6".to_owned()));
-    assert!(warm.resume(&at(5), b"{}").unwrap_err().starts_with("its proof cannot be read: missing field"));
+    assert_eq!(warm.resume(&at(6), proof.as_bytes()), Err("resume proof of version 5 for a snapshot at 6".to_owned()));
+    assert!(warm.resume(&at(5), b"{}").unwrap_err().starts_with("invalid resume proof: missing field"));
     assert_eq!(warm.proof(), None);
     assert_eq!(warm.resume(&at(5), proof.as_bytes()), Ok(()));
     assert_eq!(warm.proof().unwrap(), proof.replace(r#""mark""#, r#""is_open":false,"mark""#), "older ones lack it");
