@@ -80,7 +80,7 @@ pub enum AppError {
         error: StreamError,
     },
     /// Thread of a resource that cannot be started.
-    #[error("resource {resource}: its thread cannot be started: {error}; raise the limits on threads and open files")]
+    #[error("resource {resource}: cannot start its thread: {error}; raise the limits on threads and open files")]
     Thread {
         /// Name of the resource.
         resource: String,
@@ -88,13 +88,13 @@ pub enum AppError {
         error: io::Error,
     },
     /// Threads for selections that cannot be started.
-    #[error("the threads that evaluate selections cannot be started: {error}; raise the limit on threads")]
+    #[error("cannot start the threads that evaluate selections: {error}; raise the limit on threads")]
     BulkThreads {
         /// Error of the system.
         error: io::Error,
     },
     /// Configured file of a source, such as a certificate, that cannot be read.
-    #[error("resource {resource}: {problem}; correct the path, or let the user that runs informerd read it")]
+    #[error("resource {resource}: {problem}; correct the path, or give the user of informerd permission to read it")]
     Upstream {
         /// Name of the resource.
         resource: String,
@@ -126,8 +126,8 @@ pub enum AppError {
     },
     /// Limit on open files below the configured connections.
     #[error(
-        "limits.connections: {connections} is more than {left}, which the limit on open files ({open_files}) leaves beside {kept} \
-         for the admin port and the sources; raise the limit (ulimit -n, LimitNOFILE), or leave the key out"
+        "limits.connections: {connections} is more than the {left} left by the limit on open files ({open_files}, with {kept} kept for \
+         the admin port and the sources); raise the limit (ulimit -n, LimitNOFILE), or remove the key"
     )]
     OpenFiles {
         /// Connections as configured.
@@ -312,7 +312,7 @@ impl App {
         lifecycle.draining.cancel();
         let kept = async {
             if tokio::time::timeout(LAST_WRITE, keeping.join_next()).await.is_err() {
-                tracing::warn!("the last states are not kept: writing them takes more than {LAST_WRITE:?}");
+                tracing::warn!("last snapshots not written within {LAST_WRITE:?}");
             }
         };
         tokio::join!(server.join_next(), kept);
@@ -335,8 +335,8 @@ impl fmt::Debug for App {
 impl AppError {
     fn listen(what: &'static str, address: String, error: io::Error) -> Self {
         let hint = match error.kind() {
-            io::ErrorKind::AddrInUse => "end what uses it, or choose another address",
-            io::ErrorKind::PermissionDenied => "choose a port above 1023, or a path that this user may write",
+            io::ErrorKind::AddrInUse => "stop the process that uses it, or choose another address",
+            io::ErrorKind::PermissionDenied => "choose a port above 1023, or a path that this user can write to",
             _ => "choose an address of this machine",
         };
         Self::Listen { what, address, error, hint }

@@ -30,7 +30,7 @@ impl GrpcListener {
                 remove_stale_socket(path).await;
                 let listener = UnixListener::bind(path);
                 let listener = listener.map_err(|error| AppError::listen("gRPC", address.to_string(), error))?;
-                tracing::info!("clients of a unix socket may have to set the authority, for example to localhost");
+                tracing::info!("unix socket: clients may have to set the authority, for example to localhost");
                 Ok(Self::Unix(listener, UnixSocket(path.clone())))
             }
         }

@@ -114,7 +114,7 @@ where
         if ended(&mut connections, config.drain_period).await {
             return;
         }
-        tracing::warn!(connections = connections.len(), "streams still open at the end of the drain are reset");
+        tracing::warn!(connections = connections.len(), "drain timed out, resetting open streams");
         cut.cancel();
         ended(&mut connections, LAST_WORDS).await;
     }

@@ -136,11 +136,9 @@ pub(super) enum ConnectionError {
     Http(#[from] h2::Error),
     #[error("{0}")]
     Io(#[from] std::io::Error),
-    #[error("the client sent no preface of HTTP/2 within {0:?} (limits.request_timeout)")]
+    #[error("no HTTP/2 preface from the client within {0:?} (limits.request_timeout)")]
     NoPreface(Duration),
-    #[error(
-        "the client began a frame or a header block, and did not complete it within {0:?} (limits.request_timeout)"
-    )]
+    #[error("incomplete frame or header block: the client did not complete it within {0:?} (limits.request_timeout)")]
     Incomplete(Duration),
     #[error("write stalled: the client read nothing for {0:?}")]
     Stuck(Duration),

@@ -117,7 +117,7 @@ impl<B: Supply> Exchange<B> {
         let (head, body) = match response {
             Ok(response) => response.into_parts(),
             Err(error) => {
-                tracing::warn!(%error, "a call failed without a response");
+                tracing::warn!(%error, "call failed without a response");
                 self.reset(Reason::INTERNAL_ERROR);
                 return Poll::Ready(());
             }
@@ -127,7 +127,7 @@ impl<B: Supply> Exchange<B> {
             Ok(stream) if !is_over => self.stage = Stage::Sending(body, stream),
             Ok(_) => self.stage = Stage::Over,
             Err(error) => {
-                tracing::debug!(%error, "a response could not be sent");
+                tracing::debug!(%error, "response not sent");
                 self.reset(Reason::INTERNAL_ERROR);
             }
         }
@@ -251,7 +251,7 @@ fn ask<B: Supply>(
         Poll::Ready(Some(Ok(Supplied::TooLarge(needed)))) => Asked::TooLarge(needed),
         Poll::Ready(Some(Err(error))) => {
             let error: BoxError = error.into();
-            tracing::debug!(%error, "a body failed");
+            tracing::debug!(%error, "response body failed");
             Asked::Over(Some(Reason::INTERNAL_ERROR))
         }
         Poll::Ready(None) => {

@@ -118,7 +118,7 @@ impl<F: Future<Output = ()> + Unpin> Streams<F> {
         let mut cx = Context::from_waker(&stream.waker);
         let polled = catch_unwind(AssertUnwindSafe(|| Pin::new(&mut stream.future).poll(&mut cx).is_ready()));
         let is_over = polled.unwrap_or_else(|_| {
-            tracing::error!("a stream panicked, and was reset; this is a bug");
+            tracing::error!("stream panicked and was reset; this is a bug");
             true
         });
         if is_over {

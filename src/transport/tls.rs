@@ -76,11 +76,11 @@ impl Tls {
         loop {
             tokio::time::sleep(RELOAD_INTERVAL).await;
             match self.reload_once() {
-                Ok(true) => tracing::info!(cert = %self.files.cert.display(), "the certificate has been loaded anew"),
+                Ok(true) => tracing::info!(cert = %self.files.cert.display(), "certificate reloaded"),
                 Ok(false) => {}
                 Err(error) => {
                     if problem.as_ref() != Some(&error) {
-                        tracing::warn!(%error, "the certificate has changed, and is not served");
+                        tracing::warn!(%error, "certificate changed, not reloaded");
                     }
                     problem = Some(error);
                     continue;
@@ -133,7 +133,7 @@ impl TlsFiles {
     fn config(&self, contents: &Contents) -> Result<Arc<ServerConfig>, TlsError> {
         let certs = certificates(&self.cert, &contents.cert)?;
         let key = PrivateKeyDer::from_pem_slice(&contents.key)
-            .map_err(|error| TlsError::new(&self.key, format!("there is no private key in PEM: {error}")))?;
+            .map_err(|error| TlsError::new(&self.key, format!("no PEM private key: {error}")))?;
         let provider = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
@@ -151,7 +151,7 @@ impl TlsFiles {
             _ => builder.with_no_client_auth(),
         };
         let mut config = builder.with_single_cert(certs, key).map_err(|error| {
-            TlsError::new(&self.cert, format!("it cannot be served with the key {}: {error}", self.key.display()))
+            TlsError::new(&self.cert, format!("cannot be used with the key {}: {error}", self.key.display()))
         })?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(Arc::new(config))
@@ -160,9 +160,9 @@ impl TlsFiles {
 
 fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let certs = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
-    let certs = certs.map_err(|error| TlsError::new(path, format!("not a certificate in PEM: {error}")))?;
+    let certs = certs.map_err(|error| TlsError::new(path, format!("not a PEM certificate: {error}")))?;
     if certs.is_empty() {
-        return Err(TlsError::new(path, "there is no certificate in PEM".to_owned()));
+        return Err(TlsError::new(path, "no PEM certificate".to_owned()));
     }
     Ok(certs)
 }
@@ -205,7 +205,7 @@ mod tests {
         let new_key = fs::read(&tls.files.key).unwrap();
         fs::write(&tls.files.key, old_key).unwrap();
         let error = tls.reload_once().unwrap_err().to_string();
-        assert!(error.contains("tls.crt: it cannot be served with the key") && error.contains("tls.key"), "{error}");
+        assert!(error.contains("tls.crt: cannot be used with the key") && error.contains("tls.key"), "{error}");
         assert!(Arc::ptr_eq(&first, &served()), "the old one, as long as the new one is half written");
         fs::write(&tls.files.key, new_key).unwrap();
         assert_eq!(tls.reload_once(), Ok(true));
@@ -222,10 +222,10 @@ mod tests {
         fs::write(&other, "not PEM").unwrap();
         for (files, problem) in [
             (TlsFiles { cert: none.clone(), ..files.clone() }, "none: No such file"),
-            (TlsFiles { cert: other.clone(), ..files.clone() }, "other: there is no certificate in PEM"),
-            (TlsFiles { key: other.clone(), ..files.clone() }, "other: there is no private key in PEM"),
+            (TlsFiles { cert: other.clone(), ..files.clone() }, "other: no PEM certificate"),
+            (TlsFiles { key: other.clone(), ..files.clone() }, "other: no PEM private key"),
             (TlsFiles { client_ca: Some(none), ..files.clone() }, "none: No such file"),
-            (TlsFiles { client_ca: Some(other), ..files.clone() }, "other: there is no certificate in PEM"),
+            (TlsFiles { client_ca: Some(other), ..files.clone() }, "other: no PEM certificate"),
         ] {
             let error = Tls::load(files).unwrap_err().to_string();
             assert!(error.contains(problem) && !error.contains('\n'), "{error}");

@@ -38,10 +38,10 @@ pub trait Decoder: Send + 'static {
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
     /// The stream has ended between two events.
-    #[error("the stream has ended")]
+    #[error("stream ended")]
     End,
     /// The stream has ended within an event.
-    #[error("the stream has ended within an event")]
+    #[error("the stream ended inside an event")]
     UnexpectedEnd,
     /// The stream cannot be read any more: a connection was cut, a network did not answer.
     #[error("the stream cannot be read")]
@@ -97,8 +97,8 @@ impl<D: Decoder> Stream for StreamWatcher<D> {
         self.stop();
         match error {
             DecodeError::End => {}
-            DecodeError::UnexpectedEnd => tracing::info!("the watch stream has ended within an event"),
-            DecodeError::Io(error) => tracing::debug!(%error, "the watch stream cannot be read any more"),
+            DecodeError::UnexpectedEnd => tracing::info!("watch stream ended inside an event"),
+            DecodeError::Io(error) => tracing::debug!(%error, "watch stream not readable"),
             DecodeError::Undecodable(error) => return Poll::Ready(Some(Err(UndecodableEvent(error)))),
         }
         Poll::Ready(None)

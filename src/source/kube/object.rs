@@ -248,7 +248,7 @@ mod tests {
         let item = reader(&cut).read(body.as_bytes()).unwrap();
         assert_eq!(item.object.uid(), "u");
         assert_eq!((item.object.key().to_string().as_str(), item.object.version().number()), ("n/a", 5));
-        assert!(item.problem.unwrap().message.contains("more than the 3145728"));
+        assert!(item.problem.unwrap().message.contains("receive at most 3145728"));
         let cut = FieldCut::new([Path::parse("x").unwrap()]).unwrap();
         assert_eq!(reader(&cut).read(body.as_bytes()).unwrap().problem, None, "what is cut does not count");
     }

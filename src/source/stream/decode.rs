@@ -149,7 +149,7 @@ mod tests {
             assert!(!found.contains('\n') && !found.contains(" at line "), "{found}");
         }
         let large = format!(r#"{{"type":"ADDED","object":{{"x":"{}"}}}}"#, "x".repeat(MAX_OBJECT_BYTES));
-        assert!(decoded(&large).unwrap_err().contains("more than the 3145728"));
+        assert!(decoded(&large).unwrap_err().contains("receive at most 3145728"));
         decode(b"{\"type\":\"ADDED\xff\"}", &ResourceVersion::decimal(1)).unwrap_err();
     }
 

@@ -90,7 +90,7 @@ async fn what_cannot_be_an_object_is_left_out_and_reported() {
     assert_eq!(rig.told().await, "3 !good", "it exists");
     play.write("-/bad");
     assert_eq!(rig.next().await, "bookmark 4");
-    rig.error("good: the value has 3145729 bytes").await;
+    rig.error("good: value too large: 3145729 bytes").await;
     play.write("good=2");
     assert_eq!(rig.told().await, "5 ~good=2", "etcd has not deleted it");
     assert_eq!(rig.health.report().problems, 0);

@@ -102,7 +102,7 @@ async fn what_is_too_large_is_not_served_and_is_reported_until_it_is_mended() {
     stand.play.write(&format!("a=1 b={large}"));
     let mut rig = stand.listed().await;
     assert_eq!(rig.state.keys().collect::<Vec<_>>(), ["/a".trim_start_matches('/')]);
-    assert!(rig.error("more than the 3145728").await.starts_with("b: "));
+    assert!(rig.error("receive at most 3145728").await.starts_with("b: "));
     stand.play.write(&format!("a={large} b=1 a=2"));
     for expected in ["4 !a", "5 ~b=1", "6 +a=2"] {
         // The API decides between ADDED and MODIFIED here; the cache corrects it later.
