@@ -119,15 +119,19 @@ impl<S: ListerWatcher> Reflector<S> {
     pub async fn run(mut self) {
         let mut next = self.state.start();
         loop {
-            if next.delayed {
-                let delay = self.backoff.next_delay(Instant::now());
-                self.giving_checkpoints(tokio::time::sleep(delay)).await;
-            }
             let outcome = match next.request {
                 state::Request::List(at) => self.list(at).await,
                 state::Request::Watch(from) => self.watch(from).await,
             };
+            let error = outcome.error();
             next = self.step(outcome);
+            let delay = next.delayed.then(|| self.backoff.next_delay(Instant::now()));
+            if let Some(error) = error {
+                tracing::warn!(%error, retry_in = ?delay.unwrap_or_default(), "upstream failed");
+            }
+            if let Some(delay) = delay {
+                self.giving_checkpoints(tokio::time::sleep(delay)).await;
+            }
         }
     }
 
@@ -154,7 +158,6 @@ impl<S: ListerWatcher> Reflector<S> {
 
     fn step(&mut self, outcome: Outcome) -> Next {
         if let Some(error) = outcome.error() {
-            tracing::warn!(%error, "upstream failed");
             self.health.failed(error);
         }
         if outcome.has_missed_changes() {
