@@ -26,7 +26,7 @@ use crate::{
 rows! {
     /// Keys outside of all sections.
     pub struct GeneralConfig at "" {
-        listen: ListenAddr = "127.0.0.1:50051", address_or_socket, "where gRPC listens: IP:PORT or unix:/path/of/socket",
+        listen: ListenAddr = "127.0.0.1:50051", address_or_socket, "address for gRPC: IP:PORT or unix:/path/of/socket",
             flag("listen", "ADDR", "INFORMERD_LISTEN");
         ..AdminConfig;
         insecure: bool = "false", boolean, "allow gRPC in plain text on an address that is not loopback",
@@ -37,12 +37,12 @@ rows! {
         ..LimitsConfig;
         ..DrainConfig;
         stale_after: Duration = "15s", positive_duration,
-            "how long a source may be out of contact before its resource is stale";
+            "time without contact with the source after which a resource is STALE";
         state_dir: Option<PathBuf>, directory,
-            "keep states of kube, etcd and informerd resources in this directory, so that the next start serves them at once, as STALE, and requests only what has changed since; relative to the configuration file, if it is written there",
+            "directory for snapshots of kube, etcd and informerd resources: the next start serves them at once, as STALE, and requests only later changes; relative to the configuration file, if it is set there",
             flag("state-dir", "DIR", "INFORMERD_STATE_DIR");
         state_interval: Duration = "1m", positive_duration,
-            "how often a state is written when objects have changed";
+            "interval at which the snapshots of changed resources are written";
         ..FilesResource;
         ..StreamResource;
         ..EtcdKeys;
@@ -58,7 +58,7 @@ rows! {
     /// HTTP port for operators.
     pub struct AdminConfig at "admin." {
         listen: Option<SocketAddr> = "127.0.0.1:9464", address or none,
-            "where HTTP for probes and metrics listens: IP:PORT or none",
+            "address of HTTP for probes and metrics: IP:PORT or none",
             flag("admin-listen", "ADDR", "INFORMERD_ADMIN_LISTEN");
     }
 }
@@ -67,9 +67,10 @@ rows! {
     /// TLS files, in PEM; read again when they change.
     pub struct TlsConfig at "tls." {
         cert: PathBuf = (required "is missing; write the path of a file in PEM"), file,
-            "serve gRPC under TLS with this certificate in PEM, and those that lead to its root; read again when it changes";
-        key: PathBuf = (required "is missing; write the path of a file in PEM"), file, "its private key in PEM";
-        client_ca: Option<PathBuf>, file, "clients need a certificate that one of these has signed";
+            "serve gRPC under TLS with this certificate chain in PEM; read again when it changes";
+        key: PathBuf = (required "is missing; write the path of a file in PEM"), file,
+            "private key of the certificate, in PEM";
+        client_ca: Option<PathBuf>, file, "require client certificates signed by one of these CA certificates in PEM";
     }
 }
 
@@ -77,67 +78,67 @@ rows! {
     /// Watches: the defaults of the server and the bounds for requests of clients.
     pub struct WatchConfig at "watch." {
         full_channel_policy: FullChannelPolicy = "replay", policy,
-            "when a client's queue is full, unless it asks otherwise";
+            "policy for a full queue of a client whose request names none";
         allowed_policies: Vec<FullChannelPolicy> = "[drop, block, replay, coalesce]", policies,
-            "what a client may ask for";
-        queue_length: usize = "1024", count, "events that make a client's queue full, unless it asks otherwise";
-        max_queue_length: usize = "65536", positive_count, "the most that a client may ask for";
+            "policies that a client may request";
+        queue_length: usize = "1024", count, "length of a client's queue in events, unless its request has one";
+        max_queue_length: usize = "65536", positive_count, "maximum queue length that a client may request";
         queue_bytes: usize = "16MiB", positive_size,
-            "encoded bytes that make a client's queue full, whatever its length";
+            "encoded bytes at which a client's queue is full, whatever its length";
         window_bytes: usize = "16MiB", positive_size,
-            "memory for events that clients still have to read, for each resource, and as much again for what they are told from the history";
+            "memory per resource for events that clients have not read yet, and as much again for events replayed from the history";
         coalesce_bytes: usize = "64MiB", positive_size,
-            "memory of what has merged for one watch under coalesce; beyond it the watch ends";
+            "memory for the merged events of one watch under coalesce; beyond it the watch ends";
         block_timeout: Duration = "5s", positive_duration,
-            "how long changes wait for all clients under block together, beside a tenth of any time";
+            "time per resource that changes wait for all clients under block together, refilled at a tenth of the time";
         selection_budget: Duration = "200us", duration in "10us"..="100ms",
-            "what selections that nothing leads to, and expressions, take of a publish cycle; threads evaluate the others";
+            "time in a publish cycle for expressions and selections other than by equality of name, index, label or field; threads evaluate the rest";
         selection_share: u32 = "20", integer in 1..=100,
-            "what they take of all the time of a resource's writer, in percent";
+            "their share of all the time of a resource's writer, in percent";
         bookmark_interval: Duration = "30s", positive_duration,
-            "how long a watch is silent before it gets a bookmark";
+            "time without an event after which a watch receives a bookmark, unless its request has one";
         future_wait: Duration = "90s", positive_duration,
-            "how long a watch from a version of the future waits for it";
+            "time that a watch waits for a resource_version that this server has not reached yet";
         batch_window: Duration = "0ms", duration in "0ms"..="1s",
-            "how long changes are gathered after others: more delay, less work for many watchers";
+            "minimum time between two publish cycles: more delay, less work for many watchers";
         progress_timeout: Duration = "30s", positive_duration,
-            "how long a client may take nothing of what is to be sent, on its connection or on a stream";
-        max_watchers: usize = "100000", positive_count, "watches open at the same time";
+            "time after which a connection or a stream whose client reads nothing is closed";
+        max_watchers: usize = "100000", positive_count, "maximum number of open watches";
     }
 }
 
 rows! {
     /// History of each resource, kept for watches that lag or resume.
     pub(super) struct HistoryKeys at "history." {
-        age: Duration = "5m", positive_duration, "the age of the oldest event that is kept, for each resource";
-        events: usize = "100000", positive_count, "the most events that are kept, for each resource";
+        age: Duration = "5m", positive_duration, "age of the oldest event kept, per resource";
+        events: usize = "100000", positive_count, "maximum number of events kept, per resource";
         bytes: usize = "256MiB", positive_size,
-            "the most bytes that are kept, of states and records, for each resource";
+            "maximum number of bytes kept, of states and records, per resource";
     }
 }
 
 rows! {
     /// Bounds on the usage by clients.
     pub struct LimitsConfig at "limits." {
-        request_bytes: usize = "64KiB", positive_size, "the largest request";
+        request_bytes: usize = "64KiB", positive_size, "maximum size of a request";
         request_timeout: Duration = "10s", duration in "100ms"..="5m",
-            "how long a client may take for the handshake of TLS, the preface of HTTP/2, a header block or the message of a request";
+            "time for a client to complete the TLS handshake, the HTTP/2 preface, a header block or the message of a request";
         connections: Option<usize>, positive_count,
-            "connections open at the same time; what the limit on open files leaves if left out, at most 100000";
+            "maximum number of open connections; if left out, what the limit on open files leaves, at most 100000";
         peer_share: u32 = "25", integer in 1..=100,
-            "what one peer (an IPv4 address, a /64 of IPv6, a user of a unix socket) may have of connections, watches, compilations and page snapshots, in percent; 100 behind a proxy";
+            "maximum share of one peer (an IPv4 address, a /64 of IPv6, a user of a unix socket) in connections, watches, compilations and page snapshots, in percent; 100 behind a proxy";
         compilations: usize = "4096", positive_count,
-            "expressions and conditions that wait to be compiled at the same time";
+            "maximum number of expressions and conditions that wait to be compiled";
         page_snapshots: usize = "16", positive_count,
-            "states that are kept for the next pages of lists; beyond them the oldest tokens expire";
+            "snapshots kept for the next pages of lists; beyond them the oldest tokens expire";
         // The limit of HTTP/2: 31 bits.
-        streams_per_connection: u32 = "1024", integer in 1..=2_147_483_647, "calls open at the same time on one connection";
+        streams_per_connection: u32 = "1024", integer in 1..=2_147_483_647, "maximum number of open calls on one connection";
         struct_bytes: usize = "64MiB", positive_size,
-            "of bodies that were sent as STRUCT, what is kept for those who ask for the same";
+            "size of the cache of bodies converted to Struct";
         memory: Option<usize>, size in "1MiB"..="1024GiB",
-            "what is held for all clients together: above it the stream ends that has waited longest; a quarter of the cgroup's limit if left out, 1GiB where there is none";
+            "memory held for all clients together; above it the stream that has read nothing for longest ends; if left out, a quarter of the cgroup's limit, 1GiB without one";
         expression_steps: u64 = "10000", integer in 100..=100_000,
-            "steps of one evaluation of an expression, 100000 for some 5 ms; beyond them it fails and is counted";
+            "steps of one evaluation of an expression (100000 take about 5 ms); beyond them it fails and is counted";
     }
 }
 
@@ -145,8 +146,8 @@ rows! {
     /// Shutdown of the server, from the first signal on.
     pub struct DrainConfig at "drain." {
         delay: Duration = "0s", duration,
-            "how long the server goes on after a signal, while it says that it is not ready";
-        period: Duration = "5s", duration, "how long open streams then have to end";
+            "time to keep serving after SIGTERM or SIGINT, with /readyz failing";
+        period: Duration = "5s", duration, "time after that for open streams to end";
     }
 }
 
@@ -154,12 +155,12 @@ rows! {
     /// JSON and YAML files below a directory.
     pub struct FilesResource at "resources.<name>.source.files." {
         path: PathBuf = (required "is missing; write the path of a directory such as ./manifests"), directory,
-            "a directory of .json, .yaml and .yml files; relative to the configuration file";
-        kind: Option<String>, kind, "only objects of this kind; all of them if left out";
+            "directory of .json, .yaml and .yml files; relative to the configuration file";
+        kind: Option<String>, kind, "only objects of this kind; all if left out";
         rescan: Duration = "5s", duration in "100ms"..="1h",
-            "the interval of full scans, which find what the operating system does not report";
+            "interval of full scans, which find changes that the operating system does not report";
         quiet: Duration = "100ms", duration in "10ms"..="10s",
-            "how long the directory has to be quiet before changes are read, at most rescan";
+            "time without changes in the directory before they are read; at most rescan";
     }
 }
 
@@ -168,9 +169,9 @@ rows! {
     pub struct StreamResource at "resources.<name>.source.stream." {
         path: Option<PathBuf> = (required "is missing; write the path of a file such as ./events.jsonl, or - for standard input"),
             file_or_dash,
-            "a file or named pipe of JSON watch events, relative to the configuration file; or - for standard input";
+            "file or named pipe of JSON watch events, relative to the configuration file; or - for standard input";
         confirm_after: Option<Duration> = "10s", duration in "100ms"..="1h" or none,
-            "when the next writer of a pipe has repeated no object for so long, the rest is deleted; with none, nothing is";
+            "time without a repeated object from the next writer of a pipe, after which the objects that it has not repeated are deleted; none: never";
     }
 }
 
@@ -179,13 +180,13 @@ rows! {
     pub(super) struct EtcdKeys at "resources.<name>.source.etcd." {
         endpoints: Vec<String> = (required "is missing; write for example [\"http://127.0.0.1:2379\"]"),
             endpoints,
-            "the members of one cluster, such as [\"http://127.0.0.1:2379\"]";
+            "members of one cluster, such as [\"http://127.0.0.1:2379\"]";
         prefix: String = (required "is missing; write what the keys begin with, such as /settings/, or \"\" for all keys"),
             text,
-            "what the keys begin with, such as /settings/; \"\" for all keys";
-        username: Option<String>, text, "the user, who may read every key of the prefix";
+            "prefix of the keys, such as /settings/; \"\" for all keys";
+        username: Option<String>, text, "user with read access to every key of the prefix";
         password_file: Option<PathBuf>, file,
-            "the file with the password, relative to the configuration file; read again at each connection";
+            "file with the user's password, relative to the configuration file; read again at each connection";
     }
 }
 
@@ -193,11 +194,11 @@ rows! {
     /// TLS with an etcd cluster.
     pub(super) struct EtcdTlsKeys at "resources.<name>.source.etcd.tls." {
         ca: Option<PathBuf>, file,
-            "for https: the certificates in PEM that may have signed etcd's; those that the system trusts if left out";
-        cert: Option<PathBuf>, file, "a certificate of our own, in PEM";
-        key: Option<PathBuf>, file, "its private key";
+            "for https: CA certificates in PEM to verify etcd's certificate; the system's if left out";
+        cert: Option<PathBuf>, file, "client certificate in PEM";
+        key: Option<PathBuf>, file, "private key of the client certificate, in PEM";
         server_name: Option<String>, text,
-            "the name that etcd's certificate has; the endpoint's host if left out";
+            "name in etcd's certificate; the endpoint's host if left out";
     }
 }
 
@@ -205,13 +206,13 @@ rows! {
     /// One resource type of a Kubernetes API.
     pub struct KubeResource at "resources.<name>.source.kube." {
         group: String = empty, text where kube::check_group,
-            "the API group, such as apps; the core group if left out";
+            "API group, such as apps; the core group if left out";
         version: String = (required "is missing; write for example v1"), text where kube::check_version,
-            "the version of the group, such as v1";
+            "version of the group, such as v1";
         plural: String = (required "is missing; write for example pods"), text where kube::check_plural,
-            "the kind as it is written in paths, such as pods";
+            "plural name of the kind, as in API paths, such as pods";
         namespace: String = empty, text where kube::check_namespace,
-            "only this namespace; all of them if left out";
+            "only this namespace; all if left out";
         namespaces: Vec<String> = empty, namespaces,
             "only these namespaces, 1 to 100, such as [shop, stock], with a watch for each; instead of namespace";
         namespace_selector: String = empty, text where kube::check_namespace_selector,
@@ -221,19 +222,19 @@ rows! {
         field_selector: String = empty, text,
             "only objects with these fields, such as spec.nodeName=node-a, as far as the API can select by them";
         is_metadata_only ("metadata_only"): bool = "false", boolean,
-            "request and serve only the metadata of objects, such as of Secrets without their data";
+            "request and serve only the metadata of objects, for example of Secrets without their data";
         page_size: Option<u32>, integer in 1..=100_000,
-            "objects on a page of a list; 500 where pages are of use if left out";
+            "objects per page of a list; if left out 500 where pages are of use";
         watch_timeout: Duration = "5m", duration in "10s"..="24h",
-            "how long the API is requested to keep a watch open, and up to twice as long, at random";
+            "timeout that a watch requests from the API: a random time between this and twice as long";
         has_opaque_versions ("versions"): bool = "auto", auto_or_opaque,
-            "opaque: count versions here, for an API whose decimal versions are in no order";
+            "opaque: this server numbers the versions, for an API whose decimal versions have no order";
         kubeconfig: Option<PathBuf>, file,
-            "a kubeconfig, relative to the configuration file; KUBECONFIG, ~/.kube/config or the cluster it runs in if left out";
-        context: Option<String>, text, "a context of the kubeconfig; its current one if left out";
+            "kubeconfig, relative to the configuration file; KUBECONFIG, ~/.kube/config or the service account in a cluster if left out";
+        context: Option<String>, text, "context of the kubeconfig; its current one if left out";
         // A third of it is the interval of contacts, in which an API server under load has to respond.
         contact_timeout: Duration = "15s", duration in "3s"..="5m",
-            "how long the API server may give no sign of life before its connections are closed";
+            "time without contact after which the connections to the API server are closed";
     }
 }
 
@@ -243,7 +244,7 @@ rows! {
         endpoint: String = (required "is missing; write for example http://127.0.0.1:50051"), endpoint,
             "another informerd to relay: http://HOST:PORT, https://HOST:PORT or unix:/path";
         resource: Option<String>, text where value::check_resource_name,
-            "what the resource is called there; the same if left out";
+            "name of the resource there; the same if left out";
     }
 }
 
@@ -251,9 +252,9 @@ rows! {
     /// TLS with another informerd.
     pub(super) struct RelayTlsKeys at "resources.<name>.source.informerd.tls." {
         ca: Option<PathBuf>, file,
-            "for https: the certificates in PEM that may have signed its own; those that the system trusts if left out";
-        cert: Option<PathBuf>, file, "a certificate of our own, in PEM";
-        key: Option<PathBuf>, file, "its private key";
+            "for https: CA certificates in PEM to verify its certificate; the system's if left out";
+        cert: Option<PathBuf>, file, "client certificate in PEM";
+        key: Option<PathBuf>, file, "private key of the client certificate, in PEM";
     }
 }
 
@@ -263,7 +264,7 @@ rows! {
         path: Option<IndexFunc>, field_path, "index by the scalars at a path such as .spec.nodeName";
         label: Option<IndexFunc>, label, "index by the value of a label";
         expression: Option<Expression>, expression,
-            "index by what a CEL expression over `object` gives: a scalar, or a list of them";
+            "index by the result of a CEL expression over `object`: a scalar, or a list of scalars";
     }
 }
 
@@ -272,12 +273,12 @@ rows! {
     pub struct ResourceOptions at "resources.<name>." {
         drop_fields: FieldCut =
             "[metadata.managedFields, \"metadata.annotations['kubectl.kubernetes.io/last-applied-configuration']\"]",
-            field_paths, "fields that are not kept of objects of kube";
+            field_paths, "fields removed from the objects of kube";
         ..IndexKeys;
-        optional: bool = "false", boolean, "be ready without it";
+        optional: bool = "false", boolean, "do not wait for this resource before the server is ready";
         snapshot: Option<bool>, boolean,
-            "true writes its state to state_dir, false does not; true if left out, but false for Secrets";
-        full_channel_policy: Option<FullChannelPolicy>, policy, "instead of watch.full_channel_policy";
-        queue_length: Option<usize>, count, "instead of watch.queue_length";
+            "write snapshots of this resource to state_dir; if left out true, but false for Secrets";
+        full_channel_policy: Option<FullChannelPolicy>, policy, "overrides watch.full_channel_policy";
+        queue_length: Option<usize>, count, "overrides watch.queue_length";
     }
 }
