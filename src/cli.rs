@@ -44,13 +44,13 @@ enum Command {
     /// Serve resources over gRPC until SIGINT or SIGTERM
     #[command(after_help = serve::EXAMPLES)]
     Serve(ServeFlags),
-    /// Check a configuration and whether its sources can be read, and say what would be served
+    /// Check a configuration and its sources, and print what would be served
     #[command(after_help = check::EXAMPLES)]
     Check(ServeFlags),
-    /// Print the least role that the Kubernetes sources of a configuration need
+    /// Print the minimal RBAC role for the Kubernetes sources of a configuration
     #[command(after_help = rbac::EXAMPLES)]
     Rbac(ServeFlags),
-    /// Show what a server serves
+    /// Show the resources of a server
     #[command(after_help = resources::EXAMPLES)]
     Resources(resources::ResourcesFlags),
     /// List the objects of a resource
@@ -68,10 +68,10 @@ enum Command {
     /// Show the objects of a resource and every change to them
     #[command(after_help = watch::EXAMPLES)]
     Watch(watch::WatchFlags),
-    /// Wait until objects are as they should be
+    /// Wait until objects meet conditions
     #[command(after_help = until::EXAMPLES)]
     Until(until::UntilFlags),
-    /// Show who watches what, and how far behind
+    /// Show the open watches: client, selection, policy, lag
     #[command(after_help = watchers::EXAMPLES)]
     Watchers(watchers::WatchersFlags),
 }
@@ -95,8 +95,8 @@ macro_rules! with_exit_codes {
         concat!(
             $examples,
             "\n\n\
-             Exit codes: 0 done; 1 it failed at run time; 2 wrong usage; 3 no such resource or object; \
-             4 the server is unavailable or too late; 5 not allowed."
+             Exit codes: 0 success; 1 failure at run time; 2 wrong usage; 3 resource or object not found; \
+             4 server unavailable or timed out; 5 not allowed."
         )
     };
 }

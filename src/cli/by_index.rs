@@ -16,7 +16,7 @@ Examples, with a server of examples/shop.yaml:
   informerd by-index services port 443 -o name
   informerd by-index pods node node-a --expression 'object.spec.containers.size() == 1'
 
-`informerd resources` says which indexes there are, `informerd values` which values."
+`informerd resources` shows the indexes, `informerd values` their values."
 );
 
 /// Flags of `informerd by-index`.
@@ -25,7 +25,7 @@ pub(super) struct ByIndexFlags {
     /// A name from `informerd resources`
     #[arg(value_name = "RESOURCE")]
     resource: String,
-    /// One of its indexes
+    /// An index of the resource
     #[arg(value_name = "INDEX")]
     index: String,
     /// A value of the index; numbers and booleans as in JSON

@@ -15,8 +15,7 @@ pub(super) const EXAMPLES: &str = "\
 Examples:
   informerd check --config examples/shop.yaml
 
-Every problem of the configuration is printed, each on a line of its own, and the exit code is 2; a source that cannot be
-read gives 1.";
+Exit codes: 0 success; 1 a source cannot be read; 2 the configuration is invalid, with one line for each problem.";
 
 pub(super) fn run(flags: &ServeFlags) -> ExitCode {
     let config = match load(flags) {
@@ -58,7 +57,7 @@ fn print(config: &Config, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "{}: {source}, indexed by {}{optional}", resource.name, indexes.join(", "))?;
     }
     if let Some(state_dir) = &config.general.state_dir {
-        writeln!(out, "states of kube, etcd and informerd resources are kept in {}", state_dir.display())?;
+        writeln!(out, "snapshots of kube, etcd and informerd resources in {}", state_dir.display())?;
     }
     out.flush()
 }

@@ -45,7 +45,7 @@ pub(super) struct SelectionFlags {
     #[arg(short, long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     namespace: Option<String>,
 
-    /// All namespaces, as without -n; wins over it
+    /// All namespaces, the default; overrides -n
     #[arg(short = 'A', long)]
     all_namespaces: bool,
 
@@ -66,23 +66,23 @@ pub(super) struct SelectionFlags {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Server")]
 pub(super) struct ServerFlags {
-    /// The informerd to ask: `HOST:PORT`, `http://HOST:PORT`, `https://HOST:PORT` or `unix:/path/of/socket`
+    /// Address of the server: `HOST:PORT`, `http://HOST:PORT`, `https://HOST:PORT` or `unix:/path/of/socket`
     #[arg(long, value_name = "URL", env = "INFORMERD_SERVER", default_value = "127.0.0.1:50051")]
     server: ServerAddress,
 
-    /// Under https, trust what these certificates in PEM have signed [default: what this machine trusts]
+    /// CA certificates in PEM to verify the server under https [default: those of the system]
     #[arg(long, value_name = "FILE", env = "INFORMERD_CERTIFICATE_AUTHORITY")]
     certificate_authority: Option<PathBuf>,
 
-    /// Under https, the certificate in PEM that says who asks
+    /// Client certificate in PEM for https
     #[arg(long, value_name = "FILE", env = "INFORMERD_CLIENT_CERTIFICATE", requires = "client_key")]
     client_certificate: Option<PathBuf>,
 
-    /// Its private key in PEM
+    /// Private key of the client certificate, in PEM
     #[arg(long, value_name = "FILE", env = "INFORMERD_CLIENT_KEY", requires = "client_certificate")]
     client_key: Option<PathBuf>,
 
-    /// No notes on stderr; errors are still told
+    /// Print no notes on stderr, only errors
     #[arg(short, long)]
     pub(super) quiet: bool,
 }
@@ -91,7 +91,7 @@ pub(super) struct ServerFlags {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Server")]
 pub(super) struct TimeoutFlags {
-    /// Give up when the answer is not complete after this
+    /// Time limit for the complete response
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse_duration)]
     timeout: Duration,
 }
@@ -100,15 +100,15 @@ pub(super) struct TimeoutFlags {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Output")]
 pub(super) struct FormatFlags {
-    /// The form of the output
+    /// Format of the output
     #[arg(short, long, value_name = "FORM", value_enum, default_value_t)]
     pub(super) output: Output,
 
-    /// No line with the names of the columns
+    /// Print no header line
     #[arg(long)]
     pub(super) no_headers: bool,
 
-    /// When there is colour
+    /// When to use colour
     #[arg(long, value_name = "WHEN", value_enum, default_value_t)]
     pub(super) color: Color,
 }
@@ -117,11 +117,11 @@ pub(super) struct FormatFlags {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Output")]
 struct ColumnFlags {
-    /// A column for each of these labels; can be repeated, or separated by commas
+    /// Print these labels as columns; can be repeated, or separated by commas
     #[arg(short = 'L', long, value_name = "KEY", value_delimiter = ',')]
     label_columns: Vec<String>,
 
-    /// A column with all labels
+    /// Print all labels as the last column
     #[arg(long)]
     show_labels: bool,
 }
@@ -212,7 +212,7 @@ impl ServerFlags {
             },
         };
         self.server.with_tls(options).ok_or_else(|| {
-            let problem = format!("{} is not called under TLS: write --server https://HOST:PORT", self.server);
+            let problem = format!("certificates need TLS: use --server https://HOST:PORT instead of {}", self.server);
             Failure::new(WRONG_USAGE, problem)
         })
     }
@@ -229,9 +229,9 @@ impl ServerFlags {
     pub(super) fn note_stale(&self, resource: &str, source: SyncState, seen_at: Option<Timestamp>) {
         if source == SyncState::Stale {
             let seen_at = seen_at.and_then(|seen_at| SystemTime::try_from(seen_at).ok());
-            let age = seen_at.map(|seen_at| format!(", seen {} ago", print::age::age_of(seen_at, SystemTime::now())));
+            let age = seen_at.map(|seen_at| format!(", last contact {} ago", print::age::age_of(seen_at, SystemTime::now())));
             let age = age.unwrap_or_default();
-            self.note(&format_args!("# {resource}: the upstream cannot be reached; this is its last known state{age}"));
+            self.note(&format_args!("# {resource}: upstream unreachable: last known state{age}"));
         }
     }
 }
@@ -242,7 +242,7 @@ impl TimeoutFlags {
     /// Waits for a call and the processing of its response, up to the timeout.
     pub(super) async fn limit(&self, call: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
         tokio::time::timeout(self.timeout, call).await.unwrap_or_else(|_| {
-            Err(Failure::new(UNAVAILABLE, format!("no complete answer within {:?} (--timeout)", self.timeout)))
+            Err(Failure::new(UNAVAILABLE, format!("timed out after {:?}: no complete response (--timeout)", self.timeout)))
         })
     }
 }

@@ -62,7 +62,7 @@ impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::Closed,
-            _ => Self::new(FAILED, format!("cannot write: {error}")),
+            _ => Self::new(FAILED, format!("cannot write the output: {error}")),
         }
     }
 }
@@ -119,7 +119,7 @@ fn unknown_name(error: &ClientError) -> Option<String> {
     let more = known.len().saturating_sub(MAX_KNOWN);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     let listed = known[..known.len().min(MAX_KNOWN)].join(", ");
-    Some(format!("there is no {what} {wanted:?}{meant} (there are: {listed}{more})"))
+    Some(format!("{what} {wanted:?} not found{meant} (known: {listed}{more})"))
 }
 
 /// Returns the known name that was probably meant: the same in another case or number, the one of a kubectl short name, one
@@ -219,11 +219,11 @@ mod tests {
     fn an_unknown_name_is_told_with_what_there_is() {
         let known = [("resource", "pod"), ("known", "pods,services")];
         let (message, exit_code) = refused(Code::NotFound, Some("RESOURCE_NOT_FOUND"), &known);
-        assert_eq!(message, "there is no resource \"pod\"; did you mean \"pods\"? (there are: pods, services)");
+        assert_eq!(message, "resource \"pod\" not found; did you mean \"pods\"? (known: pods, services)");
         assert_eq!(exit_code, NOT_FOUND);
         let known = [("index", "zone"), ("known", "app,namespace")];
         let (message, exit_code) = refused(Code::InvalidArgument, Some("INDEX_NOT_FOUND"), &known);
-        assert_eq!(message, "there is no index \"zone\" (there are: app, namespace)");
+        assert_eq!(message, "index \"zone\" not found (known: app, namespace)");
         assert_eq!(exit_code, WRONG_USAGE);
         let many = (0..30).map(|n| format!("r{n:02}")).collect::<Vec<_>>().join(",");
         let (message, _) =

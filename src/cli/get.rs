@@ -23,8 +23,8 @@ Examples, with a server of examples/shop.yaml:
   informerd get configmaps feature-flags -n platform -o json
   informerd get pods $(informerd list pods -l app=cart -o name) -o wide
 
-A NAME without a namespace is looked up in all of them; if several have it, they are told instead. \
-Without a NAME, get is list."
+A NAME without a namespace is looked up in all namespaces; if several have it, they are listed instead. \
+Without a NAME, get lists the resource."
 );
 
 /// Flags of `informerd get`.
@@ -74,7 +74,7 @@ pub(super) async fn run(flags: &GetFlags) -> Result<(), Failure> {
         return list::run(resource, objects).await;
     }
     if selection.has_selectors() {
-        return Err(Failure::usage("selectors choose among all objects: leave out the names, or the selectors"));
+        return Err(Failure::usage("a name cannot be given together with selectors; leave out one of them"));
     }
     let options = objects.options();
     let client = server.connect().await?;
@@ -173,11 +173,11 @@ fn one_of(resource: &str, name: &str, mut found: Vec<pb::Object>) -> Result<pb::
     match (found.len(), found.pop()) {
         (1, Some(object)) => Ok(object),
         (_, None) => {
-            Err(Failure::new(NOT_FOUND, escape(&format!("there is no {name:?} in {resource}, in any namespace"))))
+            Err(Failure::new(NOT_FOUND, escape(&format!("{resource} {name:?} not found in any namespace"))))
         }
         (count, Some(last)) => {
             let mut message = escape(&format!(
-                "{resource} has {count} objects of the name {name:?}; say which with -n NAMESPACE, or as one of these:"
+                "{resource} {name:?} is ambiguous ({count} objects): use -n NAMESPACE, or one of these:"
             ))
             .into_owned();
             for object in found.iter().chain([&last]) {
@@ -216,10 +216,10 @@ mod tests {
         };
         assert_eq!(one_of("pods", "web", vec![object("shop")]), Ok(object("shop")));
         let failure = one_of("pods", "web", vec![object(""), object("orders"), object("shop")]).unwrap_err();
-        let expected = "pods has 3 objects of the name \"web\"; say which with -n NAMESPACE, or as one of these:\n  \
+        let expected = "pods \"web\" is ambiguous (3 objects): use -n NAMESPACE, or one of these:\n  \
                         /web\n  orders/web\n  shop/web";
         assert_eq!(failure.to_string(), expected);
         let failure = one_of("pods", "web", Vec::new()).unwrap_err();
-        assert_eq!(failure, Failure::new(NOT_FOUND, "there is no \"web\" in pods, in any namespace"));
+        assert_eq!(failure, Failure::new(NOT_FOUND, "pods \"web\" not found in any namespace"));
     }
 }

@@ -27,7 +27,7 @@ pub(crate) use self::{
 };
 use crate::proto::pb;
 
-/// The form of what is written.
+/// Format of the output.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Output {
     /// Columns that suit the kind
@@ -39,13 +39,13 @@ pub(crate) enum Output {
     Json,
     /// YAML; several objects as a List
     Yaml,
-    /// One JSON document a line
+    /// One JSON document per line
     Jsonl,
-    /// Names alone; `NAMESPACE/NAME` for objects, as `get` takes it
+    /// Names only; `NAMESPACE/NAME` for objects, as `get` takes it
     Name,
 }
 
-/// When there is colour.
+/// Use of colour.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Color {
     /// On a terminal, unless `NO_COLOR` is set

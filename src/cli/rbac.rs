@@ -16,7 +16,7 @@ Examples:
   informerd rbac --config informerd.yaml | kubectl apply -f -
   informerd rbac --kube pods=v1/pods
 
-It asks no cluster. What is printed is for one service account; bind it with `kubectl create clusterrolebinding informerd
+It contacts no cluster. The roles are for one service account; bind them with `kubectl create clusterrolebinding informerd
 --clusterrole informerd --serviceaccount NAMESPACE:NAME`, or `kubectl create rolebinding` for a Role.";
 
 /// Roles of one cluster.
@@ -44,7 +44,7 @@ pub(super) fn run(flags: &ServeFlags) -> ExitCode {
     });
     let clusters = clusters(kube);
     if clusters.is_empty() {
-        complain(&"no resource comes from a Kubernetes API; name one with --kube, or in the file of --config");
+        complain(&"no resource has a kube source: add one with --kube, or in the file of --config");
         return WRONG_USAGE.into();
     }
     let mut out = io::stdout().lock();

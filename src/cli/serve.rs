@@ -11,18 +11,18 @@ use crate::{
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
-  # the pods below a directory, for grpcurl on this machine
+  # the pods in a directory, for grpcurl on this machine
   informerd serve --files pods=./manifests@Pod
   grpcurl -plaintext -d '{\"resource\":\"pods\"}' 127.0.0.1:50051 informerd.v1.InformerService/Watch
 
-  # what a recorded or piped watch adds up to
+  # the objects of a recorded or piped watch
   informerd serve --stream events=events.jsonl
   kubectl get pods -A -w --output-watch-events -o json | informerd serve --stream pods=-
 
   # the keys below a prefix of etcd, served at once after a restart
   informerd serve --etcd settings=http://127.0.0.1:2379/settings/ --state-dir /var/lib/informerd
 
-  # what another informerd serves, for more clients than it has connections for
+  # a resource of another informerd, for more clients than that one has connections for
   informerd serve --listen 127.0.0.1:50052 --relay pods=http://127.0.0.1:50051
 
   # the pods of all namespaces of the cluster that kubectl talks to, or that this runs in
@@ -31,8 +31,8 @@ Examples:
   # several resources with indexes
   informerd serve --config examples/shop.yaml
 
-A flag wins over its environment variable, that over the file, and that over the default.
-SIGINT and SIGTERM end it in order, within `drain`; a second one cuts that short.";
+A flag overrides its environment variable, which overrides the file, which overrides the default.
+SIGINT and SIGTERM shut it down gracefully, within `drain`; a second signal ends it at once.";
 
 pub(super) fn run(flags: &ServeFlags) -> ExitCode {
     let config = match load(flags) {
@@ -84,7 +84,7 @@ async fn serve(config: Config) -> ExitCode {
     tokio::select! {
         ended = running => exit_code(ended),
         code = signals.next() => {
-            tracing::warn!("told to end a second time: not in order");
+            tracing::warn!("second signal: exiting immediately");
             code.into()
         }
     }

@@ -26,8 +26,8 @@ Examples, with a server of examples/shop.yaml:
   informerd until pods orders/no-such --for delete --timeout 5s
 
 A condition is CEL over `type` (ADDED, MODIFIED, DELETED; SYNCED at the end of the current objects), `object` (null at SYNCED) \
-and `count` (the objects that are selected, from SYNCED on). `delete` stands for `count == 0`. Several are met one after \
-the other. When the server goes away and comes back, all of them are to be met again: let them say how things are."
+and `count` (the number of selected objects, from SYNCED on). `delete` stands for `count == 0`. Several conditions are met \
+one after the other. After a restart of the server all of them have to be met again, so write them about states, not changes."
 );
 
 /// Flags of `informerd until`.
@@ -36,13 +36,13 @@ pub(super) struct UntilFlags {
     /// A name from `informerd resources`
     #[arg(value_name = "RESOURCE")]
     resource: String,
-    /// Only the objects of this name; NAMESPACE/NAME is one
+    /// Only objects of this name; NAMESPACE/NAME is one object
     #[arg(value_name = "NAME")]
     name: Option<String>,
-    /// Condition that an event has to meet: a CEL expression, or `delete`; can be repeated
+    /// Condition on an event: a CEL expression, or `delete`; can be repeated
     #[arg(long = "for", value_name = "CEL", required = true)]
     conditions: Vec<String>,
-    /// Give up after this
+    /// Time limit for all conditions
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
     timeout: Duration,
     #[command(flatten)]
@@ -64,7 +64,7 @@ pub(super) async fn run(flags: &UntilFlags) -> Result<(), Failure> {
     let met = tokio::select! {
         // The outcome is lost with this process.
         met = client.until(&query, &conditions, &options) => met,
-        code = signals.next() => return Err(Failure::new(code, format!("{resource}: told to end before it was met"))),
+        code = signals.next() => return Err(Failure::new(code, format!("{resource}: interrupted before the conditions were met"))),
     };
     let event = met.map_err(|error| match error {
         error @ ClientError::NotMet { .. } => Failure::new(UNAVAILABLE, format!("{resource}: {error} (--timeout)")),

@@ -24,7 +24,7 @@ pub(super) struct ValuesFlags {
     /// A name from `informerd resources`
     #[arg(value_name = "RESOURCE")]
     resource: String,
-    /// One of its indexes
+    /// An index of the resource
     #[arg(value_name = "INDEX")]
     index: String,
     #[command(flatten)]

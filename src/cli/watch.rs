@@ -19,14 +19,14 @@ use crate::{
 
 pub(super) const EXAMPLES: &str = super::with_exit_codes!(
     "\
-Examples, with a server of examples/shop.yaml (edit a file below examples/manifests and see it):
+Examples, with a server of examples/shop.yaml (edit a file in examples/manifests to see a change):
   informerd watch pods
   informerd watch pods -l app=web --watch-only
   informerd watch configmaps platform/feature-flags -o yaml
   informerd watch pods --expression 'object.spec.containers.size() > 1'
   informerd watch pods -n orders -o jsonl | jq .object.status.phase
 
-It goes on when the server goes away and comes back, and misses nothing. Ctrl-C and SIGTERM end it with 0."
+It resumes after a restart of the server, and misses nothing. Ctrl-C and SIGTERM end it with exit code 0."
 );
 
 /// Flags of `informerd watch`.
@@ -35,7 +35,7 @@ pub(super) struct WatchFlags {
     /// A name from `informerd resources`
     #[arg(value_name = "RESOURCE")]
     resource: String,
-    /// Only the objects of this name; NAMESPACE/NAME is one
+    /// Only objects of this name; NAMESPACE/NAME is one object
     #[arg(value_name = "NAME")]
     name: Option<String>,
     /// Begin with the current objects
@@ -49,7 +49,7 @@ pub(super) struct WatchFlags {
         help_heading = "Selection"
     )]
     initial: bool,
-    /// Changes only: the same as --initial=false
+    /// Changes only, as with --initial=false
     #[arg(long, help_heading = "Selection")]
     watch_only: bool,
     #[command(flatten)]
@@ -134,7 +134,7 @@ impl<W: Write> Teller<'_, W> {
             }
             Update::Bookmark(progress) => self.note_source(&progress)?,
             Update::Dropped { count, after } => {
-                self.note(&format_args!("# {count} events are missing after {after}"))?;
+                self.note(&format_args!("# {count} events missing after {after}"))?;
             }
             Update::Note(note) => self.note(&words(&note))?,
         }
@@ -146,7 +146,7 @@ impl<W: Write> Teller<'_, W> {
         let is_stale = progress.source == SyncState::Stale;
         if std::mem::replace(&mut self.is_stale, is_stale) != is_stale {
             let resource = &self.flags.resource;
-            let what = if is_stale { "the server cannot reach its upstream" } else { "the upstream is back" };
+            let what = if is_stale { "upstream unreachable" } else { "upstream reachable again" };
             self.note(&format_args!("# {resource}: {what}"))?;
         }
         Ok(())
@@ -170,10 +170,10 @@ fn words(note: &Note) -> String {
         Note::Reconnecting { error, delay } => format!("# reconnecting in {:.1}s: {error}", delay.as_secs_f64()),
         Note::Resumed { resource_version } => format!("# resumed at {resource_version}"),
         Note::Relisted { changes, .. } => {
-            format!("# listed again: {changes} {}", if *changes == 1 { "change" } else { "changes" })
+            format!("# relisted: {changes} {}", if *changes == 1 { "change" } else { "changes" })
         }
         Note::Healing { count, delay, .. } => {
-            format!("# {count} events were dropped; asking for them again in {:.1}s", delay.as_secs_f64())
+            format!("# {count} events dropped: resuming before them in {:.1}s", delay.as_secs_f64())
         }
     }
 }
@@ -227,7 +227,7 @@ mod tests {
         let relisted = |changes| words(&Note::Relisted { resource_version: "a.1".to_owned(), changes });
         assert_eq!(
             (relisted(0), relisted(1)),
-            ("# listed again: 0 changes".to_owned(), "# listed again: 1 change".to_owned())
+            ("# relisted: 0 changes".to_owned(), "# relisted: 1 change".to_owned())
         );
     }
 }

@@ -34,8 +34,8 @@ pub struct TlsOptions {
 /// Error for a text that is not the address of a server.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{problem}: {text:?} is not the address of a server, as 127.0.0.1:50051, https://informerd.example:50051 \
-     or unix:/run/informerd.sock is"
+    "invalid server address {text:?}: {problem}; examples: 127.0.0.1:50051, https://informerd.example:50051, \
+     unix:/run/informerd.sock"
 )]
 pub struct AddressError {
     text: String,
@@ -96,7 +96,7 @@ impl FromStr for ServerAddress {
         let kind = match scheme {
             "http" => Kind::Tcp(authority.into()),
             "https" => Kind::Tls(authority.into(), Arc::default()),
-            _ => return Err(error("the scheme is neither http, https nor unix")),
+            _ => return Err(error("scheme is not http, https or unix")),
         };
         check_authority(authority).map(|()| Self(kind)).map_err(error)
     }
@@ -104,33 +104,33 @@ impl FromStr for ServerAddress {
 
 fn check_path(path: &str) -> Result<(), &'static str> {
     if !path.starts_with('/') || path.ends_with('/') || path.contains('\0') {
-        return Err("the path of the socket is not absolute");
+        return Err("path of the socket is not absolute");
     }
     if path.len() > MAX_UNIX_PATH_BYTES {
-        return Err("the path of a Unix socket has at most 107 bytes");
+        return Err("path of the socket is longer than 107 bytes");
     }
     Ok(())
 }
 
 fn check_authority(text: &str) -> Result<(), &'static str> {
     if text.contains(['/', '?', '#', '@']) {
-        return Err("there is more than a host and a port");
+        return Err("more than a host and a port");
     }
     // More than one colon and no brackets.
     if !text.starts_with('[') && text.matches(':').count() > 1 {
-        return Err("an IPv6 address is written in brackets");
+        return Err("IPv6 address without brackets");
     }
-    let authority = text.parse::<Authority>().map_err(|_| "the host is not a name and not an IP address")?;
+    let authority = text.parse::<Authority>().map_err(|_| "host is neither a name nor an IP address")?;
     if authority.host().is_empty() {
-        return Err("there is no host");
+        return Err("host is missing");
     }
     match authority.port_u16() {
-        Some(0) => Err("nobody listens on port 0"),
+        Some(0) => Err("port is 0"),
         Some(_) => Ok(()),
         None if text.ends_with(|c: char| c.is_ascii_digit()) && text.contains(':') && !text.ends_with(']') => {
-            Err("a port is at most 65535")
+            Err("port is above 65535")
         }
-        None => Err("there is no port"),
+        None => Err("port is missing"),
     }
 }
 
@@ -175,26 +175,26 @@ mod tests {
     #[test]
     fn what_is_no_address_is_refused_in_one_line_with_examples() {
         for (text, problem) in [
-            ("", "the host is not"),
-            ("50051", "there is no port"),
-            (":50051", "there is no host"),
-            ("localhost", "there is no port"),
-            ("http://localhost", "there is no port"),
-            ("[::1]", "there is no port"),
-            ("::1:50051", "an IPv6 address"),
-            ("localhost:0", "nobody listens"),
-            ("localhost:65536", "a port is at most"),
-            ("localhost:", "there is no port"),
-            ("a b:1", "the host is not"),
-            ("https://localhost", "there is no port"),
-            ("ftp://localhost:1", "the scheme is neither"),
-            ("http://localhost:1/pods", "there is more than"),
-            ("me@localhost:1", "there is more than"),
-            ("unix:a.sock", "the path of the socket is not absolute"),
-            ("unix:/run/", "the path of the socket is not absolute"),
+            ("", "host is neither"),
+            ("50051", "port is missing"),
+            (":50051", "host is missing"),
+            ("localhost", "port is missing"),
+            ("http://localhost", "port is missing"),
+            ("[::1]", "port is missing"),
+            ("::1:50051", "IPv6 address"),
+            ("localhost:0", "port is 0"),
+            ("localhost:65536", "port is above"),
+            ("localhost:", "port is missing"),
+            ("a b:1", "host is neither"),
+            ("https://localhost", "port is missing"),
+            ("ftp://localhost:1", "scheme is not"),
+            ("http://localhost:1/pods", "more than a host"),
+            ("me@localhost:1", "more than a host"),
+            ("unix:a.sock", "path of the socket is not absolute"),
+            ("unix:/run/", "path of the socket is not absolute"),
         ] {
             let error = text.parse::<ServerAddress>().unwrap_err().to_string();
-            assert!(error.starts_with(problem), "{text}: {error}");
+            assert!(error.starts_with(&format!("invalid server address {text:?}: {problem}")), "{error}");
             assert!(
                 error.contains("127.0.0.1:50051") && error.contains("unix:/run") && !error.contains('\n'),
                 "{error}"

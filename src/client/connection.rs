@@ -132,7 +132,7 @@ impl Client {
                 return Ok(watchers);
             }
             if page.next_page_token == request.page_token {
-                return Err(ClientError::contract("a page follows itself"));
+                return Err(ClientError::contract("next_page_token repeats the page_token of the request"));
             }
             request.page_token = page.next_page_token;
         }
@@ -148,7 +148,7 @@ impl Client {
     /// its own.
     pub async fn by_index(&self, query: &Query, index: &str, value: &str) -> Result<Listed, ClientError> {
         if query.index.is_some() {
-            let problem = "a lookup by an index takes one index; leave that of the query out".to_owned();
+            let problem = "a lookup by index takes one index; leave out that of the query".to_owned();
             return Err(ClientError::Request { problem });
         }
         let answer = self.service.clone().by_index(query.by_index_request(index, value)).await;
@@ -188,7 +188,7 @@ impl Client {
         let source = answer.source();
         Ok(Got {
             resource_version: answer.resource_version,
-            object: answer.object.ok_or_else(|| ClientError::contract("a Get without an object"))?,
+            object: answer.object.ok_or_else(|| ClientError::contract("Get without an object"))?,
             source,
             source_seen_at: answer.source_seen_at,
             history: answer.history,
@@ -237,7 +237,7 @@ impl Client {
                 return Ok(values);
             }
             if page.next_page_token == request.page_token {
-                return Err(ClientError::contract("a page follows itself"));
+                return Err(ClientError::contract("next_page_token repeats the page_token of the request"));
             }
             request.page_token = page.next_page_token;
         }
@@ -256,10 +256,10 @@ impl Client {
             last = Some(chunk);
         }
         let (Some(resource_version), Some(last)) = (version, last) else {
-            return Err(ClientError::contract("a list without a chunk"));
+            return Err(ClientError::contract("List without a chunk"));
         };
         if !last.next_page_token.is_empty() {
-            return Err(ClientError::contract("a list with more pages than were asked for"));
+            return Err(ClientError::contract("List with pages that were not requested"));
         }
         let source = last.source();
         Ok(Listed { resource_version, objects, source, source_seen_at: last.source_seen_at, history: last.history })
@@ -275,7 +275,7 @@ impl Client {
     pub(super) async fn until_once(&self, request: pb::UntilRequest) -> Result<pb::WatchResponse, ClientError> {
         let answer = self.service.clone().until(request).await;
         let event = answer.map_err(|status| self.error(&status))?.into_inner().event;
-        event.ok_or_else(|| ClientError::contract("an Until without an event"))
+        event.ok_or_else(|| ClientError::contract("Until without an event"))
     }
 
     /// Leaves the connection to the clones that share it; the next call of this client opens its own.
@@ -325,7 +325,7 @@ fn check_version(version: &mut Option<String>, found: String) -> Result<(), Clie
         None => *version = Some(found),
         Some(version) if *version == found => {}
         Some(version) => {
-            return Err(ClientError::contract(format!("one answer carries the versions {version} and {found}")));
+            return Err(ClientError::contract(format!("one response with two versions, {version} and {found}")));
         }
     }
     Ok(())

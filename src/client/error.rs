@@ -21,7 +21,7 @@ pub enum ClientError {
         problem: String,
     },
     /// Connection or stream broke without a response. Try again.
-    #[error("the connection to {address} broke: {problem}")]
+    #[error("connection to {address} lost: {problem}")]
     Broken {
         /// Address of the server.
         address: ServerAddress,
@@ -29,7 +29,7 @@ pub enum ClientError {
         problem: String,
     },
     /// Server sent nothing for longer than it had promised. Try again, on another connection.
-    #[error("nothing was heard from {address} for {after:?}")]
+    #[error("no message from {address} for {after:?}")]
     Silent {
         /// Address of the server.
         address: ServerAddress,
@@ -40,7 +40,7 @@ pub enum ClientError {
     #[error("{0}")]
     Refused(Box<ServerStatus>),
     /// Conditions of an Until were not met in time.
-    #[error("not met within {after:?}{}", .last.as_ref().map(|last| format!(" (the last try: {last})")).unwrap_or_default())]
+    #[error("timed out after {after:?} waiting for the conditions{}", .last.as_ref().map(|last| format!(" (last error: {last})")).unwrap_or_default())]
     NotMet {
         /// Time that the client waited.
         after: Duration,
@@ -48,7 +48,7 @@ pub enum ClientError {
         last: Option<Box<ClientError>>,
     },
     /// Server violates its contract. A retry does not help; the server may be another version.
-    #[error("the server does not keep to its contract: {problem}")]
+    #[error("invalid response of the server: {problem}")]
     Contract {
         /// Violation that was found.
         problem: String,
@@ -123,7 +123,7 @@ impl ClientError {
     pub(super) fn draining() -> Self {
         Self::Refused(Box::new(ServerStatus {
             code: Code::Unavailable,
-            message: "the server is about to close this stream".to_owned(),
+            message: "the server is shutting down, and closes this stream".to_owned(),
             reason: Some(DRAINING.to_owned()),
             metadata: BTreeMap::new(),
             retry_after: None,

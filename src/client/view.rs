@@ -161,9 +161,9 @@ impl View {
         let version = response.resource_version;
         match event_type {
             pb::EventType::Added | pb::EventType::Modified | pb::EventType::Deleted => {
-                let object = response.object.ok_or_else(|| ClientError::contract("an event without an object"))?;
+                let object = response.object.ok_or_else(|| ClientError::contract("event without an object"))?;
                 if version.is_empty() && !self.is_listing {
-                    return Err(ClientError::contract("an event without a version to resume from"));
+                    return Err(ClientError::contract("event without a version to resume from"));
                 }
                 // No version within a list is safe to resume after.
                 let version = if self.is_listing { String::new() } else { version };
@@ -176,11 +176,11 @@ impl View {
                 Ok(self.dropped(dropped.count, dropped.after_resource_version, &version, updates))
             }
             pb::EventType::Error => {
-                let error = response.error.ok_or_else(|| ClientError::contract("an ERROR without a status"))?;
+                let error = response.error.ok_or_else(|| ClientError::contract("ERROR without a status"))?;
                 Ok(Next::Ended(ClientError::from_proto(&error)))
             }
             pb::EventType::Unspecified => {
-                Err(ClientError::contract(format!("an event of the unknown type {}", response.r#type)))
+                Err(ClientError::contract(format!("event of unknown type {}", response.r#type)))
             }
         }
     }
@@ -303,7 +303,7 @@ impl View {
         let is_end = self.is_listing && bookmark.initial_events_end;
         self.history.clone_from(&bookmark.history);
         if version.is_empty() && (is_end || !self.is_listing) {
-            return Err(ClientError::contract("a bookmark without a version"));
+            return Err(ClientError::contract("BOOKMARK without a version"));
         }
         if is_end {
             self.end_list(&version, updates);

@@ -227,7 +227,7 @@ impl Watch {
             Some(Err(status)) => return self.ended(self.client.error(&status), false),
             None => {
                 let address = self.client.address().clone();
-                let problem = "the stream ended before the watch did".to_owned();
+                let problem = "the stream ended without a status of the watch".to_owned();
                 return self.ended(ClientError::Broken { address, problem }, false);
             }
         };

@@ -54,7 +54,7 @@ pub(super) fn client(peer: Option<Peer>) -> Client {
 pub(super) async fn message<M: Message + Default>(body: RequestMessages<Body>) -> Result<M, Refusal> {
     let mut bytes = body.collect().await?.to_bytes();
     if bytes.len() < frame::PREFIX_BYTES {
-        return Err(Refusal::request("there is no message"));
+        return Err(Refusal::request("the message is missing"));
     }
     let is_compressed = bytes.get_u8() != 0;
     let length = bytes.get_u32() as usize;
@@ -62,7 +62,7 @@ pub(super) async fn message<M: Message + Default>(body: RequestMessages<Body>) -
         return Err(Refusal::NotImplemented { what: "a compressed request" });
     }
     if bytes.len() != length {
-        return Err(Refusal::request("its length is not the one in its prefix"));
+        return Err(Refusal::request("the length of the message differs from its prefix"));
     }
     M::decode(bytes).map_err(|error| Refusal::request(error.to_string()))
 }

@@ -84,13 +84,13 @@ const METHODS: [Method; 8] = [
 impl RpcMetrics {
     /// Registers the counters.
     pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register("grpc_server_started", "RPCs started", self.started.clone());
-        registry.register("grpc_server_handled", "RPCs ended, by code", self.handled.clone());
-        let help = "Streams reset because their clients took nothing for watch.progress_timeout";
+        registry.register("grpc_server_started", "RPCs started on the server", self.started.clone());
+        registry.register("grpc_server_handled", "RPCs completed on the server, by code", self.handled.clone());
+        let help = "Streams reset because their clients read nothing for watch.progress_timeout";
         registry.register("informerd_streams_stalled", help, self.stalled.clone());
         registry.register(
             "informerd_streams_ended",
-            "Streams that the server has ended, by reason",
+            "Streams ended by the server, by reason",
             self.ended.clone(),
         );
         self.refused.register(registry);
@@ -133,13 +133,13 @@ impl RpcMetrics {
 impl Collector for WaitingBytes {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let waiting = self.0.waiting();
-        let help = "Memory held for clients that have yet to take it, by what holds it";
+        let help = "Memory held for clients that have not read it yet, by owner";
         let name = "informerd_waiting";
         let mut family = encoder.encode_descriptor(name, help, Some(&Unit::Bytes), MetricType::Gauge)?;
         for (owner, bytes) in [("sending", waiting.sending), ("made", waiting.made), ("kept", waiting.kept)] {
             ConstGauge::new(bytes as f64).encode(family.encode_family(&[("owner", owner)])?)?;
         }
-        let (name, help) = ("informerd_waiting_limit", "Bound of the memory that is held for clients (limits.memory)");
+        let (name, help) = ("informerd_waiting_limit", "Limit of the memory held for clients (limits.memory)");
         let limit = encoder.encode_descriptor(name, help, Some(&Unit::Bytes), MetricType::Gauge)?;
         ConstGauge::new(self.0.limit() as f64).encode(limit)
     }

@@ -86,7 +86,7 @@ impl Pages {
             field: "page_token",
             message: message.to_owned(),
         };
-        let malformed = || invalid("not a token of this server; take next_page_token as it is");
+        let malformed = || invalid("not a token of this server; pass next_page_token unchanged");
         if token.len() > MAX_TOKEN_BYTES {
             return Err(malformed());
         }
@@ -99,7 +99,7 @@ impl Pages {
         };
         let after = parts.next().ok_or_else(malformed)?.to_owned();
         if of_query != query {
-            return Err(invalid("the token belongs to another query; only page_size may change between pages"));
+            return Err(invalid("token of another query; only page_size may change between pages"));
         }
         if process != self.process {
             return Err(Refusal::PageTokenExpired);

@@ -109,11 +109,11 @@ fn not_compiled(field: &'static str, place: &str, error: &ExpressionError) -> Re
 fn index_match(indexers: &Arc<Indexers>, index: &pb::IndexMatch) -> Result<IndexMatch, Refusal> {
     let func = indexers.get(&index.name).ok_or_else(|| Refusal::index("index.name", &index.name, indexers.names()))?;
     if index.values.is_empty() {
-        let message = format!("name at least one value of the index {:?}", index.name);
+        let message = format!("index {:?} needs at least one value", index.name);
         return Err(Refusal::Invalid { reason: "INDEX_VALUES_INVALID", field: "index.values", message });
     }
     if index.values.len() > MAX_INDEX_VALUES {
-        let message = format!("{} values, more than {MAX_INDEX_VALUES}; ask in several calls", index.values.len());
+        let message = format!("{} values are more than {MAX_INDEX_VALUES}; use several calls", index.values.len());
         return Err(Refusal::Invalid { reason: "INDEX_VALUES_INVALID", field: "index.values", message });
     }
     let values = index.values.iter().cloned().collect();
@@ -125,7 +125,7 @@ pub(super) fn format(format: i32) -> Result<PayloadFormat, Refusal> {
     PayloadFormat::from_proto(format).ok_or_else(|| Refusal::Invalid {
         reason: "PAYLOAD_FORMAT_INVALID",
         field: "format",
-        message: format!("there is no payload format {format}; there are STRUCT (1), RAW (2), METADATA (3)"),
+        message: format!("unsupported value {format}; supported: STRUCT (1), RAW (2), METADATA (3)"),
     })
 }
 

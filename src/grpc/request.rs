@@ -57,7 +57,7 @@ impl<B> RequestMessages<B> {
     fn read(&mut self, mut data: &[u8]) -> Result<(), Refusal> {
         while !data.is_empty() {
             if self.complete > 0 && !self.bounds.is_stream {
-                return Err(Refusal::request("more than one message, or bytes after it"));
+                return Err(Refusal::request("more than one message, or trailing data"));
             }
             if self.prefix_len < PREFIX_BYTES {
                 let taken = (PREFIX_BYTES - self.prefix_len).min(data.len());
@@ -116,7 +116,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for RequestMessages<B> {
         };
         Poll::Ready(match frame {
             Some(Ok(frame)) => Some(frame.data_ref().map_or(Ok(()), |data| this.read(data)).map(|()| frame)),
-            Some(Err(_)) => Some(Err(Refusal::request("it was cut off"))),
+            Some(Err(_)) => Some(Err(Refusal::request("the stream broke before the end of the message"))),
             None => None,
         })
     }

@@ -265,7 +265,7 @@ impl Service {
         let snapshot = self.reached(resource, min_version, wait).await?;
         if let Some(min) = min_version.filter(|min| !min.same_lineage(snapshot.version())) {
             let message = format!(
-                "{} is not a version of this source, which is at {}",
+                "{} is not a version of this source (current: {})",
                 excerpt(&min.to_string()),
                 snapshot.version()
             );

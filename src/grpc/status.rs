@@ -144,48 +144,46 @@ impl Refusal {
     fn message(&self) -> String {
         match self {
             Self::ResourceNotFound { resource, known } if resource.is_empty() => {
-                format!("name a resource; there are: {}", known.join(", "))
+                format!("resource: missing; known: {}", known.join(", "))
             }
             Self::ResourceNotFound { resource, known } => {
-                format!("there is no resource {:?}; there are: {}", excerpt(resource), known.join(", "))
+                format!("resource {:?} not found; known: {}", excerpt(resource), known.join(", "))
             }
-            Self::ObjectNotFound { resource, key } => format!("there is no {:?} in {resource}", excerpt(key)),
+            Self::ObjectNotFound { resource, key } => format!("{resource} {:?} not found", excerpt(key)),
             Self::Invalid { field, message, .. } | Self::NotParsed { field, message } => format!("{field}: {message}"),
             Self::RequestTooLarge { limit } => {
-                format!(
-                    "request: larger than the {limit} bytes that are allowed (limits.request_bytes); send less in one call"
-                )
+                format!("request: larger than {limit} bytes (limits.request_bytes); send less in one call")
             }
             Self::RequestTimeout { timeout } => {
-                format!("request: not complete after {timeout:?} (limits.request_timeout); send it at once, and end it")
+                format!("request: not complete after {timeout:?} (limits.request_timeout); send it at once, and half-close")
             }
             Self::IndexNotFound { field, index, known } => {
-                format!("{field}: there is no index {:?}; there are: {}", excerpt(index), known.join(", "))
+                format!("{field}: index {:?} not found; known: {}", excerpt(index), known.join(", "))
             }
-            Self::NotImplemented { what } => format!("{what} is not served by this version of informerd"),
+            Self::NotImplemented { what } => format!("{what} is not implemented by this version or build of informerd"),
             Self::PageTokenExpired => {
-                "page_token: the snapshot of this list is gone: it is kept for 5 minutes, and only so many are \
+                "page_token: the snapshot of this list has expired: it is kept for 5 minutes, within a limit on snapshots \
                  (limits.page_snapshots; limits.peer_share of them for one peer); list again from the first page"
                     .to_owned()
             }
             Self::VersionExpired { oldest, current } => format!(
-                "this version cannot be resumed from: the oldest is {oldest}, the current {current}; \
-                 list again, or watch with initial_events and without a resource_version"
+                "resource version has expired (oldest: {oldest}, current: {current}): list again, or watch with \
+                 initial_events and without resource_version"
             ),
             Self::HistoryChanged => {
-                "the upstream's history changed; list again, or watch without a resource_version".to_owned()
+                "the upstream's history was rewritten: list again, or watch without resource_version".to_owned()
             }
             Self::VersionTooLarge { wanted, current } => {
-                format!("version {wanted} has not been reached here, the current is {current}; try again or elsewhere")
+                format!("resource version {wanted} is too large (current: {current}): retry, here or at another server")
             }
-            Self::NotSynced { resource, last_error: None } => format!("{resource} has not been synced yet; try again"),
+            Self::NotSynced { resource, last_error: None } => format!("{resource} is not synced yet: retry"),
             Self::NotSynced { resource, last_error: Some(error) } => {
-                format!("{resource} has not been synced yet: {error}")
+                format!("{resource} is not synced yet: {error}")
             }
             Self::Draining => "the server is shutting down; reconnect and resume".to_owned(),
             Self::SlowConsumer { after } => {
                 format!(
-                    "this client was too slow under BLOCK: its budget (watch.block_timeout) is spent; resume after version {after}"
+                    "client too slow: its budget under BLOCK (watch.block_timeout) is spent; read faster, and resume after version {after}"
                 )
             }
             Self::MemoryExceeded { limit, after } => {
@@ -194,25 +192,25 @@ impl Refusal {
                     |after| format!("and resume after version {after}"),
                 );
                 format!(
-                    "stream ended: the server holds more than {limit} bytes (limits.memory) for clients that read slowly, and this \
-                     one has taken nothing for longest; read faster, {resume}"
+                    "stream ended: the server holds more than {limit} bytes (limits.memory) for slow clients, and this one has \
+                     read nothing for longest; read faster, {resume}"
                 )
             }
             Self::TooManyWatchers(Exceeded::All(limit)) => {
-                format!("{limit} watches are open, the most allowed (watch.max_watchers); close some, or raise it")
+                format!("too many watches: {limit} are open (watch.max_watchers); close some, or raise the limit")
             }
             Self::TooManyWatchers(Exceeded::Share(limit)) => format!(
-                "{limit} watches of this peer are open, its share (limits.peer_share) of watch.max_watchers; close some, or \
-                 raise limits.peer_share where one address stands for many clients"
+                "too many watches: {limit} of this peer are open, its share (limits.peer_share) of watch.max_watchers; close \
+                 some, or raise limits.peer_share if one address stands for many clients"
             ),
             Self::TooManyCompilations(Exceeded::All(limit)) => format!(
-                "{limit} expressions wait to be compiled, the most allowed (limits.compilations); try again, or raise it"
+                "too many expressions: {limit} wait to be compiled (limits.compilations); retry, or raise the limit"
             ),
             Self::TooManyCompilations(Exceeded::Share(limit)) => format!(
-                "{limit} expressions of this peer wait to be compiled, its share (limits.peer_share) of limits.compilations; \
-                 try again, or raise limits.peer_share where one address stands for many clients"
+                "too many expressions: {limit} of this peer wait to be compiled, its share (limits.peer_share) of \
+                 limits.compilations; retry, or raise limits.peer_share if one address stands for many clients"
             ),
-            Self::Internal => "internal error; the server's log has the detail".to_owned(),
+            Self::Internal => "internal error: see the server's log".to_owned(),
         }
     }
 
@@ -365,7 +363,7 @@ mod tests {
     #[test]
     fn messages_are_one_line_that_says_what_to_do() {
         let refusal = Refusal::ResourceNotFound { resource: "pod".into(), known: vec!["pods".into(), "nodes".into()] };
-        assert_eq!(refusal.to_status().message(), "there is no resource \"pod\"; there are: pods, nodes");
+        assert_eq!(refusal.to_status().message(), "resource \"pod\" not found; known: pods, nodes");
         let error = crate::model::LabelSelector::parse("app in x").unwrap_err();
         let message = Refusal::selector("label_selector", &error).to_status().message().to_owned();
         assert!(message.starts_with("label_selector: ") && !message.contains('\n'), "{message}");

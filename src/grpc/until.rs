@@ -142,14 +142,14 @@ impl Waiting {
 
 fn check(request: &pb::WatchRequest) -> Result<(), Refusal> {
     let invalid = |field: &'static str, message: &str| {
-        let message = format!("an Until {message}; leave it out");
+        let message = format!("not allowed in Until, which {message}; leave it out");
         Err(Refusal::Invalid { reason: "UNTIL_INVALID", field, message })
     };
     if request.queue.is_some() {
-        return invalid("watch.queue", "always replays, so that it misses nothing");
+        return invalid("watch.queue", "uses REPLAY and misses nothing");
     }
     if request.timeout.is_some() {
-        return invalid("watch.timeout", "goes on until the deadline of the call");
+        return invalid("watch.timeout", "waits until the deadline of the call");
     }
     if !request.resource_version.is_empty() {
         return invalid("watch.resource_version", "always begins with the initial events");
@@ -167,7 +167,7 @@ async fn conditions(
     peer: Option<Peer>,
 ) -> Result<Until<Condition>, Refusal> {
     if texts.is_empty() || texts.len() > MAX_CONDITIONS {
-        let message = format!("expected between 1 and {MAX_CONDITIONS}, found {}", texts.len());
+        let message = format!("expected 1 to {MAX_CONDITIONS} conditions, found {}", texts.len());
         return Err(Refusal::Invalid { reason: "CONDITIONS_INVALID", field: "conditions", message });
     }
     let mut conditions = Vec::new();

@@ -186,7 +186,7 @@ impl Watchers {
             token => token.parse().map_err(|_| Refusal::Invalid {
                 reason: "PAGE_TOKEN_INVALID",
                 field: "page_token",
-                message: "not a token of this server; take next_page_token as it is".to_owned(),
+                message: "not a token of this server; pass next_page_token unchanged".to_owned(),
             })?,
         };
         let page_size = match request.page_size as usize {

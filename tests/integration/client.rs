@@ -408,7 +408,7 @@ async fn errors_are_typed_and_one_line() {
     let error = client.list(&Query::of("pod")).await.unwrap_err();
     assert_eq!((error.code(), error.reason()), (Code::NotFound, Some("RESOURCE_NOT_FOUND")));
     assert_eq!(error.metadata("known"), Some("pods"));
-    assert_eq!(error.to_string(), "there is no resource \"pod\"; there are: pods (NOT_FOUND / RESOURCE_NOT_FOUND)");
+    assert_eq!(error.to_string(), "resource \"pod\" not found; known: pods (NOT_FOUND / RESOURCE_NOT_FOUND)");
     assert!(!error.is_retryable());
     let error = client.get("pods", "shop", "none", pb::PayloadFormat::Raw).await.unwrap_err();
     assert_eq!(error.reason(), Some("OBJECT_NOT_FOUND"));

@@ -168,7 +168,7 @@ fn the_examples_in_the_help_are_true() {
     let mut count = 0;
     for command in ["resources", "list", "get", "by-index", "values", "watch", "until"] {
         let help = server.out(&[command, "--help"]);
-        assert!(help.contains("Exit codes: 0 done"), "{help}");
+        assert!(help.contains("Exit codes: 0 success"), "{help}");
         let (_, examples) = help.split_once("Examples").unwrap();
         let examples: Vec<&str> = examples.lines().filter(|line| line.starts_with("  informerd ")).collect();
         assert!((2..=6).contains(&examples.len()), "{help}");
@@ -242,14 +242,14 @@ fn one_object_is_got_by_its_name_wherever_it_is() {
         assert_eq!(server.out(&["get", "things", name, "-o", "yaml"]), "\"on\": \"yes\"\nsince: \"010\"\n");
     }
     let (code, error) = server.error(&["get", "pods", "web"]);
-    let expected = "error: pods has 2 objects of the name \"web\"; say which with -n NAMESPACE, or as one of these:\n  a/web\n  b/web\n";
+    let expected = "error: pods \"web\" is ambiguous (2 objects): use -n NAMESPACE, or one of these:\n  a/web\n  b/web\n";
     assert_eq!((code, error.as_str()), (2, expected));
     let (code, error) = server.error(&["get", "pods", "nobody"]);
-    assert_eq!((code, error.as_str()), (3, "error: there is no \"nobody\" in pods, in any namespace\n"));
-    assert_eq!(server.error(&["get", "pods", "a/db"]), (3, "error: there is no \"a/db\" in pods\n".to_owned()));
+    assert_eq!((code, error.as_str()), (3, "error: pods \"nobody\" not found in any namespace\n"));
+    assert_eq!(server.error(&["get", "pods", "a/db"]), (3, "error: pods \"a/db\" not found\n".to_owned()));
     let (code, out, err) = server.run(&["get", "pods", "db", "nobody", "a/web", "-o", "name"]);
     assert_eq!((code, out.as_str()), (3, "b/db\na/web\n"), "what there is, is printed");
-    assert_eq!(err, "error: there is no \"nobody\" in pods, in any namespace\n");
+    assert_eq!(err, "error: pods \"nobody\" not found in any namespace\n");
     assert_eq!(server.error(&["get", "pods", "db", "-l", "app=db"]).0, 2);
 }
 
@@ -293,38 +293,38 @@ fn what_cannot_be_done_is_told_in_one_line() {
         (
             &["list", "pod"],
             3,
-            "there is no resource \"pod\"; did you mean \"pods\"? (there are: configmaps, deployments, pods, services)",
+            "resource \"pod\" not found; did you mean \"pods\"? (known: configmaps, deployments, pods, services)",
         ),
         (&["watch", "Pods"], 3, "did you mean \"pods\"?"),
         (&["get", "deploy", "web"], 3, "did you mean \"deployments\"?"),
         (
             &["values", "pods", "nodes"],
             2,
-            "there is no index \"nodes\"; did you mean \"node\"? (there are: app, image, namespace, node, phase)",
+            "index \"nodes\" not found; did you mean \"node\"? (known: app, image, namespace, node, phase)",
         ),
         (
             &["by-index", "pods", "zone", "x"],
             2,
-            "there is no index \"zone\" (there are: app, image, namespace, node, phase)",
+            "index \"zone\" not found (known: app, image, namespace, node, phase)",
         ),
         (&["list", "pods", "-l", "a in"], 2, "label_selector: expected '('"),
         (&["watch", "pods", "--field-selector", "a"], 2, "field_selector: "),
         (&["list", "pods", "--expression", "1 +"], 2, "expression: expected more at character 4: "),
-        (&["get", "pods", "web", "--expression", "true"], 2, "leave out the names, or the selectors"),
+        (&["get", "pods", "web", "--expression", "true"], 2, "a name cannot be given together with selectors; leave out one of them"),
         (&["until", "pods", "--for", "object.n =="], 2, "conditions: [0]: expected more at character 12: "),
-        (&["until", "pods", "--for", "false", "--timeout", "100ms"], 4, "pods: not met within 100ms (--timeout)"),
+        (&["until", "pods", "--for", "false", "--timeout", "100ms"], 4, "pods: timed out after 100ms waiting for the conditions (--timeout)"),
         (&["until", "pod", "--for", "delete"], 3, "did you mean \"pods\"?"),
         (&["until", "pods"], 2, "--for <CEL>"),
         (&["until", "pods", "--for", "true", "--server", "127.0.0.1:1"], 4, "cannot connect to 127.0.0.1:1"),
         (&["list", "pods", "--server", "127.0.0.1:1"], 4, "cannot connect to 127.0.0.1:1"),
-        (&["list", "pods", "--server", &silent, "--timeout", "100ms"], 4, "no complete answer within 100ms"),
+        (&["list", "pods", "--server", &silent, "--timeout", "100ms"], 4, "timed out after 100ms: no complete response (--timeout)"),
         (&["watch", "pods", "--server", "unix:/no/such.sock"], 4, "cannot connect to unix:/no/such.sock"),
-        (&["resources", "--server", "https://localhost"], 2, "there is no port"),
+        (&["resources", "--server", "https://localhost"], 2, "port is missing"),
         (&["resources", "--certificate-authority", "none.pem"], 2, "none.pem: No such file"),
         (
             &["resources", "--certificate-authority", "Cargo.toml"],
             2,
-            "is not called under TLS: write --server https://",
+            "certificates need TLS: use --server https://HOST:PORT instead of ",
         ),
         (&["resources", "--client-key", "Cargo.toml"], 2, "--client-certificate"),
         (&["list"], 2, "<RESOURCE>"),
@@ -421,7 +421,7 @@ fn what_is_waited_for_is_printed() {
     let waiting = [("-INT", 130), ("-TERM", 143)].map(|(name, code)| (wait(&["nobody", "--for", "false"]), name, code));
     while !server.out(&["resources", "-o", "jsonl"]).contains(r#""watchers":2"#) {}
     for (wait, name, code) in waiting {
-        let told = "error: pods: told to end before it was met\n".to_owned();
+        let told = "error: pods: interrupted before the conditions were met\n".to_owned();
         assert_eq!(wait.signal(name), (Some(code), String::new(), told));
     }
 }
@@ -468,7 +468,7 @@ fn a_watch_outlives_its_server() {
     let expected = ["DELETED inferred   a   web   Running   <none>", "MODIFIED        b   db    Failed    <none>"];
     assert_eq!(rows, expected);
     let relisted = std::iter::repeat_with(|| watch.note()).find(|note| !note.starts_with("# reconnecting in "));
-    assert_eq!(relisted.as_deref(), Some("# listed again: 2 changes"));
+    assert_eq!(relisted.as_deref(), Some("# relisted: 2 changes"));
     assert_eq!(watch.interrupt(), (Some(0), String::new(), String::new()));
 }
 

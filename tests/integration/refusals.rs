@@ -21,25 +21,25 @@ async fn every_bad_watch_is_refused_with_its_reason() {
     let base = watch_pods;
     #[rustfmt::skip]
     let table: Vec<(pb::WatchRequest, Code, &str, &str)> = vec![
-        (pb::WatchRequest { resource: "pod".into(), ..base() }, Code::NotFound, "RESOURCE_NOT_FOUND", "there are: pods"),
-        (pb::WatchRequest { resource: String::new(), ..base() }, Code::NotFound, "RESOURCE_NOT_FOUND", "name a resource"),
+        (pb::WatchRequest { resource: "pod".into(), ..base() }, Code::NotFound, "RESOURCE_NOT_FOUND", "resource \"pod\" not found; known: pods"),
+        (pb::WatchRequest { resource: String::new(), ..base() }, Code::NotFound, "RESOURCE_NOT_FOUND", "resource: missing; known: pods"),
         (pb::WatchRequest { label_selector: "a in b".into(), ..base() }, Code::InvalidArgument, "LABEL_SELECTOR_INVALID", "at character 6"),
         (pb::WatchRequest { field_selector: "spec.x".into(), ..base() }, Code::InvalidArgument, "FIELD_SELECTOR_INVALID", "at character"),
         (pb::WatchRequest { field_selector: "a[*]=b".into(), ..base() }, Code::InvalidArgument, "FIELD_SELECTOR_INVALID", "at character"),
         (pb::WatchRequest { resource_version: "0".into(), ..base() }, Code::InvalidArgument, "RESOURCE_VERSION_INVALID", "not a resource version"),
         (pb::WatchRequest { resource_version: "01".into(), ..base() }, Code::InvalidArgument, "RESOURCE_VERSION_INVALID", "not a resource version"),
         (pb::WatchRequest { resource_version: "abc.1".into(), ..base() }, Code::OutOfRange, "RESOURCE_VERSION_EXPIRED", "list again"),
-        (pb::WatchRequest { resource_version: "9".into(), ..base() }, Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE", "the current is 1"),
-        (pb::WatchRequest { resource_version: "1".into(), initial_events: 1, ..base() }, Code::InvalidArgument, "INITIAL_EVENTS_INVALID", "leave one"),
-        (pb::WatchRequest { initial_events: 7, ..base() }, Code::InvalidArgument, "INITIAL_EVENTS_INVALID", "there are"),
-        (pb::WatchRequest { format: 9, ..base() }, Code::InvalidArgument, "PAYLOAD_FORMAT_INVALID", "there are STRUCT"),
+        (pb::WatchRequest { resource_version: "9".into(), ..base() }, Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE", "(current: 1)"),
+        (pb::WatchRequest { resource_version: "1".into(), initial_events: 1, ..base() }, Code::InvalidArgument, "INITIAL_EVENTS_INVALID", "leave out one"),
+        (pb::WatchRequest { initial_events: 7, ..base() }, Code::InvalidArgument, "INITIAL_EVENTS_INVALID", "supported: INITIAL_EVENTS_SEND"),
+        (pb::WatchRequest { format: 9, ..base() }, Code::InvalidArgument, "PAYLOAD_FORMAT_INVALID", "supported: STRUCT"),
         (pb::WatchRequest { queue: Some(queue(pb::FullChannelPolicy::Drop, 65_537)), ..base() }, Code::InvalidArgument, "QUEUE_LENGTH_INVALID", "65536"),
-        (pb::WatchRequest { queue: Some(pb::QueueOptions { policy: 77, length: 0 }), ..base() }, Code::InvalidArgument, "POLICY_INVALID", "there are DROP"),
+        (pb::WatchRequest { queue: Some(pb::QueueOptions { policy: 77, length: 0 }), ..base() }, Code::InvalidArgument, "POLICY_INVALID", "supported: DROP"),
         (pb::WatchRequest { expression: "1 +".into(), ..base() }, Code::InvalidArgument, "EXPRESSION_INVALID", "expression: expected more at character 4"),
         (pb::WatchRequest { expression: "pod.x".into(), ..base() }, Code::InvalidArgument, "EXPRESSION_INVALID", "unknown variable \"pod\""),
-        (pb::WatchRequest { index: Some(index("nodes", &["a"])), ..base() }, Code::InvalidArgument, "INDEX_NOT_FOUND", "there are: app, namespace, node"),
+        (pb::WatchRequest { index: Some(index("nodes", &["a"])), ..base() }, Code::InvalidArgument, "INDEX_NOT_FOUND", "known: app, namespace, node"),
         (pb::WatchRequest { index: Some(index("node", &[])), ..base() }, Code::InvalidArgument, "INDEX_VALUES_INVALID", "at least one value"),
-        (pb::WatchRequest { index: Some(index("node", &["a"; 257])), ..base() }, Code::InvalidArgument, "INDEX_VALUES_INVALID", "257 values, more than 256"),
+        (pb::WatchRequest { index: Some(index("node", &["a"; 257])), ..base() }, Code::InvalidArgument, "INDEX_VALUES_INVALID", "257 values are more than 256"),
         (pb::WatchRequest { timeout: duration(0), ..base() }, Code::InvalidArgument, "DURATION_INVALID", "timeout"),
         (pb::WatchRequest { bookmark_interval: duration(-5), ..base() }, Code::InvalidArgument, "DURATION_INVALID", "bookmark_interval"),
         (pb::WatchRequest { min_resource_version: "x".into(), ..base() }, Code::InvalidArgument, "RESOURCE_VERSION_INVALID", "min_resource_version"),
@@ -91,9 +91,9 @@ async fn every_bad_until_is_refused_with_its_reason() {
     let second = Some(prost_types::Duration { seconds: 1, nanos: 0 });
     #[rustfmt::skip]
     let table: Vec<(pb::WatchRequest, &[&str], Code, &str, &str)> = vec![
-        (pb::WatchRequest { resource: "pod".into(), ..base() }, &["true"], Code::NotFound, "RESOURCE_NOT_FOUND", "there are: pods"),
-        (base(), &[], Code::InvalidArgument, "CONDITIONS_INVALID", "between 1 and 32, found 0"),
-        (base(), &["true"; 33], Code::InvalidArgument, "CONDITIONS_INVALID", "between 1 and 32, found 33"),
+        (pb::WatchRequest { resource: "pod".into(), ..base() }, &["true"], Code::NotFound, "RESOURCE_NOT_FOUND", "resource \"pod\" not found; known: pods"),
+        (base(), &[], Code::InvalidArgument, "CONDITIONS_INVALID", "1 to 32 conditions, found 0"),
+        (base(), &["true"; 33], Code::InvalidArgument, "CONDITIONS_INVALID", "1 to 32 conditions, found 33"),
         (base(), &["true", "1 +"], Code::InvalidArgument, "EXPRESSION_INVALID", "conditions: [1]: expected more at character 4"),
         (base(), &["typ == 1"], Code::InvalidArgument, "EXPRESSION_INVALID", "(known: type, object, count)"),
         (pb::WatchRequest { expression: "type == 1".into(), ..base() }, &["true"], Code::InvalidArgument, "EXPRESSION_INVALID", "expression: "),
@@ -101,7 +101,7 @@ async fn every_bad_until_is_refused_with_its_reason() {
         (pb::WatchRequest { timeout: second, ..base() }, &["true"], Code::InvalidArgument, "UNTIL_INVALID", "watch.timeout"),
         (pb::WatchRequest { resource_version: "1".into(), ..base() }, &["true"], Code::InvalidArgument, "UNTIL_INVALID", "watch.resource_version"),
         (pb::WatchRequest { initial_events: none, ..base() }, &["true"], Code::InvalidArgument, "UNTIL_INVALID", "watch.initial_events"),
-        (pb::WatchRequest { format: 9, ..base() }, &["true"], Code::InvalidArgument, "PAYLOAD_FORMAT_INVALID", "there are STRUCT"),
+        (pb::WatchRequest { format: 9, ..base() }, &["true"], Code::InvalidArgument, "PAYLOAD_FORMAT_INVALID", "supported: STRUCT"),
         (pb::WatchRequest { label_selector: "a in b".into(), ..base() }, &["true"], Code::InvalidArgument, "LABEL_SELECTOR_INVALID", "at character 6"),
     ];
     for (watch, conditions, code, expected, hint) in table {

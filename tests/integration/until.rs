@@ -220,14 +220,14 @@ async fn the_client_waits_within_its_timeout_and_says_why_it_was_not_met() {
     let until = async |condition: &str| client.until(&Query::of("pods"), &[condition.to_owned()], &options).await;
     assert_eq!(words(&until("type == 'ADDED'").await.unwrap()), "ADDED INITIAL a");
     let error = until("false").await.unwrap_err();
-    assert_eq!((error.code(), error.to_string()), (Code::DeadlineExceeded, "not met within 200ms".to_owned()));
+    assert_eq!((error.code(), error.to_string()), (Code::DeadlineExceeded, "timed out after 200ms waiting for the conditions".to_owned()));
     let error = until("1 +").await.unwrap_err();
     assert_eq!(error.reason(), Some("EXPRESSION_INVALID"), "trying again does not help");
     sandbox.lifecycle.draining.cancel();
     let error = until("false").await.unwrap_err();
     let ClientError::NotMet { last: Some(last), .. } = &error else { panic!("{error:?}") };
     assert_eq!(last.reason(), Some("DRAINING"));
-    assert!(error.to_string().starts_with("not met within 200ms (the last try: "), "{error}");
+    assert!(error.to_string().starts_with("timed out after 200ms waiting for the conditions (last error: "), "{error}");
     no_watchers(&sandbox).await;
 }
 

@@ -161,7 +161,7 @@ def main():
     server = Background(serve, clone)
     until("the server is ready again", is_ready)
     until("the watch is told", lambda: len(changed()) == 2)
-    until("the watch is synced again", lambda: "# listed again: 1 change" in watching.text())
+    until("the watch is synced again", lambda: "# relisted: 1 change" in watching.text())
     if "Pending" not in changed()[1]:
         fail(f"not what changed meanwhile:\n{watching.text()}")
     ok(f"kill -9, and start again: the watch prints exactly what has changed: {changed()[1]}")

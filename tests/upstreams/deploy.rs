@@ -166,7 +166,7 @@ async fn the_application_of_a_sidecar_starts_with_its_cache_and_outlives_it() {
     }
     assert_eq!((application.has_ended(), application.pid(), application.starts), (None, running, 1));
     let notes = application.log("err");
-    assert!(notes.contains("# reconnecting") && !notes.contains("# listed again: "), "{notes}");
+    assert!(notes.contains("# reconnecting") && !notes.contains("# relisted: "), "{notes}");
     let told = told(&application).told;
     let each: BTreeSet<_> = told.iter().map(|told| (&told.key, told.version)).collect();
     assert_eq!(each.len(), told.len(), "each change once");

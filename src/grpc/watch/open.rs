@@ -133,12 +133,12 @@ fn begin(request: &pb::WatchRequest, from: Option<ResourceVersion>) -> Result<Be
     };
     match (pb::InitialEvents::try_from(request.initial_events), from) {
         (Ok(pb::InitialEvents::Send), Some(_)) => {
-            Err(invalid("INITIAL_EVENTS_SEND and resource_version exclude each other; leave one of them out"))
+            Err(invalid("INITIAL_EVENTS_SEND and resource_version are mutually exclusive; leave out one of them"))
         }
         (Ok(pb::InitialEvents::Send | pb::InitialEvents::Unspecified), None) => Ok(Begin::InitialEvents),
         (Ok(pb::InitialEvents::None), None) => Ok(Begin::Bookmark),
         (Ok(pb::InitialEvents::None | pb::InitialEvents::Unspecified), Some(from)) => Ok(Begin::After(from)),
-        (Err(_), _) => Err(invalid("there are INITIAL_EVENTS_SEND (1) and INITIAL_EVENTS_NONE (2)")),
+        (Err(_), _) => Err(invalid("unsupported value; supported: INITIAL_EVENTS_SEND (1), INITIAL_EVENTS_NONE (2)")),
     }
 }
 
@@ -152,7 +152,7 @@ fn queue(service: &Service, resource: &ServedResource, asked: pb::QueueOptions) 
                 reason: "POLICY_INVALID",
                 field: "queue.policy",
                 message: format!(
-                    "there is no policy {policy}; there are DROP (1), BLOCK (2), REPLAY (3), COALESCE (4)"
+                    "unsupported value {policy}; supported: DROP (1), BLOCK (2), REPLAY (3), COALESCE (4)"
                 ),
             });
         }
@@ -161,14 +161,14 @@ fn queue(service: &Service, resource: &ServedResource, asked: pb::QueueOptions) 
         return Err(Refusal::Invalid {
             reason: "POLICY_NOT_ALLOWED",
             field: "queue.policy",
-            message: format!("{policy:?} is not allowed here; allowed are {:?}", config.allowed_policies),
+            message: format!("{policy:?} is not allowed by this server; allowed: {:?}", config.allowed_policies),
         });
     }
     let length = match asked.length as usize {
         0 => resource.queue.length,
         length if length <= config.max_queue_length => length,
         length => {
-            let message = format!("{length} is more than the {} that are allowed", config.max_queue_length);
+            let message = format!("{length} is larger than {} (watch.max_queue_length)", config.max_queue_length);
             return Err(Refusal::Invalid { reason: "QUEUE_LENGTH_INVALID", field: "queue.length", message });
         }
     };
