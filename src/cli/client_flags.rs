@@ -229,7 +229,8 @@ impl ServerFlags {
     pub(super) fn note_stale(&self, resource: &str, source: SyncState, seen_at: Option<Timestamp>) {
         if source == SyncState::Stale {
             let seen_at = seen_at.and_then(|seen_at| SystemTime::try_from(seen_at).ok());
-            let age = seen_at.map(|seen_at| format!(", last contact {} ago", print::age::age_of(seen_at, SystemTime::now())));
+            let age =
+                seen_at.map(|seen_at| format!(", last contact {} ago", print::age::age_of(seen_at, SystemTime::now())));
             let age = age.unwrap_or_default();
             self.note(&format_args!("# {resource}: upstream unreachable: last known state{age}"));
         }
@@ -242,7 +243,10 @@ impl TimeoutFlags {
     /// Waits for a call and the processing of its response, up to the timeout.
     pub(super) async fn limit(&self, call: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
         tokio::time::timeout(self.timeout, call).await.unwrap_or_else(|_| {
-            Err(Failure::new(UNAVAILABLE, format!("timed out after {:?}: no complete response (--timeout)", self.timeout)))
+            Err(Failure::new(
+                UNAVAILABLE,
+                format!("timed out after {:?}: no complete response (--timeout)", self.timeout),
+            ))
         })
     }
 }

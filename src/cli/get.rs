@@ -172,9 +172,7 @@ impl Finder<'_> {
 fn one_of(resource: &str, name: &str, mut found: Vec<pb::Object>) -> Result<pb::Object, Failure> {
     match (found.len(), found.pop()) {
         (1, Some(object)) => Ok(object),
-        (_, None) => {
-            Err(Failure::new(NOT_FOUND, escape(&format!("{resource} {name:?} not found in any namespace"))))
-        }
+        (_, None) => Err(Failure::new(NOT_FOUND, escape(&format!("{resource} {name:?} not found in any namespace")))),
         (count, Some(last)) => {
             let mut message = escape(&format!(
                 "{resource} {name:?} is ambiguous ({count} objects): use -n NAMESPACE, or one of these:"

@@ -225,9 +225,6 @@ mod tests {
         let note = Note::Reconnecting { error, delay: Duration::from_millis(812) };
         assert_eq!(words(&note), "# reconnecting in 0.8s: x");
         let relisted = |changes| words(&Note::Relisted { resource_version: "a.1".to_owned(), changes });
-        assert_eq!(
-            (relisted(0), relisted(1)),
-            ("# relisted: 0 changes".to_owned(), "# relisted: 1 change".to_owned())
-        );
+        assert_eq!((relisted(0), relisted(1)), ("# relisted: 0 changes".to_owned(), "# relisted: 1 change".to_owned()));
     }
 }

@@ -24,7 +24,7 @@ pub(super) fn resolve(section: &Section<'_>) -> SourceConfig {
     let EtcdKeys { endpoints, prefix, username, password_file } = EtcdKeys::read(section);
     match (section.is_written("username"), section.is_written("password_file")) {
         (true, false) => section.add("password_file", "is missing; write the path of a file with the password"),
-        (false, true) => section.add("username", "is missing; write whose password it is"),
+        (false, true) => section.add("username", "is missing; write the user of the password"),
         _ => {}
     }
     let credentials = username.zip(password_file.map(|path| section.relative(&path)));
@@ -33,7 +33,7 @@ pub(super) fn resolve(section: &Section<'_>) -> SourceConfig {
     let EtcdTlsKeys { ca, cert, key, server_name } = EtcdTlsKeys::read(&tls);
     let is_tls = !tls.written_of(&["ca", "cert", "key", "server_name"]).is_empty();
     if is_tls && endpoints.iter().any(|endpoint| endpoint.starts_with("http://")) {
-        tls.add_here("is for endpoints with https:// alone; write them so, or remove it");
+        tls.add_here("is only for https:// endpoints; change them, or remove it");
     }
     let (ca, identity) = upstream::tls(&tls, ca, cert, key);
     SourceConfig::Etcd(EtcdResource {
@@ -47,8 +47,8 @@ pub(super) fn resolve(section: &Section<'_>) -> SourceConfig {
 /// Returns the resources that flags define.
 pub(super) fn flagged(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static str, String, SourceConfig)> {
     match (&flags.etcd_username, &flags.etcd_password_file) {
-        (Some(_), None) => input.add(USERNAME_FLAG, "needs the password too: --etcd-password-file FILE"),
-        (None, Some(_)) => input.add(PASSWORD_FLAG, "needs the user too: --etcd-username NAME"),
+        (Some(_), None) => input.add(USERNAME_FLAG, "needs a password: --etcd-password-file FILE"),
+        (None, Some(_)) => input.add(PASSWORD_FLAG, "needs a user: --etcd-username NAME"),
         _ => {}
     }
     let credentials = flags.etcd_username.clone().zip(flags.etcd_password_file.clone());
@@ -98,6 +98,6 @@ mod tests {
         {
             assert!(parse_flag(text).unwrap_err().to_string().contains("http://127.0.0.1:2379"), "{text}");
         }
-        assert!(parse_flag("A=http://h:1/").unwrap_err().to_string().contains("name of a resource"));
+        assert!(parse_flag("A=http://h:1/").unwrap_err().to_string().contains("resource name has"));
     }
 }

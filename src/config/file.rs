@@ -34,7 +34,7 @@ pub(super) fn read(path: &Path, errors: &mut ConfigErrors) -> Option<Map<String,
     match result {
         Ok(_) => parse(&name, &bytes, errors),
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            errors.add(&name, "there is no such file; give --config (or INFORMERD_CONFIG) the path of a YAML file");
+            errors.add(&name, "no such file: set --config (or INFORMERD_CONFIG) to the path of a YAML file");
             None
         }
         Err(error) => {
@@ -105,15 +105,15 @@ fn explain(name: &str, error: &Error) -> (String, String) {
         _ => error,
     };
     let problem = match cause {
-        Error::MultipleDocuments { .. } => "a second document begins here; a configuration is one document".to_owned(),
+        Error::MultipleDocuments { .. } => "second YAML document: a configuration has one".to_owned(),
         Error::DuplicateMappingKey { key: Some(key), .. } => {
-            format!("the key is here for the second time: {}", quote(key))
+            format!("duplicate key: {}", quote(key))
         }
         Error::Budget { .. }
         | Error::AliasReplayLimitExceeded { .. }
         | Error::AliasReplayStackDepthExceeded { .. }
         | Error::AliasExpansionLimitExceeded { .. } => {
-            "is nested too deeply, or too large with its aliases written out".to_owned()
+            "is nested too deep, or too large with its aliases expanded".to_owned()
         }
         _ => UserMessageFormatter.format_message(error).into_owned(),
     };

@@ -22,12 +22,12 @@ pub struct ServeFlags {
     #[command(flatten)]
     pub keys: KeyFlags,
 
-    /// Serve the objects of the JSON and YAML files below DIR as resource NAME, only those of KIND if it is given; for
-    /// example `--files pods=./manifests@Pod`. Can be repeated
+    /// Serve the objects of the JSON and YAML files below DIR, or only those of KIND, as resource NAME; for example
+    /// `--files pods=./manifests@Pod`. Can be repeated
     #[arg(long, value_name = "NAME=DIR[@KIND]")]
     pub files: Vec<String>,
 
-    /// Serve what the JSON watch events of FILE, or of standard input for `-`, add up to as resource NAME; for example
+    /// Serve the objects of the JSON watch events in FILE, or on standard input for `-`, as resource NAME; for example
     /// `kubectl get pods -A -w --output-watch-events -o json | informerd serve --stream pods=-`. Can be repeated
     #[arg(long, value_name = "NAME=FILE|-")]
     pub stream: Vec<String>,
@@ -37,37 +37,37 @@ pub struct ServeFlags {
     #[arg(long, value_name = "NAME=http://HOST:PORT/PREFIX")]
     pub etcd: Vec<String>,
 
-    /// Relay a resource of another informerd as resource NAME: the one of that name, or RESOURCE if it is given; for example
+    /// Relay a resource of another informerd, RESOURCE or the one of the same name, as resource NAME; for example
     /// `--relay pods=http://127.0.0.1:50051`. Certificates need a file. Can be repeated
     #[arg(long, value_name = "NAME=http://HOST:PORT[/RESOURCE]")]
     pub relay: Vec<String>,
 
-    /// The user for every --etcd
+    /// User for every --etcd
     #[arg(long, value_name = "NAME", env = "INFORMERD_ETCD_USERNAME")]
     pub etcd_username: Option<String>,
 
-    /// The file with that user's password, read at each connection
+    /// File with the password of that user, read at each connection
     #[arg(long, value_name = "FILE", env = "INFORMERD_ETCD_PASSWORD_FILE")]
     pub etcd_password_file: Option<PathBuf>,
 
-    /// Serve a kind of object of a Kubernetes API as resource NAME, in one namespace if it is given; for example `--kube
+    /// Serve the objects of a Kubernetes API of one kind, in all namespaces or in one, as resource NAME; for example `--kube
     /// pods=v1/pods` or `--kube web=apps/v1/deployments@shop`. Can be repeated
     #[arg(long, value_name = "NAME=[GROUP/]VERSION/PLURAL[@NAMESPACE]")]
     pub kube: Vec<String>,
 
-    /// The kubeconfig for every --kube [default: KUBECONFIG, ~/.kube/config, or the cluster that this runs in]
+    /// Kubeconfig for every --kube [default: KUBECONFIG, ~/.kube/config, or the service account in a cluster]
     #[arg(long, value_name = "FILE", env = "INFORMERD_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// The context of the kubeconfig for every --kube [default: its current context]
+    /// Context of the kubeconfig for every --kube [default: its current context]
     #[arg(long, value_name = "NAME", env = "INFORMERD_KUBE_CONTEXT")]
     pub kube_context: Option<String>,
 
-    /// Write the log in this format
+    /// Format of the log
     #[arg(long, value_name = "FORMAT", env = "INFORMERD_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormat,
 
-    /// Log from this level on: error, warn, info, debug or trace, or a filter such as `info,informerd::watch=debug`
+    /// Log level: error, warn, info, debug or trace; or a filter such as `info,informerd::watch=debug`
     #[arg(long, value_name = "FILTER", env = "INFORMERD_LOG", default_value = DEFAULT_LOG)]
     pub log: String,
 }
@@ -75,7 +75,7 @@ pub struct ServeFlags {
 /// Format of the log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, ValueEnum)]
 pub enum LogFormat {
-    /// Lines to read.
+    /// Lines of text.
     #[default]
     Text,
     /// One JSON object per line.

@@ -34,10 +34,11 @@ pub(super) fn resolve(section: &Section<'_>, index_section: &Section<'_>, indexe
     let kube = KubeResource::read(section);
     let written = section.written_of(&["namespace", "namespaces", "namespace_selector"]);
     for leaf in written.iter().skip(1) {
-        section.add(leaf, format!("is another way to write `{}`; keep one", written[0]));
+        section.add(leaf, format!("excludes `{}`; keep one", written[0]));
     }
     if let Some(leaf) = written.first().filter(|first| **first != "namespace" && kube.has_opaque_versions) {
-        let problem = "needs the versions of the API; remove `versions: opaque`, or configure a resource for each";
+        let problem =
+            "needs the API's own versions; remove `versions: opaque`, or configure one resource per namespace";
         section.add(leaf, problem);
     }
     if kube.is_metadata_only {
@@ -53,8 +54,7 @@ fn check_indexes(section: &Section<'_>, indexers: &Indexers) {
         let IndexFunc::Path(path) = func else { continue };
         if path.first_key().is_none_or(|first| !PARTIAL_KEYS.contains(&first)) {
             let problem = format!(
-                "no object has a value at {path:?}: metadata_only keeps nothing else; write a path below .metadata, or \
-                 remove metadata_only",
+                "path {path:?} has no value under metadata_only; write a path below .metadata, or remove metadata_only",
                 path = path.as_str()
             );
             section.input().add(&format!("{}.path", section.at(name)), problem);
@@ -119,11 +119,11 @@ mod tests {
         for (text, problem) in [
             ("a", "expected NAME="),
             ("a=pods", "expected NAME="),
-            ("a=v1/", "as it is written in paths"),
-            ("a=v1/Pods", "as it is written in paths"),
+            ("a=v1/", "as in API paths"),
+            ("a=v1/Pods", "as in API paths"),
             ("a=a/b/v1/pods", "an API group"),
             ("a=v1/pods@a,b", "one namespace"),
-            ("A=v1/pods", "name of a resource"),
+            ("A=v1/pods", "resource name has"),
         ] {
             assert!(parse_flag(text).unwrap_err().to_string().contains(problem), "{text}");
         }

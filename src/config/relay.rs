@@ -23,7 +23,7 @@ pub(super) fn resolve(section: &Section<'_>, name: &str) -> SourceConfig {
     let RelayTlsKeys { ca, cert, key } = RelayTlsKeys::read(&tls);
     let is_tls = !tls.written_of(&["ca", "cert", "key"]).is_empty();
     if is_tls && !endpoint.is_empty() && !endpoint.starts_with("https://") {
-        tls.add_here("is for an endpoint with https:// alone; write it so, or remove it");
+        tls.add_here("is only for an https:// endpoint; change it, or remove this");
     }
     let (ca, identity) = upstream::tls(&tls, ca, cert, key);
     let resource = resource.unwrap_or_else(|| name.to_owned());
@@ -78,8 +78,8 @@ mod tests {
         for text in ["pods", "pods=127.0.0.1:50051", "pods=http://h", "pods=ftp://h:1", "pods=http://:1"] {
             assert!(parse_flag(text).unwrap_err().to_string().contains("pods=http://127.0.0.1:50051"), "{text}");
         }
-        assert!(parse_flag("pods=http://h:1/a/b").unwrap_err().to_string().contains("name of a resource"));
-        assert!(parse_flag("P=http://h:1").unwrap_err().to_string().contains("name of a resource"));
+        assert!(parse_flag("pods=http://h:1/a/b").unwrap_err().to_string().contains("resource name has"));
+        assert!(parse_flag("P=http://h:1").unwrap_err().to_string().contains("resource name has"));
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub(super) fn resolve(file: &Section<'_>, is_file_read: bool, flags: &ServeFlags
     let has_tls = !tls.written_of(&["cert", "key", "client_ca"]).is_empty();
     if !listen.is_local() && !general.insecure && !has_tls {
         let problem = format!(
-            "{listen} is not loopback, and there is no `tls`: add `tls: {{ cert: ..., key: ... }}`, or --insecure (or \
+            "{listen} is not loopback and has no `tls`: add `tls: {{ cert: ..., key: ... }}`, or --insecure (or \
              `insecure: true`) to serve it in plain text, or listen on {}",
             GeneralConfig::default().listen
         );
@@ -46,7 +46,7 @@ pub(super) fn resolve(file: &Section<'_>, is_file_read: bool, flags: &ServeFlags
     let section = file.section_or_empty("admin");
     let admin = AdminConfig::read(&section);
     if let Some(address) = admin.listen.filter(|address| address.port() != 0 && *listen == ListenAddr::Tcp(*address)) {
-        let problem = format!("{address} is where gRPC listens; choose another port, or none");
+        let problem = format!("{address} is already the address of gRPC (listen); choose another port, or none");
         file.input().add(&section.origin("listen"), problem);
     }
 
@@ -69,7 +69,7 @@ pub(super) fn resolve(file: &Section<'_>, is_file_read: bool, flags: &ServeFlags
 
 fn resolve_tls(section: &Section<'_>, listen: &ListenAddr) -> Option<TlsConfig> {
     if let ListenAddr::Unix(_) = listen {
-        section.add_here("a Unix socket is served without TLS; remove it, or listen on IP:PORT");
+        section.add_here("is not supported on a Unix socket; remove it, or listen on IP:PORT");
         return None;
     }
     let TlsConfig { cert, key, client_ca } = TlsConfig::read(section);
@@ -93,7 +93,7 @@ fn resolve_resources(
     let is_flagged =
         [&flags.files, &flags.stream, &flags.etcd, &flags.kube, &flags.relay].iter().any(|flag| !flag.is_empty());
     if in_file.is_empty() && !is_flagged && is_file_read && !file.has_problem("resources") {
-        let problem = "there is none to serve: name one with `--files pods=./manifests@Pod`, or under `resources` in the \
+        let problem = "nothing to serve: add a resource with `--files pods=./manifests@Pod`, or under `resources` in the \
                        file that --config (or INFORMERD_CONFIG) names";
         section.add_here(problem);
     }
@@ -107,9 +107,9 @@ fn resolve_resources(
         let options = ResourceOptions::default();
         let resource = ResourceConfig { name: name.clone(), source, indexers: Arc::default(), options };
         if in_file.contains(name.as_str()) {
-            input.add(flag, format!("the resource `{name}` is also in the file, as resources.{name}; keep one"));
+            input.add(flag, format!("resource {name:?} is also defined in the file, as resources.{name}; keep one"));
         } else if resources.insert(name.clone(), resource).is_some() {
-            input.add(flag, format!("the resource `{name}` is given twice; keep one"));
+            input.add(flag, format!("resource {name:?} is defined twice; keep one"));
         }
     }
     check_stdin(&resources, &section);
@@ -142,7 +142,7 @@ fn check_stdin(resources: &BTreeMap<String, ResourceConfig>, section: &Section<'
         |resource: &&ResourceConfig| matches!(&resource.source, SourceConfig::Stream(stream) if stream.path.is_none());
     let mut readers = resources.values().filter(is_stdin).map(|resource| &resource.name);
     if let (Some(first), Some(second)) = (readers.next(), readers.next()) {
-        let problem = format!("both `{first}` and `{second}` read standard input (`-`); give one of them a file");
+        let problem = format!("`{first}` and `{second}` both read standard input (`-`); give one of them a file");
         section.add_here(problem);
     }
 }
@@ -159,7 +159,7 @@ fn resolve_resource(
     let indexers = Arc::new(resolve_indexes(&index_section, limits.expression_steps));
     let source = section.section("source")?;
     if section.is_written("drop_fields") && !source.is_written("kube") {
-        section.add("drop_fields", "is for `kube` sources alone; remove it");
+        section.add("drop_fields", "is only for `kube` sources; remove it");
     }
     let written = source.written_of(&SOURCES);
     let [kind] = written[..] else {
@@ -180,7 +180,7 @@ fn resolve_resource(
         _ => relay::resolve(&keys, name),
     };
     if options.snapshot == Some(true) && matches!(source, SourceConfig::Files(_) | SourceConfig::Stream(_)) {
-        section.add("snapshot", "is for `kube`, `etcd` and `informerd` sources alone; remove it");
+        section.add("snapshot", "is only for `kube`, `etcd` and `informerd` sources; remove it");
     }
     Some(ResourceConfig { name: name.to_owned(), source, indexers, options })
 }
@@ -233,19 +233,19 @@ fn check_queue(section: &Section<'_>, policy: Option<FullChannelPolicy>, length:
         let name = value::policy_name(policy);
         let allowed: Vec<_> = watch.allowed_policies.iter().map(|policy| value::policy_name(*policy)).collect();
         let problem =
-            format!("`{name}` is not among watch.allowed_policies; add it there, or choose {}", allowed.join(" or "));
+            format!("`{name}` is not in watch.allowed_policies; add it there, or choose {}", allowed.join(" or "));
         section.add("full_channel_policy", problem);
     }
     let max = watch.max_queue_length;
     if let Some(length) = length.filter(|length| *length > max) {
-        let problem = format!("{length} is more than watch.max_queue_length, which is {max}; raise that or lower this");
+        let problem = format!("{length} is larger than {max} (watch.max_queue_length); lower it, or raise the maximum");
         section.add("queue_length", problem);
     }
     let is_written = policy.is_some() || length.is_some();
     let policy = policy.unwrap_or(watch.full_channel_policy);
     if is_written && length.unwrap_or(watch.queue_length) == 0 && policy != FullChannelPolicy::Block {
         let name = value::policy_name(policy);
-        let problem = format!("0 is for the policy `block` alone, and this is `{name}`; expected at least 1");
+        let problem = format!("0 is only for the policy `block`, and this is `{name}`; expected at least 1");
         section.add("queue_length", problem);
     }
 }

@@ -244,7 +244,7 @@ fn a_flag_wins_over_the_file() {
 #[test]
 fn plain_text_beyond_loopback_is_asked_for() {
     let problem = |args: &[&str]| Config::load(&flags(args)).map_err(|errors| errors.to_string()).err();
-    let text = "0.0.0.0:1 is not loopback, and there is no `tls`: add `tls: { cert: ..., key: ... }`, or --insecure (or `insecure: true`) to serve it in \
+    let text = "0.0.0.0:1 is not loopback and has no `tls`: add `tls: { cert: ..., key: ... }`, or --insecure (or `insecure: true`) to serve it in \
                 plain text, or listen on 127.0.0.1:50051";
     assert_eq!(
         problem(&["--files=a=.", "--listen=0.0.0.0:1"]),
@@ -260,13 +260,16 @@ fn plain_text_beyond_loopback_is_asked_for() {
 #[test]
 fn the_two_servers_do_not_share_a_port() {
     let yaml = "{ listen: 127.0.0.1:7, admin: { listen: 127.0.0.1:7 } }";
-    assert_eq!(problems(yaml), "admin.listen: 127.0.0.1:7 is where gRPC listens; choose another port, or none");
+    assert_eq!(
+        problems(yaml),
+        "admin.listen: 127.0.0.1:7 is already the address of gRPC (listen); choose another port, or none"
+    );
     assert!(load("{ listen: 127.0.0.1:0, admin: { listen: 127.0.0.1:0 } }", &["--files=a=."]).is_ok());
 }
 
 #[test]
 fn without_resources_there_is_nothing_to_serve() {
-    let text = "resources: there is none to serve: name one with `--files pods=./manifests@Pod`, or under `resources` in the \
+    let text = "resources: nothing to serve: add a resource with `--files pods=./manifests@Pod`, or under `resources` in the \
                 file that --config (or INFORMERD_CONFIG) names";
     assert_eq!(Config::load(&flags(&[])).unwrap_err().to_string(), text);
     assert_eq!(load("{}", &[]).unwrap_err().to_string(), text);
@@ -284,9 +287,9 @@ fn without_resources_there_is_nothing_to_serve() {
 fn a_resource_is_defined_once() {
     let yaml = "resources: { pods: { source: { files: { path: a } } } }";
     let both = load(yaml, &["--files=pods=b"]).unwrap_err().to_string();
-    assert_eq!(both, "--files: the resource `pods` is also in the file, as resources.pods; keep one");
+    assert_eq!(both, "--files: resource \"pods\" is also defined in the file, as resources.pods; keep one");
     let twice = Config::load(&flags(&["--files=pods=a", "--files=pods=b"])).unwrap_err().to_string();
-    assert_eq!(twice, "--files: the resource `pods` is given twice; keep one");
+    assert_eq!(twice, "--files: resource \"pods\" is defined twice; keep one");
     assert_eq!(load(yaml, &["--files=more=b"]).unwrap().resources.len(), 2);
 }
 
@@ -361,35 +364,35 @@ fn keys_fit_together() {
     for (yaml, problem) in [
         (
             "watch: { queue_length: 11, max_queue_length: 10 }",
-            "watch.queue_length: 11 is more than watch.max_queue_length, which is 10; raise that or lower this",
+            "watch.queue_length: 11 is larger than 10 (watch.max_queue_length); lower it, or raise the maximum",
         ),
         (
             "watch: { allowed_policies: [drop, block] }",
-            "watch.full_channel_policy: `replay` is not among watch.allowed_policies; add it there, or choose drop or block",
+            "watch.full_channel_policy: `replay` is not in watch.allowed_policies; add it there, or choose drop or block",
         ),
         (
             "watch: { queue_length: 0 }",
-            "watch.queue_length: 0 is for the policy `block` alone, and this is `replay`; expected at least 1",
+            "watch.queue_length: 0 is only for the policy `block`, and this is `replay`; expected at least 1",
         ),
         (
             "resources: { a: { queue_length: 65537, source: { files: { path: a } } } }",
-            "resources.a.queue_length: 65537 is more than watch.max_queue_length, which is 65536; raise that or lower this",
+            "resources.a.queue_length: 65537 is larger than 65536 (watch.max_queue_length); lower it, or raise the maximum",
         ),
         (
             "watch: { allowed_policies: [replay] }\nresources: { a: { full_channel_policy: drop, source: { files: { path: a } } } }",
-            "resources.a.full_channel_policy: `drop` is not among watch.allowed_policies; add it there, or choose replay",
+            "resources.a.full_channel_policy: `drop` is not in watch.allowed_policies; add it there, or choose replay",
         ),
         (
             "watch: { full_channel_policy: block, queue_length: 0 }\n\
              resources: { a: { full_channel_policy: drop, source: { files: { path: a } } } }",
-            "resources.a.queue_length: 0 is for the policy `block` alone, and this is `drop`; expected at least 1",
+            "resources.a.queue_length: 0 is only for the policy `block`, and this is `drop`; expected at least 1",
         ),
         (
             "watch: { full_channel_policy: drop, allowed_policies: [block], queue_length: 9, max_queue_length: 8 }\n\
              resources: { a: { full_channel_policy: block, source: { files: { path: a } } },
                           b: { queue_length: 8, source: { files: { path: a } } } }",
-            "watch.full_channel_policy: `drop` is not among watch.allowed_policies; add it there, or choose block\n\
-             watch.queue_length: 9 is more than watch.max_queue_length, which is 8; raise that or lower this",
+            "watch.full_channel_policy: `drop` is not in watch.allowed_policies; add it there, or choose block\n\
+             watch.queue_length: 9 is larger than 8 (watch.max_queue_length); lower it, or raise the maximum",
         ),
     ] {
         assert_eq!(problems(yaml), problem);
@@ -441,7 +444,7 @@ fn a_state_is_kept_of_sources_that_a_later_start_can_begin_with() {
         Some(false)
     );
     for source in ["files: { path: . }", "stream: { path: x }"] {
-        let problem = "resources.a.snapshot: is for `kube`, `etcd` and `informerd` sources alone; remove it";
+        let problem = "resources.a.snapshot: is only for `kube`, `etcd` and `informerd` sources; remove it";
         assert_eq!(problems(&resource(source, "true")), problem);
     }
     assert!(problems(&resource(etcd, "1")).starts_with("resources.a.snapshot: expected true or false"));

@@ -367,7 +367,7 @@ pub(super) fn check_resource_name(name: &str) -> Result<(), ValueError> {
         && name.chars().all(|c| edge(c) || c == '-' || c == '.');
     if !is_name {
         return Err(ValueError(format!(
-            "the name of a resource has at most {MAX_NAME_BYTES} lowercase letters, digits, '-' and '.', with a letter or \
+            "a resource name has at most {MAX_NAME_BYTES} lowercase letters, digits, '-' and '.', with a letter or \
              digit at both ends; found {}",
             quote(name)
         )));

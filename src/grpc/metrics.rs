@@ -88,11 +88,7 @@ impl RpcMetrics {
         registry.register("grpc_server_handled", "RPCs completed on the server, by code", self.handled.clone());
         let help = "Streams reset because their clients read nothing for watch.progress_timeout";
         registry.register("informerd_streams_stalled", help, self.stalled.clone());
-        registry.register(
-            "informerd_streams_ended",
-            "Streams ended by the server, by reason",
-            self.ended.clone(),
-        );
+        registry.register("informerd_streams_ended", "Streams ended by the server, by reason", self.ended.clone());
         self.refused.register(registry);
     }
 

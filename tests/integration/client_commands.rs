@@ -242,7 +242,8 @@ fn one_object_is_got_by_its_name_wherever_it_is() {
         assert_eq!(server.out(&["get", "things", name, "-o", "yaml"]), "\"on\": \"yes\"\nsince: \"010\"\n");
     }
     let (code, error) = server.error(&["get", "pods", "web"]);
-    let expected = "error: pods \"web\" is ambiguous (2 objects): use -n NAMESPACE, or one of these:\n  a/web\n  b/web\n";
+    let expected =
+        "error: pods \"web\" is ambiguous (2 objects): use -n NAMESPACE, or one of these:\n  a/web\n  b/web\n";
     assert_eq!((code, error.as_str()), (2, expected));
     let (code, error) = server.error(&["get", "pods", "nobody"]);
     assert_eq!((code, error.as_str()), (3, "error: pods \"nobody\" not found in any namespace\n"));
@@ -302,22 +303,30 @@ fn what_cannot_be_done_is_told_in_one_line() {
             2,
             "index \"nodes\" not found; did you mean \"node\"? (known: app, image, namespace, node, phase)",
         ),
-        (
-            &["by-index", "pods", "zone", "x"],
-            2,
-            "index \"zone\" not found (known: app, image, namespace, node, phase)",
-        ),
+        (&["by-index", "pods", "zone", "x"], 2, "index \"zone\" not found (known: app, image, namespace, node, phase)"),
         (&["list", "pods", "-l", "a in"], 2, "label_selector: expected '('"),
         (&["watch", "pods", "--field-selector", "a"], 2, "field_selector: "),
         (&["list", "pods", "--expression", "1 +"], 2, "expression: expected more at character 4: "),
-        (&["get", "pods", "web", "--expression", "true"], 2, "a name cannot be given together with selectors; leave out one of them"),
+        (
+            &["get", "pods", "web", "--expression", "true"],
+            2,
+            "a name cannot be given together with selectors; leave out one of them",
+        ),
         (&["until", "pods", "--for", "object.n =="], 2, "conditions: [0]: expected more at character 12: "),
-        (&["until", "pods", "--for", "false", "--timeout", "100ms"], 4, "pods: timed out after 100ms waiting for the conditions (--timeout)"),
+        (
+            &["until", "pods", "--for", "false", "--timeout", "100ms"],
+            4,
+            "pods: timed out after 100ms waiting for the conditions (--timeout)",
+        ),
         (&["until", "pod", "--for", "delete"], 3, "did you mean \"pods\"?"),
         (&["until", "pods"], 2, "--for <CEL>"),
         (&["until", "pods", "--for", "true", "--server", "127.0.0.1:1"], 4, "cannot connect to 127.0.0.1:1"),
         (&["list", "pods", "--server", "127.0.0.1:1"], 4, "cannot connect to 127.0.0.1:1"),
-        (&["list", "pods", "--server", &silent, "--timeout", "100ms"], 4, "timed out after 100ms: no complete response (--timeout)"),
+        (
+            &["list", "pods", "--server", &silent, "--timeout", "100ms"],
+            4,
+            "timed out after 100ms: no complete response (--timeout)",
+        ),
         (&["watch", "pods", "--server", "unix:/no/such.sock"], 4, "cannot connect to unix:/no/such.sock"),
         (&["resources", "--server", "https://localhost"], 2, "port is missing"),
         (&["resources", "--certificate-authority", "none.pem"], 2, "none.pem: No such file"),

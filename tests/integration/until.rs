@@ -220,7 +220,10 @@ async fn the_client_waits_within_its_timeout_and_says_why_it_was_not_met() {
     let until = async |condition: &str| client.until(&Query::of("pods"), &[condition.to_owned()], &options).await;
     assert_eq!(words(&until("type == 'ADDED'").await.unwrap()), "ADDED INITIAL a");
     let error = until("false").await.unwrap_err();
-    assert_eq!((error.code(), error.to_string()), (Code::DeadlineExceeded, "timed out after 200ms waiting for the conditions".to_owned()));
+    assert_eq!(
+        (error.code(), error.to_string()),
+        (Code::DeadlineExceeded, "timed out after 200ms waiting for the conditions".to_owned())
+    );
     let error = until("1 +").await.unwrap_err();
     assert_eq!(error.reason(), Some("EXPRESSION_INVALID"), "trying again does not help");
     sandbox.lifecycle.draining.cancel();

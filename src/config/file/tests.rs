@@ -18,8 +18,8 @@ fn what_is_not_one_yaml_document_is_refused_with_its_place() {
         ("listen: a\n  b: c", "c.yaml:2:"),
         ("listen: \"a", "c.yaml:1:"),
         ("a: 1\n\tb: 2", "c.yaml:1:4: while scanning a plain scalar, found a tab"),
-        ("watch:\n  a: 1\n  a: 2", "c.yaml:3:3: the key is here for the second time: the text \"a\""),
-        ("a: 1\n---\nb: 2", "c.yaml:3:1: a second document begins here; a configuration is one document"),
+        ("watch:\n  a: 1\n  a: 2", "c.yaml:3:3: duplicate key: the text \"a\""),
+        ("a: 1\n---\nb: 2", "c.yaml:3:1: second YAML document: a configuration has one"),
         ("- a", "c.yaml: expected a map of keys such as `listen: 127.0.0.1:50051`, found a list"),
         ("text", "c.yaml: expected a map of keys such as `listen: 127.0.0.1:50051`, found the text \"text\""),
         ("a: *b", "c.yaml:1:4: "),
@@ -51,10 +51,10 @@ fn aliases_are_bounded() {
         writeln!(bomb, "a{n}: &a{n} [{}]", below.trim_end_matches(", ")).unwrap();
     }
     let found = problems(bomb.as_bytes());
-    assert!(found.contains("is nested too deeply, or too large with its aliases written out"), "{found}");
+    assert!(found.contains("is nested too deep, or too large with its aliases expanded"), "{found}");
 
     let long = format!("a: &a {}\nb: [{}]", "x".repeat(500_000), "*a, ".repeat(99));
-    assert!(problems(long.as_bytes()).contains("too large with its aliases written out"));
+    assert!(problems(long.as_bytes()).contains("too large with its aliases expanded"));
 
     let deep = format!("a: {}{}", "[".repeat(100), "]".repeat(100));
     assert!(problems(deep.as_bytes()).contains("is nested too deeply"));
@@ -104,7 +104,7 @@ fn files_that_cannot_be_read_are_named() {
     assert!(read(directory.path(), &mut errors).is_none());
     let lines = errors.to_string();
     let (first, second) = lines.split_once('\n').unwrap();
-    assert!(first.starts_with(&format!("{}: there is no such file; give --config", path.display())), "{first}");
+    assert!(first.starts_with(&format!("{}: no such file: set --config", path.display())), "{first}");
     assert!(second.starts_with(&format!("{}: cannot be read: ", directory.path().display())), "{second}");
 }
 

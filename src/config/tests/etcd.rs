@@ -63,5 +63,5 @@ fn what_is_missing_or_does_not_go_together_is_told() {
         assert!(found.contains(&problem), "{written}: {found}");
     }
     let found = load("{}", &["--etcd=b=http://h:1/b/", "--etcd-username=me"]).unwrap_err().to_string();
-    assert!(found.contains("needs the password too: --etcd-password-file FILE"), "{found}");
+    assert!(found.contains("needs a password: --etcd-password-file FILE"), "{found}");
 }

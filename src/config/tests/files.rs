@@ -52,10 +52,14 @@ fn streams() {
     assert_eq!(config.resources.len(), 5);
     assert!(load("{}", &["--stream=a=-"]).is_ok(), "nothing else is needed");
     for (yaml, args, problem) in [
-        ("{}", ["--stream=a=-", "--stream=b=-"], "resources: both `a` and `b` read standard input (`-`); give one"),
-        (yaml, ["--stream=c=-", "--files=d=."], "resources: both `b` and `c` read standard input"),
-        (yaml, ["--stream=a=x", "--files=d=."], "--stream: the resource `a` is also in the file, as resources.a; keep"),
-        ("{}", ["--stream=a=x", "--files=a=."], "--stream: the resource `a` is given twice; keep one"),
+        ("{}", ["--stream=a=-", "--stream=b=-"], "resources: `a` and `b` both read standard input (`-`); give one"),
+        (yaml, ["--stream=c=-", "--files=d=."], "resources: `b` and `c` both read standard input"),
+        (
+            yaml,
+            ["--stream=a=x", "--files=d=."],
+            "--stream: resource \"a\" is also defined in the file, as resources.a; keep",
+        ),
+        ("{}", ["--stream=a=x", "--files=a=."], "--stream: resource \"a\" is defined twice; keep one"),
         ("{}", ["--stream=x", "--files=a=."], "--stream: expected NAME=FILE or NAME=- such as"),
         (
             "resources: { x: { source: { files: { path: a }, stream: { path: b } } } }",

@@ -66,7 +66,10 @@ fn what_is_missing_or_does_not_go_together_is_told() {
     for (written, problem) in [
         ("", format!("{key}.version: is missing; write for example v1")),
         ("version: v1", format!("{key}.plural: is missing; write for example pods")),
-        ("version: v1, plural: Pods", format!("{key}.plural: expected a kind as it is written in paths, such as pods")),
+        (
+            "version: v1, plural: Pods",
+            format!("{key}.plural: expected the plural name of a kind, as in API paths, such as pods"),
+        ),
         (&format!("{all}, namespace: 'a,b'"), format!("{key}.namespace: expected one namespace")),
         (
             &format!("{all}, contact_timeout: 2999ms"),
@@ -94,11 +97,11 @@ fn what_is_missing_or_does_not_go_together_is_told() {
         ),
         (
             &format!("{all}, namespace: '', namespaces: [a]"),
-            format!("{key}.namespaces: is another way to write `namespace`; keep one"),
+            format!("{key}.namespaces: excludes `namespace`; keep one"),
         ),
         (
             &format!("{all}, namespace_selector: a=b, namespaces: [a]"),
-            format!("{key}.namespace_selector: is another way to write `namespaces`; keep one"),
+            format!("{key}.namespace_selector: excludes `namespaces`; keep one"),
         ),
         (
             &format!("{all}, namespace_selector: ''"),
@@ -107,11 +110,11 @@ fn what_is_missing_or_does_not_go_together_is_told() {
         (&format!("{all}, namespace_selector: 'a in'"), format!("{key}.namespace_selector: ")),
         (
             &format!("{all}, versions: opaque, namespace_selector: a=b"),
-            format!("{key}.namespace_selector: needs the versions of the API; remove `versions: opaque`"),
+            format!("{key}.namespace_selector: needs the API's own versions; remove `versions: opaque`"),
         ),
         (
             &format!("{all}, versions: opaque, namespaces: [a]"),
-            format!("{key}.namespaces: needs the versions of the API; remove `versions: opaque`"),
+            format!("{key}.namespaces: needs the API's own versions; remove `versions: opaque`"),
         ),
     ] {
         let yaml = format!("resources: {{ a: {{ source: {{ kube: {{ {written} }} }} }} }}");
@@ -121,7 +124,7 @@ fn what_is_missing_or_does_not_go_together_is_told() {
     for (written, problem) in [
         ("drop_fields: x, source: { kube: { version: v1, plural: a } }", "expected a list of paths"),
         ("drop_fields: [metadata.uid], source: { kube: { version: v1, plural: a } }", "it identifies the object"),
-        ("drop_fields: [a], source: { files: { path: x } }", "resources.a.drop_fields: is for `kube` sources alone"),
+        ("drop_fields: [a], source: { files: { path: x } }", "resources.a.drop_fields: is only for `kube` sources"),
         ("source: { files: { path: x }, kube: { version: v1, plural: a } }", "has `files` and `kube`; keep one"),
     ] {
         let found = load(&format!("resources: {{ a: {{ {written} }} }}"), &["--files=b=."]).unwrap_err().to_string();
@@ -141,10 +144,7 @@ fn an_index_by_what_metadata_only_leaves_out_is_refused() {
     assert!(load(false).is_ok());
     let found = load(true).unwrap_err().to_string();
     let problem = |path| {
-        format!(
-            "no object has a value at {path:?}: metadata_only keeps nothing else; write a path below .metadata, or remove \
-             metadata_only"
-        )
+        format!("path {path:?} has no value under metadata_only; write a path below .metadata, or remove metadata_only")
     };
     let expected = [("first", "[0].x"), ("node", ".spec.nodeName")]
         .map(|(index, path)| format!("resources.a.indexes.{index}.path: {}", problem(path)));

@@ -63,7 +63,7 @@ pub(crate) fn check_version(text: &str) -> Result<(), ValueError> {
 }
 
 pub(crate) fn check_plural(text: &str) -> Result<(), ValueError> {
-    check(is_label(text), "a kind as it is written in paths, such as pods", text)
+    check(is_label(text), "the plural name of a kind, as in API paths, such as pods", text)
 }
 
 pub(crate) fn check_namespace(text: &str) -> Result<(), ValueError> {

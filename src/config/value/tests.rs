@@ -198,7 +198,7 @@ fn names_of_resources() {
     }
     for name in ["", "Pods", "a_b", "-a", "a-", ".a", "a.", "a b", "a/b", "é", &"a".repeat(254)] {
         let problem = check_resource_name(name).unwrap_err().to_string();
-        assert!(problem.starts_with("the name of a resource has at most 253 lowercase letters"), "{name}");
+        assert!(problem.starts_with("a resource name has at most 253 lowercase letters"), "{name}");
     }
 }
 
@@ -281,8 +281,8 @@ fn files_flags() {
     for (text, problem) in [
         ("", "expected NAME=DIR[@KIND] such as pods=./manifests@Pod, found the text \"\""),
         ("./manifests", "expected NAME=DIR[@KIND] such as"),
-        ("=a", "the name of a resource has"),
-        ("Pods=a", "the name of a resource has"),
+        ("=a", "a resource name has"),
+        ("Pods=a", "a resource name has"),
         ("pods=", "expected the path of a directory"),
         ("pods=@Pod", "expected the path of a directory"),
         ("pods=a@", "expected a kind such as Pod"),
@@ -305,7 +305,7 @@ fn stream_flags() {
     }
     for (text, problem) in [
         ("-", "expected NAME=FILE or NAME=- such as pods=./events.jsonl, found the text \"-\""),
-        ("=-", "the name of a resource has"),
+        ("=-", "a resource name has"),
         ("pods=", "expected the path of a file such as ./events.jsonl, or - for standard input, found the text \"\""),
     ] {
         let found = parse_stream_flag(text).unwrap_err().to_string();
