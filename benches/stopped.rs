@@ -291,7 +291,7 @@ impl Run {
     fn print_kept(&self) {
         let (stats, (watch, history)) = (self.sandbox.informer.stats(), self.most);
         println!(
-            "  the others got everything; parked {} times, {} events told from the history; at most watch_retained \
+            "  the others got everything; parked {} times, {} events replayed from the history; at most watch_retained \
              {:.1} MiB and history {:.1} MiB (bounds {} MiB each)",
             stats.parked.load(Ordering::Relaxed),
             stats.replayed.load(Ordering::Relaxed),

@@ -15,41 +15,41 @@ pub(super) struct Failure {
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
-  # what a delivery costs, saturated and at a fixed rate, of a server that is started for it
+  # cost of a delivery, saturated and at a fixed rate, with a server started for it
   cargo bench --bench load -- w1 --local
   cargo bench --bench load -- w1 --local --watchers 1000 --rate 20
   cargo bench --bench load -- w2 --local --rate 100 --seconds 10 -o json
 
-  # memory of watchers, what a stopped client does to the others, and everything at once
+  # memory of watchers, effect of a stopped client on the others, and everything at once
   cargo bench --bench load -- idle --local --watchers 10000 --connections 10000
   cargo bench --bench load -- stopped --local --policy drop
   cargo bench --bench load -- storm --local --watchers 100
   cargo bench --bench load -- list --local
 
-  # of a server that runs already; its watch.block_timeout bounds a saturated run under BLOCK
+  # with a running server; its watch.block_timeout bounds a saturated run under BLOCK
   mkfifo /tmp/feed
   informerd serve --stream bench=/tmp/feed &
   cargo bench --bench load -- w1 --server 127.0.0.1:50051 --feed /tmp/feed --pid $! --policy replay
 
-  # of another build of informerd
+  # with another build of informerd
   cargo bench --bench load -- w1 --local --program ../before/target/release/informerd
 
   # beside the baselines: naive in w1, w2, w3 and idle, floor in w1, w2, w3
   cargo bench --bench load -- w1 --local --baseline naive,floor --reps 7
 
-Every run checks that each watcher has had each of its events once; if not, there are no figures.
+Every run checks that each watcher received each of its events once; otherwise it prints no figures.
 Figures are medians of all runs, with the least and the most; `naive / informerd` says how many
 times better informerd's median is.
 
   SERVER us   processor time of the server, user and system, for each delivery (w3: each event)
-  BOTH us     with that of the load client: when sockets stand full, cost moves from one to the other
+  BOTH us     the same with that of the load client: full sockets move cost from one to the other
   k/s         thousands of deliveries (w3: of events) a second
-  P50, P99    from the publisher's write to the client's read; saturated, that is how full queues
-              and sockets are
-  RSS         resident memory of the server, at most
-  SOCKETS     memory of all TCP sockets of the machine, both ends, at most
+  P50, P99    latency from the publisher's write to the client's read; of a saturated run, the time in
+              full queues and sockets
+  RSS         peak of the resident memory of the server
+  SOCKETS     peak of the memory of all TCP sockets of the machine, both ends
 
-Exit codes: 0 done; 1 a run failed, or its counts did not fit; 2 wrong usage.";
+Exit codes: 0 success; 1 a run failed or its counts differ; 2 wrong usage.";
 
 /// Exit code of a run that failed or was miscounted.
 const FAILED: u8 = 1;

@@ -16,7 +16,7 @@ use super::{
     print::Output,
 };
 
-/// Measure what watching costs a server, and check that every watcher gets everything
+/// Measure the cost of watches for a server, and check that every watcher receives every event
 #[derive(Debug, Clone, Parser)]
 #[command(bin_name = concat!("cargo bench --bench ", env!("CARGO_CRATE_NAME"), " --"), max_term_width = 100, after_help = EXAMPLES)]
 pub(super) struct Flags {
@@ -26,19 +26,19 @@ pub(super) struct Flags {
 
 #[derive(Debug, Clone, Subcommand)]
 enum ModeFlags {
-    /// Everybody watches everything, each on a connection of its own
+    /// Watchers of everything, each on a connection of its own
     W1(W1Flags),
-    /// Everybody watches everything, on a few connections
+    /// Watchers of everything, on a few connections
     W2(W2Flags),
-    /// Each watches the objects under one value of an index, and each event goes to one
+    /// Watchers of one index value each; each event goes to one watcher
     W3(W3Flags),
     /// Growth of the server's memory with watchers that receive no events
     Idle(IdleFlags),
-    /// Latency of the others when one client has stopped reading, and when none has
+    /// Latency of the others with and without a client that has stopped reading
     Stopped(StoppedFlags),
-    /// Clients that watch from the current objects on, all at once, and how late events are meanwhile
+    /// Clients that begin with the initial events, all at once, and the latency of events meanwhile
     Storm(StormFlags),
-    /// Lists of everything, and how late events are meanwhile
+    /// Lists of everything, and the latency of events meanwhile
     List(ListFlags),
 }
 
@@ -46,15 +46,15 @@ enum ModeFlags {
 #[derive(Debug, Clone, Args)]
 #[command(group = ArgGroup::new("target").args(["local", "server"]).required(true))]
 pub(super) struct CommonFlags {
-    /// Start an informerd for each run, and end it afterwards
+    /// Start an informerd for each run
     #[arg(long, help_heading = "Server")]
     local: bool,
 
-    /// With --local: the informerd to start [default: the one of this build]
+    /// With --local: the program to start [default: the informerd of this build]
     #[arg(long, value_name = "FILE", conflicts_with = "server", help_heading = "Server")]
     program: Option<PathBuf>,
 
-    /// Measure the informerd that runs there: `HOST:PORT`
+    /// Measure a running informerd: `HOST:PORT`
     #[arg(long, value_name = "ADDR", requires = "feed", help_heading = "Server")]
     server: Option<ServerAddress>,
 
@@ -66,15 +66,15 @@ pub(super) struct CommonFlags {
     #[arg(long, value_name = "NAME", default_value = "bench", help_heading = "Server")]
     resource: String,
 
-    /// With --server: its process, if it runs on this machine; without it there is no SERVER us
+    /// With --server: id of its process, if it runs on this machine; needed for SERVER us
     #[arg(long, value_name = "PID", help_heading = "Server")]
     pid: Option<u32>,
 
-    /// Measure these as well, in turns: `naive`, `floor`, separated by commas; `naive=PROGRAM` is one of another build
+    /// Also measure these baselines, alternately: `naive`, `floor`, separated by commas; `naive=PROGRAM` is one of another build
     #[arg(long, value_name = "NAME[=PROGRAM]", value_delimiter = ',', value_parser = parse_baseline, help_heading = "Server")]
     baseline: Vec<Subject>,
 
-    /// Events that a server started by --local keeps in its history, which is part of RSS; more where the mode needs more
+    /// Events in the history of a server started by --local, a part of RSS; more where the mode needs more
     #[arg(long, value_name = "EVENTS", default_value_t = 10_000, help_heading = "Server")]
     history: u64,
 
@@ -94,7 +94,7 @@ pub(super) struct CommonFlags {
     #[arg(long, value_name = "EVENTS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Watchers")]
     queue: u32,
 
-    /// The client's windows, of each stream and each connection, in bytes
+    /// HTTP/2 windows of the client, of each stream and each connection, in bytes
     #[arg(
         long,
         value_name = "BYTES",
@@ -104,7 +104,7 @@ pub(super) struct CommonFlags {
     )]
     window: u32,
 
-    /// The largest HTTP/2 frame that the client takes, in bytes
+    /// Maximum size of an HTTP/2 frame that the client accepts, in bytes
     #[arg(
         long,
         value_name = "BYTES",
@@ -114,15 +114,15 @@ pub(super) struct CommonFlags {
     )]
     max_frame: u32,
 
-    /// Do not tell on stderr which run it is
+    /// Print no progress on stderr
     #[arg(short, long)]
     pub(super) quiet: bool,
 
-    /// The form of the output
+    /// Format of the output
     #[arg(short, long, value_name = "FORM", value_enum, default_value_t, help_heading = "Output")]
     pub(super) output: Output,
 
-    /// No line with the names of the columns
+    /// Print no header line
     #[arg(long, help_heading = "Output")]
     pub(super) no_headers: bool,
 }
@@ -138,7 +138,7 @@ struct LoadFlags {
     #[arg(long, value_name = "N", value_parser = parse_rate)]
     rate: Option<f64>,
 
-    /// With --rate: for how long
+    /// With --rate: duration of the run in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
 }
@@ -199,13 +199,13 @@ struct IdleFlags {
 
 #[derive(Debug, Clone, Args)]
 struct StoppedFlags {
-    /// Watchers, each on a connection of its own; the last one stops, and then has to get what its policy promises
+    /// Watchers, each on a connection of its own; the last one stops, then receives what its policy promises
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(2..))]
     watchers: u32,
     /// Events a second
     #[arg(long, value_name = "N", default_value = "1000", value_parser = parse_rate)]
     rate: f64,
-    /// For how long
+    /// Duration of the run in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
     /// The `watch.block_timeout` of a server started by --local
@@ -251,9 +251,9 @@ struct HeldFlags {
 /// Policy for full queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Policy {
-    /// Everybody waits, so that it is measured what the server can do
+    /// All wait: the throughput of the server
     Block,
-    /// It is told from the history
+    /// It reads from the history
     Replay,
     /// Events are lost
     Drop,
@@ -276,7 +276,7 @@ fn parse_baseline(text: &str) -> Result<Subject, String> {
         Some((_, "")) => return Err("the program is missing after `=`".to_owned()),
         Some((name, program)) => (name, program.into()),
         // The baselines are in the same program, `main.rs`.
-        None => (text, env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?),
+        None => (text, env::current_exe().map_err(|error| format!("program not found: {error}"))?),
     };
     match name {
         "naive" => Ok(Subject::Naive { program }),
@@ -334,7 +334,7 @@ fn dealt_out(watchers: u32, connections: u32) -> Result<u32, Failure> {
     if connections <= watchers {
         return Ok(connections);
     }
-    let message = format!("{connections} connections are more than {watchers} watchers; lower --connections");
+    let message = format!("{connections} connections are more than {watchers} watchers: lower --connections");
     Err(Failure::usage(message))
 }
 
@@ -388,10 +388,10 @@ impl CommonFlags {
 
 fn resolve(server: &ServerAddress) -> Result<SocketAddr, Failure> {
     if server.is_unix() {
-        return Err(Failure::usage("the load client speaks TCP: give --server HOST:PORT".to_owned()));
+        return Err(Failure::usage("the load client speaks TCP: use --server HOST:PORT".to_owned()));
     }
     let found = server.to_string().to_socket_addrs().map(|mut addresses| addresses.next());
-    let unknown = |why: String| Failure::usage(format!("{server} cannot be found{why}"));
+    let unknown = |why: String| Failure::usage(format!("cannot resolve {server}{why}"));
     found.map_err(|error| unknown(format!(": {error}")))?.ok_or_else(|| unknown(String::new()))
 }
 

@@ -90,7 +90,7 @@ enum Mode {
 #[derive(Debug, thiserror::Error)]
 enum BenchError {
     /// Program that cannot be started.
-    #[error("{name} cannot be started: {error}")]
+    #[error("cannot start {name}: {error}")]
     Start {
         /// Name of the program.
         name: String,
@@ -98,7 +98,7 @@ enum BenchError {
         error: io::Error,
     },
     /// Program that ended before it listened.
-    #[error("{name} has ended before it listened: {said}")]
+    #[error("{name} exited before it listened: {said}")]
     NotListening {
         /// Name of the program.
         name: String,
@@ -106,7 +106,7 @@ enum BenchError {
         said: String,
     },
     /// Server that ended during a run.
-    #[error("the server has ended: {said}")]
+    #[error("server exited: {said}")]
     ServerEnded {
         /// Last lines that it logged.
         said: String,
@@ -122,10 +122,10 @@ enum BenchError {
         error: io::Error,
     },
     /// Connection that ended.
-    #[error("the server has ended a connection: {0}")]
+    #[error("server closed a connection: {0}")]
     Connection(String),
     /// Call that ended unexpectedly.
-    #[error("the server has ended call {stream}: {how}; `informerd watch` shows more")]
+    #[error("server ended call {stream}: {how}; `informerd watch` shows more")]
     Ended {
         /// Number of the stream.
         stream: usize,
@@ -133,7 +133,7 @@ enum BenchError {
         how: String,
     },
     /// Run in which no more data arrives.
-    #[error("nothing has come for {patience:?}; so far {tally}")]
+    #[error("no message for {patience:?}; so far {tally}")]
     Stalled {
         /// Time without data.
         patience: Duration,
@@ -141,7 +141,7 @@ enum BenchError {
         tally: String,
     },
     /// Wrong count: the figures would be worthless.
-    #[error("watch {stream} has had {got} events instead of {expected}")]
+    #[error("watch {stream} received {got} events instead of {expected}")]
     Miscounted {
         /// Number of the stream.
         stream: usize,
