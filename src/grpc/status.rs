@@ -39,7 +39,7 @@ pub(crate) enum Refusal {
     /// The snapshot of a page token is no longer kept.
     PageTokenExpired,
     /// A watch cannot resume from this version: the history no longer has the events after it.
-    VersionExpired { oldest: ResourceVersion, current: ResourceVersion },
+    VersionExpired { wanted: Option<ResourceVersion>, oldest: ResourceVersion, current: ResourceVersion },
     /// The upstream's history was rewritten.
     HistoryChanged,
     /// The server has not reached the version.
@@ -97,7 +97,7 @@ impl Refusal {
     pub(crate) fn join(error: JoinError, wanted: Option<&ResourceVersion>, resource: &str) -> Self {
         match error {
             JoinError::NotSynced => Self::NotSynced { resource: resource.to_owned(), last_error: None },
-            JoinError::Expired { oldest, current } => Self::VersionExpired { oldest, current },
+            JoinError::Expired { oldest, current } => Self::VersionExpired { wanted: wanted.cloned(), oldest, current },
             JoinError::TooLarge { current } => match wanted {
                 Some(wanted) => Self::VersionTooLarge { wanted: wanted.clone(), current: current.to_string() },
                 None => Self::Internal,
@@ -111,7 +111,10 @@ impl Refusal {
         match end {
             End::Stopped => Self::Draining,
             End::HistoryChanged => Self::HistoryChanged,
-            End::Expired { oldest } => Self::VersionExpired { oldest: oldest.clone(), current: oldest.clone() },
+            End::Expired { oldest } => {
+                let (oldest, current) = (oldest.clone(), oldest.clone());
+                Self::VersionExpired { wanted: Some(after.clone()), oldest, current }
+            }
             End::SlowConsumer => Self::SlowConsumer { after: after.clone() },
         }
     }
@@ -166,10 +169,13 @@ impl Refusal {
                  (limits.page_snapshots; limits.peer_share of them for one peer); list again from the first page"
                     .to_owned()
             }
-            Self::VersionExpired { oldest, current } => format!(
-                "resource version has expired (oldest: {oldest}, current: {current}): list again, or watch with \
-                 initial_events and without resource_version"
-            ),
+            Self::VersionExpired { wanted, oldest, current } => {
+                let wanted = wanted.as_ref().map(|wanted| format!(" {wanted}")).unwrap_or_default();
+                format!(
+                    "resource version{wanted} has expired (oldest: {oldest}, current: {current}): list again, or watch with \
+                     initial_events and without resource_version"
+                )
+            }
             Self::HistoryChanged => {
                 "the upstream's history was rewritten: list again, or watch without resource_version".to_owned()
             }
@@ -228,7 +234,7 @@ impl Refusal {
             }
             Self::RequestTimeout { timeout } => vec![("limit", format!("{timeout:?}"))],
             Self::NotImplemented { what } => vec![("what", (*what).to_owned())],
-            Self::VersionExpired { oldest, current } => {
+            Self::VersionExpired { oldest, current, .. } => {
                 vec![("oldest", oldest.to_string()), ("current", current.to_string())]
             }
             Self::VersionTooLarge { current, .. } => vec![("current", current.clone())],
@@ -364,6 +370,11 @@ mod tests {
     fn messages_are_one_line_that_says_what_to_do() {
         let refusal = Refusal::ResourceNotFound { resource: "pod".into(), known: vec!["pods".into(), "nodes".into()] };
         assert_eq!(refusal.to_status().message(), "resource \"pod\" not found; known: pods, nodes");
+        let refusal = Refusal::ObjectNotFound { resource: "pods".into(), key: "shop/x".into() };
+        assert_eq!(refusal.to_status().message(), "pods \"shop/x\" not found");
+        let after = ResourceVersion::decimal(812);
+        let expired = Refusal::end(&End::Expired { oldest: ResourceVersion::decimal(900) }, &after).to_status();
+        assert!(expired.message().starts_with("resource version 812 has expired (oldest: 900, "), "{expired:?}");
         let error = crate::model::LabelSelector::parse("app in x").unwrap_err();
         let message = Refusal::selector("label_selector", &error).to_status().message().to_owned();
         assert!(message.starts_with("label_selector: ") && !message.contains('\n'), "{message}");
