@@ -102,7 +102,7 @@ mod tests {
         for text in ["", "50051", ":50051", "localhost:50051", "127.0.0.1", "http://127.0.0.1:1", "127.0.0.1:65536"] {
             let problem = text.parse::<ListenAddr>().unwrap_err().to_string();
             assert!(problem.starts_with("expected IP:PORT such as 127.0.0.1:50051"), "{text}: {problem}");
-            assert!(problem.ends_with(&format!("found the text {text:?}")), "{text}: {problem}");
+            assert!(problem.ends_with(&format!("found {text:?}")), "{text}: {problem}");
         }
         for text in ["unix:", "unix:a.sock", "unix://a.sock", "unix:/run/", "unix:/a\0b"] {
             let problem = text.parse::<ListenAddr>().unwrap_err().to_string();

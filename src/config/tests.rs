@@ -346,14 +346,14 @@ resources:
     let found = found.to_string();
     assert_eq!(found.lines().count(), 19);
     for line in [
-        "watch.queue_length: expected an unsigned integer, found the text \"many\"",
+        "watch.queue_length: expected an unsigned integer, found \"many\"",
         "admin: expected a map of keys, found the number 5",
         "resources.pods.indexes.both: has `path` and `label`; keep one of them",
         "resources.pods.indexes.none: is empty; write `path: .spec.nodeName`, `label: app` or an `expression`",
         "resources.pods.indexes.namespace: index \"namespace\" is built in; choose another name",
         "resources.empty.source: is missing; write for example `source: { files: { path: ./manifests } }`",
         "resources.files.source.files.path: is missing; write the path of a directory such as ./manifests",
-        "resources.text: expected a map of keys, found the text \"text\"",
+        "resources.text: expected a map of keys, found \"text\"",
     ] {
         assert!(found.lines().any(|found| found == line), "{line}\n\n{found}");
     }

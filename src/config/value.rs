@@ -234,7 +234,7 @@ pub(super) fn boolean(value: &Value) -> Result<bool, ValueError> {
 }
 
 pub(super) fn text(value: &Value) -> Result<&str, ValueError> {
-    value.as_str().ok_or_else(|| ValueError::expected("a text (in quotes, if it looks like a number)", found(value)))
+    value.as_str().ok_or_else(|| ValueError::expected("a string (in quotes, if it looks like a number)", found(value)))
 }
 
 pub(super) fn string(value: &Value) -> Result<String, ValueError> {
@@ -413,7 +413,7 @@ pub(super) fn found(value: &Value) -> String {
 pub(super) fn quote(text: &str) -> String {
     let beginning: String = text.chars().take(MAX_QUOTE_CHARS).collect();
     let more = if beginning.len() < text.len() { "…" } else { "" };
-    format!("the text {beginning:?}{more}")
+    format!("{beginning:?}{more}")
 }
 
 /// Converts a size; allocations are limited to `isize::MAX`.

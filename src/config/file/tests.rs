@@ -18,10 +18,10 @@ fn what_is_not_one_yaml_document_is_refused_with_its_place() {
         ("listen: a\n  b: c", "c.yaml:2:"),
         ("listen: \"a", "c.yaml:1:"),
         ("a: 1\n\tb: 2", "c.yaml:1:4: while scanning a plain scalar, found a tab"),
-        ("watch:\n  a: 1\n  a: 2", "c.yaml:3:3: duplicate key: the text \"a\""),
+        ("watch:\n  a: 1\n  a: 2", "c.yaml:3:3: duplicate key: \"a\""),
         ("a: 1\n---\nb: 2", "c.yaml:3:1: second YAML document: a configuration has one"),
         ("- a", "c.yaml: expected a map of keys such as `listen: 127.0.0.1:50051`, found a list"),
-        ("text", "c.yaml: expected a map of keys such as `listen: 127.0.0.1:50051`, found the text \"text\""),
+        ("text", "c.yaml: expected a map of keys such as `listen: 127.0.0.1:50051`, found \"text\""),
         ("a: *b", "c.yaml:1:4: "),
         ("a: .nan", "c.yaml:1:4: value `.nan` is not a finite number"),
     ] {

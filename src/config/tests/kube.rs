@@ -73,7 +73,7 @@ fn what_is_missing_or_does_not_go_together_is_told() {
         (&format!("{all}, namespace: 'a,b'"), format!("{key}.namespace: expected one namespace")),
         (
             &format!("{all}, contact_timeout: 2999ms"),
-            format!("{key}.contact_timeout: expected a duration from 3s to 5m, found the text \"2999ms\""),
+            format!("{key}.contact_timeout: expected a duration from 3s to 5m, found \"2999ms\""),
         ),
         (&format!("{all}, contact_timeout: 301s"), format!("{key}.contact_timeout: expected a duration from 3s to 5m")),
         (&format!("{all}, group: A"), format!("{key}.group: expected an API group such as apps")),
@@ -93,7 +93,7 @@ fn what_is_missing_or_does_not_go_together_is_told() {
         (&format!("{all}, namespaces: [a, '']"), format!("{key}.namespaces: expected a namespace, found")),
         (
             &format!("{all}, namespaces: [a, b, a]"),
-            format!("{key}.namespaces: expected each namespace once, found the text \"a\" again"),
+            format!("{key}.namespaces: expected each namespace once, found \"a\" again"),
         ),
         (
             &format!("{all}, namespace: '', namespaces: [a]"),
