@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A server that is told to end, as a client sees it with grpcurl: its Watch gets a BOOKMARK that says so, with the version to go
-# on from, and ends with UNAVAILABLE / DRAINING. Then the server has ended well.
+# Shutdown of a server, as a client sees it with grpcurl: its Watch receives a BOOKMARK with `draining` and the version to resume
+# from, and ends with UNAVAILABLE / DRAINING. Then the server exits with 0.
 source "$(dirname "${BASH_SOURCE[0]}")/server.sh"
 
 are_synced() { [ -n "$(messages 'select(.bookmark.initialEventsEnd)')" ]; }
