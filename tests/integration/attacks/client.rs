@@ -9,7 +9,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use super::frames::{FrameReader, opening};
+use super::frames::{DEFAULT_WINDOW, Frame, FrameReader, data_bytes, opening};
 use crate::process::connect_from;
 
 /// Source address of the attackers; other clients use 127.0.0.1.
@@ -19,7 +19,8 @@ const SMALL_BUFFER: u32 = 4096;
 /// Number of writes that may wait for the socket.
 const UNSENT: usize = 100;
 
-/// Connection that answers PING and SETTINGS, reads everything, and sends no `WINDOW_UPDATE`.
+/// Connection that answers PING and SETTINGS, reads everything, keeps to the server's window for the connection, and sends no
+/// `WINDOW_UPDATE`.
 #[derive(Debug)]
 pub(super) struct Raw {
     sends: mpsc::Sender<Vec<u8>>,
@@ -76,13 +77,23 @@ impl Drop for Raw {
 /// Writes the queued bytes and answers PING and SETTINGS, until the server closes the connection.
 async fn drive(mut stream: TcpStream, mut sent: mpsc::Receiver<Vec<u8>>) {
     let (mut frames, mut buffer) = (FrameReader::default(), vec![0; 64 << 10]);
+    let (mut window, mut next) = (DEFAULT_WINDOW as usize, Vec::new());
     loop {
-        let bytes = tokio::select! {
-            Some(bytes) = sent.recv() => bytes,
-            read = stream.read(&mut buffer) => {
-                let Ok(read @ 1..) = read else { return };
-                let frames = frames.read(&buffer[..read]);
-                frames.iter().filter_map(super::frames::Frame::acknowledgement).flatten().collect()
+        let bytes = if !next.is_empty() && data_bytes(&next) <= window {
+            window -= data_bytes(&next);
+            std::mem::take(&mut next)
+        } else {
+            tokio::select! {
+                Some(bytes) = sent.recv(), if next.is_empty() => {
+                    next = bytes;
+                    continue;
+                }
+                read = stream.read(&mut buffer) => {
+                    let Ok(read @ 1..) = read else { return };
+                    let frames = frames.read(&buffer[..read]);
+                    window += frames.iter().filter_map(Frame::connection_window).sum::<usize>();
+                    frames.iter().filter_map(Frame::acknowledgement).flatten().collect()
+                }
             }
         };
         if stream.write_all(&bytes).await.is_err() {

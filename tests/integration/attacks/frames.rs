@@ -7,6 +7,7 @@ use prost::Message;
 pub(super) struct Frame {
     pub(super) kind: u8,
     pub(super) flags: u8,
+    pub(super) stream: u32,
     pub(super) payload: Vec<u8>,
 }
 
@@ -36,7 +37,7 @@ pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 pub(super) const MAX_WINDOW: u32 = (1 << 31) - 1;
 /// Largest payload of a frame, in bytes. This and the window of a connection are the defaults of HTTP/2.
 pub(super) const MAX_PAYLOAD: usize = 16_384;
-const DEFAULT_WINDOW: u32 = 65_535;
+pub(super) const DEFAULT_WINDOW: u32 = 65_535;
 const HEADER_BYTES: usize = 9;
 
 /// Error code CANCEL.
@@ -138,6 +139,12 @@ pub(super) fn call_with(stream: u32, path: &str, message: &impl Message) -> Vec<
     call(stream, path, &message.encode_to_vec())
 }
 
+/// Returns the number of bytes in whole frames that count against windows.
+pub(super) fn data_bytes(frames: &[u8]) -> usize {
+    let frames = FrameReader::default().read(frames);
+    frames.iter().filter(|frame| frame.kind == DATA).map(|frame| frame.payload.len()).sum()
+}
+
 // === impl FrameReader ===
 
 impl FrameReader {
@@ -145,11 +152,11 @@ impl FrameReader {
     pub(super) fn read(&mut self, bytes: &[u8]) -> Vec<Frame> {
         self.0.extend_from_slice(bytes);
         let mut frames = Vec::new();
-        while let Some((&[a, b, c, kind, flags, ..], rest)) = self.0.split_first_chunk::<HEADER_BYTES>()
+        while let Some((&[a, b, c, kind, flags, ref stream @ ..], rest)) = self.0.split_first_chunk::<HEADER_BYTES>()
             && let length = u32::from_be_bytes([0, a, b, c]) as usize
             && let Some(payload) = rest.get(..length).map(<[u8]>::to_vec)
         {
-            frames.push(Frame { kind, flags, payload });
+            frames.push(Frame { kind, flags, stream: u32::from_be_bytes(*stream), payload });
             self.0.drain(..HEADER_BYTES + length);
         }
         frames
@@ -163,6 +170,12 @@ impl Frame {
     pub(super) fn goaway(&self) -> Option<u32> {
         let code = self.payload.get(4..8).filter(|_| self.kind == GOAWAY)?;
         Some(u32::from_be_bytes(code.try_into().unwrap()))
+    }
+
+    /// Returns the increment of a `WINDOW_UPDATE` of the connection.
+    pub(super) fn connection_window(&self) -> Option<usize> {
+        let increment = self.payload.first_chunk().filter(|_| (self.kind, self.stream) == (WINDOW_UPDATE, 0))?;
+        Some(u32::from_be_bytes(*increment) as usize)
     }
 
     /// Returns the acknowledgement that HTTP/2 requires for this frame, if any.
