@@ -113,7 +113,7 @@ fn explain(name: &str, error: &Error) -> (String, String) {
         | Error::AliasReplayLimitExceeded { .. }
         | Error::AliasReplayStackDepthExceeded { .. }
         | Error::AliasExpansionLimitExceeded { .. } => {
-            "is nested too deep, or too large with its aliases expanded".to_owned()
+            "is nested too deeply, or too large with its aliases expanded".to_owned()
         }
         _ => UserMessageFormatter.format_message(error).into_owned(),
     };

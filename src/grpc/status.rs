@@ -170,7 +170,7 @@ impl Refusal {
                     .to_owned()
             }
             Self::VersionExpired { wanted, oldest, current } => {
-                let wanted = wanted.as_ref().map(|wanted| format!(" {wanted}")).unwrap_or_default();
+                let wanted = wanted.as_ref().map(|wanted| format!(" {}", excerpt(&wanted.to_string()))).unwrap_or_default();
                 format!(
                     "resource version{wanted} has expired (oldest: {oldest}, current: {current}): list again, or watch with \
                      initial_events and without resource_version"

@@ -123,7 +123,7 @@ fn what_cannot_be_served_is_told_in_one_line() {
         (&["check", "--stream", "pods=/tmp"], 1, "neither a file nor a named pipe"),
         (&["serve", "--stream", "pods"], 2, "NAME=FILE"),
         (&["serve", "--stream", "a=-", "--stream", "b=-"], 2, "standard input"),
-        (&["rbac", "--files", &good], 2, "name one with --kube"),
+        (&["rbac", "--files", &good], 2, "add one with --kube"),
         (&["serve", "--etcd", "a=127.0.0.1:2379/a/"], 2, "NAME=http://HOST:PORT/PREFIX"),
         (&["serve", "--etcd", "a=http://127.0.0.1:1/a/", "--etcd-username", "me"], 2, "--etcd-password-file"),
         (

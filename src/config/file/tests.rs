@@ -51,7 +51,7 @@ fn aliases_are_bounded() {
         writeln!(bomb, "a{n}: &a{n} [{}]", below.trim_end_matches(", ")).unwrap();
     }
     let found = problems(bomb.as_bytes());
-    assert!(found.contains("is nested too deep, or too large with its aliases expanded"), "{found}");
+    assert!(found.contains("is nested too deeply, or too large with its aliases expanded"), "{found}");
 
     let long = format!("a: &a {}\nb: [{}]", "x".repeat(500_000), "*a, ".repeat(99));
     assert!(problems(long.as_bytes()).contains("too large with its aliases expanded"));

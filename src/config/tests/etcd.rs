@@ -50,7 +50,7 @@ fn what_is_missing_or_does_not_go_together_is_told() {
         ("endpoints: ['http://h:1']", format!("{key}.prefix: is missing")),
         ("endpoints: ['http://h:1'], prefix: '', username: me", format!("{key}.password_file: is missing")),
         ("endpoints: ['http://h:1'], prefix: '', password_file: x", format!("{key}.username: is missing")),
-        ("endpoints: ['http://h:1'], prefix: '', tls: { ca: x }", format!("{key}.tls: is for endpoints with https")),
+        ("endpoints: ['http://h:1'], prefix: '', tls: { ca: x }", format!("{key}.tls: is only for https:// endpoints")),
         ("endpoints: ['https://h:1'], prefix: '', tls: { cert: x }", format!("{key}.tls.key: is missing")),
         ("endpoints: ['https://h:1'], prefix: '', tls: { key: x }", format!("{key}.tls.cert: is missing")),
         (

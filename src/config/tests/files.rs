@@ -69,7 +69,7 @@ fn streams() {
         (
             "resources: { x: { source: { stream: { path: 5 } } } }",
             ["--files=a=.", "--files=b=."],
-            "resources.x.source.stream.path: expected a text",
+            "resources.x.source.stream.path: expected a string",
         ),
     ] {
         let found = load(yaml, &args).unwrap_err().to_string();

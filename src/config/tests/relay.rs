@@ -39,7 +39,7 @@ fn what_is_missing_or_does_not_go_together_is_told() {
         ("", format!("{key}.endpoint: is missing")),
         ("endpoint: h:1", format!("{key}.endpoint: expected an endpoint such as http://127.0.0.1:50051")),
         ("endpoint: 'http://h:1', resource: Pods", format!("{key}.resource: ")),
-        ("endpoint: 'http://h:1', tls: { ca: x }", format!("{key}.tls: is for an endpoint with https")),
+        ("endpoint: 'http://h:1', tls: { ca: x }", format!("{key}.tls: is only for an https:// endpoint")),
         ("endpoint: 'https://h:1', tls: { cert: x }", format!("{key}.tls.key: is missing")),
         ("endpoints: ['http://h:1']", format!("{key}.endpoints: unknown key; did you mean `endpoint`?")),
     ] {

@@ -88,7 +88,7 @@ fn bounds_that_the_table_gives() {
 #[test]
 fn help_shows_the_default_of_a_flag() {
     for (flag, help) in [
-        ("listen", "Where gRPC listens: IP:PORT or unix:/path/of/socket [default: 127.0.0.1:50051]"),
+        ("listen", "Address for gRPC: IP:PORT or unix:/path/of/socket [default: 127.0.0.1:50051]"),
         ("insecure", "Allow gRPC in plain text on an address that is not loopback [default: false]"),
     ] {
         let command = Serve::command();

@@ -364,7 +364,7 @@ fn a_condition_is_over_an_event() {
     assert_eq!(met("object.n > 'x'", "ADDED", n, None), (false, 1));
     assert_eq!(met("count == 0", "SYNCED", None, Some(0)), (true, 0));
     assert_eq!(met("count < 2", "ADDED", n, None), (false, 0), "it is not known yet");
-    assert!(Condition::parse("typ == 1").unwrap_err().to_string().contains("there are: type, object, count"));
+    assert!(Condition::parse("typ == 1").unwrap_err().to_string().contains("(known: type, object, count)"));
 }
 
 /// Checks that the result depends on the object alone, so that a client that received an ADDED also receives its DELETED.

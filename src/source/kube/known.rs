@@ -356,7 +356,7 @@ mod tests {
         let mut known = Known::default();
         assert_eq!(known.check_cluster("a"), Ok(()));
         assert_eq!(known.check_cluster("a"), Ok(()));
-        assert!(known.check_cluster("b").unwrap_err().contains("the uid a, and has b"));
+        assert!(known.check_cluster("b").unwrap_err().contains("changed from a to b"));
         assert_eq!(known.check_cluster("b"), Ok(()));
     }
 

@@ -48,7 +48,7 @@ async fn a_file_that_stays_open_is_read_after_some_rescans_and_is_never_seen_emp
         let health = rig.health.clone();
         move |_: &Follower| health.report().last_error.is_some_and(|error| error.contains(part))
     };
-    follower.until(reports("a.json: is still open for writing; read when it is closed, or after 300ms")).await;
+    follower.until(reports("a.json: file is still open for writing; read when it is closed, or after 300ms")).await;
     follower.until(reports("a.json: file is empty")).await;
     assert_eq!(follower.seen, [""; 0]);
     let text = pod("a", 2);

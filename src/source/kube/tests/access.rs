@@ -50,7 +50,7 @@ async fn what_cannot_be_used_is_named_with_its_key() {
     std::fs::write(&nothing, "").unwrap();
     let authority = format!("server: 'https://h:1', certificate-authority: {}", nothing.display());
     for (cluster, user, problem) in [
-        ("server: 'ftp://h'", "", "server \"ftp://h\" of the kubeconfig: its scheme"),
+        ("server: 'ftp://h'", "", "server \"ftp://h\" of the kubeconfig: the scheme is neither"),
         ("server: 'https://'", "", "server \"https://\" of the kubeconfig: "),
         (&*authority, "", "https://h:1: the certificate authority contains no PEM certificate"),
         (
