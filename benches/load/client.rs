@@ -22,7 +22,7 @@ use prost::Message;
 use super::{
     BenchError,
     frames::{self, FrameReader, Part},
-    messages::{self, MessageReader, Said},
+    messages::{self, MessageKind, MessageReader},
     stats::Histogram,
 };
 
@@ -427,10 +427,10 @@ impl Sink<'_> {
         own.bytes += bytes.len() as u64;
         *consumed += bytes.len() as u32;
         let before = *own;
-        messages.feed(bytes, |message| match (*call, Said::of(message)) {
+        messages.feed(bytes, |message| match (*call, MessageKind::of(message)) {
             (Call::List, _) => own.objects += messages::objects(message),
-            (Call::Watch, Said::Change) if own.joined == 0 => own.initial += 1,
-            (Call::Watch, Said::Change) => {
+            (Call::Watch, MessageKind::Change) if own.joined == 0 => own.initial += 1,
+            (Call::Watch, MessageKind::Change) => {
                 own.changes += 1;
                 let is_taken = *is_timed && (tally.changes + own.changes).is_multiple_of(*every);
                 if let Some(sent) = is_taken.then(|| messages::sent(message)).flatten() {
@@ -441,17 +441,17 @@ impl Sink<'_> {
                 }
             }
             // Before the end of the initial events there is no version to resume from.
-            (Call::Watch, Said::Bookmark) if own.joined == 0 => {
+            (Call::Watch, MessageKind::Bookmark) if own.joined == 0 => {
                 own.joined = decode(message).is_some_and(|response| !response.resource_version.is_empty()).into();
             }
-            (Call::Watch, Said::Bookmark) => {}
-            (Call::Watch, Said::Dropped) => {
+            (Call::Watch, MessageKind::Bookmark) => {}
+            (Call::Watch, MessageKind::Dropped) => {
                 own.missed += decode(message).and_then(|response| response.dropped).map_or(0, |hole| hole.count);
             }
-            (Call::Watch, Said::Error) => {
+            (Call::Watch, MessageKind::Error) => {
                 *error = decode(message).and_then(|response| response.error).map(|status| status.message);
             }
-            (Call::Watch, Said::Unknown) => *error = Some("a message that is no WatchResponse".to_owned()),
+            (Call::Watch, MessageKind::Unknown) => *error = Some("a message that is no WatchResponse".to_owned()),
         });
         tally.joined += own.joined - before.joined;
         tally.changes += own.changes - before.changes;

@@ -13,7 +13,7 @@ pub(super) struct MessageReader {
 
 /// Kind of a message of a Watch, by its first field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Said {
+pub(super) enum MessageKind {
     /// ADDED, MODIFIED or DELETED.
     Change,
     Bookmark,
@@ -64,9 +64,9 @@ fn end_of(bytes: &[u8]) -> Option<usize> {
     Some(PREFIX_BYTES + u32::from_be_bytes([a, b, c, d]) as usize)
 }
 
-// === impl Said ===
+// === impl MessageKind ===
 
-impl Said {
+impl MessageKind {
     /// Reads the kind from the field `type`, which is always present and first.
     pub(super) fn of(message: &[u8]) -> Self {
         match message {
@@ -138,18 +138,18 @@ mod tests {
     fn the_type_is_read_from_what_our_server_sends() {
         use pb::EventType::{Added, Bookmark, Deleted, Dropped, Error, Modified};
         let table = [
-            (Added, Said::Change),
-            (Modified, Said::Change),
-            (Deleted, Said::Change),
-            (Bookmark, Said::Bookmark),
-            (Error, Said::Error),
-            (Dropped, Said::Dropped),
+            (Added, MessageKind::Change),
+            (Modified, MessageKind::Change),
+            (Deleted, MessageKind::Change),
+            (Bookmark, MessageKind::Bookmark),
+            (Error, MessageKind::Error),
+            (Dropped, MessageKind::Dropped),
         ];
         for (event_type, expected) in table {
             let response = pb::WatchResponse { r#type: event_type.into(), ..Default::default() };
-            assert_eq!(Said::of(&response.encode_to_vec()), expected);
+            assert_eq!(MessageKind::of(&response.encode_to_vec()), expected);
         }
-        assert_eq!(Said::of(b""), Said::Unknown);
+        assert_eq!(MessageKind::of(b""), MessageKind::Unknown);
     }
 
     #[test]

@@ -133,7 +133,7 @@ mod tests {
     use informerd::model::{Object, ResourceVersion};
 
     use super::{
-        super::messages::{self, Said},
+        super::messages::{self, MessageKind},
         *,
     };
 
@@ -163,7 +163,7 @@ mod tests {
         let mut seen = Vec::new();
         messages::MessageReader::default().feed(&record[8..], |message| seen.push(message.to_owned()));
         let [message] = &seen[..] else { panic!("{}", seen.len()) };
-        assert_eq!((Said::of(message), messages::sent(message)), (Said::Change, Some(1_234_567)));
+        assert_eq!((MessageKind::of(message), messages::sent(message)), (MessageKind::Change, Some(1_234_567)));
         let response = pb::WatchResponse::decode(&message[..]).unwrap();
         assert_eq!(response.object.unwrap().name, "pod-0000042");
     }

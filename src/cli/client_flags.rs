@@ -62,7 +62,7 @@ pub(super) struct SelectionFlags {
     expression: Option<String>,
 }
 
-/// Which server, and how much is said besides the data.
+/// Flags of the server to call, and of the notes beside the data.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Server")]
 pub(super) struct ServerFlags {

@@ -266,7 +266,7 @@ impl Shared {
                         let (endpoint, known) = (&self.config.endpoint, known.version);
                         return Err(SourceError::Busy(format!("{endpoint}: version {known} is open again upstream")));
                     }
-                    // An upstream that was syncing before knows its path only now.
+                    // An upstream that was syncing before has its path only now.
                     self.meet().await?;
                     message::tell_origin(&bookmark, &self.health);
                     let mark = Mark::of_list(&objects, &version);

@@ -18,7 +18,7 @@ pub(crate) type ArcSwapOption<T> = LockFree<arc_swap::ArcSwapOption<T>>;
 #[derive(Debug, Default)]
 pub(crate) struct LockFree<T>(T);
 
-/// A mutex whose waiting threads the scheduler knows.
+/// A mutex whose waiting threads are registered with the scheduler.
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T> {
     turn: shuttled::Mutex<()>,
@@ -32,7 +32,7 @@ pub(crate) struct MutexGuard<'a, T> {
     mutex: &'a Mutex<T>,
 }
 
-/// A condition variable whose waiting threads the scheduler knows.
+/// A condition variable whose waiting threads are registered with the scheduler.
 #[derive(Debug, Default)]
 pub(crate) struct Condvar {
     scheduled: shuttled::Condvar,

@@ -11,7 +11,7 @@ use std::{
 use proptest::test_runner::{FailurePersistence, FileFailurePersistence};
 
 /// Modules at the top of the crate, each with the others that it may name; each may name itself.
-const ROOMS: &[(&str, &[&str])] = &[
+const MODULES: &[(&str, &[&str])] = &[
     ("census", &[]),
     ("sync", &[]),
     ("model", &[]),
@@ -32,6 +32,9 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("lib", &[]),
 ];
 
+/// Folders with comments and documents.
+const FOLDERS: &[&str] = &["benches", "docs", "fuzz", "proto", "src", "tests"];
+
 /// Modules of the core, which name no transport, command line or vendor (`NOT_IN_CORE`).
 const CORE: &[&str] = &["model", "watch", "cache"];
 const NOT_IN_CORE: &[&str] = &["tonic", "prost", "clap", "hyper", "axum", "kube", "notify", "http"];
@@ -40,7 +43,7 @@ const MAX_LINES: usize = 500;
 
 struct Source {
     path: PathBuf,
-    room: String,
+    module: String,
     text: String,
     is_test: bool,
 }
@@ -52,10 +55,10 @@ fn sources() -> Vec<Source> {
     assert!(paths.len() > 30, "the sources were found");
     let source = |path: PathBuf| {
         let relative = path.strip_prefix("src").unwrap();
-        let room = relative.iter().next().unwrap().to_str().unwrap().trim_end_matches(".rs").to_owned();
+        let module = relative.iter().next().unwrap().to_str().unwrap().trim_end_matches(".rs").to_owned();
         let is_test = relative.iter().any(|part| part == "tests" || part == "tests.rs");
         let text = fs::read_to_string(&path).unwrap();
-        Source { path, room, text, is_test }
+        Source { path, module, text, is_test }
     };
     paths.into_iter().map(source).collect()
 }
@@ -72,18 +75,38 @@ pub(crate) fn walk(directory: &Path, wanted: &str, found: &mut Vec<PathBuf>) {
     }
 }
 
+/// Returns the lines of the documents, and the comments of the code, with their paths and line numbers.
+fn prose() -> Vec<(PathBuf, usize, String)> {
+    let mut paths = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"].map(PathBuf::from).to_vec();
+    for folder in FOLDERS {
+        for extension in ["rs", "md", "proto"] {
+            walk(Path::new(folder), extension, &mut paths);
+        }
+    }
+    let mut lines = Vec::new();
+    for path in paths {
+        let is_document = path.extension().is_some_and(|extension| extension == "md");
+        for (line, number) in fs::read_to_string(&path).unwrap().lines().zip(1..) {
+            let text = if is_document { Some(line) } else { line.split_once("//").map(|(_, comment)| comment) };
+            lines.extend(text.map(|text| (path.clone(), number, text.to_owned())));
+        }
+    }
+    assert!(lines.len() > 10_000, "the comments were found");
+    lines
+}
+
 /// Returns the code without its comments.
 fn code(text: &str) -> String {
     text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 
 /// Returns the top modules that a text names: `crate::module`, and every module of `crate::{…}`.
-fn named_rooms(code: &str) -> BTreeSet<String> {
+fn modules_in(code: &str) -> BTreeSet<String> {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
-    let mut rooms = BTreeSet::new();
+    let mut modules = BTreeSet::new();
     for rest in code.split("crate::").skip(1) {
         let Some(group) = rest.strip_prefix('{') else {
-            rooms.insert(rest.chars().take_while(|c| is_word(*c)).collect());
+            modules.insert(rest.chars().take_while(|c| is_word(*c)).collect());
             continue;
         };
         // The first word of each item at the first level of the braces.
@@ -99,46 +122,47 @@ fn named_rooms(code: &str) -> BTreeSet<String> {
                 '}' if depth == 0 => break,
                 '}' => depth -= 1,
                 ',' if depth == 0 => {
-                    rooms.insert(std::mem::take(&mut word));
+                    modules.insert(std::mem::take(&mut word));
                     at_start = true;
                 }
                 _ => {}
             }
         }
-        rooms.insert(word);
+        modules.insert(word);
     }
-    rooms.remove("");
-    rooms
+    modules.remove("");
+    modules
 }
 
 #[test]
-fn the_rooms_that_a_text_names_are_found() {
+fn the_modules_named_in_a_text_are_found() {
     let text = "use crate::model::{A, B};\nuse crate::{\n    cache::{List, Watch},\n    proto::{self, pb},\n    watch::Cursor,\n};";
-    assert_eq!(Vec::from_iter(named_rooms(text)), ["cache", "model", "proto", "watch"]);
-    assert_eq!(Vec::from_iter(named_rooms("x: crate::app::AppError")), ["app"]);
+    assert_eq!(Vec::from_iter(modules_in(text)), ["cache", "model", "proto", "watch"]);
+    assert_eq!(Vec::from_iter(modules_in("x: crate::app::AppError")), ["app"]);
 }
 
 #[test]
 fn imports_point_inward() {
-    let mut pierced = Vec::new();
-    for Source { path, room, text, .. } in sources() {
-        let (_, allowed) = ROOMS.iter().find(|(name, _)| *name == room).unwrap_or_else(|| panic!("{room} has no wall"));
-        for named in named_rooms(&code(&text)) {
+    let mut found = Vec::new();
+    for Source { path, module, text, .. } in sources() {
+        let (_, allowed) =
+            MODULES.iter().find(|(name, _)| *name == module).unwrap_or_else(|| panic!("{module} is not in MODULES"));
+        for named in modules_in(&code(&text)) {
             // A path into the crate may also name an item of a macro or a test; the rule is for modules only.
-            let is_room = ROOMS.iter().any(|(name, _)| *name == named);
-            if is_room && named != room && !allowed.contains(&named.as_str()) {
-                pierced.push(format!("{}: {room} names {named}", path.display()));
+            let is_module = MODULES.iter().any(|(name, _)| *name == named);
+            if is_module && named != module && !allowed.contains(&named.as_str()) {
+                found.push(format!("{}: {module} names {named}", path.display()));
             }
         }
     }
-    assert!(pierced.is_empty(), "{pierced:#?}");
+    assert!(found.is_empty(), "{found:#?}");
 }
 
 #[test]
-fn the_core_knows_no_transport_and_no_vendor() {
-    let mut pierced = Vec::new();
-    for Source { path, room, text, .. } in sources() {
-        if !CORE.contains(&room.as_str()) {
+fn the_core_names_no_transport_and_no_vendor() {
+    let mut found = Vec::new();
+    for Source { path, module, text, .. } in sources() {
+        if !CORE.contains(&module.as_str()) {
             continue;
         }
         let code = code(&text);
@@ -147,11 +171,11 @@ fn the_core_knows_no_transport_and_no_vendor() {
                 .match_indices(&format!("{name}::"))
                 .any(|(at, _)| !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':'));
             if named {
-                pierced.push(format!("{}: names {name}", path.display()));
+                found.push(format!("{}: names {name}", path.display()));
             }
         }
     }
-    assert!(pierced.is_empty(), "{pierced:#?}");
+    assert!(found.is_empty(), "{found:#?}");
 }
 
 #[test]
@@ -196,6 +220,45 @@ fn doc_comments_begin_with_a_noun_or_a_verb() {
         }
     }
     assert!(refused.is_empty(), "{refused:#?}");
+}
+
+/// Checks comments and documents for the metaphors of earlier versions, in place of reported, requested, module and the like.
+#[test]
+fn comments_and_documents_have_no_metaphors() {
+    const REFUSED: &[&str] =
+        &["asked", "asks", "believes", "dies", "goes back", "house", "knows", "lives", "said", "told"];
+    let mut found = Vec::new();
+    for (path, number, text) in prose() {
+        let words: Vec<_> = text.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '`').collect();
+        let text = format!(" {} ", words.join(" ").to_lowercase());
+        let refused = REFUSED.iter().filter(|word| text.contains(&format!(" {word} ")));
+        found.extend(refused.map(|word| format!("{}:{number}: {word}", path.display())));
+    }
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+/// Checks that every Rust file and every document that a comment or a document cites is in the tree.
+#[test]
+fn cited_files_are_in_the_tree() {
+    // Placeholders in CONTRIBUTING.md.
+    let mut known = BTreeSet::from(["NAME.rs".to_owned(), "NAME.md".to_owned()]);
+    let mut paths: Vec<_> = fs::read_dir(".").unwrap().map(|entry| entry.unwrap().path()).collect();
+    for folder in FOLDERS {
+        walk(Path::new(folder), "rs", &mut paths);
+        walk(Path::new(folder), "md", &mut paths);
+    }
+    known.extend(paths.iter().filter_map(|path| Some(path.file_name()?.to_str()?.to_owned())));
+    let mut missing = Vec::new();
+    for (path, number, text) in prose() {
+        for word in text.split(|c: char| !c.is_alphanumeric() && !"/._-".contains(c)) {
+            let name = word.trim_end_matches('.').rsplit('/').next().unwrap_or_default();
+            let is_file = Path::new(name).extension().is_some_and(|extension| extension == "rs" || extension == "md");
+            if is_file && !known.contains(name) {
+                missing.push(format!("{}:{number}: {word}", path.display()));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
 }
 
 /// Checks for the crate's configuration: without it, proptest would keep failures in a folder at the top.

@@ -132,7 +132,7 @@ async fn etcd_is_asked_once_whatever_the_number_of_clients() {
         for _ in 0..10 {
             followers.extend(served.followers().await);
         }
-        // informerd asks an old etcd that is quiet for its head, which is no list.
+        // informerd requests the head of an old etcd that is quiet, which is no list.
         let (lists, streams, watches) = asked().await;
         assert_eq!((streams, watches), (1, 1), "{version:?}: {} clients", followers.len());
         assert!(lists == 1 || version == Version::Old, "{version:?}: {lists} ranges");

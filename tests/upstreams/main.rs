@@ -7,7 +7,6 @@
 
 mod aggregated;
 mod apiserver;
-mod asked;
 mod authority;
 mod contact;
 mod crd;
@@ -31,6 +30,7 @@ mod pipe;
 mod pod;
 mod port;
 mod quiet;
+mod requests;
 mod restore;
 mod root;
 mod selection;

@@ -152,8 +152,8 @@ async fn several_namespaces_are_one_resource() {
     assert_eq!(problems, [("NAMESPACE_NOT_FOUND", "late")]);
 
     let life = live(&apiserver);
-    // An event arrives at once, though the other namespaces are quiet; the version once all have reached it, for which the server
-    // asks.
+    // An event arrives at once, though the other namespaces are quiet; the version once all have reached it, which the
+    // server requests.
     let mut stream = watch(&client, "").await;
     while !stream.message().await.unwrap().unwrap().bookmark.is_some_and(|bookmark| bookmark.initial_events_end) {}
     put(&apiserver, "c/x", "1").await;

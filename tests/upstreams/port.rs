@@ -6,8 +6,8 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-/// First port, below the range that Linux assigns by itself (from 32768 on): another program that asks for any port could get
-/// that of a server that is down for a moment.
+/// First port, below the range that Linux assigns by itself (from 32768 on): a program that binds to port 0 could
+/// receive that of a server that is down for a moment.
 const FIRST: u32 = 20_000;
 const PORTS: u32 = 10_000;
 

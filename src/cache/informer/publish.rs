@@ -42,7 +42,7 @@ impl<F: Frame> Writer<F> {
 // === impl Shared ===
 
 impl Shared {
-    /// Notes a relist before its version is distributed, so that a reader of that version knows of the gap.
+    /// Notes a relist before its version is distributed, so that a reader of that version finds the gap.
     fn note_gap(&self, batches: &[Arc<Batch>]) {
         let is_gap = |batch: &&Arc<Batch>| batch.is_relist && batch.before != batch.after;
         if let Some(batch) = batches.iter().rfind(is_gap) {

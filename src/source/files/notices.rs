@@ -274,7 +274,7 @@ pub(super) fn subscribe(root: &Path, dirty: Arc<DirtySet>) -> Result<Subscriptio
         // New directories have no notices from now on, until the periodic scan.
         Err(error) => dirty.set_fault(explained(&error)),
     };
-    // The scan follows links, because it knows which ones it may: their targets are below the root themselves.
+    // Only the scan follows links, because it checks them: their targets are below the root themselves.
     let config = notify::Config::default().with_follow_symlinks(false);
     let mut watcher = notify::RecommendedWatcher::new(handle, config).map_err(|error| refused(&error))?;
     watcher.watch(root, RecursiveMode::Recursive).map_err(|error| refused(&error))?;

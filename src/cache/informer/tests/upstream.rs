@@ -115,7 +115,7 @@ async fn watches_are_woken_when_the_state_of_the_source_changes_and_only_then() 
     assert_eq!(pokes, [0, 1, 1, 1, 2], "it turned stale after ten seconds, and was alive again");
 }
 
-/// It is asked about each state that has what it waits for, and about the first one of another history.
+/// The check runs on each state that has the awaited change, and on the first one of another history.
 #[tokio::test(start_paused = true)]
 async fn whoever_waits_for_a_version_is_woken_by_it_or_by_another_history() {
     let running = Running::start();

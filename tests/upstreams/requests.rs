@@ -18,7 +18,7 @@ use crate::{
 /// Requests for one kind in all namespaces, or for one object of it by name. Only informerd and these tests make them. GETs of
 /// kube-system for its uid, which informerd sends before each list and watch, are not counted: the API server makes some, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Asked {
+struct Requests {
     /// Whole lists, as the initial events of a watch.
     streamed: u64,
     /// Requests for lists: a page each, or the version of the cluster.
@@ -42,15 +42,15 @@ async fn the_api_server_is_asked_once_whatever_the_number_of_clients() {
     for (flags, streamed) in [(&[][..], 1), (&["--feature-gates=WatchList=false"], 0)] {
         let apiserver = ApiServer::with(flags).await;
         for (kind, source) in [(THINGS, things()), (CONFIG_MAPS, config_maps())] {
-            let before = asked(&apiserver, kind).await;
+            let before = requests(&apiserver, kind).await;
             create(&apiserver, kind, "first").await;
             let served = Served::kube(&apiserver, ADMIN, source).await;
-            let once = Asked { streamed, lists: 1 - streamed, heads: 0, watches: 1, refused: 1 - streamed };
+            let once = Requests { streamed, lists: 1 - streamed, heads: 0, watches: 1, refused: 1 - streamed };
             until_watched(&apiserver, kind).await;
-            assert_eq!(asked(&apiserver, kind).await.since(before), once, "no clients");
+            assert_eq!(requests(&apiserver, kind).await.since(before), once, "no clients");
 
             let mut followers = follow(&served, 1).await;
-            assert_eq!(asked(&apiserver, kind).await.since(before), once, "one client");
+            assert_eq!(requests(&apiserver, kind).await.since(before), once, "one client");
 
             followers.extend(follow(&served, CLIENTS - 1).await);
             let version = create(&apiserver, kind, "second").await;
@@ -63,7 +63,7 @@ async fn the_api_server_is_asked_once_whatever_the_number_of_clients() {
                 let listed = client.list(request).await.unwrap().into_inner().message().await.unwrap().unwrap();
                 assert_eq!(listed.objects.len(), 2);
             }
-            assert_eq!(asked(&apiserver, kind).await.since(before), once, "{CLIENTS} clients");
+            assert_eq!(requests(&apiserver, kind).await.since(before), once, "{CLIENTS} clients");
 
             // informerd opens a watch again once it has found the last change unchanged: one request for that one object.
             served.cut();
@@ -71,13 +71,13 @@ async fn the_api_server_is_asked_once_whatever_the_number_of_clients() {
             for follower in &followers {
                 assert_eq!(follower.reach(version).await.told.len(), 3);
             }
-            let again = Asked { heads: 1, watches: 2, ..once };
-            assert_eq!(asked(&apiserver, kind).await.since(before), again, "after a cut");
+            let again = Requests { heads: 1, watches: 2, ..once };
+            assert_eq!(requests(&apiserver, kind).await.since(before), again, "after a cut");
         }
     }
 }
 
-async fn asked(apiserver: &ApiServer, kind: Kind) -> Asked {
+async fn requests(apiserver: &ApiServer, kind: Kind) -> Requests {
     let metrics = apiserver.metrics().await;
     let resource = format!("resource=\"{}\"", kind.plural);
     let count_of = |scope: &str, name: &str, labels: &[&str]| {
@@ -88,7 +88,7 @@ async fn asked(apiserver: &ApiServer, kind: Kind) -> Asked {
     let count = |name: &str, labels: &[&str]| count_of("scope=\"cluster\"", name, labels);
     let (total, watch, ok) = ("apiserver_request_total{", "verb=\"WATCH\"", "code=\"200\"");
     let ended = count(total, &[watch, ok]);
-    Asked {
+    Requests {
         streamed: count("apiserver_watch_list_duration_seconds_count{", &[]),
         lists: count(total, &["verb=\"LIST\"", ok]),
         // The API server counts it as a GET of that object if the resource is a custom one.
@@ -101,7 +101,7 @@ async fn asked(apiserver: &ApiServer, kind: Kind) -> Asked {
 
 async fn until_watched(apiserver: &ApiServer, kind: Kind) {
     let started = Instant::now();
-    while asked(apiserver, kind).await.watches == 0 {
+    while requests(apiserver, kind).await.watches == 0 {
         assert!(started.elapsed() < DEADLINE, "a watch in time");
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
@@ -124,9 +124,9 @@ async fn follow(served: &Served, clients: usize) -> Vec<Follower> {
     join_all(following).await
 }
 
-// === impl Asked ===
+// === impl Requests ===
 
-impl Asked {
+impl Requests {
     fn since(self, before: Self) -> Self {
         Self {
             streamed: self.streamed - before.streamed,
