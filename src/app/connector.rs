@@ -112,7 +112,7 @@ impl Connector<'_> {
             .keeper
             .as_mut()
             .zip(identity)
-            .and_then(|(keeper, identity)| keeper.keep(resource, &identity, &fifo, &handle));
+            .and_then(|(keeper, identity)| keeper.keep(resource, &identity, reflector.checkpoints(), &handle));
 
         let begins_with = kept.clone();
         let (begun, has_begun) = oneshot::channel();

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     cache::{
-        Informer, InformerHandle, ListerWatcher, Problem, ProblemReason, RealFifo, Reflector, SavedState,
+        Checkpoints, Informer, InformerHandle, ListerWatcher, Problem, ProblemReason, Reflector, SavedState,
         SnapshotDirectory, SnapshotFile, SourceHealth,
     },
     config::{Config, KubeResource, ResourceConfig, SourceConfig},
@@ -59,7 +59,7 @@ struct Shared {
     contents: Contents,
     resource: String,
     file: SnapshotFile,
-    fifo: Arc<RealFifo>,
+    checkpoints: Checkpoints,
     informer: InformerHandle<WireFrame>,
     /// Last state that was written.
     written: Mutex<Option<Written>>,
@@ -105,7 +105,7 @@ impl Keeper {
         &mut self,
         resource: &ResourceConfig,
         identity: &str,
-        fifo: &Arc<RealFifo>,
+        checkpoints: &Checkpoints,
         informer: &InformerHandle<WireFrame>,
     ) -> Option<Kept> {
         let directory = match &self.directory {
@@ -124,7 +124,7 @@ impl Keeper {
             contents,
             resource: resource.name.clone(),
             file,
-            fifo: Arc::clone(fifo),
+            checkpoints: checkpoints.clone(),
             informer: informer.clone(),
             written: Mutex::default(),
         };
@@ -189,7 +189,7 @@ impl Kept {
 
     /// Writes the state if objects have changed. Returns true if it tried.
     async fn write(&self) -> bool {
-        let Shared { contents, resource, file, fifo, informer, written } = &*self.shared;
+        let Shared { contents, resource, file, checkpoints, informer, written } = &*self.shared;
         // Read before the state is taken: changes counted meanwhile are written again, and not lost.
         let changes = self.changes();
         let Some(snapshot) = informer.snapshot() else { return false };
@@ -200,7 +200,7 @@ impl Kept {
         if written.lock().as_ref().is_some_and(is_written) {
             return false;
         }
-        let Ok(Some(checkpoint)) = time::timeout(CHECKPOINT_TIMEOUT, fifo.checkpoints().take()).await else {
+        let Ok(Some(checkpoint)) = time::timeout(CHECKPOINT_TIMEOUT, checkpoints.take()).await else {
             return false;
         };
         if !contents.allow(checkpoint.snapshot.objects(None, None)) {

@@ -211,7 +211,7 @@ impl<F: Frame> Informer<F> {
                 // Cancel-safe by its own contract.
                 deltas = next(&fifo, not_before), if !is_blocked => match deltas {
                     Some(deltas) => {
-                        in_one_wake(|| writer.apply(deltas, &fifo));
+                        in_one_wake(|| writer.apply(deltas));
                         not_before = Instant::now() + writer.config.batch_window;
                     }
                     None => return,
@@ -298,7 +298,7 @@ impl<F: Frame> Writer<F> {
     }
 
     /// Applies the drained deltas, then publishes them in one cycle.
-    fn apply(&mut self, deltas: Vec<Delta>, fifo: &RealFifo) {
+    fn apply(&mut self, deltas: Vec<Delta>) {
         let now = Instant::now();
         let mut batches = Vec::with_capacity(deltas.len());
         for delta in deltas {
@@ -306,14 +306,14 @@ impl<F: Frame> Writer<F> {
                 Delta::Replace(list) => batches.extend(self.replace(list)),
                 Delta::Rewind(list) => self.restart(list, "reported by the source"),
                 Delta::Changes { events, closes } => batches.extend(self.change(events, closes, now)),
-                Delta::Checkpoint(proof) => {
+                Delta::Checkpoint { proof, reply } => {
                     // The next run has no history, so the upstream has to repeat the changes ahead of the version.
-                    let checkpoint = self.live.as_ref().map(|live| {
+                    if let Some(live) = &self.live {
                         let ahead = live.history.ahead();
                         let snapshot = live.indexer.snapshot_before(&ahead);
-                        Checkpoint { snapshot, proof, is_whole: ahead.is_empty() }
-                    });
-                    fifo.checkpoints().give(checkpoint);
+                        // The caller may have been dropped.
+                        drop(reply.send(Checkpoint { snapshot, proof, is_whole: ahead.is_empty() }));
+                    }
                 }
                 Delta::Relist(events, deletion) => batches.extend(self.relist(events, deletion, now)),
             }

@@ -10,13 +10,16 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::{Notify, oneshot},
+    time::Instant,
+};
 
-use super::{Checkpoints, List};
+use super::{Checkpoint, List};
 use crate::model::{Cause, Event, ResourceVersion};
 
-/// Result of a list or a watch of the Reflector.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Result of a list or a watch of the Reflector, or a request for a checkpoint.
+#[derive(Debug)]
 pub enum Delta {
     /// Whole list, which replaces everything.
     Replace(List),
@@ -29,8 +32,13 @@ pub enum Delta {
         /// True if no further event comes at this version.
         closes: bool,
     },
-    /// Proof of the history up to here, for the requested checkpoint; no change.
-    Checkpoint(Bytes),
+    /// Request for a checkpoint; no change.
+    Checkpoint {
+        /// Proof of the history up to here.
+        proof: Bytes,
+        /// Receiver of the checkpoint; dropped if there is no state.
+        reply: oneshot::Sender<Checkpoint>,
+    },
     /// Result of a relist by the upstream itself, or of a transaction that follows one silently, up to the version of the last
     /// event, with the cause of the deletions. Other changes in between are unknown.
     Relist(Vec<Event>, Cause),
@@ -55,7 +63,6 @@ pub struct RealFifo {
     state: Mutex<State>,
     pushed: Notify,
     popped: Notify,
-    checkpoints: Checkpoints,
 }
 
 #[derive(Debug, Default)]
@@ -72,13 +79,7 @@ struct State {
 impl RealFifo {
     /// Makes an empty queue.
     pub fn new(bounds: FifoBounds) -> Self {
-        Self {
-            bounds,
-            state: Mutex::default(),
-            pushed: Notify::new(),
-            popped: Notify::new(),
-            checkpoints: Checkpoints::default(),
-        }
+        Self { bounds, state: Mutex::default(), pushed: Notify::new(), popped: Notify::new() }
     }
 
     /// Appends a delta, after waiting for space. A closed queue takes it too: closing only ends an empty queue.
@@ -160,11 +161,6 @@ impl RealFifo {
         self.pushed.notify_one();
     }
 
-    /// Returns the exchange of states with the proof of their history.
-    pub fn checkpoints(&self) -> &Checkpoints {
-        &self.checkpoints
-    }
-
     /// Returns the number of queued deltas.
     pub fn len(&self) -> usize {
         self.state.lock().deltas.len()
@@ -234,7 +230,7 @@ impl Delta {
             Self::Replace(list) | Self::Rewind(list) => Some(&list.version),
             Self::Changes { events, .. } => events.last().map(Event::version),
             Self::Relist(events, _) => events.last().map(Event::version),
-            Self::Checkpoint(_) => None,
+            Self::Checkpoint { .. } => None,
         }
     }
 
@@ -250,7 +246,7 @@ impl Delta {
 
     fn weight(&self) -> usize {
         match self {
-            Self::Replace(_) | Self::Rewind(_) | Self::Checkpoint(_) => 0,
+            Self::Replace(_) | Self::Rewind(_) | Self::Checkpoint { .. } => 0,
             Self::Changes { events, .. } => events.iter().map(Event::weight).sum(),
             Self::Relist(events, _) => events.iter().map(Event::weight).sum(),
         }
@@ -290,9 +286,7 @@ mod tests {
         let text = |delta: &Delta| match delta {
             Delta::Replace(list) => format!("replace {}", list.version),
             Delta::Changes { events, .. } if events.len() == 1 => events[0].version().to_string(),
-            Delta::Rewind(_) | Delta::Changes { .. } | Delta::Relist(..) | Delta::Checkpoint(_) => {
-                unreachable!("none is pushed")
-            }
+            other => unreachable!("{other:?} is not pushed"),
         };
         batch.iter().map(text).collect()
     }

@@ -20,7 +20,8 @@ use tokio_stream::StreamExt;
 
 use self::state::{Next, Outcome, State};
 use super::{
-    Backoff, BackoffConfig, Delta, ListVersion, ListerWatcher, RealFifo, SourceError, SourceHealth, WarmStart, Watch,
+    Backoff, BackoffConfig, Checkpoints, Delta, ListVersion, ListerWatcher, RealFifo, SourceError, SourceHealth,
+    WarmStart, Watch, checkpoint::Requests,
 };
 use crate::model::{Applied, ResourceVersion};
 
@@ -29,6 +30,8 @@ use crate::model::{Applied, ResourceVersion};
 pub struct Reflector<S> {
     source: S,
     fifo: Arc<RealFifo>,
+    checkpoints: Checkpoints,
+    requests: Requests,
     health: SourceHealth,
     stats: Arc<ReflectorStats>,
     backoff: Backoff,
@@ -85,7 +88,8 @@ impl<S: ListerWatcher> Reflector<S> {
     pub fn new(source: S, fifo: Arc<RealFifo>, health: SourceHealth, config: ReflectorConfig) -> Self {
         let ReflectorConfig { first_list, backoff } = config;
         let (backoff, state) = (Backoff::new(backoff), State::new(first_list));
-        Self { source, fifo, health, stats: Arc::default(), backoff, state, is_rewound: false }
+        let (checkpoints, requests) = Checkpoints::new();
+        Self { source, fifo, checkpoints, requests, health, stats: Arc::default(), backoff, state, is_rewound: false }
     }
 
     /// Returns the identity for a warm start of this source ([`WarmStart::identity`]); `None` if it has no warm start.
@@ -111,6 +115,11 @@ impl<S: ListerWatcher> Reflector<S> {
         &self.stats
     }
 
+    /// Returns the handle that requests checkpoints.
+    pub fn checkpoints(&self) -> &Checkpoints {
+        &self.checkpoints
+    }
+
     /// Lists and watches until the future is dropped; it never ends by itself.
     ///
     /// # Cancel safety
@@ -130,28 +139,7 @@ impl<S: ListerWatcher> Reflector<S> {
                 tracing::warn!(%error, retry_in = ?delay.unwrap_or_default(), "upstream failed");
             }
             if let Some(delay) = delay {
-                self.giving_checkpoints(tokio::time::sleep(delay)).await;
-            }
-        }
-    }
-
-    /// Waits for the upstream, and meanwhile serves requests for checkpoints: everything that the source returned before is in
-    /// the queue.
-    async fn giving_checkpoints<T>(&self, upstream: impl Future<Output = T>) -> T {
-        let checkpoints = self.fifo.checkpoints();
-        let mut upstream = pin!(upstream);
-        loop {
-            if checkpoints.is_wanted() {
-                match self.source.warm_start().and_then(WarmStart::proof) {
-                    Some(proof) => self.fifo.push(Delta::Checkpoint(proof)).await,
-                    None => checkpoints.give(None),
-                }
-            }
-            tokio::select! {
-                biased;
-                done = &mut upstream => return done,
-                // Cancel-safe by its own contract.
-                () = checkpoints.wanted() => {}
+                with_requests(&mut self.requests, &self.source, &self.fifo, tokio::time::sleep(delay)).await;
             }
         }
     }
@@ -169,7 +157,7 @@ impl<S: ListerWatcher> Reflector<S> {
 
     async fn list(&mut self, at: ListVersion) -> Outcome {
         self.stats.lists.fetch_add(1, Ordering::Relaxed);
-        match self.giving_checkpoints(self.source.list(at)).await {
+        match with_requests(&mut self.requests, &self.source, &self.fifo, self.source.list(at)).await {
             Ok(list) => {
                 tracing::info!(objects = list.objects.len(), resource_version = %list.version, "listed");
                 self.stats.listed_objects.fetch_add(list.objects.len() as u64, Ordering::Relaxed);
@@ -193,7 +181,8 @@ impl<S: ListerWatcher> Reflector<S> {
     async fn watch(&mut self, from: ResourceVersion) -> Outcome {
         self.stats.watches.fetch_add(1, Ordering::Relaxed);
         let opened_at = Instant::now();
-        let outcome = match self.giving_checkpoints(self.source.watch(from.clone())).await {
+        let watch = self.source.watch(from.clone());
+        let outcome = match with_requests(&mut self.requests, &self.source, &self.fifo, watch).await {
             Ok(watch) => {
                 let outcome = self.follow(watch, from, opened_at).await;
                 if opened_at.elapsed() >= STEADY_WATCH {
@@ -214,7 +203,7 @@ impl<S: ListerWatcher> Reflector<S> {
         let mut reached = Applied::closed(from);
         let mut events: u64 = 0;
         let is_very_short = |events| events == 0 && opened_at.elapsed() < VERY_SHORT_WATCH;
-        while let Some(item) = self.giving_checkpoints(watch.next()).await {
+        while let Some(item) = with_requests(&mut self.requests, &self.source, &self.fifo, watch.next()).await {
             let delta = match item {
                 Ok(delta) => delta,
                 Err(SourceError::Broken(error)) if !is_very_short(events) => {
@@ -256,6 +245,30 @@ impl<S: ListerWatcher> Reflector<S> {
             return Outcome::WatchTooShort { reached: reached.safe().clone() };
         }
         Outcome::WatchClosed { reached: reached.safe().clone() }
+    }
+}
+
+/// Waits for the upstream, and meanwhile passes requests for checkpoints on to the informer, each with the proof of the
+/// history: everything that the source has returned is in the queue before it.
+async fn with_requests<T>(
+    requests: &mut Requests,
+    source: &impl ListerWatcher,
+    fifo: &RealFifo,
+    upstream: impl Future<Output = T>,
+) -> T {
+    let mut upstream = pin!(upstream);
+    loop {
+        tokio::select! {
+            // Requests first: an upstream that always has more must not hold them back.
+            biased;
+            // Cancel-safe: `recv` loses nothing when the other arm wins.
+            Some(reply) = requests.recv() => {
+                if let Some(proof) = source.warm_start().and_then(WarmStart::proof) {
+                    fifo.push(Delta::Checkpoint { proof, reply }).await;
+                }
+            }
+            done = &mut upstream => return done,
+        }
     }
 }
 

@@ -161,7 +161,7 @@ async fn run_for(time: Duration, answers: Vec<Answer>) -> Run {
                 events => format!("{} at {}", events.len(), events[0].version()),
             },
             Delta::Rewind(list) => format!("rewind {}", list.version),
-            Delta::Checkpoint(proof) => format!("checkpoint {}", String::from_utf8_lossy(&proof)),
+            Delta::Checkpoint { proof, .. } => format!("checkpoint {}", String::from_utf8_lossy(&proof)),
             Delta::Relist(events, _) => unreachable!("not in a script: {events:?}"),
         }));
     }
@@ -437,7 +437,7 @@ async fn a_full_queue_holds_the_upstream_back() {
             versions.push(match delta {
                 Delta::Replace(list) => list.version.number(),
                 Delta::Changes { events, .. } => events[0].version().number(),
-                Delta::Rewind(_) | Delta::Relist(..) | Delta::Checkpoint(_) => {
+                Delta::Rewind(_) | Delta::Relist(..) | Delta::Checkpoint { .. } => {
                     unreachable!("not in this script")
                 }
             });

@@ -12,8 +12,8 @@ use tokio::{task::JoinHandle, time::timeout};
 use super::DEADLINE;
 use crate::{
     cache::{
-        BackoffConfig, Delta, FifoBounds, List, ListVersion, ListerWatcher, RealFifo, Reflector, ReflectorConfig,
-        ReflectorStats, SourceHealth,
+        BackoffConfig, Checkpoints, Delta, FifoBounds, List, ListVersion, ListerWatcher, RealFifo, Reflector,
+        ReflectorConfig, ReflectorStats, SourceHealth,
     },
     model::{Event, Object, ResourceVersion},
 };
@@ -21,6 +21,7 @@ use crate::{
 /// A source with its queue, its health, and the folded state.
 pub(in crate::source) struct Rig {
     pub(in crate::source) fifo: Arc<RealFifo>,
+    pub(in crate::source) checkpoints: Checkpoints,
     pub(in crate::source) health: SourceHealth,
     pub(in crate::source) stats: Arc<ReflectorStats>,
     task: JoinHandle<()>,
@@ -66,12 +67,13 @@ impl Rig {
         if let Some(kept) = kept {
             reflector.resume(ResourceVersion::decimal(kept.version), &kept.proof).unwrap();
         }
-        let stats = Arc::clone(reflector.stats());
+        let (stats, checkpoints) = (Arc::clone(reflector.stats()), reflector.checkpoints().clone());
         let task = tokio::spawn(reflector.run());
         let version = kept.map_or(0, |kept| kept.version);
         let objects = kept.map(|kept| kept.state.clone()).unwrap_or_default();
         Self {
             fifo,
+            checkpoints,
             health,
             stats,
             task,
@@ -87,13 +89,13 @@ impl Rig {
 
     /// Returns the folded state, and its proof.
     pub(in crate::source) async fn kept(&mut self) -> Kept {
-        let fifo = Arc::clone(&self.fifo);
-        let taking = tokio::spawn(async move { drop(fifo.checkpoints().take().await) });
+        let checkpoints = self.checkpoints.clone();
+        let taking = tokio::spawn(async move { drop(checkpoints.take().await) });
         let proof = loop {
             // Bookmarks may come before the proof.
             let popped = timeout(DEADLINE, self.fifo.pop_batch(1, 1)).await.expect("a proof in time");
             match popped.unwrap().remove(0) {
-                Delta::Checkpoint(proof) => break proof,
+                Delta::Checkpoint { proof, .. } => break proof,
                 delta => self.advance(delta.version().unwrap().number(), delta.closes()),
             }
         };
@@ -124,7 +126,7 @@ impl Rig {
                 format!("rewind {version}")
             }
             Delta::Relist(events, _) => panic!("only a relay has an upstream that lists: {events:?}"),
-            Delta::Checkpoint(_) => "checkpoint".to_owned(),
+            Delta::Checkpoint { .. } => "checkpoint".to_owned(),
             Delta::Changes { events, .. } if matches!(*events, [Event::Bookmark(_)]) => format!("bookmark {version}"),
             Delta::Changes { events, .. } if matches!(*events, [_, Event::Bookmark(_)]) => {
                 assert_eq!(version, self.version, "what is ahead moves nobody on");

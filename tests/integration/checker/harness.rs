@@ -407,9 +407,10 @@ impl Harness {
 
     /// Sends a message to all servers.
     async fn push(&mut self, upstream: Upstream) {
-        let (delta, written) = (delta::delta(self.truth(), upstream), self.written());
+        let written = self.written();
+        let truth = &self.truths[written];
         for server in &mut self.servers {
-            server.resources[written].push(delta.clone()).await;
+            server.resources[written].push(delta::delta(truth, upstream.clone())).await;
         }
     }
 

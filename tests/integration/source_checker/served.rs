@@ -4,8 +4,8 @@ use std::{fmt, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use informerd::{
     cache::{
-        FifoBounds, Informer, InformerConfig, InformerHandle, ListVersion, ListerWatcher, RealFifo, Reflector,
-        ReflectorConfig, ReflectorStats, SavedState, SnapshotDirectory, SnapshotFile, SourceHealth,
+        Checkpoints, FifoBounds, Informer, InformerConfig, InformerHandle, ListVersion, ListerWatcher, RealFifo,
+        Reflector, ReflectorConfig, ReflectorStats, SavedState, SnapshotDirectory, SnapshotFile, SourceHealth,
     },
     grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::Indexers,
@@ -26,7 +26,7 @@ pub(crate) struct Served {
     /// True if the run began with the snapshot of the previous one.
     pub(crate) is_warm: bool,
     health: SourceHealth,
-    fifo: Arc<RealFifo>,
+    checkpoints: Checkpoints,
     kept: Option<(SnapshotDirectory, SnapshotFile)>,
     tasks: JoinSet<()>,
 }
@@ -64,7 +64,7 @@ impl Served {
         };
         let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);
         let mut reflector = Reflector::new(source, Arc::clone(&fifo), health.clone(), reflector);
-        let stats = Arc::clone(reflector.stats());
+        let (stats, checkpoints) = (Arc::clone(reflector.stats()), reflector.checkpoints().clone());
         let kept = reflector.identity().map(|identity| {
             let directory = SnapshotDirectory::open(state_directory).unwrap();
             let file = directory.file("things", &identity);
@@ -92,13 +92,13 @@ impl Served {
         tasks.spawn(informer.run());
         tasks.spawn(reflector.run());
         tasks.spawn(service.run());
-        Self { routes, informer: handle, stats, is_warm, health, fifo, kept, tasks }
+        Self { routes, informer: handle, stats, is_warm, health, checkpoints, kept, tasks }
     }
 
     /// Writes a snapshot for a later run; returns false if there is no state to write.
     pub(crate) async fn save(&self) -> bool {
         let Some((_, file)) = self.kept.as_ref().filter(|_| self.informer.snapshot().is_some()) else { return false };
-        match tokio::time::timeout(CHECKPOINT_TIMEOUT, self.fifo.checkpoints().take()).await {
+        match tokio::time::timeout(CHECKPOINT_TIMEOUT, self.checkpoints.take()).await {
             Ok(Some(checkpoint)) => {
                 file.write(&checkpoint, self.health.report().seen_at).unwrap();
                 true

@@ -194,10 +194,10 @@ fn schedule() {
     let (history, batch_window) = (broadcaster.retention, Duration::ZERO);
     let config =
         InformerConfig { indexers: Arc::default(), broadcaster, history, evidence: Evidence::Bytes, batch_window };
-    let (informer, handle) = Informer::new(Arc::clone(&fifo), health, config);
+    let (informer, handle) = Informer::new(fifo, health, config);
     let Informer { mut commands, mut writer, .. } = informer.deferring_to(&threads);
     let first = vec![labelled("a", "web", 0), labelled("b", "db", 0)];
-    writer.apply(vec![Delta::Replace(List::new(first, version(0)))], &fifo);
+    writer.apply(vec![Delta::Replace(List::new(first, version(0)))]);
 
     let mut waiting = Vec::new();
     for selection in [not_db("x"), not_db("y"), Arc::default()] {
@@ -224,7 +224,7 @@ fn schedule() {
         clock.now.fetch_add(2 * TOO_MUCH, Ordering::SeqCst);
         clock.step.store(if thread_rng().gen_ratio(1, 4) { TOO_MUCH } else { 0 }, Ordering::SeqCst);
         writer.live.as_ref().unwrap().broadcaster.set_costs(|| if thread_rng().r#gen() { TOO_MUCH } else { 0 });
-        writer.apply(deltas, &fifo);
+        writer.apply(deltas);
     }
     // Runs until the last handle is dropped.
     block_on(async {

@@ -88,7 +88,7 @@ fn warm(bounds: FifoBounds, proof: &str) -> (Warm, Result<(), String>) {
 async fn queued(fifo: &RealFifo) -> String {
     match fifo.pop_batch(1, 1).await.unwrap().remove(0) {
         Delta::Changes { events, .. } => events[0].version().to_string(),
-        Delta::Checkpoint(proof) => format!("proof of {}", String::from_utf8_lossy(&proof)),
+        Delta::Checkpoint { proof, .. } => format!("proof of {}", String::from_utf8_lossy(&proof)),
         other => panic!("{other:?}"),
     }
 }
@@ -117,10 +117,11 @@ async fn a_state_that_is_there_is_watched_from_and_listed_only_if_it_must_be() {
 #[tokio::test(start_paused = true)]
 async fn a_proof_is_queued_behind_what_it_is_the_proof_of() {
     let (Warm { feed, fifo, reflector, .. }, _) = warm(FifoBounds { events: 2, bytes: usize::MAX }, "5");
+    let checkpoints = reflector.checkpoints().clone();
     let running = tokio::spawn(reflector.run());
     let take = || {
-        let fifo = Arc::clone(&fifo);
-        tokio::spawn(async move { fifo.checkpoints().take().await.map(|Checkpoint { proof, .. }| proof) })
+        let checkpoints = checkpoints.clone();
+        tokio::spawn(async move { checkpoints.take().await.map(|Checkpoint { proof, .. }| proof) })
     };
     take();
     assert_eq!(queued(&fifo).await, "proof of 5", "at rest, before any event");
@@ -146,10 +147,11 @@ async fn a_proof_is_queued_behind_what_it_is_the_proof_of() {
 /// The source has no proof: the caller gets `None` and does not wait.
 #[tokio::test(start_paused = true)]
 async fn without_a_proof_there_is_no_checkpoint() {
-    let (Warm { fifo, reflector, .. }, resumed) = warm(FifoBounds::default(), "4");
+    let (Warm { reflector, .. }, resumed) = warm(FifoBounds::default(), "4");
     assert!(resumed.is_err());
+    let checkpoints = reflector.checkpoints().clone();
     let running = tokio::spawn(reflector.run());
-    assert!(fifo.checkpoints().take().await.is_none());
+    assert!(checkpoints.take().await.is_none());
     running.abort();
 }
 
@@ -168,6 +170,7 @@ async fn a_checkpoint_is_of_one_moment() {
     let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
     let (mut informer, handle): (_, InformerHandle<Deliveries>) = Informer::new(Arc::clone(&fifo), health, config);
     informer.begin_warm(List::new(vec![object(3)], version(5)));
+    let checkpoints = reflector.checkpoints().clone();
     let running = [tokio::spawn(informer.run()), tokio::spawn(reflector.run())];
     let feeding = tokio::spawn(async move {
         for number in 6..=20_000 {
@@ -178,7 +181,7 @@ async fn a_checkpoint_is_of_one_moment() {
     let mut seen = 0;
     let mut last = 5;
     while last < 20_000 {
-        let Checkpoint { snapshot, proof, .. } = fifo.checkpoints().take().await.unwrap();
+        let Checkpoint { snapshot, proof, .. } = checkpoints.take().await.unwrap();
         assert_eq!(snapshot.version().to_string().as_bytes(), proof);
         assert!(snapshot.version().number() >= last);
         last = snapshot.version().number();

@@ -121,7 +121,7 @@ async fn while_the_history_is_being_found_out_there_is_no_proof() {
     });
     let rig = resumed(&gate, &kept);
     rig.error("cluster id changed from 7 to 8").await;
-    let taken = timeout(DEADLINE, rig.fifo.checkpoints().take()).await;
+    let taken = timeout(DEADLINE, rig.checkpoints.take()).await;
     assert!(taken.expect("an answer in time").is_none());
 }
 

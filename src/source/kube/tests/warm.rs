@@ -164,7 +164,7 @@ async fn an_empty_resource_is_listed_and_versions_that_are_counted_here_are_not_
     stand.play.set(|store| store.prefix = "x-");
     let mut rig = stand.rig();
     assert_eq!(rig.told().await, "list 1");
-    let taken = timeout(DEADLINE, rig.fifo.checkpoints().take()).await;
+    let taken = timeout(DEADLINE, rig.checkpoints.take()).await;
     assert!(taken.expect("an answer in time").is_none());
 }
 
