@@ -138,10 +138,10 @@ enum Command<F: Frame> {
     Poke,
 }
 
-/// Bound of one publish cycle: the events drained from the queue, applied and published together.
-const WAKE_EVENTS: usize = 64;
+/// Bound of one publish cycle: the deltas popped from the queue, applied and published together.
+const CYCLE_DELTAS: usize = 64;
 /// The same bound in bytes of bodies.
-const WAKE_BYTES: usize = 64 << 10;
+const CYCLE_BYTES: usize = 64 << 10;
 /// Bound of queued commands; a further caller waits for a free slot.
 const COMMAND_QUEUE: usize = 1024;
 /// Interval of the search for groups without readers, events past their age, and a source that has turned stale.
@@ -223,8 +223,8 @@ impl<F: Frame> Informer<F> {
 
 /// Returns the deltas of the next publish cycle: not before this moment, unless the cycle is full.
 async fn next(fifo: &RealFifo, not_before: Instant) -> Option<Vec<Delta>> {
-    fifo.gather(WAKE_EVENTS, WAKE_BYTES, not_before).await;
-    fifo.pop_batch(WAKE_EVENTS, WAKE_BYTES).await
+    fifo.gather(CYCLE_DELTAS, CYCLE_BYTES, not_before).await;
+    fifo.pop_batch(CYCLE_DELTAS, CYCLE_BYTES).await
 }
 
 // === impl Writer ===

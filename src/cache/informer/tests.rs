@@ -321,9 +321,9 @@ async fn events_that_follow_others_are_gathered() {
     assert_eq!(*running.handle.snapshot().unwrap().version(), version(2));
     running.apply(put("a", 4)).await;
     assert_eq!(began.elapsed(), window);
-    for number in 5..5 + WAKE_EVENTS as u128 {
+    for number in 5..5 + CYCLE_DELTAS as u128 {
         running.push(put("a", number)).await;
     }
-    running.reach(&version(4 + WAKE_EVENTS as u128)).await;
+    running.reach(&version(4 + CYCLE_DELTAS as u128)).await;
     assert_eq!(began.elapsed(), window, "a full wake does not wait");
 }

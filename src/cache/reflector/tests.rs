@@ -423,7 +423,7 @@ async fn a_full_queue_holds_the_upstream_back() {
     let events = (11..100).map(Put).chain([StayOpen]).collect();
     let answers = Mutex::new(vec![Listed(10), Watched(events)].into());
     let source = Scripted { answers, calls, started: Instant::now() };
-    let fifo = Arc::new(RealFifo::new(FifoBounds { events: 4, bytes: usize::MAX }));
+    let fifo = Arc::new(RealFifo::new(FifoBounds { deltas: 4, bytes: usize::MAX }));
     let health = SourceHealth::new(Duration::ZERO, Duration::ZERO);
     let reflector = Reflector::new(source, Arc::clone(&fifo), health, ReflectorConfig::default());
     let stats = Arc::clone(reflector.stats());

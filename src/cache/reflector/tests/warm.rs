@@ -116,7 +116,7 @@ async fn a_state_that_is_there_is_watched_from_and_listed_only_if_it_must_be() {
 
 #[tokio::test(start_paused = true)]
 async fn a_proof_is_queued_behind_what_it_is_the_proof_of() {
-    let (Warm { feed, fifo, reflector, .. }, _) = warm(FifoBounds { events: 2, bytes: usize::MAX }, "5");
+    let (Warm { feed, fifo, reflector, .. }, _) = warm(FifoBounds { deltas: 2, bytes: usize::MAX }, "5");
     let checkpoints = reflector.checkpoints().clone();
     let running = tokio::spawn(reflector.run());
     let take = || {
