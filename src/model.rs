@@ -24,6 +24,7 @@ mod selector;
 mod syntax;
 mod version;
 
+pub(crate) use envelope::Envelope;
 pub use envelope::JsonText;
 pub use event::{Applied, Batch, Cause, Change, Event, EventType, Reached};
 #[cfg(all(test, feature = "cel"))]

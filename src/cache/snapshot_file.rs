@@ -21,6 +21,7 @@
 mod directory;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
+mod record;
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -40,7 +41,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::directory::{SnapshotDirectory, SnapshotDirectoryError};
 use super::{Checkpoint, List};
-use crate::model::{Object, ResourceVersion};
+use crate::model::ResourceVersion;
 
 /// Snapshot file of one resource. Clones share its counters; one at a time writes.
 #[derive(Debug, Clone)]
@@ -203,7 +204,7 @@ impl SnapshotFile {
         let mut record = Vec::new();
         for object in snapshot.objects(None, None) {
             record.clear();
-            if !object.write_record(&mut record) {
+            if !record::write(object, &mut record) {
                 let (key, media_type) = (object.key(), object.media_type());
                 return Err(io::Error::other(format!("{key}: unsupported media type {media_type:?}")));
             }
@@ -245,7 +246,7 @@ impl SnapshotFile {
         let mut objects = Vec::new();
         for _ in 0..header.objects {
             input.read_piece(&mut piece)?;
-            let object = Object::read_record(&piece, &version);
+            let object = record::read(&piece, &version);
             objects.push(Arc::new(object.ok_or(SnapshotFileError::Damaged("invalid object"))?));
         }
         input.finish()?;

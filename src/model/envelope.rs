@@ -10,15 +10,15 @@ use serde::{
 
 /// Envelope of an object, borrowed from the text that it was read from. Missing and null fields are empty.
 #[derive(Debug, Default)]
-pub(super) struct Envelope<'a> {
-    pub(super) api_version: JsonText<'a>,
-    pub(super) kind: JsonText<'a>,
-    pub(super) namespace: JsonText<'a>,
-    pub(super) name: JsonText<'a>,
-    pub(super) uid: JsonText<'a>,
-    pub(super) resource_version: JsonText<'a>,
+pub(crate) struct Envelope<'a> {
+    pub(crate) api_version: JsonText<'a>,
+    pub(crate) kind: JsonText<'a>,
+    pub(crate) namespace: JsonText<'a>,
+    pub(crate) name: JsonText<'a>,
+    pub(crate) uid: JsonText<'a>,
+    pub(crate) resource_version: JsonText<'a>,
     /// Labels, sorted by key, and each key once.
-    pub(super) labels: Vec<(JsonText<'a>, JsonText<'a>)>,
+    pub(crate) labels: Vec<(JsonText<'a>, JsonText<'a>)>,
 }
 
 /// String in JSON: borrowed, unless it has escapes. (serde never borrows a `Cow` within another type.)

@@ -1,14 +1,10 @@
 //! Object of a resource, immutable and shared.
 
-mod parts;
-mod record;
-
-use std::{fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use bytes::Bytes;
 
-pub use self::parts::ObjectParts;
-use super::{KeyError, Lineage, ObjectKey, ResourceVersion, VersionError, envelope::Envelope};
+use super::{KeyError, ObjectKey, ResourceVersion, VersionError, envelope::Envelope};
 
 /// Maximum size of an object's body: what a gRPC client with the default receive limit of 4 MiB can receive in any
 /// language.
@@ -32,6 +28,27 @@ pub struct Object {
     kind: Span,
     /// Keys and values, sorted by key.
     labels: Box<[(Span, Span)]>,
+}
+
+/// Parts of an [`Object`], for sources that get them separately.
+#[derive(Debug, Clone)]
+pub struct ObjectParts {
+    /// Namespace and name.
+    pub key: ObjectKey,
+    /// Identity: another uid under the same key is another object. Empty if the source has none.
+    pub uid: String,
+    /// Version of the object's last change.
+    pub version: ResourceVersion,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// API version, for example `apps/v1`; may be empty.
+    pub api_version: String,
+    /// Kind, for example `Deployment`; may be empty.
+    pub kind: String,
+    /// Media type of the body, for example `application/json`.
+    pub media_type: &'static str,
+    /// Bytes as the source provided them.
+    pub body: Bytes,
 }
 
 /// Labels of an object, sorted by key.
@@ -71,14 +88,13 @@ struct Span {
     len: u32,
 }
 
-/// Builder of an object's text: finds the envelope in the body, and collects the strings that are not there.
+/// Builder of an object's text: finds the envelope in it, and collects the strings that are not there.
 struct TextBuilder<'a> {
-    body: &'a [u8],
+    text: &'a [u8],
     rest: Vec<u8>,
 }
 
 const JSON: &str = "application/json";
-const BYTES: &str = "application/octet-stream";
 
 // === impl Object ===
 
@@ -89,7 +105,7 @@ impl Object {
         let labels = labels.iter().map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect();
         let (uid, api_version, kind) = (uid.as_str().into(), api_version.as_str().into(), kind.as_str().into());
         let envelope = Envelope { api_version, kind, uid, labels, ..Envelope::default() };
-        Self::build(key, version, media_type, &body, &envelope)
+        Self::from_text(key, version, media_type, &body, body.len(), &envelope)
     }
 
     /// Parses a JSON body in Kubernetes' form, and copies it. An object without `metadata.name` gets `default_name`, in no
@@ -110,7 +126,7 @@ impl Object {
             "" => ObjectKey::new("", default_name)?,
             name => ObjectKey::new(&envelope.namespace, name)?,
         };
-        Ok(Self::build(key, version, JSON, body, &envelope))
+        Ok(Self::from_text(key, version, JSON, body, body.len(), &envelope))
     }
 
     /// Parses a body of a source that has the key and the uid from elsewhere: those of the body are ignored.
@@ -126,7 +142,7 @@ impl Object {
     ) -> Result<Self, ObjectError> {
         let body = body.as_ref();
         let envelope = Envelope { uid: uid.into(), ..Self::envelope(body)? };
-        Ok(Self::build(key, version, JSON, body, &envelope))
+        Ok(Self::from_text(key, version, JSON, body, body.len(), &envelope))
     }
 
     /// Parses a body of a source whose objects have a name and their own version. `version` converts
@@ -142,7 +158,8 @@ impl Object {
         let body = body.as_ref();
         let envelope = Self::envelope(body)?;
         let key = ObjectKey::new(&envelope.namespace, &envelope.name)?;
-        Ok(Self::build(key, version(&envelope.resource_version)?, JSON, body, &envelope))
+        let version = version(&envelope.resource_version)?;
+        Ok(Self::from_text(key, version, JSON, body, body.len(), &envelope))
     }
 
     fn envelope(body: &[u8]) -> Result<Envelope<'_>, ObjectError> {
@@ -158,20 +175,22 @@ impl Object {
         Ok(Envelope::default())
     }
 
-    /// Builds an object. The namespace and the name of the envelope are ignored: the key has them.
-    fn build(
+    /// Returns an object with this text, which begins with the body. Strings of the envelope that are not in the text follow
+    /// it. The namespace and the name of the envelope are ignored: the key has them.
+    pub(crate) fn from_text(
         key: ObjectKey,
         version: ResourceVersion,
         media_type: &'static str,
-        body: &[u8],
+        text: &[u8],
+        body_len: usize,
         envelope: &Envelope<'_>,
     ) -> Self {
         let Envelope { api_version, kind, uid, labels, .. } = envelope;
-        let mut text = TextBuilder { body, rest: Vec::new() };
+        let mut text = TextBuilder { text, rest: Vec::new() };
         Self {
             key,
             version,
-            body_len: body.len(),
+            body_len,
             media_type,
             uid: text.span(uid),
             api_version: text.span(api_version),
@@ -190,7 +209,7 @@ impl Object {
     /// Returns the same object with a type that its body does not have.
     #[must_use]
     pub fn with_type(&self, api_version: &str, kind: &str) -> Self {
-        let mut text = TextBuilder { body: &self.text, rest: Vec::new() };
+        let mut text = TextBuilder { text: &self.text, rest: Vec::new() };
         let (api_version, kind) = (text.span(api_version), text.span(kind));
         Self { api_version, kind, text: text.finish(), ..self.clone() }
     }
@@ -255,8 +274,8 @@ impl Object {
         (self.media_type == JSON).then(|| self.body())
     }
 
-    /// Returns the text that holds the body. Only objects derived from one another share it.
-    pub(super) fn text(&self) -> &Arc<[u8]> {
+    /// Returns the text that holds the body and the strings of the envelope. Only objects derived from one another share it.
+    pub(crate) fn text(&self) -> &Arc<[u8]> {
         &self.text
     }
 
@@ -293,6 +312,24 @@ impl fmt::Debug for Object {
             .field("media_type", &self.media_type)
             .field("body", &format_args!("{}", self.body().escape_ascii()))
             .finish_non_exhaustive()
+    }
+}
+
+// === impl ObjectParts ===
+
+impl ObjectParts {
+    /// Returns a key and a version, and nothing else: for an object that was deleted, or that cannot be served.
+    pub fn bare(key: ObjectKey, version: ResourceVersion) -> Self {
+        Self {
+            key,
+            uid: String::new(),
+            version,
+            labels: BTreeMap::new(),
+            api_version: String::new(),
+            kind: String::new(),
+            media_type: "application/octet-stream",
+            body: Bytes::new(),
+        }
     }
 }
 
@@ -340,24 +377,24 @@ impl Span {
 // === impl TextBuilder ===
 
 impl TextBuilder<'_> {
-    /// Returns the position of a string: in the body if it was borrowed from there, else after it.
-    fn span(&mut self, text: &str) -> Span {
-        if text.is_empty() {
+    /// Returns the position of a string: in the text if it was borrowed from there, else after it.
+    fn span(&mut self, string: &str) -> Span {
+        if string.is_empty() {
             return Span::default();
         }
-        let offset = text.as_ptr().addr().checked_sub(self.body.as_ptr().addr());
-        let at = offset.filter(|at| at + text.len() <= self.body.len()).unwrap_or_else(|| {
-            self.rest.extend_from_slice(text.as_bytes());
-            self.body.len() + self.rest.len() - text.len()
+        let offset = string.as_ptr().addr().checked_sub(self.text.as_ptr().addr());
+        let at = offset.filter(|at| at + string.len() <= self.text.len()).unwrap_or_else(|| {
+            self.rest.extend_from_slice(string.as_bytes());
+            self.text.len() + self.rest.len() - string.len()
         });
         let within = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        Span { at: within(at), len: within(text.len()) }
+        Span { at: within(at), len: within(string.len()) }
     }
 
     /// Copies the text once.
     fn finish(self) -> Arc<[u8]> {
-        let Self { body, rest } = self;
-        if rest.is_empty() { body.into() } else { [body, &rest].concat().into() }
+        let Self { text, rest } = self;
+        if rest.is_empty() { text.into() } else { [text, &rest].concat().into() }
     }
 }
 

@@ -6,7 +6,7 @@ use proptest::{collection::vec, prelude::*};
 use tempfile::TempDir;
 
 use super::*;
-use crate::cache::Indexer;
+use crate::{cache::Indexer, model::Object};
 
 const SOURCE: &str = "the keys of \"/a/\" in etcd at http://h:1";
 
