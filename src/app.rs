@@ -15,23 +15,23 @@
 mod cgroup;
 mod connector;
 mod descriptors;
+mod error;
 mod keeper;
 mod listener;
 mod sources;
 mod writer;
 
-use std::{fmt, io, net::SocketAddr, num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
+use std::{fmt, net::SocketAddr, num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use tokio::{
-    net::TcpListener,
-    task::{JoinError, JoinSet},
-};
+use tokio::{net::TcpListener, task::JoinSet};
 use tonic::service::RoutesBuilder;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
+pub use self::error::AppError;
 use self::{
     connector::Connector,
+    error::named,
     keeper::Keeper,
     listener::{GrpcListener, bind_tcp},
     writer::WriterThread,
@@ -41,7 +41,7 @@ use crate::{
     config::{Config, ListenAddr, TlsConfig},
     grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig},
     proto::pb,
-    source::{files::DirectoryError, kube::KubeClients, stream::StreamError},
+    source::kube::KubeClients,
     telemetry::{self, ObservedResource},
     transport::{Listener, Quota, Server, ServerConfig, Tls, TlsError, TlsFiles},
     watch::BulkThreads,
@@ -52,105 +52,14 @@ pub struct App {
     config: Config,
     service: Service,
     lifecycle: Lifecycle,
-    tasks: JoinSet<Ended>,
+    /// Tasks that end with their name.
+    tasks: JoinSet<String>,
     writers: Vec<WriterThread>,
     keeper: Option<Keeper>,
     grpc: GrpcListener,
     admin: Option<(TcpListener, Admin)>,
     connections: Arc<Quota>,
 }
-
-/// Reason why the server could not start, or ended without a signal.
-#[derive(Debug, thiserror::Error)]
-pub enum AppError {
-    /// Directory that cannot be served.
-    #[error("resource {resource}: {error}")]
-    Directory {
-        /// Name of the resource.
-        resource: String,
-        /// Cause, and what to do about it.
-        error: DirectoryError,
-    },
-    /// Stream that cannot be read.
-    #[error("resource {resource}: {error}")]
-    Stream {
-        /// Name of the resource.
-        resource: String,
-        /// Cause, and what to do about it.
-        error: StreamError,
-    },
-    /// Thread of a resource that cannot be started.
-    #[error("resource {resource}: cannot start its thread: {error}; raise the limits on threads and open files")]
-    Thread {
-        /// Name of the resource.
-        resource: String,
-        /// Error of the system.
-        error: io::Error,
-    },
-    /// Threads for selections that cannot be started.
-    #[error("cannot start the threads that evaluate selections: {error}; raise the limit on threads")]
-    BulkThreads {
-        /// Error of the system.
-        error: io::Error,
-    },
-    /// Configured file of a source, such as a certificate, that cannot be read.
-    #[error("resource {resource}: {problem}; correct the path, or give the user of informerd permission to read it")]
-    Upstream {
-        /// Name of the resource.
-        resource: String,
-        /// File, and cause.
-        problem: String,
-    },
-    /// Missing cluster, in the place where a kube source is configured to find one.
-    #[error("resource {resource}: {problem}")]
-    Kube {
-        /// Name of the resource.
-        resource: String,
-        /// File, and what to do about it.
-        problem: String,
-    },
-    /// TLS that cannot be served.
-    #[error("tls: {0}")]
-    Tls(#[from] TlsError),
-    /// Address that cannot be listened on.
-    #[error("cannot listen on {address} for {what}: {error}; {hint}")]
-    Listen {
-        /// Purpose: "gRPC" or "admin".
-        what: &'static str,
-        /// Address as configured.
-        address: String,
-        /// Error of the system.
-        error: io::Error,
-        /// Advice for the user.
-        hint: &'static str,
-    },
-    /// Limit on open files below the configured connections.
-    #[error(
-        "limits.connections: {connections} is more than the {left} left by the limit on open files ({open_files}, with {kept} kept for \
-         the admin port and the sources); raise the limit (ulimit -n, LimitNOFILE), or remove the key"
-    )]
-    OpenFiles {
-        /// Connections as configured.
-        connections: usize,
-        /// Open files left for connections.
-        left: usize,
-        /// Limit on open files.
-        open_files: usize,
-        /// Open files kept free of connections.
-        kept: usize,
-    },
-    /// End of a task that should run for ever.
-    #[error("{task} ended unexpectedly{detail}")]
-    TaskEnded {
-        /// Name of the task.
-        task: String,
-        /// Cause, if the task reported one.
-        detail: String,
-    },
-}
-
-/// Name of a task that ended, and its result.
-type Ended = (String, Result<(), String>);
 
 /// Time for a client that was evicted under BLOCK and reads again to receive the reason.
 const EVICTED_GRACE: Duration = Duration::from_secs(5);
@@ -278,7 +187,7 @@ impl App {
             GrpcListener::Tcp(listener) => match config.tls.as_ref().map(tls).transpose()? {
                 Some(tls) => {
                     let tls = Arc::new(tls);
-                    tasks.spawn(infallible("certificates", Arc::clone(&tls).reload()));
+                    tasks.spawn(named("certificates", Arc::clone(&tls).reload()));
                     (Listener::Tls(listener, tls), None)
                 }
                 None => (Listener::Tcp(listener), None),
@@ -287,16 +196,16 @@ impl App {
         };
         let serving = Server::new(routes, Routes::is_watch, bounds).serve(listener, lifecycle.draining.clone());
         let mut server = JoinSet::new();
-        server.spawn(infallible("grpc server", serving));
+        server.spawn(named("grpc server", serving));
         let mut keeping = JoinSet::new();
         if let Some(keeper) = keeper {
             keeping.spawn(keeper.run(lifecycle.draining.clone()));
         }
-        tasks.spawn(infallible("grpc service", service.clone().run()));
+        tasks.spawn(named("grpc service", service.clone().run()));
         tasks.spawn(named("health", report_health(service.clone(), reporter.clone())));
         if let Some((listener, admin)) = admin {
             // The admin server runs until the very end, for probes and the last metrics.
-            tasks.spawn(infallible("admin server", admin.serve(listener)));
+            tasks.spawn(named("admin server", admin.serve(listener)));
         }
 
         tokio::select! {
@@ -330,31 +239,6 @@ impl fmt::Debug for App {
     }
 }
 
-// === impl AppError ===
-
-impl AppError {
-    fn listen(what: &'static str, address: String, error: io::Error) -> Self {
-        let hint = match error.kind() {
-            io::ErrorKind::AddrInUse => "stop the process that uses it, or choose another address",
-            io::ErrorKind::PermissionDenied => "choose a port above 1023, or a path that this user can write to",
-            _ => "choose an address of this machine",
-        };
-        Self::Listen { what, address, error, hint }
-    }
-
-    fn reflection(error: &tonic_reflection::server::Error) -> Self {
-        Self::TaskEnded { task: "reflection".to_owned(), detail: format!(": {error}") }
-    }
-
-    fn ended(ended: Result<Ended, JoinError>) -> Self {
-        match ended {
-            Ok((task, Ok(()))) => Self::TaskEnded { task, detail: String::new() },
-            Ok((task, Err(error))) => Self::TaskEnded { task, detail: format!(": {error}") },
-            Err(error) => Self::TaskEnded { task: "a task".to_owned(), detail: format!(": {error}") },
-        }
-    }
-}
-
 /// Checks that the sources of a configuration can be read now.
 ///
 /// # Errors
@@ -371,24 +255,6 @@ fn tls(config: &TlsConfig) -> Result<Tls, TlsError> {
     Tls::load(TlsFiles { cert, key, client_ca })
 }
 
-/// Returns a task that ends with its name.
-fn named<E: fmt::Display>(
-    name: impl Into<String>,
-    task: impl Future<Output = Result<(), E>>,
-) -> impl Future<Output = Ended> {
-    let name = name.into();
-    async move { (name, task.await.map_err(|error| error.to_string())) }
-}
-
-/// Returns the same for a task that cannot fail.
-fn infallible(name: impl Into<String>, task: impl Future<Output = ()>) -> impl Future<Output = Ended> {
-    let name = name.into();
-    async move {
-        task.await;
-        (name, Ok(()))
-    }
-}
-
 fn reflection() -> tonic_reflection::server::Builder<'static> {
     tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(pb::FILE_DESCRIPTOR_SET)
@@ -396,7 +262,7 @@ fn reflection() -> tonic_reflection::server::Builder<'static> {
 }
 
 /// Reports a resource as serving once it has had a state, and the server once all resources that are not optional have.
-async fn report_health(service: Service, reporter: HealthReporter) -> io::Result<()> {
+async fn report_health(service: Service, reporter: HealthReporter) {
     let watched = service.resources().map(async |resource| {
         resource.informer.wait_for(0, |_| true).await;
         if !service.is_shutting_down() {
@@ -407,7 +273,7 @@ async fn report_health(service: Service, reporter: HealthReporter) -> io::Result
         }
     });
     join_all(watched).await;
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 /// Sets the same status for the server and for every resource.

@@ -11,14 +11,22 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use informerd::{client::ServerAddress, config::parse_duration, proto::pb};
 
 use super::{
-    Bench, ClientConfig, FanOut, Idle, Lists, MAX_WINDOW, Mode, Remote, Stopped, Storm, Subject,
-    command::{EXAMPLES, Failure},
+    client::ClientConfig,
+    error::Failure,
+    fan_out::FanOut,
+    frames::MAX_WINDOW,
+    idle::Idle,
+    mode::Mode,
     print::Output,
+    run::Bench,
+    stopped::Stopped,
+    storm::{Lists, Storm},
+    subject::{Remote, Subject},
 };
 
 /// Measure the cost of watches for a server, and check that every watcher receives every event
 #[derive(Debug, Clone, Parser)]
-#[command(bin_name = concat!("cargo bench --bench ", env!("CARGO_CRATE_NAME"), " --"), max_term_width = 100, after_help = EXAMPLES)]
+#[command(bin_name = concat!("cargo bench --bench ", env!("CARGO_CRATE_NAME"), " --"), max_term_width = 100)]
 pub(super) struct Flags {
     #[command(subcommand)]
     mode: ModeFlags,

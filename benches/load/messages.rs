@@ -2,8 +2,6 @@
 //!
 //! Pure. A message that is contiguous in the read buffer is not copied.
 
-use super::template::{SENT_DIGITS, SENT_END};
-
 /// Splitter of the DATA of a stream into messages.
 #[derive(Debug, Default)]
 pub(super) struct MessageReader {
@@ -24,6 +22,10 @@ pub(super) enum MessageKind {
 
 /// Bytes before each message: the compression flag and the length.
 pub(super) const PREFIX_BYTES: usize = 5;
+/// Digits of the publish time in nanoseconds; enough for a hundred days.
+pub(super) const SENT_DIGITS: usize = 16;
+/// Bytes after that time, at the end of the object.
+const SENT_END: &[u8] = b"\"}";
 
 // === impl MessageReader ===
 

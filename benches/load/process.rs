@@ -17,7 +17,7 @@ use std::{
 use parking_lot::Mutex;
 use tempfile::NamedTempFile;
 
-use super::BenchError;
+use super::error::BenchError;
 
 /// Started server that listens, and reads its events from its standard input.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    BenchError,
+    error::BenchError,
     template::{EVERYBODY, Form, Template},
 };
 

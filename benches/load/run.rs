@@ -6,8 +6,8 @@ use informerd::proto::pb;
 use prost::Message;
 
 use super::{
-    Bench, BenchError, ClientConfig,
-    client::{Call, Client},
+    client::{Call, Client, ClientConfig},
+    error::BenchError,
     process::{self, Memory, Process, Watchdog},
     publisher::{Feed, Pattern},
     report::{Better, Measured, Metric},
@@ -21,6 +21,25 @@ pub(super) const P50: Metric = Metric { key: "p50_ms", heading: "P50 ms", better
 pub(super) const P99: Metric = Metric { key: "p99_ms", heading: "P99 ms", better: Better::Less };
 pub(super) const RESIDENT: Metric = Metric { key: "resident_mib", heading: "RSS MiB", better: Better::Less };
 pub(super) const SOCKETS: Metric = Metric { key: "sockets_mib", heading: "SOCKETS MiB", better: Better::Neither };
+
+/// Settings of a benchmark.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Bench {
+    /// Subjects; the first is compared with the others.
+    pub(super) subjects: Vec<Subject>,
+    /// Runs of each subject.
+    pub(super) repetitions: usize,
+    /// Settings of the load client.
+    pub(super) client: ClientConfig,
+    /// Policy that watchers request.
+    pub(super) policy: pb::FullChannelPolicy,
+    /// Length of their queues, in events.
+    pub(super) queue: u32,
+    /// Size of an object's JSON, in bytes.
+    pub(super) size: usize,
+    /// Events that a server started here keeps in its history.
+    pub(super) history: u64,
+}
 
 /// Server with its feed and its watchers.
 pub(super) struct Run<'a> {

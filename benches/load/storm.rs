@@ -3,10 +3,11 @@
 use informerd::proto::pb;
 
 use super::{
-    Bench, BenchError, FanOut,
+    error::BenchError,
+    fan_out::FanOut,
     publisher::Pattern,
     report::{Better, Measured, Metric},
-    run::{self, Run, Took},
+    run::{self, Bench, Run, Took},
     subject::{Setup, Subject},
 };
 

@@ -6,7 +6,7 @@ use tokio::{sync::oneshot, task::JoinSet};
 use tracing::{Instrument, info_span};
 
 use super::{
-    Ended, infallible,
+    error::named,
     keeper::Keeper,
     sources::{etcd_config, files_config, kube_config, relay_config, stream_config},
     writer::WriterThread,
@@ -32,7 +32,7 @@ use crate::{
 /// Shared parts that resources are connected with.
 pub(super) struct Connector<'a> {
     pub(super) config: &'a Config,
-    pub(super) tasks: &'a mut JoinSet<Ended>,
+    pub(super) tasks: &'a mut JoinSet<String>,
     pub(super) keeper: Option<Keeper>,
     /// Threads for the selections that writers have no time for.
     pub(super) threads: Arc<BulkThreads>,
@@ -130,9 +130,9 @@ impl Connector<'_> {
             }
         };
         let span = info_span!("informer", resource = name);
-        writer.spawn(self.tasks, infallible(format!("informer of {name}"), informing.instrument(span)));
+        writer.spawn(self.tasks, named(format!("informer of {name}"), informing.instrument(span)));
         let span = info_span!("reflector", resource = name, source = kind);
-        writer.spawn(self.tasks, infallible(format!("reflector of {name}"), reflecting.instrument(span)));
+        writer.spawn(self.tasks, named(format!("reflector of {name}"), reflecting.instrument(span)));
 
         let served = ServedResource {
             name: name.to_owned(),

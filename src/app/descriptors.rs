@@ -2,7 +2,7 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::AppError;
+use super::error::AppError;
 
 /// Open files kept free of connections: for the listeners, the admin port, logs and snapshot files.
 const KEPT_FREE: usize = 64;

@@ -1,6 +1,6 @@
 //! Conversion of a configured source to the parameters of its implementation.
 
-use super::AppError;
+use super::error::AppError;
 use crate::{
     config::{
         EtcdResource, EtcdTlsConfig, FilesResource, KubeResource, RelayResource, ResourceConfig, SourceConfig,

@@ -12,7 +12,6 @@ use clap::{Args, builder::NonEmptyStringValueParser};
 use prost_types::Timestamp;
 
 use super::{
-    WRONG_USAGE,
     failure::{Failure, UNAVAILABLE},
     print::{self, Color, ColumnOptions, Output, PrintOptions},
 };
@@ -201,9 +200,8 @@ impl ServerFlags {
         if self.certificate_authority.is_none() && self.client_certificate.is_none() {
             return Ok(self.server.clone());
         }
-        let read = |path: &PathBuf| {
-            fs::read(path).map_err(|error| Failure::new(WRONG_USAGE, format!("{}: {error}", path.display())))
-        };
+        let read =
+            |path: &PathBuf| fs::read(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())));
         let options = TlsOptions {
             authority: self.certificate_authority.as_ref().map(read).transpose()?,
             identity: match (&self.client_certificate, &self.client_key) {
@@ -213,7 +211,7 @@ impl ServerFlags {
         };
         self.server.with_tls(options).ok_or_else(|| {
             let problem = format!("certificates need TLS: use --server https://HOST:PORT instead of {}", self.server);
-            Failure::new(WRONG_USAGE, problem)
+            Failure::usage(problem)
         })
     }
 

@@ -4,19 +4,16 @@ use clap::Args;
 
 use super::{
     client_flags::{ObjectFlags, ServerFlags, TimeoutFlags},
-    complain,
     failure::{Failure, NOT_FOUND},
     list,
-    print::{ObjectPrinter, escape, reference, write_one},
-    stdout,
+    print::{ObjectPrinter, escape, reference, stdout, write_one},
 };
 use crate::{
     client::{Client, ClientError, Query},
     proto::pb::{self, SyncState},
 };
 
-pub(super) const EXAMPLES: &str = super::with_exit_codes!(
-    "\
+pub(super) const EXAMPLES: &str = "\
 Examples, with a server of examples/shop.yaml:
   informerd get deployments web
   informerd get services platform/edge -o yaml
@@ -24,8 +21,7 @@ Examples, with a server of examples/shop.yaml:
   informerd get pods $(informerd list pods -l app=cart -o name) -o wide
 
 A NAME without a namespace is looked up in all namespaces; if several have it, they are listed instead. \
-Without a NAME, get lists the resource."
-);
+Without a NAME, get lists the resource.";
 
 /// Flags of `informerd get`.
 #[derive(Debug, Clone, Args)]
@@ -94,9 +90,7 @@ pub(super) async fn run(flags: &GetFlags) -> Result<(), Failure> {
     }
     printer.finish()?;
     let last = missing.pop();
-    for failure in &missing {
-        complain(failure);
-    }
+    missing.iter().for_each(Failure::print);
     last.map_or(Ok(()), Err)
 }
 
@@ -216,7 +210,7 @@ mod tests {
         let failure = one_of("pods", "web", vec![object(""), object("orders"), object("shop")]).unwrap_err();
         let expected = "pods \"web\" is ambiguous (3 objects): use -n NAMESPACE, or one of these:\n  \
                         /web\n  orders/web\n  shop/web";
-        assert_eq!(failure.to_string(), expected);
+        assert_eq!(failure.message.as_deref(), Some(expected));
         let failure = one_of("pods", "web", Vec::new()).unwrap_err();
         assert_eq!(failure, Failure::new(NOT_FOUND, "pods \"web\" not found in any namespace"));
     }

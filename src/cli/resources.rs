@@ -9,18 +9,15 @@ use serde_json::{Map, Value};
 use super::{
     client_flags::{FormatFlags, ServerFlags, TimeoutFlags},
     failure::Failure,
-    print::{Output, RED, Record, YELLOW, age::age_of, json::Document, table::Cell, write_records},
-    stdout,
+    print::{Output, RED, Record, YELLOW, age::age_of, json::Document, stdout, table::Cell, write_records},
 };
 use crate::proto::pb::{self, SyncState};
 
-pub(super) const EXAMPLES: &str = super::with_exit_codes!(
-    "\
+pub(super) const EXAMPLES: &str = "\
 Examples, with a server of examples/shop.yaml:
   informerd resources
   informerd resources -o wide
-  informerd resources -o json"
-);
+  informerd resources -o json";
 
 /// Flags of `informerd resources`.
 #[derive(Debug, Clone, Args)]

@@ -7,9 +7,8 @@ use clap::Args;
 use super::{
     client_flags::ObjectFlags,
     failure::{Failure, UNAVAILABLE},
-    print::{reference, write_one},
+    print::{reference, stdout, write_one},
     signals::Signals,
-    stdout,
 };
 use crate::{
     client::{ClientError, UntilOptions},
@@ -17,8 +16,7 @@ use crate::{
     proto::pb,
 };
 
-pub(super) const EXAMPLES: &str = super::with_exit_codes!(
-    "\
+pub(super) const EXAMPLES: &str = "\
 Examples, with a server of examples/shop.yaml:
   informerd until pods -l app=checkout --for 'object.status.phase == \"Running\"'
   informerd until deployments storefront/web --for 'object.spec.replicas > 1' -o yaml
@@ -27,8 +25,7 @@ Examples, with a server of examples/shop.yaml:
 
 A condition is CEL over `type` (ADDED, MODIFIED, DELETED; SYNCED at the end of the current objects), `object` (null at SYNCED) \
 and `count` (the number of selected objects, from SYNCED on). `delete` stands for `count == 0`. Several conditions are met \
-one after the other. After a restart of the server all of them have to be met again, so write them about states, not changes."
-);
+one after the other. After a restart of the server all of them have to be met again, so write them about states, not changes.";
 
 /// Flags of `informerd until`.
 #[derive(Debug, Clone, Args)]

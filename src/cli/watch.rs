@@ -8,17 +8,15 @@ use futures_util::FutureExt;
 use super::{
     client_flags::ObjectFlags,
     failure::Failure,
-    print::{Event, EventPrinter, Output},
+    print::{Event, EventPrinter, Output, stdout},
     signals::Signals,
-    stdout,
 };
 use crate::{
     client::{Note, Progress, Update, WatchOptions},
     proto::pb::{self, SyncState},
 };
 
-pub(super) const EXAMPLES: &str = super::with_exit_codes!(
-    "\
+pub(super) const EXAMPLES: &str = "\
 Examples, with a server of examples/shop.yaml (edit a file in examples/manifests to see a change):
   informerd watch pods
   informerd watch pods -l app=web --watch-only
@@ -26,8 +24,7 @@ Examples, with a server of examples/shop.yaml (edit a file in examples/manifests
   informerd watch pods --expression 'object.spec.containers.size() > 1'
   informerd watch pods -n orders -o jsonl | jq .object.status.phase
 
-It resumes after a restart of the server, and misses nothing. Ctrl-C and SIGTERM end it with exit code 0."
-);
+It resumes after a restart of the server, and misses nothing. Ctrl-C and SIGTERM end it with exit code 0.";
 
 /// Flags of `informerd watch`.
 #[derive(Debug, Clone, Args)]

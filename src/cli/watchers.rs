@@ -8,17 +8,14 @@ use clap::Args;
 use super::{
     client_flags::{FormatFlags, ServerFlags, TimeoutFlags},
     failure::Failure,
-    print::{RED, Record, YELLOW, age::age_of, json::Document, table::Cell, write_records},
-    stdout,
+    print::{RED, Record, YELLOW, age::age_of, json::Document, stdout, table::Cell, write_records},
 };
 use crate::proto::pb;
 
-pub(super) const EXAMPLES: &str = super::with_exit_codes!(
-    "\
+pub(super) const EXAMPLES: &str = "\
 Examples, with a server of examples/shop.yaml and a watch in another terminal:
   informerd watchers
-  informerd watchers pods -o json"
-);
+  informerd watchers pods -o json";
 
 /// Flags of `informerd watchers`.
 #[derive(Debug, Clone, Args)]

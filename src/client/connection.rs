@@ -9,7 +9,7 @@ use tonic::{
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 
-use super::{ClientError, Query, ServerAddress, TlsOptions, Watch, WatchOptions};
+use super::{ClientError, Query, ServerAddress, TlsOptions};
 use crate::proto::pb::{
     self, admin_service_client::AdminServiceClient, informer_service_client::InformerServiceClient,
 };
@@ -217,11 +217,6 @@ impl Client {
             }
         }
         self.all_pages(resource, index).await
-    }
-
-    /// Watches the objects that a query selects, until it is dropped or fails for good. Sends nothing before the first poll.
-    pub fn watch(&self, query: &Query, options: &WatchOptions) -> Watch {
-        Watch::new(self.clone(), query, options)
     }
 
     async fn all_pages(&self, resource: &str, index: &str) -> Result<Vec<pb::IndexValue>, ClientError> {

@@ -116,18 +116,19 @@ impl Default for WatchOptions {
     }
 }
 
-// === impl Watch ===
+// === impl Client ===
 
-impl Watch {
-    pub(super) fn new(client: Client, query: &Query, options: &WatchOptions) -> Self {
+impl Client {
+    /// Watches the objects that a query selects, until it is dropped or fails for good. Sends nothing before the first poll.
+    pub fn watch(&self, query: &Query, options: &WatchOptions) -> Watch {
         let interval = options.bookmark_interval.clamp(MIN_BOOKMARK_INTERVAL, MAX_BOOKMARK_INTERVAL);
         let request = pb::WatchRequest {
             queue: options.queue,
             bookmark_interval: prost_types::Duration::try_from(interval).ok(),
             ..query.watch_request()
         };
-        let mut watch = Self {
-            client,
+        let mut watch = Watch {
+            client: self.clone(),
             request,
             idle_timeout: (interval * SILENT_INTERVALS).max(MIN_IDLE_TIMEOUT),
             fail_fast: options.fail_fast,
@@ -140,7 +141,11 @@ impl Watch {
         watch.open();
         watch
     }
+}
 
+// === impl Watch ===
+
+impl Watch {
     /// Returns the next update; none after an error.
     ///
     /// # Cancel safety

@@ -14,13 +14,13 @@ use tempfile::TempDir;
 use crate::{
     command_line::{informerd, signal},
     port::free_address,
+    process::Process,
 };
 
-/// Server in a process of its own, killed when this is dropped.
+/// Server in a process of its own, and its address for the commands.
 struct Server {
-    child: Child,
+    _process: Process,
     address: String,
-    _log: BufReader<ChildStderr>,
 }
 
 impl Server {
@@ -29,16 +29,8 @@ impl Server {
     }
 
     fn start_at(listen: &str, arguments: &[&str]) -> Self {
-        let mut command = informerd(&["serve", "--listen", listen, "--admin-listen", "none"]);
-        let mut child = command.args(arguments).stderr(Stdio::piped()).spawn().unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
-        while !line.contains("grpc listening") {
-            line.clear();
-            assert!(log.read_line(&mut line).unwrap() > 0, "the server has ended");
-        }
-        let port = line.split("127.0.0.1:").nth(1).unwrap().trim_matches(|c: char| !c.is_ascii_digit());
-        Self { child, address: format!("127.0.0.1:{port}"), _log: log }
+        let process = Process::start_at(listen, arguments, None);
+        Self { address: process.grpc.to_string(), _process: process }
     }
 
     fn shop() -> Self {
@@ -76,13 +68,6 @@ impl Server {
         let (code, out, err) = self.run(arguments);
         assert_eq!(out, "", "{arguments:?}");
         (code, err)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
     }
 }
 

@@ -11,12 +11,11 @@ use std::{
 use anstyle::Style;
 
 use super::{
-    GREEN, Output, PrintOptions, RED, YELLOW,
     columns::Layout,
-    document, escape,
     json::Document,
-    reference,
-    table::{Cell, Table, Widths},
+    options::{Output, PrintOptions},
+    table::{Cell, GREEN, RED, Table, Widths, YELLOW},
+    text::{escape, reference},
 };
 use crate::proto::pb;
 
@@ -91,7 +90,7 @@ impl<'o, W: Write> EventPrinter<'o, W> {
             }
             output => {
                 text.push_str(if output == Output::Yaml { "---\n" } else { "" });
-                document(&event.document(), output, &mut text);
+                output.document(&event.document(), &mut text);
             }
         }
         self.out.write_all(text.as_bytes())

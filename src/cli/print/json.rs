@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::de::IgnoredAny;
 
-use super::is_unsafe;
+use super::text::is_unsafe;
 use crate::proto::pb;
 
 /// Text of exactly one JSON value.

@@ -3,9 +3,10 @@
 use std::io::{self, Write};
 
 use super::{
-    Output, PrintOptions, document, escape,
     json::Document,
+    options::{Output, PrintOptions},
     table::{Cell, Table},
+    text::escape,
 };
 
 /// Record in every form.
@@ -38,9 +39,9 @@ pub(crate) fn write_records(
         }
         Output::Json | Output::Yaml => {
             let items = Document::from_items(records.into_iter().map(|record| record.document));
-            document(&Document::from_parts([(key, items)]), options.output, &mut text);
+            options.output.document(&Document::from_parts([(key, items)]), &mut text);
         }
-        Output::Jsonl => records.iter().for_each(|record| document(&record.document, Output::Jsonl, &mut text)),
+        Output::Jsonl => records.iter().for_each(|record| Output::Jsonl.document(&record.document, &mut text)),
         Output::Name => {
             for record in &records {
                 text.push_str(&escape(&record.name));

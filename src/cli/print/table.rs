@@ -1,8 +1,8 @@
 //! Rows in columns: each as wide as its widest cell, three spaces between them, none at the end of a line.
 
-use anstyle::Style;
+use anstyle::{AnsiColor, Style};
 
-use super::escape;
+use super::text::escape;
 
 /// Cell with printable text: characters that would control a terminal are escaped.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -22,6 +22,10 @@ pub(crate) struct Table {
 pub(crate) struct Widths(Vec<usize>);
 
 const GAP: usize = 3;
+
+pub(crate) const RED: Style = AnsiColor::Red.on_default();
+pub(crate) const GREEN: Style = AnsiColor::Green.on_default();
+pub(crate) const YELLOW: Style = AnsiColor::Yellow.on_default();
 
 // === impl Cell ===
 
@@ -105,8 +109,6 @@ impl Widths {
 
 #[cfg(test)]
 mod tests {
-    use anstyle::AnsiColor;
-
     use super::*;
 
     fn text(table: &Table, colors: bool) -> String {

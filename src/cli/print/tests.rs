@@ -4,6 +4,7 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use super::*;
+use crate::proto::pb;
 
 /// Returns an object as the server sends it under RAW, at version 7.
 pub(super) fn object(json: &str) -> pb::Object {
