@@ -4,14 +4,7 @@ use std::sync::atomic::Ordering;
 
 use prost::Message;
 
-use super::{
-    call::Call,
-    page::{Continued, query_hash},
-    resource::ServedResource,
-    service::Service,
-    slice::Slice,
-    status::Refusal,
-};
+use super::{call::Call, page::Continued, resource::ServedResource, service::Service, slice::Slice, status::Refusal};
 use crate::{
     cache::Problem,
     model::ResourceVersion,
@@ -78,7 +71,7 @@ pub(super) async fn index_values(
         return Err(unknown());
     }
     let bound = pb::ListIndexValuesRequest { page_size: 0, page_token: String::new(), ..request.clone() };
-    let query = query_hash(&("ListIndexValues", bound.encode_to_vec()));
+    let query = service.pages().query_hash(&("ListIndexValues", bound.encode_to_vec()));
     let (snapshot, after) = if request.page_token.is_empty() {
         (service.snapshot(resource, None, call.wait).await?, None)
     } else {

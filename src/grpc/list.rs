@@ -20,7 +20,7 @@ use super::{
     call::Call,
     frame::{self, CHUNK_BYTES},
     kept::HeldSnapshot,
-    page::{Continued, query_hash},
+    page::Continued,
     query::{self, Parts},
     resource::ServedResource,
     scan::Scan,
@@ -135,7 +135,7 @@ pub(super) async fn list(service: &Service, mut request: pb::ListRequest, call: 
     .await?;
     let format = query::format(request.format)?;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
-    let query = query_hash(&("List", request.encode_to_vec()));
+    let query = service.pages().query_hash(&("List", request.encode_to_vec()));
     let (snapshot, after) = start(service, resource, &page_token, query, min_version.as_ref(), call.wait).await?;
     Ok(ListBody {
         service: service.clone(),

@@ -1,14 +1,15 @@
 //! Pagination: page tokens, and the snapshots that are kept for them.
 //!
-//! A token names the snapshot, the query and the last key, and is valid in this process only. It has expired after a restart, at
-//! another replica, and once its snapshot is released; the client then lists again.
+//! A token names the snapshot and the last key, and is valid in this process only. It has expired after a restart, at another
+//! replica, and once its snapshot is released; the client then lists again. A seal that only this process can compute binds it
+//! to the query, and so to the resource: a client may continue from another key, but in no snapshot of another query.
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 
 use std::{
-    collections::{VecDeque, hash_map::DefaultHasher},
-    hash::{Hash, Hasher},
+    collections::VecDeque,
+    hash::{BuildHasher, Hash, RandomState},
     sync::Arc,
     time::Duration,
 };
@@ -29,6 +30,8 @@ use crate::{
 pub(super) struct Pages {
     /// Random id of this process; the tokens of other processes have another one.
     process: u64,
+    /// Secret key of the seals.
+    seals: RandomState,
     /// Maximum number of kept snapshots, in all and for one peer.
     all: usize,
     each: usize,
@@ -70,13 +73,20 @@ const MAX_TOKEN_BYTES: usize = 16 << 10;
 impl Pages {
     /// Creates an empty store for at most `all` snapshots, `peer_share` percent of them for one peer.
     pub(super) fn new(all: usize, peer_share: u32, refused: Refused) -> Self {
-        Self { process: random_id(), all, each: share_of(all, peer_share), refused, retained: Mutex::default() }
+        let (process, seals) = (random_id(), RandomState::new());
+        Self { process, seals, all, each: share_of(all, peer_share), refused, retained: Mutex::default() }
+    }
+
+    /// Hashes a query, to which its page tokens are bound: every field of the request but page size and token. Without the
+    /// secret key, a client could construct two queries with the same hash.
+    pub(super) fn query_hash(&self, query: &impl Hash) -> u64 {
+        self.seals.hash_one(query)
     }
 
     /// Issues the token of the page after `after`, and keeps the snapshot for it, in the share of `origin`.
     pub(super) fn token(&self, snapshot: &Arc<Snapshot>, query: u64, after: &str, origin: Option<Origin>) -> String {
         let id = self.retain(snapshot, origin);
-        URL_SAFE_NO_PAD.encode(format!("{:x}.{id:x}.{query:x}.{after}", self.process))
+        URL_SAFE_NO_PAD.encode(format!("{:x}.{id:x}.{:x}.{after}", self.process, self.seals.hash_one((id, query))))
     }
 
     /// Returns the continuation that a token names. `query` is the hash of the request that the token came with.
@@ -94,15 +104,15 @@ impl Pages {
         let decoded = decoded.ok_or_else(malformed)?;
         let mut parts = decoded.splitn(4, '.');
         let mut number = || parts.next().and_then(|text| u64::from_str_radix(text, 16).ok());
-        let (Some(process), Some(id), Some(of_query)) = (number(), number(), number()) else {
+        let (Some(process), Some(id), Some(seal)) = (number(), number(), number()) else {
             return Err(malformed());
         };
         let after = parts.next().ok_or_else(malformed)?.to_owned();
-        if of_query != query {
-            return Err(invalid("token of another query; only page_size may change between pages"));
-        }
         if process != self.process {
             return Err(Refusal::PageTokenExpired);
+        }
+        if seal != self.seals.hash_one((id, query)) {
+            return Err(invalid("token of another query; only page_size may change between pages"));
         }
         let mut retained = self.retained.lock();
         retained.expire(Instant::now());
@@ -181,13 +191,6 @@ impl Retained {
     }
 }
 
-/// Hashes a query, to which its page tokens are bound: every field of the request but page size and token.
-pub(super) fn query_hash(query: &impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    query.hash(&mut hasher);
-    hasher.finish()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -226,6 +229,25 @@ mod tests {
         assert!(pages.resume(&token, 7).is_ok());
         tokio::time::advance(Duration::from_millis(1)).await;
         assert_eq!(reason(pages.resume(&token, 7).unwrap_err()), "PAGE_TOKEN_EXPIRED", "too old");
+    }
+
+    /// Regression test: the ids are consecutive numbers, so a client that put another one into its token got another resource's
+    /// snapshot.
+    #[tokio::test]
+    async fn a_forged_token_reaches_no_other_snapshot() {
+        let pages = new_pages();
+        let (others, mine) = (pages.token(&snapshot(1), 7, "a", None), pages.token(&snapshot(2), 8, "a", None));
+        let parts = |token: &str| {
+            let text = String::from_utf8(URL_SAFE_NO_PAD.decode(token).unwrap()).unwrap();
+            text.split('.').map(str::to_owned).collect::<Vec<_>>()
+        };
+        let (others, mine) = (parts(&others), parts(&mine));
+        for at in 0..3 {
+            let mut forged = mine.clone();
+            forged[at].clone_from(&others[at]);
+            let is_accepted = pages.resume(&URL_SAFE_NO_PAD.encode(forged.join(".")), 8).is_ok();
+            assert_eq!(is_accepted, forged == mine, "{forged:?}");
+        }
     }
 
     /// Regression test: a snapshot was kept for its first token only, so that the token of the next page could expire at once.
