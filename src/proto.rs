@@ -27,10 +27,10 @@ pub use structs::Structs;
     reason = "generated code; the proto documents it"
 )]
 pub mod pb {
-    tonic::include_proto!("informerd.v1");
+    include!("../proto/generated/informerd.v1.rs");
 
     /// File descriptors of our proto and its imports, and of google.rpc's error details; reflection serves them.
-    pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/informerd_descriptor.bin"));
+    pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!("../proto/generated/descriptors.bin");
 }
 
 /// Format of an object's body in a message.

@@ -17,6 +17,7 @@ mod deploy;
 mod documents;
 mod expressions;
 mod files;
+mod generated;
 mod list;
 #[path = "../../benches/load/load.rs"]
 mod load;
