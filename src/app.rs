@@ -25,7 +25,6 @@ use std::{fmt, net::SocketAddr, num::NonZeroUsize, path::Path, sync::Arc, time::
 
 use futures_util::future::join_all;
 use tokio::{net::TcpListener, task::JoinSet};
-use tonic::service::RoutesBuilder;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
 pub use self::error::AppError;
@@ -39,7 +38,7 @@ use self::{
 use crate::{
     admin::Admin,
     config::{Config, ListenAddr, TlsConfig},
-    grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig},
+    grpc::{GeneratedServices, Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig},
     proto::pb,
     source::kube::KubeClients,
     telemetry::{self, ObservedResource},
@@ -166,11 +165,10 @@ impl App {
 
         let (reporter, health) = tonic_health::server::health_reporter();
         set_health(&reporter, &service, ServingStatus::NotServing).await;
-        let mut services = RoutesBuilder::default();
-        services
-            .add_service(health)
-            .add_service(reflection().build_v1().map_err(|error| AppError::reflection(&error))?)
-            .add_service(reflection().build_v1alpha().map_err(|error| AppError::reflection(&error))?);
+        let services = GeneratedServices::default()
+            .with(health)
+            .with(reflection().build_v1().map_err(|error| AppError::reflection(&error))?)
+            .with(reflection().build_v1alpha().map_err(|error| AppError::reflection(&error))?);
         let routes = Routes::beside(service.clone(), services);
         let bounds = ServerConfig {
             streams_per_connection: config.limits.streams_per_connection,

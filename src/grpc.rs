@@ -45,5 +45,5 @@ pub use metrics::RpcMetrics;
 #[cfg(any(test, fuzzing))]
 pub(crate) use page::fuzzing;
 pub use resource::ServedResource;
-pub use routes::Routes;
+pub use routes::{GeneratedServices, Routes};
 pub use service::{Lifecycle, Service, ServiceConfig};

@@ -19,7 +19,11 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::{Registry, Unit},
 };
-use tracing_subscriber::{EnvFilter, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing_subscriber::{
+    filter::{ParseError, Targets},
+    layer::SubscriberExt,
+    util::SubscriberInitExt,
+};
 
 use crate::{
     cache::{HealthReport, RealFifo, ReflectorStats, Snapshot, SnapshotFileStats, SyncState},
@@ -64,9 +68,10 @@ struct Reading<'a> {
 
 /// Sends logs to stderr. The binary calls it once.
 pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), LogFilterError> {
-    let filter = EnvFilter::try_new(filter)
-        .map_err(|error| LogFilterError { filter: filter.to_owned(), reason: error.to_string() })?;
-    let registry = tracing_subscriber::registry().with(filter);
+    let targets: Targets = filter
+        .parse()
+        .map_err(|error: ParseError| LogFilterError { filter: filter.to_owned(), reason: error.to_string() })?;
+    let registry = tracing_subscriber::registry().with(targets);
     let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     match format {
         LogFormat::Text => {
