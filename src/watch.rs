@@ -24,8 +24,6 @@
 //!
 //! Not here: the origin of the events (`cache`) and the form of a frame on the wire (`grpc`). This module is generic over
 //! the [`Frame`]; [`Deliveries`] is the frame for users of the library.
-//!
-//! Independent of the rest: [`StreamWatcher`], a byte stream as an upstream watch.
 
 mod backfill;
 mod broadcaster;
@@ -44,7 +42,6 @@ mod room;
 mod routes;
 mod run;
 mod selection_budget;
-mod stream_watcher;
 mod until;
 mod window;
 
@@ -58,7 +55,6 @@ pub use policy::{BroadcasterConfig, CursorState, End, FullChannelPolicy, QueueOp
 pub use replay::Replay;
 #[cfg(test)]
 pub(crate) use selection_budget::Stepped;
-pub use stream_watcher::{DecodeError, Decoder, StreamWatcher, UndecodableEvent};
 pub use until::Until;
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!             list ──▶ Known ◀──┐
-//!   input ──▶ framing ──▶ decode ─ reader ──▶ watch::StreamWatcher ──▶ Watch
+//!   input ──▶ framing ──▶ decode ─ reader ──▶ StreamWatcher ──▶ Watch
 //!                                    └──────▶ Problems ──▶ SourceHealth
 //! ```
 //!
@@ -27,6 +27,7 @@ pub(crate) mod fuzzing;
 mod input;
 mod known;
 mod reader;
+mod watcher;
 
 #[cfg(test)]
 mod tests;
@@ -41,7 +42,10 @@ use std::{
 use parking_lot::Mutex;
 use tokio_stream::StreamExt;
 
-pub use self::input::StreamPath;
+pub use self::{
+    input::StreamPath,
+    watcher::{DecodeError, Decoder, StreamWatcher, UndecodableEvent},
+};
 use self::{
     known::Known,
     reader::{Lease, Reader},
@@ -50,7 +54,6 @@ use super::lineage::new_lineage;
 use crate::{
     cache::{Delta, List, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
     model::ResourceVersion,
-    watch::StreamWatcher,
 };
 
 /// Heartbeat of a stream, which may be silent for any time: only its end is a sign.

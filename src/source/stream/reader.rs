@@ -27,12 +27,12 @@ use super::{
     framing::{Found, Framer, MAX_DEPTH, MAX_EVENT_BYTES, Position},
     input::{Input, Received},
     known::Known,
+    watcher::{DecodeError, Decoder},
 };
 use crate::{
     cache::{Delta, Problem, ProblemReason, SourceHealth},
     model::{Cause, Event},
     source::problems::Problems,
-    watch::{DecodeError, Decoder},
 };
 
 /// The only reader of an open input.
