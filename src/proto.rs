@@ -157,15 +157,19 @@ pub fn timestamp(at: SystemTime) -> Timestamp {
     Timestamp::from(at)
 }
 
-/// Returns the policy that a request names: `Ok(None)` for the server's default, `Err` for one that this server does not support.
-pub fn full_channel_policy(policy: i32) -> Result<Option<FullChannelPolicy>, i32> {
+/// Returns the policy that a request names: `Ok(None)` for the server's default, a message for one that this server does not
+/// support.
+pub fn full_channel_policy(policy: i32) -> Result<Option<FullChannelPolicy>, String> {
     match pb::FullChannelPolicy::try_from(policy) {
         Ok(pb::FullChannelPolicy::Unspecified) => Ok(None),
         Ok(pb::FullChannelPolicy::Drop) => Ok(Some(FullChannelPolicy::Drop)),
         Ok(pb::FullChannelPolicy::Block) => Ok(Some(FullChannelPolicy::Block)),
         Ok(pb::FullChannelPolicy::Replay) => Ok(Some(FullChannelPolicy::Replay)),
         Ok(pb::FullChannelPolicy::Coalesce) => Ok(Some(FullChannelPolicy::Coalesce)),
-        Err(_) => Err(policy),
+        Err(_) => {
+            let supported = "DROP (1), BLOCK (2), REPLAY (3), COALESCE (4)";
+            Err(format!("unsupported value {policy}; supported: {supported}"))
+        }
     }
 }
 
@@ -212,7 +216,6 @@ mod tests {
         assert_eq!(PayloadFormat::from_proto(9), None);
         assert_eq!(full_channel_policy(0), Ok(None));
         assert_eq!(full_channel_policy(4), Ok(Some(FullChannelPolicy::Coalesce)));
-        assert_eq!(full_channel_policy(5), Err(5));
-        assert_eq!(full_channel_policy(-1), Err(-1));
+        assert!(full_channel_policy(5).is_err() && full_channel_policy(-1).is_err());
     }
 }

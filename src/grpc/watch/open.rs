@@ -147,14 +147,8 @@ fn queue(service: &Service, resource: &ServedResource, asked: pb::QueueOptions) 
     let config = service.config();
     let policy = match proto::full_channel_policy(asked.policy) {
         Ok(policy) => policy.unwrap_or(resource.queue.policy),
-        Err(policy) => {
-            return Err(Refusal::Invalid {
-                reason: "POLICY_INVALID",
-                field: "queue.policy",
-                message: format!(
-                    "unsupported value {policy}; supported: DROP (1), BLOCK (2), REPLAY (3), COALESCE (4)"
-                ),
-            });
+        Err(message) => {
+            return Err(Refusal::Invalid { reason: "POLICY_INVALID", field: "queue.policy", message });
         }
     };
     if !config.allowed_policies.contains(&policy) {
