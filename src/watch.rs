@@ -14,7 +14,7 @@
 //!   group that does not fit is deferred: separate threads fill its log, until it fits again or ends because it has not
 //!   kept up with the history.
 //! - A client's queue is its position in the group's log. Its length is a subtraction; the [`FullChannelPolicy`] decides
-//!   what follows when it is full.
+//!   what follows when it is full (`policy`).
 //! - Under COALESCE, separate threads merge all that a full queue holds, from the published batches and not from the log.
 //! - A group's log keeps what its cursors have not read, within the [`Retention`].
 //! - A client that lags behind the logs reads from a history, encoded once for all clients at the same position:
@@ -30,6 +30,7 @@ mod broadcaster;
 mod budget;
 mod bulk;
 mod coalesce;
+mod config;
 mod cursor;
 mod encoding;
 mod filler;
@@ -46,12 +47,13 @@ mod until;
 mod window;
 
 pub use backfill::{Backfill, BacklogReader};
-pub use broadcaster::{Broadcaster, BroadcasterStats, Subscribe};
+pub use broadcaster::{Broadcaster, Subscribe};
 pub use budget::Client;
 pub use bulk::BulkThreads;
-pub use cursor::{Cursor, CursorGauge, Frames, Taken, TooLarge};
-pub use frame::{Deliveries, Delivery, Frame, Notice};
-pub use policy::{BroadcasterConfig, CursorState, End, FullChannelPolicy, QueueOptions, Retention};
+pub use config::{BroadcasterConfig, BroadcasterStats, Retention};
+pub use cursor::{Cursor, CursorGauge, Taken, TooLarge};
+pub use frame::{Deliveries, Delivery, Frame, Frames, Notice};
+pub use policy::{CursorState, End, FullChannelPolicy, QueueOptions};
 pub use replay::Replay;
 #[cfg(test)]
 pub(crate) use selection_budget::Stepped;

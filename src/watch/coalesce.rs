@@ -53,6 +53,29 @@ pub(super) struct Size {
     pub(super) had: usize,
 }
 
+/// What has merged for a reader, and what it waits for. A thread takes the generation out while it works on it.
+#[derive(Debug)]
+pub(super) struct Coalescing {
+    /// Generation that is being filled; `None` while a thread works on it.
+    pub(super) generation: Option<Box<Generation>>,
+    /// True if the reader waits for it.
+    pub(super) is_wanted: bool,
+    /// True if a thread will work on it, or does.
+    pub(super) is_queued: bool,
+    /// Complete generation, until the reader takes it.
+    pub(super) ready: Option<Box<Telling>>,
+    pub(super) sizes: Sizes,
+}
+
+/// Sizes of what is held for a reader.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Sizes {
+    pub(super) merged: Size,
+    pub(super) ready: Size,
+    /// Size of what the reader has taken, until it takes again.
+    pub(super) told: Size,
+}
+
 /// Merged changes of one key.
 #[derive(Debug)]
 struct Pending {
@@ -171,6 +194,33 @@ impl Generation {
         let had = bodies(|told| told.event_type == EventType::Deleted);
         let size = Size { entries: told.capacity() * size_of::<Told>(), bodies: bodies(|_| true), had };
         Telling { told, versions, offset, size, _alive: Alive::new(Kind::Merging, 0) }
+    }
+}
+
+// === impl Coalescing ===
+
+impl Coalescing {
+    /// Returns an empty generation, for a thread to work on.
+    pub(super) fn new(is_wanted: bool) -> Self {
+        let (generation, ready, sizes) = (Some(Box::default()), None, Sizes::default());
+        Self { generation, is_wanted, is_queued: true, ready, sizes }
+    }
+
+    /// Returns true if the reader can deliver a generation.
+    pub(super) fn is_ready(&self) -> bool {
+        self.ready.is_some()
+    }
+
+    /// Returns true if nothing has merged since the last generation, and no thread merges now.
+    pub(super) fn is_idle(&self) -> bool {
+        self.generation.as_ref().is_some_and(|generation| generation.is_empty())
+    }
+
+    /// Returns the memory of the merged entries, and the size of the bodies that they and the delivered generation refer
+    /// to.
+    pub(super) fn size(&self) -> (usize, usize) {
+        let Sizes { merged, ready, told } = self.sizes;
+        (merged.entries + ready.entries, merged.bodies + ready.bodies + told.bodies)
     }
 }
 

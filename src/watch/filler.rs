@@ -31,8 +31,8 @@ use tokio::time::Instant;
 
 use super::{
     End, Frame,
-    broadcaster::BroadcasterStats,
     bulk::{BulkQueue, Work},
+    config::BroadcasterStats,
     encoding::{Encoding, Share},
     group::{Group, Part},
     room::Room,
@@ -292,8 +292,15 @@ impl<F: Frame> Filler<F> {
         for (filled, share) in shares {
             let arenas = arenas.get(&filled.group.format).map_or(&[][..], Vec::as_slice);
             let (offset, queue_size) = (first, self.queue_size);
-            let part =
-                Part { wake, changes: &changes, offset, end: end.offset, arenas, queue_size, window: &self.window };
+            let part = Part {
+                wake,
+                changes: &changes,
+                offset,
+                end: end.offset,
+                arenas,
+                queue_size,
+                floor: self.window.floor(),
+            };
             {
                 let mut log = filled.group.log.lock();
                 // One critical section, see the module's hand-over.
@@ -307,10 +314,7 @@ impl<F: Frame> Filler<F> {
                 if let Some(deferred) = log.deferred.as_mut() {
                     deferred.filled.clone_from(&end);
                 }
-                // The writer is ahead of this group, and waits for none of its readers.
-                for slot in full.drain(..) {
-                    log.slots[slot].lose_block();
-                }
+                debug_assert!(full.is_empty(), "the writer waits for no reader of a deferred group");
             }
             left.push(Filled { at: end.offset, ..filled });
             for waker in wakers.drain(..) {
@@ -329,12 +333,11 @@ impl<F: Frame> Filler<F> {
                 if log.deferred.as_ref().is_none_or(|deferred| deferred.id != id) {
                     continue;
                 }
-                log.deferred = None;
+                log.end_deferral(&self.stats);
                 log.end = Some(End::Expired { oldest: oldest.clone() });
                 log.take_wakers(&mut wakers);
                 self.stats.expired.fetch_add(log.slots.len() as u64, Ordering::Relaxed);
             }
-            self.stats.deferred.fetch_sub(1, Ordering::Relaxed);
             self.room.vacate(group.id);
             for waker in wakers.drain(..) {
                 waker.wake();

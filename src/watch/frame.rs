@@ -2,6 +2,8 @@
 
 use std::{fmt, ops::Range, sync::Arc};
 
+use smallvec::SmallVec;
+
 use crate::model::{Cause, Change, EventType, Object, ResourceVersion, Transition};
 
 /// Slice of a frozen arena: the encoded form of one or more consecutive events. A clone is a reference count.
@@ -28,6 +30,9 @@ pub trait Frame: Clone + fmt::Debug + Send + Sync + 'static {
     /// Returns the bytes of memory that the arena takes once it is frozen.
     fn bytes(arena: &Self::Arena) -> usize;
 }
+
+/// Consecutive slices: a single one if they were published together.
+pub type Frames<F> = SmallVec<[F; 1]>;
 
 /// One event, as it is encoded for one group of watchers.
 #[derive(Debug, Clone, Copy)]

@@ -19,7 +19,7 @@ use std::{
     borrow::Borrow,
     collections::VecDeque,
     sync::{
-        Arc, Weak,
+        Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     task::Waker,
@@ -31,10 +31,10 @@ use tokio::time::Instant;
 use self::state::{NEAR, Published, State};
 use super::{
     BroadcasterConfig, End, Frame, Retention,
-    broadcaster::BroadcasterStats,
     bulk::{BulkQueue, Work},
     coalesce::Generation,
-    group::{Group, Look, PutBack},
+    config::BroadcasterStats,
+    group::{Group, Look, PutBack, SlotRef},
     selection_budget::Clock,
 };
 use crate::{
@@ -65,14 +65,6 @@ pub(super) struct MergerConfig {
     /// Maximum events and age of a history.
     events: u64,
     age: Duration,
-}
-
-/// Slot under COALESCE.
-#[derive(Debug)]
-pub(super) struct Reader<F: Frame> {
-    group: Weak<Group<F>>,
-    slot: usize,
-    id: u64,
 }
 
 /// Time of one piece of work, in nanoseconds.
@@ -106,12 +98,12 @@ impl<F: Frame> Merger<F> {
     }
 
     /// Adds a reader that has everything up to `reached`.
-    pub(super) fn register(&self, reader: Reader<F>, reached: &Reached) {
+    pub(super) fn register(&self, reader: SlotRef<F>, reached: &Reached) {
         let mut state = self.state.lock();
         if state.readers.is_empty() {
             (state.head, state.low) = (reached.offset, reached.offset);
         }
-        state.readers.insert(reader.id, reader);
+        state.readers.insert(reader.slot().1, reader);
         self.count.store(state.readers.len(), Ordering::Relaxed);
     }
 
@@ -200,7 +192,7 @@ impl<F: Frame> Merger<F> {
     }
 
     /// Merges for a reader that waits for it.
-    pub(super) fn merge(self: &Arc<Self>, reader: Reader<F>) {
+    pub(super) fn merge(self: &Arc<Self>, reader: SlotRef<F>) {
         self.state.lock().jobs.push_back(reader);
         self.notify(true);
     }
@@ -244,12 +236,12 @@ impl<F: Frame> Merger<F> {
     fn look(self: &Arc<Self>) {
         let (readers, head, limit) = {
             let state = self.state.lock();
-            let readers: Vec<Reader<F>> = state.readers.values().cloned().collect();
+            let readers: Vec<SlotRef<F>> = state.readers.values().cloned().collect();
             (readers, state.head, state.limit(NEAR / 2))
         };
         let (mut jobs, mut needed, mut low) = (Vec::new(), head, head);
         for reader in readers {
-            let Some(group) = reader.group.upgrade() else { continue };
+            let Some(group) = reader.group() else { continue };
             let found = group.log.lock().look(reader.slot(), head, limit);
             let Some(Look { since, lags, is_due }) = found else { continue };
             needed = needed.min(since);
@@ -267,8 +259,8 @@ impl<F: Frame> Merger<F> {
     }
 
     /// Merges for a reader, for at most one piece of work.
-    fn merge_on(self: &Arc<Self>, reader: Reader<F>, threads: Option<&BulkQueue>) {
-        let Some(group) = reader.group.upgrade() else { return };
+    fn merge_on(self: &Arc<Self>, reader: SlotRef<F>, threads: Option<&BulkQueue>) {
+        let Some(group) = reader.group() else { return };
         let slot = reader.slot();
         let Some((mut generation, mut to)) = group.log.lock().take_generation(slot) else { return };
         let clock = threads.map(BulkQueue::clock);
@@ -377,25 +369,6 @@ impl MergerConfig {
     pub(super) fn of(config: &BroadcasterConfig) -> Self {
         let Retention { events, size, age } = config.retention;
         Self { size: config.coalesce_size, passed: size, events: events as u64, age }
-    }
-}
-
-// === impl Reader ===
-
-impl<F: Frame> Reader<F> {
-    /// Returns the reference to a slot of a group.
-    pub(super) fn new(group: &Arc<Group<F>>, slot: usize, id: u64) -> Self {
-        Self { group: Arc::downgrade(group), slot, id }
-    }
-
-    fn slot(&self) -> (usize, u64) {
-        (self.slot, self.id)
-    }
-}
-
-impl<F: Frame> Clone for Reader<F> {
-    fn clone(&self) -> Self {
-        Self { group: Weak::clone(&self.group), ..*self }
     }
 }
 

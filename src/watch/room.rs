@@ -7,7 +7,7 @@ use std::{
 
 use tokio::{sync::Notify, time::Instant};
 
-use super::{broadcaster::BroadcasterStats, budget::SharedBudget, policy::OnFull};
+use super::{budget::SharedBudget, config::BroadcasterStats, policy::OnFull};
 use crate::sync::Mutex;
 
 /// State shared by a Broadcaster and its groups.

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Frame, Retention, broadcaster::BroadcasterStats, encoding::Share, group::Group, run};
+use super::{Frame, Retention, config::BroadcasterStats, encoding::Share, group::Group, run};
 use crate::sync::{AtomicU64, Mutex};
 
 /// Publish cycles that are retained.
@@ -59,8 +59,8 @@ impl<F: Frame> Window<F> {
     }
 
     /// Returns the oldest cycle that is retained: older ones may have been dropped before their runs were appended.
-    pub(super) fn floor(&self) -> u64 {
-        self.floor.load(Ordering::Acquire)
+    pub(super) fn floor(&self) -> &AtomicU64 {
+        &self.floor
     }
 
     /// Adds a cycle of `events` events, which were not counted elsewhere, with arenas of `arenas` bytes and these shares;

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use super::*;
 use crate::{
     model::{Batch, Cause, Change, Object},
-    watch::{Broadcaster, BroadcasterConfig, Deliveries, QueueOptions, Retention, Subscribe},
+    watch::{Broadcaster, BroadcasterConfig, Deliveries, FullChannelPolicy, QueueOptions, Retention, Subscribe},
 };
 
 /// A log has one mark for each event of each group.

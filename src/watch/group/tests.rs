@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::watch::{BroadcasterConfig, Deliveries, broadcaster::BroadcasterStats, merger::MergerConfig};
+use crate::watch::{Deliveries, FullChannelPolicy};
 
 const QUEUE: QueueOptions = QueueOptions { policy: FullChannelPolicy::Replay, length: 1 };
 
@@ -12,17 +12,15 @@ fn version(number: u128) -> ResourceVersion {
 }
 
 fn group() -> Group<Deliveries> {
-    let stats: Arc<BroadcasterStats> = Arc::default();
     let reached = Reached { version: version(1), offset: 0 };
-    let room = Arc::new(Room::new(Duration::ZERO, Arc::clone(&stats)));
-    let merger = Merger::new(MergerConfig::of(&BroadcasterConfig::default()), None, stats, &reached);
-    Group::new(0, Arc::default(), (), false, reached, room, merger)
+    let room = Arc::new(Room::new(Duration::ZERO, Arc::default()));
+    Group::new(0, Arc::default(), (), false, reached, room)
 }
 
 /// Subscribes `count` slots that are parked and skip everything up to a version.
 fn slots(log: &mut Log<Deliveries>, count: u64) -> Vec<usize> {
     let subscribe = |id| {
-        let slot = log.subscribe(id, QUEUE, Phase::Live, None, 0);
+        let slot = log.subscribe(id, QUEUE, false, None, 0);
         log.leave_out(slot, 0, Some(&version(9)));
         assert!(log.park(slot, Waker::noop()).is_none());
         slot
@@ -68,7 +66,7 @@ fn a_slot_that_goes_takes_what_it_leaves_out_with_it_and_nothing_else() {
     log.unsubscribe(gone);
     let mut reached = Reached { version: version(1), offset: 0 };
     assert!(log.is_leaving_out(stays, &mut reached));
-    let next = log.subscribe(2, QUEUE, Phase::Live, None, 0);
+    let next = log.subscribe(2, QUEUE, false, None, 0);
     assert_eq!(next, gone, "the index is used again");
     assert!(!log.is_leaving_out(next, &mut reached));
 }

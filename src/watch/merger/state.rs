@@ -7,11 +7,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::Reader;
 use crate::{
     census::Alive,
     model::{Batch, Reached},
-    watch::Frame,
+    watch::{Frame, group::SlotRef},
 };
 
 /// State of a [`Merger`](super::Merger), under its lock.
@@ -31,10 +30,10 @@ pub(super) struct State<F: Frame> {
     passed_size: usize,
     /// Offset before which the batches are nearly as old as a history may be.
     pub(super) aged: u64,
-    pub(super) readers: HashMap<u64, Reader<F>>,
+    pub(super) readers: HashMap<u64, SlotRef<F>>,
     /// Readers to merge for, and readers whose log has events that the merger has not received yet.
-    pub(super) jobs: VecDeque<Reader<F>>,
-    pub(super) behind: Vec<Reader<F>>,
+    pub(super) jobs: VecDeque<SlotRef<F>>,
+    pub(super) behind: Vec<SlotRef<F>>,
     /// True if the readers must be checked.
     pub(super) looks: bool,
     /// Offset before which no reader needs anything, except the readers among the jobs and those with nothing to merge.

@@ -6,10 +6,8 @@ use super::*;
 use crate::{
     model::Transition,
     watch::{
-        broadcaster::BroadcasterStats,
         encoding::Encoding,
         group::{Group, Part},
-        merger::{Merger, MergerConfig},
         room::Room,
         window::Window,
     },
@@ -109,14 +107,12 @@ fn a_rewritten_history_is_no_way_around_the_window() {
 
 #[tokio::test(start_paused = true)]
 async fn what_is_forgotten_by_another_thread_before_it_is_in_its_log_is_not_kept() {
-    let stats: Arc<BroadcasterStats> = Arc::default();
     let retention = Retention { events: 1, ..BroadcasterConfig::default().retention };
     let letter = Letter::default();
-    let window = Window::<Text>::new(retention, Arc::clone(&stats));
-    let room = Arc::new(Room::new(Duration::ZERO, Arc::clone(&stats)));
+    let window = Window::<Text>::new(retention, Arc::default());
+    let room = Arc::new(Room::new(Duration::ZERO, Arc::default()));
     let reached = Reached { version: version(0), offset: 0 };
-    let merger = Merger::new(MergerConfig::of(&BroadcasterConfig::default()), None, stats, &reached);
-    let group = Arc::new(Group::new(0, Arc::new(Selection::default()), letter, false, reached, room, merger));
+    let group = Arc::new(Group::new(0, Arc::new(Selection::default()), letter, false, reached, room));
     let batches = [World::at(0).one("a", "web")];
     let mut encoding = Encoding::new(&batches, &mut false);
     let added = Transition { event_type: EventType::Added, cause: Cause::Change };
@@ -127,7 +123,7 @@ async fn what_is_forgotten_by_another_thread_before_it_is_in_its_log_is_not_kept
     let wake = window.push(1, bytes, [(&group, &share[..])].into_iter(), now);
     window.push(1, 0, [].into_iter(), now);
     let (changes, arenas) = (&changes[..], &arenas[&letter][..]);
-    let part = Part { wake, changes, offset: 0, end: 1, arenas, queue_size: usize::MAX, window: &window };
+    let part = Part { wake, changes, offset: 0, end: 1, arenas, queue_size: usize::MAX, floor: window.floor() };
     let mut log = group.log.lock();
     log.append(&part, share, &mut Vec::new(), &mut Vec::new());
     assert_eq!((log.head, log.tail(), log.runs.len()), (1, 1, 0), "it is told from the history");

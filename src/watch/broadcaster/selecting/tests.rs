@@ -1,18 +1,13 @@
 //! Time of one cycle, and the groups that are charged for it.
 
 use super::*;
-use crate::{
-    model::ResourceVersion,
-    watch::{BroadcasterConfig, Deliveries, merger::MergerConfig, room::Room},
-};
+use crate::{model::ResourceVersion, watch::Deliveries};
 
 fn groups(count: usize) -> Vec<Arc<Group<Deliveries>>> {
     let reached = Reached { version: ResourceVersion::decimal(0), offset: 0 };
     let group = |id| {
         let room = Arc::new(Room::new(Duration::ZERO, Arc::default()));
-        let config = MergerConfig::of(&BroadcasterConfig::default());
-        let merger = crate::watch::merger::Merger::new(config, None, Arc::default(), &reached);
-        Arc::new(Group::new(id, Arc::default(), (), true, reached.clone(), room, merger))
+        Arc::new(Group::new(id, Arc::default(), (), true, reached.clone(), room))
     };
     (0..count).map(group).collect()
 }
