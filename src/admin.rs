@@ -129,7 +129,7 @@ impl Admin {
             .service
             .resources()
             .filter(|resource| !resource.optional && resource.informer.snapshot().is_none())
-            .map(|resource| match resource.informer.health().report().last_error {
+            .map(|resource| match resource.informer.report().last_error {
                 Some(error) => format!("{}: not synced: {error}\n", resource.name),
                 None => format!("{}: not synced\n", resource.name),
             })

@@ -33,7 +33,7 @@ mod snapshot_file;
 
 pub use backoff::{Backoff, BackoffConfig};
 pub use checkpoint::{Checkpoint, Checkpoints};
-pub use demand::{Demand, Waiting};
+pub use demand::{ProgressDemand, ProgressGuard};
 pub use health::{HealthReport, SourceHealth, SyncState};
 pub use history::{Backlog, History, NotInHistory};
 pub use indexer::{Indexer, Snapshot};

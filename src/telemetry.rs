@@ -277,12 +277,7 @@ impl Family<'_, '_> {
 impl<'a> Reading<'a> {
     fn of(observed: &'a ObservedResource) -> Self {
         let informer = &observed.resource.informer;
-        Self {
-            observed,
-            snapshot: informer.snapshot(),
-            report: informer.health().report(),
-            watch: informer.watch_stats(),
-        }
+        Self { observed, snapshot: informer.snapshot(), report: informer.report(), watch: informer.watch_stats() }
     }
 
     fn kept(&self, counter: impl Fn(&SnapshotFileStats) -> &AtomicU64) -> u64 {

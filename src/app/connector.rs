@@ -100,6 +100,8 @@ impl Connector<'_> {
             broadcaster: config.broadcaster(),
             history: config.history,
             evidence: source.evidence(),
+            demand: source.demand(),
+            provenance: source.provenance(),
             batch_window: config.watch.batch_window.max(LEAST_WINDOW),
         };
         let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), informer_config);

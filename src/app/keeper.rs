@@ -167,7 +167,7 @@ impl Kept {
 
     /// Lets informer and Reflector begin with the snapshot of the previous run, if there is one. Blocks.
     pub(super) fn begin<S: ListerWatcher>(&self, informer: &mut Informer<WireFrame>, reflector: &mut Reflector<S>) {
-        let Shared { contents, resource, file, informer: handle, written, .. } = &*self.shared;
+        let Shared { contents, resource, file, written, .. } = &*self.shared;
         let (started, path) = (Instant::now(), file.path().display());
         let resumed = file.read().map_err(|error| error.to_string()).and_then(|saved| {
             let Some(SavedState { list, proof, seen_at }) = saved else { return Ok(()) };
@@ -175,8 +175,7 @@ impl Kept {
                 remove(file, resource);
                 return Ok(());
             }
-            reflector.resume(list.version.clone(), &proof)?;
-            handle.health().resumed(seen_at);
+            reflector.resume(list.version.clone(), &proof, seen_at)?;
             *written.lock() = Some(Written { changes: self.changes(), lacks_after: None });
             tracing::info!(file = %path, objects = list.objects.len(), took = ?started.elapsed(), "snapshot file read");
             informer.begin_warm(list);
@@ -209,7 +208,7 @@ impl Kept {
             return true;
         }
         let lacks_after = (!checkpoint.is_whole).then(|| checkpoint.snapshot.safe_version().clone());
-        let (file, seen_at) = (file.clone(), informer.health().report().seen_at);
+        let (file, seen_at) = (file.clone(), informer.report().seen_at);
         let writing = tokio::task::spawn_blocking(move || {
             let written = file.write(&checkpoint, seen_at);
             written.map_err(|error| format!("state_dir: {} cannot be written: {error}", file.path().display()))

@@ -4,26 +4,26 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// Number of callers that wait for a later state of a resource. While it is not zero, a source whose upstream can report its
-/// current version requests that report. Clones share the number.
+/// Number of callers that wait for a later state of a resource: readers write it, and a source reads it. While it is not zero, a
+/// source whose upstream can report its current version requests that report. Clones share the number.
 #[derive(Debug, Clone, Default)]
-pub struct Demand {
+pub struct ProgressDemand {
     waiting: Arc<watch::Sender<usize>>,
 }
 
 /// Guard of one waiting caller; dropping it ends the wait.
 #[derive(Debug)]
-pub struct Waiting {
-    demand: Demand,
+pub struct ProgressGuard {
+    demand: ProgressDemand,
 }
 
-// === impl Demand ===
+// === impl ProgressDemand ===
 
-impl Demand {
+impl ProgressDemand {
     /// Registers a waiting caller.
-    pub fn wait(&self) -> Waiting {
+    pub fn wait(&self) -> ProgressGuard {
         self.waiting.send_modify(|count| *count += 1);
-        Waiting { demand: self.clone() }
+        ProgressGuard { demand: self.clone() }
     }
 
     /// Returns true if a caller waits.
@@ -42,9 +42,9 @@ impl Demand {
     }
 }
 
-// === impl Waiting ===
+// === impl ProgressGuard ===
 
-impl Drop for Waiting {
+impl Drop for ProgressGuard {
     fn drop(&mut self) {
         self.demand.waiting.send_modify(|count| *count -= 1);
     }
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn it_is_wanted_as_long_as_anybody_waits() {
-        let demand = Demand::default();
+        let demand = ProgressDemand::default();
         let mut wanted = task::spawn(demand.wanted());
         assert_pending!(wanted.poll());
         let (first, second) = (demand.wait(), demand.wait());

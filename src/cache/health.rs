@@ -1,5 +1,4 @@
-//! Health of a resource's source: the Reflector and the source write it; responses and probes read it. Also the other
-//! direction: the number of callers that wait for a version that this server has not reached yet.
+//! Health of a resource's source: the Reflector and its source write it; responses and probes read it.
 //!
 //! Problems of a resource are reported through [`SourceHealth`]: one at a time ([`SourceHealth::set_problem`],
 //! [`SourceHealth::clear_problem`]), or all of some reasons at once ([`SourceHealth::replace_problems`]). They appear in
@@ -17,7 +16,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{Demand, Problem, ProblemChanges, ProblemReason, ProblemReport, Provenance, problem::Problems};
+use super::{Problem, ProblemChanges, ProblemReason, ProblemReport, problem::Problems};
 
 /// Availability and freshness of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +55,6 @@ struct Shared {
     stale_after: Duration,
     /// Start of `stale_micros`.
     base: Instant,
-    synced: AtomicBool,
     /// True if the source has reported that it lost its upstream.
     lost: AtomicBool,
     /// At a relay: true if the upstream has reported that its own upstream is not synced.
@@ -67,8 +65,6 @@ struct Shared {
     stale_micros: AtomicU64,
     late_changes: AtomicU64,
     record: Mutex<Record>,
-    demand: Demand,
-    provenance: Provenance,
 }
 
 #[derive(Debug, Default)]
@@ -92,15 +88,12 @@ impl SourceHealth {
             heartbeat,
             stale_after,
             base: Instant::now(),
-            synced: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             stale_upstream: AtomicBool::new(false),
             unconfirmed: AtomicBool::new(false),
             stale_micros: AtomicU64::new(0),
             late_changes: AtomicU64::new(0),
             record: Mutex::default(),
-            demand: Demand::default(),
-            provenance: Provenance::new(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -208,27 +201,8 @@ impl SourceHealth {
         self.shared.record.lock().seen_at = seen_at;
     }
 
-    /// Marks the resource as having a state: the first list, or the snapshot of the previous run.
-    pub fn synced(&self) {
-        self.shared.synced.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns the number of callers that wait for a version that this server has not reached yet.
-    pub fn demand(&self) -> &Demand {
-        &self.shared.demand
-    }
-
-    /// Returns the servers that the objects come through.
-    pub fn provenance(&self) -> &Provenance {
-        &self.shared.provenance
-    }
-
-    /// Returns the state alone.
+    /// Returns the state of a resource that has objects: synced or stale.
     pub fn state(&self) -> SyncState {
-        if self.shared.synced.load(Ordering::Relaxed) { self.state_of_objects() } else { SyncState::Syncing }
-    }
-
-    fn state_of_objects(&self) -> SyncState {
         let flags = [&self.shared.lost, &self.shared.stale_upstream, &self.shared.unconfirmed];
         let is_lost = flags.into_iter().any(|flag| flag.load(Ordering::Relaxed));
         let is_stale =
@@ -236,12 +210,7 @@ impl SourceHealth {
         if is_stale { SyncState::Stale } else { SyncState::Synced }
     }
 
-    /// Returns all values for a caller that has objects: they are readable shortly before the call of [`Self::synced`].
-    pub fn report_of_objects(&self) -> HealthReport {
-        HealthReport { state: self.state_of_objects(), ..self.report() }
-    }
-
-    /// Returns all values.
+    /// Returns all values, for a resource that has objects.
     pub fn report(&self) -> HealthReport {
         let record = self.shared.record.lock();
         let failure = record.problems.get(ProblemReason::UpstreamUnreachable, "").map(|failure| &failure.message);
@@ -273,10 +242,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_source_is_stale_when_it_has_been_silent_past_its_heartbeat_and_the_bound() {
         let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
-        assert_eq!(health.report().state, SyncState::Syncing);
+        assert_eq!(health.report().state, SyncState::Stale);
         health.alive();
-        assert_eq!(health.report().state, SyncState::Syncing, "alive, but no list was applied");
-        health.synced();
         assert_eq!(health.report().state, SyncState::Synced);
 
         tokio::time::advance(HEARTBEAT).await;
@@ -297,7 +264,6 @@ mod tests {
         for heartbeat in [Duration::from_secs(120), Duration::MAX] {
             let health = SourceHealth::new(heartbeat, STALE_AFTER);
             health.alive();
-            health.synced();
             tokio::time::advance(Duration::from_secs(60)).await;
             for _ in 0..5 {
                 assert_eq!(health.state(), SyncState::Synced);
@@ -315,7 +281,6 @@ mod tests {
     async fn a_lost_connection_counts_from_the_last_contact() {
         let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
         health.alive();
-        health.synced();
         let contact = Instant::now();
         tokio::time::advance(STALE_AFTER.saturating_sub(Duration::from_secs(1))).await;
         health.out_of_contact(contact);
@@ -331,7 +296,6 @@ mod tests {
     async fn a_source_that_may_be_silent_is_stale_only_when_it_is_lost() {
         let health = SourceHealth::new(Duration::MAX, STALE_AFTER);
         health.alive();
-        health.synced();
         tokio::time::advance(Duration::from_secs(1 << 30)).await;
         assert_eq!(health.state(), SyncState::Synced);
         health.lost();
@@ -345,7 +309,6 @@ mod tests {
         let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
         let seen_at = Some(SystemTime::UNIX_EPOCH);
         health.alive();
-        health.synced();
         health.relayed(SyncState::Stale, seen_at);
         health.alive();
         let report = health.report();
@@ -357,21 +320,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn objects_that_can_be_read_are_stale_or_synced() {
-        let health = SourceHealth::new(Duration::from_secs(1), Duration::from_secs(3));
-        health.resumed(Some(SystemTime::now()));
-        let states = || (health.state(), health.report().state, health.report_of_objects().state);
-        assert_eq!(states(), (SyncState::Syncing, SyncState::Syncing, SyncState::Stale));
-        health.alive();
-        assert_eq!(states(), (SyncState::Syncing, SyncState::Syncing, SyncState::Synced));
-        health.synced();
-        assert_eq!(states(), (SyncState::Synced, SyncState::Synced, SyncState::Synced));
-    }
-
-    #[tokio::test(start_paused = true)]
     async fn a_source_with_unconfirmed_objects_is_stale_however_alive_it_is() {
         let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
-        health.synced();
         health.set_unconfirmed(true);
         health.alive();
         assert_eq!(health.state(), SyncState::Stale);

@@ -31,8 +31,8 @@ pub use self::{
     join::{JoinError, Joined, Start, Stopped},
 };
 use super::{
-    Backlog, Checkpoint, Delta, Evidence, History, Indexer, List, NotInHistory, RealFifo, Snapshot, SourceHealth,
-    SyncState, ahead::Unrepeated,
+    Backlog, Checkpoint, Delta, Evidence, History, Indexer, List, NotInHistory, ProgressDemand, Provenance, RealFifo,
+    Snapshot, SourceHealth, SyncState, ahead::Unrepeated,
 };
 use crate::{
     model::{Batch, Cause, Event, Indexers, Reached, ResourceVersion, in_one_wake},
@@ -61,6 +61,10 @@ pub struct InformerConfig {
     pub history: Retention,
     /// Evidence of the source: [`ListerWatcher::evidence`](super::ListerWatcher::evidence).
     pub evidence: Evidence,
+    /// Demand that the source reads: [`ListerWatcher::demand`](super::ListerWatcher::demand).
+    pub demand: ProgressDemand,
+    /// Servers before this one: [`ListerWatcher::provenance`](super::ListerWatcher::provenance).
+    pub provenance: Provenance,
     /// Least time between two publish cycles, unless a whole cycle's worth of events is queued. The first event after a pause
     /// is applied at once, the next ones are gathered: a cycle costs much more than an event. The resolution of timers may add
     /// a millisecond.
@@ -106,6 +110,8 @@ struct Shared {
     waiters: Waiters,
     pokes: sync::AtomicU64,
     health: SourceHealth,
+    demand: ProgressDemand,
+    provenance: Provenance,
     stats: InformerStats,
     watch_stats: ArcSwapOption<BroadcasterStats>,
 }
@@ -162,6 +168,8 @@ impl<F: Frame> Informer<F> {
             waiters: Waiters::default(),
             pokes: sync::AtomicU64::default(),
             health,
+            demand: config.demand.clone(),
+            provenance: config.provenance.clone(),
             stats: InformerStats::default(),
             watch_stats: ArcSwapOption::default(),
         });

@@ -7,7 +7,7 @@ use std::{pin::Pin, time::Duration};
 use bytes::Bytes;
 use tokio_stream::Stream;
 
-use super::{Delta, Evidence, List};
+use super::{Delta, Evidence, List, ProgressDemand, Provenance};
 use crate::model::ResourceVersion;
 
 /// Lists a resource and watches it from the list's version, without a gap (client-go's `ListerWatcher`).
@@ -32,6 +32,16 @@ pub trait ListerWatcher: Send + Sync + 'static {
     /// Returns the differences in a list that prove a rewritten history.
     fn evidence(&self) -> Evidence {
         Evidence::Listed
+    }
+
+    /// Returns the demand that the source reads, if its upstream can report progress.
+    fn demand(&self) -> ProgressDemand {
+        ProgressDemand::default()
+    }
+
+    /// Returns the servers that the objects come through, which a relay writes.
+    fn provenance(&self) -> Provenance {
+        Provenance::default()
     }
 
     /// Returns the means to resume in the next run; `None` for a source that cannot, and begins with a list.

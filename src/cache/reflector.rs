@@ -12,7 +12,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use tokio::time::Instant;
@@ -97,15 +97,21 @@ impl<S: ListerWatcher> Reflector<S> {
         self.source.warm_start().map(WarmStart::identity)
     }
 
-    /// Resumes from the snapshot of the previous run, which the informer has begun with: watches from its version, and lists
-    /// only if the upstream cannot serve that watch.
+    /// Resumes from the snapshot of the previous run, which the informer begins with, and whose upstream was seen last at
+    /// `seen_at`: watches from its version, and lists only if the upstream cannot serve that watch.
     ///
     /// # Errors
     ///
     /// If the source rejects the proof. The Reflector then begins with a list.
-    pub fn resume(&mut self, version: ResourceVersion, proof: &[u8]) -> Result<(), String> {
+    pub fn resume(
+        &mut self,
+        version: ResourceVersion,
+        proof: &[u8],
+        seen_at: Option<SystemTime>,
+    ) -> Result<(), String> {
         let source = self.source.warm_start().ok_or("the source does not support snapshots")?;
         source.resume(&version, proof)?;
+        self.health.resumed(seen_at);
         self.state.resume(version);
         Ok(())
     }

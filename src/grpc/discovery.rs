@@ -21,7 +21,7 @@ pub(super) fn resource(resource: &ServedResource) -> pb::Resource {
     let informer = &resource.informer;
     let snapshot = informer.snapshot();
     let health = informer.health();
-    let report = health.report();
+    let report = informer.report();
     pb::Resource {
         name: resource.name.clone(),
         source: resource.source.to_owned(),
@@ -33,7 +33,7 @@ pub(super) fn resource(resource: &ServedResource) -> pb::Resource {
         indexes: informer.indexers().names().map(str::to_owned).collect(),
         source_seen_at: report.seen_at.map(proto::timestamp),
         last_error: report.last_error.unwrap_or_default(),
-        path: health.provenance().path(),
+        path: informer.provenance().path(),
         problems: health.problems().iter().map(problem).collect(),
         version_format: snapshot.as_ref().map_or_else(Default::default, |of| version_format(of.version())).into(),
         namespaces: health.namespaces(),

@@ -54,7 +54,7 @@ pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) 
     })?;
     let snapshot = service.snapshot(resource, min_version.as_ref(), call.wait).await?;
     let object = snapshot.get(&key).ok_or_else(|| Refusal::object(&resource.name, &key))?;
-    let report = resource.informer.health().report_of_objects();
+    let report = resource.informer.report();
     let rest = pb::GetResponse {
         resource_version: snapshot.safe_version().to_string(),
         object: None,

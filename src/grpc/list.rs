@@ -143,7 +143,7 @@ pub(super) async fn list(service: &Service, mut request: pb::ListRequest, call: 
         history: resource.informer.history(snapshot.epoch()),
         _held: service.snapshots(resource).hold(&snapshot, call.stream),
         snapshot,
-        source: resource.informer.health().report_of_objects(),
+        source: resource.informer.report(),
         scan: Arc::new(Scan::of(&selection)),
         selection,
         format,

@@ -305,9 +305,8 @@ fn not_reached(resource: &ServedResource, min_version: Option<&ResourceVersion>)
         (Some(snapshot), Some(wanted)) => {
             Refusal::VersionTooLarge { wanted: wanted.clone(), current: snapshot.version().to_string() }
         }
-        (_, _) => Refusal::NotSynced {
-            resource: resource.name.clone(),
-            last_error: resource.informer.health().report().last_error,
-        },
+        (_, _) => {
+            Refusal::NotSynced { resource: resource.name.clone(), last_error: resource.informer.report().last_error }
+        }
     }
 }

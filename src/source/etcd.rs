@@ -5,7 +5,7 @@
 //!   Connections ─┤                            ├──▶ Known (identity, position) ──▶ history check
 //!                └─▶ watch ─▶ transactions ───┘
 //!                      ▲
-//!                      └── progress requests: when the watch is idle, or 10 times a second while a caller waits (Demand)
+//!                      └── progress requests: when the watch is idle, or 10 times a second while a caller waits (ProgressDemand)
 //! ```
 //!
 //! The application makes one source for each resource from its configuration, each with a connection of its own; the
@@ -45,7 +45,7 @@ use self::{
     watch::Live,
 };
 use crate::{
-    cache::{Evidence, List, ListVersion, ListerWatcher, SourceError, SourceHealth, WarmStart, Watch},
+    cache::{Evidence, List, ListVersion, ListerWatcher, ProgressDemand, SourceError, SourceHealth, WarmStart, Watch},
     model::ResourceVersion,
     source::problems::{KeptProblems, OBJECT_REASONS, Problems},
 };
@@ -93,6 +93,7 @@ struct Shared {
     config: EtcdConfig,
     prefix: Prefix,
     health: SourceHealth,
+    demand: ProgressDemand,
     connections: Connections,
     problems: Problems,
     known: Mutex<Known>,
@@ -159,6 +160,7 @@ impl EtcdSource {
             problems: Problems::new("etcd", config.resource.clone(), health.clone()),
             known: Mutex::default(),
             health,
+            demand: ProgressDemand::default(),
             config,
         };
         Self { shared: Arc::new(shared) }
@@ -216,6 +218,10 @@ impl ListerWatcher for EtcdSource {
 
     fn evidence(&self) -> Evidence {
         Evidence::Bytes
+    }
+
+    fn demand(&self) -> ProgressDemand {
+        self.shared.demand.clone()
     }
 
     fn warm_start(&self) -> Option<&dyn WarmStart> {

@@ -5,7 +5,7 @@
 //!   (client)  │                                 └── continues as ──▶ Live ├──▶ Position (version, history, last change)
 //!             └─▶ watch: a Watch after the position ───────────▶ Live ────┘
 //!                      ▲                                          └──▶ batches, bookmarks, state of the origin
-//!                      └── with bookmarks 10 times a second while a caller waits (Demand)
+//!                      └── with bookmarks 10 times a second while a caller waits (ProgressDemand)
 //! ```
 //!
 //! The application makes one source for each resource from its configuration, each with a connection of its own; the
@@ -45,7 +45,9 @@ use self::{
     upstream::{Messages, Start, Upstream},
 };
 use crate::{
-    cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, WarmStart, Watch},
+    cache::{
+        List, ListVersion, ListerWatcher, ProgressDemand, Provenance, SourceError, SourceHealth, WarmStart, Watch,
+    },
     model::ResourceVersion,
     proto::pb::EventType,
 };
@@ -89,6 +91,7 @@ pub struct RelaySource {
 struct Shared {
     config: RelayConfig,
     health: SourceHealth,
+    demand: ProgressDemand,
     upstream: Upstream,
     state: Mutex<State>,
 }
@@ -154,7 +157,15 @@ impl RelaySource {
     /// Returns a source that has not connected yet. It reports the sync state of the upstream's own source to `health`.
     pub fn new(config: RelayConfig, health: SourceHealth) -> Self {
         let upstream = Upstream::new(config.clone(), health.clone());
-        Self { shared: Arc::new(Shared { config, health, upstream, state: Mutex::default() }) }
+        Self {
+            shared: Arc::new(Shared {
+                config,
+                health,
+                demand: ProgressDemand::default(),
+                upstream,
+                state: Mutex::default(),
+            }),
+        }
     }
 
     /// Checks that the endpoint is valid, and that the files that a configuration names can be read now. Makes no connection.
@@ -193,6 +204,14 @@ impl ListerWatcher for RelaySource {
 
     fn heartbeat(&self) -> Duration {
         self.shared.config.heartbeat
+    }
+
+    fn demand(&self) -> ProgressDemand {
+        self.shared.demand.clone()
+    }
+
+    fn provenance(&self) -> Provenance {
+        self.shared.upstream.provenance().clone()
     }
 
     fn warm_start(&self) -> Option<&dyn WarmStart> {

@@ -373,7 +373,7 @@ async fn a_version_that_somebody_waits_for_is_asked_for_through_the_chain() {
     };
     let mut client = far.client().await;
     let waiting = tokio::spawn(async move { client.get(request("7")).await });
-    until("the origin is asked", async || origin.informer.health().demand().is_wanted()).await;
+    until("the origin is asked", async || origin.informer.demand().is_wanted()).await;
     origin.push(Event::Bookmark(version(7))).await;
     let answer = tokio::time::timeout(DEADLINE, waiting).await.unwrap().unwrap().unwrap();
     assert_eq!(answer.into_inner().resource_version, "7");
@@ -391,7 +391,7 @@ async fn a_version_that_somebody_waits_for_is_asked_for_through_the_chain() {
 async fn the_upstream_is_asked_as_long_as_somebody_waits() {
     let servers = chain(vec![pod("shop", "a", "")]).await;
     until("it is synced", async || servers[2].informer.snapshot().is_some()).await;
-    let (origin, far) = (servers[0].informer.health().demand(), servers[2].informer.health().demand());
+    let (origin, far) = (servers[0].informer.demand(), servers[2].informer.demand());
     for _ in 0..2 {
         let waiting = far.wait();
         until("it is asked", async || origin.is_wanted()).await;
@@ -429,7 +429,7 @@ async fn the_state_of_the_origin_is_passed_on() {
     );
     origin.lost();
     told(pb::SyncState::Stale).await;
-    assert_eq!(servers[1].informer.health().state(), SyncState::Stale);
+    assert_eq!(servers[1].informer.state(), SyncState::Stale);
     origin.alive();
     told(pb::SyncState::Synced).await;
 }
@@ -447,7 +447,7 @@ async fn a_relay_of_itself_is_refused() {
     let first = Sandbox::relay(wire.address()).await;
     let second = Sandbox::relay(first.address()).await;
     let is_known = async |relay: &Sandbox, length: usize| {
-        until("the path", async || relay.informer.health().provenance().path().len() == length).await;
+        until("the path", async || relay.informer.provenance().path().len() == length).await;
     };
     is_known(&second, 2).await;
     let third = Sandbox::relay(second.address()).await;
@@ -459,10 +459,10 @@ async fn a_relay_of_itself_is_refused() {
     // The number of hops that an undetected loop would reach.
     let origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let names = |count: usize| (0..count).map(|at| format!("server {at}")).collect();
-    origin.informer.health().provenance().set_upstream(names(15));
+    origin.informer.provenance().set_upstream(names(15));
     let relay = Sandbox::relay(origin.address()).await;
     last_error(&relay, "comes through 16 servers; relay a server closer to the source").await;
-    origin.informer.health().provenance().set_upstream(names(14));
+    origin.informer.provenance().set_upstream(names(14));
     relay.reached(&version(1)).await;
 }
 

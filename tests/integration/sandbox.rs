@@ -124,6 +124,8 @@ impl Sandbox {
             broadcaster: options.broadcaster,
             history: options.history,
             evidence: relay.as_ref().map_or(Evidence::Bytes, ListerWatcher::evidence),
+            demand: relay.as_ref().map(ListerWatcher::demand).unwrap_or_default(),
+            provenance: relay.as_ref().map(ListerWatcher::provenance).unwrap_or_default(),
             batch_window: Duration::from_micros(500),
         };
         let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);

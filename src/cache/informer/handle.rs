@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{Command, InformerStats, JoinError, Joined, Shared, Start, Stopped};
 use crate::{
-    cache::{Snapshot, SourceHealth},
+    cache::{HealthReport, ProgressDemand, Provenance, Snapshot, SourceHealth, SyncState},
     model::{Indexers, Reached, ResourceVersion},
     watch::{Backfill, BroadcasterStats, Frame, Subscribe},
 };
@@ -49,7 +49,7 @@ impl<F: Frame> InformerHandle<F> {
 
     /// Returns the name of a history of this resource at this server.
     pub fn history(&self, epoch: u64) -> String {
-        format!("{}.{epoch}", self.shared.health.provenance().name())
+        format!("{}.{epoch}", self.shared.provenance.name())
     }
 
     /// Returns true if a name is that of another history of this resource at this server. It cannot judge names of other
@@ -57,7 +57,7 @@ impl<F: Frame> InformerHandle<F> {
     pub fn is_another_history(&self, history: &str, epoch: u64) -> bool {
         history
             .split_once('.')
-            .is_some_and(|(name, told)| name == self.shared.health.provenance().name() && told != epoch.to_string())
+            .is_some_and(|(name, told)| name == self.shared.provenance.name() && told != epoch.to_string())
     }
 
     /// Returns the oldest version that a watch can resume from.
@@ -68,6 +68,26 @@ impl<F: Frame> InformerHandle<F> {
     /// Returns the health of the source.
     pub fn health(&self) -> &SourceHealth {
         &self.shared.health
+    }
+
+    /// Returns the availability and freshness of the resource.
+    pub fn state(&self) -> SyncState {
+        if self.shared.snapshot.load().is_some() { self.shared.health.state() } else { SyncState::Syncing }
+    }
+
+    /// Returns the health of the source, with the state of the resource.
+    pub fn report(&self) -> HealthReport {
+        HealthReport { state: self.state(), ..self.shared.health.report() }
+    }
+
+    /// Returns the number of callers that wait for a version that this server has not reached yet.
+    pub fn demand(&self) -> &ProgressDemand {
+        &self.shared.demand
+    }
+
+    /// Returns the servers that the objects come through.
+    pub fn provenance(&self) -> &Provenance {
+        &self.shared.provenance
     }
 
     /// Returns the index functions.
@@ -92,7 +112,7 @@ impl<F: Frame> InformerHandle<F> {
 
     /// Waits for a state that the predicate accepts, the present one included. The predicate runs on each state whose version
     /// has this number or a higher one, and on the first state of another history. Meanwhile the source counts this caller as
-    /// waiting ([`Demand`](crate::cache::Demand)).
+    /// waiting ([`ProgressDemand`]).
     ///
     /// # Cancel safety
     ///
@@ -105,7 +125,7 @@ impl<F: Frame> InformerHandle<F> {
             if let Some(snapshot) = self.snapshot().filter(|snapshot| is_enough(snapshot)) {
                 return snapshot;
             }
-            waiting.get_or_insert_with(|| self.shared.health.demand().wait());
+            waiting.get_or_insert_with(|| self.shared.demand.wait());
             waiter.woken().await;
         }
     }

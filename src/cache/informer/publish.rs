@@ -28,7 +28,6 @@ impl<F: Frame> Writer<F> {
         live.broadcaster.forget_before(live.history.begin());
         self.shared.note_gap(batches);
         self.shared.distributed.store(Some(distributed));
-        self.shared.health.synced();
         self.shared.waiters.wake(reached);
 
         let changes: usize = batches.iter().map(|batch| batch.changes.len()).sum();

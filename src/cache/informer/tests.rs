@@ -38,7 +38,15 @@ impl Running {
         let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
         let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
         let (indexers, history) = (Arc::default(), broadcaster.retention);
-        let config = InformerConfig { indexers, broadcaster, history, evidence: Evidence::Bytes, batch_window };
+        let config = InformerConfig {
+            indexers,
+            broadcaster,
+            history,
+            evidence: Evidence::Bytes,
+            demand: ProgressDemand::default(),
+            provenance: Provenance::default(),
+            batch_window,
+        };
         let (informer, handle) = Informer::new(Arc::clone(&fifo), health, config);
         Self { fifo, handle, task: tokio::spawn(informer.run()) }
     }

@@ -381,13 +381,10 @@ async fn an_expired_watch_is_stale_until_it_is_listed() {
     for expiring in [Refuse(expired()), Watched(vec![Fail(expired())])] {
         let script = |more: &[Answer]| [&[Listed(10), Watched(vec![Put(11)]), expiring.clone()], more].concat();
         let run = run_for(Duration::from_secs(1), script(&[])).await;
-        run.health.synced();
         assert_eq!(run.health.state(), SyncState::Stale, "its list is not answered yet");
         let run = run_for(Duration::from_secs(1), script(&[FailList(unavailable())])).await;
-        run.health.synced();
         assert_eq!(run.health.state(), SyncState::Stale);
         let run = run_for(Duration::from_secs(1), script(&[Listed(12)])).await;
-        run.health.synced();
         assert_eq!(run.health.state(), SyncState::Synced);
     }
 }
@@ -397,15 +394,13 @@ async fn the_health_of_the_source_follows_what_it_answers() {
     let run = run_for(Duration::from_secs(1), vec![FailList(unavailable()), FailList(busy())]).await;
     let report = run.health.report();
     assert_eq!(report.last_error.as_deref(), Some("list failed: upstream unavailable: 429"));
-    assert_eq!((report.state, report.seen_at), (SyncState::Syncing, None));
+    assert_eq!((report.state, report.seen_at), (SyncState::Stale, None));
 
     let run = run_for(Duration::from_secs(1), vec![FailList(unavailable()), Listed(10)]).await;
-    run.health.synced();
     assert_eq!((run.health.report().state, run.health.report().last_error), (SyncState::Synced, None));
 
     let failing = Watched(vec![secs(60), Put(11), secs(4), Fail(unavailable())]);
     let run = run_for(Duration::from_secs(66), vec![Listed(10), failing]).await;
-    run.health.synced();
     let report = run.health.report();
     assert_eq!(
         (report.state, report.last_error.as_deref()),

@@ -41,7 +41,7 @@ use super::{
     timer::BookmarkTimer,
 };
 use crate::{
-    cache::{Joined, Start, SyncState, Waiting},
+    cache::{Joined, ProgressGuard, Start, SyncState},
     model::{Reached, ResourceVersion},
     proto::{self, pb},
     transport::{Chunk, Room, UNKNOWN},
@@ -62,7 +62,7 @@ pub(in super::super) struct WatchBody {
     /// State of the source that the client last received.
     told_state: SyncState,
     /// Demand for progress: the client wants to learn of the upstream's progress at once.
-    _waiting: Option<Waiting>,
+    _waiting: Option<ProgressGuard>,
     bookmarks: BookmarkTimer,
     ends_at: Option<Pin<Box<Sleep>>>,
     /// Signal of the drain, for all stages but the live one: a live watch is notified through its cursor.
@@ -88,7 +88,7 @@ pub(super) struct Opened {
     pub(super) begin: Begin,
     pub(super) joined: Joined<WireFrame>,
     pub(super) bookmark_interval: Duration,
-    pub(super) waiting: Option<Waiting>,
+    pub(super) waiting: Option<ProgressGuard>,
     /// Time at which the watch ends with a bookmark and status OK.
     pub(super) ends_at: Option<Instant>,
     pub(super) watcher: WatcherEntry,
@@ -112,7 +112,7 @@ impl WatchBody {
     pub(super) fn new(opened: Opened) -> Self {
         let Opened { service, resource, mut subscribe, begin, watcher, .. } = opened;
         let Joined { snapshot, backlog, cursor, epoch } = opened.joined;
-        let opened_state = resource.informer.health().state();
+        let opened_state = resource.informer.state();
         let is_bookmark_first = begin == Begin::Bookmark;
         let stage = match begin {
             Begin::InitialEvents => {
@@ -168,7 +168,7 @@ impl WatchBody {
 
     /// Creates a bookmark at this client's own position, with the state of the source.
     fn bookmark(&mut self, mut bookmark: pb::Bookmark) -> pb::WatchResponse {
-        let report = self.resource.informer.health().report();
+        let report = self.resource.informer.report();
         (self.told_state, self.has_news) = (report.state, false);
         bookmark.set_source(proto::sync_state(report.state));
         bookmark.source_seen_at = report.seen_at.map(proto::timestamp);
@@ -397,7 +397,7 @@ impl WatchBody {
             return Poll::Ready(());
         }
         // A change of the source's state is sent at once, a version at the interval.
-        self.has_news = self.has_news && self.resource.informer.health().state() != self.told_state;
+        self.has_news = self.has_news && self.resource.informer.state() != self.told_state;
         if !self.has_news {
             ready!(self.bookmarks.poll(cx));
         }

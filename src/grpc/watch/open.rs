@@ -96,7 +96,7 @@ pub(in super::super) async fn open_with(
         begin,
         joined,
         bookmark_interval: bookmark_interval.max(MIN_BOOKMARK_INTERVAL),
-        waiting: (bookmark_interval <= MIN_BOOKMARK_INTERVAL).then(|| resource.informer.health().demand().wait()),
+        waiting: (bookmark_interval <= MIN_BOOKMARK_INTERVAL).then(|| resource.informer.demand().wait()),
         ends_at: timeout.map(|timeout| Instant::now() + timeout),
         watcher,
     }))

@@ -160,7 +160,7 @@ impl Live {
 
     /// Waits for the next message, response or timer.
     async fn turn(&mut self) -> Result<(), SourceError> {
-        let demand = self.shared.health.demand().clone();
+        let demand = self.shared.demand.clone();
         let can_hurry = self.connection.tells_progress && !demand.is_wanted();
         let is_wanted = demand.is_wanted() || self.unproved.is_some();
         let ask_at = self.ask_at(self.connection.tells_progress && is_wanted);

@@ -49,7 +49,7 @@ use super::{
     reading::{Reading, Shared, Stop},
 };
 use crate::{
-    cache::{Delta, List, ListVersion, SourceError, SourceHealth, Watch},
+    cache::{Delta, List, ListVersion, ProgressDemand, SourceError, Watch},
     model::{Event, ResourceVersion, VersionError},
     source::problems::KeptProblems,
 };
@@ -74,7 +74,7 @@ struct State {
 struct Merged {
     state: Arc<Mutex<State>>,
     members: Vec<Member>,
-    health: SourceHealth,
+    demand: ProgressDemand,
     /// Completes when the selected namespaces have changed, or their watch fails.
     selection: Pin<Box<dyn Future<Output = SourceError> + Send>>,
     /// Never completes.
@@ -228,7 +228,7 @@ impl Namespaces {
             checks: Box::pin(existence::keep_checking(Arc::clone(&self.whole), configured)),
             state: Arc::clone(&self.state),
             members,
-            health: self.whole.health.clone(),
+            demand: self.whole.demand.clone(),
             watches: watches.into_iter().collect(),
             probes: FuturesUnordered::new(),
             probed: Vec::new(),
@@ -353,7 +353,7 @@ impl Merged {
                 return Ok(delta);
             }
             let ahead = self.state.lock().merge.ahead();
-            let demand = self.health.demand().clone();
+            let demand = self.demand.clone();
             let has_room = self.probes.len() < CONCURRENCY && !self.unprobed().is_empty();
             if has_room && (ahead > PROBE_AHEAD || demand.is_wanted()) {
                 self.probe();

@@ -13,7 +13,7 @@ use super::{
     KubeConfig, api::Api, attempts::Attempts, client::Client, known::Known, proof::Mark, sent_ahead::SentAhead,
 };
 use crate::{
-    cache::{List, ListVersion, Problem, SourceError, SourceHealth},
+    cache::{List, ListVersion, Problem, ProgressDemand, SourceError, SourceHealth},
     model::Object,
     source::problems::{OBJECT_REASONS, Problems},
 };
@@ -25,6 +25,7 @@ pub(super) struct Shared {
     pub(super) known: Mutex<Known>,
     pub(super) problems: Problems,
     pub(super) health: SourceHealth,
+    pub(super) demand: ProgressDemand,
     pub(super) initial_events: Mutex<Attempts>,
     pub(super) sent_ahead: SentAhead,
     /// Set once every list is to be paged.
@@ -72,6 +73,7 @@ impl Shared {
             known: Mutex::new(if config.has_opaque_versions { Known::opaque() } else { Known::default() }),
             problems: Problems::new("kube", config.resource.clone(), health.clone()),
             health,
+            demand: ProgressDemand::default(),
             initial_events: Mutex::default(),
             sent_ahead: SentAhead::default(),
             pages: AtomicBool::new(false),

@@ -18,7 +18,7 @@ use super::{
     watch::Live,
 };
 use crate::{
-    cache::{Evidence, List, ListVersion, ListerWatcher, SourceError, SourceHealth, WarmStart, Watch},
+    cache::{Evidence, List, ListVersion, ListerWatcher, ProgressDemand, SourceError, SourceHealth, WarmStart, Watch},
     model::ResourceVersion,
     source::problems::KeptProblems,
 };
@@ -167,6 +167,10 @@ impl ListerWatcher for KubeSource {
         let fields = self.shared.config.field_selector.split(',').filter(|field| !field.is_empty());
         let of_metadata = |field: &str| field.trim_start().starts_with("metadata.");
         if fields.into_iter().all(of_metadata) { Evidence::Listed } else { Evidence::Held }
+    }
+
+    fn demand(&self) -> ProgressDemand {
+        self.shared.demand.clone()
     }
 
     fn warm_start(&self) -> Option<&dyn WarmStart> {

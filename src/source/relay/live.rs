@@ -98,7 +98,7 @@ impl Live {
                 self.reopen(None).await?;
             }
             let silent_at = self.heard_at + self.shared.upstream.silence();
-            let demand = self.shared.health.demand().clone();
+            let demand = self.shared.demand.clone();
             tokio::select! {
                 // Messages that have arrived come first: a stream that was not polled for long is not silent.
                 biased;
@@ -273,7 +273,7 @@ impl Live {
     }
 
     fn note_demand(&mut self) {
-        if self.shared.health.demand().is_wanted() {
+        if self.shared.demand.is_wanted() {
             self.wanted_at = self.wanted_at.map(|_| Instant::now());
         }
     }

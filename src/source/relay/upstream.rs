@@ -7,7 +7,7 @@ use tonic::{Code, Streaming};
 
 use super::{RelayConfig, message};
 use crate::{
-    cache::{SourceError, SourceHealth},
+    cache::{Provenance, SourceError, SourceHealth},
     client::{Client, ClientError, ServerAddress, TlsOptions},
     model::{Object, ObjectKey, ResourceVersion},
     proto::pb::{
@@ -21,6 +21,7 @@ use crate::{
 pub(super) struct Upstream {
     config: RelayConfig,
     health: SourceHealth,
+    provenance: Provenance,
     client: Mutex<Option<Client>>,
 }
 
@@ -54,7 +55,12 @@ const MAX_PATH: usize = 16;
 
 impl Upstream {
     pub(super) fn new(config: RelayConfig, health: SourceHealth) -> Self {
-        Self { config, health, client: Mutex::default() }
+        Self { config, health, provenance: Provenance::default(), client: Mutex::default() }
+    }
+
+    /// Returns the servers that the resource comes through.
+    pub(super) fn provenance(&self) -> &Provenance {
+        &self.provenance
     }
 
     /// Returns the time without a message after which the source gives a stream up.
@@ -182,7 +188,7 @@ impl Upstream {
         let RelayConfig { endpoint, resource: name, answer_timeout, .. } = &self.config;
         let client = self.client().await?;
         let resources = self.answer(*answer_timeout, client.resources()).await?;
-        let provenance = self.health.provenance();
+        let provenance = &self.provenance;
         let known = || resources.iter().map(|resource| resource.name.as_str()).collect::<Vec<_>>().join(", ");
         let Some(resource) = resources.iter().find(|resource| resource.name == *name) else {
             let problem = format!("{endpoint}: resource {name:?} not found (known: {})", known());

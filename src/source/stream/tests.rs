@@ -50,7 +50,6 @@ impl Rig {
         assert!(list.objects.is_empty());
         // As the Reflector and the informer do.
         health.alive();
-        health.synced();
         let watch = source.watch(list.version.clone()).await.unwrap();
         Self { source, health, watch, version: list.version }
     }

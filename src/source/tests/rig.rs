@@ -12,8 +12,8 @@ use tokio::{task::JoinHandle, time::timeout};
 use super::DEADLINE;
 use crate::{
     cache::{
-        BackoffConfig, Checkpoints, Delta, FifoBounds, List, ListVersion, ListerWatcher, RealFifo, Reflector,
-        ReflectorConfig, ReflectorStats, SourceHealth,
+        BackoffConfig, Checkpoints, Delta, FifoBounds, List, ListVersion, ListerWatcher, ProgressDemand, RealFifo,
+        Reflector, ReflectorConfig, ReflectorStats, SourceHealth,
     },
     model::{Event, Object, ResourceVersion},
 };
@@ -23,6 +23,7 @@ pub(in crate::source) struct Rig {
     pub(in crate::source) fifo: Arc<RealFifo>,
     pub(in crate::source) checkpoints: Checkpoints,
     pub(in crate::source) health: SourceHealth,
+    pub(in crate::source) demand: ProgressDemand,
     pub(in crate::source) stats: Arc<ReflectorStats>,
     task: JoinHandle<()>,
     value: fn(&Object) -> String,
@@ -63,9 +64,10 @@ impl Rig {
             ..BackoffConfig::default()
         };
         let config = ReflectorConfig { first_list: ListVersion::MostRecent, backoff };
+        let demand = source.demand();
         let mut reflector = Reflector::new(source, Arc::clone(&fifo), health.clone(), config);
         if let Some(kept) = kept {
-            reflector.resume(ResourceVersion::decimal(kept.version), &kept.proof).unwrap();
+            reflector.resume(ResourceVersion::decimal(kept.version), &kept.proof, None).unwrap();
         }
         let (stats, checkpoints) = (Arc::clone(reflector.stats()), reflector.checkpoints().clone());
         let task = tokio::spawn(reflector.run());
@@ -75,6 +77,7 @@ impl Rig {
             fifo,
             checkpoints,
             health,
+            demand,
             stats,
             task,
             value,

@@ -60,6 +60,8 @@ impl Served {
             broadcaster: BroadcasterConfig { retention: bound, ..BroadcasterConfig::default() },
             history: bound,
             evidence: source.evidence(),
+            demand: source.demand(),
+            provenance: source.provenance(),
             batch_window: Duration::from_micros(500),
         };
         let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);
@@ -72,9 +74,8 @@ impl Served {
         });
         let mut is_warm = false;
         if let Some(SavedState { list, proof, seen_at }) = kept.as_ref().and_then(|(_, file)| file.read().unwrap()) {
-            is_warm = reflector.resume(list.version.clone(), &proof).is_ok();
+            is_warm = reflector.resume(list.version.clone(), &proof, seen_at).is_ok();
             if is_warm {
-                health.resumed(seen_at);
                 informer.begin_warm(list);
             }
         }

@@ -103,7 +103,9 @@ async fn watches_are_woken_when_the_state_of_the_source_changes_and_only_then() 
     let running = Running::start();
     let health = running.handle.health().clone();
     health.alive();
+    assert_eq!(running.handle.report().state, SyncState::Syncing, "nothing can be read yet");
     running.list(Vec::new(), version(1)).await;
+    assert_eq!(running.handle.report().state, SyncState::Synced);
     let mut pokes = Vec::new();
     for (seconds, is_alive) in [(3, false), (10, false), (3, false), (0, true), (3, false)] {
         if is_alive {
@@ -141,7 +143,7 @@ async fn whoever_waits_for_a_version_is_woken_by_it_or_by_another_history() {
 async fn whoever_waits_for_a_version_is_a_demand() {
     let running = Running::start();
     running.list(Vec::new(), version(1)).await;
-    let demand = running.handle.health().demand().clone();
+    let demand = running.handle.demand().clone();
     running.handle.wait_for(0, |_| true).await;
     assert!(!demand.is_wanted());
     let handle = running.handle.clone();

@@ -11,6 +11,8 @@ fn begun() -> Running {
         broadcaster,
         history: broadcaster.retention,
         evidence: Evidence::Bytes,
+        demand: ProgressDemand::default(),
+        provenance: Provenance::default(),
         batch_window: Duration::ZERO,
     };
     let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health, config);
@@ -28,10 +30,10 @@ async fn it_is_served_at_once_and_stale_until_the_upstream_is_there() {
     let snapshot = running.handle.snapshot().unwrap();
     assert_eq!((snapshot.len(), snapshot.version()), (2, &version(10)));
     assert_eq!(running.handle.distributed().unwrap().version, version(10));
-    assert_eq!(running.handle.health().state(), SyncState::Stale);
+    assert_eq!(running.handle.state(), SyncState::Stale);
     assert_eq!(count(&running.handle.stats().replaces), 0, "nothing was listed");
     running.handle.health().alive();
-    assert_eq!(running.handle.health().state(), SyncState::Synced);
+    assert_eq!(running.handle.state(), SyncState::Synced);
 }
 
 /// The history before the snapshot is unknown, and that after it is still empty.

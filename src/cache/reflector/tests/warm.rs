@@ -6,7 +6,7 @@ use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::*;
 use crate::{
-    cache::{Checkpoint, Evidence, Informer, InformerConfig, InformerHandle},
+    cache::{Checkpoint, Evidence, Informer, InformerConfig, InformerHandle, ProgressDemand, Provenance},
     watch::{BroadcasterConfig, Deliveries},
 };
 
@@ -80,7 +80,7 @@ fn warm(bounds: FifoBounds, proof: &str) -> (Warm, Result<(), String>) {
     let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
     let mut reflector = Reflector::new(source, Arc::clone(&fifo), health, ReflectorConfig::default());
     assert_eq!(reflector.identity().as_deref(), Some("what it is fed"));
-    let resumed = reflector.resume(version(5), proof.as_bytes());
+    let resumed = reflector.resume(version(5), proof.as_bytes(), None);
     (Warm { feed, fifo, calls, reflector }, resumed)
 }
 
@@ -165,6 +165,8 @@ async fn a_checkpoint_is_of_one_moment() {
         broadcaster,
         history: broadcaster.retention,
         evidence: Evidence::Bytes,
+        demand: ProgressDemand::default(),
+        provenance: Provenance::default(),
         batch_window: Duration::ZERO,
     };
     let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));

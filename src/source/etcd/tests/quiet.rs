@@ -69,7 +69,6 @@ async fn a_quiet_prefix_is_listed_once_and_its_first_put_arrives() {
         let gate = play.member().await;
         let mut rig = Rig::start(quick(&gate));
         rig.told().await;
-        rig.health.synced();
         outlast_answer_timeout(&play).await;
         assert_eq!(rig.health.state(), SyncState::Synced, "{version}, {name}");
         let counts = play.counts();

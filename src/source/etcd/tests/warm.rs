@@ -40,7 +40,6 @@ async fn without_a_change_it_is_fresh_at_once() {
         play.set(|store| store.version = version);
         let config = EtcdConfig { heartbeat: DEADLINE * 2, ..config(&[&gate]) };
         let rig = Rig::resume(config, Some(&kept));
-        rig.health.synced();
         let fresh = async {
             while rig.health.state() != crate::cache::SyncState::Synced {
                 tokio::time::sleep(Duration::from_millis(2)).await;

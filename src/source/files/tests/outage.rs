@@ -124,7 +124,7 @@ async fn a_list_without_the_directory_fails_and_says_what_to_do() {
     fs::remove_dir(rig.path("")).unwrap();
     let error = rig.source.list(ListVersion::Any).await.unwrap_err();
     assert!(matches!(&error, SourceError::Unavailable(text) if text.contains("does not exist; create it")), "{error}");
-    assert_eq!(rig.health.report().state, SyncState::Syncing);
+    assert_eq!(rig.health.report().state, SyncState::Stale);
     rig.write("a.json", pod("a", 1));
     let list = rig.source.list(ListVersion::Any).await.unwrap();
     assert_eq!((list.objects.len(), list.version.number()), (1, 1));

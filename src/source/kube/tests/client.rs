@@ -217,7 +217,6 @@ async fn a_frozen_connection_of_http2_ends_and_is_stale_by_the_last_contact() {
     let api = server.api_over(gate.port(), "", &health);
     let mut held = api.open("/hold").await.unwrap();
     health.alive();
-    health.synced();
     let mut watchdog = api.watchdog(&held);
     tokio::time::pause();
     for _ in 0..20 {

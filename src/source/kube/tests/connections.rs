@@ -181,7 +181,6 @@ async fn a_frozen_connection_is_stale_within_25_seconds_and_is_opened_again() {
     let usual = KubeConfig::new("", "", "", "").contact_timeout;
     let mut rig = follow(KubeConfig { contact_timeout: usual, ..stand.config() }, None);
     rig.told().await;
-    rig.health.synced();
     stand.gate.freeze(true);
     stand.play.write("a=2");
     tokio::time::pause();
@@ -212,7 +211,6 @@ async fn a_watch_in_which_nothing_comes_stays_open_and_fresh_while_its_server_an
     });
     for rig in &mut rigs {
         rig.told().await;
-        rig.health.synced();
     }
     let watches = stand.play.asked().len();
     tokio::time::pause();

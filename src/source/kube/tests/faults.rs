@@ -361,7 +361,6 @@ async fn a_watch_that_has_expired_never_turns_stale_into_synced() {
     let stand = Stand::new().await;
     stand.play.write("a=1");
     let mut rig = stand.listed().await;
-    rig.health.synced();
     stand.play.set(|store| {
         for _ in 0..200 {
             store.watches.push_back(Fault::Tell(vec![expired()]));

@@ -1,7 +1,7 @@
 //! Tests of several namespaces in one resource: one list, one version, and each change once.
 
 use super::{play::bookmark, *};
-use crate::cache::Waiting;
+use crate::cache::ProgressGuard;
 
 /// Writes objects in three namespaces, up to version 5; the source follows two of them.
 async fn three() -> Stand {
@@ -30,7 +30,7 @@ impl Stand {
 
 /// Registers a waiting caller, and folds deltas up to the cluster's revision.
 async fn reach(stand: &Stand, rig: &mut Rig) {
-    let _waiting: Waiting = rig.health.demand().wait();
+    let _waiting: ProgressGuard = rig.demand.wait();
     let revision = stand.play.revision();
     rig.reach_state(revision, || stand.state_of_two(revision)).await;
 }
@@ -72,7 +72,7 @@ async fn a_quiet_namespace_is_asked_for_while_somebody_waits() {
     stand.play.write("a/x=2 c/x=2");
     assert_eq!(rig.next().await, "5 ahead ~a/x=2@6");
     let since = stand.play.asked().len();
-    let waiting = rig.health.demand().wait();
+    let waiting = rig.demand.wait();
     assert_eq!(rig.next().await, "bookmark 6");
     drop(waiting);
     assert_eq!(asked(&stand, since)[0], "watch 5 probe");

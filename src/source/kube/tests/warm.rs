@@ -67,7 +67,6 @@ async fn without_a_change_it_is_fresh_at_once_and_bookmarks_never_go_back() {
         store.watches.push_back(Fault::Tell(lines.to_vec()));
     });
     let mut rig = stand.resumed(&kept);
-    rig.health.synced();
     assert_eq!(rig.next().await, "bookmark 9");
     assert_eq!(rig.health.state(), SyncState::Synced);
     assert_eq!((rig.next().await, rig.lists()), ("10 ~a=".to_owned(), 0));

@@ -10,7 +10,10 @@ use std::{
 };
 
 use informerd::{
-    cache::{Delta, Evidence, FifoBounds, Informer, InformerConfig, InformerHandle, RealFifo, Snapshot, SourceHealth},
+    cache::{
+        Delta, Evidence, FifoBounds, Informer, InformerConfig, InformerHandle, ProgressDemand, Provenance, RealFifo,
+        Snapshot, SourceHealth,
+    },
     grpc::{Body, Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::{IndexFunc, Indexers, Path, ResourceVersion},
     proto::pb,
@@ -164,6 +167,8 @@ impl Resource {
             broadcaster,
             history: bound(history),
             evidence: if has_stable_bodies { Evidence::Bytes } else { Evidence::Listed },
+            demand: ProgressDemand::default(),
+            provenance: Provenance::default(),
             batch_window: Duration::ZERO,
         };
         let (mut task, informer) = Informer::new(Arc::clone(&fifo), health.clone(), config);
