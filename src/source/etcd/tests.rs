@@ -17,7 +17,8 @@ use tokio::time::timeout;
 use self::play::Play;
 use super::*;
 use crate::{
-    model::Object,
+    cache::{SourceHealth, WarmStart},
+    model::{Object, ResourceVersion},
     source::tests::{DEADLINE, Gate, Kept, Rig},
 };
 

@@ -28,7 +28,7 @@ use tokio::{sync::mpsc, time::Instant};
 use tonic::{Status, Streaming};
 
 use super::{
-    EtcdConfig, Position, Shared,
+    EtcdConfig,
     connection::Connection,
     object::version,
     pb::{
@@ -36,6 +36,7 @@ use super::{
         WatchRequest, WatchResponse,
     },
     proof::{Mark, Verdict},
+    state::{Position, Shared},
 };
 use crate::{
     cache::{Delta, SourceError},

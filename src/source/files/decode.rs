@@ -20,8 +20,10 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 
-use super::text::one_line;
-use crate::model::{Object, ObjectError, ResourceVersion};
+use crate::{
+    model::{Object, ObjectError, ResourceVersion},
+    source::text::one_line,
+};
 
 /// Format of a file, by the extension of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -22,10 +22,10 @@ use std::{
     time::SystemTime,
 };
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use self::walk::Walked;
 use super::{
     FilesConfig,
     catalog::{Catalog, Content, FileChange, Finding},
@@ -35,13 +35,15 @@ use super::{
     notices::{DirtySet, Notices},
     root::{DirectoryId, Root},
     scan::{Probe, Scan, Scanner},
-    text::{escaped, one_line},
     unfinished::{MAX_RESCANS, Shrunk, Signs},
 };
 use crate::{
     cache::{List, Problem, ProblemReason, SourceHealth},
     model::{Event, Lineage, ObjectKey, ResourceVersion},
-    source::problems::Problems,
+    source::{
+        problems::Problems,
+        text::{escaped, one_line},
+    },
 };
 
 /// State of one directory.
@@ -76,6 +78,9 @@ pub(super) struct Engine {
     warned: Vec<String>,
 }
 
+/// Engine behind a lock that a scan holds to its end; taken only where blocking is allowed.
+pub(super) type SharedEngine = Arc<Mutex<Engine>>;
+
 /// Questions that only another walk can answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Doubt {
@@ -104,6 +109,16 @@ pub(super) struct Looked {
     pub(super) again_at: Option<Instant>,
     /// True if a missing file may not be deleted after all: the state may differ from that of the directory.
     pub(super) is_uncertain: bool,
+}
+
+/// Result of a walk.
+struct Walked {
+    root: Root,
+    scan: Scan,
+    /// Known files that do not exist.
+    absent: BTreeSet<Arc<str>>,
+    /// True if the walk did not meet a known file that exists: the directory changed meanwhile.
+    is_torn: bool,
 }
 
 /// Outcome of a refresh of single paths.

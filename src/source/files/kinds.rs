@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::text::escaped;
+use crate::source::text::escaped;
 
 /// Limit of the kinds that the advice shows flags for.
 const SHOWN_KINDS: usize = 8;

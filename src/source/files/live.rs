@@ -18,8 +18,8 @@ use tokio_stream::Stream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
-    FilesConfig, SharedEngine,
-    engine::{Failure, Looked, Refresh},
+    FilesConfig,
+    engine::{Failure, Looked, Refresh, SharedEngine},
     notices::{Dirty, Notices},
 };
 use crate::{

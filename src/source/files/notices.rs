@@ -28,6 +28,7 @@ use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
 use super::root::Root;
+use crate::source::text::one_line;
 
 /// Limit of the remembered paths. To check more of them costs about as much as a scan of everything.
 const MAX_PATHS: usize = 1024;
@@ -300,7 +301,7 @@ fn changes(kind: EventKind) -> bool {
 }
 
 fn explained(error: &notify::Error) -> String {
-    format!("{}; {}", super::text::one_line(&error.to_string()), advice(&error.kind))
+    format!("{}; {}", one_line(&error.to_string()), advice(&error.kind))
 }
 
 fn advice(kind: &ErrorKind) -> &'static str {

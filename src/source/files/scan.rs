@@ -28,10 +28,9 @@ use super::{
     decode::{self, Format},
     read::{Outcome, Reader},
     root::{DirectoryId, FileId, Root},
-    text::escaped,
     unfinished::Signs,
 };
-use crate::model::ResourceVersion;
+use crate::{model::ResourceVersion, source::text::escaped};
 
 /// Limit of the depth of directories.
 const MAX_DEPTH: usize = 32;

@@ -20,9 +20,9 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Position, Shared, message,
+    message,
     proof::{Mark, ResumeCheck},
-    resume::unproved,
+    state::{Position, Shared, unproved},
     upstream::Messages,
 };
 use crate::{

@@ -5,9 +5,6 @@
 //!                         └────────── events not applied ──▶ Problems ──▶ SourceHealth
 //! ```
 //!
-//! One watch at a time has the [`Reader`], as a [`Lease`] that returns it when dropped: a watch that ends loses no bytes that
-//! were read and not delivered yet.
-//!
 //! Invariants:
 //! - The reader reports an event that cannot be applied, and continues after it: a stream cannot be read again.
 //! - Nothing is read ahead except for one chunk, so that a consumer that takes no events blocks the writer.
@@ -22,12 +19,11 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
 use super::{
-    Shared, Slot, StreamError,
     decode::{Said, decode},
     framing::{Found, Framer, MAX_DEPTH, MAX_EVENT_BYTES, Position},
-    input::{Input, Received},
+    input::{Input, Received, StreamError},
     known::Known,
-    watcher::{DecodeError, Decoder},
+    watcher::DecodeError,
 };
 use crate::{
     cache::{Delta, Problem, ProblemReason, SourceHealth},
@@ -69,14 +65,6 @@ struct Unconfirmed {
     waited: Duration,
 }
 
-/// Exclusive use of the reader by one watch.
-#[derive(Debug)]
-pub(super) struct Lease {
-    shared: Arc<Shared>,
-    /// The reader; `None` only while the lease returns it.
-    reader: Option<Box<Reader>>,
-}
-
 /// Number of steps of the time to confirm. A step counts at most its own length, however late it is polled.
 const STEPS: u32 = 10;
 
@@ -109,7 +97,12 @@ impl Reader {
         }
     }
 
-    async fn next(&mut self) -> Result<Delta, DecodeError> {
+    /// Waits for the next event or deletions.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call loses nothing: the bytes that were read stay in the reader.
+    pub(super) async fn next(&mut self) -> Result<Delta, DecodeError> {
         loop {
             if let Some(delta) = self.next_in_chunk() {
                 return Ok(delta);
@@ -138,6 +131,16 @@ impl Reader {
                 self.health.alive();
             }
         }
+    }
+
+    /// Waits after an end until there may be more; see [`Input::reopen`].
+    pub(super) async fn reopen(&mut self) {
+        let Self { input, health, .. } = self;
+        let tell = |error: StreamError| {
+            tracing::warn!(%error, "stream not reopened");
+            health.failed(error.to_string());
+        };
+        input.reopen(tell).await;
     }
 
     /// Reads the available bytes, or waits for some. `None` when the writer's time to confirm objects has expired.
@@ -310,52 +313,6 @@ impl Reader {
 
     fn skipped(&mut self, begin: Position, problem: &str) {
         self.problems.set(&Problem::new(ProblemReason::ObjectInvalid, place(begin), problem));
-    }
-}
-
-// === impl Lease ===
-
-impl Lease {
-    /// Takes the reader, unless it has not been opened or another watch has it.
-    pub(super) fn take(shared: &Arc<Shared>) -> Option<Self> {
-        let mut slot = shared.slot.lock();
-        match std::mem::replace(&mut *slot, Slot::Taken) {
-            Slot::Idle(reader) => Some(Self { shared: Arc::clone(shared), reader: Some(reader) }),
-            other => {
-                *slot = other;
-                None
-            }
-        }
-    }
-
-    /// Waits after an end until there may be more; see [`Input::reopen`].
-    pub(super) async fn reopen(&mut self) {
-        let Some(reader) = &mut self.reader else { return };
-        let health = reader.health.clone();
-        let tell = |error: StreamError| {
-            tracing::warn!(%error, "stream not reopened");
-            health.failed(error.to_string());
-        };
-        reader.input.reopen(tell).await;
-    }
-}
-
-impl Decoder for Lease {
-    type Event = Delta;
-
-    async fn decode(&mut self) -> Result<Delta, DecodeError> {
-        match &mut self.reader {
-            Some(reader) => reader.next().await,
-            None => Err(DecodeError::End),
-        }
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        if let Some(reader) = self.reader.take() {
-            *self.shared.slot.lock() = Slot::Idle(reader);
-        }
     }
 }
 

@@ -5,7 +5,7 @@ mod writers;
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    io::Write,
+    io::{self, Write},
     os::fd::AsRawFd,
     path::PathBuf,
     process::Command,
@@ -14,11 +14,12 @@ use std::{
 use proptest::{collection::vec, prelude::*};
 use tempfile::TempDir;
 use tokio::time::timeout;
+use tokio_stream::StreamExt;
 
 use super::*;
 use crate::{
-    cache::{ProblemReason, SyncState},
-    model::{Cause, Event, MAX_OBJECT_BYTES},
+    cache::{Delta, ListVersion, ListerWatcher, ProblemReason, SourceError, SourceHealth, SyncState, Watch},
+    model::{Cause, Event, MAX_OBJECT_BYTES, ResourceVersion},
     source::tests::sole_event,
 };
 

@@ -18,7 +18,7 @@ const ACYCLIC: &[&str] = &[
     "crate::config",
     "crate::grpc",
     "crate::proto",
-    "crate::source::kube",
+    "crate::source",
     "crate::transport",
     "crate::watch",
 ];

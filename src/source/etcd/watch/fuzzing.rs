@@ -24,7 +24,7 @@ use tonic_prost::ProstDecoder;
 use super::*;
 use crate::{
     cache::SourceHealth,
-    source::etcd::{EtcdSource, object::Prefix, pb::KeyValue},
+    source::etcd::{object::Prefix, pb::KeyValue},
 };
 
 const PREFIX: &str = "/s/";
@@ -77,7 +77,7 @@ struct Followed {
 fn follow(from: &Position, pieces: &[&[u8]]) -> Followed {
     let (_, connection) = &*IDLE;
     let health = SourceHealth::new(Duration::ZERO, Duration::ZERO);
-    let source = EtcdSource::new(EtcdConfig::new("settings", Vec::new(), PREFIX), health);
+    let shared = Shared::new(EtcdConfig::new("settings", Vec::new(), PREFIX), health);
     let frames: Vec<_> =
         pieces.iter().map(|piece| Ok::<_, Infallible>(Frame::data(Bytes::copy_from_slice(piece)))).collect();
     let body = StreamBody::new(stream::iter(frames));
@@ -87,7 +87,7 @@ fn follow(from: &Position, pieces: &[&[u8]]) -> Followed {
     let mut live = Live {
         start: unproved.as_ref().map_or(from.revision, |unproved| unproved.mark.revision()),
         last: Position { connection: connection.id, ..from.clone() },
-        shared: Arc::clone(&source.shared),
+        shared: Arc::new(shared),
         connection: connection.clone(),
         requests: mpsc::channel(1).0,
         responses,

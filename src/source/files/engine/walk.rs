@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Engine, Failure};
+use super::{Engine, Failure, Walked};
 use crate::{
     cache::{Problem, ProblemReason},
     source::files::{
@@ -15,19 +15,9 @@ use crate::{
         notices::Notices,
         root::{DirectoryId, Root},
         scan::{Scan, ScanError, Scanner, may_hold},
-        text::{escaped, one_line},
     },
+    source::text::{escaped, one_line},
 };
-
-/// Result of a walk.
-pub(super) struct Walked {
-    pub(super) root: Root,
-    pub(super) scan: Scan,
-    /// Known files that do not exist.
-    pub(super) absent: BTreeSet<Arc<str>>,
-    /// True if the walk did not meet a known file that exists: the directory changed meanwhile.
-    pub(super) is_torn: bool,
-}
 
 impl Engine {
     /// Walks, and checks that the directory is the same at the end.

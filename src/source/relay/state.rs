@@ -1,15 +1,61 @@
-//! Resumption after a position: at the server that it was received from, or at another one whose history has been checked.
+//! State of a source, shared by its lists and its stream: the position in the upstream's history, and the servers behind the
+//! address.
+//!
+//! A stream resumes at the server that the position was received from, or at another one whose history has been checked.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{
-    Position, Shared,
+    RelayConfig, message,
     proof::{Found, Mark, ResumeCheck, unclear},
-    upstream::{Messages, Start},
+    upstream::{Messages, Start, Upstream},
 };
-use crate::{cache::SourceError, model::ResourceVersion, proto::pb::SyncState};
+use crate::{
+    cache::{List, ListVersion, ProgressDemand, SourceError, SourceHealth},
+    model::ResourceVersion,
+    proto::pb::{EventType, SyncState},
+};
+
+/// Connection and state of one source.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) config: RelayConfig,
+    pub(super) health: SourceHealth,
+    pub(super) demand: ProgressDemand,
+    pub(super) upstream: Upstream,
+    pub(super) state: Mutex<State>,
+}
+
+/// State that changes with the messages.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    /// Position of the resource; `None` before the first list, and after the history was rewritten.
+    pub(super) position: Option<Position>,
+    /// Stream of the last list, which continues from the position.
+    pub(super) listed: Option<Messages>,
+    pub(super) server: Option<Server>,
+    /// Servers that have not reached the position; there may be several behind one address.
+    pub(super) behind: Vec<Behind>,
+    /// Set once a change other than a deletion was sent ahead of the position, by this run or an earlier one.
+    pub(super) has_sent_ahead: bool,
+    /// True if that may have been an earlier run, and nothing was listed since. This run does not know of an object that was
+    /// created ahead and deleted since, and a client that resumes there would keep it ([`List::expires_older`]).
+    pub(super) may_hide_ahead: bool,
+}
+
+/// Position of the resource in the upstream's history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Position {
+    /// Version up to which everything has been delivered.
+    pub(super) version: ResourceVersion,
+    /// Name of the history of the upstream that sent the version; empty if unknown.
+    pub(super) history: Arc<str>,
+    /// Last change up to the version; `None` after an empty list, and if it is unknown.
+    pub(super) mark: Option<Mark>,
+}
 
 /// Server that has answered last.
 #[derive(Debug)]
@@ -55,8 +101,85 @@ impl Position {
 // === impl Shared ===
 
 impl Shared {
+    pub(super) fn new(config: RelayConfig, health: SourceHealth) -> Self {
+        let upstream = Upstream::new(config.clone(), health.clone());
+        Self { config, health, demand: ProgressDemand::default(), upstream, state: Mutex::default() }
+    }
+
+    pub(super) async fn list(&self, at: ListVersion) -> Result<List, SourceError> {
+        let known = {
+            let mut state = self.state.lock();
+            // There is one stream at a time.
+            state.listed = None;
+            state.position.clone()
+        };
+        let opened = match &at {
+            ListVersion::NotOlderThan(version) => Some(version),
+            ListVersion::Any | ListVersion::MostRecent => None,
+        };
+        let not_before =
+            known.as_ref().map(|known| opened.filter(|opened| **opened > known.version).unwrap_or(&known.version));
+        self.meet().await?;
+        self.check_history(known.as_ref())?;
+        let mut messages = self.upstream.open(Start::List { not_before }, self.config.heartbeat).await?;
+        let mut objects = Vec::new();
+        loop {
+            let message = self.upstream.next(&mut messages).await?;
+            match message.r#type() {
+                EventType::Added => objects.push(Arc::new(message::object(message.object)?)),
+                EventType::Bookmark => {
+                    let bookmark = message.bookmark.unwrap_or_default();
+                    if !bookmark.initial_events_end {
+                        continue;
+                    }
+                    let version = message::version(&message.resource_version)?;
+                    if let Some(known) = known.filter(|known| version < known.version) {
+                        // The upstream had reached that version, and restarted before the version was complete.
+                        let (endpoint, known) = (&self.config.endpoint, known.version);
+                        return Err(SourceError::Busy(format!("{endpoint}: version {known} is open again upstream")));
+                    }
+                    // An upstream that was syncing before has its path only now.
+                    self.meet().await?;
+                    message::tell_origin(&bookmark, &self.health);
+                    let mark = Mark::of_list(&objects, &version);
+                    let position = Position { version: version.clone(), history: bookmark.history.into(), mark };
+                    let mut state = self.state.lock();
+                    (state.position, state.listed) = (Some(position), Some(messages));
+                    state.behind.clear();
+                    let expires_older = std::mem::take(&mut state.may_hide_ahead);
+                    return Ok(List { expires_older, ..List::new(objects, version) });
+                }
+                _ => return Err(self.upstream.not_an_event(message)),
+            }
+        }
+    }
+
+    /// Returns the position if it is at this version.
+    pub(super) fn position(&self, version: &ResourceVersion) -> Option<Position> {
+        self.state.lock().position.clone().filter(|known| known.version == *version)
+    }
+
+    /// Updates the state after an error: forgets a position whose history was rewritten, or leaves the connection.
+    pub(super) fn failed(&self, error: SourceError) -> SourceError {
+        let error = match error {
+            SourceError::VersionTooLarge(text) => self.behind(text),
+            error => error,
+        };
+        match &error {
+            // The position and the servers behind it belong to the previous history.
+            SourceError::HistoryChanged(_) => {
+                let mut state = self.state.lock();
+                state.position = None;
+                state.behind.clear();
+            }
+            SourceError::Expired(_) => {}
+            _ => self.upstream.leave(),
+        }
+        error
+    }
+
     /// Reads the upstream's name, state and history, and checks that the relay may follow it.
-    pub(super) async fn meet(&self) -> Result<(), SourceError> {
+    async fn meet(&self) -> Result<(), SourceError> {
         let resource = self.upstream.check_path().await?;
         let server = Server {
             is_synced: resource.state() == SyncState::Synced,
@@ -69,7 +192,7 @@ impl Shared {
     }
 
     /// Checks that the history of a position is the server's present one, if the server has named it.
-    pub(super) fn check_history(&self, position: Option<&Position>) -> Result<(), SourceError> {
+    fn check_history(&self, position: Option<&Position>) -> Result<(), SourceError> {
         let state = self.state.lock();
         if let (Some(server), Some(position)) = (&state.server, position)
             && position.is_left_by(server)
@@ -168,7 +291,7 @@ impl Shared {
 
     /// Judges a server that has not reached a version in time: the source, STALE, waits for a replica that lags. A server with
     /// another name that has been SYNCED and behind for longer than `resume_timeout` has another history.
-    pub(super) fn behind(&self, text: String) -> SourceError {
+    fn behind(&self, text: String) -> SourceError {
         let mut state = self.state.lock();
         let other = state.server.as_ref().filter(|server| {
             server.is_synced && state.position.as_ref().is_some_and(|position| !position.is_vouched_for(&server.name))

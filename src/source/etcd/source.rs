@@ -1,0 +1,137 @@
+//! The source as the Reflector and the snapshot file use it.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    EtcdConfig, connection,
+    object::version,
+    proof::{Identity, Mark},
+    state::{EARLIER_START, Known, Position, Shared},
+    watch::Live,
+};
+use crate::{
+    cache::{Evidence, List, ListVersion, ListerWatcher, ProgressDemand, SourceError, SourceHealth, WarmStart, Watch},
+    model::ResourceVersion,
+    source::problems::KeptProblems,
+};
+
+/// A prefix of an etcd cluster as an upstream.
+#[derive(Debug)]
+pub struct EtcdSource {
+    shared: Arc<Shared>,
+}
+
+/// Resume state that the snapshot of the resource stores for the next run.
+#[derive(Debug, Serialize, Deserialize)]
+struct Kept {
+    identity: Identity,
+    revision: i64,
+    mark: Option<Mark>,
+    problems: KeptProblems,
+}
+
+// === impl EtcdSource ===
+
+impl EtcdSource {
+    /// Returns a source that has not connected yet and reports its problems to `health`.
+    pub fn new(config: EtcdConfig, health: SourceHealth) -> Self {
+        Self { shared: Arc::new(Shared::new(config, health)) }
+    }
+
+    /// Checks that the files that a configuration names can be read now. Makes no connection.
+    ///
+    /// # Errors
+    ///
+    /// The problem, in one line.
+    pub fn check(config: &EtcdConfig) -> Result<(), String> {
+        if let Some((_, password)) = &config.credentials {
+            connection::read(password)?;
+        }
+        connection::tls(&config.tls).map(drop)
+    }
+}
+
+impl ListerWatcher for EtcdSource {
+    /// Lists at the newest revision that the cluster has agreed on, whichever version is requested.
+    async fn list(&self, _: ListVersion) -> Result<List, SourceError> {
+        let shared = &self.shared;
+        let connection = shared.connections.get().await?;
+        match shared.list(&connection).await {
+            Ok(list) => Ok(list),
+            Err(error) => Err(shared.failed(connection.id, error)),
+        }
+    }
+
+    async fn watch(&self, from: ResourceVersion) -> Result<Watch, SourceError> {
+        let shared = &self.shared;
+        let known = shared.known.lock().position.clone();
+        let Some(position) = known.filter(|position| version(position.revision) == from) else {
+            return Err(SourceError::Expired(format!(
+                "cannot watch from version {from}: the source is at another one"
+            )));
+        };
+        let connection = shared.connections.get().await?;
+        let id = connection.id;
+        match Live::open(Arc::clone(shared), connection, position).await {
+            Ok(live) => Ok(Box::pin(futures_util::stream::unfold(Some(live), |live| async move {
+                let mut live = live?;
+                match live.next().await {
+                    Ok(delta) => Some((Ok(delta), Some(live))),
+                    Err(error) => Some((Err(live.fail(error)), None)),
+                }
+            }))),
+            Err(error) => Err(shared.failed(id, error)),
+        }
+    }
+
+    fn heartbeat(&self) -> Duration {
+        self.shared.config.heartbeat
+    }
+
+    fn evidence(&self) -> Evidence {
+        Evidence::Bytes
+    }
+
+    fn demand(&self) -> ProgressDemand {
+        self.shared.demand.clone()
+    }
+
+    fn warm_start(&self) -> Option<&dyn WarmStart> {
+        Some(self)
+    }
+}
+
+impl WarmStart for EtcdSource {
+    /// Names the endpoints and the prefix. The first response of another cluster behind the same endpoints shows the difference.
+    fn identity(&self) -> String {
+        let EtcdConfig { endpoints, prefix, .. } = &self.shared.config;
+        let mut endpoints = endpoints.clone();
+        endpoints.sort();
+        format!("the keys of {prefix:?} in etcd at {}", endpoints.join(", "))
+    }
+
+    fn proof(&self) -> Option<Bytes> {
+        let (identity, position) = {
+            let known = self.shared.known.lock();
+            (known.identity, known.position.clone()?)
+        };
+        let Position { revision, mark, .. } = position;
+        let kept = Kept { identity, revision, mark, problems: self.shared.problems.keep() };
+        serde_json::to_vec(&kept).ok().map(Bytes::from)
+    }
+
+    fn resume(&self, at: &ResourceVersion, proof: &[u8]) -> Result<(), String> {
+        let kept: Kept = serde_json::from_slice(proof).map_err(|error| format!("invalid resume proof: {error}"))?;
+        let Kept { identity, revision, mark, problems } = kept;
+        if version(revision) != *at {
+            return Err(format!("resume proof of revision {revision} for a snapshot at {at}"));
+        }
+        *self.shared.known.lock() =
+            Known { identity, position: Some(Position { revision, connection: EARLIER_START, mark }) };
+        self.shared.problems.resume(problems);
+        Ok(())
+    }
+}

@@ -1,0 +1,127 @@
+//! The source as the Reflector and the snapshot file use it.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    RelayConfig,
+    live::Live,
+    proof::{KeptMark, Mark},
+    state::{Position, Shared, State},
+    upstream,
+};
+use crate::{
+    cache::{
+        List, ListVersion, ListerWatcher, ProgressDemand, Provenance, SourceError, SourceHealth, WarmStart, Watch,
+    },
+    model::ResourceVersion,
+};
+
+/// A resource of another informerd as an upstream.
+#[derive(Debug)]
+pub struct RelaySource {
+    shared: Arc<Shared>,
+}
+
+/// Position as the snapshot of the resource stores it for the next run.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    version: String,
+    history: String,
+    #[serde(default)]
+    mark: Option<KeptMark>,
+    #[serde(default)]
+    has_sent_ahead: bool,
+}
+
+// === impl RelaySource ===
+
+impl RelaySource {
+    /// Returns a source that has not connected yet. It reports the sync state of the upstream's own source to `health`.
+    pub fn new(config: RelayConfig, health: SourceHealth) -> Self {
+        Self { shared: Arc::new(Shared::new(config, health)) }
+    }
+
+    /// Checks that the endpoint is valid, and that the files that a configuration names can be read now. Makes no connection.
+    ///
+    /// # Errors
+    ///
+    /// The problem, in one line.
+    pub fn check(config: &RelayConfig) -> Result<(), String> {
+        upstream::address(config).map(drop)
+    }
+}
+
+impl ListerWatcher for RelaySource {
+    /// Lists the upstream's state, which is never older than the position. Inside an open version, the upstream has to have
+    /// reached that version; the list is at the version before it, and the upstream's changes at the open one follow.
+    async fn list(&self, at: ListVersion) -> Result<List, SourceError> {
+        self.shared.list(at).await.map_err(|error| self.shared.failed(error))
+    }
+
+    async fn watch(&self, from: ResourceVersion) -> Result<Watch, SourceError> {
+        let shared = &self.shared;
+        let listed = shared.state.lock().listed.take();
+        let position = shared.position(&from);
+        let live = match listed.zip(position) {
+            Some((messages, position)) => Live::new(Arc::clone(shared), messages, position),
+            None => Live::resume(Arc::clone(shared), from).await.map_err(|error| shared.failed(error))?,
+        };
+        Ok(Box::pin(futures_util::stream::unfold(Some(live), |live| async move {
+            let mut live = live?;
+            match live.next().await {
+                Ok(delta) => Some((Ok(delta), Some(live))),
+                Err(error) => Some((Err(live.fail(error)), None)),
+            }
+        })))
+    }
+
+    fn heartbeat(&self) -> Duration {
+        self.shared.config.heartbeat
+    }
+
+    fn demand(&self) -> ProgressDemand {
+        self.shared.demand.clone()
+    }
+
+    fn provenance(&self) -> Provenance {
+        self.shared.upstream.provenance().clone()
+    }
+
+    fn warm_start(&self) -> Option<&dyn WarmStart> {
+        Some(self)
+    }
+}
+
+impl WarmStart for RelaySource {
+    fn identity(&self) -> String {
+        let RelayConfig { endpoint, resource, .. } = &self.shared.config;
+        format!("{resource:?} of informerd at {endpoint}")
+    }
+
+    fn proof(&self) -> Option<Bytes> {
+        let (position, has_sent_ahead) = {
+            let state = self.shared.state.lock();
+            (state.position.clone()?, state.has_sent_ahead)
+        };
+        let Position { version, history, mark } = position;
+        let mark = mark.as_ref().map(Mark::keep);
+        let kept = Kept { version: version.to_string(), history: history.to_string(), mark, has_sent_ahead };
+        serde_json::to_vec(&kept).ok().map(Bytes::from)
+    }
+
+    fn resume(&self, at: &ResourceVersion, proof: &[u8]) -> Result<(), String> {
+        let kept: Kept = serde_json::from_slice(proof).map_err(|error| format!("invalid resume proof: {error}"))?;
+        if kept.version != at.to_string() {
+            return Err(format!("resume proof of version {} for a snapshot at {at}", kept.version));
+        }
+        let mark = kept.mark.and_then(Mark::resume);
+        let position = Position { version: at.clone(), history: kept.history.into(), mark };
+        let (has_sent_ahead, may_hide_ahead) = (kept.has_sent_ahead, kept.has_sent_ahead);
+        *self.shared.state.lock() =
+            State { position: Some(position), has_sent_ahead, may_hide_ahead, ..State::default() };
+        Ok(())
+    }
+}
