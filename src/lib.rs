@@ -24,6 +24,7 @@
 //! - [`grpc`]: requests to queries; snapshots and cursors to responses.
 //! - [`transport`]: connections and their bytes; none of the messages.
 //! - [`client`]: the client library: calls with typed errors, and watches that resume when their stream ends.
+//! - `endpoint`: the address of a server and TLS with it, for the configuration, the client and the sources.
 //! - [`config`], [`telemetry`], [`admin`]: the configuration; logs and metrics; the probes.
 //! - [`app`] and [`cli`]: the composition of everything, and the command line.
 //! - [`census`]: counts of live values, empty in a release build. `sync`: locks whose schedule a test can explore.
@@ -53,6 +54,8 @@ pub mod client;
 #[cfg(feature = "server")]
 #[doc(hidden)]
 pub mod config;
+#[cfg(feature = "client")]
+mod endpoint;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 #[cfg(feature = "server")]

@@ -285,7 +285,10 @@ impl Contents {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{EtcdResource, RelayResource, ResourceOptions};
+    use crate::{
+        config::{EtcdResource, RelayResource, ResourceOptions},
+        endpoint::TlsOptions,
+    };
 
     #[test]
     fn secrets_are_kept_where_it_is_requested() {
@@ -293,16 +296,15 @@ mod tests {
             SourceConfig::Kube(KubeResource { group: group.into(), plural: plural.into(), ..KubeResource::default() })
         };
         let relay = SourceConfig::Informerd(RelayResource {
-            endpoint: "http://127.0.0.1:1".into(),
+            endpoint: "http://127.0.0.1:1".parse().unwrap(),
             resource: "x".into(),
-            ca: None,
-            identity: None,
+            tls: TlsOptions::default(),
         });
         let etcd = SourceConfig::Etcd(EtcdResource {
             endpoints: Vec::new(),
             prefix: String::new(),
             credentials: None,
-            tls: crate::config::EtcdTlsConfig::default(),
+            tls: TlsOptions::default(),
         });
         for (source, expected) in [
             (kube("", "secrets"), Contents::None),

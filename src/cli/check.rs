@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use super::failure::Failure;
 use crate::{
     app,
+    client::ServerAddress,
     config::{Config, FilesResource, KubeResource, ServeFlags, SourceConfig, StreamResource},
 };
 
@@ -35,9 +36,12 @@ fn print(config: &Config, out: &mut impl Write) -> io::Result<()> {
                 format!("watch events of {}", path.display())
             }
             SourceConfig::Stream(StreamResource { path: None, .. }) => "watch events of standard input".to_owned(),
-            SourceConfig::Etcd(etcd) => format!("keys of {} in etcd at {}", etcd.prefix, etcd.endpoints.join(", ")),
+            SourceConfig::Etcd(etcd) => {
+                let endpoints: Vec<_> = etcd.endpoints.iter().map(ServerAddress::uri).collect();
+                format!("keys of {} in etcd at {}", etcd.prefix, endpoints.join(", "))
+            }
             SourceConfig::Kube(kube) => kube_text(kube),
-            SourceConfig::Informerd(relay) => format!("{} of informerd at {}", relay.resource, relay.endpoint),
+            SourceConfig::Informerd(relay) => format!("{} of informerd at {}", relay.resource, relay.endpoint.uri()),
         };
         let indexes: Vec<&str> = resource.indexers.names().collect();
         let optional = if resource.options.optional { ", optional" } else { "" };

@@ -202,14 +202,12 @@ impl ServerFlags {
         }
         let read =
             |path: &PathBuf| fs::read(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())));
-        let options = TlsOptions {
-            authority: self.certificate_authority.as_ref().map(read).transpose()?,
-            identity: match (&self.client_certificate, &self.client_key) {
-                (Some(cert), Some(key)) => Some((read(cert)?, read(key)?)),
-                _ => None,
-            },
+        let files = TlsOptions {
+            authority: self.certificate_authority.as_ref(),
+            identity: self.client_certificate.as_ref().zip(self.client_key.as_ref()),
+            server_name: None,
         };
-        self.server.with_tls(options).ok_or_else(|| {
+        self.server.with_tls(files.try_map(|path| read(path))?).ok_or_else(|| {
             let problem = format!("certificates need TLS: use --server https://HOST:PORT instead of {}", self.server);
             Failure::usage(problem)
         })

@@ -6,12 +6,13 @@ use futures_util::{Stream, StreamExt, TryStreamExt};
 use prost_types::Timestamp;
 use tonic::{
     Status,
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+    transport::{Channel, Endpoint},
 };
 
-use super::{ClientError, Query, ServerAddress, TlsOptions};
-use crate::proto::pb::{
-    self, admin_service_client::AdminServiceClient, informer_service_client::InformerServiceClient,
+use super::{ClientError, Query};
+use crate::{
+    endpoint::ServerAddress,
+    proto::pb::{self, admin_service_client::AdminServiceClient, informer_service_client::InformerServiceClient},
 };
 
 /// Connection to one server. Clones share it; it reconnects when it breaks.
@@ -285,21 +286,13 @@ impl Client {
 
 fn endpoint(address: &ServerAddress) -> Result<Endpoint, ClientError> {
     let invalid = |error: tonic::transport::Error| ClientError::Request { problem: format!("{address}: {error}") };
-    let mut endpoint = Endpoint::from_shared(address.endpoint_uri()).map_err(invalid)?;
+    let mut endpoint = Endpoint::from_shared(address.uri().to_owned()).map_err(invalid)?;
     if address.is_unix() {
         // HTTP/2 rejects a path as an authority, even percent-encoded.
         endpoint = endpoint.origin(http::Uri::from_static("http://localhost"));
     }
-    if let Some(TlsOptions { authority, identity }) = address.tls() {
-        let mut tls = ClientTlsConfig::new();
-        tls = match authority {
-            Some(pem) => tls.ca_certificate(Certificate::from_pem(pem)),
-            None => tls.with_native_roots(),
-        };
-        if let Some((cert, key)) = identity {
-            tls = tls.identity(Identity::from_pem(cert, key));
-        }
-        endpoint = endpoint.tls_config(tls).map_err(invalid)?;
+    if let Some(tls) = address.tls() {
+        endpoint = endpoint.tls_config(tls.config()).map_err(invalid)?;
     }
     let endpoint = endpoint
         .connect_timeout(CONNECT_TIMEOUT)

@@ -36,20 +36,21 @@ use std::{path::PathBuf, time::Duration};
 pub use self::source::EtcdSource;
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::watch::fuzzing;
+use crate::endpoint::{ServerAddress, TlsOptions};
 
 /// Configuration of an [`EtcdSource`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdConfig {
     /// Name of the resource, for the log.
     pub resource: String,
-    /// Addresses of the members of one cluster, `http://HOST:PORT` or `https://HOST:PORT`; at least one.
-    pub endpoints: Vec<String>,
+    /// Addresses of the members of one cluster, with `http` or `https`; at least one.
+    pub endpoints: Vec<ServerAddress>,
     /// Prefix of the keys, such as `/settings/`; empty for all keys.
     pub prefix: String,
     /// User, and the file that holds the password; a line end after the password is ignored.
     pub credentials: Option<(String, PathBuf)>,
-    /// TLS of endpoints with `https`.
-    pub tls: EtcdTls,
+    /// TLS of endpoints with `https`: files that are read at each connection.
+    pub tls: TlsOptions<PathBuf>,
     /// Idle time after which the source checks that etcd responds.
     pub heartbeat: Duration,
     /// Time within which etcd has to answer a request.
@@ -58,29 +59,18 @@ pub struct EtcdConfig {
     pub progress_interval: Duration,
 }
 
-/// TLS trust and client identity: files in PEM, read at each connection.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct EtcdTls {
-    /// CA certificates for the server's certificate; without it, those that the system trusts.
-    pub ca: Option<PathBuf>,
-    /// Client certificate, and its key.
-    pub identity: Option<(PathBuf, PathBuf)>,
-    /// Name in the server's certificate; without it, the host of the endpoint.
-    pub server_name: Option<String>,
-}
-
 // === impl EtcdConfig ===
 
 impl EtcdConfig {
     /// Returns a configuration without credentials and TLS: a check of contact after 5 idle seconds, 10 seconds to answer,
     /// progress requests every 100 ms while a caller waits.
-    pub fn new(resource: &str, endpoints: Vec<String>, prefix: &str) -> Self {
+    pub fn new(resource: &str, endpoints: Vec<ServerAddress>, prefix: &str) -> Self {
         Self {
             resource: resource.to_owned(),
             endpoints,
             prefix: prefix.to_owned(),
             credentials: None,
-            tls: EtcdTls::default(),
+            tls: TlsOptions::default(),
             heartbeat: Duration::from_secs(5),
             answer_timeout: Duration::from_secs(10),
             progress_interval: Duration::from_millis(100),

@@ -36,16 +36,17 @@ mod upstream;
 use std::{path::PathBuf, time::Duration};
 
 pub use self::source::RelaySource;
+use crate::endpoint::{ServerAddress, TlsOptions};
 
 /// Configuration of a [`RelaySource`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelayConfig {
-    /// Address of the upstream: `http://HOST:PORT`, `https://HOST:PORT` or `unix:/path`.
-    pub endpoint: String,
+    /// Address of the upstream.
+    pub endpoint: ServerAddress,
     /// Name of the resource at the upstream.
     pub resource: String,
-    /// TLS of an endpoint with `https`.
-    pub tls: RelayTls,
+    /// TLS of an endpoint with `https`: files that are read at each connection.
+    pub tls: TlsOptions<PathBuf>,
     /// Interval of the upstream's bookmarks. After three of these without a message the source gives the stream up.
     pub heartbeat: Duration,
     /// Interval of bookmarks while a caller waits for a version; the least that informerd grants is 100 ms.
@@ -57,24 +58,15 @@ pub struct RelayConfig {
     pub resume_timeout: Duration,
 }
 
-/// TLS trust and client identity: files in PEM, read at each connection.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RelayTls {
-    /// CA certificates for the upstream's certificate; without it, those that the system trusts.
-    pub ca: Option<PathBuf>,
-    /// Client certificate, and its key.
-    pub identity: Option<(PathBuf, PathBuf)>,
-}
-
 // === impl RelayConfig ===
 
 impl RelayConfig {
     /// Returns a configuration without TLS: a bookmark every 5 seconds, and 10 times a second while a caller waits.
-    pub fn new(endpoint: &str, resource: &str) -> Self {
+    pub fn new(endpoint: ServerAddress, resource: &str) -> Self {
         Self {
-            endpoint: endpoint.to_owned(),
+            endpoint,
             resource: resource.to_owned(),
-            tls: RelayTls::default(),
+            tls: TlsOptions::default(),
             heartbeat: Duration::from_secs(5),
             progress_interval: Duration::from_millis(100),
             answer_timeout: Duration::from_secs(10),

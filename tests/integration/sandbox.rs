@@ -311,8 +311,7 @@ impl Sandbox {
 
 /// Returns the configuration of a relay of "pods" of a server, with timeouts for tests.
 pub(crate) fn relay_of(address: &str) -> RelayConfig {
-    let endpoint = format!("http://{}", address.trim_start_matches("http://"));
-    RelayConfig { heartbeat: Duration::from_millis(500), ..RelayConfig::new(&endpoint, "pods") }
+    RelayConfig { heartbeat: Duration::from_millis(500), ..RelayConfig::new(address.parse().unwrap(), "pods") }
 }
 
 /// Returns a pod at version 1.

@@ -7,7 +7,7 @@ use informerd::{
     cache::{ListVersion, ListerWatcher, SourceHealth},
     client::{Client, Query, ServerAddress, TlsOptions},
     config::{Config, ListenAddr, ServeFlags},
-    source::relay::{RelayConfig, RelaySource, RelayTls},
+    source::relay::{RelayConfig, RelaySource},
 };
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
@@ -56,7 +56,7 @@ impl Secured {
         authority: &Authority,
         identity: Option<(Vec<u8>, Vec<u8>)>,
     ) -> Result<Vec<String>, informerd::client::ClientError> {
-        let options = TlsOptions { authority: Some(authority.pem()), identity };
+        let options = TlsOptions { authority: Some(authority.pem()), identity, server_name: None };
         let client = Client::connect(&self.address.with_tls(options).unwrap()).await?;
         let listed = client.list(&Query::of("pods")).await?;
         Ok(listed.objects.into_iter().map(|object| object.name).collect())
@@ -112,16 +112,17 @@ async fn a_relay_shows_its_certificate() {
         directory.path().join(name)
     };
     let (cert, key) = clients.sign(&["relay"]);
-    let tls = RelayTls {
-        ca: Some(file("ca.crt", &authority.pem())),
+    let tls = TlsOptions {
+        authority: Some(file("ca.crt", &authority.pem())),
         identity: Some((file("tls.crt", &cert), file("tls.key", &key))),
+        server_name: None,
     };
-    let config = RelayConfig { tls, ..RelayConfig::new(&server.address.to_string(), "pods") };
+    let config = RelayConfig { tls, ..RelayConfig::new(server.address.clone(), "pods") };
     assert_eq!(RelaySource::check(&config), Ok(()));
     let source = |config: &RelayConfig| RelaySource::new(config.clone(), SourceHealth::new(DEADLINE, DEADLINE));
     let list = source(&config).list(ListVersion::MostRecent).await.unwrap();
     assert_eq!(list.objects.len(), 1);
-    let nobody = RelayConfig { tls: RelayTls { identity: None, ..config.tls.clone() }, ..config.clone() };
+    let nobody = RelayConfig { tls: TlsOptions { identity: None, ..config.tls.clone() }, ..config.clone() };
     assert!(source(&nobody).list(ListVersion::MostRecent).await.is_err());
     fs::remove_file(directory.path().join("tls.key")).unwrap();
     let error = RelaySource::check(&config).unwrap_err();

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    EtcdConfig, connection,
+    EtcdConfig,
     object::version,
     proof::{Identity, Mark},
     state::{EARLIER_START, Known, Position, Shared},
@@ -14,8 +14,9 @@ use super::{
 };
 use crate::{
     cache::{Evidence, List, ListVersion, ListerWatcher, ProgressDemand, SourceError, SourceHealth, WarmStart, Watch},
+    endpoint::ServerAddress,
     model::ResourceVersion,
-    source::problems::KeptProblems,
+    source::{problems::KeptProblems, small_file},
 };
 
 /// A prefix of an etcd cluster as an upstream.
@@ -48,9 +49,9 @@ impl EtcdSource {
     /// The problem, in one line.
     pub fn check(config: &EtcdConfig) -> Result<(), String> {
         if let Some((_, password)) = &config.credentials {
-            connection::read(password)?;
+            small_file::read(password)?;
         }
-        connection::tls(&config.tls).map(drop)
+        config.tls.try_map(|path| small_file::read(path)).map(drop)
     }
 }
 
@@ -108,8 +109,8 @@ impl WarmStart for EtcdSource {
     /// Names the endpoints and the prefix. The first response of another cluster behind the same endpoints shows the difference.
     fn identity(&self) -> String {
         let EtcdConfig { endpoints, prefix, .. } = &self.shared.config;
-        let mut endpoints = endpoints.clone();
-        endpoints.sort();
+        let mut endpoints: Vec<_> = endpoints.iter().map(ServerAddress::uri).collect();
+        endpoints.sort_unstable();
         format!("the keys of {prefix:?} in etcd at {}", endpoints.join(", "))
     }
 

@@ -50,7 +50,7 @@ impl Rig {
 
 /// Returns the configuration for these members, in this order, with short times.
 fn config(gates: &[&Gate]) -> EtcdConfig {
-    let endpoints = gates.iter().map(|gate| gate.url()).collect();
+    let endpoints = gates.iter().map(|gate| gate.url().parse().unwrap()).collect();
     EtcdConfig {
         heartbeat: Duration::from_millis(100),
         answer_timeout: Duration::from_millis(500),

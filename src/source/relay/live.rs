@@ -302,7 +302,7 @@ impl Live {
             // The first batch beyond the position: the stream's version before it is older.
             return Ok(self.position.version.clone());
         }
-        let endpoint = &self.shared.config.endpoint;
+        let endpoint = self.shared.config.endpoint.uri();
         Err(SourceError::Busy(format!(
             "{endpoint}: message at version {version} after version {}",
             self.position.version

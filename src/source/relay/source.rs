@@ -44,13 +44,13 @@ impl RelaySource {
         Self { shared: Arc::new(Shared::new(config, health)) }
     }
 
-    /// Checks that the endpoint is valid, and that the files that a configuration names can be read now. Makes no connection.
+    /// Checks that the files that a configuration names can be read now. Makes no connection.
     ///
     /// # Errors
     ///
     /// The problem, in one line.
     pub fn check(config: &RelayConfig) -> Result<(), String> {
-        upstream::address(config).map(drop)
+        upstream::secured(config).map(drop)
     }
 }
 
@@ -98,7 +98,7 @@ impl ListerWatcher for RelaySource {
 impl WarmStart for RelaySource {
     fn identity(&self) -> String {
         let RelayConfig { endpoint, resource, .. } = &self.shared.config;
-        format!("{resource:?} of informerd at {endpoint}")
+        format!("{resource:?} of informerd at {}", endpoint.uri())
     }
 
     fn proof(&self) -> Option<Bytes> {

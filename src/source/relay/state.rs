@@ -135,7 +135,7 @@ impl Shared {
                     let version = message::version(&message.resource_version)?;
                     if let Some(known) = known.filter(|known| version < known.version) {
                         // The upstream had reached that version, and restarted before the version was complete.
-                        let (endpoint, known) = (&self.config.endpoint, known.version);
+                        let (endpoint, known) = (self.config.endpoint.uri(), known.version);
                         return Err(SourceError::Busy(format!("{endpoint}: version {known} is open again upstream")));
                     }
                     // An upstream that was syncing before has its path only now.
@@ -197,7 +197,7 @@ impl Shared {
         if let (Some(server), Some(position)) = (&state.server, position)
             && position.is_left_by(server)
         {
-            let endpoint = &self.config.endpoint;
+            let endpoint = self.config.endpoint.uri();
             return Err(SourceError::HistoryChanged(format!("{endpoint}: its history id changed")));
         }
         Ok(())
@@ -283,7 +283,7 @@ impl Shared {
         if let Some(server) = &mut self.state.lock().server {
             server.is_synced = is_synced;
         }
-        match self.behind(format!("{}: at version {version}", self.config.endpoint)) {
+        match self.behind(format!("{}: at version {version}", self.config.endpoint.uri())) {
             SourceError::Busy(_) => Ok(()),
             error => Err(error),
         }

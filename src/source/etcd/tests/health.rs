@@ -134,7 +134,7 @@ async fn nobody_to_be_reached_is_told_for_every_endpoint() {
     let urls = gone.endpoints.clone();
     let rig = Rig::start(gone);
     let error = rig.error("Connection refused").await;
-    assert!(urls.iter().all(|url| error.contains(url)) && !error.contains('\n'), "{error}");
+    assert!(urls.iter().all(|url| error.contains(url.uri())) && !error.contains('\n'), "{error}");
 }
 
 #[tokio::test]
@@ -199,21 +199,22 @@ async fn tls_is_spoken_with_those_who_are_trusted() {
     let server = Server::builder().tls_config(ServerTlsConfig::new().identity(identity)).unwrap();
     let gate = Gate::to(play.listen(server).await).await;
     let endpoint = format!("https://127.0.0.1:{}", gate.port());
-    let config = EtcdConfig { endpoints: vec![endpoint.clone()], ..config(&[&gate]) };
+    let config = EtcdConfig { endpoints: vec![endpoint.parse().unwrap()], ..config(&[&gate]) };
 
     let ca = file(&directory, "ca.crt", &cert.pem());
-    let named = EtcdTls { ca: Some(ca.clone()), server_name: Some("etcd.example".to_owned()), identity: None };
+    let named =
+        TlsOptions { authority: Some(ca.clone()), server_name: Some("etcd.example".to_owned()), identity: None };
     let mut rig = Rig::start(EtcdConfig { tls: named.clone(), ..config.clone() });
     assert_eq!(rig.told().await, "list 2");
     drop(rig);
-    let unnamed = EtcdTls { ca: Some(ca), ..EtcdTls::default() };
+    let unnamed = TlsOptions { authority: Some(ca), ..TlsOptions::default() };
     let rig = Rig::start(EtcdConfig { tls: unnamed, ..config.clone() });
     rig.error("not valid for name").await;
     drop(rig);
-    let plain = Rig::start(EtcdConfig { endpoints: vec![gate.url()], ..config.clone() });
+    let plain = Rig::start(EtcdConfig { endpoints: vec![gate.url().parse().unwrap()], ..config.clone() });
     plain.error(&gate.url()).await;
 
-    let missing = EtcdTls { ca: Some(directory.path().join("none")), ..EtcdTls::default() };
+    let missing = TlsOptions { authority: Some(directory.path().join("none")), ..TlsOptions::default() };
     let error = EtcdSource::check(&EtcdConfig { tls: missing, ..config.clone() }).unwrap_err();
     assert!(error.contains("none cannot be read: No such file"), "{error}");
     EtcdSource::check(&EtcdConfig { tls: named, ..config }).unwrap();

@@ -148,7 +148,8 @@ async fn an_empty_prefix_and_keys_that_are_not_served_are_kept_too() {
 #[test]
 fn a_proof_is_of_one_version_and_what_is_none_is_refused() {
     let health = SourceHealth::new(Duration::ZERO, Duration::ZERO);
-    let source = EtcdSource::new(EtcdConfig::new("r", vec!["http://b:1".into(), "http://a:1".into()], "/s/"), health);
+    let endpoints = ["http://b:1", "http://a:1"].map(|address| address.parse().unwrap());
+    let source = EtcdSource::new(EtcdConfig::new("r", endpoints.into(), "/s/"), health);
     assert_eq!(source.identity(), "the keys of \"/s/\" in etcd at http://a:1, http://b:1");
     assert_eq!(source.proof(), None, "nothing is known");
     let proof = r#"{"identity":[7,2],"revision":5,"mark":null,"problems":[]}"#;

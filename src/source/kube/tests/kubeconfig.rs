@@ -1,3 +1,5 @@
+use std::fs;
+
 use super::*;
 
 fn env<const N: usize>(values: [(&'static str, String); N]) -> impl Fn(&str) -> Option<String> {

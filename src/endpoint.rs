@@ -1,8 +1,9 @@
-//! Address of a server.
+//! Address of a server and TLS with it: plain data, for the configuration, the client library and the sources.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
 use http::uri::Authority;
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 /// Address of a server: `127.0.0.1:50051`, `informerd.example:50051`, `http://127.0.0.1:50051`, `[::1]:50051`,
 /// `https://informerd.example:50051` or `unix:/run/informerd.sock`.
@@ -10,25 +11,21 @@ use http::uri::Authority;
 /// A port is required. The path of a Unix socket is absolute and has at most 107 bytes. The printed form parses to the same
 /// address; it omits `http://`. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct ServerAddress(Kind);
-
-#[derive(Clone, PartialEq, Eq, Hash)]
-enum Kind {
-    /// Host and port.
-    Tcp(Arc<str>),
-    /// Host and port, with TLS.
-    Tls(Arc<str>, Arc<TlsOptions>),
-    /// Absolute path of a Unix socket.
-    Unix(Arc<str>),
+pub struct ServerAddress {
+    uri: Arc<str>,
+    /// Empty without TLS.
+    tls: Arc<TlsOptions>,
 }
 
-/// Trust roots and identity of a TLS client.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub struct TlsOptions {
-    /// PEM certificates that may have signed the server's; without them, those that the system trusts.
-    pub authority: Option<Vec<u8>>,
-    /// Certificate and key of the client in PEM.
-    pub identity: Option<(Vec<u8>, Vec<u8>)>,
+/// Trust roots and identity of a TLS client: PEM, or the paths of files with it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct TlsOptions<T = Vec<u8>> {
+    /// Certificates that may have signed the server's; without them, those that the system trusts.
+    pub authority: Option<T>,
+    /// Certificate of the client and its key.
+    pub identity: Option<(T, T)>,
+    /// Name in the server's certificate; without it, the host of the address.
+    pub server_name: Option<String>,
 }
 
 /// Error for a text that is not the address of a server.
@@ -50,34 +47,29 @@ const MAX_QUOTED_CHARS: usize = 80;
 // === impl ServerAddress ===
 
 impl ServerAddress {
-    /// Returns the URI that the transport connects to.
-    pub(super) fn endpoint_uri(&self) -> String {
-        match &self.0 {
-            Kind::Tcp(authority) => format!("http://{authority}"),
-            Kind::Tls(authority, _) => format!("https://{authority}"),
-            Kind::Unix(path) => format!("unix:{path}"),
-        }
+    /// Returns the address with its scheme: `http://HOST:PORT`, `https://HOST:PORT` or `unix:/path`.
+    pub fn uri(&self) -> &str {
+        &self.uri
     }
 
     /// Returns the TLS options; none for a server without TLS.
-    pub(super) fn tls(&self) -> Option<&TlsOptions> {
-        match &self.0 {
-            Kind::Tls(_, options) => Some(options),
-            Kind::Tcp(_) | Kind::Unix(_) => None,
-        }
+    pub(crate) fn tls(&self) -> Option<&TlsOptions> {
+        self.is_tls().then_some(&*self.tls)
     }
 
     /// Returns the same server with other TLS options; `None` if the address does not use TLS.
     pub fn with_tls(&self, options: TlsOptions) -> Option<Self> {
-        match &self.0 {
-            Kind::Tls(authority, _) => Some(Self(Kind::Tls(Arc::clone(authority), Arc::new(options)))),
-            Kind::Tcp(_) | Kind::Unix(_) => None,
-        }
+        self.is_tls().then(|| Self { uri: Arc::clone(&self.uri), tls: Arc::new(options) })
+    }
+
+    /// Returns true if the address uses TLS.
+    pub fn is_tls(&self) -> bool {
+        self.uri.starts_with("https:")
     }
 
     /// Returns true if this is a Unix socket, which has no authority of its own.
     pub fn is_unix(&self) -> bool {
-        matches!(self.0, Kind::Unix(_))
+        self.uri.starts_with("unix:")
     }
 }
 
@@ -86,19 +78,19 @@ impl FromStr for ServerAddress {
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
         let error = |problem| AddressError { text: text.chars().take(MAX_QUOTED_CHARS).collect(), problem };
+        let of = |uri: String| Self { uri: uri.into(), tls: Arc::default() };
         if let Some(path) = text.strip_prefix("unix:") {
             // gRPC's own spelling is unix:///absolute/path.
             let path = path.strip_prefix("//").unwrap_or(path);
-            return check_path(path).map(|()| Self(Kind::Unix(path.into()))).map_err(error);
+            return check_path(path).map(|()| of(format!("unix:{path}"))).map_err(error);
         }
         let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
         let authority = rest.strip_suffix('/').filter(|_| rest.len() < text.len()).unwrap_or(rest);
-        let kind = match scheme {
-            "http" => Kind::Tcp(authority.into()),
-            "https" => Kind::Tls(authority.into(), Arc::default()),
-            _ => return Err(error("scheme is not http, https or unix")),
-        };
-        check_authority(authority).map(|()| Self(kind)).map_err(error)
+        let scheme = scheme.to_ascii_lowercase();
+        if scheme != "http" && scheme != "https" {
+            return Err(error("scheme is not http, https or unix"));
+        }
+        check_authority(authority).map(|()| of(format!("{scheme}://{authority}"))).map_err(error)
     }
 }
 
@@ -136,17 +128,54 @@ fn check_authority(text: &str) -> Result<(), &'static str> {
 
 impl fmt::Display for ServerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Kind::Tcp(authority) => f.write_str(authority),
-            Kind::Tls(authority, _) => write!(f, "https://{authority}"),
-            Kind::Unix(path) => write!(f, "unix:{path}"),
-        }
+        f.write_str(self.uri.strip_prefix("http://").unwrap_or(&self.uri))
     }
 }
 
 impl fmt::Debug for ServerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+// === impl TlsOptions ===
+
+impl<T> Default for TlsOptions<T> {
+    fn default() -> Self {
+        Self { authority: None, identity: None, server_name: None }
+    }
+}
+
+impl<T> TlsOptions<T> {
+    /// Converts each certificate and key.
+    ///
+    /// # Errors
+    ///
+    /// The first error of a conversion.
+    pub fn try_map<U, E>(&self, convert: impl Fn(&T) -> Result<U, E>) -> Result<TlsOptions<U>, E> {
+        let identity = self.identity.as_ref().map(|(cert, key)| Ok((convert(cert)?, convert(key)?)));
+        Ok(TlsOptions {
+            authority: self.authority.as_ref().map(&convert).transpose()?,
+            identity: identity.transpose()?,
+            server_name: self.server_name.clone(),
+        })
+    }
+}
+
+impl TlsOptions {
+    pub(crate) fn config(&self) -> ClientTlsConfig {
+        let mut config = ClientTlsConfig::new();
+        config = match &self.authority {
+            Some(pem) => config.ca_certificate(Certificate::from_pem(pem)),
+            None => config.with_native_roots(),
+        };
+        if let Some((cert, key)) = &self.identity {
+            config = config.identity(Identity::from_pem(cert, key));
+        }
+        match &self.server_name {
+            Some(name) => config.domain_name(name),
+            None => config,
+        }
     }
 }
 
@@ -167,7 +196,7 @@ mod tests {
             ("unix:///run/a b.sock", "unix:/run/a b.sock", "unix:/run/a b.sock"),
         ] {
             let address: ServerAddress = text.parse().unwrap();
-            assert_eq!((address.to_string().as_str(), address.endpoint_uri().as_str()), (printed, uri), "{text}");
+            assert_eq!((address.to_string().as_str(), address.uri()), (printed, uri), "{text}");
             assert_eq!(printed.parse(), Ok(address));
         }
     }
