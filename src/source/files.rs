@@ -15,7 +15,8 @@
 //!   skipped. Symbolic links are followed inside the directory, which is how Kubernetes mounts a `ConfigMap`.
 //! - Versions are `<lineage>.<n>`, the lineage new at each start. One changed object is one version; an unchanged object
 //!   keeps its own.
-//! - The source reads the paths of change notices after a quiet period, and rescans the whole directory at an interval.
+//! - The source scans the directory after a change notice and a quiet period, and at an interval. A scan reads the files whose
+//!   stamp has changed.
 //! - Only a deletion deletes: a file that cannot be parsed, or a directory that is absent, keeps its objects and is reported.
 //!   A deletion is applied when it is certain (`missing`), also that of an object that its file no longer contains; a file that
 //!   is being written is applied when it is closed (`unfinished`).
@@ -53,6 +54,9 @@ pub const DEFAULT_RESCAN: Duration = Duration::from_secs(5);
 /// Default quiet period after a burst of changes.
 pub const DEFAULT_QUIET: Duration = Duration::from_millis(100);
 
+/// Longest wait for the rest of a change, in rescans.
+const MAX_RESCANS: u32 = 6;
+
 /// Configuration of a [`FilesSource`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FilesConfig {
@@ -65,8 +69,8 @@ pub struct FilesConfig {
     /// Interval of scans of the whole directory; at least 10 ms. A file that stays open for writing is read after six of
     /// these.
     pub rescan: Duration,
-    /// Quiet period after a burst of changes, before the source reads the changed files; at most `rescan`. It reads them in the
-    /// middle of a burst that lasts five times as long. A file that is missing then, or an object that no file contains any more,
+    /// Quiet period after a burst of changes, before the source scans the directory; at most `rescan`. It scans in the middle of a
+    /// burst that lasts five times as long. A file that is missing then, or an object that no file contains any more,
     /// is deleted if it is still missing after another quiet period. A file whose last change had no notice is applied when it
     /// has been unchanged for five quiet periods.
     pub quiet: Duration,
@@ -79,5 +83,10 @@ impl FilesConfig {
     pub fn new(path: impl Into<PathBuf>, resource: impl Into<String>) -> Self {
         let (path, resource) = (path.into(), resource.into());
         Self { path, kind: None, resource, rescan: DEFAULT_RESCAN, quiet: DEFAULT_QUIET }
+    }
+
+    /// Returns the longest time for which a change waits for others, or for its file to be closed.
+    fn longest(&self) -> Duration {
+        self.rescan.saturating_mul(MAX_RESCANS)
     }
 }

@@ -49,9 +49,9 @@ impl<K: Ord + Clone> Missing<K> {
         self.all.is_empty()
     }
 
-    /// Returns the missing keys.
-    pub(super) fn keys(&self) -> impl ExactSizeIterator<Item = &K> {
-        self.all.keys()
+    /// Returns the number of missing keys.
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
     }
 
     /// Adds a file or object. Returns true if it was not missing before.
@@ -69,11 +69,6 @@ impl<K: Ord + Clone> Missing<K> {
         self.all.entry(key.clone()).or_insert(begin);
     }
 
-    /// Removes a file or object. Returns true if it was missing.
-    pub(super) fn remove(&mut self, key: &K) -> bool {
-        self.all.remove(key).is_some()
-    }
-
     /// Removes all except for these. Returns the removed ones, which exist again.
     pub(super) fn retain(&mut self, is_absent: impl Fn(&K) -> bool) -> Vec<K> {
         self.take(|key, _| !is_absent(key)).into_iter().map(|(key, _)| key).collect()
@@ -82,11 +77,6 @@ impl<K: Ord + Clone> Missing<K> {
     /// Restarts the wait, because the directory is changing.
     pub(super) fn disturb(&mut self, now: Instant) {
         self.changed_at = Some(now);
-    }
-
-    /// Returns true if the check at this time had a different result from the one before.
-    pub(super) fn has_changed(&self, now: Instant) -> bool {
-        !self.is_empty() && self.changed_at == Some(now)
     }
 
     /// Removes the keys whose deletion is certain. Returns them, each with the time since which it was missing.

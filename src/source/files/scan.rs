@@ -45,16 +45,16 @@ pub(super) struct Scan {
     pub(super) changes: Vec<FileChange>,
     /// All existing files.
     pub(super) seen: HashSet<Arc<str>, RandomState>,
-    /// Those among them whose content is not applied yet; with the stamp if they have fewer objects than before.
-    pub(super) unfinished: Vec<(Arc<str>, Option<Stamp>)>,
+    /// Those among them whose content is not applied yet.
+    pub(super) unfinished: BTreeSet<Arc<str>>,
+    /// Those among these that have fewer objects than before.
+    pub(super) shrunk: BTreeMap<Arc<str>, Stamp>,
     /// Time at which the next of these is applied even without another notice.
     pub(super) again_at: Option<Instant>,
     /// Directories that could not be read, with a trailing `/`; empty text for the root. The known files in them stay.
     pub(super) unknown: BTreeSet<String>,
     /// Problems of files and directories, by path.
     pub(super) problems: BTreeMap<String, String>,
-    /// True if there is a symbolic link to a directory or manifest.
-    pub(super) links: bool,
     /// Mount points of other file systems, with a trailing `/`.
     pub(super) mounts: BTreeMap<String, DirectoryId>,
 }
@@ -68,21 +68,6 @@ pub(super) enum ScanError {
     Root(io::Error),
 }
 
-/// State of a single path, if it can be determined without a walk.
-#[derive(Debug)]
-pub(super) enum Probe {
-    /// Nothing relevant.
-    Nothing,
-    /// This file, and no other, may have changed.
-    File(FileChange),
-    /// The content of this file is not applied yet; with the stamp if it has fewer objects than before.
-    Unfinished(Arc<str>, Option<Stamp>),
-    /// This known file does not exist.
-    Absent(Arc<str>),
-    /// More than this file may have changed: walk.
-    Unclear,
-}
-
 /// Outcome of reading one file.
 enum Reading {
     Found(Finding),
@@ -92,12 +77,11 @@ enum Reading {
     Nothing,
 }
 
-/// Reads files for a walk or a probe.
+/// Walk in progress.
 pub(super) struct Scanner<'a> {
-    pub(super) root: &'a Root,
-    pub(super) catalog: &'a Catalog,
-    pub(super) kind: Option<&'a str>,
-    pub(super) cancelled: &'a CancellationToken,
+    root: &'a Root,
+    catalog: &'a Catalog,
+    cancelled: &'a CancellationToken,
     signs: Signs<'a>,
     version: ResourceVersion,
     reader: Reader,
@@ -114,14 +98,12 @@ impl<'a> Scanner<'a> {
     pub(super) fn new(
         root: &'a Root,
         catalog: &'a Catalog,
-        kind: Option<&'a str>,
         signs: Signs<'a>,
         cancelled: &'a CancellationToken,
     ) -> Self {
         Self {
             root,
             catalog,
-            kind,
             cancelled,
             signs,
             version: catalog.next_version(),
@@ -145,43 +127,6 @@ impl<'a> Scanner<'a> {
         self.above.push(root.id.file);
         self.directory(&root.path, &mut String::new())?;
         Ok(self.found)
-    }
-
-    /// Checks one path below the root, provided that there are no symbolic links in the whole tree.
-    pub(super) fn probe(&mut self, path: &str) -> Probe {
-        if path.split('/').any(|part| part.starts_with('.')) {
-            return Probe::Nothing;
-        }
-        let absolute = self.root.path.join(path);
-        let known = self.catalog.file(path).map(|(path, _)| path.clone());
-        let metadata = match fs::symlink_metadata(&absolute) {
-            Ok(metadata) if metadata.is_dir() || metadata.is_symlink() => return Probe::Unclear,
-            Ok(metadata) => Some(metadata),
-            Err(error) if is_absent(&error) => None,
-            Err(_) => return Probe::Unclear,
-        };
-        let name = path.rsplit('/').next().unwrap_or(path);
-        match (Format::of(name), metadata) {
-            (Some(format), Some(metadata)) if metadata.is_file() => {
-                let path = known.unwrap_or_else(|| path.into());
-                match self.read(&path, &absolute, format) {
-                    Reading::Found(finding) => Probe::File(FileChange { path, finding }),
-                    Reading::Unfinished(stamp) => Probe::Unfinished(path, stamp),
-                    Reading::Nothing => Probe::Unclear,
-                }
-            }
-            _ => match known {
-                Some(path) => Probe::Absent(path),
-                // A directory that was deleted or renamed leaves its files behind in the catalog.
-                None if self.catalog.paths().any(|file| is_below(file, path)) => Probe::Unclear,
-                None => Probe::Nothing,
-            },
-        }
-    }
-
-    /// Returns the time at which the next unfinished file is applied even without another notice.
-    pub(super) fn again_at(&self) -> Option<Instant> {
-        self.found.again_at
     }
 
     /// Walks one directory. `relative` is empty for the root, or else ends in `/`; it is unchanged on return.
@@ -265,14 +210,12 @@ impl<'a> Scanner<'a> {
         let (metadata, target) = match target {
             Ok(target) => target,
             Err(error) if is_absent(&error) => {
-                self.found.links = true;
                 if format.is_some() {
                     self.problem(relative, "the target of the symbolic link does not exist");
                 }
                 return Ok(());
             }
             Err(error) => {
-                self.found.links = true;
                 if format.is_some() {
                     self.unreadable(relative, &error);
                 } else {
@@ -286,7 +229,6 @@ impl<'a> Scanner<'a> {
         if !counts {
             return Ok(());
         }
-        self.found.links = true;
         if !target.starts_with(&self.root.path) {
             self.problem(relative, "the symbolic link leaves the directory; not followed");
             return Ok(());
@@ -344,14 +286,15 @@ impl<'a> Scanner<'a> {
                 self.found.changes.push(FileChange { path, finding });
             }
             Reading::Unfinished(stamp) => {
-                if self.signs.is_written(absolute.as_ref()).is_some_and(|lasts| lasts >= self.signs.rescan) {
-                    let longest = self.signs.longest();
+                if self.signs.is_written(absolute.as_ref()).is_some_and(|lasts| lasts >= self.signs.config.rescan) {
+                    let longest = self.signs.config.longest();
                     let problem =
                         format!("file is still open for writing; read when it is closed, or after {longest:?}");
                     self.problem(relative, &problem);
                 }
                 self.found.seen.insert(path.clone());
-                self.found.unfinished.push((path, stamp));
+                self.found.shrunk.extend(stamp.map(|stamp| (path.clone(), stamp)));
+                self.found.unfinished.insert(path);
             }
             Reading::Nothing => {}
         }
@@ -368,7 +311,7 @@ impl<'a> Scanner<'a> {
                 let decoded = if decode::is_blank(bytes) {
                     None
                 } else {
-                    Some(decode::decode(path, format, bytes, self.kind, &self.version))
+                    Some(decode::decode(path, format, bytes, self.signs.config.kind.as_deref(), &self.version))
                 };
                 let is_good = matches!(decoded, Some(Ok(_)));
                 let content = match decoded {
@@ -381,7 +324,7 @@ impl<'a> Scanner<'a> {
                     Some(Ok(objects)) => Content::Objects(objects),
                     Some(Err(reason)) => Content::Unusable(reason),
                 };
-                (Some(stamp.id()), is_trusted.then_some(stamp), content)
+                (Some(stamp.id), is_trusted.then_some(stamp), content)
             }
             Ok(Outcome::Torn) => return Reading::Unfinished(None),
             Ok(Outcome::Refused(stamp, reason)) => (None, stamp, Content::Unusable(reason)),
@@ -406,8 +349,7 @@ impl<'a> Scanner<'a> {
 
     fn has_just_shrunk(&self, path: &str, objects: usize, stamp: &Stamp) -> bool {
         let before = self.catalog.read_as(path);
-        before.is_some_and(|(id, before)| id == stamp.id() && objects < before)
-            && self.signs.has_just_shrunk(path, stamp)
+        before.is_some_and(|(id, before)| id == stamp.id && objects < before) && self.signs.has_just_shrunk(path, stamp)
     }
 
     /// Counts an entry; above the limit nothing more is read, and the known files stay.
@@ -452,8 +394,4 @@ pub(super) fn may_hold(unknown: &BTreeSet<String>, path: &str) -> bool {
 
 pub(super) fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
-}
-
-fn is_below(file: &str, directory: &str) -> bool {
-    file.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'))
 }

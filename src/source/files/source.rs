@@ -2,7 +2,6 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use futures_util::StreamExt;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -14,7 +13,7 @@ use super::{
     root::{DirectoryError, Root},
 };
 use crate::{
-    cache::{Delta, List, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
+    cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
     model::ResourceVersion,
     source::lineage::new_lineage,
 };
@@ -85,7 +84,7 @@ impl ListerWatcher for FilesSource {
             )));
         }
         let live = Live::new(self.config.clone(), self.engine.clone(), Notices::new(self.subscribe), token);
-        Ok(Box::pin(live.into_stream().map(|item| item.map(Delta::event))))
+        Ok(Box::pin(live.into_stream()))
     }
 
     fn heartbeat(&self) -> Duration {

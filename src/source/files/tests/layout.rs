@@ -158,19 +158,14 @@ fn past_the_bound_on_entries_what_is_known_stays() {
     }
     let (root, catalog) = (Root::open(&rig.path("")).unwrap(), Catalog::new("a".into()));
     let token = tokio_util::sync::CancellationToken::new();
+    let config = FilesConfig { rescan: NEVER, ..FilesConfig::new(".", "test") };
     let now = tokio::time::Instant::now();
-    let signs = Signs {
-        notices: None,
-        shrunk: &Shrunk::default(),
-        rescan: NEVER,
-        quiet: DEFAULT_QUIET,
-        now,
-        clock: std::time::SystemTime::now(),
-    };
-    let scan = Scanner::new(&root, &catalog, None, signs, &token).with_max_entries(3).walk().unwrap();
+    let signs =
+        Signs { notices: None, shrunk: &Shrunk::default(), config: &config, now, clock: std::time::SystemTime::now() };
+    let scan = Scanner::new(&root, &catalog, signs, &token).with_max_entries(3).walk().unwrap();
     assert_eq!((scan.seen.len(), scan.problems.len()), (3, 1));
     assert!(may_hold(&scan.unknown, "any.json"));
-    let scan = Scanner::new(&root, &catalog, None, signs, &token).with_max_entries(5).walk().unwrap();
+    let scan = Scanner::new(&root, &catalog, signs, &token).with_max_entries(5).walk().unwrap();
     assert_eq!((scan.seen.len(), scan.problems.len()), (5, 0));
     assert!(!may_hold(&scan.unknown, "any.json"));
 }
