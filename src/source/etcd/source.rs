@@ -77,11 +77,10 @@ impl ListerWatcher for EtcdSource {
         let connection = shared.connections.get().await?;
         let id = connection.id;
         match Live::open(Arc::clone(shared), connection, position).await {
-            Ok(live) => Ok(Box::pin(futures_util::stream::unfold(Some(live), |live| async move {
-                let mut live = live?;
+            Ok(live) => Ok(Box::pin(futures_util::stream::try_unfold(live, |mut live| async move {
                 match live.next().await {
-                    Ok(delta) => Some((Ok(delta), Some(live))),
-                    Err(error) => Some((Err(live.fail(error)), None)),
+                    Ok(delta) => Ok(Some((delta, live))),
+                    Err(error) => Err(live.fail(error)),
                 }
             }))),
             Err(error) => Err(shared.failed(id, error)),

@@ -233,12 +233,9 @@ impl Namespaces {
             probes: FuturesUnordered::new(),
             probed: Vec::new(),
         };
-        Ok(Box::pin(stream::unfold(Some(merged), |merged| async move {
-            let mut merged = merged?;
-            match merged.next().await {
-                Ok(delta) => Some((Ok(delta), Some(merged))),
-                Err(error) => Some((Err(error), None)),
-            }
+        Ok(Box::pin(stream::try_unfold(merged, |mut merged| async move {
+            let next = merged.next().await;
+            next.map(|delta| Some((delta, merged)))
         })))
     }
 

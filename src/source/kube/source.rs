@@ -143,19 +143,14 @@ impl ListerWatcher for KubeSource {
         let live = if let Some((_, live)) = opened { live } else { shared.watch(&from, position).await? };
         let name = Some(shared.config.namespace.clone()).filter(|name| !name.is_empty());
         let checks = Box::pin(existence::keep_checking(Arc::clone(shared), name.into_iter().collect()));
-        Ok(Box::pin(futures_util::stream::unfold(Some((live, checks)), |open| async move {
-            let (mut live, mut checks) = open?;
+        Ok(Box::pin(futures_util::stream::try_unfold((live, checks), |(mut live, mut checks)| async move {
             let next = tokio::select! {
                 biased;
                 next = live.next() => next,
                 // Never completes.
                 () = &mut checks => Ok(None),
             };
-            match next {
-                Ok(Some(delta)) => Some((Ok(delta), Some((live, checks)))),
-                Ok(None) => None,
-                Err(error) => Some((Err(error), None)),
-            }
+            next.map(|delta| delta.map(|delta| (delta, (live, checks))))
         })))
     }
 

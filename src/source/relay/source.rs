@@ -69,11 +69,10 @@ impl ListerWatcher for RelaySource {
             Some((messages, position)) => Live::new(Arc::clone(shared), messages, position),
             None => Live::resume(Arc::clone(shared), from).await.map_err(|error| shared.failed(error))?,
         };
-        Ok(Box::pin(futures_util::stream::unfold(Some(live), |live| async move {
-            let mut live = live?;
+        Ok(Box::pin(futures_util::stream::try_unfold(live, |mut live| async move {
             match live.next().await {
-                Ok(delta) => Some((Ok(delta), Some(live))),
-                Err(error) => Some((Err(live.fail(error)), None)),
+                Ok(delta) => Ok(Some((delta, live))),
+                Err(error) => Err(live.fail(error)),
             }
         })))
     }

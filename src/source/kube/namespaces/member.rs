@@ -2,7 +2,7 @@
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
-use futures_util::{Stream, stream};
+use futures_util::{Stream, StreamExt, stream};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -170,13 +170,11 @@ impl Member {
 
 impl Followed {
     pub(super) fn into_stream(self, at: usize) -> MemberWatch {
-        Box::pin(stream::unfold(Some(self), move |followed| async move {
-            let mut followed = followed?;
-            match followed.next().await {
-                Ok(delta) => Some(((at, Ok(delta)), Some(followed))),
-                Err(error) => Some(((at, Err(error)), None)),
-            }
-        }))
+        let deltas = stream::try_unfold(self, |mut followed| async move {
+            let next = followed.next().await;
+            next.map(|delta| Some((delta, followed)))
+        });
+        Box::pin(deltas.map(move |delta| (at, delta)))
     }
 
     pub(super) async fn next(&mut self) -> Result<Delta, SourceError> {
