@@ -212,6 +212,7 @@ fn measure_wakes(
             new: Some(Arc::clone(pod)),
             version: after.clone(),
             cause: Cause::Change,
+            index_values: None,
         };
         broadcaster.publish(&[Batch { before, after, changes: vec![change], is_relist: false, is_open: false }]);
         let taken = cursors[node].poll_take(&mut context, usize::MAX);

@@ -293,7 +293,7 @@ impl Recorded {
 impl What {
     fn new(batch: Arc<Batch>) -> Self {
         match &batch.changes[..] {
-            [Change { old, new: Some(new), version, cause: Cause::Change }]
+            [Change { old, new: Some(new), version, cause: Cause::Change, .. }]
                 if !batch.is_relist && !batch.is_open && version == new.version() && *version == batch.after =>
             {
                 Self::Upsert { old: old.clone(), new: Arc::clone(new) }
@@ -307,7 +307,8 @@ impl What {
         match self {
             Self::Upsert { old, new } => {
                 let (old, version) = (old.clone(), new.version().clone());
-                let change = Change { old, new: Some(Arc::clone(new)), version: version.clone(), cause: Cause::Change };
+                let (new, cause) = (Some(Arc::clone(new)), Cause::Change);
+                let change = Change { old, new, version: version.clone(), cause, index_values: None };
                 Arc::new(Batch {
                     before: before.clone(),
                     after: version,

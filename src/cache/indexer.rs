@@ -19,7 +19,9 @@ use super::{
     Evidence, List,
     history::{CHANGE_BYTES, bytes_of},
 };
-use crate::model::{Applied, Batch, Cause, Change, Event, IndexFunc, Indexers, Object, ObjectKey, ResourceVersion};
+use crate::model::{
+    Applied, Batch, Cause, Change, Event, IndexFunc, IndexValues, Indexers, Object, ObjectKey, ResourceVersion,
+};
 
 /// Exclusive writer of a resource's store and indexes (client-go's `Indexer`); readers get a [`Snapshot`].
 #[derive(Debug)]
@@ -98,7 +100,7 @@ impl Indexer {
         past.state.replaced = past.state.replaced.saturating_sub(cost(changes));
         for Change { old, new, version, .. } in changes {
             match (old, new) {
-                (Some(old), _) => past.put(old),
+                (Some(old), _) => drop(past.put(old)),
                 (None, Some(new)) => drop(past.delete(new, version, Cause::Change)),
                 (None, None) => {}
             }
@@ -221,7 +223,11 @@ impl Indexer {
     }
 
     /// Ends a relist. It closes an open version and may contain the rest of that version, unless it is older.
-    fn end_relist(&mut self, after: ResourceVersion, changes: Vec<Change>, is_behind: bool) -> Batch {
+    fn end_relist(&mut self, after: ResourceVersion, mut changes: Vec<Change>, is_behind: bool) -> Batch {
+        // There may be as many as there are objects, and the history keeps them.
+        for change in &mut changes {
+            change.index_values = None;
+        }
         let before = self.state.applied.safe().clone();
         Batch { is_relist: !is_behind, ..self.end_batch((before, after), changes, !is_behind) }
     }
@@ -239,34 +245,36 @@ impl Indexer {
     }
 
     fn upsert(&mut self, old: Option<Arc<Object>>, new: Arc<Object>) -> Change {
-        self.put(&new);
-        Change { old, version: new.version().clone(), new: Some(new), cause: Cause::Change }
+        let index_values = self.put(&new);
+        Change { old, version: new.version().clone(), new: Some(new), cause: Cause::Change, index_values }
     }
 
     fn delete(&mut self, old: &Arc<Object>, version: &ResourceVersion, cause: Cause) -> Option<Change> {
         let old = self.state.objects.remove(old.key())?;
         self.state.body_bytes -= old.body().len();
-        self.reindex(Some(&old), None);
-        Some(Change { version: version.clone(), old: Some(old), new: None, cause })
+        let index_values = self.reindex(Some(&old), None);
+        Some(Change { version: version.clone(), old: Some(old), new: None, cause, index_values })
     }
 
-    fn put(&mut self, new: &Arc<Object>) {
+    fn put(&mut self, new: &Arc<Object>) -> Option<Arc<IndexValues>> {
         self.state.body_bytes += new.body().len();
         let old = self.state.objects.insert(new.key().clone(), Arc::clone(new));
         self.state.body_bytes -= old.as_ref().map_or(0, |old| old.body().len());
-        self.reindex(old.as_ref(), Some(new));
+        self.reindex(old.as_ref(), Some(new))
     }
 
-    fn reindex(&mut self, old: Option<&Arc<Object>>, new: Option<&Arc<Object>>) {
-        for ((_, func), index) in self.indexers.iter().zip(&mut self.state.indexes) {
-            if *func == IndexFunc::Namespace {
-                continue;
-            }
-            let values = |object: Option<&Arc<Object>>| object.map(|object| func.values(object)).unwrap_or_default();
-            let (old_values, new_values) = (values(old), values(new));
-            if old_values == new_values {
-                continue;
-            }
+    /// Moves an object to its new places in the indexes. Returns the values; `None` if the namespace is the only index.
+    fn reindex(&mut self, old: Option<&Arc<Object>>, new: Option<&Arc<Object>>) -> Option<Arc<IndexValues>> {
+        let values = |object: Option<&Arc<Object>>| -> Vec<Vec<String>> {
+            let of =
+                |func: &IndexFunc| object.filter(|_| *func != IndexFunc::Namespace).map(|object| func.values(object));
+            self.indexers.iter().map(|(_, func)| of(func).unwrap_or_default()).collect()
+        };
+        if self.indexers.len() == 1 {
+            return None;
+        }
+        let (old_values, new_values) = (values(old), values(new));
+        for ((old_values, new_values), index) in old_values.iter().zip(&new_values).zip(&mut self.state.indexes) {
             for value in old_values.iter().filter(|value| !new_values.contains(value)) {
                 old.and_then(|old| index.remove(&Place { value, key: Some(old.key()) }));
             }
@@ -274,6 +282,7 @@ impl Indexer {
                 new.and_then(|new| index.insert(IndexEntry { value: shared(index, value), key: new.key().clone() }));
             }
         }
+        Some(Arc::new(IndexValues { indexers: Arc::clone(&self.indexers), old: old_values, new: new_values }))
     }
 }
 
@@ -332,11 +341,6 @@ impl Snapshot {
     /// Returns the version to watch from: the previous one, while more changes may come at the version of this state.
     pub fn safe_version(&self) -> &ResourceVersion {
         self.applied.safe()
-    }
-
-    /// Returns both versions.
-    pub fn applied(&self) -> &Applied {
-        &self.applied
     }
 
     /// Returns an object of a newer list that contradicts the held state, and so proves that the upstream's history was
@@ -451,16 +455,6 @@ impl Snapshot {
         let first = ObjectKey::first_of_namespace(&format!("{}\u{1}", after.unwrap_or_default()));
         let objects = is_namespace.then(|| self.objects(None, Some(&first))).into_iter().flatten();
         Some(entries.chain(objects.map(|object| object.key().namespace())))
-    }
-
-    /// Returns the index functions.
-    pub fn indexers(&self) -> &Arc<Indexers> {
-        &self.indexers
-    }
-
-    /// Returns the function of one index.
-    pub fn index_func(&self, index: &str) -> Option<&IndexFunc> {
-        self.indexers.get(index)
     }
 
     fn index(&self, name: &str) -> Option<(&IndexFunc, &OrdSet<IndexEntry>)> {

@@ -35,7 +35,7 @@ use super::{
     Snapshot, SourceHealth, SyncState, ahead::Unrepeated,
 };
 use crate::{
-    model::{Batch, Cause, Event, Indexers, Reached, ResourceVersion, in_one_wake},
+    model::{Batch, Cause, Event, Indexers, Reached, ResourceVersion, sharing_bodies},
     sync::{self, ArcSwap, ArcSwapOption},
     watch::{
         Backfill, Broadcaster, BroadcasterConfig, BroadcasterStats, BulkThreads, End, Frame, Retention, Subscribe,
@@ -219,7 +219,7 @@ impl<F: Frame> Informer<F> {
                 // Cancel-safe by its own contract.
                 deltas = next(&fifo, not_before), if !is_blocked => match deltas {
                     Some(deltas) => {
-                        in_one_wake(|| writer.apply(deltas));
+                        sharing_bodies(|| writer.apply(deltas));
                         not_before = Instant::now() + writer.config.batch_window;
                     }
                     None => return,

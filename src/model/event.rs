@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Object, ResourceVersion};
+use super::{IndexValues, IndexedObject, Indexers, Object, ResourceVersion};
 
 /// Type of an event, in apimachinery's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -63,6 +63,9 @@ pub struct Change {
     /// [`Cause::Inferred`] for a deletion found at a relist, [`Cause::NotServed`] for an object that still exists and can
     /// no longer be served, else [`Cause::Change`].
     pub cause: Cause,
+    /// Values of the indexes before and after; `None` if they have to be computed: in a relist, and after the change has been
+    /// kept in the history.
+    pub index_values: Option<Arc<IndexValues>>,
 }
 
 /// Changes that belong together: one upstream event, one transaction, or a whole relist. No client may resume from between
@@ -192,6 +195,20 @@ impl Change {
     pub fn object(&self) -> &Arc<Object> {
         // At least one is present: a change consists of the store's old state and an event's new one.
         self.new.as_ref().or(self.old.as_ref()).expect("a change has a state before or after it")
+    }
+
+    /// Returns the state before, with the values of its indexes.
+    pub fn old_state(&self) -> Option<IndexedObject<'_>> {
+        self.old.as_deref().map(|object| IndexedObject::new(object, self.values(|values| &values.old)))
+    }
+
+    /// Returns the state after, with the values of its indexes.
+    pub fn new_state(&self) -> Option<IndexedObject<'_>> {
+        self.new.as_deref().map(|object| IndexedObject::new(object, self.values(|values| &values.new)))
+    }
+
+    fn values(&self, of_state: impl Fn(&IndexValues) -> &Vec<Vec<String>>) -> Option<(&Indexers, &[Vec<String>])> {
+        self.index_values.as_deref().map(|values| (&*values.indexers, &of_state(values)[..]))
     }
 
     /// Returns the size that counts against the bounds of a publish cycle, in bytes.

@@ -40,7 +40,7 @@ use super::{
     window::Window,
 };
 use crate::{
-    model::{Batch, Reached, ResourceVersion, Transition, in_one_wake},
+    model::{Batch, Reached, ResourceVersion, Transition, sharing_bodies},
     sync::{AtomicBool, Mutex},
 };
 
@@ -469,7 +469,7 @@ impl<F: Frame> Job<F> {
                 (*batch, *change) = (*batch + 1, 0);
                 continue;
             };
-            in_one_wake(|| {
+            sharing_bodies(|| {
                 let mut meter = Meter::begin(clock);
                 for (number, (Filled { group, .. }, selected)) in groups.iter().zip(&mut *selected).enumerate() {
                     let evaluate = || {

@@ -81,7 +81,8 @@ mod tests {
         let version = ResourceVersion::decimal(1);
         let object =
             std::sync::Arc::new(Object::from_json(bytes::Bytes::from_static(b"{}"), "a", version.clone()).unwrap());
-        let change = Change { old: None, new: Some(object), version: version.clone(), cause: Cause::Change };
+        let change =
+            Change { old: None, new: Some(object), version: version.clone(), cause: Cause::Change, index_values: None };
         let (before, changes) = (ResourceVersion::decimal(0), vec![change; 4]);
         let batches = [Batch { before, after: version, changes, is_relist: false, is_open: true }];
         let mut encoding = Encoding::<Deliveries>::new(&batches, &mut false);

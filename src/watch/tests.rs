@@ -53,14 +53,14 @@ impl World {
         self.version += 1;
         let new = object(name, app, self.version, body);
         let old = self.objects.insert(name.to_owned(), Arc::clone(&new));
-        Change { old, new: Some(new), version: version(self.version), cause: Cause::Change }
+        Change { old, new: Some(new), version: version(self.version), cause: Cause::Change, index_values: None }
     }
 
     fn delete(&mut self, name: &str) -> Change {
         self.version += 1;
         let old = self.objects.remove(name);
         assert!(old.is_some(), "{name} exists");
-        Change { old, new: None, version: version(self.version), cause: Cause::Change }
+        Change { old, new: None, version: version(self.version), cause: Cause::Change, index_values: None }
     }
 
     /// Returns a batch of several changes.

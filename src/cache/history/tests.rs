@@ -24,6 +24,7 @@ fn batch(before: u128, after: u128, changes: usize) -> Arc<Batch> {
         new: Some(Arc::new(object(&at.to_string()))),
         version: version(after),
         cause: Cause::Change,
+        index_values: None,
     };
     let changes = (0..changes).map(change).collect();
     Arc::new(Batch { before: version(before), after: version(after), changes, is_relist: false, is_open: false })
@@ -252,7 +253,8 @@ async fn a_long_backlog_comes_in_parts() {
     let large = |at: u128| {
         let body = format!("{:?}", "x".repeat(BACKLOG_BYTES / 2));
         let object = Arc::new(Object::from_json(body, "large", version(at + 1)).unwrap());
-        let change = Change { old: None, new: Some(object), version: version(at + 1), cause: Cause::Change };
+        let change =
+            Change { old: None, new: Some(object), version: version(at + 1), cause: Cause::Change, index_values: None };
         Arc::new(Batch { changes: vec![change], ..Batch::clone(&batch(at, at + 1, 0)) })
     };
     for at in 3000..3005 {
@@ -285,6 +287,7 @@ proptest! {
                 new: (*kind != 1).then(|| object(at + usize::from(*kind != 2), name)),
                 version: version(at as u128 + 1),
                 cause: if *is_relist { Cause::Inferred } else { Cause::Change },
+                index_values: None,
             };
             let changes = kinds.iter().enumerate().map(change).collect();
             let (before, after) = (version(at as u128), version(at as u128 + 1));

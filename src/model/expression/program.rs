@@ -17,13 +17,15 @@ use cel::{
     parser::Parser,
 };
 
-pub(super) use super::body::end_wake;
+pub(super) use super::body::sharing;
 use super::{
-    COUNT, EventView, ExpressionError, Failure, OBJECT, SyntaxError, TYPE, body,
+    body,
     check::{Check, Refused},
+    error::{ExpressionError, Failure},
     meter,
+    variables::{COUNT, EventView, OBJECT, TYPE},
 };
-use crate::model::excerpt;
+use crate::model::{SyntaxError, excerpt};
 
 /// Expression that has been checked.
 pub(super) struct Program {

@@ -1,6 +1,7 @@
+use bytes::Bytes;
 use proptest::{collection::vec, prelude::*, sample::select};
 
-use super::*;
+use super::{check::MAX_LEVELS, *};
 use crate::model::{ObjectKey, ObjectParts, ResourceVersion};
 
 const POD: &str = r#"{"metadata":{"namespace":"shop","name":"web","labels":{"app":"web","tier":"front"}},

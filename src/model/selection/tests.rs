@@ -30,7 +30,7 @@ fn history(states: &[Option<&str>]) -> Vec<Change> {
         let new = state.map(|node| pod(node, number));
         if old.is_some() || new.is_some() {
             let version = ResourceVersion::decimal(number);
-            changes.push(Change { old, new: new.clone(), version, cause: Cause::Change });
+            changes.push(Change { old, new: new.clone(), version, cause: Cause::Change, index_values: None });
         }
         old = new;
     }
@@ -79,7 +79,13 @@ fn of_many_objects_only_the_selected_are_seen() {
     let no_b = Selection { labels: LabelSelector::parse("first!=b").unwrap(), ..Selection::default() };
     let added = |name: &str| {
         let json = format!(r#"{{"metadata":{{"name":"{name}","labels":{{"first":"{}"}}}}}}"#, &name[..1]);
-        Change { old: None, new: Some(object(&json, 1)), version: ResourceVersion::decimal(1), cause: Cause::Change }
+        Change {
+            old: None,
+            new: Some(object(&json, 1)),
+            version: ResourceVersion::decimal(1),
+            cause: Cause::Change,
+            index_values: None,
+        }
     };
     let changes = ["foo", "bar", "baz", "qux", "zoo"].map(added);
     let seen: Vec<_> =
@@ -94,7 +100,13 @@ fn the_table_of_transitions() {
     for cause in [Cause::Change, Cause::Inferred] {
         let transition = |old: &Option<Arc<Object>>, new: &Option<Arc<Object>>| {
             let version = ResourceVersion::decimal(2);
-            let transition = on_host().transition(&Change { old: old.clone(), new: new.clone(), version, cause });
+            let transition = on_host().transition(&Change {
+                old: old.clone(),
+                new: new.clone(),
+                version,
+                cause,
+                index_values: None,
+            });
             transition.map(|Transition { event_type, cause }| (event_type, cause))
         };
         assert_eq!(transition(&None, &matching), Some((EventType::Added, Cause::Change)));

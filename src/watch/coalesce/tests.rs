@@ -21,7 +21,7 @@ fn object(name: &str, uid: &str, app: &str, number: u128) -> Arc<Object> {
 }
 
 fn change(old: Option<&Arc<Object>>, new: Option<&Arc<Object>>, number: u128) -> Change {
-    Change { old: old.cloned(), new: new.cloned(), version: version(number), cause: Cause::Change }
+    Change { old: old.cloned(), new: new.cloned(), version: version(number), cause: Cause::Change, index_values: None }
 }
 
 fn merged(selection: &Selection, changes: &[Change]) -> Generation {

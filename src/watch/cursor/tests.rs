@@ -36,7 +36,13 @@ fn publish(broadcaster: &mut Broadcaster<Deliveries>) {
     let before = broadcaster.version().clone();
     let version = before.next();
     let object = Object::from_json(Bytes::from_static(b"{}"), "a", version.clone()).unwrap();
-    let change = Change { old: None, new: Some(Arc::new(object)), version: version.clone(), cause: Cause::Change };
+    let change = Change {
+        old: None,
+        new: Some(Arc::new(object)),
+        version: version.clone(),
+        cause: Cause::Change,
+        index_values: None,
+    };
     broadcaster.publish(&[Batch { before, after: version, changes: vec![change], is_relist: false, is_open: false }]);
 }
 

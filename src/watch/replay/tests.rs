@@ -38,7 +38,13 @@ pub(in crate::watch) fn batches(script: &[Vec<(u8, Option<bool>)>]) -> Vec<Arc<B
                 Some(new) => drop(held.insert(name, Arc::clone(new))),
                 None => drop(held.remove(&name)),
             }
-            (old.is_some() || new.is_some()).then(|| Change { old, new, version: after.clone(), cause: Cause::Change })
+            (old.is_some() || new.is_some()).then(|| Change {
+                old,
+                new,
+                version: after.clone(),
+                cause: Cause::Change,
+                index_values: None,
+            })
         };
         all.push(Arc::new(Batch {
             before,
@@ -207,8 +213,13 @@ proptest! {
 #[test]
 fn of_what_came_ahead_a_client_is_told_what_is_above_its_version() {
     let ahead = |(name, number): (u8, u128)| {
-        let change =
-            Change { old: None, new: Some(object(name, true, number)), version: version(number), cause: Cause::Change };
+        let change = Change {
+            old: None,
+            new: Some(object(name, true, number)),
+            version: version(number),
+            cause: Cause::Change,
+            index_values: None,
+        };
         let (before, after) = (version(5), version(5));
         Arc::new(Batch { before, after, changes: vec![change], is_relist: false, is_open: true })
     };

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::*;
-use crate::model::{Cause, FieldSelector, LabelSelector, ResourceVersion};
+use crate::model::{Cause, FieldSelector, LabelSelector, Object, ResourceVersion};
 
 fn object(namespace: &str, name: &str, app: &str) -> Arc<Object> {
     let json = format!(r#"{{"metadata":{{"namespace":"{namespace}","name":"{name}","labels":{{"app":"{app}"}}}}}}"#);
@@ -12,7 +12,7 @@ fn object(namespace: &str, name: &str, app: &str) -> Arc<Object> {
 }
 
 fn found(routes: &Routes, old: Option<Arc<Object>>, new: Option<Arc<Object>>) -> Vec<usize> {
-    let change = Change { old, new, version: ResourceVersion::decimal(1), cause: Cause::Change };
+    let change = Change { old, new, version: ResourceVersion::decimal(1), cause: Cause::Change, index_values: None };
     let mut groups = Vec::new();
     routes.find(&change, &mut groups);
     groups
@@ -101,7 +101,7 @@ fn any_change() -> impl Strategy<Value = Change> {
                 [old] if is_deleted => (Some(object(old)), None),
                 _ => (None, Some(object(states[0]))),
             };
-            Change { old, new, version: ResourceVersion::decimal(1), cause: Cause::Change }
+            Change { old, new, version: ResourceVersion::decimal(1), cause: Cause::Change, index_values: None }
         },
     )
 }

@@ -17,6 +17,7 @@ const ACYCLIC: &[&str] = &[
     "crate::client",
     "crate::config",
     "crate::grpc",
+    "crate::model",
     "crate::proto",
     "crate::source",
     "crate::transport",
