@@ -39,7 +39,7 @@ pub(super) struct UntilFlags {
     /// Condition on an event: a CEL expression, or `delete`; can be repeated
     #[arg(long = "for", value_name = "CEL", required = true)]
     conditions: Vec<String>,
-    /// Time limit for all conditions
+    /// Time limit for all conditions; 0: none
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
     timeout: Duration,
     #[command(flatten)]
@@ -56,7 +56,8 @@ pub(super) async fn run(flags: &UntilFlags) -> Result<(), Failure> {
     let query = objects.query_of_name(resource, name.as_deref());
     let meant = |text: &String| if text.trim() == DELETE { NOTHING_LEFT.to_owned() } else { text.clone() };
     let conditions: Vec<String> = conditions.iter().map(meant).collect();
-    let options = UntilOptions { timeout: Some(*timeout), ..UntilOptions::default() };
+    let options =
+        UntilOptions { timeout: Some(*timeout).filter(|timeout| !timeout.is_zero()), ..UntilOptions::default() };
     let (client, mut signals) = (server.connect().await?, Signals::new()?);
     let met = tokio::select! {
         // The outcome is lost with this process.

@@ -429,7 +429,7 @@ fn waiting_outlives_the_server() {
     let server = Server::start_at(&address, &["--files", &files]);
     let mut command = server.command(&["until", "pods", "b/web", "--for", "object.status.phase == 'Failed'"]);
     let mut waiting = Watch::of({
-        command.args(["--timeout", "1m", "-o", "name"]);
+        command.args(["--timeout", "0", "-o", "name"]);
         command
     });
     // The command waits once the server counts another watcher.
