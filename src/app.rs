@@ -21,13 +21,12 @@ mod listener;
 mod sources;
 mod writer;
 
-use std::{fmt, net::SocketAddr, num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, net::SocketAddr, num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use tokio::{net::TcpListener, task::JoinSet};
 use tonic_health::{ServingStatus, server::HealthReporter};
 
-pub use self::error::AppError;
 use self::{
     connector::Connector,
     error::named,
@@ -35,6 +34,7 @@ use self::{
     listener::{GrpcListener, bind_tcp},
     writer::WriterThread,
 };
+pub use self::{connector::OwnSource, error::AppError};
 use crate::{
     admin::Admin,
     config::{Config, ListenAddr, TlsConfig},
@@ -76,6 +76,20 @@ impl App {
     ///
     /// If a source cannot be read or an address cannot be listened on.
     pub async fn start(config: Config) -> Result<Self, AppError> {
+        Self::start_with(config, BTreeMap::new()).await
+    }
+
+    /// Does the same with sources that the program brings itself: one for the name of each resource whose source is
+    /// [`SourceConfig::Own`](crate::config::SourceConfig::Own).
+    ///
+    /// # Errors
+    ///
+    /// As [`App::start`].
+    ///
+    /// # Panics
+    ///
+    /// If one of these sources is missing.
+    pub async fn start_with(config: Config, own: BTreeMap<String, OwnSource>) -> Result<Self, AppError> {
         check(&config)?;
         let limits = &config.limits;
         let most = descriptors::connections(limits.connections, descriptors::raise(), config.resources.len())?;
@@ -95,6 +109,7 @@ impl App {
             threads: Arc::new(threads),
             keeper: Keeper::open(&config),
             kube_clients: KubeClients::default(),
+            own,
         };
         let (mut observed, mut writers): (Vec<ObservedResource>, Vec<WriterThread>) = (Vec::new(), Vec::new());
         for (name, resource) in &config.resources {

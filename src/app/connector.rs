@@ -1,6 +1,6 @@
 //! Connection of a resource: its source, Reflector, queue and informer, and the snapshot file that they begin with.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use tokio::{sync::oneshot, task::JoinSet};
 use tracing::{Instrument, info_span};
@@ -38,7 +38,14 @@ pub(super) struct Connector<'a> {
     pub(super) threads: Arc<BulkThreads>,
     /// Connections and credentials, shared by all sources of the same cluster.
     pub(super) kube_clients: KubeClients,
+    /// Sources that the program brings itself, by the names of their resources.
+    pub(super) own: BTreeMap<String, OwnSource>,
 }
+
+/// Source that a program brings itself: the call that connects it.
+pub struct OwnSource(Box<Connect>);
+
+type Connect = dyn FnOnce(&mut Connector<'_>, &WriterThread, &ResourceConfig) -> ObservedResource + Send;
 
 /// Least time between two publish cycles. A cycle costs some twenty times as much as an event, so that gathering for less than
 /// half a millisecond would not pay.
@@ -80,6 +87,11 @@ impl Connector<'_> {
                 let health = SourceHealth::new(relay.heartbeat, stale_after);
                 let source = RelaySource::new(relay, health.clone());
                 self.connect(writer, resource, "informerd", source, health)
+            }
+            SourceConfig::Own => {
+                let source = self.own.remove(&resource.name);
+                let OwnSource(connect) = source.unwrap_or_else(|| panic!("resource {}: no source", resource.name));
+                connect(self, writer, resource)
             }
         }
     }
@@ -149,5 +161,23 @@ impl Connector<'_> {
             fifo,
             kept: kept.map(|kept| Arc::clone(kept.file().stats())),
         }
+    }
+}
+
+// === impl OwnSource ===
+
+impl OwnSource {
+    /// Returns a source that is not connected yet.
+    pub fn new(source: impl ListerWatcher) -> Self {
+        Self(Box::new(|connector, writer, resource| {
+            let health = SourceHealth::new(source.heartbeat(), connector.config.general.stale_after);
+            connector.connect(writer, resource, "own", source, health)
+        }))
+    }
+}
+
+impl fmt::Debug for OwnSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnSource").finish_non_exhaustive()
     }
 }

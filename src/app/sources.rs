@@ -17,6 +17,7 @@ pub(super) fn check(config: &ResourceConfig) -> Result<(), AppError> {
     let ResourceConfig { name, source, .. } = config;
     let resource = || name.clone();
     match source {
+        SourceConfig::Own => {}
         SourceConfig::Files(files) => {
             FilesSource::check(&files.path).map_err(|error| AppError::Directory { resource: resource(), error })?;
         }

@@ -42,6 +42,7 @@ fn print(config: &Config, out: &mut impl Write) -> io::Result<()> {
             }
             SourceConfig::Kube(kube) => kube_text(kube),
             SourceConfig::Informerd(relay) => format!("{} of informerd at {}", relay.resource, relay.endpoint.uri()),
+            SourceConfig::Own => "objects of this program".to_owned(),
         };
         let indexes: Vec<&str> = resource.indexers.names().collect();
         let optional = if resource.options.optional { ", optional" } else { "" };

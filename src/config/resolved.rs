@@ -86,6 +86,8 @@ pub enum SourceConfig {
     Kube(KubeResource),
     /// Resource of another informerd.
     Informerd(RelayResource),
+    /// Source that the program brings itself; never from flags or a file.
+    Own,
 }
 
 // === impl FilesResource ===
