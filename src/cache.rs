@@ -14,6 +14,44 @@
 //!   resumes the watch from its version.
 //!
 //! Not in this module: the upstreams (`source`), and everything that depends on gRPC.
+//!
+//! # From client-go's names
+//!
+//! | `k8s.io/client-go/tools/cache` | here |
+//! |---|---|
+//! | `ListerWatcher`, `ListWatch` | [`ListerWatcher`] |
+//! | `Reflector`, `ResourceExpiredError` | [`Reflector`], [`SourceError::Expired`] |
+//! | `RealFIFO`, `DeltaFIFO`; `Delta`, `Deltas` | [`RealFifo`]; [`Delta`] |
+//! | `Controller`, `processDeltas` | [`Informer`] |
+//! | `Store`, `Indexer`, `ThreadSafeStore`: writing | [`Indexer`]; only its informer has it |
+//! | the same, and `Lister`: reading | [`Snapshot`], from [`InformerHandle::snapshot`] |
+//! | `Indexers`, `IndexFunc` | [`model::Indexers`](crate::model::Indexers), [`model::IndexFunc`](crate::model::IndexFunc) |
+//! | `KeyFunc`, `MetaNamespaceKeyFunc`, `ObjectName` | [`model::ObjectKey`](crate::model::ObjectKey) |
+//! | `DeletedFinalStateUnknown` | a deletion with [`Cause::Inferred`](crate::model::Cause::Inferred) |
+//! | `HasSynced`, `WaitForCacheSync` | [`InformerHandle::wait_for`] |
+//! | `LastSyncResourceVersion` | [`Snapshot::version`] |
+//! | `WatchErrorHandler` | [`SourceHealth`] |
+//! | `FakeControllerSource` (`tools/cache/testing`) | `testing::FakeSource` |
+//!
+//! A [`Watch`] is a stream: dropping it is `Stop`, and an adaptor is `Filter`. A [`ListerWatcher`] can so change or leave out
+//! what another one returns:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() {
+//! use informerd::{
+//!     cache::{Delta, Watch},
+//!     model::{Event, ResourceVersion},
+//! };
+//! use tokio_stream::StreamExt;
+//!
+//! let bookmark = |number| Delta::event(Event::Bookmark(ResourceVersion::decimal(number)));
+//! let upstream: Watch = Box::pin(tokio_stream::iter((1..5).map(move |number| Ok(bookmark(number)))));
+//! let is_odd = |delta: &Delta| delta.version().is_none_or(|version| version.number() % 2 == 1);
+//! let filtered: Watch = Box::pin(upstream.filter(move |item| item.as_ref().map_or(true, is_odd)));
+//! assert_eq!(filtered.collect::<Vec<_>>().await.len(), 2);
+//! # }
+//! ```
 
 mod ahead;
 mod backoff;

@@ -24,6 +24,51 @@
 //!
 //! Not here: the origin of the events (`cache`) and the form of a frame on the wire (`grpc`). This module is generic over
 //! the [`Frame`]; [`Deliveries`] is the frame for users of the library.
+//!
+//! Independent of the rest: small watches ([`EmptyWatch`], [`ProxyWatcher`], [`Recorder`]), and [`until()`].
+//!
+//! # From apimachinery's names
+//!
+//! | `k8s.io/apimachinery/pkg/watch`, and `k8s.io/client-go/tools/watch` | here |
+//! |---|---|
+//! | `Interface` | any [`Stream`](tokio_stream::Stream); dropping it is `Stop` |
+//! | `Event`, `EventType` | [`model::Event`](crate::model::Event), [`model::EventType`](crate::model::EventType) |
+//! | `Broadcaster`, `NewBroadcaster` | [`Broadcaster`]; a watcher is a [`Cursor`] |
+//! | `FullChannelBehavior` | [`FullChannelPolicy`], per watcher |
+//! | `Filter` | `StreamExt::filter_map`; to select objects, a [`Selection`](crate::model::Selection), which also translates events |
+//! | `NewEmptyWatch` | [`EmptyWatch`] |
+//! | `ProxyWatcher` | [`ProxyWatcher`] |
+//! | `Recorder` | [`Recorder`] |
+//! | `StreamWatcher`, `Decoder` | the same in the `stream` source |
+//! | `Until`, `UntilWithoutRetry`, `ConditionFunc` | [`until()`], a closure |
+//! | `RetryWatcher` | `client::Watch` |
+//! | `UntilWithSync` | `client::Client::until` |
+//! | `FakeWatcher`, `RaceFreeFakeWatcher` | the same in `testing` |
+//!
+//! There is no trait for `Interface`, and no adaptor for `Filter`:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() {
+//! use informerd::watch::ProxyWatcher;
+//! use tokio_stream::StreamExt;
+//!
+//! let (sender, receiver) = tokio::sync::mpsc::channel(4);
+//! let watch = ProxyWatcher::new(receiver);
+//! for event in ["foo", "bar", "baz", "qux"] {
+//!     sender.send(event).await.unwrap();
+//! }
+//!
+//! // Filter: what the closure returns passes, changed or not.
+//! let mut filtered = watch.filter_map(|event| (!event.starts_with('b')).then(|| event.to_uppercase()));
+//! assert_eq!(filtered.next().await.as_deref(), Some("FOO"));
+//! assert_eq!(filtered.next().await.as_deref(), Some("QUX"));
+//!
+//! // Stop: every adaptor drops the watch that it holds.
+//! drop(filtered);
+//! assert!(sender.is_closed());
+//! # }
+//! ```
 
 mod backfill;
 mod broadcaster;
@@ -32,12 +77,15 @@ mod bulk;
 mod coalesce;
 mod config;
 mod cursor;
+mod empty;
 mod encoding;
 mod filler;
 mod frame;
 mod group;
 mod merger;
 mod policy;
+mod proxy;
+mod recorder;
 mod replay;
 mod room;
 mod routes;
@@ -52,12 +100,15 @@ pub use budget::Client;
 pub use bulk::BulkThreads;
 pub use config::{BroadcasterConfig, BroadcasterStats, Retention};
 pub use cursor::{Cursor, CursorGauge, Taken, TooLarge};
+pub use empty::EmptyWatch;
 pub use frame::{Deliveries, Delivery, Frame, Frames, Notice};
 pub use policy::{CursorState, End, FullChannelPolicy, QueueOptions};
+pub use proxy::{ProxyWatcher, StopHandle};
+pub use recorder::{Record, Recorder};
 pub use replay::Replay;
 #[cfg(test)]
 pub(crate) use selection_budget::Stepped;
-pub use until::Until;
+pub use until::{Until, UntilError, until};
 
 #[cfg(test)]
 mod tests;

@@ -20,6 +20,7 @@ const ACYCLIC: &[&str] = &[
     "crate::model",
     "crate::proto",
     "crate::source",
+    "crate::testing",
     "crate::transport",
     "crate::watch",
 ];
