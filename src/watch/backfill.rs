@@ -260,7 +260,7 @@ impl<F: Frame> Order<F> {
         let Self { key: (selection, format, begin), replay, arena, steps, encoded } = self;
         let until = clock.now().saturating_add(SLICE);
         while !replay.is_done() {
-            let told = replay.encode::<F>(selection, *format, arena, usize::MAX, |_one| true);
+            let told = replay.step::<F>(selection, *format, arena);
             *encoded += told;
             if told > 0 || replay.is_between() {
                 let (end, place) = (F::size(arena), replay.place());

@@ -188,20 +188,16 @@ impl<F: Frame> Cursor<F> {
     /// Nothing is taken unless it is returned.
     pub fn poll_take(&mut self, cx: &mut Context<'_>, max_size: usize) -> Poll<Taken<F>> {
         // Without `must_fit`, no event is too large.
-        self.poll_take_or_not(cx, max_size, false).map(|taken| taken.unwrap_or(Taken::Parked))
+        self.poll_take_fitting(cx, max_size, false).map(|taken| taken.unwrap_or(Taken::Parked))
     }
 
-    /// Takes the same, but nothing if the next event alone is larger than `max_size`, or its size is not known before it is
-    /// encoded.
+    /// Takes the same. With `must_fit`, takes nothing if the next event alone is larger than `max_size`, or its size is not
+    /// known before it is encoded.
     ///
     /// # Cancel safety
     ///
     /// Nothing is taken unless it is returned.
-    pub fn poll_take_fitting(&mut self, cx: &mut Context<'_>, max_size: usize) -> Poll<Result<Taken<F>, TooLarge>> {
-        self.poll_take_or_not(cx, max_size, true)
-    }
-
-    fn poll_take_or_not(
+    pub fn poll_take_fitting(
         &mut self,
         cx: &mut Context<'_>,
         max_size: usize,

@@ -76,43 +76,29 @@ impl Replay {
         self.batches.is_empty()
     }
 
-    /// Encodes the next events of a selection, until the arena has `max_size` or `is_enough` returns true. `is_enough` is
-    /// called after each step with the number of steps; a step evaluates one change, or ends a batch. Returns the number of
-    /// encoded events. Selection and format must be the same for the whole replay.
-    pub fn encode<F: Frame>(
-        &mut self,
-        selection: &Selection,
-        format: F::Format,
-        arena: &mut F::Arena,
-        max_size: usize,
-        is_enough: impl Fn(usize) -> bool,
-    ) -> u64 {
-        let mut encoded = 0;
-        for steps in 0.. {
-            let Some(batch) = self.batches.front().cloned() else { break };
-            if F::size(arena) >= max_size || steps > 0 && is_enough(steps) {
-                break;
-            }
-            self.is_gap |= batch.is_relist && batch.before != batch.after && !self.has_passed(&batch);
-            let Some(change) = batch.changes.get(self.at) else {
-                let end = self.not_before(batch.safe());
-                let told = self.tell::<F>(&batch, &end, format, arena);
-                self.is_gap &= told == 0;
-                encoded += told;
-                self.version = end;
-                self.batches.pop_front();
-                (self.first, self.at) = (self.first + batch.changes.len() as u64, 0);
-                continue;
-            };
-            let is_known = self.has_passed(&batch) && change.version <= self.version;
-            if let Some(transition) = selection.transition(change).filter(|_| !is_known) {
-                let before = self.not_before(&batch.before);
-                encoded += self.tell::<F>(&batch, &before, format, arena);
-                self.held = Some((self.at, transition));
-            }
-            self.at += 1;
+    /// Evaluates the next change, or ends a batch. Appends the event of a selection that this completes, if any; returns
+    /// their number. Selection and format must be the same for the whole replay.
+    pub fn step<F: Frame>(&mut self, selection: &Selection, format: F::Format, arena: &mut F::Arena) -> u64 {
+        let Some(batch) = self.batches.front().cloned() else { return 0 };
+        self.is_gap |= batch.is_relist && batch.before != batch.after && !self.has_passed(&batch);
+        let Some(change) = batch.changes.get(self.at) else {
+            let end = self.not_before(batch.safe());
+            let told = self.tell::<F>(&batch, &end, format, arena);
+            self.is_gap &= told == 0;
+            self.version = end;
+            self.batches.pop_front();
+            (self.first, self.at) = (self.first + batch.changes.len() as u64, 0);
+            return told;
+        };
+        let is_known = self.has_passed(&batch) && change.version <= self.version;
+        let (mut told, at) = (0, self.at);
+        if let Some(transition) = selection.transition(change).filter(|_| !is_known) {
+            let before = self.not_before(&batch.before);
+            told = self.tell::<F>(&batch, &before, format, arena);
+            self.held = Some((at, transition));
         }
-        encoded
+        self.at += 1;
+        told
     }
 
     /// Returns true if the client has a batch, except for its changes [ahead](Batch::ahead) of the version that the client

@@ -354,15 +354,10 @@ impl WatchBody {
     fn poll_live(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Made> {
         let Some(cursor) = &mut self.cursor else { return Poll::Ready(Made::Some) };
         let taken = cursor.taken();
-        let bytes = CHUNK_BYTES.min(room.bytes);
-        let polled = if room.is_strict {
-            match cursor.poll_take_fitting(cx, bytes) {
-                Poll::Ready(Ok(taken)) => Poll::Ready(taken),
-                Poll::Ready(Err(TooLarge(needed))) => return Poll::Ready(Made::TooLarge(needed.unwrap_or(UNKNOWN))),
-                Poll::Pending => Poll::Pending,
-            }
-        } else {
-            cursor.poll_take(cx, bytes)
+        let polled = match cursor.poll_take_fitting(cx, CHUNK_BYTES.min(room.bytes), room.is_strict) {
+            Poll::Ready(Err(TooLarge(needed))) => return Poll::Ready(Made::TooLarge(needed.unwrap_or(UNKNOWN))),
+            Poll::Ready(Ok(taken)) => Poll::Ready(taken),
+            Poll::Pending => Poll::Pending,
         };
         match polled {
             Poll::Ready(Taken::Frames(frames)) => {

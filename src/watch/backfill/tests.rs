@@ -294,7 +294,7 @@ proptest! {
             let start = Reached { version: version(1 + 2 * from as u128), offset: first };
             let mut replay = Replay::new(backlog.clone(), first, start.clone());
             let selection = &selections[selected];
-            let due = replayed(&mut replay, selection, usize::MAX, usize::MAX);
+            let due = replayed(&mut replay, selection);
             let mut reader = Reader::new(backlog, first, start, false);
             // Some begin where others are in the middle of a block.
             let mut had = Vec::new();

@@ -355,9 +355,11 @@ fn what_is_just_as_large_as_the_room_fits_and_what_is_not_encoded_yet_has_no_siz
         Broadcaster::<Deliveries>::new(BroadcasterConfig::default(), version(0)).deferring_to(Some(&threads));
     let mut cursor = broadcaster.subscribe(live(everything(), queue(FullChannelPolicy::Coalesce, 1)));
     let mut world = World::at(0);
-    let fitting = |cursor: &mut Cursor<Deliveries>, size| match cursor
-        .poll_take_fitting(&mut Context::from_waker(Waker::noop()), size)
-    {
+    let fitting = |cursor: &mut Cursor<Deliveries>, size| match cursor.poll_take_fitting(
+        &mut Context::from_waker(Waker::noop()),
+        size,
+        true,
+    ) {
         Poll::Ready(taken) => taken.map(items),
         Poll::Pending => Ok(Vec::new()),
     };
@@ -381,7 +383,7 @@ fn an_event_that_does_not_fit_has_its_own_size() {
     let sized = [200, 3000];
     broadcaster.publish(&[world.batch(|world| sized.map(|size| world.put_sized("a", "web", size)).into())]);
     for size in sized {
-        let fitting = cursor.poll_take_fitting(&mut Context::from_waker(Waker::noop()), 100);
+        let fitting = cursor.poll_take_fitting(&mut Context::from_waker(Waker::noop()), 100, true);
         let Poll::Ready(Err(TooLarge(Some(needed)))) = fitting else { panic!("{fitting:?}") };
         assert!(needed > size);
         assert_eq!(lines(&mut cursor, 1).iter().map(String::len).collect::<Vec<_>>(), [needed]);

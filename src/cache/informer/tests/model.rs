@@ -115,7 +115,9 @@ impl Reader {
         let Joined { backlog, cursor, .. } = self.handle.join(start, self.subscribe()).await.unwrap();
         let mut replay = Replay::new(backlog.batches, backlog.first, reached);
         let mut replayed = Vec::new();
-        replay.encode::<Deliveries>(&self.selection, (), &mut replayed, usize::MAX, |_| false);
+        while !replay.is_done() {
+            replay.step::<Deliveries>(&self.selection, (), &mut replayed);
+        }
         for delivery in &replayed {
             self.see(delivery);
         }
