@@ -53,7 +53,7 @@ pub(super) struct Size {
     pub(super) had: usize,
 }
 
-/// What has merged for a reader, and what it waits for. A thread takes the generation out while it works on it.
+/// Merged changes of a reader, before and after it takes them. A thread takes the generation out while it works on it.
 #[derive(Debug)]
 pub(super) struct Coalescing {
     /// Generation that is being filled; `None` while a thread works on it.

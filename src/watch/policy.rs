@@ -135,7 +135,7 @@ pub(super) enum OnJoin {
     Nothing,
     /// The writer may wait for it, within the budget of its client.
     Budget,
-    /// What is published must be kept until it has merged for the reader.
+    /// Merger, for which published batches are kept until they have merged for the reader.
     Merger,
 }
 
