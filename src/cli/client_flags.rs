@@ -224,10 +224,8 @@ impl ServerFlags {
     /// Prints a note if the data is stale.
     pub(super) fn note_stale(&self, resource: &str, source: SyncState, seen_at: Option<Timestamp>) {
         if source == SyncState::Stale {
-            let seen_at = seen_at.and_then(|seen_at| SystemTime::try_from(seen_at).ok());
-            let age =
-                seen_at.map(|seen_at| format!(", last contact {} ago", print::age::age_of(seen_at, SystemTime::now())));
-            let age = age.unwrap_or_default();
+            let age = print::age::age_of(seen_at, SystemTime::now());
+            let age = age.map(|age| format!(", last contact {age} ago")).unwrap_or_default();
             self.note(&format_args!("# {resource}: upstream unreachable: last known state{age}"));
         }
     }

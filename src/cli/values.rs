@@ -46,10 +46,7 @@ pub(super) async fn run(flags: &ValuesFlags) -> Result<(), Failure> {
 fn record(pb::IndexValue { value, objects }: pb::IndexValue) -> Record {
     Record {
         cells: vec![Cell::new(&value), Cell::new(&objects.to_string())],
-        document: Document::from_parts([
-            ("value", Document::from_value(&value.as_str().into())),
-            ("objects", Document::from_value(&objects.into())),
-        ]),
+        document: Document::from_fields([("value", value.as_str().into()), ("objects", objects.into())]),
         name: value,
     }
 }

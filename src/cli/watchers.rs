@@ -61,11 +61,7 @@ pub(super) async fn run(flags: &WatchersFlags) -> Result<(), Failure> {
 
 fn record(watcher: &pb::Watcher, now: SystemTime) -> Record {
     let policy = watcher.policy().as_str_name().trim_start_matches("FULL_CHANNEL_POLICY_");
-    let ago = |at: Option<prost_types::Timestamp>| {
-        let at = at.and_then(|at| SystemTime::try_from(at).ok());
-        at.map_or_else(|| "<none>".to_owned(), |at| age_of(at, now))
-    };
-    let or_none = |text: &str| Cell::new(if text.is_empty() { "<none>" } else { text });
+    let ago = |at| age_of(at, now).unwrap_or_else(|| "<none>".to_owned());
     let queued = if watcher.parked {
         Cell::styled("parked", YELLOW)
     } else {
@@ -78,15 +74,15 @@ fn record(watcher: &pb::Watcher, now: SystemTime) -> Record {
     let cells = vec![
         Cell::new(&watcher.id.to_string()),
         Cell::new(&watcher.resource),
-        or_none(&watcher.peer),
+        Cell::or_none(&watcher.peer),
         Cell::new(&watcher.selection),
         Cell::new(policy),
-        or_none(state),
+        Cell::or_none(state),
         queued,
         Cell::new(&size(watcher.bytes_held)),
         Cell::new(&watcher.sent.to_string()),
         Cell::styled(&watcher.dropped.to_string(), dropped_style),
-        or_none(&watcher.resource_version),
+        Cell::or_none(&watcher.resource_version),
         Cell::new(&ago(watcher.since)),
         Cell::new(&format!("{} ago", ago(watcher.last_progress))),
     ];
@@ -109,8 +105,7 @@ fn record(watcher: &pb::Watcher, now: SystemTime) -> Record {
         ("since", time(watcher.since).into()),
         ("lastProgress", time(watcher.last_progress).into()),
     ];
-    let document = Document::from_parts(parts.iter().map(|(key, value)| (*key, Document::from_value(value))));
-    Record { name: watcher.id.to_string(), cells, document }
+    Record { name: watcher.id.to_string(), cells, document: Document::from_fields(parts) }
 }
 
 /// Formats a number of bytes as a Kubernetes quantity.

@@ -76,6 +76,11 @@ impl<'a> Document<'a> {
         Self(value.to_string().into())
     }
 
+    /// Returns an object of these fields.
+    pub(crate) fn from_fields<'b>(fields: impl IntoIterator<Item = (&'b str, serde_json::Value)>) -> Self {
+        Self::from_parts(fields.into_iter().map(|(key, value)| (key, Document::from_value(&value))))
+    }
+
     /// Returns an object of these keys, each with a document as its value.
     pub(crate) fn from_parts<'b>(parts: impl IntoIterator<Item = (&'b str, Document<'b>)>) -> Self {
         let mut text = String::from("{");

@@ -61,10 +61,7 @@ mod tests {
         let records = values.iter().map(|(value, objects)| Record {
             name: (*value).to_owned(),
             cells: vec![Cell::new(value), Cell::new(&objects.to_string())],
-            document: Document::from_parts([
-                ("value", Document::from_value(&(*value).into())),
-                ("objects", Document::from_value(&(*objects).into())),
-            ]),
+            document: Document::from_fields([("value", (*value).into()), ("objects", (*objects).into())]),
         });
         let mut out = Vec::new();
         let options = PrintOptions { output, ..PrintOptions::default() };

@@ -2,7 +2,7 @@
 
 use anstyle::{AnsiColor, Style};
 
-use super::text::escape;
+use super::{kinds::NONE, text::escape};
 
 /// Cell with printable text: characters that would control a terminal are escaped.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -36,6 +36,11 @@ impl Cell {
 
     pub(crate) fn styled(text: &str, style: Style) -> Self {
         Self { style, ..Self::new(text) }
+    }
+
+    /// Returns the cell of a text that may be empty.
+    pub(crate) fn or_none(text: &str) -> Self {
+        Self::new(if text.is_empty() { NONE } else { text })
     }
 
     /// Returns the width in characters, which is exact except for East Asian and combining characters.
