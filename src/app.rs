@@ -16,8 +16,8 @@ mod cgroup;
 mod connector;
 mod descriptors;
 mod error;
-mod keeper;
 mod listener;
+mod snapshot_writer;
 mod sources;
 mod writer;
 
@@ -30,8 +30,8 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 use self::{
     connector::Connector,
     error::named,
-    keeper::Keeper,
     listener::{GrpcListener, bind_tcp},
+    snapshot_writer::SnapshotWriter,
     writer::WriterThread,
 };
 pub use self::{connector::OwnSource, error::AppError};
@@ -54,7 +54,7 @@ pub struct App {
     /// Tasks that end with their name.
     tasks: JoinSet<String>,
     writers: Vec<WriterThread>,
-    keeper: Option<Keeper>,
+    snapshot_writer: Option<SnapshotWriter>,
     grpc: GrpcListener,
     admin: Option<(TcpListener, Admin)>,
     connections: Arc<Quota>,
@@ -63,9 +63,9 @@ pub struct App {
 /// Time for a client that was evicted under BLOCK and reads again to receive the reason.
 const EVICTED_GRACE: Duration = Duration::from_secs(5);
 /// Time to write the snapshot files of all resources while the server drains. The next run can do without them.
-const LAST_WRITE: Duration = Duration::from_secs(10);
+const FINAL_WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for aborted tasks to reach a point where they end.
-const LAST_TURN: Duration = Duration::from_secs(1);
+const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 // === impl App ===
 
@@ -107,7 +107,7 @@ impl App {
             config: &config,
             tasks: &mut tasks,
             threads: Arc::new(threads),
-            keeper: Keeper::open(&config),
+            snapshot_writer: SnapshotWriter::open(&config),
             kube_clients: KubeClients::default(),
             own,
         };
@@ -118,7 +118,7 @@ impl App {
             observed.push(connector.resource(&writer, resource));
             writers.push(writer);
         }
-        let keeper = connector.keeper;
+        let snapshot_writer = connector.snapshot_writer;
         let lifecycle = Lifecycle::default();
         let service = Service::new(
             observed.iter().map(|observed| observed.resource.clone()),
@@ -147,7 +147,7 @@ impl App {
         service.register(&mut registry);
         let admin = admin_listener
             .map(|listener| (listener, Admin::new(service.clone(), registry, config.limits.request_timeout)));
-        Ok(Self { config, service, lifecycle, tasks, writers, keeper, grpc, admin, connections })
+        Ok(Self { config, service, lifecycle, tasks, writers, snapshot_writer, grpc, admin, connections })
     }
 
     /// Returns the address of gRPC, with the real port instead of a configured 0.
@@ -176,7 +176,17 @@ impl App {
             tracing::info!(%address, "admin listening");
         }
         // The tasks are dropped before the threads that some of them run on.
-        let Self { config, service, lifecycle, writers: _writers, mut tasks, keeper, grpc, admin, connections } = self;
+        let Self {
+            config,
+            service,
+            lifecycle,
+            writers: _writers,
+            mut tasks,
+            snapshot_writer,
+            grpc,
+            admin,
+            connections,
+        } = self;
 
         let (reporter, health) = tonic_health::server::health_reporter();
         set_health(&reporter, &service, ServingStatus::NotServing).await;
@@ -211,8 +221,8 @@ impl App {
         let mut server = JoinSet::new();
         server.spawn(named("grpc server", serving));
         let mut keeping = JoinSet::new();
-        if let Some(keeper) = keeper {
-            keeping.spawn(keeper.run(lifecycle.draining.clone()));
+        if let Some(snapshot_writer) = snapshot_writer {
+            keeping.spawn(snapshot_writer.run(lifecycle.draining.clone()));
         }
         tasks.spawn(named("grpc service", service.clone().run()));
         tasks.spawn(named("health", report_health(service.clone(), reporter.clone())));
@@ -232,15 +242,15 @@ impl App {
         set_health(&reporter, &service, ServingStatus::NotServing).await;
         tokio::time::sleep(config.drain.delay).await;
         lifecycle.draining.cancel();
-        let kept = async {
-            if tokio::time::timeout(LAST_WRITE, keeping.join_next()).await.is_err() {
-                tracing::warn!("last snapshots not written within {LAST_WRITE:?}");
+        let reserved = async {
+            if tokio::time::timeout(FINAL_WRITE_TIMEOUT, keeping.join_next()).await.is_err() {
+                tracing::warn!("last snapshots not written within {FINAL_WRITE_TIMEOUT:?}");
             }
         };
-        tokio::join!(server.join_next(), kept);
+        tokio::join!(server.join_next(), reserved);
         // Aborts all tasks at once: one that saw others end would report a failure of its upstream. The bound is for the wait
         // only.
-        drop(tokio::time::timeout(LAST_TURN, tasks.shutdown()).await);
+        drop(tokio::time::timeout(ABORT_TIMEOUT, tasks.shutdown()).await);
         tracing::info!("shut down");
         Ok(())
     }

@@ -48,7 +48,7 @@ mod update;
 mod view;
 mod watch;
 
-pub use connection::{Client, Got, Listed};
+pub use connection::{Client, GetResult, ListResult};
 pub use error::{ClientError, ServerStatus};
 pub use query::Query;
 pub use until::UntilOptions;

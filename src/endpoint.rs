@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_in_one_line_with_examples() {
+    fn invalid_addresses_are_rejected_in_one_line_with_examples() {
         for (text, problem) in [
             ("", "host is neither"),
             ("50051", "port is missing"),

@@ -26,7 +26,7 @@ mod version;
 
 pub(crate) use envelope::Envelope;
 pub use envelope::JsonText;
-pub use event::{Applied, Batch, Cause, Change, Event, EventType, Reached};
+pub use event::{AppliedVersion, Batch, Cause, Change, Event, EventType, HistoryPosition};
 #[cfg(all(test, feature = "cel"))]
 pub(crate) use expression::parsed;
 pub use expression::{Condition, EventView, Expression, ExpressionError, MAX_EXPRESSION_BYTES, sharing_bodies};

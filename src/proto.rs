@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_and_policies_that_are_not_known_are_told_apart_from_defaults() {
+    fn unknown_formats_and_policies_differ_from_defaults() {
         assert_eq!(PayloadFormat::from_proto(0), Some(PayloadFormat::Struct));
         assert_eq!(PayloadFormat::from_proto(9), None);
         assert_eq!(full_channel_policy(0), Ok(None));

@@ -50,7 +50,7 @@ pub struct ObservedResource {
     /// Queue between its Reflector and its informer.
     pub fifo: Arc<RealFifo>,
     /// Counters of its snapshot file, if it has one.
-    pub kept: Option<Arc<SnapshotFileStats>>,
+    pub snapshot_file: Option<Arc<SnapshotFileStats>>,
 }
 
 #[derive(Debug)]
@@ -100,7 +100,7 @@ impl Collector for ResourceCollector {
         let mut family = Family { encoder: &mut encoder, readings: &readings };
         family.reflector()?;
         family.cache()?;
-        family.kept()?;
+        family.snapshot_file()?;
         family.watch()
     }
 }
@@ -177,20 +177,22 @@ impl Family<'_, '_> {
         self.counter("expression_errors", "Failed evaluations of expressions, which count as false", |r| {
             r.informer(|s| &s.expression_errors) + r.observed.resource.informer.indexers().expression_errors()
         })?;
-        self.counter("cache_rewinds", "Rewrites of the upstream history", |r| r.informer(|s| &s.rewinds))
+        self.counter("cache_rewinds", "Rewrites of the upstream history", |r| r.informer(|s| &s.history_rewrites))
     }
 
-    fn kept(&mut self) -> fmt::Result {
-        self.counter("state_writes", "Snapshot files written to state_dir", |r| r.kept(|s| &s.writes))?;
+    fn snapshot_file(&mut self) -> fmt::Result {
+        self.counter("state_writes", "Snapshot files written to state_dir", |r| r.snapshot_file(|s| &s.writes))?;
         self.counter("state_write_failures", "Failed writes of snapshot files to state_dir", |r| {
-            r.kept(|s| &s.failures)
+            r.snapshot_file(|s| &s.failures)
         })?;
-        self.gauge_of("state", &Unit::Bytes, "Size of the last written snapshot file", |r| r.kept(|s| &s.size) as f64)?;
+        self.gauge_of("state", &Unit::Bytes, "Size of the last written snapshot file", |r| {
+            r.snapshot_file(|s| &s.size) as f64
+        })?;
         self.gauge_of("state_write", &Unit::Seconds, "Duration of the last write of the snapshot file", |r| {
-            r.kept(|s| &s.micros) as f64 / 1e6
+            r.snapshot_file(|s| &s.micros) as f64 / 1e6
         })?;
         self.gauge_of("state_written_timestamp", &Unit::Seconds, "Time of the last write of the snapshot file", |r| {
-            r.kept(|s| &s.written_at_ms) as f64 / 1e3
+            r.snapshot_file(|s| &s.written_at_ms) as f64 / 1e3
         })
     }
 
@@ -271,8 +273,8 @@ impl<'a> Reading<'a> {
         load(counter(self.observed.resource.informer.stats()))
     }
 
-    fn kept(&self, counter: impl Fn(&SnapshotFileStats) -> &AtomicU64) -> u64 {
-        self.observed.kept.as_ref().map_or(0, |stats| load(counter(stats)))
+    fn snapshot_file(&self, counter: impl Fn(&SnapshotFileStats) -> &AtomicU64) -> u64 {
+        self.observed.snapshot_file.as_ref().map_or(0, |stats| load(counter(stats)))
     }
 
     fn watch_count(&self, counter: impl Fn(&BroadcasterStats) -> &AtomicU64) -> u64 {

@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mode_is_as_large_as_it_is_told() {
+    fn a_mode_has_the_configured_size() {
         let w1 = FanOut { watchers: 100, connections: 100, events: 20_000, rate: None, values: None };
         assert_eq!(fan_out("w1 --local"), w1);
         let w2 = FanOut { watchers: 1000, connections: 4, events: 1000, rate: Some(100.0), values: None };
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn the_subject_and_its_baselines_are_told_apart() {
+    fn the_subject_and_its_baselines_are_distinguished() {
         let (bench, _) = parse("w1 --local --baseline naive=/a,floor=/b --policy replay --reps 7").unwrap();
         let names: Vec<&str> = bench.subjects.iter().map(Subject::name).collect();
         assert_eq!(names, ["informerd", "naive", "floor"]);
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_combinations_are_rejected() {
         for (arguments, hint) in [
             ("w1", "--local"),
             ("w1 --local --server 127.0.0.1:5 --feed x", "cannot be used with"),

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_found_however_they_are_cut() {
+    fn messages_are_found_however_they_are_split() {
         let messages: [&[u8]; 5] = [b"one", b"", b"three", b"four and more", b""];
         let bytes = framed(&messages);
         for piece in 1..=bytes.len() {

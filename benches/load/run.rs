@@ -61,7 +61,7 @@ pub(super) struct Begun {
 }
 
 /// Result of a measurement.
-pub(super) struct Took {
+pub(super) struct PhaseCost {
     pub(super) wall: Duration,
     /// Processor time of the server; none if its process is unknown.
     pub(super) server: Option<Duration>,
@@ -151,7 +151,7 @@ impl<'a> Run<'a> {
     /// Reads until the condition is true; reports a server that has ended.
     pub(super) fn read(&mut self, is_done: impl Fn(&Client) -> bool) -> Result<(), BenchError> {
         self.client.run(is_done).map_err(|error| {
-            let ended = self.running.process.as_mut().and_then(Process::obituary);
+            let ended = self.running.process.as_mut().and_then(Process::exit_report);
             ended.map_or(error, |said| BenchError::ServerEnded { said })
         })
     }
@@ -225,12 +225,12 @@ impl<'a> Run<'a> {
     }
 
     /// Returns the cost since `begun`.
-    pub(super) fn end(&self, begun: Begun) -> Took {
+    pub(super) fn end(&self, begun: Begun) -> PhaseCost {
         let wall = begun.at.elapsed();
         let client = process::cpu_of_this_thread().saturating_sub(begun.client);
         let now = self.running.pid.map(process::cpu_of);
         let server = now.zip(begun.server).map(|(now, then)| now.saturating_sub(then));
-        Took { wall, server, client, memory: begun.watchdog.stop() }
+        PhaseCost { wall, server, client, memory: begun.watchdog.stop() }
     }
 
     /// Returns the server's memory after a while without activity.

@@ -7,7 +7,7 @@ use tracing::{Instrument, info_span};
 
 use super::{
     error::named,
-    keeper::Keeper,
+    snapshot_writer::SnapshotWriter,
     sources::{etcd_config, files_config, kube_config, relay_config, stream_config},
     writer::WriterThread,
 };
@@ -33,7 +33,7 @@ use crate::{
 pub(super) struct Connector<'a> {
     pub(super) config: &'a Config,
     pub(super) tasks: &'a mut JoinSet<String>,
-    pub(super) keeper: Option<Keeper>,
+    pub(super) snapshot_writer: Option<SnapshotWriter>,
     /// Threads for the selections that writers have no time for.
     pub(super) threads: Arc<BulkThreads>,
     /// Connections and credentials, shared by all sources of the same cluster.
@@ -49,7 +49,7 @@ type Connect = dyn FnOnce(&mut Connector<'_>, &WriterThread, &ResourceConfig) ->
 
 /// Least time between two publish cycles. A cycle costs some twenty times as much as an event, so that gathering for less than
 /// half a millisecond would not pay.
-const LEAST_WINDOW: Duration = Duration::from_micros(500);
+const MIN_BATCH_WINDOW: Duration = Duration::from_micros(500);
 
 // === impl Connector ===
 
@@ -111,10 +111,10 @@ impl Connector<'_> {
             indexers: Arc::clone(&resource.indexers),
             broadcaster: config.broadcaster(),
             history: config.history,
-            evidence: source.evidence(),
+            rewrite_evidence: source.rewrite_evidence(),
             demand: source.demand(),
             provenance: source.provenance(),
-            batch_window: config.watch.batch_window.max(LEAST_WINDOW),
+            batch_window: config.watch.batch_window.max(MIN_BATCH_WINDOW),
         };
         let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), informer_config);
         let mut informer = informer.deferring_to(&self.threads);
@@ -122,11 +122,9 @@ impl Connector<'_> {
         let mut reflector = Reflector::new(source, Arc::clone(&fifo), health, reflector_config);
         let stats = Arc::clone(reflector.stats());
         let identity = reflector.identity();
-        let kept = self
-            .keeper
-            .as_mut()
-            .zip(identity)
-            .and_then(|(keeper, identity)| keeper.keep(resource, &identity, reflector.checkpoints(), &handle));
+        let kept = self.snapshot_writer.as_mut().zip(identity).and_then(|(snapshot_writer, identity)| {
+            snapshot_writer.add(resource, &identity, reflector.checkpoints(), &handle)
+        });
 
         let begins_with = kept.clone();
         let (begun, has_begun) = oneshot::channel();
@@ -159,7 +157,7 @@ impl Connector<'_> {
             resource: served,
             reflector: stats,
             fifo,
-            kept: kept.map(|kept| Arc::clone(kept.file().stats())),
+            snapshot_file: kept.map(|kept| Arc::clone(kept.file().stats())),
         }
     }
 }

@@ -75,7 +75,7 @@ pub enum AppError {
     },
     /// Limit on open files below the configured connections.
     #[error(
-        "limits.connections: {connections} is more than the {left} left by the limit on open files ({open_files}, with {kept} kept for \
+        "limits.connections: {connections} is more than the {left} left by the limit on open files ({open_files}, with {reserved} kept for \
          the admin port and the sources); raise the limit (ulimit -n, LimitNOFILE), or remove the key"
     )]
     OpenFiles {
@@ -86,7 +86,7 @@ pub enum AppError {
         /// Limit on open files.
         open_files: usize,
         /// Open files kept free of connections.
-        kept: usize,
+        reserved: usize,
     },
     /// End of a task that should run for ever.
     #[error("{task} ended unexpectedly{detail}")]

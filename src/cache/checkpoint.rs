@@ -26,16 +26,16 @@ pub struct Checkpoint {
 
 /// Requests for checkpoints to one Reflector; each carries its own reply. Clones share the queue.
 #[derive(Debug, Clone)]
-pub struct Checkpoints {
+pub struct CheckpointRequests {
     requests: mpsc::Sender<oneshot::Sender<Checkpoint>>,
 }
 
 /// Requests as the Reflector receives them.
 pub(super) type Requests = mpsc::Receiver<oneshot::Sender<Checkpoint>>;
 
-// === impl Checkpoints ===
+// === impl CheckpointRequests ===
 
-impl Checkpoints {
+impl CheckpointRequests {
     pub(super) fn new() -> (Self, Requests) {
         let (requests, received) = mpsc::channel(1);
         (Self { requests }, received)

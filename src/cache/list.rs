@@ -25,7 +25,7 @@ pub struct List {
 
 /// Difference between a list and the held state, at known versions, that proves a rewritten history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Evidence {
+pub enum RewriteEvidence {
     /// Object at another version than the held one. The Kubernetes API can change the result of a field selector without a
     /// change of the object.
     Held,

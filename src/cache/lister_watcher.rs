@@ -7,7 +7,7 @@ use std::{pin::Pin, time::Duration};
 use bytes::Bytes;
 use tokio_stream::Stream;
 
-use super::{Delta, Evidence, List, ProgressDemand, Provenance};
+use super::{Delta, List, ProgressDemand, Provenance, RewriteEvidence};
 use crate::model::ResourceVersion;
 
 /// Lists a resource and watches it from the list's version, without a gap (client-go's `ListerWatcher`).
@@ -30,8 +30,8 @@ pub trait ListerWatcher: Send + Sync + 'static {
     fn heartbeat(&self) -> Duration;
 
     /// Returns the differences in a list that prove a rewritten history.
-    fn evidence(&self) -> Evidence {
-        Evidence::Listed
+    fn rewrite_evidence(&self) -> RewriteEvidence {
+        RewriteEvidence::Listed
     }
 
     /// Returns the demand that the source reads, if its upstream can report progress.
@@ -100,7 +100,7 @@ pub enum SourceError {
     /// The upstream's history was rewritten, which the versions alone may not show: the next list ends every watch of the
     /// resource.
     #[error("upstream history rewritten: {0}")]
-    HistoryChanged(String),
+    HistoryRewritten(String),
     /// An open watch broke: watch again without a list, at once if it had lasted or delivered something.
     #[error("watch broken: {0}")]
     Broken(String),

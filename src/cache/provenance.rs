@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_new_and_stands_after_those_before_it() {
+    fn a_server_name_is_new_and_comes_last_in_the_path() {
         let names: BTreeSet<String> = (0..1000).map(|_| Provenance::default().name().to_owned()).collect();
         assert_eq!(names.len(), 1000);
         let relay = Provenance::default();

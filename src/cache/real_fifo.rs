@@ -24,7 +24,7 @@ pub enum Delta {
     /// Whole list, which replaces everything.
     Replace(List),
     /// First list after the upstream has proved that its history was rewritten.
-    Rewind(List),
+    HistoryRewritten(List),
     /// Events up to one version, in upstream order: no watch resumes between them. The last one has that version.
     Changes {
         /// Events, at least one.
@@ -230,7 +230,7 @@ impl Delta {
     /// Returns the version that the delta reaches; none for a checkpoint or for changes without events, which no source makes.
     pub fn version(&self) -> Option<&ResourceVersion> {
         match self {
-            Self::Replace(list) | Self::Rewind(list) => Some(&list.version),
+            Self::Replace(list) | Self::HistoryRewritten(list) => Some(&list.version),
             Self::Changes { events, .. } => events.last().map(Event::version),
             Self::Relist(events, _) => events.last().map(Event::version),
             Self::Checkpoint { .. } => None,
@@ -249,14 +249,14 @@ impl Delta {
 
     fn weight(&self) -> usize {
         match self {
-            Self::Replace(_) | Self::Rewind(_) | Self::Checkpoint { .. } => 0,
+            Self::Replace(_) | Self::HistoryRewritten(_) | Self::Checkpoint { .. } => 0,
             Self::Changes { events, .. } => events.iter().map(Event::weight).sum(),
             Self::Relist(events, _) => events.iter().map(Event::weight).sum(),
         }
     }
 
     fn is_list(&self) -> bool {
-        matches!(self, Self::Replace(_) | Self::Rewind(_))
+        matches!(self, Self::Replace(_) | Self::HistoryRewritten(_))
     }
 }
 
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bookmark_is_a_delta_of_one_and_of_nothing_else() {
+    fn only_a_delta_of_one_bookmark_is_a_bookmark() {
         let bookmark = || Event::Bookmark(ResourceVersion::decimal(2));
         let event = || Event::Added(object("a", 1));
         assert!(Delta::event(bookmark()).is_bookmark());
@@ -346,7 +346,7 @@ mod tests {
 
     /// `TestRealFIFO_PopShouldUnblockWhenClosed`, and a closed queue still drains.
     #[tokio::test]
-    async fn closing_ends_an_empty_queue_and_not_before() {
+    async fn a_closed_queue_ends_once_it_is_empty() {
         let fifo = RealFifo::new(FifoBounds::default());
         let mut pop = spawn(fifo.pop_batch(1, 1));
         assert_pending!(pop.poll());
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn gathering_ends_with_a_full_batch_or_something_that_comes_alone_or_in_time() {
+    async fn gathering_ends_with_a_full_batch_or_a_delta_that_comes_alone_or_at_the_deadline() {
         let fifo = RealFifo::new(FifoBounds { deltas: 9, bytes: usize::MAX });
         let event = || Delta::event(Event::Added(object("a", 1)));
         let until = Instant::now() + Duration::from_millis(5);
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_queue_holds_its_producer_back_and_a_cancelled_push_queues_nothing() {
+    async fn a_full_queue_blocks_its_producer_and_a_cancelled_push_queues_nothing() {
         let fifo = RealFifo::new(FifoBounds { deltas: 1, bytes: 1 });
         fifo.push(replace(1)).await;
         {

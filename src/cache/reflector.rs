@@ -20,24 +20,24 @@ use tokio_stream::StreamExt;
 
 use self::state::{Next, Outcome, State};
 use super::{
-    Backoff, BackoffConfig, Checkpoints, Delta, ListVersion, ListerWatcher, RealFifo, SourceError, SourceHealth,
+    Backoff, BackoffConfig, CheckpointRequests, Delta, ListVersion, ListerWatcher, RealFifo, SourceError, SourceHealth,
     WarmStart, Watch, checkpoint::Requests,
 };
-use crate::model::{Applied, ResourceVersion};
+use crate::model::{AppliedVersion, ResourceVersion};
 
 /// Driver of one [`ListerWatcher`].
 #[derive(Debug)]
 pub struct Reflector<S> {
     source: S,
     fifo: Arc<RealFifo>,
-    checkpoints: Checkpoints,
+    checkpoints: CheckpointRequests,
     requests: Requests,
     health: SourceHealth,
     stats: Arc<ReflectorStats>,
     backoff: Backoff,
     state: State,
     /// True if the upstream's history was rewritten, and the next list is the first of the new one.
-    is_rewound: bool,
+    is_history_rewritten: bool,
 }
 
 /// Parameters of a Reflector.
@@ -88,8 +88,18 @@ impl<S: ListerWatcher> Reflector<S> {
     pub fn new(source: S, fifo: Arc<RealFifo>, health: SourceHealth, config: ReflectorConfig) -> Self {
         let ReflectorConfig { first_list, backoff } = config;
         let (backoff, state) = (Backoff::new(backoff), State::new(first_list));
-        let (checkpoints, requests) = Checkpoints::new();
-        Self { source, fifo, checkpoints, requests, health, stats: Arc::default(), backoff, state, is_rewound: false }
+        let (checkpoints, requests) = CheckpointRequests::new();
+        Self {
+            source,
+            fifo,
+            checkpoints,
+            requests,
+            health,
+            stats: Arc::default(),
+            backoff,
+            state,
+            is_history_rewritten: false,
+        }
     }
 
     /// Returns the identity for a warm start of this source ([`WarmStart::identity`]); `None` if it has no warm start.
@@ -111,7 +121,7 @@ impl<S: ListerWatcher> Reflector<S> {
     ) -> Result<(), String> {
         let source = self.source.warm_start().ok_or("the source does not support snapshots")?;
         source.resume(&version, proof)?;
-        self.health.resumed(seen_at);
+        self.health.mark_resumed(seen_at);
         self.state.resume(version);
         Ok(())
     }
@@ -122,7 +132,7 @@ impl<S: ListerWatcher> Reflector<S> {
     }
 
     /// Returns the handle that requests checkpoints.
-    pub fn checkpoints(&self) -> &Checkpoints {
+    pub fn checkpoints(&self) -> &CheckpointRequests {
         &self.checkpoints
     }
 
@@ -152,12 +162,12 @@ impl<S: ListerWatcher> Reflector<S> {
 
     fn step(&mut self, outcome: Outcome) -> Next {
         if let Some(error) = outcome.error() {
-            self.health.failed(error);
+            self.health.record_failure(error);
         }
         if outcome.has_missed_changes() {
-            self.health.lost();
+            self.health.mark_lost();
         }
-        self.is_rewound |= outcome.is_rewind();
+        self.is_history_rewritten |= outcome.is_history_rewritten();
         self.state.step(outcome)
     }
 
@@ -167,13 +177,13 @@ impl<S: ListerWatcher> Reflector<S> {
             Ok(list) => {
                 tracing::info!(objects = list.objects.len(), resource_version = %list.version, "listed");
                 self.stats.listed_objects.fetch_add(list.objects.len() as u64, Ordering::Relaxed);
-                self.health.alive();
+                self.health.record_contact();
                 if self.state.list_is_recovery() {
                     self.backoff.reset();
                 }
                 let version = list.version.clone();
-                let is_rewound = std::mem::take(&mut self.is_rewound);
-                let delta = if is_rewound { Delta::Rewind(list) } else { Delta::Replace(list) };
+                let is_history_rewritten = std::mem::take(&mut self.is_history_rewritten);
+                let delta = if is_history_rewritten { Delta::HistoryRewritten(list) } else { Delta::Replace(list) };
                 self.fifo.push(delta).await;
                 Outcome::Listed(version)
             }
@@ -206,7 +216,7 @@ impl<S: ListerWatcher> Reflector<S> {
 
     /// Queues events until the watch ends.
     async fn follow(&mut self, mut watch: Watch, from: ResourceVersion, opened_at: Instant) -> Outcome {
-        let mut reached = Applied::closed(from);
+        let mut reached = AppliedVersion::closed(from);
         let mut events: u64 = 0;
         let is_very_short = |events| events == 0 && opened_at.elapsed() < VERY_SHORT_WATCH;
         while let Some(item) = with_requests(&mut self.requests, &self.source, &self.fifo, watch.next()).await {
@@ -223,7 +233,7 @@ impl<S: ListerWatcher> Reflector<S> {
             self.stats.events.fetch_add(1, Ordering::Relaxed);
             if delta.is_bookmark() && version < *reached.version() && version >= *reached.safe() {
                 // The version of the last change is still open.
-                self.health.alive();
+                self.health.record_contact();
                 continue;
             }
             // One low event means a broken stream, and does not prove a rewritten history. client-go would accept the lower
@@ -232,7 +242,7 @@ impl<S: ListerWatcher> Reflector<S> {
                 let error = format!("event at version {version} after version {}", reached.version());
                 return Outcome::WatchBroken { reached: reached.safe().clone(), error };
             }
-            self.health.alive();
+            self.health.record_contact();
             // The same version again is no progress: each watch may begin with a bookmark and then fail.
             if version > *reached.version() {
                 self.state.progress();

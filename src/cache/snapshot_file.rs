@@ -112,7 +112,7 @@ struct Header {
 }
 
 /// Writer or reader that computes the checksum of all bytes.
-struct Sum<F> {
+struct Checksummed<F> {
     file: F,
     sum: Context,
 }
@@ -196,7 +196,7 @@ impl SnapshotFile {
             objects: snapshot.len() as u64,
             seen_at_ms: seen_at.map(since_1970_ms),
         };
-        let mut out = Sum::new(out);
+        let mut out = Checksummed::new(out);
         out.write_all(MAGIC)?;
         out.write_all(&FORMAT.to_le_bytes())?;
         out.piece(&serde_json::to_vec(&header)?)?;
@@ -210,7 +210,7 @@ impl SnapshotFile {
             }
             out.piece(&record)?;
         }
-        let Sum { mut file, sum } = out;
+        let Checksummed { mut file, sum } = out;
         file.write_all(sum.finish().as_ref())?;
         Ok(file)
     }
@@ -230,7 +230,7 @@ impl SnapshotFile {
     }
 
     fn decode(&self, file: impl Read) -> Result<SavedState, SnapshotFileError> {
-        let mut input = Sum::new(file);
+        let mut input = Checksummed::new(file);
         let mut start = [0; MAGIC.len() + size_of::<u32>()];
         input.fill(&mut start)?;
         if start != *[&MAGIC[..], &FORMAT.to_le_bytes()].concat() {
@@ -267,15 +267,15 @@ fn of(resource: &str, identity: &str) -> String {
     format!("{resource} of {identity}")
 }
 
-// === impl Sum ===
+// === impl Checksummed ===
 
-impl<F> Sum<F> {
+impl<F> Checksummed<F> {
     fn new(file: F) -> Self {
         Self { file, sum: Context::new(&SHA256) }
     }
 }
 
-impl<F: Write> Sum<F> {
+impl<F: Write> Checksummed<F> {
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.sum.update(bytes);
         self.file.write_all(bytes)
@@ -289,7 +289,7 @@ impl<F: Write> Sum<F> {
     }
 }
 
-impl<F: Read> Sum<F> {
+impl<F: Read> Checksummed<F> {
     fn fill(&mut self, bytes: &mut [u8]) -> Result<(), SnapshotFileError> {
         read_exact(&mut self.file, bytes)?;
         self.sum.update(bytes);

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_that_was_meant_is_found() {
+    fn the_nearest_known_name_is_found() {
         let table = [
             ("pod", Some("pods")),
             ("Pods", Some("pods")),
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_told_with_what_there_is() {
+    fn an_unknown_name_is_reported_with_the_known_ones() {
         let known = [("resource", "pod"), ("known", "pods,services")];
         let (message, exit_code) = refused(Code::NotFound, Some("RESOURCE_NOT_FOUND"), &known);
         assert_eq!(message, "resource \"pod\" not found; did you mean \"pods\"? (known: pods, services)");
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_is_told_in_the_servers_own_words() {
+    fn other_errors_have_the_message_of_the_server() {
         let own = "as the server says it";
         let index = refused(Code::InvalidArgument, Some("INDEX_NOT_FOUND"), &[("field", "index")]);
         assert_eq!(index, (own.to_owned(), WRONG_USAGE), "of a server that does not tell what there is");

@@ -49,7 +49,7 @@ enum Target<'a> {
 
 /// Reason why a lookup has not found one object.
 #[derive(Debug, PartialEq, Eq)]
-enum Miss {
+enum LookupError {
     /// Failure of this name only; others may be found.
     Name(Failure),
     /// Failure of all lookups.
@@ -84,8 +84,8 @@ pub(super) async fn run(flags: &GetFlags) -> Result<(), Failure> {
     for name in names {
         match finder.find(name, selection.namespace()).await {
             Ok(object) => printer.push(object)?,
-            Err(Miss::Name(failure)) => missing.push(failure),
-            Err(Miss::Call(failure)) => return Err(failure),
+            Err(LookupError::Name(failure)) => missing.push(failure),
+            Err(LookupError::Call(failure)) => return Err(failure),
         }
     }
     printer.finish()?;
@@ -108,19 +108,19 @@ impl<'a> Target<'a> {
     }
 }
 
-// === impl Miss ===
+// === impl LookupError ===
 
-impl From<ClientError> for Miss {
+impl From<ClientError> for LookupError {
     fn from(error: ClientError) -> Self {
         let is_object = error.reason() == Some("OBJECT_NOT_FOUND");
         if is_object { Self::Name(error.into()) } else { Self::Call(error.into()) }
     }
 }
 
-impl From<Miss> for Failure {
-    fn from(miss: Miss) -> Self {
+impl From<LookupError> for Failure {
+    fn from(miss: LookupError) -> Self {
         match miss {
-            Miss::Name(failure) | Miss::Call(failure) => failure,
+            LookupError::Name(failure) | LookupError::Call(failure) => failure,
         }
     }
 }
@@ -128,13 +128,13 @@ impl From<Miss> for Failure {
 // === impl Finder ===
 
 impl Finder<'_> {
-    async fn find(&self, text: &str, namespace: Option<&str>) -> Result<pb::Object, Miss> {
+    async fn find(&self, text: &str, namespace: Option<&str>) -> Result<pb::Object, LookupError> {
         match Target::parse(text, namespace) {
             Target::Anywhere { name } => self.look_up(name).await,
             Target::Key { namespace: of, name } => match self.get(of, name).await {
                 // A path is also a name: that of an object whose file does not name it.
-                Err(miss @ Miss::Name(_)) if namespace.is_none() => match self.look_up(text).await {
-                    Err(Miss::Name(_)) => Err(miss),
+                Err(miss @ LookupError::Name(_)) if namespace.is_none() => match self.look_up(text).await {
+                    Err(LookupError::Name(_)) => Err(miss),
                     found => found,
                 },
                 found => found,
@@ -142,17 +142,17 @@ impl Finder<'_> {
         }
     }
 
-    async fn get(&self, namespace: &str, name: &str) -> Result<pb::Object, Miss> {
+    async fn get(&self, namespace: &str, name: &str) -> Result<pb::Object, LookupError> {
         let got = self.client.get(self.resource, namespace, name, pb::PayloadFormat::Raw).await?;
         self.note_stale(got.source, got.source_seen_at);
         Ok(got.object)
     }
 
-    async fn look_up(&self, name: &str) -> Result<pb::Object, Miss> {
+    async fn look_up(&self, name: &str) -> Result<pb::Object, LookupError> {
         let format = pb::PayloadFormat::Raw;
         let query = Query { name: Some(name.to_owned()), format, ..Query::of(self.resource) };
         let listed = self.client.list(&query).await?;
-        let found = one_of(self.resource, name, listed.objects).map_err(Miss::Name)?;
+        let found = one_of(self.resource, name, listed.objects).map_err(LookupError::Name)?;
         self.note_stale(listed.source, listed.source_seen_at);
         Ok(found)
     }
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_says_where_it_is_or_is_looked_up_everywhere() {
+    fn a_name_without_a_namespace_is_looked_up_in_all() {
         let key = |namespace, name| Target::Key { namespace, name };
         assert_eq!(Target::parse("web", None), Target::Anywhere { name: "web" });
         assert_eq!(Target::parse("shop/web", None), key("shop", "web"));
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_several_have_is_an_error_with_the_candidates() {
+    fn an_ambiguous_name_is_an_error_with_the_candidates() {
         let object = |namespace: &str| pb::Object {
             namespace: namespace.to_owned(),
             name: "web".to_owned(),

@@ -7,7 +7,7 @@ use super::{
     failure::Failure,
     print::{ObjectPrinter, stdout},
 };
-use crate::client::Listed;
+use crate::client::ListResult;
 
 pub(super) const EXAMPLES: &str = "\
 Examples, with a server of examples/shop.yaml:
@@ -69,7 +69,7 @@ pub(super) async fn by_index(flags: &ByIndexFlags) -> Result<(), Failure> {
 }
 
 /// Writes the objects of one snapshot, and prints notes about an empty or stale result.
-fn print_listed(resource: &str, flags: &ObjectFlags, listed: Listed) -> Result<(), Failure> {
+fn print_listed(resource: &str, flags: &ObjectFlags, listed: ListResult) -> Result<(), Failure> {
     let (server, options) = (&flags.server, flags.options());
     server.note_stale(resource, listed.source, listed.source_seen_at);
     let mut printer = ObjectPrinter::new(stdout(), &options);

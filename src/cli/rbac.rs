@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_role_allows_what_is_asked_for_and_nothing_else() {
+    fn a_role_allows_only_the_requests_of_the_source() {
         let kube_system =
             json!({"apiGroups": [""], "resources": ["namespaces"], "resourceNames": ["kube-system"], "verbs": ["get"]});
         let found = documents(&[

@@ -68,7 +68,7 @@ pub(super) async fn run(flags: &UntilFlags) -> Result<(), Failure> {
         error @ ClientError::NotMet { .. } => Failure::new(UNAVAILABLE, format!("{resource}: {error} (--timeout)")),
         error => error.into(),
     })?;
-    server.note(&format_args!("# met: {}", words(&event)));
+    server.note(&format_args!("# met: {}", describe(&event)));
     match event.object {
         Some(object) => Ok(write_one(object, stdout(), &objects.options())?),
         None => Ok(()),
@@ -76,7 +76,7 @@ pub(super) async fn run(flags: &UntilFlags) -> Result<(), Failure> {
 }
 
 /// Describes the event that met the conditions.
-fn words(event: &pb::WatchResponse) -> String {
+fn describe(event: &pb::WatchResponse) -> String {
     let event_type = event.r#type().as_str_name().trim_start_matches("EVENT_TYPE_");
     match &event.object {
         Some(object) => format!("{event_type} {} at {}", reference(object), object.resource_version),

@@ -127,7 +127,7 @@ mod tests {
     use crate::cli::print::{Output, PrintOptions};
 
     #[test]
-    fn a_watcher_is_shown_with_what_it_waits_for() {
+    fn a_watcher_is_shown_with_its_queue_and_state() {
         let since = prost_types::Timestamp { seconds: 1_000_000_000, nanos: 0 };
         let live = pb::Watcher {
             id: 7,

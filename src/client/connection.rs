@@ -29,7 +29,7 @@ pub struct Client {
 
 /// Objects of one snapshot.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Listed {
+pub struct ListResult {
     /// Version of the snapshot.
     pub resource_version: String,
     /// Objects, sorted by namespace and name.
@@ -44,7 +44,7 @@ pub struct Listed {
 
 /// One object of a snapshot.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Got {
+pub struct GetResult {
     /// Version of the snapshot; the object has its own.
     pub resource_version: String,
     /// Object that was requested.
@@ -53,7 +53,7 @@ pub struct Got {
     pub source: pb::SyncState,
     /// Time of the last contact with the upstream.
     pub source_seen_at: Option<Timestamp>,
-    /// History of the version, as in [`Listed::history`].
+    /// History of the version, as in [`ListResult::history`].
     pub history: String,
 }
 
@@ -140,14 +140,14 @@ impl Client {
     }
 
     /// Returns the objects that a query selects, from one snapshot.
-    pub async fn list(&self, query: &Query) -> Result<Listed, ClientError> {
+    pub async fn list(&self, query: &Query) -> Result<ListResult, ClientError> {
         let answer = self.service.clone().list(query.list_request()).await;
         self.collect(answer.map_err(|status| self.error(&status))?.into_inner()).await
     }
 
     /// Returns the objects with a value of an index that a query selects, from one snapshot. The query must not name an index of
     /// its own.
-    pub async fn by_index(&self, query: &Query, index: &str, value: &str) -> Result<Listed, ClientError> {
+    pub async fn by_index(&self, query: &Query, index: &str, value: &str) -> Result<ListResult, ClientError> {
         if query.index.is_some() {
             let problem = "a lookup by index takes one index; leave out that of the query".to_owned();
             return Err(ClientError::Request { problem });
@@ -176,7 +176,7 @@ impl Client {
         namespace: &str,
         name: &str,
         format: pb::PayloadFormat,
-    ) -> Result<Got, ClientError> {
+    ) -> Result<GetResult, ClientError> {
         let request = pb::GetRequest {
             resource: resource.to_owned(),
             namespace: namespace.to_owned(),
@@ -187,7 +187,7 @@ impl Client {
         let answer = self.service.clone().get(request).await;
         let answer = answer.map_err(|status| self.error(&status))?.into_inner();
         let source = answer.source();
-        Ok(Got {
+        Ok(GetResult {
             resource_version: answer.resource_version,
             object: answer.object.ok_or_else(|| ClientError::contract("Get without an object"))?,
             source,
@@ -242,7 +242,7 @@ impl Client {
     async fn collect(
         &self,
         chunks: impl Stream<Item = Result<pb::ListResponse, Status>>,
-    ) -> Result<Listed, ClientError> {
+    ) -> Result<ListResult, ClientError> {
         let mut chunks = std::pin::pin!(chunks);
         let (mut objects, mut version, mut last) = (Vec::new(), None, None);
         while let Some(chunk) = chunks.next().await {
@@ -258,7 +258,7 @@ impl Client {
             return Err(ClientError::contract("List with pages that were not requested"));
         }
         let source = last.source();
-        Ok(Listed { resource_version, objects, source, source_seen_at: last.source_seen_at, history: last.history })
+        Ok(ListResult { resource_version, objects, source, source_seen_at: last.source_seen_at, history: last.history })
     }
 
     /// Opens one stream of a watch without resuming it, for callers that need every message. [`Self::watch`] resumes.
@@ -275,7 +275,7 @@ impl Client {
     }
 
     /// Leaves the connection to the clones that share it; the next call of this client opens its own.
-    pub(super) fn leave_connection(&mut self) {
+    pub(super) fn drop_connection(&mut self) {
         self.service = service(self.endpoint.connect_lazy());
     }
 

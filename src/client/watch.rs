@@ -237,7 +237,7 @@ impl Watch {
             }
         };
         match self.view.apply(response, &mut self.updates) {
-            Ok(Next::GoOn) => {}
+            Ok(Next::Continue) => {}
             Ok(Next::Ended(error)) | Err(error) => self.ended(error, false),
             Ok(Next::Heal { count, after }) => {
                 let delay = self.backoff.next_delay(Instant::now());
@@ -266,8 +266,8 @@ impl Watch {
         if recovery == Recovery::Relist {
             self.view.expire();
         }
-        if error.spoils_connection() {
-            self.client.leave_connection();
+        if error.invalidates_connection() {
+            self.client.drop_connection();
         }
         tracing::debug!(resource = self.request.resource, %error, ?delay, "watch interrupted");
         self.phase = Phase::Waiting(Box::pin(tokio::time::sleep(delay)));

@@ -4,7 +4,9 @@ use std::sync::atomic::Ordering;
 
 use prost::Message;
 
-use super::{call::Call, page::Continued, resource::ServedResource, service::Service, slice::Slice, status::Refusal};
+use super::{
+    call::Call, page::Continued, resource::ServedResource, service::Service, status::ApiError, time_slice::TimeSlice,
+};
 use crate::{
     cache::Problem,
     model::ResourceVersion,
@@ -37,7 +39,7 @@ pub(super) fn resource(resource: &ServedResource) -> pb::Resource {
         problems: health.problems().iter().map(problem).collect(),
         version_format: snapshot.as_ref().map_or_else(Default::default, |of| version_format(of.version())).into(),
         namespaces: health.namespaces(),
-        history: snapshot.map(|snapshot| informer.history(snapshot.epoch())).unwrap_or_default(),
+        history: snapshot.map(|snapshot| informer.history(snapshot.history_id())).unwrap_or_default(),
     }
 }
 
@@ -62,11 +64,11 @@ pub(super) async fn index_values(
     service: &Service,
     request: &pb::ListIndexValuesRequest,
     call: &Call,
-) -> Result<pb::ListIndexValuesResponse, Refusal> {
+) -> Result<pb::ListIndexValuesResponse, ApiError> {
     let resource = service.resource(&request.resource)?;
     let index = &request.index;
     let indexers = resource.informer.indexers();
-    let unknown = || Refusal::index("index", index, indexers.names());
+    let unknown = || ApiError::index("index", index, indexers.names());
     if indexers.get(index).is_none() {
         return Err(unknown());
     }
@@ -86,7 +88,7 @@ pub(super) async fn index_values(
     let mut values: Vec<pb::IndexValue> = Vec::new();
     let mut bytes = 0;
     let mut next_page_token = String::new();
-    let mut slice = Slice::begin();
+    let mut slice = TimeSlice::begin();
     for value in entries {
         slice.end().await;
         if let Some(last) = values.last_mut().filter(|last| last.value == value) {

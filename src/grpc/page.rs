@@ -18,11 +18,11 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::status::Refusal;
+use super::status::ApiError;
 use crate::{
     cache::Snapshot,
     model::random_id,
-    transport::{Origin, Refused, share_of},
+    transport::{Origin, Rejections, share_of},
 };
 
 /// Snapshots that are kept for the next pages of lists: all pages of a list come from one snapshot.
@@ -35,7 +35,7 @@ pub(super) struct Pages {
     /// Maximum number of kept snapshots, in all and for one peer.
     all: usize,
     each: usize,
-    refused: Refused,
+    refused: Rejections,
     retained: Mutex<Retained>,
 }
 
@@ -72,7 +72,7 @@ const MAX_TOKEN_BYTES: usize = 16 << 10;
 
 impl Pages {
     /// Creates an empty store for at most `all` snapshots, `peer_share` percent of them for one peer.
-    pub(super) fn new(all: usize, peer_share: u32, refused: Refused) -> Self {
+    pub(super) fn new(all: usize, peer_share: u32, refused: Rejections) -> Self {
         let (process, seals) = (random_id(), RandomState::new());
         Self { process, seals, all, each: share_of(all, peer_share), refused, retained: Mutex::default() }
     }
@@ -90,8 +90,8 @@ impl Pages {
     }
 
     /// Returns the continuation that a token names. `query` is the hash of the request that the token came with.
-    pub(super) fn resume(&self, token: &str, query: u64) -> Result<Continued, Refusal> {
-        let invalid = |message: &str| Refusal::Invalid {
+    pub(super) fn resume(&self, token: &str, query: u64) -> Result<Continued, ApiError> {
+        let invalid = |message: &str| ApiError::Invalid {
             reason: "PAGE_TOKEN_INVALID",
             field: "page_token",
             message: message.to_owned(),
@@ -109,7 +109,7 @@ impl Pages {
         };
         let after = parts.next().ok_or_else(malformed)?.to_owned();
         if process != self.process {
-            return Err(Refusal::PageTokenExpired);
+            return Err(ApiError::PageTokenExpired);
         }
         if seal != self.seals.hash_one((id, query)) {
             return Err(invalid("token of another query; only page_size may change between pages"));
@@ -117,7 +117,7 @@ impl Pages {
         let mut retained = self.retained.lock();
         retained.expire(Instant::now());
         let snapshot = retained.snapshots.iter().find(|retained| retained.id == id);
-        let snapshot = Arc::clone(&snapshot.ok_or(Refusal::PageTokenExpired)?.snapshot);
+        let snapshot = Arc::clone(&snapshot.ok_or(ApiError::PageTokenExpired)?.snapshot);
         Ok(Continued { snapshot, after })
     }
 
@@ -202,7 +202,7 @@ mod tests {
     const MAX_SNAPSHOTS: usize = 16;
 
     fn new_pages() -> Pages {
-        Pages::new(MAX_SNAPSHOTS, 25, Refused::default())
+        Pages::new(MAX_SNAPSHOTS, 25, Rejections::default())
     }
 
     fn snapshot(version: u128) -> Arc<Snapshot> {
@@ -211,14 +211,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_token_goes_on_in_its_snapshot_and_with_its_query_only() {
+    async fn a_token_continues_in_its_snapshot_with_its_query_only() {
         let pages = new_pages();
         let first = snapshot(1);
         let token = pages.token(&first, 7, "shop\0web.v1", None);
         let continued = pages.resume(&token, 7).unwrap();
         assert!(Arc::ptr_eq(&continued.snapshot, &first));
         assert_eq!(continued.after, "shop\0web.v1");
-        let reason = |refusal: Refusal| refusal.code_and_reason().1;
+        let reason = |refusal: ApiError| refusal.code_and_reason().1;
         assert_eq!(reason(pages.resume(&token, 8).unwrap_err()), "PAGE_TOKEN_INVALID");
         for malformed in ["", "x", "!!!!", &URL_SAFE_NO_PAD.encode("1.2.3"), &"a".repeat(MAX_TOKEN_BYTES + 1)] {
             assert_eq!(reason(pages.resume(malformed, 7).unwrap_err()), "PAGE_TOKEN_INVALID", "{malformed:.20}");

@@ -20,12 +20,12 @@ use super::{
     layer::{Answer, CallLayer, CallRequest, Calls, refused},
     list,
     service::Service,
-    status::Refusal,
+    status::ApiError,
     watch,
 };
 use crate::{
     proto::pb::{admin_service_server::AdminServiceServer, informer_service_server::InformerServiceServer},
-    transport::Supply,
+    transport::BoundedBody,
 };
 
 /// All services of the server, inside the layer around every call.
@@ -148,7 +148,7 @@ async fn answered(
     service: &Service,
     own: Own,
     request: CallRequest,
-) -> Result<Box<dyn Supply<Error = Status>>, Refusal> {
+) -> Result<Box<dyn BoundedBody<Error = Status>>, ApiError> {
     let (parts, body) = request.into_parts();
     let call = Call::new(&parts.headers, &parts.extensions);
     Ok(match own {
@@ -167,7 +167,7 @@ async fn answered_by(
 ) -> Result<Response<Answer>, Infallible> {
     let failure = Arc::new(OnceLock::new());
     let failed = Arc::clone(&failure);
-    let refused = move |refusal: Refusal| failed.get_or_init(|| service.metrics().refuse(&refusal)).clone();
+    let refused = move |refusal: ApiError| failed.get_or_init(|| service.metrics().refuse(&refusal)).clone();
     let request = request.map(|messages| Body::new(messages.map_err(refused)));
     let response = generated.oneshot(request).await?;
     let size = response.extensions().get().copied();

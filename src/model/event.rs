@@ -91,14 +91,14 @@ pub struct Batch {
 /// While more of them may follow, a client that resumes from that version would miss them. The version is *open* until a
 /// change at a higher version or a bookmark closes it; until then clients resume from the version before it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Applied {
+pub struct AppliedVersion {
     version: ResourceVersion,
     safe: ResourceVersion,
 }
 
 /// Position in the changes of a resource that a reader has reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reached {
+pub struct HistoryPosition {
     /// Version that is safe to resume from.
     pub version: ResourceVersion,
     /// Number of changes up to here, of all that the resource has had in this process, also inside a batch. It never
@@ -128,9 +128,9 @@ impl Batch {
     }
 }
 
-// === impl Applied ===
+// === impl AppliedVersion ===
 
-impl Applied {
+impl AppliedVersion {
     /// Returns a version that is complete.
     pub fn closed(version: ResourceVersion) -> Self {
         Self { safe: version.clone(), version }

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_value_is_not_indexed() {
+    fn objects_without_a_value_are_not_indexed() {
         let bare = object("{}");
         for func in [IndexFunc::Namespace, IndexFunc::Label("app".into()), path(".users"), path(".node")] {
             assert_eq!(func.values(&bare), [""; 0], "{func:?}");
@@ -282,7 +282,7 @@ mod tests {
 
     /// client-go `TestAddIndexer`: a name that exists already is an error.
     #[test]
-    fn what_cannot_be_an_index_is_refused() {
+    fn invalid_index_definitions_are_rejected() {
         let new = |names: &[&str]| Indexers::new(names.iter().map(|name| ((*name).to_owned(), IndexFunc::Namespace)));
         assert_eq!(new(&["a", "namespace"]), Err(IndexersError::BuiltIn));
         assert_eq!(new(&["a", "b", "a"]), Err(IndexersError::Duplicate { name: "a".into() }));

@@ -55,7 +55,7 @@ impl Selection {
     }
 
     /// Returns true if all objects are chosen.
-    pub fn is_everything(&self) -> bool {
+    pub fn selects_all(&self) -> bool {
         let Self { namespace, name, labels, fields, index, expression } = self;
         namespace.is_none()
             && name.is_none()

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The application makes one source for each resource from its configuration, each with a connection of its own; the
-//! resource's Reflector drives it. `object` converts keys and values to objects, `proof` detects a rewritten history.
+//! resource's Reflector drives it. `object` converts keys and values to objects, `resume_check` detects a rewritten history.
 //!
 //! - Versions are etcd's revisions: a client may resume on any replica that serves the same cluster.
 //! - A transaction is one complete batch, however many messages it came in.
@@ -23,7 +23,7 @@ mod connection;
 mod list;
 mod object;
 mod pb;
-mod proof;
+mod resume_check;
 mod source;
 mod state;
 mod watch;

@@ -1,7 +1,7 @@
 //! The `informerd` source: a resource of another informerd, served on unchanged. A server with such a source is a relay.
 //!
 //! ```text
-//!   Upstream ─┬─▶ list: a Watch from the initial events on ─▶ objects ────┐
+//!   Upstream ─┬─▶ list: a Watch from the initial events on ─▶ objects ──────────┐
 //!   (client)  │                                 └── continues as ──▶ Live ├──▶ Position (version, history, last change)
 //!             └─▶ watch: a Watch after the position ───────────▶ Live ────┘
 //!                      ▲                                          └──▶ batches, bookmarks, state of the origin
@@ -18,7 +18,7 @@
 //! - There is one stream at a time, whatever the number of clients. After a break the source resumes at its position, also
 //!   after a restart (`WarmStart`).
 //! - A rewritten history is detected: by the upstream's `HISTORY_CHANGED`, by versions of another lineage and, if the upstream
-//!   has another name (a restart, or another replica), by the last known change (`proof`, `state`).
+//!   has another name (a restart, or another replica), by the last known change (`resume_check`, `state`).
 //! - The source waits for an upstream that is behind, as another replica may be. Only one that is SYNCED and behind for longer
 //!   than `resume_timeout` has another history.
 //! - A path of servers leads to the origin. A relay that finds itself on it, or 16 others, reports an error.
@@ -28,7 +28,7 @@
 
 mod live;
 mod message;
-mod proof;
+mod resume_check;
 mod source;
 mod state;
 mod upstream;

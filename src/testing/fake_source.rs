@@ -325,5 +325,5 @@ impl Reader {
 }
 
 fn rewritten() -> SourceError {
-    SourceError::HistoryChanged("restored from a backup".to_owned())
+    SourceError::HistoryRewritten("restored from a backup".to_owned())
 }

@@ -23,10 +23,10 @@ use super::{
     group::{Part, SlotRef},
     merger::{Merger, MergerConfig},
     policy::{OnJoin, on_join},
-    room::Room,
     window::Window,
+    writer_signals::WriterSignals,
 };
-use crate::model::{Batch, Reached, ResourceVersion, Selection};
+use crate::model::{Batch, HistoryPosition, ResourceVersion, Selection};
 
 /// Distributor of batches to cursors, owned by one task. Every cursor that subscribed before a batch is published receives
 /// it; no later cursor does.
@@ -35,7 +35,7 @@ pub struct Broadcaster<F: Frame> {
     config: BroadcasterConfig,
     groups: Groups<F>,
     /// Position up to which everything has been published.
-    reached: Reached,
+    reached: HistoryPosition,
     stopped: Option<End>,
     /// True if there was a relist since the last published change.
     is_gap: bool,
@@ -44,7 +44,7 @@ pub struct Broadcaster<F: Frame> {
     deferral: Option<Deferral<F>>,
     /// Merges for cursors under COALESCE.
     merger: Arc<Merger<F>>,
-    room: Arc<Room>,
+    writer_signals: Arc<WriterSignals>,
     /// Slots that hold the writer back, or did.
     blocked: Vec<SlotRef<F>>,
     clients: ClientBudgets,
@@ -74,11 +74,11 @@ impl<F: Frame> Broadcaster<F> {
     /// Returns a Broadcaster without watchers, at a version.
     pub fn new(config: BroadcasterConfig, version: ResourceVersion) -> Self {
         let stats: Arc<BroadcasterStats> = Arc::default();
-        let reached = Reached { version, offset: 0 };
+        let reached = HistoryPosition { version, offset: 0 };
         Self {
             merger: Merger::new(MergerConfig::of(&config), None, Arc::clone(&stats), &reached),
             clients: ClientBudgets::new(config.block_timeout),
-            room: Arc::new(Room::new(config.block_timeout, Arc::clone(&stats))),
+            writer_signals: Arc::new(WriterSignals::new(config.block_timeout, Arc::clone(&stats))),
             config,
             groups: Groups::new(Arc::clone(&stats)),
             reached,
@@ -97,8 +97,8 @@ impl<F: Frame> Broadcaster<F> {
     #[must_use]
     pub fn deferring_to(mut self, threads: Option<&BulkThreads>) -> Self {
         let queue = threads.map(|threads| Arc::clone(threads.queue()));
-        let (window, room, oldest) = (&self.window, &self.room, self.reached.version.clone());
-        let deferral = |queue| Deferral::new(&self.config, queue, window, room, &self.stats, oldest);
+        let (window, writer_signals, oldest) = (&self.window, &self.writer_signals, self.reached.version.clone());
+        let deferral = |queue| Deferral::new(&self.config, queue, window, writer_signals, &self.stats, oldest);
         self.deferral = queue.clone().map(deferral);
         self.merger = Merger::new(MergerConfig::of(&self.config), queue, Arc::clone(&self.stats), &self.reached);
         self
@@ -110,13 +110,13 @@ impl<F: Frame> Broadcaster<F> {
     }
 
     #[cfg(test)]
-    pub(super) fn reached(&self) -> &Reached {
+    pub(super) fn reached(&self) -> &HistoryPosition {
         &self.reached
     }
 
     #[cfg(test)]
-    pub(super) fn wake(&self) -> u64 {
-        self.window.wake()
+    pub(super) fn cycle(&self) -> u64 {
+        self.window.cycle()
     }
 
     /// Returns the number of deferrals that are kept.
@@ -152,14 +152,14 @@ impl<F: Frame> Broadcaster<F> {
 
     fn join(&mut self, subscribe: Subscribe<F>, has: Option<&ResourceVersion>) -> Cursor<F> {
         let Subscribe { selection, format, queue, client, initial_events } = subscribe;
-        self.groups.remove_vacant(self.room.take_vacant());
+        self.groups.remove_vacant(self.writer_signals.take_vacant());
         let needs = on_join(queue.policy);
         let budget = (needs == OnJoin::Budget).then(|| self.clients.of(&client, Instant::now()));
         self.next_slot_id += 1;
         let id = self.next_slot_id;
         let (group, slot) = loop {
             let selection = Arc::clone(&selection);
-            let group = Arc::clone(self.groups.get_or_create(selection, format, &self.reached, &self.room));
+            let group = Arc::clone(self.groups.get_or_create(selection, format, &self.reached, &self.writer_signals));
             let mut log = group.log.lock();
             if self.stopped.is_none() && log.end.is_some() {
                 // The group has just ended, because it did not keep up.
@@ -169,7 +169,7 @@ impl<F: Frame> Broadcaster<F> {
             }
             log.end.clone_from(&self.stopped);
             let slot = log.subscribe(id, queue, initial_events, budget, self.reached.offset);
-            log.leave_out(slot, self.reached.offset, has);
+            log.skip_events(slot, self.reached.offset, has);
             drop(log);
             break (group, slot);
         };
@@ -178,7 +178,7 @@ impl<F: Frame> Broadcaster<F> {
             merger.register(SlotRef::new(&group, slot, id), &self.reached);
         }
         let version = has.unwrap_or(&self.reached.version).clone();
-        let reached = Reached { version, offset: self.reached.offset };
+        let reached = HistoryPosition { version, offset: self.reached.offset };
         Cursor::new(group, slot, Arc::clone(&self.stats), merger, self.config.queue_size, reached)
     }
 
@@ -190,7 +190,7 @@ impl<F: Frame> Broadcaster<F> {
         let Some(last) = batches.last().filter(|_| self.stopped.is_none()) else { return };
         let before = self.reached.clone();
         self.reached.version.clone_from(last.borrow().safe());
-        self.groups.remove_vacant(self.room.take_vacant());
+        self.groups.remove_vacant(self.writer_signals.take_vacant());
         let is_gap = self.is_gap;
         let mut encoding = Encoding::new(batches, &mut self.is_gap);
         let events = encoding.changes().len();
@@ -204,9 +204,9 @@ impl<F: Frame> Broadcaster<F> {
         let (arenas, bytes, changes) = encoding.freeze();
         let now = Instant::now();
         let its = shares.iter().map(|(group, share)| (group, &share[..]));
-        let wake = self.window.push(events, bytes, its, now);
+        let cycle = self.window.push(events, bytes, its, now);
 
-        let left = self.room.left(now);
+        let left = self.writer_signals.left(now);
         if !self.is_blocked() {
             self.blocked.clear();
         }
@@ -214,12 +214,12 @@ impl<F: Frame> Broadcaster<F> {
         for (group, share) in shares {
             let (arenas, queue_size) = (&arenas[&group.format][..], self.config.queue_size);
             let (offset, end) = (before.offset, self.reached.offset);
-            let part = Part { wake, changes: &changes, offset, end, arenas, queue_size, floor: self.window.floor() };
+            let part = Part { cycle, changes: &changes, offset, end, arenas, queue_size, floor: self.window.floor() };
             {
                 let mut log = group.log.lock();
                 log.append(&part, share, &mut full, &mut wakers);
                 self.blocked.extend(full.drain(..).filter_map(|slot| {
-                    let is_blocking = log.fill(slot, left, &self.room, now);
+                    let is_blocking = log.fill(slot, left, &self.writer_signals, now);
                     is_blocking.then(|| SlotRef::new(&group, slot, log.slots[slot].id))
                 }));
             }
@@ -236,7 +236,7 @@ impl<F: Frame> Broadcaster<F> {
 
     /// Returns true if the next batch has to wait for a client under BLOCK.
     pub fn is_blocked(&self) -> bool {
-        self.room.deadline().is_some()
+        self.writer_signals.deadline().is_some()
     }
 
     /// Waits until every client that holds the writer back has room again or has unsubscribed, but no longer than the
@@ -250,14 +250,14 @@ impl<F: Frame> Broadcaster<F> {
         while let Some(deadline) = self.block_deadline(Instant::now()) {
             tokio::select! {
                 // Cancel-safe: `Notify` keeps the notification if nobody waits.
-                () = self.room.freed() => {}
+                () = self.writer_signals.freed() => {}
                 () = tokio::time::sleep_until(deadline) => {}
             }
         }
     }
 
     /// Wakes every waiting cursor although nothing was published, because its reader has something else to report.
-    pub fn poke(&self) {
+    pub fn notify_watches(&self) {
         let mut wakers = Vec::new();
         for group in self.groups.iter() {
             group.log.lock().take_wakers(&mut wakers);
@@ -270,11 +270,11 @@ impl<F: Frame> Broadcaster<F> {
     /// Removes groups without readers and events that are too old. Must be called periodically, because a quiet resource
     /// has no publish cycles.
     pub fn sweep(&mut self) {
-        self.groups.remove_vacant(self.room.take_vacant());
+        self.groups.remove_vacant(self.writer_signals.take_vacant());
         let now = Instant::now();
         self.clients.sweep(now);
         if let Some(deferral) = &self.deferral {
-            deferral.forget_gone();
+            deferral.drop_removed();
         }
         if !self.is_blocked() {
             self.blocked.clear();
@@ -285,10 +285,10 @@ impl<F: Frame> Broadcaster<F> {
 
     /// Drops what the history has dropped: a group that has not been filled up to there expires, and what has not merged
     /// under COALESCE is merged.
-    pub fn forget_before(&self, oldest: &Reached) {
-        self.merger.forget_before(oldest);
+    pub fn drop_before(&self, oldest: &HistoryPosition) {
+        self.merger.drop_before(oldest);
         if let Some(deferral) = &self.deferral {
-            deferral.forget_before(oldest);
+            deferral.drop_before(oldest);
         }
     }
 
@@ -299,16 +299,16 @@ impl<F: Frame> Broadcaster<F> {
     }
 
     /// Ends every cursor as [`Self::stop`] does, and continues for later subscribers from `version`.
-    pub fn restart(&mut self, end: &End, version: ResourceVersion) {
+    pub fn start_new_history(&mut self, end: &End, version: ResourceVersion) {
         self.end_all(end);
         // What is left of these queues can still be read, and holds nobody back.
         let now = Instant::now();
         for blocked in self.blocked.drain(..) {
-            blocked.write(|log, slot| log.slots[slot].unblock(&self.room, now));
+            blocked.write(|log, slot| log.slots[slot].unblock(&self.writer_signals, now));
         }
         self.groups.clear();
         // No cursor has reached the next offset.
-        self.reached = Reached { version, offset: self.reached.offset + 1 };
+        self.reached = HistoryPosition { version, offset: self.reached.offset + 1 };
         // Readers of the ended groups keep the old merger.
         self.merger = self.merger.next(&self.reached);
     }
@@ -333,12 +333,12 @@ impl<F: Frame> Broadcaster<F> {
     /// Returns the time until which the writer waits; `None` if no slot holds it back. At the deadline, gives up on every
     /// slot.
     fn block_deadline(&mut self, now: Instant) -> Option<Instant> {
-        let deadline = self.room.deadline()?;
+        let deadline = self.writer_signals.deadline()?;
         if now < deadline {
             return Some(deadline);
         }
         for blocked in self.blocked.drain(..) {
-            blocked.write(|log, slot| log.give_up(slot, &self.room, now));
+            blocked.write(|log, slot| log.give_up(slot, &self.writer_signals, now));
         }
         None
     }

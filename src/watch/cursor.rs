@@ -13,13 +13,13 @@ use tokio::time::Instant;
 use super::run::Run;
 use super::{
     CursorState, End, Frame, Frames,
-    coalesce::Telling,
+    coalesce::DrainingGeneration,
     config::BroadcasterStats,
     group::{Group, Log, SlotRef},
     merger::Merger,
     policy::{OnTake, State},
 };
-use crate::model::{Reached, ResourceVersion, Selection};
+use crate::model::{HistoryPosition, ResourceVersion, Selection};
 
 /// Queue of one client. Dropping it unsubscribes.
 pub struct Cursor<F: Frame> {
@@ -29,10 +29,10 @@ pub struct Cursor<F: Frame> {
     /// Under COALESCE.
     merger: Option<Arc<Merger<F>>>,
     queue_size: usize,
-    reached: Reached,
+    reached: HistoryPosition,
     taken: u64,
     /// Under COALESCE: the generation that is being delivered.
-    telling: Option<Box<Telling>>,
+    draining: Option<Box<DrainingGeneration>>,
 }
 
 /// View of a cursor's lag and state from outside.
@@ -71,10 +71,10 @@ impl<F: Frame> Cursor<F> {
         stats: Arc<BroadcasterStats>,
         merger: Option<Arc<Merger<F>>>,
         queue_size: usize,
-        reached: Reached,
+        reached: HistoryPosition,
     ) -> Self {
         stats.watchers.fetch_add(1, Ordering::Relaxed);
-        Self { group, slot, stats, merger, queue_size, reached, taken: 0, telling: None }
+        Self { group, slot, stats, merger, queue_size, reached, taken: 0, draining: None }
     }
 
     /// Returns the selection, which all watchers of the group share.
@@ -89,12 +89,12 @@ impl<F: Frame> Cursor<F> {
     }
 
     /// Returns the same with its offset, from which a client resumes in a history, also inside a batch.
-    pub fn reached(&self) -> &Reached {
+    pub fn reached(&self) -> &HistoryPosition {
         &self.reached
     }
 
     /// Advances to a position that was distributed while the cursor was at the head (for a bookmark).
-    pub fn advance(&mut self, distributed: &Reached) {
+    pub fn advance(&mut self, distributed: &HistoryPosition) {
         self.reached.offset = self.reached.offset.max(distributed.offset);
         if self.reached.version < distributed.version {
             self.reached.version.clone_from(&distributed.version);
@@ -109,7 +109,7 @@ impl<F: Frame> Cursor<F> {
     /// Advances to `distributed` (for a bookmark), if nothing is left to take and more may come; returns true if so. The
     /// caller must read `distributed` before this call. In a deferred group, only what its threads have filled counts as
     /// distributed.
-    pub fn advance_at_head(&mut self, distributed: Option<&Reached>) -> bool {
+    pub fn advance_at_head(&mut self, distributed: Option<&HistoryPosition>) -> bool {
         let log = self.group.log.lock();
         if !self.is_at_head_of(&log) {
             return false;
@@ -117,7 +117,8 @@ impl<F: Frame> Cursor<F> {
         // Read together with the head: as soon as more is filled, there is something to take first.
         let filled = log.deferred.as_ref().map(|deferred| deferred.filled.clone());
         drop(log);
-        let lags = |filled: &&Reached| distributed.is_some_and(|distributed| filled.offset < distributed.offset);
+        let lags =
+            |filled: &&HistoryPosition| distributed.is_some_and(|distributed| filled.offset < distributed.offset);
         if let Some(reached) = filled.as_ref().filter(lags).or(distributed) {
             self.advance(reached);
         }
@@ -126,7 +127,7 @@ impl<F: Frame> Cursor<F> {
 
     /// Returns the position to which threads have filled its group, if it is deferred.
     #[cfg(test)]
-    pub(super) fn filled(&self) -> Option<Reached> {
+    pub(super) fn filled(&self) -> Option<HistoryPosition> {
         self.group.log.lock().deferred.as_ref().map(|deferred| deferred.filled.clone())
     }
 
@@ -150,7 +151,7 @@ impl<F: Frame> Cursor<F> {
 
     fn is_at_head_of(&self, log: &Log<F>) -> bool {
         let slot = &log.slots[self.slot];
-        slot.state.reads_log() && slot.position == log.head && self.telling.is_none() && log.end.is_none()
+        slot.state.reads_log() && slot.position == log.head && self.draining.is_none() && log.end.is_none()
     }
 
     /// Returns the number of events taken.
@@ -160,7 +161,7 @@ impl<F: Frame> Cursor<F> {
 
     /// Returns the memory of the events that this cursor alone holds and is about to yield.
     pub fn held(&self) -> usize {
-        self.telling.as_ref().map_or(0, |telling| telling.size().entries)
+        self.draining.as_ref().map_or(0, |draining| draining.size().entries)
     }
 
     /// Returns a gauge of this cursor that does not keep it alive.
@@ -206,10 +207,10 @@ impl<F: Frame> Cursor<F> {
         let mut displaced: Option<Waker> = None;
         let mut is_freed = false;
         let polled = loop {
-            if must_fit && self.telling.as_ref().is_some_and(|telling| !telling.is_done()) {
+            if must_fit && self.draining.as_ref().is_some_and(|draining| !draining.is_done()) {
                 return Poll::Ready(Err(TooLarge(None)));
             }
-            if let Some(told) = self.tell(max_size) {
+            if let Some(told) = self.drain(max_size) {
                 return Poll::Ready(Ok(told));
             }
             let mut log = self.group.log.lock();
@@ -232,9 +233,9 @@ impl<F: Frame> Cursor<F> {
                     continue;
                 }
                 OnTake::Deliver => {
-                    self.telling = log.take_ready(self.slot);
-                    if let Some(telling) = &self.telling {
-                        self.reached.version = telling.before(&self.reached);
+                    self.draining = log.take_ready(self.slot);
+                    if let Some(draining) = &self.draining {
+                        self.reached.version = draining.before(&self.reached);
                     }
                     continue;
                 }
@@ -266,14 +267,14 @@ impl<F: Frame> Cursor<F> {
                 }
             };
             let (frames, events) = log.read(self.slot, until, max_size, &mut self.reached);
-            is_freed = log.note_read(self.slot, events, self.queue_size, &self.group.room);
+            is_freed = log.note_read(self.slot, events, self.queue_size, &self.group.writer_signals);
             self.taken += events;
             self.stats.delivered.fetch_add(events, Ordering::Relaxed);
             break Poll::Ready(Taken::Frames(frames));
         };
         drop(displaced);
         if is_freed {
-            self.group.room.free();
+            self.group.writer_signals.free();
         }
         if let Poll::Ready(Taken::Dropped { count, .. }) = &polled {
             self.stats.dropped.fetch_add(*count, Ordering::Relaxed);
@@ -282,19 +283,19 @@ impl<F: Frame> Cursor<F> {
     }
 
     /// Encodes the next part of the generation that is being delivered, outside of any lock.
-    fn tell(&mut self, max_size: usize) -> Option<Taken<F>> {
-        let mut telling = self.telling.take()?;
-        let taken = (!telling.is_done()).then(|| {
-            let (frame, events) = telling.encode::<F>(&self.reached, self.group.format, max_size);
+    fn drain(&mut self, max_size: usize) -> Option<Taken<F>> {
+        let mut draining = self.draining.take()?;
+        let taken = (!draining.is_done()).then(|| {
+            let (frame, events) = draining.encode::<F>(&self.reached, self.group.format, max_size);
             self.taken += events;
             self.stats.delivered.fetch_add(events, Ordering::Relaxed);
             Taken::Frames(smallvec![frame])
         });
         // Reached also if all of its events have vanished.
-        if telling.is_done() {
-            self.reached = telling.after(&self.reached);
+        if draining.is_done() {
+            self.reached = draining.after(&self.reached);
         }
-        self.telling = Some(telling).filter(|telling| !telling.is_done());
+        self.draining = Some(draining).filter(|draining| !draining.is_done());
         taken
     }
 
@@ -333,17 +334,17 @@ impl<F: Frame> Drop for Cursor<F> {
         let (slot, is_freed, is_vacant) = {
             let mut log = self.group.log.lock();
             let mut slot = log.unsubscribe(self.slot);
-            let is_freed = slot.unblock(&self.group.room, Instant::now());
+            let is_freed = slot.unblock(&self.group.writer_signals, Instant::now());
             (slot, is_freed, log.slots.is_empty())
         };
         if let Some(merger) = &self.merger {
             merger.unregister(slot.id);
         }
         if is_freed {
-            self.group.room.free();
+            self.group.writer_signals.free();
         }
         if is_vacant {
-            self.group.room.vacate(self.group.id);
+            self.group.writer_signals.vacate(self.group.id);
         }
         self.stats.watchers.fetch_sub(1, Ordering::Relaxed);
     }

@@ -16,7 +16,7 @@ pub trait Frame: Clone + fmt::Debug + Send + Sync + 'static {
     type Arena: Default + Send;
 
     /// Appends one event.
-    fn encode(arena: &mut Self::Arena, format: Self::Format, notice: &Notice<'_>);
+    fn encode(arena: &mut Self::Arena, format: Self::Format, notice: &GroupEvent<'_>);
 
     /// Returns the size of the arena, which is the position of the next event. At most `u32::MAX`.
     fn size(arena: &Self::Arena) -> usize;
@@ -36,7 +36,7 @@ pub type Frames<F> = SmallVec<[F; 1]>;
 
 /// One event, as it is encoded for one group of watchers.
 #[derive(Debug, Clone, Copy)]
-pub struct Notice<'a> {
+pub struct GroupEvent<'a> {
     /// ADDED, MODIFIED or DELETED.
     pub event_type: EventType,
     /// Cause of the event.
@@ -79,9 +79,9 @@ pub struct Deliveries {
     range: Range<usize>,
 }
 
-// === impl Notice ===
+// === impl GroupEvent ===
 
-impl<'a> Notice<'a> {
+impl<'a> GroupEvent<'a> {
     /// Returns the event of a change for a group of watchers, at the version to resume from. Returns `None` if the change
     /// lacks the state that the transition needs; no selection produces such a transition.
     pub fn new(change: &'a Change, transition: Transition, version: &'a ResourceVersion) -> Option<Self> {
@@ -110,7 +110,7 @@ impl Frame for Deliveries {
     type Format = ();
     type Arena = Vec<Delivery>;
 
-    fn encode(arena: &mut Vec<Delivery>, (): (), notice: &Notice<'_>) {
+    fn encode(arena: &mut Vec<Delivery>, (): (), notice: &GroupEvent<'_>) {
         arena.push(Delivery {
             event_type: notice.event_type,
             cause: notice.cause,

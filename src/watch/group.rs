@@ -16,7 +16,7 @@ mod merge;
 mod take;
 
 pub(super) use append::Part;
-pub(super) use merge::{Look, PutBack};
+pub(super) use merge::{MergeOutcome, SlotNeed};
 
 use std::{
     collections::VecDeque,
@@ -31,13 +31,13 @@ use super::{
     budget::SharedBudget,
     config::BroadcasterStats,
     policy::{End, Lag, OnPublish, State, on_publish},
-    room::Room,
     run::{Mark, Run},
     selection_budget::Cost,
+    writer_signals::WriterSignals,
 };
 use crate::{
     census::{Alive, Kind},
-    model::{Reached, ResourceVersion, Selection},
+    model::{HistoryPosition, ResourceVersion, Selection},
     sync::Mutex,
 };
 
@@ -53,7 +53,7 @@ pub(super) struct Group<F: Frame> {
     pub(super) cost: Cost,
     pub(super) log: Mutex<Log<F>>,
     /// Notifies the writer of slots with room again, and of a group without readers.
-    pub(super) room: Arc<Room>,
+    pub(super) writer_signals: Arc<WriterSignals>,
 }
 
 /// Reference to a slot, which keeps nothing alive.
@@ -73,7 +73,7 @@ pub(super) struct Log<F: Frame> {
     /// Size of everything ever pushed.
     pub(super) head_size: u64,
     /// Version and offset reached at the head.
-    pub(super) head_reached: Reached,
+    pub(super) head_reached: HistoryPosition,
     /// Set once no further event will come.
     pub(super) end: Option<End>,
     /// Set while threads fill the group. Then only they push; otherwise only the writer does.
@@ -83,10 +83,10 @@ pub(super) struct Log<F: Frame> {
     /// Number of further runs until the log drops what every slot has read: as many as the last trimming left.
     trim_after: usize,
     /// Lower bound of the slots that may block; only a scan makes it exact.
-    low: Option<Low>,
-    leaving_out: Vec<LeavingOut>,
+    low: Option<LowerBounds>,
+    skipping: Vec<Skipping>,
     /// Slots removed since the lists of slots last shrank.
-    gone: usize,
+    removed_slots: usize,
 }
 
 /// State of a deferred group: threads fill its log, because the writer has no time for its selection.
@@ -95,18 +95,18 @@ pub(super) struct Deferred {
     /// Number of the deferral.
     pub(super) id: u64,
     /// Position up to which the log has everything. For the group's readers it is what is distributed.
-    pub(super) filled: Reached,
+    pub(super) filled: HistoryPosition,
 }
 
 /// Slot at the head whose client already has changes that may be published here.
 #[derive(Debug)]
-struct LeavingOut {
+struct Skipping {
     slot: usize,
     /// Offset before which the client has everything: a deferred group may be filled to less than where the client joined.
     from: u64,
     /// Open version up to which the client has everything.
     version: Option<ResourceVersion>,
-    /// Offset after the skipped events ([`Reached::offset`]).
+    /// Offset after the skipped events ([`HistoryPosition::offset`]).
     offset: u64,
     /// True once an event came that the slot does not skip.
     is_over: bool,
@@ -114,7 +114,7 @@ struct LeavingOut {
 
 /// Lower bounds over the slots that may block, which decide if a scan for full ones is worthwhile.
 #[derive(Debug, Clone, Copy)]
-struct Low {
+struct LowerBounds {
     position: u64,
     size: u64,
     length: u64,
@@ -156,8 +156,8 @@ impl<F: Frame> Group<F> {
         selection: Arc<Selection>,
         format: F::Format,
         is_budgeted: bool,
-        head_reached: Reached,
-        room: Arc<Room>,
+        head_reached: HistoryPosition,
+        writer_signals: Arc<WriterSignals>,
     ) -> Self {
         let log = Log {
             runs: VecDeque::new(),
@@ -170,11 +170,11 @@ impl<F: Frame> Group<F> {
             parked: Vec::new(),
             trim_after: MIN_TRIM_RUNS,
             low: None,
-            leaving_out: Vec::new(),
-            gone: 0,
+            skipping: Vec::new(),
+            removed_slots: 0,
         };
         let cost = Cost::unknown(selection.expression.is_some());
-        Self { id, selection, format, is_budgeted, cost, log: Mutex::new(log), room }
+        Self { id, selection, format, is_budgeted, cost, log: Mutex::new(log), writer_signals }
     }
 
     pub(super) fn is_expression(&self) -> bool {
@@ -261,11 +261,11 @@ impl<F: Frame> Log<F> {
     }
 
     /// Appends a run at the head of the log.
-    pub(super) fn push(&mut self, (wake, offset): (u64, u64), frame: F, size: u64, marks: Box<[Mark]>) {
+    pub(super) fn push(&mut self, (cycle, offset): (u64, u64), frame: F, size: u64, marks: Box<[Mark]>) {
         let Some(last) = marks.last() else { return };
         last.reach(offset, &mut self.head_reached);
         let (first, size_before, alive) = (self.head, self.head_size, Alive::new(Kind::Run, Run::<F>::size(&marks)));
-        let run = Run { first, size_before, wake, offset, frame, marks, _alive: alive };
+        let run = Run { first, size_before, cycle, offset, frame, marks, _alive: alive };
         self.head += run.marks.len() as u64;
         self.head_size += size;
         self.reserve_run();
@@ -274,11 +274,11 @@ impl<F: Frame> Log<F> {
     }
 
     /// Makes a slot that has just subscribed skip the events before an offset, and the changes up to a version.
-    pub(super) fn leave_out(&mut self, slot: usize, from: u64, version: Option<&ResourceVersion>) {
+    pub(super) fn skip_events(&mut self, slot: usize, from: u64, version: Option<&ResourceVersion>) {
         let is_filled = self.deferred.as_ref().is_none_or(|deferred| deferred.filled.offset >= from);
         if !is_filled || version.is_some() {
             let version = version.cloned();
-            self.leaving_out.push(LeavingOut { slot, from, version, offset: 0, is_over: false });
+            self.skipping.push(Skipping { slot, from, version, offset: 0, is_over: false });
         }
     }
 
@@ -310,7 +310,7 @@ impl<F: Frame> Log<F> {
     /// Removes a slot. The caller drops its waker once the lock is free.
     pub(super) fn unsubscribe(&mut self, index: usize) -> Slot {
         let slot = self.slots.remove(index);
-        self.leaving_out.retain(|leaving_out| leaving_out.slot != index);
+        self.skipping.retain(|skipping| skipping.slot != index);
         self.shrink_slots();
         // Indexes of removed slots may stay in the list: waking takes the waker, so neither they nor a slot that reuses the
         // index are woken twice. The list is only kept from growing.
@@ -326,25 +326,27 @@ impl<F: Frame> Log<F> {
         let slot = &self.slots[index];
         let lag = Lag::default();
         if on_publish(slot.queue.policy, &slot.state, &lag, slot.may_block()) != OnPublish::Nothing {
-            let low = Low::of(slot);
+            let low = LowerBounds::of(slot);
             self.low = Some(self.low.map_or(low, |other| low.min(other)));
         }
     }
 
     /// Finds the slots that have become full under BLOCK.
     pub(super) fn find_full(&mut self, queue_size: usize, full: &mut Vec<usize>) {
-        let Some(Low { position, size, length }) = self.low else { return };
+        let Some(LowerBounds { position, size, length }) = self.low else { return };
         let (head, size) = (self.head, self.head_size - size);
         let low = Lag { position, head, size, queue_length: length, queue_size: queue_size as u64, ..Lag::default() };
         if !low.is_full() {
             return;
         }
-        let (mut low, mut lost): (Option<Low>, Vec<usize>) = (None, Vec::new());
+        let (mut low, mut lost): (Option<LowerBounds>, Vec<usize>) = (None, Vec::new());
         for (index, slot) in &self.slots {
             let lag = self.lag(slot, queue_size);
             match on_publish(slot.queue.policy, &slot.state, &lag, slot.may_block()) {
                 OnPublish::Nothing => {}
-                OnPublish::HasRoom => low = Some(low.map_or(Low::of(slot), |other| Low::of(slot).min(other))),
+                OnPublish::HasRoom => {
+                    low = Some(low.map_or(LowerBounds::of(slot), |other| LowerBounds::of(slot).min(other)));
+                }
                 OnPublish::Block => full.push(index),
                 OnPublish::Replay => lost.push(index),
             }
@@ -356,9 +358,9 @@ impl<F: Frame> Log<F> {
     }
 }
 
-// === impl Low ===
+// === impl LowerBounds ===
 
-impl Low {
+impl LowerBounds {
     fn of(slot: &Slot) -> Self {
         Self { position: slot.position, size: slot.position_size, length: slot.queue.length.max(1) as u64 }
     }

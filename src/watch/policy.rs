@@ -73,7 +73,7 @@ pub enum End {
     /// threads had filled.
     Stopped,
     /// The history was rewritten upstream: versions from before have no meaning any more.
-    HistoryChanged,
+    HistoryRewritten,
     /// The version that the cursor has reached has expired: no client can resume from it.
     Expired {
         /// Oldest version to resume from.

@@ -29,8 +29,8 @@ use bytes::Bytes;
 use self::text::{Letter, Text};
 use super::*;
 use crate::model::{
-    Batch, Cause, Change, EventType, IndexFunc, IndexMatch, LabelSelector, Object, ObjectKey, ObjectParts, Reached,
-    ResourceVersion, Selection,
+    Batch, Cause, Change, EventType, HistoryPosition, IndexFunc, IndexMatch, LabelSelector, Object, ObjectKey,
+    ObjectParts, ResourceVersion, Selection,
 };
 
 /// Objects of one resource, each with one label `app`, and the version of the last change.

@@ -216,7 +216,7 @@ fn objects_are_listed_in_every_form() {
 }
 
 #[test]
-fn one_object_is_got_by_its_name_wherever_it_is() {
+fn get_finds_an_object_by_its_name_in_any_namespace() {
     let directory = things();
     let server = Server::of(&directory);
     assert_eq!(server.out(&["get", "pods", "db", "-o", "name"]), "b/db\n");
@@ -258,7 +258,7 @@ fn indexes_and_resources_are_shown() {
 }
 
 #[test]
-fn nothing_found_is_no_error_and_a_note_that_can_be_silenced() {
+fn an_empty_result_is_no_error_and_prints_a_note_unless_quiet() {
     let directory = things();
     let server = Server::of(&directory);
     let empty = (0, String::new(), "No objects found in namespace \"c\".\n".to_owned());
@@ -270,7 +270,7 @@ fn nothing_found_is_no_error_and_a_note_that_can_be_silenced() {
 
 /// Checks that a failure is one line on stderr, with the exit code that the help documents.
 #[test]
-fn what_cannot_be_done_is_told_in_one_line() {
+fn errors_are_one_line() {
     let server = Server::shop();
     // Connections to this listener wait for ever.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -376,7 +376,7 @@ fn a_watch_for_changes_alone_and_for_programs() {
 }
 
 #[test]
-fn what_is_waited_for_is_printed() {
+fn until_prints_the_event_that_met_the_condition() {
     let directory = things();
     let server = Server::of(&directory);
     let arguments = ["until", "pods", "b/web", "--for", "object.status.phase == 'Pending'", "-o", "name"];

@@ -197,7 +197,7 @@ fn the_core_names_no_transport_and_no_vendor() {
 }
 
 #[test]
-fn every_file_says_what_it_is_and_hides_no_second_noun() {
+fn every_file_has_a_header_and_a_bounded_length() {
     let mut untidy = Vec::new();
     for Source { path, text, is_test, .. } in sources() {
         let path = path.display();
@@ -296,7 +296,7 @@ fn every_property_test_has_the_configuration_of_the_crate() {
 
 /// Checks that proptest finds each file of failures by the path of its source.
 #[test]
-fn kept_failures_of_property_tests_are_replayed() {
+fn saved_failures_of_property_tests_are_replayed() {
     let folder = "tests/proptest-regressions";
     let mut paths = Vec::new();
     walk(Path::new(folder), "txt", &mut paths);

@@ -74,7 +74,7 @@ fn load(directory: &Path) -> Config {
 }
 
 #[tokio::test]
-async fn a_client_that_trusts_the_server_is_served_and_another_says_why_not() {
+async fn a_client_that_trusts_the_server_is_served_and_another_reports_the_reason() {
     let (authority, stranger) = (Authority::new(), Authority::new());
     let server = Secured::start(&authority, None).await;
     assert_eq!(server.names(&authority, None).await.unwrap(), ["web"]);
@@ -91,7 +91,7 @@ async fn a_client_that_trusts_the_server_is_served_and_another_says_why_not() {
 }
 
 #[tokio::test]
-async fn a_client_without_the_right_certificate_is_not_let_in() {
+async fn a_client_without_the_right_certificate_is_rejected() {
     let (authority, clients, stranger) = (Authority::new(), Authority::new(), Authority::new());
     let server = Secured::start(&authority, Some(&clients)).await;
     assert_eq!(server.names(&authority, Some(clients.sign(&["me"]))).await.unwrap(), ["web"]);
@@ -103,7 +103,7 @@ async fn a_client_without_the_right_certificate_is_not_let_in() {
 
 /// Checks that a relay presents its certificate like any other client.
 #[tokio::test]
-async fn a_relay_shows_its_certificate() {
+async fn a_relay_presents_its_certificate() {
     let (authority, clients) = (Authority::new(), Authority::new());
     let server = Secured::start(&authority, Some(&clients)).await;
     let directory = TempDir::new().unwrap();

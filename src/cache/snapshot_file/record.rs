@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_again_whole() {
+    fn a_written_record_is_read_back_whole() {
         let decimal = ResourceVersion::decimal(7);
         let of_lineage: ResourceVersion = "abc.340282366920938463463374607431768211455".parse().unwrap();
         let text = r#"{"kind":"Pod","metadata":{"name":"w\u0065b","namespace":"shop","uid":"u","labels":{"a":"x\ty","b":""}}}"#;

@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_read_or_said_to_be_none() {
+    fn an_age_is_computed_from_a_time_or_invalid() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
         assert_eq!(age("2001-09-09T01:46:30Z", now), "10s");
         assert_eq!(age("2001-09-09T03:46:30.5+02:00", now), "9s");

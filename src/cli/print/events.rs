@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_fits_the_initial_events_and_goes_on_with_rows() {
+    fn a_table_is_sized_by_the_initial_events_and_continues_with_rows() {
         use pb::{Cause, EventType};
         let later = vec![
             event(EventType::Modified, Cause::Unspecified, config_map("shop", "a")),
@@ -238,7 +238,7 @@ ADDED entered selection   shop        b          2
     }
 
     #[test]
-    fn initial_events_wait_for_the_last_of_them() {
+    fn initial_events_are_printed_when_they_are_complete() {
         let options = options(Output::Table);
         let mut out = Vec::new();
         let mut printer = EventPrinter::new(&mut out, &options);

@@ -208,7 +208,7 @@ items:
     }
 
     #[test]
-    fn one_object_is_itself_and_not_a_list() {
+    fn one_object_is_printed_without_a_list() {
         assert_eq!(
             one(big(), Output::Json),
             "{\n    \"n\": 9007199254740993,\n    \"metadata\": {\n        \"name\": \"big\"\n    }\n}\n"
@@ -220,7 +220,7 @@ items:
     }
 
     #[test]
-    fn there_need_be_no_header() {
+    fn headers_can_be_omitted() {
         let options = PrintOptions { no_headers: true, ..PrintOptions::default() };
         let mut out = Vec::new();
         write_one(config_map("", "settings"), &mut out, &options).unwrap();

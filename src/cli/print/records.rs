@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_has_them_all() {
+    fn every_output_format_has_all_records() {
         let values = [("node-a", 12), ("443", 1)];
         assert_eq!(printed(Output::Table, &values), "VALUE    OBJECTS\nnode-a   12\n443      1\n");
         assert_eq!(
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_an_empty_document_and_no_header() {
+    fn no_records_are_an_empty_document_without_a_header() {
         assert_eq!(printed(Output::Table, &[]), "");
         assert_eq!(printed(Output::Json, &[]), "{\n    \"values\": []\n}\n");
     }

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_color_takes_no_room() {
+    fn a_color_does_not_change_the_width() {
         let mut table = Table::default();
         table.push([Cell::new("A"), Cell::new("B")]);
         table.push([Cell::styled("red", AnsiColor::Red.on_default()), Cell::new("x")]);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_that_came_later_and_is_wider_pushes_the_others_on() {
+    fn a_wider_later_cell_shifts_the_rest_of_its_row() {
         let mut first = Table::default();
         first.push(["NAME", "AGE"]);
         let widths = first.widths();

@@ -37,7 +37,7 @@ fn a_relay_is_read_with_everything_that_it_can_have() {
 }
 
 #[test]
-fn what_is_missing_or_does_not_go_together_is_told() {
+fn missing_and_conflicting_keys_are_reported() {
     let key = "resources.a.source.informerd";
     for (written, problem) in [
         ("", format!("{key}.endpoint: is missing")),

@@ -20,7 +20,7 @@ use cel::{
 pub(super) use super::body::sharing;
 use super::{
     body,
-    check::{Check, Refused},
+    check::{Check, CheckError},
     error::{ExpressionError, Failure},
     meter,
     variables::{COUNT, EventView, OBJECT, TYPE},
@@ -139,7 +139,7 @@ fn compile(text: &str, variables: &[&str]) -> Result<Program, SyntaxError> {
         first.map_or_else(|| SyntaxError::new(text, 0, "not a CEL expression"), |error| syntax_error(text, error))
     })?;
     let checked = Check::new(&source, variables).run(&mut expression);
-    let steps = checked.map_err(|Refused { at, message }| SyntaxError::new(text, byte_of(text, at), message))?;
+    let steps = checked.map_err(|CheckError { at, message }| SyntaxError::new(text, byte_of(text, at), message))?;
     Ok(Program { expression, steps })
 }
 

@@ -33,7 +33,7 @@ fn an_object_without_a_name_is_keyed_by_its_default() {
 }
 
 #[test]
-fn an_object_may_say_its_own_version() {
+fn an_object_may_contain_its_own_version() {
     let read = |json: &str| Object::from_json_versioned(json, str::parse);
     let object = read(r#"{"metadata":{"name":"a","namespace":"n","resourceVersion":"12"}}"#).unwrap();
     assert_eq!((object.key().to_string().as_str(), object.version().number()), ("n/a", 12));
@@ -44,7 +44,7 @@ fn an_object_may_say_its_own_version() {
 }
 
 #[test]
-fn what_is_not_an_object_is_refused_with_its_position() {
+fn bytes_that_are_no_object_are_rejected_with_the_position() {
     let error = parse(r#"{"metadata":{"name":5}}"#).unwrap_err().to_string();
     assert!(error.contains("line 1 column 21"), "{error}");
     assert!(matches!(parse("{"), Err(ObjectError::Json(_))));
@@ -58,7 +58,7 @@ fn what_is_not_an_object_is_refused_with_its_position() {
 }
 
 #[test]
-fn what_a_list_implies_is_added_to_an_object() {
+fn the_type_that_a_list_implies_is_added_to_an_object() {
     let object = parse(r#"{"metadata":{"name":"a","uid":"\u0075","labels":{"k":"v\n"}}}"#).unwrap();
     let typed = object.with_type("apps/v1", "Deployment").with_type("v1", "Pod");
     assert_eq!((typed.api_version(), typed.kind(), typed.uid()), ("v1", "Pod", "u"));

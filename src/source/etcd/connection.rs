@@ -49,7 +49,7 @@ pub(super) struct Connection {
     pub(super) id: u64,
     /// True if a progress response covers only events that the server has already sent. Before 3.4.31 and 3.5.13 it may name
     /// a revision whose events come later (etcd #15220).
-    pub(super) tells_progress: bool,
+    pub(super) has_reliable_progress: bool,
     endpoint: ServerAddress,
     channel: Channel,
     metadata: MetadataMap,
@@ -120,7 +120,7 @@ impl Connections {
         let channel = self.open(address).await?;
         let mut connection = Connection {
             id,
-            tells_progress: false,
+            has_reliable_progress: false,
             endpoint: address.clone(),
             channel,
             metadata: MetadataMap::new(),
@@ -131,7 +131,7 @@ impl Connections {
             let password = small_file::read_text(path)?;
             connection.authenticate(name, password.trim_end_matches(['\r', '\n'])).await.map_err(text)?;
         }
-        connection.tells_progress = tells_progress(&connection.version().await.map_err(text)?);
+        connection.has_reliable_progress = has_reliable_progress(&connection.version().await.map_err(text)?);
         Ok(connection)
     }
 
@@ -170,7 +170,7 @@ impl Connection {
         let channel = Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
         let endpoint = "http://127.0.0.1:1".parse().expect("an address");
         let metadata = MetadataMap::new();
-        Self { id, tells_progress: true, endpoint, channel, metadata, answer_timeout }
+        Self { id, has_reliable_progress: true, endpoint, channel, metadata, answer_timeout }
     }
 
     /// Reads one page of keys, or with a limit of 0 all of them.
@@ -298,7 +298,7 @@ fn describe(status: &Status) -> String {
 }
 
 /// Returns true if a server of this version has correct progress responses.
-fn tells_progress(version: &str) -> bool {
+fn has_reliable_progress(version: &str) -> bool {
     let mut numbers = version.split(['.', '-', '+']).map(|part| part.parse::<u32>().unwrap_or(0));
     let mut next = || numbers.next().unwrap_or(0);
     match (next(), next(), next()) {
@@ -313,12 +313,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn progress_is_asked_of_servers_that_tell_it_rightly() {
+    fn progress_is_requested_only_of_versions_that_report_it_correctly() {
         for version in ["3.4.31", "3.5.13", "3.6.0", "3.6.0-rc.1", "3.10.2", "4.0.0"] {
-            assert!(tells_progress(version), "{version}");
+            assert!(has_reliable_progress(version), "{version}");
         }
         for version in ["3.4.23", "3.4.30", "3.5.12", "3.5.0-rc.1", "3.3.99", "2.3.8", "", "what"] {
-            assert!(!tells_progress(version), "{version}");
+            assert!(!has_reliable_progress(version), "{version}");
         }
     }
 }

@@ -8,30 +8,33 @@ use serde::{Deserialize, Serialize};
 use super::{
     EtcdConfig,
     object::version,
-    proof::{Identity, Mark},
-    state::{EARLIER_START, Known, Position, Shared},
-    watch::Live,
+    resume_check::{Identity, ResumePoint},
+    state::{EARLIER_START, EtcdShared, KnownCluster, Position},
+    watch::EtcdWatch,
 };
 use crate::{
-    cache::{Evidence, List, ListVersion, ListerWatcher, ProgressDemand, SourceError, SourceHealth, WarmStart, Watch},
+    cache::{
+        List, ListVersion, ListerWatcher, ProgressDemand, RewriteEvidence, SourceError, SourceHealth, WarmStart, Watch,
+    },
     endpoint::ServerAddress,
     model::ResourceVersion,
-    source::{problems::KeptProblems, small_file},
+    source::{problems::SavedProblems, small_file},
 };
 
 /// A prefix of an etcd cluster as an upstream.
 #[derive(Debug)]
 pub struct EtcdSource {
-    shared: Arc<Shared>,
+    shared: Arc<EtcdShared>,
 }
 
 /// Resume state that the snapshot of the resource stores for the next run.
 #[derive(Debug, Serialize, Deserialize)]
-struct Kept {
+struct SavedPosition {
     identity: Identity,
     revision: i64,
-    mark: Option<Mark>,
-    problems: KeptProblems,
+    #[serde(rename = "mark")]
+    resume_point: Option<ResumePoint>,
+    problems: SavedProblems,
 }
 
 // === impl EtcdSource ===
@@ -39,7 +42,7 @@ struct Kept {
 impl EtcdSource {
     /// Returns a source that has not connected yet and reports its problems to `health`.
     pub fn new(config: EtcdConfig, health: SourceHealth) -> Self {
-        Self { shared: Arc::new(Shared::new(config, health)) }
+        Self { shared: Arc::new(EtcdShared::new(config, health)) }
     }
 
     /// Checks that the files that a configuration names can be read now. Makes no connection.
@@ -76,7 +79,7 @@ impl ListerWatcher for EtcdSource {
         };
         let connection = shared.connections.get().await?;
         let id = connection.id;
-        match Live::open(Arc::clone(shared), connection, position).await {
+        match EtcdWatch::open(Arc::clone(shared), connection, position).await {
             Ok(live) => Ok(Box::pin(futures_util::stream::try_unfold(live, |mut live| async move {
                 match live.next().await {
                     Ok(delta) => Ok(Some((delta, live))),
@@ -91,8 +94,8 @@ impl ListerWatcher for EtcdSource {
         self.shared.config.heartbeat
     }
 
-    fn evidence(&self) -> Evidence {
-        Evidence::Bytes
+    fn rewrite_evidence(&self) -> RewriteEvidence {
+        RewriteEvidence::Bytes
     }
 
     fn demand(&self) -> ProgressDemand {
@@ -118,19 +121,20 @@ impl WarmStart for EtcdSource {
             let known = self.shared.known.lock();
             (known.identity, known.position.clone()?)
         };
-        let Position { revision, mark, .. } = position;
-        let kept = Kept { identity, revision, mark, problems: self.shared.problems.keep() };
+        let Position { revision, resume_point, .. } = position;
+        let kept = SavedPosition { identity, revision, resume_point, problems: self.shared.problems.keep() };
         serde_json::to_vec(&kept).ok().map(Bytes::from)
     }
 
     fn resume(&self, at: &ResourceVersion, proof: &[u8]) -> Result<(), String> {
-        let kept: Kept = serde_json::from_slice(proof).map_err(|error| format!("invalid resume proof: {error}"))?;
-        let Kept { identity, revision, mark, problems } = kept;
+        let kept: SavedPosition =
+            serde_json::from_slice(proof).map_err(|error| format!("invalid resume proof: {error}"))?;
+        let SavedPosition { identity, revision, resume_point, problems } = kept;
         if version(revision) != *at {
             return Err(format!("resume proof of revision {revision} for a snapshot at {at}"));
         }
         *self.shared.known.lock() =
-            Known { identity, position: Some(Position { revision, connection: EARLIER_START, mark }) };
+            KnownCluster { identity, position: Some(Position { revision, connection: EARLIER_START, resume_point }) };
         self.shared.problems.resume(problems);
         Ok(())
     }

@@ -8,7 +8,7 @@ use super::{
     list,
     object::{Prefix, version},
     pb::{RangeRequest, ResponseHeader},
-    proof::{Identity, Mark},
+    resume_check::{Identity, ResumePoint},
 };
 use crate::{
     cache::{List, ProgressDemand, SourceError, SourceHealth},
@@ -17,19 +17,19 @@ use crate::{
 
 /// State of one source.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct EtcdShared {
     pub(super) config: EtcdConfig,
     pub(super) prefix: Prefix,
     pub(super) health: SourceHealth,
     pub(super) demand: ProgressDemand,
     pub(super) connections: Connections,
     pub(super) problems: Problems,
-    pub(super) known: Mutex<Known>,
+    pub(super) known: Mutex<KnownCluster>,
 }
 
 /// State of the cluster that the source has seen.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct KnownCluster {
     pub(super) identity: Identity,
     /// `None` before the first list.
     pub(super) position: Option<Position>,
@@ -43,15 +43,15 @@ pub(super) struct Position {
     /// Connection that it came over, or [`EARLIER_START`].
     pub(super) connection: u64,
     /// Last transaction up to that revision; `None` after an empty list.
-    pub(super) mark: Option<Mark>,
+    pub(super) resume_point: Option<ResumePoint>,
 }
 
 /// Stands in for a connection's number in the state of a previous run; connections count from 1.
 pub(super) const EARLIER_START: u64 = 0;
 
-// === impl Shared ===
+// === impl EtcdShared ===
 
-impl Shared {
+impl EtcdShared {
     pub(super) fn new(config: EtcdConfig, health: SourceHealth) -> Self {
         Self {
             prefix: Prefix::new(&config.prefix),
@@ -68,9 +68,9 @@ impl Shared {
         let reading = list::read(connection, &self.prefix).await?;
         let revision = reading.header.revision;
         self.check_identity(&reading.header)?;
-        let mark = Mark::of_list(revision, &reading.newest);
+        let resume_point = ResumePoint::of_list(revision, &reading.newest);
         self.problems.replace(&OBJECT_REASONS, reading.problems);
-        self.known.lock().position = Some(Position { revision, connection: connection.id, mark });
+        self.known.lock().position = Some(Position { revision, connection: connection.id, resume_point });
         Ok(List { not_served: reading.not_served, ..List::new(reading.objects, version(revision)) })
     }
 
@@ -82,7 +82,7 @@ impl Shared {
         if header.revision < revision {
             self.known.lock().position = None;
             let (endpoint, at) = (connection.endpoint(), header.revision);
-            return Err(SourceError::HistoryChanged(format!(
+            return Err(SourceError::HistoryRewritten(format!(
                 "{endpoint}: revision {at} is older than the last known revision {revision}"
             )));
         }
@@ -105,7 +105,7 @@ impl Shared {
         }
         self.known.lock().position = None;
         let endpoint = connection.endpoint();
-        Err(SourceError::HistoryChanged(format!("{endpoint}: found keys at revision {revision}, which had none")))
+        Err(SourceError::HistoryRewritten(format!("{endpoint}: found keys at revision {revision}, which had none")))
     }
 
     pub(super) fn check_identity(&self, header: &ResponseHeader) -> Result<(), SourceError> {
@@ -113,7 +113,7 @@ impl Shared {
         known.identity.check(header).map_err(|changed| {
             // The position belongs to the previous history.
             known.position = None;
-            SourceError::HistoryChanged(changed)
+            SourceError::HistoryRewritten(changed)
         })
     }
 

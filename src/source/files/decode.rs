@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn bombs_are_refused_in_one_line() {
+    fn alias_bombs_are_rejected_in_one_line() {
         let bomb = (1..10).fold(String::from("a0: &a0 [x]\n"), |text, n| {
             format!("{text}a{n}: &a{n} [{}]\n", vec![format!("*a{}", n - 1); 10].join(","))
         });
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_wanted_kind_counts() {
+    fn only_objects_of_the_configured_kind_are_decoded() {
         let text = "kind: Pod\nmetadata: {name: a}\n---\nkind: Service\nmetadata: {name: b}\n---\nx: 1\n";
         assert_eq!(keys(&decode_as(Format::Yaml, text, Some("pOD")).unwrap()), ["a"]);
         assert!(decode_as(Format::Yaml, text, Some("Secret")).unwrap().is_empty());
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_name_tells_the_format() {
+    fn the_file_extension_determines_the_format() {
         for (name, format) in [
             ("a.json", Some(Format::Json)),
             ("a.b.yaml", Some(Format::Yaml)),

@@ -28,7 +28,7 @@ use super::{
     catalog::{Catalog, Content, FileChange, Finding},
     kinds::kinds_advice,
     lookup::{Lookup, look_up},
-    missing::{Missing, Patience},
+    missing::{DeletionDelay, Missing},
     notices::Notices,
     root::{DirectoryId, Root},
     scan::{Scan, ScanError, Scanner, may_hold},
@@ -91,7 +91,7 @@ pub(super) struct Scanned {
 }
 
 /// Result of a walk.
-struct Walked {
+struct WalkResult {
     root: Root,
     scan: Scan,
     /// Known files that do not exist.
@@ -159,7 +159,7 @@ impl Engine {
             Err(Failure::Outage(reason)) => self.failed(reason),
             Err(Failure::Cancelled) => {}
         }
-        let Walked { root, scan, absent, is_torn } = outcome?;
+        let WalkResult { root, scan, absent, is_torn } = outcome?;
         let Scan { mut changes, unfinished, shrunk, again_at, problems, mounts, .. } = scan;
         let now = Instant::now();
         self.shrunk.replace(shrunk, now);
@@ -179,7 +179,7 @@ impl Engine {
         }
         self.mounts = mounts;
         let remainder = Remainder { is_all_read: unfinished.is_empty() && !is_torn, again_at, problems };
-        let mut scanned = self.take_over(changes, remainder, self.patience(is_other), now);
+        let mut scanned = self.take_over(changes, remainder, self.deletion_delay(is_other), now);
         self.report_empty();
         if self.missing.is_empty() && self.lost.is_empty() && unfinished.is_empty() {
             self.settled = Some(root.id);
@@ -204,7 +204,11 @@ impl Engine {
     }
 
     /// Walks, and checks that the directory is the same at the end.
-    fn walk(&mut self, mut notices: Option<&mut Notices>, cancelled: &CancellationToken) -> Result<Walked, Failure> {
+    fn walk(
+        &mut self,
+        mut notices: Option<&mut Notices>,
+        cancelled: &CancellationToken,
+    ) -> Result<WalkResult, Failure> {
         let outage = |reason: String| Failure::Outage(one_line(&reason));
         let root = match Root::open(&self.config.path) {
             Ok(root) => root,
@@ -254,7 +258,7 @@ impl Engine {
                 root.path.display()
             )));
         }
-        Ok(Walked { root, scan, absent, is_torn })
+        Ok(WalkResult { root, scan, absent, is_torn })
     }
 
     /// Keeps the files of an unmounted volume below the root while its mount point is empty.
@@ -304,12 +308,12 @@ impl Engine {
         self.settled.is_none_or(|settled| settled == root.id)
     }
 
-    fn patience(&self, is_other: bool) -> Patience {
+    fn deletion_delay(&self, is_other: bool) -> DeletionDelay {
         let FilesConfig { rescan, quiet, .. } = *self.config;
         if is_other {
-            Patience { unchanged: rescan, at_most: self.config.longest() }
+            DeletionDelay { unchanged: rescan, at_most: self.config.longest() }
         } else {
-            Patience { unchanged: quiet, at_most: rescan }
+            DeletionDelay { unchanged: quiet, at_most: rescan }
         }
     }
 
@@ -318,7 +322,7 @@ impl Engine {
         &mut self,
         changes: Vec<FileChange>,
         remainder: Remainder,
-        patience: Patience,
+        deletion_delay: DeletionDelay,
         now: Instant,
     ) -> Scanned {
         let is_change =
@@ -332,7 +336,7 @@ impl Engine {
         for key in unclaimed.keys() {
             self.lost.insert(key, now);
         }
-        let certain = self.missing.take_certain(patience, now);
+        let certain = self.missing.take_certain(deletion_delay, now);
         let begin = certain.iter().map(|(_, begin)| *begin).min().unwrap_or(now);
         let gone = |(path, _)| FileChange { path, finding: Finding::Gone };
         events.extend(self.catalog.apply(certain.into_iter().map(gone).collect()));
@@ -342,8 +346,8 @@ impl Engine {
         // While some file's objects are unknown, one of them may be the lost one.
         let is_all_read = remainder.is_all_read && self.missing.is_empty();
         let at_most = self.config.longest();
-        let unchanged = if is_all_read { patience.unchanged } else { at_most };
-        let certain = self.lost.take_certain(Patience { unchanged, at_most }, now);
+        let unchanged = if is_all_read { deletion_delay.unchanged } else { at_most };
+        let certain = self.lost.take_certain(DeletionDelay { unchanged, at_most }, now);
         let certain: Vec<_> = certain.into_iter().map(|(key, _)| key).collect();
         events.extend(self.catalog.delete(&certain));
         let problem = |(path, reason)| Problem::new(ProblemReason::FileInvalid, path, reason);
@@ -351,8 +355,8 @@ impl Engine {
         self.problems.replace(&[ProblemReason::FileInvalid], problems);
         self.warn_of_kinds();
         // An object that waits for a file is checked again with that file.
-        let lost = self.lost.next_look(patience).filter(|_| is_all_read);
-        let again_at = self.missing.next_look(patience).into_iter().chain(lost).chain(remainder.again_at).min();
+        let lost = self.lost.next_look(deletion_delay).filter(|_| is_all_read);
+        let again_at = self.missing.next_look(deletion_delay).into_iter().chain(lost).chain(remainder.again_at).min();
         Scanned { events, again_at }
     }
 
@@ -383,7 +387,7 @@ impl Engine {
     }
 
     fn failed(&mut self, reason: &str) {
-        self.health.failed(reason);
+        self.health.record_failure(reason);
         if self.outage.as_deref() != Some(reason) {
             let resource = &self.config.resource;
             tracing::warn!(source = "files", resource, reason, "directory not read; keeping its objects");

@@ -1,6 +1,6 @@
 //! Watch of a directory: waits for possible changes, has the engine scan for them, and delivers the result.
 //!
-//! One [`Live`] is one watch. It is the state of a stream, not a task: nothing happens unless the watch is polled, and
+//! One [`DirectoryWatch`] is one watch. It is the state of a stream, not a task: nothing happens unless the watch is polled, and
 //! dropping it ends the notices and cancels the current scan.
 //!
 //! Invariants:
@@ -33,7 +33,7 @@ const BURST: u32 = 5;
 
 /// One watch of one directory.
 #[derive(Debug)]
-pub(super) struct Live {
+pub(super) struct DirectoryWatch {
     config: Arc<FilesConfig>,
     engine: SharedEngine,
     /// Notices; a running scan has them.
@@ -47,9 +47,9 @@ pub(super) struct Live {
     paused_until: Instant,
 }
 
-// === impl Live ===
+// === impl DirectoryWatch ===
 
-impl Live {
+impl DirectoryWatch {
     /// Returns a watch from the engine's current version on.
     pub(super) fn new(
         config: Arc<FilesConfig>,

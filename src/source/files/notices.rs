@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_wakes_whoever_waits_later() {
+    fn a_mark_wakes_a_later_waiter() {
         let set = DirtySet::default();
         assert_pending!(task::spawn(set.marked()).poll());
         set.mark();

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_swapped_after_the_look_is_not_read() {
+    fn a_file_swapped_after_the_check_is_not_read() {
         let outside = tempfile::tempdir().unwrap();
         let root = tempfile::tempdir().unwrap();
         fs::write(outside.path().join("secret.json"), "{}").unwrap();

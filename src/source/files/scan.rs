@@ -69,7 +69,7 @@ pub(super) enum ScanError {
 }
 
 /// Outcome of reading one file.
-enum Reading {
+enum FileOutcome {
     Found(Finding),
     /// The content is not applied yet; with the stamp if it has fewer objects than before.
     Unfinished(Option<Stamp>),
@@ -281,11 +281,11 @@ impl<'a> Scanner<'a> {
         };
         let absolute = absolute();
         match self.read(&path, absolute.as_ref(), format) {
-            Reading::Found(finding) => {
+            FileOutcome::Found(finding) => {
                 self.found.seen.insert(path.clone());
                 self.found.changes.push(FileChange { path, finding });
             }
-            Reading::Unfinished(stamp) => {
+            FileOutcome::Unfinished(stamp) => {
                 if self.signs.is_written(absolute.as_ref()).is_some_and(|lasts| lasts >= self.signs.config.rescan) {
                     let longest = self.signs.config.longest();
                     let problem =
@@ -296,15 +296,15 @@ impl<'a> Scanner<'a> {
                 self.found.shrunk.extend(stamp.map(|stamp| (path.clone(), stamp)));
                 self.found.unfinished.insert(path);
             }
-            Reading::Nothing => {}
+            FileOutcome::Nothing => {}
         }
     }
 
-    fn read(&mut self, path: &str, absolute: &Path, format: Format) -> Reading {
+    fn read(&mut self, path: &str, absolute: &Path, format: Format) -> FileOutcome {
         let outcome = self.reader.read(&self.root.path, absolute);
         // Checked after the bytes were read, because a writer may have begun meanwhile.
         if outcome.is_ok() && self.signs.is_written(absolute).is_some() {
-            return Reading::Unfinished(None);
+            return FileOutcome::Unfinished(None);
         }
         let (id, stamp, content) = match outcome {
             Ok(Outcome::Bytes { stamp, is_trusted, bytes }) => {
@@ -316,9 +316,9 @@ impl<'a> Scanner<'a> {
                 let is_good = matches!(decoded, Some(Ok(_)));
                 let content = match decoded {
                     Some(Ok(objects)) if self.catalog.holds(path, &objects) => Content::Same,
-                    _ if self.is_changing(path, absolute, &stamp, is_good) => return Reading::Unfinished(None),
+                    _ if self.is_changing(path, absolute, &stamp, is_good) => return FileOutcome::Unfinished(None),
                     Some(Ok(objects)) if self.has_just_shrunk(path, objects.len(), &stamp) => {
-                        return Reading::Unfinished(Some(stamp));
+                        return FileOutcome::Unfinished(Some(stamp));
                     }
                     None => Content::Blank,
                     Some(Ok(objects)) => Content::Objects(objects),
@@ -326,14 +326,14 @@ impl<'a> Scanner<'a> {
                 };
                 (Some(stamp.id), is_trusted.then_some(stamp), content)
             }
-            Ok(Outcome::Torn) => return Reading::Unfinished(None),
+            Ok(Outcome::Torn) => return FileOutcome::Unfinished(None),
             Ok(Outcome::Refused(stamp, reason)) => (None, stamp, Content::Unusable(reason)),
-            Ok(Outcome::NotAFile) => return Reading::Nothing,
-            Err(error) if is_absent(&error) => return Reading::Nothing,
+            Ok(Outcome::NotAFile) => return FileOutcome::Nothing,
+            Err(error) if is_absent(&error) => return FileOutcome::Nothing,
             // The cause may be outside of the file: its stamp does not show when it is fixed.
             Err(error) => (None, None, Content::Unusable(format!("cannot be read: {error}"))),
         };
-        Reading::Found(Finding::Read { id, stamp, content })
+        FileOutcome::Found(Finding::Read { id, stamp, content })
     }
 
     /// Returns true if a file was modified so recently that its content is not applied. Valid content with a notice is.

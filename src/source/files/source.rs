@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     FilesConfig,
     engine::{Engine, Failure, SharedEngine},
-    live::{Live, blocking},
+    live::{DirectoryWatch, blocking},
     notices::{self, Notices, Subscribe},
     root::{DirectoryError, Root},
 };
@@ -83,7 +83,7 @@ impl ListerWatcher for FilesSource {
                 "cannot watch from version {from}: the directory is at {current}"
             )));
         }
-        let live = Live::new(self.config.clone(), self.engine.clone(), Notices::new(self.subscribe), token);
+        let live = DirectoryWatch::new(self.config.clone(), self.engine.clone(), Notices::new(self.subscribe), token);
         Ok(Box::pin(live.into_stream()))
     }
 

@@ -46,11 +46,11 @@ pub(super) struct Signs<'a> {
 /// Files that have fewer objects than before.
 #[derive(Debug, Default)]
 pub(super) struct Shrunk {
-    files: BTreeMap<Arc<str>, Sight>,
+    files: BTreeMap<Arc<str>, ShrunkFile>,
 }
 
 #[derive(Debug)]
-struct Sight {
+struct ShrunkFile {
     stamp: Stamp,
     /// Time since which the file has this stamp.
     since: Instant,
@@ -110,7 +110,7 @@ impl Shrunk {
     pub(super) fn replace(&mut self, files: BTreeMap<Arc<str>, Stamp>, now: Instant) {
         self.files.retain(|path, _| files.contains_key(path));
         for (path, stamp) in files {
-            let sight = self.files.entry(path).or_insert(Sight { stamp, since: now, begin: now });
+            let sight = self.files.entry(path).or_insert(ShrunkFile { stamp, since: now, begin: now });
             if sight.stamp != stamp {
                 (sight.stamp, sight.since) = (stamp, now);
             }
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn fewer_objects_count_when_they_are_found_again_a_rescan_later_or_at_last() {
+    fn fewer_objects_are_applied_when_a_rescan_confirms_them_or_at_the_time_limit() {
         let base = Instant::now();
         let mut shrunk = Shrunk::default();
         let config = FilesConfig { rescan: RESCAN, ..FilesConfig::new(".", "test") };

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     RelayConfig,
-    live::Live,
-    proof::{KeptMark, Mark},
-    state::{Position, Shared, State},
+    live::RelayWatch,
+    resume_check::{ResumePoint, SavedResumePoint},
+    state::{Position, RelayShared, State},
     upstream,
 };
 use crate::{
@@ -22,16 +22,17 @@ use crate::{
 /// A resource of another informerd as an upstream.
 #[derive(Debug)]
 pub struct RelaySource {
-    shared: Arc<Shared>,
+    shared: Arc<RelayShared>,
 }
 
 /// Position as the snapshot of the resource stores it for the next run.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct SavedPosition {
     version: String,
     history: String,
     #[serde(default)]
-    mark: Option<KeptMark>,
+    #[serde(rename = "mark")]
+    resume_point: Option<SavedResumePoint>,
     #[serde(default)]
     has_sent_ahead: bool,
 }
@@ -41,7 +42,7 @@ struct Kept {
 impl RelaySource {
     /// Returns a source that has not connected yet. It reports the sync state of the upstream's own source to `health`.
     pub fn new(config: RelayConfig, health: SourceHealth) -> Self {
-        Self { shared: Arc::new(Shared::new(config, health)) }
+        Self { shared: Arc::new(RelayShared::new(config, health)) }
     }
 
     /// Checks that the files that a configuration names can be read now. Makes no connection.
@@ -66,8 +67,8 @@ impl ListerWatcher for RelaySource {
         let listed = shared.state.lock().listed.take();
         let position = shared.position(&from);
         let live = match listed.zip(position) {
-            Some((messages, position)) => Live::new(Arc::clone(shared), messages, position),
-            None => Live::resume(Arc::clone(shared), from).await.map_err(|error| shared.failed(error))?,
+            Some((messages, position)) => RelayWatch::new(Arc::clone(shared), messages, position),
+            None => RelayWatch::resume(Arc::clone(shared), from).await.map_err(|error| shared.failed(error))?,
         };
         Ok(Box::pin(futures_util::stream::try_unfold(live, |mut live| async move {
             match live.next().await {
@@ -105,19 +106,21 @@ impl WarmStart for RelaySource {
             let state = self.shared.state.lock();
             (state.position.clone()?, state.has_sent_ahead)
         };
-        let Position { version, history, mark } = position;
-        let mark = mark.as_ref().map(Mark::keep);
-        let kept = Kept { version: version.to_string(), history: history.to_string(), mark, has_sent_ahead };
+        let Position { version, history, resume_point } = position;
+        let resume_point = resume_point.as_ref().map(ResumePoint::keep);
+        let kept =
+            SavedPosition { version: version.to_string(), history: history.to_string(), resume_point, has_sent_ahead };
         serde_json::to_vec(&kept).ok().map(Bytes::from)
     }
 
     fn resume(&self, at: &ResourceVersion, proof: &[u8]) -> Result<(), String> {
-        let kept: Kept = serde_json::from_slice(proof).map_err(|error| format!("invalid resume proof: {error}"))?;
+        let kept: SavedPosition =
+            serde_json::from_slice(proof).map_err(|error| format!("invalid resume proof: {error}"))?;
         if kept.version != at.to_string() {
             return Err(format!("resume proof of version {} for a snapshot at {at}", kept.version));
         }
-        let mark = kept.mark.and_then(Mark::resume);
-        let position = Position { version: at.clone(), history: kept.history.into(), mark };
+        let resume_point = kept.resume_point.and_then(ResumePoint::resume);
+        let position = Position { version: at.clone(), history: kept.history.into(), resume_point };
         let (has_sent_ahead, may_hide_ahead) = (kept.has_sent_ahead, kept.has_sent_ahead);
         *self.shared.state.lock() =
             State { position: Some(position), has_sent_ahead, may_hide_ahead, ..State::default() };

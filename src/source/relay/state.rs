@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{
     RelayConfig, message,
-    proof::{Found, Mark, ResumeCheck, unclear},
+    resume_check::{ResumeCheck, ResumePoint, ServerVerdict, unclear},
     upstream::{Messages, Start, Upstream},
 };
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
 
 /// Connection and state of one source.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct RelayShared {
     pub(super) config: RelayConfig,
     pub(super) health: SourceHealth,
     pub(super) demand: ProgressDemand,
@@ -38,7 +38,7 @@ pub(super) struct State {
     pub(super) listed: Option<Messages>,
     pub(super) server: Option<Server>,
     /// Servers that have not reached the position; there may be several behind one address.
-    pub(super) behind: Vec<Behind>,
+    pub(super) behind: Vec<LaggingServer>,
     /// Set once a change other than a deletion was sent ahead of the position, by this run or an earlier one.
     pub(super) has_sent_ahead: bool,
     /// True if that may have been an earlier run, and nothing was listed since. This run does not know of an object that was
@@ -54,7 +54,7 @@ pub(super) struct Position {
     /// Name of the history of the upstream that sent the version; empty if unknown.
     pub(super) history: Arc<str>,
     /// Last change up to the version; `None` after an empty list, and if it is unknown.
-    pub(super) mark: Option<Mark>,
+    pub(super) resume_point: Option<ResumePoint>,
 }
 
 /// Server that has answered last.
@@ -71,7 +71,7 @@ pub(super) struct Server {
 
 /// Server that has not reached the position.
 #[derive(Debug)]
-pub(super) struct Behind {
+pub(super) struct LaggingServer {
     server: String,
     since: Instant,
 }
@@ -83,7 +83,7 @@ const MAX_BEHIND: usize = 16;
 
 impl Position {
     /// Returns true if a server with this name has named the position's history, or if the names do not decide that.
-    fn is_vouched_for(&self, server: &str) -> bool {
+    fn is_confirmed_by(&self, server: &str) -> bool {
         let (origin, _) = self.history.split_once('.').unwrap_or((&*self.history, ""));
         // A lineage belongs to one run of the server that reads the source.
         let is_its_own = self.version.lineage().is_some() || origin.is_empty() || server.is_empty();
@@ -91,16 +91,16 @@ impl Position {
     }
 
     /// Returns true if the server that named the position's history now names another one.
-    fn is_left_by(&self, server: &Server) -> bool {
+    fn is_abandoned_by(&self, server: &Server) -> bool {
         let Server { name, history, .. } = server;
         let is_named = self.history.split_once('.').is_some_and(|(origin, _)| origin == name);
         is_named && !history.is_empty() && **history != *self.history
     }
 }
 
-// === impl Shared ===
+// === impl RelayShared ===
 
-impl Shared {
+impl RelayShared {
     pub(super) fn new(config: RelayConfig, health: SourceHealth) -> Self {
         let upstream = Upstream::new(config.clone(), health.clone());
         Self { config, health, demand: ProgressDemand::default(), upstream, state: Mutex::default() }
@@ -119,7 +119,7 @@ impl Shared {
         };
         let not_before =
             known.as_ref().map(|known| opened.filter(|opened| **opened > known.version).unwrap_or(&known.version));
-        self.meet().await?;
+        self.check_server().await?;
         self.check_history(known.as_ref())?;
         let mut messages = self.upstream.open(Start::List { not_before }, self.config.heartbeat).await?;
         let mut objects = Vec::new();
@@ -139,10 +139,11 @@ impl Shared {
                         return Err(SourceError::Busy(format!("{endpoint}: version {known} is open again upstream")));
                     }
                     // An upstream that was syncing before has its path only now.
-                    self.meet().await?;
-                    message::tell_origin(&bookmark, &self.health);
-                    let mark = Mark::of_list(&objects, &version);
-                    let position = Position { version: version.clone(), history: bookmark.history.into(), mark };
+                    self.check_server().await?;
+                    message::report_origin(&bookmark, &self.health);
+                    let resume_point = ResumePoint::of_list(&objects, &version);
+                    let position =
+                        Position { version: version.clone(), history: bookmark.history.into(), resume_point };
                     let mut state = self.state.lock();
                     (state.position, state.listed) = (Some(position), Some(messages));
                     state.behind.clear();
@@ -167,7 +168,7 @@ impl Shared {
         };
         match &error {
             // The position and the servers behind it belong to the previous history.
-            SourceError::HistoryChanged(_) => {
+            SourceError::HistoryRewritten(_) => {
                 let mut state = self.state.lock();
                 state.position = None;
                 state.behind.clear();
@@ -179,7 +180,7 @@ impl Shared {
     }
 
     /// Reads the upstream's name, state and history, and checks that the relay may follow it.
-    async fn meet(&self) -> Result<(), SourceError> {
+    async fn check_server(&self) -> Result<(), SourceError> {
         let resource = self.upstream.check_path().await?;
         let server = Server {
             is_synced: resource.state() == SyncState::Synced,
@@ -195,10 +196,10 @@ impl Shared {
     fn check_history(&self, position: Option<&Position>) -> Result<(), SourceError> {
         let state = self.state.lock();
         if let (Some(server), Some(position)) = (&state.server, position)
-            && position.is_left_by(server)
+            && position.is_abandoned_by(server)
         {
             let endpoint = self.config.endpoint.uri();
-            return Err(SourceError::HistoryChanged(format!("{endpoint}: its history id changed")));
+            return Err(SourceError::HistoryRewritten(format!("{endpoint}: its history id changed")));
         }
         Ok(())
     }
@@ -210,10 +211,10 @@ impl Shared {
         position: &Position,
         bookmark_interval: Duration,
     ) -> Result<(Messages, Option<ResumeCheck>), SourceError> {
-        self.meet().await?;
+        self.check_server().await?;
         let other = self.state.lock().server.as_ref().and_then(|server| {
-            let is_vouched_for = position.is_vouched_for(&server.name);
-            (!is_vouched_for).then(|| server.history.clone())
+            let is_confirmed_by = position.is_confirmed_by(&server.name);
+            (!is_confirmed_by).then(|| server.history.clone())
         });
         let Some(history) = other else {
             let start = Start::After { version: &position.version, history: &position.history };
@@ -225,50 +226,52 @@ impl Shared {
         // The check does not hold for the next history of that server.
         let start = Start::After { version: &after, history: &history };
         let messages = self.upstream.open(start, bookmark_interval).await;
-        Ok((messages.map_err(unproved)?, Some(check)))
+        Ok((messages.map_err(unchecked_history)?, Some(check)))
     }
 
     /// Determines how another server can show that it has the history of a position: by a stream after the returned version.
     async fn prove(&self, position: &Position) -> Result<(ResourceVersion, ResumeCheck), SourceError> {
-        let mark = position.mark.clone().ok_or_else(|| unclear("no known change"))?;
-        let mut found = self.find(&mark, position, None).await?;
-        if found == Found::Behind {
-            found = self.find(&mark, position, Some(mark.version())).await?;
+        let resume_point = position.resume_point.clone().ok_or_else(|| unclear("no known change"))?;
+        let mut found = self.find(&resume_point, position, None).await?;
+        if found == ServerVerdict::Behind {
+            found = self.find(&resume_point, position, Some(resume_point.version())).await?;
         }
         match found {
-            Found::AsKnown => Ok((mark.version().clone(), ResumeCheck::after(mark, position.version.clone()))),
-            Found::OtherBody => Err(unclear("last known change has other bytes")),
-            Found::OtherHistory(why) => Err(SourceError::HistoryChanged(why)),
-            Found::Later | Found::Behind => {
-                let before = mark.before().ok_or_else(|| unclear("no version before the last known change"))?;
-                Ok((before, ResumeCheck::from(mark, position.version.clone())))
+            ServerVerdict::AsKnown => {
+                Ok((resume_point.version().clone(), ResumeCheck::after(resume_point, position.version.clone())))
+            }
+            ServerVerdict::OtherBody => Err(unclear("last known change has other bytes")),
+            ServerVerdict::OtherHistory(why) => Err(SourceError::HistoryRewritten(why)),
+            ServerVerdict::Later | ServerVerdict::Behind => {
+                let before = resume_point.before().ok_or_else(|| unclear("no version before the last known change"))?;
+                Ok((before, ResumeCheck::from(resume_point, position.version.clone())))
             }
         }
     }
 
     async fn find(
         &self,
-        mark: &Mark,
+        resume_point: &ResumePoint,
         position: &Position,
         not_before: Option<&ResourceVersion>,
-    ) -> Result<Found, SourceError> {
+    ) -> Result<ServerVerdict, SourceError> {
         // A response without an object has no version: its state is at least as new as this.
         let least = match not_before {
             Some(version) => Some(version.clone()),
             None => self.state.lock().server.as_ref().and_then(|server| server.version.clone()),
         };
-        let found = self.upstream.get(mark.key(), not_before).await?;
+        let found = self.upstream.get(resume_point.key(), not_before).await?;
         let (object, at) = match found {
             Some((object, at)) => (Some(object), at),
             None => match least {
                 Some(at) => (None, at),
-                None => return Ok(Found::Behind),
+                None => return Ok(ServerVerdict::Behind),
             },
         };
         if at.same_lineage(&position.version) {
-            return Ok(mark.judge(&position.version, &at, object.as_ref()));
+            return Ok(resume_point.judge(&position.version, &at, object.as_ref()));
         }
-        Ok(Found::OtherHistory(format!(
+        Ok(ServerVerdict::OtherHistory(format!(
             "upstream version {at} is of another lineage than the last known version {}",
             position.version
         )))
@@ -278,7 +281,7 @@ impl Shared {
     ///
     /// # Errors
     ///
-    /// [`SourceError::HistoryChanged`] if it has been behind for too long, as in [`Self::behind`].
+    /// [`SourceError::HistoryRewritten`] if it has been behind for too long, as in [`Self::behind`].
     pub(super) fn note_behind(&self, is_synced: bool, version: &str) -> Result<(), SourceError> {
         if let Some(server) = &mut self.state.lock().server {
             server.is_synced = is_synced;
@@ -294,7 +297,7 @@ impl Shared {
     fn behind(&self, text: String) -> SourceError {
         let mut state = self.state.lock();
         let other = state.server.as_ref().filter(|server| {
-            server.is_synced && state.position.as_ref().is_some_and(|position| !position.is_vouched_for(&server.name))
+            server.is_synced && state.position.as_ref().is_some_and(|position| !position.is_confirmed_by(&server.name))
         });
         let Some(server) = other.map(|server| server.name.clone()) else {
             state.behind.clear();
@@ -303,20 +306,20 @@ impl Shared {
         let limit = self.config.resume_timeout;
         let Some(since) = state.behind.iter().find(|behind| behind.server == server).map(|behind| behind.since) else {
             state.behind.truncate(MAX_BEHIND - 1);
-            state.behind.insert(0, Behind { server, since: Instant::now() });
+            state.behind.insert(0, LaggingServer { server, since: Instant::now() });
             return SourceError::Busy(text);
         };
         if since.elapsed() < limit {
             return SourceError::Busy(text);
         }
-        SourceError::HistoryChanged(format!("another server is synced and has lagged for {limit:?}: {text}"))
+        SourceError::HistoryRewritten(format!("another server is synced and has lagged for {limit:?}: {text}"))
     }
 }
 
 /// Converts an error of a server whose history is not checked yet: that it was rewritten there does not concern the position.
-pub(super) fn unproved(error: SourceError) -> SourceError {
+pub(super) fn unchecked_history(error: SourceError) -> SourceError {
     match error {
-        SourceError::HistoryChanged(text) => SourceError::Busy(text),
+        SourceError::HistoryRewritten(text) => SourceError::Busy(text),
         error => error,
     }
 }

@@ -238,7 +238,7 @@ impl Upstream {
         match (error.code(), error.reason()) {
             (Code::OutOfRange, Some("RESOURCE_VERSION_EXPIRED")) => SourceError::Expired(text),
             // A version that this upstream has sent is of another lineage for it now.
-            (_, Some("HISTORY_CHANGED" | "RESOURCE_VERSION_INVALID")) => SourceError::HistoryChanged(text),
+            (_, Some("HISTORY_CHANGED" | "RESOURCE_VERSION_INVALID")) => SourceError::HistoryRewritten(text),
             (_, Some("RESOURCE_VERSION_TOO_LARGE")) => SourceError::VersionTooLarge(text),
             (_, Some("POLICY_NOT_ALLOWED")) => SourceError::Unavailable(format!(
                 "{endpoint}: policy `replay` not allowed for {resource:?}, which a relay needs; add it to the upstream's watch.allowed_policies"
@@ -262,7 +262,7 @@ mod tests {
 
     /// A gap is never hidden, even if an upstream drops events against its contract.
     #[test]
-    fn what_is_dropped_all_the_same_is_watched_again() {
+    fn events_dropped_despite_replay_are_an_error() {
         let health = SourceHealth::new(Duration::MAX, Duration::MAX);
         let upstream = Upstream::new(RelayConfig::new("http://127.0.0.1:1".parse().unwrap(), "pods"), health);
         let dropped = Some(Dropped { count: 3, after_resource_version: "7".to_owned() });

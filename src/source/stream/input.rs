@@ -255,7 +255,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn a_pipe_whose_writers_follow_each_other_unnoticed_is_waited_for_at_rest() {
+    async fn an_unnoticed_change_of_writers_does_not_cause_busy_reads() {
         let (_directory, path) = fifo();
         let mut pipe = Pipe::open(&path).unwrap();
         let mut buffer = [0; 8];

@@ -1,7 +1,7 @@
 //! Decoder of a stream: reads the input, and converts it to events.
 //!
 //! ```text
-//!   input ──▶ chunk ──▶ Framer ──▶ decode ──▶ Known (the current objects) ──▶ Delta
+//!   input ──▶ chunk ──▶ Framer ──▶ decode ──▶ StreamState (the current objects) ──▶ Delta
 //!                         └────────── events not applied ──▶ Problems ──▶ SourceHealth
 //! ```
 //!
@@ -19,10 +19,10 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
 use super::{
-    decode::{Said, decode},
+    decode::{StreamEvent, decode},
     framing::{Found, Framer, MAX_DEPTH, MAX_EVENT_BYTES, Position},
     input::{Input, Received, StreamError},
-    known::Known,
+    known::StreamState,
     watcher::DecodeError,
 };
 use crate::{
@@ -39,7 +39,7 @@ pub(super) struct Reader {
     /// Part of the chunk that has not been processed.
     unread: Range<usize>,
     framer: Framer,
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<StreamState>>,
     health: SourceHealth,
     problems: Problems,
     /// True from an end of the input to the next bytes.
@@ -77,7 +77,7 @@ impl Reader {
     pub(super) fn new(
         input: Input,
         resource: String,
-        known: Arc<Mutex<Known>>,
+        known: Arc<Mutex<StreamState>>,
         health: SourceHealth,
         confirm_after: Option<Duration>,
     ) -> Self {
@@ -121,14 +121,14 @@ impl Reader {
                 }
                 Some(Ok(Received::Bytes(count))) => self.unread = 0..count,
                 Some(Err(error)) => {
-                    self.health.failed(format!("the stream cannot be read: {error}"));
+                    self.health.record_failure(format!("the stream cannot be read: {error}"));
                     self.end();
                     return Err(DecodeError::Io(error));
                 }
             }
             if std::mem::take(&mut self.is_lost) {
                 tracing::info!("stream resumed");
-                self.health.alive();
+                self.health.record_contact();
             }
         }
     }
@@ -138,7 +138,7 @@ impl Reader {
         let Self { input, health, .. } = self;
         let tell = |error: StreamError| {
             tracing::warn!(%error, "stream not reopened");
-            health.failed(error.to_string());
+            health.record_failure(error.to_string());
         };
         input.reopen(tell).await;
     }
@@ -232,21 +232,21 @@ impl Reader {
         }
     }
 
-    fn take(&mut self, said: Said, begin: Position) -> Option<Delta> {
+    fn take(&mut self, said: StreamEvent, begin: Position) -> Option<Delta> {
         match said {
-            Said::Change(event_type, object) => {
+            StreamEvent::Change(event_type, object) => {
                 let (event, before) = self.known.lock().apply(event_type, object);
                 self.confirm(before);
                 Some(Delta::event(event))
             }
-            Said::Alive { is_initial_end: true } if self.unconfirmed.is_some() => self.confirmed(),
-            Said::Alive { .. } => {
+            StreamEvent::Alive { is_initial_end: true } if self.unconfirmed.is_some() => self.confirmed(),
+            StreamEvent::Alive { .. } => {
                 self.confirm(None);
                 Some(Delta::event(Event::Bookmark(self.known.lock().version.clone())))
             }
-            Said::Failure(failure) => {
+            StreamEvent::Failure(failure) => {
                 tracing::warn!(failure, line = begin.line, "upstream of the stream failed");
-                self.health.failed(format!("{}: ERROR: {failure}", place(begin)));
+                self.health.record_failure(format!("{}: ERROR: {failure}", place(begin)));
                 None
             }
         }
@@ -303,9 +303,9 @@ impl Reader {
             tracing::info!("stream ended");
         }
         if !self.health.has_failed() {
-            self.health.failed("stream ended");
+            self.health.record_failure("stream ended");
         }
-        self.health.lost();
+        self.health.mark_lost();
         let since = self.known.lock().version.number();
         self.expect_confirmation(since);
         if cut.is_some() { DecodeError::UnexpectedEnd } else { DecodeError::End }

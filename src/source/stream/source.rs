@@ -9,7 +9,7 @@ use tokio_stream::StreamExt;
 use super::{
     HEARTBEAT, StreamConfig,
     input::{StreamError, StreamPath},
-    known::Known,
+    known::StreamState,
     reader::Reader,
     watcher::{DecodeError, Decoder, StreamWatcher},
 };
@@ -22,21 +22,21 @@ use crate::{
 /// A stream of watch events as an upstream.
 #[derive(Debug)]
 pub struct StreamSource {
-    shared: Arc<Shared>,
+    shared: Arc<StreamShared>,
 }
 
 /// Configuration and state of one source.
 #[derive(Debug)]
-struct Shared {
+struct StreamShared {
     config: StreamConfig,
     health: SourceHealth,
-    known: Arc<Mutex<Known>>,
-    slot: Mutex<Slot>,
+    known: Arc<Mutex<StreamState>>,
+    slot: Mutex<ReaderSlot>,
 }
 
 /// Location of the reader.
 #[derive(Debug)]
-enum Slot {
+enum ReaderSlot {
     /// No reader: the input has not been opened.
     Closed,
     Idle(Box<Reader>),
@@ -46,16 +46,16 @@ enum Slot {
 
 /// Exclusive use of the reader by one watch.
 #[derive(Debug)]
-struct Lease {
-    shared: Arc<Shared>,
+struct ReaderLease {
+    shared: Arc<StreamShared>,
     /// The reader; `None` only while the lease returns it.
     reader: Option<Box<Reader>>,
 }
 
 /// State of one watch, without a task of its own.
-struct Live {
-    shared: Arc<Shared>,
-    watcher: StreamWatcher<Lease>,
+struct StreamWatch {
+    shared: Arc<StreamShared>,
+    watcher: StreamWatcher<ReaderLease>,
 }
 
 // === impl StreamSource ===
@@ -64,8 +64,8 @@ impl StreamSource {
     /// Returns a source that reports its problems to `health`. It opens nothing before the first list.
     pub fn new(config: StreamConfig, health: SourceHealth) -> Self {
         let first = ResourceVersion::of_lineage(new_lineage(), 1);
-        let known = Arc::new(Mutex::new(Known::new(first)));
-        Self { shared: Arc::new(Shared { config, health, known, slot: Mutex::new(Slot::Closed) }) }
+        let known = Arc::new(Mutex::new(StreamState::new(first)));
+        Self { shared: Arc::new(StreamShared { config, health, known, slot: Mutex::new(ReaderSlot::Closed) }) }
     }
 
     /// Checks that `path` can be read now. Standard input always passes.
@@ -80,7 +80,7 @@ impl StreamSource {
     /// Opens the input, once.
     async fn open(&self) -> Result<(), SourceError> {
         let shared = &self.shared;
-        if !matches!(*shared.slot.lock(), Slot::Closed) {
+        if !matches!(*shared.slot.lock(), ReaderSlot::Closed) {
             return Ok(());
         }
         let path = shared.config.path.clone();
@@ -89,11 +89,11 @@ impl StreamSource {
         let opened = opened.map_err(|error| SourceError::Unavailable(error.to_string()))?;
         let input = opened.map_err(|error| SourceError::Unavailable(error.to_string()))?;
         let mut slot = shared.slot.lock();
-        if matches!(*slot, Slot::Closed) {
+        if matches!(*slot, ReaderSlot::Closed) {
             let resource = shared.config.resource.clone();
             let (known, health) = (Arc::clone(&shared.known), shared.health.clone());
             let reader = Reader::new(input, resource, known, health, shared.config.confirm_after);
-            *slot = Slot::Idle(Box::new(reader));
+            *slot = ReaderSlot::Idle(Box::new(reader));
         }
         Ok(())
     }
@@ -107,14 +107,14 @@ impl ListerWatcher for StreamSource {
 
     async fn watch(&self, from: ResourceVersion) -> Result<Watch, SourceError> {
         self.open().await?;
-        let Some(lease) = Lease::take(&self.shared) else {
+        let Some(lease) = ReaderLease::take(&self.shared) else {
             return Err(SourceError::Busy("the stream is in use by another watch".into()));
         };
         let current = self.shared.known.lock().version.clone();
         if from != current {
             return Err(SourceError::Expired(format!("cannot watch from version {from}: the stream is at {current}")));
         }
-        let live = Live { shared: Arc::clone(&self.shared), watcher: StreamWatcher::new(lease) };
+        let live = StreamWatch { shared: Arc::clone(&self.shared), watcher: StreamWatcher::new(lease) };
         Ok(Box::pin(futures_util::stream::unfold(live, |mut live| async move {
             live.next().await.map(|item| (item, live))
         })))
@@ -125,14 +125,14 @@ impl ListerWatcher for StreamSource {
     }
 }
 
-// === impl Lease ===
+// === impl ReaderLease ===
 
-impl Lease {
+impl ReaderLease {
     /// Takes the reader, unless it has not been opened or another watch has it.
-    fn take(shared: &Arc<Shared>) -> Option<Self> {
+    fn take(shared: &Arc<StreamShared>) -> Option<Self> {
         let mut slot = shared.slot.lock();
-        match std::mem::replace(&mut *slot, Slot::Taken) {
-            Slot::Idle(reader) => Some(Self { shared: Arc::clone(shared), reader: Some(reader) }),
+        match std::mem::replace(&mut *slot, ReaderSlot::Taken) {
+            ReaderSlot::Idle(reader) => Some(Self { shared: Arc::clone(shared), reader: Some(reader) }),
             other => {
                 *slot = other;
                 None
@@ -141,7 +141,7 @@ impl Lease {
     }
 }
 
-impl Decoder for Lease {
+impl Decoder for ReaderLease {
     type Event = Delta;
 
     async fn decode(&mut self) -> Result<Delta, DecodeError> {
@@ -152,24 +152,24 @@ impl Decoder for Lease {
     }
 }
 
-impl Drop for Lease {
+impl Drop for ReaderLease {
     fn drop(&mut self) {
         if let Some(reader) = self.reader.take() {
-            *self.shared.slot.lock() = Slot::Idle(reader);
+            *self.shared.slot.lock() = ReaderSlot::Idle(reader);
         }
     }
 }
 
-// === impl Live ===
+// === impl StreamWatch ===
 
-impl Live {
+impl StreamWatch {
     async fn next(&mut self) -> Option<Result<Delta, SourceError>> {
         loop {
             if let Some(item) = self.watcher.next().await {
                 return Some(item.map_err(|error| SourceError::Undecodable(error.to_string())));
             }
             // The watcher has returned the lease; another watch may have taken it meanwhile.
-            let mut lease = Lease::take(&self.shared)?;
+            let mut lease = ReaderLease::take(&self.shared)?;
             if let Some(reader) = &mut lease.reader {
                 reader.reopen().await;
             }

@@ -24,7 +24,7 @@ fn summary(delta: &Delta) -> String {
     let of = |kind: &str, object: &Object| format!("{kind} {}@{}", object.key().name(), object.version());
     match delta {
         Delta::Replace(list) => format!("list {}", listed(list)),
-        Delta::Rewind(list) => format!("rewritten {}", listed(list)),
+        Delta::HistoryRewritten(list) => format!("rewritten {}", listed(list)),
         Delta::Changes { events, .. } => match &events[..] {
             [Event::Added(object)] => of("added", object),
             [Event::Modified(object)] => of("modified", object),
@@ -178,7 +178,7 @@ async fn a_rewritten_history_has_no_old_version_until_it_was_listed() {
     let mut live = watch(&source, 2).await;
     source.rewrite_history();
     assert_eq!(ready(&mut live), ["upstream history rewritten: restored from a backup", "end"]);
-    let is_rewritten = |error| matches!(error, Some(SourceError::HistoryChanged(_)));
+    let is_rewritten = |error| matches!(error, Some(SourceError::HistoryRewritten(_)));
     assert!(is_rewritten(source.watch(version(2)).await.err()));
     assert!(is_rewritten(source.list(ListVersion::NotOlderThan(version(2))).await.err()));
     assert_eq!(listed(&source.list(ListVersion::MostRecent).await.unwrap()), "2: a@2");

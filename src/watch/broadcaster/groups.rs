@@ -8,8 +8,8 @@ use std::{
 use slab::Slab;
 
 use crate::{
-    model::{Reached, Selection},
-    watch::{Frame, config::BroadcasterStats, group::Group, room::Room, routes::Routes},
+    model::{HistoryPosition, Selection},
+    watch::{Frame, config::BroadcasterStats, group::Group, routes::Routes, writer_signals::WriterSignals},
 };
 
 /// Groups, each with its number as its id.
@@ -47,8 +47,8 @@ impl<F: Frame> Groups<F> {
         &mut self,
         selection: Arc<Selection>,
         format: F::Format,
-        reached: &Reached,
-        room: &Arc<Room>,
+        reached: &HistoryPosition,
+        writer_signals: &Arc<WriterSignals>,
     ) -> &Arc<Group<F>> {
         let Self { by_id, by_key, routes, stats } = self;
         let id = *by_key.entry((selection, format)).or_insert_with_key(|(selection, format)| {
@@ -56,8 +56,8 @@ impl<F: Frame> Groups<F> {
             let id = entry.key();
             let is_selective = routes.insert(selection, id);
             let is_budgeted = is_budgeted(selection, is_selective);
-            let (selection, room) = (Arc::clone(selection), Arc::clone(room));
-            entry.insert(Arc::new(Group::new(id, selection, *format, is_budgeted, reached.clone(), room)));
+            let (selection, writer_signals) = (Arc::clone(selection), Arc::clone(writer_signals));
+            entry.insert(Arc::new(Group::new(id, selection, *format, is_budgeted, reached.clone(), writer_signals)));
             id
         });
         stats.groups.store(by_id.len() as u64, Ordering::Relaxed);
@@ -108,6 +108,6 @@ impl<F: Frame> std::ops::Index<usize> for Groups<F> {
 /// Returns true if the writer's time for a selection is bounded. `is_selective` is true if more than its namespace routes
 /// to it.
 pub(super) fn is_budgeted(selection: &Selection, is_selective: bool) -> bool {
-    let is_exact = || Selection { namespace: None, ..selection.clone() }.is_everything();
+    let is_exact = || Selection { namespace: None, ..selection.clone() }.selects_all();
     selection.expression.is_some() || !is_selective && !is_exact()
 }

@@ -14,7 +14,7 @@ use std::{
 
 use super::groups::Groups;
 use crate::{
-    model::{Batch, Change, Reached, ResourceVersion, Transition},
+    model::{Batch, Change, HistoryPosition, ResourceVersion, Transition},
     watch::{
         BroadcasterConfig, Frame,
         bulk::BulkQueue,
@@ -22,9 +22,9 @@ use crate::{
         encoding::{Encoding, Share},
         filler::{Filled, Filler, Published},
         group::{Deferred, Group},
-        room::Room,
         selection_budget::{Clock, Meter, SelectionBudget, nanos},
         window::Window,
+        writer_signals::WriterSignals,
     },
 };
 
@@ -77,11 +77,11 @@ struct Time {
 type Selected = Vec<(usize, Transition)>;
 
 /// Deferred groups that are checked in a cycle.
-const LOOKED_AT: usize = 16;
+const CHECKED_GROUPS: usize = 16;
 /// Minimum time for which a group stays deferred.
-const LEAST: Duration = Duration::from_secs(1);
+const MIN_DEFERRAL: Duration = Duration::from_secs(1);
 /// Part of the budget, in percent, within which everything that the writer evaluates must fit before it takes a group back.
-const FITS: u64 = 70;
+const TAKE_BACK_PERCENT: u64 = 70;
 
 // === impl Selecting ===
 
@@ -98,8 +98,8 @@ impl<F: Frame> Selecting<F> {
         let is_within = |id: &usize| left.is_some() && groups[*id].is_budgeted;
         let (within, free): (Vec<usize>, Vec<usize>) = groups.routes.unrouted().iter().copied().partition(is_within);
         // Groups without a selection come first, so that their events are adjacent.
-        let is_everything = |id: &usize| groups[*id].selection.is_everything();
-        let (all, selective): (Vec<usize>, Vec<usize>) = free.into_iter().partition(is_everything);
+        let selects_all = |id: &usize| groups[*id].selection.selects_all();
+        let (all, selective): (Vec<usize>, Vec<usize>) = free.into_iter().partition(selects_all);
         let mut unrouted: Vec<(usize, Selected)> =
             all.into_iter().chain(selective).map(|id| (id, Vec::new())).collect();
         let mut routed: HashMap<usize, Selected, foldhash::fast::RandomState> = HashMap::default();
@@ -159,26 +159,26 @@ impl<F: Frame> Deferral<F> {
         config: &BroadcasterConfig,
         threads: Arc<BulkQueue>,
         window: &Arc<Window<F>>,
-        room: &Arc<Room>,
+        writer_signals: &Arc<WriterSignals>,
         stats: &Arc<BroadcasterStats>,
         oldest: ResourceVersion,
     ) -> Self {
-        let (window, room, stats) = (Arc::clone(window), Arc::clone(room), Arc::clone(stats));
-        let filler = Arc::new(Filler::new(threads, window, room, stats, config.queue_size, oldest));
+        let (window, writer_signals, stats) = (Arc::clone(window), Arc::clone(writer_signals), Arc::clone(stats));
+        let filler = Arc::new(Filler::new(threads, window, writer_signals, stats, config.queue_size, oldest));
         let budget = SelectionBudget::new(config.selection_budget, config.selection_share);
         Self { filler, budget, deferred: VecDeque::new(), next_id: 0, cost: 0, changes: 0 }
     }
 
     /// Drops what the history has dropped: a group that has not been filled up to there expires.
-    pub(super) fn forget_before(&self, oldest: &Reached) {
+    pub(super) fn drop_before(&self, oldest: &HistoryPosition) {
         if !self.deferred.is_empty() {
-            self.filler.forget_before(oldest);
+            self.filler.drop_before(oldest);
         }
     }
 
     /// Drops the deferred groups that were removed.
-    pub(super) fn forget_gone(&self) {
-        self.filler.forget_gone();
+    pub(super) fn drop_removed(&self) {
+        self.filler.drop_removed();
     }
 
     /// Drops what was published: no group is deferred any more.
@@ -204,13 +204,14 @@ impl<F: Frame> Deferral<F> {
         let mut looked_at = 0;
         for _ in 0..self.deferred.len() {
             // Removed groups do not count, or they would accumulate.
-            if looked_at == LOOKED_AT {
+            if looked_at == CHECKED_GROUPS {
                 break;
             }
             let Some((id, time, since)) = self.deferred.pop_front() else { break };
             let Some(group) = groups.get(id).cloned() else { continue };
             let cost = self.cost.saturating_add(group.cost.get());
-            let fits = cost.saturating_mul(self.changes) <= left * FITS / 100 && now - since >= nanos(LEAST);
+            let fits = cost.saturating_mul(self.changes) <= left * TAKE_BACK_PERCENT / 100
+                && now - since >= nanos(MIN_DEFERRAL);
             let mut log = group.log.lock();
             let Some(other) = log.deferred.as_ref().filter(|other| other.id == time) else { continue };
             looked_at += 1;
@@ -238,8 +239,8 @@ impl<F: Frame> Deferral<F> {
         ids: &[usize],
         batches: &[B],
         is_gap: bool,
-        before: &Reached,
-        end: &Reached,
+        before: &HistoryPosition,
+        end: &HistoryPosition,
     ) {
         let now = self.filler.clock().now();
         let mut deferred = Vec::with_capacity(ids.len());

@@ -13,7 +13,7 @@ use crate::{
 
 /// A log has one mark for each event of each group.
 #[test]
-fn a_mark_is_no_larger_than_a_version_and_a_place() {
+fn a_mark_is_no_larger_than_a_version_and_an_offset() {
     assert!(std::mem::size_of::<crate::watch::run::Mark>() <= 32);
 }
 
@@ -51,7 +51,7 @@ fn poll(cursor: &mut Cursor<Deliveries>, waker: &Waker) -> Poll<Taken<Deliveries
 }
 
 #[test]
-fn a_log_forgets_what_everybody_has_read_and_what_nobody_will() {
+fn a_log_drops_events_that_all_have_read_or_none_will_read() {
     let mut broadcaster = broadcaster();
     let mut cursor = subscribe(&mut broadcaster, FullChannelPolicy::Replay);
     for _ in 0..1000 {
@@ -137,7 +137,7 @@ impl Wake for Owner {
 }
 
 #[test]
-fn wakers_are_woken_and_dropped_when_the_lock_is_free() {
+fn wakers_are_woken_and_dropped_outside_of_the_lock() {
     let mut broadcaster = broadcaster();
     let owner = |broadcaster: &mut _| {
         Waker::from(Arc::new(Owner(Mutex::new(Some(subscribe(broadcaster, FullChannelPolicy::Replay))))))
@@ -168,7 +168,7 @@ fn wakers_are_woken_and_dropped_when_the_lock_is_free() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_writer_is_woken_by_a_reader_when_the_lock_is_free() {
+async fn the_writer_is_woken_by_a_reader_outside_of_the_lock() {
     let mut broadcaster = broadcaster();
     let mut slow = subscribe(&mut broadcaster, FullChannelPolicy::Block);
     publish(&mut broadcaster);

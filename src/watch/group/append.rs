@@ -18,7 +18,7 @@ use crate::{
 #[derive(Debug, Clone, Copy)]
 pub(in crate::watch) struct Part<'a, F: Frame> {
     /// Number of the publish cycle.
-    pub(in crate::watch) wake: u64,
+    pub(in crate::watch) cycle: u64,
     pub(in crate::watch) changes: &'a [(&'a Batch, &'a Change)],
     /// Offsets of its first change and after its last one.
     pub(in crate::watch) offset: u64,
@@ -51,7 +51,7 @@ impl<F: Frame> Log<F> {
         }
         self.push_runs(part, share);
         let floor = part.floor.load(Ordering::Acquire);
-        if part.wake < floor {
+        if part.cycle < floor {
             // Another thread has already dropped this cycle from the window.
             self.trim_below(floor);
         }
@@ -63,26 +63,26 @@ impl<F: Frame> Log<F> {
     /// Moves slots past those of the events, about to be pushed, that they skip. A slot with an event to read skips no
     /// more.
     fn pass(&mut self, part: &Part<'_, F>, share: &[Share]) {
-        let Self { leaving_out, slots, head, head_size, .. } = self;
-        leaving_out.retain_mut(|leaving_out| {
-            if leaving_out.is_over {
+        let Self { skipping, slots, head, head_size, .. } = self;
+        skipping.retain_mut(|skipping| {
+            if skipping.is_over {
                 return true;
             }
             let is_left_out = |share: &&Share| {
                 let (batch, _) = part.changes[share.at];
                 let has = |version: &ResourceVersion| batch.after <= *version && !batch.is_late();
-                part.offset + (share.at as u64) < leaving_out.from || leaving_out.version.as_ref().is_some_and(has)
+                part.offset + (share.at as u64) < skipping.from || skipping.version.as_ref().is_some_and(has)
             };
             let left_out = share.iter().take_while(is_left_out);
             let (count, last) = (left_out.clone().count(), left_out.last());
-            leaving_out.is_over = count < share.len();
-            if let Some((slot, last)) = slots.get_mut(leaving_out.slot).zip(last) {
-                leaving_out.offset = part.offset + last.at as u64 + 1;
+            skipping.is_over = count < share.len();
+            if let Some((slot, last)) = slots.get_mut(skipping.slot).zip(last) {
+                skipping.offset = part.offset + last.at as u64 + 1;
                 let size: u64 = share[..count].iter().map(|share| share.span.size()).sum();
                 (slot.position, slot.position_size) = (*head + count as u64, *head_size + size);
             }
             // Its reader reads how far the version was skipped, and then removes this entry.
-            leaving_out.version.is_some() || !leaving_out.is_over && part.end < leaving_out.from
+            skipping.version.is_some() || !skipping.is_over && part.end < skipping.from
         });
     }
 
@@ -97,7 +97,7 @@ impl<F: Frame> Log<F> {
                 let changes = (next.at - first.at + 1) as u32;
                 marks.push(Mark { end: (end - start) as u32, changes, version: next.version });
             }
-            let (place, size) = ((part.wake, part.offset + first.at as u64), (end - start) as u64);
+            let (place, size) = ((part.cycle, part.offset + first.at as u64), (end - start) as u64);
             self.push(place, part.arenas[arena].slice(start..end), size, marks.into());
         }
     }
@@ -120,7 +120,7 @@ impl<F: Frame> Log<F> {
 
     /// Drops the runs that are no longer retained, read or not.
     pub(in crate::watch) fn trim_below(&mut self, floor: u64) {
-        while self.runs.front().is_some_and(|run| run.wake < floor) {
+        while self.runs.front().is_some_and(|run| run.cycle < floor) {
             self.runs.pop_front();
         }
         self.shrink_runs(0);
@@ -142,16 +142,16 @@ impl<F: Frame> Log<F> {
 
     /// Releases the spare memory of the lists of slots, once enough slots were removed to pay for it.
     pub(super) fn shrink_slots(&mut self) {
-        self.gone += 1;
-        if 2 * self.gone <= self.slots.capacity() + MIN_CAPACITY {
+        self.removed_slots += 1;
+        if 2 * self.removed_slots <= self.slots.capacity() + MIN_CAPACITY {
             return;
         }
-        self.gone = 0;
+        self.removed_slots = 0;
         let enough = 2 * self.slots.len() + MIN_CAPACITY;
         if self.slots.capacity() > enough {
             self.slots.shrink_to_fit();
         }
         self.parked.shrink_to(enough);
-        self.leaving_out.shrink_to(enough);
+        self.skipping.shrink_to(enough);
     }
 }

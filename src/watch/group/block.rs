@@ -8,7 +8,7 @@ use super::{Log, Slot};
 use crate::watch::{
     End, Frame,
     policy::{OnFull, State, on_full},
-    room::Room,
+    writer_signals::WriterSignals,
 };
 
 // === impl Log ===
@@ -16,48 +16,60 @@ use crate::watch::{
 impl<F: Frame> Log<F> {
     /// Acts on a slot that is full under BLOCK, with `left` of the resource's budget. Returns true if the writer has to
     /// wait for it.
-    pub(in crate::watch) fn fill(&mut self, index: usize, left: Duration, room: &Room, now: Instant) -> bool {
+    pub(in crate::watch) fn fill(
+        &mut self,
+        index: usize,
+        left: Duration,
+        writer_signals: &WriterSignals,
+        now: Instant,
+    ) -> bool {
         let slot = &mut self.slots[index];
         let follows = on_full(left, slot.budget_left(now));
         if follows != OnFull::Block {
-            self.refuse_block(index, follows, room);
+            self.refuse_block(index, follows, writer_signals);
             return false;
         }
         slot.state = State::Blocking;
         if let Some(right) = &slot.block {
             right.budget.begin(now);
         }
-        room.block(now);
+        writer_signals.block(now);
         true
     }
 
     /// Stops waiting for a slot that still holds the writer back when the resource's budget is spent. If the slot's client
     /// has spent its own budget too, its queue is discarded. Its reader is not parked: the queue is full.
-    pub(in crate::watch) fn give_up(&mut self, index: usize, room: &Room, now: Instant) {
+    pub(in crate::watch) fn give_up(&mut self, index: usize, writer_signals: &WriterSignals, now: Instant) {
         let slot = &mut self.slots[index];
         if !matches!(slot.state, State::Blocking) {
             return;
         }
-        slot.unblock(room, now);
+        slot.unblock(writer_signals, now);
         let follows = on_full(Duration::ZERO, slot.budget_left(now));
-        self.refuse_block(index, follows, room);
+        self.refuse_block(index, follows, writer_signals);
     }
 
     /// Records what a slot has read: the writer may wait for the slot once that is enough, and continues once its queue is
     /// at most half full again. Returns true if the caller has to wake the writer once the lock is free.
-    pub(in crate::watch) fn note_read(&mut self, index: usize, events: u64, queue_size: usize, room: &Room) -> bool {
+    pub(in crate::watch) fn note_read(
+        &mut self,
+        index: usize,
+        events: u64,
+        queue_size: usize,
+        writer_signals: &WriterSignals,
+    ) -> bool {
         let Some(right) = &mut self.slots[index].block else { return false };
         right.left_to_read = right.left_to_read.saturating_sub(events);
         let lag = self.lag(&self.slots[index], queue_size);
         // Charged here and not when the writer continues: the writer may wait for slower slots.
-        let is_freed = lag.is_half_read() && self.slots[index].unblock(room, Instant::now());
+        let is_freed = lag.is_half_read() && self.slots[index].unblock(writer_signals, Instant::now());
         self.note_low(index);
         is_freed
     }
 
     /// Serves a full slot as under REPLAY, or discards its queue: its reader then gets [`End::SlowConsumer`].
-    fn refuse_block(&mut self, index: usize, follows: OnFull, room: &Room) {
-        room.count(follows);
+    fn refuse_block(&mut self, index: usize, follows: OnFull, writer_signals: &WriterSignals) {
+        writer_signals.count(follows);
         let (head, head_size) = (self.head, self.head_size);
         let slot = &mut self.slots[index];
         match follows {
@@ -84,7 +96,7 @@ impl Slot {
 
     /// Stops the writer's wait for this slot, if any. Returns true if the caller has to wake the writer once the lock is
     /// free.
-    pub(in crate::watch) fn unblock(&mut self, room: &Room, now: Instant) -> bool {
+    pub(in crate::watch) fn unblock(&mut self, writer_signals: &WriterSignals, now: Instant) -> bool {
         if !matches!(self.state, State::Blocking) {
             return false;
         }
@@ -92,7 +104,7 @@ impl Slot {
         if let Some(right) = &self.block {
             right.budget.end(now);
         }
-        room.unblock(now)
+        writer_signals.unblock(now)
     }
 
     /// Lets the writer wait for this slot only after it has read as many events as its queue is long.

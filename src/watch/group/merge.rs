@@ -9,17 +9,17 @@ use std::task::Waker;
 
 use super::Log;
 use crate::{
-    model::Reached,
+    model::HistoryPosition,
     watch::{
         End, Frame,
-        coalesce::{Coalescing, Generation, Size, Sizes, Telling},
+        coalesce::{Coalescing, DrainingGeneration, Generation, Size, Sizes},
         policy::State,
     },
 };
 
 /// Need of a slot for published batches.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::watch) struct Look {
+pub(in crate::watch) struct SlotNeed {
     /// Offset from which on it needs them.
     pub(in crate::watch) since: u64,
     /// True if they may have to be merged for it later.
@@ -30,7 +30,7 @@ pub(in crate::watch) struct Look {
 
 /// Consequence of a merge step for a slot.
 #[derive(Debug)]
-pub(in crate::watch) enum PutBack {
+pub(in crate::watch) enum MergeOutcome {
     /// Its reader has unsubscribed.
     Gone(Box<Generation>),
     /// Its reader does not wait for it.
@@ -40,7 +40,7 @@ pub(in crate::watch) enum PutBack {
     /// Its log has events that the merger has not received yet.
     Behind,
     /// The generation is complete, and the reader waits for it.
-    Tell(Box<Generation>),
+    Drain(Box<Generation>),
     /// The generation takes more memory than it may.
     TooLarge(Box<Generation>),
 }
@@ -50,11 +50,11 @@ pub(in crate::watch) enum PutBack {
 impl<F: Frame> Log<F> {
     /// Lets a reader that has reached a position wait until everything unread has merged. Returns true if the caller has to
     /// start the merge.
-    pub(in crate::watch) fn merge(&mut self, index: usize, reached: &Reached) -> bool {
+    pub(in crate::watch) fn merge(&mut self, index: usize, reached: &HistoryPosition) -> bool {
         let unread = self.unread(index).unwrap_or_default();
         let slot = &mut self.slots[index];
         if let State::Coalescing(coalescing) = &mut slot.state {
-            (coalescing.sizes.told, coalescing.is_wanted) = (Size::default(), true);
+            (coalescing.sizes.drained, coalescing.is_wanted) = (Size::default(), true);
             return !std::mem::replace(&mut coalescing.is_queued, true);
         }
         slot.since = slot.since.max(reached.offset).max(unread);
@@ -63,9 +63,9 @@ impl<F: Frame> Log<F> {
     }
 
     /// Takes the generation that a reader delivers.
-    pub(in crate::watch) fn take_ready(&mut self, index: usize) -> Option<Box<Telling>> {
+    pub(in crate::watch) fn take_ready(&mut self, index: usize) -> Option<Box<DrainingGeneration>> {
         let State::Coalescing(coalescing) = &mut self.slots[index].state else { return None };
-        coalescing.sizes.told = std::mem::take(&mut coalescing.sizes.ready);
+        coalescing.sizes.drained = std::mem::take(&mut coalescing.sizes.ready);
         coalescing.ready.take()
     }
 
@@ -76,12 +76,12 @@ impl<F: Frame> Log<F> {
         slot.state = State::Live;
         let since = slot.since;
         // A deferred group may be filled to less.
-        self.leave_out(index, since, None);
+        self.skip_events(index, since, None);
     }
 
     /// Checks a slot when everything up to an offset is in the logs, and starts to merge if it needs events before `limit`.
     /// Returns `None` if it needs none.
-    pub(in crate::watch) fn look(&mut self, (index, id): (usize, u64), to: u64, limit: u64) -> Option<Look> {
+    pub(in crate::watch) fn check(&mut self, (index, id): (usize, u64), to: u64, limit: u64) -> Option<SlotNeed> {
         let is_at_head = self.slots.get(index).filter(|slot| slot.id == id)?.position == self.head;
         let filled = self.deferred.as_ref().map_or(to, |deferred| deferred.filled.offset.min(to));
         let at = if is_at_head { Some(filled) } else { self.unread(index) };
@@ -93,18 +93,18 @@ impl<F: Frame> Log<F> {
         let is_near = since < limit;
         match &mut slot.state {
             // If the log no longer has its position, the slot gets parked.
-            State::CatchingUp { .. } => at.map(|_| Look { since, lags: false, is_due: false }),
+            State::CatchingUp { .. } => at.map(|_| SlotNeed { since, lags: false, is_due: false }),
             State::Live => {
                 let is_due = is_near && !is_at_head;
                 if is_due {
                     slot.state = State::Coalescing(Box::new(Coalescing::new(false)));
                 }
-                Some(Look { since, lags: !is_at_head && !is_due, is_due })
+                Some(SlotNeed { since, lags: !is_at_head && !is_due, is_due })
             }
             State::Coalescing(coalescing) => {
                 let is_due = is_near && !coalescing.is_queued;
                 coalescing.is_queued |= is_due;
-                Some(Look { since, lags: !coalescing.is_queued, is_due })
+                Some(SlotNeed { since, lags: !coalescing.is_queued, is_due })
             }
             State::Frozen { .. } | State::Blocking | State::Ended(_) => None,
         }
@@ -125,25 +125,25 @@ impl<F: Frame> Log<F> {
         generation: Box<Generation>,
         (to, is_all): (u64, bool),
         bound: usize,
-    ) -> PutBack {
+    ) -> MergeOutcome {
         let head_offset = self.head_reached.offset;
-        let Some((coalescing, since)) = self.coalescing(slot) else { return PutBack::Gone(generation) };
+        let Some((coalescing, since)) = self.coalescing(slot) else { return MergeOutcome::Gone(generation) };
         let sizes = &mut coalescing.sizes;
         *since = to;
         sizes.merged = generation.size();
-        if sizes.merged.held() + sizes.ready.held() + sizes.told.held() > bound {
-            return PutBack::TooLarge(generation);
+        if sizes.merged.held() + sizes.ready.held() + sizes.drained.held() > bound {
+            return MergeOutcome::TooLarge(generation);
         }
         if is_all && coalescing.is_wanted && to >= head_offset {
-            return PutBack::Tell(generation);
+            return MergeOutcome::Drain(generation);
         }
         coalescing.generation = Some(generation);
         match (is_all, coalescing.is_wanted) {
-            (false, _) => PutBack::Again,
-            (true, true) => PutBack::Behind,
+            (false, _) => MergeOutcome::Again,
+            (true, true) => MergeOutcome::Behind,
             (true, false) => {
                 coalescing.is_queued = false;
-                PutBack::Done
+                MergeOutcome::Done
             }
         }
     }
@@ -153,8 +153,8 @@ impl<F: Frame> Log<F> {
     pub(in crate::watch) fn give(
         &mut self,
         slot: (usize, u64),
-        telling: Box<Telling>,
-    ) -> Result<Option<Waker>, Box<Telling>> {
+        telling: Box<DrainingGeneration>,
+    ) -> Result<Option<Waker>, Box<DrainingGeneration>> {
         let Some((coalescing, _)) = self.coalescing(slot) else { return Err(telling) };
         let sizes = Sizes { merged: Size::default(), ready: telling.size(), ..coalescing.sizes };
         let next = Coalescing { is_queued: false, ready: Some(telling), sizes, ..Coalescing::new(false) };

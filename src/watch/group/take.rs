@@ -2,7 +2,7 @@
 
 use super::{Log, Slot};
 use crate::{
-    model::{Reached, ResourceVersion},
+    model::{HistoryPosition, ResourceVersion},
     watch::{
         Frame, Frames,
         policy::{Lag, OnTake, State, on_take},
@@ -31,11 +31,16 @@ impl<F: Frame> Log<F> {
 
     /// Decides the next step of a reader that has reached a position and has delivered everything that it took. Advances
     /// the position past the events that the reader skips.
-    pub(in crate::watch) fn on_take(&mut self, index: usize, queue_size: usize, reached: &mut Reached) -> OnTake {
+    pub(in crate::watch) fn on_take(
+        &mut self,
+        index: usize,
+        queue_size: usize,
+        reached: &mut HistoryPosition,
+    ) -> OnTake {
         let mut lag = self.lag(&self.slots[index], queue_size);
         if let State::CatchingUp { has_initial_events: false } = self.slots[index].state {
-            lag.is_ahead = self.is_leaving_out(index, reached);
-            lag.goes_back = self.goes_back(lag.position, &reached.version);
+            lag.is_ahead = self.is_skipping(index, reached);
+            lag.goes_back = self.is_before(lag.position, &reached.version);
         }
         let slot = &self.slots[index];
         on_take(slot.queue.policy, &slot.state, &lag)
@@ -62,7 +67,11 @@ impl<F: Frame> Log<F> {
 
     /// Moves a slot to the head, and its reader with it. Returns the number of events that it loses, and the version before
     /// them.
-    pub(in crate::watch) fn drop_unread(&mut self, index: usize, reached: &mut Reached) -> (u64, ResourceVersion) {
+    pub(in crate::watch) fn drop_unread(
+        &mut self,
+        index: usize,
+        reached: &mut HistoryPosition,
+    ) -> (u64, ResourceVersion) {
         let slot = &mut self.slots[index];
         let count = self.head - slot.position;
         (slot.position, slot.position_size, slot.state) = (self.head, self.head_size, State::Live);
@@ -76,10 +85,10 @@ impl<F: Frame> Log<F> {
         index: usize,
         until: u64,
         max_size: usize,
-        reached: &mut Reached,
+        reached: &mut HistoryPosition,
     ) -> (Frames<F>, u64) {
         let begin = self.slots[index].position;
-        let (mut position, mut room) = (begin, max_size);
+        let (mut position, mut writer_signals) = (begin, max_size);
         let (mut frames, mut size) = (Frames::new(), 0);
         let first = self.runs.partition_point(|run| run.end() <= position);
         for run in self.runs.range(first..) {
@@ -89,7 +98,7 @@ impl<F: Frame> Log<F> {
             let from = (position - run.first) as usize;
             let start = run.start_of(from);
             let last = ((until - run.first) as usize).min(run.marks.len());
-            let fitting = run.marks[from..last].partition_point(|mark| mark.end as usize - start <= room);
+            let fitting = run.marks[from..last].partition_point(|mark| mark.end as usize - start <= writer_signals);
             // An event larger than the room is returned alone.
             let count = if fitting == 0 && frames.is_empty() { 1 } else { fitting };
             let Some(mark) = run.marks[from..from + count].last() else { break };
@@ -98,7 +107,7 @@ impl<F: Frame> Log<F> {
             mark.reach(run.offset, reached);
             position += count as u64;
             size = run.size_before + end as u64;
-            room = room.saturating_sub(end - start);
+            writer_signals = writer_signals.saturating_sub(end - start);
             if from + count < run.marks.len() {
                 break;
             }
@@ -122,23 +131,23 @@ impl<F: Frame> Log<F> {
     fn position_at_size(&self, size: u64) -> u64 {
         let at = self.runs.partition_point(|run| run.size_before <= size);
         let Some(run) = at.checked_sub(1).and_then(|at| self.runs.get(at)) else { return self.tail() };
-        let room = size - run.size_before;
-        run.first + run.marks.partition_point(|mark| u64::from(mark.end) <= room) as u64
+        let writer_signals = size - run.size_before;
+        run.first + run.marks.partition_point(|mark| u64::from(mark.end) <= writer_signals) as u64
     }
 
     /// Advances `reached` past the events that a slot has skipped. Returns true if the slot still skips events.
-    pub(super) fn is_leaving_out(&mut self, index: usize, reached: &mut Reached) -> bool {
-        let Some(at) = self.leaving_out.iter().position(|leaving_out| leaving_out.slot == index) else { return false };
-        reached.offset = reached.offset.max(self.leaving_out[at].offset);
-        let is_over = self.leaving_out[at].is_over;
+    pub(super) fn is_skipping(&mut self, index: usize, reached: &mut HistoryPosition) -> bool {
+        let Some(at) = self.skipping.iter().position(|skipping| skipping.slot == index) else { return false };
+        reached.offset = reached.offset.max(self.skipping[at].offset);
+        let is_over = self.skipping[at].is_over;
         if is_over {
-            self.leaving_out.swap_remove(at);
+            self.skipping.swap_remove(at);
         }
         !is_over
     }
 
     /// Returns true if the event at a position has a lower version than this one.
-    fn goes_back(&self, position: u64, version: &ResourceVersion) -> bool {
+    fn is_before(&self, position: u64, version: &ResourceVersion) -> bool {
         let run = self.runs.get(self.runs.partition_point(|run| run.end() <= position));
         let mark = run.and_then(|run| run.marks.get(position.checked_sub(run.first)? as usize));
         mark.is_some_and(|mark| mark.version < *version)

@@ -101,12 +101,12 @@ pub(in crate::watch) fn replayed(replay: &mut Replay, selection: &Selection) -> 
 }
 
 /// Returns the position before every change.
-pub(in crate::watch) fn at(version: ResourceVersion) -> Reached {
-    Reached { version, offset: 0 }
+pub(in crate::watch) fn at(version: ResourceVersion) -> HistoryPosition {
+    HistoryPosition { version, offset: 0 }
 }
 
 #[test]
-fn inside_a_batch_there_is_no_point_to_resume_from() {
+fn a_position_inside_a_batch_is_no_version_to_resume_from() {
     let batches = batches(&[vec![(1, Some(true)), (2, Some(false)), (3, Some(true))], vec![(2, Some(false))]]);
     let told = |selector| {
         let mut replay = Replay::new(batches.clone(), 0, at(version(1)));
@@ -121,16 +121,16 @@ fn inside_a_batch_there_is_no_point_to_resume_from() {
 }
 
 #[test]
-fn what_is_reached_inside_a_batch_is_counted_from_the_first_change_of_all() {
+fn an_offset_inside_a_batch_counts_from_the_first_change_of_all() {
     let batches = batches(&[vec![(1, Some(true)), (2, Some(true)), (3, Some(true))]]);
-    let mut replay = Replay::new(batches, 10, Reached { version: version(1), offset: 11 });
-    assert_eq!(replay.reached(), Reached { version: version(1), offset: 11 });
+    let mut replay = Replay::new(batches, 10, HistoryPosition { version: version(1), offset: 11 });
+    assert_eq!(replay.reached(), HistoryPosition { version: version(1), offset: 11 });
     replay.step::<Deliveries>(&selection(""), (), &mut Vec::new());
     assert_eq!(replay.reached().offset, 12);
 }
 
 #[test]
-fn a_version_between_two_batches_never_goes_back() {
+fn a_version_between_two_batches_never_decreases() {
     let batches = batches(&[vec![(1, Some(true)), (2, Some(true))]]);
     let mut replay = Replay::new(batches, 0, at(version(2)));
     let versions: Vec<_> = replayed(&mut replay, &selection("")).into_iter().map(|event| event.version).collect();
@@ -141,7 +141,7 @@ proptest! {
     #![proptest_config(crate::property_config())]
 
     #[test]
-    fn a_replay_is_what_was_published(
+    fn a_replay_yields_the_published_events(
         script in prop::collection::vec(
             prop::collection::vec((0_u8..4, prop::option::weighted(0.8, any::<bool>())), 0..5), 0..12),
         from in 0_usize..12,
@@ -199,7 +199,7 @@ proptest! {
 
 /// Of a batch that it has, a client needs the changes that were ahead of its version, and no others.
 #[test]
-fn of_what_came_ahead_a_client_is_told_what_is_above_its_version() {
+fn a_client_receives_only_the_changes_ahead_above_its_version() {
     let ahead = |(name, number): (u8, u128)| {
         let change = Change {
             old: None,

@@ -111,7 +111,7 @@ proptest! {
 
     /// A group that no route finds would get no event from the change, whatever other groups were inserted and removed.
     #[test]
-    fn who_is_concerned_is_asked(
+    fn every_concerned_group_is_found(
         selections in vec((any_selection(), any::<bool>()), 0..80),
         changes in vec(any_change(), 1..20),
     ) {
@@ -141,7 +141,7 @@ proptest! {
 
 /// A change costs the same with a hundred clients of a value each as with only the client of its value.
 #[test]
-fn whoever_asks_for_a_value_is_not_asked_about_others() {
+fn a_group_with_one_value_is_not_found_for_other_values() {
     let fields = |text: &str| Selection { fields: FieldSelector::parse(text).unwrap(), ..Selection::default() };
     for (text, concerned) in [("spec.app=v", 0), ("metadata.name=v", 1)] {
         let mut routes = Routes::default();

@@ -5,7 +5,7 @@ use crate::model::{Expression, parsed, sharing_bodies};
 
 /// However large the bodies are, and however many changes a publish cycle has.
 #[test]
-fn the_bodies_of_a_wake_are_read_once_for_all_expressions() {
+fn bodies_are_parsed_once_per_publish_cycle_for_all_expressions() {
     const CHANGES: u128 = 8;
     let mut broadcaster = broadcaster::<Deliveries>(1);
     let selection = |n: u128| {

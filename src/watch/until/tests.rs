@@ -69,7 +69,7 @@ async fn conditions_are_met_one_after_the_other() {
 
 /// `TestUntilMultipleConditions`.
 #[tokio::test(start_paused = true)]
-async fn one_event_meets_several() {
+async fn one_event_may_meet_several_conditions() {
     assert_eq!(wait(TIMEOUT, &[IS_ADDED, IS_ADDED], vec![added()]).await.0, Ok(Some(added())));
 }
 

@@ -4,12 +4,12 @@ use std::{fmt, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use informerd::{
     cache::{
-        Checkpoints, FifoBounds, Informer, InformerConfig, InformerHandle, ListVersion, ListerWatcher, RealFifo,
+        CheckpointRequests, FifoBounds, Informer, InformerConfig, InformerHandle, ListVersion, ListerWatcher, RealFifo,
         Reflector, ReflectorConfig, ReflectorStats, SavedState, SnapshotDirectory, SnapshotFile, SourceHealth,
     },
     grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::Indexers,
-    transport::{Listener, Quota, Refused, Server, ServerConfig},
+    transport::{Listener, Quota, Rejections, Server, ServerConfig},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 use prometheus_client::metrics::counter::Counter;
@@ -26,7 +26,7 @@ pub(crate) struct Served {
     /// True if the run began with the snapshot of the previous one.
     pub(crate) is_warm: bool,
     health: SourceHealth,
-    checkpoints: Checkpoints,
+    checkpoints: CheckpointRequests,
     kept: Option<(SnapshotDirectory, SnapshotFile)>,
     tasks: JoinSet<()>,
 }
@@ -59,7 +59,7 @@ impl Served {
             indexers: Arc::new(Indexers::new([]).unwrap()),
             broadcaster: BroadcasterConfig { retention: bound, ..BroadcasterConfig::default() },
             history: bound,
-            evidence: source.evidence(),
+            rewrite_evidence: source.rewrite_evidence(),
             demand: source.demand(),
             provenance: source.provenance(),
             batch_window: Duration::from_micros(500),
@@ -118,7 +118,7 @@ impl Served {
             stalled: Counter::default(),
             request_timeout: Duration::from_secs(10),
             connections: Quota::new(usize::MAX, 100),
-            refused: Refused::default(),
+            refused: Rejections::default(),
             drain_period: Duration::ZERO,
             ledger: Arc::default(),
         };

@@ -117,7 +117,7 @@ fn owner(files: &Files, from: &str, path: &str) -> Option<String> {
 }
 
 /// Returns the imports within a module that are part of a cycle, or lead from one cycle to another.
-fn circles(files: &Files, module: &str) -> Vec<(String, String)> {
+fn cycles(files: &Files, module: &str) -> Vec<(String, String)> {
     let is_inside = |path: &str| path == module || path.starts_with(&format!("{module}::"));
     let mut imports = BTreeSet::new();
     for (path, file) in files.iter().filter(|(path, _)| is_inside(path)) {
@@ -141,17 +141,17 @@ fn files_of(texts: &[(&str, &str)]) -> Files {
 }
 
 #[test]
-fn circles_are_found() {
+fn import_cycles_are_found() {
     let parent = ("crate::a", "mod b;\nmod c;\npub(super) use b::Exported;\n");
-    let circles =
-        |b: &str, c: &str| circles(&files_of(&[parent, ("crate::a::b", b), ("crate::a::c", c)]), "crate::a").len();
-    assert_eq!(circles("use super::c::C;", "use crate::x::Y;"), 0);
-    assert_eq!(circles("use super::c::C;", "use crate::{\n    a::{self, b::{B, D}},\n    x,\n};"), 2);
-    assert_eq!(circles("use super::c::C;", "fn c(_: super::b::B) {}"), 2);
-    assert_eq!(circles("use super::c::C;", "use super::Exported;"), 2, "through what the parent exports");
+    let cycles =
+        |b: &str, c: &str| cycles(&files_of(&[parent, ("crate::a::b", b), ("crate::a::c", c)]), "crate::a").len();
+    assert_eq!(cycles("use super::c::C;", "use crate::x::Y;"), 0);
+    assert_eq!(cycles("use super::c::C;", "use crate::{\n    a::{self, b::{B, D}},\n    x,\n};"), 2);
+    assert_eq!(cycles("use super::c::C;", "fn c(_: super::b::B) {}"), 2);
+    assert_eq!(cycles("use super::c::C;", "use super::Exported;"), 2, "through what the parent exports");
     let uses_child = |child: &str| {
         let files = files_of(&[("crate::a", "mod b;\nfn a() { b::b(); }"), ("crate::a::b", child)]);
-        self::circles(&files, "crate::a").len()
+        self::cycles(&files, "crate::a").len()
     };
     assert_eq!(uses_child("fn b() {}"), 0);
     assert_eq!(uses_child("use super::A;"), 2);
@@ -173,11 +173,11 @@ fn read(folder: &str, module: &str, own: &str) -> Files {
 }
 
 #[test]
-fn no_files_of_a_module_import_each_other_in_a_circle() {
+fn no_module_has_an_import_cycle() {
     let (product, load) = (read("src", "crate", "lib"), read("benches/load", "crate::load", "load"));
     for (files, acyclic) in ACYCLIC.iter().map(|module| (&product, *module)).chain([(&load, "crate::load")]) {
         assert!(files.contains_key(acyclic), "{acyclic} is there");
-        let found = circles(files, acyclic);
+        let found = cycles(files, acyclic);
         assert!(found.is_empty(), "{acyclic}: {found:#?}");
     }
 }

@@ -143,7 +143,7 @@ proptest! {
     }
 
     #[test]
-    fn pages_go_on_strictly_after_any_key(
+    fn pages_continue_strictly_after_any_key(
         held in vec((select(NAMES.to_vec()), select(USERS.to_vec())), 0..8),
         after in proptest::option::of(select(NAMES.to_vec())),
         namespace in proptest::option::of(select(vec!["", "shop", "shop-x", "none"])),

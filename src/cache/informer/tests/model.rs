@@ -75,8 +75,8 @@ impl Changes {
     }
 
     /// Returns the first change of the selection after a version.
-    fn next(&self, after: u128, is_everything: bool) -> Option<u128> {
-        (after + 1..=self.last()).find(|version| is_everything || self.0[*version as usize - 1])
+    fn next(&self, after: u128, selects_all: bool) -> Option<u128> {
+        (after + 1..=self.last()).find(|version| selects_all || self.0[*version as usize - 1])
     }
 
     fn event(&self, number: u128) -> Event {
@@ -144,7 +144,7 @@ impl Reader {
 
     fn see(&mut self, delivery: &Delivery) {
         let version = delivery.version.number();
-        let next = self.changes.next(self.seen, self.selection.is_everything());
+        let next = self.changes.next(self.seen, self.selection.selects_all());
         assert_eq!(Some(version), next, "after {}: {:?}", self.seen, self.changes);
         assert!(version > self.bookmark, "{version} comes after the bookmark {}", self.bookmark);
         let snapshot = self.handle.snapshot().unwrap().version().number();
@@ -159,7 +159,7 @@ impl Reader {
             return;
         }
         let version = cursor.version().number();
-        let next = self.changes.next(self.seen, self.selection.is_everything());
+        let next = self.changes.next(self.seen, self.selection.selects_all());
         assert!(next.is_none_or(|next| version < next), "a bookmark at {version}, and {next:?} is still to come");
         assert!(version >= self.bookmark, "a bookmark at {version} after one at {}", self.bookmark);
         self.bookmark = version;
@@ -198,7 +198,7 @@ fn schedule() {
         indexers: Arc::default(),
         broadcaster,
         history,
-        evidence: Evidence::Bytes,
+        rewrite_evidence: RewriteEvidence::Bytes,
         demand: ProgressDemand::default(),
         provenance: Provenance::default(),
         batch_window,

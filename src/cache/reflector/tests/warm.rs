@@ -6,19 +6,19 @@ use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::*;
 use crate::{
-    cache::{Checkpoint, Evidence, Informer, InformerConfig, InformerHandle, ProgressDemand, Provenance},
+    cache::{Checkpoint, Informer, InformerConfig, InformerHandle, ProgressDemand, Provenance, RewriteEvidence},
     watch::{BroadcasterConfig, Deliveries},
 };
 
 /// Source that delivers the versions it is fed, never lists, and proves the last version that it has returned.
 #[derive(Debug)]
-struct Fed {
+struct WarmSource {
     feed: Mutex<Option<mpsc::Receiver<u128>>>,
     handed: Arc<AtomicU64>,
     calls: Arc<Mutex<Vec<String>>>,
 }
 
-impl ListerWatcher for Fed {
+impl ListerWatcher for WarmSource {
     async fn list(&self, at: ListVersion) -> Result<List, SourceError> {
         self.calls.lock().push(format!("list {at:?}"));
         std::future::pending().await
@@ -45,7 +45,7 @@ impl ListerWatcher for Fed {
     }
 }
 
-impl WarmStart for Fed {
+impl WarmStart for WarmSource {
     fn identity(&self) -> String {
         "what it is fed".to_owned()
     }
@@ -68,14 +68,14 @@ struct Warm {
     feed: mpsc::Sender<u128>,
     fifo: Arc<RealFifo>,
     calls: Arc<Mutex<Vec<String>>>,
-    reflector: Reflector<Fed>,
+    reflector: Reflector<WarmSource>,
 }
 
 /// Makes a Reflector that resumes at version 5, if the proof is right.
 fn warm(bounds: FifoBounds, proof: &str) -> (Warm, Result<(), String>) {
     let (feed, receiver) = mpsc::channel(1000);
     let calls = Arc::new(Mutex::new(Vec::new()));
-    let source = Fed { feed: Mutex::new(Some(receiver)), handed: Arc::default(), calls: Arc::clone(&calls) };
+    let source = WarmSource { feed: Mutex::new(Some(receiver)), handed: Arc::default(), calls: Arc::clone(&calls) };
     let fifo = Arc::new(RealFifo::new(bounds));
     let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
     let mut reflector = Reflector::new(source, Arc::clone(&fifo), health, ReflectorConfig::default());
@@ -94,7 +94,7 @@ async fn queued(fifo: &RealFifo) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_state_that_is_there_is_watched_from_and_listed_only_if_it_must_be() {
+async fn a_snapshot_is_watched_from_and_listed_only_if_necessary() {
     let (Warm { calls, reflector, feed, .. }, resumed) = warm(FifoBounds::default(), "5");
     resumed.unwrap();
     let running = tokio::spawn(reflector.run());
@@ -115,7 +115,7 @@ async fn a_state_that_is_there_is_watched_from_and_listed_only_if_it_must_be() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_proof_is_queued_behind_what_it_is_the_proof_of() {
+async fn a_proof_is_queued_behind_the_changes_that_it_covers() {
     let (Warm { feed, fifo, reflector, .. }, _) = warm(FifoBounds { deltas: 2, bytes: usize::MAX }, "5");
     let checkpoints = reflector.checkpoints().clone();
     let running = tokio::spawn(reflector.run());
@@ -164,7 +164,7 @@ async fn a_checkpoint_is_of_one_moment() {
         indexers: Arc::default(),
         broadcaster,
         history: broadcaster.retention,
-        evidence: Evidence::Bytes,
+        rewrite_evidence: RewriteEvidence::Bytes,
         demand: ProgressDemand::default(),
         provenance: Provenance::default(),
         batch_window: Duration::ZERO,

@@ -222,7 +222,7 @@ async fn an_object_that_moves_within_a_directory_that_is_created_again_is_not_de
 
 /// A directory is watched only after it was created, so that its first files have no notice; and a notice may be late.
 #[tokio::test(start_paused = true)]
-async fn a_file_without_a_notice_counts_when_it_has_been_left_alone() {
+async fn a_file_without_a_notice_is_applied_once_unmodified_for_a_while() {
     let mut rig = Rig::with_quiet(RESCAN, &["a.json"]);
     let mut notices = Notices::new(|_, _| Ok(Box::new(())));
     rig.write("new/b.json");

@@ -19,7 +19,7 @@ async fn an_editor_that_renames_makes_one_change() {
 }
 
 #[tokio::test]
-async fn a_burst_of_changes_is_told_as_its_outcome() {
+async fn a_burst_of_changes_is_delivered_as_its_result() {
     let rig = Rig::new();
     let mut follower = rig.follow().await;
     for n in 0..50 {
@@ -46,7 +46,7 @@ async fn directories_come_and_go_with_their_files() {
 }
 
 #[tokio::test]
-async fn more_changes_than_are_remembered_one_by_one_are_all_found() {
+async fn changes_beyond_the_limit_of_marked_paths_are_all_found() {
     let rig = Rig::new();
     let mut follower = rig.follow().await;
     for n in 0..1500 {
@@ -96,7 +96,7 @@ async fn a_scan_without_changes_changes_no_version() {
 }
 
 #[tokio::test]
-async fn what_happens_between_list_and_watch_is_not_lost() {
+async fn changes_between_list_and_watch_are_not_lost() {
     let rig = Rig::new();
     let list = rig.source.list(ListVersion::MostRecent).await.unwrap();
     rig.write("a.json", pod("a", 1));

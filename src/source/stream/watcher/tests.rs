@@ -71,7 +71,7 @@ async fn events_pass_through_until_the_watch_is_stopped() {
 
 /// `TestStreamWatcherError`.
 #[tokio::test]
-async fn what_cannot_be_decoded_is_told_once_and_is_the_end() {
+async fn undecodable_bytes_are_reported_once_and_end_the_watch() {
     let (mut watcher, upstream, counts) = rig();
     for _ in 0..3 {
         upstream.send(Err(undecodable())).await.unwrap();
@@ -86,7 +86,7 @@ async fn what_cannot_be_decoded_is_told_once_and_is_the_end() {
 
 /// `TestStreamWatcherRace`.
 #[tokio::test]
-async fn an_error_that_nobody_has_read_is_gone_after_a_stop() {
+async fn an_unread_error_is_dropped_by_a_stop() {
     let (mut watcher, upstream, counts) = rig();
     upstream.send(Err(undecodable())).await.unwrap();
     watcher.stop();
@@ -95,7 +95,7 @@ async fn an_error_that_nobody_has_read_is_gone_after_a_stop() {
 }
 
 #[tokio::test]
-async fn the_end_of_the_bytes_is_told_by_the_end_of_the_watch_alone() {
+async fn the_end_of_the_bytes_ends_the_watch_without_an_error() {
     let cut = io::Error::from(io::ErrorKind::ConnectionReset);
     for end in [DecodeError::End, DecodeError::UnexpectedEnd, DecodeError::Io(cut)] {
         let (mut watcher, upstream, counts) = rig();

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::{
     cache::{Backlog, History, Indexer, List, NotInHistory},
-    model::{EventType, Indexers, Object, Reached, Selection},
+    model::{EventType, HistoryPosition, Indexers, Object, Selection},
     watch::{Deliveries, Replay, Retention},
 };
 
@@ -69,7 +69,7 @@ impl Truth {
 fn resumed(history: &History, from: u128, step: usize, state: &mut State) -> Result<ResourceVersion, NotInHistory> {
     let selection = Selection::default();
     let mut backlog = history.after(&version(from))?;
-    let mut reached = Reached { version: version(from), offset: backlog.first };
+    let mut reached = HistoryPosition { version: version(from), offset: backlog.first };
     loop {
         let Backlog { mut batches, first, .. } = backlog;
         let has_more = batches.len() > step;
@@ -104,7 +104,7 @@ proptest! {
     #![proptest_config(crate::property_config())]
 
     #[test]
-    fn whoever_resumes_from_a_merged_version_gets_what_is_above_it(
+    fn a_watch_resumed_from_a_merged_version_gets_every_change_above_it(
         writes in writes(),
         received in vec((0..NAMESPACES, 0_u8..4), 0..60),
         bound in 1_usize..40,
@@ -112,9 +112,9 @@ proptest! {
     ) {
         let truth = Truth(writes);
         let retention = Retention { events: bound, size: 1 << 20, age: Duration::from_secs(300) };
-        let mut history = History::new(retention, Reached { version: version(BEGIN), offset: 0 });
+        let mut history = History::new(retention, HistoryPosition { version: version(BEGIN), offset: 0 });
         let mut indexer = Indexer::new(Arc::new(Indexers::default()), List::new(Vec::new(), version(BEGIN)));
-        let mut merge = Merge::new(NAMESPACES, version(BEGIN));
+        let mut merge = MergedPosition::new(NAMESPACES, version(BEGIN));
         let (mut next, mut reached) = ([BEGIN + 1; NAMESPACES], [BEGIN; NAMESPACES]);
         for (member, what) in received {
             let of_member = |number: &u128| truth.0[(*number - BEGIN - 1) as usize].namespace == member;
@@ -174,7 +174,7 @@ fn events(delta: Option<Delta>) -> Vec<Event> {
 fn an_event_that_is_ahead_is_handed_out_at_once_at_the_merged_version() {
     let write = |namespace, name| Write { namespace, name, is_deleted: false };
     let bookmark = |number| Event::Bookmark(version(number));
-    let mut merge = Merge::new(2, version(10));
+    let mut merge = MergedPosition::new(2, version(10));
     let first = event(write(0, 1), 12);
     let delta = merge.take(0, Delta::event(first.clone())).unwrap();
     assert_eq!(events(delta), [first, bookmark(10)]);
@@ -202,9 +202,9 @@ fn an_event_that_is_ahead_is_handed_out_at_once_at_the_merged_version() {
 }
 
 #[test]
-fn what_is_ahead_is_bounded() {
-    let mut merge = Merge::new(2, version(10));
-    let take = |merge: &mut Merge, number| {
+fn events_ahead_are_bounded() {
+    let mut merge = MergedPosition::new(2, version(10));
+    let take = |merge: &mut MergedPosition, number| {
         merge.take(0, Delta::event(event(Write { namespace: 0, name: 1, is_deleted: false }, number)))
     };
     for number in 11..=10 + MAX_AHEAD_EVENTS as u128 {
