@@ -5,10 +5,10 @@ use std::time::Duration;
 use informerd::proto::pb;
 
 use super::{
-    error::BenchError,
+    Bench, BenchError,
     publisher::Pattern,
     report::{Better, Measured, Metric},
-    run::{self, Bench, Run},
+    run::{self, Run},
     subject::{Setup, Subject},
 };
 

@@ -3,11 +3,10 @@
 use informerd::proto::pb;
 
 use super::{
-    error::BenchError,
-    fan_out::FanOut,
+    Bench, BenchError, FanOut,
     publisher::Pattern,
     report::{Better, Measured, Metric},
-    run::{Bench, Run},
+    run::Run,
     subject::{Setup, Subject},
 };
 

@@ -5,12 +5,10 @@ use std::time::Duration;
 use informerd::proto::pb;
 
 use super::{
-    client::ClientConfig,
-    error::BenchError,
-    fan_out::FanOut,
+    Bench, BenchError, ClientConfig, FanOut,
     publisher::Pattern,
     report::{Better, Measured, Metric},
-    run::{self, Bench, Run},
+    run::{self, Run},
     subject::{Setup, Subject},
 };
 

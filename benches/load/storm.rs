@@ -3,11 +3,10 @@
 use informerd::proto::pb;
 
 use super::{
-    error::BenchError,
-    fan_out::FanOut,
+    Bench, BenchError, FanOut,
     publisher::Pattern,
     report::{Better, Measured, Metric},
-    run::{self, Bench, PhaseCost, Run},
+    run::{self, Run, Took},
     subject::{Setup, Subject},
 };
 
@@ -112,7 +111,7 @@ fn measure(
 
     let bytes = run.client.tally.bytes as f64 / 1e9;
     let mut measured = Vec::new();
-    if let Some(PhaseCost { wall, server, memory, .. }) = took {
+    if let Some(Took { wall, server, memory, .. }) = took {
         measured.extend([(&TIME, wall.as_secs_f64()), (&THROUGHPUT, bytes / wall.as_secs_f64())]);
         measured.extend(server.map(|server| (&PER_CORE, bytes / server.as_secs_f64())));
         measured.extend(run::latencies(witness.latencies()));

@@ -4,16 +4,19 @@ use clap::Args;
 
 use super::{
     client_flags::{ObjectFlags, ServerFlags, TimeoutFlags},
+    complain,
     failure::{Failure, NOT_FOUND},
     list,
-    print::{ObjectPrinter, escape, reference, stdout, write_one},
+    print::{ObjectPrinter, escape, reference, write_one},
+    stdout,
 };
 use crate::{
     client::{Client, ClientError, Query},
     proto::pb::{self, SyncState},
 };
 
-pub(super) const EXAMPLES: &str = "\
+pub(super) const EXAMPLES: &str = super::with_exit_codes!(
+    "\
 Examples, with a server of examples/shop.yaml:
   informerd get deployments web
   informerd get services platform/edge -o yaml
@@ -21,7 +24,8 @@ Examples, with a server of examples/shop.yaml:
   informerd get pods $(informerd list pods -l app=cart -o name) -o wide
 
 A NAME without a namespace is looked up in all namespaces; if several have it, they are listed instead. \
-Without a NAME, get lists the resource.";
+Without a NAME, get lists the resource."
+);
 
 /// Flags of `informerd get`.
 #[derive(Debug, Clone, Args)]
@@ -49,7 +53,7 @@ enum Target<'a> {
 
 /// Reason why a lookup has not found one object.
 #[derive(Debug, PartialEq, Eq)]
-enum LookupError {
+enum Miss {
     /// Failure of this name only; others may be found.
     Name(Failure),
     /// Failure of all lookups.
@@ -84,13 +88,15 @@ pub(super) async fn run(flags: &GetFlags) -> Result<(), Failure> {
     for name in names {
         match finder.find(name, selection.namespace()).await {
             Ok(object) => printer.push(object)?,
-            Err(LookupError::Name(failure)) => missing.push(failure),
-            Err(LookupError::Call(failure)) => return Err(failure),
+            Err(Miss::Name(failure)) => missing.push(failure),
+            Err(Miss::Call(failure)) => return Err(failure),
         }
     }
     printer.finish()?;
     let last = missing.pop();
-    missing.iter().for_each(Failure::print);
+    for failure in &missing {
+        complain(failure);
+    }
     last.map_or(Ok(()), Err)
 }
 
@@ -108,19 +114,19 @@ impl<'a> Target<'a> {
     }
 }
 
-// === impl LookupError ===
+// === impl Miss ===
 
-impl From<ClientError> for LookupError {
+impl From<ClientError> for Miss {
     fn from(error: ClientError) -> Self {
         let is_object = error.reason() == Some("OBJECT_NOT_FOUND");
         if is_object { Self::Name(error.into()) } else { Self::Call(error.into()) }
     }
 }
 
-impl From<LookupError> for Failure {
-    fn from(miss: LookupError) -> Self {
+impl From<Miss> for Failure {
+    fn from(miss: Miss) -> Self {
         match miss {
-            LookupError::Name(failure) | LookupError::Call(failure) => failure,
+            Miss::Name(failure) | Miss::Call(failure) => failure,
         }
     }
 }
@@ -128,13 +134,13 @@ impl From<LookupError> for Failure {
 // === impl Finder ===
 
 impl Finder<'_> {
-    async fn find(&self, text: &str, namespace: Option<&str>) -> Result<pb::Object, LookupError> {
+    async fn find(&self, text: &str, namespace: Option<&str>) -> Result<pb::Object, Miss> {
         match Target::parse(text, namespace) {
             Target::Anywhere { name } => self.look_up(name).await,
             Target::Key { namespace: of, name } => match self.get(of, name).await {
                 // A path is also a name: that of an object whose file does not name it.
-                Err(miss @ LookupError::Name(_)) if namespace.is_none() => match self.look_up(text).await {
-                    Err(LookupError::Name(_)) => Err(miss),
+                Err(miss @ Miss::Name(_)) if namespace.is_none() => match self.look_up(text).await {
+                    Err(Miss::Name(_)) => Err(miss),
                     found => found,
                 },
                 found => found,
@@ -142,17 +148,17 @@ impl Finder<'_> {
         }
     }
 
-    async fn get(&self, namespace: &str, name: &str) -> Result<pb::Object, LookupError> {
+    async fn get(&self, namespace: &str, name: &str) -> Result<pb::Object, Miss> {
         let got = self.client.get(self.resource, namespace, name, pb::PayloadFormat::Raw).await?;
         self.note_stale(got.source, got.source_seen_at);
         Ok(got.object)
     }
 
-    async fn look_up(&self, name: &str) -> Result<pb::Object, LookupError> {
+    async fn look_up(&self, name: &str) -> Result<pb::Object, Miss> {
         let format = pb::PayloadFormat::Raw;
         let query = Query { name: Some(name.to_owned()), format, ..Query::of(self.resource) };
         let listed = self.client.list(&query).await?;
-        let found = one_of(self.resource, name, listed.objects).map_err(LookupError::Name)?;
+        let found = one_of(self.resource, name, listed.objects).map_err(Miss::Name)?;
         self.note_stale(listed.source, listed.source_seen_at);
         Ok(found)
     }
@@ -189,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_without_a_namespace_is_looked_up_in_all() {
+    fn a_name_says_where_it_is_or_is_looked_up_everywhere() {
         let key = |namespace, name| Target::Key { namespace, name };
         assert_eq!(Target::parse("web", None), Target::Anywhere { name: "web" });
         assert_eq!(Target::parse("shop/web", None), key("shop", "web"));
@@ -200,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ambiguous_name_is_an_error_with_the_candidates() {
+    fn a_name_that_several_have_is_an_error_with_the_candidates() {
         let object = |namespace: &str| pb::Object {
             namespace: namespace.to_owned(),
             name: "web".to_owned(),
@@ -210,7 +216,7 @@ mod tests {
         let failure = one_of("pods", "web", vec![object(""), object("orders"), object("shop")]).unwrap_err();
         let expected = "pods \"web\" is ambiguous (3 objects): use -n NAMESPACE, or one of these:\n  \
                         /web\n  orders/web\n  shop/web";
-        assert_eq!(failure.message.as_deref(), Some(expected));
+        assert_eq!(failure.to_string(), expected);
         let failure = one_of("pods", "web", Vec::new()).unwrap_err();
         assert_eq!(failure, Failure::new(NOT_FOUND, "pods \"web\" not found in any namespace"));
     }

@@ -2,7 +2,7 @@
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::failure::{FAILED, Failure};
+use super::{FAILED, failure::Failure};
 
 /// Signals that end a command, and the exit codes of shells for them.
 pub(super) struct Signals {

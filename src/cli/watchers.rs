@@ -8,14 +8,17 @@ use clap::Args;
 use super::{
     client_flags::{FormatFlags, ServerFlags, TimeoutFlags},
     failure::Failure,
-    print::{RED, Record, YELLOW, age::age_of, json::Document, stdout, table::Cell, write_records},
+    print::{RED, Record, YELLOW, age::age_of, json::Document, table::Cell, write_records},
+    stdout,
 };
 use crate::proto::pb;
 
-pub(super) const EXAMPLES: &str = "\
+pub(super) const EXAMPLES: &str = super::with_exit_codes!(
+    "\
 Examples, with a server of examples/shop.yaml and a watch in another terminal:
   informerd watchers
-  informerd watchers pods -o json";
+  informerd watchers pods -o json"
+);
 
 /// Flags of `informerd watchers`.
 #[derive(Debug, Clone, Args)]
@@ -61,7 +64,11 @@ pub(super) async fn run(flags: &WatchersFlags) -> Result<(), Failure> {
 
 fn record(watcher: &pb::Watcher, now: SystemTime) -> Record {
     let policy = watcher.policy().as_str_name().trim_start_matches("FULL_CHANNEL_POLICY_");
-    let ago = |at| age_of(at, now).unwrap_or_else(|| "<none>".to_owned());
+    let ago = |at: Option<prost_types::Timestamp>| {
+        let at = at.and_then(|at| SystemTime::try_from(at).ok());
+        at.map_or_else(|| "<none>".to_owned(), |at| age_of(at, now))
+    };
+    let or_none = |text: &str| Cell::new(if text.is_empty() { "<none>" } else { text });
     let queued = if watcher.parked {
         Cell::styled("parked", YELLOW)
     } else {
@@ -74,15 +81,15 @@ fn record(watcher: &pb::Watcher, now: SystemTime) -> Record {
     let cells = vec![
         Cell::new(&watcher.id.to_string()),
         Cell::new(&watcher.resource),
-        Cell::or_none(&watcher.peer),
+        or_none(&watcher.peer),
         Cell::new(&watcher.selection),
         Cell::new(policy),
-        Cell::or_none(state),
+        or_none(state),
         queued,
         Cell::new(&size(watcher.bytes_held)),
         Cell::new(&watcher.sent.to_string()),
         Cell::styled(&watcher.dropped.to_string(), dropped_style),
-        Cell::or_none(&watcher.resource_version),
+        or_none(&watcher.resource_version),
         Cell::new(&ago(watcher.since)),
         Cell::new(&format!("{} ago", ago(watcher.last_progress))),
     ];
@@ -105,7 +112,8 @@ fn record(watcher: &pb::Watcher, now: SystemTime) -> Record {
         ("since", time(watcher.since).into()),
         ("lastProgress", time(watcher.last_progress).into()),
     ];
-    Record { name: watcher.id.to_string(), cells, document: Document::from_fields(parts) }
+    let document = Document::from_parts(parts.iter().map(|(key, value)| (*key, Document::from_value(value))));
+    Record { name: watcher.id.to_string(), cells, document }
 }
 
 /// Formats a number of bytes as a Kubernetes quantity.
@@ -127,7 +135,7 @@ mod tests {
     use crate::cli::print::{Output, PrintOptions};
 
     #[test]
-    fn a_watcher_is_shown_with_its_queue_and_state() {
+    fn a_watcher_is_shown_with_what_it_waits_for() {
         let since = prost_types::Timestamp { seconds: 1_000_000_000, nanos: 0 };
         let live = pb::Watcher {
             id: 7,

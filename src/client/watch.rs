@@ -116,19 +116,18 @@ impl Default for WatchOptions {
     }
 }
 
-// === impl Client ===
+// === impl Watch ===
 
-impl Client {
-    /// Watches the objects that a query selects, until it is dropped or fails for good. Sends nothing before the first poll.
-    pub fn watch(&self, query: &Query, options: &WatchOptions) -> Watch {
+impl Watch {
+    pub(super) fn new(client: Client, query: &Query, options: &WatchOptions) -> Self {
         let interval = options.bookmark_interval.clamp(MIN_BOOKMARK_INTERVAL, MAX_BOOKMARK_INTERVAL);
         let request = pb::WatchRequest {
             queue: options.queue,
             bookmark_interval: prost_types::Duration::try_from(interval).ok(),
             ..query.watch_request()
         };
-        let mut watch = Watch {
-            client: self.clone(),
+        let mut watch = Self {
+            client,
             request,
             idle_timeout: (interval * SILENT_INTERVALS).max(MIN_IDLE_TIMEOUT),
             fail_fast: options.fail_fast,
@@ -141,11 +140,7 @@ impl Client {
         watch.open();
         watch
     }
-}
 
-// === impl Watch ===
-
-impl Watch {
     /// Returns the next update; none after an error.
     ///
     /// # Cancel safety
@@ -237,7 +232,7 @@ impl Watch {
             }
         };
         match self.view.apply(response, &mut self.updates) {
-            Ok(Next::Continue) => {}
+            Ok(Next::GoOn) => {}
             Ok(Next::Ended(error)) | Err(error) => self.ended(error, false),
             Ok(Next::Heal { count, after }) => {
                 let delay = self.backoff.next_delay(Instant::now());
@@ -266,8 +261,8 @@ impl Watch {
         if recovery == Recovery::Relist {
             self.view.expire();
         }
-        if error.invalidates_connection() {
-            self.client.drop_connection();
+        if error.spoils_connection() {
+            self.client.leave_connection();
         }
         tracing::debug!(resource = self.request.resource, %error, ?delay, "watch interrupted");
         self.phase = Phase::Waiting(Box::pin(tokio::time::sleep(delay)));

@@ -16,12 +16,12 @@ use super::{
     call::Call,
     frame, query,
     service::Service,
-    status::{ApiError, final_frames, trailers},
+    status::{Refusal, last_words, trailers},
 };
 use crate::{
     model::{Object, ObjectKey},
     proto::{self, EncodedObject, PayloadFormat, pb},
-    transport::{BoundedBody, BoundedFrame, Chunk, FinalFrames, Room},
+    transport::{Chunk, LastWords, Room, Supplied, Supply},
 };
 
 /// Body of one response.
@@ -43,24 +43,24 @@ enum Stage {
 }
 
 /// Answers Get.
-pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) -> Result<GetBody, ApiError> {
+pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) -> Result<GetBody, Refusal> {
     let resource = service.resource(&request.resource)?;
     let format = query::format(request.format)?;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
-    let key = ObjectKey::new(&request.namespace, &request.name).map_err(|error| ApiError::Invalid {
+    let key = ObjectKey::new(&request.namespace, &request.name).map_err(|error| Refusal::Invalid {
         reason: "NAME_INVALID",
         field: "name",
         message: error.to_string(),
     })?;
     let snapshot = service.snapshot(resource, min_version.as_ref(), call.wait).await?;
-    let object = snapshot.get(&key).ok_or_else(|| ApiError::object(&resource.name, &key))?;
-    let report = resource.informer.report();
+    let object = snapshot.get(&key).ok_or_else(|| Refusal::object(&resource.name, &key))?;
+    let report = resource.informer.health().report_of_objects();
     let rest = pb::GetResponse {
         resource_version: snapshot.safe_version().to_string(),
         object: None,
         source: proto::sync_state(report.state).into(),
         source_seen_at: report.seen_at.map(proto::timestamp),
-        history: resource.informer.history(snapshot.history_id()),
+        history: resource.informer.history(snapshot.epoch()),
     };
     let (service, object) = (service.clone(), Arc::clone(object));
     Ok(GetBody { service, object, format, rest, stage: Stage::Object })
@@ -84,15 +84,15 @@ impl GetBody {
     }
 }
 
-impl BoundedBody for GetBody {
-    fn poll_bounded(&mut self, _: &mut Context<'_>, room: Room) -> Poll<Option<Result<BoundedFrame, Status>>> {
+impl Supply for GetBody {
+    fn poll_supply(&mut self, _: &mut Context<'_>, room: Room) -> Poll<Option<Result<Supplied, Status>>> {
         let frame = match self.stage {
             Stage::Object => match self.message(room) {
                 Ok(message) => {
                     self.stage = Stage::Trailers;
                     BodyFrame::data(message)
                 }
-                Err(needed) => return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(needed)))),
+                Err(needed) => return Poll::Ready(Some(Ok(Supplied::TooLarge(needed)))),
             },
             Stage::Trailers => {
                 self.stage = Stage::Over;
@@ -100,17 +100,17 @@ impl BoundedBody for GetBody {
             }
             Stage::Over => return Poll::Ready(None),
         };
-        Poll::Ready(Some(Ok(BoundedFrame::Frame(frame))))
+        Poll::Ready(Some(Ok(Supplied::Frame(frame))))
     }
 
     /// Returns the size of the object until it is sent: this body may hold the last reference to it.
-    fn encoded_bytes(&self) -> usize {
+    fn made(&self) -> usize {
         if self.stage == Stage::Object { self.object.body().len() } else { 0 }
     }
 
-    fn exhausted(&mut self, _: usize, limit: usize) -> FinalFrames {
+    fn exhausted(&mut self, _: usize, limit: usize) -> LastWords {
         self.stage = Stage::Over;
-        final_frames(limit)
+        last_words(limit)
     }
 }
 

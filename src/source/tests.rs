@@ -8,7 +8,7 @@ use std::time::Duration;
 
 pub(in crate::source) use self::{
     gate::Gate,
-    rig::{Rig, SavedSnapshot},
+    rig::{Kept, Rig},
 };
 use crate::{cache::Delta, model::Event};
 

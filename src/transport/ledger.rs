@@ -16,13 +16,13 @@ use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use tokio::time::Instant;
 
-use super::handle::{ConnectionWakes, LongWaiting};
+use super::handle::{LongWaiting, Wakes};
 
 /// Memory accounts of all connections.
 #[derive(Debug)]
 pub struct Ledger {
     limit: usize,
-    connections: Mutex<Vec<Weak<ConnectionWakes>>>,
+    connections: Mutex<Vec<Weak<Wakes>>>,
     kept: AtomicUsize,
     is_near: AtomicBool,
     ended: Counter,
@@ -30,11 +30,11 @@ pub struct Ledger {
 
 /// Bytes that wait for clients, by holder.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct HeldBytes {
+pub struct Waiting {
     /// Bytes in HTTP/2, and in the connection if its socket is full.
     pub sending: usize,
     /// Bytes that response bodies have encoded, and that have no room.
-    pub encoded_bytes: usize,
+    pub made: usize,
     /// Bytes that other parts of the server [keep](super::StreamHandle::keep) for streams.
     pub kept: usize,
 }
@@ -81,7 +81,7 @@ impl Ledger {
     }
 
     /// Adds a connection, until that is dropped.
-    pub(super) fn add(&self, connection: &Arc<ConnectionWakes>) {
+    pub(super) fn add(&self, connection: &Arc<Wakes>) {
         connection.memory_limit.store(self.limit, Ordering::Relaxed);
         self.connections.lock().push(Arc::downgrade(connection));
     }
@@ -92,16 +92,16 @@ impl Ledger {
     }
 
     /// Returns the current sums.
-    pub fn waiting(&self) -> HeldBytes {
+    pub fn waiting(&self) -> Waiting {
         self.sum(|_| {})
     }
 
-    fn sum(&self, mut of_each: impl FnMut(Arc<ConnectionWakes>)) -> HeldBytes {
-        let mut waiting = HeldBytes { kept: self.kept.load(Ordering::Relaxed), ..HeldBytes::default() };
+    fn sum(&self, mut of_each: impl FnMut(Arc<Wakes>)) -> Waiting {
+        let mut waiting = Waiting { kept: self.kept.load(Ordering::Relaxed), ..Waiting::default() };
         self.connections.lock().retain(|connection| {
             let Some(connection) = connection.upgrade() else { return false };
             waiting.sending += connection.sending();
-            waiting.encoded_bytes += connection.encoded_bytes();
+            waiting.made += connection.made();
             of_each(connection);
             true
         });
@@ -120,7 +120,7 @@ impl Ledger {
         let now = Instant::now();
         let mut longest = Vec::new();
         for connection in connections {
-            connection.waiting.check(now, |waiting| {
+            connection.waiting.look(now, |waiting| {
                 if waiting.stream.is_exhausted() {
                     // Its memory is about to be freed.
                     held = held.saturating_sub(waiting.stream.bytes_held());
@@ -160,11 +160,11 @@ impl Default for Ledger {
 /// Default limit on the bytes held for clients, if the memory of the machine is not known.
 const DEFAULT_LIMIT: usize = 1 << 30;
 
-// === impl HeldBytes ===
+// === impl Waiting ===
 
-impl HeldBytes {
+impl Waiting {
     /// Returns the sum of all bytes.
     pub fn total(self) -> usize {
-        self.sending + self.encoded_bytes + self.kept
+        self.sending + self.made + self.kept
     }
 }

@@ -24,14 +24,14 @@ use crate::{
 };
 
 /// Server with a state directory; INFORMERD may name another program than that of the tests.
-pub(crate) struct KillableServer {
+pub(crate) struct Killable {
     directory: TempDir,
     address: SocketAddr,
     pub(crate) admin: SocketAddr,
     process: Child,
 }
 
-impl KillableServer {
+impl Killable {
     pub(crate) fn start(etcd: &Etcd) -> Self {
         let endpoints = [format!("http://{}", etcd.address())];
         Self::over(TempDir::new().unwrap(), &json!({ "etcd": { "endpoints": endpoints, "prefix": PREFIX } }))
@@ -201,7 +201,7 @@ impl KillableServer {
     }
 }
 
-impl Drop for KillableServer {
+impl Drop for Killable {
     #[allow(clippy::print_stdout, reason = "beside the panic")]
     fn drop(&mut self) {
         if std::thread::panicking() {

@@ -5,14 +5,7 @@ use std::{
     time::SystemTime,
 };
 
-use super::{
-    columns::Layout,
-    json::Document,
-    options::{Output, PrintOptions},
-    table::Table,
-    text::{escape, reference},
-    yaml,
-};
+use super::{Output, PrintOptions, columns::Layout, document, escape, json::Document, reference, table::Table, yaml};
 use crate::proto::pb;
 
 /// Printer of successive objects; a table is written with the last, because its columns must suit all.
@@ -51,7 +44,7 @@ impl<'o, W: Write> ObjectPrinter<'o, W> {
                 buffer.push_str("- ");
                 yaml::write(&Document::of(&object), 2, buffer);
             }
-            Output::Jsonl => Output::Jsonl.document(&Document::of(&object), buffer),
+            Output::Jsonl => document(&Document::of(&object), Output::Jsonl, buffer),
             Output::Name => {
                 buffer.push_str(&escape(&reference(&object)));
                 buffer.push('\n');
@@ -81,7 +74,7 @@ impl<'o, W: Write> ObjectPrinter<'o, W> {
 pub(crate) fn write_one(object: pb::Object, out: impl Write, options: &PrintOptions) -> io::Result<()> {
     let mut printer = ObjectPrinter::new(out, options);
     if let Output::Json | Output::Yaml = options.output {
-        options.output.document(&Document::of(&object), &mut printer.buffer);
+        document(&Document::of(&object), options.output, &mut printer.buffer);
         printer.out.write_all(printer.buffer.as_bytes())?;
         return printer.out.flush();
     }
@@ -208,7 +201,7 @@ items:
     }
 
     #[test]
-    fn one_object_is_printed_without_a_list() {
+    fn one_object_is_itself_and_not_a_list() {
         assert_eq!(
             one(big(), Output::Json),
             "{\n    \"n\": 9007199254740993,\n    \"metadata\": {\n        \"name\": \"big\"\n    }\n}\n"
@@ -220,7 +213,7 @@ items:
     }
 
     #[test]
-    fn headers_can_be_omitted() {
+    fn there_need_be_no_header() {
         let options = PrintOptions { no_headers: true, ..PrintOptions::default() };
         let mut out = Vec::new();
         write_one(config_map("", "settings"), &mut out, &options).unwrap();

@@ -3,10 +3,9 @@
 use std::io::{self, Write};
 
 use super::{
+    Output, PrintOptions, document, escape,
     json::Document,
-    options::{Output, PrintOptions},
     table::{Cell, Table},
-    text::escape,
 };
 
 /// Record in every form.
@@ -39,9 +38,9 @@ pub(crate) fn write_records(
         }
         Output::Json | Output::Yaml => {
             let items = Document::from_items(records.into_iter().map(|record| record.document));
-            options.output.document(&Document::from_parts([(key, items)]), &mut text);
+            document(&Document::from_parts([(key, items)]), options.output, &mut text);
         }
-        Output::Jsonl => records.iter().for_each(|record| Output::Jsonl.document(&record.document, &mut text)),
+        Output::Jsonl => records.iter().for_each(|record| document(&record.document, Output::Jsonl, &mut text)),
         Output::Name => {
             for record in &records {
                 text.push_str(&escape(&record.name));
@@ -61,7 +60,10 @@ mod tests {
         let records = values.iter().map(|(value, objects)| Record {
             name: (*value).to_owned(),
             cells: vec![Cell::new(value), Cell::new(&objects.to_string())],
-            document: Document::from_fields([("value", (*value).into()), ("objects", (*objects).into())]),
+            document: Document::from_parts([
+                ("value", Document::from_value(&(*value).into())),
+                ("objects", Document::from_value(&(*objects).into())),
+            ]),
         });
         let mut out = Vec::new();
         let options = PrintOptions { output, ..PrintOptions::default() };
@@ -70,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn every_output_format_has_all_records() {
+    fn every_form_has_them_all() {
         let values = [("node-a", 12), ("443", 1)];
         assert_eq!(printed(Output::Table, &values), "VALUE    OBJECTS\nnode-a   12\n443      1\n");
         assert_eq!(
@@ -85,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn no_records_are_an_empty_document_without_a_header() {
+    fn nothing_is_an_empty_document_and_no_header() {
         assert_eq!(printed(Output::Table, &[]), "");
         assert_eq!(printed(Output::Json, &[]), "{\n    \"values\": []\n}\n");
     }

@@ -6,7 +6,10 @@ use cel::common::ast::{
     CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, SelectExpr, SourceInfo, operators,
 };
 
-use super::meter::{CHARGE, KEY, LOOP, steps_of_text};
+use super::{
+    MAX_LEVELS,
+    meter::{CHARGE, KEY, LOOP, steps_of_text},
+};
 use crate::model::excerpt;
 
 /// Walk through an expression, with the names in scope.
@@ -18,14 +21,10 @@ pub(super) struct Check<'a> {
 
 /// Reason of the rejection, and the character (from 0) that it refers to.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct CheckError {
+pub(super) struct Refused {
     pub(super) at: usize,
     pub(super) message: String,
 }
-
-/// Maximum nesting of an expression. Measured, each level of an evaluation takes 40 to 50 KiB of stack, optimised or not,
-/// and a tokio thread has 2 MiB.
-pub(super) const MAX_LEVELS: usize = 20;
 
 /// Functions called as `f(x)`.
 const FUNCTIONS: &[&str] = &["bool", "bytes", "double", "dyn", "int", "size", "string", "type", "uint"];
@@ -45,7 +44,7 @@ impl<'a> Check<'a> {
     }
 
     /// Checks a whole expression, and adds charges. Returns the steps that it takes without its charges, for any object.
-    pub(super) fn run(mut self, expression: &mut IdedExpr) -> Result<u64, CheckError> {
+    pub(super) fn run(mut self, expression: &mut IdedExpr) -> Result<u64, Refused> {
         let steps = self.check(expression)?;
         match too_deep(expression, MAX_LEVELS) {
             Some(id) => Err(self.refuse(id, format!("expression nested too deeply (limit: {MAX_LEVELS} levels)"))),
@@ -54,7 +53,7 @@ impl<'a> Check<'a> {
     }
 
     /// Returns the steps of one evaluation of the whole expression, without its charges.
-    fn check(&mut self, expression: &mut IdedExpr) -> Result<u64, CheckError> {
+    fn check(&mut self, expression: &mut IdedExpr) -> Result<u64, Refused> {
         let id = expression.id;
         match &mut expression.expr {
             Expr::Unspecified => Err(self.refuse(id, "expected an expression".to_owned())),
@@ -83,7 +82,7 @@ impl<'a> Check<'a> {
 
     /// Checks a name and the fields after it. CEL looks up each prefix of the whole as a variable, in each loop from the
     /// innermost outwards until the variable is found.
-    fn name(&self, id: u64, name: &[&str]) -> Result<u64, CheckError> {
+    fn name(&self, id: u64, name: &[&str]) -> Result<u64, Refused> {
         // A leading dot is CEL's prefix for the outermost name.
         let plain = name[0].strip_prefix('.').unwrap_or(name[0]);
         let mut scopes = self.scopes.iter().rev();
@@ -108,7 +107,7 @@ impl<'a> Check<'a> {
         Ok(scopes as u64 * steps)
     }
 
-    fn call(&mut self, id: u64, call: &mut CallExpr) -> Result<u64, CheckError> {
+    fn call(&mut self, id: u64, call: &mut CallExpr) -> Result<u64, Refused> {
         let CallExpr { func_name, target, args } = call;
         let is_operator = func_name.contains('_') && !func_name.starts_with(|c: char| c.is_alphabetic());
         let is_known = match target {
@@ -144,7 +143,7 @@ impl<'a> Check<'a> {
         Ok(1 + steps + target.as_deref_mut().map_or(Ok(0), |target| self.charged(target))?)
     }
 
-    fn comprehension(&mut self, comprehension: &mut ComprehensionExpr) -> Result<u64, CheckError> {
+    fn comprehension(&mut self, comprehension: &mut ComprehensionExpr) -> Result<u64, Refused> {
         let ComprehensionExpr { iter_range, iter_var, iter_var2, accu_var, accu_init, loop_cond, loop_step, result } =
             comprehension;
         let outside = self.check(iter_range)? + self.check(accu_init)?;
@@ -159,7 +158,7 @@ impl<'a> Check<'a> {
         Ok(1 + steps)
     }
 
-    fn all(&mut self, expressions: &mut [IdedExpr], are_charged: bool) -> Result<u64, CheckError> {
+    fn all(&mut self, expressions: &mut [IdedExpr], are_charged: bool) -> Result<u64, Refused> {
         expressions.iter_mut().try_fold(1, |sum, expression| {
             Ok(sum + if are_charged { self.charged(expression)? } else { self.check(expression)? })
         })
@@ -167,7 +166,7 @@ impl<'a> Check<'a> {
 
     /// Checks the operands of a sum. In a chain of sums an operand is copied `times` times: once for each sum that contains
     /// it.
-    fn sum(&mut self, operands: &mut [IdedExpr], times: u64) -> Result<u64, CheckError> {
+    fn sum(&mut self, operands: &mut [IdedExpr], times: u64) -> Result<u64, Refused> {
         operands.iter_mut().try_fold(1, |sum, operand| match &mut operand.expr {
             Expr::Call(CallExpr { func_name, args, .. }) if func_name == operators::ADD => {
                 Ok(sum + self.sum(args, times + 1)?)
@@ -177,11 +176,11 @@ impl<'a> Check<'a> {
     }
 
     /// Checks an operand that an operation reads or copies, and adds its charge.
-    fn charged(&mut self, expression: &mut IdedExpr) -> Result<u64, CheckError> {
+    fn charged(&mut self, expression: &mut IdedExpr) -> Result<u64, Refused> {
         self.copied(expression, 1)
     }
 
-    fn copied(&mut self, expression: &mut IdedExpr, times: u64) -> Result<u64, CheckError> {
+    fn copied(&mut self, expression: &mut IdedExpr, times: u64) -> Result<u64, Refused> {
         let steps = times * self.check(expression)?;
         let is_charged = match &expression.expr {
             // The accumulator of a loop: the expansions of `map` and `filter` append to it in place.
@@ -203,7 +202,7 @@ impl<'a> Check<'a> {
     }
 
     /// Checks the key of a lookup, and adds its charge.
-    fn key(&mut self, key: &mut IdedExpr) -> Result<u64, CheckError> {
+    fn key(&mut self, key: &mut IdedExpr) -> Result<u64, Refused> {
         let steps = self.check(key)?;
         if !matches!(&key.expr, Expr::Literal(LiteralValue::String(_) | LiteralValue::Int(_))) {
             call(KEY, key, []);
@@ -211,8 +210,8 @@ impl<'a> Check<'a> {
         Ok(steps)
     }
 
-    fn refuse(&self, id: u64, message: String) -> CheckError {
-        CheckError { at: self.source.offset_for(id).map_or(0, |(start, _)| start as usize), message }
+    fn refuse(&self, id: u64, message: String) -> Refused {
+        Refused { at: self.source.offset_for(id).map_or(0, |(start, _)| start as usize), message }
     }
 }
 

@@ -2,19 +2,13 @@
 
 use bytes::Bytes;
 
-use super::{
-    error::{ExpressionError, Failure},
-    variables::EventView,
-};
-use crate::model::SyntaxError;
+use super::{EventView, ExpressionError, Failure, SyntaxError};
 
 /// Program, which cannot exist.
 pub(super) enum Program {}
 
-/// Does some work: no bodies are parsed.
-pub(super) fn sharing<T>(work: impl FnOnce() -> T) -> T {
-    work()
-}
+/// Does nothing: no values are cached.
+pub(super) fn end_wake() {}
 
 // === impl Program ===
 

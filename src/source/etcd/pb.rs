@@ -12,10 +12,10 @@ pub(super) use self::{
 // Each package is a module, because the generated code refers to the other as a sibling.
 #[allow(unreachable_pub, clippy::pedantic, reason = "generated")]
 pub(super) mod etcdserverpb {
-    include!("../../../proto/generated/etcdserverpb.rs");
+    tonic::include_proto!("etcdserverpb");
 }
 
 #[allow(unreachable_pub, clippy::pedantic, reason = "generated")]
 pub(super) mod mvccpb {
-    include!("../../../proto/generated/mvccpb.rs");
+    tonic::include_proto!("mvccpb");
 }

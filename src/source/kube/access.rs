@@ -20,11 +20,11 @@ use tokio::time::{Instant, timeout};
 use super::{
     KubeCluster, SingleFlight,
     exec::{self, ExecCredential},
-    kubeconfig::{Cluster, ExecConfig, RestConfig, User},
+    kubeconfig::{Cluster, ExecConfig, RestConfig, User, read_text},
     proxy::Proxy,
     tls::Trust,
 };
-use crate::{cache::SourceError, source::small_file::read_text};
+use crate::cache::SourceError;
 
 /// Configuration and credentials for requests to one API server, until any of them changes.
 pub(super) struct Access {

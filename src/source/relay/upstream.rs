@@ -1,21 +1,19 @@
 //! Connection to the upstream: its name and path, its streams and its errors.
 
-use std::time::Duration;
+use std::{fs, path::Path, time::Duration};
 
 use parking_lot::Mutex;
 use tonic::{Code, Streaming};
 
 use super::{RelayConfig, message};
 use crate::{
-    cache::{Provenance, SourceError, SourceHealth},
-    client::{Client, ClientError},
-    endpoint::ServerAddress,
+    cache::{SourceError, SourceHealth},
+    client::{Client, ClientError, ServerAddress, TlsOptions},
     model::{Object, ObjectKey, ResourceVersion},
     proto::pb::{
         EventType, FullChannelPolicy, GetRequest, InitialEvents, PayloadFormat, QueueOptions, Resource, WatchRequest,
         WatchResponse,
     },
-    source::small_file,
 };
 
 /// Connection to the upstream, made on demand, with one stream at a time.
@@ -23,7 +21,6 @@ use crate::{
 pub(super) struct Upstream {
     config: RelayConfig,
     health: SourceHealth,
-    provenance: Provenance,
     client: Mutex<Option<Client>>,
 }
 
@@ -57,12 +54,7 @@ const MAX_PATH: usize = 16;
 
 impl Upstream {
     pub(super) fn new(config: RelayConfig, health: SourceHealth) -> Self {
-        Self { config, health, provenance: Provenance::default(), client: Mutex::default() }
-    }
-
-    /// Returns the servers that the resource comes through.
-    pub(super) fn provenance(&self) -> &Provenance {
-        &self.provenance
+        Self { config, health, client: Mutex::default() }
     }
 
     /// Returns the time without a message after which the source gives a stream up.
@@ -134,7 +126,12 @@ impl Upstream {
 
     /// Converts the status that a stream ended with.
     pub(super) fn status(&self, status: &tonic::Status) -> SourceError {
-        self.error(&ClientError::from_status(&self.config.endpoint, status))
+        let client = self.client.lock().clone();
+        let address = client.map(|client| client.address().clone());
+        match address.or_else(|| self.config.endpoint.parse().ok()) {
+            Some(address) => self.error(&ClientError::from_status(&address, status)),
+            None => SourceError::Busy(status.message().to_owned()),
+        }
     }
 
     /// Converts a message that ends a stream, or that an upstream must not send to a relay, to an error.
@@ -145,10 +142,7 @@ impl Upstream {
             (EventType::Dropped, _) => {
                 let dropped = message.dropped.unwrap_or_default();
                 let (count, after) = (dropped.count, dropped.after_resource_version);
-                SourceError::Busy(format!(
-                    "{}: {count} events dropped after version {after}",
-                    self.config.endpoint.uri()
-                ))
+                SourceError::Busy(format!("{}: {count} events dropped after version {after}", self.config.endpoint))
             }
             (event_type, _) => self.contract(&format!("unexpected {}", event_type.as_str_name())),
         }
@@ -156,15 +150,15 @@ impl Upstream {
 
     /// Returns the error of an upstream that breaks its contract.
     pub(super) fn contract(&self, problem: &str) -> SourceError {
-        SourceError::Undecodable(format!("{}: {problem}", self.config.endpoint.uri()))
+        SourceError::Undecodable(format!("{}: {problem}", self.config.endpoint))
     }
 
     pub(super) fn ended(&self) -> SourceError {
-        SourceError::Busy(format!("{}: stream closed", self.config.endpoint.uri()))
+        SourceError::Busy(format!("{}: stream closed", self.config.endpoint))
     }
 
     pub(super) fn silent(&self) -> SourceError {
-        SourceError::Busy(format!("{}: no data for {:?}", self.config.endpoint.uri(), self.silence()))
+        SourceError::Busy(format!("{}: no data for {:?}", self.config.endpoint, self.silence()))
     }
 
     /// Drops the connection: the next stream takes another one.
@@ -176,9 +170,9 @@ impl Upstream {
         if let Some(client) = &*self.client.lock() {
             return Ok(client.clone());
         }
-        let address = secured(&self.config).map_err(SourceError::Unavailable)?;
+        let address = address(&self.config).map_err(SourceError::Unavailable)?;
         let client = Client::connect(&address).await.map_err(|error| self.error(&error))?;
-        tracing::info!(endpoint = self.config.endpoint.uri(), "connected to informerd");
+        tracing::info!(endpoint = self.config.endpoint, "connected to informerd");
         *self.client.lock() = Some(client.clone());
         Ok(client)
     }
@@ -186,10 +180,9 @@ impl Upstream {
     /// Reads the upstream's resource, and records its path and namespaces.
     pub(super) async fn check_path(&self) -> Result<Resource, SourceError> {
         let RelayConfig { endpoint, resource: name, answer_timeout, .. } = &self.config;
-        let endpoint = endpoint.uri();
         let client = self.client().await?;
         let resources = self.answer(*answer_timeout, client.resources()).await?;
-        let provenance = &self.provenance;
+        let provenance = self.health.provenance();
         let known = || resources.iter().map(|resource| resource.name.as_str()).collect::<Vec<_>>().join(", ");
         let Some(resource) = resources.iter().find(|resource| resource.name == *name) else {
             let problem = format!("{endpoint}: resource {name:?} not found (known: {})", known());
@@ -222,14 +215,13 @@ impl Upstream {
     ) -> Result<T, SourceError> {
         match tokio::time::timeout(limit, call).await {
             Ok(answer) => answer.map_err(|error| self.error(&error)),
-            Err(_) => Err(SourceError::Busy(format!("{}: no response within {limit:?}", self.config.endpoint.uri()))),
+            Err(_) => Err(SourceError::Busy(format!("{}: no response within {limit:?}", self.config.endpoint))),
         }
     }
 
     /// Converts an error by the Reflector's next step.
     fn error(&self, error: &ClientError) -> SourceError {
         let RelayConfig { endpoint, resource, .. } = &self.config;
-        let endpoint = endpoint.uri();
         let text = match error {
             ClientError::Refused(_) => format!("{endpoint}: {error}"),
             // The text of the others names the server.
@@ -238,7 +230,7 @@ impl Upstream {
         match (error.code(), error.reason()) {
             (Code::OutOfRange, Some("RESOURCE_VERSION_EXPIRED")) => SourceError::Expired(text),
             // A version that this upstream has sent is of another lineage for it now.
-            (_, Some("HISTORY_CHANGED" | "RESOURCE_VERSION_INVALID")) => SourceError::HistoryRewritten(text),
+            (_, Some("HISTORY_CHANGED" | "RESOURCE_VERSION_INVALID")) => SourceError::HistoryChanged(text),
             (_, Some("RESOURCE_VERSION_TOO_LARGE")) => SourceError::VersionTooLarge(text),
             (_, Some("POLICY_NOT_ALLOWED")) => SourceError::Unavailable(format!(
                 "{endpoint}: policy `replay` not allowed for {resource:?}, which a relay needs; add it to the upstream's watch.allowed_policies"
@@ -248,11 +240,19 @@ impl Upstream {
     }
 }
 
-/// Returns the upstream's address with the contents of its TLS files, which may have been renewed.
-pub(super) fn secured(config: &RelayConfig) -> Result<ServerAddress, String> {
-    let RelayConfig { endpoint, tls, .. } = config;
-    let options = tls.try_map(|path| small_file::read(path))?;
-    Ok(endpoint.with_tls(options).unwrap_or_else(|| endpoint.clone()))
+/// Parses the upstream's address; under TLS, reads the files now.
+pub(super) fn address(config: &RelayConfig) -> Result<ServerAddress, String> {
+    let address: ServerAddress = config.endpoint.parse().map_err(|error| format!("{error}"))?;
+    let authority = config.tls.ca.as_deref().map(read).transpose()?;
+    let identity = match &config.tls.identity {
+        Some((cert, key)) => Some((read(cert)?, read(key)?)),
+        None => None,
+    };
+    Ok(address.with_tls(TlsOptions { authority, identity }).unwrap_or(address))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    fs::read(path).map_err(|error| format!("{} cannot be read: {error}", path.display()))
 }
 
 #[cfg(test)]
@@ -262,9 +262,9 @@ mod tests {
 
     /// A gap is never hidden, even if an upstream drops events against its contract.
     #[test]
-    fn events_dropped_despite_replay_are_an_error() {
+    fn what_is_dropped_all_the_same_is_watched_again() {
         let health = SourceHealth::new(Duration::MAX, Duration::MAX);
-        let upstream = Upstream::new(RelayConfig::new("http://127.0.0.1:1".parse().unwrap(), "pods"), health);
+        let upstream = Upstream::new(RelayConfig::new("http://127.0.0.1:1", "pods"), health);
         let dropped = Some(Dropped { count: 3, after_resource_version: "7".to_owned() });
         let message = WatchResponse { r#type: EventType::Dropped.into(), dropped, ..WatchResponse::default() };
         let error = upstream.not_an_event(message);

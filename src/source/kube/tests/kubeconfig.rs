@@ -1,5 +1,3 @@
-use std::fs;
-
 use super::*;
 
 fn env<const N: usize>(values: [(&'static str, String); N]) -> impl Fn(&str) -> Option<String> {
@@ -47,7 +45,7 @@ fn files_are_merged_as_kubectl_merges_them() {
 }
 
 #[test]
-fn missing_entries_are_reported() {
+fn what_is_missing_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let text = "contexts: [{name: c, context: {cluster: k}}, {name: d, context: {cluster: gone}}]\n\
                 clusters: [{name: k, cluster: {server: ''}}]\n";
@@ -73,7 +71,7 @@ fn missing_entries_are_reported() {
 
 /// In a pod without a token the error is not about kubeconfigs.
 #[test]
-fn a_pod_without_a_service_account_has_its_own_error() {
+fn a_pod_without_a_service_account_says_so() {
     let host = ("KUBERNETES_SERVICE_HOST", "10.0.0.1".to_owned());
     let problem = RestConfig::load(&KubeCluster::default(), &env([host.clone()])).err().unwrap();
     assert!(problem.contains("KUBERNETES_SERVICE_PORT"), "{problem}");

@@ -1,13 +1,18 @@
 //! Time of one cycle, and the groups that are charged for it.
 
 use super::*;
-use crate::{model::ResourceVersion, watch::Deliveries};
+use crate::{
+    model::ResourceVersion,
+    watch::{BroadcasterConfig, Deliveries, merger::MergerConfig, room::Room},
+};
 
 fn groups(count: usize) -> Vec<Arc<Group<Deliveries>>> {
-    let reached = HistoryPosition { version: ResourceVersion::decimal(0), offset: 0 };
+    let reached = Reached { version: ResourceVersion::decimal(0), offset: 0 };
     let group = |id| {
-        let writer_signals = Arc::new(WriterSignals::new(Duration::ZERO, Arc::default()));
-        Arc::new(Group::new(id, Arc::default(), (), true, reached.clone(), writer_signals))
+        let room = Arc::new(Room::new(Duration::ZERO, Arc::default()));
+        let config = MergerConfig::of(&BroadcasterConfig::default());
+        let merger = crate::watch::merger::Merger::new(config, None, Arc::default(), &reached);
+        Arc::new(Group::new(id, Arc::default(), (), true, reached.clone(), room, merger))
     };
     (0..count).map(group).collect()
 }
@@ -17,7 +22,7 @@ fn time(left: u64, groups: usize) -> Time {
 }
 
 #[test]
-fn a_group_that_exceeds_the_remaining_time_is_charged_alone() {
+fn a_group_that_takes_more_than_is_left_pays_for_it_itself() {
     let groups = groups(3);
     let mut time = time(100, 3);
     time.settle(&groups, &[0], 100, false);
@@ -31,7 +36,7 @@ fn a_group_that_exceeds_the_remaining_time_is_charged_alone() {
 }
 
 #[test]
-fn groups_evaluated_to_the_end_of_the_cycle_are_not_deferred_for_their_time() {
+fn groups_that_have_seen_the_cycle_to_its_end_are_not_deferred_for_what_they_took() {
     let groups = groups(3);
     let mut time = time(100, 3);
     time.is_deferred[2] = true;
@@ -40,7 +45,7 @@ fn groups_evaluated_to_the_end_of_the_cycle_are_not_deferred_for_their_time() {
 }
 
 #[test]
-fn time_that_several_groups_took_together_is_charged_to_all() {
+fn what_several_took_together_is_paid_by_all_of_them() {
     let groups = groups(3);
     let mut time = time(100, 3);
     time.settle(&groups, &[0, 1], 51, false);

@@ -3,9 +3,9 @@
 #![allow(dead_code, unreachable_pub, clippy::pedantic, missing_docs, reason = "generated")]
 
 pub(super) mod etcdserverpb {
-    include!("../../../../proto/generated/etcdserverpb.rs");
+    tonic::include_proto!("etcdserverpb");
 }
 
 pub(super) mod mvccpb {
-    include!("../../../../proto/generated/mvccpb.rs");
+    tonic::include_proto!("mvccpb");
 }
