@@ -243,7 +243,7 @@ impl<S: ListerWatcher> Reflector<S> {
                 self.state.progress();
                 self.backoff.reset();
             }
-            tracing::trace!(resource_version = %version, "told");
+            tracing::trace!(resource_version = %version, "version received");
             reached.advance(&version, delta.closes());
             if reached.is_open() {
                 self.state.opened(&version);

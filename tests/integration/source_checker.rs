@@ -18,7 +18,7 @@
 //! faults have healed the state is SYNCED and equal within a bound. A watch ends with `HISTORY_CHANGED` only after the upstream's
 //! history was rewritten. The number of lists is bounded by their causes. No message contradicts earlier ones.
 //!
-//! Where the protocol permits it, time is paused: the clock jumps to the next timer when all tasks are idle, so that a history of
+//! Time is paused where the protocol permits it: the clock jumps to the next timer when all tasks are idle, so that a history of
 //! an hour takes milliseconds, with the program's own intervals. The sockets are real; the kernel delivers bytes on the loopback
 //! at once.
 //!

@@ -89,7 +89,7 @@ impl Shared {
     /// both belong to its current history. Later on they prove nothing, since a proxy may have held the watch request until the
     /// cluster was restored.
     ///
-    /// Where versions are numbered by lineage, the API's text before the last change is known, unless that change is older than
+    /// With versions numbered by lineage, the API's text before the last change is known, unless that change is older than
     /// the list.
     pub(super) async fn watch(
         self: &Arc<Self>,

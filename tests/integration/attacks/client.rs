@@ -79,8 +79,9 @@ async fn drive(mut stream: TcpStream, mut sent: mpsc::Receiver<Vec<u8>>) {
     let (mut frames, mut buffer) = (FrameReader::default(), vec![0; 64 << 10]);
     let (mut window, mut next) = (DEFAULT_WINDOW as usize, Vec::new());
     loop {
-        let bytes = if !next.is_empty() && data_bytes(&next) <= window {
-            window -= data_bytes(&next);
+        let size = data_bytes(&next);
+        let bytes = if !next.is_empty() && size <= window {
+            window -= size;
             std::mem::take(&mut next)
         } else {
             tokio::select! {
