@@ -1,8 +1,10 @@
-//! Code generation for the public contract, and for the calls that the etcd source makes. Needs no protoc: protox parses the
-//! proto, tonic-prost-build generates the code. The descriptor set of the contract is kept for gRPC reflection with its
-//! comments, so that `grpcurl describe` shows them.
+//! Generator of `proto/generated`: the messages, clients and servers of the public contract, and those of the calls that the
+//! etcd source makes.
+//!
+//! The generated files are checked in, and cargo does not run this (`build = false`): a build needs neither protoc nor the sixty
+//! crates of a generator. `cargo test --test integration generated` runs it, and writes the files anew when they differ.
 
-use std::{env, error::Error, fs, path::PathBuf};
+use std::{error::Error, fs, path::Path};
 
 use prost::Message;
 use prost_types::FileDescriptorSet;
@@ -15,9 +17,9 @@ const ETCD_FILE: &str = "etcd/rpc.proto";
 /// client can print the details with reflection alone.
 const ERROR_DETAILS_FILE: &str = "google/rpc/error_details.proto";
 
-fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo::rerun-if-changed={PROTO_ROOT}");
-
+/// Generates the files into a directory. The descriptor set of the contract, for gRPC reflection, has its comments, so that
+/// `grpcurl describe` shows them.
+pub(crate) fn generate(out: &Path) -> Result<(), Box<dyn Error>> {
     let mut resolver = ChainFileResolver::new();
     resolver.add(IncludeFileResolver::new(PROTO_ROOT.into()));
     resolver.add(GoogleFileResolver::new());
@@ -25,11 +27,10 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let mut compiler = protox::Compiler::with_file_resolver(resolver);
     compiler.include_source_info(true).include_imports(true).open_files([PROTO_FILE, ERROR_DETAILS_FILE])?;
-
-    let out_dir = PathBuf::from(env::var("OUT_DIR")?);
-    fs::write(out_dir.join("informerd_descriptor.bin"), compiler.encode_file_descriptor_set())?;
+    fs::write(out.join("descriptors.bin"), compiler.encode_file_descriptor_set())?;
 
     tonic_prost_build::configure()
+        .out_dir(out)
         .extern_path(".google.rpc", "::tonic_types::pb")
         .bytes(".informerd.v1.Object.raw")
         .btree_map(".informerd.v1")
@@ -38,6 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .compile_fds(FileDescriptorSet::decode(&*compiler.encode_file_descriptor_set())?)?;
 
     tonic_prost_build::configure()
+        .out_dir(out)
         // Only tests implement an etcd server.
         .server_mod_attribute("etcdserverpb", "#[cfg(test)]")
         .compile_fds(protox::compile([ETCD_FILE], [PROTO_ROOT])?)?;

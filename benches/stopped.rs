@@ -67,7 +67,7 @@ struct Run {
 }
 
 /// Message about an object: its type, the object's name, uid and body.
-type Told = (pb::EventType, String, String, Bytes);
+type ReceivedState = (pb::EventType, String, String, Bytes);
 
 #[tokio::main]
 async fn main() {
@@ -213,7 +213,7 @@ impl Script {
     }
 
     /// Advances to a version; returns the difference, as the last change of each key.
-    fn advance(&mut self, version: u64) -> Vec<Told> {
+    fn advance(&mut self, version: u64) -> Vec<ReceivedState> {
         let mut changed = BTreeMap::new();
         while self.version < version {
             let name = self.next_name();

@@ -6,20 +6,13 @@
 //! A connection has one request, and a time limit. The number of connections is bounded: when one more comes, the oldest is
 //! closed, so that a probe gets its response however many clients connect and send nothing.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Duration};
 
-use axum::{
-    Router,
-    extract::State,
-    http::{StatusCode, header},
-    response::IntoResponse,
-    routing::get,
-};
-use hyper::server::conn::http1;
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus_client::registry::Registry;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -58,11 +51,6 @@ impl Admin {
     ///
     /// Dropping it drops all connections.
     pub async fn serve(self, listener: TcpListener) {
-        let routes = Router::new()
-            .route("/livez", get(async || "ok\n"))
-            .route("/readyz", get(readyz))
-            .route("/metrics", get(metrics))
-            .with_state(self.clone());
         let mut connections = JoinSet::new();
         let mut open: VecDeque<AbortHandle> = VecDeque::new();
         loop {
@@ -75,7 +63,7 @@ impl Admin {
                             // The descriptor is free once the task has ended.
                             while connections.len() >= MAX_CONNECTIONS && connections.join_next().await.is_some() {}
                         }
-                        open.push_back(connections.spawn(self.clone().drive(stream, routes.clone())));
+                        open.push_back(connections.spawn(self.clone().drive(stream)));
                     }
                     Err(error) => {
                         self.service.metrics().refused().count("accept_failed");
@@ -89,13 +77,17 @@ impl Admin {
     }
 
     /// Serves the one request of a connection.
-    async fn drive(self, stream: TcpStream, routes: Router) {
+    async fn drive(self, stream: TcpStream) {
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new())
             .header_read_timeout(self.request_timeout)
             .max_buf_size(MAX_HEAD)
             .keep_alive(false);
-        let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
+        let answer = service_fn(|request: Request<Incoming>| {
+            let response = self.answer(request.method(), request.uri().path());
+            async { Ok::<_, Infallible>(response) }
+        });
+        let connection = http.serve_connection(TokioIo::new(stream), answer);
         let is_late = match tokio::time::timeout(MAX_TIME, connection).await {
             Ok(ended) => ended.is_err_and(|error| error.is_timeout()),
             Err(_) => true,
@@ -104,33 +96,56 @@ impl Admin {
             self.service.metrics().refused().count("admin_timeout");
         }
     }
-}
 
-async fn readyz(State(admin): State<Admin>) -> (StatusCode, String) {
-    if admin.service.is_shutting_down() {
-        return (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n".to_owned());
+    fn answer(&self, method: &Method, path: &str) -> Response<Full<Bytes>> {
+        let (mut status, mut text) = match path {
+            "/livez" => (StatusCode::OK, "ok\n".to_owned()),
+            "/readyz" => self.readyz(),
+            "/metrics" => self.metrics(),
+            _ => (StatusCode::NOT_FOUND, String::new()),
+        };
+        let is_read = [Method::GET, Method::HEAD].contains(method);
+        if status != StatusCode::NOT_FOUND && !is_read {
+            (status, text) = (StatusCode::METHOD_NOT_ALLOWED, String::new());
+        }
+        let mut response = Response::new(Full::from(text));
+        *response.status_mut() = status;
+        if status == StatusCode::METHOD_NOT_ALLOWED {
+            response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET,HEAD"));
+        }
+        let content_type = match path {
+            "/metrics" => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            _ => "text/plain; charset=utf-8",
+        };
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+        response
     }
-    let missing: Vec<String> = admin
-        .service
-        .resources()
-        .filter(|resource| !resource.optional && resource.informer.snapshot().is_none())
-        .map(|resource| match resource.informer.health().report().last_error {
-            Some(error) => format!("{}: not synced: {error}\n", resource.name),
-            None => format!("{}: not synced\n", resource.name),
-        })
-        .collect();
-    if missing.is_empty() {
-        (StatusCode::OK, "ok\n".to_owned())
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, missing.concat())
-    }
-}
 
-async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
-    let mut text = String::new();
-    if prometheus_client::encoding::text::encode(&mut text, &admin.registry).is_err() {
-        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    fn readyz(&self) -> (StatusCode, String) {
+        if self.service.is_shutting_down() {
+            return (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n".to_owned());
+        }
+        let missing: String = self
+            .service
+            .resources()
+            .filter(|resource| !resource.optional && resource.informer.snapshot().is_none())
+            .map(|resource| match resource.informer.report().last_error {
+                Some(error) => format!("{}: not synced: {error}\n", resource.name),
+                None => format!("{}: not synced\n", resource.name),
+            })
+            .collect();
+        if missing.is_empty() {
+            (StatusCode::OK, "ok\n".to_owned())
+        } else {
+            (StatusCode::SERVICE_UNAVAILABLE, missing)
+        }
     }
-    let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, content_type)], text).into_response()
+
+    fn metrics(&self) -> (StatusCode, String) {
+        let mut text = String::new();
+        match prometheus_client::encoding::text::encode(&mut text, &self.registry) {
+            Ok(()) => (StatusCode::OK, text),
+            Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, String::new()),
+        }
+    }
 }

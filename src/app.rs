@@ -15,33 +15,32 @@
 mod cgroup;
 mod connector;
 mod descriptors;
-mod keeper;
+mod error;
 mod listener;
+mod snapshot_writer;
 mod sources;
 mod writer;
 
-use std::{fmt, io, net::SocketAddr, num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, net::SocketAddr, num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use tokio::{
-    net::TcpListener,
-    task::{JoinError, JoinSet},
-};
-use tonic::service::RoutesBuilder;
+use tokio::{net::TcpListener, task::JoinSet};
 use tonic_health::{ServingStatus, server::HealthReporter};
 
 use self::{
     connector::Connector,
-    keeper::Keeper,
+    error::named,
     listener::{GrpcListener, bind_tcp},
+    snapshot_writer::SnapshotWriter,
     writer::WriterThread,
 };
+pub use self::{connector::OwnSource, error::AppError};
 use crate::{
     admin::Admin,
     config::{Config, ListenAddr, TlsConfig},
-    grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig},
+    grpc::{GeneratedServices, Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig},
     proto::pb,
-    source::{files::DirectoryError, kube::KubeClients, stream::StreamError},
+    source::kube::KubeClients,
     telemetry::{self, ObservedResource},
     transport::{Listener, Quota, Server, ServerConfig, Tls, TlsError, TlsFiles},
     watch::BulkThreads,
@@ -52,112 +51,21 @@ pub struct App {
     config: Config,
     service: Service,
     lifecycle: Lifecycle,
-    tasks: JoinSet<Ended>,
+    /// Tasks that end with their name.
+    tasks: JoinSet<String>,
     writers: Vec<WriterThread>,
-    keeper: Option<Keeper>,
+    snapshot_writer: Option<SnapshotWriter>,
     grpc: GrpcListener,
     admin: Option<(TcpListener, Admin)>,
     connections: Arc<Quota>,
 }
 
-/// Reason why the server could not start, or ended without a signal.
-#[derive(Debug, thiserror::Error)]
-pub enum AppError {
-    /// Directory that cannot be served.
-    #[error("resource {resource}: {error}")]
-    Directory {
-        /// Name of the resource.
-        resource: String,
-        /// Cause, and what to do about it.
-        error: DirectoryError,
-    },
-    /// Stream that cannot be read.
-    #[error("resource {resource}: {error}")]
-    Stream {
-        /// Name of the resource.
-        resource: String,
-        /// Cause, and what to do about it.
-        error: StreamError,
-    },
-    /// Thread of a resource that cannot be started.
-    #[error("resource {resource}: cannot start its thread: {error}; raise the limits on threads and open files")]
-    Thread {
-        /// Name of the resource.
-        resource: String,
-        /// Error of the system.
-        error: io::Error,
-    },
-    /// Threads for selections that cannot be started.
-    #[error("cannot start the threads that evaluate selections: {error}; raise the limit on threads")]
-    BulkThreads {
-        /// Error of the system.
-        error: io::Error,
-    },
-    /// Configured file of a source, such as a certificate, that cannot be read.
-    #[error("resource {resource}: {problem}; correct the path, or give the user of informerd permission to read it")]
-    Upstream {
-        /// Name of the resource.
-        resource: String,
-        /// File, and cause.
-        problem: String,
-    },
-    /// Missing cluster, in the place where a kube source is configured to find one.
-    #[error("resource {resource}: {problem}")]
-    Kube {
-        /// Name of the resource.
-        resource: String,
-        /// File, and what to do about it.
-        problem: String,
-    },
-    /// TLS that cannot be served.
-    #[error("tls: {0}")]
-    Tls(#[from] TlsError),
-    /// Address that cannot be listened on.
-    #[error("cannot listen on {address} for {what}: {error}; {hint}")]
-    Listen {
-        /// Purpose: "gRPC" or "admin".
-        what: &'static str,
-        /// Address as configured.
-        address: String,
-        /// Error of the system.
-        error: io::Error,
-        /// Advice for the user.
-        hint: &'static str,
-    },
-    /// Limit on open files below the configured connections.
-    #[error(
-        "limits.connections: {connections} is more than the {left} left by the limit on open files ({open_files}, with {kept} kept for \
-         the admin port and the sources); raise the limit (ulimit -n, LimitNOFILE), or remove the key"
-    )]
-    OpenFiles {
-        /// Connections as configured.
-        connections: usize,
-        /// Open files left for connections.
-        left: usize,
-        /// Limit on open files.
-        open_files: usize,
-        /// Open files kept free of connections.
-        kept: usize,
-    },
-    /// End of a task that should run for ever.
-    #[error("{task} ended unexpectedly{detail}")]
-    TaskEnded {
-        /// Name of the task.
-        task: String,
-        /// Cause, if the task reported one.
-        detail: String,
-    },
-}
-
-/// Name of a task that ended, and its result.
-type Ended = (String, Result<(), String>);
-
 /// Time for a client that was evicted under BLOCK and reads again to receive the reason.
 const EVICTED_GRACE: Duration = Duration::from_secs(5);
 /// Time to write the snapshot files of all resources while the server drains. The next run can do without them.
-const LAST_WRITE: Duration = Duration::from_secs(10);
+const FINAL_WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for aborted tasks to reach a point where they end.
-const LAST_TURN: Duration = Duration::from_secs(1);
+const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 // === impl App ===
 
@@ -168,6 +76,20 @@ impl App {
     ///
     /// If a source cannot be read or an address cannot be listened on.
     pub async fn start(config: Config) -> Result<Self, AppError> {
+        Self::start_with(config, BTreeMap::new()).await
+    }
+
+    /// Does the same with sources that the program brings itself: one for the name of each resource whose source is
+    /// [`SourceConfig::Own`](crate::config::SourceConfig::Own).
+    ///
+    /// # Errors
+    ///
+    /// As [`App::start`].
+    ///
+    /// # Panics
+    ///
+    /// If one of these sources is missing.
+    pub async fn start_with(config: Config, own: BTreeMap<String, OwnSource>) -> Result<Self, AppError> {
         check(&config)?;
         let limits = &config.limits;
         let most = descriptors::connections(limits.connections, descriptors::raise(), config.resources.len())?;
@@ -185,8 +107,9 @@ impl App {
             config: &config,
             tasks: &mut tasks,
             threads: Arc::new(threads),
-            keeper: Keeper::open(&config),
+            snapshot_writer: SnapshotWriter::open(&config),
             kube_clients: KubeClients::default(),
+            own,
         };
         let (mut observed, mut writers): (Vec<ObservedResource>, Vec<WriterThread>) = (Vec::new(), Vec::new());
         for (name, resource) in &config.resources {
@@ -195,7 +118,7 @@ impl App {
             observed.push(connector.resource(&writer, resource));
             writers.push(writer);
         }
-        let keeper = connector.keeper;
+        let snapshot_writer = connector.snapshot_writer;
         let lifecycle = Lifecycle::default();
         let service = Service::new(
             observed.iter().map(|observed| observed.resource.clone()),
@@ -224,7 +147,7 @@ impl App {
         service.register(&mut registry);
         let admin = admin_listener
             .map(|listener| (listener, Admin::new(service.clone(), registry, config.limits.request_timeout)));
-        Ok(Self { config, service, lifecycle, tasks, writers, keeper, grpc, admin, connections })
+        Ok(Self { config, service, lifecycle, tasks, writers, snapshot_writer, grpc, admin, connections })
     }
 
     /// Returns the address of gRPC, with the real port instead of a configured 0.
@@ -253,15 +176,24 @@ impl App {
             tracing::info!(%address, "admin listening");
         }
         // The tasks are dropped before the threads that some of them run on.
-        let Self { config, service, lifecycle, writers: _writers, mut tasks, keeper, grpc, admin, connections } = self;
+        let Self {
+            config,
+            service,
+            lifecycle,
+            writers: _writers,
+            mut tasks,
+            snapshot_writer,
+            grpc,
+            admin,
+            connections,
+        } = self;
 
         let (reporter, health) = tonic_health::server::health_reporter();
         set_health(&reporter, &service, ServingStatus::NotServing).await;
-        let mut services = RoutesBuilder::default();
-        services
-            .add_service(health)
-            .add_service(reflection().build_v1().map_err(|error| AppError::reflection(&error))?)
-            .add_service(reflection().build_v1alpha().map_err(|error| AppError::reflection(&error))?);
+        let services = GeneratedServices::default()
+            .with(health)
+            .with(reflection().build_v1().map_err(|error| AppError::reflection(&error))?)
+            .with(reflection().build_v1alpha().map_err(|error| AppError::reflection(&error))?);
         let routes = Routes::beside(service.clone(), services);
         let bounds = ServerConfig {
             streams_per_connection: config.limits.streams_per_connection,
@@ -278,7 +210,7 @@ impl App {
             GrpcListener::Tcp(listener) => match config.tls.as_ref().map(tls).transpose()? {
                 Some(tls) => {
                     let tls = Arc::new(tls);
-                    tasks.spawn(infallible("certificates", Arc::clone(&tls).reload()));
+                    tasks.spawn(named("certificates", Arc::clone(&tls).reload()));
                     (Listener::Tls(listener, tls), None)
                 }
                 None => (Listener::Tcp(listener), None),
@@ -287,16 +219,16 @@ impl App {
         };
         let serving = Server::new(routes, Routes::is_watch, bounds).serve(listener, lifecycle.draining.clone());
         let mut server = JoinSet::new();
-        server.spawn(infallible("grpc server", serving));
+        server.spawn(named("grpc server", serving));
         let mut keeping = JoinSet::new();
-        if let Some(keeper) = keeper {
-            keeping.spawn(keeper.run(lifecycle.draining.clone()));
+        if let Some(snapshot_writer) = snapshot_writer {
+            keeping.spawn(snapshot_writer.run(lifecycle.draining.clone()));
         }
-        tasks.spawn(infallible("grpc service", service.clone().run()));
+        tasks.spawn(named("grpc service", service.clone().run()));
         tasks.spawn(named("health", report_health(service.clone(), reporter.clone())));
         if let Some((listener, admin)) = admin {
             // The admin server runs until the very end, for probes and the last metrics.
-            tasks.spawn(infallible("admin server", admin.serve(listener)));
+            tasks.spawn(named("admin server", admin.serve(listener)));
         }
 
         tokio::select! {
@@ -310,15 +242,15 @@ impl App {
         set_health(&reporter, &service, ServingStatus::NotServing).await;
         tokio::time::sleep(config.drain.delay).await;
         lifecycle.draining.cancel();
-        let kept = async {
-            if tokio::time::timeout(LAST_WRITE, keeping.join_next()).await.is_err() {
-                tracing::warn!("last snapshots not written within {LAST_WRITE:?}");
+        let reserved = async {
+            if tokio::time::timeout(FINAL_WRITE_TIMEOUT, keeping.join_next()).await.is_err() {
+                tracing::warn!("last snapshots not written within {FINAL_WRITE_TIMEOUT:?}");
             }
         };
-        tokio::join!(server.join_next(), kept);
+        tokio::join!(server.join_next(), reserved);
         // Aborts all tasks at once: one that saw others end would report a failure of its upstream. The bound is for the wait
         // only.
-        drop(tokio::time::timeout(LAST_TURN, tasks.shutdown()).await);
+        drop(tokio::time::timeout(ABORT_TIMEOUT, tasks.shutdown()).await);
         tracing::info!("shut down");
         Ok(())
     }
@@ -327,31 +259,6 @@ impl App {
 impl fmt::Debug for App {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("App").field("config", &self.config).finish_non_exhaustive()
-    }
-}
-
-// === impl AppError ===
-
-impl AppError {
-    fn listen(what: &'static str, address: String, error: io::Error) -> Self {
-        let hint = match error.kind() {
-            io::ErrorKind::AddrInUse => "stop the process that uses it, or choose another address",
-            io::ErrorKind::PermissionDenied => "choose a port above 1023, or a path that this user can write to",
-            _ => "choose an address of this machine",
-        };
-        Self::Listen { what, address, error, hint }
-    }
-
-    fn reflection(error: &tonic_reflection::server::Error) -> Self {
-        Self::TaskEnded { task: "reflection".to_owned(), detail: format!(": {error}") }
-    }
-
-    fn ended(ended: Result<Ended, JoinError>) -> Self {
-        match ended {
-            Ok((task, Ok(()))) => Self::TaskEnded { task, detail: String::new() },
-            Ok((task, Err(error))) => Self::TaskEnded { task, detail: format!(": {error}") },
-            Err(error) => Self::TaskEnded { task: "a task".to_owned(), detail: format!(": {error}") },
-        }
     }
 }
 
@@ -371,24 +278,6 @@ fn tls(config: &TlsConfig) -> Result<Tls, TlsError> {
     Tls::load(TlsFiles { cert, key, client_ca })
 }
 
-/// Returns a task that ends with its name.
-fn named<E: fmt::Display>(
-    name: impl Into<String>,
-    task: impl Future<Output = Result<(), E>>,
-) -> impl Future<Output = Ended> {
-    let name = name.into();
-    async move { (name, task.await.map_err(|error| error.to_string())) }
-}
-
-/// Returns the same for a task that cannot fail.
-fn infallible(name: impl Into<String>, task: impl Future<Output = ()>) -> impl Future<Output = Ended> {
-    let name = name.into();
-    async move {
-        task.await;
-        (name, Ok(()))
-    }
-}
-
 fn reflection() -> tonic_reflection::server::Builder<'static> {
     tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(pb::FILE_DESCRIPTOR_SET)
@@ -396,7 +285,7 @@ fn reflection() -> tonic_reflection::server::Builder<'static> {
 }
 
 /// Reports a resource as serving once it has had a state, and the server once all resources that are not optional have.
-async fn report_health(service: Service, reporter: HealthReporter) -> io::Result<()> {
+async fn report_health(service: Service, reporter: HealthReporter) {
     let watched = service.resources().map(async |resource| {
         resource.informer.wait_for(0, |_| true).await;
         if !service.is_shutting_down() {
@@ -407,7 +296,7 @@ async fn report_health(service: Service, reporter: HealthReporter) -> io::Result
         }
     });
     join_all(watched).await;
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 /// Sets the same status for the server and for every resource.

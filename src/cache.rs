@@ -14,31 +14,71 @@
 //!   resumes the watch from its version.
 //!
 //! Not in this module: the upstreams (`source`), and everything that depends on gRPC.
+//!
+//! # From client-go's names
+//!
+//! | `k8s.io/client-go/tools/cache` | here |
+//! |---|---|
+//! | `ListerWatcher`, `ListWatch` | [`ListerWatcher`] |
+//! | `Reflector`, `ResourceExpiredError` | [`Reflector`], [`SourceError::Expired`] |
+//! | `RealFIFO`, `DeltaFIFO`; `Delta`, `Deltas` | [`RealFifo`]; [`Delta`] |
+//! | `Controller`, `processDeltas` | [`Informer`] |
+//! | `Store`, `Indexer`, `ThreadSafeStore`: writing | [`Indexer`]; only its informer has it |
+//! | the same, and `Lister`: reading | [`Snapshot`], from [`InformerHandle::snapshot`] |
+//! | `Indexers`, `IndexFunc` | [`model::Indexers`](crate::model::Indexers), [`model::IndexFunc`](crate::model::IndexFunc) |
+//! | `KeyFunc`, `MetaNamespaceKeyFunc`, `ObjectName` | [`model::ObjectKey`](crate::model::ObjectKey) |
+//! | `DeletedFinalStateUnknown` | a deletion with [`Cause::Inferred`](crate::model::Cause::Inferred) |
+//! | `HasSynced`, `WaitForCacheSync` | [`InformerHandle::wait_for`] |
+//! | `LastSyncResourceVersion` | [`Snapshot::version`] |
+//! | `WatchErrorHandler` | [`SourceHealth`] |
+//! | `FakeControllerSource` (`tools/cache/testing`) | `testing::FakeSource` |
+//!
+//! A [`Watch`] is a stream: dropping it is `Stop`, and an adaptor is `Filter`. A [`ListerWatcher`] can so change or leave out
+//! what another one returns:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() {
+//! use informerd::{
+//!     cache::{Delta, Watch},
+//!     model::{Event, ResourceVersion},
+//! };
+//! use tokio_stream::StreamExt;
+//!
+//! let bookmark = |number| Delta::event(Event::Bookmark(ResourceVersion::decimal(number)));
+//! let upstream: Watch = Box::pin(tokio_stream::iter((1..5).map(move |number| Ok(bookmark(number)))));
+//! let is_odd = |delta: &Delta| delta.version().is_none_or(|version| version.number() % 2 == 1);
+//! let filtered: Watch = Box::pin(upstream.filter(move |item| item.as_ref().map_or(true, is_odd)));
+//! assert_eq!(filtered.collect::<Vec<_>>().await.len(), 2);
+//! # }
+//! ```
 
 mod ahead;
 mod backoff;
 mod checkpoint;
-mod demand;
 mod health;
 mod history;
 mod indexer;
 mod informer;
+mod list;
 mod lister_watcher;
 mod problem;
+mod progress_demand;
 mod provenance;
 mod real_fifo;
 mod reflector;
 mod snapshot_file;
 
 pub use backoff::{Backoff, BackoffConfig};
-pub use checkpoint::{Checkpoint, Checkpoints};
-pub use demand::{Demand, Waiting};
+pub use checkpoint::{Checkpoint, CheckpointRequests};
 pub use health::{HealthReport, SourceHealth, SyncState};
 pub use history::{Backlog, History, NotInHistory};
 pub use indexer::{Indexer, Snapshot};
 pub use informer::{Informer, InformerConfig, InformerHandle, InformerStats, JoinError, Joined, Start, Stopped};
-pub use lister_watcher::{Evidence, List, ListVersion, ListerWatcher, SourceError, WarmStart, Watch};
+pub use list::{List, RewriteEvidence};
+pub use lister_watcher::{ListVersion, ListerWatcher, SourceError, WarmStart, Watch};
 pub use problem::{Problem, ProblemChanges, ProblemReason, ProblemReport};
+pub use progress_demand::{ProgressDemand, ProgressGuard};
 pub use provenance::Provenance;
 pub use real_fifo::{Delta, Events, FifoBounds, RealFifo};
 pub use reflector::{Reflector, ReflectorConfig, ReflectorStats};

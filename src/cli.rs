@@ -4,7 +4,6 @@
 //! configuration; 130 and 143 when a second SIGINT or SIGTERM cuts a graceful shutdown short, or the first one an `until`. The
 //! client commands also have 3, not found; 4, unavailable or timed out; 5, not allowed.
 
-mod by_index;
 mod check;
 mod client_flags;
 mod failure;
@@ -20,15 +19,13 @@ mod values;
 mod watch;
 mod watchers;
 
-use std::{
-    io::{self, BufWriter, StdoutLock, Write},
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tokio::runtime::Builder;
 
 use self::failure::Failure;
-use crate::config::{Config, ServeFlags};
+use crate::config::ServeFlags;
 
 /// Shared informer caches as a network service: every upstream is listed and watched once, and any number of clients watch,
 /// list and query it over gRPC.
@@ -51,28 +48,28 @@ enum Command {
     #[command(after_help = rbac::EXAMPLES)]
     Rbac(ServeFlags),
     /// Show the resources of a server
-    #[command(after_help = resources::EXAMPLES)]
+    #[command(after_help = help(resources::EXAMPLES))]
     Resources(resources::ResourcesFlags),
     /// List the objects of a resource
-    #[command(after_help = list::EXAMPLES)]
+    #[command(after_help = help(list::EXAMPLES))]
     List(list::ListFlags),
     /// Get objects by name
-    #[command(after_help = get::EXAMPLES)]
+    #[command(after_help = help(get::EXAMPLES))]
     Get(get::GetFlags),
     /// List the objects under a value of an index
-    #[command(after_help = by_index::EXAMPLES)]
-    ByIndex(by_index::ByIndexFlags),
+    #[command(after_help = help(list::BY_INDEX_EXAMPLES))]
+    ByIndex(list::ByIndexFlags),
     /// List the values of an index, with the number of objects under each
-    #[command(after_help = values::EXAMPLES)]
+    #[command(after_help = help(values::EXAMPLES))]
     Values(values::ValuesFlags),
     /// Show the objects of a resource and every change to them
-    #[command(after_help = watch::EXAMPLES)]
+    #[command(after_help = help(watch::EXAMPLES))]
     Watch(watch::WatchFlags),
     /// Wait until objects meet conditions
-    #[command(after_help = until::EXAMPLES)]
+    #[command(after_help = help(until::EXAMPLES))]
     Until(until::UntilFlags),
     /// Show the open watches: client, selection, policy, lag
-    #[command(after_help = watchers::EXAMPLES)]
+    #[command(after_help = help(watchers::EXAMPLES))]
     Watchers(watchers::WatchersFlags),
 }
 
@@ -84,82 +81,45 @@ Examples:
   informerd list pods -l app=web
   informerd watch pods";
 
-/// Exit code of a failure at run time.
-const FAILED: u8 = 1;
-/// Exit code of an invalid command line or configuration; clap's own code for it.
-const WRONG_USAGE: u8 = 2;
-
-/// Appends the exit codes to the help of a client command.
-macro_rules! with_exit_codes {
-    ($examples:literal) => {
-        concat!(
-            $examples,
-            "\n\n\
-             Exit codes: 0 success; 1 failure at run time; 2 wrong usage; 3 resource or object not found; \
-             4 server unavailable or timed out; 5 not allowed."
-        )
-    };
-}
-use with_exit_codes;
+const EXIT_CODES: &str = "\
+Exit codes: 0 success; 1 failure at run time; 2 wrong usage; 3 resource or object not found; 4 server unavailable or \
+timed out; 5 not allowed.";
 
 // === impl Cli ===
 
 impl Cli {
     /// Runs the command.
     pub fn run(self) -> ExitCode {
-        match self.command {
+        let ended = match self.command {
             Command::Serve(flags) => serve::run(&flags),
             Command::Check(flags) => check::run(&flags),
             Command::Rbac(flags) => rbac::run(&flags),
             Command::Resources(flags) => call(flags.timeout.limit(resources::run(&flags))),
             Command::List(flags) => call(flags.timeout.limit(list::run(&flags.resource, &flags.objects))),
             Command::Get(flags) => call(flags.timeout.limit(get::run(&flags))),
-            Command::ByIndex(flags) => call(flags.timeout.limit(by_index::run(&flags))),
+            Command::ByIndex(flags) => call(flags.timeout.limit(list::by_index(&flags))),
             Command::Values(flags) => call(flags.timeout.limit(values::run(&flags))),
             Command::Watch(flags) => call(watch::run(&flags)),
             Command::Until(flags) => call(until::run(&flags)),
             Command::Watchers(flags) => call(flags.timeout.limit(watchers::run(&flags))),
+        };
+        match ended {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(failure) => {
+                failure.print();
+                failure.exit_code.into()
+            }
         }
     }
 }
 
 /// Runs a command that calls a server.
-fn call(command: impl Future<Output = Result<(), Failure>>) -> ExitCode {
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            complain(&format_args!("cannot start: {error}"));
-            return FAILED.into();
-        }
-    };
-    exit_code(runtime.block_on(command))
+fn call(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| Failure::start(&error))?;
+    runtime.block_on(command)
 }
 
-fn exit_code(ended: Result<(), Failure>) -> ExitCode {
-    match ended {
-        Ok(()) | Err(Failure::Closed) => ExitCode::SUCCESS,
-        Err(failure) => {
-            complain(&failure);
-            failure.exit_code().into()
-        }
-    }
-}
-
-/// Returns stdout with a buffer: readers see the data when it is flushed.
-fn stdout() -> BufWriter<StdoutLock<'static>> {
-    BufWriter::new(io::stdout().lock())
-}
-
-/// Returns the configuration, or the exit code after it has printed the problems.
-fn load(flags: &ServeFlags) -> Result<Config, ExitCode> {
-    Config::load(flags).map_err(|errors| {
-        complain(&errors);
-        WRONG_USAGE.into()
-    })
-}
-
-/// Prints an error as one line on stderr.
-fn complain(message: &dyn std::fmt::Display) {
-    // A closed stderr has no reader.
-    drop(writeln!(io::stderr(), "error: {message}"));
+/// Returns the help after the flags of a client command.
+fn help(examples: &str) -> String {
+    format!("{examples}\n\n{EXIT_CODES}")
 }

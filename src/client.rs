@@ -40,7 +40,6 @@
 //! Not part of this module: a cache for lookups (fold the updates, or run an `Informer`), and watches that begin without
 //! the initial events.
 
-mod address;
 mod connection;
 mod error;
 mod query;
@@ -49,10 +48,11 @@ mod update;
 mod view;
 mod watch;
 
-pub use address::{AddressError, ServerAddress, TlsOptions};
-pub use connection::{Client, Got, Listed};
+pub use connection::{Client, GetResult, ListResult};
 pub use error::{ClientError, ServerStatus};
 pub use query::Query;
 pub use until::UntilOptions;
 pub use update::{Note, Progress, Update};
 pub use watch::{Watch, WatchOptions};
+
+pub use crate::endpoint::{AddressError, ServerAddress, TlsOptions};

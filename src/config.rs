@@ -43,7 +43,7 @@ pub use self::{
     flags::{LogFormat, ServeFlags},
     keys::reference,
     listen::ListenAddr,
-    resolved::{Config, EtcdResource, EtcdTlsConfig, RelayResource, ResourceConfig, SourceConfig},
+    resolved::{Config, EtcdResource, RelayResource, ResourceConfig, SourceConfig},
     rows::{Key, KeyFlag},
     section::KeyFlags,
     table::{

@@ -6,22 +6,23 @@
 //!   generated traits (`generated`): so the frames of a watch are encoded once for all watchers, and objects are encoded without
 //!   building messages of them.
 //! - `until` implements Until: it reads a watch within this process.
-//! - `kept` charges each stream for the old states that only it still references.
-//! - `slice` limits the time that a call scans objects before it yields.
-//! - `turns` schedules bulk responses (lists, snapshots, replays), so that they do not delay live events.
+//! - `held_snapshots` charges each stream for the old states that only it still references.
+//! - `time_slice` limits the time that a call scans objects before it yields.
+//! - `bulk_scheduler` schedules bulk responses (lists, snapshots, replays), so that they do not delay live events.
 //! - `compiler` compiles the expressions of clients on threads that serve no other call.
 //! - `status` alone builds statuses; `frame` alone defines the wire encoding of a watch.
 //!
 //! Not in this module: listening, connections and TLS (`app` and `transport`), and the sources of objects.
 
+mod bulk_scheduler;
 mod call;
 mod compiler;
 mod discovery;
-mod fair;
+mod fair_queue;
 mod frame;
 mod generated;
 mod get;
-mod kept;
+mod held_snapshots;
 mod layer;
 mod list;
 mod metrics;
@@ -32,9 +33,8 @@ mod resource;
 mod routes;
 mod scan;
 mod service;
-mod slice;
 mod status;
-mod turns;
+mod time_slice;
 mod until;
 mod watch;
 mod watchers;
@@ -45,5 +45,5 @@ pub use metrics::RpcMetrics;
 #[cfg(any(test, fuzzing))]
 pub(crate) use page::fuzzing;
 pub use resource::ServedResource;
-pub use routes::Routes;
+pub use routes::{GeneratedServices, Routes};
 pub use service::{Lifecycle, Service, ServiceConfig};

@@ -24,8 +24,10 @@
 //! - [`grpc`]: requests to queries; snapshots and cursors to responses.
 //! - [`transport`]: connections and their bytes; none of the messages.
 //! - [`client`]: the client library: calls with typed errors, and watches that resume when their stream ends.
+//! - `endpoint`: the address of a server and TLS with it, for the configuration, the client and the sources.
 //! - [`config`], [`telemetry`], [`admin`]: the configuration; logs and metrics; the probes.
 //! - [`app`] and [`cli`]: the composition of everything, and the command line.
+//! - `testing`, a feature: fakes for the tests of programs, and a server for them.
 //! - [`census`]: counts of live values, empty in a release build. `sync`: locks whose schedule a test can explore.
 //!
 //! Imports point inward; a test reads the sources to enforce it:
@@ -53,6 +55,8 @@ pub mod client;
 #[cfg(feature = "server")]
 #[doc(hidden)]
 pub mod config;
+#[cfg(feature = "client")]
+mod endpoint;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 #[cfg(feature = "server")]
@@ -67,6 +71,8 @@ mod sync;
 #[cfg(feature = "server")]
 #[doc(hidden)]
 pub mod telemetry;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 #[cfg(feature = "server")]
 #[doc(hidden)]
 pub mod transport;
@@ -79,7 +85,7 @@ fn property_config() -> proptest::test_runner::Config {
     Config::with_failure_persistence(FileFailurePersistence::SourceParallel("tests/proptest-regressions"))
 }
 
-/// Compiles the example in the library page of the documentation.
-#[cfg(doctest)]
+/// Compiles and runs the examples in the library page of the documentation.
+#[cfg(all(doctest, feature = "testing"))]
 #[doc = include_str!("../docs/library.md")]
 mod library_page {}

@@ -24,12 +24,13 @@ mod selector;
 mod syntax;
 mod version;
 
+pub(crate) use envelope::Envelope;
 pub use envelope::JsonText;
-pub use event::{Applied, Batch, Cause, Change, Event, EventType, Reached};
+pub use event::{AppliedVersion, Batch, Cause, Change, Event, EventType, HistoryPosition};
 #[cfg(all(test, feature = "cel"))]
 pub(crate) use expression::parsed;
-pub use expression::{Condition, EventView, Expression, ExpressionError, MAX_EXPRESSION_BYTES};
-pub use index::{IndexFunc, IndexMatch, Indexers, IndexersError, in_one_wake};
+pub use expression::{Condition, EventView, Expression, ExpressionError, MAX_EXPRESSION_BYTES, sharing_bodies};
+pub use index::{IndexFunc, IndexMatch, IndexValues, IndexedObject, Indexers, IndexersError};
 pub use key::{KeyError, ObjectKey};
 pub use object::{Labels, MAX_OBJECT_BYTES, Object, ObjectError, ObjectParts};
 pub use path::{FieldCut, FieldCutError, Path};

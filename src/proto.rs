@@ -27,10 +27,10 @@ pub use structs::Structs;
     reason = "generated code; the proto documents it"
 )]
 pub mod pb {
-    tonic::include_proto!("informerd.v1");
+    include!("../proto/generated/informerd.v1.rs");
 
     /// File descriptors of our proto and its imports, and of google.rpc's error details; reflection serves them.
-    pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/informerd_descriptor.bin"));
+    pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!("../proto/generated/descriptors.bin");
 }
 
 /// Format of an object's body in a message.
@@ -157,15 +157,19 @@ pub fn timestamp(at: SystemTime) -> Timestamp {
     Timestamp::from(at)
 }
 
-/// Returns the policy that a request names: `Ok(None)` for the server's default, `Err` for one that this server does not support.
-pub fn full_channel_policy(policy: i32) -> Result<Option<FullChannelPolicy>, i32> {
+/// Returns the policy that a request names: `Ok(None)` for the server's default, a message for one that this server does not
+/// support.
+pub fn full_channel_policy(policy: i32) -> Result<Option<FullChannelPolicy>, String> {
     match pb::FullChannelPolicy::try_from(policy) {
         Ok(pb::FullChannelPolicy::Unspecified) => Ok(None),
         Ok(pb::FullChannelPolicy::Drop) => Ok(Some(FullChannelPolicy::Drop)),
         Ok(pb::FullChannelPolicy::Block) => Ok(Some(FullChannelPolicy::Block)),
         Ok(pb::FullChannelPolicy::Replay) => Ok(Some(FullChannelPolicy::Replay)),
         Ok(pb::FullChannelPolicy::Coalesce) => Ok(Some(FullChannelPolicy::Coalesce)),
-        Err(_) => Err(policy),
+        Err(_) => {
+            let supported = "DROP (1), BLOCK (2), REPLAY (3), COALESCE (4)";
+            Err(format!("unsupported value {policy}; supported: {supported}"))
+        }
     }
 }
 
@@ -207,12 +211,11 @@ mod tests {
     }
 
     #[test]
-    fn formats_and_policies_that_are_not_known_are_told_apart_from_defaults() {
+    fn unknown_formats_and_policies_differ_from_defaults() {
         assert_eq!(PayloadFormat::from_proto(0), Some(PayloadFormat::Struct));
         assert_eq!(PayloadFormat::from_proto(9), None);
         assert_eq!(full_channel_policy(0), Ok(None));
         assert_eq!(full_channel_policy(4), Ok(Some(FullChannelPolicy::Coalesce)));
-        assert_eq!(full_channel_policy(5), Err(5));
-        assert_eq!(full_channel_policy(-1), Err(-1));
+        assert!(full_channel_policy(5).is_err() && full_channel_policy(-1).is_err());
     }
 }

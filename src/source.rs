@@ -10,6 +10,7 @@ mod dial;
 mod digest;
 mod lineage;
 mod problems;
+mod small_file;
 mod text;
 mod watch_event;
 

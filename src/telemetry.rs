@@ -19,10 +19,14 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::{Registry, Unit},
 };
-use tracing_subscriber::{EnvFilter, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing_subscriber::{
+    filter::{ParseError, Targets},
+    layer::SubscriberExt,
+    util::SubscriberInitExt,
+};
 
 use crate::{
-    cache::{HealthReport, RealFifo, ReflectorStats, Snapshot, SnapshotFileStats, SyncState},
+    cache::{HealthReport, InformerStats, RealFifo, ReflectorStats, Snapshot, SnapshotFileStats, SyncState},
     config::LogFormat,
     grpc::ServedResource,
     watch::BroadcasterStats,
@@ -46,7 +50,7 @@ pub struct ObservedResource {
     /// Queue between its Reflector and its informer.
     pub fifo: Arc<RealFifo>,
     /// Counters of its snapshot file, if it has one.
-    pub kept: Option<Arc<SnapshotFileStats>>,
+    pub snapshot_file: Option<Arc<SnapshotFileStats>>,
 }
 
 #[derive(Debug)]
@@ -64,9 +68,10 @@ struct Reading<'a> {
 
 /// Sends logs to stderr. The binary calls it once.
 pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), LogFilterError> {
-    let filter = EnvFilter::try_new(filter)
-        .map_err(|error| LogFilterError { filter: filter.to_owned(), reason: error.to_string() })?;
-    let registry = tracing_subscriber::registry().with(filter);
+    let targets: Targets = filter
+        .parse()
+        .map_err(|error: ParseError| LogFilterError { filter: filter.to_owned(), reason: error.to_string() })?;
+    let registry = tracing_subscriber::registry().with(targets);
     let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     match format {
         LogFormat::Text => {
@@ -95,7 +100,7 @@ impl Collector for ResourceCollector {
         let mut family = Family { encoder: &mut encoder, readings: &readings };
         family.reflector()?;
         family.cache()?;
-        family.kept()?;
+        family.snapshot_file()?;
         family.watch()
     }
 }
@@ -110,19 +115,15 @@ struct Family<'a, 'e> {
 
 impl Family<'_, '_> {
     fn reflector(&mut self) -> fmt::Result {
-        self.counter("reflector_lists", "Lists requested from the upstream", |r| load(&r.observed.reflector.lists))?;
-        self.counter("reflector_list_failures", "Failed lists", |r| load(&r.observed.reflector.list_failures))?;
-        self.counter("reflector_listed_objects", "Objects in all lists", |r| {
-            load(&r.observed.reflector.listed_objects)
-        })?;
-        self.counter("reflector_watches", "Watches requested from the upstream", |r| {
-            load(&r.observed.reflector.watches)
-        })?;
+        self.counter("reflector_lists", "Lists requested from the upstream", |r| r.reflector(|s| &s.lists))?;
+        self.counter("reflector_list_failures", "Failed lists", |r| r.reflector(|s| &s.list_failures))?;
+        self.counter("reflector_listed_objects", "Objects in all lists", |r| r.reflector(|s| &s.listed_objects))?;
+        self.counter("reflector_watches", "Watches requested from the upstream", |r| r.reflector(|s| &s.watches))?;
         self.counter("reflector_watch_failures", "Upstream watches that failed to open or ended with an error", |r| {
-            load(&r.observed.reflector.watch_failures)
+            r.reflector(|s| &s.watch_failures)
         })?;
         self.counter("reflector_events", "Events from the upstream, bookmarks included", |r| {
-            load(&r.observed.reflector.events)
+            r.reflector(|s| &s.events)
         })?;
         self.gauge("reflector_queue_length", "Deltas queued between the Reflector and the informer", |r| {
             r.observed.fifo.len() as f64
@@ -152,88 +153,77 @@ impl Family<'_, '_> {
         self.gauge("source_problems", "Current problems of the source, as in ListResources", |r| {
             r.report.problems as f64
         })?;
-        self.counter("cache_changes", "Objects added, modified and deleted", |r| {
-            load(&r.observed.resource.informer.stats().changes)
-        })?;
+        self.counter("cache_changes", "Objects added, modified and deleted", |r| r.informer(|s| &s.changes))?;
         self.counter("cache_unchanged_events", "Upstream events that changed no object", |r| {
-            load(&r.observed.resource.informer.stats().unchanged)
+            r.informer(|s| &s.unchanged)
         })?;
         self.counter("cache_objects_not_served", "Objects that exist upstream and can no longer be served", |r| {
-            load(&r.observed.resource.informer.stats().not_served)
+            r.informer(|s| &s.not_served)
         })?;
         self.counter(
             "source_late_changes",
             "Changes at versions that were already complete by the rules of the upstream",
             |r| r.observed.resource.informer.health().late_changes(),
         )?;
-        self.counter("cache_replaces", "Lists applied", |r| load(&r.observed.resource.informer.stats().replaces))?;
+        self.counter("cache_replaces", "Lists applied", |r| r.informer(|s| &s.replaces))?;
         self.gauge("history_events", "Events in the history, for watches that resume", |r| {
-            load(&r.observed.resource.informer.stats().history_events) as f64
+            r.informer(|s| &s.history_events) as f64
         })?;
         self.gauge_of("history", &Unit::Bytes, "Size of the history, for watches that resume", |r| {
-            load(&r.observed.resource.informer.stats().history_bytes) as f64
+            r.informer(|s| &s.history_bytes) as f64
         })?;
-        self.counter("watch_events_replayed", "Events sent from the history", |r| {
-            load(&r.observed.resource.informer.stats().replayed)
-        })?;
-        self.counter("watch_parked", "Times a watch was parked", |r| {
-            load(&r.observed.resource.informer.stats().parked)
-        })?;
+        self.counter("watch_events_replayed", "Events sent from the history", |r| r.informer(|s| &s.replayed))?;
+        self.counter("watch_parked", "Times a watch was parked", |r| r.informer(|s| &s.parked))?;
         self.counter("expression_errors", "Failed evaluations of expressions, which count as false", |r| {
-            let informer = &r.observed.resource.informer;
-            load(&informer.stats().expression_errors) + informer.indexers().expression_errors()
+            r.informer(|s| &s.expression_errors) + r.observed.resource.informer.indexers().expression_errors()
         })?;
-        self.counter("cache_rewinds", "Rewrites of the upstream history", |r| {
-            load(&r.observed.resource.informer.stats().rewinds)
-        })
+        self.counter("cache_rewinds", "Rewrites of the upstream history", |r| r.informer(|s| &s.history_rewrites))
     }
 
-    fn kept(&mut self) -> fmt::Result {
-        self.counter("state_writes", "Snapshot files written to state_dir", |r| r.kept(|stats| &stats.writes))?;
+    fn snapshot_file(&mut self) -> fmt::Result {
+        self.counter("state_writes", "Snapshot files written to state_dir", |r| r.snapshot_file(|s| &s.writes))?;
         self.counter("state_write_failures", "Failed writes of snapshot files to state_dir", |r| {
-            r.kept(|stats| &stats.failures)
+            r.snapshot_file(|s| &s.failures)
         })?;
         self.gauge_of("state", &Unit::Bytes, "Size of the last written snapshot file", |r| {
-            r.kept(|stats| &stats.size) as f64
+            r.snapshot_file(|s| &s.size) as f64
         })?;
         self.gauge_of("state_write", &Unit::Seconds, "Duration of the last write of the snapshot file", |r| {
-            r.kept(|stats| &stats.micros) as f64 / 1e6
+            r.snapshot_file(|s| &s.micros) as f64 / 1e6
         })?;
         self.gauge_of("state_written_timestamp", &Unit::Seconds, "Time of the last write of the snapshot file", |r| {
-            r.kept(|stats| &stats.written_at_ms) as f64 / 1e3
+            r.snapshot_file(|s| &s.written_at_ms) as f64 / 1e3
         })
     }
 
     fn watch(&mut self) -> fmt::Result {
-        self.gauge("watchers", "Open watches", |r| r.watch(|stats| &stats.watchers))?;
-        self.gauge("watch_groups", "Groups of watches with the same selection and format", |r| {
-            r.watch(|stats| &stats.groups)
-        })?;
+        self.gauge("watchers", "Open watches", |r| r.watch(|s| &s.watchers))?;
+        self.gauge("watch_groups", "Groups of watches with the same selection and format", |r| r.watch(|s| &s.groups))?;
         let help = "Groups filled by background threads, because their selections take the writer too long";
-        self.gauge("watch_groups_deferred", help, |r| r.watch(|stats| &stats.deferred))?;
+        self.gauge("watch_groups_deferred", help, |r| r.watch(|s| &s.deferred))?;
         self.counter("watch_deferrals", "Times the selection of a group took the writer too long", |r| {
-            r.watch_count(|stats| &stats.deferrals)
+            r.watch_count(|s| &s.deferrals)
         })?;
         let help =
             "Watches ended because the threads that fill their group or merge their events lagged behind the history";
-        self.counter("watch_selections_expired", help, |r| r.watch_count(|stats| &stats.expired))?;
+        self.counter("watch_selections_expired", help, |r| r.watch_count(|s| &s.expired))?;
         let help = "Watches ended because their merged events under COALESCE exceeded watch.coalesce_bytes";
-        self.counter("watch_coalesced_expired", help, |r| r.watch_count(|stats| &stats.overmerged))?;
+        self.counter("watch_coalesced_expired", help, |r| r.watch_count(|s| &s.overmerged))?;
         self.gauge_of("watch_retained", &Unit::Bytes, "Size of the encoded events kept for lagging watches", |r| {
-            r.watch(|stats| &stats.retained_size)
+            r.watch(|s| &s.retained_size)
         })?;
         self.counter("watch_events_encoded", "Events encoded, once per format and variant", |r| {
-            r.watch_count(|stats| &stats.encoded)
+            r.watch_count(|s| &s.encoded)
         })?;
-        self.counter("watch_events_sent", "Events sent to watches", |r| r.watch_count(|stats| &stats.delivered))?;
-        self.counter("watch_events_dropped", "Events dropped under DROP", |r| r.watch_count(|stats| &stats.dropped))?;
+        self.counter("watch_events_sent", "Events sent to watches", |r| r.watch_count(|s| &s.delivered))?;
+        self.counter("watch_events_dropped", "Events dropped under DROP", |r| r.watch_count(|s| &s.dropped))?;
         let help = "Watches ended under BLOCK because their client exhausted its budget";
-        self.counter("watch_evicted", help, |r| r.watch_count(|stats| &stats.evicted))?;
+        self.counter("watch_evicted", help, |r| r.watch_count(|s| &s.evicted))?;
         let help = "Full queues under BLOCK served as under REPLAY because the budget of the resource was exhausted";
-        self.counter("watch_block_denied", help, |r| r.watch_count(|stats| &stats.denied))?;
+        self.counter("watch_block_denied", help, |r| r.watch_count(|s| &s.denied))?;
         let help = "Time that distribution was blocked under BLOCK";
         self.encode("watch_blocked", Some(&Unit::Seconds), help, MetricType::Counter, |r| {
-            ConstCounter::new(r.watch(|stats| &stats.blocked_micros) / 1e6)
+            ConstCounter::new(r.watch(|s| &s.blocked_micros) / 1e6)
         })
     }
 
@@ -272,16 +262,19 @@ impl Family<'_, '_> {
 impl<'a> Reading<'a> {
     fn of(observed: &'a ObservedResource) -> Self {
         let informer = &observed.resource.informer;
-        Self {
-            observed,
-            snapshot: informer.snapshot(),
-            report: informer.health().report(),
-            watch: informer.watch_stats(),
-        }
+        Self { observed, snapshot: informer.snapshot(), report: informer.report(), watch: informer.watch_stats() }
     }
 
-    fn kept(&self, counter: impl Fn(&SnapshotFileStats) -> &AtomicU64) -> u64 {
-        self.observed.kept.as_ref().map_or(0, |stats| load(counter(stats)))
+    fn reflector(&self, counter: impl Fn(&ReflectorStats) -> &AtomicU64) -> u64 {
+        load(counter(&self.observed.reflector))
+    }
+
+    fn informer(&self, counter: impl Fn(&InformerStats) -> &AtomicU64) -> u64 {
+        load(counter(self.observed.resource.informer.stats()))
+    }
+
+    fn snapshot_file(&self, counter: impl Fn(&SnapshotFileStats) -> &AtomicU64) -> u64 {
+        self.observed.snapshot_file.as_ref().map_or(0, |stats| load(counter(stats)))
     }
 
     fn watch_count(&self, counter: impl Fn(&BroadcasterStats) -> &AtomicU64) -> u64 {

@@ -4,15 +4,16 @@
 //! - [`Server`] accepts connections and owns the task of each; [`pause_after`] delays the next attempt after a failed accept.
 //! - `connection` is that task: it polls h2's connection and the streams that the service wants polled beside it, until none is
 //!   ready any more, and only then writes. `keepalive` detects clients that have vanished.
-//! - `exchange` is one stream: the call, and then the response body, which is polled for as much as can be sent ([`Supply`]).
-//! - `budget` limits the unsent data of a connection, and `outgoing` counts it. A stream without room waits in a queue, unpolled.
+//! - `exchange` is one stream: the call, and then the response body, which is polled for as much as can be sent ([`BoundedBody`]).
+//! - `budget` limits the unsent data of a connection, and `data_payload` counts it. A stream without room waits in a queue,
+//!   unpolled.
 //! - `streams` holds the streams of the connection's task and their wakers; any other stream has a task of its own, so that a
 //!   large List never runs in a task that serves watches.
 //! - [`Ledger`] sums up the memory that all connections hold for their clients.
-//! - `stalled` resets the streams whose clients read nothing for too long.
-//! - `incoming` tracks the frames that clients send, to detect one that is begun and not completed.
-//! - [`Quota`] limits what is open, in all and for each [`Origin`]; [`Refused`] counts rejections.
-//! - `merge` combines all writes of HTTP/2 in one poll into one write.
+//! - `stall_timer` resets the streams whose clients read nothing for too long.
+//! - `frame_tracker` tracks the frames that clients send, to detect one that is begun and not completed.
+//! - [`Quota`] limits what is open, in all and for each [`Origin`]; [`Rejections`] counts rejections.
+//! - `buffered_io` combines all writes of HTTP/2 in one poll into one write.
 //! - [`Tls`] is below that, so that merged data is encrypted together.
 //! - [`Chunk`] lets one DATA frame carry several buffers without copying them.
 //!
@@ -24,33 +25,33 @@
 mod accept;
 mod body;
 mod budget;
+mod buffered_io;
 mod chunk;
 mod connection;
+mod data_payload;
 mod exchange;
+mod frame_tracker;
 mod handle;
-mod incoming;
 mod io;
 mod keepalive;
 mod ledger;
-mod merge;
-mod outgoing;
 mod pause;
 mod progress;
 mod quota;
-mod stalled;
+mod stall_timer;
 mod streams;
 mod tls;
 
 use std::{fmt, net::SocketAddr};
 
 pub use accept::{Listener, Server};
-pub use body::{LastWords, RequestBody, Room, Supplied, Supply, UNKNOWN};
+pub use body::{BoundedBody, BoundedFrame, FinalFrames, RequestBody, Room, UNKNOWN};
 pub use chunk::Chunk;
 pub use connection::ServerConfig;
 pub use handle::StreamHandle;
-pub use ledger::{Ledger, Waiting};
+pub use ledger::{HeldBytes, Ledger};
 pub use pause::pause_after;
-pub use quota::{Exceeded, Origin, Permit, Quota, Refused, share_of};
+pub use quota::{Exceeded, Origin, Permit, Quota, Rejections, share_of};
 pub use tls::{Tls, TlsError, TlsFiles};
 
 /// Peer of a connection; an extension of each request.

@@ -14,7 +14,7 @@
 //!   group that does not fit is deferred: separate threads fill its log, until it fits again or ends because it has not
 //!   kept up with the history.
 //! - A client's queue is its position in the group's log. Its length is a subtraction; the [`FullChannelPolicy`] decides
-//!   what follows when it is full.
+//!   what follows when it is full (`policy`).
 //! - Under COALESCE, separate threads merge all that a full queue holds, from the published batches and not from the log.
 //! - A group's log keeps what its cursors have not read, within the [`Retention`].
 //! - A client that lags behind the logs reads from a history, encoded once for all clients at the same position:
@@ -25,41 +25,90 @@
 //! Not here: the origin of the events (`cache`) and the form of a frame on the wire (`grpc`). This module is generic over
 //! the [`Frame`]; [`Deliveries`] is the frame for users of the library.
 //!
-//! Independent of the rest: [`StreamWatcher`], a byte stream as an upstream watch.
+//! Independent of the rest: small watches ([`EmptyWatch`], [`ProxyWatcher`], [`Recorder`]), and [`until()`].
+//!
+//! # From apimachinery's names
+//!
+//! | `k8s.io/apimachinery/pkg/watch`, and `k8s.io/client-go/tools/watch` | here |
+//! |---|---|
+//! | `Interface` | any [`Stream`](tokio_stream::Stream); dropping it is `Stop` |
+//! | `Event`, `EventType` | [`model::Event`](crate::model::Event), [`model::EventType`](crate::model::EventType) |
+//! | `Broadcaster`, `NewBroadcaster` | [`Broadcaster`]; a watcher is a [`Cursor`] |
+//! | `FullChannelBehavior` | [`FullChannelPolicy`], per watcher |
+//! | `Filter` | `StreamExt::filter_map`; to select objects, a [`Selection`](crate::model::Selection), which also translates events |
+//! | `NewEmptyWatch` | [`EmptyWatch`] |
+//! | `ProxyWatcher` | [`ProxyWatcher`] |
+//! | `Recorder` | [`Recorder`] |
+//! | `StreamWatcher`, `Decoder` | the same in the `stream` source |
+//! | `Until`, `UntilWithoutRetry`, `ConditionFunc` | [`until()`], a closure |
+//! | `RetryWatcher` | `client::Watch` |
+//! | `UntilWithSync` | `client::Client::until` |
+//! | `FakeWatcher`, `RaceFreeFakeWatcher` | the same in `testing` |
+//!
+//! There is no trait for `Interface`, and no adaptor for `Filter`:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() {
+//! use informerd::watch::ProxyWatcher;
+//! use tokio_stream::StreamExt;
+//!
+//! let (sender, receiver) = tokio::sync::mpsc::channel(4);
+//! let watch = ProxyWatcher::new(receiver);
+//! for event in ["foo", "bar", "baz", "qux"] {
+//!     sender.send(event).await.unwrap();
+//! }
+//!
+//! // Filter: what the closure returns passes, changed or not.
+//! let mut filtered = watch.filter_map(|event| (!event.starts_with('b')).then(|| event.to_uppercase()));
+//! assert_eq!(filtered.next().await.as_deref(), Some("FOO"));
+//! assert_eq!(filtered.next().await.as_deref(), Some("QUX"));
+//!
+//! // Stop: every adaptor drops the watch that it holds.
+//! drop(filtered);
+//! assert!(sender.is_closed());
+//! # }
+//! ```
 
 mod backfill;
 mod broadcaster;
 mod budget;
 mod bulk;
 mod coalesce;
+mod config;
 mod cursor;
+mod empty;
 mod encoding;
 mod filler;
 mod frame;
 mod group;
 mod merger;
 mod policy;
+mod proxy;
+mod recorder;
 mod replay;
-mod room;
 mod routes;
 mod run;
 mod selection_budget;
-mod stream_watcher;
 mod until;
 mod window;
+mod writer_signals;
 
 pub use backfill::{Backfill, BacklogReader};
-pub use broadcaster::{Broadcaster, BroadcasterStats, Subscribe};
+pub use broadcaster::{Broadcaster, Subscribe};
 pub use budget::Client;
 pub use bulk::BulkThreads;
-pub use cursor::{Cursor, CursorGauge, Frames, Taken, TooLarge};
-pub use frame::{Deliveries, Delivery, Frame, Notice};
-pub use policy::{BroadcasterConfig, CursorState, End, FullChannelPolicy, QueueOptions, Retention};
+pub use config::{BroadcasterConfig, BroadcasterStats, Retention};
+pub use cursor::{Cursor, CursorGauge, Taken, TooLarge};
+pub use empty::EmptyWatch;
+pub use frame::{Deliveries, Delivery, Frame, Frames, GroupEvent};
+pub use policy::{CursorState, End, FullChannelPolicy, QueueOptions};
+pub use proxy::{ProxyWatcher, StopHandle};
+pub use recorder::{Record, Recorder};
 pub use replay::Replay;
 #[cfg(test)]
 pub(crate) use selection_budget::Stepped;
-pub use stream_watcher::{DecodeError, Decoder, StreamWatcher, UndecodableEvent};
-pub use until::Until;
+pub use until::{Until, UntilError, until};
 
 #[cfg(test)]
 mod tests;

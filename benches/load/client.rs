@@ -20,7 +20,7 @@ use mio::{Events, Interest, Poll, Token, net::TcpStream};
 use prost::Message;
 
 use super::{
-    BenchError,
+    error::BenchError,
     frames::{self, FrameReader, Part},
     messages::{self, MessageKind, MessageReader},
     stats::Histogram,

@@ -2,18 +2,11 @@
 
 use std::io::{self, Write};
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 
-use super::{BenchError, flags::Flags, print};
+use super::{error::Failure, flags::Flags, mode, print};
 
-/// Run without figures.
-#[derive(Debug)]
-pub(super) struct Failure {
-    message: String,
-    exit_code: u8,
-}
-
-pub(super) const EXAMPLES: &str = "\
+const EXAMPLES: &str = "\
 Examples:
   # cost of a delivery, saturated and at a fixed rate, with a server started for it
   cargo bench --bench load -- w1 --local
@@ -51,15 +44,11 @@ times better informerd's median is.
 
 Exit codes: 0 success; 1 a run failed or its counts differ; 2 wrong usage.";
 
-/// Exit code of a run that failed or was miscounted.
-const FAILED: u8 = 1;
-/// Exit code of an invalid command line; clap's own code for it.
-const WRONG_USAGE: u8 = 2;
-
 /// Measures with these arguments, and returns the exit code. Figures go to `out`, notes and errors to `notes`.
 pub(in super::super) fn execute(arguments: &[String], out: &mut impl Write, notes: &mut impl Write) -> u8 {
     let name = [env!("CARGO_CRATE_NAME").to_owned()];
-    let flags = match Flags::try_parse_from(name.iter().chain(arguments)) {
+    let matches = Flags::command().after_help(EXAMPLES).try_get_matches_from(name.iter().chain(arguments));
+    let flags = match matches.and_then(|matches| Flags::from_arg_matches(&matches)) {
         Ok(flags) => flags,
         Err(error) => {
             let text = error.render();
@@ -86,34 +75,10 @@ fn measure(flags: &Flags, out: &mut impl Write, notes: &mut impl Write) -> Resul
             drop(writeln!(notes, "{note}"));
         }
     };
-    let report = super::run(&bench, &mode, note)?;
+    let report = mode::run(&bench, &mode, note)?;
     match print::write(&report, common.output, !common.no_headers, out) {
         // The reader has closed the pipe and needs no more.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.map_err(|error| Failure::new(format!("cannot write: {error}"))),
-    }
-}
-
-// === impl Failure ===
-
-impl Failure {
-    fn new(message: String) -> Self {
-        Self { message, exit_code: FAILED }
-    }
-
-    pub(super) fn usage(message: String) -> Self {
-        Self { message, exit_code: WRONG_USAGE }
-    }
-}
-
-impl From<BenchError> for Failure {
-    fn from(error: BenchError) -> Self {
-        Self::new(error.to_string())
-    }
-}
-
-impl std::fmt::Display for Failure {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.message)
     }
 }

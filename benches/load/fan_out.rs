@@ -5,10 +5,10 @@ use std::time::Duration;
 use informerd::proto::pb;
 
 use super::{
-    Bench, BenchError,
+    error::BenchError,
     publisher::Pattern,
     report::{Better, Measured, Metric},
-    run::{self, Run},
+    run::{self, Bench, Run},
     subject::{Setup, Subject},
 };
 

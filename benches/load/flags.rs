@@ -11,14 +11,22 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use informerd::{client::ServerAddress, config::parse_duration, proto::pb};
 
 use super::{
-    Bench, ClientConfig, FanOut, Idle, Lists, MAX_WINDOW, Mode, Remote, Stopped, Storm, Subject,
-    command::{EXAMPLES, Failure},
+    client::ClientConfig,
+    error::Failure,
+    fan_out::FanOut,
+    frames::MAX_WINDOW,
+    idle::Idle,
+    mode::Mode,
     print::Output,
+    run::Bench,
+    stopped::Stopped,
+    storm::{Lists, Storm},
+    subject::{Remote, Subject},
 };
 
 /// Measure the cost of watches for a server, and check that every watcher receives every event
 #[derive(Debug, Clone, Parser)]
-#[command(bin_name = concat!("cargo bench --bench ", env!("CARGO_CRATE_NAME"), " --"), max_term_width = 100, after_help = EXAMPLES)]
+#[command(bin_name = concat!("cargo bench --bench ", env!("CARGO_CRATE_NAME"), " --"), max_term_width = 100)]
 pub(super) struct Flags {
     #[command(subcommand)]
     mode: ModeFlags,
@@ -427,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mode_is_as_large_as_it_is_told() {
+    fn a_mode_has_the_configured_size() {
         let w1 = FanOut { watchers: 100, connections: 100, events: 20_000, rate: None, values: None };
         assert_eq!(fan_out("w1 --local"), w1);
         let w2 = FanOut { watchers: 1000, connections: 4, events: 1000, rate: Some(100.0), values: None };
@@ -450,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn the_subject_and_its_baselines_are_told_apart() {
+    fn the_subject_and_its_baselines_are_distinguished() {
         let (bench, _) = parse("w1 --local --baseline naive=/a,floor=/b --policy replay --reps 7").unwrap();
         let names: Vec<&str> = bench.subjects.iter().map(Subject::name).collect();
         assert_eq!(names, ["informerd", "naive", "floor"]);
@@ -466,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_combinations_are_rejected() {
         for (arguments, hint) in [
             ("w1", "--local"),
             ("w1 --local --server 127.0.0.1:5 --feed x", "cannot be used with"),

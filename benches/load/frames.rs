@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_however_it_is_cut() {
+    fn written_frames_are_read_however_they_are_split() {
         let mut bytes = Vec::new();
         preface(&mut bytes, MAX_WINDOW, 16_384);
         let mut frames = bytes.split_off(PREFACE.len());

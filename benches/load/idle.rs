@@ -3,10 +3,11 @@
 use informerd::proto::pb;
 
 use super::{
-    Bench, BenchError, FanOut,
+    error::BenchError,
+    fan_out::FanOut,
     publisher::Pattern,
     report::{Better, Measured, Metric},
-    run::Run,
+    run::{Bench, Run},
     subject::{Setup, Subject},
 };
 

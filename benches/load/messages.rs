@@ -2,8 +2,6 @@
 //!
 //! Pure. A message that is contiguous in the read buffer is not copied.
 
-use super::template::{SENT_DIGITS, SENT_END};
-
 /// Splitter of the DATA of a stream into messages.
 #[derive(Debug, Default)]
 pub(super) struct MessageReader {
@@ -24,6 +22,10 @@ pub(super) enum MessageKind {
 
 /// Bytes before each message: the compression flag and the length.
 pub(super) const PREFIX_BYTES: usize = 5;
+/// Digits of the publish time in nanoseconds; enough for a hundred days.
+pub(super) const SENT_DIGITS: usize = 16;
+/// Bytes after that time, at the end of the object.
+const SENT_END: &[u8] = b"\"}";
 
 // === impl MessageReader ===
 
@@ -122,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_found_however_they_are_cut() {
+    fn messages_are_found_however_they_are_split() {
         let messages: [&[u8]; 5] = [b"one", b"", b"three", b"four and more", b""];
         let bytes = framed(&messages);
         for piece in 1..=bytes.len() {

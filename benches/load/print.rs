@@ -5,7 +5,10 @@ use std::io::{self, Write};
 use clap::ValueEnum;
 use serde_json::{Value, json, ser::PrettyFormatter};
 
-use super::{Metric, Report, Spread};
+use super::{
+    report::{Metric, Report},
+    stats::Spread,
+};
 
 /// The form of the output.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -118,7 +121,7 @@ fn number(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Better;
+    use super::super::report::Better;
     use super::*;
 
     const COST: Metric = Metric { key: "cost_us", heading: "COST us", better: Better::Less };

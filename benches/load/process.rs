@@ -17,7 +17,7 @@ use std::{
 use parking_lot::Mutex;
 use tempfile::NamedTempFile;
 
-use super::BenchError;
+use super::error::BenchError;
 
 /// Started server that listens, and reads its events from its standard input.
 #[derive(Debug)]
@@ -150,7 +150,7 @@ impl Process {
     }
 
     /// Returns the last lines that it logged, if it has ended.
-    pub(super) fn obituary(&mut self) -> Option<String> {
+    pub(super) fn exit_report(&mut self) -> Option<String> {
         let status = self.child.try_wait().ok()??;
         let said = Vec::from(self.log.lock().clone()).join("; ");
         Some(format!("{status}: {said}"))
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_does_not_listen_is_told_with_its_words() {
+    fn a_program_that_does_not_listen_is_reported_with_its_output() {
         let arguments = ["-c".to_owned(), "echo no port >&2; exit 3".to_owned()];
         let error = Process::start(Path::new("sh"), &arguments, None).unwrap_err();
         assert!(error.to_string().contains("no port"), "{error}");

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    BenchError,
+    error::BenchError,
     template::{EVERYBODY, Form, Template},
 };
 
@@ -108,14 +108,14 @@ impl Feed {
         let thread = thread::spawn(move || {
             let written = match rate {
                 Some(rate) => self.pace(events, rate, &stopped),
-                None => self.pour(events),
+                None => self.write_events(events),
             };
             (self, written)
         });
         Publishing { thread, stop }
     }
 
-    fn pour(&mut self, events: Range<u64>) -> io::Result<()> {
+    fn write_events(&mut self, events: Range<u64>) -> io::Result<()> {
         let mut batch = Vec::new();
         while self.next < events.end {
             let end = events.end.min(self.next + BATCH);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_is_gone_is_told() {
+    fn a_closed_feed_is_reported() {
         struct Gone;
         impl Write for Gone {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {

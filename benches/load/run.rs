@@ -6,8 +6,8 @@ use informerd::proto::pb;
 use prost::Message;
 
 use super::{
-    Bench, BenchError, ClientConfig,
-    client::{Call, Client},
+    client::{Call, Client, ClientConfig},
+    error::BenchError,
     process::{self, Memory, Process, Watchdog},
     publisher::{Feed, Pattern},
     report::{Better, Measured, Metric},
@@ -21,6 +21,25 @@ pub(super) const P50: Metric = Metric { key: "p50_ms", heading: "P50 ms", better
 pub(super) const P99: Metric = Metric { key: "p99_ms", heading: "P99 ms", better: Better::Less };
 pub(super) const RESIDENT: Metric = Metric { key: "resident_mib", heading: "RSS MiB", better: Better::Less };
 pub(super) const SOCKETS: Metric = Metric { key: "sockets_mib", heading: "SOCKETS MiB", better: Better::Neither };
+
+/// Settings of a benchmark.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Bench {
+    /// Subjects; the first is compared with the others.
+    pub(super) subjects: Vec<Subject>,
+    /// Runs of each subject.
+    pub(super) repetitions: usize,
+    /// Settings of the load client.
+    pub(super) client: ClientConfig,
+    /// Policy that watchers request.
+    pub(super) policy: pb::FullChannelPolicy,
+    /// Length of their queues, in events.
+    pub(super) queue: u32,
+    /// Size of an object's JSON, in bytes.
+    pub(super) size: usize,
+    /// Events that a server started here keeps in its history.
+    pub(super) history: u64,
+}
 
 /// Server with its feed and its watchers.
 pub(super) struct Run<'a> {
@@ -42,7 +61,7 @@ pub(super) struct Begun {
 }
 
 /// Result of a measurement.
-pub(super) struct Took {
+pub(super) struct PhaseCost {
     pub(super) wall: Duration,
     /// Processor time of the server; none if its process is unknown.
     pub(super) server: Option<Duration>,
@@ -132,7 +151,7 @@ impl<'a> Run<'a> {
     /// Reads until the condition is true; reports a server that has ended.
     pub(super) fn read(&mut self, is_done: impl Fn(&Client) -> bool) -> Result<(), BenchError> {
         self.client.run(is_done).map_err(|error| {
-            let ended = self.running.process.as_mut().and_then(Process::obituary);
+            let ended = self.running.process.as_mut().and_then(Process::exit_report);
             ended.map_or(error, |said| BenchError::ServerEnded { said })
         })
     }
@@ -206,12 +225,12 @@ impl<'a> Run<'a> {
     }
 
     /// Returns the cost since `begun`.
-    pub(super) fn end(&self, begun: Begun) -> Took {
+    pub(super) fn end(&self, begun: Begun) -> PhaseCost {
         let wall = begun.at.elapsed();
         let client = process::cpu_of_this_thread().saturating_sub(begun.client);
         let now = self.running.pid.map(process::cpu_of);
         let server = now.zip(begun.server).map(|(now, then)| now.saturating_sub(then));
-        Took { wall, server, client, memory: begun.watchdog.stop() }
+        PhaseCost { wall, server, client, memory: begun.watchdog.stop() }
     }
 
     /// Returns the server's memory after a while without activity.

@@ -5,10 +5,12 @@ use std::time::Duration;
 use informerd::proto::pb;
 
 use super::{
-    Bench, BenchError, ClientConfig, FanOut,
+    client::ClientConfig,
+    error::BenchError,
+    fan_out::FanOut,
     publisher::Pattern,
     report::{Better, Measured, Metric},
-    run::{self, Run},
+    run::{self, Bench, Run},
     subject::{Setup, Subject},
 };
 

@@ -3,10 +3,11 @@
 use informerd::proto::pb;
 
 use super::{
-    Bench, BenchError, FanOut,
+    error::BenchError,
+    fan_out::FanOut,
     publisher::Pattern,
     report::{Better, Measured, Metric},
-    run::{self, Run, Took},
+    run::{self, Bench, PhaseCost, Run},
     subject::{Setup, Subject},
 };
 
@@ -111,7 +112,7 @@ fn measure(
 
     let bytes = run.client.tally.bytes as f64 / 1e9;
     let mut measured = Vec::new();
-    if let Some(Took { wall, server, memory, .. }) = took {
+    if let Some(PhaseCost { wall, server, memory, .. }) = took {
         measured.extend([(&TIME, wall.as_secs_f64()), (&THROUGHPUT, bytes / wall.as_secs_f64())]);
         measured.extend(server.map(|server| (&PER_CORE, bytes / server.as_secs_f64())));
         measured.extend(run::latencies(witness.latencies()));

@@ -12,7 +12,7 @@ use std::{
 use tempfile::NamedTempFile;
 
 use super::{
-    BenchError,
+    error::BenchError,
     process::Process,
     template::{Form, INDEX, INDEX_PATH},
 };

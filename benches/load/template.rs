@@ -7,7 +7,7 @@ use bytes::Bytes;
 use informerd::proto::pb;
 use prost::Message;
 
-use super::messages::PREFIX_BYTES;
+use super::messages::{PREFIX_BYTES, SENT_DIGITS};
 
 /// Format of the events, by their reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,11 +31,6 @@ pub(super) struct Template {
 
 /// Watcher number that stands for all watchers.
 pub(super) const EVERYBODY: u32 = u32::MAX;
-
-/// Digits of the time in nanoseconds; enough for a hundred days.
-pub(super) const SENT_DIGITS: usize = 16;
-/// Bytes after the time, at the end of the object.
-pub(super) const SENT_END: &[u8] = b"\"}";
 
 /// Placeholders for the time and the number of the object.
 const SENT: &str = "TTTTTTTTTTTTTTTT";

@@ -8,7 +8,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use super::{BenchError, client::Client, stats::Histogram};
+use super::{client::Client, error::BenchError, stats::Histogram};
 
 /// Watch that is being read.
 #[derive(Debug)]

@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_of_the_least_limit_is_taken_and_1_gib_without_one() {
+    fn client_memory_is_a_quarter_of_the_lowest_cgroup_limit_or_1_gib() {
         let none = 1 << 30;
         for (files, expected) in [
             (&[][..], none),

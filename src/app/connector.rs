@@ -1,13 +1,13 @@
 //! Connection of a resource: its source, Reflector, queue and informer, and the snapshot file that they begin with.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use tokio::{sync::oneshot, task::JoinSet};
 use tracing::{Instrument, info_span};
 
 use super::{
-    Ended, infallible,
-    keeper::Keeper,
+    error::named,
+    snapshot_writer::SnapshotWriter,
     sources::{etcd_config, files_config, kube_config, relay_config, stream_config},
     writer::WriterThread,
 };
@@ -32,17 +32,24 @@ use crate::{
 /// Shared parts that resources are connected with.
 pub(super) struct Connector<'a> {
     pub(super) config: &'a Config,
-    pub(super) tasks: &'a mut JoinSet<Ended>,
-    pub(super) keeper: Option<Keeper>,
+    pub(super) tasks: &'a mut JoinSet<String>,
+    pub(super) snapshot_writer: Option<SnapshotWriter>,
     /// Threads for the selections that writers have no time for.
     pub(super) threads: Arc<BulkThreads>,
     /// Connections and credentials, shared by all sources of the same cluster.
     pub(super) kube_clients: KubeClients,
+    /// Sources that the program brings itself, by the names of their resources.
+    pub(super) own: BTreeMap<String, OwnSource>,
 }
+
+/// Source that a program brings itself: the call that connects it.
+pub struct OwnSource(Box<Connect>);
+
+type Connect = dyn FnOnce(&mut Connector<'_>, &WriterThread, &ResourceConfig) -> ObservedResource + Send;
 
 /// Least time between two publish cycles. A cycle costs some twenty times as much as an event, so that gathering for less than
 /// half a millisecond would not pay.
-const LEAST_WINDOW: Duration = Duration::from_micros(500);
+const MIN_BATCH_WINDOW: Duration = Duration::from_micros(500);
 
 // === impl Connector ===
 
@@ -81,6 +88,11 @@ impl Connector<'_> {
                 let source = RelaySource::new(relay, health.clone());
                 self.connect(writer, resource, "informerd", source, health)
             }
+            SourceConfig::Own => {
+                let source = self.own.remove(&resource.name);
+                let OwnSource(connect) = source.unwrap_or_else(|| panic!("resource {}: no source", resource.name));
+                connect(self, writer, resource)
+            }
         }
     }
 
@@ -99,8 +111,10 @@ impl Connector<'_> {
             indexers: Arc::clone(&resource.indexers),
             broadcaster: config.broadcaster(),
             history: config.history,
-            evidence: source.evidence(),
-            batch_window: config.watch.batch_window.max(LEAST_WINDOW),
+            rewrite_evidence: source.rewrite_evidence(),
+            demand: source.demand(),
+            provenance: source.provenance(),
+            batch_window: config.watch.batch_window.max(MIN_BATCH_WINDOW),
         };
         let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), informer_config);
         let mut informer = informer.deferring_to(&self.threads);
@@ -108,11 +122,9 @@ impl Connector<'_> {
         let mut reflector = Reflector::new(source, Arc::clone(&fifo), health, reflector_config);
         let stats = Arc::clone(reflector.stats());
         let identity = reflector.identity();
-        let kept = self
-            .keeper
-            .as_mut()
-            .zip(identity)
-            .and_then(|(keeper, identity)| keeper.keep(resource, &identity, &fifo, &handle));
+        let kept = self.snapshot_writer.as_mut().zip(identity).and_then(|(snapshot_writer, identity)| {
+            snapshot_writer.add(resource, &identity, reflector.checkpoints(), &handle)
+        });
 
         let begins_with = kept.clone();
         let (begun, has_begun) = oneshot::channel();
@@ -130,9 +142,9 @@ impl Connector<'_> {
             }
         };
         let span = info_span!("informer", resource = name);
-        writer.spawn(self.tasks, infallible(format!("informer of {name}"), informing.instrument(span)));
+        writer.spawn(self.tasks, named(format!("informer of {name}"), informing.instrument(span)));
         let span = info_span!("reflector", resource = name, source = kind);
-        writer.spawn(self.tasks, infallible(format!("reflector of {name}"), reflecting.instrument(span)));
+        writer.spawn(self.tasks, named(format!("reflector of {name}"), reflecting.instrument(span)));
 
         let served = ServedResource {
             name: name.to_owned(),
@@ -145,7 +157,25 @@ impl Connector<'_> {
             resource: served,
             reflector: stats,
             fifo,
-            kept: kept.map(|kept| Arc::clone(kept.file().stats())),
+            snapshot_file: kept.map(|kept| Arc::clone(kept.file().stats())),
         }
+    }
+}
+
+// === impl OwnSource ===
+
+impl OwnSource {
+    /// Returns a source that is not connected yet.
+    pub fn new(source: impl ListerWatcher) -> Self {
+        Self(Box::new(|connector, writer, resource| {
+            let health = SourceHealth::new(source.heartbeat(), connector.config.general.stale_after);
+            connector.connect(writer, resource, "own", source, health)
+        }))
+    }
+}
+
+impl fmt::Debug for OwnSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnSource").finish_non_exhaustive()
     }
 }

@@ -2,12 +2,12 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::AppError;
+use super::error::AppError;
 
 /// Open files kept free of connections: for the listeners, the admin port, logs and snapshot files.
-const KEPT_FREE: usize = 64;
+const RESERVED_FILES: usize = 64;
 /// Open files kept free in addition for each resource: the runtime of its thread, and the connections or files of its source.
-const KEPT_FOR_RESOURCE: usize = 8;
+const RESERVED_FILES_PER_RESOURCE: usize = 8;
 /// Default bound of connections, however many files may be open: the bound of watches.
 const MAX_DEFAULT: usize = 100_000;
 
@@ -31,12 +31,12 @@ pub(super) fn raise() -> usize {
 ///
 /// If more connections are configured than that limit allows.
 pub(super) fn connections(configured: Option<usize>, open_files: usize, resources: usize) -> Result<usize, AppError> {
-    let kept = KEPT_FREE + KEPT_FOR_RESOURCE * resources;
-    let left = open_files.saturating_sub(kept).max(1);
+    let reserved = RESERVED_FILES + RESERVED_FILES_PER_RESOURCE * resources;
+    let left = open_files.saturating_sub(reserved).max(1);
     match configured {
         None => Ok(left.min(MAX_DEFAULT)),
         Some(connections) if connections <= left => Ok(connections),
-        Some(connections) => Err(AppError::OpenFiles { connections, left, open_files, kept }),
+        Some(connections) => Err(AppError::OpenFiles { connections, left, open_files, reserved }),
     }
 }
 
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_leave_files_to_the_rest() {
+    fn connections_leave_open_files_for_everything_else() {
         for (configured, open_files, resources, expected) in [
             (None, 256, 1, Some(184)),
             (None, 1024, 5, Some(920)),
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_is_raised_to_the_hard_one() {
+    fn the_open_files_limit_is_raised_to_the_hard_limit() {
         raise();
         let limits = getrlimit(Resource::Nofile);
         assert_eq!(limits.current, limits.maximum);

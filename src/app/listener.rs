@@ -8,7 +8,7 @@ use std::{
 
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
-use super::AppError;
+use super::error::AppError;
 use crate::config::ListenAddr;
 
 /// Listening socket, of TCP or of a path.

@@ -1,16 +1,13 @@
 //! Conversion of a configured source to the parameters of its implementation.
 
-use super::AppError;
+use super::error::AppError;
 use crate::{
-    config::{
-        EtcdResource, EtcdTlsConfig, FilesResource, KubeResource, RelayResource, ResourceConfig, SourceConfig,
-        StreamResource,
-    },
+    config::{EtcdResource, FilesResource, KubeResource, RelayResource, ResourceConfig, SourceConfig, StreamResource},
     source::{
-        etcd::{EtcdConfig, EtcdSource, EtcdTls},
+        etcd::{EtcdConfig, EtcdSource},
         files::{FilesConfig, FilesSource},
         kube::{KubeCluster, KubeConfig, KubeSource},
-        relay::{RelayConfig, RelaySource, RelayTls},
+        relay::{RelayConfig, RelaySource},
         stream::{StreamConfig, StreamPath, StreamSource},
     },
 };
@@ -20,6 +17,7 @@ pub(super) fn check(config: &ResourceConfig) -> Result<(), AppError> {
     let ResourceConfig { name, source, .. } = config;
     let resource = || name.clone();
     match source {
+        SourceConfig::Own => {}
         SourceConfig::Files(files) => {
             FilesSource::check(&files.path).map_err(|error| AppError::Directory { resource: resource(), error })?;
         }
@@ -56,8 +54,6 @@ pub(super) fn stream_config(resource: &str, config: &StreamResource) -> StreamCo
 
 pub(super) fn etcd_config(resource: &str, config: &EtcdResource) -> EtcdConfig {
     let EtcdResource { endpoints, prefix, credentials, tls } = config.clone();
-    let EtcdTlsConfig { ca, identity, server_name } = tls;
-    let tls = EtcdTls { ca, identity, server_name };
     EtcdConfig { credentials, tls, ..EtcdConfig::new(resource, endpoints, &prefix) }
 }
 
@@ -98,6 +94,6 @@ pub(super) fn kube_config(resource: &ResourceConfig, config: &KubeResource) -> K
 }
 
 pub(super) fn relay_config(config: &RelayResource) -> RelayConfig {
-    let RelayResource { endpoint, resource, ca, identity } = config.clone();
-    RelayConfig { tls: RelayTls { ca, identity }, ..RelayConfig::new(&endpoint, &resource) }
+    let RelayResource { endpoint, resource, tls } = config.clone();
+    RelayConfig { tls, ..RelayConfig::new(endpoint, &resource) }
 }

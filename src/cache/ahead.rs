@@ -1,6 +1,6 @@
 //! Changes that were applied above the version of a later list.
 //!
-//! An open version has been applied in part, and the version before it is the one to resume from ([`Applied`]). So a list may
+//! An open version has been applied in part, and the version before it is the one to resume from ([`AppliedVersion`]). So a list may
 //! be at that earlier version, older than the applied one: the origin of a relay was killed inside the open version and
 //! restarted with the state before it. Invariants:
 //!
@@ -8,7 +8,7 @@
 //! - The watch from the list has to repeat each such change. If the version completes without it, the upstream's history was
 //!   rewritten.
 //!
-//! [`Applied`]: crate::model::Applied
+//! [`AppliedVersion`]: crate::model::AppliedVersion
 
 use std::{
     collections::{HashMap, HashSet},
@@ -20,21 +20,21 @@ use crate::model::{Change, Event, Object, ObjectKey, ResourceVersion};
 
 /// Changes that were applied ahead of the last list, and that the upstream has not repeated since.
 #[derive(Debug, Default)]
-pub(super) struct Unrepeated {
-    changes: HashMap<ObjectKey, Kept>,
+pub(super) struct UnrepeatedChanges {
+    changes: HashMap<ObjectKey, LastChange>,
 }
 
 /// Last change of one object.
 #[derive(Debug)]
-struct Kept {
+struct LastChange {
     version: ResourceVersion,
     /// State of the object without the change.
     listed: Option<Arc<Object>>,
 }
 
-// === impl Unrepeated ===
+// === impl UnrepeatedChanges ===
 
-impl Unrepeated {
+impl UnrepeatedChanges {
     /// Replaces the objects of a list that these changes, the last one first, have changed since. The upstream need not repeat
     /// a change that the list already shows.
     pub(super) fn keep(list: &mut List, ahead: &[Change]) -> Self {
@@ -45,7 +45,7 @@ impl Unrepeated {
         if latest.is_empty() {
             return Self::default();
         }
-        let mut changes: HashMap<ObjectKey, Kept> = HashMap::new();
+        let mut changes: HashMap<ObjectKey, LastChange> = HashMap::new();
         let mut listed = HashSet::new();
         // The last of two objects with one key wins.
         for object in list.objects.iter().rev() {
@@ -53,7 +53,7 @@ impl Unrepeated {
                 && listed.insert(*key)
                 && *object.version() < change.version
             {
-                let kept = Kept { version: change.version.clone(), listed: Some(Arc::clone(object)) };
+                let kept = LastChange { version: change.version.clone(), listed: Some(Arc::clone(object)) };
                 changes.insert((*key).clone(), kept);
             }
         }
@@ -61,7 +61,7 @@ impl Unrepeated {
         for (key, change) in latest {
             let is_missing = change.new.is_some() && !listed.contains(key);
             if is_missing {
-                changes.insert(key.clone(), Kept { version: change.version.clone(), listed: None });
+                changes.insert(key.clone(), LastChange { version: change.version.clone(), listed: None });
             }
             list.objects.extend(change.new.clone().filter(|_| changes.contains_key(key)));
         }
@@ -89,7 +89,7 @@ impl Unrepeated {
     }
 
     /// Returns an object whose change the upstream did not repeat, though the change's version is complete.
-    pub(super) fn contradiction(&self, complete: &ResourceVersion) -> Option<&ObjectKey> {
+    pub(super) fn rewrite_proof(&self, complete: &ResourceVersion) -> Option<&ObjectKey> {
         self.changes.iter().find(|(_, kept)| kept.version <= *complete).map(|(key, _)| key)
     }
 

@@ -1,10 +1,9 @@
-//! Health of a resource's source: the Reflector and the source write it; responses and probes read it. Also the other
-//! direction: the number of callers that wait for a version that this server has not reached yet.
+//! Health of a resource's source: the Reflector and its source write it; responses and probes read it.
 //!
 //! Problems of a resource are reported through [`SourceHealth`]: one at a time ([`SourceHealth::set_problem`],
 //! [`SourceHealth::clear_problem`]), or all of some reasons at once ([`SourceHealth::replace_problems`]). They appear in
 //! `ListResources` and in the metric `informerd_source_problems`; the oldest appears in `last_error`. A failed list or watch
-//! ([`SourceHealth::failed`]) is a problem until the upstream is alive again.
+//! ([`SourceHealth::record_failure`]) is a problem until the upstream is alive again.
 
 use std::{
     sync::{
@@ -17,7 +16,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{Demand, Problem, ProblemChanges, ProblemReason, ProblemReport, Provenance, problem::Problems};
+use super::{Problem, ProblemChanges, ProblemReason, ProblemReport, problem::Problems};
 
 /// Availability and freshness of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +33,7 @@ pub enum SyncState {
 /// Record of one source's health; clones share it.
 #[derive(Debug, Clone)]
 pub struct SourceHealth {
-    shared: Arc<Shared>,
+    shared: Arc<HealthShared>,
 }
 
 /// Values of [`SourceHealth`] at one moment.
@@ -51,12 +50,11 @@ pub struct HealthReport {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct HealthShared {
     heartbeat: Duration,
     stale_after: Duration,
     /// Start of `stale_micros`.
     base: Instant,
-    synced: AtomicBool,
     /// True if the source has reported that it lost its upstream.
     lost: AtomicBool,
     /// At a relay: true if the upstream has reported that its own upstream is not synced.
@@ -66,13 +64,11 @@ struct Shared {
     /// Time at which the state turns STALE unless there is contact before. Every idle watch reads it, without the lock.
     stale_micros: AtomicU64,
     late_changes: AtomicU64,
-    record: Mutex<Record>,
-    demand: Demand,
-    provenance: Provenance,
+    record: Mutex<HealthRecord>,
 }
 
 #[derive(Debug, Default)]
-struct Record {
+struct HealthRecord {
     seen_at: Option<SystemTime>,
     /// At a relay: time of the last contact with the origin, as the upstream reports it.
     origin_seen_at: Option<SystemTime>,
@@ -88,25 +84,22 @@ impl SourceHealth {
     /// alive ([`Duration::MAX`] if it may be silent for ever). `stale_after` bounds the silence beyond that, and the time for
     /// which the source may fail.
     pub fn new(heartbeat: Duration, stale_after: Duration) -> Self {
-        let shared = Shared {
+        let shared = HealthShared {
             heartbeat,
             stale_after,
             base: Instant::now(),
-            synced: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             stale_upstream: AtomicBool::new(false),
             unconfirmed: AtomicBool::new(false),
             stale_micros: AtomicU64::new(0),
             late_changes: AtomicU64::new(0),
             record: Mutex::default(),
-            demand: Demand::default(),
-            provenance: Provenance::new(),
         };
         Self { shared: Arc::new(shared) }
     }
 
     /// Records contact with the upstream: a list, an event, a bookmark.
-    pub fn alive(&self) {
+    pub fn record_contact(&self) {
         self.shared.lost.store(false, Ordering::Relaxed);
         let silence = self.shared.heartbeat.saturating_add(self.shared.stale_after);
         self.shared.stale_micros.store(self.shared.micros_after(silence), Ordering::Relaxed);
@@ -127,12 +120,12 @@ impl SourceHealth {
 
     /// Marks the upstream as lost, or changes of it as missed, for certain: STALE until the next contact (a list, or an event
     /// of a watch that resumes without a gap).
-    pub fn lost(&self) {
+    pub fn mark_lost(&self) {
         self.shared.lost.store(true, Ordering::Relaxed);
     }
 
     /// Records at a relay the state of the upstream's own upstream. It counts as long as the upstream itself is alive.
-    pub fn relayed(&self, state: SyncState, seen_at: Option<SystemTime>) {
+    pub fn record_origin(&self, state: SyncState, seen_at: Option<SystemTime>) {
         self.shared.stale_upstream.store(state != SyncState::Synced, Ordering::Relaxed);
         self.shared.record.lock().origin_seen_at = seen_at;
     }
@@ -144,7 +137,7 @@ impl SourceHealth {
 
     /// Records a failed list or watch: the problem [`ProblemReason::UpstreamUnreachable`], until the next contact. The state
     /// turns STALE if there is none within `stale_after` from the first failure.
-    pub fn failed(&self, error: impl Into<String>) {
+    pub fn record_failure(&self, error: impl Into<String>) {
         let bound = self.shared.micros_after(self.shared.stale_after);
         self.shared.stale_micros.fetch_min(bound, Ordering::Relaxed);
         self.set_problem(Problem::new(ProblemReason::UpstreamUnreachable, "", error));
@@ -152,7 +145,7 @@ impl SourceHealth {
 
     /// Records the loss of a connection whose last contact was at `since`. The state turns STALE if there is none within
     /// `stale_after` from then.
-    pub fn out_of_contact(&self, since: Instant) {
+    pub fn record_lost_contact(&self, since: Instant) {
         let silence = since.saturating_duration_since(self.shared.base).saturating_add(self.shared.stale_after);
         let bound = u64::try_from(silence.as_micros()).unwrap_or(u64::MAX);
         self.shared.stale_micros.fetch_min(bound, Ordering::Relaxed);
@@ -204,31 +197,12 @@ impl SourceHealth {
 
     /// Records that the state is the snapshot of the previous run, with the time of its last contact. It is STALE until the
     /// next contact with the upstream.
-    pub fn resumed(&self, seen_at: Option<SystemTime>) {
+    pub fn mark_resumed(&self, seen_at: Option<SystemTime>) {
         self.shared.record.lock().seen_at = seen_at;
     }
 
-    /// Marks the resource as having a state: the first list, or the snapshot of the previous run.
-    pub fn synced(&self) {
-        self.shared.synced.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns the number of callers that wait for a version that this server has not reached yet.
-    pub fn demand(&self) -> &Demand {
-        &self.shared.demand
-    }
-
-    /// Returns the servers that the objects come through.
-    pub fn provenance(&self) -> &Provenance {
-        &self.shared.provenance
-    }
-
-    /// Returns the state alone.
+    /// Returns the state of a resource that has objects: synced or stale.
     pub fn state(&self) -> SyncState {
-        if self.shared.synced.load(Ordering::Relaxed) { self.state_of_objects() } else { SyncState::Syncing }
-    }
-
-    fn state_of_objects(&self) -> SyncState {
         let flags = [&self.shared.lost, &self.shared.stale_upstream, &self.shared.unconfirmed];
         let is_lost = flags.into_iter().any(|flag| flag.load(Ordering::Relaxed));
         let is_stale =
@@ -236,12 +210,7 @@ impl SourceHealth {
         if is_stale { SyncState::Stale } else { SyncState::Synced }
     }
 
-    /// Returns all values for a caller that has objects: they are readable shortly before the call of [`Self::synced`].
-    pub fn report_of_objects(&self) -> HealthReport {
-        HealthReport { state: self.state_of_objects(), ..self.report() }
-    }
-
-    /// Returns all values.
+    /// Returns all values, for a resource that has objects.
     pub fn report(&self) -> HealthReport {
         let record = self.shared.record.lock();
         let failure = record.problems.get(ProblemReason::UpstreamUnreachable, "").map(|failure| &failure.message);
@@ -254,9 +223,9 @@ impl SourceHealth {
     }
 }
 
-// === impl Shared ===
+// === impl HealthShared ===
 
-impl Shared {
+impl HealthShared {
     /// Returns a moment from now, in microseconds since `base`.
     fn micros_after(&self, time: Duration) -> u64 {
         u64::try_from(self.base.elapsed().saturating_add(time).as_micros()).unwrap_or(u64::MAX)
@@ -271,23 +240,21 @@ mod tests {
     const STALE_AFTER: Duration = Duration::from_secs(15);
 
     #[tokio::test(start_paused = true)]
-    async fn a_source_is_stale_when_it_has_been_silent_past_its_heartbeat_and_the_bound() {
+    async fn a_source_is_stale_after_a_silence_of_its_heartbeat_and_the_bound() {
         let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
-        assert_eq!(health.report().state, SyncState::Syncing);
-        health.alive();
-        assert_eq!(health.report().state, SyncState::Syncing, "alive, but no list was applied");
-        health.synced();
+        assert_eq!(health.report().state, SyncState::Stale);
+        health.record_contact();
         assert_eq!(health.report().state, SyncState::Synced);
 
         tokio::time::advance(HEARTBEAT).await;
         assert_eq!(health.state(), SyncState::Synced);
-        health.failed("connection refused");
+        health.record_failure("connection refused");
         let report = health.report();
         assert_eq!((report.state, report.last_error.as_deref()), (SyncState::Synced, Some("connection refused")));
         tokio::time::advance(STALE_AFTER).await;
         assert_eq!(health.report().state, SyncState::Stale);
 
-        health.alive();
+        health.record_contact();
         let report = health.report();
         assert_eq!((report.state, report.last_error), (SyncState::Synced, None));
     }
@@ -296,16 +263,15 @@ mod tests {
     async fn a_source_that_fails_is_stale_without_waiting_for_its_heartbeat() {
         for heartbeat in [Duration::from_secs(120), Duration::MAX] {
             let health = SourceHealth::new(heartbeat, STALE_AFTER);
-            health.alive();
-            health.synced();
+            health.record_contact();
             tokio::time::advance(Duration::from_secs(60)).await;
             for _ in 0..5 {
                 assert_eq!(health.state(), SyncState::Synced);
-                health.failed("connection refused");
+                health.record_failure("connection refused");
                 tokio::time::advance(STALE_AFTER / 5).await;
             }
             assert_eq!(health.state(), SyncState::Stale);
-            health.alive();
+            health.record_contact();
             tokio::time::advance(Duration::from_secs(100)).await;
             assert_eq!(health.state(), SyncState::Synced);
         }
@@ -314,82 +280,66 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_lost_connection_counts_from_the_last_contact() {
         let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
-        health.alive();
-        health.synced();
+        health.record_contact();
         let contact = Instant::now();
         tokio::time::advance(STALE_AFTER.saturating_sub(Duration::from_secs(1))).await;
-        health.out_of_contact(contact);
-        health.failed("no answer");
+        health.record_lost_contact(contact);
+        health.record_failure("no answer");
         assert_eq!(health.state(), SyncState::Synced);
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(health.state(), SyncState::Stale);
-        health.alive();
+        health.record_contact();
         assert_eq!(health.state(), SyncState::Synced);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_source_that_may_be_silent_is_stale_only_when_it_is_lost() {
         let health = SourceHealth::new(Duration::MAX, STALE_AFTER);
-        health.alive();
-        health.synced();
+        health.record_contact();
         tokio::time::advance(Duration::from_secs(1 << 30)).await;
         assert_eq!(health.state(), SyncState::Synced);
-        health.lost();
+        health.mark_lost();
         assert_eq!(health.report().state, SyncState::Stale, "at once");
-        health.alive();
+        health.record_contact();
         assert_eq!(health.state(), SyncState::Synced);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_relay_is_told_of_the_origin_is_what_it_says() {
+    async fn a_relay_reports_the_state_of_its_origin() {
         let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
         let seen_at = Some(SystemTime::UNIX_EPOCH);
-        health.alive();
-        health.synced();
-        health.relayed(SyncState::Stale, seen_at);
-        health.alive();
+        health.record_contact();
+        health.record_origin(SyncState::Stale, seen_at);
+        health.record_contact();
         let report = health.report();
         assert_eq!((report.state, report.seen_at), (SyncState::Stale, seen_at));
-        health.relayed(SyncState::Synced, seen_at);
+        health.record_origin(SyncState::Synced, seen_at);
         assert_eq!(health.state(), SyncState::Synced);
         tokio::time::advance(HEARTBEAT + STALE_AFTER + Duration::from_millis(1)).await;
         assert_eq!(health.state(), SyncState::Stale, "the upstream itself is silent");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn objects_that_can_be_read_are_stale_or_synced() {
-        let health = SourceHealth::new(Duration::from_secs(1), Duration::from_secs(3));
-        health.resumed(Some(SystemTime::now()));
-        let states = || (health.state(), health.report().state, health.report_of_objects().state);
-        assert_eq!(states(), (SyncState::Syncing, SyncState::Syncing, SyncState::Stale));
-        health.alive();
-        assert_eq!(states(), (SyncState::Syncing, SyncState::Syncing, SyncState::Synced));
-        health.synced();
-        assert_eq!(states(), (SyncState::Synced, SyncState::Synced, SyncState::Synced));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_source_with_unconfirmed_objects_is_stale_however_alive_it_is() {
+    async fn a_source_with_unconfirmed_objects_is_stale_despite_contact() {
         let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
-        health.synced();
         health.set_unconfirmed(true);
-        health.alive();
+        health.record_contact();
         assert_eq!(health.state(), SyncState::Stale);
         health.set_unconfirmed(false);
         assert_eq!(health.state(), SyncState::Synced);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_failure_is_a_problem_until_the_upstream_is_alive_and_comes_first_in_last_error() {
+    async fn a_failure_is_a_problem_until_contact_and_comes_first_in_last_error() {
         let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
         let invalid = |path: &str| Problem::new(ProblemReason::FileInvalid, path, "bad");
         health.replace_problems(&[ProblemReason::FileInvalid], vec![invalid("a.yaml"), invalid("b.yaml")]);
-        health.alive();
+        health.record_contact();
         let report = health.report();
         assert_eq!((report.problems, report.last_error.as_deref()), (2, Some("a.yaml: bad")));
-        health.failed("gone");
+        health.record_failure("gone");
         let since = health.problems()[2].since;
-        health.failed("gone for good");
+        health.record_failure("gone for good");
         let report = health.report();
         assert_eq!((report.problems, report.last_error.as_deref()), (3, Some("gone for good")));
         let failure = health.problems().remove(2);
@@ -400,7 +350,7 @@ mod tests {
         );
         assert!(health.replace_problems(&[ProblemReason::FileInvalid], Vec::new()).begun.is_empty());
         assert_eq!(health.report().problems, 1, "a replacement leaves other reasons alone");
-        health.alive();
+        health.record_contact();
         assert_eq!((health.report().problems, health.report().last_error), (0, None));
         health.set_problem(Problem::new(ProblemReason::SnapshotNotWritten, "", "full"));
         assert_eq!(health.report().last_error.as_deref(), Some("full"));
@@ -409,15 +359,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_source_has_failed_until_it_is_alive_and_may_begin_with_what_an_earlier_start_saw() {
+    async fn a_source_has_failed_until_contact_and_may_begin_with_the_last_contact_of_the_previous_run() {
         let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
         assert!(!health.has_failed());
-        health.failed("gone");
+        health.record_failure("gone");
         assert!(health.has_failed());
-        health.alive();
+        health.record_contact();
         assert!(!health.has_failed());
         let seen_at = Some(SystemTime::UNIX_EPOCH);
-        health.resumed(seen_at);
+        health.mark_resumed(seen_at);
         assert_eq!(health.report().seen_at, seen_at);
         assert_eq!(health.late_changes(), 0);
         health.count_late_change();

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use crate::{
     census::{Alive, Kind},
-    model::{Batch, Cause, Change, Object, Reached, ResourceVersion},
+    model::{Batch, Cause, Change, HistoryPosition, Object, ResourceVersion},
     watch::Retention,
 };
 
@@ -26,18 +26,18 @@ use crate::{
 #[derive(Debug)]
 pub struct History {
     bounds: Retention,
-    batches: VecDeque<Recorded>,
+    batches: VecDeque<RecordedBatch>,
     /// Oldest position that a watch can resume from.
-    oldest: Reached,
+    oldest: HistoryPosition,
     /// Newest position that a watch can resume from.
-    current: Reached,
+    current: HistoryPosition,
     /// Newest version; more changes may come at it.
     applied: ResourceVersion,
     /// Batches with changes that were [ahead](Batch::ahead): the offset of the first change, and the highest version. Only
     /// those that went further than all before them, so that both increase.
     ahead: VecDeque<(u64, ResourceVersion)>,
     /// Last evicted relist without changes: a client at its offset may not have passed it.
-    forgotten_relist: Option<Reached>,
+    evicted_relist: Option<HistoryPosition>,
     events: usize,
     bytes: usize,
 }
@@ -66,16 +66,16 @@ pub enum NotInHistory {
 
 /// One batch. There may be as many as there are objects, so it has no field that follows from the rest.
 #[derive(Debug)]
-struct Recorded {
+struct RecordedBatch {
     at: Instant,
     /// Offset of the first change.
     offset: u64,
-    what: What,
+    what: CompactBatch,
     _alive: Alive,
 }
 
 #[derive(Debug)]
-enum What {
+enum CompactBatch {
     /// One object was added or modified, as in nearly all batches. The version is the object's.
     Upsert { old: Option<Arc<Object>>, new: Arc<Object> },
     /// Any other batch.
@@ -93,7 +93,7 @@ const BACKLOG_BYTES: usize = 1 << 20;
 
 impl History {
     /// Makes an empty history that begins at this position.
-    pub fn new(bounds: Retention, begin: Reached) -> Self {
+    pub fn new(bounds: Retention, begin: HistoryPosition) -> Self {
         let applied = begin.version.clone();
         Self {
             bounds,
@@ -102,7 +102,7 @@ impl History {
             current: begin,
             applied,
             ahead: VecDeque::new(),
-            forgotten_relist: None,
+            evicted_relist: None,
             events: 0,
             bytes: 0,
         }
@@ -114,12 +114,12 @@ impl History {
     }
 
     /// Returns the position before everything that is kept.
-    pub fn begin(&self) -> &Reached {
+    pub fn begin(&self) -> &HistoryPosition {
         &self.oldest
     }
 
     /// Returns the newest position that a watch can resume from.
-    pub fn current(&self) -> &Reached {
+    pub fn current(&self) -> &HistoryPosition {
         &self.current
     }
 
@@ -146,18 +146,18 @@ impl History {
         {
             self.ahead.push_back((self.current.offset, ahead.clone()));
         }
-        let what = What::new(batch);
+        let what = CompactBatch::new(batch);
         let alive = Alive::new(Kind::Record, what.bytes());
-        let recorded = Recorded { at: now, offset: self.current.offset, what, _alive: alive };
+        let recorded = RecordedBatch { at: now, offset: self.current.offset, what, _alive: alive };
         self.current.offset = recorded.end();
         self.events += recorded.what.events();
         self.bytes += recorded.what.bytes();
         self.batches.push_back(recorded);
-        self.forget_old(now);
+        self.evict_old(now);
     }
 
     /// Evicts the oldest batches past the bounds. The caller repeats it periodically: a quiet resource records nothing.
-    pub fn forget_old(&mut self, now: Instant) {
+    pub fn evict_old(&mut self, now: Instant) {
         while let (Some(oldest), Some(newest)) = (self.batches.front(), self.batches.back()) {
             let is_newest = oldest.what.after() == newest.what.after();
             // More changes may come at this version, or a watch that resumes from it needs its late changes again.
@@ -185,7 +185,7 @@ impl History {
                 self.oldest.offset = recorded.end();
                 if recorded.what.events() == 0 {
                     let version = recorded.what.after().clone();
-                    self.forgotten_relist = Some(Reached { version, offset: recorded.offset });
+                    self.evicted_relist = Some(HistoryPosition { version, offset: recorded.offset });
                 }
                 if recorded.what.is_late() {
                     version = recorded.what.after().next();
@@ -202,7 +202,7 @@ impl History {
     }
 
     /// Returns the changes after an offset, for a reader that has reached this position.
-    pub fn after_offset(&self, reached: &Reached) -> Result<Backlog, NotInHistory> {
+    pub fn after_offset(&self, reached: &HistoryPosition) -> Result<Backlog, NotInHistory> {
         let offset = reached.offset;
         // A reader at this version may lack the last changes of its batch.
         let is_kept = offset >= self.oldest.offset || reached.version >= self.oldest.version;
@@ -211,8 +211,8 @@ impl History {
         }
         // The reader may not have passed a relist without changes yet.
         let first = self.batches.partition_point(|recorded| recorded.end() <= offset && recorded.offset < offset);
-        let is_before = |relist: &Reached| relist.offset == offset && reached.version < relist.version;
-        let is_after_gap = self.forgotten_relist.as_ref().is_some_and(is_before);
+        let is_before = |relist: &HistoryPosition| relist.offset == offset && reached.version < relist.version;
+        let is_after_gap = self.evicted_relist.as_ref().is_some_and(is_before);
         Ok(Backlog { is_after_gap, ..self.backlog(first) })
     }
 
@@ -228,9 +228,9 @@ impl History {
         if *version < *oldest {
             return Err(NotInHistory::Expired);
         }
-        let is_passed = |what: &What| what.after() < version || what.after() == version && !what.is_late();
+        let is_passed = |what: &CompactBatch| what.after() < version || what.after() == version && !what.is_late();
         let first = self.batches.partition_point(|recorded| is_passed(&recorded.what));
-        let in_gap = |recorded: &Recorded| recorded.what.relist_from_before(version).is_some();
+        let in_gap = |recorded: &RecordedBatch| recorded.what.relist_from_before(version).is_some();
         if self.batches.get(first).is_some_and(in_gap) {
             return Err(NotInHistory::Expired);
         }
@@ -252,7 +252,7 @@ impl History {
         let open = self.batches.partition_point(|recorded| recorded.what.after() <= current);
         let batches = self.batches.range(open.min(self.first_ahead_of(current))..).rev();
         let ahead = batches.filter_map(|recorded| match &recorded.what {
-            What::Batch(batch) if batch.is_open => Some(batch.changes.iter().rev()),
+            CompactBatch::Batch(batch) if batch.is_open => Some(batch.changes.iter().rev()),
             _ => None,
         });
         ahead.flatten().filter(|change| change.version > *current).cloned().collect()
@@ -264,7 +264,7 @@ impl History {
         let mut backlog = Backlog { first: offset, ..Backlog::default() };
         let (mut events, mut bytes) = (0, 0);
         let mut before = first.checked_sub(1).map_or(&self.oldest.version, |last| self.batches[last].what.after());
-        for Recorded { what, .. } in self.batches.range(first..) {
+        for RecordedBatch { what, .. } in self.batches.range(first..) {
             if events >= BACKLOG_EVENTS || bytes >= BACKLOG_BYTES {
                 backlog.has_more = true;
                 break;
@@ -279,21 +279,21 @@ impl History {
     }
 }
 
-// === impl Recorded ===
+// === impl RecordedBatch ===
 
-impl Recorded {
+impl RecordedBatch {
     /// Returns the offset after the last change.
     fn end(&self) -> u64 {
         self.offset + self.what.events() as u64
     }
 }
 
-// === impl What ===
+// === impl CompactBatch ===
 
-impl What {
+impl CompactBatch {
     fn new(batch: Arc<Batch>) -> Self {
         match &batch.changes[..] {
-            [Change { old, new: Some(new), version, cause: Cause::Change }]
+            [Change { old, new: Some(new), version, cause: Cause::Change, .. }]
                 if !batch.is_relist && !batch.is_open && version == new.version() && *version == batch.after =>
             {
                 Self::Upsert { old: old.clone(), new: Arc::clone(new) }
@@ -307,7 +307,8 @@ impl What {
         match self {
             Self::Upsert { old, new } => {
                 let (old, version) = (old.clone(), new.version().clone());
-                let change = Change { old, new: Some(Arc::clone(new)), version: version.clone(), cause: Cause::Change };
+                let (new, cause) = (Some(Arc::clone(new)), Cause::Change);
+                let change = Change { old, new, version: version.clone(), cause, index_values: None };
                 Arc::new(Batch {
                     before: before.clone(),
                     after: version,

@@ -16,10 +16,12 @@ use equivalent::{Comparable, Equivalent};
 use imbl::{OrdMap, OrdSet};
 
 use super::{
-    Evidence, List,
+    List, RewriteEvidence,
     history::{CHANGE_BYTES, bytes_of},
 };
-use crate::model::{Applied, Batch, Cause, Change, Event, IndexFunc, Indexers, Object, ObjectKey, ResourceVersion};
+use crate::model::{
+    AppliedVersion, Batch, Cause, Change, Event, IndexFunc, IndexValues, Indexers, Object, ObjectKey, ResourceVersion,
+};
 
 /// Exclusive writer of a resource's store and indexes (client-go's `Indexer`); readers get a [`Snapshot`].
 #[derive(Debug)]
@@ -32,8 +34,8 @@ pub struct Indexer {
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     /// Number of the upstream history that the state belongs to.
-    epoch: u64,
-    applied: Applied,
+    history_id: u64,
+    applied: AppliedVersion,
     objects: OrdMap<ObjectKey, Arc<Object>>,
     /// Indexes in the order of the indexers; that of the namespaces is empty.
     indexes: Vec<OrdSet<IndexEntry>>,
@@ -51,7 +53,7 @@ struct IndexEntry {
 }
 
 /// Position in an index: that of an entry or, without a key, before all entries of the value.
-struct Place<'a> {
+struct IndexPosition<'a> {
     value: &'a str,
     key: Option<&'a ObjectKey>,
 }
@@ -62,8 +64,8 @@ impl Indexer {
     /// Fills a store from a first list.
     pub fn new(indexers: Arc<Indexers>, list: List) -> Self {
         let state = Snapshot {
-            epoch: 0,
-            applied: Applied::closed(list.version),
+            history_id: 0,
+            applied: AppliedVersion::closed(list.version),
             objects: OrdMap::new(),
             indexes: vec![OrdSet::new(); indexers.len()],
             indexers: Arc::clone(&indexers),
@@ -82,8 +84,8 @@ impl Indexer {
 
     /// Sets the number of the upstream history that the store belongs to: the number of histories rewritten before it.
     #[must_use]
-    pub fn in_epoch(mut self, epoch: u64) -> Self {
-        self.state.epoch = epoch;
+    pub fn with_history_id(mut self, history_id: u64) -> Self {
+        self.state.history_id = history_id;
         self
     }
 
@@ -98,7 +100,7 @@ impl Indexer {
         past.state.replaced = past.state.replaced.saturating_sub(cost(changes));
         for Change { old, new, version, .. } in changes {
             match (old, new) {
-                (Some(old), _) => past.put(old),
+                (Some(old), _) => drop(past.put(old)),
                 (None, Some(new)) => drop(past.delete(new, version, Cause::Change)),
                 (None, None) => {}
             }
@@ -221,7 +223,11 @@ impl Indexer {
     }
 
     /// Ends a relist. It closes an open version and may contain the rest of that version, unless it is older.
-    fn end_relist(&mut self, after: ResourceVersion, changes: Vec<Change>, is_behind: bool) -> Batch {
+    fn end_relist(&mut self, after: ResourceVersion, mut changes: Vec<Change>, is_behind: bool) -> Batch {
+        // There may be as many as there are objects, and the history keeps them.
+        for change in &mut changes {
+            change.index_values = None;
+        }
         let before = self.state.applied.safe().clone();
         Batch { is_relist: !is_behind, ..self.end_batch((before, after), changes, !is_behind) }
     }
@@ -239,41 +245,44 @@ impl Indexer {
     }
 
     fn upsert(&mut self, old: Option<Arc<Object>>, new: Arc<Object>) -> Change {
-        self.put(&new);
-        Change { old, version: new.version().clone(), new: Some(new), cause: Cause::Change }
+        let index_values = self.put(&new);
+        Change { old, version: new.version().clone(), new: Some(new), cause: Cause::Change, index_values }
     }
 
     fn delete(&mut self, old: &Arc<Object>, version: &ResourceVersion, cause: Cause) -> Option<Change> {
         let old = self.state.objects.remove(old.key())?;
         self.state.body_bytes -= old.body().len();
-        self.reindex(Some(&old), None);
-        Some(Change { version: version.clone(), old: Some(old), new: None, cause })
+        let index_values = self.reindex(Some(&old), None);
+        Some(Change { version: version.clone(), old: Some(old), new: None, cause, index_values })
     }
 
-    fn put(&mut self, new: &Arc<Object>) {
+    fn put(&mut self, new: &Arc<Object>) -> Option<Arc<IndexValues>> {
         self.state.body_bytes += new.body().len();
         let old = self.state.objects.insert(new.key().clone(), Arc::clone(new));
         self.state.body_bytes -= old.as_ref().map_or(0, |old| old.body().len());
-        self.reindex(old.as_ref(), Some(new));
+        self.reindex(old.as_ref(), Some(new))
     }
 
-    fn reindex(&mut self, old: Option<&Arc<Object>>, new: Option<&Arc<Object>>) {
-        for ((_, func), index) in self.indexers.iter().zip(&mut self.state.indexes) {
-            if *func == IndexFunc::Namespace {
-                continue;
-            }
-            let values = |object: Option<&Arc<Object>>| object.map(|object| func.values(object)).unwrap_or_default();
-            let (old_values, new_values) = (values(old), values(new));
-            if old_values == new_values {
-                continue;
-            }
+    /// Moves an object to its new places in the indexes. Returns the values; `None` if the namespace is the only index.
+    fn reindex(&mut self, old: Option<&Arc<Object>>, new: Option<&Arc<Object>>) -> Option<Arc<IndexValues>> {
+        let values = |object: Option<&Arc<Object>>| -> Vec<Vec<String>> {
+            let of =
+                |func: &IndexFunc| object.filter(|_| *func != IndexFunc::Namespace).map(|object| func.values(object));
+            self.indexers.iter().map(|(_, func)| of(func).unwrap_or_default()).collect()
+        };
+        if self.indexers.len() == 1 {
+            return None;
+        }
+        let (old_values, new_values) = (values(old), values(new));
+        for ((old_values, new_values), index) in old_values.iter().zip(&new_values).zip(&mut self.state.indexes) {
             for value in old_values.iter().filter(|value| !new_values.contains(value)) {
-                old.and_then(|old| index.remove(&Place { value, key: Some(old.key()) }));
+                old.and_then(|old| index.remove(&IndexPosition { value, key: Some(old.key()) }));
             }
             for value in new_values.iter().filter(|value| !old_values.contains(value)) {
                 new.and_then(|new| index.insert(IndexEntry { value: shared(index, value), key: new.key().clone() }));
             }
         }
+        Some(Arc::new(IndexValues { indexers: Arc::clone(&self.indexers), old: old_values, new: new_values }))
     }
 }
 
@@ -284,7 +293,7 @@ fn cost(changes: &[Change]) -> u64 {
 
 /// Returns the text of a value, shared with its other entries.
 fn shared(index: &OrdSet<IndexEntry>, value: &str) -> Arc<str> {
-    let of_value = index.get_next(&Place { value, key: None }).filter(|entry| *entry.value == *value);
+    let of_value = index.get_next(&IndexPosition { value, key: None }).filter(|entry| *entry.value == *value);
     of_value.map_or_else(|| Arc::from(value), |entry| Arc::clone(&entry.value))
 }
 
@@ -320,8 +329,8 @@ fn is_replaced(old: &Object, new: &Object) -> bool {
 
 impl Snapshot {
     /// Returns the number of upstream histories before this state's, all of them rewritten.
-    pub fn epoch(&self) -> u64 {
-        self.epoch
+    pub fn history_id(&self) -> u64 {
+        self.history_id
     }
 
     /// Returns the version of this state.
@@ -334,30 +343,26 @@ impl Snapshot {
         self.applied.safe()
     }
 
-    /// Returns both versions.
-    pub fn applied(&self) -> &Applied {
-        &self.applied
-    }
-
     /// Returns an object of a newer list that contradicts the held state, and so proves that the upstream's history was
     /// rewritten. If the upstream assigns the versions, each listed object up to the last complete version must be held as it
-    /// is, as far as that is [evidence](Evidence), and a list at that very version must have each held object. Versions that
+    /// is, as far as that is [evidence](RewriteEvidence), and a list at that very version must have each held object. Versions that
     /// the source assigns prove nothing.
-    pub fn contradiction<'a>(&'a self, list: &'a List, evidence: Evidence) -> Option<&'a ObjectKey> {
+    pub fn rewrite_proof<'a>(&'a self, list: &'a List, rewrite_evidence: RewriteEvidence) -> Option<&'a ObjectKey> {
         let known = self.safe_version();
         let is_new = |object: &Object| list.new_namespaces.iter().any(|new| new == object.key().namespace());
         let is_old =
             |object: &Object| object.version() <= known && object.version().lineage().is_none() && !is_new(object);
         let is_held = |object: &Object| {
-            let has_bytes = |held: &Object| evidence < Evidence::Bytes || held.body() == object.body();
+            let has_bytes = |held: &Object| rewrite_evidence < RewriteEvidence::Bytes || held.body() == object.body();
             match self.objects.get(object.key()) {
                 Some(held) => is_same(held, object) && has_bytes(held),
-                None => evidence == Evidence::Held,
+                None => rewrite_evidence == RewriteEvidence::Held,
             }
         };
         let changed = list.objects.iter().find(|object| is_old(object) && !is_held(object));
         changed.map(|object| object.key()).or_else(|| {
-            let is_whole = list.version == *known && known.lineage().is_none() && evidence > Evidence::Held;
+            let is_whole =
+                list.version == *known && known.lineage().is_none() && rewrite_evidence > RewriteEvidence::Held;
             is_whole.then(|| self.missing(list)).flatten()
         })
     }
@@ -428,9 +433,9 @@ impl Snapshot {
         after: Option<&ObjectKey>,
     ) -> Option<impl Iterator<Item = &'a Arc<Object>> + use<'a>> {
         let (func, entries) = self.index(index)?;
-        let place = Place { value, key: after };
+        let place = IndexPosition { value, key: after };
         let start = if after.is_some() { Bound::Excluded(place) } else { Bound::Included(place) };
-        let entries = entries.range::<_, Place<'_>>((start, Bound::Unbounded));
+        let entries = entries.range::<_, IndexPosition<'_>>((start, Bound::Unbounded));
         let of_value = entries.take_while(move |entry| *entry.value == *value);
         // No object has the empty value for its namespace.
         let is_namespace = *func == IndexFunc::Namespace && !value.is_empty();
@@ -444,23 +449,14 @@ impl Snapshot {
         let (func, entries) = self.index(index)?;
         // The first text after another.
         let first = after.map(|after| format!("{after}\0"));
-        let start = first.as_deref().map_or(Bound::Unbounded, |value| Bound::Included(Place { value, key: None }));
-        let entries = entries.range::<_, Place<'_>>((start, Bound::Unbounded)).map(|entry| &*entry.value);
+        let start =
+            first.as_deref().map_or(Bound::Unbounded, |value| Bound::Included(IndexPosition { value, key: None }));
+        let entries = entries.range::<_, IndexPosition<'_>>((start, Bound::Unbounded)).map(|entry| &*entry.value);
         // No object has the empty value for its namespace, and no namespace has a zero in it, which ends it in a key.
         let is_namespace = *func == IndexFunc::Namespace;
         let first = ObjectKey::first_of_namespace(&format!("{}\u{1}", after.unwrap_or_default()));
         let objects = is_namespace.then(|| self.objects(None, Some(&first))).into_iter().flatten();
         Some(entries.chain(objects.map(|object| object.key().namespace())))
-    }
-
-    /// Returns the index functions.
-    pub fn indexers(&self) -> &Arc<Indexers> {
-        &self.indexers
-    }
-
-    /// Returns the function of one index.
-    pub fn index_func(&self, index: &str) -> Option<&IndexFunc> {
-        self.indexers.get(index)
     }
 
     fn index(&self, name: &str) -> Option<(&IndexFunc, &OrdSet<IndexEntry>)> {
@@ -469,15 +465,15 @@ impl Snapshot {
     }
 }
 
-// === impl Place ===
+// === impl IndexPosition ===
 
-impl Equivalent<IndexEntry> for Place<'_> {
+impl Equivalent<IndexEntry> for IndexPosition<'_> {
     fn equivalent(&self, entry: &IndexEntry) -> bool {
         self.compare(entry).is_eq()
     }
 }
 
-impl Comparable<IndexEntry> for Place<'_> {
+impl Comparable<IndexEntry> for IndexPosition<'_> {
     fn compare(&self, entry: &IndexEntry) -> Ordering {
         self.value.cmp(&entry.value).then_with(|| self.key.map_or(Ordering::Less, |key| key.cmp(&entry.key)))
     }

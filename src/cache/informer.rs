@@ -31,11 +31,11 @@ pub use self::{
     join::{JoinError, Joined, Start, Stopped},
 };
 use super::{
-    Backlog, Checkpoint, Delta, Evidence, History, Indexer, List, NotInHistory, RealFifo, Snapshot, SourceHealth,
-    SyncState, ahead::Unrepeated,
+    Backlog, Checkpoint, Delta, History, Indexer, List, NotInHistory, ProgressDemand, Provenance, RealFifo,
+    RewriteEvidence, Snapshot, SourceHealth, SyncState, ahead::UnrepeatedChanges,
 };
 use crate::{
-    model::{Batch, Cause, Event, Indexers, Reached, ResourceVersion, in_one_wake},
+    model::{Batch, Cause, Event, HistoryPosition, Indexers, ResourceVersion, sharing_bodies},
     sync::{self, ArcSwap, ArcSwapOption},
     watch::{
         Backfill, Broadcaster, BroadcasterConfig, BroadcasterStats, BulkThreads, End, Frame, Retention, Subscribe,
@@ -59,8 +59,12 @@ pub struct InformerConfig {
     pub broadcaster: BroadcasterConfig,
     /// Bounds of the history; sizes in bytes of bodies and records.
     pub history: Retention,
-    /// Evidence of the source: [`ListerWatcher::evidence`](super::ListerWatcher::evidence).
-    pub evidence: Evidence,
+    /// Evidence of the source: [`ListerWatcher::rewrite_evidence`](super::ListerWatcher::rewrite_evidence).
+    pub rewrite_evidence: RewriteEvidence,
+    /// Demand that the source reads: [`ListerWatcher::demand`](super::ListerWatcher::demand).
+    pub demand: ProgressDemand,
+    /// Servers before this one: [`ListerWatcher::provenance`](super::ListerWatcher::provenance).
+    pub provenance: Provenance,
     /// Least time between two publish cycles, unless a whole cycle's worth of events is queued. The first event after a pause
     /// is applied at once, the next ones are gathered: a cycle costs much more than an event. The resolution of timers may add
     /// a millisecond.
@@ -79,7 +83,7 @@ pub struct InformerStats {
     /// Changes of objects that still exist upstream and can no longer be served.
     pub not_served: AtomicU64,
     /// Times that the upstream's history was rewritten.
-    pub rewinds: AtomicU64,
+    pub history_rewrites: AtomicU64,
     /// Events that the history holds now.
     pub history_events: AtomicU64,
     /// Bytes that the history holds now: bodies that only the history needs, and the records.
@@ -93,19 +97,21 @@ pub struct InformerStats {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct InformerShared {
     indexers: Arc<Indexers>,
     snapshot: ArcSwapOption<Snapshot>,
     /// Position up to which everything has been published to the cursors; for a moment behind the snapshot's.
-    distributed: ArcSwapOption<Reached>,
+    distributed: ArcSwapOption<HistoryPosition>,
     oldest: ArcSwapOption<ResourceVersion>,
     /// Ends of the last relist and of the one before: the last one may not be distributed yet.
     relists: ArcSwap<(Option<ResourceVersion>, Option<ResourceVersion>)>,
     /// Number of rewritten histories, raised before the watches of the old history end.
-    epoch: sync::AtomicU64,
+    history_id: sync::AtomicU64,
     waiters: Waiters,
-    pokes: sync::AtomicU64,
+    notify_seq: sync::AtomicU64,
     health: SourceHealth,
+    demand: ProgressDemand,
+    provenance: Provenance,
     stats: InformerStats,
     watch_stats: ArcSwapOption<BroadcasterStats>,
 }
@@ -113,35 +119,35 @@ struct Shared {
 /// State that the task writes, apart from the channels that it waits on.
 #[derive(Debug)]
 struct Writer<F: Frame> {
-    shared: Arc<Shared>,
+    shared: Arc<InformerShared>,
     config: InformerConfig,
     /// Threads for the selections that the writer has no time for.
     threads: Option<Arc<BulkThreads>>,
     backfill: Arc<Backfill<F>>,
-    live: Option<Live<F>>,
+    live: Option<SyncedParts<F>>,
 }
 
 /// Parts that exist once there is a state.
 #[derive(Debug)]
-struct Live<F: Frame> {
+struct SyncedParts<F: Frame> {
     indexer: Indexer,
     history: History,
-    unrepeated: Unrepeated,
+    unrepeated: UnrepeatedChanges,
     /// State of the source when the watches were last notified of it.
-    told_state: SyncState,
+    reported_state: SyncState,
     broadcaster: Broadcaster<F>,
 }
 
 #[derive(Debug)]
 enum Command<F: Frame> {
     Join { start: Start, subscribe: Subscribe<F>, reply: oneshot::Sender<Result<Joined<F>, JoinError>> },
-    Poke,
+    NotifyWatches,
 }
 
-/// Bound of one publish cycle: the events drained from the queue, applied and published together.
-const WAKE_EVENTS: usize = 64;
+/// Bound of one publish cycle: the deltas popped from the queue, applied and published together.
+const CYCLE_DELTAS: usize = 64;
 /// The same bound in bytes of bodies.
-const WAKE_BYTES: usize = 64 << 10;
+const CYCLE_BYTES: usize = 64 << 10;
 /// Bound of queued commands; a further caller waits for a free slot.
 const COMMAND_QUEUE: usize = 1024;
 /// Interval of the search for groups without readers, events past their age, and a source that has turned stale.
@@ -152,16 +158,18 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 impl<F: Frame> Informer<F> {
     /// Makes an informer that has not applied anything yet, and its handle.
     pub fn new(fifo: Arc<RealFifo>, health: SourceHealth, config: InformerConfig) -> (Self, InformerHandle<F>) {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(InformerShared {
             indexers: Arc::clone(&config.indexers),
             snapshot: ArcSwapOption::default(),
             distributed: ArcSwapOption::default(),
             oldest: ArcSwapOption::default(),
             relists: ArcSwap::default(),
-            epoch: sync::AtomicU64::default(),
+            history_id: sync::AtomicU64::default(),
             waiters: Waiters::default(),
-            pokes: sync::AtomicU64::default(),
+            notify_seq: sync::AtomicU64::default(),
             health,
+            demand: config.demand.clone(),
+            provenance: config.provenance.clone(),
             stats: InformerStats::default(),
             watch_stats: ArcSwapOption::default(),
         });
@@ -211,7 +219,7 @@ impl<F: Frame> Informer<F> {
                 // Cancel-safe by its own contract.
                 deltas = next(&fifo, not_before), if !is_blocked => match deltas {
                     Some(deltas) => {
-                        in_one_wake(|| writer.apply(deltas, &fifo));
+                        sharing_bodies(|| writer.apply(deltas));
                         not_before = Instant::now() + writer.config.batch_window;
                     }
                     None => return,
@@ -223,8 +231,8 @@ impl<F: Frame> Informer<F> {
 
 /// Returns the deltas of the next publish cycle: not before this moment, unless the cycle is full.
 async fn next(fifo: &RealFifo, not_before: Instant) -> Option<Vec<Delta>> {
-    fifo.gather(WAKE_EVENTS, WAKE_BYTES, not_before).await;
-    fifo.pop_batch(WAKE_EVENTS, WAKE_BYTES).await
+    fifo.gather(CYCLE_DELTAS, CYCLE_BYTES, not_before).await;
+    fifo.pop_batch(CYCLE_DELTAS, CYCLE_BYTES).await
 }
 
 // === impl Writer ===
@@ -239,22 +247,22 @@ impl<F: Frame> Writer<F> {
     fn sweep(&mut self) {
         if let Some(live) = &mut self.live {
             live.broadcaster.sweep();
-            live.history.forget_old(Instant::now());
-            live.broadcaster.forget_before(live.history.begin());
+            live.history.evict_old(Instant::now());
+            live.broadcaster.drop_before(live.history.begin());
             self.shared.measure_history(&live.history);
             let state = self.shared.health.state();
-            if std::mem::replace(&mut live.told_state, state) != state {
+            if std::mem::replace(&mut live.reported_state, state) != state {
                 tracing::info!(?state, "source state changed");
-                self.poke();
+                self.notify_watches();
             }
         }
     }
 
-    fn poke(&self) {
+    fn notify_watches(&self) {
         // Counted first, so that a watch that parks after the notification passed it sees the new count.
-        self.shared.pokes.fetch_add(1, Ordering::Release);
+        self.shared.notify_seq.fetch_add(1, Ordering::Release);
         if let Some(live) = &self.live {
-            live.broadcaster.poke();
+            live.broadcaster.notify_watches();
         }
     }
 
@@ -265,7 +273,7 @@ impl<F: Frame> Writer<F> {
                 // The caller may have been dropped; the cursor then unsubscribes by being dropped.
                 drop(reply.send(joined));
             }
-            Command::Poke => self.poke(),
+            Command::NotifyWatches => self.notify_watches(),
         }
     }
 
@@ -289,31 +297,31 @@ impl<F: Frame> Writer<F> {
             Start::After(version) => live.broadcaster.subscribe_after(subscribe, version),
             Start::Now | Start::Complete | Start::AfterOffset(_) => live.broadcaster.subscribe(subscribe),
         });
-        let epoch = self.shared.epoch.load(Ordering::Acquire);
+        let history_id = self.shared.history_id.load(Ordering::Acquire);
         let snapshot = match start {
             Start::Complete => live.indexer.snapshot_before(&live.history.ahead()),
             Start::Now | Start::After(_) | Start::AfterOffset(_) => live.indexer.snapshot(),
         };
-        Ok(Joined { snapshot, backlog, cursor, epoch })
+        Ok(Joined { snapshot, backlog, cursor, history_id })
     }
 
     /// Applies the drained deltas, then publishes them in one cycle.
-    fn apply(&mut self, deltas: Vec<Delta>, fifo: &RealFifo) {
+    fn apply(&mut self, deltas: Vec<Delta>) {
         let now = Instant::now();
         let mut batches = Vec::with_capacity(deltas.len());
         for delta in deltas {
             match delta {
                 Delta::Replace(list) => batches.extend(self.replace(list)),
-                Delta::Rewind(list) => self.restart(list, "reported by the source"),
+                Delta::HistoryRewritten(list) => self.start_new_history(list, "reported by the source"),
                 Delta::Changes { events, closes } => batches.extend(self.change(events, closes, now)),
-                Delta::Checkpoint(proof) => {
+                Delta::Checkpoint { proof, reply } => {
                     // The next run has no history, so the upstream has to repeat the changes ahead of the version.
-                    let checkpoint = self.live.as_ref().map(|live| {
+                    if let Some(live) = &self.live {
                         let ahead = live.history.ahead();
                         let snapshot = live.indexer.snapshot_before(&ahead);
-                        Checkpoint { snapshot, proof, is_whole: ahead.is_empty() }
-                    });
-                    fifo.checkpoints().give(checkpoint);
+                        // The caller may have been dropped.
+                        drop(reply.send(Checkpoint { snapshot, proof, is_whole: ahead.is_empty() }));
+                    }
                 }
                 Delta::Relist(events, deletion) => batches.extend(self.relist(events, deletion, now)),
             }
@@ -331,7 +339,7 @@ impl<F: Frame> Writer<F> {
         let live = self.live.as_mut()?;
         let is_bookmark = |event: &Event| matches!(event, Event::Bookmark(_));
         let said = events.as_ref().iter().filter(|event| !is_bookmark(event)).count();
-        let Live { indexer, unrepeated, .. } = live;
+        let SyncedParts { indexer, unrepeated, .. } = live;
         let batch = Arc::new(indexer.apply_events(events.into_iter().map(|event| unrepeated.note(event)), closes));
         if batch.changes.is_empty() {
             self.shared.stats.unchanged.fetch_add(said as u64, Ordering::Relaxed);
@@ -344,10 +352,10 @@ impl<F: Frame> Writer<F> {
     fn record(&mut self, batch: &Arc<Batch>, now: Instant) {
         let Some(live) = &mut self.live else { return };
         live.history.record(Arc::clone(batch), now);
-        if let Some(key) = live.unrepeated.contradiction(batch.safe()) {
+        if let Some(key) = live.unrepeated.rewrite_proof(batch.safe()) {
             let proof = format!("upstream did not replay the last known change of {key}");
             let list = live.unrepeated.without(&live.indexer.snapshot());
-            self.restart(list, &proof);
+            self.start_new_history(list, &proof);
         }
     }
 
@@ -358,9 +366,9 @@ impl<F: Frame> Writer<F> {
                 let mut ahead = live.history.ahead();
                 ahead.retain(|change| change.version > list.version);
                 let known = live.indexer.snapshot_before(&ahead);
-                if let Some(key) = known.contradiction(&list, self.config.evidence) {
+                if let Some(key) = known.rewrite_proof(&list, self.config.rewrite_evidence) {
                     let proof = format!("{key} differs at the same version");
-                    self.restart(list, &proof);
+                    self.start_new_history(list, &proof);
                     return None;
                 }
                 if list.expires_older && list.version > live.history.current().version {
@@ -369,17 +377,20 @@ impl<F: Frame> Writer<F> {
                         "list hides changes sent by the previous run: ending every watch of the resource"
                     );
                     let oldest = list.version.clone();
-                    self.begin_again(list, &End::Expired { oldest });
+                    self.restart_from_list(list, &End::Expired { oldest });
                     return None;
                 }
-                live.unrepeated = Unrepeated::keep(&mut list, &ahead);
+                live.unrepeated = UnrepeatedChanges::keep(&mut list, &ahead);
                 let batch = Arc::new(live.indexer.replace(list));
                 live.history.record(Arc::clone(&batch), Instant::now());
                 Some(batch)
             }
             Some(live) => {
                 let is_behind = list.version.same_lineage(live.indexer.version());
-                self.restart(list, if is_behind { "list at an older version" } else { "list of another lineage" });
+                self.start_new_history(
+                    list,
+                    if is_behind { "list at an older version" } else { "list of another lineage" },
+                );
                 None
             }
             None => {
@@ -391,7 +402,7 @@ impl<F: Frame> Writer<F> {
 
     /// Applies a relist by the upstream itself.
     fn relist(&mut self, events: Vec<Event>, deletion: Cause, now: Instant) -> Option<Arc<Batch>> {
-        let Live { indexer, unrepeated, .. } = self.live.as_mut()?;
+        let SyncedParts { indexer, unrepeated, .. } = self.live.as_mut()?;
         let batch = indexer.apply_relist(events.into_iter().map(|event| unrepeated.note(event)), deletion);
         let batch = Arc::new(batch);
         self.record(&batch, now);
@@ -407,13 +418,13 @@ impl<F: Frame> Writer<F> {
         let indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
         let what = if state == SyncState::Stale { "serving the snapshot of the previous run" } else { "synced" };
         tracing::info!(objects = indexer.snapshot().len(), resource_version = %version, "{what}");
-        let history = History::new(self.config.history, Reached { version, offset: 0 });
-        let unrepeated = Unrepeated::default();
-        self.live = Some(Live { indexer, history, unrepeated, told_state: state, broadcaster });
+        let history = History::new(self.config.history, HistoryPosition { version, offset: 0 });
+        let unrepeated = UnrepeatedChanges::default();
+        self.live = Some(SyncedParts { indexer, history, unrepeated, reported_state: state, broadcaster });
     }
 
     /// Begins again with a list that proves, or follows a proof, that the upstream's history was rewritten.
-    fn restart(&mut self, list: List, proof: &str) {
+    fn start_new_history(&mut self, list: List, proof: &str) {
         let Some(live) = &self.live else {
             return self.start(list, SyncState::Synced);
         };
@@ -421,29 +432,29 @@ impl<F: Frame> Writer<F> {
             resource_version = %list.version, applied = %live.indexer.version(), proof,
             "upstream history rewritten: ending every watch of the resource"
         );
-        self.shared.stats.rewinds.fetch_add(1, Ordering::Relaxed);
-        self.shared.epoch.fetch_add(1, Ordering::AcqRel);
-        self.begin_again(list, &End::HistoryChanged);
+        self.shared.stats.history_rewrites.fetch_add(1, Ordering::Relaxed);
+        self.shared.history_id.fetch_add(1, Ordering::AcqRel);
+        self.restart_from_list(list, &End::HistoryRewritten);
     }
 
     /// Ends every watch, and continues with a list and without older versions.
-    fn begin_again(&mut self, list: List, end: &End) {
+    fn restart_from_list(&mut self, list: List, end: &End) {
         let Some(live) = &mut self.live else { return };
         self.shared.relists.store(Arc::default());
-        live.unrepeated = Unrepeated::default();
+        live.unrepeated = UnrepeatedChanges::default();
         let version = list.version.clone();
-        let epoch = self.shared.epoch.load(Ordering::Acquire);
-        live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list).in_epoch(epoch);
+        let history_id = self.shared.history_id.load(Ordering::Acquire);
+        live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list).with_history_id(history_id);
         // An offset that no parked watch has reached.
         let offset = live.history.current().offset + 1;
-        live.history = History::new(self.config.history, Reached { version: version.clone(), offset });
-        live.broadcaster.restart(end, version);
+        live.history = History::new(self.config.history, HistoryPosition { version: version.clone(), offset });
+        live.broadcaster.start_new_history(end, version);
     }
 }
 
-// === impl Live ===
+// === impl SyncedParts ===
 
-impl<F: Frame> Live<F> {
+impl<F: Frame> SyncedParts<F> {
     /// Returns true if a list is not older than the last complete version.
     fn is_complete_in(&self, list: &List) -> bool {
         self.history.current().version <= list.version

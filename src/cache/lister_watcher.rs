@@ -2,13 +2,13 @@
 //!
 //! The trait is here and not in `source`, because imports point inward: the Reflector is in `cache`.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{pin::Pin, time::Duration};
 
 use bytes::Bytes;
 use tokio_stream::Stream;
 
-use super::Delta;
-use crate::model::{Object, ResourceVersion};
+use super::{Delta, List, ProgressDemand, Provenance, RewriteEvidence};
+use crate::model::ResourceVersion;
 
 /// Lists a resource and watches it from the list's version, without a gap (client-go's `ListerWatcher`).
 ///
@@ -30,27 +30,24 @@ pub trait ListerWatcher: Send + Sync + 'static {
     fn heartbeat(&self) -> Duration;
 
     /// Returns the differences in a list that prove a rewritten history.
-    fn evidence(&self) -> Evidence {
-        Evidence::Listed
+    fn rewrite_evidence(&self) -> RewriteEvidence {
+        RewriteEvidence::Listed
+    }
+
+    /// Returns the demand that the source reads, if its upstream can report progress.
+    fn demand(&self) -> ProgressDemand {
+        ProgressDemand::default()
+    }
+
+    /// Returns the servers that the objects come through, which a relay writes.
+    fn provenance(&self) -> Provenance {
+        Provenance::default()
     }
 
     /// Returns the means to resume in the next run; `None` for a source that cannot, and begins with a list.
     fn warm_start(&self) -> Option<&dyn WarmStart> {
         None
     }
-}
-
-/// Difference between a list and the held state, at known versions, that proves a rewritten history.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Evidence {
-    /// Object at another version than the held one. The Kubernetes API can change the result of a field selector without a
-    /// change of the object.
-    Held,
-    /// The same, or an object that is not held.
-    Listed,
-    /// The same, or other bytes at the same version: for upstreams that store bytes. The Kubernetes API encodes stored objects
-    /// anew, by its own version and its conversions; a relay does not know the kind of its origin.
-    Bytes,
 }
 
 /// Source whose upstream can be watched from a version of the previous run: the upstream assigns the versions, and the source
@@ -88,39 +85,6 @@ pub enum ListVersion {
     MostRecent,
 }
 
-/// Whole resource at one version. Of two objects with the same key the last wins.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct List {
-    /// Every object, in any order.
-    pub objects: Vec<Arc<Object>>,
-    /// Version of the list: a watch from it has neither gap nor overlap.
-    pub version: ResourceVersion,
-    /// Objects that exist and cannot be served, with their keys and uids only. One that was served before is DELETED with
-    /// [`Cause::NotServed`](crate::model::Cause::NotServed) instead of [`Cause::Inferred`](crate::model::Cause::Inferred).
-    pub not_served: Vec<Arc<Object>>,
-    /// Namespaces that earlier lists did not cover: their objects prove nothing about the history.
-    pub new_namespaces: Vec<String>,
-    /// Namespaces that earlier lists covered and this one does not.
-    pub lost_namespaces: Vec<String>,
-    /// True if the previous run may have sent clients changes above the version reached now, and this list hides their outcome:
-    /// no client can resume from an older version.
-    pub expires_older: bool,
-}
-
-impl List {
-    /// Makes a list of objects that can all be served.
-    pub fn new(objects: Vec<Arc<Object>>, version: ResourceVersion) -> Self {
-        Self {
-            objects,
-            version,
-            not_served: Vec::new(),
-            new_namespaces: Vec::new(),
-            lost_namespaces: Vec::new(),
-            expires_older: false,
-        }
-    }
-}
-
 /// Reason why an upstream list or watch failed, by the Reflector's reaction.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
@@ -136,7 +100,7 @@ pub enum SourceError {
     /// The upstream's history was rewritten, which the versions alone may not show: the next list ends every watch of the
     /// resource.
     #[error("upstream history rewritten: {0}")]
-    HistoryChanged(String),
+    HistoryRewritten(String),
     /// An open watch broke: watch again without a list, at once if it had lasted or delivered something.
     #[error("watch broken: {0}")]
     Broken(String),

@@ -69,13 +69,13 @@ pub enum ProblemReport {
 /// Standing problems of one resource.
 #[derive(Debug, Default)]
 pub(super) struct Problems {
-    by_reason: BTreeMap<ProblemReason, Standing>,
+    by_reason: BTreeMap<ProblemReason, ReasonProblems>,
     /// Text of the oldest one, as [`Problem`] is displayed.
     oldest: Option<String>,
 }
 
 #[derive(Debug, Default)]
-struct Standing {
+struct ReasonProblems {
     by_subject: BTreeMap<String, Problem>,
     /// Number of problems that are not held. A source that reports one problem at a time may count one of these twice, until
     /// its next list replaces them.
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_problem_keeps_its_beginning_for_as_long_as_it_stands() {
+    fn a_standing_problem_keeps_its_start() {
         let mut problems = Problems::default();
         assert_eq!(problems.set(problem("a", "bad", 5)), ProblemReport::News);
         assert_eq!(problems.set(problem("b", "bad", 4)), ProblemReport::News);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replacement_is_of_its_reasons_only() {
+    fn a_replacement_affects_only_its_reasons() {
         let mut problems = Problems::default();
         problems.set(Problem::new(ProblemReason::SnapshotNotWritten, "", "full"));
         problems.set(problem("a", "bad", 5));
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_and_shown_is_bounded_and_everything_is_counted() {
+    fn held_and_shown_problems_are_bounded_and_all_are_counted() {
         let mut problems = Problems::default();
         let many = || (0..MAX_HELD + 5).map(|n| problem(&format!("{n:04}"), "bad", n as u64)).collect();
         let changes = problems.replace(&[ProblemReason::FileInvalid], many());
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_is_kept_as_it_is_in_the_contract() {
+    fn reasons_are_saved_under_their_names_in_the_contract() {
         for reason in [
             ProblemReason::UpstreamUnreachable,
             ProblemReason::ObjectTooLarge,

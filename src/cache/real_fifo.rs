@@ -1,8 +1,8 @@
 //! Ordered queue between Reflector and informer.
 //!
 //! client-go's `RealFIFO` in its atomic form: deltas in order of arrival, without grouping by key or deduplication, deletions
-//! of unknown keys included. A Replace is one element; the informer computes the difference to its store when it pops it. The
-//! Reflector pushes, the informer pops. The queue is bounded in events and bytes, so that a blocked informer holds its upstream
+//! of unknown keys included. A Replace is one delta; the informer computes the difference to its store when it pops it. The
+//! Reflector pushes, the informer pops. The queue is bounded in deltas and bytes, so that a blocked informer holds its upstream
 //! back.
 
 use std::collections::VecDeque;
@@ -10,18 +10,21 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::{Notify, oneshot},
+    time::Instant,
+};
 
-use super::{Checkpoints, List};
+use super::{Checkpoint, List};
 use crate::model::{Cause, Event, ResourceVersion};
 
-/// Result of a list or a watch of the Reflector.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Result of a list or a watch of the Reflector, or a request for a checkpoint.
+#[derive(Debug)]
 pub enum Delta {
     /// Whole list, which replaces everything.
     Replace(List),
     /// First list after the upstream has proved that its history was rewritten.
-    Rewind(List),
+    HistoryRewritten(List),
     /// Events up to one version, in upstream order: no watch resumes between them. The last one has that version.
     Changes {
         /// Events, at least one.
@@ -29,8 +32,13 @@ pub enum Delta {
         /// True if no further event comes at this version.
         closes: bool,
     },
-    /// Proof of the history up to here, for the requested checkpoint; no change.
-    Checkpoint(Bytes),
+    /// Request for a checkpoint; no change.
+    Checkpoint {
+        /// Proof of the history up to here.
+        proof: Bytes,
+        /// Receiver of the checkpoint; dropped if there is no state.
+        reply: oneshot::Sender<Checkpoint>,
+    },
     /// Result of a relist by the upstream itself, or of a transaction that follows one silently, up to the version of the last
     /// event, with the cause of the deletions. Other changes in between are unknown.
     Relist(Vec<Event>, Cause),
@@ -39,31 +47,33 @@ pub enum Delta {
 /// Events of one [`Delta`]. Nearly always there is one, which takes no allocation.
 pub type Events = SmallVec<[Event; 1]>;
 
-/// Bounds of a [`RealFifo`]. It always takes one element, however large.
+/// Bounds of a [`RealFifo`]. It always takes one delta, however large.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FifoBounds {
-    /// Number of elements.
-    pub events: usize,
-    /// Bytes of bodies. A Replace counts as none: the upstream determines its size.
+    /// Number of deltas.
+    pub deltas: usize,
+    /// Bytes of bodies. A list counts as none: the upstream determines its size.
     pub bytes: usize,
 }
 
 /// Queue with one pushing and one popping task.
+#[doc(alias = "RealFIFO")]
 #[derive(Debug)]
 pub struct RealFifo {
     bounds: FifoBounds,
     state: Mutex<State>,
     pushed: Notify,
     popped: Notify,
-    checkpoints: Checkpoints,
 }
 
 #[derive(Debug, Default)]
 struct State {
     deltas: VecDeque<Delta>,
     bytes: usize,
+    /// Number of lists, each of which is popped alone.
+    lists: usize,
     closed: bool,
-    /// Events and bytes that the informer waits for before it is woken.
+    /// Deltas and bytes that the informer waits for before it is woken.
     gathers: Option<(usize, usize)>,
 }
 
@@ -72,13 +82,7 @@ struct State {
 impl RealFifo {
     /// Makes an empty queue.
     pub fn new(bounds: FifoBounds) -> Self {
-        Self {
-            bounds,
-            state: Mutex::default(),
-            pushed: Notify::new(),
-            popped: Notify::new(),
-            checkpoints: Checkpoints::default(),
-        }
+        Self { bounds, state: Mutex::default(), pushed: Notify::new(), popped: Notify::new() }
     }
 
     /// Appends a delta, after waiting for space. A closed queue takes it too: closing only ends an empty queue.
@@ -91,9 +95,9 @@ impl RealFifo {
         loop {
             let popped = self.popped.notified();
             // The wake-up follows the release of the lock, as everywhere.
-            let tells = self.state.lock().push(&mut delta, self.bounds);
-            if let Some(tells) = tells {
-                if tells {
+            let is_enough = self.state.lock().push(&mut delta, self.bounds);
+            if let Some(is_enough) = is_enough {
+                if is_enough {
                     self.pushed.notify_one();
                 }
                 return;
@@ -102,19 +106,19 @@ impl RealFifo {
         }
     }
 
-    /// Removes up to `max_events` deltas and about `max_bytes` of them from the front, but at least one; a Replace comes alone.
+    /// Removes up to `max_deltas` from the front, until they have `max_bytes`, and at least one; a list is popped alone.
     /// `None` once the queue is closed and empty.
     ///
     /// # Cancel safety
     ///
     /// Nothing is removed unless it is returned.
-    pub async fn pop_batch(&self, max_events: usize, max_bytes: usize) -> Option<Vec<Delta>> {
+    pub async fn pop_batch(&self, max_deltas: usize, max_bytes: usize) -> Option<Vec<Delta>> {
         loop {
             let pushed = self.pushed.notified();
             let (batch, is_closed) = {
                 let mut state = self.state.lock();
                 state.gathers = None;
-                (state.pop_batch(max_events, max_bytes), state.closed)
+                (state.pop_batch(max_deltas, max_bytes), state.closed)
             };
             if !batch.is_empty() {
                 self.popped.notify_one();
@@ -127,19 +131,18 @@ impl RealFifo {
         }
     }
 
-    /// Waits until `until`, or until the queue has as much as [`RealFifo::pop_batch`] would take at once, or a delta that comes
-    /// alone.
+    /// Waits until `until`, or until the queue has as much as [`RealFifo::pop_batch`] would take at once, or a list.
     ///
     /// # Cancel safety
     ///
     /// May be dropped at any time.
-    pub async fn gather(&self, max_events: usize, max_bytes: usize, until: Instant) {
+    pub async fn gather(&self, max_deltas: usize, max_bytes: usize, until: Instant) {
         while Instant::now() < until {
             let pushed = self.pushed.notified();
             let is_enough = {
                 let mut state = self.state.lock();
                 // A full queue takes no more, so its bounds limit the wait.
-                state.gathers = Some((max_events.min(self.bounds.events), max_bytes.min(self.bounds.bytes)));
+                state.gathers = Some((max_deltas.min(self.bounds.deltas), max_bytes.min(self.bounds.bytes)));
                 state.is_enough()
             };
             // Cancel-safe: a notification without a waiter is kept.
@@ -160,11 +163,6 @@ impl RealFifo {
         self.pushed.notify_one();
     }
 
-    /// Returns the exchange of states with the proof of their history.
-    pub fn checkpoints(&self) -> &Checkpoints {
-        &self.checkpoints
-    }
-
     /// Returns the number of queued deltas.
     pub fn len(&self) -> usize {
         self.state.lock().deltas.len()
@@ -181,32 +179,33 @@ impl RealFifo {
 impl State {
     /// Takes the delta if there is space for it, and returns true if the informer has to be woken; `None` without space.
     fn push(&mut self, delta: &mut Option<Delta>, bounds: FifoBounds) -> Option<bool> {
-        let has_room = self.deltas.len() < bounds.events && self.bytes < bounds.bytes;
+        let has_room = self.deltas.len() < bounds.deltas && self.bytes < bounds.bytes;
         let delta = delta.take_if(|_| has_room || self.deltas.is_empty())?;
         self.bytes += delta.weight();
+        self.lists += usize::from(delta.is_list());
         self.deltas.push_back(delta);
         Some(self.is_enough())
     }
 
     /// Returns true if the queue has what the informer waits for.
     fn is_enough(&self) -> bool {
-        let Some((events, bytes)) = self.gathers else { return true };
-        let comes_alone = [self.deltas.front(), self.deltas.back()].into_iter().flatten().any(Delta::is_replace);
-        self.closed || comes_alone || self.deltas.len() >= events || self.bytes >= bytes
+        let Some((deltas, bytes)) = self.gathers else { return true };
+        self.closed || self.lists > 0 || self.deltas.len() >= deltas || self.bytes >= bytes
     }
 
-    fn pop_batch(&mut self, max_events: usize, max_bytes: usize) -> Vec<Delta> {
+    fn pop_batch(&mut self, max_deltas: usize, max_bytes: usize) -> Vec<Delta> {
         let mut batch = Vec::new();
         let mut bytes = 0;
         while let Some(delta) = self.deltas.front() {
-            let is_full = batch.len() >= max_events.max(1) || bytes >= max_bytes;
-            if !batch.is_empty() && (is_full || delta.is_replace()) {
+            let is_full = batch.len() >= max_deltas.max(1) || bytes >= max_bytes;
+            let is_list = delta.is_list();
+            if !batch.is_empty() && (is_full || is_list) {
                 break;
             }
             bytes += delta.weight();
-            let is_replace = delta.is_replace();
             batch.extend(self.deltas.pop_front());
-            if is_replace {
+            if is_list {
+                self.lists -= 1;
                 break;
             }
         }
@@ -231,10 +230,10 @@ impl Delta {
     /// Returns the version that the delta reaches; none for a checkpoint or for changes without events, which no source makes.
     pub fn version(&self) -> Option<&ResourceVersion> {
         match self {
-            Self::Replace(list) | Self::Rewind(list) => Some(&list.version),
+            Self::Replace(list) | Self::HistoryRewritten(list) => Some(&list.version),
             Self::Changes { events, .. } => events.last().map(Event::version),
             Self::Relist(events, _) => events.last().map(Event::version),
-            Self::Checkpoint(_) => None,
+            Self::Checkpoint { .. } => None,
         }
     }
 
@@ -250,20 +249,20 @@ impl Delta {
 
     fn weight(&self) -> usize {
         match self {
-            Self::Replace(_) | Self::Rewind(_) | Self::Checkpoint(_) => 0,
+            Self::Replace(_) | Self::HistoryRewritten(_) | Self::Checkpoint { .. } => 0,
             Self::Changes { events, .. } => events.iter().map(Event::weight).sum(),
             Self::Relist(events, _) => events.iter().map(Event::weight).sum(),
         }
     }
 
-    fn is_replace(&self) -> bool {
-        matches!(self, Self::Replace(_) | Self::Rewind(_))
+    fn is_list(&self) -> bool {
+        matches!(self, Self::Replace(_) | Self::HistoryRewritten(_))
     }
 }
 
 impl Default for FifoBounds {
     fn default() -> Self {
-        Self { events: 1024, bytes: 16 << 20 }
+        Self { deltas: 1024, bytes: 16 << 20 }
     }
 }
 
@@ -290,15 +289,13 @@ mod tests {
         let text = |delta: &Delta| match delta {
             Delta::Replace(list) => format!("replace {}", list.version),
             Delta::Changes { events, .. } if events.len() == 1 => events[0].version().to_string(),
-            Delta::Rewind(_) | Delta::Changes { .. } | Delta::Relist(..) | Delta::Checkpoint(_) => {
-                unreachable!("none is pushed")
-            }
+            other => unreachable!("{other:?} is not pushed"),
         };
         batch.iter().map(text).collect()
     }
 
     #[test]
-    fn a_bookmark_is_a_delta_of_one_and_of_nothing_else() {
+    fn only_a_delta_of_one_bookmark_is_a_bookmark() {
         let bookmark = || Event::Bookmark(ResourceVersion::decimal(2));
         let event = || Event::Added(object("a", 1));
         assert!(Delta::event(bookmark()).is_bookmark());
@@ -349,7 +346,7 @@ mod tests {
 
     /// `TestRealFIFO_PopShouldUnblockWhenClosed`, and a closed queue still drains.
     #[tokio::test]
-    async fn closing_ends_an_empty_queue_and_not_before() {
+    async fn a_closed_queue_ends_once_it_is_empty() {
         let fifo = RealFifo::new(FifoBounds::default());
         let mut pop = spawn(fifo.pop_batch(1, 1));
         assert_pending!(pop.poll());
@@ -362,8 +359,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn gathering_ends_with_a_full_batch_or_something_that_comes_alone_or_in_time() {
-        let fifo = RealFifo::new(FifoBounds { events: 9, bytes: usize::MAX });
+    async fn gathering_ends_with_a_full_batch_or_a_delta_that_comes_alone_or_at_the_deadline() {
+        let fifo = RealFifo::new(FifoBounds { deltas: 9, bytes: usize::MAX });
         let event = || Delta::event(Event::Added(object("a", 1)));
         let until = Instant::now() + Duration::from_millis(5);
         {
@@ -387,6 +384,10 @@ mod tests {
             fifo.push(replace(1)).await;
             assert_ready!(gather.poll());
         }
+        fifo.push(event()).await;
+        let began = Instant::now();
+        fifo.gather(99, usize::MAX, until).await;
+        assert_eq!(began.elapsed(), Duration::ZERO, "a list between others");
         while !fifo.is_empty() {
             fifo.pop_batch(99, usize::MAX).await;
         }
@@ -401,15 +402,15 @@ mod tests {
         assert_pending!(pop.poll());
         fifo.push(event()).await;
         assert!(pop.is_woken());
-        let full = RealFifo::new(FifoBounds { events: 1, bytes: usize::MAX });
+        let full = RealFifo::new(FifoBounds { deltas: 1, bytes: usize::MAX });
         full.push(event()).await;
         full.gather(3, usize::MAX, until + Duration::from_secs(1)).await;
         assert_eq!(Instant::now(), until, "a full queue is not waited for");
     }
 
     #[tokio::test]
-    async fn a_full_queue_holds_its_producer_back_and_a_cancelled_push_queues_nothing() {
-        let fifo = RealFifo::new(FifoBounds { events: 1, bytes: 1 });
+    async fn a_full_queue_blocks_its_producer_and_a_cancelled_push_queues_nothing() {
+        let fifo = RealFifo::new(FifoBounds { deltas: 1, bytes: 1 });
         fifo.push(replace(1)).await;
         {
             let mut cancelled = spawn(fifo.push(replace(2)));
@@ -422,7 +423,7 @@ mod tests {
         assert_ready!(push.poll());
         assert_eq!(versions(&fifo.pop_batch(9, 9).await.unwrap()), ["3"]);
 
-        let fifo = RealFifo::new(FifoBounds { events: 9, bytes: 14 });
+        let fifo = RealFifo::new(FifoBounds { deltas: 9, bytes: 14 });
         for version in 1..=2 {
             fifo.push(Delta::event(Event::Added(object("of 7 bytes", version)))).await;
         }

@@ -12,7 +12,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use tokio::time::Instant;
@@ -20,21 +20,24 @@ use tokio_stream::StreamExt;
 
 use self::state::{Next, Outcome, State};
 use super::{
-    Backoff, BackoffConfig, Delta, ListVersion, ListerWatcher, RealFifo, SourceError, SourceHealth, WarmStart, Watch,
+    Backoff, BackoffConfig, CheckpointRequests, Delta, ListVersion, ListerWatcher, RealFifo, SourceError, SourceHealth,
+    WarmStart, Watch, checkpoint::Requests,
 };
-use crate::model::{Applied, ResourceVersion};
+use crate::model::{AppliedVersion, ResourceVersion};
 
 /// Driver of one [`ListerWatcher`].
 #[derive(Debug)]
 pub struct Reflector<S> {
     source: S,
     fifo: Arc<RealFifo>,
+    checkpoints: CheckpointRequests,
+    requests: Requests,
     health: SourceHealth,
     stats: Arc<ReflectorStats>,
     backoff: Backoff,
     state: State,
     /// True if the upstream's history was rewritten, and the next list is the first of the new one.
-    is_rewound: bool,
+    is_history_rewritten: bool,
 }
 
 /// Parameters of a Reflector.
@@ -85,7 +88,18 @@ impl<S: ListerWatcher> Reflector<S> {
     pub fn new(source: S, fifo: Arc<RealFifo>, health: SourceHealth, config: ReflectorConfig) -> Self {
         let ReflectorConfig { first_list, backoff } = config;
         let (backoff, state) = (Backoff::new(backoff), State::new(first_list));
-        Self { source, fifo, health, stats: Arc::default(), backoff, state, is_rewound: false }
+        let (checkpoints, requests) = CheckpointRequests::new();
+        Self {
+            source,
+            fifo,
+            checkpoints,
+            requests,
+            health,
+            stats: Arc::default(),
+            backoff,
+            state,
+            is_history_rewritten: false,
+        }
     }
 
     /// Returns the identity for a warm start of this source ([`WarmStart::identity`]); `None` if it has no warm start.
@@ -93,15 +107,21 @@ impl<S: ListerWatcher> Reflector<S> {
         self.source.warm_start().map(WarmStart::identity)
     }
 
-    /// Resumes from the snapshot of the previous run, which the informer has begun with: watches from its version, and lists
-    /// only if the upstream cannot serve that watch.
+    /// Resumes from the snapshot of the previous run, which the informer begins with, and whose upstream was seen last at
+    /// `seen_at`: watches from its version, and lists only if the upstream cannot serve that watch.
     ///
     /// # Errors
     ///
     /// If the source rejects the proof. The Reflector then begins with a list.
-    pub fn resume(&mut self, version: ResourceVersion, proof: &[u8]) -> Result<(), String> {
+    pub fn resume(
+        &mut self,
+        version: ResourceVersion,
+        proof: &[u8],
+        seen_at: Option<SystemTime>,
+    ) -> Result<(), String> {
         let source = self.source.warm_start().ok_or("the source does not support snapshots")?;
         source.resume(&version, proof)?;
+        self.health.mark_resumed(seen_at);
         self.state.resume(version);
         Ok(())
     }
@@ -109,6 +129,11 @@ impl<S: ListerWatcher> Reflector<S> {
     /// Returns the counters.
     pub fn stats(&self) -> &Arc<ReflectorStats> {
         &self.stats
+    }
+
+    /// Returns the handle that requests checkpoints.
+    pub fn checkpoints(&self) -> &CheckpointRequests {
+        &self.checkpoints
     }
 
     /// Lists and watches until the future is dropped; it never ends by itself.
@@ -130,56 +155,35 @@ impl<S: ListerWatcher> Reflector<S> {
                 tracing::warn!(%error, retry_in = ?delay.unwrap_or_default(), "upstream failed");
             }
             if let Some(delay) = delay {
-                self.giving_checkpoints(tokio::time::sleep(delay)).await;
-            }
-        }
-    }
-
-    /// Waits for the upstream, and meanwhile serves requests for checkpoints: everything that the source returned before is in
-    /// the queue.
-    async fn giving_checkpoints<T>(&self, upstream: impl Future<Output = T>) -> T {
-        let checkpoints = self.fifo.checkpoints();
-        let mut upstream = pin!(upstream);
-        loop {
-            if checkpoints.is_wanted() {
-                match self.source.warm_start().and_then(WarmStart::proof) {
-                    Some(proof) => self.fifo.push(Delta::Checkpoint(proof)).await,
-                    None => checkpoints.give(None),
-                }
-            }
-            tokio::select! {
-                biased;
-                done = &mut upstream => return done,
-                // Cancel-safe by its own contract.
-                () = checkpoints.wanted() => {}
+                with_requests(&mut self.requests, &self.source, &self.fifo, tokio::time::sleep(delay)).await;
             }
         }
     }
 
     fn step(&mut self, outcome: Outcome) -> Next {
         if let Some(error) = outcome.error() {
-            self.health.failed(error);
+            self.health.record_failure(error);
         }
         if outcome.has_missed_changes() {
-            self.health.lost();
+            self.health.mark_lost();
         }
-        self.is_rewound |= outcome.is_rewind();
+        self.is_history_rewritten |= outcome.is_history_rewritten();
         self.state.step(outcome)
     }
 
     async fn list(&mut self, at: ListVersion) -> Outcome {
         self.stats.lists.fetch_add(1, Ordering::Relaxed);
-        match self.giving_checkpoints(self.source.list(at)).await {
+        match with_requests(&mut self.requests, &self.source, &self.fifo, self.source.list(at)).await {
             Ok(list) => {
                 tracing::info!(objects = list.objects.len(), resource_version = %list.version, "listed");
                 self.stats.listed_objects.fetch_add(list.objects.len() as u64, Ordering::Relaxed);
-                self.health.alive();
+                self.health.record_contact();
                 if self.state.list_is_recovery() {
                     self.backoff.reset();
                 }
                 let version = list.version.clone();
-                let is_rewound = std::mem::take(&mut self.is_rewound);
-                let delta = if is_rewound { Delta::Rewind(list) } else { Delta::Replace(list) };
+                let is_history_rewritten = std::mem::take(&mut self.is_history_rewritten);
+                let delta = if is_history_rewritten { Delta::HistoryRewritten(list) } else { Delta::Replace(list) };
                 self.fifo.push(delta).await;
                 Outcome::Listed(version)
             }
@@ -193,7 +197,8 @@ impl<S: ListerWatcher> Reflector<S> {
     async fn watch(&mut self, from: ResourceVersion) -> Outcome {
         self.stats.watches.fetch_add(1, Ordering::Relaxed);
         let opened_at = Instant::now();
-        let outcome = match self.giving_checkpoints(self.source.watch(from.clone())).await {
+        let watch = self.source.watch(from.clone());
+        let outcome = match with_requests(&mut self.requests, &self.source, &self.fifo, watch).await {
             Ok(watch) => {
                 let outcome = self.follow(watch, from, opened_at).await;
                 if opened_at.elapsed() >= STEADY_WATCH {
@@ -211,10 +216,10 @@ impl<S: ListerWatcher> Reflector<S> {
 
     /// Queues events until the watch ends.
     async fn follow(&mut self, mut watch: Watch, from: ResourceVersion, opened_at: Instant) -> Outcome {
-        let mut reached = Applied::closed(from);
+        let mut reached = AppliedVersion::closed(from);
         let mut events: u64 = 0;
         let is_very_short = |events| events == 0 && opened_at.elapsed() < VERY_SHORT_WATCH;
-        while let Some(item) = self.giving_checkpoints(watch.next()).await {
+        while let Some(item) = with_requests(&mut self.requests, &self.source, &self.fifo, watch.next()).await {
             let delta = match item {
                 Ok(delta) => delta,
                 Err(SourceError::Broken(error)) if !is_very_short(events) => {
@@ -228,7 +233,7 @@ impl<S: ListerWatcher> Reflector<S> {
             self.stats.events.fetch_add(1, Ordering::Relaxed);
             if delta.is_bookmark() && version < *reached.version() && version >= *reached.safe() {
                 // The version of the last change is still open.
-                self.health.alive();
+                self.health.record_contact();
                 continue;
             }
             // One low event means a broken stream, and does not prove a rewritten history. client-go would accept the lower
@@ -237,7 +242,7 @@ impl<S: ListerWatcher> Reflector<S> {
                 let error = format!("event at version {version} after version {}", reached.version());
                 return Outcome::WatchBroken { reached: reached.safe().clone(), error };
             }
-            self.health.alive();
+            self.health.record_contact();
             // The same version again is no progress: each watch may begin with a bookmark and then fail.
             if version > *reached.version() {
                 self.state.progress();
@@ -256,6 +261,30 @@ impl<S: ListerWatcher> Reflector<S> {
             return Outcome::WatchTooShort { reached: reached.safe().clone() };
         }
         Outcome::WatchClosed { reached: reached.safe().clone() }
+    }
+}
+
+/// Waits for the upstream, and meanwhile passes requests for checkpoints on to the informer, each with the proof of the
+/// history: everything that the source has returned is in the queue before it.
+async fn with_requests<T>(
+    requests: &mut Requests,
+    source: &impl ListerWatcher,
+    fifo: &RealFifo,
+    upstream: impl Future<Output = T>,
+) -> T {
+    let mut upstream = pin!(upstream);
+    loop {
+        tokio::select! {
+            // Requests first: an upstream that always has more must not hold them back.
+            biased;
+            // Cancel-safe: `recv` loses nothing when the other arm wins.
+            Some(reply) = requests.recv() => {
+                if let Some(proof) = source.warm_start().and_then(WarmStart::proof) {
+                    fifo.push(Delta::Checkpoint { proof, reply }).await;
+                }
+            }
+            done = &mut upstream => return done,
+        }
     }
 }
 

@@ -21,6 +21,7 @@
 mod directory;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
+mod record;
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -40,7 +41,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::directory::{SnapshotDirectory, SnapshotDirectoryError};
 use super::{Checkpoint, List};
-use crate::model::{Object, ResourceVersion};
+use crate::model::ResourceVersion;
 
 /// Snapshot file of one resource. Clones share its counters; one at a time writes.
 #[derive(Debug, Clone)]
@@ -111,7 +112,7 @@ struct Header {
 }
 
 /// Writer or reader that computes the checksum of all bytes.
-struct Sum<F> {
+struct Checksummed<F> {
     file: F,
     sum: Context,
 }
@@ -195,7 +196,7 @@ impl SnapshotFile {
             objects: snapshot.len() as u64,
             seen_at_ms: seen_at.map(since_1970_ms),
         };
-        let mut out = Sum::new(out);
+        let mut out = Checksummed::new(out);
         out.write_all(MAGIC)?;
         out.write_all(&FORMAT.to_le_bytes())?;
         out.piece(&serde_json::to_vec(&header)?)?;
@@ -203,13 +204,13 @@ impl SnapshotFile {
         let mut record = Vec::new();
         for object in snapshot.objects(None, None) {
             record.clear();
-            if !object.write_record(&mut record) {
+            if !record::write(object, &mut record) {
                 let (key, media_type) = (object.key(), object.media_type());
                 return Err(io::Error::other(format!("{key}: unsupported media type {media_type:?}")));
             }
             out.piece(&record)?;
         }
-        let Sum { mut file, sum } = out;
+        let Checksummed { mut file, sum } = out;
         file.write_all(sum.finish().as_ref())?;
         Ok(file)
     }
@@ -229,7 +230,7 @@ impl SnapshotFile {
     }
 
     fn decode(&self, file: impl Read) -> Result<SavedState, SnapshotFileError> {
-        let mut input = Sum::new(file);
+        let mut input = Checksummed::new(file);
         let mut start = [0; MAGIC.len() + size_of::<u32>()];
         input.fill(&mut start)?;
         if start != *[&MAGIC[..], &FORMAT.to_le_bytes()].concat() {
@@ -245,7 +246,7 @@ impl SnapshotFile {
         let mut objects = Vec::new();
         for _ in 0..header.objects {
             input.read_piece(&mut piece)?;
-            let object = Object::read_record(&piece, &version);
+            let object = record::read(&piece, &version);
             objects.push(Arc::new(object.ok_or(SnapshotFileError::Damaged("invalid object"))?));
         }
         input.finish()?;
@@ -266,15 +267,15 @@ fn of(resource: &str, identity: &str) -> String {
     format!("{resource} of {identity}")
 }
 
-// === impl Sum ===
+// === impl Checksummed ===
 
-impl<F> Sum<F> {
+impl<F> Checksummed<F> {
     fn new(file: F) -> Self {
         Self { file, sum: Context::new(&SHA256) }
     }
 }
 
-impl<F: Write> Sum<F> {
+impl<F: Write> Checksummed<F> {
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.sum.update(bytes);
         self.file.write_all(bytes)
@@ -288,7 +289,7 @@ impl<F: Write> Sum<F> {
     }
 }
 
-impl<F: Read> Sum<F> {
+impl<F: Read> Checksummed<F> {
     fn fill(&mut self, bytes: &mut [u8]) -> Result<(), SnapshotFileError> {
         read_exact(&mut self.file, bytes)?;
         self.sum.update(bytes);

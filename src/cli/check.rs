@@ -1,13 +1,11 @@
 //! `informerd check`.
 
-use std::{
-    io::{self, Write},
-    process::ExitCode,
-};
+use std::io::{self, Write};
 
-use super::{FAILED, complain, load};
+use super::failure::Failure;
 use crate::{
     app,
+    client::ServerAddress,
     config::{Config, FilesResource, KubeResource, ServeFlags, SourceConfig, StreamResource},
 };
 
@@ -17,20 +15,10 @@ Examples:
 
 Exit codes: 0 success; 1 a source cannot be read; 2 the configuration is invalid, with one line for each problem.";
 
-pub(super) fn run(flags: &ServeFlags) -> ExitCode {
-    let config = match load(flags) {
-        Ok(config) => config,
-        Err(code) => return code,
-    };
-    if let Err(error) = app::check(&config) {
-        complain(&error);
-        return FAILED.into();
-    }
-    match print(&config, &mut io::stdout().lock()) {
-        // The reader of the pipe has closed it and needs no more.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => FAILED.into(),
-        _ => ExitCode::SUCCESS,
-    }
+pub(super) fn run(flags: &ServeFlags) -> Result<(), Failure> {
+    let config = Config::load(flags)?;
+    app::check(&config)?;
+    Ok(print(&config, &mut io::stdout().lock())?)
 }
 
 fn print(config: &Config, out: &mut impl Write) -> io::Result<()> {
@@ -48,9 +36,13 @@ fn print(config: &Config, out: &mut impl Write) -> io::Result<()> {
                 format!("watch events of {}", path.display())
             }
             SourceConfig::Stream(StreamResource { path: None, .. }) => "watch events of standard input".to_owned(),
-            SourceConfig::Etcd(etcd) => format!("keys of {} in etcd at {}", etcd.prefix, etcd.endpoints.join(", ")),
+            SourceConfig::Etcd(etcd) => {
+                let endpoints: Vec<_> = etcd.endpoints.iter().map(ServerAddress::uri).collect();
+                format!("keys of {} in etcd at {}", etcd.prefix, endpoints.join(", "))
+            }
             SourceConfig::Kube(kube) => kube_text(kube),
-            SourceConfig::Informerd(relay) => format!("{} of informerd at {}", relay.resource, relay.endpoint),
+            SourceConfig::Informerd(relay) => format!("{} of informerd at {}", relay.resource, relay.endpoint.uri()),
+            SourceConfig::Own => "objects of this program".to_owned(),
         };
         let indexes: Vec<&str> = resource.indexers.names().collect();
         let optional = if resource.options.optional { ", optional" } else { "" };

@@ -12,7 +12,6 @@ use clap::{Args, builder::NonEmptyStringValueParser};
 use prost_types::Timestamp;
 
 use super::{
-    WRONG_USAGE,
     failure::{Failure, UNAVAILABLE},
     print::{self, Color, ColumnOptions, Output, PrintOptions},
 };
@@ -201,19 +200,16 @@ impl ServerFlags {
         if self.certificate_authority.is_none() && self.client_certificate.is_none() {
             return Ok(self.server.clone());
         }
-        let read = |path: &PathBuf| {
-            fs::read(path).map_err(|error| Failure::new(WRONG_USAGE, format!("{}: {error}", path.display())))
+        let read =
+            |path: &PathBuf| fs::read(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())));
+        let files = TlsOptions {
+            authority: self.certificate_authority.as_ref(),
+            identity: self.client_certificate.as_ref().zip(self.client_key.as_ref()),
+            server_name: None,
         };
-        let options = TlsOptions {
-            authority: self.certificate_authority.as_ref().map(read).transpose()?,
-            identity: match (&self.client_certificate, &self.client_key) {
-                (Some(cert), Some(key)) => Some((read(cert)?, read(key)?)),
-                _ => None,
-            },
-        };
-        self.server.with_tls(options).ok_or_else(|| {
+        self.server.with_tls(files.try_map(|path| read(path))?).ok_or_else(|| {
             let problem = format!("certificates need TLS: use --server https://HOST:PORT instead of {}", self.server);
-            Failure::new(WRONG_USAGE, problem)
+            Failure::usage(problem)
         })
     }
 
@@ -228,10 +224,8 @@ impl ServerFlags {
     /// Prints a note if the data is stale.
     pub(super) fn note_stale(&self, resource: &str, source: SyncState, seen_at: Option<Timestamp>) {
         if source == SyncState::Stale {
-            let seen_at = seen_at.and_then(|seen_at| SystemTime::try_from(seen_at).ok());
-            let age =
-                seen_at.map(|seen_at| format!(", last contact {} ago", print::age::age_of(seen_at, SystemTime::now())));
-            let age = age.unwrap_or_default();
+            let age = print::age::age_of(seen_at, SystemTime::now());
+            let age = age.map(|age| format!(", last contact {age} ago")).unwrap_or_default();
             self.note(&format_args!("# {resource}: upstream unreachable: last known state{age}"));
         }
     }

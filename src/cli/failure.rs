@@ -1,25 +1,24 @@
-//! Failures of client commands: a message for the user, and the exit code.
+//! Failures of commands: a message for the user, and the exit code.
 
-use std::{fmt, io};
+use std::io::{self, Write};
 
 use tonic::Code;
 
-use super::{FAILED, WRONG_USAGE, print::escape};
-use crate::client::ClientError;
+use super::print::escape;
+use crate::{app::AppError, client::ClientError, config::ConfigErrors};
 
-/// Reason why a client command ends before it is done.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Failure {
-    /// Reader of stdout has closed it and needs no more; not an error.
-    Closed,
-    /// Message for the user, and exit code for the shell.
-    Told {
-        /// First line: the error; further lines: the names to choose from.
-        message: String,
-        exit_code: u8,
-    },
+/// Reason why a command ends before it is done.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    /// First line: the error; further lines: the names to choose from. None if there is nothing to say.
+    pub(super) message: Option<String>,
+    pub(super) exit_code: u8,
 }
 
+/// Exit code of a failure at run time.
+pub(super) const FAILED: u8 = 1;
+/// Exit code of an invalid command line or configuration; clap's own code for it.
+pub(super) const WRONG_USAGE: u8 = 2;
 /// Exit code if a resource or an object does not exist.
 pub(super) const NOT_FOUND: u8 = 3;
 /// Exit code if the server cannot be reached or does not respond in time.
@@ -34,34 +33,44 @@ const MAX_KNOWN: usize = 20;
 
 impl Failure {
     pub(super) fn new(exit_code: u8, message: impl Into<String>) -> Self {
-        Self::Told { message: message.into(), exit_code }
+        Self { message: Some(message.into()), exit_code }
     }
 
     pub(super) fn usage(message: impl Into<String>) -> Self {
         Self::new(WRONG_USAGE, message)
     }
 
-    pub(super) fn exit_code(&self) -> u8 {
-        match self {
-            Self::Closed => 0,
-            Self::Told { exit_code, .. } => *exit_code,
+    /// Returns the failure of a command whose runtime cannot be started.
+    pub(super) fn start(error: &io::Error) -> Self {
+        Self::new(FAILED, format!("cannot start: {error}"))
+    }
+
+    /// Prints the message on stderr.
+    pub(super) fn print(&self) {
+        if let Some(message) = &self.message {
+            // A closed stderr has no reader.
+            drop(writeln!(io::stderr(), "error: {message}"));
         }
     }
 }
 
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Closed => f.write_str("stdout is closed"),
-            Self::Told { message, .. } => f.write_str(message),
-        }
+impl From<ConfigErrors> for Failure {
+    fn from(errors: ConfigErrors) -> Self {
+        Self::usage(errors.to_string())
+    }
+}
+
+impl From<AppError> for Failure {
+    fn from(error: AppError) -> Self {
+        Self::new(FAILED, error.to_string())
     }
 }
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::BrokenPipe => Self::Closed,
+            // The reader of stdout has closed it and needs no more.
+            io::ErrorKind::BrokenPipe => Self { message: None, exit_code: 0 },
             _ => Self::new(FAILED, format!("cannot write the output: {error}")),
         }
     }
@@ -182,14 +191,12 @@ mod tests {
             metadata: metadata.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
             retry_after: None,
         }));
-        match Failure::from(error) {
-            Failure::Told { message, exit_code } => (message, exit_code),
-            Failure::Closed => panic!("closed"),
-        }
+        let Failure { message, exit_code } = Failure::from(error);
+        (message.unwrap(), exit_code)
     }
 
     #[test]
-    fn the_name_that_was_meant_is_found() {
+    fn the_nearest_known_name_is_found() {
         let table = [
             ("pod", Some("pods")),
             ("Pods", Some("pods")),
@@ -216,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_told_with_what_there_is() {
+    fn an_unknown_name_is_reported_with_the_known_ones() {
         let known = [("resource", "pod"), ("known", "pods,services")];
         let (message, exit_code) = refused(Code::NotFound, Some("RESOURCE_NOT_FOUND"), &known);
         assert_eq!(message, "resource \"pod\" not found; did you mean \"pods\"? (known: pods, services)");
@@ -232,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_is_told_in_the_servers_own_words() {
+    fn other_errors_have_the_message_of_the_server() {
         let own = "as the server says it";
         let index = refused(Code::InvalidArgument, Some("INDEX_NOT_FOUND"), &[("field", "index")]);
         assert_eq!(index, (own.to_owned(), WRONG_USAGE), "of a server that does not tell what there is");
@@ -267,8 +274,9 @@ mod tests {
     #[test]
     fn a_message_cannot_act_on_the_terminal_and_a_closed_pipe_is_no_error() {
         let failure = Failure::from(ClientError::Request { problem: "a\nb\u{1b}[2J".to_owned() });
-        assert_eq!(failure.to_string(), "a\\nb\\u{1b}[2J");
-        assert_eq!(Failure::from(io::Error::from(io::ErrorKind::BrokenPipe)), Failure::Closed);
-        assert!(matches!(Failure::from(io::Error::other("full")), Failure::Told { exit_code: 1, .. }));
+        assert_eq!(failure.message.as_deref(), Some("a\\nb\\u{1b}[2J"));
+        let closed = Failure::from(io::Error::from(io::ErrorKind::BrokenPipe));
+        assert_eq!(closed, Failure { message: None, exit_code: 0 });
+        assert_eq!(Failure::from(io::Error::other("full")).exit_code, FAILED);
     }
 }

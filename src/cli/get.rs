@@ -4,19 +4,16 @@ use clap::Args;
 
 use super::{
     client_flags::{ObjectFlags, ServerFlags, TimeoutFlags},
-    complain,
     failure::{Failure, NOT_FOUND},
     list,
-    print::{ObjectPrinter, escape, reference, write_one},
-    stdout,
+    print::{ObjectPrinter, escape, reference, stdout, write_one},
 };
 use crate::{
     client::{Client, ClientError, Query},
     proto::pb::{self, SyncState},
 };
 
-pub(super) const EXAMPLES: &str = super::with_exit_codes!(
-    "\
+pub(super) const EXAMPLES: &str = "\
 Examples, with a server of examples/shop.yaml:
   informerd get deployments web
   informerd get services platform/edge -o yaml
@@ -24,8 +21,7 @@ Examples, with a server of examples/shop.yaml:
   informerd get pods $(informerd list pods -l app=cart -o name) -o wide
 
 A NAME without a namespace is looked up in all namespaces; if several have it, they are listed instead. \
-Without a NAME, get lists the resource."
-);
+Without a NAME, get lists the resource.";
 
 /// Flags of `informerd get`.
 #[derive(Debug, Clone, Args)]
@@ -53,7 +49,7 @@ enum Target<'a> {
 
 /// Reason why a lookup has not found one object.
 #[derive(Debug, PartialEq, Eq)]
-enum Miss {
+enum LookupError {
     /// Failure of this name only; others may be found.
     Name(Failure),
     /// Failure of all lookups.
@@ -88,15 +84,13 @@ pub(super) async fn run(flags: &GetFlags) -> Result<(), Failure> {
     for name in names {
         match finder.find(name, selection.namespace()).await {
             Ok(object) => printer.push(object)?,
-            Err(Miss::Name(failure)) => missing.push(failure),
-            Err(Miss::Call(failure)) => return Err(failure),
+            Err(LookupError::Name(failure)) => missing.push(failure),
+            Err(LookupError::Call(failure)) => return Err(failure),
         }
     }
     printer.finish()?;
     let last = missing.pop();
-    for failure in &missing {
-        complain(failure);
-    }
+    missing.iter().for_each(Failure::print);
     last.map_or(Ok(()), Err)
 }
 
@@ -114,19 +108,19 @@ impl<'a> Target<'a> {
     }
 }
 
-// === impl Miss ===
+// === impl LookupError ===
 
-impl From<ClientError> for Miss {
+impl From<ClientError> for LookupError {
     fn from(error: ClientError) -> Self {
         let is_object = error.reason() == Some("OBJECT_NOT_FOUND");
         if is_object { Self::Name(error.into()) } else { Self::Call(error.into()) }
     }
 }
 
-impl From<Miss> for Failure {
-    fn from(miss: Miss) -> Self {
+impl From<LookupError> for Failure {
+    fn from(miss: LookupError) -> Self {
         match miss {
-            Miss::Name(failure) | Miss::Call(failure) => failure,
+            LookupError::Name(failure) | LookupError::Call(failure) => failure,
         }
     }
 }
@@ -134,13 +128,13 @@ impl From<Miss> for Failure {
 // === impl Finder ===
 
 impl Finder<'_> {
-    async fn find(&self, text: &str, namespace: Option<&str>) -> Result<pb::Object, Miss> {
+    async fn find(&self, text: &str, namespace: Option<&str>) -> Result<pb::Object, LookupError> {
         match Target::parse(text, namespace) {
             Target::Anywhere { name } => self.look_up(name).await,
             Target::Key { namespace: of, name } => match self.get(of, name).await {
                 // A path is also a name: that of an object whose file does not name it.
-                Err(miss @ Miss::Name(_)) if namespace.is_none() => match self.look_up(text).await {
-                    Err(Miss::Name(_)) => Err(miss),
+                Err(miss @ LookupError::Name(_)) if namespace.is_none() => match self.look_up(text).await {
+                    Err(LookupError::Name(_)) => Err(miss),
                     found => found,
                 },
                 found => found,
@@ -148,17 +142,17 @@ impl Finder<'_> {
         }
     }
 
-    async fn get(&self, namespace: &str, name: &str) -> Result<pb::Object, Miss> {
+    async fn get(&self, namespace: &str, name: &str) -> Result<pb::Object, LookupError> {
         let got = self.client.get(self.resource, namespace, name, pb::PayloadFormat::Raw).await?;
         self.note_stale(got.source, got.source_seen_at);
         Ok(got.object)
     }
 
-    async fn look_up(&self, name: &str) -> Result<pb::Object, Miss> {
+    async fn look_up(&self, name: &str) -> Result<pb::Object, LookupError> {
         let format = pb::PayloadFormat::Raw;
         let query = Query { name: Some(name.to_owned()), format, ..Query::of(self.resource) };
         let listed = self.client.list(&query).await?;
-        let found = one_of(self.resource, name, listed.objects).map_err(Miss::Name)?;
+        let found = one_of(self.resource, name, listed.objects).map_err(LookupError::Name)?;
         self.note_stale(listed.source, listed.source_seen_at);
         Ok(found)
     }
@@ -195,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_says_where_it_is_or_is_looked_up_everywhere() {
+    fn a_name_without_a_namespace_is_looked_up_in_all() {
         let key = |namespace, name| Target::Key { namespace, name };
         assert_eq!(Target::parse("web", None), Target::Anywhere { name: "web" });
         assert_eq!(Target::parse("shop/web", None), key("shop", "web"));
@@ -206,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_several_have_is_an_error_with_the_candidates() {
+    fn an_ambiguous_name_is_an_error_with_the_candidates() {
         let object = |namespace: &str| pb::Object {
             namespace: namespace.to_owned(),
             name: "web".to_owned(),
@@ -216,7 +210,7 @@ mod tests {
         let failure = one_of("pods", "web", vec![object(""), object("orders"), object("shop")]).unwrap_err();
         let expected = "pods \"web\" is ambiguous (3 objects): use -n NAMESPACE, or one of these:\n  \
                         /web\n  orders/web\n  shop/web";
-        assert_eq!(failure.to_string(), expected);
+        assert_eq!(failure.message.as_deref(), Some(expected));
         let failure = one_of("pods", "web", Vec::new()).unwrap_err();
         assert_eq!(failure, Failure::new(NOT_FOUND, "pods \"web\" not found in any namespace"));
     }

@@ -1,25 +1,31 @@
-//! `informerd list`.
+//! `informerd list` and `informerd by-index`: the objects of one snapshot.
 
 use clap::Args;
 
 use super::{
     client_flags::{ObjectFlags, TimeoutFlags},
     failure::Failure,
-    print::ObjectPrinter,
-    stdout,
+    print::{ObjectPrinter, stdout},
 };
-use crate::client::Listed;
+use crate::client::ListResult;
 
-pub(super) const EXAMPLES: &str = super::with_exit_codes!(
-    "\
+pub(super) const EXAMPLES: &str = "\
 Examples, with a server of examples/shop.yaml:
   informerd list pods
   informerd list pods -n orders -l tier=worker -L app
   informerd list pods --field-selector status.phase!=Running
   informerd list pods --expression 'object.spec.containers.exists(c, c.name == \"web\")'
   informerd list deployments -o wide
-  informerd list configmaps -o yaml"
-);
+  informerd list configmaps -o yaml";
+
+pub(super) const BY_INDEX_EXAMPLES: &str = "\
+Examples, with a server of examples/shop.yaml:
+  informerd by-index pods node node-a
+  informerd by-index pods image docker.io/envoyproxy/envoy:v1.36.2 -o wide
+  informerd by-index services port 443 -o name
+  informerd by-index pods node node-a --expression 'object.spec.containers.size() == 1'
+
+`informerd resources` shows the indexes, `informerd values` their values.";
 
 /// Flags of `informerd list`.
 #[derive(Debug, Clone, Args)]
@@ -33,13 +39,37 @@ pub(super) struct ListFlags {
     pub(super) timeout: TimeoutFlags,
 }
 
+/// Flags of `informerd by-index`.
+#[derive(Debug, Clone, Args)]
+pub(super) struct ByIndexFlags {
+    /// A name from `informerd resources`
+    #[arg(value_name = "RESOURCE")]
+    resource: String,
+    /// An index of the resource
+    #[arg(value_name = "INDEX")]
+    index: String,
+    /// A value of the index; numbers and booleans as in JSON
+    #[arg(value_name = "VALUE", allow_hyphen_values = true)]
+    value: String,
+    #[command(flatten)]
+    objects: ObjectFlags,
+    #[command(flatten)]
+    pub(super) timeout: TimeoutFlags,
+}
+
 pub(super) async fn run(resource: &str, objects: &ObjectFlags) -> Result<(), Failure> {
     let listed = objects.server.connect().await?.list(&objects.query(resource)).await?;
     print_listed(resource, objects, listed)
 }
 
+pub(super) async fn by_index(flags: &ByIndexFlags) -> Result<(), Failure> {
+    let ByIndexFlags { resource, index, value, objects, .. } = flags;
+    let listed = objects.server.connect().await?.by_index(&objects.query(resource), index, value).await?;
+    print_listed(resource, objects, listed)
+}
+
 /// Writes the objects of one snapshot, and prints notes about an empty or stale result.
-pub(super) fn print_listed(resource: &str, flags: &ObjectFlags, listed: Listed) -> Result<(), Failure> {
+fn print_listed(resource: &str, flags: &ObjectFlags, listed: ListResult) -> Result<(), Failure> {
     let (server, options) = (&flags.server, flags.options());
     server.note_stale(resource, listed.source, listed.source_seen_at);
     let mut printer = ObjectPrinter::new(stdout(), &options);

@@ -5,11 +5,10 @@ use std::{
     fmt::{self, Display},
     io::{self, Write},
     path::PathBuf,
-    process::ExitCode,
 };
 
-use super::{FAILED, WRONG_USAGE, complain, load};
-use crate::config::{KubeResource, ServeFlags, SourceConfig};
+use super::failure::Failure;
+use crate::config::{Config, KubeResource, ServeFlags, SourceConfig};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -33,26 +32,19 @@ type Rules<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
 /// Kubeconfig and context.
 type Cluster<'a> = (&'a Option<PathBuf>, &'a Option<String>);
 
-pub(super) fn run(flags: &ServeFlags) -> ExitCode {
-    let config = match load(flags) {
-        Ok(config) => config,
-        Err(code) => return code,
-    };
+pub(super) fn run(flags: &ServeFlags) -> Result<(), Failure> {
+    let config = Config::load(flags)?;
     let kube = config.resources.values().filter_map(|resource| match &resource.source {
         SourceConfig::Kube(kube) => Some(kube),
         _ => None,
     });
     let clusters = clusters(kube);
     if clusters.is_empty() {
-        complain(&"no resource has a kube source: add one with --kube, or in the file of --config");
-        return WRONG_USAGE.into();
+        return Err(Failure::usage("no resource has a kube source: add one with --kube, or in the file of --config"));
     }
     let mut out = io::stdout().lock();
-    match write!(out, "{}", text(&clusters)).and_then(|()| out.flush()) {
-        // The reader of the pipe has closed it and needs no more.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => FAILED.into(),
-        _ => ExitCode::SUCCESS,
-    }
+    write!(out, "{}", text(&clusters))?;
+    Ok(out.flush()?)
 }
 
 fn clusters<'a>(resources: impl Iterator<Item = &'a KubeResource>) -> BTreeMap<Cluster<'a>, Roles<'a>> {
@@ -164,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_role_allows_what_is_asked_for_and_nothing_else() {
+    fn a_role_allows_only_the_requests_of_the_source() {
         let kube_system =
             json!({"apiGroups": [""], "resources": ["namespaces"], "resourceNames": ["kube-system"], "verbs": ["get"]});
         let found = documents(&[

@@ -9,18 +9,15 @@ use serde_json::{Map, Value};
 use super::{
     client_flags::{FormatFlags, ServerFlags, TimeoutFlags},
     failure::Failure,
-    print::{Output, RED, Record, YELLOW, age::age_of, json::Document, table::Cell, write_records},
-    stdout,
+    print::{Output, RED, Record, YELLOW, age::age_of, json::Document, stdout, table::Cell, write_records},
 };
 use crate::proto::pb::{self, SyncState};
 
-pub(super) const EXAMPLES: &str = super::with_exit_codes!(
-    "\
+pub(super) const EXAMPLES: &str = "\
 Examples, with a server of examples/shop.yaml:
   informerd resources
   informerd resources -o wide
-  informerd resources -o json"
-);
+  informerd resources -o json";
 
 /// Flags of `informerd resources`.
 #[derive(Debug, Clone, Args)]
@@ -62,8 +59,7 @@ fn notes(resource: &pb::Resource, now: SystemTime) -> Vec<String> {
     let note = |problem: &pb::Problem| {
         let pb::Problem { reason, message, subject, .. } = problem;
         let of = if subject.is_empty() { String::new() } else { format!(" {subject}") };
-        let since = problem.since.and_then(|since| SystemTime::try_from(since).ok());
-        let age = since.map(|since| format!(" (for {})", age_of(since, now))).unwrap_or_default();
+        let age = age_of(problem.since, now).map(|age| format!(" (for {age})")).unwrap_or_default();
         format!("# {}: {reason}{of}: {message}{age}", resource.name)
     };
     resource.problems.iter().map(note).collect()
@@ -76,21 +72,19 @@ fn record(resource: &pb::Resource, now: SystemTime, columns: usize) -> Record {
         SyncState::Synced | SyncState::Unspecified => Style::new(),
     };
     let state = resource.state().as_str_name().trim_start_matches("SYNC_STATE_");
-    let seen_at = resource.source_seen_at.and_then(|seen_at| SystemTime::try_from(seen_at).ok());
-    let seen = seen_at.map_or_else(|| "never".to_owned(), |seen_at| format!("{} ago", age_of(seen_at, now)));
-    let or_none = |text: &str| Cell::new(if text.is_empty() { "<none>" } else { text });
+    let seen = age_of(resource.source_seen_at, now).map_or_else(|| "never".to_owned(), |age| format!("{age} ago"));
     let mut cells = vec![
         Cell::new(&resource.name),
         Cell::new(&resource.source),
         Cell::styled(state, style),
         Cell::new(&resource.objects.to_string()),
         Cell::new(&resource.watchers.to_string()),
-        or_none(&resource.indexes.join(",")),
+        Cell::or_none(&resource.indexes.join(",")),
         Cell::new(&seen),
-        or_none(&resource.resource_version),
-        or_none(&resource.oldest_resource_version),
+        Cell::or_none(&resource.resource_version),
+        Cell::or_none(&resource.oldest_resource_version),
         Cell::new(&shown_count(resource)),
-        or_none(&resource.last_error),
+        Cell::or_none(&resource.last_error),
     ];
     cells.truncate(columns);
     Record { name: resource.name.clone(), cells, document: to_document(resource, state) }
@@ -120,8 +114,7 @@ fn to_document(resource: &pb::Resource, state: &str) -> Document<'static> {
         ("namespaces", resource.namespaces.clone().into()),
         ("history", resource.history.as_str().into()),
     ];
-    let is_set = |(_, value): &&(&str, Value)| !is_empty(value);
-    Document::from_parts(parts.iter().filter(is_set).map(|(key, value)| (*key, Document::from_value(value))))
+    Document::from_fields(parts.into_iter().filter(|(_, value)| !is_empty(value)))
 }
 
 fn problem_to_json(problem: &pb::Problem) -> Value {

@@ -1,8 +1,9 @@
 //! `informerd serve`.
 
-use std::process::ExitCode;
+use tokio::runtime::Builder;
+use tokio_util::sync::CancellationToken;
 
-use super::{FAILED, WRONG_USAGE, complain, load, signals::Signals};
+use super::{failure::Failure, signals::Signals};
 use crate::{
     app::App,
     config::{Config, ServeFlags},
@@ -34,68 +35,31 @@ Examples:
 A flag overrides its environment variable, which overrides the file, which overrides the default.
 SIGINT and SIGTERM shut it down gracefully, within `drain`; a second signal ends it at once.";
 
-pub(super) fn run(flags: &ServeFlags) -> ExitCode {
-    let config = match load(flags) {
-        Ok(config) => config,
-        Err(code) => return code,
-    };
-    if let Err(error) = telemetry::init_logs(&flags.log, flags.log_format) {
-        complain(&error);
-        return WRONG_USAGE.into();
-    }
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            complain(&format_args!("cannot start: {error}"));
-            return FAILED.into();
-        }
-    };
-    let code = runtime.block_on(serve(config));
+pub(super) fn run(flags: &ServeFlags) -> Result<(), Failure> {
+    let config = Config::load(flags)?;
+    telemetry::init_logs(&flags.log, flags.log_format).map_err(|error| Failure::usage(error.to_string()))?;
+    let runtime = Builder::new_multi_thread().enable_all().build().map_err(|error| Failure::start(&error))?;
+    let ended = runtime.block_on(serve(config));
     // Does not wait for connections that were cut off or a scan in progress.
     runtime.shutdown_background();
-    code
+    ended
 }
 
-async fn serve(config: Config) -> ExitCode {
-    let mut signals = match Signals::new() {
-        Ok(signals) => signals,
-        Err(error) => {
-            complain(&error);
-            return FAILED.into();
-        }
-    };
-    let app = match App::start(config).await {
-        Ok(app) => app,
-        Err(error) => {
-            complain(&error);
-            return FAILED.into();
-        }
-    };
-    let (told, mut is_told) = tokio::sync::oneshot::channel();
-    let running = app.run(async {
-        // The sender is dropped only after it has sent: it lasts as long as this function.
-        drop((&mut is_told).await);
-    });
+async fn serve(config: Config) -> Result<(), Failure> {
+    let mut signals = Signals::new()?;
+    let app = App::start(config).await?;
+    let shutdown = CancellationToken::new();
+    let running = app.run(shutdown.cancelled());
     tokio::pin!(running);
     tokio::select! {
-        ended = &mut running => return exit_code(ended),
-        _ = signals.next() => drop(told.send(())),
+        ended = &mut running => return Ok(ended?),
+        _ = signals.next() => shutdown.cancel(),
     }
     tokio::select! {
-        ended = running => exit_code(ended),
-        code = signals.next() => {
+        ended = running => Ok(ended?),
+        exit_code = signals.next() => {
             tracing::warn!("second signal: exiting immediately");
-            code.into()
-        }
-    }
-}
-
-fn exit_code(ended: Result<(), crate::app::AppError>) -> ExitCode {
-    match ended {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            complain(&error);
-            FAILED.into()
+            Err(Failure { message: None, exit_code })
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::{FAILED, failure::Failure};
+use super::failure::{FAILED, Failure};
 
 /// Signals that end a command, and the exit codes of shells for them.
 pub(super) struct Signals {

@@ -7,9 +7,8 @@ use clap::Args;
 use super::{
     client_flags::ObjectFlags,
     failure::{Failure, UNAVAILABLE},
-    print::{reference, write_one},
+    print::{reference, stdout, write_one},
     signals::Signals,
-    stdout,
 };
 use crate::{
     client::{ClientError, UntilOptions},
@@ -17,8 +16,7 @@ use crate::{
     proto::pb,
 };
 
-pub(super) const EXAMPLES: &str = super::with_exit_codes!(
-    "\
+pub(super) const EXAMPLES: &str = "\
 Examples, with a server of examples/shop.yaml:
   informerd until pods -l app=checkout --for 'object.status.phase == \"Running\"'
   informerd until deployments storefront/web --for 'object.spec.replicas > 1' -o yaml
@@ -27,8 +25,7 @@ Examples, with a server of examples/shop.yaml:
 
 A condition is CEL over `type` (ADDED, MODIFIED, DELETED; SYNCED at the end of the current objects), `object` (null at SYNCED) \
 and `count` (the number of selected objects, from SYNCED on). `delete` stands for `count == 0`. Several conditions are met \
-one after the other. After a restart of the server all of them have to be met again, so write them about states, not changes."
-);
+one after the other. After a restart of the server all of them have to be met again, so write them about states, not changes.";
 
 /// Flags of `informerd until`.
 #[derive(Debug, Clone, Args)]
@@ -42,7 +39,7 @@ pub(super) struct UntilFlags {
     /// Condition on an event: a CEL expression, or `delete`; can be repeated
     #[arg(long = "for", value_name = "CEL", required = true)]
     conditions: Vec<String>,
-    /// Time limit for all conditions
+    /// Time limit for all conditions; 0: none
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
     timeout: Duration,
     #[command(flatten)]
@@ -59,7 +56,8 @@ pub(super) async fn run(flags: &UntilFlags) -> Result<(), Failure> {
     let query = objects.query_of_name(resource, name.as_deref());
     let meant = |text: &String| if text.trim() == DELETE { NOTHING_LEFT.to_owned() } else { text.clone() };
     let conditions: Vec<String> = conditions.iter().map(meant).collect();
-    let options = UntilOptions { timeout: Some(*timeout), ..UntilOptions::default() };
+    let options =
+        UntilOptions { timeout: Some(*timeout).filter(|timeout| !timeout.is_zero()), ..UntilOptions::default() };
     let (client, mut signals) = (server.connect().await?, Signals::new()?);
     let met = tokio::select! {
         // The outcome is lost with this process.
@@ -70,7 +68,7 @@ pub(super) async fn run(flags: &UntilFlags) -> Result<(), Failure> {
         error @ ClientError::NotMet { .. } => Failure::new(UNAVAILABLE, format!("{resource}: {error} (--timeout)")),
         error => error.into(),
     })?;
-    server.note(&format_args!("# met: {}", words(&event)));
+    server.note(&format_args!("# met: {}", describe(&event)));
     match event.object {
         Some(object) => Ok(write_one(object, stdout(), &objects.options())?),
         None => Ok(()),
@@ -78,7 +76,7 @@ pub(super) async fn run(flags: &UntilFlags) -> Result<(), Failure> {
 }
 
 /// Describes the event that met the conditions.
-fn words(event: &pb::WatchResponse) -> String {
+fn describe(event: &pb::WatchResponse) -> String {
     let event_type = event.r#type().as_str_name().trim_start_matches("EVENT_TYPE_");
     match &event.object {
         Some(object) => format!("{event_type} {} at {}", reference(object), object.resource_version),

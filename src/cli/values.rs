@@ -5,18 +5,15 @@ use clap::Args;
 use super::{
     client_flags::{FormatFlags, ServerFlags, TimeoutFlags},
     failure::Failure,
-    print::{Record, json::Document, table::Cell, write_records},
-    stdout,
+    print::{Record, json::Document, stdout, table::Cell, write_records},
 };
 use crate::proto::pb;
 
-pub(super) const EXAMPLES: &str = super::with_exit_codes!(
-    "\
+pub(super) const EXAMPLES: &str = "\
 Examples, with a server of examples/shop.yaml:
   informerd values pods phase
   informerd values pods node -o json
-  informerd values deployments image -o name"
-);
+  informerd values deployments image -o name";
 
 /// Which index.
 #[derive(Debug, Clone, Args)]
@@ -49,10 +46,7 @@ pub(super) async fn run(flags: &ValuesFlags) -> Result<(), Failure> {
 fn record(pb::IndexValue { value, objects }: pb::IndexValue) -> Record {
     Record {
         cells: vec![Cell::new(&value), Cell::new(&objects.to_string())],
-        document: Document::from_parts([
-            ("value", Document::from_value(&value.as_str().into())),
-            ("objects", Document::from_value(&objects.into())),
-        ]),
+        document: Document::from_fields([("value", value.as_str().into()), ("objects", objects.into())]),
         name: value,
     }
 }

@@ -8,17 +8,15 @@ use futures_util::FutureExt;
 use super::{
     client_flags::ObjectFlags,
     failure::Failure,
-    print::{Event, EventPrinter, Output},
+    print::{Event, EventPrinter, Output, stdout},
     signals::Signals,
-    stdout,
 };
 use crate::{
     client::{Note, Progress, Update, WatchOptions},
     proto::pb::{self, SyncState},
 };
 
-pub(super) const EXAMPLES: &str = super::with_exit_codes!(
-    "\
+pub(super) const EXAMPLES: &str = "\
 Examples, with a server of examples/shop.yaml (edit a file in examples/manifests to see a change):
   informerd watch pods
   informerd watch pods -l app=web --watch-only
@@ -26,8 +24,7 @@ Examples, with a server of examples/shop.yaml (edit a file in examples/manifests
   informerd watch pods --expression 'object.spec.containers.size() > 1'
   informerd watch pods -n orders -o jsonl | jq .object.status.phase
 
-It resumes after a restart of the server, and misses nothing. Ctrl-C and SIGTERM end it with exit code 0."
-);
+It resumes after a restart of the server, and misses nothing. Ctrl-C and SIGTERM end it with exit code 0.";
 
 /// Flags of `informerd watch`.
 #[derive(Debug, Clone, Args)]
@@ -57,7 +54,7 @@ pub(super) struct WatchFlags {
 }
 
 /// Output of a watch so far.
-struct Teller<'a, W> {
+struct WatchPrinter<'a, W> {
     printer: EventPrinter<'a, W>,
     flags: &'a WatchFlags,
     with_initial: bool,
@@ -76,7 +73,7 @@ pub(super) async fn run(flags: &WatchFlags) -> Result<(), Failure> {
         ..WatchOptions::default()
     };
     let mut watch = flags.objects.server.connect_lazy()?.watch(&query, &watch_options);
-    let mut teller = Teller {
+    let mut teller = WatchPrinter {
         printer: EventPrinter::new(stdout(), &options),
         flags,
         with_initial: flags.initial && !flags.watch_only,
@@ -98,7 +95,7 @@ pub(super) async fn run(flags: &WatchFlags) -> Result<(), Failure> {
             }
         };
         match update {
-            Some(Ok(update)) => teller.tell(update)?,
+            Some(Ok(update)) => teller.print(update)?,
             Some(Err(error)) => {
                 teller.end()?;
                 return Err(error.into());
@@ -108,10 +105,10 @@ pub(super) async fn run(flags: &WatchFlags) -> Result<(), Failure> {
     }
 }
 
-// === impl Teller ===
+// === impl WatchPrinter ===
 
-impl<W: Write> Teller<'_, W> {
-    fn tell(&mut self, update: Update) -> Result<(), Failure> {
+impl<W: Write> WatchPrinter<'_, W> {
+    fn print(&mut self, update: Update) -> Result<(), Failure> {
         match update {
             Update::Event { event_type, cause, object, resource_version } => {
                 match event_type {
@@ -136,7 +133,7 @@ impl<W: Write> Teller<'_, W> {
             Update::Dropped { count, after } => {
                 self.note(&format_args!("# {count} events missing after {after}"))?;
             }
-            Update::Note(note) => self.note(&words(&note))?,
+            Update::Note(note) => self.note(&describe(&note))?,
         }
         Ok(())
     }
@@ -165,7 +162,7 @@ impl<W: Write> Teller<'_, W> {
     }
 }
 
-fn words(note: &Note) -> String {
+fn describe(note: &Note) -> String {
     match note {
         Note::Reconnecting { error, delay } => format!("# reconnecting in {:.1}s: {error}", delay.as_secs_f64()),
         Note::Resumed { resource_version } => format!("# resumed at {resource_version}"),
@@ -198,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_may_say_its_namespace() {
+    fn a_name_may_contain_its_namespace() {
         let chosen = |arguments: &[&str]| {
             let WatchFlags { resource, name, objects, .. } = parse(arguments);
             let query = objects.query_of_name(&resource, name.as_deref());
@@ -223,8 +220,8 @@ mod tests {
     fn notes_are_one_line() {
         let error = ClientError::Request { problem: "x".to_owned() };
         let note = Note::Reconnecting { error, delay: Duration::from_millis(812) };
-        assert_eq!(words(&note), "# reconnecting in 0.8s: x");
-        let relisted = |changes| words(&Note::Relisted { resource_version: "a.1".to_owned(), changes });
+        assert_eq!(describe(&note), "# reconnecting in 0.8s: x");
+        let relisted = |changes| describe(&Note::Relisted { resource_version: "a.1".to_owned(), changes });
         assert_eq!((relisted(0), relisted(1)), ("# relisted: 0 changes".to_owned(), "# relisted: 1 change".to_owned()));
     }
 }

@@ -8,17 +8,14 @@ use clap::Args;
 use super::{
     client_flags::{FormatFlags, ServerFlags, TimeoutFlags},
     failure::Failure,
-    print::{RED, Record, YELLOW, age::age_of, json::Document, table::Cell, write_records},
-    stdout,
+    print::{RED, Record, YELLOW, age::age_of, json::Document, stdout, table::Cell, write_records},
 };
 use crate::proto::pb;
 
-pub(super) const EXAMPLES: &str = super::with_exit_codes!(
-    "\
+pub(super) const EXAMPLES: &str = "\
 Examples, with a server of examples/shop.yaml and a watch in another terminal:
   informerd watchers
-  informerd watchers pods -o json"
-);
+  informerd watchers pods -o json";
 
 /// Flags of `informerd watchers`.
 #[derive(Debug, Clone, Args)]
@@ -64,11 +61,7 @@ pub(super) async fn run(flags: &WatchersFlags) -> Result<(), Failure> {
 
 fn record(watcher: &pb::Watcher, now: SystemTime) -> Record {
     let policy = watcher.policy().as_str_name().trim_start_matches("FULL_CHANNEL_POLICY_");
-    let ago = |at: Option<prost_types::Timestamp>| {
-        let at = at.and_then(|at| SystemTime::try_from(at).ok());
-        at.map_or_else(|| "<none>".to_owned(), |at| age_of(at, now))
-    };
-    let or_none = |text: &str| Cell::new(if text.is_empty() { "<none>" } else { text });
+    let ago = |at| age_of(at, now).unwrap_or_else(|| "<none>".to_owned());
     let queued = if watcher.parked {
         Cell::styled("parked", YELLOW)
     } else {
@@ -81,15 +74,15 @@ fn record(watcher: &pb::Watcher, now: SystemTime) -> Record {
     let cells = vec![
         Cell::new(&watcher.id.to_string()),
         Cell::new(&watcher.resource),
-        or_none(&watcher.peer),
+        Cell::or_none(&watcher.peer),
         Cell::new(&watcher.selection),
         Cell::new(policy),
-        or_none(state),
+        Cell::or_none(state),
         queued,
         Cell::new(&size(watcher.bytes_held)),
         Cell::new(&watcher.sent.to_string()),
         Cell::styled(&watcher.dropped.to_string(), dropped_style),
-        or_none(&watcher.resource_version),
+        Cell::or_none(&watcher.resource_version),
         Cell::new(&ago(watcher.since)),
         Cell::new(&format!("{} ago", ago(watcher.last_progress))),
     ];
@@ -112,8 +105,7 @@ fn record(watcher: &pb::Watcher, now: SystemTime) -> Record {
         ("since", time(watcher.since).into()),
         ("lastProgress", time(watcher.last_progress).into()),
     ];
-    let document = Document::from_parts(parts.iter().map(|(key, value)| (*key, Document::from_value(value))));
-    Record { name: watcher.id.to_string(), cells, document }
+    Record { name: watcher.id.to_string(), cells, document: Document::from_fields(parts) }
 }
 
 /// Formats a number of bytes as a Kubernetes quantity.
@@ -135,7 +127,7 @@ mod tests {
     use crate::cli::print::{Output, PrintOptions};
 
     #[test]
-    fn a_watcher_is_shown_with_what_it_waits_for() {
+    fn a_watcher_is_shown_with_its_queue_and_state() {
         let since = prost_types::Timestamp { seconds: 1_000_000_000, nanos: 0 };
         let live = pb::Watcher {
             id: 7,

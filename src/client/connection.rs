@@ -6,12 +6,13 @@ use futures_util::{Stream, StreamExt, TryStreamExt};
 use prost_types::Timestamp;
 use tonic::{
     Status,
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+    transport::{Channel, Endpoint},
 };
 
-use super::{ClientError, Query, ServerAddress, TlsOptions, Watch, WatchOptions};
-use crate::proto::pb::{
-    self, admin_service_client::AdminServiceClient, informer_service_client::InformerServiceClient,
+use super::{ClientError, Query};
+use crate::{
+    endpoint::ServerAddress,
+    proto::pb::{self, admin_service_client::AdminServiceClient, informer_service_client::InformerServiceClient},
 };
 
 /// Connection to one server. Clones share it; it reconnects when it breaks.
@@ -28,7 +29,7 @@ pub struct Client {
 
 /// Objects of one snapshot.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Listed {
+pub struct ListResult {
     /// Version of the snapshot.
     pub resource_version: String,
     /// Objects, sorted by namespace and name.
@@ -43,7 +44,7 @@ pub struct Listed {
 
 /// One object of a snapshot.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Got {
+pub struct GetResult {
     /// Version of the snapshot; the object has its own.
     pub resource_version: String,
     /// Object that was requested.
@@ -52,7 +53,7 @@ pub struct Got {
     pub source: pb::SyncState,
     /// Time of the last contact with the upstream.
     pub source_seen_at: Option<Timestamp>,
-    /// History of the version, as in [`Listed::history`].
+    /// History of the version, as in [`ListResult::history`].
     pub history: String,
 }
 
@@ -139,14 +140,14 @@ impl Client {
     }
 
     /// Returns the objects that a query selects, from one snapshot.
-    pub async fn list(&self, query: &Query) -> Result<Listed, ClientError> {
+    pub async fn list(&self, query: &Query) -> Result<ListResult, ClientError> {
         let answer = self.service.clone().list(query.list_request()).await;
         self.collect(answer.map_err(|status| self.error(&status))?.into_inner()).await
     }
 
     /// Returns the objects with a value of an index that a query selects, from one snapshot. The query must not name an index of
     /// its own.
-    pub async fn by_index(&self, query: &Query, index: &str, value: &str) -> Result<Listed, ClientError> {
+    pub async fn by_index(&self, query: &Query, index: &str, value: &str) -> Result<ListResult, ClientError> {
         if query.index.is_some() {
             let problem = "a lookup by index takes one index; leave out that of the query".to_owned();
             return Err(ClientError::Request { problem });
@@ -175,7 +176,7 @@ impl Client {
         namespace: &str,
         name: &str,
         format: pb::PayloadFormat,
-    ) -> Result<Got, ClientError> {
+    ) -> Result<GetResult, ClientError> {
         let request = pb::GetRequest {
             resource: resource.to_owned(),
             namespace: namespace.to_owned(),
@@ -186,7 +187,7 @@ impl Client {
         let answer = self.service.clone().get(request).await;
         let answer = answer.map_err(|status| self.error(&status))?.into_inner();
         let source = answer.source();
-        Ok(Got {
+        Ok(GetResult {
             resource_version: answer.resource_version,
             object: answer.object.ok_or_else(|| ClientError::contract("Get without an object"))?,
             source,
@@ -219,11 +220,6 @@ impl Client {
         self.all_pages(resource, index).await
     }
 
-    /// Watches the objects that a query selects, until it is dropped or fails for good. Sends nothing before the first poll.
-    pub fn watch(&self, query: &Query, options: &WatchOptions) -> Watch {
-        Watch::new(self.clone(), query, options)
-    }
-
     async fn all_pages(&self, resource: &str, index: &str) -> Result<Vec<pb::IndexValue>, ClientError> {
         let mut request =
             pb::ListIndexValuesRequest { resource: resource.to_owned(), index: index.to_owned(), ..Default::default() };
@@ -246,7 +242,7 @@ impl Client {
     async fn collect(
         &self,
         chunks: impl Stream<Item = Result<pb::ListResponse, Status>>,
-    ) -> Result<Listed, ClientError> {
+    ) -> Result<ListResult, ClientError> {
         let mut chunks = std::pin::pin!(chunks);
         let (mut objects, mut version, mut last) = (Vec::new(), None, None);
         while let Some(chunk) = chunks.next().await {
@@ -262,7 +258,7 @@ impl Client {
             return Err(ClientError::contract("List with pages that were not requested"));
         }
         let source = last.source();
-        Ok(Listed { resource_version, objects, source, source_seen_at: last.source_seen_at, history: last.history })
+        Ok(ListResult { resource_version, objects, source, source_seen_at: last.source_seen_at, history: last.history })
     }
 
     /// Opens one stream of a watch without resuming it, for callers that need every message. [`Self::watch`] resumes.
@@ -279,7 +275,7 @@ impl Client {
     }
 
     /// Leaves the connection to the clones that share it; the next call of this client opens its own.
-    pub(super) fn leave_connection(&mut self) {
+    pub(super) fn drop_connection(&mut self) {
         self.service = service(self.endpoint.connect_lazy());
     }
 
@@ -290,21 +286,13 @@ impl Client {
 
 fn endpoint(address: &ServerAddress) -> Result<Endpoint, ClientError> {
     let invalid = |error: tonic::transport::Error| ClientError::Request { problem: format!("{address}: {error}") };
-    let mut endpoint = Endpoint::from_shared(address.endpoint_uri()).map_err(invalid)?;
+    let mut endpoint = Endpoint::from_shared(address.uri().to_owned()).map_err(invalid)?;
     if address.is_unix() {
         // HTTP/2 rejects a path as an authority, even percent-encoded.
         endpoint = endpoint.origin(http::Uri::from_static("http://localhost"));
     }
-    if let Some(TlsOptions { authority, identity }) = address.tls() {
-        let mut tls = ClientTlsConfig::new();
-        tls = match authority {
-            Some(pem) => tls.ca_certificate(Certificate::from_pem(pem)),
-            None => tls.with_native_roots(),
-        };
-        if let Some((cert, key)) = identity {
-            tls = tls.identity(Identity::from_pem(cert, key));
-        }
-        endpoint = endpoint.tls_config(tls).map_err(invalid)?;
+    if let Some(tls) = address.tls() {
+        endpoint = endpoint.tls_config(tls.config()).map_err(invalid)?;
     }
     let endpoint = endpoint
         .connect_timeout(CONNECT_TIMEOUT)

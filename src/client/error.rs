@@ -6,7 +6,7 @@ use prost::Message;
 use tonic::{Code, ConnectError, Status};
 use tonic_types::StatusExt;
 
-use super::ServerAddress;
+use crate::endpoint::ServerAddress;
 
 /// Failure of a call, by what its caller does next. Its text is one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -213,7 +213,7 @@ impl ClientError {
     }
 
     /// Returns true if the client has to leave the connection: it is dead, or its server is draining.
-    pub(super) fn spoils_connection(&self) -> bool {
+    pub(super) fn invalidates_connection(&self) -> bool {
         matches!(self, Self::Silent { .. }) || self.reason() == Some(DRAINING)
     }
 }
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_message_of_a_watch_means_what_its_status_means() {
+    fn the_last_message_of_a_watch_is_the_same_error_as_its_status() {
         let status = Status::with_error_details(
             Code::OutOfRange,
             "gone",
@@ -329,7 +329,7 @@ mod tests {
 
     /// The rules of client-go's `RetryWatcher` (tools/watch/retrywatcher.go), with a relist where that one ends.
     #[test]
-    fn what_follows_is_decided_by_code_and_reason() {
+    fn the_recovery_depends_on_code_and_reason() {
         use Recovery::{GiveUp, Relist, Resume};
         for (code, reason, recovery) in [
             (Code::OutOfRange, "RESOURCE_VERSION_EXPIRED", Relist),
@@ -355,8 +355,8 @@ mod tests {
             assert_eq!(error.is_retryable(), recovery == Resume, "{code:?} {reason}");
         }
         let silent = ClientError::Silent { address: address(), after: Duration::from_secs(90) };
-        assert_eq!((silent.recovery(), silent.spoils_connection()), (Resume, true));
+        assert_eq!((silent.recovery(), silent.invalidates_connection()), (Resume, true));
         assert_eq!(ClientError::contract("x").recovery(), GiveUp);
-        assert!(ClientError::draining().spoils_connection());
+        assert!(ClientError::draining().invalidates_connection());
     }
 }

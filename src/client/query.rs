@@ -101,7 +101,7 @@ mod tests {
     use crate::model::FieldSelector;
 
     #[test]
-    fn a_name_is_a_requirement_of_the_reads() {
+    fn reads_select_a_name_by_a_field_requirement() {
         let query =
             Query { name: Some(r"a,b=\c".to_owned()), field_selector: "spec.x=1".to_owned(), ..Query::of("pods") };
         let request = query.list_request();

@@ -73,8 +73,8 @@ impl Client {
             };
             let asked = error.retry_after().unwrap_or_default().min(MAX_RETRY_AFTER);
             let delay = asked + backoff.next_delay(Instant::now());
-            if error.spoils_connection() {
-                client.leave_connection();
+            if error.invalidates_connection() {
+                client.drop_connection();
             }
             let resource = request.watch.as_ref().map(|watch| watch.resource.as_str());
             tracing::debug!(resource, %error, ?delay, "until interrupted");

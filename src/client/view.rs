@@ -34,7 +34,7 @@ mod tests;
 pub(super) struct View {
     keep_objects: bool,
     heal_drops: bool,
-    known: HashMap<Key, Known, RandomState>,
+    known: HashMap<Key, KnownObject, RandomState>,
     /// Randomly keyed hasher, so that no server can make two contents look the same.
     hashes: RandomState,
     scratch: Vec<u8>,
@@ -63,7 +63,7 @@ struct Key {
     name: String,
 }
 
-struct Known {
+struct KnownObject {
     /// Last delivered state, without the key, and without the body unless objects are kept.
     object: pb::Object,
     content: u64,
@@ -74,7 +74,7 @@ struct Known {
 #[derive(Debug, PartialEq)]
 pub(super) enum Next {
     /// Read the next message.
-    GoOn,
+    Continue,
     /// Open another stream: this one has ended, or is about to.
     Ended(ClientError),
     /// Open another stream from the version before the hole.
@@ -82,7 +82,7 @@ pub(super) enum Next {
 }
 
 /// Attributes of an event besides its object.
-struct Told {
+struct EventAttributes {
     event_type: pb::EventType,
     cause: pb::Cause,
     /// Version that is safe to resume after; empty in a list.
@@ -167,8 +167,8 @@ impl View {
                 }
                 // No version within a list is safe to resume after.
                 let version = if self.is_listing { String::new() } else { version };
-                self.event(Told { event_type, cause, version, before: None }, object, updates);
-                Ok(Next::GoOn)
+                self.event(EventAttributes { event_type, cause, version, before: None }, object, updates);
+                Ok(Next::Continue)
             }
             pb::EventType::Bookmark => self.bookmark(&response.bookmark.unwrap_or_default(), version, updates),
             pb::EventType::Dropped => {
@@ -185,7 +185,7 @@ impl View {
         }
     }
 
-    fn event(&mut self, mut told: Told, object: pb::Object, updates: &mut VecDeque<Update>) {
+    fn event(&mut self, mut told: EventAttributes, object: pb::Object, updates: &mut VecDeque<Update>) {
         let content = self.content(&object);
         if !self.is_listing {
             if self.position.as_deref() != Some(&*told.version) {
@@ -206,7 +206,7 @@ impl View {
     }
 
     /// Returns true if this event of an open batch repeats one of an earlier stream.
-    fn is_repeat(&mut self, told: &Told, object: &pb::Object, content: u64) -> bool {
+    fn is_repeat(&mut self, told: &EventAttributes, object: &pb::Object, content: u64) -> bool {
         let hash = self.hashes.hash_one((
             told.event_type as i32,
             &object.namespace,
@@ -240,7 +240,7 @@ impl View {
         self.position.replace(version.to_owned())
     }
 
-    fn upsert(&mut self, told: Told, mut object: pb::Object, content: u64, updates: &mut VecDeque<Update>) {
+    fn upsert(&mut self, told: EventAttributes, mut object: pb::Object, content: u64, updates: &mut VecDeque<Update>) {
         let added_cause = match (self.is_listing, told.event_type) {
             (true, _) if self.has_synced => pb::Cause::Unspecified,
             (true, _) => pb::Cause::Initial,
@@ -251,7 +251,7 @@ impl View {
         let last = if self.keep_objects { with_own_body(&object) } else { without_body(&object) };
         let (event_type, cause) = match self.known.get_mut(&key) {
             None => {
-                self.known.insert(key.clone(), Known { object: last, content, pass: self.pass });
+                self.known.insert(key.clone(), KnownObject { object: last, content, pass: self.pass });
                 (pb::EventType::Added, added_cause)
             }
             Some(known) => {
@@ -280,7 +280,7 @@ impl View {
         updates.push_back(Update::Event { event_type, cause, object, resource_version: told.version });
     }
 
-    fn delete(&mut self, told: Told, mut object: pb::Object, updates: &mut VecDeque<Update>) {
+    fn delete(&mut self, told: EventAttributes, mut object: pb::Object, updates: &mut VecDeque<Update>) {
         let key = take_key(&mut object);
         let Some(known) = self.known.get(&key) else { return };
         // Another object has the key already: an earlier stream was ahead of this one.
@@ -290,7 +290,7 @@ impl View {
         }
         self.known.remove(&key);
         give_key(&mut object, key);
-        let Told { event_type, cause, version: resource_version, .. } = told;
+        let EventAttributes { event_type, cause, version: resource_version, .. } = told;
         updates.push_back(Update::Event { event_type, cause, object, resource_version });
     }
 
@@ -320,7 +320,7 @@ impl View {
         } else if !self.is_listing {
             updates.push_back(Update::Bookmark(progress));
         }
-        Ok(Next::GoOn)
+        Ok(Next::Continue)
     }
 
     /// Ends a list: objects that were not in it are deleted.
@@ -329,7 +329,7 @@ impl View {
         let mut vanished: Vec<_> = self.known.extract_if(|_, known| known.pass != pass).collect();
         vanished.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         self.changes += vanished.len() as u64;
-        for (key, Known { mut object, .. }) in vanished {
+        for (key, KnownObject { mut object, .. }) in vanished {
             version.clone_into(&mut object.resource_version);
             updates.push_back(inferred(key, object, String::new()));
         }
@@ -358,7 +358,7 @@ impl View {
             self.advance(version);
         }
         updates.push_back(Update::Dropped { count, after });
-        Next::GoOn
+        Next::Continue
     }
 
     /// Returns a hash of everything that can change while uid and version stay the same.

@@ -116,18 +116,19 @@ impl Default for WatchOptions {
     }
 }
 
-// === impl Watch ===
+// === impl Client ===
 
-impl Watch {
-    pub(super) fn new(client: Client, query: &Query, options: &WatchOptions) -> Self {
+impl Client {
+    /// Watches the objects that a query selects, until it is dropped or fails for good. Sends nothing before the first poll.
+    pub fn watch(&self, query: &Query, options: &WatchOptions) -> Watch {
         let interval = options.bookmark_interval.clamp(MIN_BOOKMARK_INTERVAL, MAX_BOOKMARK_INTERVAL);
         let request = pb::WatchRequest {
             queue: options.queue,
             bookmark_interval: prost_types::Duration::try_from(interval).ok(),
             ..query.watch_request()
         };
-        let mut watch = Self {
-            client,
+        let mut watch = Watch {
+            client: self.clone(),
             request,
             idle_timeout: (interval * SILENT_INTERVALS).max(MIN_IDLE_TIMEOUT),
             fail_fast: options.fail_fast,
@@ -140,7 +141,11 @@ impl Watch {
         watch.open();
         watch
     }
+}
 
+// === impl Watch ===
+
+impl Watch {
     /// Returns the next update; none after an error.
     ///
     /// # Cancel safety
@@ -232,7 +237,7 @@ impl Watch {
             }
         };
         match self.view.apply(response, &mut self.updates) {
-            Ok(Next::GoOn) => {}
+            Ok(Next::Continue) => {}
             Ok(Next::Ended(error)) | Err(error) => self.ended(error, false),
             Ok(Next::Heal { count, after }) => {
                 let delay = self.backoff.next_delay(Instant::now());
@@ -261,8 +266,8 @@ impl Watch {
         if recovery == Recovery::Relist {
             self.view.expire();
         }
-        if error.spoils_connection() {
-            self.client.leave_connection();
+        if error.invalidates_connection() {
+            self.client.drop_connection();
         }
         tracing::debug!(resource = self.request.resource, %error, ?delay, "watch interrupted");
         self.phase = Phase::Waiting(Box::pin(tokio::time::sleep(delay)));

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn very_many_are_counted() {
+    fn problems_beyond_the_bound_are_counted() {
         let mut errors = ConfigErrors::default();
         for n in 0..MAX_ERRORS + 7 {
             errors.add("a", n);

@@ -1,12 +1,13 @@
 //! Keys and flags of the `etcd` source.
 
 use super::{
-    EtcdResource, EtcdTlsConfig, ServeFlags, SourceConfig,
+    EtcdResource, ServeFlags, SourceConfig,
     section::{Input, Section},
     table::{EtcdKeys, EtcdTlsKeys},
     upstream::{self, ETCD},
     value::{self, ValueError, quote},
 };
+use crate::endpoint::{ServerAddress, TlsOptions};
 
 const USERNAME_FLAG: &str = "--etcd-username (or INFORMERD_ETCD_USERNAME)";
 const PASSWORD_FLAG: &str = "--etcd-password-file (or INFORMERD_ETCD_PASSWORD_FILE)";
@@ -15,7 +16,7 @@ const PASSWORD_FLAG: &str = "--etcd-password-file (or INFORMERD_ETCD_PASSWORD_FI
 #[derive(Debug, PartialEq, Eq)]
 struct EtcdFlag<'a> {
     name: &'a str,
-    endpoint: String,
+    endpoint: ServerAddress,
     prefix: &'a str,
 }
 
@@ -32,16 +33,11 @@ pub(super) fn resolve(section: &Section<'_>) -> SourceConfig {
     let tls = section.section_or_empty("tls");
     let EtcdTlsKeys { ca, cert, key, server_name } = EtcdTlsKeys::read(&tls);
     let is_tls = !tls.written_of(&["ca", "cert", "key", "server_name"]).is_empty();
-    if is_tls && endpoints.iter().any(|endpoint| endpoint.starts_with("http://")) {
+    if is_tls && !endpoints.iter().all(ServerAddress::is_tls) {
         tls.add_here("is only for https:// endpoints; change them, or remove it");
     }
-    let (ca, identity) = upstream::tls(&tls, ca, cert, key);
-    SourceConfig::Etcd(EtcdResource {
-        endpoints,
-        prefix,
-        credentials,
-        tls: EtcdTlsConfig { ca, identity, server_name },
-    })
+    let tls = upstream::tls(&tls, ca, cert, key, server_name);
+    SourceConfig::Etcd(EtcdResource { endpoints, prefix, credentials, tls })
 }
 
 /// Returns the resources that flags define.
@@ -59,7 +55,7 @@ pub(super) fn flagged(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static st
                 endpoints: vec![endpoint],
                 prefix: prefix.to_owned(),
                 credentials: credentials.clone(),
-                tls: EtcdTlsConfig::default(),
+                tls: TlsOptions::default(),
             };
             sources.push(("--etcd", name.to_owned(), SourceConfig::Etcd(resource)));
         }
@@ -91,7 +87,7 @@ mod tests {
             ("a=https://etcd.example:2379/", "a", "https://etcd.example:2379", "/"),
             ("a=http://[::1]:2379/a=b?c//", "a", "http://[::1]:2379", "/a=b?c//"),
         ] {
-            assert_eq!(parse_flag(text), Ok(EtcdFlag { name, endpoint: expected.to_owned(), prefix }));
+            assert_eq!(parse_flag(text), Ok(EtcdFlag { name, endpoint: expected.parse().unwrap(), prefix }));
         }
         for text in
             ["a", "a=127.0.0.1:2379/a/", "a=http://127.0.0.1:2379", "a=http:///a/", "a=ftp://h:1/", "a=http://h/a"]

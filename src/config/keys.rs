@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn without_anything_near_the_known_ones_are_listed() {
+    fn without_a_near_name_the_known_keys_are_listed() {
         assert_eq!(problem("history.colour"), "history.colour: unknown key; known here: age, events, bytes");
         assert_eq!(problem("admin.x"), "admin.x: unknown key; known here: listen");
         let long = "x".repeat(1000);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_later_versions_say_so() {
+    fn planned_keys_of_later_versions_are_reported_as_such() {
         for pattern in LATER {
             let key = pattern.replace("<name>", "pods").replace("<index>", "owner");
             let name = key.rsplit('.').next().unwrap();

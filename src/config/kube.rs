@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     #[cfg(not(feature = "kube"))]
-    fn a_build_without_it_says_so() {
+    fn a_build_without_the_kube_feature_rejects_kube_sources() {
         let flags = ServeFlags { kube: vec!["pods=v1/pods".to_owned()], ..ServeFlags::default() };
         let errors = Input::none(|section| {
             assert!(flagged(&flags, section.input()).is_empty());
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_unless_it_is_said_can_be() {
+    fn the_default_drop_fields_are_valid() {
         let json = br#"{"metadata":{"annotations":{"kubectl.kubernetes.io/last-applied-configuration":"{}","a":"b"},"managedFields":[]}}"#;
         assert_eq!(&*ResourceOptions::default().drop_fields.apply(json), br#"{"metadata":{"annotations":{"a":"b"}}}"#);
     }

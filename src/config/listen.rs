@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn invalid_addresses_are_rejected() {
         for text in ["", "50051", ":50051", "localhost:50051", "127.0.0.1", "http://127.0.0.1:1", "127.0.0.1:65536"] {
             let problem = text.parse::<ListenAddr>().unwrap_err().to_string();
             assert!(problem.starts_with("expected IP:PORT such as 127.0.0.1:50051"), "{text}: {problem}");

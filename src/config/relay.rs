@@ -7,27 +7,28 @@ use super::{
     upstream::{self, parse_endpoint},
     value::{self, ValueError, quote},
 };
+use crate::endpoint::{ServerAddress, TlsOptions};
 
 /// Parsed `--relay NAME=URL[/RESOURCE]`.
 #[derive(Debug, PartialEq, Eq)]
 struct RelayFlag<'a> {
     name: &'a str,
-    endpoint: String,
+    endpoint: ServerAddress,
     resource: &'a str,
 }
 
 /// Reads the section of one resource. The upstream's resource has the same name unless the section sets it.
-pub(super) fn resolve(section: &Section<'_>, name: &str) -> SourceConfig {
+pub(super) fn resolve(section: &Section<'_>, name: &str) -> Option<SourceConfig> {
     let RelayKeys { endpoint, resource } = RelayKeys::read(section);
     let tls = section.section_or_empty("tls");
     let RelayTlsKeys { ca, cert, key } = RelayTlsKeys::read(&tls);
     let is_tls = !tls.written_of(&["ca", "cert", "key"]).is_empty();
-    if is_tls && !endpoint.is_empty() && !endpoint.starts_with("https://") {
+    if is_tls && endpoint.as_ref().is_some_and(|endpoint| !endpoint.is_tls()) {
         tls.add_here("is only for an https:// endpoint; change it, or remove this");
     }
-    let (ca, identity) = upstream::tls(&tls, ca, cert, key);
+    let tls = upstream::tls(&tls, ca, cert, key, None);
     let resource = resource.unwrap_or_else(|| name.to_owned());
-    SourceConfig::Informerd(RelayResource { endpoint, resource, ca, identity })
+    Some(SourceConfig::Informerd(RelayResource { endpoint: endpoint?, resource, tls }))
 }
 
 /// Returns the resources that flags define.
@@ -35,7 +36,7 @@ pub(super) fn flagged(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static st
     let mut sources = Vec::new();
     for text in &flags.relay {
         if let Some(RelayFlag { name, endpoint, resource }) = input.check("--relay", parse_flag(text)) {
-            let resource = RelayResource { endpoint, resource: resource.to_owned(), ca: None, identity: None };
+            let resource = RelayResource { endpoint, resource: resource.to_owned(), tls: TlsOptions::default() };
             sources.push(("--relay", name.to_owned(), SourceConfig::Informerd(resource)));
         }
     }
@@ -72,7 +73,7 @@ mod tests {
             ("pods=https://informerd.example:50051/all-pods", "https://informerd.example:50051", "all-pods"),
             ("pods=http://[::1]:50051/a.b", "http://[::1]:50051", "a.b"),
         ] {
-            let endpoint = endpoint.to_owned();
+            let endpoint = endpoint.parse().unwrap();
             assert_eq!(parse_flag(text), Ok(RelayFlag { name: "pods", endpoint, resource }));
         }
         for text in ["pods", "pods=127.0.0.1:50051", "pods=http://h", "pods=ftp://h:1", "pods=http://:1"] {
@@ -84,7 +85,7 @@ mod tests {
 
     #[test]
     fn an_endpoint_may_be_a_unix_socket() {
-        assert_eq!(parse_endpoint("unix:/run/informerd.sock"), Ok("unix:/run/informerd.sock".to_owned()));
+        assert_eq!(parse_endpoint("unix:/run/informerd.sock").unwrap().uri(), "unix:/run/informerd.sock");
         assert!(parse_endpoint("unix:informerd.sock").is_err() && parse_endpoint("unix:/run/").is_err());
     }
 }

@@ -177,7 +177,7 @@ fn resolve_resource(
         "stream" => resolve_stream(&keys)?,
         "etcd" => etcd::resolve(&keys),
         "kube" => kube::resolve(&keys, &index_section, &indexers)?,
-        _ => relay::resolve(&keys, name),
+        _ => relay::resolve(&keys, name)?,
     };
     if options.snapshot == Some(true) && matches!(source, SourceConfig::Files(_) | SourceConfig::Stream(_)) {
         section.add("snapshot", "is only for `kube`, `etcd` and `informerd` sources; remove it");

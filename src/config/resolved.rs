@@ -7,6 +7,7 @@ use super::{
     StreamResource, TlsConfig, WatchConfig,
 };
 use crate::{
+    endpoint::{ServerAddress, TlsOptions},
     model::Indexers,
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
@@ -51,38 +52,25 @@ pub struct ResourceConfig {
 /// Keys below a prefix of an etcd cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdResource {
-    /// Members of one cluster, as `http://HOST:PORT` or `https://HOST:PORT`; at least one, each once.
-    pub endpoints: Vec<String>,
+    /// Members of one cluster, with `http` or `https`; at least one, each once.
+    pub endpoints: Vec<ServerAddress>,
     /// Prefix of the keys; empty for all keys.
     pub prefix: String,
     /// User and password file, which is relative to the same directory as files of a source.
     pub credentials: Option<(String, PathBuf)>,
     /// TLS options for endpoints with `https`.
-    pub tls: EtcdTlsConfig,
-}
-
-/// Trust roots and identity of an etcd client: files in PEM.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct EtcdTlsConfig {
-    /// Certificates that may have signed etcd's; with `None`, those that the system trusts.
-    pub ca: Option<PathBuf>,
-    /// Client certificate and its key.
-    pub identity: Option<(PathBuf, PathBuf)>,
-    /// Name in etcd's certificate; with `None`, the host of the endpoint.
-    pub server_name: Option<String>,
+    pub tls: TlsOptions<PathBuf>,
 }
 
 /// Resource of another informerd.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelayResource {
-    /// Address: `http://HOST:PORT`, `https://HOST:PORT` or `unix:/path`.
-    pub endpoint: String,
+    /// Address of the upstream.
+    pub endpoint: ServerAddress,
     /// Name of the resource at the upstream.
     pub resource: String,
-    /// For https: certificates that may have signed the upstream's; with `None`, those that the system trusts.
-    pub ca: Option<PathBuf>,
-    /// For https: client certificate and its key.
-    pub identity: Option<(PathBuf, PathBuf)>,
+    /// TLS options for an endpoint with `https`.
+    pub tls: TlsOptions<PathBuf>,
 }
 
 /// Source of the objects of a resource.
@@ -98,6 +86,8 @@ pub enum SourceConfig {
     Kube(KubeResource),
     /// Resource of another informerd.
     Informerd(RelayResource),
+    /// Source that the program brings itself; never from flags or a file.
+    Own,
 }
 
 // === impl FilesResource ===

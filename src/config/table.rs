@@ -19,6 +19,7 @@ use super::{
     },
 };
 use crate::{
+    endpoint::ServerAddress,
     model::{Expression, FieldCut, IndexFunc},
     watch::FullChannelPolicy,
 };
@@ -178,7 +179,7 @@ rows! {
 rows! {
     /// Keys below a prefix of an etcd cluster.
     pub(super) struct EtcdKeys at "resources.<name>.source.etcd." {
-        endpoints: Vec<String> = (required "is missing; write for example [\"http://127.0.0.1:2379\"]"),
+        endpoints: Vec<ServerAddress> = (required "is missing; write for example [\"http://127.0.0.1:2379\"]"),
             endpoints,
             "members of one cluster, such as [\"http://127.0.0.1:2379\"]";
         prefix: String = (required "is missing; write what the keys begin with, such as /settings/, or \"\" for all keys"),
@@ -241,7 +242,7 @@ rows! {
 rows! {
     /// Resource of another informerd.
     pub(super) struct RelayKeys at "resources.<name>.source.informerd." {
-        endpoint: String = (required "is missing; write for example http://127.0.0.1:50051"), endpoint,
+        endpoint: Option<ServerAddress> = (required "is missing; write for example http://127.0.0.1:50051"), endpoint,
             "another informerd to relay: http://HOST:PORT, https://HOST:PORT or unix:/path";
         resource: Option<String>, text where value::check_resource_name,
             "name of the resource there; the same if left out";

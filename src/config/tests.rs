@@ -242,7 +242,7 @@ fn a_flag_wins_over_the_file() {
 }
 
 #[test]
-fn plain_text_beyond_loopback_is_asked_for() {
+fn plain_text_beyond_loopback_must_be_allowed_explicitly() {
     let problem = |args: &[&str]| Config::load(&flags(args)).map_err(|errors| errors.to_string()).err();
     let text = "0.0.0.0:1 is not loopback and has no `tls`: add `tls: { cert: ..., key: ... }`, or --insecure (or `insecure: true`) to serve it in \
                 plain text, or listen on 127.0.0.1:50051";
@@ -303,7 +303,7 @@ fn relative_paths_are_relative_to_the_file() {
 }
 
 #[test]
-fn every_problem_is_told_at_once() {
+fn all_problems_are_reported_at_once() {
     let yaml = "
 listen: here
 admin: 5
@@ -360,7 +360,7 @@ resources:
 }
 
 #[test]
-fn keys_fit_together() {
+fn conflicting_keys_are_rejected() {
     for (yaml, problem) in [
         (
             "watch: { queue_length: 11, max_queue_length: 10 }",
@@ -433,7 +433,7 @@ proptest! {
 }
 
 #[test]
-fn a_state_is_kept_of_sources_that_a_later_start_can_begin_with() {
+fn snapshots_are_kept_only_of_sources_that_the_next_run_can_resume() {
     let resource = |source: &str, snapshot: &str| {
         format!("resources: {{ a: {{ source: {{ {source} }}, snapshot: {snapshot} }} }}")
     };

@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 use prost::Message;
 use tonic::body::Body;
 
-use super::{frame, request::RequestMessages, status::Refusal};
+use super::{frame, request::RequestMessages, status::ApiError};
 use crate::{
     transport::{Origin, Peer, StreamHandle},
     watch::Client,
@@ -51,20 +51,20 @@ pub(super) fn client(peer: Option<Peer>) -> Client {
 }
 
 /// Reads the single message of a request.
-pub(super) async fn message<M: Message + Default>(body: RequestMessages<Body>) -> Result<M, Refusal> {
+pub(super) async fn message<M: Message + Default>(body: RequestMessages<Body>) -> Result<M, ApiError> {
     let mut bytes = body.collect().await?.to_bytes();
     if bytes.len() < frame::PREFIX_BYTES {
-        return Err(Refusal::request("the message is missing"));
+        return Err(ApiError::request("the message is missing"));
     }
     let is_compressed = bytes.get_u8() != 0;
     let length = bytes.get_u32() as usize;
     if is_compressed {
-        return Err(Refusal::NotImplemented { what: "a compressed request" });
+        return Err(ApiError::NotImplemented { what: "a compressed request" });
     }
     if bytes.len() != length {
-        return Err(Refusal::request("the length of the message differs from its prefix"));
+        return Err(ApiError::request("the length of the message differs from its prefix"));
     }
-    M::decode(bytes).map_err(|error| Refusal::request(error.to_string()))
+    M::decode(bytes).map_err(|error| ApiError::request(error.to_string()))
 }
 
 /// Returns the time for which a call may wait: up to its deadline, at most [`MAX_WAIT`]. A tenth of the deadline is left for the

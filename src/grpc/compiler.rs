@@ -4,14 +4,14 @@
 //! blocking thread, while the call waits; peers take turns, and so do the connections of each peer. The outcomes of recent texts
 //! are cached for clients that reconnect, and for clients that send the same text.
 
-mod line;
+mod fair_mutex;
 
 use std::{fmt, sync::Arc};
 
 use parking_lot::Mutex;
 use quick_cache::{Weighter, unsync::Cache};
 
-use self::line::Line;
+use self::fair_mutex::FairMutex;
 use crate::{
     model::{ExpressionError, MAX_EXPRESSION_BYTES},
     transport::Peer,
@@ -21,7 +21,7 @@ use crate::{
 pub(super) struct Compiler<T> {
     parse: fn(&str) -> Result<T, ExpressionError>,
     recent: Mutex<Recent<T>>,
-    line: Arc<Line>,
+    mutex: Arc<FairMutex>,
 }
 
 /// Cache of the most frequent and most recent outcomes.
@@ -39,7 +39,7 @@ const MAX_BYTES: usize = 64 << 10;
 impl<T: Clone + Send + 'static> Compiler<T> {
     pub(super) fn new(parse: fn(&str) -> Result<T, ExpressionError>) -> Self {
         let recent = Cache::with_weighter(MAX_TEXTS, MAX_BYTES as u64, Weight);
-        Self { parse, recent: Mutex::new(recent), line: Arc::default() }
+        Self { parse, recent: Mutex::new(recent), mutex: Arc::default() }
     }
 
     /// Returns the cached outcome of a text.
@@ -56,7 +56,7 @@ impl<T: Clone + Send + 'static> Compiler<T> {
         if let Some(known) = self.known(text) {
             return known;
         }
-        let turn = self.line.turn(connection).await;
+        let turn = self.mutex.lock(connection).await;
         // Another call may have compiled the same text meanwhile.
         if let Some(known) = self.known(text) {
             return known;
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_text_is_compiled_once_until_it_is_forgotten() {
+    async fn a_text_is_compiled_once_until_it_is_evicted() {
         static TIMES: AtomicUsize = AtomicUsize::new(0);
         let compiler = Compiler::new(|text| {
             TIMES.fetch_add(1, Ordering::Relaxed);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_failed_for_a_moment_is_tried_again() {
+    async fn transient_failures_are_not_cached() {
         static TIMES: AtomicUsize = AtomicUsize::new(0);
         let compiler = Compiler::new(|text| match TIMES.fetch_add(1, Ordering::Relaxed) {
             0 => Err(ExpressionError::NotParsed("no thread".to_owned())),
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_kept_is_bounded() {
+    async fn the_cache_is_bounded() {
         let compiler = Compiler::new(parsed);
         for n in 0..MAX_TEXTS + 50 {
             compiler.compile(&n.to_string(), None).await.unwrap();
@@ -168,7 +168,7 @@ mod tests {
 
     /// Runs on a runtime of one thread, which continues to serve.
     #[tokio::test]
-    async fn texts_wait_for_each_other_and_nothing_waits_for_them() {
+    async fn compilations_run_one_at_a_time_and_block_nothing_else() {
         static GATE: AtomicBool = AtomicBool::new(false);
         static RUNNING: AtomicUsize = AtomicUsize::new(0);
         static MOST: AtomicUsize = AtomicUsize::new(0);

@@ -5,12 +5,7 @@ use std::sync::atomic::Ordering;
 use prost::Message;
 
 use super::{
-    call::Call,
-    page::{Continued, query_hash},
-    resource::ServedResource,
-    service::Service,
-    slice::Slice,
-    status::Refusal,
+    call::Call, page::Continued, resource::ServedResource, service::Service, status::ApiError, time_slice::TimeSlice,
 };
 use crate::{
     cache::Problem,
@@ -28,7 +23,7 @@ pub(super) fn resource(resource: &ServedResource) -> pb::Resource {
     let informer = &resource.informer;
     let snapshot = informer.snapshot();
     let health = informer.health();
-    let report = health.report();
+    let report = informer.report();
     pb::Resource {
         name: resource.name.clone(),
         source: resource.source.to_owned(),
@@ -40,11 +35,11 @@ pub(super) fn resource(resource: &ServedResource) -> pb::Resource {
         indexes: informer.indexers().names().map(str::to_owned).collect(),
         source_seen_at: report.seen_at.map(proto::timestamp),
         last_error: report.last_error.unwrap_or_default(),
-        path: health.provenance().path(),
+        path: informer.provenance().path(),
         problems: health.problems().iter().map(problem).collect(),
         version_format: snapshot.as_ref().map_or_else(Default::default, |of| version_format(of.version())).into(),
         namespaces: health.namespaces(),
-        history: snapshot.map(|snapshot| informer.history(snapshot.epoch())).unwrap_or_default(),
+        history: snapshot.map(|snapshot| informer.history(snapshot.history_id())).unwrap_or_default(),
     }
 }
 
@@ -69,16 +64,16 @@ pub(super) async fn index_values(
     service: &Service,
     request: &pb::ListIndexValuesRequest,
     call: &Call,
-) -> Result<pb::ListIndexValuesResponse, Refusal> {
+) -> Result<pb::ListIndexValuesResponse, ApiError> {
     let resource = service.resource(&request.resource)?;
     let index = &request.index;
     let indexers = resource.informer.indexers();
-    let unknown = || Refusal::index("index", index, indexers.names());
+    let unknown = || ApiError::index("index", index, indexers.names());
     if indexers.get(index).is_none() {
         return Err(unknown());
     }
     let bound = pb::ListIndexValuesRequest { page_size: 0, page_token: String::new(), ..request.clone() };
-    let query = query_hash(&("ListIndexValues", bound.encode_to_vec()));
+    let query = service.pages().query_hash(&("ListIndexValues", bound.encode_to_vec()));
     let (snapshot, after) = if request.page_token.is_empty() {
         (service.snapshot(resource, None, call.wait).await?, None)
     } else {
@@ -93,7 +88,7 @@ pub(super) async fn index_values(
     let mut values: Vec<pb::IndexValue> = Vec::new();
     let mut bytes = 0;
     let mut next_page_token = String::new();
-    let mut slice = Slice::begin();
+    let mut slice = TimeSlice::begin();
     for value in entries {
         slice.end().await;
         if let Some(last) = values.last_mut().filter(|last| last.value == value) {

@@ -6,7 +6,7 @@ use prost::Message;
 use crate::{
     model::ResourceVersion,
     proto::{EncodedEvent, EncodedObject, PayloadFormat, pb},
-    watch::{Frame, Notice},
+    watch::{Frame, GroupEvent},
 };
 
 /// One or more encoded messages, each with its prefix.
@@ -31,8 +31,8 @@ impl Frame for WireFrame {
     type Format = PayloadFormat;
     type Arena = WireArena;
 
-    fn encode(arena: &mut WireArena, format: PayloadFormat, notice: &Notice<'_>) {
-        let Notice { event_type, cause, object, object_version, version, coalesced, relisted, open } = *notice;
+    fn encode(arena: &mut WireArena, format: PayloadFormat, notice: &GroupEvent<'_>) {
+        let GroupEvent { event_type, cause, object, object_version, version, coalesced, relisted, open } = *notice;
         let object = EncodedObject::new(object, object_version, format);
         let event = EncodedEvent::new(event_type, cause, Some(version), object, coalesced).in_batch(relisted, open);
         append_event(&mut arena.buffer, &event);
@@ -135,7 +135,7 @@ mod tests {
         let (deleted_at, batch) = (ResourceVersion::decimal(5), ResourceVersion::decimal(4));
         let mut arena = WireArena::default();
         for _ in 0..2 {
-            let notice = Notice {
+            let notice = GroupEvent {
                 event_type: EventType::Deleted,
                 cause: Cause::LeftSelection,
                 object: &object,

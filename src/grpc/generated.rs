@@ -16,12 +16,12 @@ use super::{
     discovery,
     frame::PREFIX_BYTES,
     service::Service,
-    status::{last_words, trailers},
+    status::{final_frames, trailers},
     until,
 };
 use crate::{
     proto::{self, pb},
-    transport::{Chunk, LastWords, Room, Supplied, Supply},
+    transport::{BoundedBody, BoundedFrame, Chunk, FinalFrames, Room},
 };
 
 /// Response body of a generated service. It encodes its messages when it is polled.
@@ -117,11 +117,11 @@ impl Generated {
     }
 }
 
-impl Supply for Generated {
-    fn poll_supply(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<Supplied, Status>>> {
+impl BoundedBody for Generated {
+    fn poll_bounded(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<BoundedFrame, Status>>> {
         let next = match self.next.take() {
             Some(next) => next,
-            None if !room.allows(self.first) => return Poll::Ready(Some(Ok(Supplied::TooLarge(self.first)))),
+            None if !room.allows(self.first) => return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(self.first)))),
             None => match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
                 Some(Ok(frame)) => match self.failure.get().filter(|_| frame.is_trailers()) {
                     Some(failure) => BodyFrame::trailers(trailers(failure)),
@@ -135,18 +135,18 @@ impl Supply for Generated {
         let length = next.data_ref().map_or(0, Buf::remaining);
         if !room.allows(length) {
             self.next = Some(next);
-            return Poll::Ready(Some(Ok(Supplied::TooLarge(length))));
+            return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(length))));
         }
-        Poll::Ready(Some(Ok(Supplied::Frame(next))))
+        Poll::Ready(Some(Ok(BoundedFrame::Frame(next))))
     }
 
     /// Returns the memory of the message that waits to be sent.
-    fn made(&self) -> usize {
+    fn encoded_bytes(&self) -> usize {
         self.decoded + self.next.as_ref().and_then(BodyFrame::data_ref).map_or(0, Buf::remaining)
     }
 
-    fn exhausted(&mut self, _: usize, limit: usize) -> LastWords {
-        last_words(limit)
+    fn exhausted(&mut self, _: usize, limit: usize) -> FinalFrames {
+        final_frames(limit)
     }
 }
 

@@ -16,12 +16,12 @@ use super::{
     call::Call,
     frame, query,
     service::Service,
-    status::{Refusal, last_words, trailers},
+    status::{ApiError, final_frames, trailers},
 };
 use crate::{
     model::{Object, ObjectKey},
     proto::{self, EncodedObject, PayloadFormat, pb},
-    transport::{Chunk, LastWords, Room, Supplied, Supply},
+    transport::{BoundedBody, BoundedFrame, Chunk, FinalFrames, Room},
 };
 
 /// Body of one response.
@@ -43,24 +43,24 @@ enum Stage {
 }
 
 /// Answers Get.
-pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) -> Result<GetBody, Refusal> {
+pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) -> Result<GetBody, ApiError> {
     let resource = service.resource(&request.resource)?;
     let format = query::format(request.format)?;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
-    let key = ObjectKey::new(&request.namespace, &request.name).map_err(|error| Refusal::Invalid {
+    let key = ObjectKey::new(&request.namespace, &request.name).map_err(|error| ApiError::Invalid {
         reason: "NAME_INVALID",
         field: "name",
         message: error.to_string(),
     })?;
     let snapshot = service.snapshot(resource, min_version.as_ref(), call.wait).await?;
-    let object = snapshot.get(&key).ok_or_else(|| Refusal::object(&resource.name, &key))?;
-    let report = resource.informer.health().report_of_objects();
+    let object = snapshot.get(&key).ok_or_else(|| ApiError::object(&resource.name, &key))?;
+    let report = resource.informer.report();
     let rest = pb::GetResponse {
         resource_version: snapshot.safe_version().to_string(),
         object: None,
         source: proto::sync_state(report.state).into(),
         source_seen_at: report.seen_at.map(proto::timestamp),
-        history: resource.informer.history(snapshot.epoch()),
+        history: resource.informer.history(snapshot.history_id()),
     };
     let (service, object) = (service.clone(), Arc::clone(object));
     Ok(GetBody { service, object, format, rest, stage: Stage::Object })
@@ -84,15 +84,15 @@ impl GetBody {
     }
 }
 
-impl Supply for GetBody {
-    fn poll_supply(&mut self, _: &mut Context<'_>, room: Room) -> Poll<Option<Result<Supplied, Status>>> {
+impl BoundedBody for GetBody {
+    fn poll_bounded(&mut self, _: &mut Context<'_>, room: Room) -> Poll<Option<Result<BoundedFrame, Status>>> {
         let frame = match self.stage {
             Stage::Object => match self.message(room) {
                 Ok(message) => {
                     self.stage = Stage::Trailers;
                     BodyFrame::data(message)
                 }
-                Err(needed) => return Poll::Ready(Some(Ok(Supplied::TooLarge(needed)))),
+                Err(needed) => return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(needed)))),
             },
             Stage::Trailers => {
                 self.stage = Stage::Over;
@@ -100,17 +100,17 @@ impl Supply for GetBody {
             }
             Stage::Over => return Poll::Ready(None),
         };
-        Poll::Ready(Some(Ok(Supplied::Frame(frame))))
+        Poll::Ready(Some(Ok(BoundedFrame::Frame(frame))))
     }
 
     /// Returns the size of the object until it is sent: this body may hold the last reference to it.
-    fn made(&self) -> usize {
+    fn encoded_bytes(&self) -> usize {
         if self.stage == Stage::Object { self.object.body().len() } else { 0 }
     }
 
-    fn exhausted(&mut self, _: usize, limit: usize) -> LastWords {
+    fn exhausted(&mut self, _: usize, limit: usize) -> FinalFrames {
         self.stage = Stage::Over;
-        last_words(limit)
+        final_frames(limit)
     }
 }
 

@@ -23,9 +23,9 @@ use super::{
     metrics::RpcObserver,
     request::{RequestBounds, RequestMessages},
     service::Service,
-    status::{last_words, trailers},
+    status::{final_frames, trailers},
 };
-use crate::transport::{Chunk, LastWords, Room, StreamHandle, Supplied, Supply};
+use crate::transport::{BoundedBody, BoundedFrame, Chunk, FinalFrames, Room, StreamHandle};
 
 /// Layer around every RPC.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ pub struct Body {
 /// Request of a call, whose body enforces the limits.
 pub(super) type CallRequest = Request<RequestMessages<tonic::body::Body>>;
 /// Body of a response; none if the headers are the whole response.
-pub(super) type Answer = Option<Box<dyn Supply<Error = Status>>>;
+pub(super) type Answer = Option<Box<dyn BoundedBody<Error = Status>>>;
 
 /// Path prefix of the only service whose requests are streams.
 const REFLECTION_PATHS: &str = "/grpc.reflection.";
@@ -158,23 +158,23 @@ impl Body {
     }
 }
 
-impl Supply for Body {
-    fn poll_supply(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<Supplied, Status>>> {
+impl BoundedBody for Body {
+    fn poll_bounded(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<BoundedFrame, Status>>> {
         let Some(answer) = &mut self.answer else { return Poll::Ready(None) };
-        let polled = answer.poll_supply(cx, room);
+        let polled = answer.poll_bounded(cx, room);
         match &polled {
-            Poll::Ready(Some(Ok(Supplied::Frame(frame)))) => {
+            Poll::Ready(Some(Ok(BoundedFrame::Frame(frame)))) => {
                 let code = frame.trailers_ref().and_then(code_of);
                 self.ends(code);
             }
-            Poll::Pending | Poll::Ready(Some(Ok(Supplied::TooLarge(_)))) => {
+            Poll::Pending | Poll::Ready(Some(Ok(BoundedFrame::TooLarge(_)))) => {
                 if let Some(deadline) = &mut self.deadline
                     && deadline.as_mut().poll(cx).is_ready()
                 {
                     self.answer = None;
                     let trailers = trailers(&deadline_exceeded());
                     self.ends(code_of(&trailers));
-                    return Poll::Ready(Some(Ok(Supplied::Frame(BodyFrame::trailers(trailers)))));
+                    return Poll::Ready(Some(Ok(BoundedFrame::Frame(BodyFrame::trailers(trailers)))));
                 }
             }
             Poll::Ready(Some(Err(status))) => self.ends(Some(status.code())),
@@ -183,12 +183,12 @@ impl Supply for Body {
         polled
     }
 
-    fn made(&self) -> usize {
-        self.answer.as_ref().map_or(0, |answer| answer.made())
+    fn encoded_bytes(&self) -> usize {
+        self.answer.as_ref().map_or(0, |answer| answer.encoded_bytes())
     }
 
-    fn exhausted(&mut self, room: usize, limit: usize) -> LastWords {
-        let words = self.answer.as_mut().map_or_else(|| last_words(limit), |answer| answer.exhausted(room, limit));
+    fn exhausted(&mut self, room: usize, limit: usize) -> FinalFrames {
+        let words = self.answer.as_mut().map_or_else(|| final_frames(limit), |answer| answer.exhausted(room, limit));
         self.ends(code_of(&words.trailers));
         words
     }

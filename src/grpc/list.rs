@@ -17,23 +17,23 @@ use prost::Message;
 use tonic::Status;
 
 use super::{
+    bulk_scheduler::BulkPermit,
     call::Call,
     frame::{self, CHUNK_BYTES},
-    kept::HeldSnapshot,
-    page::{Continued, query_hash},
+    held_snapshots::HeldSnapshot,
+    page::Continued,
     query::{self, Parts},
     resource::ServedResource,
     scan::Scan,
     service::Service,
-    slice::Slice,
-    status::{Refusal, last_words, trailers},
-    turns::Turn,
+    status::{ApiError, final_frames, trailers},
+    time_slice::TimeSlice,
 };
 use crate::{
     cache::{HealthReport, Snapshot},
     model::{ObjectKey, Selection},
     proto::{self, EncodedObject, PayloadFormat, pb},
-    transport::{Chunk, LastWords, Origin, Room, Supplied, Supply},
+    transport::{BoundedBody, BoundedFrame, Chunk, FinalFrames, Origin, Room},
 };
 
 /// Body of one response.
@@ -52,7 +52,7 @@ pub(super) struct ListBody {
     /// Number of objects that the page may still have.
     room: Option<usize>,
     /// Key of the last object that was checked.
-    looked_at: Option<ObjectKey>,
+    last_checked: Option<ObjectKey>,
     /// Key of the last object that was sent.
     sent: Option<ObjectKey>,
     /// Encoded objects of the next message.
@@ -63,7 +63,7 @@ pub(super) struct ListBody {
     origin: Option<Origin>,
     has_answered: bool,
     stage: Stage,
-    turn: Turn,
+    permit: BulkPermit,
 }
 
 /// Progress of a response.
@@ -95,10 +95,10 @@ enum Filled {
 const HEAD_BYTES: usize = 1 << 10;
 
 /// Answers ByIndex: a List by one value of one index.
-pub(super) async fn by_index(service: &Service, request: pb::ByIndexRequest, call: Call) -> Result<ListBody, Refusal> {
+pub(super) async fn by_index(service: &Service, request: pb::ByIndexRequest, call: Call) -> Result<ListBody, ApiError> {
     let indexers = service.resource(&request.resource)?.informer.indexers();
     if indexers.get(&request.index).is_none() {
-        return Err(Refusal::index("index", &request.index, indexers.names()));
+        return Err(ApiError::index("index", &request.index, indexers.names()));
     }
     let request = pb::ListRequest {
         resource: request.resource,
@@ -116,7 +116,7 @@ pub(super) async fn by_index(service: &Service, request: pb::ByIndexRequest, cal
 }
 
 /// Answers List.
-pub(super) async fn list(service: &Service, mut request: pb::ListRequest, call: Call) -> Result<ListBody, Refusal> {
+pub(super) async fn list(service: &Service, mut request: pb::ListRequest, call: Call) -> Result<ListBody, ApiError> {
     let (page_size, page_token) = (std::mem::take(&mut request.page_size), std::mem::take(&mut request.page_token));
     let resource = service.resource(&request.resource)?;
     let selection = query::selection(
@@ -135,27 +135,27 @@ pub(super) async fn list(service: &Service, mut request: pb::ListRequest, call: 
     .await?;
     let format = query::format(request.format)?;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
-    let query = query_hash(&("List", request.encode_to_vec()));
+    let query = service.pages().query_hash(&("List", request.encode_to_vec()));
     let (snapshot, after) = start(service, resource, &page_token, query, min_version.as_ref(), call.wait).await?;
     Ok(ListBody {
         service: service.clone(),
         origin: call.origin(),
-        history: resource.informer.history(snapshot.epoch()),
+        history: resource.informer.history(snapshot.history_id()),
         _held: service.snapshots(resource).hold(&snapshot, call.stream),
         snapshot,
-        source: resource.informer.health().report_of_objects(),
+        source: resource.informer.report(),
         scan: Arc::new(Scan::of(&selection)),
         selection,
         format,
         query,
         room: (page_size > 0).then_some(page_size as usize),
         sent: after.clone(),
-        looked_at: after,
+        last_checked: after,
         objects: BytesMut::new(),
         next_page_token: String::new(),
         has_answered: false,
         stage: Stage::Objects,
-        turn: service.turns().begin(call.peer),
+        permit: service.bulk_scheduler().begin(call.peer),
     })
 }
 
@@ -167,14 +167,14 @@ async fn start(
     query: u64,
     min_version: Option<&crate::model::ResourceVersion>,
     wait: Duration,
-) -> Result<(Arc<Snapshot>, Option<ObjectKey>), Refusal> {
+) -> Result<(Arc<Snapshot>, Option<ObjectKey>), ApiError> {
     if page_token.is_empty() {
         return Ok((service.snapshot(resource, min_version, wait).await?, None));
     }
     let Continued { snapshot, after } = service.pages().resume(page_token, query)?;
     let key = after.split_once('\0').and_then(|(namespace, name)| ObjectKey::new(namespace, name).ok());
     // This server writes a key into each token, so another token was not issued by it.
-    Ok((snapshot, Some(key.ok_or(Refusal::PageTokenExpired)?)))
+    Ok((snapshot, Some(key.ok_or(ApiError::PageTokenExpired)?)))
 }
 
 // === impl ListBody ===
@@ -187,12 +187,12 @@ impl ListBody {
             return Filled::Nothing(self.objects.len());
         }
         let snapshot = Arc::clone(&self.snapshot);
-        let after = self.looked_at.take();
+        let after = self.last_checked.take();
         let scan = Arc::clone(&self.scan);
         let mut objects = scan.objects(&snapshot, after.as_ref());
         let mut last = None;
         let mut filled = Filled::Some;
-        let slice = Slice::begin();
+        let slice = TimeSlice::begin();
         loop {
             let Some(object) = objects.next() else {
                 filled = Filled::All;
@@ -226,7 +226,7 @@ impl ListBody {
                 break;
             }
         }
-        self.looked_at = last.or(after);
+        self.last_checked = last.or(after);
         filled
     }
 
@@ -252,20 +252,20 @@ impl ListBody {
     }
 }
 
-impl Supply for ListBody {
-    fn poll_supply(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<Supplied, Status>>> {
+impl BoundedBody for ListBody {
+    fn poll_bounded(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<BoundedFrame, Status>>> {
         let frame = loop {
             match self.stage {
                 Stage::Objects => {
                     if room.is_shut() {
-                        return Poll::Ready(Some(Ok(Supplied::TooLarge(HEAD_BYTES))));
+                        return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(HEAD_BYTES))));
                     }
-                    ready!(self.turn.poll(cx));
+                    ready!(self.permit.poll(cx));
                     let filled = self.fill(room.without(HEAD_BYTES));
                     if let Filled::Nothing(needed) = filled {
-                        return Poll::Ready(Some(Ok(Supplied::TooLarge(needed + HEAD_BYTES))));
+                        return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(needed + HEAD_BYTES))));
                     }
-                    self.turn.spend();
+                    self.permit.release();
                     match filled {
                         Filled::Nothing(_) => {}
                         Filled::Some => {
@@ -281,7 +281,7 @@ impl Supply for ListBody {
                     self.stage = Stage::Trailers;
                 }
                 Stage::Last if self.objects.is_empty() && !room.allows(HEAD_BYTES) => {
-                    return Poll::Ready(Some(Ok(Supplied::TooLarge(HEAD_BYTES))));
+                    return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(HEAD_BYTES))));
                 }
                 Stage::Last => {
                     self.stage = Stage::Trailers;
@@ -294,16 +294,16 @@ impl Supply for ListBody {
                 Stage::Over => return Poll::Ready(None),
             }
         };
-        Poll::Ready(Some(Ok(Supplied::Frame(frame))))
+        Poll::Ready(Some(Ok(BoundedFrame::Frame(frame))))
     }
 
-    fn made(&self) -> usize {
+    fn encoded_bytes(&self) -> usize {
         self.objects.capacity()
     }
 
-    fn exhausted(&mut self, _: usize, limit: usize) -> LastWords {
+    fn exhausted(&mut self, _: usize, limit: usize) -> FinalFrames {
         self.stage = Stage::Over;
-        last_words(limit)
+        final_frames(limit)
     }
 }
 
@@ -324,7 +324,7 @@ impl fmt::Debug for ListBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ListBody")
             .field("selection", &self.selection)
-            .field("looked_at", &self.looked_at)
+            .field("last_checked", &self.last_checked)
             .field("stage", &self.stage)
             .finish_non_exhaustive()
     }

@@ -10,8 +10,8 @@ use prometheus_client::{
 };
 use tonic::{Code, Status};
 
-use super::status::Refusal;
-use crate::transport::{Ledger, Refused};
+use super::status::ApiError;
+use crate::transport::{Ledger, Rejections};
 
 /// Counters of RPCs: started, ended, reset and rejected.
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ pub struct RpcMetrics {
     handled: Family<RpcLabels, Counter>,
     stalled: Counter,
     ended: Family<ReasonLabels, Counter>,
-    refused: Refused,
+    refused: Rejections,
 }
 
 /// Labels of a call that was started.
@@ -98,7 +98,7 @@ impl RpcMetrics {
     }
 
     /// Returns the counters of rejected requests, by limit.
-    pub fn refused(&self) -> &Refused {
+    pub fn refused(&self) -> &Rejections {
         &self.refused
     }
 
@@ -116,7 +116,7 @@ impl RpcMetrics {
     }
 
     /// Converts a refusal to a status, and counts it if a limit is its reason.
-    pub(super) fn refuse(&self, refusal: &Refusal) -> Status {
+    pub(super) fn refuse(&self, refusal: &ApiError) -> Status {
         if let Some(bound) = refusal.bound() {
             self.refused.count(bound);
         }
@@ -132,7 +132,7 @@ impl Collector for WaitingBytes {
         let help = "Memory held for clients that have not read it yet, by owner";
         let name = "informerd_waiting";
         let mut family = encoder.encode_descriptor(name, help, Some(&Unit::Bytes), MetricType::Gauge)?;
-        for (owner, bytes) in [("sending", waiting.sending), ("made", waiting.made), ("kept", waiting.kept)] {
+        for (owner, bytes) in [("sending", waiting.sending), ("made", waiting.encoded_bytes), ("kept", waiting.kept)] {
             ConstGauge::new(bytes as f64).encode(family.encode_family(&[("owner", owner)])?)?;
         }
         let (name, help) = ("informerd_waiting_limit", "Limit of the memory held for clients (limits.memory)");

@@ -1,14 +1,15 @@
 //! Pagination: page tokens, and the snapshots that are kept for them.
 //!
-//! A token names the snapshot, the query and the last key, and is valid in this process only. It has expired after a restart, at
-//! another replica, and once its snapshot is released; the client then lists again.
+//! A token names the snapshot and the last key, and is valid in this process only. It has expired after a restart, at another
+//! replica, and once its snapshot is released; the client then lists again. A seal that only this process can compute binds it
+//! to the query, and so to the resource: a client may continue from another key, but in no snapshot of another query.
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 
 use std::{
-    collections::{VecDeque, hash_map::DefaultHasher},
-    hash::{Hash, Hasher},
+    collections::VecDeque,
+    hash::{BuildHasher, Hash, RandomState},
     sync::Arc,
     time::Duration,
 };
@@ -17,11 +18,11 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::status::Refusal;
+use super::status::ApiError;
 use crate::{
     cache::Snapshot,
     model::random_id,
-    transport::{Origin, Refused, share_of},
+    transport::{Origin, Rejections, share_of},
 };
 
 /// Snapshots that are kept for the next pages of lists: all pages of a list come from one snapshot.
@@ -29,10 +30,12 @@ use crate::{
 pub(super) struct Pages {
     /// Random id of this process; the tokens of other processes have another one.
     process: u64,
+    /// Secret key of the seals.
+    seals: RandomState,
     /// Maximum number of kept snapshots, in all and for one peer.
     all: usize,
     each: usize,
-    refused: Refused,
+    refused: Rejections,
     retained: Mutex<Retained>,
 }
 
@@ -69,19 +72,26 @@ const MAX_TOKEN_BYTES: usize = 16 << 10;
 
 impl Pages {
     /// Creates an empty store for at most `all` snapshots, `peer_share` percent of them for one peer.
-    pub(super) fn new(all: usize, peer_share: u32, refused: Refused) -> Self {
-        Self { process: random_id(), all, each: share_of(all, peer_share), refused, retained: Mutex::default() }
+    pub(super) fn new(all: usize, peer_share: u32, refused: Rejections) -> Self {
+        let (process, seals) = (random_id(), RandomState::new());
+        Self { process, seals, all, each: share_of(all, peer_share), refused, retained: Mutex::default() }
+    }
+
+    /// Hashes a query, to which its page tokens are bound: every field of the request but page size and token. Without the
+    /// secret key, a client could construct two queries with the same hash.
+    pub(super) fn query_hash(&self, query: &impl Hash) -> u64 {
+        self.seals.hash_one(query)
     }
 
     /// Issues the token of the page after `after`, and keeps the snapshot for it, in the share of `origin`.
     pub(super) fn token(&self, snapshot: &Arc<Snapshot>, query: u64, after: &str, origin: Option<Origin>) -> String {
         let id = self.retain(snapshot, origin);
-        URL_SAFE_NO_PAD.encode(format!("{:x}.{id:x}.{query:x}.{after}", self.process))
+        URL_SAFE_NO_PAD.encode(format!("{:x}.{id:x}.{:x}.{after}", self.process, self.seals.hash_one((id, query))))
     }
 
     /// Returns the continuation that a token names. `query` is the hash of the request that the token came with.
-    pub(super) fn resume(&self, token: &str, query: u64) -> Result<Continued, Refusal> {
-        let invalid = |message: &str| Refusal::Invalid {
+    pub(super) fn resume(&self, token: &str, query: u64) -> Result<Continued, ApiError> {
+        let invalid = |message: &str| ApiError::Invalid {
             reason: "PAGE_TOKEN_INVALID",
             field: "page_token",
             message: message.to_owned(),
@@ -94,20 +104,20 @@ impl Pages {
         let decoded = decoded.ok_or_else(malformed)?;
         let mut parts = decoded.splitn(4, '.');
         let mut number = || parts.next().and_then(|text| u64::from_str_radix(text, 16).ok());
-        let (Some(process), Some(id), Some(of_query)) = (number(), number(), number()) else {
+        let (Some(process), Some(id), Some(seal)) = (number(), number(), number()) else {
             return Err(malformed());
         };
         let after = parts.next().ok_or_else(malformed)?.to_owned();
-        if of_query != query {
-            return Err(invalid("token of another query; only page_size may change between pages"));
-        }
         if process != self.process {
-            return Err(Refusal::PageTokenExpired);
+            return Err(ApiError::PageTokenExpired);
+        }
+        if seal != self.seals.hash_one((id, query)) {
+            return Err(invalid("token of another query; only page_size may change between pages"));
         }
         let mut retained = self.retained.lock();
         retained.expire(Instant::now());
         let snapshot = retained.snapshots.iter().find(|retained| retained.id == id);
-        let snapshot = Arc::clone(&snapshot.ok_or(Refusal::PageTokenExpired)?.snapshot);
+        let snapshot = Arc::clone(&snapshot.ok_or(ApiError::PageTokenExpired)?.snapshot);
         Ok(Continued { snapshot, after })
     }
 
@@ -181,13 +191,6 @@ impl Retained {
     }
 }
 
-/// Hashes a query, to which its page tokens are bound: every field of the request but page size and token.
-pub(super) fn query_hash(query: &impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    query.hash(&mut hasher);
-    hasher.finish()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -199,7 +202,7 @@ mod tests {
     const MAX_SNAPSHOTS: usize = 16;
 
     fn new_pages() -> Pages {
-        Pages::new(MAX_SNAPSHOTS, 25, Refused::default())
+        Pages::new(MAX_SNAPSHOTS, 25, Rejections::default())
     }
 
     fn snapshot(version: u128) -> Arc<Snapshot> {
@@ -208,14 +211,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_token_goes_on_in_its_snapshot_and_with_its_query_only() {
+    async fn a_token_continues_in_its_snapshot_with_its_query_only() {
         let pages = new_pages();
         let first = snapshot(1);
         let token = pages.token(&first, 7, "shop\0web.v1", None);
         let continued = pages.resume(&token, 7).unwrap();
         assert!(Arc::ptr_eq(&continued.snapshot, &first));
         assert_eq!(continued.after, "shop\0web.v1");
-        let reason = |refusal: Refusal| refusal.code_and_reason().1;
+        let reason = |refusal: ApiError| refusal.code_and_reason().1;
         assert_eq!(reason(pages.resume(&token, 8).unwrap_err()), "PAGE_TOKEN_INVALID");
         for malformed in ["", "x", "!!!!", &URL_SAFE_NO_PAD.encode("1.2.3"), &"a".repeat(MAX_TOKEN_BYTES + 1)] {
             assert_eq!(reason(pages.resume(malformed, 7).unwrap_err()), "PAGE_TOKEN_INVALID", "{malformed:.20}");
@@ -226,6 +229,25 @@ mod tests {
         assert!(pages.resume(&token, 7).is_ok());
         tokio::time::advance(Duration::from_millis(1)).await;
         assert_eq!(reason(pages.resume(&token, 7).unwrap_err()), "PAGE_TOKEN_EXPIRED", "too old");
+    }
+
+    /// Regression test: the ids are consecutive numbers, so a client that put another one into its token got another resource's
+    /// snapshot.
+    #[tokio::test]
+    async fn a_forged_token_reaches_no_other_snapshot() {
+        let pages = new_pages();
+        let (others, mine) = (pages.token(&snapshot(1), 7, "a", None), pages.token(&snapshot(2), 8, "a", None));
+        let parts = |token: &str| {
+            let text = String::from_utf8(URL_SAFE_NO_PAD.decode(token).unwrap()).unwrap();
+            text.split('.').map(str::to_owned).collect::<Vec<_>>()
+        };
+        let (others, mine) = (parts(&others), parts(&mine));
+        for at in 0..3 {
+            let mut forged = mine.clone();
+            forged[at].clone_from(&others[at]);
+            let is_accepted = pages.resume(&URL_SAFE_NO_PAD.encode(forged.join(".")), 8).is_ok();
+            assert_eq!(is_accepted, forged == mine, "{forged:?}");
+        }
     }
 
     /// Regression test: a snapshot was kept for its first token only, so that the token of the next page could expire at once.

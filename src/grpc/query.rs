@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{compiler::Compiler, resource::ServedResource, service::Service, status::Refusal};
+use super::{compiler::Compiler, resource::ServedResource, service::Service, status::ApiError};
 use crate::{
     model::{
         Condition, Expression, ExpressionError, FieldSelector, IndexMatch, Indexers, LabelSelector, ResourceVersion,
@@ -33,14 +33,14 @@ pub(super) async fn selection(
     service: &Service,
     resource: &ServedResource,
     parts: Parts<'_>,
-) -> Result<Selection, Refusal> {
+) -> Result<Selection, ApiError> {
     let Parts { namespace, name, label_selector, field_selector, expression, index, peer } = parts;
     let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     Ok(Selection {
         namespace: given(namespace),
         name: given(name),
-        labels: LabelSelector::parse(label_selector).map_err(|error| Refusal::selector("label_selector", &error))?,
-        fields: FieldSelector::parse(field_selector).map_err(|error| Refusal::selector("field_selector", &error))?,
+        labels: LabelSelector::parse(label_selector).map_err(|error| ApiError::selector("label_selector", &error))?,
+        fields: FieldSelector::parse(field_selector).map_err(|error| ApiError::selector("field_selector", &error))?,
         index: index.map(|index| index_match(resource.informer.indexers(), index)).transpose()?,
         // Compiling takes time, so it comes last.
         expression: match expression {
@@ -56,7 +56,7 @@ async fn expression(
     resource: &ServedResource,
     text: &str,
     peer: Option<Peer>,
-) -> Result<Expression, Refusal> {
+) -> Result<Expression, ApiError> {
     check_expressions("expression")?;
     let expression = compiled(service.compilations(), service.expressions(), text, peer).await?;
     let expression = expression.map_err(|error| not_compiled("expression", "", &error))?;
@@ -71,7 +71,7 @@ pub(super) async fn condition(
     at: usize,
     text: &str,
     peer: Option<Peer>,
-) -> Result<Condition, Refusal> {
+) -> Result<Condition, ApiError> {
     check_expressions("conditions")?;
     let located = |error| not_compiled("conditions", &format!("[{at}]: "), &error);
     let condition = compiled(service.compilations(), service.conditions(), text, peer).await?.map_err(located)?;
@@ -85,44 +85,44 @@ async fn compiled<T: Clone + Send + 'static>(
     compiler: &Compiler<T>,
     text: &str,
     peer: Option<Peer>,
-) -> Result<Result<T, ExpressionError>, Refusal> {
+) -> Result<Result<T, ExpressionError>, ApiError> {
     if let Some(known) = compiler.known(text) {
         return Ok(known);
     }
     let permit = waiting.take(peer.as_ref().map(Peer::origin));
-    let _permit = permit.map_err(Refusal::TooManyCompilations)?;
+    let _permit = permit.map_err(ApiError::TooManyCompilations)?;
     Ok(compiler.compile(text, peer).await)
 }
 
-fn check_expressions(what: &'static str) -> Result<(), Refusal> {
-    if Expression::IS_SUPPORTED { Ok(()) } else { Err(Refusal::NotImplemented { what }) }
+fn check_expressions(what: &'static str) -> Result<(), ApiError> {
+    if Expression::IS_SUPPORTED { Ok(()) } else { Err(ApiError::NotImplemented { what }) }
 }
 
-fn not_compiled(field: &'static str, place: &str, error: &ExpressionError) -> Refusal {
+fn not_compiled(field: &'static str, place: &str, error: &ExpressionError) -> ApiError {
     let message = format!("{place}{error}");
     match error {
-        ExpressionError::Syntax(_) => Refusal::Invalid { reason: "EXPRESSION_INVALID", field, message },
-        ExpressionError::NotParsed(_) => Refusal::NotParsed { field, message },
+        ExpressionError::Syntax(_) => ApiError::Invalid { reason: "EXPRESSION_INVALID", field, message },
+        ExpressionError::NotParsed(_) => ApiError::NotParsed { field, message },
     }
 }
 
-fn index_match(indexers: &Arc<Indexers>, index: &pb::IndexMatch) -> Result<IndexMatch, Refusal> {
-    let func = indexers.get(&index.name).ok_or_else(|| Refusal::index("index.name", &index.name, indexers.names()))?;
+fn index_match(indexers: &Arc<Indexers>, index: &pb::IndexMatch) -> Result<IndexMatch, ApiError> {
+    let func = indexers.get(&index.name).ok_or_else(|| ApiError::index("index.name", &index.name, indexers.names()))?;
     if index.values.is_empty() {
         let message = format!("index {:?} needs at least one value", index.name);
-        return Err(Refusal::Invalid { reason: "INDEX_VALUES_INVALID", field: "index.values", message });
+        return Err(ApiError::Invalid { reason: "INDEX_VALUES_INVALID", field: "index.values", message });
     }
     if index.values.len() > MAX_INDEX_VALUES {
         let message = format!("{} values are more than {MAX_INDEX_VALUES}; use several calls", index.values.len());
-        return Err(Refusal::Invalid { reason: "INDEX_VALUES_INVALID", field: "index.values", message });
+        return Err(ApiError::Invalid { reason: "INDEX_VALUES_INVALID", field: "index.values", message });
     }
     let values = index.values.iter().cloned().collect();
     Ok(IndexMatch { name: index.name.clone(), func: func.clone(), values })
 }
 
 /// Parses the payload format.
-pub(super) fn format(format: i32) -> Result<PayloadFormat, Refusal> {
-    PayloadFormat::from_proto(format).ok_or_else(|| Refusal::Invalid {
+pub(super) fn format(format: i32) -> Result<PayloadFormat, ApiError> {
+    PayloadFormat::from_proto(format).ok_or_else(|| ApiError::Invalid {
         reason: "PAYLOAD_FORMAT_INVALID",
         field: "format",
         message: format!("unsupported value {format}; supported: STRUCT (1), RAW (2), METADATA (3)"),
@@ -130,11 +130,11 @@ pub(super) fn format(format: i32) -> Result<PayloadFormat, Refusal> {
 }
 
 /// Parses an optional resource version.
-pub(super) fn version(field: &'static str, text: &str) -> Result<Option<ResourceVersion>, Refusal> {
+pub(super) fn version(field: &'static str, text: &str) -> Result<Option<ResourceVersion>, ApiError> {
     if text.is_empty() {
         return Ok(None);
     }
-    text.parse().map(Some).map_err(|error| Refusal::version(field, &error))
+    text.parse().map(Some).map_err(|error| ApiError::version(field, &error))
 }
 
 #[cfg(test)]
@@ -147,7 +147,7 @@ mod tests {
     use crate::transport::Exceeded;
 
     #[tokio::test]
-    async fn a_peer_has_its_share_of_those_who_wait_to_be_compiled() {
+    async fn a_peer_has_its_share_of_waiting_compilations() {
         static GATE: AtomicBool = AtomicBool::new(false);
         let compiler = Compiler::new(|text| {
             while !GATE.load(Ordering::SeqCst) && text != "known" {
@@ -166,10 +166,10 @@ mod tests {
             assert_pending!(call.poll());
         }
         let refused = |text, host| assert_ready!(compile(text, host).poll()).unwrap_err();
-        assert_eq!(refused("d", 1), Refusal::TooManyCompilations(Exceeded::Share(2)));
-        assert_eq!(refused("d", 2), Refusal::TooManyCompilations(Exceeded::All(3)));
+        assert_eq!(refused("d", 1), ApiError::TooManyCompilations(Exceeded::Share(2)));
+        assert_eq!(refused("d", 2), ApiError::TooManyCompilations(Exceeded::All(3)));
         for exceeded in [Exceeded::Share(2), Exceeded::All(3)] {
-            let status = Refusal::TooManyCompilations(exceeded).to_status();
+            let status = ApiError::TooManyCompilations(exceeded).to_status();
             assert!(status.message().contains("limits.compilations"), "{}", status.message());
         }
         assert_eq!(assert_ready!(compile("known", 1).poll()), Ok(Ok("known".to_owned())), "it waits for nobody");

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame};
 use tokio::time::Sleep;
 
-use super::{frame::PREFIX_BYTES, status::Refusal};
+use super::{frame::PREFIX_BYTES, status::ApiError};
 use crate::transport::StreamHandle;
 
 /// Limits for the messages of one call.
@@ -54,10 +54,10 @@ impl<B> RequestMessages<B> {
     }
 
     /// Parses bytes that have arrived.
-    fn read(&mut self, mut data: &[u8]) -> Result<(), Refusal> {
+    fn read(&mut self, mut data: &[u8]) -> Result<(), ApiError> {
         while !data.is_empty() {
             if self.complete > 0 && !self.bounds.is_stream {
-                return Err(Refusal::request("more than one message, or trailing data"));
+                return Err(ApiError::request("more than one message, or trailing data"));
             }
             if self.prefix_len < PREFIX_BYTES {
                 let taken = (PREFIX_BYTES - self.prefix_len).min(data.len());
@@ -70,7 +70,7 @@ impl<B> RequestMessages<B> {
                 let [_, length @ ..] = self.prefix;
                 self.left = u32::from_be_bytes(length) as usize;
                 if self.left > self.bounds.bytes {
-                    return Err(Refusal::RequestTooLarge { limit: self.bounds.bytes });
+                    return Err(ApiError::RequestTooLarge { limit: self.bounds.bytes });
                 }
             }
             let taken = self.left.min(data.len());
@@ -92,7 +92,7 @@ impl<B> RequestMessages<B> {
         self.bounds.is_stream && self.complete > 0 && self.prefix_len == 0
     }
 
-    fn poll_timeout(&mut self, cx: &mut Context<'_>) -> Poll<Refusal> {
+    fn poll_timeout(&mut self, cx: &mut Context<'_>) -> Poll<ApiError> {
         if self.is_between() {
             return Poll::Pending;
         }
@@ -101,22 +101,22 @@ impl<B> RequestMessages<B> {
         if let Some(stream) = &self.stream {
             stream.close_after_last();
         }
-        Poll::Ready(Refusal::RequestTimeout { timeout })
+        Poll::Ready(ApiError::RequestTimeout { timeout })
     }
 }
 
 impl<B: Body<Data = Bytes> + Unpin> Body for RequestMessages<B> {
     type Data = Bytes;
-    type Error = Refusal;
+    type Error = ApiError;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Refusal>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, ApiError>>> {
         let this = self.get_mut();
         let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) else {
             return this.poll_timeout(cx).map(|refusal| Some(Err(refusal)));
         };
         Poll::Ready(match frame {
             Some(Ok(frame)) => Some(frame.data_ref().map_or(Ok(()), |data| this.read(data)).map(|()| frame)),
-            Some(Err(_)) => Some(Err(Refusal::request("the stream broke before the end of the message"))),
+            Some(Err(_)) => Some(Err(ApiError::request("the stream broke before the end of the message"))),
             None => None,
         })
     }
@@ -146,7 +146,7 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_secs(10);
 
     /// Creates a request body, and the channel that feeds it.
-    fn messages(is_stream: bool) -> (mpsc::Sender<Bytes>, impl Body<Data = Bytes, Error = Refusal> + Unpin) {
+    fn messages(is_stream: bool) -> (mpsc::Sender<Bytes>, impl Body<Data = Bytes, Error = ApiError> + Unpin) {
         let (sender, sent) = mpsc::channel(10);
         let body = StreamBody::new(ReceiverStream::new(sent).map(|data| Ok::<_, Infallible>(Frame::data(data))));
         (sender, RequestMessages::new(body, RequestBounds { bytes: 8, timeout: TIMEOUT, is_stream }, None))
@@ -157,7 +157,7 @@ mod tests {
         [&[0], &length[..], payload].concat()
     }
 
-    async fn collected(pieces: &[&[u8]], is_stream: bool) -> Result<Bytes, Refusal> {
+    async fn collected(pieces: &[&[u8]], is_stream: bool) -> Result<Bytes, ApiError> {
         let frames = pieces.iter().map(|piece| Ok::<_, Infallible>(Frame::data(Bytes::copy_from_slice(piece))));
         let body = StreamBody::new(tokio_stream::iter(frames.collect::<Vec<_>>()));
         let bounds = RequestBounds { bytes: 8, timeout: TIMEOUT, is_stream };
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_message_is_within_its_size_however_it_is_cut() {
+    async fn the_message_limit_holds_however_the_bytes_are_split() {
         let whole = message(b"12345678");
         let bytes: Vec<&[u8]> = whole.chunks(1).collect();
         for pieces in [&[&*whole][..], &[&whole[..3], &whole[3..]], &bytes] {
@@ -173,7 +173,7 @@ mod tests {
         }
         assert_eq!(collected(&[&message(b"")], false).await.unwrap(), message(b""));
         // The prefix contains the size, so it is checked before the message arrives.
-        let too_large = Refusal::RequestTooLarge { limit: 8 };
+        let too_large = ApiError::RequestTooLarge { limit: 8 };
         assert_eq!(collected(&[&message(b"123456789")[..5]], false).await, Err(too_large.clone()));
         let two = [message(b"1"), message(b"2")].concat();
         let refusal = collected(&[&two], false).await.unwrap_err();
@@ -183,20 +183,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_that_does_not_end_in_time_is_given_up() {
+    async fn a_request_incomplete_at_its_timeout_is_rejected() {
         let whole = message(b"12345678");
         for sent in [&[][..], &whole[..3], &whole[..7], &whole] {
             let (sender, mut body) = messages(false);
             sender.send(Bytes::copy_from_slice(sent)).await.unwrap();
             let began = Instant::now();
             body.frame().await.unwrap().unwrap();
-            assert_eq!(body.frame().await.unwrap().unwrap_err(), Refusal::RequestTimeout { timeout: TIMEOUT });
+            assert_eq!(body.frame().await.unwrap().unwrap_err(), ApiError::RequestTimeout { timeout: TIMEOUT });
             assert_eq!(began.elapsed(), TIMEOUT);
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_of_requests_may_be_silent_between_them_and_not_within_one() {
+    async fn a_request_stream_may_be_silent_only_between_messages() {
         let (_silent, mut body) = messages(true);
         body.frame().await.unwrap().unwrap_err();
 
@@ -216,7 +216,7 @@ mod tests {
         sender.send(Bytes::copy_from_slice(&whole[..6])).await.unwrap();
         body.frame().await.unwrap().unwrap();
         let began = Instant::now();
-        assert_eq!(body.frame().await.unwrap().unwrap_err(), Refusal::RequestTimeout { timeout: TIMEOUT });
+        assert_eq!(body.frame().await.unwrap().unwrap_err(), ApiError::RequestTimeout { timeout: TIMEOUT });
         assert_eq!(began.elapsed(), TIMEOUT);
     }
 }

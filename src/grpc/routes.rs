@@ -1,6 +1,7 @@
 //! Dispatch of RPCs: handwritten code serves Watch, List, ByIndex and Get, the generated services serve everything else.
 
 use std::{
+    collections::BTreeMap,
     convert::Infallible,
     pin::Pin,
     sync::{Arc, OnceLock},
@@ -9,8 +10,8 @@ use std::{
 
 use http::{HeaderValue, Request, Response, header};
 use http_body_util::BodyExt;
-use tonic::{Status, service::RoutesBuilder};
-use tower::{Layer, ServiceExt};
+use tonic::{Status, body::Body, server::NamedService};
+use tower::{Layer, ServiceExt, util::BoxCloneSyncService};
 
 use super::{
     call::{Call, message},
@@ -19,12 +20,12 @@ use super::{
     layer::{Answer, CallLayer, CallRequest, Calls, refused},
     list,
     service::Service,
-    status::Refusal,
+    status::ApiError,
     watch,
 };
 use crate::{
     proto::pb::{admin_service_server::AdminServiceServer, informer_service_server::InformerServiceServer},
-    transport::Supply,
+    transport::BoundedBody,
 };
 
 /// All services of the server, inside the layer around every call.
@@ -34,8 +35,14 @@ pub type Routes = Calls<Methods>;
 #[derive(Debug, Clone)]
 pub struct Methods {
     service: Service,
-    generated: tonic::service::Routes,
+    generated: GeneratedServices,
 }
+
+/// Generated services by their names in paths.
+#[derive(Debug, Clone, Default)]
+pub struct GeneratedServices(BTreeMap<&'static str, GeneratedService>);
+
+type GeneratedService = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
 
 /// RPCs that handwritten code serves.
 #[derive(Debug, Clone, Copy)]
@@ -56,21 +63,45 @@ const BY_INDEX_PATH: &str = "/informerd.v1.InformerService/ByIndex";
 impl Routes {
     /// Creates the routes of `InformerService` and `AdminService`.
     pub fn new(service: Service) -> Self {
-        Self::beside(service, RoutesBuilder::default())
+        Self::beside(service, GeneratedServices::default())
     }
 
     /// Creates the routes of `InformerService`, `AdminService` and other services.
-    pub fn beside(service: Service, mut others: RoutesBuilder) -> Self {
+    pub fn beside(service: Service, others: GeneratedServices) -> Self {
         let informers =
             InformerServiceServer::new(service.clone()).max_decoding_message_size(service.config().request_bytes);
-        others.add_service(AdminServiceServer::new(service.clone())).add_service(informers);
-        let generated = others.routes().prepare();
+        let generated = others.with(AdminServiceServer::new(service.clone())).with(informers);
         CallLayer(service.clone()).layer(Methods { service, generated })
     }
 
     /// Returns true if a request opens a Watch: a stream that is cheap to poll and is woken together with many others.
     pub fn is_watch<B>(request: &Request<B>) -> bool {
         request.uri().path() == WATCH_PATH
+    }
+}
+
+// === impl GeneratedServices ===
+
+impl GeneratedServices {
+    /// Adds a service.
+    pub fn with<S>(mut self, service: S) -> Self
+    where
+        S: tower::Service<Request<Body>, Response = Response<Body>, Error = Infallible>
+            + NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        S::Future: Send,
+    {
+        self.0.insert(S::NAME, BoxCloneSyncService::new(service));
+        self
+    }
+
+    /// Returns the service of a path: `/NAME/METHOD`.
+    fn of(&self, path: &str) -> Option<GeneratedService> {
+        let (name, _) = path.strip_prefix('/')?.split_once('/')?;
+        self.0.get(name).cloned()
     }
 }
 
@@ -92,7 +123,12 @@ impl tower::Service<CallRequest> for Methods {
             LIST_PATH => Own::List,
             BY_INDEX_PATH => Own::ByIndex,
             GET_PATH => Own::Get,
-            _ => return Box::pin(generated(service, self.generated.clone(), request)),
+            path => {
+                let Some(generated) = self.generated.of(path) else {
+                    return Box::pin(async { Ok(refused(Status::unimplemented(""))) });
+                };
+                return Box::pin(answered_by(generated, service, request));
+            }
         };
         Box::pin(async move {
             Ok(answered(&service, own, request).await.map_or_else(
@@ -112,7 +148,7 @@ async fn answered(
     service: &Service,
     own: Own,
     request: CallRequest,
-) -> Result<Box<dyn Supply<Error = Status>>, Refusal> {
+) -> Result<Box<dyn BoundedBody<Error = Status>>, ApiError> {
     let (parts, body) = request.into_parts();
     let call = Call::new(&parts.headers, &parts.extensions);
     Ok(match own {
@@ -123,16 +159,16 @@ async fn answered(
     })
 }
 
-/// Answers an RPC of the generated services.
-async fn generated(
+/// Answers an RPC of a generated service.
+async fn answered_by(
+    generated: GeneratedService,
     service: Service,
-    generated: tonic::service::Routes,
     request: CallRequest,
 ) -> Result<Response<Answer>, Infallible> {
     let failure = Arc::new(OnceLock::new());
     let failed = Arc::clone(&failure);
-    let refused = move |refusal: Refusal| failed.get_or_init(|| service.metrics().refuse(&refusal)).clone();
-    let request = request.map(|messages| tonic::body::Body::new(messages.map_err(refused)));
+    let refused = move |refusal: ApiError| failed.get_or_init(|| service.metrics().refuse(&refusal)).clone();
+    let request = request.map(|messages| Body::new(messages.map_err(refused)));
     let response = generated.oneshot(request).await?;
     let size = response.extensions().get().copied();
     Ok(response.map(|body| -> Answer { Some(Box::new(Generated::new(body, size, failure))) }))

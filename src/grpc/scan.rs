@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_under_several_values_comes_once_and_in_its_order() {
+    fn objects_under_several_values_come_once_in_key_order() {
         let snapshot = snapshot(&[("c", "1"), ("a", "2"), ("b", "1"), ("a", "1"), ("d", "1")]);
         let objects: Vec<_> = snapshot.objects(None, None).collect();
         let merged = merge(

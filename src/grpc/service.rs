@@ -10,13 +10,13 @@ use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    bulk_scheduler::BulkScheduler,
     compiler::Compiler,
-    kept::{Age, HeldSnapshots},
+    held_snapshots::{Age, HeldSnapshots},
     metrics::{RpcMetrics, WaitingBytes},
     page::Pages,
     resource::ServedResource,
-    status::Refusal,
-    turns::Turns,
+    status::ApiError,
     watchers::Watchers,
 };
 use crate::{
@@ -93,7 +93,7 @@ struct Inner {
     /// Snapshots that streams answer from, by name of the resource.
     snapshots: HashMap<String, Arc<HeldSnapshots>>,
     ledger: Arc<Ledger>,
-    turns: Arc<Turns>,
+    bulk_scheduler: Arc<BulkScheduler>,
     structs: Arc<Structs>,
     lifecycle: Lifecycle,
     metrics: Arc<RpcMetrics>,
@@ -121,7 +121,7 @@ impl Service {
         let ledger = Ledger::new(config.memory, metrics.ended_for_memory());
         let inner = Inner {
             resources,
-            turns: Turns::new(config.bulk_streams),
+            bulk_scheduler: BulkScheduler::new(config.bulk_streams),
             structs: Arc::new(Structs::new(config.struct_bytes)),
             config,
             pages,
@@ -163,11 +163,11 @@ impl Service {
         let drain = async {
             self.draining().cancelled().await;
             for resource in self.resources() {
-                resource.informer.poke().await;
+                resource.informer.notify_watches().await;
             }
         };
         let evicted = self.watchers().reset_evicted(self.config().evicted_grace);
-        tokio::join!(drain, self.turns().call(), evicted, self.charge(), self.ledger().run());
+        tokio::join!(drain, self.bulk_scheduler().run(), evicted, self.charge(), self.ledger().run());
     }
 
     /// Charges the streams for the old states that they reference, at each interval; never returns.
@@ -189,8 +189,8 @@ impl Service {
         }
     }
 
-    pub(super) fn resource(&self, name: &str) -> Result<&Arc<ServedResource>, Refusal> {
-        self.inner.resources.get(name).ok_or_else(|| Refusal::ResourceNotFound {
+    pub(super) fn resource(&self, name: &str) -> Result<&Arc<ServedResource>, ApiError> {
+        self.inner.resources.get(name).ok_or_else(|| ApiError::ResourceNotFound {
             resource: name.to_owned(),
             known: self.inner.resources.keys().cloned().collect(),
         })
@@ -231,8 +231,8 @@ impl Service {
         &self.inner.structs
     }
 
-    pub(super) fn turns(&self) -> &Arc<Turns> {
-        &self.inner.turns
+    pub(super) fn bulk_scheduler(&self) -> &Arc<BulkScheduler> {
+        &self.inner.bulk_scheduler
     }
 
     pub(super) fn draining(&self) -> &CancellationToken {
@@ -261,7 +261,7 @@ impl Service {
         resource: &ServedResource,
         min_version: Option<&ResourceVersion>,
         wait: Duration,
-    ) -> Result<Arc<Snapshot>, Refusal> {
+    ) -> Result<Arc<Snapshot>, ApiError> {
         let snapshot = self.reached(resource, min_version, wait).await?;
         if let Some(min) = min_version.filter(|min| !min.same_lineage(snapshot.version())) {
             let message = format!(
@@ -269,7 +269,7 @@ impl Service {
                 excerpt(&min.to_string()),
                 snapshot.version()
             );
-            return Err(Refusal::Invalid {
+            return Err(ApiError::Invalid {
                 reason: "RESOURCE_VERSION_INVALID",
                 field: "min_resource_version",
                 message,
@@ -285,7 +285,7 @@ impl Service {
         resource: &ServedResource,
         version: Option<&ResourceVersion>,
         wait: Duration,
-    ) -> Result<Arc<Snapshot>, Refusal> {
+    ) -> Result<Arc<Snapshot>, ApiError> {
         let is_there = |at: &ResourceVersion, wanted: &ResourceVersion| !at.same_lineage(wanted) || at >= wanted;
         let is_enough = |snapshot: &Snapshot| version.is_none_or(|wanted| is_there(snapshot.version(), wanted));
         tokio::select! {
@@ -294,20 +294,19 @@ impl Service {
             // Cancel-safe: `wait_for` documents it.
             snapshot = resource.informer.wait_for(version.map_or(0, ResourceVersion::number), is_enough) => Ok(snapshot),
             () = tokio::time::sleep(wait) => Err(not_reached(resource, version)),
-            () = self.draining().cancelled() => Err(Refusal::Draining),
+            () = self.draining().cancelled() => Err(ApiError::Draining),
         }
     }
 }
 
 /// Returns the error for a wait that timed out.
-fn not_reached(resource: &ServedResource, min_version: Option<&ResourceVersion>) -> Refusal {
+fn not_reached(resource: &ServedResource, min_version: Option<&ResourceVersion>) -> ApiError {
     match (resource.informer.snapshot(), min_version) {
         (Some(snapshot), Some(wanted)) => {
-            Refusal::VersionTooLarge { wanted: wanted.clone(), current: snapshot.version().to_string() }
+            ApiError::VersionTooLarge { wanted: wanted.clone(), current: snapshot.version().to_string() }
         }
-        (_, _) => Refusal::NotSynced {
-            resource: resource.name.clone(),
-            last_error: resource.informer.health().report().last_error,
-        },
+        (_, _) => {
+            ApiError::NotSynced { resource: resource.name.clone(), last_error: resource.informer.report().last_error }
+        }
     }
 }

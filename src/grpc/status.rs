@@ -13,13 +13,13 @@ use tonic_types::{ErrorDetails, StatusExt};
 use crate::{
     cache::JoinError,
     model::{ObjectKey, ResourceVersion, SyntaxError, VersionError, excerpt},
-    transport::{Exceeded, LastWords},
+    transport::{Exceeded, FinalFrames},
     watch::End,
 };
 
 /// Error with which the server rejects a call or ends a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum ApiError {
     /// The server has no such resource.
     ResourceNotFound { resource: String, known: Vec<String> },
     /// The cache has no such object.
@@ -41,7 +41,7 @@ pub(crate) enum Refusal {
     /// A watch cannot resume from this version: the history no longer has the events after it.
     VersionExpired { wanted: Option<ResourceVersion>, oldest: ResourceVersion, current: ResourceVersion },
     /// The upstream's history was rewritten.
-    HistoryChanged,
+    HistoryRewritten,
     /// The server has not reached the version.
     VersionTooLarge { wanted: ResourceVersion, current: String },
     /// The resource has not synced: no list has been applied.
@@ -63,9 +63,9 @@ pub(crate) enum Refusal {
 /// Delay after which a client should retry; clients add jitter of their own.
 const RETRY_SOON: Duration = Duration::from_secs(1);
 
-// === impl Refusal ===
+// === impl ApiError ===
 
-impl Refusal {
+impl ApiError {
     /// Creates the error of a request that is not one message.
     pub(crate) fn request(message: impl Into<String>) -> Self {
         Self::Invalid { reason: "REQUEST_INVALID", field: "request", message: message.into() }
@@ -110,7 +110,7 @@ impl Refusal {
     pub(crate) fn end(end: &End, after: &ResourceVersion) -> Self {
         match end {
             End::Stopped => Self::Draining,
-            End::HistoryChanged => Self::HistoryChanged,
+            End::HistoryRewritten => Self::HistoryRewritten,
             End::Expired { oldest } => {
                 let (oldest, current) = (oldest.clone(), oldest.clone());
                 Self::VersionExpired { wanted: Some(after.clone()), oldest, current }
@@ -132,7 +132,7 @@ impl Refusal {
             Self::NotImplemented { .. } => (Code::Unimplemented, "NOT_IMPLEMENTED"),
             Self::PageTokenExpired => (Code::OutOfRange, "PAGE_TOKEN_EXPIRED"),
             Self::VersionExpired { .. } => (Code::OutOfRange, "RESOURCE_VERSION_EXPIRED"),
-            Self::HistoryChanged => (Code::OutOfRange, "HISTORY_CHANGED"),
+            Self::HistoryRewritten => (Code::OutOfRange, "HISTORY_CHANGED"),
             Self::VersionTooLarge { .. } => (Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE"),
             Self::NotSynced { .. } => (Code::Unavailable, "NOT_SYNCED"),
             Self::Draining => (Code::Unavailable, "DRAINING"),
@@ -176,7 +176,7 @@ impl Refusal {
                      initial_events and without resource_version"
                 )
             }
-            Self::HistoryChanged => {
+            Self::HistoryRewritten => {
                 "the upstream's history was rewritten: list again, or watch without resource_version".to_owned()
             }
             Self::VersionTooLarge { wanted, current } => {
@@ -250,7 +250,7 @@ impl Refusal {
             Self::TooManyWatchers(exceeded) | Self::TooManyCompilations(exceeded) => {
                 vec![("limit", exceeded.limit().to_string())]
             }
-            Self::PageTokenExpired | Self::HistoryChanged | Self::Draining | Self::Internal => Vec::new(),
+            Self::PageTokenExpired | Self::HistoryRewritten | Self::Draining | Self::Internal => Vec::new(),
         }
     }
 
@@ -273,7 +273,7 @@ impl Refusal {
             | Self::NotImplemented { .. }
             | Self::PageTokenExpired
             | Self::VersionExpired { .. }
-            | Self::HistoryChanged
+            | Self::HistoryRewritten
             | Self::Internal => None,
         }
     }
@@ -314,8 +314,8 @@ impl Refusal {
     }
 }
 
-impl From<Refusal> for Status {
-    fn from(refusal: Refusal) -> Self {
+impl From<ApiError> for Status {
+    fn from(refusal: ApiError) -> Self {
         refusal.to_status()
     }
 }
@@ -323,9 +323,9 @@ impl From<Refusal> for Status {
 const DOMAIN: &str = "informerd";
 
 /// Creates the end of a response from which a client cannot resume.
-pub(super) fn last_words(limit: usize) -> LastWords {
-    let refusal = Refusal::MemoryExceeded { limit, after: None };
-    LastWords { message: None, trailers: trailers(&refusal.to_status()) }
+pub(super) fn final_frames(limit: usize) -> FinalFrames {
+    let refusal = ApiError::MemoryExceeded { limit, after: None };
+    FinalFrames { message: None, trailers: trailers(&refusal.to_status()) }
 }
 
 /// Converts a status to trailers, the last frame of a body.
@@ -345,7 +345,7 @@ mod tests {
     #[test]
     fn a_status_carries_its_reason_metadata_and_delay() {
         let current = ResourceVersion::decimal(9);
-        let refusal = Refusal::VersionTooLarge { wanted: ResourceVersion::decimal(12), current: current.to_string() };
+        let refusal = ApiError::VersionTooLarge { wanted: ResourceVersion::decimal(12), current: current.to_string() };
         let status = refusal.to_status();
         assert_eq!(status.code(), Code::Unavailable);
         let details = status.get_error_details();
@@ -359,7 +359,7 @@ mod tests {
 
     #[test]
     fn the_last_message_of_a_watch_is_the_status_of_its_end() {
-        let refusal = Refusal::SlowConsumer { after: ResourceVersion::decimal(4) };
+        let refusal = ApiError::SlowConsumer { after: ResourceVersion::decimal(4) };
         let message = refusal.to_proto();
         assert_eq!(message.code, Code::ResourceExhausted as i32);
         assert_eq!(message.message, refusal.to_status().message());
@@ -367,16 +367,16 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_one_line_that_says_what_to_do() {
-        let refusal = Refusal::ResourceNotFound { resource: "pod".into(), known: vec!["pods".into(), "nodes".into()] };
+    fn messages_are_one_line_with_the_next_step() {
+        let refusal = ApiError::ResourceNotFound { resource: "pod".into(), known: vec!["pods".into(), "nodes".into()] };
         assert_eq!(refusal.to_status().message(), "resource \"pod\" not found; known: pods, nodes");
-        let refusal = Refusal::ObjectNotFound { resource: "pods".into(), key: "shop/x".into() };
+        let refusal = ApiError::ObjectNotFound { resource: "pods".into(), key: "shop/x".into() };
         assert_eq!(refusal.to_status().message(), "pods \"shop/x\" not found");
         let after = ResourceVersion::decimal(812);
-        let expired = Refusal::end(&End::Expired { oldest: ResourceVersion::decimal(900) }, &after).to_status();
+        let expired = ApiError::end(&End::Expired { oldest: ResourceVersion::decimal(900) }, &after).to_status();
         assert!(expired.message().starts_with("resource version 812 has expired (oldest: 900, "), "{expired:?}");
         let error = crate::model::LabelSelector::parse("app in x").unwrap_err();
-        let message = Refusal::selector("label_selector", &error).to_status().message().to_owned();
+        let message = ApiError::selector("label_selector", &error).to_status().message().to_owned();
         assert!(message.starts_with("label_selector: ") && !message.contains('\n'), "{message}");
     }
 }

@@ -12,8 +12,8 @@ use prost::Message;
 use tonic::{Code, Status};
 
 use super::{
-    call::Call, frame::PREFIX_BYTES, query, resource::ServedResource, service::Service, slice::Slice, status::Refusal,
-    turns::Turn, watch,
+    bulk_scheduler::BulkPermit, call::Call, frame::PREFIX_BYTES, query, resource::ServedResource, service::Service,
+    status::ApiError, time_slice::TimeSlice, watch,
 };
 use crate::{
     model::{Condition, EventView},
@@ -41,7 +41,7 @@ pub(super) async fn until(
     request: pb::UntilRequest,
     call: Call,
 ) -> Result<pb::UntilResponse, Status> {
-    let (refuse, peer) = (|refusal: Refusal| service.metrics().refuse(&refusal), call.peer);
+    let (refuse, peer) = (|refusal: ApiError| service.metrics().refuse(&refusal), call.peer);
     let pb::UntilRequest { watch: request, conditions } = request;
     let request = request.unwrap_or_default();
     let checked = async {
@@ -59,7 +59,7 @@ pub(super) async fn until(
     let mut watch = std::pin::pin!(watch.map_err(refuse)?);
     let mut last = None;
     // Each turn has one slice of time: a publish cycle wakes all waiting calls, and each may have costly conditions.
-    let mut pace: Option<(Turn, Slice)> = None;
+    let mut pace: Option<(BulkPermit, TimeSlice)> = None;
     loop {
         let ready = watch.frame().now_or_never();
         let next_frame = if let Some(frame) = ready {
@@ -69,12 +69,12 @@ pub(super) async fn until(
             watch.frame().await
         };
         let Some(frame) = next_frame else { break };
-        let (turn, slice) = if let Some(pace) = &mut pace {
+        let (permit, slice) = if let Some(pace) = &mut pace {
             pace
         } else {
-            let mut turn = service.turns().begin(peer);
-            turn.comes().await;
-            pace.insert((turn, Slice::begin()))
+            let mut permit = service.bulk_scheduler().begin(peer);
+            permit.ready().await;
+            pace.insert((permit, TimeSlice::begin()))
         };
         let mut messages = match frame?.into_data() {
             Ok(messages) => messages,
@@ -85,8 +85,8 @@ pub(super) async fn until(
         };
         while let Some(event) = next(&mut messages) {
             if slice.is_over() {
-                turn.spend();
-                turn.comes().await;
+                permit.release();
+                permit.ready().await;
                 slice.end().await;
             }
             if waiting.see(&event) {
@@ -95,7 +95,7 @@ pub(super) async fn until(
         }
     }
     // A watch without a timeout never ends with OK.
-    Err(last.filter(|status| status.code() != Code::Ok).unwrap_or_else(|| Refusal::Internal.to_status()))
+    Err(last.filter(|status| status.code() != Code::Ok).unwrap_or_else(|| ApiError::Internal.to_status()))
 }
 
 // === impl Waiting ===
@@ -140,10 +140,10 @@ impl Waiting {
     }
 }
 
-fn check(request: &pb::WatchRequest) -> Result<(), Refusal> {
+fn check(request: &pb::WatchRequest) -> Result<(), ApiError> {
     let invalid = |field: &'static str, message: &str| {
         let message = format!("not allowed in Until, which {message}; leave it out");
-        Err(Refusal::Invalid { reason: "UNTIL_INVALID", field, message })
+        Err(ApiError::Invalid { reason: "UNTIL_INVALID", field, message })
     };
     if request.queue.is_some() {
         return invalid("watch.queue", "uses REPLAY and misses nothing");
@@ -165,10 +165,10 @@ async fn conditions(
     resource: &ServedResource,
     texts: &[String],
     peer: Option<Peer>,
-) -> Result<Until<Condition>, Refusal> {
+) -> Result<Until<Condition>, ApiError> {
     if texts.is_empty() || texts.len() > MAX_CONDITIONS {
         let message = format!("expected 1 to {MAX_CONDITIONS} conditions, found {}", texts.len());
-        return Err(Refusal::Invalid { reason: "CONDITIONS_INVALID", field: "conditions", message });
+        return Err(ApiError::Invalid { reason: "CONDITIONS_INVALID", field: "conditions", message });
     }
     let mut conditions = Vec::new();
     for (at, text) in texts.iter().enumerate() {

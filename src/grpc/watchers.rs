@@ -17,9 +17,9 @@ use parking_lot::Mutex;
 
 use super::{
     frame::WireFrame,
-    kept::{Age, Holder},
+    held_snapshots::{Age, Holder},
     resource::ServedResource,
-    status::Refusal,
+    status::ApiError,
 };
 use crate::{
     model::{ResourceVersion, Selection},
@@ -112,8 +112,8 @@ impl Watchers {
         info: WatcherInfo,
         selection: Arc<Selection>,
         stream: Option<StreamHandle>,
-    ) -> Result<WatcherEntry, Refusal> {
-        let permit = self.quota.take(info.peer.as_ref().map(Peer::origin)).map_err(Refusal::TooManyWatchers)?;
+    ) -> Result<WatcherEntry, ApiError> {
+        let permit = self.quota.take(info.peer.as_ref().map(Peer::origin)).map_err(ApiError::TooManyWatchers)?;
         let (now, state) = (SystemTime::now(), pb::WatcherState::Unspecified);
         let progress = Mutex::new(Progress {
             at: now,
@@ -180,10 +180,10 @@ impl Watchers {
     }
 
     /// Answers `ListWatchers`.
-    pub(super) fn list(&self, request: &pb::ListWatchersRequest) -> Result<pb::ListWatchersResponse, Refusal> {
+    pub(super) fn list(&self, request: &pb::ListWatchersRequest) -> Result<pb::ListWatchersResponse, ApiError> {
         let after: u64 = match request.page_token.as_str() {
             "" => 0,
-            token => token.parse().map_err(|_| Refusal::Invalid {
+            token => token.parse().map_err(|_| ApiError::Invalid {
                 reason: "PAGE_TOKEN_INVALID",
                 field: "page_token",
                 message: "not a token of this server; pass next_page_token unchanged".to_owned(),

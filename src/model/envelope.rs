@@ -10,15 +10,15 @@ use serde::{
 
 /// Envelope of an object, borrowed from the text that it was read from. Missing and null fields are empty.
 #[derive(Debug, Default)]
-pub(super) struct Envelope<'a> {
-    pub(super) api_version: JsonText<'a>,
-    pub(super) kind: JsonText<'a>,
-    pub(super) namespace: JsonText<'a>,
-    pub(super) name: JsonText<'a>,
-    pub(super) uid: JsonText<'a>,
-    pub(super) resource_version: JsonText<'a>,
+pub(crate) struct Envelope<'a> {
+    pub(crate) api_version: JsonText<'a>,
+    pub(crate) kind: JsonText<'a>,
+    pub(crate) namespace: JsonText<'a>,
+    pub(crate) name: JsonText<'a>,
+    pub(crate) uid: JsonText<'a>,
+    pub(crate) resource_version: JsonText<'a>,
     /// Labels, sorted by key, and each key once.
-    pub(super) labels: Vec<(JsonText<'a>, JsonText<'a>)>,
+    pub(crate) labels: Vec<(JsonText<'a>, JsonText<'a>)>,
 }
 
 /// String in JSON: borrowed, unless it has escapes. (serde never borrows a `Cow` within another type.)
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_has_escapes_is_copied() {
+    fn only_strings_with_escapes_are_copied() {
         let json = r#"{"kind":"Pod","metadata":{"name":"w\u0065b","labels":{"b":"x\ty","a":"z"}}}"#;
         let Envelope { kind, name, labels, uid, .. } = serde_json::from_str(json).unwrap();
         assert!(is_borrowed(&kind) && !is_borrowed(&name), "{kind:?} {name:?}");
@@ -176,7 +176,7 @@ mod tests {
         #![proptest_config(crate::property_config())]
 
         #[test]
-        fn labels_are_what_serde_makes_a_map_of(pairs in vec(("[a-c\"é]{0,2}", "[a-z\n]{0,3}"), 0..6)) {
+        fn labels_equal_a_map_that_serde_reads(pairs in vec(("[a-c\"é]{0,2}", "[a-z\n]{0,3}"), 0..6)) {
             let entry = |(key, value): &(String, String)| format!("{}:{}", serde_json::json!(key), serde_json::json!(value));
             let map = format!("{{{}}}", pairs.iter().map(entry).collect::<Vec<_>>().join(","));
             let expected: BTreeMap<String, String> = serde_json::from_str(&map).unwrap();

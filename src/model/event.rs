@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Object, ResourceVersion};
+use super::{IndexValues, IndexedObject, Indexers, Object, ResourceVersion};
 
 /// Type of an event, in apimachinery's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -63,6 +63,9 @@ pub struct Change {
     /// [`Cause::Inferred`] for a deletion found at a relist, [`Cause::NotServed`] for an object that still exists and can
     /// no longer be served, else [`Cause::Change`].
     pub cause: Cause,
+    /// Values of the indexes before and after; `None` if they have to be computed: in a relist, and after the change has been
+    /// kept in the history.
+    pub index_values: Option<Arc<IndexValues>>,
 }
 
 /// Changes that belong together: one upstream event, one transaction, or a whole relist. No client may resume from between
@@ -88,14 +91,14 @@ pub struct Batch {
 /// While more of them may follow, a client that resumes from that version would miss them. The version is *open* until a
 /// change at a higher version or a bookmark closes it; until then clients resume from the version before it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Applied {
+pub struct AppliedVersion {
     version: ResourceVersion,
     safe: ResourceVersion,
 }
 
 /// Position in the changes of a resource that a reader has reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reached {
+pub struct HistoryPosition {
     /// Version that is safe to resume from.
     pub version: ResourceVersion,
     /// Number of changes up to here, of all that the resource has had in this process, also inside a batch. It never
@@ -125,9 +128,9 @@ impl Batch {
     }
 }
 
-// === impl Applied ===
+// === impl AppliedVersion ===
 
-impl Applied {
+impl AppliedVersion {
     /// Returns a version that is complete.
     pub fn closed(version: ResourceVersion) -> Self {
         Self { safe: version.clone(), version }
@@ -192,6 +195,20 @@ impl Change {
     pub fn object(&self) -> &Arc<Object> {
         // At least one is present: a change consists of the store's old state and an event's new one.
         self.new.as_ref().or(self.old.as_ref()).expect("a change has a state before or after it")
+    }
+
+    /// Returns the state before, with the values of its indexes.
+    pub fn old_state(&self) -> Option<IndexedObject<'_>> {
+        self.old.as_deref().map(|object| IndexedObject::new(object, self.values(|values| &values.old)))
+    }
+
+    /// Returns the state after, with the values of its indexes.
+    pub fn new_state(&self) -> Option<IndexedObject<'_>> {
+        self.new.as_deref().map(|object| IndexedObject::new(object, self.values(|values| &values.new)))
+    }
+
+    fn values(&self, of_state: impl Fn(&IndexValues) -> &Vec<Vec<String>>) -> Option<(&Indexers, &[Vec<String>])> {
+        self.index_values.as_deref().map(|values| (&*values.indexers, &of_state(values)[..]))
     }
 
     /// Returns the size that counts against the bounds of a publish cycle, in bytes.

@@ -30,19 +30,24 @@ use std::{
     },
 };
 
-use bytes::Bytes;
-
-use self::program::Program;
+pub use self::{error::ExpressionError, variables::EventView};
+use self::{
+    error::Failure,
+    program::Program,
+    variables::{COUNT, OBJECT, TYPE},
+};
 use super::{Object, SyntaxError};
 
 #[cfg(feature = "cel")]
 mod body;
 #[cfg(feature = "cel")]
 mod check;
+mod error;
 #[cfg(feature = "cel")]
 mod meter;
 #[cfg_attr(not(feature = "cel"), path = "expression/without.rs")]
 mod program;
+mod variables;
 
 /// CEL expression over `object`. Expressions with the same text are equal.
 #[derive(Clone)]
@@ -57,54 +62,13 @@ pub struct Expression {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Condition(Expression);
 
-/// Event as a [`Condition`] receives it.
-#[derive(Clone, Copy, Debug)]
-pub struct EventView<'a> {
-    /// `type`: one of the constants here.
-    pub event_type: &'a str,
-    /// `object`: its JSON body; null without one.
-    pub body: Option<&'a Bytes>,
-    /// `count`: number of objects after this event; missing while unknown.
-    pub count: Option<u64>,
-}
-
-/// Indicates an expression that was not compiled.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ExpressionError {
-    /// Text that is no expression.
-    #[error(transparent)]
-    Syntax(#[from] SyntaxError),
-    /// Failure to start a thread for the parser, independent of the text.
-    #[error("cannot start the parser: {0}; try again")]
-    NotParsed(String),
-}
-
 struct Compiled {
     text: Box<str>,
     program: Program,
 }
 
-/// Reason for a missing value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Failure {
-    /// A field, a key or an element does not exist.
-    #[cfg_attr(not(feature = "cel"), expect(dead_code, reason = "nothing is evaluated"))]
-    Missing,
-    /// A value has the wrong type, a number is too large, or the budget is spent.
-    Error,
-}
-
 /// Maximum length of an expression's text.
 pub const MAX_EXPRESSION_BYTES: usize = 4096;
-
-/// Maximum nesting of an expression. Measured, each level of an evaluation takes 40 to 50 KiB of stack, optimised or not,
-/// and a tokio thread has 2 MiB.
-#[cfg(feature = "cel")]
-const MAX_LEVELS: usize = 20;
-
-const OBJECT: &str = "object";
-const TYPE: &str = "type";
-const COUNT: &str = "count";
 
 /// Returns the number of bodies that were parsed on this thread.
 #[cfg(all(test, feature = "cel"))]
@@ -112,9 +76,9 @@ pub(crate) fn parsed() -> u64 {
     body::parsed()
 }
 
-/// Drops the values that are cached for the current publish cycle only.
-pub(super) fn end_wake() {
-    program::end_wake();
+/// Does some work that evaluates many expressions for the same few objects, each of which is parsed once, however large it is.
+pub fn sharing_bodies<T>(work: impl FnOnce() -> T) -> T {
+    program::sharing(work)
 }
 
 // === impl Expression ===
@@ -215,19 +179,6 @@ impl fmt::Debug for Expression {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Expression").field(&self.compiled.text).finish()
     }
-}
-
-// === impl EventView ===
-
-impl EventView<'_> {
-    /// The object was created, or is new to the watcher.
-    pub const ADDED: &'static str = "ADDED";
-    /// The object was changed.
-    pub const MODIFIED: &'static str = "MODIFIED";
-    /// The object was deleted, or left the watcher's selection.
-    pub const DELETED: &'static str = "DELETED";
-    /// End of the initial events.
-    pub const SYNCED: &'static str = "SYNCED";
 }
 
 // === impl Condition ===

@@ -1,12 +1,11 @@
 //! Indexes: named functions from an object to the values under which it is found.
 
-mod wake;
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
-use std::collections::{BTreeMap, BTreeSet};
-
-pub use self::wake::in_one_wake;
-#[cfg(feature = "cel")]
-pub(super) use self::wake::is_in_wake;
 use super::{Expression, Object, Path};
 
 /// Index function, which computes the values of an object: client-go's `IndexFunc`, as data, so that it can be configured.
@@ -62,6 +61,25 @@ pub struct IndexMatch {
     pub values: BTreeSet<String>,
 }
 
+/// Values of the indexes of a resource for the states before and after a change, each in the order of the indexes. Those of the
+/// namespace are left out: the key has them.
+#[derive(Debug, PartialEq, Eq)]
+pub struct IndexValues {
+    /// Indexes of the resource.
+    pub indexers: Arc<Indexers>,
+    /// Values before the change.
+    pub old: Vec<Vec<String>>,
+    /// Values after the change.
+    pub new: Vec<Vec<String>>,
+}
+
+/// Object with the values of its indexes, as far as they are known: each costs a walk through the body.
+#[derive(Debug, Clone, Copy)]
+pub struct IndexedObject<'a> {
+    object: &'a Object,
+    values: Option<(&'a Indexers, &'a [Vec<String>])>,
+}
+
 /// Name of client-go's `NamespaceIndex`.
 const NAMESPACE: &str = "namespace";
 
@@ -78,7 +96,7 @@ impl IndexFunc {
                 Some(object.key().namespace()).filter(|n| !n.is_empty()).map(str::to_owned).into_iter().collect()
             }
             Self::Label(key) => object.labels().get(key).map(str::to_owned).into_iter().collect(),
-            Self::Path(path) => wake::with_values(path, object, <[String]>::to_vec),
+            Self::Path(path) => as_set(object.json().map(|json| path.values(json)).unwrap_or_default()),
             Self::Expression(expression) => as_set(expression.values(object)),
         }
     }
@@ -158,12 +176,35 @@ impl Default for Indexers {
 
 impl IndexMatch {
     /// Returns true if the object is under one of the values.
-    pub fn matches(&self, object: &Object) -> bool {
-        let has_one = |values: &[String]| values.iter().any(|value| self.values.contains(value));
-        match &self.func {
-            IndexFunc::Path(path) => wake::with_values(path, object, has_one),
-            func => has_one(&func.values(object)),
-        }
+    pub fn matches<'a>(&self, object: impl Into<IndexedObject<'a>>) -> bool {
+        object.into().values(&self.func).iter().any(|value| self.values.contains(value))
+    }
+}
+
+// === impl IndexedObject ===
+
+impl<'a> IndexedObject<'a> {
+    pub(super) fn new(object: &'a Object, values: Option<(&'a Indexers, &'a [Vec<String>])>) -> Self {
+        Self { object, values }
+    }
+
+    /// Returns the object.
+    pub fn object(&self) -> &'a Object {
+        self.object
+    }
+
+    /// Returns the values of an index, sorted and each once.
+    pub fn values(&self, func: &IndexFunc) -> Cow<'a, [String]> {
+        let known = self.values.filter(|_| *func != IndexFunc::Namespace).and_then(|(indexers, values)| {
+            indexers.0.values().zip(values).find_map(|(known, values)| (known == func).then_some(&values[..]))
+        });
+        known.map_or_else(|| Cow::Owned(func.values(self.object)), Cow::Borrowed)
+    }
+}
+
+impl<'a> From<&'a Object> for IndexedObject<'a> {
+    fn from(object: &'a Object) -> Self {
+        Self { object, values: None }
     }
 }
 
@@ -208,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_value_is_not_indexed() {
+    fn objects_without_a_value_are_not_indexed() {
         let bare = object("{}");
         for func in [IndexFunc::Namespace, IndexFunc::Label("app".into()), path(".users"), path(".node")] {
             assert_eq!(func.values(&bare), [""; 0], "{func:?}");
@@ -241,7 +282,7 @@ mod tests {
 
     /// client-go `TestAddIndexer`: a name that exists already is an error.
     #[test]
-    fn what_cannot_be_an_index_is_refused() {
+    fn invalid_index_definitions_are_rejected() {
         let new = |names: &[&str]| Indexers::new(names.iter().map(|name| ((*name).to_owned(), IndexFunc::Namespace)));
         assert_eq!(new(&["a", "namespace"]), Err(IndexersError::BuiltIn));
         assert_eq!(new(&["a", "b", "a"]), Err(IndexersError::Duplicate { name: "a".into() }));

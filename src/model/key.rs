@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_key_is_refused() {
+    fn invalid_keys_are_rejected() {
         assert_eq!(ObjectKey::new("a", ""), Err(KeyError::EmptyName));
         assert_eq!(ObjectKey::new("a\0b", "c"), Err(KeyError::Nul));
     }

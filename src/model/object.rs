@@ -1,14 +1,10 @@
 //! Object of a resource, immutable and shared.
 
-mod parts;
-mod record;
-
-use std::{fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use bytes::Bytes;
 
-pub use self::parts::ObjectParts;
-use super::{KeyError, Lineage, ObjectKey, ResourceVersion, VersionError, envelope::Envelope};
+use super::{KeyError, ObjectKey, ResourceVersion, VersionError, envelope::Envelope};
 
 /// Maximum size of an object's body: what a gRPC client with the default receive limit of 4 MiB can receive in any
 /// language.
@@ -32,6 +28,27 @@ pub struct Object {
     kind: Span,
     /// Keys and values, sorted by key.
     labels: Box<[(Span, Span)]>,
+}
+
+/// Parts of an [`Object`], for sources that get them separately.
+#[derive(Debug, Clone)]
+pub struct ObjectParts {
+    /// Namespace and name.
+    pub key: ObjectKey,
+    /// Identity: another uid under the same key is another object. Empty if the source has none.
+    pub uid: String,
+    /// Version of the object's last change.
+    pub version: ResourceVersion,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// API version, for example `apps/v1`; may be empty.
+    pub api_version: String,
+    /// Kind, for example `Deployment`; may be empty.
+    pub kind: String,
+    /// Media type of the body, for example `application/json`.
+    pub media_type: &'static str,
+    /// Bytes as the source provided them.
+    pub body: Bytes,
 }
 
 /// Labels of an object, sorted by key.
@@ -71,14 +88,13 @@ struct Span {
     len: u32,
 }
 
-/// Builder of an object's text: finds the envelope in the body, and collects the strings that are not there.
+/// Builder of an object's text: finds the envelope in it, and collects the strings that are not there.
 struct TextBuilder<'a> {
-    body: &'a [u8],
+    text: &'a [u8],
     rest: Vec<u8>,
 }
 
 const JSON: &str = "application/json";
-const BYTES: &str = "application/octet-stream";
 
 // === impl Object ===
 
@@ -89,7 +105,7 @@ impl Object {
         let labels = labels.iter().map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect();
         let (uid, api_version, kind) = (uid.as_str().into(), api_version.as_str().into(), kind.as_str().into());
         let envelope = Envelope { api_version, kind, uid, labels, ..Envelope::default() };
-        Self::build(key, version, media_type, &body, &envelope)
+        Self::from_text(key, version, media_type, &body, body.len(), &envelope)
     }
 
     /// Parses a JSON body in Kubernetes' form, and copies it. An object without `metadata.name` gets `default_name`, in no
@@ -110,7 +126,7 @@ impl Object {
             "" => ObjectKey::new("", default_name)?,
             name => ObjectKey::new(&envelope.namespace, name)?,
         };
-        Ok(Self::build(key, version, JSON, body, &envelope))
+        Ok(Self::from_text(key, version, JSON, body, body.len(), &envelope))
     }
 
     /// Parses a body of a source that has the key and the uid from elsewhere: those of the body are ignored.
@@ -126,7 +142,7 @@ impl Object {
     ) -> Result<Self, ObjectError> {
         let body = body.as_ref();
         let envelope = Envelope { uid: uid.into(), ..Self::envelope(body)? };
-        Ok(Self::build(key, version, JSON, body, &envelope))
+        Ok(Self::from_text(key, version, JSON, body, body.len(), &envelope))
     }
 
     /// Parses a body of a source whose objects have a name and their own version. `version` converts
@@ -142,7 +158,8 @@ impl Object {
         let body = body.as_ref();
         let envelope = Self::envelope(body)?;
         let key = ObjectKey::new(&envelope.namespace, &envelope.name)?;
-        Ok(Self::build(key, version(&envelope.resource_version)?, JSON, body, &envelope))
+        let version = version(&envelope.resource_version)?;
+        Ok(Self::from_text(key, version, JSON, body, body.len(), &envelope))
     }
 
     fn envelope(body: &[u8]) -> Result<Envelope<'_>, ObjectError> {
@@ -158,20 +175,22 @@ impl Object {
         Ok(Envelope::default())
     }
 
-    /// Builds an object. The namespace and the name of the envelope are ignored: the key has them.
-    fn build(
+    /// Returns an object with this text, which begins with the body. Strings of the envelope that are not in the text follow
+    /// it. The namespace and the name of the envelope are ignored: the key has them.
+    pub(crate) fn from_text(
         key: ObjectKey,
         version: ResourceVersion,
         media_type: &'static str,
-        body: &[u8],
+        text: &[u8],
+        body_len: usize,
         envelope: &Envelope<'_>,
     ) -> Self {
         let Envelope { api_version, kind, uid, labels, .. } = envelope;
-        let mut text = TextBuilder { body, rest: Vec::new() };
+        let mut text = TextBuilder { text, rest: Vec::new() };
         Self {
             key,
             version,
-            body_len: body.len(),
+            body_len,
             media_type,
             uid: text.span(uid),
             api_version: text.span(api_version),
@@ -190,7 +209,7 @@ impl Object {
     /// Returns the same object with a type that its body does not have.
     #[must_use]
     pub fn with_type(&self, api_version: &str, kind: &str) -> Self {
-        let mut text = TextBuilder { body: &self.text, rest: Vec::new() };
+        let mut text = TextBuilder { text: &self.text, rest: Vec::new() };
         let (api_version, kind) = (text.span(api_version), text.span(kind));
         Self { api_version, kind, text: text.finish(), ..self.clone() }
     }
@@ -255,8 +274,8 @@ impl Object {
         (self.media_type == JSON).then(|| self.body())
     }
 
-    /// Returns the text that holds the body. Only objects derived from one another share it.
-    pub(super) fn text(&self) -> &Arc<[u8]> {
+    /// Returns the text that holds the body and the strings of the envelope. Only objects derived from one another share it.
+    pub(crate) fn text(&self) -> &Arc<[u8]> {
         &self.text
     }
 
@@ -293,6 +312,24 @@ impl fmt::Debug for Object {
             .field("media_type", &self.media_type)
             .field("body", &format_args!("{}", self.body().escape_ascii()))
             .finish_non_exhaustive()
+    }
+}
+
+// === impl ObjectParts ===
+
+impl ObjectParts {
+    /// Returns a key and a version, and nothing else: for an object that was deleted, or that cannot be served.
+    pub fn bare(key: ObjectKey, version: ResourceVersion) -> Self {
+        Self {
+            key,
+            uid: String::new(),
+            version,
+            labels: BTreeMap::new(),
+            api_version: String::new(),
+            kind: String::new(),
+            media_type: "application/octet-stream",
+            body: Bytes::new(),
+        }
     }
 }
 
@@ -340,144 +377,26 @@ impl Span {
 // === impl TextBuilder ===
 
 impl TextBuilder<'_> {
-    /// Returns the position of a string: in the body if it was borrowed from there, else after it.
-    fn span(&mut self, text: &str) -> Span {
-        if text.is_empty() {
+    /// Returns the position of a string: in the text if it was borrowed from there, else after it.
+    fn span(&mut self, string: &str) -> Span {
+        if string.is_empty() {
             return Span::default();
         }
-        let offset = text.as_ptr().addr().checked_sub(self.body.as_ptr().addr());
-        let at = offset.filter(|at| at + text.len() <= self.body.len()).unwrap_or_else(|| {
-            self.rest.extend_from_slice(text.as_bytes());
-            self.body.len() + self.rest.len() - text.len()
+        let offset = string.as_ptr().addr().checked_sub(self.text.as_ptr().addr());
+        let at = offset.filter(|at| at + string.len() <= self.text.len()).unwrap_or_else(|| {
+            self.rest.extend_from_slice(string.as_bytes());
+            self.text.len() + self.rest.len() - string.len()
         });
         let within = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        Span { at: within(at), len: within(text.len()) }
+        Span { at: within(at), len: within(string.len()) }
     }
 
     /// Copies the text once.
     fn finish(self) -> Arc<[u8]> {
-        let Self { body, rest } = self;
-        if rest.is_empty() { body.into() } else { [body, &rest].concat().into() }
+        let Self { text, rest } = self;
+        if rest.is_empty() { text.into() } else { [text, &rest].concat().into() }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::{collection::btree_map, prelude::*};
-
-    use super::*;
-
-    fn parse(json: &str) -> Result<Object, ObjectError> {
-        Object::from_json(Bytes::copy_from_slice(json.as_bytes()), "dir/file.json", ResourceVersion::decimal(7))
-    }
-
-    #[test]
-    fn the_envelope_is_parsed_and_the_bytes_are_kept() {
-        let text = r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"w\u0065b","namespace":"shop","uid":"u1",
-            "labels":{"tier":"front","app":"web"}},"spec":{"n":9007199254740993}}"#;
-        let object = parse(text).unwrap();
-        assert_eq!(object.key().to_string(), "shop/web");
-        assert_eq!((object.kind(), object.api_version(), object.uid()), ("Pod", "v1", "u1"));
-        assert_eq!(object.labels().iter().collect::<Vec<_>>(), [("app", "web"), ("tier", "front")]);
-        assert_eq!(object.labels().get("tier"), Some("front"));
-        assert_eq!(object.labels().get("none"), None);
-        assert_eq!(object.body(), text.as_bytes());
-        assert_eq!(&object.text[object.body_len..], b"", "the rest stands in the body");
-        assert_eq!(object.shared_body(), text);
-        assert_eq!(object.shared_body().as_ptr(), object.body().as_ptr(), "not copied");
-    }
-
-    #[test]
-    fn an_object_without_a_name_is_keyed_by_its_default() {
-        for json in [r#"{"a":1}"#, "[1,2]", "3", r#"{"metadata":{"namespace":"x"}}"#, r#"{"metadata":null}"#] {
-            let object = parse(json).unwrap();
-            assert_eq!((object.key().namespace(), object.key().name()), ("", "dir/file.json"), "{json}");
-        }
-    }
-
-    #[test]
-    fn an_object_may_say_its_own_version() {
-        let read = |json: &str| Object::from_json_versioned(json, str::parse);
-        let object = read(r#"{"metadata":{"name":"a","namespace":"n","resourceVersion":"12"}}"#).unwrap();
-        assert_eq!((object.key().to_string().as_str(), object.version().number()), ("n/a", 12));
-        for json in [r#"{"metadata":{"name":"a","resourceVersion":"x"}}"#, r#"{"metadata":{"name":"a"}}"#] {
-            assert!(matches!(read(json), Err(ObjectError::Version(_))), "{json}");
-        }
-        assert!(matches!(read(r#"{"metadata":{"resourceVersion":"1"}}"#), Err(ObjectError::Key(_))), "no default name");
-    }
-
-    #[test]
-    fn what_is_not_an_object_is_refused_with_its_position() {
-        let error = parse(r#"{"metadata":{"name":5}}"#).unwrap_err().to_string();
-        assert!(error.contains("line 1 column 21"), "{error}");
-        assert!(matches!(parse("{"), Err(ObjectError::Json(_))));
-        for body in [&b"{\"a\":\"\xff\"}"[..], b"[\"\xc3\x28\"]", b"\"\xed\xa0\x80\"", b"{\"\xff\":1}"] {
-            let error = Object::from_json(body, "a", ResourceVersion::decimal(7)).unwrap_err();
-            assert!(matches!(error, ObjectError::Encoding(_)), "{error}");
-        }
-        assert!(matches!(parse(r#"{"metadata":{"name":"a\u0000b"}}"#), Err(ObjectError::Key(KeyError::Nul))));
-        let large = format!("{:?}", "x".repeat(MAX_OBJECT_BYTES));
-        assert!(matches!(parse(&large), Err(ObjectError::TooLarge { .. })));
-    }
-
-    #[test]
-    fn what_a_list_implies_is_added_to_an_object() {
-        let object = parse(r#"{"metadata":{"name":"a","uid":"\u0075","labels":{"k":"v\n"}}}"#).unwrap();
-        let typed = object.with_type("apps/v1", "Deployment").with_type("v1", "Pod");
-        assert_eq!((typed.api_version(), typed.kind(), typed.uid()), ("v1", "Pod", "u"));
-        assert_eq!((typed.body(), typed.labels(), typed.key()), (object.body(), object.labels(), object.key()));
-        assert_eq!(typed.shared_body(), object.body());
-        assert_ne!(typed, object);
-        assert_eq!(typed.with_type("", ""), object);
-    }
-
-    /// Writes a text as JSON, every character as it is or escaped.
-    fn written(text: &str, escaped: bool) -> String {
-        if !escaped {
-            return serde_json::json!(text).to_string();
-        }
-        let units = text.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect::<Vec<_>>().concat();
-        format!("\"{units}\"")
-    }
-
-    proptest! {
-        #![proptest_config(crate::property_config())]
-
-        /// Both ways to make an object give the same one, wherever its envelope is.
-        #[test]
-        fn an_envelope_is_the_same_whether_it_stands_in_the_body_or_not(
-            texts in prop::array::uniform5("[a-zä\"\n😀]{0,4}"),
-            labels in btree_map("[a-cä/]{0,3}", "[a-z😀\\\\]{0,3}", 0..5),
-            escaped in any::<bool>(),
-        ) {
-            let [namespace, name, uid, api_version, kind] = &texts;
-            let name = format!("n{name}");
-            let entries = labels.iter().rev().map(|(k, v)| format!("{}: {}", written(k, escaped), written(v, !escaped)));
-            let json = format!(
-                "{{\"kind\": {}, \"apiVersion\": {}, \"metadata\": {{\"labels\": {{{}}}, \"uid\": {}, \"namespace\": {}, \"name\": {}}}}}",
-                written(kind, escaped), written(api_version, !escaped), entries.collect::<Vec<_>>().join(","),
-                written(uid, escaped), written(namespace, escaped), written(&name, escaped),
-            );
-            let parsed = parse(&json).unwrap();
-            let made = Object::new(ObjectParts {
-                key: ObjectKey::new(namespace, &name).unwrap(),
-                uid: uid.clone(),
-                version: ResourceVersion::decimal(7),
-                labels: labels.clone(),
-                api_version: api_version.clone(),
-                kind: kind.clone(),
-                media_type: JSON,
-                body: json.into(),
-            });
-            prop_assert_eq!(&parsed, &made);
-            prop_assert_eq!((parsed.uid(), parsed.kind(), parsed.api_version()), (&**uid, &**kind, &**api_version));
-            let listed: Vec<_> = labels.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
-            prop_assert_eq!(parsed.labels().iter().collect::<Vec<_>>(), listed);
-            for (key, value) in &labels {
-                prop_assert_eq!(parsed.labels().get(key), Some(value.as_str()));
-            }
-            prop_assert_eq!(parsed.labels().get("none"), None);
-            prop_assert_eq!(parsed.at_version(ResourceVersion::decimal(8)).shared_body(), made.body());
-        }
-    }
-}
+mod tests;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Cause, Change, EventType, Expression, FieldSelector, IndexMatch, LabelSelector, Object};
+use super::{Cause, Change, EventType, Expression, FieldSelector, IndexMatch, IndexedObject, LabelSelector, Object};
 
 /// Choice among the objects of a resource: those that meet every part. The default chooses all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -39,18 +39,23 @@ impl Selection {
     /// Returns true if the object meets every part. Cheap parts are tested first: key, labels, index, fields, then the
     /// expression.
     pub fn matches(&self, object: &Object) -> bool {
+        self.matches_indexed(object.into())
+    }
+
+    fn matches_indexed(&self, indexed: IndexedObject<'_>) -> bool {
         let Self { namespace, name, labels, fields, index, expression } = self;
+        let object = indexed.object();
         let key = object.key();
         namespace.as_ref().is_none_or(|namespace| namespace == key.namespace())
             && name.as_ref().is_none_or(|name| name == key.name())
             && labels.matches(object.labels())
-            && index.as_ref().is_none_or(|index| index.matches(object))
+            && index.as_ref().is_none_or(|index| index.matches(indexed))
             && fields.matches(object)
             && expression.as_ref().is_none_or(|expression| expression.matches(object))
     }
 
     /// Returns true if all objects are chosen.
-    pub fn is_everything(&self) -> bool {
+    pub fn selects_all(&self) -> bool {
         let Self { namespace, name, labels, fields, index, expression } = self;
         namespace.is_none()
             && name.is_none()
@@ -65,8 +70,8 @@ impl Selection {
     /// Follows the apiserver's `cacheWatcher` (`convertToWatchEvent`): an object that enters the selection is ADDED, one
     /// that leaves it is DELETED, whatever the type of the upstream's event.
     pub fn transition(&self, change: &Change) -> Option<Transition> {
-        let matches = |object: &Object| self.matches(object);
-        let (event_type, cause) = match (change.old.as_deref().map(matches), change.new.as_deref().map(matches)) {
+        let matches = |state| self.matches_indexed(state);
+        let (event_type, cause) = match (change.old_state().map(matches), change.new_state().map(matches)) {
             (None, Some(true)) => (EventType::Added, Cause::Change),
             (Some(false), Some(true)) => (EventType::Added, Cause::EnteredSelection),
             (Some(true), Some(true)) => (EventType::Modified, Cause::Change),

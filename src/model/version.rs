@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_version_is_refused() {
+    fn invalid_versions_are_rejected() {
         for text in ["", "0", "01", "a", "-1", "+1", "1.", ".1", "A.1", "a.01", "a.b.1", "1 ", "a.-1"] {
             assert!(text.parse::<ResourceVersion>().is_err(), "{text:?}");
         }
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn an_upstream_that_counts_by_itself_has_no_lineage() {
+    fn versions_of_the_upstream_have_no_lineage() {
         assert_eq!(ResourceVersion::parse_decimal("12"), Ok(version("12")));
         assert!(ResourceVersion::parse_decimal("abc.12").is_err() && ResourceVersion::parse_decimal("x").is_err());
     }

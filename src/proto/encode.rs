@@ -281,7 +281,7 @@ mod tests {
         #![proptest_config(crate::property_config())]
 
         #[test]
-        fn what_is_written_is_what_the_message_encodes(
+        fn written_bytes_equal_the_encoded_message(
             object in objects(),
             at in prop_oneof![Just(0u128), any::<u128>()],
             format in prop_oneof![

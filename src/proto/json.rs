@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_map_or_is_too_deep_has_no_struct() {
+    fn only_maps_within_the_depth_limit_have_a_struct() {
         for json in ["[]", "1", "", "{", "\"{}\"", "{}x"] {
             assert!(to_struct(json.as_bytes()).is_none(), "{json}");
         }
@@ -153,7 +153,7 @@ mod tests {
 
     /// A client with the usual limit can receive every Struct that is sent.
     #[test]
-    fn what_is_too_large_as_a_struct_has_none() {
+    fn bodies_too_large_as_a_struct_have_none() {
         for element in ["1", "\"a\"", "null", "[]", "{}", "{\"a\":1.5}"] {
             let fields =
                 |elements: usize| to_struct(format!("{{\"l\":[{}]}}", vec![element; elements].join(",")).as_bytes());

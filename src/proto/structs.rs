@@ -19,12 +19,12 @@ use crate::model::Object;
 
 /// Cache of the most recent bodies, with a size limit.
 pub struct Structs {
-    by_address: Cache<usize, Made, Weight>,
+    by_address: Cache<usize, CachedStruct, Weight>,
 }
 
 /// Body of the object at its key, and of no other: the weak reference prevents the reuse of the address.
 #[derive(Clone)]
-struct Made {
+struct CachedStruct {
     _object: Weak<Object>,
     /// The encoded `Struct`; none if the body is sent raw.
     encoded: Option<Bytes>,
@@ -47,7 +47,7 @@ impl Structs {
 
     /// Returns the body of an object, encoded as a `Struct`; none if it cannot be one.
     pub(super) fn get(&self, object: &Arc<Object>) -> Option<Bytes> {
-        let make = || Ok::<_, std::convert::Infallible>(Made::of(object));
+        let make = || Ok::<_, std::convert::Infallible>(CachedStruct::of(object));
         match self.by_address.get_or_insert_with(&Arc::as_ptr(object).addr(), make) {
             Ok(body) => body.encoded,
             Err(never) => match never {},
@@ -62,9 +62,9 @@ impl fmt::Debug for Structs {
     }
 }
 
-// === impl Made ===
+// === impl CachedStruct ===
 
-impl Made {
+impl CachedStruct {
     fn of(object: &Arc<Object>) -> Self {
         let encoded = object.json().and_then(json::to_struct).map(|fields| fields.encode_to_vec().into());
         Self { _object: Arc::downgrade(object), encoded }
@@ -73,9 +73,9 @@ impl Made {
 
 // === impl Weight ===
 
-impl Weighter<usize, Made> for Weight {
-    fn weight(&self, _: &usize, made: &Made) -> u64 {
-        let entry = size_of::<(usize, Made)>() + size_of::<Object>();
+impl Weighter<usize, CachedStruct> for Weight {
+    fn weight(&self, _: &usize, made: &CachedStruct) -> u64 {
+        let entry = size_of::<(usize, CachedStruct)>() + size_of::<Object>();
         (made.encoded.as_ref().map_or(0, Bytes::len) + entry) as u64
     }
 }
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn the_body_of_an_object_is_made_once_and_belongs_to_that_object() {
+    fn the_struct_of_an_object_is_encoded_once_and_belongs_to_it() {
         let structs = Structs::new(1 << 20);
         let first = object("a", "1");
         let made = structs.get(&first).unwrap();
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_kept_than_the_bound() {
+    fn the_cache_is_bounded() {
         let (structs, bound) = (Structs::new(64 << 10), 64 << 10);
         let objects: Vec<_> = (0..1000).map(|n| object(&n.to_string(), &"x".repeat(500))).collect();
         for object in &objects {

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_address_that_refuses_costs_nothing_and_all_are_named() {
+    async fn a_refusing_address_costs_no_delay_and_the_error_names_all() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let good = listener.local_addr().unwrap();
         let stream = connect(vec![refused(), refused(), good]).await.unwrap();

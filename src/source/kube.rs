@@ -24,13 +24,13 @@
 //!   most recent state, which the server cannot answer from its cache; only that answer can show by its version that the
 //!   history was rewritten. A changed uid of the namespace kube-system shows another cluster.
 //! - After a restart, and after a broken connection, the watch begins before the last known change, which the API has to replay
-//!   first (`proof`). If the API server no longer has that change, the source lists the resource.
+//!   first (`resume_check`). If the API server no longer has that change, the source lists the resource.
 //! - Before the source reopens a watch, one request reads the current version of the cluster and the object that changed last
 //!   (`head`). Without it, a watch from a version lost in a restore would be silent until the cluster reached that version
 //!   again. After a watch that the API has just closed normally, that request is proof enough.
 //! - Versions numbered by lineage have no order in the API and no predecessor. A broken watch resumes from the API's text
 //!   before the last change, which the API has to replay first; without a change since the list, the source lists the resource.
-//! - The first list of an API that streams initial events is a watch (`initial`). From any other API the source lists, and
+//! - The first list of an API that streams initial events is a watch (`initial_events`). From any other API the source lists, and
 //!   tries initial events again at the next connection, then every 10 minutes.
 //!
 //! The Reflector waits, relists and backs off, not the source. The source itself obeys only Retry-After: it sends no request
@@ -40,8 +40,6 @@
 mod access;
 #[cfg(feature = "kube")]
 mod api;
-#[cfg(feature = "kube")]
-mod attempts;
 #[cfg(feature = "kube")]
 mod body;
 #[cfg(feature = "kube")]
@@ -56,13 +54,15 @@ pub(crate) mod fuzzing;
 #[cfg(feature = "kube")]
 mod head;
 #[cfg(feature = "kube")]
-mod initial;
+mod initial_events;
+#[cfg(feature = "kube")]
+mod initial_events_attempts;
 #[cfg(feature = "kube")]
 mod known;
 #[cfg(feature = "kube")]
 mod kubeconfig;
 #[cfg(feature = "kube")]
-mod lines;
+mod line_reader;
 #[cfg(feature = "kube")]
 mod list;
 #[cfg(feature = "kube")]
@@ -72,15 +72,15 @@ mod object;
 #[cfg(feature = "kube")]
 mod pool;
 #[cfg(feature = "kube")]
-mod proof;
-#[cfg(feature = "kube")]
 mod proxy;
-#[cfg(feature = "kube")]
-mod reading;
 #[cfg(feature = "kube")]
 mod replay;
 #[cfg(feature = "kube")]
+mod resume_check;
+#[cfg(feature = "kube")]
 mod sent_ahead;
+#[cfg(feature = "kube")]
+mod shared;
 #[cfg(feature = "kube")]
 mod source;
 #[cfg(not(feature = "kube"))]

@@ -23,7 +23,7 @@ pub(super) struct Problems {
 /// Problems with single objects, saved for the next run.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(super) struct KeptProblems(Vec<Problem>);
+pub(super) struct SavedProblems(Vec<Problem>);
 
 /// Reasons for not serving single objects of an upstream.
 pub(super) const OBJECT_REASONS: [ProblemReason; 2] = [ProblemReason::ObjectTooLarge, ProblemReason::ObjectInvalid];
@@ -82,12 +82,12 @@ impl Problems {
     }
 
     /// Returns the problems with single objects, to be saved for the next run.
-    pub(super) fn keep(&self) -> KeptProblems {
-        KeptProblems(self.health.problems_of(&OBJECT_REASONS))
+    pub(super) fn keep(&self) -> SavedProblems {
+        SavedProblems(self.health.problems_of(&OBJECT_REASONS))
     }
 
     /// Restores the problems with single objects of a previous run.
-    pub(super) fn resume(&self, kept: KeptProblems) {
+    pub(super) fn resume(&self, kept: SavedProblems) {
         self.replace(&OBJECT_REASONS, kept.0);
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 pub(in crate::source) use self::{
     gate::Gate,
-    rig::{Kept, Rig},
+    rig::{Rig, SavedSnapshot},
 };
 use crate::{cache::Delta, model::Event};
 

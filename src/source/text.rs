@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn foreign_text_stays_in_its_line() {
+    fn foreign_text_stays_in_one_line() {
         assert_eq!(one_line("a\n b\u{1b}[31m\r\nc"), "a b\\u{1b}[31m c");
         assert_eq!(one_line(&"é".repeat(1000)).chars().count(), MAX_CHARS + 1);
         assert_eq!(escaped("dir/a\nb.yaml"), "dir/a\\nb.yaml");

@@ -10,7 +10,7 @@ use crate::model::{EventType, JsonText, ObjectError};
 
 /// Decoded event. The objects of bookmarks and failures are JSON, or empty if absent.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Said<'a, T> {
+pub(super) enum DecodedEvent<'a, T> {
     /// An added, modified or deleted object.
     Change(EventType, T),
     /// Object of a BOOKMARK event.
@@ -47,11 +47,11 @@ struct Status<'a> {
 pub(super) fn decode<'a, T>(
     event: &'a [u8],
     mut object: impl FnMut(&'a str) -> Result<T, ObjectError>,
-) -> Result<Said<'a, T>, String> {
+) -> Result<DecodedEvent<'a, T>, String> {
     if let Some((event_type, text)) = compact(event)
         && let Ok(made) = object(text)
     {
-        return Ok(Said::Change(event_type, made));
+        return Ok(DecodedEvent::Change(event_type, made));
     }
     let WatchEvent { event_type, object: text } = serde_json::from_slice(event).map_err(|error| explain(&error))?;
     let of_none = || text.map_or("", RawValue::get);
@@ -59,13 +59,13 @@ pub(super) fn decode<'a, T>(
         Some("ADDED") => EventType::Added,
         Some("MODIFIED") => EventType::Modified,
         Some("DELETED") => EventType::Deleted,
-        Some("BOOKMARK") => return Ok(Said::Bookmark(of_none())),
-        Some("ERROR") => return Ok(Said::Failure(of_none())),
+        Some("BOOKMARK") => return Ok(DecodedEvent::Bookmark(of_none())),
+        Some("ERROR") => return Ok(DecodedEvent::Failure(of_none())),
         Some(other) => return Err(one_line(&format!("unknown type {other:?}"))),
         None => return Err("not a watch event: no `type`; run kubectl with --output-watch-events".to_owned()),
     };
     let text = text.ok_or("event without an `object`")?.get();
-    object(text).map(|made| Said::Change(event_type, made)).map_err(|error| describe(&error))
+    object(text).map(|made| DecodedEvent::Change(event_type, made)).map_err(|error| describe(&error))
 }
 
 /// Returns the type and object of a change in the compact form that Go and most others write: no blanks, and the type first. If

@@ -12,11 +12,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug_span};
 
 use super::{
-    Exceeded, Peer, Permit, Quota, Refused, RequestBody, Supply, Tls,
+    BoundedBody, Exceeded, Peer, Permit, Quota, Rejections, RequestBody, Tls,
     body::BoxError,
-    connection::{Answers, Connection, ServerConfig, Shared},
+    buffered_io::BufferPool,
+    connection::{Connection, HttpService, ListenerShared, ServerConfig},
     io::Io,
-    merge::BufferPool,
     pause_after,
 };
 
@@ -41,13 +41,13 @@ pub enum Listener {
 /// Admission of connections: their limit, and the log of rejected ones.
 struct Admission {
     connections: Arc<Quota>,
-    refused: Refused,
-    log: Throttle,
+    refused: Rejections,
+    log: LogThrottle,
 }
 
 /// Rate limit for log lines of one kind: one in ten seconds.
 #[derive(Debug, Default)]
-struct Throttle {
+struct LogThrottle {
     since: Option<Instant>,
     held_back: u64,
 }
@@ -55,7 +55,7 @@ struct Throttle {
 /// Time between two log lines about connections that were not accepted.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Time that connections have to send the resets of their streams.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+const RESET_GRACE: Duration = Duration::from_millis(200);
 
 // === impl Server ===
 
@@ -63,7 +63,7 @@ impl<S, B> Server<S>
 where
     S: tower::Service<Request<RequestBody>, Response = Response<B>, Error: Into<BoxError>, Future: Send>,
     S: Clone + Send + Sync + 'static,
-    B: Supply,
+    B: BoundedBody,
 {
     /// Creates a server. It polls a stream in the task of its connection if `is_local` returns true, which suits streams that are
     /// cheap to poll and are woken together. Each request has a [`StreamHandle`](super::StreamHandle).
@@ -82,12 +82,14 @@ where
         let cut = CancellationToken::new();
         let (buffers, ledger) = (BufferPool::default(), Arc::clone(&config.ledger));
         let refused = config.refused.clone();
-        let shared = Shared { is_local, buffers, refused, ledger, draining: draining.clone(), cut: cut.clone() };
+        let shared =
+            ListenerShared { is_local, buffers, refused, ledger, draining: draining.clone(), cut: cut.clone() };
         let shared = Arc::new(shared);
         let mut connections = JoinSet::new();
         let quota = Arc::clone(&config.connections);
-        let mut admission = Admission { connections: quota, refused: config.refused.clone(), log: Throttle::default() };
-        let mut errors = Throttle::default();
+        let mut admission =
+            Admission { connections: quota, refused: config.refused.clone(), log: LogThrottle::default() };
+        let mut errors = LogThrottle::default();
         loop {
             tokio::select! {
                 accepted = listener.accept() => match accepted {
@@ -116,7 +118,7 @@ where
         }
         tracing::warn!(connections = connections.len(), "drain timed out, resetting open streams");
         cut.cancel();
-        ended(&mut connections, LAST_WORDS).await;
+        ended(&mut connections, RESET_GRACE).await;
     }
 }
 
@@ -147,9 +149,9 @@ impl Admission {
     }
 }
 
-// === impl Throttle ===
+// === impl LogThrottle ===
 
-impl Throttle {
+impl LogThrottle {
     /// Counts an event. If a log line is due, returns the number of events since the last line.
     fn poll(&mut self) -> Option<u64> {
         self.held_back += 1;
@@ -222,11 +224,11 @@ impl Accepted {
         connections: &mut JoinSet<()>,
         service: S,
         config: ServerConfig,
-        shared: Arc<Shared>,
+        shared: Arc<ListenerShared>,
         permit: Permit,
     ) where
-        S: Answers<Response = Response<B>>,
-        B: Supply,
+        S: HttpService<Response = Response<B>>,
+        B: BoundedBody,
     {
         // Each kind has a future of its own, because a task has the size of the largest: that of a TLS handshake is three times
         // that of a plain connection. It is boxed, so that it is freed after the handshake.
@@ -254,13 +256,13 @@ fn drive<T, S, B>(
     peer: Peer,
     service: S,
     config: &ServerConfig,
-    shared: Arc<Shared>,
+    shared: Arc<ListenerShared>,
     permit: Permit,
 ) -> impl Future<Output = ()> + Send + use<T, S, B>
 where
     T: Io,
-    S: Answers<Response = Response<B>>,
-    B: Supply,
+    S: HttpService<Response = Response<B>>,
+    B: BoundedBody,
 {
     let connection = Connection::new(io, peer, service, config, &shared).instrument(debug_span!("connection", %peer));
     async move {
@@ -281,15 +283,15 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_log_of_many_lines_has_one_in_ten_seconds() {
-        let mut log = Throttle::default();
+    async fn repeated_log_lines_are_one_in_ten_seconds() {
+        let mut log = LogThrottle::default();
         assert_eq!([log.poll(), log.poll(), log.poll()], [Some(1), None, None]);
         tokio::time::advance(LOG_INTERVAL).await;
         assert_eq!([log.poll(), log.poll()], [Some(3), None]);
     }
 
     #[tokio::test]
-    async fn at_the_other_end_of_a_unix_socket_there_is_a_user() {
+    async fn the_peer_of_a_unix_socket_is_a_user() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         let listener = Listener::Unix(UnixListener::bind(&path).unwrap());

@@ -17,24 +17,24 @@ use super::Chunk;
 pub struct RequestBody(RecvStream);
 
 /// Body that is polled with the room for its next frame, so that it encodes nothing before that can be sent.
-pub trait Supply: Body<Data = Chunk, Error: Into<BoxError>> + Send + Unpin + 'static {
+pub trait BoundedBody: Body<Data = Chunk, Error: Into<BoxError>> + Send + Unpin + 'static {
     /// Polls for the next frame within the room.
-    fn poll_supply(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<Supplied, Self::Error>>>;
+    fn poll_bounded(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<BoundedFrame, Self::Error>>>;
 
     /// Returns the number of bytes that it has encoded and not handed out.
-    fn made(&self) -> usize;
+    fn encoded_bytes(&self) -> usize;
 
     /// Ends the body, because more than `limit` bytes are held for all streams and its stream has waited longest. There is `room`
     /// for a last message. The body is not polled again.
-    fn exhausted(&mut self, room: usize, limit: usize) -> LastWords;
+    fn exhausted(&mut self, room: usize, limit: usize) -> FinalFrames;
 
     /// Polls for the next frame, of any size.
     fn poll_any(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Chunk>, Self::Error>>> {
         let any = Room { bytes: usize::MAX, is_strict: false };
-        Poll::Ready(match ready!(self.poll_supply(cx, any)) {
-            Some(Ok(Supplied::Frame(frame))) => Some(Ok(frame)),
+        Poll::Ready(match ready!(self.poll_bounded(cx, any)) {
+            Some(Ok(BoundedFrame::Frame(frame))) => Some(Ok(frame)),
             // Unreachable for a body that follows the contract: every size is allowed.
-            Some(Ok(Supplied::TooLarge(_))) | None => None,
+            Some(Ok(BoundedFrame::TooLarge(_))) | None => None,
             Some(Err(error)) => Some(Err(error)),
         })
     }
@@ -42,7 +42,7 @@ pub trait Supply: Body<Data = Chunk, Error: Into<BoxError>> + Send + Unpin + 'st
 
 /// Last message and trailers of a body that the server ends early.
 #[derive(Debug)]
-pub struct LastWords {
+pub struct FinalFrames {
     /// Data that fits into the room for it.
     pub message: Option<Chunk>,
     /// Trailers of the response.
@@ -67,7 +67,7 @@ pub const UNKNOWN: usize = usize::MAX;
 
 /// Result of polling a body for its next frame.
 #[derive(Debug)]
-pub enum Supplied {
+pub enum BoundedFrame {
     /// Data that fits into the room, or trailers, which need none.
     Frame(Frame<Chunk>),
     /// The next message needs this many bytes, more than there are; [`UNKNOWN`] if its size is not known before it is encoded.

@@ -20,16 +20,16 @@ pub(super) struct Budget {
     bytes: AtomicUsize,
     /// True if streams wait; avoids the lock otherwise.
     has_waiting: AtomicBool,
-    line: Mutex<Line>,
+    line: Mutex<WaitQueue>,
 }
 
 /// Place in the queue of a budget; its owner must [leave](Budget::leave) before dropping it.
 #[derive(Debug, Default)]
-pub(super) struct Place(Option<NonZeroU64>);
+pub(super) struct QueuePosition(Option<NonZeroU64>);
 
 /// Waiting streams, in order.
 #[derive(Debug, Default)]
-struct Line {
+struct WaitQueue {
     last: u64,
     wakers: BTreeMap<NonZeroU64, Waker>,
 }
@@ -45,11 +45,11 @@ pub(super) struct Budgets {
 
 /// Budget that a chunk counts against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kept {
+pub(super) enum BudgetKind {
     /// The chunk fits into its window, and waits for the socket.
-    ForTheSocket,
+    Socket,
     /// The chunk is larger than its window.
-    ForItsWindow,
+    Window,
 }
 
 /// Limit on the bytes that wait for the socket; below it, messages that fit into their windows are encoded.
@@ -61,12 +61,12 @@ pub(super) const UNSENT_LARGE: usize = 512 << 10;
 impl Budget {
     /// Creates a budget of which each waiting stream takes about `share` bytes.
     pub(super) const fn new(limit: usize, share: usize) -> Self {
-        let line = Mutex::new(Line { last: 0, wakers: BTreeMap::new() });
+        let line = Mutex::new(WaitQueue { last: 0, wakers: BTreeMap::new() });
         Self { limit, share, bytes: AtomicUsize::new(0), has_waiting: AtomicBool::new(false), line }
     }
 
     /// Reserves this many bytes if there is any room and no stream waits before; waits in the queue otherwise.
-    pub(super) fn poll_reserve(&self, place: &mut Place, bytes: usize, cx: &mut Context<'_>) -> Poll<()> {
+    pub(super) fn poll_reserve(&self, place: &mut QueuePosition, bytes: usize, cx: &mut Context<'_>) -> Poll<()> {
         // A reservation of nothing needs no lock, because it excludes no other.
         if bytes == 0 && place.0.is_none() && !self.has_waiting.load(Ordering::SeqCst) && self.room() > 0 {
             return Poll::Ready(());
@@ -107,7 +107,7 @@ impl Budget {
     }
 
     /// Gives up a place in the queue, and wakes the streams behind it if there is room.
-    pub(super) fn leave(&self, place: &mut Place) {
+    pub(super) fn leave(&self, place: &mut QueuePosition) {
         if place.0.is_some() {
             let mut line = self.line.lock();
             line.remove(place);
@@ -120,26 +120,26 @@ impl Budget {
     }
 
     /// Wakes as many of the first waiting streams as there is room for. None of their wakers locks this queue again.
-    fn wake(&self, line: &Line) {
+    fn wake(&self, line: &WaitQueue) {
         self.has_waiting.store(!line.wakers.is_empty(), Ordering::SeqCst);
         let count = self.room().div_ceil(self.share);
         line.wakers.values().take(count).for_each(Waker::wake_by_ref);
     }
 }
 
-// === impl Line ===
+// === impl WaitQueue ===
 
-impl Line {
+impl WaitQueue {
     fn is_first(&self, number: NonZeroU64) -> bool {
         self.wakers.keys().next() == Some(&number)
     }
 
-    fn remove(&mut self, place: &mut Place) {
+    fn remove(&mut self, place: &mut QueuePosition) {
         place.0.take().map(|number| self.wakers.remove(&number));
     }
 
     /// Waits at the place in the queue, or at a new one at its end.
-    fn wait(&mut self, place: &mut Place, waker: &Waker) {
+    fn wait(&mut self, place: &mut QueuePosition, waker: &Waker) {
         if let Some(current) = place.0.and_then(|number| self.wakers.get_mut(&number)) {
             current.clone_from(waker);
             return;
@@ -157,10 +157,10 @@ impl Budgets {
         Self { socket: Budget::new(UNSENT_FITTING, MAX_ROOM), large: Budget::new(UNSENT_LARGE, UNSENT_LARGE) }
     }
 
-    pub(super) fn of(&self, kept: Kept) -> &Budget {
+    pub(super) fn of(&self, kept: BudgetKind) -> &Budget {
         match kept {
-            Kept::ForTheSocket => &self.socket,
-            Kept::ForItsWindow => &self.large,
+            BudgetKind::Socket => &self.socket,
+            BudgetKind::Window => &self.large,
         }
     }
 }
@@ -171,10 +171,10 @@ mod tests {
 
     use super::*;
 
-    type Waiting = task::Spawn<Place>;
+    type Waiting = task::Spawn<QueuePosition>;
 
     fn some(count: usize) -> Vec<Waiting> {
-        (0..count).map(|_| task::spawn(Place::default())).collect()
+        (0..count).map(|_| task::spawn(QueuePosition::default())).collect()
     }
 
     fn reserve(budget: &Budget, place: &mut Waiting, bytes: usize) -> Poll<()> {
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_taken_in_order_and_exceeded_by_one() {
+    fn waiting_streams_reserve_in_order_and_one_may_exceed_the_limit() {
         let budget = Budget::new(10, 10);
         let mut places = some(4);
         assert_ready!(reserve(&budget, &mut places[0], 9));
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_are_woken_as_there_is_room_for() {
+    fn as_many_streams_are_woken_as_there_is_room_for() {
         let budget = Budget::new(10, 4);
         budget.charge(12);
         let mut places = some(4);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_after_it_was_woken_lets_the_next_in() {
+    fn a_stream_that_leaves_after_its_wake_up_wakes_the_next() {
         let budget = Budget::new(1, 1);
         budget.charge(1);
         let mut places = some(3);

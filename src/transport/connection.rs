@@ -20,14 +20,14 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tower::ServiceExt;
 
 use super::{
-    Ledger, Peer, Quota, Refused, RequestBody, Supply,
+    BoundedBody, Ledger, Peer, Quota, Rejections, RequestBody,
     body::BoxError,
+    buffered_io::{BufferPool, BufferedIo},
+    data_payload::DataPayload,
     exchange::Exchange,
     io::Io,
     keepalive::KeepAlive,
-    merge::{BufferPool, Merge},
-    outgoing::Outgoing,
-    stalled::Stalled,
+    stall_timer::StallTimer,
     streams::{Spawned, Streams},
 };
 
@@ -41,7 +41,7 @@ pub struct ServerConfig {
     /// Limit on open connections.
     pub connections: Arc<Quota>,
     /// Counters of clients that exceeded `request_timeout`, and of rejected connections.
-    pub refused: Refused,
+    pub refused: Rejections,
     /// Time after which the server closes a connection whose peer reads nothing of the data to be written, and resets a stream
     /// whose client reads nothing of the data to be sent.
     pub progress_timeout: Duration,
@@ -54,10 +54,10 @@ pub struct ServerConfig {
 }
 
 /// State that all connections of a listener share.
-pub(super) struct Shared {
+pub(super) struct ListenerShared {
     pub(super) is_local: fn(&Request<RequestBody>) -> bool,
     pub(super) buffers: BufferPool,
-    pub(super) refused: Refused,
+    pub(super) refused: Rejections,
     pub(super) ledger: Arc<Ledger>,
     /// Cancelled when connections must accept no more streams.
     pub(super) draining: CancellationToken,
@@ -66,26 +66,26 @@ pub(super) struct Shared {
 }
 
 /// Service that answers the requests of all connections.
-pub(super) trait Answers:
+pub(super) trait HttpService:
     tower::Service<Request<RequestBody>, Future: Send, Error: Into<BoxError>> + Clone + Send + Sync + 'static
 {
 }
 
-impl<S> Answers for S where
+impl<S> HttpService for S where
     S: tower::Service<Request<RequestBody>, Future: Send, Error: Into<BoxError>> + Clone + Send + Sync + 'static
 {
 }
 
 /// Driver of HTTP/2 over one connection, until that ends.
-pub(super) struct Connection<T: Io, S, B: Supply> {
+pub(super) struct Connection<T: Io, S, B: BoundedBody> {
     http: Http<T>,
     service: S,
     is_local: fn(&Request<RequestBody>) -> bool,
     peer: Peer,
     waker: Waker,
-    io: Merge<T>,
+    io: BufferedIo<T>,
     streams: Streams<Exchange<B>>,
-    stalled: Stalled,
+    stalled: StallTimer,
     stalled_streams: Counter,
     /// True if the connection accepts no more streams, because its client reads nothing.
     is_closing: bool,
@@ -110,13 +110,13 @@ enum Http<T: Io> {
 
 /// Connection before the client has sent the HTTP/2 preface.
 struct Preface<T: Io> {
-    handshake: Handshake<Merge<T>, Outgoing>,
+    handshake: Handshake<BufferedIo<T>, DataPayload>,
     timeout: Pin<Box<Sleep>>,
     is_draining: bool,
 }
 
 struct Open<T: Io> {
-    http: server::Connection<Merge<T>, Outgoing>,
+    http: server::Connection<BufferedIo<T>, DataPayload>,
     keep_alive: Option<KeepAlive>,
 }
 
@@ -168,12 +168,12 @@ const MAX_UNSENT: usize = 4 << 20;
 impl<T, S, B> Connection<T, S, B>
 where
     T: Io,
-    S: Answers<Response = Response<B>>,
-    B: Supply,
+    S: HttpService<Response = Response<B>>,
+    B: BoundedBody,
 {
-    pub(super) fn new(io: T, peer: Peer, service: S, config: &ServerConfig, shared: &Shared) -> Self {
+    pub(super) fn new(io: T, peer: Peer, service: S, config: &ServerConfig, shared: &ListenerShared) -> Self {
         let streams = Streams::new();
-        let io = Merge::new(io, shared.buffers.clone());
+        let io = BufferedIo::new(io, shared.buffers.clone());
         let mut builder = server::Builder::new();
         builder
             .initial_window_size(RECEIVE_WINDOW)
@@ -198,7 +198,7 @@ where
             waker,
             io,
             streams,
-            stalled: Stalled::new(config.progress_timeout),
+            stalled: StallTimer::new(config.progress_timeout),
             stalled_streams: config.stalled.clone(),
             is_closing: false,
             ending: Some((Ending::Drain, Box::pin(shared.draining.clone().cancelled_owned()))),
@@ -248,7 +248,7 @@ where
     }
 
     /// Begins a stream, in this task or in one of its own.
-    fn begin(&mut self, request: Request<RecvStream>, respond: SendResponse<Outgoing>) {
+    fn begin(&mut self, request: Request<RecvStream>, respond: SendResponse<DataPayload>) {
         let mut request = request.map(RequestBody::new);
         let (is_local, handle) = ((self.is_local)(&request), self.streams.handle());
         request.extensions_mut().insert(self.peer);
@@ -401,8 +401,8 @@ impl<T: Io> Http<T> {
 impl<T, S, B> Future for Connection<T, S, B>
 where
     T: Io,
-    S: Answers<Response = Response<B>>,
-    B: Supply,
+    S: HttpService<Response = Response<B>>,
+    B: BoundedBody,
 {
     type Output = Result<(), ConnectionError>;
 
@@ -426,7 +426,7 @@ where
             if this.io.total() > budget {
                 break;
             }
-            if !this.streams.rest() {
+            if !this.streams.try_park() {
                 continue;
             }
             this.tune();
@@ -449,9 +449,9 @@ where
 }
 
 /// None of its fields is pinned.
-impl<T: Io, S, B: Supply> Unpin for Connection<T, S, B> {}
+impl<T: Io, S, B: BoundedBody> Unpin for Connection<T, S, B> {}
 
-impl<T: Io, S, B: Supply> fmt::Debug for Connection<T, S, B> {
+impl<T: Io, S, B: BoundedBody> fmt::Debug for Connection<T, S, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("peer", &self.peer).field("io", &self.io).finish_non_exhaustive()
     }

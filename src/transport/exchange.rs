@@ -14,34 +14,34 @@ use h2::{Reason, SendStream, server::SendResponse};
 use http::{HeaderMap, Response};
 
 use super::{
-    LastWords, Room, Supplied, Supply,
+    BoundedBody, BoundedFrame, FinalFrames, Room,
     body::{BoxError, MAX_ROOM},
-    budget::{Kept, Place, UNSENT_LARGE},
+    budget::{BudgetKind, QueuePosition, UNSENT_LARGE},
+    data_payload::DataPayload,
     handle::StreamHandle,
-    outgoing::Outgoing,
     progress::Wait,
 };
 
 /// Driver of a stream: first its call, then the response body, which is polled for what can be sent. Ready when it is over.
-pub(super) struct Exchange<B: Supply> {
+pub(super) struct Exchange<B: BoundedBody> {
     stage: Stage<B>,
     handle: StreamHandle,
     /// Place in the queue for the socket: waits until the connection has written some of the data that fits into its windows.
-    socket: Place,
+    socket: QueuePosition,
     /// Place in the queue for large messages: waits until the connection has room for one.
-    large: Place,
+    large: QueuePosition,
 }
 
 enum Stage<B> {
-    Calling(Call<B>, SendResponse<Outgoing>),
-    Sending(B, SendStream<Outgoing>),
+    Calling(Call<B>, SendResponse<DataPayload>),
+    Sending(B, SendStream<DataPayload>),
     /// The body has ended, and its last data is larger than its window.
-    Flushing(SendStream<Outgoing>),
+    Flushing(SendStream<DataPayload>),
     Over,
 }
 
 /// Outcome of polling a body for its next frame.
-enum Asked {
+enum SendResult {
     Sent,
     /// The next message has this many bytes, and there is no room for it.
     TooLarge(usize),
@@ -57,36 +57,41 @@ const MAX_FITTING: usize = 64 << 20;
 
 // === impl Exchange ===
 
-impl<B: Supply> Exchange<B> {
-    pub(super) fn new(call: Call<B>, respond: SendResponse<Outgoing>, handle: StreamHandle) -> Self {
+impl<B: BoundedBody> Exchange<B> {
+    pub(super) fn new(call: Call<B>, respond: SendResponse<DataPayload>, handle: StreamHandle) -> Self {
         handle.begin();
-        Self { stage: Stage::Calling(call, respond), handle, socket: Place::default(), large: Place::default() }
+        Self {
+            stage: Stage::Calling(call, respond),
+            handle,
+            socket: QueuePosition::default(),
+            large: QueuePosition::default(),
+        }
     }
 
     /// Reports the bytes that the body has encoded while it waits.
-    fn note_made(&self) {
-        let made = if let Stage::Sending(body, _) = &self.stage { body.made() } else { 0 };
-        self.handle.note_made(made);
+    fn note_encoded(&self) {
+        let encoded_bytes = if let Stage::Sending(body, _) = &self.stage { body.encoded_bytes() } else { 0 };
+        self.handle.note_encoded(encoded_bytes);
     }
 
     /// Ends the stream, with the last words of its body if they can be sent.
     fn end(&mut self, reason: Reason) {
-        if self.handle.is_exhausted() && (!self.send_last_words() || self.handle.is_socket_full()) {
+        if self.handle.is_exhausted() && (!self.send_final_frames() || self.handle.is_socket_full()) {
             self.handle.close_after_last();
         }
         self.reset(reason);
     }
 
     /// Sends the last words of the body, if no data is before them. Trailers need no window; the message takes what there is.
-    fn send_last_words(&mut self) -> bool {
+    fn send_final_frames(&mut self) -> bool {
         let Self { stage: Stage::Sending(body, stream), handle, .. } = self else { return false };
         stream.reserve_capacity(MAX_ROOM);
-        let LastWords { message, trailers } = body.exhausted(stream.capacity().min(MAX_ROOM), handle.memory_limit());
+        let FinalFrames { message, trailers } = body.exhausted(stream.capacity().min(MAX_ROOM), handle.memory_limit());
         if handle.has_unsent(1) {
             return false;
         }
         if let Some(message) = message
-            && let Err(error) = stream.send_data(Outgoing::new(message, handle, Kept::ForTheSocket), false)
+            && let Err(error) = stream.send_data(DataPayload::new(message, handle, BudgetKind::Socket), false)
         {
             tracing::debug!(%error, "stream lost");
         }
@@ -171,11 +176,11 @@ impl<B: Supply> Exchange<B> {
             }
             let capacity = stream.capacity().min(MAX_ROOM);
             let mut room = Room { bytes: capacity, is_strict: true };
-            let mut asked = Asked::Sent;
-            while let Asked::Sent = asked {
-                asked = ask(body, stream, handle, &mut room, cx);
+            let mut asked = SendResult::Sent;
+            while let SendResult::Sent = asked {
+                asked = poll_body(body, stream, handle, &mut room, cx);
             }
-            if let Asked::TooLarge(needed) = asked {
+            if let SendResult::TooLarge(needed) = asked {
                 if room.bytes < capacity {
                     // Too large only for the room that earlier messages of this round have left.
                     continue;
@@ -203,72 +208,72 @@ impl<B: Supply> Exchange<B> {
                     handle.waits_for(Wait::Line);
                     return poll_lost(stream, cx);
                 }
-                asked = ask(body, stream, handle, &mut room, cx);
+                asked = poll_body(body, stream, handle, &mut room, cx);
                 budgets.large.release(reserved);
             }
             match asked {
-                Asked::Sent => {}
+                SendResult::Sent => {}
                 // Unreachable for a body that follows the contract: no message is too large without a strict limit.
-                Asked::TooLarge(_) => return Poll::Ready(Some(Reason::INTERNAL_ERROR)),
-                Asked::Nothing => {
+                SendResult::TooLarge(_) => return Poll::Ready(Some(Reason::INTERNAL_ERROR)),
+                SendResult::Nothing => {
                     budgets.socket.leave(socket);
                     budgets.large.leave(large);
                     stream.reserve_capacity(0);
                     handle.waits_for(Wait::Nothing);
                     return poll_lost(stream, cx);
                 }
-                Asked::Over(reason) => return Poll::Ready(reason),
+                SendResult::Over(reason) => return Poll::Ready(reason),
             }
         }
     }
 }
 
 /// Polls a body for its next frame, and hands that to HTTP/2.
-fn ask<B: Supply>(
+fn poll_body<B: BoundedBody>(
     body: &mut B,
-    stream: &mut SendStream<Outgoing>,
+    stream: &mut SendStream<DataPayload>,
     handle: &StreamHandle,
     room: &mut Room,
     cx: &mut Context<'_>,
-) -> Asked {
-    match body.poll_supply(cx, *room) {
-        Poll::Ready(Some(Ok(Supplied::Frame(frame)))) => match frame.into_data() {
+) -> SendResult {
+    match body.poll_bounded(cx, *room) {
+        Poll::Ready(Some(Ok(BoundedFrame::Frame(frame)))) => match frame.into_data() {
             Ok(chunk) => {
                 let length = chunk.remaining();
-                let kept = if length > room.bytes { Kept::ForItsWindow } else { Kept::ForTheSocket };
-                if let Err(error) = stream.send_data(Outgoing::new(chunk, handle, kept), false) {
+                let kept = if length > room.bytes { BudgetKind::Window } else { BudgetKind::Socket };
+                if let Err(error) = stream.send_data(DataPayload::new(chunk, handle, kept), false) {
                     tracing::debug!(%error, "stream lost");
-                    return Asked::Over(None);
+                    return SendResult::Over(None);
                 }
                 room.bytes = room.bytes.saturating_sub(length);
-                Asked::Sent
+                SendResult::Sent
             }
             Err(frame) => {
                 send_trailers(stream, frame.into_trailers().unwrap_or_default());
-                Asked::Over(None)
+                SendResult::Over(None)
             }
         },
-        Poll::Ready(Some(Ok(Supplied::TooLarge(needed)))) => Asked::TooLarge(needed),
+        Poll::Ready(Some(Ok(BoundedFrame::TooLarge(needed)))) => SendResult::TooLarge(needed),
         Poll::Ready(Some(Err(error))) => {
             let error: BoxError = error.into();
             tracing::debug!(%error, "response body failed");
-            Asked::Over(Some(Reason::INTERNAL_ERROR))
+            SendResult::Over(Some(Reason::INTERNAL_ERROR))
         }
         Poll::Ready(None) => {
             send_end(stream);
-            Asked::Over(None)
+            SendResult::Over(None)
         }
-        Poll::Pending => Asked::Nothing,
+        Poll::Pending => SendResult::Nothing,
     }
 }
 
 /// Waits until the client resets the stream, or the connection is lost.
-fn poll_lost(stream: &mut SendStream<Outgoing>, cx: &mut Context<'_>) -> Poll<Option<Reason>> {
+fn poll_lost(stream: &mut SendStream<DataPayload>, cx: &mut Context<'_>) -> Poll<Option<Reason>> {
     ready!(stream.poll_reset(cx)).map_or_else(|error| tracing::debug!(%error, "stream lost"), drop);
     Poll::Ready(None)
 }
 
-impl<B: Supply> Future for Exchange<B> {
+impl<B: BoundedBody> Future for Exchange<B> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -279,7 +284,7 @@ impl<B: Supply> Future for Exchange<B> {
         }
         ready!(this.poll_call(cx));
         let sent = this.poll_send(cx);
-        this.note_made();
+        this.note_encoded();
         if let Some(reason) = ready!(sent) {
             this.end(reason);
         }
@@ -289,32 +294,32 @@ impl<B: Supply> Future for Exchange<B> {
     }
 }
 
-impl<B: Supply> Drop for Exchange<B> {
+impl<B: BoundedBody> Drop for Exchange<B> {
     fn drop(&mut self) {
         let budgets = self.handle.budgets();
         budgets.socket.leave(&mut self.socket);
         budgets.large.leave(&mut self.large);
-        self.handle.note_made(0);
+        self.handle.note_encoded(0);
         self.handle.end();
     }
 }
 
-impl<B: Supply> fmt::Debug for Exchange<B> {
+impl<B: BoundedBody> fmt::Debug for Exchange<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Exchange").field("handle", &self.handle).finish_non_exhaustive()
     }
 }
 
-fn send_trailers(stream: &mut SendStream<Outgoing>, trailers: HeaderMap) {
+fn send_trailers(stream: &mut SendStream<DataPayload>, trailers: HeaderMap) {
     stream.reserve_capacity(0);
     if let Err(error) = stream.send_trailers(trailers) {
         tracing::debug!(%error, "stream lost");
     }
 }
 
-fn send_end(stream: &mut SendStream<Outgoing>) {
+fn send_end(stream: &mut SendStream<DataPayload>) {
     stream.reserve_capacity(0);
-    if let Err(error) = stream.send_data(Outgoing::default(), true) {
+    if let Err(error) = stream.send_data(DataPayload::default(), true) {
         tracing::debug!(%error, "stream lost");
     }
 }

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 
 use super::{
     body::MAX_ROOM,
-    budget::{Budgets, Kept},
+    budget::{BudgetKind, Budgets},
     progress::{Progress, Wait},
 };
 
@@ -33,7 +33,7 @@ use super::{
 pub struct StreamHandle(pub(super) Arc<StreamWaker>);
 
 /// State that the streams of a connection share: the list of ready streams, and the limits on unsent bytes.
-pub(super) struct Wakes {
+pub(super) struct ConnectionWakes {
     pub(super) ready: Mutex<Vec<usize>>,
     pub(super) state: AtomicU8,
     pub(super) task: AtomicWaker,
@@ -43,7 +43,7 @@ pub(super) struct Wakes {
     /// True if a stream was ended because its client reads nothing, or does not complete a frame.
     has_stalled: AtomicBool,
     /// Number of bytes that the bodies of the streams have encoded and not handed out.
-    made: AtomicUsize,
+    encoded_bytes: AtomicUsize,
     /// Size of the connection's buffer that the socket has not taken, in bytes.
     buffered: AtomicUsize,
     /// Limit on the memory that is held for the streams of all connections, in bytes.
@@ -53,19 +53,19 @@ pub(super) struct Wakes {
 }
 
 pub(super) struct StreamWaker {
-    wakes: Arc<Wakes>,
+    wakes: Arc<ConnectionWakes>,
     pub(super) key: AtomicUsize,
     /// State of its task, with the same values as that of the connection's task.
     pub(super) state: AtomicU8,
     /// Number of its bytes that HTTP/2 holds.
     unsent: AtomicUsize,
     /// Number of bytes that its body has encoded and not handed out; only the stream writes this.
-    made: AtomicUsize,
+    encoded_bytes: AtomicUsize,
     /// Number of bytes that other parts of the server hold for it.
     kept: AtomicUsize,
     /// True if the stream waits until fewer bytes are unsent.
     is_full: AtomicBool,
-    /// [`KEPT`], or the way in which the stream must end.
+    /// [`NO_RESET`], or the way in which the stream must end.
     reset: AtomicU8,
     pub(super) progress: Progress,
     /// Waker of the stream's own task, if it has one.
@@ -74,10 +74,10 @@ pub(super) struct StreamWaker {
 
 /// Streams of a connection that wait, or did so at the last check.
 #[derive(Debug, Default)]
-pub(super) struct WaitingStreams(Mutex<Listed>);
+pub(super) struct WaitingStreams(Mutex<WaitingList>);
 
 #[derive(Debug, Default)]
-struct Listed {
+struct WaitingList {
     streams: Vec<Waiting>,
     /// True if there are new streams since the connection's last check.
     has_new: bool,
@@ -100,7 +100,7 @@ struct Waiting {
 }
 
 /// Result of checking a stream.
-enum Look {
+enum CheckResult {
     Waits,
     /// The stream does not wait any more.
     Left,
@@ -117,7 +117,7 @@ pub(super) const SPAWNED: usize = usize::MAX - 1;
 const UNSENT_PER_STREAM: usize = MAX_ROOM;
 
 /// No reset is requested.
-const KEPT: u8 = 0;
+const NO_RESET: u8 = 0;
 /// The stream must be reset with `CANCEL`.
 const CANCELLED: u8 = 1;
 /// The stream must be reset with `ENHANCE_YOUR_CALM`, which gRPC maps to `RESOURCE_EXHAUSTED`.
@@ -126,7 +126,7 @@ const STALLED: u8 = 2;
 const EXHAUSTED: u8 = 3;
 
 /// The task is parked.
-pub(super) const RESTING: u8 = 0;
+pub(super) const PARKED: u8 = 0;
 /// The task is running, and checks the ready list before it parks.
 pub(super) const POLLING: u8 = 1;
 /// The task was woken, or must check the list again.
@@ -151,17 +151,17 @@ impl StreamHandle {
 
     /// Returns the number of bytes that the server holds for the stream.
     pub fn bytes_held(&self) -> usize {
-        let StreamWaker { unsent, made, kept, .. } = &*self.0;
-        [unsent, made, kept].iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
+        let StreamWaker { unsent, encoded_bytes, kept, .. } = &*self.0;
+        [unsent, encoded_bytes, kept].iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
     }
 
     /// Records the number of bytes that the body has encoded and not handed out.
-    pub(super) fn note_made(&self, bytes: usize) {
-        let before = self.0.made.load(Ordering::Relaxed);
+    pub(super) fn note_encoded(&self, bytes: usize) {
+        let before = self.0.encoded_bytes.load(Ordering::Relaxed);
         if before != bytes {
-            self.0.made.store(bytes, Ordering::Relaxed);
+            self.0.encoded_bytes.store(bytes, Ordering::Relaxed);
             // A decrease wraps around.
-            self.0.wakes.made.fetch_add(bytes.wrapping_sub(before), Ordering::Relaxed);
+            self.0.wakes.encoded_bytes.fetch_add(bytes.wrapping_sub(before), Ordering::Relaxed);
         }
     }
 
@@ -203,7 +203,7 @@ impl StreamHandle {
     /// Returns the reason with which the stream must be reset, if it must.
     pub(super) fn wanted_reset(&self) -> Option<Reason> {
         match self.0.reset.load(Ordering::Acquire) {
-            KEPT => None,
+            NO_RESET => None,
             STALLED | EXHAUSTED => Some(Reason::ENHANCE_YOUR_CALM),
             _ => Some(Reason::CANCEL),
         }
@@ -272,13 +272,13 @@ impl StreamHandle {
     }
 
     /// Counts bytes that were handed to HTTP/2.
-    pub(super) fn charge(&self, bytes: usize, kept: Kept) {
+    pub(super) fn charge(&self, bytes: usize, kept: BudgetKind) {
         self.0.unsent.fetch_add(bytes, Ordering::SeqCst);
         self.0.wakes.budgets.of(kept).charge(bytes);
     }
 
     /// Counts bytes that HTTP/2 has released.
-    pub(super) fn release(&self, bytes: usize, kept: Kept) {
+    pub(super) fn release(&self, bytes: usize, kept: BudgetKind) {
         let unsent = self.0.unsent.fetch_sub(bytes, Ordering::SeqCst) - bytes;
         if unsent < UNSENT_PER_STREAM && self.0.is_full.swap(false, Ordering::SeqCst) {
             self.0.wake_by_ref();
@@ -293,18 +293,18 @@ impl fmt::Debug for StreamHandle {
     }
 }
 
-// === impl Wakes ===
+// === impl ConnectionWakes ===
 
-impl Wakes {
+impl ConnectionWakes {
     pub(super) fn new() -> Self {
         Self {
             ready: Mutex::default(),
-            state: AtomicU8::new(RESTING),
+            state: AtomicU8::new(PARKED),
             task: AtomicWaker::new(),
             budgets: Budgets::new(),
             open: AtomicUsize::new(0),
             has_stalled: AtomicBool::new(false),
-            made: AtomicUsize::new(0),
+            encoded_bytes: AtomicUsize::new(0),
             buffered: AtomicUsize::new(0),
             memory_limit: AtomicUsize::new(0),
             waiting: WaitingStreams::default(),
@@ -322,8 +322,8 @@ impl Wakes {
     }
 
     /// Returns the number of bytes that the bodies of its streams have encoded and not handed out.
-    pub(super) fn made(&self) -> usize {
-        self.made.load(Ordering::Relaxed)
+    pub(super) fn encoded_bytes(&self) -> usize {
+        self.encoded_bytes.load(Ordering::Relaxed)
     }
 
     /// Records the size of the buffer that the socket has not taken.
@@ -334,7 +334,7 @@ impl Wakes {
     /// Wakes the connection's task to poll a stream, or itself.
     fn wake(&self, key: usize) {
         self.ready.lock().push(key);
-        if self.state.swap(WOKEN, Ordering::SeqCst) == RESTING {
+        if self.state.swap(WOKEN, Ordering::SeqCst) == PARKED {
             self.task.wake();
         }
     }
@@ -343,16 +343,16 @@ impl Wakes {
 // === impl StreamWaker ===
 
 impl StreamWaker {
-    pub(super) fn new(wakes: &Arc<Wakes>, key: usize) -> Self {
+    pub(super) fn new(wakes: &Arc<ConnectionWakes>, key: usize) -> Self {
         Self {
             wakes: Arc::clone(wakes),
             key: AtomicUsize::new(key),
-            state: AtomicU8::new(RESTING),
+            state: AtomicU8::new(PARKED),
             unsent: AtomicUsize::new(0),
-            made: AtomicUsize::new(0),
+            encoded_bytes: AtomicUsize::new(0),
             kept: AtomicUsize::new(0),
             is_full: AtomicBool::new(false),
-            reset: AtomicU8::new(KEPT),
+            reset: AtomicU8::new(NO_RESET),
             progress: Progress::default(),
             task: AtomicWaker::new(),
         }
@@ -369,7 +369,7 @@ impl Wake for StreamWaker {
         let before = self.state.swap(WOKEN, Ordering::SeqCst);
         if key == SPAWNED {
             // A running task checks its state before it parks.
-            if before == RESTING {
+            if before == PARKED {
                 self.task.wake();
             }
             return;
@@ -394,7 +394,7 @@ impl WaitingStreams {
     }
 
     /// Checks the waiting streams, and records their progress.
-    pub(super) fn look(&self, now: Instant, mut found: impl FnMut(LongWaiting)) {
+    pub(super) fn check(&self, now: Instant, mut found: impl FnMut(LongWaiting)) {
         for waiting in &mut self.0.lock().streams {
             if let Some(stream) = waiting.stream.upgrade().map(StreamHandle) {
                 let is_waiting = stream.is_waiting();
@@ -416,10 +416,10 @@ impl WaitingStreams {
         let mut reset = 0;
         let mut listed = self.0.lock();
         listed.has_new = false;
-        listed.streams.retain_mut(|waiting| match waiting.look(now, timeout) {
-            Look::Waits => true,
-            Look::Left => false,
-            Look::Stalled => {
+        listed.streams.retain_mut(|waiting| match waiting.check(now, timeout) {
+            CheckResult::Waits => true,
+            CheckResult::Left => false,
+            CheckResult::Stalled => {
                 reset += 1;
                 false
             }
@@ -439,23 +439,23 @@ impl Waiting {
         }
     }
 
-    fn look(&mut self, now: Instant, timeout: Duration) -> Look {
-        let Some(stream) = self.stream.upgrade().map(StreamHandle) else { return Look::Left };
+    fn check(&mut self, now: Instant, timeout: Duration) -> CheckResult {
+        let Some(stream) = self.stream.upgrade().map(StreamHandle) else { return CheckResult::Left };
         let progress = &stream.0.progress;
         let is_new = !stream.is_waiting();
         if is_new {
             progress.end();
             // It may have begun to wait again before `end`, and then it did not add itself to the list.
             if !stream.is_waiting() || !progress.begin() {
-                return Look::Left;
+                return CheckResult::Left;
             }
         }
         self.note_progress(&stream, is_new, now);
         let timeout = if progress.wait() == Wait::Line { timeout * LINE_FACTOR } else { timeout };
         if now - self.since < timeout {
-            return Look::Waits;
+            return CheckResult::Waits;
         }
         stream.stall();
-        Look::Stalled
+        CheckResult::Stalled
     }
 }

@@ -16,13 +16,13 @@ use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use tokio::time::Instant;
 
-use super::handle::{LongWaiting, Wakes};
+use super::handle::{ConnectionWakes, LongWaiting};
 
 /// Memory accounts of all connections.
 #[derive(Debug)]
 pub struct Ledger {
     limit: usize,
-    connections: Mutex<Vec<Weak<Wakes>>>,
+    connections: Mutex<Vec<Weak<ConnectionWakes>>>,
     kept: AtomicUsize,
     is_near: AtomicBool,
     ended: Counter,
@@ -30,11 +30,11 @@ pub struct Ledger {
 
 /// Bytes that wait for clients, by holder.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Waiting {
+pub struct HeldBytes {
     /// Bytes in HTTP/2, and in the connection if its socket is full.
     pub sending: usize,
     /// Bytes that response bodies have encoded, and that have no room.
-    pub made: usize,
+    pub encoded_bytes: usize,
     /// Bytes that other parts of the server [keep](super::StreamHandle::keep) for streams.
     pub kept: usize,
 }
@@ -81,7 +81,7 @@ impl Ledger {
     }
 
     /// Adds a connection, until that is dropped.
-    pub(super) fn add(&self, connection: &Arc<Wakes>) {
+    pub(super) fn add(&self, connection: &Arc<ConnectionWakes>) {
         connection.memory_limit.store(self.limit, Ordering::Relaxed);
         self.connections.lock().push(Arc::downgrade(connection));
     }
@@ -92,16 +92,16 @@ impl Ledger {
     }
 
     /// Returns the current sums.
-    pub fn waiting(&self) -> Waiting {
+    pub fn waiting(&self) -> HeldBytes {
         self.sum(|_| {})
     }
 
-    fn sum(&self, mut of_each: impl FnMut(Arc<Wakes>)) -> Waiting {
-        let mut waiting = Waiting { kept: self.kept.load(Ordering::Relaxed), ..Waiting::default() };
+    fn sum(&self, mut of_each: impl FnMut(Arc<ConnectionWakes>)) -> HeldBytes {
+        let mut waiting = HeldBytes { kept: self.kept.load(Ordering::Relaxed), ..HeldBytes::default() };
         self.connections.lock().retain(|connection| {
             let Some(connection) = connection.upgrade() else { return false };
             waiting.sending += connection.sending();
-            waiting.made += connection.made();
+            waiting.encoded_bytes += connection.encoded_bytes();
             of_each(connection);
             true
         });
@@ -120,7 +120,7 @@ impl Ledger {
         let now = Instant::now();
         let mut longest = Vec::new();
         for connection in connections {
-            connection.waiting.look(now, |waiting| {
+            connection.waiting.check(now, |waiting| {
                 if waiting.stream.is_exhausted() {
                     // Its memory is about to be freed.
                     held = held.saturating_sub(waiting.stream.bytes_held());
@@ -160,11 +160,11 @@ impl Default for Ledger {
 /// Default limit on the bytes held for clients, if the memory of the machine is not known.
 const DEFAULT_LIMIT: usize = 1 << 30;
 
-// === impl Waiting ===
+// === impl HeldBytes ===
 
-impl Waiting {
+impl HeldBytes {
     /// Returns the sum of all bytes.
     pub fn total(self) -> usize {
-        self.sending + self.made + self.kept
+        self.sending + self.encoded_bytes + self.kept
     }
 }

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn the_next_connection_does_not_wait_for_one_that_is_gone() {
+    async fn only_errors_of_the_system_pause_accepting() {
         for (error, pause) in [
             (Errno::CONNABORTED, Duration::ZERO),
             (Errno::PROTO, Duration::ZERO),

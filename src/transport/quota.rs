@@ -55,7 +55,7 @@ pub enum Exceeded {
 
 /// Counters of rejections by reason; clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct Refused(Family<ReasonLabels, Counter>);
+pub struct Rejections(Family<ReasonLabels, Counter>);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabels {
@@ -139,9 +139,9 @@ impl Exceeded {
     }
 }
 
-// === impl Refused ===
+// === impl Rejections ===
 
-impl Refused {
+impl Rejections {
     /// Counts a rejection.
     pub fn count(&self, reason: &'static str) {
         self.0.get_or_create(&ReasonLabels { reason }).inc();

@@ -9,13 +9,13 @@ use std::{
 
 use slab::Slab;
 
-use super::handle::{CONNECTION, POLLING, RESTING, SPAWNED, StreamHandle, StreamWaker, WOKEN, Wakes};
+use super::handle::{CONNECTION, ConnectionWakes, PARKED, POLLING, SPAWNED, StreamHandle, StreamWaker, WOKEN};
 
 /// Streams of one connection that its task polls.
 pub(super) struct Streams<F> {
     /// Streams by key. Boxed, because the slab allocates four entries at once, and most connections have one stream.
     slab: Slab<Box<Stream<F>>>,
-    wakes: Arc<Wakes>,
+    wakes: Arc<ConnectionWakes>,
     /// Keys that are being polled; kept for the allocation.
     ready: Vec<usize>,
 }
@@ -34,11 +34,11 @@ pub(super) struct Spawned<F>(Stream<F>);
 impl<F: Future<Output = ()> + Unpin> Streams<F> {
     /// Creates an empty set.
     pub(super) fn new() -> Self {
-        Self { slab: Slab::new(), wakes: Arc::new(Wakes::new()), ready: Vec::new() }
+        Self { slab: Slab::new(), wakes: Arc::new(ConnectionWakes::new()), ready: Vec::new() }
     }
 
     /// Returns the state that all streams of the connection share.
-    pub(super) fn wakes(&self) -> &Arc<Wakes> {
+    pub(super) fn wakes(&self) -> &Arc<ConnectionWakes> {
         &self.wakes
     }
 
@@ -86,8 +86,8 @@ impl<F: Future<Output = ()> + Unpin> Streams<F> {
     }
 
     /// Parks the task. Returns false if a stream has become ready meanwhile; otherwise the next wake-up wakes the task.
-    pub(super) fn rest(&self) -> bool {
-        if self.wakes.state.compare_exchange(POLLING, RESTING, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+    pub(super) fn try_park(&self) -> bool {
+        if self.wakes.state.compare_exchange(POLLING, PARKED, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             return true;
         }
         self.wakes.state.store(POLLING, Ordering::SeqCst);
@@ -143,7 +143,7 @@ impl<F: Future<Output = ()> + Unpin> Future for Spawned<F> {
         handle.0.task.register(task.waker());
         handle.0.state.store(POLLING, Ordering::SeqCst);
         let polled = Pin::new(future).poll(&mut Context::from_waker(waker));
-        let rests = handle.0.state.compare_exchange(POLLING, RESTING, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        let rests = handle.0.state.compare_exchange(POLLING, PARKED, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if polled.is_pending() && !rests {
             task.waker().wake_by_ref();
         }
@@ -186,14 +186,14 @@ mod tests {
         streams.register(noop_waker_ref());
         loop {
             streams.poll_ready();
-            if streams.rest() {
+            if streams.try_park() {
                 return;
             }
         }
     }
 
     #[test]
-    fn a_stream_is_polled_once_for_all_wakes_before_it_and_is_gone_when_it_ends() {
+    fn a_stream_is_polled_once_for_all_earlier_wake_ups_and_removed_when_it_ends() {
         let mut streams = Streams::new();
         let (polls, wakers) = (Arc::default(), Arc::default());
         let handle = streams.handle();
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn the_task_is_woken_once_when_it_rests_and_never_while_it_polls() {
+    fn the_task_is_woken_once_while_parked_and_never_while_polling() {
         struct Count(AtomicU32);
         impl Wake for Count {
             fn wake(self: Arc<Self>) {
@@ -228,8 +228,8 @@ mod tests {
         let connection = streams.connection_waker();
         streams.register(&task);
         connection.wake_by_ref();
-        assert!(!streams.rest(), "it has to look again");
-        assert!(streams.rest());
+        assert!(!streams.try_park(), "it has to look again");
+        assert!(streams.try_park());
         assert_eq!(count.0.load(Ordering::Relaxed), 0);
         connection.wake_by_ref();
         connection.wake_by_ref();
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wake_up_that_was_settled_is_no_poll_and_a_later_one_is() {
+    fn a_discarded_wake_up_causes_no_poll_and_a_later_one_does() {
         let mut streams = Streams::new();
         let (polls, wakers) = (Arc::default(), Arc::default());
         let handle = streams.handle();

@@ -28,11 +28,11 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Chunk, LastWords, Ledger, Peer, Quota, Refused, RequestBody, Room, ServerConfig, StreamHandle, Supplied, Supply,
-    Waiting,
-    connection::{Connection, ConnectionError, Shared},
+    BoundedBody, BoundedFrame, Chunk, FinalFrames, HeldBytes, Ledger, Peer, Quota, Rejections, RequestBody, Room,
+    ServerConfig, StreamHandle,
+    buffered_io::BufferPool,
+    connection::{Connection, ConnectionError, ListenerShared},
     io::Io,
-    merge::BufferPool,
 };
 
 /// One end of a pipe. It counts its writes, and reads nothing once its process is stopped.
@@ -50,7 +50,7 @@ struct Body {
     /// Message that is not handed out yet.
     next: Option<Bytes>,
     /// Number of bytes that were handed out.
-    made: Arc<AtomicUsize>,
+    encoded_bytes: Arc<AtomicUsize>,
     /// Number of polls.
     polls: Arc<AtomicUsize>,
 }
@@ -59,7 +59,7 @@ struct Body {
 struct Opened {
     sends: Sender,
     handle: StreamHandle,
-    made: Arc<AtomicUsize>,
+    encoded_bytes: Arc<AtomicUsize>,
     polls: Arc<AtomicUsize>,
     /// Number of bytes of the request body, or its error.
     request: JoinHandle<Result<usize, h2::Error>>,
@@ -102,20 +102,20 @@ fn serve(pipe: usize) -> Serving {
     let (sender, opened) = mpsc::channel(1000);
     let service = tower::service_fn(move |request: Request<RequestBody>| {
         let (sends, messages) = mpsc::channel(1000);
-        let (made, polls) = (Arc::default(), Arc::default());
+        let (encoded_bytes, polls) = (Arc::default(), Arc::default());
         assert_eq!(request.extensions().get(), Some(&Peer::Unix { uid: None }));
         let handle = request.extensions().get::<StreamHandle>().unwrap().clone();
         let request = tokio::spawn(async { Ok(request.into_body().collect().await?.to_bytes().len()) });
-        let body = Body { messages, next: None, made: Arc::clone(&made), polls: Arc::clone(&polls) };
-        sender.try_send(Opened { sends, handle, made, polls, request }).unwrap();
+        let body = Body { messages, next: None, encoded_bytes: Arc::clone(&encoded_bytes), polls: Arc::clone(&polls) };
+        sender.try_send(Opened { sends, handle, encoded_bytes, polls, request }).unwrap();
         async move { Ok::<_, Infallible>(Response::new(body)) }
     });
     let (draining, cut) = (CancellationToken::new(), CancellationToken::new());
     let ledger = Arc::new(Ledger::new(MEMORY, Counter::default()));
-    let shared = Shared {
+    let shared = ListenerShared {
         is_local: |request| request.uri().path() == "/local",
         buffers: BufferPool::default(),
-        refused: Refused::default(),
+        refused: Rejections::default(),
         ledger: Arc::clone(&ledger),
         draining: draining.clone(),
         cut: cut.clone(),
@@ -127,7 +127,7 @@ fn serve(pipe: usize) -> Serving {
         stalled: stalled.clone(),
         request_timeout: REQUEST_TIMEOUT,
         connections: Quota::new(usize::MAX, 100),
-        refused: Refused::default(),
+        refused: Rejections::default(),
         drain_period: Duration::from_secs(5),
         ledger: Arc::clone(&ledger),
     };
@@ -179,29 +179,29 @@ async fn whole(body: &mut RecvStream) -> Result<Vec<u8>, h2::Error> {
     Ok(whole)
 }
 
-impl Supply for Body {
-    fn poll_supply(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<Supplied, Infallible>>> {
+impl BoundedBody for Body {
+    fn poll_bounded(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<BoundedFrame, Infallible>>> {
         self.polls.fetch_add(1, Ordering::Relaxed);
         if self.next.is_none() {
             self.next = ready!(self.messages.poll_recv(cx));
         }
         Poll::Ready(match self.next.take_if(|next| room.allows(next.len())) {
             Some(next) => {
-                self.made.fetch_add(next.len(), Ordering::Relaxed);
-                Some(Ok(Supplied::Frame(Frame::data(Chunk::from(next)))))
+                self.encoded_bytes.fetch_add(next.len(), Ordering::Relaxed);
+                Some(Ok(BoundedFrame::Frame(Frame::data(Chunk::from(next)))))
             }
-            None => self.next.as_ref().map(|next| Ok(Supplied::TooLarge(next.len()))),
+            None => self.next.as_ref().map(|next| Ok(BoundedFrame::TooLarge(next.len()))),
         })
     }
 
-    fn made(&self) -> usize {
+    fn encoded_bytes(&self) -> usize {
         self.next.as_ref().map_or(0, Bytes::len)
     }
 
-    fn exhausted(&mut self, room: usize, limit: usize) -> LastWords {
+    fn exhausted(&mut self, room: usize, limit: usize) -> FinalFrames {
         let message = self.next.take().filter(|next| next.len() <= room).map(Chunk::from);
         let trailers = HeaderMap::from_iter([(HeaderName::from_static("limit"), HeaderValue::from(limit))]);
-        LastWords { message, trailers }
+        FinalFrames { message, trailers }
     }
 }
 
@@ -215,7 +215,7 @@ impl http_body::Body for Body {
 }
 
 #[tokio::test]
-async fn what_many_streams_send_at_once_is_one_write() {
+async fn data_of_many_streams_is_sent_in_one_write() {
     let mut pair = Pair::new(1 << 20).await;
     let mut streams = Vec::new();
     for _ in 0..100 {
@@ -249,7 +249,7 @@ async fn local_streams_and_others_share_a_connection() {
 }
 
 #[tokio::test]
-async fn nothing_is_made_for_a_window_that_is_shut() {
+async fn nothing_is_encoded_for_a_shut_window() {
     let mut pair = Pair::with_window(1 << 20, 0).await;
     let (_local, to_local) = pair.open("/local").await;
     let (_other, to_other) = pair.open("/other").await;
@@ -260,7 +260,7 @@ async fn nothing_is_made_for_a_window_that_is_shut() {
     for _ in 0..3 {
         drop(pair.open("/local").await);
     }
-    assert_eq!([&to_local, &to_other].map(|opened| opened.made.load(Ordering::Relaxed)), [0, 0]);
+    assert_eq!([&to_local, &to_other].map(|opened| opened.encoded_bytes.load(Ordering::Relaxed)), [0, 0]);
     // An end of stream needs no window.
     let (mut third, to_third) = pair.open("/local").await;
     drop(to_third.sends);
@@ -280,7 +280,7 @@ async fn a_stream_whose_window_is_shut_is_reset_from_outside() {
         assert_eq!(data(&mut other).await, &b"one"[..]);
         to_stuck.handle.reset();
         to_stuck.sends.closed().await;
-        assert!(to_stuck.made.load(Ordering::Relaxed) <= 1 << 20, "no more than the window");
+        assert!(to_stuck.encoded_bytes.load(Ordering::Relaxed) <= 1 << 20, "no more than the window");
         assert_eq!(whole(&mut stuck).await.unwrap_err().reason(), Some(Reason::CANCEL));
         to_other.sends.try_send(Bytes::from_static(b"two")).unwrap();
         assert_eq!(data(&mut other).await, &b"two"[..]);
@@ -318,7 +318,7 @@ async fn a_draining_connection_ends_with_its_last_stream_or_when_it_is_cut() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_that_takes_nothing_is_cut() {
+async fn a_connection_whose_peer_reads_nothing_is_closed() {
     let mut pair = Pair::new(1000).await;
     let (_body, opened) = pair.open("/local").await;
     pair.is_stopped.store(true, Ordering::Relaxed);
@@ -330,7 +330,7 @@ async fn a_connection_that_takes_nothing_is_cut() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_is_silent_is_asked_and_closed() {
+async fn a_silent_client_is_pinged_and_closed() {
     // A client that answers stays connected.
     let mut pair = Pair::new(1000).await;
     let (_body, _opened) = pair.open("/local").await;

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_is_served_once_it_is_whole() {
+    fn changed_certificates_are_served_once_complete() {
         let directory = tempfile::tempdir().unwrap();
         let tls = Tls::load(write(directory.path())).unwrap();
         let served = || Arc::clone(&tls.loaded.load().1);
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_served_is_told_with_its_file() {
+    fn unusable_certificates_are_reported_with_their_file() {
         let directory = tempfile::tempdir().unwrap();
         let files = write(directory.path());
         let none = directory.path().join("none");

@@ -6,7 +6,7 @@
 //! [`BLOCK_CHANGES`], so that clients that began at different positions soon read the same ones.
 //!
 //! Clients write orders, and threads write blocks. The memory of finished blocks is bounded; blocks in progress take no
-//! more than [`AT_ONCE`] and the threads hold. A client that waits for flow-control window holds no block.
+//! more than [`MAX_STARTED_BLOCKS`] and the threads hold. A client that waits for flow-control window holds no block.
 
 mod reader;
 
@@ -25,7 +25,7 @@ pub use self::reader::BacklogReader;
 use super::{
     BulkThreads, Frame, Replay,
     bulk::{BulkQueue, Work},
-    replay::Place,
+    replay::ReplayPosition,
     selection_budget::Clock,
 };
 use crate::{
@@ -48,14 +48,14 @@ struct State<F: Frame> {
     /// Keys of the finished blocks, in the order in which they are dropped.
     order: VecDeque<Key<F>>,
     bytes: usize,
-    orders: VecDeque<Order<F>>,
+    orders: VecDeque<BlockBuilder<F>>,
 }
 
 /// Everything that the events of a block depend on.
-type Key<F> = (Arc<Selection>, <F as Frame>::Format, Place);
+type Key<F> = (Arc<Selection>, <F as Frame>::Format, ReplayPosition);
 
 enum Entry<F> {
-    Making(Vec<Waker>),
+    Building(Vec<Waker>),
     Ready {
         block: Arc<Block<F>>,
         /// True if a client took the block since it was made or spared.
@@ -76,11 +76,11 @@ struct Step {
     end: usize,
     is_event: bool,
     /// Position reached with it.
-    place: Place,
+    position: ReplayPosition,
 }
 
 /// Block in progress.
-struct Order<F: Frame> {
+struct BlockBuilder<F: Frame> {
     key: Key<F>,
     replay: Replay,
     arena: F::Arena,
@@ -92,7 +92,7 @@ struct Order<F: Frame> {
 const BLOCK_SIZE: usize = 64 << 10;
 const BLOCK_CHANGES: u64 = 256;
 /// Maximum number of begun blocks, so that one with a costly selection does not delay the others.
-const AT_ONCE: usize = 4;
+const MAX_STARTED_BLOCKS: usize = 4;
 /// Time of one piece of work, in nanoseconds.
 const SLICE: u64 = 500_000;
 
@@ -139,7 +139,7 @@ impl<F: Frame> Backfill<F> {
                 *is_taken = true;
                 return Poll::Ready(Arc::clone(block));
             }
-            Some(Entry::Making(wakers)) => {
+            Some(Entry::Building(wakers)) => {
                 if !wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
                     wakers.push(cx.waker().clone());
                 }
@@ -147,9 +147,9 @@ impl<F: Frame> Backfill<F> {
             }
             None => {}
         }
-        let order = || Order::new(key.clone(), replay());
+        let order = || BlockBuilder::new(key.clone(), replay());
         if let Some(threads) = self.threads.get() {
-            state.blocks.insert(key.clone(), Entry::Making(vec![cx.waker().clone()]));
+            state.blocks.insert(key.clone(), Entry::Building(vec![cx.waker().clone()]));
             state.orders.push_back(order());
             drop(state);
             self.notify(threads);
@@ -168,13 +168,13 @@ impl<F: Frame> Backfill<F> {
     }
 
     /// Hands a finished block to the clients that wait for it.
-    fn finish(&self, order: Order<F>) -> Arc<Block<F>> {
-        let Order { key, arena, steps, encoded, .. } = order;
+    fn finish(&self, order: BlockBuilder<F>) -> Arc<Block<F>> {
+        let BlockBuilder { key, arena, steps, encoded, .. } = order;
         self.encoded.fetch_add(encoded, Ordering::Relaxed);
         let bytes = F::bytes(&arena) + size_of_val(&*steps) + size_of::<Block<F>>() + 2 * size_of::<Key<F>>();
         let block = Arc::new(Block { frame: F::freeze(arena), steps: steps.into(), bytes });
         let mut state = self.state.lock();
-        let forgotten = state.forget(self.bound.saturating_sub(bytes));
+        let forgotten = state.evict(self.bound.saturating_sub(bytes));
         // Spared once: the clients that wait for it take it later.
         let entry = Entry::Ready { block: Arc::clone(&block), is_taken: true };
         let before = state.blocks.insert(key.clone(), entry);
@@ -187,7 +187,7 @@ impl<F: Frame> Backfill<F> {
         state.bytes += bytes;
         drop(state);
         drop(forgotten);
-        if let Some(Entry::Making(wakers)) = before {
+        if let Some(Entry::Building(wakers)) = before {
             wakers.into_iter().for_each(Waker::wake);
         }
         block
@@ -211,8 +211,8 @@ impl<F: Frame> Work for Backfill<F> {
             return;
         }
         let mut state = self.state.lock();
-        let place = state.orders.len().min(AT_ONCE - 1);
-        state.orders.insert(place, order);
+        let position = state.orders.len().min(MAX_STARTED_BLOCKS - 1);
+        state.orders.insert(position, order);
         drop(state);
         self.notify(threads);
     }
@@ -228,7 +228,7 @@ impl<F: Frame> fmt::Debug for Backfill<F> {
 
 impl<F: Frame> State<F> {
     /// Drops blocks beyond a bound, the oldest first. A block that was taken since is spared once.
-    fn forget(&mut self, bound: usize) -> Vec<Entry<F>> {
+    fn evict(&mut self, bound: usize) -> Vec<Entry<F>> {
         let mut forgotten = Vec::new();
         while self.bytes > bound {
             let Some(key) = self.order.pop_front() else { break };
@@ -248,9 +248,9 @@ impl<F: Frame> State<F> {
     }
 }
 
-// === impl Order ===
+// === impl BlockBuilder ===
 
-impl<F: Frame> Order<F> {
+impl<F: Frame> BlockBuilder<F> {
     fn new(key: Key<F>, replay: Replay) -> Self {
         Self { key, replay, arena: F::Arena::default(), steps: Vec::new(), encoded: 0 }
     }
@@ -260,12 +260,12 @@ impl<F: Frame> Order<F> {
         let Self { key: (selection, format, begin), replay, arena, steps, encoded } = self;
         let until = clock.now().saturating_add(SLICE);
         while !replay.is_done() {
-            let told = replay.encode::<F>(selection, *format, arena, usize::MAX, |_one| true);
+            let told = replay.step::<F>(selection, *format, arena);
             *encoded += told;
             if told > 0 || replay.is_between() {
-                let (end, place) = (F::size(arena), replay.place());
-                let is_whole = end >= BLOCK_SIZE || place.offset / BLOCK_CHANGES != begin.offset / BLOCK_CHANGES;
-                steps.push(Step { end, is_event: told > 0, place });
+                let (end, position) = (F::size(arena), replay.position());
+                let is_whole = end >= BLOCK_SIZE || position.offset / BLOCK_CHANGES != begin.offset / BLOCK_CHANGES;
+                steps.push(Step { end, is_event: told > 0, position });
                 if is_whole {
                     return true;
                 }

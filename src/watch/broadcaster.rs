@@ -1,43 +1,41 @@
 //! Writer of the distribution: groups, encoding once, and the wait for slow clients under BLOCK.
 
+mod groups;
 mod selecting;
 
 use std::{
     borrow::Borrow,
-    collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     task::Waker,
 };
 
-use slab::Slab;
 use tokio::time::Instant;
 
-use self::selecting::{Deferral, Selecting};
-use super::{
-    BroadcasterConfig, BulkThreads, Client, Cursor, End, Frame, FullChannelPolicy, QueueOptions,
-    budget::ClientBudgets,
-    encoding::Encoding,
-    group::{Group, Part, Phase},
-    merger::{Merger, MergerConfig, Reader},
-    room::Room,
-    routes::Routes,
-    window::Window,
+use self::{
+    groups::Groups,
+    selecting::{Deferral, Selecting},
 };
-use crate::model::{Batch, Reached, ResourceVersion, Selection};
+use super::{
+    BroadcasterConfig, BulkThreads, Client, Cursor, End, Frame, QueueOptions,
+    budget::ClientBudgets,
+    config::BroadcasterStats,
+    encoding::Encoding,
+    group::{Part, SlotRef},
+    merger::{Merger, MergerConfig},
+    policy::{OnJoin, on_join},
+    window::Window,
+    writer_signals::WriterSignals,
+};
+use crate::model::{Batch, HistoryPosition, ResourceVersion, Selection};
 
 /// Distributor of batches to cursors, owned by one task. Every cursor that subscribed before a batch is published receives
 /// it; no later cursor does.
 #[derive(Debug)]
 pub struct Broadcaster<F: Frame> {
     config: BroadcasterConfig,
-    groups: Slab<Arc<Group<F>>>,
-    by_key: HashMap<GroupKey<F>, usize>,
-    routes: Routes,
+    groups: Groups<F>,
     /// Position up to which everything has been published.
-    reached: Reached,
+    reached: HistoryPosition,
     stopped: Option<End>,
     /// True if there was a relist since the last published change.
     is_gap: bool,
@@ -46,9 +44,9 @@ pub struct Broadcaster<F: Frame> {
     deferral: Option<Deferral<F>>,
     /// Merges for cursors under COALESCE.
     merger: Arc<Merger<F>>,
-    room: Arc<Room>,
+    writer_signals: Arc<WriterSignals>,
     /// Slots that hold the writer back, or did.
-    blocked: Vec<BlockedSlot<F>>,
+    blocked: Vec<SlotRef<F>>,
     clients: ClientBudgets,
     next_slot_id: u64,
     stats: Arc<BroadcasterStats>,
@@ -70,61 +68,19 @@ pub struct Subscribe<F: Frame> {
     pub initial_events: bool,
 }
 
-/// Counters and gauges of one Broadcaster, read at scrape.
-#[derive(Debug, Default)]
-pub struct BroadcasterStats {
-    /// Cursors that exist now.
-    pub watchers: AtomicU64,
-    /// Groups that exist now.
-    pub groups: AtomicU64,
-    /// Events encoded, once for each format and variant.
-    pub encoded: AtomicU64,
-    /// Events taken by cursors.
-    pub delivered: AtomicU64,
-    /// Events lost under DROP.
-    pub dropped: AtomicU64,
-    /// Cursors ended under BLOCK.
-    pub evicted: AtomicU64,
-    /// Full queues under BLOCK that were served as under REPLAY, because the budget of the resource was spent.
-    pub denied: AtomicU64,
-    /// Time for which the writer waited under BLOCK, in microseconds.
-    pub blocked_micros: AtomicU64,
-    /// Bytes that all logs keep for lagging cursors: arenas, runs and marks.
-    pub retained_size: AtomicU64,
-    /// Groups that threads fill now, because the writer has no time for their selections.
-    pub deferred: AtomicU64,
-    /// Number of times that the writer had no time for a group.
-    pub deferrals: AtomicU64,
-    /// Cursors ended because the threads that fill their group, or merge for them, did not keep up with the history.
-    pub expired: AtomicU64,
-    /// Cursors ended because their merged changes took too much memory ([`BroadcasterConfig::coalesce_size`]).
-    pub overmerged: AtomicU64,
-}
-
-type GroupKey<F> = (Arc<Selection>, <F as Frame>::Format);
-
-#[derive(Debug)]
-struct BlockedSlot<F: Frame> {
-    group: Arc<Group<F>>,
-    slot: usize,
-    id: u64,
-}
-
 // === impl Broadcaster ===
 
 impl<F: Frame> Broadcaster<F> {
     /// Returns a Broadcaster without watchers, at a version.
     pub fn new(config: BroadcasterConfig, version: ResourceVersion) -> Self {
         let stats: Arc<BroadcasterStats> = Arc::default();
-        let reached = Reached { version, offset: 0 };
+        let reached = HistoryPosition { version, offset: 0 };
         Self {
             merger: Merger::new(MergerConfig::of(&config), None, Arc::clone(&stats), &reached),
             clients: ClientBudgets::new(config.block_timeout),
-            room: Arc::new(Room::new(config.block_timeout, Arc::clone(&stats))),
+            writer_signals: Arc::new(WriterSignals::new(config.block_timeout, Arc::clone(&stats))),
             config,
-            groups: Slab::new(),
-            by_key: HashMap::new(),
-            routes: Routes::default(),
+            groups: Groups::new(Arc::clone(&stats)),
             reached,
             stopped: None,
             is_gap: false,
@@ -140,8 +96,10 @@ impl<F: Frame> Broadcaster<F> {
     /// threads also merge under COALESCE; without them, the cursor or the writer that needs a merge does it.
     #[must_use]
     pub fn deferring_to(mut self, threads: Option<&BulkThreads>) -> Self {
-        self.deferral = threads.map(|threads| Deferral::new(&self, threads));
         let queue = threads.map(|threads| Arc::clone(threads.queue()));
+        let (window, writer_signals, oldest) = (&self.window, &self.writer_signals, self.reached.version.clone());
+        let deferral = |queue| Deferral::new(&self.config, queue, window, writer_signals, &self.stats, oldest);
+        self.deferral = queue.clone().map(deferral);
         self.merger = Merger::new(MergerConfig::of(&self.config), queue, Arc::clone(&self.stats), &self.reached);
         self
     }
@@ -152,13 +110,27 @@ impl<F: Frame> Broadcaster<F> {
     }
 
     #[cfg(test)]
-    pub(super) fn reached(&self) -> &Reached {
+    pub(super) fn reached(&self) -> &HistoryPosition {
         &self.reached
     }
 
     #[cfg(test)]
-    pub(super) fn wake(&self) -> u64 {
-        self.window.wake()
+    pub(super) fn cycle(&self) -> u64 {
+        self.window.cycle()
+    }
+
+    /// Returns the number of deferrals that are kept.
+    #[cfg(test)]
+    pub(super) fn remembered_deferrals(&self) -> usize {
+        self.deferral.as_ref().map_or(0, Deferral::len)
+    }
+
+    /// Sets the cost of each group whose selection is evaluated within the budget.
+    #[cfg(test)]
+    pub(crate) fn set_costs(&self, mut cost: impl FnMut() -> u64) {
+        for group in self.groups.iter().filter(|group| group.is_budgeted) {
+            group.cost.set(cost());
+        }
     }
 
     /// Returns the version up to which everything has been published.
@@ -180,32 +152,34 @@ impl<F: Frame> Broadcaster<F> {
 
     fn join(&mut self, subscribe: Subscribe<F>, has: Option<&ResourceVersion>) -> Cursor<F> {
         let Subscribe { selection, format, queue, client, initial_events } = subscribe;
-        self.remove_vacant();
-        let phase = if initial_events { Phase::Initial } else { Phase::Live };
-        let blocks = queue.policy == FullChannelPolicy::Block;
-        let budget = blocks.then(|| self.clients.of(&client, Instant::now()));
+        self.groups.remove_vacant(self.writer_signals.take_vacant());
+        let needs = on_join(queue.policy);
+        let budget = (needs == OnJoin::Budget).then(|| self.clients.of(&client, Instant::now()));
         self.next_slot_id += 1;
+        let id = self.next_slot_id;
         let (group, slot) = loop {
-            let group = Arc::clone(self.group(Arc::clone(&selection), format));
+            let selection = Arc::clone(&selection);
+            let group = Arc::clone(self.groups.get_or_create(selection, format, &self.reached, &self.writer_signals));
             let mut log = group.log.lock();
             if self.stopped.is_none() && log.end.is_some() {
                 // The group has just ended, because it did not keep up.
                 drop(log);
-                self.remove(group.id);
+                self.groups.remove(group.id);
                 continue;
             }
             log.end.clone_from(&self.stopped);
-            let slot = log.subscribe(self.next_slot_id, queue, phase, budget, self.reached.offset);
-            log.leave_out(slot, self.reached.offset, has);
+            let slot = log.subscribe(id, queue, initial_events, budget, self.reached.offset);
+            log.skip_events(slot, self.reached.offset, has);
             drop(log);
             break (group, slot);
         };
-        if queue.policy == FullChannelPolicy::Coalesce {
-            self.merger.register(Reader::new(&group, slot, self.next_slot_id), &self.reached);
+        let merger = (needs == OnJoin::Merger).then(|| Arc::clone(&self.merger));
+        if let Some(merger) = &merger {
+            merger.register(SlotRef::new(&group, slot, id), &self.reached);
         }
         let version = has.unwrap_or(&self.reached.version).clone();
-        let reached = Reached { version, offset: self.reached.offset };
-        Cursor::new(group, slot, Arc::clone(&self.stats), self.config.queue_size, reached)
+        let reached = HistoryPosition { version, offset: self.reached.offset };
+        Cursor::new(group, slot, Arc::clone(&self.stats), merger, self.config.queue_size, reached)
     }
 
     /// Publishes batches as one publish cycle: every group receives its share and is woken once. Does nothing after
@@ -216,7 +190,7 @@ impl<F: Frame> Broadcaster<F> {
         let Some(last) = batches.last().filter(|_| self.stopped.is_none()) else { return };
         let before = self.reached.clone();
         self.reached.version.clone_from(last.borrow().safe());
-        self.remove_vacant();
+        self.groups.remove_vacant(self.writer_signals.take_vacant());
         let is_gap = self.is_gap;
         let mut encoding = Encoding::new(batches, &mut self.is_gap);
         let events = encoding.changes().len();
@@ -224,14 +198,15 @@ impl<F: Frame> Broadcaster<F> {
         if events == 0 || self.groups.is_empty() {
             return;
         }
-        let Selecting { shares, deferred } = self.select(&mut encoding, before.offset);
+        let Selecting { shares, deferred } =
+            Selecting::new(&mut self.groups, self.deferral.as_mut(), &mut encoding, before.offset);
         self.stats.encoded.fetch_add(encoding.encoded(), Ordering::Relaxed);
         let (arenas, bytes, changes) = encoding.freeze();
         let now = Instant::now();
         let its = shares.iter().map(|(group, share)| (group, &share[..]));
-        let wake = self.window.push(events, bytes, its, now);
+        let cycle = self.window.push(events, bytes, its, now);
 
-        let left = self.room.left(now);
+        let left = self.writer_signals.left(now);
         if !self.is_blocked() {
             self.blocked.clear();
         }
@@ -239,27 +214,29 @@ impl<F: Frame> Broadcaster<F> {
         for (group, share) in shares {
             let (arenas, queue_size) = (&arenas[&group.format][..], self.config.queue_size);
             let (offset, end) = (before.offset, self.reached.offset);
-            let part = Part { wake, changes: &changes, offset, end, arenas, queue_size, window: &self.window };
+            let part = Part { cycle, changes: &changes, offset, end, arenas, queue_size, floor: self.window.floor() };
             {
                 let mut log = group.log.lock();
                 log.append(&part, share, &mut full, &mut wakers);
                 self.blocked.extend(full.drain(..).filter_map(|slot| {
-                    let is_blocking = log.fill(slot, left, &self.room, now);
-                    is_blocking.then(|| BlockedSlot { group: Arc::clone(&group), slot, id: log.slots[slot].id })
+                    let is_blocking = log.fill(slot, left, &self.writer_signals, now);
+                    is_blocking.then(|| SlotRef::new(&group, slot, log.slots[slot].id))
                 }));
             }
             for waker in wakers.drain(..) {
                 waker.wake();
             }
         }
-        self.defer(&deferred, batches, is_gap, &before);
+        if let Some(deferral) = &mut self.deferral {
+            deferral.defer(&mut self.groups, &deferred, batches, is_gap, &before, &self.reached);
+        }
         // Last: everything that has merged up to here is in the logs.
         self.merger.publish(batches, before.offset, &self.reached, now);
     }
 
     /// Returns true if the next batch has to wait for a client under BLOCK.
     pub fn is_blocked(&self) -> bool {
-        self.room.deadline().is_some()
+        self.writer_signals.deadline().is_some()
     }
 
     /// Waits until every client that holds the writer back has room again or has unsubscribed, but no longer than the
@@ -273,16 +250,16 @@ impl<F: Frame> Broadcaster<F> {
         while let Some(deadline) = self.block_deadline(Instant::now()) {
             tokio::select! {
                 // Cancel-safe: `Notify` keeps the notification if nobody waits.
-                () = self.room.freed() => {}
+                () = self.writer_signals.freed() => {}
                 () = tokio::time::sleep_until(deadline) => {}
             }
         }
     }
 
     /// Wakes every waiting cursor although nothing was published, because its reader has something else to report.
-    pub fn poke(&self) {
+    pub fn notify_watches(&self) {
         let mut wakers = Vec::new();
-        for (_, group) in &self.groups {
+        for group in self.groups.iter() {
             group.log.lock().take_wakers(&mut wakers);
         }
         for waker in wakers {
@@ -293,15 +270,26 @@ impl<F: Frame> Broadcaster<F> {
     /// Removes groups without readers and events that are too old. Must be called periodically, because a quiet resource
     /// has no publish cycles.
     pub fn sweep(&mut self) {
-        self.remove_vacant();
+        self.groups.remove_vacant(self.writer_signals.take_vacant());
         let now = Instant::now();
         self.clients.sweep(now);
-        self.forget_gone();
+        if let Some(deferral) = &self.deferral {
+            deferral.drop_removed();
+        }
         if !self.is_blocked() {
             self.blocked.clear();
         }
         self.window.sweep(now);
         self.merger.sweep(now);
+    }
+
+    /// Drops what the history has dropped: a group that has not been filled up to there expires, and what has not merged
+    /// under COALESCE is merged.
+    pub fn drop_before(&self, oldest: &HistoryPosition) {
+        self.merger.drop_before(oldest);
+        if let Some(deferral) = &self.deferral {
+            deferral.drop_before(oldest);
+        }
     }
 
     /// Ends every cursor once it has read what was published before; later subscribers end at once.
@@ -311,32 +299,27 @@ impl<F: Frame> Broadcaster<F> {
     }
 
     /// Ends every cursor as [`Self::stop`] does, and continues for later subscribers from `version`.
-    pub fn restart(&mut self, end: &End, version: ResourceVersion) {
+    pub fn start_new_history(&mut self, end: &End, version: ResourceVersion) {
         self.end_all(end);
         // What is left of these queues can still be read, and holds nobody back.
         let now = Instant::now();
-        for BlockedSlot { group, slot, id, .. } in self.blocked.drain(..) {
-            if let Some(slot) = group.log.lock().slots.get_mut(slot).filter(|slot| slot.id == id) {
-                slot.unblock(&self.room, now);
-            }
+        for blocked in self.blocked.drain(..) {
+            blocked.write(|log, slot| log.slots[slot].unblock(&self.writer_signals, now));
         }
         self.groups.clear();
-        self.by_key.clear();
-        self.routes = Routes::default();
-        self.stats.groups.store(0, Ordering::Relaxed);
         // No cursor has reached the next offset.
-        self.reached = Reached { version, offset: self.reached.offset + 1 };
+        self.reached = HistoryPosition { version, offset: self.reached.offset + 1 };
         // Readers of the ended groups keep the old merger.
         self.merger = self.merger.next(&self.reached);
     }
 
     fn end_all(&self, end: &End) {
         let mut wakers = Vec::new();
-        for (_, group) in &self.groups {
+        for group in self.groups.iter() {
             let mut log = group.log.lock();
             log.end.get_or_insert_with(|| end.clone());
             // From here on no thread may fill this log, even with what it has already selected.
-            self.end_deferral(&mut log);
+            log.end_deferral(&self.stats);
             log.take_wakers(&mut wakers);
         }
         if let Some(deferral) = &self.deferral {
@@ -347,60 +330,15 @@ impl<F: Frame> Broadcaster<F> {
         }
     }
 
-    /// Returns the group with this selection and format, and creates it if there is none.
-    fn group(&mut self, selection: Arc<Selection>, format: F::Format) -> &Arc<Group<F>> {
-        let Self { groups, by_key, routes, .. } = self;
-        let id = *by_key.entry((selection, format)).or_insert_with_key(|(selection, format)| {
-            let entry = groups.vacant_entry();
-            let id = entry.key();
-            let is_selective = routes.insert(selection, id);
-            let is_budgeted = selecting::is_budgeted(selection, is_selective);
-            let (selection, room, merger) = (Arc::clone(selection), Arc::clone(&self.room), Arc::clone(&self.merger));
-            let group = Group::new(id, selection, *format, is_budgeted, self.reached.clone(), room, merger);
-            entry.insert(Arc::new(group));
-            id
-        });
-        self.stats.groups.store(groups.len() as u64, Ordering::Relaxed);
-        &groups[id]
-    }
-
-    /// Removes the groups that have no readers any more, and those that ended on their own.
-    fn remove_vacant(&mut self) {
-        for id in self.room.take_vacant() {
-            let is_over = |group: &Arc<Group<F>>| {
-                let mut log = group.log.lock();
-                let is_over = log.slots.is_empty() || log.end.is_some();
-                if is_over {
-                    self.end_deferral(&mut log);
-                }
-                is_over
-            };
-            if self.groups.get(id).is_some_and(is_over) {
-                self.remove(id);
-            }
-        }
-        self.stats.groups.store(self.groups.len() as u64, Ordering::Relaxed);
-    }
-
-    fn remove(&mut self, id: usize) {
-        let group = self.groups.remove(id);
-        self.routes.remove(&group.selection, id);
-        self.by_key.remove(&(Arc::clone(&group.selection), group.format));
-    }
-
     /// Returns the time until which the writer waits; `None` if no slot holds it back. At the deadline, gives up on every
     /// slot.
     fn block_deadline(&mut self, now: Instant) -> Option<Instant> {
-        let deadline = self.room.deadline()?;
+        let deadline = self.writer_signals.deadline()?;
         if now < deadline {
             return Some(deadline);
         }
-        let mut wakers = Vec::new();
-        for BlockedSlot { group, slot, id, .. } in self.blocked.drain(..) {
-            group.log.lock().give_up(slot, id, &self.room, now, &mut wakers);
-        }
-        for waker in wakers {
-            waker.wake();
+        for blocked in self.blocked.drain(..) {
+            blocked.write(|log, slot| log.give_up(slot, &self.writer_signals, now));
         }
         None
     }

@@ -20,10 +20,10 @@ use std::{
     sync::Arc,
 };
 
-use super::{Frame, Notice};
+use super::{Frame, GroupEvent};
 use crate::{
     census::{Alive, Kind},
-    model::{Batch, Cause, Change, EventType, Object, ObjectKey, Reached, ResourceVersion, Transition},
+    model::{Batch, Cause, Change, EventType, HistoryPosition, Object, ObjectKey, ResourceVersion, Transition},
 };
 
 /// Changes merged by key.
@@ -53,6 +53,29 @@ pub(super) struct Size {
     pub(super) had: usize,
 }
 
+/// Merged changes of a reader, before and after it takes them. A thread takes the generation out while it works on it.
+#[derive(Debug)]
+pub(super) struct Coalescing {
+    /// Generation that is being filled; `None` while a thread works on it.
+    pub(super) generation: Option<Box<Generation>>,
+    /// True if the reader waits for it.
+    pub(super) is_wanted: bool,
+    /// True if a thread will work on it, or does.
+    pub(super) is_queued: bool,
+    /// Complete generation, until the reader takes it.
+    pub(super) ready: Option<Box<DrainingGeneration>>,
+    pub(super) sizes: Sizes,
+}
+
+/// Sizes of what is held for a reader.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Sizes {
+    pub(super) merged: Size,
+    pub(super) ready: Size,
+    /// Size of what the reader has taken, until it takes again.
+    pub(super) drained: Size,
+}
+
 /// Merged changes of one key.
 #[derive(Debug)]
 struct Pending {
@@ -61,18 +84,18 @@ struct Pending {
     /// Latest state, if it is in the selection.
     now: Option<Arc<Object>>,
     /// Last change that removed the state that the client has: its version and its cause.
-    gone: (ResourceVersion, Cause),
+    deleted_by: (ResourceVersion, Cause),
     /// Cause of the addition of the latest state.
-    came: Cause,
+    added_by: Cause,
     events: u32,
     /// Position of the last change among all.
-    place: u64,
+    order: u64,
 }
 
 /// Generation that is being delivered.
 #[derive(Debug)]
-pub(super) struct Telling {
-    told: VecDeque<Told>,
+pub(super) struct DrainingGeneration {
+    drained: VecDeque<CoalescedEvent>,
     /// Versions that are safe to resume from: before its first event, and after its last one.
     versions: Option<(ResourceVersion, ResourceVersion)>,
     /// Offset that is reached after its last event.
@@ -82,7 +105,7 @@ pub(super) struct Telling {
 }
 
 #[derive(Debug)]
-struct Told {
+struct CoalescedEvent {
     event_type: EventType,
     cause: Cause,
     object: Arc<Object>,
@@ -122,31 +145,31 @@ impl Generation {
         if *last < *after {
             last.clone_from(after);
         }
-        let place = self.merged;
+        let order = self.merged;
         let mut entry = match self.pending.entry(change.object().key().clone()) {
             Entry::Occupied(entry) => entry,
             Entry::Vacant(entry) => {
                 let had = change.old.clone().filter(|_| transition.event_type != EventType::Added);
                 self.had += size_of_body(had.as_ref());
-                let gone = (change.version.clone(), transition.cause);
-                entry.insert_entry(Pending { had, now: None, gone, came: Cause::Change, events: 0, place })
+                let deleted_by = (change.version.clone(), transition.cause);
+                entry.insert_entry(Pending { had, now: None, deleted_by, added_by: Cause::Change, events: 0, order })
             }
         };
         let pending = entry.get_mut();
         match transition.event_type {
-            EventType::Added => pending.came = transition.cause,
+            EventType::Added => pending.added_by = transition.cause,
             EventType::Modified => {}
             EventType::Deleted => {
                 let had = pending.had.as_ref().zip(change.old.as_ref());
                 if had.is_some_and(|(had, old)| is_same(had, old)) {
-                    pending.gone = (change.version.clone(), transition.cause);
+                    pending.deleted_by = (change.version.clone(), transition.cause);
                 }
             }
         }
         self.now = self.now + size_of_body(now.as_ref()) - size_of_body(pending.now.as_ref());
         pending.now = now;
         pending.events = pending.events.saturating_add(1);
-        pending.place = place;
+        pending.order = order;
         if pending.had.is_none() && pending.now.is_none() {
             self.vanished = self.vanished.saturating_add(entry.remove().events);
         }
@@ -154,23 +177,50 @@ impl Generation {
 
     /// Returns the events to deliver, ordered by each key's last change, to the client that reaches an offset with them.
     /// The last event also counts the events that vanished without a trace.
-    pub(super) fn tell(self, offset: u64) -> Telling {
+    pub(super) fn drain(self, offset: u64) -> DrainingGeneration {
         let Self { pending, mut vanished, versions, .. } = self;
         let mut pending: Vec<Pending> = pending.into_values().collect();
-        pending.sort_unstable_by_key(|pending| pending.place);
-        let mut told = VecDeque::with_capacity(pending.len());
+        pending.sort_unstable_by_key(|pending| pending.order);
+        let mut drained = VecDeque::with_capacity(pending.len());
         for pending in pending {
-            vanished = vanished.saturating_add(pending.tell(&mut told));
+            vanished = vanished.saturating_add(pending.drain(&mut drained));
         }
-        if let Some(Told { coalesced, .. }) = told.back_mut() {
+        if let Some(CoalescedEvent { coalesced, .. }) = drained.back_mut() {
             *coalesced = coalesced.saturating_add(vanished);
         }
-        let bodies = |is_counted: fn(&&Told) -> bool| {
-            told.iter().filter(is_counted).map(|told| told.object.body().len()).sum::<usize>()
+        let bodies = |is_counted: fn(&&CoalescedEvent) -> bool| {
+            drained.iter().filter(is_counted).map(|drained| drained.object.body().len()).sum::<usize>()
         };
-        let had = bodies(|told| told.event_type == EventType::Deleted);
-        let size = Size { entries: told.capacity() * size_of::<Told>(), bodies: bodies(|_| true), had };
-        Telling { told, versions, offset, size, _alive: Alive::new(Kind::Merging, 0) }
+        let had = bodies(|drained| drained.event_type == EventType::Deleted);
+        let size = Size { entries: drained.capacity() * size_of::<CoalescedEvent>(), bodies: bodies(|_| true), had };
+        DrainingGeneration { drained, versions, offset, size, _alive: Alive::new(Kind::Merging, 0) }
+    }
+}
+
+// === impl Coalescing ===
+
+impl Coalescing {
+    /// Returns an empty generation, for a thread to work on.
+    pub(super) fn new(is_wanted: bool) -> Self {
+        let (generation, ready, sizes) = (Some(Box::default()), None, Sizes::default());
+        Self { generation, is_wanted, is_queued: true, ready, sizes }
+    }
+
+    /// Returns true if the reader can deliver a generation.
+    pub(super) fn is_ready(&self) -> bool {
+        self.ready.is_some()
+    }
+
+    /// Returns true if nothing has merged since the last generation, and no thread merges now.
+    pub(super) fn is_idle(&self) -> bool {
+        self.generation.as_ref().is_some_and(|generation| generation.is_empty())
+    }
+
+    /// Returns the memory of the merged entries, and the size of the bodies that they and the delivered generation refer
+    /// to.
+    pub(super) fn size(&self) -> (usize, usize) {
+        let Sizes { merged, ready, drained } = self.sizes;
+        (merged.entries + ready.entries, merged.bodies + ready.bodies + drained.bodies)
     }
 }
 
@@ -178,17 +228,17 @@ impl Generation {
 
 impl Pending {
     /// Appends the events of this key. Returns the number of events that left no trace.
-    fn tell(self, told: &mut VecDeque<Told>) -> u32 {
-        let Self { had, now, gone: (gone_at, gone), came, events, .. } = self;
-        let count = told.len();
-        let deleted = |object| Told {
+    fn drain(self, drained: &mut VecDeque<CoalescedEvent>) -> u32 {
+        let Self { had, now, deleted_by: (deleted_at, deleted_by), added_by, events, .. } = self;
+        let count = drained.len();
+        let deleted = |object| CoalescedEvent {
             event_type: EventType::Deleted,
-            cause: gone,
+            cause: deleted_by,
             object,
-            object_version: gone_at,
+            object_version: deleted_at,
             coalesced: 0,
         };
-        let upserted = |event_type, object: Arc<Object>, cause| Told {
+        let upserted = |event_type, object: Arc<Object>, cause| CoalescedEvent {
             event_type,
             cause,
             object_version: object.version().clone(),
@@ -197,21 +247,21 @@ impl Pending {
         };
         match (had, now) {
             (None, None) => {}
-            (None, Some(now)) => told.push_back(upserted(EventType::Added, now, came)),
-            (Some(had), None) => told.push_back(deleted(had)),
+            (None, Some(now)) => drained.push_back(upserted(EventType::Added, now, added_by)),
+            (Some(had), None) => drained.push_back(deleted(had)),
             // Left and entered again unchanged, or changed back: nothing is new to the client.
             (Some(had), Some(now)) if Arc::ptr_eq(&had, &now) => {}
             (Some(had), Some(now)) if is_same(&had, &now) => {
-                told.push_back(upserted(EventType::Modified, now, Cause::Change));
+                drained.push_back(upserted(EventType::Modified, now, Cause::Change));
             }
             (Some(had), Some(now)) => {
-                told.push_back(deleted(had));
-                told.push_back(upserted(EventType::Added, now, came));
+                drained.push_back(deleted(had));
+                drained.push_back(upserted(EventType::Added, now, added_by));
             }
         }
-        let told_now = u32::try_from(told.len() - count).unwrap_or(u32::MAX);
-        let further = events.saturating_sub(told_now);
-        match told.back_mut().filter(|_| told_now > 0) {
+        let drained_now = u32::try_from(drained.len() - count).unwrap_or(u32::MAX);
+        let further = events.saturating_sub(drained_now);
+        match drained.back_mut().filter(|_| drained_now > 0) {
             Some(last) => {
                 last.coalesced = further;
                 0
@@ -221,9 +271,9 @@ impl Pending {
     }
 }
 
-// === impl Telling ===
+// === impl DrainingGeneration ===
 
-impl Telling {
+impl DrainingGeneration {
     /// Returns the memory of its entries, and the size of the bodies that it had at first.
     pub(super) fn size(&self) -> Size {
         self.size
@@ -231,35 +281,42 @@ impl Telling {
 
     /// Returns true if everything has been delivered.
     pub(super) fn is_done(&self) -> bool {
-        self.told.is_empty()
+        self.drained.is_empty()
     }
 
     /// Returns what a client that was at `before` reaches once everything has been delivered.
-    pub(super) fn after(&self, before: &Reached) -> Reached {
+    pub(super) fn after(&self, before: &HistoryPosition) -> HistoryPosition {
         let after = self.versions.as_ref().map(|(_, after)| after).filter(|after| **after > before.version);
         let version = after.unwrap_or(&before.version).clone();
-        Reached { version, offset: self.offset.max(before.offset) }
+        HistoryPosition { version, offset: self.offset.max(before.offset) }
     }
 
     /// Returns the version of all but the last event, for a client that was at `reached`: the one before the first merged
     /// change.
-    pub(super) fn before(&self, reached: &Reached) -> ResourceVersion {
+    pub(super) fn before(&self, reached: &HistoryPosition) -> ResourceVersion {
         let before = self.versions.as_ref().map(|(before, _)| before).filter(|before| **before > reached.version);
         before.unwrap_or(&reached.version).clone()
     }
 
     /// Encodes the next events for a client that was at `before`, until there is `max_size` of them, but at least one.
     /// Returns their number too.
-    pub(super) fn encode<F: Frame>(&mut self, before: &Reached, format: F::Format, max_size: usize) -> (F, u64) {
+    pub(super) fn encode<F: Frame>(
+        &mut self,
+        before: &HistoryPosition,
+        format: F::Format,
+        max_size: usize,
+    ) -> (F, u64) {
         let (mut arena, mut events) = (F::Arena::default(), 0);
         let (before, after) = (&before.version, &self.after(before).version);
-        while let Some(Told { event_type, cause, object, object_version, coalesced }) = self.told.pop_front() {
-            let is_last = self.told.is_empty();
+        while let Some(CoalescedEvent { event_type, cause, object, object_version, coalesced }) =
+            self.drained.pop_front()
+        {
+            let is_last = self.drained.is_empty();
             let version = if is_last { after } else { before };
             // Clients that must see relist gaps and open versions do not use merged changes.
             let (relisted, open) = (false, false);
             let (object, object_version) = (&object, &object_version);
-            let notice = Notice { event_type, cause, object, object_version, version, coalesced, relisted, open };
+            let notice = GroupEvent { event_type, cause, object, object_version, version, coalesced, relisted, open };
             F::encode(&mut arena, format, &notice);
             events += 1;
             if F::size(&arena) >= max_size {

@@ -2,46 +2,42 @@
 
 use std::{
     fmt, future,
-    sync::{Arc, Weak, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
     task::{Context, Poll, Waker},
 };
 
-use smallvec::{SmallVec, smallvec};
+use smallvec::smallvec;
 use tokio::time::Instant;
 
 #[cfg(test)]
 use super::run::Run;
 use super::{
-    CursorState, End, Frame, FullChannelPolicy,
-    broadcaster::BroadcasterStats,
-    coalesce::Telling,
-    group::{Due, Group, Log, Phase, Slot},
-    merger::Reader,
+    CursorState, End, Frame, Frames,
+    coalesce::DrainingGeneration,
+    config::BroadcasterStats,
+    group::{Group, Log, SlotRef},
+    merger::Merger,
+    policy::{OnTake, State},
 };
-use crate::model::{Reached, ResourceVersion, Selection};
+use crate::model::{HistoryPosition, ResourceVersion, Selection};
 
 /// Queue of one client. Dropping it unsubscribes.
 pub struct Cursor<F: Frame> {
     group: Arc<Group<F>>,
     slot: usize,
     stats: Arc<BroadcasterStats>,
+    /// Under COALESCE.
+    merger: Option<Arc<Merger<F>>>,
     queue_size: usize,
-    reached: Reached,
+    reached: HistoryPosition,
     taken: u64,
     /// Under COALESCE: the generation that is being delivered.
-    telling: Option<Box<Telling>>,
+    draining: Option<Box<DrainingGeneration>>,
 }
 
 /// View of a cursor's lag and state from outside.
 #[derive(Debug, Clone)]
-pub struct CursorGauge<F: Frame> {
-    group: Weak<Group<F>>,
-    slot: usize,
-    id: u64,
-}
-
-/// Consecutive slices: a single one if they were published together.
-pub type Frames<F> = SmallVec<[F; 1]>;
+pub struct CursorGauge<F: Frame>(SlotRef<F>);
 
 /// Size of the next event, which exceeds the limit; `None` if it is not known before the event is encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,11 +69,12 @@ impl<F: Frame> Cursor<F> {
         group: Arc<Group<F>>,
         slot: usize,
         stats: Arc<BroadcasterStats>,
+        merger: Option<Arc<Merger<F>>>,
         queue_size: usize,
-        reached: Reached,
+        reached: HistoryPosition,
     ) -> Self {
         stats.watchers.fetch_add(1, Ordering::Relaxed);
-        Self { group, slot, stats, queue_size, reached, taken: 0, telling: None }
+        Self { group, slot, stats, merger, queue_size, reached, taken: 0, draining: None }
     }
 
     /// Returns the selection, which all watchers of the group share.
@@ -92,12 +89,12 @@ impl<F: Frame> Cursor<F> {
     }
 
     /// Returns the same with its offset, from which a client resumes in a history, also inside a batch.
-    pub fn reached(&self) -> &Reached {
+    pub fn reached(&self) -> &HistoryPosition {
         &self.reached
     }
 
     /// Advances to a position that was distributed while the cursor was at the head (for a bookmark).
-    pub fn advance(&mut self, distributed: &Reached) {
+    pub fn advance(&mut self, distributed: &HistoryPosition) {
         self.reached.offset = self.reached.offset.max(distributed.offset);
         if self.reached.version < distributed.version {
             self.reached.version.clone_from(&distributed.version);
@@ -112,7 +109,7 @@ impl<F: Frame> Cursor<F> {
     /// Advances to `distributed` (for a bookmark), if nothing is left to take and more may come; returns true if so. The
     /// caller must read `distributed` before this call. In a deferred group, only what its threads have filled counts as
     /// distributed.
-    pub fn advance_at_head(&mut self, distributed: Option<&Reached>) -> bool {
+    pub fn advance_at_head(&mut self, distributed: Option<&HistoryPosition>) -> bool {
         let log = self.group.log.lock();
         if !self.is_at_head_of(&log) {
             return false;
@@ -120,7 +117,8 @@ impl<F: Frame> Cursor<F> {
         // Read together with the head: as soon as more is filled, there is something to take first.
         let filled = log.deferred.as_ref().map(|deferred| deferred.filled.clone());
         drop(log);
-        let lags = |filled: &&Reached| distributed.is_some_and(|distributed| filled.offset < distributed.offset);
+        let lags =
+            |filled: &&HistoryPosition| distributed.is_some_and(|distributed| filled.offset < distributed.offset);
         if let Some(reached) = filled.as_ref().filter(lags).or(distributed) {
             self.advance(reached);
         }
@@ -129,7 +127,7 @@ impl<F: Frame> Cursor<F> {
 
     /// Returns the position to which threads have filled its group, if it is deferred.
     #[cfg(test)]
-    pub(super) fn filled(&self) -> Option<Reached> {
+    pub(super) fn filled(&self) -> Option<HistoryPosition> {
         self.group.log.lock().deferred.as_ref().map(|deferred| deferred.filled.clone())
     }
 
@@ -153,11 +151,7 @@ impl<F: Frame> Cursor<F> {
 
     fn is_at_head_of(&self, log: &Log<F>) -> bool {
         let slot = &log.slots[self.slot];
-        if slot.evicted {
-            return false;
-        }
-        let has_all = slot.position == log.head && !slot.is_merging() && self.telling.is_none();
-        has_all && log.end.is_none()
+        slot.state.reads_log() && slot.position == log.head && self.draining.is_none() && log.end.is_none()
     }
 
     /// Returns the number of events taken.
@@ -167,22 +161,24 @@ impl<F: Frame> Cursor<F> {
 
     /// Returns the memory of the events that this cursor alone holds and is about to yield.
     pub fn held(&self) -> usize {
-        self.telling.as_ref().map_or(0, |telling| telling.size().entries)
+        self.draining.as_ref().map_or(0, |draining| draining.size().entries)
     }
 
     /// Returns a gauge of this cursor that does not keep it alive.
     pub fn gauge(&self) -> CursorGauge<F> {
-        let id = self.group.log.lock().slots[self.slot].id;
-        CursorGauge { group: Arc::downgrade(&self.group), slot: self.slot, id }
+        CursorGauge(self.slot_ref(&self.group.log.lock()))
+    }
+
+    fn slot_ref(&self, log: &Log<F>) -> SlotRef<F> {
+        SlotRef::new(&self.group, self.slot, log.slots[self.slot].id)
     }
 
     /// Ends the time in which every policy behaves as REPLAY: the initial events have been delivered. The policy acts once
     /// the cursor has caught up with its queue for the first time, so that no client loses its queue to a long snapshot.
     pub fn go_live(&mut self) {
         let mut log = self.group.log.lock();
-        let slot = &mut log.slots[self.slot];
-        if slot.phase == Phase::Initial {
-            slot.phase = Phase::CatchingUp;
+        if let State::CatchingUp { has_initial_events } = &mut log.slots[self.slot].state {
+            *has_initial_events = false;
         }
     }
 
@@ -193,20 +189,16 @@ impl<F: Frame> Cursor<F> {
     /// Nothing is taken unless it is returned.
     pub fn poll_take(&mut self, cx: &mut Context<'_>, max_size: usize) -> Poll<Taken<F>> {
         // Without `must_fit`, no event is too large.
-        self.poll_take_or_not(cx, max_size, false).map(|taken| taken.unwrap_or(Taken::Parked))
+        self.poll_take_fitting(cx, max_size, false).map(|taken| taken.unwrap_or(Taken::Parked))
     }
 
-    /// Takes the same, but nothing if the next event alone is larger than `max_size`, or its size is not known before it is
-    /// encoded.
+    /// Takes the same. With `must_fit`, takes nothing if the next event alone is larger than `max_size`, or its size is not
+    /// known before it is encoded.
     ///
     /// # Cancel safety
     ///
     /// Nothing is taken unless it is returned.
-    pub fn poll_take_fitting(&mut self, cx: &mut Context<'_>, max_size: usize) -> Poll<Result<Taken<F>, TooLarge>> {
-        self.poll_take_or_not(cx, max_size, true)
-    }
-
-    fn poll_take_or_not(
+    pub fn poll_take_fitting(
         &mut self,
         cx: &mut Context<'_>,
         max_size: usize,
@@ -215,79 +207,95 @@ impl<F: Frame> Cursor<F> {
         let mut displaced: Option<Waker> = None;
         let mut is_freed = false;
         let polled = loop {
-            if must_fit && self.telling.as_ref().is_some_and(|telling| !telling.is_done()) {
+            if must_fit && self.draining.as_ref().is_some_and(|draining| !draining.is_done()) {
                 return Poll::Ready(Err(TooLarge(None)));
             }
-            if let Some(told) = self.tell(max_size) {
+            if let Some(told) = self.drain(max_size) {
                 return Poll::Ready(Ok(told));
             }
             let mut log = self.group.log.lock();
-            match log.due(self.slot, self.queue_size, &self.reached) {
-                Due::Log => {}
-                Due::Tell(telling) => {
-                    self.reached.version = telling.before(&self.reached);
-                    self.telling = Some(telling);
+            let next = log.on_take(self.slot, self.queue_size, &mut self.reached);
+            if must_fit && let OnTake::GoLive | OnTake::Read { .. } | OnTake::Freeze = next {
+                let size = log.next_size(self.slot);
+                if size > max_size {
+                    return Poll::Ready(Err(TooLarge(Some(size))));
+                }
+            }
+            let until = match next {
+                OnTake::Read { until } => until,
+                OnTake::Freeze => log.freeze(self.slot, self.queue_size),
+                OnTake::GoLive => {
+                    log.go_live(self.slot);
                     continue;
                 }
-                Due::End(end) => break Poll::Ready(Ok(Taken::Ended(end))),
-                due @ (Due::Merge | Due::Wait) => {
+                OnTake::Follow => {
+                    log.follow(self.slot);
+                    continue;
+                }
+                OnTake::Deliver => {
+                    self.draining = log.take_ready(self.slot);
+                    if let Some(draining) = &self.draining {
+                        self.reached.version = draining.before(&self.reached);
+                    }
+                    continue;
+                }
+                OnTake::Merge => {
+                    let is_new = log.merge(self.slot, &self.reached);
                     displaced = log.park(self.slot, cx.waker());
-                    let id = log.slots[self.slot].id;
+                    let slot = self.slot_ref(&log);
                     drop(log);
-                    if matches!(due, Due::Merge) {
-                        self.group.merger.merge(Reader::new(&self.group, self.slot, id));
-                        if !self.group.merger.has_threads() {
+                    if let Some(merger) = self.merger.as_ref().filter(|_| is_new) {
+                        merger.merge(slot);
+                        if !merger.has_threads() {
                             continue;
                         }
                     }
                     break Poll::Pending;
                 }
-            }
-            if must_fit {
-                let size = next_size(&log, self.slot);
-                if size > max_size {
-                    return Poll::Ready(Err(TooLarge(Some(size))));
+                OnTake::Drop => {
+                    let (count, after) = log.drop_unread(self.slot, &mut self.reached);
+                    break Poll::Ready(Taken::Dropped { count, after });
                 }
-            }
-            let before = log.slots[self.slot].position;
-            let taken = take(&mut log, self.slot, self.queue_size, max_size, &mut self.reached);
-            if let Some(taken) = taken {
-                if let Taken::Frames(_) = taken {
-                    let events = log.slots[self.slot].position - before;
-                    self.taken += events;
-                    self.stats.delivered.fetch_add(events, Ordering::Relaxed);
-                    is_freed = log.note_read(self.slot, events, self.queue_size, &self.group.room);
-                    log.note_taken(self.slot, self.reached.offset);
+                OnTake::Park => break Poll::Ready(Taken::Parked),
+                OnTake::End(end) => break Poll::Ready(Taken::Ended(end)),
+                OnTake::Wait => {
+                    if let Some(end) = &log.end {
+                        break Poll::Ready(Taken::Ended(end.clone()));
+                    }
+                    displaced = log.park(self.slot, cx.waker());
+                    break Poll::Pending;
                 }
-                break Poll::Ready(Ok(taken));
-            }
-            displaced = log.park(self.slot, cx.waker());
-            break Poll::Pending;
+            };
+            let (frames, events) = log.read(self.slot, until, max_size, &mut self.reached);
+            is_freed = log.note_read(self.slot, events, self.queue_size, &self.group.writer_signals);
+            self.taken += events;
+            self.stats.delivered.fetch_add(events, Ordering::Relaxed);
+            break Poll::Ready(Taken::Frames(frames));
         };
         drop(displaced);
         if is_freed {
-            self.group.room.free();
+            self.group.writer_signals.free();
         }
-        if let Poll::Ready(Ok(Taken::Dropped { count, .. })) = &polled {
+        if let Poll::Ready(Taken::Dropped { count, .. }) = &polled {
             self.stats.dropped.fetch_add(*count, Ordering::Relaxed);
         }
-        polled
+        polled.map(Ok)
     }
 
     /// Encodes the next part of the generation that is being delivered, outside of any lock.
-    fn tell(&mut self, max_size: usize) -> Option<Taken<F>> {
-        let mut telling = self.telling.take()?;
-        let taken = (!telling.is_done()).then(|| {
-            let (frame, events) = telling.encode::<F>(&self.reached, self.group.format, max_size);
+    fn drain(&mut self, max_size: usize) -> Option<Taken<F>> {
+        let mut draining = self.draining.take()?;
+        let taken = (!draining.is_done()).then(|| {
+            let (frame, events) = draining.encode::<F>(&self.reached, self.group.format, max_size);
             self.taken += events;
             self.stats.delivered.fetch_add(events, Ordering::Relaxed);
             Taken::Frames(smallvec![frame])
         });
         // Reached also if all of its events have vanished.
-        if telling.is_done() {
-            self.reached = telling.after(&self.reached);
+        if draining.is_done() {
+            self.reached = draining.after(&self.reached);
         }
-        self.telling = Some(telling).filter(|telling| !telling.is_done());
+        self.draining = Some(draining).filter(|draining| !draining.is_done());
         taken
     }
 
@@ -306,30 +314,17 @@ impl<F: Frame> Cursor<F> {
 impl<F: Frame> CursorGauge<F> {
     /// Returns by how many events the cursor lags behind the newest of its selection; `None` if it was dropped.
     pub fn lag(&self) -> Option<u64> {
-        let group = self.group.upgrade()?;
-        let log = group.log.lock();
-        let slot = log.slots.get(self.slot).filter(|slot| slot.id == self.id)?;
-        Some(log.head - slot.position)
+        self.0.read(|log, slot| log.head - slot.position)
     }
 
     /// Returns what the policy does with the cursor; `None` if it was dropped.
     pub fn state(&self) -> Option<CursorState> {
-        let group = self.group.upgrade()?;
-        let log = group.log.lock();
-        let slot = log.slots.get(self.slot).filter(|slot| slot.id == self.id)?;
-        Some(match slot.merged_size() {
-            Some((entries, bodies)) => CursorState::Coalescing { entries, bodies },
-            None if slot.is_blocking => CursorState::Blocking,
-            None if slot.frozen_at.is_some() => CursorState::Frozen,
-            None => CursorState::Following,
-        })
+        self.0.read(|_, slot| CursorState::from(&slot.state))
     }
 
     /// Returns true if the cursor was evicted under BLOCK, and its reader has not dropped it yet.
     pub fn is_evicted(&self) -> bool {
-        let Some(group) = self.group.upgrade() else { return false };
-        let log = group.log.lock();
-        log.slots.get(self.slot).is_some_and(|slot| slot.id == self.id && slot.evicted)
+        self.0.read(|_, slot| matches!(slot.state, State::Ended(End::SlowConsumer))).unwrap_or_default()
     }
 }
 
@@ -339,17 +334,17 @@ impl<F: Frame> Drop for Cursor<F> {
         let (slot, is_freed, is_vacant) = {
             let mut log = self.group.log.lock();
             let mut slot = log.unsubscribe(self.slot);
-            let is_freed = slot.unblock(&self.group.room, Instant::now());
+            let is_freed = slot.unblock(&self.group.writer_signals, Instant::now());
             (slot, is_freed, log.slots.is_empty())
         };
-        if slot.coalescing.is_some() {
-            self.group.merger.unregister(slot.id);
+        if let Some(merger) = &self.merger {
+            merger.unregister(slot.id);
         }
         if is_freed {
-            self.group.room.free();
+            self.group.writer_signals.free();
         }
         if is_vacant {
-            self.group.room.vacate(self.group.id);
+            self.group.writer_signals.vacate(self.group.id);
         }
         self.stats.watchers.fetch_sub(1, Ordering::Relaxed);
     }
@@ -362,73 +357,6 @@ impl<F: Frame> fmt::Debug for Cursor<F> {
             .field("reached", &self.reached)
             .finish_non_exhaustive()
     }
-}
-
-/// Decides what a slot yields next; `None` if there is nothing yet.
-fn take<F: Frame>(
-    log: &mut Log<F>,
-    index: usize,
-    queue_size: usize,
-    max_size: usize,
-    reached: &mut Reached,
-) -> Option<Taken<F>> {
-    let (head, head_size, is_gone) = (log.head, log.head_size, log.slots[index].position < log.tail());
-    let Slot { position, position_size, queue, evicted, .. } = log.slots[index];
-    if evicted {
-        return Some(Taken::Ended(End::SlowConsumer));
-    }
-    let lag = head - position;
-    let is_over = lag > queue.length.max(1) as u64 || head_size - position_size > queue_size as u64;
-    if log.slots[index].phase == Phase::CatchingUp {
-        let is_leaving_out = log.is_leaving_out(index, reached);
-        // A relist has closed the version that the client had completely. Inside its batch, only a replay never lowers the
-        // version.
-        if log.goes_back(position, &reached.version) {
-            return Some(Taken::Parked);
-        }
-        if !is_over && !is_leaving_out {
-            log.go_live(index);
-        }
-    }
-    let drops = log.slots[index].phase == Phase::Live && queue.policy == FullChannelPolicy::Drop;
-    if is_gone && !drops {
-        return Some(Taken::Parked);
-    }
-    if drops && is_over && log.slots[index].frozen_at.is_none() {
-        // A single event larger than the whole queue loses no other.
-        log.slots[index].frozen_at = Some(frozen_end(log, index, queue_size)).filter(|end| *end < head);
-    }
-    let frozen_at = log.slots[index].frozen_at;
-    if is_gone || frozen_at == Some(position) {
-        let slot = &mut log.slots[index];
-        (slot.position, slot.position_size, slot.frozen_at) = (head, head_size, None);
-        let after = std::mem::replace(reached, log.head_reached.clone()).version;
-        return Some(Taken::Dropped { count: lag, after });
-    }
-    if lag == 0 {
-        return log.end.clone().map(Taken::Ended);
-    }
-    let (frames, position, position_size) = log.read(position, frozen_at.unwrap_or(head), max_size, reached);
-    let slot = &mut log.slots[index];
-    (slot.position, slot.position_size) = (position, position_size);
-    Some(Taken::Frames(frames))
-}
-
-/// Returns the size of the next event of a slot, 0 if there is none.
-fn next_size<F: Frame>(log: &Log<F>, index: usize) -> usize {
-    let position = log.slots[index].position;
-    let at = log.runs.partition_point(|run| run.end() <= position);
-    let Some(run) = log.runs.get(at).filter(|run| run.first <= position) else { return 0 };
-    let from = (position - run.first) as usize;
-    run.marks.get(from).map_or(0, |mark| mark.end as usize - run.start_of(from))
-}
-
-/// Returns the end of a full queue: as many events as its length, within its size, but at least one.
-fn frozen_end<F: Frame>(log: &Log<F>, index: usize, queue_size: usize) -> u64 {
-    let slot: &Slot = &log.slots[index];
-    let by_length = slot.position + slot.queue.length.max(1) as u64;
-    let by_size = log.position_at_size(slot.position_size + queue_size as u64);
-    by_length.min(by_size).max(slot.position + 1).min(log.head)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::{borrow::Borrow, collections::HashMap};
 
-use super::{Frame, Notice};
+use super::{Frame, GroupEvent};
 use crate::model::{Batch, Cause, Change, ResourceVersion, Transition};
 
 /// Arenas of one publish cycle, and the position of each event in them.
@@ -46,7 +46,7 @@ struct FormatArenas<F: Frame> {
 /// Form in which a change is encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Variant {
-    AsItIs,
+    Unchanged,
     Entered,
     Left,
 }
@@ -110,9 +110,9 @@ impl<'a, F: Frame> Encoding<'a, F> {
             let is_last = selected.peek().is_none_or(|(next, _)| !std::ptr::eq(all[*next].0, batch));
             let closes = is_last && !batch.is_open;
             let version = if closes { &batch.after } else { &batch.before };
-            let Some(notice) = Notice::new(change, transition, version) else { continue };
+            let Some(notice) = GroupEvent::new(change, transition, version) else { continue };
             let relisted = relisted.get(at).is_some_and(|relisted| *relisted);
-            let notice = Notice { relisted, open: batch.is_open, ..notice };
+            let notice = GroupEvent { relisted, open: batch.is_open, ..notice };
             let span = arenas.spans.entry((at, Variant::of(transition), closes)).or_insert_with(|| {
                 *encoded += 1;
                 encode(&mut arenas.full, &mut arenas.bytes, &mut arenas.open, format, &notice)
@@ -146,7 +146,7 @@ fn encode<F: Frame>(
     full_bytes: &mut usize,
     open: &mut F::Arena,
     format: F::Format,
-    notice: &Notice<'_>,
+    notice: &GroupEvent<'_>,
 ) -> Span {
     let size = F::size(open);
     if size >= ARENA_SIZE {
@@ -173,7 +173,7 @@ impl Variant {
         match transition.cause {
             Cause::EnteredSelection => Self::Entered,
             Cause::LeftSelection => Self::Left,
-            Cause::Change | Cause::Initial | Cause::Inferred | Cause::NotServed => Self::AsItIs,
+            Cause::Change | Cause::Initial | Cause::Inferred | Cause::NotServed => Self::Unchanged,
         }
     }
 }

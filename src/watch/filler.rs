@@ -31,16 +31,16 @@ use tokio::time::Instant;
 
 use super::{
     End, Frame,
-    broadcaster::BroadcasterStats,
     bulk::{BulkQueue, Work},
+    config::BroadcasterStats,
     encoding::{Encoding, Share},
     group::{Group, Part},
-    room::Room,
     selection_budget::{Clock, Meter},
     window::Window,
+    writer_signals::WriterSignals,
 };
 use crate::{
-    model::{Batch, Reached, ResourceVersion, Transition, in_one_wake},
+    model::{Batch, HistoryPosition, ResourceVersion, Transition, sharing_bodies},
     sync::{AtomicBool, Mutex},
 };
 
@@ -51,7 +51,7 @@ pub(super) struct Filler<F: Frame> {
     is_queued: AtomicBool,
     threads: Arc<BulkQueue>,
     window: Arc<Window<F>>,
-    room: Arc<Room>,
+    writer_signals: Arc<WriterSignals>,
     stats: Arc<BroadcasterStats>,
     queue_size: usize,
 }
@@ -75,7 +75,7 @@ pub(super) struct Published {
     /// Offset of its first change.
     pub(super) first: u64,
     /// Position reached after it.
-    pub(super) end: Reached,
+    pub(super) end: HistoryPosition,
 }
 
 #[derive(Debug)]
@@ -98,7 +98,7 @@ struct State<F: Frame> {
     /// Number of pieces of work in progress.
     running: usize,
     /// Number of the history.
-    epoch: u64,
+    history_id: u64,
 }
 
 /// Groups at the same offset, and the block that follows it.
@@ -120,7 +120,7 @@ struct Block {
     batches: Vec<Arc<Batch>>,
     is_gap: bool,
     first: u64,
-    end: Reached,
+    end: HistoryPosition,
 }
 
 /// Time of one piece of work, in nanoseconds.
@@ -138,7 +138,7 @@ impl<F: Frame> Filler<F> {
     pub(super) fn new(
         threads: Arc<BulkQueue>,
         window: Arc<Window<F>>,
-        room: Arc<Room>,
+        writer_signals: Arc<WriterSignals>,
         stats: Arc<BroadcasterStats>,
         queue_size: usize,
         oldest: ResourceVersion,
@@ -148,7 +148,7 @@ impl<F: Frame> Filler<F> {
             is_queued: AtomicBool::default(),
             threads,
             window,
-            room,
+            writer_signals,
             stats,
             queue_size,
         }
@@ -172,7 +172,7 @@ impl<F: Frame> Filler<F> {
     }
 
     /// Drops what the history has dropped.
-    pub(super) fn forget_before(&self, oldest: &Reached) {
+    pub(super) fn drop_before(&self, oldest: &HistoryPosition) {
         let mut state = self.state.lock();
         while state.published.front().is_some_and(|published| published.end.offset <= oldest.offset) {
             state.published.pop_front();
@@ -181,7 +181,7 @@ impl<F: Frame> Filler<F> {
     }
 
     /// Drops groups at the head that nobody else refers to any more: on a quiet resource no thread visits them again.
-    pub(super) fn forget_gone(&self) {
+    pub(super) fn drop_removed(&self) {
         let is_gone = |filled: &Filled<F>| Arc::strong_count(&filled.group) == 1;
         // Dropped once the lock is free.
         let _gone: Vec<Filled<F>> = self.state.lock().idle.extract_if(.., |filled| is_gone(filled)).collect();
@@ -190,7 +190,7 @@ impl<F: Frame> Filler<F> {
     /// Drops everything: there are no deferred groups, or they have ended.
     pub(super) fn clear(&self) {
         let mut state = self.state.lock();
-        let next = State::new(state.epoch + 1, state.oldest.clone());
+        let next = State::new(state.history_id + 1, state.oldest.clone());
         // Dropped once the lock is free.
         let _last = std::mem::replace(&mut *state, next);
         drop(state);
@@ -204,20 +204,20 @@ impl<F: Frame> Filler<F> {
 
     /// Takes the next job, with the epoch.
     fn next(self: &Arc<Self>) -> Option<(Job<F>, u64)> {
-        let (behind, epoch) = {
+        let (behind, history_id) = {
             let mut state = self.state.lock();
             let behind = std::mem::take(&mut state.behind);
             if behind.is_empty() && state.cheap.is_empty() && state.costly.is_empty() {
                 return None;
             }
             state.running += 1;
-            (behind, state.epoch)
+            (behind, state.history_id)
         };
         let parts = parts(behind);
         let (mut lost, mut job) = (Vec::new(), None);
         let (oldest, has_more) = {
             let mut state = self.state.lock();
-            if state.epoch != epoch {
+            if state.history_id != history_id {
                 return None;
             }
             for (groups, is_costly) in parts {
@@ -240,14 +240,14 @@ impl<F: Frame> Filler<F> {
             // Another thread may do the rest meanwhile.
             self.notify();
         }
-        job.map(|job| (job, epoch))
+        job.map(|job| (job, history_id))
     }
 
     /// Returns what a piece of work leaves to the state: a job, or groups that have been filled up to an offset.
-    fn put_back(self: &Arc<Self>, left: Result<Vec<Filled<F>>, Job<F>>, epoch: u64) {
+    fn put_back(self: &Arc<Self>, left: Result<Vec<Filled<F>>, Job<F>>, history_id: u64) {
         let has_more = {
             let mut state = self.state.lock();
-            if state.epoch != epoch {
+            if state.history_id != history_id {
                 return;
             }
             match left {
@@ -281,7 +281,7 @@ impl<F: Frame> Filler<F> {
         let shares: Vec<(Filled<F>, Vec<Share>)> = groups.into_iter().zip(selected).map(&mut share).collect();
         self.stats.encoded.fetch_add(encoding.encoded(), Ordering::Relaxed);
         let (arenas, bytes, changes) = encoding.freeze();
-        let wake = if shares.iter().any(|(_, share)| !share.is_empty()) {
+        let cycle = if shares.iter().any(|(_, share)| !share.is_empty()) {
             // Its events were counted when they were published.
             let its = shares.iter().map(|(filled, share)| (&filled.group, &share[..]));
             self.window.push(0, bytes, its, Instant::now())
@@ -292,12 +292,19 @@ impl<F: Frame> Filler<F> {
         for (filled, share) in shares {
             let arenas = arenas.get(&filled.group.format).map_or(&[][..], Vec::as_slice);
             let (offset, queue_size) = (first, self.queue_size);
-            let part =
-                Part { wake, changes: &changes, offset, end: end.offset, arenas, queue_size, window: &self.window };
+            let part = Part {
+                cycle,
+                changes: &changes,
+                offset,
+                end: end.offset,
+                arenas,
+                queue_size,
+                floor: self.window.floor(),
+            };
             {
                 let mut log = filled.group.log.lock();
                 // One critical section, see the module's hand-over.
-                let is_here = |filled_to: &Reached| filled_to.offset == first;
+                let is_here = |filled_to: &HistoryPosition| filled_to.offset == first;
                 let may_fill =
                     log.deferred.as_ref().is_some_and(|other| other.id == filled.id && is_here(&other.filled));
                 if !may_fill {
@@ -307,10 +314,7 @@ impl<F: Frame> Filler<F> {
                 if let Some(deferred) = log.deferred.as_mut() {
                     deferred.filled.clone_from(&end);
                 }
-                // The writer is ahead of this group, and waits for none of its readers.
-                for slot in full.drain(..) {
-                    log.slots[slot].lose_block();
-                }
+                debug_assert!(full.is_empty(), "the writer waits for no reader of a deferred group");
             }
             left.push(Filled { at: end.offset, ..filled });
             for waker in wakers.drain(..) {
@@ -329,13 +333,12 @@ impl<F: Frame> Filler<F> {
                 if log.deferred.as_ref().is_none_or(|deferred| deferred.id != id) {
                     continue;
                 }
-                log.deferred = None;
+                log.end_deferral(&self.stats);
                 log.end = Some(End::Expired { oldest: oldest.clone() });
                 log.take_wakers(&mut wakers);
                 self.stats.expired.fetch_add(log.slots.len() as u64, Ordering::Relaxed);
             }
-            self.stats.deferred.fetch_sub(1, Ordering::Relaxed);
-            self.room.vacate(group.id);
+            self.writer_signals.vacate(group.id);
             for waker in wakers.drain(..) {
                 waker.wake();
             }
@@ -347,10 +350,10 @@ impl<F: Frame> Work for Filler<F> {
     fn run(self: Arc<Self>) {
         // Reset before looking for work, so that later batches are not missed.
         self.is_queued.store(false, Ordering::Release);
-        if let Some((mut job, epoch)) = self.next() {
+        if let Some((mut job, history_id)) = self.next() {
             let is_done = job.evaluate(self.clock());
             let left = if is_done { Ok(self.fill(job)) } else { Err(job) };
-            self.put_back(left, epoch);
+            self.put_back(left, history_id);
         }
     }
 }
@@ -383,7 +386,7 @@ fn parts<F: Frame>(groups: Vec<Vec<Filled<F>>>) -> Vec<Cohort<F>> {
 // === impl State ===
 
 impl<F: Frame> State<F> {
-    fn new(epoch: u64, oldest: ResourceVersion) -> Self {
+    fn new(history_id: u64, oldest: ResourceVersion) -> Self {
         Self {
             published: VecDeque::new(),
             head: 0,
@@ -394,7 +397,7 @@ impl<F: Frame> State<F> {
             costly: VecDeque::new(),
             is_turn_of_costly: false,
             running: 0,
-            epoch,
+            history_id,
         }
     }
 
@@ -466,7 +469,7 @@ impl<F: Frame> Job<F> {
                 (*batch, *change) = (*batch + 1, 0);
                 continue;
             };
-            in_one_wake(|| {
+            sharing_bodies(|| {
                 let mut meter = Meter::begin(clock);
                 for (number, (Filled { group, .. }, selected)) in groups.iter().zip(&mut *selected).enumerate() {
                     let evaluate = || {

@@ -2,6 +2,8 @@
 
 use std::{fmt, ops::Range, sync::Arc};
 
+use smallvec::SmallVec;
+
 use crate::model::{Cause, Change, EventType, Object, ResourceVersion, Transition};
 
 /// Slice of a frozen arena: the encoded form of one or more consecutive events. A clone is a reference count.
@@ -14,7 +16,7 @@ pub trait Frame: Clone + fmt::Debug + Send + Sync + 'static {
     type Arena: Default + Send;
 
     /// Appends one event.
-    fn encode(arena: &mut Self::Arena, format: Self::Format, notice: &Notice<'_>);
+    fn encode(arena: &mut Self::Arena, format: Self::Format, notice: &GroupEvent<'_>);
 
     /// Returns the size of the arena, which is the position of the next event. At most `u32::MAX`.
     fn size(arena: &Self::Arena) -> usize;
@@ -29,9 +31,12 @@ pub trait Frame: Clone + fmt::Debug + Send + Sync + 'static {
     fn bytes(arena: &Self::Arena) -> usize;
 }
 
+/// Consecutive slices: a single one if they were published together.
+pub type Frames<F> = SmallVec<[F; 1]>;
+
 /// One event, as it is encoded for one group of watchers.
 #[derive(Debug, Clone, Copy)]
-pub struct Notice<'a> {
+pub struct GroupEvent<'a> {
     /// ADDED, MODIFIED or DELETED.
     pub event_type: EventType,
     /// Cause of the event.
@@ -74,9 +79,9 @@ pub struct Deliveries {
     range: Range<usize>,
 }
 
-// === impl Notice ===
+// === impl GroupEvent ===
 
-impl<'a> Notice<'a> {
+impl<'a> GroupEvent<'a> {
     /// Returns the event of a change for a group of watchers, at the version to resume from. Returns `None` if the change
     /// lacks the state that the transition needs; no selection produces such a transition.
     pub fn new(change: &'a Change, transition: Transition, version: &'a ResourceVersion) -> Option<Self> {
@@ -105,7 +110,7 @@ impl Frame for Deliveries {
     type Format = ();
     type Arena = Vec<Delivery>;
 
-    fn encode(arena: &mut Vec<Delivery>, (): (), notice: &Notice<'_>) {
+    fn encode(arena: &mut Vec<Delivery>, (): (), notice: &GroupEvent<'_>) {
         arena.push(Delivery {
             event_type: notice.event_type,
             cause: notice.cause,

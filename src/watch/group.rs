@@ -7,31 +7,37 @@
 //! - A slot parks under the lock under which its reader read the log, so that no wake-up can be lost.
 //! - No waker is woken or dropped under the lock: its last reference may own something that takes the same lock.
 //! - Under this lock, only locks of budgets are taken, which are never held for long.
+//!
+//! The [policy](super::policy) decides; the files of this module carry its decisions out.
 
 mod append;
 mod block;
 mod merge;
-mod trim;
+mod take;
 
-pub(super) use append::{Deferred, Part};
-pub(super) use merge::{Coalescing, Due, Look, PutBack};
+pub(super) use append::Part;
+pub(super) use merge::{MergeOutcome, SlotNeed};
 
-use std::{collections::VecDeque, sync::Arc, task::Waker};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Weak, atomic::Ordering},
+    task::Waker,
+};
 
 use slab::Slab;
 
 use super::{
-    Frame, Frames, FullChannelPolicy, QueueOptions,
+    Frame, QueueOptions,
     budget::SharedBudget,
-    merger::Merger,
-    policy::End,
-    room::Room,
+    config::BroadcasterStats,
+    policy::{End, Lag, OnPublish, State, on_publish},
     run::{Mark, Run},
     selection_budget::Cost,
+    writer_signals::WriterSignals,
 };
 use crate::{
     census::{Alive, Kind},
-    model::{Reached, ResourceVersion, Selection},
+    model::{HistoryPosition, ResourceVersion, Selection},
     sync::Mutex,
 };
 
@@ -47,9 +53,16 @@ pub(super) struct Group<F: Frame> {
     pub(super) cost: Cost,
     pub(super) log: Mutex<Log<F>>,
     /// Notifies the writer of slots with room again, and of a group without readers.
-    pub(super) room: Arc<Room>,
-    /// Merges for its readers under COALESCE.
-    pub(super) merger: Arc<Merger<F>>,
+    pub(super) writer_signals: Arc<WriterSignals>,
+}
+
+/// Reference to a slot, which keeps nothing alive.
+#[derive(Debug)]
+pub(super) struct SlotRef<F: Frame> {
+    group: Weak<Group<F>>,
+    index: usize,
+    /// [`Slot::id`].
+    id: u64,
 }
 
 #[derive(Debug)]
@@ -60,7 +73,7 @@ pub(super) struct Log<F: Frame> {
     /// Size of everything ever pushed.
     pub(super) head_size: u64,
     /// Version and offset reached at the head.
-    pub(super) head_reached: Reached,
+    pub(super) head_reached: HistoryPosition,
     /// Set once no further event will come.
     pub(super) end: Option<End>,
     /// Set while threads fill the group. Then only they push; otherwise only the writer does.
@@ -70,21 +83,30 @@ pub(super) struct Log<F: Frame> {
     /// Number of further runs until the log drops what every slot has read: as many as the last trimming left.
     trim_after: usize,
     /// Lower bound of the slots that may block; only a scan makes it exact.
-    low: Option<Low>,
-    leaving_out: Vec<LeavingOut>,
+    low: Option<LowerBounds>,
+    skipping: Vec<Skipping>,
     /// Slots removed since the lists of slots last shrank.
-    gone: usize,
+    removed_slots: usize,
+}
+
+/// State of a deferred group: threads fill its log, because the writer has no time for its selection.
+#[derive(Debug, Clone)]
+pub(super) struct Deferred {
+    /// Number of the deferral.
+    pub(super) id: u64,
+    /// Position up to which the log has everything. For the group's readers it is what is distributed.
+    pub(super) filled: HistoryPosition,
 }
 
 /// Slot at the head whose client already has changes that may be published here.
 #[derive(Debug)]
-struct LeavingOut {
+struct Skipping {
     slot: usize,
     /// Offset before which the client has everything: a deferred group may be filled to less than where the client joined.
     from: u64,
     /// Open version up to which the client has everything.
     version: Option<ResourceVersion>,
-    /// Offset after the skipped events ([`Reached::offset`]).
+    /// Offset after the skipped events ([`HistoryPosition::offset`]).
     offset: u64,
     /// True once an event came that the slot does not skip.
     is_over: bool,
@@ -92,7 +114,7 @@ struct LeavingOut {
 
 /// Lower bounds over the slots that may block, which decide if a scan for full ones is worthwhile.
 #[derive(Debug, Clone, Copy)]
-struct Low {
+struct LowerBounds {
     position: u64,
     size: u64,
     length: u64,
@@ -106,30 +128,22 @@ pub(super) struct Slot {
     pub(super) position: u64,
     /// [`Log::head_size`] at the position.
     pub(super) position_size: u64,
+    /// Offset before which the client has, did not select, or has merged everything.
+    since: u64,
     pub(super) queue: QueueOptions,
-    pub(super) phase: Phase,
-    /// Under DROP: end of the full queue, which is frozen until it has been read.
-    pub(super) frozen_at: Option<u64>,
-    /// Set while the writer waits for it, under BLOCK.
-    pub(super) is_blocking: bool,
-    /// Under BLOCK: number of events that it must read before the writer may wait for it again.
-    left_to_read: u64,
-    pub(super) evicted: bool,
-    /// Under COALESCE: its merging state.
-    pub(super) coalescing: Option<Box<Coalescing>>,
-    /// Under BLOCK: budget of its client.
-    pub(super) budget: Option<Arc<SharedBudget>>,
+    pub(super) state: State,
+    /// Set if the writer may wait for the reader.
+    block: Option<BlockRight>,
     waker: Option<Waker>,
 }
 
-/// Phase of a slot, which decides if the policy acts on it yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
-    /// The reader still receives the initial events: every policy behaves as REPLAY.
-    Initial,
-    /// The initial events are delivered; the policy acts once the reader has caught up with its queue for the first time.
-    CatchingUp,
-    Live,
+/// Right of a reader to hold the writer back.
+#[derive(Debug)]
+struct BlockRight {
+    /// Number of events that it must read before the writer may wait for it again.
+    left_to_read: u64,
+    /// Budget of its client.
+    budget: Arc<SharedBudget>,
 }
 
 const MIN_TRIM_RUNS: usize = 4;
@@ -142,9 +156,8 @@ impl<F: Frame> Group<F> {
         selection: Arc<Selection>,
         format: F::Format,
         is_budgeted: bool,
-        head_reached: Reached,
-        room: Arc<Room>,
-        merger: Arc<Merger<F>>,
+        head_reached: HistoryPosition,
+        writer_signals: Arc<WriterSignals>,
     ) -> Self {
         let log = Log {
             runs: VecDeque::new(),
@@ -157,15 +170,55 @@ impl<F: Frame> Group<F> {
             parked: Vec::new(),
             trim_after: MIN_TRIM_RUNS,
             low: None,
-            leaving_out: Vec::new(),
-            gone: 0,
+            skipping: Vec::new(),
+            removed_slots: 0,
         };
         let cost = Cost::unknown(selection.expression.is_some());
-        Self { id, selection, format, is_budgeted, cost, log: Mutex::new(log), room, merger }
+        Self { id, selection, format, is_budgeted, cost, log: Mutex::new(log), writer_signals }
     }
 
     pub(super) fn is_expression(&self) -> bool {
         self.selection.expression.is_some()
+    }
+}
+
+// === impl SlotRef ===
+
+impl<F: Frame> SlotRef<F> {
+    pub(super) fn new(group: &Arc<Group<F>>, index: usize, id: u64) -> Self {
+        Self { group: Arc::downgrade(group), index, id }
+    }
+
+    /// Returns the group, if its reader or another one is still there.
+    pub(super) fn group(&self) -> Option<Arc<Group<F>>> {
+        self.group.upgrade()
+    }
+
+    /// Returns the index and the id of the slot.
+    pub(super) fn slot(&self) -> (usize, u64) {
+        (self.index, self.id)
+    }
+
+    /// Reads the slot; `None` if it was removed.
+    pub(super) fn read<T>(&self, read: impl FnOnce(&Log<F>, &Slot) -> T) -> Option<T> {
+        let group = self.group()?;
+        let log = group.log.lock();
+        let slot = log.slots.get(self.index).filter(|slot| slot.id == self.id)?;
+        Some(read(&log, slot))
+    }
+
+    /// Changes the slot with this index, unless it was removed.
+    pub(super) fn write<T>(&self, write: impl FnOnce(&mut Log<F>, usize) -> T) -> Option<T> {
+        let group = self.group()?;
+        let mut log = group.log.lock();
+        log.slots.get(self.index).filter(|slot| slot.id == self.id)?;
+        Some(write(&mut log, self.index))
+    }
+}
+
+impl<F: Frame> Clone for SlotRef<F> {
+    fn clone(&self) -> Self {
+        Self { group: Weak::clone(&self.group), ..*self }
     }
 }
 
@@ -177,12 +230,13 @@ impl<F: Frame> Log<F> {
         self.runs.front().map_or(self.head, |run| run.first)
     }
 
-    /// Adds a slot at the head, for a client that has everything before the offset `since`.
+    /// Adds a slot at the head, for a client that has everything before the offset `since`. The writer may wait for it only
+    /// if it has a budget.
     pub(super) fn subscribe(
         &mut self,
         id: u64,
         queue: QueueOptions,
-        phase: Phase,
+        has_initial_events: bool,
         budget: Option<Arc<SharedBudget>>,
         since: u64,
     ) -> usize {
@@ -190,30 +244,28 @@ impl<F: Frame> Log<F> {
             id,
             position: self.head,
             position_size: self.head_size,
+            since,
             queue,
-            phase: Phase::Initial,
-            frozen_at: None,
-            is_blocking: false,
-            left_to_read: 0,
-            evicted: false,
-            coalescing: (queue.policy == FullChannelPolicy::Coalesce).then(|| Box::new(Coalescing::new(since))),
-            budget,
+            state: if has_initial_events { State::CatchingUp { has_initial_events } } else { State::Live },
+            block: budget.map(|budget| BlockRight { left_to_read: queue.length.max(1) as u64, budget }),
             waker: None,
         };
-        let index = self.slots.insert(slot);
-        self.slots[index].lose_block();
-        if phase == Phase::Live {
-            self.go_live(index);
+        self.slots.insert(slot)
+    }
+
+    /// Ends a deferral: no thread fills the group any more.
+    pub(super) fn end_deferral(&mut self, stats: &BroadcasterStats) {
+        if self.deferred.take().is_some() {
+            stats.deferred.fetch_sub(1, Ordering::Relaxed);
         }
-        index
     }
 
     /// Appends a run at the head of the log.
-    pub(super) fn push(&mut self, (wake, offset): (u64, u64), frame: F, size: u64, marks: Box<[Mark]>) {
+    pub(super) fn push(&mut self, (cycle, offset): (u64, u64), frame: F, size: u64, marks: Box<[Mark]>) {
         let Some(last) = marks.last() else { return };
         last.reach(offset, &mut self.head_reached);
         let (first, size_before, alive) = (self.head, self.head_size, Alive::new(Kind::Run, Run::<F>::size(&marks)));
-        let run = Run { first, size_before, wake, offset, frame, marks, _alive: alive };
+        let run = Run { first, size_before, cycle, offset, frame, marks, _alive: alive };
         self.head += run.marks.len() as u64;
         self.head_size += size;
         self.reserve_run();
@@ -221,75 +273,13 @@ impl<F: Frame> Log<F> {
         self.trim_after = self.trim_after.saturating_sub(1);
     }
 
-    /// Reads slices from `position` up to `until`, at most `max_size` but at least one event. Returns them with the
-    /// position and the size reached, and advances `reached` to the last event.
-    pub(super) fn read(
-        &self,
-        position: u64,
-        until: u64,
-        max_size: usize,
-        reached: &mut Reached,
-    ) -> (Frames<F>, u64, u64) {
-        let (mut position, mut room) = (position, max_size);
-        let (mut frames, mut size) = (Frames::new(), 0);
-        let first = self.runs.partition_point(|run| run.end() <= position);
-        for run in self.runs.range(first..) {
-            if position >= until {
-                break;
-            }
-            let from = (position - run.first) as usize;
-            let start = run.start_of(from);
-            let last = ((until - run.first) as usize).min(run.marks.len());
-            let fitting = run.marks[from..last].partition_point(|mark| mark.end as usize - start <= room);
-            // An event larger than the room is returned alone.
-            let count = if fitting == 0 && frames.is_empty() { 1 } else { fitting };
-            let Some(mark) = run.marks[from..from + count].last() else { break };
-            let end = mark.end as usize;
-            frames.push(run.frame.slice(start..end));
-            mark.reach(run.offset, reached);
-            position += count as u64;
-            size = run.size_before + end as u64;
-            room = room.saturating_sub(end - start);
-            if from + count < run.marks.len() {
-                break;
-            }
-        }
-        (frames, position, size)
-    }
-
-    /// Returns the position after the last event that ends at or before `size`, counted as [`Log::head_size`].
-    pub(super) fn position_at_size(&self, size: u64) -> u64 {
-        let at = self.runs.partition_point(|run| run.size_before <= size);
-        let Some(run) = at.checked_sub(1).and_then(|at| self.runs.get(at)) else { return self.tail() };
-        let room = size - run.size_before;
-        run.first + run.marks.partition_point(|mark| u64::from(mark.end) <= room) as u64
-    }
-
     /// Makes a slot that has just subscribed skip the events before an offset, and the changes up to a version.
-    pub(super) fn leave_out(&mut self, slot: usize, from: u64, version: Option<&ResourceVersion>) {
+    pub(super) fn skip_events(&mut self, slot: usize, from: u64, version: Option<&ResourceVersion>) {
         let is_filled = self.deferred.as_ref().is_none_or(|deferred| deferred.filled.offset >= from);
         if !is_filled || version.is_some() {
             let version = version.cloned();
-            self.leaving_out.push(LeavingOut { slot, from, version, offset: 0, is_over: false });
+            self.skipping.push(Skipping { slot, from, version, offset: 0, is_over: false });
         }
-    }
-
-    /// Advances `reached` past the events that a slot has skipped. Returns true if the slot still skips events.
-    pub(super) fn is_leaving_out(&mut self, index: usize, reached: &mut Reached) -> bool {
-        let Some(at) = self.leaving_out.iter().position(|leaving_out| leaving_out.slot == index) else { return false };
-        reached.offset = reached.offset.max(self.leaving_out[at].offset);
-        let is_over = self.leaving_out[at].is_over;
-        if is_over {
-            self.leaving_out.swap_remove(at);
-        }
-        !is_over
-    }
-
-    /// Returns true if the event at a position has a lower version than this one.
-    pub(super) fn goes_back(&self, position: u64, version: &ResourceVersion) -> bool {
-        let run = self.runs.get(self.runs.partition_point(|run| run.end() <= position));
-        let mark = run.and_then(|run| run.marks.get(position.checked_sub(run.first)? as usize));
-        mark.is_some_and(|mark| mark.version < *version)
     }
 
     pub(super) fn park(&mut self, index: usize, waker: &Waker) -> Option<Waker> {
@@ -320,7 +310,7 @@ impl<F: Frame> Log<F> {
     /// Removes a slot. The caller drops its waker once the lock is free.
     pub(super) fn unsubscribe(&mut self, index: usize) -> Slot {
         let slot = self.slots.remove(index);
-        self.leaving_out.retain(|leaving_out| leaving_out.slot != index);
+        self.skipping.retain(|skipping| skipping.slot != index);
         self.shrink_slots();
         // Indexes of removed slots may stay in the list: waking takes the waker, so neither they nor a slot that reuses the
         // index are woken twice. The list is only kept from growing.
@@ -331,51 +321,48 @@ impl<F: Frame> Log<F> {
         slot
     }
 
-    /// Lets the policy act on this slot from now on.
-    pub(super) fn go_live(&mut self, index: usize) {
-        let slot = &mut self.slots[index];
-        slot.phase = Phase::Live;
-        if slot.may_block() {
-            let low = Low::of(slot);
+    /// Lowers the bounds of the slots that may block to this one, if it may.
+    fn note_low(&mut self, index: usize) {
+        let slot = &self.slots[index];
+        let lag = Lag::default();
+        if on_publish(slot.queue.policy, &slot.state, &lag, slot.may_block()) != OnPublish::Nothing {
+            let low = LowerBounds::of(slot);
             self.low = Some(self.low.map_or(low, |other| low.min(other)));
         }
     }
 
     /// Finds the slots that have become full under BLOCK.
     pub(super) fn find_full(&mut self, queue_size: usize, full: &mut Vec<usize>) {
-        let Some(low) = self.low else { return };
-        let may_be_full =
-            self.head - low.position >= low.length.max(1) || self.head_size - low.size >= queue_size as u64;
-        if !may_be_full {
+        let Some(LowerBounds { position, size, length }) = self.low else { return };
+        let (head, size) = (self.head, self.head_size - size);
+        let low = Lag { position, head, size, queue_length: length, queue_size: queue_size as u64, ..Lag::default() };
+        if !low.is_full() {
             return;
         }
-        self.low = None;
-        let tail = self.tail();
-        for (index, slot) in &mut self.slots {
-            if slot.evicted || !slot.may_block() {
-                continue;
+        let (mut low, mut lost): (Option<LowerBounds>, Vec<usize>) = (None, Vec::new());
+        for (index, slot) in &self.slots {
+            let lag = self.lag(slot, queue_size);
+            match on_publish(slot.queue.policy, &slot.state, &lag, slot.may_block()) {
+                OnPublish::Nothing => {}
+                OnPublish::HasRoom => {
+                    low = Some(low.map_or(LowerBounds::of(slot), |other| LowerBounds::of(slot).min(other)));
+                }
+                OnPublish::Block => full.push(index),
+                OnPublish::Replay => lost.push(index),
             }
-            if slot.position < tail {
-                // Its reader must read from the history what the log no longer has.
-                slot.lose_block();
-                continue;
-            }
-            let low = Low::of(slot);
-            self.low = Some(self.low.map_or(low, |other| low.min(other)));
-            let is_full = self.head - slot.position >= low.length.max(1)
-                || self.head_size - slot.position_size >= queue_size as u64;
-            if is_full && !slot.is_blocking {
-                full.push(index);
-            }
+        }
+        self.low = low;
+        for index in lost {
+            self.slots[index].lose_block();
         }
     }
 }
 
-// === impl Low ===
+// === impl LowerBounds ===
 
-impl Low {
+impl LowerBounds {
     fn of(slot: &Slot) -> Self {
-        Self { position: slot.position, size: slot.position_size, length: slot.queue.length as u64 }
+        Self { position: slot.position, size: slot.position_size, length: slot.queue.length.max(1) as u64 }
     }
 
     fn min(self, other: Self) -> Self {

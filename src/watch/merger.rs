@@ -19,7 +19,7 @@ use std::{
     borrow::Borrow,
     collections::VecDeque,
     sync::{
-        Arc, Weak,
+        Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     task::Waker,
@@ -31,15 +31,15 @@ use tokio::time::Instant;
 use self::state::{NEAR, Published, State};
 use super::{
     BroadcasterConfig, End, Frame, Retention,
-    broadcaster::BroadcasterStats,
     bulk::{BulkQueue, Work},
     coalesce::Generation,
-    group::{Group, Look, PutBack},
+    config::BroadcasterStats,
+    group::{Group, MergeOutcome, SlotNeed, SlotRef},
     selection_budget::Clock,
 };
 use crate::{
     census::{Alive, Kind},
-    model::{Batch, Object, Reached, Selection},
+    model::{Batch, HistoryPosition, Object, Selection},
     sync::{AtomicBool, Mutex},
 };
 
@@ -67,14 +67,6 @@ pub(super) struct MergerConfig {
     age: Duration,
 }
 
-/// Slot under COALESCE.
-#[derive(Debug)]
-pub(super) struct Reader<F: Frame> {
-    group: Weak<Group<F>>,
-    slot: usize,
-    id: u64,
-}
-
 /// Time of one piece of work, in nanoseconds.
 const SLICE: u64 = 500_000;
 /// Bytes that a change costs besides the body of its old state, as in a history.
@@ -88,7 +80,7 @@ impl<F: Frame> Merger<F> {
         config: MergerConfig,
         threads: Option<Arc<BulkQueue>>,
         stats: Arc<BroadcasterStats>,
-        reached: &Reached,
+        reached: &HistoryPosition,
     ) -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::new(State::new(reached, config.events)),
@@ -101,17 +93,17 @@ impl<F: Frame> Merger<F> {
     }
 
     /// Returns the merger of the next history, which begins at `reached`.
-    pub(super) fn next(&self, reached: &Reached) -> Arc<Self> {
+    pub(super) fn next(&self, reached: &HistoryPosition) -> Arc<Self> {
         Self::new(self.config, self.threads.clone(), Arc::clone(&self.stats), reached)
     }
 
     /// Adds a reader that has everything up to `reached`.
-    pub(super) fn register(&self, reader: Reader<F>, reached: &Reached) {
+    pub(super) fn register(&self, reader: SlotRef<F>, reached: &HistoryPosition) {
         let mut state = self.state.lock();
         if state.readers.is_empty() {
             (state.head, state.low) = (reached.offset, reached.offset);
         }
-        state.readers.insert(reader.id, reader);
+        state.readers.insert(reader.slot().1, reader);
         self.count.store(state.readers.len(), Ordering::Relaxed);
     }
 
@@ -121,7 +113,7 @@ impl<F: Frame> Merger<F> {
         let reader = state.readers.remove(&id);
         self.count.store(state.readers.len(), Ordering::Relaxed);
         let is_last = state.readers.is_empty();
-        let published = if is_last { state.forget_before(u64::MAX) } else { VecDeque::new() };
+        let published = if is_last { state.drop_before(u64::MAX) } else { VecDeque::new() };
         drop(state);
         // Nothing is dropped under the lock.
         drop((reader, published));
@@ -132,7 +124,7 @@ impl<F: Frame> Merger<F> {
         self: &Arc<Self>,
         batches: &[B],
         first: u64,
-        end: &Reached,
+        end: &HistoryPosition,
         now: Instant,
     ) {
         if self.count.load(Ordering::Relaxed) == 0 {
@@ -167,7 +159,7 @@ impl<F: Frame> Merger<F> {
     }
 
     /// Records what the history has dropped.
-    pub(super) fn forget_before(self: &Arc<Self>, oldest: &Reached) {
+    pub(super) fn drop_before(self: &Arc<Self>, oldest: &HistoryPosition) {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
         }
@@ -194,13 +186,13 @@ impl<F: Frame> Merger<F> {
             let age = self.config.age / NEAR as u32 * (NEAR as u32 - 1);
             let aged = state.published.partition_point(|published| now.saturating_duration_since(published.at) > age);
             state.aged = aged.checked_sub(1).map_or(0, |last| state.published[last].end.offset);
-            state.looks = true;
+            state.must_check = true;
         }
         self.notify(true);
     }
 
     /// Merges for a reader that waits for it.
-    pub(super) fn merge(self: &Arc<Self>, reader: Reader<F>) {
+    pub(super) fn merge(self: &Arc<Self>, reader: SlotRef<F>) {
         self.state.lock().jobs.push_back(reader);
         self.notify(true);
     }
@@ -223,16 +215,16 @@ impl<F: Frame> Merger<F> {
 
     /// Does one piece of work. Returns true if there was some.
     fn step(self: &Arc<Self>, threads: Option<&BulkQueue>) -> bool {
-        let (looks, job, has_more) = {
+        let (must_check, job, has_more) = {
             let mut state = self.state.lock();
-            let looks = std::mem::take(&mut state.looks);
-            let job = if looks { None } else { state.jobs.pop_front() };
-            (looks, job, !state.jobs.is_empty())
+            let must_check = std::mem::take(&mut state.must_check);
+            let job = if must_check { None } else { state.jobs.pop_front() };
+            (must_check, job, !state.jobs.is_empty())
         };
         // Another thread may do the rest meanwhile.
         self.notify(has_more && threads.is_some());
         match job {
-            _ if looks => self.look(),
+            _ if must_check => self.check(),
             Some(reader) => self.merge_on(reader, threads),
             None => return false,
         }
@@ -241,17 +233,17 @@ impl<F: Frame> Merger<F> {
 
     /// Checks what the readers still need: drops the rest, and merges for the readers that need what the history is about
     /// to drop.
-    fn look(self: &Arc<Self>) {
+    fn check(self: &Arc<Self>) {
         let (readers, head, limit) = {
             let state = self.state.lock();
-            let readers: Vec<Reader<F>> = state.readers.values().cloned().collect();
+            let readers: Vec<SlotRef<F>> = state.readers.values().cloned().collect();
             (readers, state.head, state.limit(NEAR / 2))
         };
         let (mut jobs, mut needed, mut low) = (Vec::new(), head, head);
         for reader in readers {
-            let Some(group) = reader.group.upgrade() else { continue };
-            let found = group.log.lock().look(reader.slot(), head, limit);
-            let Some(Look { since, lags, is_due }) = found else { continue };
+            let Some(group) = reader.group() else { continue };
+            let found = group.log.lock().check(reader.slot(), head, limit);
+            let Some(SlotNeed { since, lags, is_due }) = found else { continue };
             needed = needed.min(since);
             low = if lags { low.min(since) } else { low };
             if is_due {
@@ -261,14 +253,14 @@ impl<F: Frame> Merger<F> {
         let mut state = self.state.lock();
         state.jobs.extend(jobs);
         state.low = low;
-        let forgotten = state.forget_before(needed);
+        let forgotten = state.drop_before(needed);
         drop(state);
         drop(forgotten);
     }
 
     /// Merges for a reader, for at most one piece of work.
-    fn merge_on(self: &Arc<Self>, reader: Reader<F>, threads: Option<&BulkQueue>) {
-        let Some(group) = reader.group.upgrade() else { return };
+    fn merge_on(self: &Arc<Self>, reader: SlotRef<F>, threads: Option<&BulkQueue>) {
+        let Some(group) = reader.group() else { return };
         let slot = reader.slot();
         let Some((mut generation, mut to)) = group.log.lock().take_generation(slot) else { return };
         let clock = threads.map(BulkQueue::clock);
@@ -283,10 +275,10 @@ impl<F: Frame> Merger<F> {
         };
         let put_back = group.log.lock().put_back(slot, generation, (to, is_all), self.config.size);
         match put_back {
-            PutBack::Done => {}
-            PutBack::Gone(generation) => drop(generation),
-            PutBack::Again => self.state.lock().jobs.push_back(reader),
-            PutBack::Behind => {
+            MergeOutcome::Done => {}
+            MergeOutcome::Gone(generation) => drop(generation),
+            MergeOutcome::Again => self.state.lock().jobs.push_back(reader),
+            MergeOutcome::Behind => {
                 let mut state = self.state.lock();
                 if state.head > to {
                     state.jobs.push_back(reader);
@@ -294,15 +286,15 @@ impl<F: Frame> Merger<F> {
                     state.behind.push(reader);
                 }
             }
-            PutBack::Tell(generation) => {
-                let telling = Box::new(generation.tell(to));
+            MergeOutcome::Drain(generation) => {
+                let telling = Box::new(generation.drain(to));
                 let given = group.log.lock().give(slot, telling);
                 match given {
                     Ok(waker) => wake(waker),
                     Err(telling) => drop(telling),
                 }
             }
-            PutBack::TooLarge(generation) => {
+            MergeOutcome::TooLarge(generation) => {
                 drop(generation);
                 self.lose(&group, slot, &self.stats.overmerged);
             }
@@ -319,11 +311,11 @@ impl<F: Frame> Merger<F> {
         is_enough: impl Fn(&Generation) -> bool,
     ) -> Option<bool> {
         loop {
-            let wakes = self.state.lock().after(*to)?;
-            if wakes.is_empty() {
+            let cycles = self.state.lock().after(*to)?;
+            if cycles.is_empty() {
                 return Some(true);
             }
-            for wake in &wakes {
+            for wake in &cycles {
                 let mut known = (*to - wake.first) as usize;
                 for batch in &wake.batches {
                     let first = known.min(batch.changes.len());
@@ -377,25 +369,6 @@ impl MergerConfig {
     pub(super) fn of(config: &BroadcasterConfig) -> Self {
         let Retention { events, size, age } = config.retention;
         Self { size: config.coalesce_size, passed: size, events: events as u64, age }
-    }
-}
-
-// === impl Reader ===
-
-impl<F: Frame> Reader<F> {
-    /// Returns the reference to a slot of a group.
-    pub(super) fn new(group: &Arc<Group<F>>, slot: usize, id: u64) -> Self {
-        Self { group: Arc::downgrade(group), slot, id }
-    }
-
-    fn slot(&self) -> (usize, u64) {
-        (self.slot, self.id)
-    }
-}
-
-impl<F: Frame> Clone for Reader<F> {
-    fn clone(&self) -> Self {
-        Self { group: Weak::clone(&self.group), ..*self }
     }
 }
 

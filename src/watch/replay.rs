@@ -6,8 +6,8 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use super::{Frame, Notice};
-use crate::model::{Batch, Reached, ResourceVersion, Selection, Transition};
+use super::{Frame, GroupEvent};
+use crate::model::{Batch, HistoryPosition, ResourceVersion, Selection, Transition};
 
 /// Batches that are still to be replayed, and the position of the client.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub struct Replay {
 
 /// Position in a replay, which with the batches determines everything that follows.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Place {
+pub(super) struct ReplayPosition {
     pub(super) version: ResourceVersion,
     pub(super) offset: u64,
     /// True if there was a relist since the last event.
@@ -38,8 +38,8 @@ pub(super) struct Place {
 impl Replay {
     /// Returns the replay of batches whose first change has the offset `first`, for a client at a position before them or,
     /// by its offset, inside the first of them.
-    pub fn new(batches: impl IntoIterator<Item = Arc<Batch>>, first: u64, reached: Reached) -> Self {
-        let Reached { version, offset } = reached;
+    pub fn new(batches: impl IntoIterator<Item = Arc<Batch>>, first: u64, reached: HistoryPosition) -> Self {
+        let HistoryPosition { version, offset } = reached;
         let at = offset.saturating_sub(first) as usize;
         Self { batches: batches.into_iter().collect(), first, at, held: None, version, is_gap: false }
     }
@@ -56,14 +56,14 @@ impl Replay {
     }
 
     /// Returns the position that is reached after everything was encoded.
-    pub fn reached(&self) -> Reached {
-        Reached { version: self.version.clone(), offset: self.first + self.at as u64 }
+    pub fn reached(&self) -> HistoryPosition {
+        HistoryPosition { version: self.version.clone(), offset: self.first + self.at as u64 }
     }
 
     /// Returns the position from which another replay would continue: before the event that is held back.
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn position(&self) -> ReplayPosition {
         let at = self.held.map_or(self.at, |(at, _)| at);
-        Place { version: self.version.clone(), offset: self.first + at as u64, is_gap: self.is_gap }
+        ReplayPosition { version: self.version.clone(), offset: self.first + at as u64, is_gap: self.is_gap }
     }
 
     /// Returns true if it is between two batches.
@@ -76,43 +76,29 @@ impl Replay {
         self.batches.is_empty()
     }
 
-    /// Encodes the next events of a selection, until the arena has `max_size` or `is_enough` returns true. `is_enough` is
-    /// called after each step with the number of steps; a step evaluates one change, or ends a batch. Returns the number of
-    /// encoded events. Selection and format must be the same for the whole replay.
-    pub fn encode<F: Frame>(
-        &mut self,
-        selection: &Selection,
-        format: F::Format,
-        arena: &mut F::Arena,
-        max_size: usize,
-        is_enough: impl Fn(usize) -> bool,
-    ) -> u64 {
-        let mut encoded = 0;
-        for steps in 0.. {
-            let Some(batch) = self.batches.front().cloned() else { break };
-            if F::size(arena) >= max_size || steps > 0 && is_enough(steps) {
-                break;
-            }
-            self.is_gap |= batch.is_relist && batch.before != batch.after && !self.has_passed(&batch);
-            let Some(change) = batch.changes.get(self.at) else {
-                let end = self.not_before(batch.safe());
-                let told = self.tell::<F>(&batch, &end, format, arena);
-                self.is_gap &= told == 0;
-                encoded += told;
-                self.version = end;
-                self.batches.pop_front();
-                (self.first, self.at) = (self.first + batch.changes.len() as u64, 0);
-                continue;
-            };
-            let is_known = self.has_passed(&batch) && change.version <= self.version;
-            if let Some(transition) = selection.transition(change).filter(|_| !is_known) {
-                let before = self.not_before(&batch.before);
-                encoded += self.tell::<F>(&batch, &before, format, arena);
-                self.held = Some((self.at, transition));
-            }
-            self.at += 1;
+    /// Evaluates the next change, or ends a batch. Appends the event of a selection that this completes, if any; returns
+    /// their number. Selection and format must be the same for the whole replay.
+    pub fn step<F: Frame>(&mut self, selection: &Selection, format: F::Format, arena: &mut F::Arena) -> u64 {
+        let Some(batch) = self.batches.front().cloned() else { return 0 };
+        self.is_gap |= batch.is_relist && batch.before != batch.after && !self.has_passed(&batch);
+        let Some(change) = batch.changes.get(self.at) else {
+            let end = self.not_before(batch.safe());
+            let told = self.encode_held::<F>(&batch, &end, format, arena);
+            self.is_gap &= told == 0;
+            self.version = end;
+            self.batches.pop_front();
+            (self.first, self.at) = (self.first + batch.changes.len() as u64, 0);
+            return told;
+        };
+        let is_known = self.has_passed(&batch) && change.version <= self.version;
+        let (mut told, at) = (0, self.at);
+        if let Some(transition) = selection.transition(change).filter(|_| !is_known) {
+            let before = self.not_before(&batch.before);
+            told = self.encode_held::<F>(&batch, &before, format, arena);
+            self.held = Some((at, transition));
         }
-        encoded
+        self.at += 1;
+        told
     }
 
     /// Returns true if the client has a batch, except for its changes [ahead](Batch::ahead) of the version that the client
@@ -128,7 +114,7 @@ impl Replay {
     }
 
     /// Encodes the event that was held back, at a version.
-    fn tell<F: Frame>(
+    fn encode_held<F: Frame>(
         &mut self,
         batch: &Batch,
         version: &ResourceVersion,
@@ -136,8 +122,8 @@ impl Replay {
         arena: &mut F::Arena,
     ) -> u64 {
         let Some((at, transition)) = self.held.take() else { return 0 };
-        let Some(notice) = Notice::new(&batch.changes[at], transition, version) else { return 0 };
-        let notice = Notice { relisted: self.is_gap, open: batch.is_open, ..notice };
+        let Some(notice) = GroupEvent::new(&batch.changes[at], transition, version) else { return 0 };
+        let notice = GroupEvent { relisted: self.is_gap, open: batch.is_open, ..notice };
         F::encode(arena, format, &notice);
         self.version.clone_from(version);
         1

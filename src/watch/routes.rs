@@ -10,7 +10,7 @@ use std::{
     hash::Hash,
 };
 
-use crate::model::{Change, IndexFunc, IndexMatch, Object, Path, Selection};
+use crate::model::{Change, IndexFunc, IndexMatch, Path, Selection};
 
 /// Groups by the values that route to them; a group is a number.
 #[derive(Debug, Default)]
@@ -95,12 +95,13 @@ impl Routes {
         let key = change.object().key();
         groups.extend(self.names.get(key.name()).into_iter().flatten());
         groups.extend(self.namespaces.get(key.namespace()).into_iter().flatten());
-        for object in change.old.iter().chain(&change.new).map(AsRef::<Object>::as_ref) {
+        for state in change.old_state().into_iter().chain(change.new_state()) {
             for (func, values) in &self.indexes {
-                for value in func.values(object) {
-                    groups.extend(values.get(&value).into_iter().flatten());
+                for value in &*state.values(func) {
+                    groups.extend(values.get(value).into_iter().flatten());
                 }
             }
+            let object = state.object();
             for (path, values) in &self.fields {
                 let value = object.json().and_then(|json| path.scalar(json));
                 groups.extend(value.and_then(|value| values.get(&value)).into_iter().flatten());

@@ -3,7 +3,7 @@
 use super::{Frame, encoding::Share};
 use crate::{
     census::Alive,
-    model::{Reached, ResourceVersion},
+    model::{HistoryPosition, ResourceVersion},
 };
 
 /// Adjacent events in one arena.
@@ -13,8 +13,8 @@ pub(super) struct Run<F> {
     /// [`Log::head_size`](super::group::Log::head_size) before the first event.
     pub(super) size_before: u64,
     /// Publish cycle that published it; the retention counts by it.
-    pub(super) wake: u64,
-    /// Offset of its first change ([`Reached::offset`]).
+    pub(super) cycle: u64,
+    /// Offset of its first change ([`HistoryPosition::offset`]).
     pub(super) offset: u64,
     pub(super) frame: F,
     pub(super) marks: Box<[Mark]>,
@@ -62,7 +62,7 @@ impl<F> Run<F> {
 
 impl Mark {
     /// Advances `reached` to this event, in a run that begins at this offset.
-    pub(super) fn reach(&self, offset: u64, reached: &mut Reached) {
+    pub(super) fn reach(&self, offset: u64, reached: &mut HistoryPosition) {
         reached.version.clone_from(&self.version);
         reached.offset = offset + u64::from(self.changes);
     }
@@ -81,7 +81,8 @@ mod tests {
         let version = ResourceVersion::decimal(1);
         let object =
             std::sync::Arc::new(Object::from_json(bytes::Bytes::from_static(b"{}"), "a", version.clone()).unwrap());
-        let change = Change { old: None, new: Some(object), version: version.clone(), cause: Cause::Change };
+        let change =
+            Change { old: None, new: Some(object), version: version.clone(), cause: Cause::Change, index_values: None };
         let (before, changes) = (ResourceVersion::decimal(0), vec![change; 4]);
         let batches = [Batch { before, after: version, changes, is_relist: false, is_open: true }];
         let mut encoding = Encoding::<Deliveries>::new(&batches, &mut false);

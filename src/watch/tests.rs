@@ -29,8 +29,8 @@ use bytes::Bytes;
 use self::text::{Letter, Text};
 use super::*;
 use crate::model::{
-    Batch, Cause, Change, EventType, IndexFunc, IndexMatch, LabelSelector, Object, ObjectKey, ObjectParts, Reached,
-    ResourceVersion, Selection,
+    Batch, Cause, Change, EventType, HistoryPosition, IndexFunc, IndexMatch, LabelSelector, Object, ObjectKey,
+    ObjectParts, ResourceVersion, Selection,
 };
 
 /// Objects of one resource, each with one label `app`, and the version of the last change.
@@ -53,14 +53,14 @@ impl World {
         self.version += 1;
         let new = object(name, app, self.version, body);
         let old = self.objects.insert(name.to_owned(), Arc::clone(&new));
-        Change { old, new: Some(new), version: version(self.version), cause: Cause::Change }
+        Change { old, new: Some(new), version: version(self.version), cause: Cause::Change, index_values: None }
     }
 
     fn delete(&mut self, name: &str) -> Change {
         self.version += 1;
         let old = self.objects.remove(name);
         assert!(old.is_some(), "{name} exists");
-        Change { old, new: None, version: version(self.version), cause: Cause::Change }
+        Change { old, new: None, version: version(self.version), cause: Cause::Change, index_values: None }
     }
 
     /// Returns a batch of several changes.

@@ -1,14 +1,107 @@
-//! Conditions that must be met in order: the rules of apimachinery's `watch.Until`, without its loop.
+//! Conditions that must be met in order: apimachinery's `watch.Until`.
 //!
-//! The reader of events passes each to [`Until::see`], and stops once that returns true; deadlines and the last event are
-//! left to the reader. The current condition is tested on each event. Once it is met, the next one is tested on the same
-//! event, and so on: one event may meet several.
+//! The current condition is tested on each event. Once it is met, the next one is tested on the same event, and so on: one
+//! event may meet several. Prefer conditions on a state ("is ready") to those on a change ("became ready").
+//!
+//! [`until()`] reads a watch. A reader of its own passes each event to [`Until::see`], and stops once that returns true.
+
+use std::{pin::pin, time::Duration};
+
+use tokio::time;
+use tokio_stream::{Stream, StreamExt};
 
 /// Conditions, and the number of those that have been met.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Until<C> {
     conditions: Vec<C>,
     met: usize,
+}
+
+/// Reason why [`until()`] has not seen all conditions met, with the last event.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UntilError<T, E> {
+    /// A condition has failed.
+    #[error("condition failed: {error}")]
+    Condition {
+        /// Error of the condition.
+        error: E,
+        /// Event that it failed on.
+        last: T,
+    },
+    /// The watch has ended (upstream's `ErrWatchClosed`).
+    #[error("watch closed before all conditions were met")]
+    Closed {
+        /// Last event; `None` if there was none.
+        last: Option<T>,
+    },
+    /// The time is over (upstream's `ErrWaitTimeout`).
+    #[error("conditions not met within {after:?}")]
+    TimedOut {
+        /// Timeout of the wait.
+        after: Duration,
+        /// Last event; `None` if there was none.
+        last: Option<T>,
+    },
+}
+
+/// Reads a watch until conditions have been met, one after the other, and returns the last event. Without conditions it returns
+/// `None` at once. It drops the watch in every case.
+///
+/// A timeout of zero means none.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// use std::{convert::Infallible, time::Duration};
+///
+/// use informerd::watch::{UntilError, until};
+///
+/// let replicas = || tokio_stream::iter([1, 2, 3, 2]);
+/// let is_scaled = |replicas: &i32| Ok::<_, Infallible>(*replicas >= 3);
+/// assert_eq!(until(Duration::from_secs(30), replicas(), [is_scaled]).await, Ok(Some(3)));
+///
+/// let never = |_: &i32| Ok::<_, Infallible>(false);
+/// let closed = until(Duration::ZERO, replicas(), [never]).await;
+/// assert_eq!(closed, Err(UntilError::Closed { last: Some(2) }));
+/// # }
+/// ```
+///
+/// # Errors
+///
+/// If a condition fails, the watch ends, or the timeout is over.
+///
+/// # Cancel safety
+///
+/// Dropping the future drops the watch, and the events read so far.
+pub async fn until<S, C, E>(
+    timeout: Duration,
+    watch: S,
+    conditions: impl IntoIterator<Item = C>,
+) -> Result<Option<S::Item>, UntilError<S::Item, E>>
+where
+    S: Stream,
+    C: Fn(&S::Item) -> Result<bool, E>,
+{
+    let mut until = Until::new(conditions);
+    let mut last = None;
+    let met = async {
+        let mut watch = pin!(watch);
+        while !until.is_met() {
+            let Some(event) = watch.next().await else { return Err(UntilError::Closed { last: last.take() }) };
+            if let Err(error) = until.see(|condition| condition(&event)) {
+                return Err(UntilError::Condition { error, last: event });
+            }
+            last = Some(event);
+            // The deadline is checked only when this task yields.
+            tokio::task::consume_budget().await;
+        }
+        Ok(())
+    };
+    let met = if timeout.is_zero() { Ok(met.await) } else { time::timeout(timeout, met).await };
+    match met {
+        Ok(met) => met.map(|()| last),
+        Err(_) => Err(UntilError::TimedOut { after: timeout, last }),
+    }
 }
 
 // === impl Until ===
@@ -47,66 +140,4 @@ impl<C> Until<C> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::EventType::{self, Added, Deleted, Modified};
-
-    type ConditionFunc = fn(EventType) -> Result<bool, &'static str>;
-
-    const IS_ADDED: ConditionFunc = |event| Ok(event == Added);
-    const IS_MODIFIED: ConditionFunc = |event| Ok(event == Modified);
-    const FAILS: ConditionFunc = |_| Err("something bad");
-
-    /// Passes events until all conditions are met, one fails, or there are no more: upstream's loop. Returns the last event
-    /// seen.
-    fn run(
-        conditions: &[ConditionFunc],
-        events: &[EventType],
-    ) -> (Option<EventType>, Result<bool, &'static str>, usize) {
-        let mut until = Until::new(conditions.iter().copied());
-        let (mut last, mut outcome) = (None, Ok(until.is_met()));
-        for event in events {
-            if outcome != Ok(false) {
-                break;
-            }
-            last = Some(*event);
-            outcome = until.see(|condition| condition(*event));
-        }
-        (last, outcome, until.met())
-    }
-
-    /// apimachinery `TestUntil`.
-    #[test]
-    fn conditions_are_met_one_after_the_other() {
-        assert_eq!(run(&[IS_ADDED, IS_MODIFIED], &[Added, Modified]), (Some(Modified), Ok(true), 2));
-        assert_eq!(run(&[IS_ADDED, IS_MODIFIED], &[Added, Deleted, Modified, Deleted]), (Some(Modified), Ok(true), 2));
-        assert_eq!(run(&[IS_ADDED, IS_MODIFIED], &[Modified, Added]), (Some(Added), Ok(false), 1), "not backwards");
-    }
-
-    /// apimachinery `TestUntilMultipleConditions`.
-    #[test]
-    fn one_event_meets_several() {
-        assert_eq!(run(&[IS_ADDED, IS_ADDED], &[Added]), (Some(Added), Ok(true), 2));
-    }
-
-    /// apimachinery `TestUntilMultipleConditionsFail`: the last event is what the first two were met by.
-    #[test]
-    fn one_that_is_never_met_is_waited_for() {
-        assert_eq!(run(&[IS_ADDED, IS_ADDED, IS_MODIFIED], &[Added]), (Some(Added), Ok(false), 2));
-    }
-
-    /// apimachinery `TestUntilTimeout`: without a deadline, the wait is as long as it takes.
-    #[test]
-    fn nothing_here_counts_time() {
-        let events: Vec<EventType> = std::iter::repeat_n(Deleted, 10_000).chain([Added, Modified]).collect();
-        assert_eq!(run(&[IS_ADDED, IS_MODIFIED], &events), (Some(Modified), Ok(true), 2));
-        assert_eq!(run(&[], &events), (None, Ok(true), 0), "there is nothing to wait for");
-    }
-
-    /// apimachinery `TestUntilErrorCondition`.
-    #[test]
-    fn an_error_comes_through_with_the_event_that_caused_it() {
-        assert_eq!(run(&[FAILS], &[Added]), (Some(Added), Err("something bad"), 0));
-        assert_eq!(run(&[IS_ADDED, FAILS], &[Added, Modified]), (Some(Added), Err("something bad"), 1));
-    }
-}
+mod tests;

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Frame, Retention, broadcaster::BroadcasterStats, encoding::Share, group::Group, run};
+use super::{Frame, Retention, config::BroadcasterStats, encoding::Share, group::Group, run};
 use crate::sync::{AtomicU64, Mutex};
 
 /// Publish cycles that are retained.
@@ -24,17 +24,17 @@ pub(super) struct Window<F: Frame> {
 #[derive(Debug)]
 struct Retained<F: Frame> {
     bounds: Retention,
-    wakes: VecDeque<RetainedWake<F>>,
+    cycles: VecDeque<RetainedCycle<F>>,
     /// Number of the newest cycle.
-    wake: u64,
+    cycle: u64,
     events: usize,
     size: usize,
     stats: Arc<BroadcasterStats>,
 }
 
 #[derive(Debug)]
-struct RetainedWake<F: Frame> {
-    wake: u64,
+struct RetainedCycle<F: Frame> {
+    cycle: u64,
     events: usize,
     size: usize,
     at: Instant,
@@ -44,7 +44,7 @@ struct RetainedWake<F: Frame> {
 
 /// Logs with runs of dropped cycles.
 #[derive(Debug)]
-struct Forgotten<F: Frame> {
+struct DroppedCycles<F: Frame> {
     /// Oldest cycle that is retained.
     floor: u64,
     groups: Vec<Weak<Group<F>>>,
@@ -54,13 +54,13 @@ struct Forgotten<F: Frame> {
 
 impl<F: Frame> Window<F> {
     pub(super) fn new(bounds: Retention, stats: Arc<BroadcasterStats>) -> Self {
-        let retained = Retained { bounds, wakes: VecDeque::new(), wake: 0, events: 0, size: 0, stats };
+        let retained = Retained { bounds, cycles: VecDeque::new(), cycle: 0, events: 0, size: 0, stats };
         Self { retained: Mutex::new(retained), floor: AtomicU64::default() }
     }
 
     /// Returns the oldest cycle that is retained: older ones may have been dropped before their runs were appended.
-    pub(super) fn floor(&self) -> u64 {
-        self.floor.load(Ordering::Acquire)
+    pub(super) fn floor(&self) -> &AtomicU64 {
+        &self.floor
     }
 
     /// Adds a cycle of `events` events, which were not counted elsewhere, with arenas of `arenas` bytes and these shares;
@@ -72,31 +72,31 @@ impl<F: Frame> Window<F> {
         shares: impl Iterator<Item = (&'a Arc<Group<F>>, &'a [Share])>,
         now: Instant,
     ) -> u64 {
-        let (mut size, mut groups) = (arenas + size_of::<RetainedWake<F>>(), Vec::with_capacity(shares.size_hint().0));
+        let (mut size, mut groups) = (arenas + size_of::<RetainedCycle<F>>(), Vec::with_capacity(shares.size_hint().0));
         for (group, share) in shares.filter(|(_, share)| !share.is_empty()) {
             size += size_of::<Weak<Group<F>>>() + run::bytes::<F>(share);
             groups.push(Arc::downgrade(group));
         }
         let mut retained = self.retained.lock();
-        retained.wake += 1;
-        let wake = retained.wake;
-        retained.wakes.push_back(RetainedWake { wake, events, size, at: now, groups: groups.into() });
+        retained.cycle += 1;
+        let cycle = retained.cycle;
+        retained.cycles.push_back(RetainedCycle { cycle, events, size, at: now, groups: groups.into() });
         retained.events += events;
         retained.size += size;
-        let forgotten = retained.forget_old(now);
+        let forgotten = retained.evict_old(now);
         drop(retained);
         self.trim(forgotten);
-        wake
+        cycle
     }
 
     /// Drops the oldest cycles beyond the bounds. Must be called periodically: a quiet resource has no publish cycles.
     pub(super) fn sweep(&self, now: Instant) {
-        let forgotten = self.retained.lock().forget_old(now);
+        let forgotten = self.retained.lock().evict_old(now);
         self.trim(forgotten);
     }
 
     /// Drops from the logs what the window has dropped.
-    fn trim(&self, Forgotten { floor, groups }: Forgotten<F>) {
+    fn trim(&self, DroppedCycles { floor, groups }: DroppedCycles<F>) {
         self.floor.fetch_max(floor, Ordering::AcqRel);
         for group in groups.into_iter().filter_map(|group| group.upgrade()) {
             group.log.lock().trim_below(floor);
@@ -104,36 +104,36 @@ impl<F: Frame> Window<F> {
     }
 
     #[cfg(test)]
-    pub(super) fn wake(&self) -> u64 {
-        self.retained.lock().wake
+    pub(super) fn cycle(&self) -> u64 {
+        self.retained.lock().cycle
     }
 }
 
 /// Spare capacity below which shrinking the list is not worthwhile.
-const MIN_WAKES: usize = 64;
+const MIN_CYCLES: usize = 64;
 
 // === impl Retained ===
 
 impl<F: Frame> Retained<F> {
-    fn forget_old(&mut self, now: Instant) -> Forgotten<F> {
+    fn evict_old(&mut self, now: Instant) -> DroppedCycles<F> {
         let mut groups = Vec::new();
-        while let Some(oldest) = self.wakes.front() {
+        while let Some(oldest) = self.cycles.front() {
             let is_old = now.saturating_duration_since(oldest.at) > self.bounds.age;
             let is_over = self.events > self.bounds.events || self.size > self.bounds.size;
             // Only age ends the newest cycle: a relist may be larger than all bounds, and cursors must still be able to
             // read it.
-            if !is_old && (!is_over || oldest.wake == self.wake) {
+            if !is_old && (!is_over || oldest.cycle == self.cycle) {
                 break;
             }
             self.events -= oldest.events;
             self.size -= oldest.size;
-            groups.extend(self.wakes.pop_front().into_iter().flat_map(|oldest| oldest.groups));
+            groups.extend(self.cycles.pop_front().into_iter().flat_map(|oldest| oldest.groups));
         }
-        if self.wakes.capacity() > 4 * self.wakes.len() + MIN_WAKES {
-            self.wakes.shrink_to(2 * self.wakes.len());
+        if self.cycles.capacity() > 4 * self.cycles.len() + MIN_CYCLES {
+            self.cycles.shrink_to(2 * self.cycles.len());
         }
         self.stats.retained_size.store(self.size as u64, Ordering::Relaxed);
-        Forgotten { floor: self.wakes.front().map_or(self.wake + 1, |oldest| oldest.wake), groups }
+        DroppedCycles { floor: self.cycles.front().map_or(self.cycle + 1, |oldest| oldest.cycle), groups }
     }
 }
 
@@ -145,23 +145,23 @@ mod tests {
     use crate::watch::Deliveries;
 
     #[tokio::test(start_paused = true)]
-    async fn a_list_of_wakes_that_was_long_gives_its_memory_back() {
+    async fn a_list_of_cycles_that_was_long_releases_its_memory() {
         let bounds = Retention { events: usize::MAX, size: usize::MAX, age: Duration::from_secs(10) };
         let window = Window::<Deliveries>::new(bounds, Arc::default());
-        let capacity = || window.retained.lock().wakes.capacity();
-        for wakes in [40, 10_000] {
-            for _ in 0..wakes {
+        let capacity = || window.retained.lock().cycles.capacity();
+        for cycles in [40, 10_000] {
+            for _ in 0..cycles {
                 window.push(1, 0, [].into_iter(), Instant::now());
             }
             let long = capacity();
-            assert!(long >= wakes && long <= 2 * wakes.max(64), "{long} while there are {wakes}");
+            assert!(long >= cycles && long <= 2 * cycles.max(64), "{long} while there are {cycles}");
             tokio::time::advance(Duration::from_secs(10)).await;
             window.sweep(Instant::now());
             assert_eq!(capacity(), long, "they are not too old yet");
             tokio::time::advance(Duration::from_millis(1)).await;
             window.sweep(Instant::now());
-            assert_eq!(window.retained.lock().wakes.len(), 0);
-            assert!(if wakes == 40 { capacity() == long } else { capacity() == 0 }, "{} of {long}", capacity());
+            assert_eq!(window.retained.lock().cycles.len(), 0);
+            assert!(if cycles == 40 { capacity() == long } else { capacity() == 0 }, "{} of {long}", capacity());
         }
     }
 }

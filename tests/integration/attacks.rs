@@ -17,13 +17,13 @@
 //! | many selections, many stuck Watches under COALESCE | [`stuck`], `watch/tests/deferred.rs`, `watch/tests/merging.rs` |
 //! | Lists by 9,000 values, which are rejected | `refusals.rs` |
 //! | Lists by 256 values | [`stuck`] |
-//! | many expressions to be compiled | [`stuck`], `grpc/query.rs`, `grpc/compiler/line.rs` (fair shares of the compiler) |
+//! | many expressions to be compiled | [`stuck`], `grpc/query.rs`, `grpc/compiler/fair_mutex.rs` (fair shares of the compiler) |
 //! | BLOCK calls again and again | [`unread`], `watch/tests/block.rs` (a minute of them, in paused time), `slow_client.rs` |
 //! | Lists in three rounds | [`stuck`] |
 //! | watches and page snapshots of one peer | `refusals.rs`, `grpc/page.rs` |
 //! | malformed requests, texts repeated in errors | `refusals.rs`, `connections.rs` |
 
-mod bed;
+mod attacked_server;
 mod client;
 mod floods;
 mod frames;

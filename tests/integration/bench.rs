@@ -42,7 +42,7 @@ fn count(measured: &Value, metric: &str) -> u64 {
 }
 
 #[test]
-fn everybody_gets_everything() {
+fn every_watcher_receives_every_event() {
     assert_eq!(delivered("w1 --local --watchers 10 --events 300 --reps 2"), 3000);
     assert_eq!(delivered("w1 --local --watchers 10 --rate 500 --seconds 1 --reps 1 --policy replay"), 5000);
     assert_eq!(delivered("w2 --local --watchers 10 --connections 3 --events 300 --reps 1"), 3000);
@@ -50,7 +50,7 @@ fn everybody_gets_everything() {
 
 /// Checks that events a policy drops or merges are reported and counted. One writer outpaces so many watchers.
 #[test]
-fn what_a_policy_leaves_out_is_accounted_for() {
+fn events_that_a_policy_omits_are_accounted_for() {
     for policy in ["drop", "coalesce"] {
         let arguments = "w1 --local --watchers 30 --events 5000 --queue 1 --reps 1";
         let delivered = delivered(&format!("{arguments} --policy {policy}"));
@@ -67,20 +67,20 @@ fn each_event_goes_to_its_watcher() {
 
 /// Sends over a narrow window that refills again and again, with events larger than a frame.
 #[test]
-fn a_narrow_client_gets_everything_too() {
+fn a_client_with_a_small_window_receives_everything() {
     let arguments = "w2 --local --watchers 4 --connections 2 --events 50 --reps 1 --window 65535 --size 40000";
     assert_eq!(delivered(arguments), 200);
 }
 
 #[test]
-fn idle_watchers_are_weighed() {
+fn the_memory_of_idle_watchers_is_measured() {
     let measured = measured("idle --local --watchers 20 --connections 4 --reps 1");
     assert!(measured["idle_kib"]["median"].is_number() && measured["after_events_kib"]["median"].is_number());
 }
 
 /// Checks that the client was stopped; the run itself checks its counts.
 #[test]
-fn a_stopped_client_is_told_what_its_policy_promises() {
+fn a_stopped_client_receives_what_its_policy_guarantees() {
     let stopped = |policy: &str| {
         // Under BLOCK, long enough for the clients that read: the stopped one spends the whole budget of their host.
         let queue = if policy == "block" { 400 } else { 16 };
@@ -100,7 +100,7 @@ fn a_stopped_client_is_told_what_its_policy_promises() {
 }
 
 #[test]
-fn a_storm_of_snapshots_and_lists_gives_every_object_to_everybody() {
+fn a_storm_of_snapshots_and_lists_sends_every_object_to_every_client() {
     for mode in ["storm --watchers 5", "list --lists 3"] {
         let measured = measured(&format!("{mode} --local --objects 500 --rate 200 --reps 1"));
         for metric in ["time_s", "throughput_gb_s", "per_core_gb_s", "quiet_p99_ms", "resident_mib"] {
@@ -136,7 +136,7 @@ fn a_server_that_runs_already_is_measured_through_its_pipe() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_told_in_one_line() {
+fn errors_of_a_measurement_are_one_line() {
     let pipe = TempDir::new().unwrap();
     let feed = pipe.path().join("feed");
     fs::write(&feed, "").unwrap();

@@ -66,7 +66,7 @@ use self::{
     harness::{FUTURE_WAIT, Run},
     pod::Key,
     record::{End, Plan, Start},
-    script::{Config as ScriptConfig, Script, Step, Whence, any_script},
+    script::{Config as ScriptConfig, ResumeFrom, Script, Step, any_script},
     selection::Selection,
     truth::{Bounds, Write},
     verify::Violation,
@@ -99,7 +99,7 @@ struct Totals {
     expired_versions: u64,
     future_versions: u64,
     settled: u64,
-    rewinds: u64,
+    history_rewrites: u64,
     /// Clients that resumed with a version and named a history that had been rewritten.
     other_histories: u64,
     /// Objects that became too large to be served, in a watch and at a relist.
@@ -137,7 +137,7 @@ impl Totals {
         let open = || batches().filter(|batch| batch.is_open && !batch.changes.is_empty());
         self.open_changes += open().filter(|batch| !batch.is_late()).count() as u64;
         self.late_changes += open().filter(|batch| batch.is_late()).count() as u64;
-        self.rewinds += run.truths.iter().map(|truth| truth.epochs.len() as u64 - 1).sum::<u64>();
+        self.history_rewrites += run.truths.iter().map(|truth| truth.epochs.len() as u64 - 1).sum::<u64>();
         let others = run.records.iter().filter(|record| record.resource > 0);
         let (unknown, others): (Vec<_>, Vec<_>) = others.partition(|record| record.resource >= run.truths.len());
         self.others += others.len() as u64;
@@ -176,7 +176,7 @@ impl Totals {
             denied,
             deferrals,
             expired_versions,
-            rewinds,
+            history_rewrites,
             other_histories,
             not_served,
             not_listed,
@@ -201,9 +201,9 @@ impl Totals {
             ("full queue under BLOCK that nobody waited for", denied),
             ("group that the writer had no time for", deferrals),
             ("expired version", expired_versions),
-            ("rewind", rewinds),
+            ("rewind", history_rewrites),
             ("version of another history", other_histories),
-            ("stream that was told of a rewind", &told.rewinds),
+            ("stream that was told of a rewind", &told.history_rewrites),
             ("object that can no longer be served", not_served),
             ("object that can no longer be served, found at a relist", not_listed),
             ("drop", &told.drops),
@@ -344,7 +344,7 @@ fn outlives_its_group(more: usize) -> Script {
 
 /// Under COALESCE a client merges without its group, and continues when the threads have fallen behind the history.
 #[test]
-fn a_client_that_merges_goes_on_without_its_group() {
+fn a_coalescing_client_continues_without_its_group() {
     let script = outlives_its_group(1);
     check(&script, &mut Totals::default()).unwrap();
     let run = harness::run(&script);
@@ -354,7 +354,7 @@ fn a_client_that_merges_goes_on_without_its_group() {
 
 /// The history advances without being published, because the only group has ended.
 #[test]
-fn threads_that_merge_rest_when_all_groups_have_ended() {
+fn merging_threads_are_idle_when_all_groups_have_ended() {
     for more in 2..20 {
         check(&outlives_its_group(more), &mut Totals::default()).unwrap();
     }
@@ -363,7 +363,7 @@ fn threads_that_merge_rest_when_all_groups_have_ended() {
 /// A server replays a late change if it received it as a change, and not if its first list contained it, even if the client lacks
 /// it.
 #[test]
-fn a_server_owes_what_came_late_after_it_began() {
+fn a_server_must_deliver_changes_that_came_late_after_its_start() {
     let (config, plan) = (wide_config(), plain_plan());
     let keys @ [before, after, later] = [("shop", "a"), ("shop", "b"), ("shop", "c")];
     let late = |key| Step::Relist(vec![(Write::Convert(key), 0)], 0);
@@ -374,7 +374,8 @@ fn a_server_owes_what_came_late_after_it_began() {
         } else {
             [reads(), Step::Leave(0, 0), late(before)]
         };
-        let then = [late(after), Step::Resume(0, Whence::Last), reads(), Step::SayOpen(vec![put(later)], 1), reads()];
+        let then =
+            [late(after), Step::Resume(0, ResumeFrom::Last), reads(), Step::SayOpen(vec![put(later)], 1), reads()];
         let steps = [Step::Open(0, plan.clone()), reads()].into_iter().chain(leaves);
         let steps = steps.chain(moves.then_some(Step::Elsewhere)).chain(then).collect();
         let script = Script { config: config.clone(), first: keys.map(put).into(), steps, settles: true };
@@ -393,7 +394,7 @@ fn put(key: Key) -> Write {
 
 /// A checker that took its expectations from the server would find nothing.
 #[test]
-fn the_checker_knows_nothing_of_the_server() {
+fn the_checker_does_not_depend_on_the_server() {
     let sources = [
         ("answers", include_str!("checker/answers.rs")),
         ("ask", include_str!("checker/ask.rs")),

@@ -17,7 +17,7 @@ use tonic::Code;
 
 use crate::{
     sandbox::{DEADLINE, Options, Sandbox, pod, pod_at, queue, raw},
-    wire::Wire,
+    tcp_proxy::TcpProxy,
 };
 
 fn pods() -> Query {
@@ -108,17 +108,17 @@ async fn of_lineage(lineage: &'static str, pods: &[(&str, &str)]) -> Sandbox {
 #[tokio::test]
 async fn a_watch_survives_a_restart_with_another_lineage() {
     let mut before = of_lineage("a", &[("changed", ""), ("gone", r#""x":7"#), ("same", "")]).await;
-    let wire = Wire::to(before.address()).await;
+    let proxy = TcpProxy::to(before.address()).await;
     let options = WatchOptions { keep_objects: true, ..WatchOptions::default() };
-    let mut watch = connect(wire.address()).await.watch(&pods(), &options);
+    let mut watch = connect(proxy.address()).await.watch(&pods(), &options);
     let seen = until(&mut watch, "SYNCED").await;
     assert_eq!(seen, ["ADDED INITIAL changed", "ADDED INITIAL gone", "ADDED INITIAL same", "SYNCED @a.1"]);
     before.put("shop", "live", "").await;
     assert_eq!(words(&next(&mut watch).await), "ADDED live @a.2");
 
     let mut after = of_lineage("b", &[("changed", r#""x":1"#), ("live", ""), ("new", ""), ("same", "")]).await;
-    wire.lead_to(after.address());
-    wire.cut();
+    proxy.lead_to(after.address());
+    proxy.cut();
     assert!(matches!(next(&mut watch).await, Update::Note(Note::Reconnecting { error, .. }) if error.is_retryable()));
     assert_eq!(words(&next(&mut watch).await), "reconnecting RESOURCE_VERSION_EXPIRED");
     let mut updates = Vec::new();
@@ -137,20 +137,20 @@ async fn a_watch_survives_a_restart_with_another_lineage() {
 
 /// Rewrites the history while no client is connected, at versions that continue upwards: the client compares a new list.
 #[tokio::test]
-async fn a_history_that_changed_meanwhile_is_compared() {
+async fn a_history_rewritten_meanwhile_is_delivered_as_the_difference() {
     let sandbox = Sandbox::start(vec![pod("shop", "a", ""), pod("shop", "b", "")]).await;
-    let wire = Wire::to(sandbox.address()).await;
-    let mut watch = connect(wire.address()).await.watch(&pods(), &WatchOptions::default());
+    let proxy = TcpProxy::to(sandbox.address()).await;
+    let mut watch = connect(proxy.address()).await.watch(&pods(), &WatchOptions::default());
     until(&mut watch, "SYNCED").await;
-    wire.lead_nowhere();
-    wire.cut();
+    proxy.lead_nowhere();
+    proxy.cut();
     let version = ResourceVersion::decimal(1);
     let other = vec![pod_at("shop", "a", r#""is":"another""#, &version)];
-    sandbox.say(Delta::Rewind(List::new(other, version))).await;
+    sandbox.say(Delta::HistoryRewritten(List::new(other, version))).await;
     let next_version = ResourceVersion::decimal(2);
     sandbox.push(Event::Bookmark(next_version.clone())).await;
     sandbox.reached(&next_version).await;
-    wire.lead_to(sandbox.address());
+    proxy.lead_to(sandbox.address());
     let seen = until(&mut watch, "SYNCED").await;
     assert_eq!(seen[seen.len() - 4..], ["MODIFIED a", "DELETED INFERRED b", "relisted 2 @2", "SYNCED @2"], "{seen:?}");
     assert!(seen.iter().any(|words| words == "reconnecting HISTORY_CHANGED"), "{seen:?}");
@@ -159,19 +159,19 @@ async fn a_history_that_changed_meanwhile_is_compared() {
 #[tokio::test]
 async fn a_watch_whose_connection_breaks_resumes_without_a_list() {
     let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
-    let wire = Wire::to(sandbox.address()).await;
-    let mut watch = connect(wire.address()).await.watch(&pods(), &WatchOptions::default());
+    let proxy = TcpProxy::to(sandbox.address()).await;
+    let mut watch = connect(proxy.address()).await.watch(&pods(), &WatchOptions::default());
     until(&mut watch, "SYNCED").await;
     sandbox.put("shop", "a", r#""x":1"#).await;
     assert_eq!(words(&next(&mut watch).await), "MODIFIED a @2");
-    wire.lead_nowhere();
-    wire.cut();
+    proxy.lead_nowhere();
+    proxy.cut();
     for _ in 0..2 {
         let Update::Note(Note::Reconnecting { error, delay }) = next(&mut watch).await else { panic!() };
         assert_eq!(error.code(), Code::Unavailable, "{error}");
         assert!(delay >= Duration::from_millis(100) && delay < Duration::from_millis(800), "{delay:?}");
     }
-    wire.lead_to(sandbox.address());
+    proxy.lead_to(sandbox.address());
     let seen = until(&mut watch, "resumed").await;
     assert!(seen.iter().all(|words| !words.starts_with("relisted")), "{seen:?}");
     sandbox.put("shop", "b", "").await;
@@ -179,25 +179,25 @@ async fn a_watch_whose_connection_breaks_resumes_without_a_list() {
 }
 
 #[tokio::test]
-async fn what_happens_during_a_break_is_told_after_it() {
+async fn changes_during_a_break_are_delivered_after_it() {
     let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
-    let wire = Wire::to(sandbox.address()).await;
-    let mut watch = connect(wire.address()).await.watch(&pods(), &WatchOptions::default());
+    let proxy = TcpProxy::to(sandbox.address()).await;
+    let mut watch = connect(proxy.address()).await.watch(&pods(), &WatchOptions::default());
     until(&mut watch, "SYNCED @1").await;
-    wire.lead_nowhere();
-    wire.cut();
+    proxy.lead_nowhere();
+    proxy.cut();
     until(&mut watch, "reconnecting").await;
     let created = sandbox.put("shop", "b", "").await;
     sandbox.put("shop", "a", r#""x":1"#).await;
     sandbox.delete(&created).await;
-    wire.lead_to(sandbox.address());
+    proxy.lead_to(sandbox.address());
     let seen = until(&mut watch, "DELETED").await;
     assert_eq!(seen[seen.len() - 4..], ["resumed @1", "ADDED b @2", "MODIFIED a @3", "DELETED b @4"]);
 }
 
 /// Cuts an upstream relist, which is one batch: no client can resume inside it, so the server repeats it from its beginning.
 #[tokio::test]
-async fn a_batch_that_is_cut_off_is_told_once() {
+async fn an_interrupted_batch_is_delivered_once() {
     const PODS: usize = 10_000;
     let filler = |at: usize| format!(r#""n":{at},"filler":"{}""#, "x".repeat(2_000));
     let at = |version: u128, n: usize| -> Vec<Arc<Object>> {
@@ -205,8 +205,8 @@ async fn a_batch_that_is_cut_off_is_told_once() {
         (0..PODS).map(|name| pod_at("shop", &format!("p{name}"), &filler(n), &version)).collect()
     };
     let sandbox = Sandbox::start(at(1, 0)).await;
-    let wire = Wire::to(sandbox.address()).await;
-    let mut watch = connect(wire.address()).await.watch(&pods(), &WatchOptions::default());
+    let proxy = TcpProxy::to(sandbox.address()).await;
+    let mut watch = connect(proxy.address()).await.watch(&pods(), &WatchOptions::default());
     let mut view = BTreeMap::new();
     while !matches!(watch_and_fold(&mut watch, &mut view).await, Update::Synced(_)) {}
     sandbox.list(at(9, 1), 10).await;
@@ -226,7 +226,7 @@ async fn a_batch_that_is_cut_off_is_told_once() {
             break;
         }
         if events == 500 {
-            wire.cut();
+            proxy.cut();
         }
     }
     assert_eq!((events, view), (PODS, held_by(&sandbox).await));
@@ -237,10 +237,10 @@ async fn a_batch_that_is_cut_off_is_told_once() {
 async fn a_watch_moves_from_a_server_that_drains_to_the_next() {
     let before = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let mut after = Sandbox::start(vec![pod("shop", "a", "")]).await;
-    let wire = Wire::to(before.address()).await;
-    let mut watch = connect(wire.address()).await.watch(&pods(), &WatchOptions::default());
+    let proxy = TcpProxy::to(before.address()).await;
+    let mut watch = connect(proxy.address()).await.watch(&pods(), &WatchOptions::default());
     until(&mut watch, "SYNCED").await;
-    wire.lead_to(after.address());
+    proxy.lead_to(after.address());
     before.lifecycle.draining.cancel();
     // The old connection still exists; the client does not use it again.
     assert_eq!(until(&mut watch, "resumed").await, ["reconnecting DRAINING", "resumed @1"]);
@@ -249,13 +249,13 @@ async fn a_watch_moves_from_a_server_that_drains_to_the_next() {
 }
 
 #[tokio::test]
-async fn a_stream_that_says_nothing_is_left() {
+async fn a_silent_stream_is_abandoned() {
     let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
-    let wire = Wire::to(sandbox.address()).await;
+    let proxy = TcpProxy::to(sandbox.address()).await;
     let options = WatchOptions { bookmark_interval: Duration::from_millis(100), ..WatchOptions::default() };
-    let mut watch = connect(wire.address()).await.watch(&pods(), &options);
+    let mut watch = connect(proxy.address()).await.watch(&pods(), &options);
     until(&mut watch, "BOOKMARK").await;
-    wire.silence();
+    proxy.silence();
     let seen = until(&mut watch, "resumed").await;
     assert_eq!(seen[seen.len() - 2..], ["reconnecting DeadlineExceeded", "resumed @1"]);
     sandbox.put("shop", "b", "").await;
@@ -263,7 +263,7 @@ async fn a_stream_that_says_nothing_is_left() {
 }
 
 #[tokio::test]
-async fn a_history_that_changed_is_listed_again() {
+async fn a_rewritten_history_is_listed_again() {
     let sandbox = Sandbox::start_unsynced(Options::default()).await;
     sandbox.list(vec![pod("shop", "a", ""), pod("shop", "b", "")], 100).await;
     let mut watch = connect(sandbox.address()).await.watch(&pods(), &WatchOptions::default());
@@ -275,12 +275,12 @@ async fn a_history_that_changed_is_listed_again() {
 
 /// Checks that initial events that are cut off repeatedly are reported once, and completed.
 #[tokio::test]
-async fn initial_events_that_are_cut_off_are_told_once() {
+async fn interrupted_initial_events_are_delivered_once() {
     let filler = format!(r#""filler":"{}""#, "x".repeat(2000));
     let pods_there: Vec<_> = (0..20_000).map(|at| pod("shop", &format!("p{at}"), &filler)).collect();
     let sandbox = Sandbox::start(pods_there).await;
-    let wire = Wire::to(sandbox.address()).await;
-    let mut watch = connect(wire.address()).await.watch(&pods(), &WatchOptions::default());
+    let proxy = TcpProxy::to(sandbox.address()).await;
+    let mut watch = connect(proxy.address()).await.watch(&pods(), &WatchOptions::default());
     let (mut view, mut events, mut cuts) = (BTreeMap::new(), 0, 0);
     loop {
         let update = next(&mut watch).await;
@@ -289,7 +289,7 @@ async fn initial_events_that_are_cut_off_are_told_once() {
             Update::Event { .. } => {
                 events += 1;
                 if events % 3_000 == 0 {
-                    wire.cut();
+                    proxy.cut();
                 }
             }
             Update::Note(Note::Reconnecting { .. }) => cuts += 1,
@@ -303,11 +303,11 @@ async fn initial_events_that_are_cut_off_are_told_once() {
 
 /// Cuts the watch at any moment of a storm, and checks that the folded updates are the state.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_that_is_cut_off_during_a_storm_holds_the_state_at_its_end() {
+async fn a_watch_interrupted_during_a_storm_holds_the_state_at_its_end() {
     const CHANGES: usize = 3_000;
     let mut sandbox = Sandbox::start((0..50).map(|at| pod("shop", &format!("p{at}"), "")).collect()).await;
-    let wire = Wire::to(sandbox.address()).await;
-    let mut watch = connect(wire.address()).await.watch(&pods(), &WatchOptions::default());
+    let proxy = TcpProxy::to(sandbox.address()).await;
+    let mut watch = connect(proxy.address()).await.watch(&pods(), &WatchOptions::default());
     let last = format!("{}", CHANGES + 2);
     let reader = tokio::spawn(async move {
         let (mut view, mut breaks) = (BTreeMap::new(), 0);
@@ -333,7 +333,7 @@ async fn a_watch_that_is_cut_off_during_a_storm_holds_the_state_at_its_end() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         if at % 500 == 250 {
-            wire.cut();
+            proxy.cut();
         }
     }
     sandbox.put("shop", "last", "").await;
@@ -344,7 +344,7 @@ async fn a_watch_that_is_cut_off_during_a_storm_holds_the_state_at_its_end() {
 
 /// Runs a client under DROP that does not read in time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_dropped_is_fetched_again() {
+async fn dropped_events_are_fetched_again() {
     let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let options = WatchOptions { queue: Some(queue(pb::FullChannelPolicy::Drop, 16)), ..WatchOptions::default() };
     let mut watch = connect(sandbox.address()).await.watch(&pods(), &options);
@@ -423,7 +423,7 @@ async fn errors_are_typed_and_one_line() {
 }
 
 #[tokio::test]
-async fn who_cannot_be_reached_is_named() {
+async fn an_unreachable_server_is_named() {
     let address: ServerAddress = "127.0.0.1:1".parse().unwrap();
     let error = Client::connect(&address).await.unwrap_err();
     assert!(matches!(error, ClientError::Unreachable { .. }) && error.is_retryable());

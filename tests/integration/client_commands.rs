@@ -14,13 +14,13 @@ use tempfile::TempDir;
 use crate::{
     command_line::{informerd, signal},
     port::free_address,
+    process::Process,
 };
 
-/// Server in a process of its own, killed when this is dropped.
+/// Server in a process of its own, and its address for the commands.
 struct Server {
-    child: Child,
+    _process: Process,
     address: String,
-    _log: BufReader<ChildStderr>,
 }
 
 impl Server {
@@ -29,16 +29,8 @@ impl Server {
     }
 
     fn start_at(listen: &str, arguments: &[&str]) -> Self {
-        let mut command = informerd(&["serve", "--listen", listen, "--admin-listen", "none"]);
-        let mut child = command.args(arguments).stderr(Stdio::piped()).spawn().unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
-        while !line.contains("grpc listening") {
-            line.clear();
-            assert!(log.read_line(&mut line).unwrap() > 0, "the server has ended");
-        }
-        let port = line.split("127.0.0.1:").nth(1).unwrap().trim_matches(|c: char| !c.is_ascii_digit());
-        Self { child, address: format!("127.0.0.1:{port}"), _log: log }
+        let process = Process::start_at(listen, arguments, None);
+        Self { address: process.grpc.to_string(), _process: process }
     }
 
     fn shop() -> Self {
@@ -76,13 +68,6 @@ impl Server {
         let (code, out, err) = self.run(arguments);
         assert_eq!(out, "", "{arguments:?}");
         (code, err)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
     }
 }
 
@@ -231,7 +216,7 @@ fn objects_are_listed_in_every_form() {
 }
 
 #[test]
-fn one_object_is_got_by_its_name_wherever_it_is() {
+fn get_finds_an_object_by_its_name_in_any_namespace() {
     let directory = things();
     let server = Server::of(&directory);
     assert_eq!(server.out(&["get", "pods", "db", "-o", "name"]), "b/db\n");
@@ -273,7 +258,7 @@ fn indexes_and_resources_are_shown() {
 }
 
 #[test]
-fn nothing_found_is_no_error_and_a_note_that_can_be_silenced() {
+fn an_empty_result_is_no_error_and_prints_a_note_unless_quiet() {
     let directory = things();
     let server = Server::of(&directory);
     let empty = (0, String::new(), "No objects found in namespace \"c\".\n".to_owned());
@@ -285,7 +270,7 @@ fn nothing_found_is_no_error_and_a_note_that_can_be_silenced() {
 
 /// Checks that a failure is one line on stderr, with the exit code that the help documents.
 #[test]
-fn what_cannot_be_done_is_told_in_one_line() {
+fn errors_are_one_line() {
     let server = Server::shop();
     // Connections to this listener wait for ever.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -391,7 +376,7 @@ fn a_watch_for_changes_alone_and_for_programs() {
 }
 
 #[test]
-fn what_is_waited_for_is_printed() {
+fn until_prints_the_event_that_met_the_condition() {
     let directory = things();
     let server = Server::of(&directory);
     let arguments = ["until", "pods", "b/web", "--for", "object.status.phase == 'Pending'", "-o", "name"];
@@ -444,7 +429,7 @@ fn waiting_outlives_the_server() {
     let server = Server::start_at(&address, &["--files", &files]);
     let mut command = server.command(&["until", "pods", "b/web", "--for", "object.status.phase == 'Failed'"]);
     let mut waiting = Watch::of({
-        command.args(["--timeout", "1m", "-o", "name"]);
+        command.args(["--timeout", "0", "-o", "name"]);
         command
     });
     // The command waits once the server counts another watcher.

@@ -54,7 +54,7 @@ fn the_example_is_a_good_configuration() {
 }
 
 #[test]
-fn what_would_be_relayed_is_said() {
+fn check_prints_the_relayed_resource() {
     let (code, out, err) = run(&["check", "--relay", "pods=http://127.0.0.1:1/all-pods"]);
     assert_eq!((code, err.as_str()), (Some(0), ""), "it need not be there");
     assert!(out.contains("pods: all-pods of informerd at http://127.0.0.1:1, indexed by namespace"), "{out}");
@@ -87,7 +87,7 @@ fn a_kube_source_is_checked_without_a_cluster_and_its_role_is_printed() {
 }
 
 #[test]
-fn everything_wrong_in_a_configuration_is_told_at_once() {
+fn all_problems_of_a_configuration_are_reported_at_once() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("bad.yaml");
     fs::write(
@@ -108,7 +108,7 @@ fn everything_wrong_in_a_configuration_is_told_at_once() {
 
 /// Checks for one clear line that says what to do, and for the exit code.
 #[test]
-fn what_cannot_be_served_is_told_in_one_line() {
+fn errors_of_serve_are_one_line() {
     let directory = manifests();
     let good = format!("pods={}", directory.path().display());
     let file = format!("pods={}", directory.path().join("web.yaml").display());
@@ -176,7 +176,7 @@ pub(crate) fn signal(child: &Child, name: &str) {
 }
 
 #[test]
-fn a_signal_ends_it_in_order() {
+fn a_signal_shuts_the_server_down_gracefully() {
     let directory = manifests();
     for name in ["-INT", "-TERM"] {
         let (mut child, log, _) = serve(&directory, &[]);
@@ -189,7 +189,7 @@ fn a_signal_ends_it_in_order() {
 
 /// Checks that a client that reads nothing delays the end by at most `drain`, and that a second signal ends it at once.
 #[tokio::test]
-async fn an_open_connection_does_not_hold_the_end_back_for_ever() {
+async fn an_open_connection_does_not_delay_the_shutdown_forever() {
     use informerd::proto::pb::informer_service_client::InformerServiceClient;
     let directory = manifests();
     let config = directory.path().join("informerd.yml");

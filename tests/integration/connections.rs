@@ -121,7 +121,7 @@ const CALLS: [&str; 6] = [
 ];
 
 #[tokio::test]
-async fn a_half_request_ends_with_its_reason_and_then_its_connection() {
+async fn an_incomplete_request_ends_with_its_reason_and_then_its_connection() {
     let served = serve("limits: { request_timeout: 200ms }").await;
     let raw = Raw::to(&served).await;
     for path in CALLS {
@@ -180,7 +180,7 @@ async fn connections_that_send_nothing_or_half_of_a_head_are_closed() {
 }
 
 #[tokio::test]
-async fn a_handshake_of_tls_that_does_not_end_is_closed() {
+async fn an_incomplete_tls_handshake_is_closed() {
     let directory = TempDir::new().unwrap();
     let (cert, key) = Authority::new().sign(&["localhost"]);
     fs::write(directory.path().join("tls.crt"), cert).unwrap();
@@ -198,7 +198,7 @@ async fn a_handshake_of_tls_that_does_not_end_is_closed() {
 }
 
 #[tokio::test]
-async fn a_probe_is_answered_however_many_connections_say_nothing() {
+async fn probes_are_answered_despite_many_silent_connections() {
     let served = serve("limits: { request_timeout: 5m }").await;
     let mut silent = Vec::new();
     for n in 0..100 {
@@ -222,7 +222,7 @@ async fn a_probe_is_answered_however_many_connections_say_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_none_of_grpc_is_answered_so() {
+async fn requests_other_than_grpc_are_answered_as_such() {
     let served = serve("{}").await;
     let raw = Raw::to(&served).await;
     let uri = "http://localhost/informerd.v1.InformerService/List";
@@ -290,7 +290,7 @@ async fn many_silent_connections_of_one_address_end_and_new_clients_are_served()
 }
 
 #[tokio::test]
-async fn many_silent_connections_of_one_address_are_in_nobodys_way_at_another() {
+async fn many_silent_connections_of_one_address_do_not_affect_another() {
     let (server, _directory) = limited("limits: { request_timeout: 5m }");
     let _silent = silent(server.grpc, [127, 0, 0, 1], SILENT).await;
     let client = Raw::from([127, 0, 0, 2], server.grpc).await.expect("it has its share");

@@ -78,7 +78,7 @@ fn ports_probes_and_periods_are_those_of_the_configuration() {
 
 /// Checks that the TLS settings of the comment are valid in the place of `insecure`.
 #[test]
-fn the_standalone_cache_can_be_had_under_tls() {
+fn the_standalone_cache_can_be_deployed_with_tls() {
     let manifest = Manifest::read("standalone.yaml");
     let text = config_text(&manifest).replace("insecure: true\n", "").replace("#   tls: ", "tls: ");
     let config = config(&text);
@@ -87,7 +87,7 @@ fn the_standalone_cache_can_be_had_under_tls() {
 
 /// Checks the names that no API server resolves.
 #[test]
-fn what_is_named_is_there() {
+fn names_in_the_manifests_refer_to_existing_objects() {
     for file in FILES {
         let manifest = Manifest::read(file);
         let (pod, account) = (manifest.pod(), manifest.object("ServiceAccount"));

@@ -116,7 +116,7 @@ async fn a_list_and_a_lookup_are_selected_by_an_expression() {
 }
 
 #[tokio::test]
-async fn an_index_is_what_an_expression_gives() {
+async fn an_index_has_the_values_of_an_expression() {
     let by_image = "object.spec.containers.map(c, c.image.startsWith('x') ? c.image : 'other')";
     let options = Options {
         indexes: vec![
@@ -151,7 +151,7 @@ async fn an_index_is_what_an_expression_gives() {
 
 /// Checks that one client's costly expression fails within its budget, and that the others get their events in time.
 #[tokio::test]
-async fn a_costly_expression_holds_nobody_up() {
+async fn a_costly_expression_delays_no_other_client() {
     let numbers = |n: usize| format!(r#""n":{n},"list":[{}]"#, vec!["1"; 2000].join(","));
     let mut sandbox = Sandbox::start(vec![pod("shop", "a", &numbers(0))]).await;
     let l = "object.spec.list";

@@ -105,7 +105,7 @@ async fn a_file_that_cannot_be_read_keeps_its_objects_and_is_reported_until_it_i
 
 /// Uses a sparse file, which needs no disk space.
 #[tokio::test]
-async fn a_file_of_a_hundred_mebibytes_is_refused_and_hurts_nobody() {
+async fn a_file_of_100_mib_is_rejected_and_affects_nothing_else() {
     let served = serve(&[("web.yaml", WEB)]).await;
     served.until(|resource| resource.objects == 1).await;
     let huge = fs::File::create(served.path("huge.json")).unwrap();
@@ -116,7 +116,7 @@ async fn a_file_of_a_hundred_mebibytes_is_refused_and_hurts_nobody() {
 }
 
 #[tokio::test]
-async fn a_directory_that_goes_deletes_nothing_and_comes_back() {
+async fn a_directory_that_disappears_deletes_nothing_and_is_served_again() {
     let served = serve(&[("web.yaml", WEB)]).await;
     let mut client = served.client().await;
     let mut watch = watch(&mut client).await;
@@ -168,7 +168,7 @@ async fn a_volume_that_is_unmounted_is_stale_until_the_next_one_is_mounted() {
 }
 
 #[tokio::test]
-async fn probes_and_metrics_say_how_it_goes() {
+async fn probes_and_metrics_report_the_state() {
     let served = serve(&[("web.yaml", WEB)]).await;
     served.until(|resource| resource.objects == 1).await;
     assert_eq!(served.get("/livez").await, (200, "ok\n".to_owned()));
@@ -202,7 +202,7 @@ async fn probes_and_metrics_say_how_it_goes() {
 
 /// Checks the overall health and that of each resource, as Kubernetes' gRPC probes read it.
 #[tokio::test]
-async fn health_is_told_for_the_server_and_each_resource() {
+async fn health_is_reported_for_the_server_and_each_resource() {
     use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
     let served = serve(&[("web.yaml", WEB)]).await;
     let channel = tonic::transport::Endpoint::new(served.address.clone()).unwrap().connect().await.unwrap();
@@ -226,7 +226,7 @@ async fn health_is_told_for_the_server_and_each_resource() {
 }
 
 #[tokio::test]
-async fn the_end_is_told_to_open_watches_and_waits_for_nobody_else() {
+async fn shutdown_notifies_open_watches_and_waits_for_nothing_else() {
     let served = serve(&[("web.yaml", WEB)]).await;
     let mut client = served.client().await;
     let mut watch = watch(&mut client).await;

@@ -91,7 +91,7 @@ async fn by_index_finds_the_objects_of_a_value() {
 
 /// Checks that all pages come from one snapshot whatever changes meanwhile (AIP-158).
 #[tokio::test]
-async fn pages_go_on_in_their_snapshot_while_the_resource_changes() {
+async fn pages_continue_in_their_snapshot_while_the_resource_changes() {
     let pods: Vec<_> = (0..25).map(|at| pod("shop", &format!("p{at:02}"), "")).collect();
     let mut sandbox = Sandbox::start(pods).await;
     let mut request = pb::ListRequest { page_size: 10, ..list_pods() };
@@ -115,7 +115,7 @@ async fn pages_go_on_in_their_snapshot_while_the_resource_changes() {
 
 /// Checks that reads name the history of their version: a restored upstream may reach the same number on another way.
 #[tokio::test]
-async fn what_is_read_names_its_history_to_watch_from() {
+async fn reads_name_the_history_to_watch_from() {
     let sandbox = Sandbox::start_unsynced(Options::default()).await;
     sandbox.list(shop(), 100).await;
     let mut client = sandbox.client().await;
@@ -237,7 +237,7 @@ async fn get_values_and_resources_answer() {
 }
 
 #[tokio::test]
-async fn min_resource_version_waits_for_the_write_and_not_for_ever() {
+async fn min_resource_version_waits_for_the_write_until_the_deadline() {
     let mut sandbox = Sandbox::start(shop()).await;
     let mut client = sandbox.client().await;
     let version = informerd::model::ResourceVersion::decimal(2);
@@ -257,9 +257,9 @@ async fn min_resource_version_waits_for_the_write_and_not_for_ever() {
 }
 
 #[tokio::test]
-async fn a_resource_that_is_not_synced_says_why() {
+async fn a_resource_that_is_not_synced_reports_the_reason() {
     let sandbox = Sandbox::start_unsynced(Options::default()).await;
-    sandbox.informer.health().failed("connection refused");
+    sandbox.informer.health().record_failure("connection refused");
     let mut request = tonic::Request::new(list_pods());
     request.metadata_mut().insert("grpc-timeout", "2S".parse().unwrap());
     let status = sandbox.client().await.list(request).await.unwrap_err();
@@ -269,7 +269,7 @@ async fn a_resource_that_is_not_synced_says_why() {
 
 /// Regression test for a race that the checker found: the server at times refused what it could answer.
 #[tokio::test]
-async fn what_can_be_answered_is_answered_while_the_server_drains() {
+async fn reads_are_answered_while_the_server_drains() {
     let sandbox = Sandbox::start(shop()).await;
     sandbox.lifecycle.draining.cancel();
     let mut client = sandbox.in_process();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use informerd::{
     proto::pb,
-    transport::Waiting,
+    transport::HeldBytes,
     watch::{BroadcasterConfig, Retention},
 };
 use tonic::{Code, Status, Streaming};
@@ -34,7 +34,7 @@ async fn read_up_to(watch: &mut Streaming<pb::WatchResponse>, version: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_message_that_is_larger_than_its_window_is_held_until_the_client_takes_it() {
+async fn a_message_that_is_larger_than_its_window_is_held_until_the_client_reads_it() {
     let sandbox = Sandbox::start(vec![pod("shop", "a", &filler(LARGE))]).await;
     let mut slow = sandbox.slow_client().await.watch(watch_pods()).await.unwrap().into_inner();
     let held = until(&sandbox, |found| found[0].bytes_held >= LARGE as u64).await[0].bytes_held;
@@ -46,7 +46,7 @@ async fn a_message_that_is_larger_than_its_window_is_held_until_the_client_takes
     assert!(next(&mut slow).await.bookmark.unwrap().initial_events_end);
     let live = until(&sandbox, |found| found[0].bytes_held == 0).await;
     assert_eq!(live[0].state(), pb::WatcherState::Live);
-    assert_eq!(sandbox.ledger.waiting(), Waiting::default());
+    assert_eq!(sandbox.ledger.waiting(), HeldBytes::default());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -80,11 +80,11 @@ async fn old_states_that_only_snapshots_have_are_held_once_however_many_streams_
     until(&sandbox, |found| found.len() == 1 && found[0].bytes_held >= kept.start as u64).await;
     assert!(kept.contains(&sandbox.ledger.waiting().kept));
     drop(slow);
-    until(&sandbox, |found| found.is_empty() && sandbox.ledger.waiting() == Waiting::default()).await;
+    until(&sandbox, |found| found.is_empty() && sandbox.ledger.waiting() == HeldBytes::default()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_merged_for_a_client_is_held_until_it_is_told() {
+async fn merged_changes_are_held_until_they_are_delivered() {
     const SIZE: usize = 1000;
     let few = Retention { events: 100, size: 1 << 30, age: Duration::from_secs(300) };
     let broadcaster = BroadcasterConfig { retention: few, ..BroadcasterConfig::default() };
@@ -109,7 +109,7 @@ async fn what_is_merged_for_a_client_is_held_until_it_is_told() {
     read_up_to(&mut slow, &last).await;
     let live = until(&sandbox, |found| found[0].bytes_held == 0).await;
     assert_eq!(live[0].state(), pb::WatcherState::Live);
-    until(&sandbox, |_| sandbox.ledger.waiting() == Waiting::default()).await;
+    until(&sandbox, |_| sandbox.ledger.waiting() == HeldBytes::default()).await;
 }
 
 fn list_pods() -> pb::ListRequest {
@@ -140,7 +140,7 @@ async fn whole<T>(stream: &mut Streaming<T>) -> (Vec<T>, Result<(), Status>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn above_the_limit_those_end_who_do_not_read_and_others_get_everything() {
+async fn above_the_limit_only_streams_that_do_not_read_end() {
     const LIMIT: usize = 8 << 20;
     const STUCK: usize = 20;
     const EVENTS: usize = 500;
@@ -170,13 +170,13 @@ async fn above_the_limit_those_end_who_do_not_read_and_others_get_everything() {
         }
     }
     assert_eq!((refused, sandbox.ledger.ended()), (ended, ended));
-    until(&sandbox, |_| sandbox.ledger.waiting() == Waiting::default()).await;
+    until(&sandbox, |_| sandbox.ledger.waiting() == HeldBytes::default()).await;
 }
 
 /// Merges more for a watch than the limit. Another stream has filled the window of the connection, so that none of it waits in
 /// HTTP/2 and the server can send the end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_ended_for_memory_is_sent_the_version_to_go_on_from() {
+async fn a_stream_ended_for_memory_receives_the_version_to_resume_from() {
     const LIMIT: usize = 4 << 20;
     const EVENTS: usize = 3_000;
     let few = Retention { events: 100, size: 1 << 30, age: Duration::from_secs(300) };
@@ -209,7 +209,7 @@ async fn who_is_ended_for_memory_is_sent_the_version_to_go_on_from() {
     assert!(status.message().contains("limits.memory") && details.retry_info().is_some(), "{status:?}");
     drop(list);
     assert!((1..=2).contains(&sandbox.ledger.ended()), "the watch, and perhaps the list");
-    until(&sandbox, |_| sandbox.ledger.waiting() == Waiting::default()).await;
+    until(&sandbox, |_| sandbox.ledger.waiting() == HeldBytes::default()).await;
 }
 
 /// Keeps unary answers waiting for a window that a List has used up, and checks that the objects behind them are held until they
@@ -235,7 +235,7 @@ async fn answers_of_one_message_are_held_while_they_wait() {
         let client = sandbox.slow_client().await.max_decoding_message_size(16 << 20);
         let list = client.clone().list(list_pods()).await.unwrap().into_inner();
         until(&sandbox, |_| sandbox.ledger.waiting().sending > 0).await;
-        let before = sandbox.ledger.waiting().made;
+        let before = sandbox.ledger.waiting().encoded_bytes;
         let (mut client, get, values, until_added) = (client, get.clone(), values.clone(), until_added.clone());
         let answer = tokio::spawn(async move {
             match what {
@@ -244,9 +244,9 @@ async fn answers_of_one_message_are_held_while_they_wait() {
                 _ => drop(client.until(until_added).await.unwrap()),
             }
         });
-        until(&sandbox, |_| sandbox.ledger.waiting().made >= before + least).await;
+        until(&sandbox, |_| sandbox.ledger.waiting().encoded_bytes >= before + least).await;
         drop(list);
         answer.await.unwrap();
-        until(&sandbox, |_| sandbox.ledger.waiting() == Waiting::default()).await;
+        until(&sandbox, |_| sandbox.ledger.waiting() == HeldBytes::default()).await;
     }
 }

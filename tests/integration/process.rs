@@ -49,6 +49,11 @@ impl Process {
     /// Starts `informerd serve` with these arguments, on ports of its own, and waits until it listens. `open_files` limits its
     /// open files.
     pub(crate) fn start(args: &[&str], open_files: Option<usize>) -> Self {
+        Self::start_at("127.0.0.1:0", args, open_files)
+    }
+
+    /// Starts it on this address for gRPC.
+    pub(crate) fn start_at(listen: &str, args: &[&str], open_files: Option<usize>) -> Self {
         raise_open_files();
         let limit = open_files.map_or_else(String::new, |open_files| format!("ulimit -n {open_files} && "));
         let mut command = Command::new("sh");
@@ -57,7 +62,7 @@ impl Process {
         }
         let mut child = command
             .args(["-c", &format!("{limit}exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_informerd"), "serve"])
-            .args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"])
+            .args(["--listen", listen, "--admin-listen", "127.0.0.1:0"])
             .args(args)
             .stdin(Stdio::piped())
             .stderr(Stdio::piped())

@@ -150,7 +150,7 @@ async fn a_peer_has_its_share_of_watches() {
 
 /// Sends very long texts: the error must still fit into the client's header buffer.
 #[tokio::test]
-async fn errors_repeat_long_texts_in_part() {
+async fn errors_quote_long_texts_in_part() {
     let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let mut client = sandbox.client().await;
     let (long, name) = ("\u{1}é".repeat(20_000), "x".repeat(60_000));

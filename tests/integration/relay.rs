@@ -27,7 +27,7 @@ use crate::{
         DEADLINE, Options, Sandbox, end, next, pod, pod_at, reason, relay_of, watch_from_now, watch_pods, words,
     },
     served::Served,
-    wire::Wire,
+    tcp_proxy::TcpProxy,
 };
 
 type Stream = Streaming<pb::WatchResponse>;
@@ -98,7 +98,7 @@ async fn last_error(server: &Sandbox, part: &str) -> String {
 
 /// Compares versions, order, batches, causes, uids, labels, types and bytes after no hop, one and two.
 #[tokio::test]
-async fn every_hop_tells_the_same() {
+async fn every_hop_delivers_the_same() {
     let bytes = |name: &str, uid: &str, number| {
         Arc::new(Object::new(ObjectParts {
             key: ObjectKey::new("", name).unwrap(),
@@ -182,7 +182,7 @@ async fn every_hop_tells_the_same() {
 
 /// Checks that an object that grows too large to be served still exists: live, in a transaction and at a relist.
 #[tokio::test]
-async fn what_can_no_longer_be_served_is_not_deleted_at_any_hop() {
+async fn objects_that_can_no_longer_be_served_are_not_deleted_at_any_hop() {
     let servers = chain(["a", "b", "c", "d"].map(|name| pod("shop", name, "")).to_vec()).await;
     let mut streams = Vec::new();
     for server in &servers {
@@ -270,10 +270,10 @@ async fn a_gap_is_a_gap_at_every_hop() {
 
 /// Resumes one stream, also in the middle of a batch and after a silence.
 #[tokio::test]
-async fn what_breaks_is_taken_up_without_a_list() {
+async fn a_broken_stream_is_resumed_without_a_list() {
     let mut origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
-    let wire = Wire::to(origin.address()).await;
-    let relay = Sandbox::relay(wire.address()).await;
+    let proxy = TcpProxy::to(origin.address()).await;
+    let relay = Sandbox::relay(proxy.address()).await;
     let mut stream = watch(&relay, watch_pods()).await;
     assert_eq!(words(&take(&mut stream, 1).await[0]), "ADDED INITIAL a");
     for round in 0..20 {
@@ -285,9 +285,9 @@ async fn what_breaks_is_taken_up_without_a_list() {
         }
         relay.reached(&version(20 * round + 10)).await;
         if round == 10 {
-            wire.silence();
+            proxy.silence();
         } else {
-            wire.cut();
+            proxy.cut();
         }
     }
     let told = take(&mut stream, 800).await;
@@ -298,12 +298,12 @@ async fn what_breaks_is_taken_up_without_a_list() {
         assert_eq!(words, expected);
     }
     assert_eq!(relay.lists(), 1);
-    assert_eq!(relay.informer.stats().rewinds.load(Ordering::Relaxed), 0);
+    assert_eq!(relay.informer.stats().history_rewrites.load(Ordering::Relaxed), 0);
 }
 
 /// Starts a directory server, a relay of it, and a relay of that; then restarts the first.
 #[tokio::test]
-async fn a_directory_is_told_on() {
+async fn a_directory_is_relayed() {
     let directory = TempDir::new().unwrap();
     let write = |name: &str, spec: &str| {
         let text = format!("{{kind: Pod, metadata: {{namespace: shop, name: {name}}}, spec: {{x: {spec}}}}}\n");
@@ -319,8 +319,8 @@ async fn a_directory_is_told_on() {
         Served::start(TempDir::new().unwrap(), ServeFlags { relay, ..ServeFlags::default() }).await
     };
     let origin = serve().await;
-    let wire = Wire::to(&origin.address).await;
-    let near = relay(wire.address()).await;
+    let proxy = TcpProxy::to(&origin.address).await;
+    let near = relay(proxy.address()).await;
     let far = relay(&near.address).await;
     let mut streams = Vec::new();
     for server in [&origin, &near, &far] {
@@ -344,7 +344,7 @@ async fn a_directory_is_told_on() {
 
     origin.stop().await;
     let again = serve().await;
-    wire.lead_to(&again.address);
+    proxy.lead_to(&again.address);
     for stream in &mut streams[1..] {
         assert_eq!(reason(&end(stream).await), "HISTORY_CHANGED");
     }
@@ -355,7 +355,7 @@ async fn a_directory_is_told_on() {
 
 /// Checks that a client at the end of the chain gets a version that only bookmarks reach without a wait for their interval.
 #[tokio::test]
-async fn a_version_that_somebody_waits_for_is_asked_for_through_the_chain() {
+async fn a_version_that_a_caller_waits_for_is_requested_through_the_chain() {
     let origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let patient = |address: &str| {
         let relay = RelayConfig { heartbeat: Duration::from_secs(600), ..relay_of(address) };
@@ -373,7 +373,7 @@ async fn a_version_that_somebody_waits_for_is_asked_for_through_the_chain() {
     };
     let mut client = far.client().await;
     let waiting = tokio::spawn(async move { client.get(request("7")).await });
-    until("the origin is asked", async || origin.informer.health().demand().is_wanted()).await;
+    until("the origin is asked", async || origin.informer.demand().is_wanted()).await;
     origin.push(Event::Bookmark(version(7))).await;
     let answer = tokio::time::timeout(DEADLINE, waiting).await.unwrap().unwrap().unwrap();
     assert_eq!(answer.into_inner().resource_version, "7");
@@ -388,10 +388,10 @@ async fn a_version_that_somebody_waits_for_is_asked_for_through_the_chain() {
 }
 
 #[tokio::test]
-async fn the_upstream_is_asked_as_long_as_somebody_waits() {
+async fn progress_is_requested_of_the_upstream_while_a_caller_waits() {
     let servers = chain(vec![pod("shop", "a", "")]).await;
     until("it is synced", async || servers[2].informer.snapshot().is_some()).await;
-    let (origin, far) = (servers[0].informer.health().demand(), servers[2].informer.health().demand());
+    let (origin, far) = (servers[0].informer.demand(), servers[2].informer.demand());
     for _ in 0..2 {
         let waiting = far.wait();
         until("it is asked", async || origin.is_wanted()).await;
@@ -406,10 +406,10 @@ async fn resume(mut client: InformerServiceClient<Channel>, version: &str) -> St
 }
 
 #[tokio::test]
-async fn the_state_of_the_origin_is_passed_on() {
+async fn the_state_of_the_origin_is_relayed() {
     let servers = chain(vec![pod("shop", "a", "")]).await;
     let origin = servers[0].informer.health();
-    origin.alive();
+    origin.record_contact();
     let mut stream = watch(&servers[2], watch_pods()).await;
     take(&mut stream, 1).await;
     let mut told = async |state: pb::SyncState| {
@@ -427,42 +427,42 @@ async fn the_state_of_the_origin_is_passed_on() {
         origin.report().seen_at.map(Into::into),
         "when the origin was seen, and not the relay's upstream"
     );
-    origin.lost();
+    origin.mark_lost();
     told(pb::SyncState::Stale).await;
-    assert_eq!(servers[1].informer.health().state(), SyncState::Stale);
-    origin.alive();
+    assert_eq!(servers[1].informer.state(), SyncState::Stale);
+    origin.record_contact();
     told(pb::SyncState::Synced).await;
 }
 
 #[tokio::test]
 async fn a_relay_of_itself_is_refused() {
-    let wire = Wire::to("127.0.0.1:1").await;
-    let own = Sandbox::relay(wire.address()).await;
-    wire.lead_to(own.address());
+    let proxy = TcpProxy::to("127.0.0.1:1").await;
+    let own = Sandbox::relay(proxy.address()).await;
+    proxy.lead_to(own.address());
     let error = last_error(&own, "cannot follow itself").await;
-    assert!(error.contains(wire.address()) && !error.contains('\n'), "{error}");
+    assert!(error.contains(proxy.address()) && !error.contains('\n'), "{error}");
 
     // Through two others.
-    let wire = Wire::to("127.0.0.1:1").await;
-    let first = Sandbox::relay(wire.address()).await;
+    let proxy = TcpProxy::to("127.0.0.1:1").await;
+    let first = Sandbox::relay(proxy.address()).await;
     let second = Sandbox::relay(first.address()).await;
     let is_known = async |relay: &Sandbox, length: usize| {
-        until("the path", async || relay.informer.health().provenance().path().len() == length).await;
+        until("the path", async || relay.informer.provenance().path().len() == length).await;
     };
     is_known(&second, 2).await;
     let third = Sandbox::relay(second.address()).await;
     is_known(&third, 3).await;
-    wire.lead_to(third.address());
+    proxy.lead_to(third.address());
     last_error(&first, "cannot follow itself").await;
     assert!(first.informer.snapshot().is_none());
 
     // The number of hops that an undetected loop would reach.
     let origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let names = |count: usize| (0..count).map(|at| format!("server {at}")).collect();
-    origin.informer.health().provenance().set_upstream(names(15));
+    origin.informer.provenance().set_upstream(names(15));
     let relay = Sandbox::relay(origin.address()).await;
     last_error(&relay, "comes through 16 servers; relay a server closer to the source").await;
-    origin.informer.health().provenance().set_upstream(names(14));
+    origin.informer.provenance().set_upstream(names(14));
     relay.reached(&version(1)).await;
 }
 

@@ -50,7 +50,7 @@ async fn a_watch_resumes_after_any_version_and_gets_exactly_what_came_after() {
 
 /// Checks that watches with the same selection share one encoding, whichever of them resumes first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_many_watches_of_a_selection_have_missed_is_encoded_once() {
+async fn events_missed_by_many_watches_of_a_selection_are_encoded_once() {
     const EVENTS: usize = 500;
     let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
     for at in 0..EVENTS {
@@ -91,7 +91,7 @@ async fn a_watch_resumes_across_a_relist_and_not_from_inside_it() {
 
 /// Resumes from a version that this server has not reached yet, as another replica may have sent it: the watch waits for it.
 #[tokio::test]
-async fn a_version_of_the_future_is_awaited_and_what_came_before_it_is_never_sent() {
+async fn a_version_not_reached_yet_is_awaited_and_earlier_events_are_never_sent() {
     let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let mut client = sandbox.client().await;
     let opening = tokio::spawn(async move { client.watch(from("3")).await });
@@ -110,7 +110,7 @@ async fn a_version_of_the_future_is_awaited_and_what_came_before_it_is_never_sen
 /// Leaves a REPLAY client behind the encoded events: the watch is parked, reads from the history, becomes live again, and nothing
 /// is missing or repeated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_parked_watch_is_told_everything_and_becomes_live_again() {
+async fn a_parked_watch_receives_everything_and_becomes_live_again() {
     const EVENTS: u64 = 20_000;
     let few = Retention { events: 100, size: 1 << 30, age: Duration::from_secs(300) };
     let options = Options {
@@ -180,7 +180,7 @@ async fn a_hole_is_healed_by_a_resume_from_the_version_before_it() {
 
 /// Cuts a client many times: its folded view is the state of the server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_is_cut_again_and_again_folds_to_the_state() {
+async fn a_repeatedly_disconnected_client_folds_to_the_state() {
     const EVENTS: usize = 3_000;
     let mut sandbox = Sandbox::start((0..20).map(|at| pod("shop", &format!("p{at}"), "")).collect()).await;
     let mut client = sandbox.client().await;
@@ -216,12 +216,12 @@ async fn a_client_that_is_cut_again_and_again_folds_to_the_state() {
 
 /// Checks for a bookmark at each change of the source's state, and before each close.
 #[tokio::test]
-async fn the_state_of_the_source_is_told_when_it_changes_and_the_position_before_the_end() {
+async fn the_state_of_the_source_is_sent_when_it_changes_and_the_position_before_the_end() {
     let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let mut watch = sandbox.client().await.watch(watch_from_now()).await.unwrap().into_inner();
     let first = next(&mut watch).await;
     assert_eq!(first.bookmark.unwrap().source(), pb::SyncState::Stale, "nobody has said that the upstream is alive");
-    sandbox.informer.health().alive();
+    sandbox.informer.health().record_contact();
     let told = next(&mut watch).await;
     assert_eq!((words(&told).as_str(), told.bookmark.unwrap().source()), ("BOOKMARK @1", pb::SyncState::Synced));
     sandbox.lifecycle.draining.cancel();

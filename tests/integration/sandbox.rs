@@ -11,15 +11,15 @@ use bytes::{Buf, Bytes};
 use http_body_util::BodyExt;
 use informerd::{
     cache::{
-        BackoffConfig, Delta, Evidence, FifoBounds, Informer, InformerConfig, InformerHandle, List, ListVersion,
-        ListerWatcher, RealFifo, Reflector, ReflectorConfig, ReflectorStats, SourceHealth,
+        BackoffConfig, Delta, FifoBounds, Informer, InformerConfig, InformerHandle, List, ListVersion, ListerWatcher,
+        RealFifo, Reflector, ReflectorConfig, ReflectorStats, RewriteEvidence, SourceHealth,
     },
     config::WatchConfig,
     grpc::{self, Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::{Event, IndexFunc, Indexers, Lineage, Object, Path, ResourceVersion},
     proto::pb::{self, informer_service_client::InformerServiceClient},
     source::relay::{RelayConfig, RelaySource},
-    transport::{Chunk, Ledger, Listener, Quota, Refused, Server, ServerConfig},
+    transport::{Chunk, Ledger, Listener, Quota, Rejections, Server, ServerConfig},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 use prometheus_client::metrics::counter::Counter;
@@ -43,7 +43,7 @@ pub(crate) struct Sandbox {
     pub(crate) lifecycle: Lifecycle,
     /// Memory held for the clients of the server.
     pub(crate) ledger: Arc<Ledger>,
-    refused: Refused,
+    refused: Rejections,
     routes: Routes,
     fifo: Arc<RealFifo>,
     address: String,
@@ -123,7 +123,9 @@ impl Sandbox {
             indexers: Arc::new(indexers.unwrap()),
             broadcaster: options.broadcaster,
             history: options.history,
-            evidence: relay.as_ref().map_or(Evidence::Bytes, ListerWatcher::evidence),
+            rewrite_evidence: relay.as_ref().map_or(RewriteEvidence::Bytes, ListerWatcher::rewrite_evidence),
+            demand: relay.as_ref().map(ListerWatcher::demand).unwrap_or_default(),
+            provenance: relay.as_ref().map(ListerWatcher::provenance).unwrap_or_default(),
             batch_window: Duration::from_micros(500),
         };
         let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);
@@ -309,8 +311,7 @@ impl Sandbox {
 
 /// Returns the configuration of a relay of "pods" of a server, with timeouts for tests.
 pub(crate) fn relay_of(address: &str) -> RelayConfig {
-    let endpoint = format!("http://{}", address.trim_start_matches("http://"));
-    RelayConfig { heartbeat: Duration::from_millis(500), ..RelayConfig::new(&endpoint, "pods") }
+    RelayConfig { heartbeat: Duration::from_millis(500), ..RelayConfig::new(address.parse().unwrap(), "pods") }
 }
 
 /// Returns a pod at version 1.

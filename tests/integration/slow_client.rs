@@ -105,7 +105,7 @@ async fn under_block_a_client_that_does_not_read_costs_its_budget_once_and_is_en
 /// Checks that all watches of a host share its budget: the server ends another one, on another connection, for what the first has
 /// spent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn under_block_a_client_that_comes_back_has_what_its_host_has_left() {
+async fn under_block_a_returning_client_has_the_remaining_budget_of_its_host() {
     let block_timeout = Duration::from_secs(1);
     let broadcaster = BroadcasterConfig { block_timeout, ..BroadcasterConfig::default() };
     let mut sandbox =
@@ -132,7 +132,7 @@ async fn under_block_a_client_that_comes_back_has_what_its_host_has_left() {
 
 /// Checks that no client is delayed, the hole is reported, and delivered and dropped events add up to those offered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn under_drop_a_client_that_does_not_read_is_told_exactly_what_it_missed() {
+async fn under_drop_a_client_that_does_not_read_receives_the_exact_count_of_missed_events() {
     let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let mut slow = join(&sandbox, pb::FullChannelPolicy::Drop, true).await;
     let fast = read_all(join(&sandbox, pb::FullChannelPolicy::Drop, false).await, 1);
@@ -173,7 +173,7 @@ async fn under_replay_a_client_that_reads_late_gets_everything() {
 
 /// Reads later than what is retained: the stream ends with its reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn under_replay_a_client_that_is_later_than_what_is_retained_is_ended_with_its_reason() {
+async fn under_replay_a_client_beyond_the_retention_is_ended_with_the_reason() {
     let retention = Retention { events: 200, size: 1 << 30, age: Duration::from_secs(300) };
     let broadcaster = BroadcasterConfig { retention, ..BroadcasterConfig::default() };
     let options = Options { broadcaster, history: retention, ..Options::default() };
@@ -201,7 +201,7 @@ async fn under_replay_a_client_that_is_later_than_what_is_retained_is_ended_with
 
 /// Reads the snapshot at the client's own pace: it does not count against the queue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_reads_its_initial_events_slowly_loses_none_and_blocks_nobody() {
+async fn a_client_that_reads_its_initial_events_slowly_loses_none_and_blocks_no_other() {
     let pods = (0..EVENTS).map(|at| pod("shop", &format!("initial{at:05}"), &filler(at))).collect();
     let mut sandbox = Sandbox::start(pods).await;
     let mut slow = Vec::new();
@@ -232,7 +232,7 @@ async fn a_client_that_reads_its_initial_events_slowly_loses_none_and_blocks_nob
 /// Checks that each generation has each key's last state exactly once, with deletions and recreations relative to what the client
 /// held.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn under_coalesce_a_client_that_does_not_read_is_told_the_latest_states() {
+async fn under_coalesce_a_client_that_does_not_read_receives_the_latest_states() {
     let few = Retention { events: 500, size: 1 << 30, age: Duration::from_secs(300) };
     let broadcaster = BroadcasterConfig { retention: few, ..BroadcasterConfig::default() };
     let options = Options { broadcaster, history: few, ..Options::default() };

@@ -49,34 +49,34 @@ mod totals;
 mod upstream;
 
 #[test]
-fn etcd_is_followed_under_drawn_faults() {
+fn etcd_is_followed_under_random_faults() {
     runner::check::<etcd::Etcd>("etcd", 150);
 }
 
 #[test]
 #[cfg(feature = "kube")]
-fn kube_is_followed_under_drawn_faults() {
+fn kube_is_followed_under_random_faults() {
     runner::check::<kube::Kube>("kube", 150);
 }
 
 #[test]
-fn relays_are_followed_under_drawn_faults() {
+fn relays_are_followed_under_random_faults() {
     runner::check::<relay::Relay>("relay", 40);
 }
 
 #[test]
-fn files_are_followed_under_drawn_faults() {
+fn files_are_followed_under_random_faults() {
     files::check();
 }
 
 #[test]
-fn a_stream_is_followed_under_drawn_faults() {
+fn a_stream_is_followed_under_random_faults() {
     stream::check();
 }
 
 /// A model that used code of the server would prove nothing.
 #[test]
-fn the_source_checker_knows_nothing_of_the_server() {
+fn the_source_checker_does_not_depend_on_the_server() {
     let sources = [
         ("client", include_str!("source_checker/client.rs")),
         ("directory", include_str!("source_checker/files/directory.rs")),
@@ -102,7 +102,7 @@ fn the_source_checker_knows_nothing_of_the_server() {
         ("target", include_str!("source_checker/kube/api/target.rs")),
         ("answer", include_str!("source_checker/kube/api/answer.rs")),
         ("api", include_str!("source_checker/kube/api.rs")),
-        ("misdeed", include_str!("source_checker/kube/api/misdeed.rs")),
+        ("misdeed", include_str!("source_checker/kube/api/violations.rs")),
     ];
     for (name, source) in sources {
         let code = source.replace("use informerd::{\n    grpc::Routes,\n    proto::pb::{self, EventType},\n};", "");

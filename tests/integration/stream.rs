@@ -115,7 +115,7 @@ async fn next_event(watch: &mut Streaming<pb::WatchResponse>) -> String {
 }
 
 #[tokio::test]
-async fn a_file_is_replayed_and_what_it_adds_up_to_is_served_as_stale() {
+async fn a_file_is_replayed_and_its_final_state_is_served_as_stale() {
     let text = [
         event("MODIFIED", "a", 1),
         event("ADDED", "b", 1),
@@ -148,7 +148,7 @@ async fn a_file_is_replayed_and_what_it_adds_up_to_is_served_as_stale() {
 }
 
 #[tokio::test]
-async fn a_pipe_is_watched_while_its_writers_come_and_go() {
+async fn a_pipe_is_watched_across_its_writers() {
     let served = serve(None, "{}").await;
     let mut client = connect(&served).await;
     client.until(|resource| resource.state() == pb::SyncState::Synced).await;
@@ -179,7 +179,7 @@ async fn a_pipe_is_watched_while_its_writers_come_and_go() {
 
 /// Writes events as jq prints them; kubectl writes one event to a line.
 #[tokio::test]
-async fn what_is_pretty_printed_over_many_lines_keeps_its_bytes() {
+async fn events_printed_over_many_lines_keep_their_bytes() {
     let pretty = |name: &str| {
         format!(
             "{{\n    \"apiVersion\": \"v1\",\n    \"kind\": \"Pod\",\n    \"metadata\": {{\n        \"name\": \"{name}\"\n    }}\n}}"
@@ -197,7 +197,7 @@ async fn what_is_pretty_printed_over_many_lines_keeps_its_bytes() {
 }
 
 #[tokio::test]
-async fn garbage_and_events_that_are_too_large_are_reported_and_passed_over() {
+async fn garbage_and_events_that_are_too_large_are_reported_and_skipped() {
     let huge = event("ADDED", &"x".repeat(5 << 20), 1);
     let lines = [
         event("ADDED", "a", 1),
@@ -224,7 +224,7 @@ async fn garbage_and_events_that_are_too_large_are_reported_and_passed_over() {
 
 /// Stops reading under BLOCK: the pressure reaches the writer of the pipe, and the client still gets everything.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_a_client_under_block_holds_changes_back_the_stream_is_not_read() {
+async fn while_a_client_under_block_delays_changes_the_stream_is_not_read() {
     const EVENTS: usize = 40_000;
     const SIZE: u64 = 1 << 10;
     let served = serve(None, "watch: { block_timeout: 1h }").await;
@@ -321,7 +321,7 @@ async fn standard_input_is_live_and_its_end_is_not_the_end_of_the_server() {
 }
 
 #[test]
-fn check_says_where_a_stream_comes_from() {
+fn check_prints_the_origin_of_a_stream() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("events.jsonl");
     fs::write(&path, "").unwrap();

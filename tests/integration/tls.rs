@@ -7,7 +7,7 @@ use informerd::{
     cache::{ListVersion, ListerWatcher, SourceHealth},
     client::{Client, Query, ServerAddress, TlsOptions},
     config::{Config, ListenAddr, ServeFlags},
-    source::relay::{RelayConfig, RelaySource, RelayTls},
+    source::relay::{RelayConfig, RelaySource},
 };
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
@@ -56,7 +56,7 @@ impl Secured {
         authority: &Authority,
         identity: Option<(Vec<u8>, Vec<u8>)>,
     ) -> Result<Vec<String>, informerd::client::ClientError> {
-        let options = TlsOptions { authority: Some(authority.pem()), identity };
+        let options = TlsOptions { authority: Some(authority.pem()), identity, server_name: None };
         let client = Client::connect(&self.address.with_tls(options).unwrap()).await?;
         let listed = client.list(&Query::of("pods")).await?;
         Ok(listed.objects.into_iter().map(|object| object.name).collect())
@@ -74,7 +74,7 @@ fn load(directory: &Path) -> Config {
 }
 
 #[tokio::test]
-async fn a_client_that_trusts_the_server_is_served_and_another_says_why_not() {
+async fn a_client_that_trusts_the_server_is_served_and_another_reports_the_reason() {
     let (authority, stranger) = (Authority::new(), Authority::new());
     let server = Secured::start(&authority, None).await;
     assert_eq!(server.names(&authority, None).await.unwrap(), ["web"]);
@@ -91,7 +91,7 @@ async fn a_client_that_trusts_the_server_is_served_and_another_says_why_not() {
 }
 
 #[tokio::test]
-async fn a_client_without_the_right_certificate_is_not_let_in() {
+async fn a_client_without_the_right_certificate_is_rejected() {
     let (authority, clients, stranger) = (Authority::new(), Authority::new(), Authority::new());
     let server = Secured::start(&authority, Some(&clients)).await;
     assert_eq!(server.names(&authority, Some(clients.sign(&["me"]))).await.unwrap(), ["web"]);
@@ -103,7 +103,7 @@ async fn a_client_without_the_right_certificate_is_not_let_in() {
 
 /// Checks that a relay presents its certificate like any other client.
 #[tokio::test]
-async fn a_relay_shows_its_certificate() {
+async fn a_relay_presents_its_certificate() {
     let (authority, clients) = (Authority::new(), Authority::new());
     let server = Secured::start(&authority, Some(&clients)).await;
     let directory = TempDir::new().unwrap();
@@ -112,16 +112,17 @@ async fn a_relay_shows_its_certificate() {
         directory.path().join(name)
     };
     let (cert, key) = clients.sign(&["relay"]);
-    let tls = RelayTls {
-        ca: Some(file("ca.crt", &authority.pem())),
+    let tls = TlsOptions {
+        authority: Some(file("ca.crt", &authority.pem())),
         identity: Some((file("tls.crt", &cert), file("tls.key", &key))),
+        server_name: None,
     };
-    let config = RelayConfig { tls, ..RelayConfig::new(&server.address.to_string(), "pods") };
+    let config = RelayConfig { tls, ..RelayConfig::new(server.address.clone(), "pods") };
     assert_eq!(RelaySource::check(&config), Ok(()));
     let source = |config: &RelayConfig| RelaySource::new(config.clone(), SourceHealth::new(DEADLINE, DEADLINE));
     let list = source(&config).list(ListVersion::MostRecent).await.unwrap();
     assert_eq!(list.objects.len(), 1);
-    let nobody = RelayConfig { tls: RelayTls { identity: None, ..config.tls.clone() }, ..config.clone() };
+    let nobody = RelayConfig { tls: TlsOptions { identity: None, ..config.tls.clone() }, ..config.clone() };
     assert!(source(&nobody).list(ListVersion::MostRecent).await.is_err());
     fs::remove_file(directory.path().join("tls.key")).unwrap();
     let error = RelaySource::check(&config).unwrap_err();

@@ -55,7 +55,7 @@ async fn no_watchers(sandbox: &Sandbox) {
 
 /// Checks that an object too large to be served still exists: it is not DELETED, and counts.
 #[tokio::test]
-async fn what_can_no_longer_be_served_is_not_absent() {
+async fn objects_that_can_no_longer_be_served_are_not_absent() {
     let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let at = |number| pod_at("shop", "a", "", &informerd::model::ResourceVersion::decimal(number));
     let absent = waiting(&sandbox, request(watch_pods(), &["type == 'SYNCED'", "count == 0"])).await;
@@ -72,7 +72,7 @@ async fn what_can_no_longer_be_served_is_not_absent() {
 
 /// apimachinery `TestUntil`, `TestUntilMultipleConditions`.
 #[tokio::test]
-async fn conditions_are_met_by_what_is_there_and_by_what_happens() {
+async fn conditions_are_met_by_existing_objects_and_by_later_events() {
     let mut sandbox = Sandbox::start(vec![pod("shop", "a", r#""n":1"#), pod("shop", "b", r#""n":2"#)]).await;
     let there = until(&sandbox, request(watch_pods(), &["object.spec.n == 2"])).await.unwrap();
     assert_eq!(words(&there), "ADDED INITIAL b");
@@ -91,7 +91,7 @@ async fn conditions_are_met_by_what_is_there_and_by_what_happens() {
 
 /// apimachinery `TestUntilMultipleConditionsFail`, `TestUntilTimeout`: the client's deadline is the only one.
 #[tokio::test]
-async fn what_is_not_met_is_waited_for_until_the_deadline() {
+async fn unmet_conditions_are_waited_for_until_the_deadline() {
     let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let mut unmet = tonic::Request::new(request(watch_pods(), &["type == 'ADDED'", "type == 'MODIFIED'"]));
     unmet.set_timeout(Duration::from_millis(200));
@@ -141,7 +141,7 @@ async fn absence_can_be_awaited() {
 }
 
 #[tokio::test]
-async fn the_number_of_objects_is_not_told_before_it_is_known() {
+async fn the_number_of_objects_is_missing_until_it_is_known() {
     let pods = (0..1000).map(|n| pod("shop", &format!("p{n}"), "")).collect();
     let mut sandbox = Sandbox::start(pods).await;
     let synced = until(&sandbox, request(watch_pods(), &["count >= 3"])).await.unwrap();
@@ -153,7 +153,7 @@ async fn the_number_of_objects_is_not_told_before_it_is_known() {
 }
 
 #[tokio::test]
-async fn the_event_is_in_the_format_that_was_asked_for() {
+async fn the_event_is_in_the_requested_format() {
     let sandbox = Sandbox::start(vec![pod("shop", "a", r#""n":9007199254740993"#)]).await;
     let exact = "object.spec.n == 9007199254740993";
     let body = async |format: pb::PayloadFormat| {
@@ -212,7 +212,7 @@ async fn connect(sandbox: &Sandbox) -> Client {
 }
 
 #[tokio::test]
-async fn the_client_waits_within_its_timeout_and_says_why_it_was_not_met() {
+async fn the_client_waits_within_its_timeout_and_reports_the_last_error() {
     let options = Options { drain_period: Duration::ZERO, ..Options::default() };
     let sandbox = Sandbox::start_with(options, vec![pod("shop", "a", "")]).await;
     let client = connect(&sandbox).await;
@@ -235,7 +235,7 @@ async fn the_client_waits_within_its_timeout_and_says_why_it_was_not_met() {
 }
 
 #[tokio::test]
-async fn the_client_waits_again_after_the_history_has_changed() {
+async fn the_client_waits_again_after_a_rewritten_history() {
     let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
     sandbox.list(vec![pod("shop", "a", "")], 5).await;
     let client = connect(&sandbox).await;

@@ -55,7 +55,7 @@ fn watch(from: &str) -> pb::WatchRequest {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_kept_is_served_at_once_as_stale() {
+async fn a_snapshot_is_served_at_once_as_stale() {
     let directory = kept();
     let served = start(&directory).await;
     let mut client = served.client().await;
@@ -133,7 +133,7 @@ async fn without_a_change_nothing_is_written_again() {
 
 /// Checks that the server starts without an unusable snapshot file, whatever is wrong with it, and waits for a list.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_used_is_ignored() {
+async fn unusable_snapshots_are_ignored() {
     type Spoil = fn(&TempDir);
     let spoils: [(&str, Spoil); 4] = [
         ("a bit", |directory| {
@@ -175,7 +175,7 @@ async fn what_cannot_be_used_is_ignored() {
 
 /// Checks that the server starts with an unusable directory too. (It reports the error once etcd is there.)
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_directory_that_cannot_be_used_is_gone_without() {
+async fn the_server_runs_without_an_unusable_snapshot_directory() {
     let directory = tempfile::tempdir().unwrap();
     fs::write(directory.path().join("state"), "a file").unwrap();
     let served = start(&directory).await;
@@ -196,7 +196,7 @@ async fn a_directory_that_cannot_be_used_is_gone_without() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_relay_goes_on_where_its_earlier_start_was() {
+async fn a_relay_resumes_where_its_previous_run_ended() {
     let origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let directory = tempfile::tempdir().unwrap();
     let start = async || {
@@ -230,7 +230,7 @@ async fn a_relay_goes_on_where_its_earlier_start_was() {
 /// Checks that the snapshot is at a complete version. A change ahead of it is saved once its version is complete too, even if
 /// nothing else changes then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_ahead_is_kept_when_it_is_complete() {
+async fn changes_ahead_are_saved_once_they_are_complete() {
     let origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let directory = tempfile::tempdir().unwrap();
     let relay = format!("pods: {{ source: {{ informerd: {{ endpoint: {:?} }} }} }}", origin.address());
@@ -267,7 +267,7 @@ async fn what_was_ahead_is_kept_when_it_is_complete() {
 
 /// Checks that a relay writes Secrets only on request: a snapshot is in plain text.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn secrets_of_a_relay_are_written_only_where_it_is_requested() {
+async fn secrets_of_a_relay_are_saved_only_if_configured() {
     let secret = r#"{"apiVersion":"v1","kind":"Secret","metadata":{"name":"key"},"data":{"tls.key":"c2VjcmV0"}}"#;
     let secret = Object::from_json(secret, "", ResourceVersion::decimal(1)).unwrap();
     let origin = Sandbox::start(vec![Arc::new(secret)]).await;

@@ -10,7 +10,7 @@ use crate::sandbox::{
 
 /// Checks the state, each change, and every message of a short watch.
 #[tokio::test]
-async fn a_watch_begins_with_the_state_and_goes_on_with_every_change() {
+async fn a_watch_begins_with_the_state_and_continues_with_every_change() {
     let mut sandbox = Sandbox::start(vec![pod("shop", "b", ""), pod("shop", "a", "")]).await;
     let mut watch = sandbox.client().await.watch(watch_pods()).await.unwrap().into_inner();
     let mut seen = Vec::new();
@@ -91,7 +91,7 @@ async fn a_relist_is_one_batch_of_differences() {
 
 /// Lists at a lower version, which proves that the history was rewritten.
 #[tokio::test]
-async fn an_upstream_that_goes_back_ends_every_watch_and_new_ones_go_on() {
+async fn a_rewritten_history_ends_every_watch_and_new_ones_continue() {
     let sandbox = Sandbox::start_unsynced(Options::default()).await;
     sandbox.list(vec![pod("shop", "a", "")], 100).await;
     let mut watch = sandbox.client().await.watch(watch_pods()).await.unwrap().into_inner();
@@ -110,7 +110,7 @@ async fn an_upstream_that_goes_back_ends_every_watch_and_new_ones_go_on() {
 }
 
 #[tokio::test]
-async fn a_silent_watch_gets_bookmarks_and_a_timeout_ends_it_well() {
+async fn an_idle_watch_gets_bookmarks_and_ends_with_ok_at_its_timeout() {
     let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let request = pb::WatchRequest {
         bookmark_interval: Some(prost_types::Duration { seconds: 0, nanos: 100_000_000 }),
@@ -146,7 +146,7 @@ async fn a_bookmark_carries_the_version_that_everything_was_distributed_up_to() 
 }
 
 #[tokio::test]
-async fn draining_tells_every_watch_where_it_was() {
+async fn draining_sends_every_watch_its_position() {
     let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let mut client = sandbox.client().await;
     let mut all = client.watch(watch_pods()).await.unwrap().into_inner();
@@ -237,7 +237,7 @@ async fn a_relist_without_a_difference_produces_nothing() {
 }
 
 #[tokio::test]
-async fn a_watch_ends_when_its_client_goes() {
+async fn a_watch_ends_when_its_client_disconnects() {
     let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let mut client = sandbox.client().await;
     let mut watches = Vec::new();

@@ -8,7 +8,7 @@ use http_body_util::Full;
 use informerd::{
     grpc,
     proto::pb,
-    transport::{Room, Supplied, Supply},
+    transport::{BoundedBody, BoundedFrame, Room},
 };
 use prost::Message;
 use tonic::transport::Endpoint;
@@ -44,18 +44,18 @@ async fn list(sandbox: &Sandbox) -> grpc::Body {
 }
 
 /// Polls for the next frame until there is an answer. Returns the number of polls and the answer.
-async fn ask(body: &mut grpc::Body, room: Room) -> (usize, Option<Supplied>) {
+async fn ask(body: &mut grpc::Body, room: Room) -> (usize, Option<BoundedFrame>) {
     let mut polls = 0;
     let supplied = poll_fn(|cx| {
         polls += 1;
-        body.poll_supply(cx, room)
+        body.poll_bounded(cx, room)
     });
     let supplied = supplied.await.map(Result::unwrap);
     (polls, supplied)
 }
 
 #[tokio::test]
-async fn who_finds_no_room_keeps_its_turn_and_others_have_theirs() {
+async fn a_stream_without_room_keeps_its_turn_and_others_have_theirs() {
     let sandbox = sandbox().await;
     let (tight, any) = (Room { bytes: 1, is_strict: true }, Room { bytes: 1, is_strict: false });
     let mut stuck = Vec::new();
@@ -64,7 +64,7 @@ async fn who_finds_no_room_keeps_its_turn_and_others_have_theirs() {
     }
     for body in &mut stuck {
         let (polls, supplied) = ask(body, tight).await;
-        let Some(Supplied::TooLarge(needed)) = supplied else { panic!("{supplied:?}") };
+        let Some(BoundedFrame::TooLarge(needed)) = supplied else { panic!("{supplied:?}") };
         assert!((LARGE..LARGE + (64 << 10)).contains(&needed) && polls <= 2, "{needed} after {polls} polls");
     }
     // Meanwhile another client receives all of it, and waits once for each of its pieces.
@@ -77,13 +77,13 @@ async fn who_finds_no_room_keeps_its_turn_and_others_have_theirs() {
     assert!(polls <= 2 * (frames + 1), "{polls} polls");
     // With room, those that waited for it continue at once.
     for body in &mut stuck {
-        let supplied = poll_fn(|cx| Poll::Ready(body.poll_supply(cx, any))).await;
-        assert!(matches!(supplied, Poll::Ready(Some(Ok(Supplied::Frame(_))))), "{supplied:?}");
+        let supplied = poll_fn(|cx| Poll::Ready(body.poll_bounded(cx, any))).await;
+        assert!(matches!(supplied, Poll::Ready(Some(Ok(BoundedFrame::Frame(_))))), "{supplied:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lists_with_windows_of_one_byte_do_not_hold_up_those_of_others() {
+async fn lists_with_windows_of_one_byte_do_not_delay_other_lists() {
     let sandbox = sandbox().await;
     let endpoint = Endpoint::new(sandbox.address().to_owned()).unwrap().initial_stream_window_size(1);
     let channel = endpoint.initial_connection_window_size(1 << 20).connect().await.unwrap();

@@ -60,7 +60,7 @@ async fn start(directory: &TempDir) -> (ApiServer, ApiServer) {
 
 /// Cuts connections, and kills either of the two.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_client_is_told_what_another_api_server_has() {
+async fn every_client_receives_the_objects_of_an_aggregated_api_server() {
     let directory = TempDir::new().unwrap();
     let (mut front, mut behind) = start(&directory).await;
     let mut truth = Truth::new(19);

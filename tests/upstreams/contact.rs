@@ -44,7 +44,7 @@ impl Served {
 
 /// Uses HTTP/2, as the API server does: a PING checks the shared connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_api_server_is_noticed_and_what_it_has_missed_arrives() {
+async fn a_frozen_api_server_is_detected_and_missed_changes_arrive() {
     let apiserver = ApiServer::start().await;
     let mut truth = Truth::new(23);
     apiserver.write(&mut truth, THINGS).await;
@@ -63,7 +63,7 @@ async fn a_frozen_api_server_is_noticed_and_what_it_has_missed_arrives() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_etcd_is_noticed_and_what_it_has_missed_arrives() {
+async fn a_frozen_etcd_is_detected_and_missed_changes_arrive() {
     let etcd = Etcd::start(Version::Latest).await;
     let (mut driver, mut truth) = (etcd.driver(), Truth::new(29));
     write(&mut truth, &mut driver, 10);

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use crate::{
     DEADLINE,
     apiserver::{ADMIN, ApiServer},
-    follow::{Follower, Told},
-    killable::Killable,
+    follow::{Follower, ReceivedEvent},
+    killable::KillableServer,
     served::bodies,
 };
 
@@ -32,7 +32,7 @@ fn versions(properties: &Value, is_served: bool) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn replicas_serve_what_the_api_does_whatever_happens_to_its_crd() {
+async fn replicas_serve_the_same_as_the_api_whatever_happens_to_its_crd() {
     let apiserver = ApiServer::start().await;
     let before = json!({ "n": { "type": "integer" }, "color": { "type": "string" } });
     let names = json!({ "plural": "widgets", "singular": "widget", "kind": "Widget" });
@@ -47,7 +47,7 @@ async fn replicas_serve_what_the_api_does_whatever_happens_to_its_crd() {
         put(&apiserver, n).await;
     }
     let source = json!({ "group": "crd.example.com", "version": "v1", "plural": "widgets" });
-    let mut replicas = [(); 3].map(|()| Killable::kube(&apiserver, ADMIN, source.clone()));
+    let mut replicas = [(); 3].map(|()| KillableServer::kube(&apiserver, ADMIN, source.clone()));
     for replica in &replicas {
         replica.synced().await;
     }
@@ -96,7 +96,7 @@ async fn replicas_serve_what_the_api_does_whatever_happens_to_its_crd() {
 }
 
 /// Returns the events of a client up to the version of the replica. Its stream must not have ended.
-async fn told(replica: &Killable, follower: &Follower) -> Vec<Told> {
+async fn told(replica: &KillableServer, follower: &Follower) -> Vec<ReceivedEvent> {
     let resource = replica.until("listed", |resource| !resource.resource_version.is_empty()).await;
     follower.reach(resource.resource_version.parse().unwrap()).await.told
 }
@@ -117,7 +117,7 @@ async fn change(apiserver: &ApiServer, versions: &Value) {
 }
 
 /// Waits until the API has every object in this form, and each replica serves the same. Returns the objects.
-async fn equal(apiserver: &ApiServer, replicas: &[Killable], has_form: fn(&Value) -> bool) -> Objects {
+async fn equal(apiserver: &ApiServer, replicas: &[KillableServer], has_form: fn(&Value) -> bool) -> Objects {
     let started = Instant::now();
     loop {
         let expected = listed(apiserver).await.unwrap_or_default();
@@ -148,7 +148,7 @@ async fn listed(apiserver: &ApiServer) -> Result<Objects, String> {
     Ok(list["items"].as_array().unwrap().iter().map(entry).collect())
 }
 
-async fn served(replica: &Killable) -> Objects {
+async fn served(replica: &KillableServer) -> Objects {
     let bodies = bodies(replica.client().await, "things").await;
     bodies.into_iter().map(|(key, body)| (key, serde_json::from_str(&body).unwrap())).collect()
 }

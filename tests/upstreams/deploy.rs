@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::{
     DEADLINE,
     apiserver::{ApiServer, CONFIG_MAPS},
-    follow::{Followed, Told},
+    follow::{Followed, ReceivedEvent},
     gate::Gate,
     manifest::{Manifest, named, text},
     pod::{ADDRESS, Container, Pod},
@@ -54,7 +54,7 @@ fn rights(apiserver: &ApiServer, namespace: &str, account: &str) -> BTreeSet<Vec
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_manifests_are_applied_and_allow_what_is_needed_and_nothing_else() {
+async fn the_manifests_grant_exactly_the_necessary_rights() {
     let apiserver = ApiServer::start().await;
     apiserver.kubectl(&["label", "namespace", "default", RESTRICTED, &RESTRICTED.replace("enforce", "warn")]);
     for (file, account, in_its_own, elsewhere) in [
@@ -187,7 +187,7 @@ async fn the_application_of_a_sidecar_starts_with_its_cache_and_outlives_it() {
 
 /// Calls the address of the pod, and checks that the pod fails /readyz before it ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_standalone_pod_serves_other_pods_and_ends_in_order() {
+async fn the_standalone_pod_serves_other_pods_and_shuts_down_gracefully() {
     let apiserver = ApiServer::start().await;
     apply(&apiserver, &text("standalone.yaml"));
     let manifest = Manifest::read("standalone.yaml");
@@ -258,7 +258,7 @@ fn told(application: &Container) -> Followed {
         // A deletion has the last state of the object; its version may still be open.
         let of_deletion = event.get("objectVersion").map_or(resume, version);
         let is_deletion = event_type == pb::EventType::Deleted;
-        Some(Told {
+        Some(ReceivedEvent {
             event_type,
             cause: pb::Cause::from_str_name(&word(&event["cause"], "CAUSE_")).unwrap(),
             key: format!("a/{}", metadata["name"].as_str().unwrap().trim_start_matches("o-")),

@@ -22,7 +22,7 @@ use crate::{
     DEADLINE,
     apiserver::{ADMIN, ApiServer},
     gate::Gate,
-    killable::Killable,
+    killable::KillableServer,
     selection::Selection,
     served::{Served, bodies},
     truth::{Changes, Truth},
@@ -81,15 +81,15 @@ const CUT_AFTER: usize = 2_000;
 
 #[allow(clippy::print_stdout, reason = "figures of the run")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn events_that_expire_at_one_version_leave_no_ghost_wherever_it_is_cut() {
+async fn events_that_expire_at_one_version_leave_no_deleted_object_wherever_it_is_cut() {
     let apiserver = ApiServer::with(&["--event-ttl=20s"]).await;
     let gate = Gate::to(apiserver.address()).await;
     let reported = Reported::by(&apiserver).await;
     let source = json!({ "version": "v1", "plural": "events" });
-    let mut served = Killable::kube_through(gate.port(), &apiserver, ADMIN, source.clone());
+    let mut served = KillableServer::kube_through(gate.port(), &apiserver, ADMIN, source.clone());
     served.synced().await;
     let killed_gate = Gate::to(apiserver.address()).await;
-    let mut killed = Killable::kube_through(killed_gate.port(), &apiserver, ADMIN, source);
+    let mut killed = KillableServer::kube_through(killed_gate.port(), &apiserver, ADMIN, source);
     killed.synced().await;
     let relay_of_killed = Served::relay_of(killed.address()).await;
     let stays = |address| vec![Resuming::start(&format!("http://{address}"), Selection::default(), false)];
@@ -365,7 +365,12 @@ async fn stay(
 }
 
 /// Waits until informerd, its relay and every client have the state of the API.
-async fn everybody_agrees(apiserver: &ApiServer, served: &Killable, relay: Option<&Served>, clients: &[Vec<Resuming>]) {
+async fn everybody_agrees(
+    apiserver: &ApiServer,
+    served: &KillableServer,
+    relay: Option<&Served>,
+    clients: &[Vec<Resuming>],
+) {
     let (started, clients) = (Instant::now(), clients.iter().flatten());
     loop {
         let expected = apiserver.events().await;

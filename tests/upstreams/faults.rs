@@ -16,7 +16,7 @@ use crate::{
 
 /// Cuts connections, stops etcd for a while, and kills and restarts it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cuts_and_restarts_end_nobody_and_lose_nothing() {
+async fn cuts_and_restarts_end_no_watch_and_lose_nothing() {
     for version in VERSIONS {
         let mut etcd = Etcd::start(version).await;
         let (mut driver, mut truth) = (etcd.driver(), Truth::new(1));
@@ -48,7 +48,7 @@ async fn cuts_and_restarts_end_nobody_and_lose_nothing() {
 
 /// Stops the followed one of three members until it has stopped each; the cluster continues without it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_member_that_stands_still_is_left_for_the_next() {
+async fn a_frozen_member_is_replaced_by_the_next() {
     for version in VERSIONS {
         let members = Etcd::cluster(version, 3).await;
         let mut truth = Truth::new(8);
@@ -114,7 +114,7 @@ async fn compaction_ten_times_a_second_is_survived() {
 
 /// Uses etcd's own counters.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn etcd_is_asked_once_whatever_the_number_of_clients() {
+async fn etcd_gets_one_list_and_watch_whatever_the_number_of_clients() {
     for version in VERSIONS {
         let etcd = Etcd::start(version).await;
         let (mut driver, mut truth) = (etcd.driver(), Truth::new(3));
@@ -142,7 +142,7 @@ async fn etcd_is_asked_once_whatever_the_number_of_clients() {
 
 /// Waits for a version that only other keys have reached.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_version_of_other_keys_is_asked_for() {
+async fn progress_is_requested_for_a_version_of_other_keys() {
     for version in VERSIONS {
         let etcd = Etcd::start(version).await;
         let (mut driver, mut truth) = (etcd.driver(), Truth::new(4));

@@ -18,7 +18,7 @@ pub(crate) struct Followed {
     /// True if the source leaves the version of a deletion open: the initial events may then have a part of the version after
     /// `synced_at`, and the server may repeat what they lack because of it.
     pub(crate) may_begin_open: bool,
-    pub(crate) told: Vec<Told>,
+    pub(crate) told: Vec<ReceivedEvent>,
     /// Holes, where events were dropped.
     pub(crate) holes: Vec<Hole>,
     /// Relists of the upstream, each from one version to another, as the server reports them to watches of everything.
@@ -32,7 +32,7 @@ pub(crate) struct Followed {
 
 /// One event.
 #[derive(Debug, Clone)]
-pub(crate) struct Told {
+pub(crate) struct ReceivedEvent {
     pub(crate) event_type: pb::EventType,
     pub(crate) cause: pb::Cause,
     pub(crate) key: String,
@@ -163,7 +163,7 @@ impl Followed {
             None if self.selection.request.format() == pb::PayloadFormat::Metadata => None,
             _ => panic!("a body of bytes: {object:?}"),
         };
-        self.told.push(Told {
+        self.told.push(ReceivedEvent {
             event_type,
             cause,
             key: format!("{}/{}", object.namespace, object.name),

@@ -31,7 +31,7 @@ const SECONDS: u64 = 10;
 const PACE: Duration = Duration::from_millis(25);
 
 /// Client, and the sum of its streams.
-pub(crate) struct Hopper {
+pub(crate) struct SwitchingClient {
     servers: Vec<InformerServiceClient<Channel>>,
     shared: Arc<Shared>,
     followed: Followed,
@@ -56,7 +56,7 @@ pub(crate) struct Shared {
 
 /// Checks that each client's joined streams are the history, each change once, and that etcd and every upstream serve one stream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_change_between_replicas_and_relays_and_miss_nothing() {
+async fn clients_switch_between_replicas_and_relays_and_miss_nothing() {
     let seconds = env::var("INFORMERD_HOPS_SECONDS").map_or(SECONDS, |text| text.parse().expect("a number of seconds"));
     let etcd = Etcd::start(Version::Latest).await;
     let (mut driver, mut truth) = (etcd.driver(), Truth::new(seconds));
@@ -73,7 +73,7 @@ async fn clients_change_between_replicas_and_relays_and_miss_nothing() {
         connections.push(server.client().await);
     }
     for seed in 1..=CLIENTS {
-        let hopper = Hopper::new(&connections, &shared, Selection::default(), seed * 7919 + seconds);
+        let hopper = SwitchingClient::new(&connections, &shared, Selection::default(), seed * 7919 + seconds);
         clients.spawn(hopper.run());
     }
     let clock = tokio::runtime::Handle::current();
@@ -135,9 +135,9 @@ fn changed_at(message: &pb::WatchResponse) -> Option<i64> {
     Some(message.object.as_ref()?.resource_version.parse().unwrap())
 }
 
-// === impl Hopper ===
+// === impl SwitchingClient ===
 
-impl Hopper {
+impl SwitchingClient {
     /// Creates a client of one selection, which uses any of some servers.
     pub(crate) fn new(
         servers: &[InformerServiceClient<Channel>],

@@ -115,7 +115,7 @@ async fn names_are_resolved_and_authorities_are_trusted() {
 
 /// Checks that the error for a pod without a token does not mention kubeconfigs.
 #[test]
-fn a_pod_without_a_service_account_is_told_so() {
+fn a_pod_without_a_service_account_has_its_own_error() {
     let root = Root::of_image();
     let check = |environment: &[(&str, &str)]| {
         let mut command = root.informerd(&["check", "--kube", "pods=v1/pods"]);

@@ -20,12 +20,12 @@ pub(crate) struct Journal {
 // Each package is a module, since the one names the other as a sibling.
 #[allow(dead_code, unreachable_pub, missing_debug_implementations, clippy::pedantic, reason = "generated")]
 mod etcdserverpb {
-    tonic::include_proto!("etcdserverpb");
+    include!("../../proto/generated/etcdserverpb.rs");
 }
 
 #[allow(dead_code, unreachable_pub, missing_debug_implementations, clippy::pedantic, reason = "generated")]
 mod mvccpb {
-    tonic::include_proto!("mvccpb");
+    include!("../../proto/generated/mvccpb.rs");
 }
 
 /// Mark on both sides of a value, which finds it in any stored form: JSON, or the API server's protobuf.

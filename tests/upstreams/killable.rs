@@ -24,14 +24,14 @@ use crate::{
 };
 
 /// Server with a state directory; INFORMERD may name another program than that of the tests.
-pub(crate) struct Killable {
+pub(crate) struct KillableServer {
     directory: TempDir,
     address: SocketAddr,
     pub(crate) admin: SocketAddr,
     process: Child,
 }
 
-impl Killable {
+impl KillableServer {
     pub(crate) fn start(etcd: &Etcd) -> Self {
         let endpoints = [format!("http://{}", etcd.address())];
         Self::over(TempDir::new().unwrap(), &json!({ "etcd": { "endpoints": endpoints, "prefix": PREFIX } }))
@@ -201,7 +201,7 @@ impl Killable {
     }
 }
 
-impl Drop for Killable {
+impl Drop for KillableServer {
     #[allow(clippy::print_stdout, reason = "beside the panic")]
     fn drop(&mut self) {
         if std::thread::panicking() {

@@ -102,7 +102,7 @@ pub(crate) async fn check(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_client_is_told_everything_across_cuts_and_what_adds_up_across_a_restart() {
+async fn every_client_receives_everything_across_cuts_and_the_difference_across_a_restart() {
     let mut apiserver = ApiServer::start().await;
     for (kind, source) in [(THINGS, things()), (CONFIG_MAPS, config_maps())] {
         let mut truth = Truth::new(7);
@@ -133,7 +133,7 @@ async fn every_client_is_told_everything_across_cuts_and_what_adds_up_across_a_r
 
 /// Compacts the missed events in etcd, while the API server is down too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_missed_is_listed_once_and_compared() {
+async fn missed_changes_are_listed_once_and_delivered_as_the_difference() {
     let mut apiserver = ApiServer::start().await;
     let mut truth = Truth::new(11);
     for _ in 0..20 {

@@ -14,7 +14,7 @@ use tonic::transport::Channel;
 use crate::{
     DEADLINE,
     apiserver::{ADMIN, ApiServer, CONFIG_MAPS, READER, ask},
-    killable::Killable,
+    killable::KillableServer,
     served::{Served, bodies},
 };
 
@@ -214,13 +214,13 @@ async fn several_namespaces_are_one_resource() {
 
 /// Checks that the server resumes in each namespace, also in a quiet one, and that its clients resume.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_of_several_namespaces_that_is_killed_goes_on_where_it_was() {
+async fn a_killed_server_of_several_namespaces_resumes_where_it_was() {
     let apiserver = ApiServer::start().await;
     for key in ["a/x", "b/x", "c/x", "default/quiet"] {
         put(&apiserver, key, "0").await;
     }
     let all = ["a", "b", "default"];
-    let mut served = Killable::kube(&apiserver, ADMIN, source(&json!(all)));
+    let mut served = KillableServer::kube(&apiserver, ADMIN, source(&json!(all)));
     served.synced().await;
     let life = live(&apiserver);
     let (mut state, mut last) = (State::new(), String::new());

@@ -26,7 +26,7 @@ struct Running(Child);
 const PODS: &str = "/api/v1/namespaces/a/pods";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_kubectl_tells_is_served_and_outlives_it() {
+async fn the_output_of_kubectl_is_served_and_outlives_it() {
     let apiserver = ApiServer::start().await;
     let api = apiserver.impatient_client().await;
     create(&api, "first").await;

@@ -37,7 +37,7 @@ const LISTS: usize = 100;
 
 /// Checks that the number of requests does not depend on the number of clients.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_api_server_is_asked_once_whatever_the_number_of_clients() {
+async fn the_api_server_gets_one_list_and_watch_whatever_the_number_of_clients() {
     // Without streamed initial events, informerd requests them in vain before each list.
     for (flags, streamed) in [(&[][..], 1), (&["--feature-gates=WatchList=false"], 0)] {
         let apiserver = ApiServer::with(flags).await;

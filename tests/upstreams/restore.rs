@@ -10,14 +10,14 @@ use crate::{
     etcd::{Etcd, VERSIONS, Version},
     faults::{reach, write},
     follow::Follower,
-    killable::Killable,
+    killable::KillableServer,
     served::Served,
     truth::Truth,
 };
 
 /// Restores a cluster behind informerd, at the same revision, or ahead, with the old id and raft term.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restore_that_loses_writes_is_told_wherever_it_goes_on() {
+async fn a_restore_that_loses_writes_is_detected_wherever_the_revision_continues() {
     for version in VERSIONS {
         for (rewritten, is_compacted) in [(0, false), (30, false), (60, false), (60, true)] {
             rewound(version, rewritten, is_compacted).await;
@@ -93,10 +93,10 @@ async fn relays_notice_that_the_etcd_of_their_origin_was_restored() {
         let (mut driver, mut truth) = (etcd.driver(), Truth::new(9));
         write(&mut truth, &mut driver, 20);
         let (snapshot, kept) = (etcd.snapshot(), truth.revision());
-        let mut origin = Killable::start(&etcd);
+        let mut origin = KillableServer::start(&etcd);
         origin.synced().await;
         let running = Served::relay_of(origin.address()).await;
-        let mut killed = Killable::relay(&origin);
+        let mut killed = KillableServer::relay(&origin);
         let mut followers = running.followers().await;
         killed.synced().await;
         write(&mut truth, &mut driver, 30);
@@ -126,8 +126,9 @@ async fn relays_notice_that_the_etcd_of_their_origin_was_restored() {
         }
         write(&mut truth, &mut driver, 5);
         reach(&followers, &truth, is_restored).await;
-        for rewinds in [running.count("cache_rewinds_total").await, killed.count("cache_rewinds_total").await] {
-            assert_eq!(rewinds, u64::from(is_restored));
+        for history_rewrites in [running.count("cache_rewinds_total").await, killed.count("cache_rewinds_total").await]
+        {
+            assert_eq!(history_rewrites, u64::from(is_restored));
         }
     }
 }
@@ -135,7 +136,7 @@ async fn relays_notice_that_the_etcd_of_their_origin_was_restored() {
 /// Checks that a restart is not reported as a restore, and a restore that loses nothing of the prefix only if informerd cannot
 /// prove that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restore_of_everything_goes_on_as_before() {
+async fn a_restore_of_everything_continues_as_before() {
     for version in VERSIONS {
         let mut etcd = Etcd::start(version).await;
         let (mut driver, mut truth) = (etcd.driver(), Truth::new(7));

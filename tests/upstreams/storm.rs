@@ -17,7 +17,7 @@ use crate::{
     DEADLINE,
     apiserver::{ADMIN, ApiServer, CONFIG_MAPS, Kind, THINGS, ask},
     follow::{Followed, Follower},
-    hops::{Hopper, Shared},
+    hops::{Shared, SwitchingClient},
     journal::{Journal, MARK},
     kube::{config_maps, read, things},
     selection::Selection,
@@ -64,7 +64,7 @@ struct Watched {
 
 /// Cuts connections, which loses nothing, and kills the API server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_selection_is_told_all_of_a_storm_across_cuts_and_a_kill() {
+async fn every_selection_receives_all_of_a_storm_across_cuts_and_a_kill() {
     let mut apiserver = ApiServer::start().await;
     let mut kinds = Watched::both(&apiserver).await;
     let storm = Storm::start(&apiserver, 1).await;
@@ -99,7 +99,7 @@ async fn every_selection_is_told_all_of_a_storm_across_cuts_and_a_kill() {
 
 /// Compacts the missed events everywhere.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_selection_is_told_what_a_storm_adds_up_to_where_it_was_compacted() {
+async fn every_selection_receives_the_result_of_a_storm_that_was_compacted() {
     let mut apiserver = ApiServer::start().await;
     let kinds = Watched::both(&apiserver).await;
     let storm = Storm::start(&apiserver, 1).await;
@@ -182,7 +182,8 @@ impl Watched {
         for (seed, selection) in (1..).zip(selections()) {
             let client = if selection.pace.is_zero() {
                 let client = self.served.client().await;
-                let hopper = Hopper::new(std::slice::from_ref(&client), &self.shared, selection.clone(), seed * 7919);
+                let hopper =
+                    SwitchingClient::new(std::slice::from_ref(&client), &self.shared, selection.clone(), seed * 7919);
                 self.hoppers.spawn(hopper.run());
                 client
             } else {

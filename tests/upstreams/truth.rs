@@ -6,7 +6,7 @@ use informerd::proto::pb;
 
 use crate::{
     etcd::Driver,
-    follow::{Followed, Hole, Told},
+    follow::{Followed, Hole, ReceivedEvent},
     selection::Selection,
 };
 
@@ -135,7 +135,7 @@ impl Truth {
         let selection = &followed.selection;
         let is_relisted = |at: i64| relists.iter().any(|(from, to)| (from + 1..=*to).contains(&at));
         let Account { events, state } = self.account(selection);
-        let is_initial = |told: &&Told| told.cause == pb::Cause::Initial;
+        let is_initial = |told: &&ReceivedEvent| told.cause == pb::Cause::Initial;
         let at_first: BTreeSet<&str> = followed.told.iter().filter(is_initial).map(|told| &*told.key).collect();
         // Initial events without the object, though it existed at their version.
         let is_deleted_at_first = |event: &Expected<'_>| {
@@ -144,10 +144,10 @@ impl Truth {
                 && event.version == followed.synced_at + 1
                 && !at_first.contains(event.key)
         };
-        let mut known: BTreeMap<&str, &Told> = BTreeMap::new();
+        let mut known: BTreeMap<&str, &ReceivedEvent> = BTreeMap::new();
         let (mut last, mut seen) = (0, Vec::new());
         for told in &followed.told {
-            let Told { event_type, cause, key, value, version, resume, .. } = told;
+            let ReceivedEvent { event_type, cause, key, value, version, resume, .. } = told;
             assert!(*resume == 0 || *resume >= last, "versions go up: {told:?} after {last}");
             last = last.max(*resume);
             let before = match event_type {
@@ -254,7 +254,7 @@ impl Truth {
 // === impl Expected ===
 
 impl<'a> Expected<'a> {
-    fn told(told: &'a Told) -> Self {
+    fn told(told: &'a ReceivedEvent) -> Self {
         Self { version: told.version, key: &told.key, event_type: told.event_type, cause: told.cause }
     }
 }

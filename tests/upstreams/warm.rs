@@ -13,7 +13,7 @@ use crate::{
     etcd::{Etcd, VERSIONS},
     faults::{reach, write},
     follow::Follower,
-    killable::Killable,
+    killable::KillableServer,
     served::gauge,
     truth::{PREFIX, Truth},
 };
@@ -34,12 +34,12 @@ async fn told(mut stream: tonic::Streaming<pb::WatchResponse>, up_to: i64) -> Ve
 
 /// Checks that it serves before etcd is there, and lists nothing: a client that was killed with the server misses nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_killed_goes_on_where_it_was() {
+async fn a_killed_server_resumes_where_it_was() {
     for version in VERSIONS {
         let etcd = Etcd::start(version).await;
         let (mut driver, mut truth) = (etcd.driver(), Truth::new(11));
         write(&mut truth, &mut driver, 50);
-        let mut served = Killable::start(&etcd);
+        let mut served = KillableServer::start(&etcd);
         served.synced().await;
         served.kept(truth.revision()).await;
         let kept_at = truth.revision();
@@ -84,12 +84,12 @@ async fn a_server_that_is_killed_goes_on_where_it_was() {
 
 /// Compacts the missed events: the server lists once, and sends the difference.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_compacted_while_it_was_dead_is_a_difference() {
+async fn changes_compacted_while_the_server_was_down_are_a_difference() {
     for version in VERSIONS {
         let etcd = Etcd::start(version).await;
         let (mut driver, mut truth) = (etcd.driver(), Truth::new(12));
         write(&mut truth, &mut driver, 50);
-        let mut served = Killable::start(&etcd);
+        let mut served = KillableServer::start(&etcd);
         served.synced().await;
         served.kept(truth.revision()).await;
         served.kill();
@@ -114,14 +114,14 @@ async fn what_was_compacted_while_it_was_dead_is_a_difference() {
 
 /// Restores etcd while the server is down: behind, at the same revision, or ahead.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restore_while_it_was_dead_is_told() {
+async fn a_restore_while_the_server_was_down_is_detected() {
     for version in VERSIONS {
         for rewritten in [0, 30, 60] {
             let mut etcd = Etcd::start(version).await;
             let (mut driver, mut truth) = (etcd.driver(), Truth::new(13));
             write(&mut truth, &mut driver, 20);
             let (snapshot, restored_to) = (etcd.snapshot(), truth.revision());
-            let mut served = Killable::start(&etcd);
+            let mut served = KillableServer::start(&etcd);
             served.synced().await;
             write(&mut truth, &mut driver, 30);
             served.kept(truth.revision()).await;
@@ -159,12 +159,12 @@ async fn a_restore_while_it_was_dead_is_told() {
 
 /// Kills it repeatedly, at any moment, during writes: it serves what was written, and lists only where it must.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kills_at_any_moment_leave_nothing_wrong() {
+async fn kills_at_any_moment_leave_a_correct_state() {
     for version in VERSIONS {
         let etcd = Etcd::start(version).await;
         let (mut driver, mut truth) = (etcd.driver(), Truth::new(14));
         write(&mut truth, &mut driver, 20);
-        let mut served = Killable::start(&etcd);
+        let mut served = KillableServer::start(&etcd);
         served.synced().await;
         let mut lists = true;
         for round in 0..12 {
@@ -204,7 +204,7 @@ async fn a_state_that_cannot_be_written_is_reported_until_it_can() {
     let etcd = Etcd::start(VERSIONS[0]).await;
     let (mut driver, mut truth) = (etcd.driver(), Truth::new(15));
     write(&mut truth, &mut driver, 5);
-    let served = Killable::start(&etcd);
+    let served = KillableServer::start(&etcd);
     served.synced().await;
     served.kept(truth.revision()).await;
     let obstacle = served.state().with_extension("tmp");
@@ -242,8 +242,8 @@ async fn measure_a_kill_with_100_000_objects() {
         }
     };
     put(0, OBJECTS, 0);
-    let mut served = Killable::start(&etcd);
-    let is_written = async |served: &Killable, writes: u64| {
+    let mut served = KillableServer::start(&etcd);
+    let is_written = async |served: &KillableServer, writes: u64| {
         while served.count("state_writes_total").await < writes {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

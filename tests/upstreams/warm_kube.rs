@@ -5,7 +5,7 @@ use tonic::Code;
 
 use crate::{
     apiserver::{ADMIN, ApiServer, THINGS},
-    killable::Killable,
+    killable::KillableServer,
     kube::{check, things},
     truth::Truth,
 };
@@ -18,10 +18,10 @@ async fn write(apiserver: &ApiServer, truth: &mut Truth, changes: usize) {
 
 /// Checks that it serves before the API server is there, and lists nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_killed_goes_on_where_it_was_over_an_api_server() {
+async fn a_killed_server_resumes_where_it_was_over_an_api_server() {
     let (apiserver, mut truth) = (ApiServer::start().await, Truth::new(21));
     write(&apiserver, &mut truth, 30).await;
-    let mut served = Killable::kube(&apiserver, ADMIN, things());
+    let mut served = KillableServer::kube(&apiserver, ADMIN, things());
     for round in 0..4 {
         served.synced().await;
         write(&apiserver, &mut truth, 10).await;
@@ -45,10 +45,10 @@ async fn a_server_that_is_killed_goes_on_where_it_was_over_an_api_server() {
 
 /// Starts the API server meanwhile, so that its watch cache lacks the known version: one list, and the difference.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_api_server_has_not_seen_while_it_was_dead_is_a_difference() {
+async fn changes_that_the_api_server_cannot_replay_after_a_kill_are_a_difference() {
     let (mut apiserver, mut truth) = (ApiServer::start().await, Truth::new(22));
     write(&apiserver, &mut truth, 30).await;
-    let mut served = Killable::kube(&apiserver, ADMIN, things());
+    let mut served = KillableServer::kube(&apiserver, ADMIN, things());
     served.synced().await;
     write(&apiserver, &mut truth, 10).await;
     served.kept(truth.safe()).await;
@@ -67,12 +67,12 @@ async fn what_the_api_server_has_not_seen_while_it_was_dead_is_a_difference() {
 
 /// Restores the cluster while the server is down, perhaps until it is beyond the known version again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_from_a_backup_while_it_was_dead_ends_every_watch() {
+async fn a_cluster_restored_while_the_server_was_down_ends_every_watch() {
     for rewritten in [0, 60] {
         let (mut apiserver, mut truth) = (ApiServer::start().await, Truth::new(23));
         write(&apiserver, &mut truth, 10).await;
         let (snapshot, restored_to) = (apiserver.etcd.snapshot(), truth.revision());
-        let mut served = Killable::kube(&apiserver, ADMIN, things());
+        let mut served = KillableServer::kube(&apiserver, ADMIN, things());
         served.synced().await;
         write(&apiserver, &mut truth, 30).await;
         served.kept(truth.safe()).await;

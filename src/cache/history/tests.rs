@@ -13,8 +13,8 @@ fn version(number: u128) -> ResourceVersion {
     ResourceVersion::decimal(number)
 }
 
-fn begin(number: u128) -> Reached {
-    Reached { version: version(number), offset: 0 }
+fn begin(number: u128) -> HistoryPosition {
+    HistoryPosition { version: version(number), offset: 0 }
 }
 
 fn batch(before: u128, after: u128, changes: usize) -> Arc<Batch> {
@@ -24,6 +24,7 @@ fn batch(before: u128, after: u128, changes: usize) -> Arc<Batch> {
         new: Some(Arc::new(object(&at.to_string()))),
         version: version(after),
         cause: Cause::Change,
+        index_values: None,
     };
     let changes = (0..changes).map(change).collect();
     Arc::new(Batch { before: version(before), after: version(after), changes, is_relist: false, is_open: false })
@@ -64,13 +65,13 @@ async fn a_version_inside_a_relist_gap_is_expired_and_its_ends_are_not() {
 
 /// A relist without changes leaves nothing but its gap.
 #[tokio::test]
-async fn who_was_parked_before_a_relist_that_is_forgotten_learns_of_its_gap() {
+async fn a_watch_parked_before_an_evicted_relist_is_notified_of_its_gap() {
     let (now, later) = (Instant::now(), Instant::now() + BOUNDS.age + Duration::from_secs(1));
     let mut history = History::new(BOUNDS, begin(10));
     history.record(batch(10, 12, 1), now);
     history.record(relist(12, 20, 0), now);
     history.record(batch(20, 21, 1), later);
-    let parked = |number, offset| history.after_offset(&Reached { version: version(number), offset });
+    let parked = |number, offset| history.after_offset(&HistoryPosition { version: version(number), offset });
     assert_eq!(parked(10, 0), Err(NotInHistory::Expired));
     assert_eq!(parked(20, 0).unwrap().batches.len(), 1, "of its selection there was nothing more up to its version");
     assert!(parked(12, 1).unwrap().is_after_gap);
@@ -82,13 +83,14 @@ async fn who_was_parked_before_a_relist_that_is_forgotten_learns_of_its_gap() {
 #[tokio::test]
 async fn an_offset_is_found_with_its_batch_until_that_is_evicted() {
     let now = Instant::now();
-    let mut history = History::new(Retention { events: 6, ..BOUNDS }, Reached { version: version(10), offset: 100 });
+    let mut history =
+        History::new(Retention { events: 6, ..BOUNDS }, HistoryPosition { version: version(10), offset: 100 });
     history.record(batch(10, 12, 1), now);
     history.record(batch(12, 13, 3), now);
     history.record(relist(13, 20, 0), now);
     history.record(batch(20, 21, 1), now);
     let after = |history: &History, offset| {
-        let Backlog { batches, first, .. } = history.after_offset(&Reached { version: version(9), offset })?;
+        let Backlog { batches, first, .. } = history.after_offset(&HistoryPosition { version: version(9), offset })?;
         Ok((batches.iter().map(|batch| batch.after.number()).collect::<Vec<_>>(), first))
     };
     assert_eq!(after(&history, 99), Err(NotInHistory::Expired));
@@ -98,7 +100,7 @@ async fn an_offset_is_found_with_its_batch_until_that_is_evicted() {
     }
     assert_eq!(after(&history, 104), Ok((vec![20, 21], 104)), "perhaps the relist was not passed");
     assert_eq!(after(&history, 105), Ok((vec![], 105)));
-    assert_eq!(history.current(), &Reached { version: version(21), offset: 105 });
+    assert_eq!(history.current(), &HistoryPosition { version: version(21), offset: 105 });
     history.record(batch(21, 22, 2), now);
     assert_eq!(after(&history, 100), Err(NotInHistory::Expired));
     assert_eq!(after(&history, 101).unwrap().1, 101);
@@ -108,7 +110,7 @@ async fn an_offset_is_found_with_its_batch_until_that_is_evicted() {
 }
 
 #[tokio::test]
-async fn a_relist_without_changes_leaves_its_gap_and_one_at_the_same_version_leaves_none() {
+async fn a_relist_without_changes_leaves_a_gap_unless_it_is_at_the_same_version() {
     let now = Instant::now();
     let mut history = History::new(BOUNDS, begin(10));
     history.record(relist(10, 10, 0), now);
@@ -125,7 +127,7 @@ fn open(before: u128, after: u128) -> Arc<Batch> {
 
 /// More changes may come at an open version, so the previous version stays the one to resume from.
 #[tokio::test]
-async fn all_of_an_open_version_comes_after_the_one_before_it_and_stays() {
+async fn an_open_version_follows_the_previous_one_whole_and_is_not_evicted() {
     let now = Instant::now();
     let mut history = History::new(Retention { events: 2, ..BOUNDS }, begin(5));
     history.record(batch(5, 6, 1), now);
@@ -138,7 +140,7 @@ async fn all_of_an_open_version_comes_after_the_one_before_it_and_stays() {
     }
     assert_eq!(after(&history, 9), Ok(vec![]), "who has it has all of it");
     assert_eq!(after(&history, 10), Err(NotInHistory::Future));
-    history.forget_old(now + BOUNDS.age + BOUNDS.age);
+    history.evict_old(now + BOUNDS.age + BOUNDS.age);
     assert_eq!(after(&history, 8), Ok(vec![9, 9, 9]), "it is what is safe to resume from");
     history.record(batch(8, 9, 0), now);
     assert_eq!((after(&history, 8), &history.current().version), (Ok(vec![9, 9, 9]), &version(9)));
@@ -148,13 +150,13 @@ async fn all_of_an_open_version_comes_after_the_one_before_it_and_stays() {
 
 /// Caused by an API that breaks its rule, or by a list with other bytes at a known version.
 #[tokio::test]
-async fn what_comes_late_comes_again_after_its_version() {
+async fn late_changes_are_replayed_after_their_version() {
     let now = Instant::now();
     let mut history = History::new(Retention { events: 3, ..BOUNDS }, begin(5));
     history.record(batch(5, 9, 1), now);
     history.record(open(9, 9), now);
     assert_eq!((after(&history, 8), after(&history, 9)), (Ok(vec![9, 9]), Ok(vec![9])));
-    history.forget_old(now + BOUNDS.age + BOUNDS.age);
+    history.evict_old(now + BOUNDS.age + BOUNDS.age);
     assert_eq!(after(&history, 9), Ok(vec![9]), "as long as the version is the newest");
     history.record(batch(9, 10, 1), now);
     assert_eq!((after(&history, 9), after(&history, 10)), (Ok(vec![9, 10]), Ok(vec![])));
@@ -177,7 +179,7 @@ async fn the_oldest_version_is_not_inside_a_relist_that_closed_an_open_one() {
 
 /// A bookmark advances the version; watches can still resume from the versions before it.
 #[tokio::test]
-async fn versions_that_nothing_happened_at_can_be_resumed_from() {
+async fn versions_without_changes_can_be_resumed_from() {
     let now = Instant::now();
     let mut history = History::new(BOUNDS, begin(10));
     history.record(batch(10, 77, 0), now);
@@ -189,7 +191,7 @@ async fn versions_that_nothing_happened_at_can_be_resumed_from() {
 
 /// cacher `TestEvents` (a ring of 5), `TestEmptyWatchEventCache`; batches are evicted whole.
 #[tokio::test]
-async fn the_oldest_batches_go_first_and_whole() {
+async fn the_oldest_batches_are_evicted_first_and_whole() {
     let now = Instant::now();
     let mut history = History::new(Retention { events: 5, ..BOUNDS }, begin(1));
     assert_eq!(after(&history, 1), Ok(vec![]));
@@ -216,14 +218,14 @@ async fn the_oldest_batches_go_first_and_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_too_old_goes_even_when_nothing_happens() {
+async fn old_batches_are_evicted_even_without_new_ones() {
     let mut history = History::new(BOUNDS, begin(1));
     history.record(batch(1, 2, 1), Instant::now());
     tokio::time::advance(BOUNDS.age).await;
-    history.forget_old(Instant::now());
+    history.evict_old(Instant::now());
     assert_eq!(after(&history, 1), Ok(vec![2]), "exactly at the bound it is kept");
     tokio::time::advance(Duration::from_millis(1)).await;
-    history.forget_old(Instant::now());
+    history.evict_old(Instant::now());
     assert_eq!(after(&history, 1), Err(NotInHistory::Expired));
     assert_eq!(after(&history, 2), Ok(vec![]));
     assert_eq!((history.events(), history.bytes()), (0, 0));
@@ -252,7 +254,8 @@ async fn a_long_backlog_comes_in_parts() {
     let large = |at: u128| {
         let body = format!("{:?}", "x".repeat(BACKLOG_BYTES / 2));
         let object = Arc::new(Object::from_json(body, "large", version(at + 1)).unwrap());
-        let change = Change { old: None, new: Some(object), version: version(at + 1), cause: Cause::Change };
+        let change =
+            Change { old: None, new: Some(object), version: version(at + 1), cause: Cause::Change, index_values: None };
         Arc::new(Batch { changes: vec![change], ..Batch::clone(&batch(at, at + 1, 0)) })
     };
     for at in 3000..3005 {
@@ -274,7 +277,7 @@ proptest! {
 
     /// Checks that batches in any representation are returned as recorded, and that eviction subtracts their bytes.
     #[test]
-    fn a_backlog_is_what_was_recorded(recorded in vec(changes(), 1..20), bound in 1_usize..30) {
+    fn a_backlog_has_the_recorded_batches(recorded in vec(changes(), 1..20), bound in 1_usize..30) {
         let object = |at: usize, name: usize| {
             let body = "x".repeat(at * 7);
             Arc::new(Object::from_json(format!("{body:?}"), &name.to_string(), version(at as u128)).unwrap())
@@ -285,6 +288,7 @@ proptest! {
                 new: (*kind != 1).then(|| object(at + usize::from(*kind != 2), name)),
                 version: version(at as u128 + 1),
                 cause: if *is_relist { Cause::Inferred } else { Cause::Change },
+                index_values: None,
             };
             let changes = kinds.iter().enumerate().map(change).collect();
             let (before, after) = (version(at as u128), version(at as u128 + 1));
@@ -308,7 +312,7 @@ proptest! {
         let changes = || kept.iter().flat_map(|batch| &batch.changes);
         let cost = |change: &Change| CHANGE_BYTES + change.old.as_ref().map_or(0, |old| old.body().len());
         prop_assert_eq!((history.events(), history.bytes()), (changes().count(), changes().map(cost).sum()));
-        history.forget_old(now + BOUNDS.age + BOUNDS.age);
+        history.evict_old(now + BOUNDS.age + BOUNDS.age);
         prop_assert_eq!((history.events(), history.bytes()), (0, 0));
     }
 }
@@ -326,7 +330,7 @@ fn numbers(changes: &[Change]) -> Vec<u128> {
 
 /// Records a change ahead of the version that all watches of a resource have reached, as one of several watches may send it.
 #[tokio::test]
-async fn a_change_that_came_ahead_comes_again_for_who_resumes_from_below_it() {
+async fn a_change_ahead_is_replayed_to_a_watch_that_resumes_below_it() {
     let now = Instant::now();
     let mut history = History::new(BOUNDS, begin(5));
     history.record(ahead(5, 12), now);
@@ -342,7 +346,7 @@ async fn a_change_that_came_ahead_comes_again_for_who_resumes_from_below_it() {
 }
 
 #[tokio::test]
-async fn a_change_that_came_ahead_is_kept_until_its_version_is_complete_and_no_longer() {
+async fn a_change_ahead_is_kept_only_until_its_version_is_complete() {
     let now = Instant::now();
     let mut history = History::new(Retention { events: 2, ..BOUNDS }, begin(5));
     history.record(batch(5, 6, 1), now);
@@ -360,7 +364,7 @@ async fn a_change_that_came_ahead_is_kept_until_its_version_is_complete_and_no_l
 
 /// An object of a list may be newer than the version of the list.
 #[tokio::test]
-async fn what_a_list_has_shown_is_not_ahead_of_it() {
+async fn changes_that_a_list_has_shown_are_not_ahead_of_it() {
     let now = Instant::now();
     let mut history = History::new(BOUNDS, begin(5));
     history.record(ahead(5, 14), now);

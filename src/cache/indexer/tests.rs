@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::{
     cache::History,
-    model::{ObjectParts, Path, Reached},
+    model::{HistoryPosition, ObjectParts, Path},
     watch::Retention,
 };
 
@@ -132,12 +132,10 @@ fn objects_are_found_by_the_values_of_an_index() {
     let snapshot = indexer.snapshot();
     assert!(snapshot.by_index("none", "foo", None).is_none(), "an unknown index is an error");
     assert!(snapshot.index_values("none", None).is_none());
-    assert_eq!(snapshot.index_func("user"), indexers().get("user"));
-    assert_eq!(snapshot.indexers(), &indexers());
 }
 
 #[test]
-fn the_namespaces_are_the_index_of_that_name_and_of_no_other() {
+fn namespaces_are_the_values_of_the_namespace_index_only() {
     let objects = ["shop/a", "b"].map(|name| pod(name, "", "ernie", version(1))).into();
     let snapshot = Indexer::new(indexers(), list(objects, 1)).snapshot();
     let found = |index, value| names(snapshot.by_index(index, value, None).unwrap());
@@ -168,7 +166,7 @@ fn an_object_may_have_several_values_and_move_between_them() {
 
 /// client-go `TestThreadSafeStoreDeleteRemovesEmptySetsFromIndex`, `..AddKeepsNonEmptySetPostDeleteFromIndex`.
 #[test]
-fn a_value_goes_with_its_last_object() {
+fn an_index_value_is_removed_with_its_last_object() {
     let mut indexer = empty();
     indexer.apply(put("key", "value", 2));
     assert_eq!(indexer.state.indexes.iter().map(OrdSet::len).sum::<usize>(), 1);
@@ -182,7 +180,7 @@ fn a_value_goes_with_its_last_object() {
 
 /// client-go `TestThreadSafeStoreIndexingFunctionsWithMultipleValues`.
 #[test]
-fn an_index_follows_every_step_of_its_objects() {
+fn an_index_follows_every_change_of_its_objects() {
     let mut indexer = empty();
     let steps: [(Event, Index<'_>); 10] = [
         (put("key1", "foo", 2), &[("foo", &["key1"])]),
@@ -239,7 +237,7 @@ fn a_transaction_is_one_batch_at_its_version() {
 
 /// client-go `processDeltas`: the type of an event is a hint.
 #[test]
-fn the_store_decides_what_an_event_is() {
+fn the_type_of_an_event_depends_on_the_store() {
     let mut indexer = empty();
     let object = |users, number| pod("a", "", users, version(number));
     assert_eq!(told(&indexer.apply(Event::Modified(object("x", 2)))), ["+a 2"]);
@@ -273,7 +271,7 @@ fn another_uid_under_the_same_key_is_a_deletion_and_an_addition() {
 
 /// client-go `TestReplaceEvents`; a relist is one batch.
 #[test]
-fn a_relist_is_deletions_first_and_then_what_is_new_in_the_order_of_the_list() {
+fn a_relist_yields_deletions_first_and_then_changes_in_list_order() {
     let object = |name, number| pod(name, "", "", version(number));
     let held = ["a", "b", "c", "d"].map(|name| object(name, 1)).into();
     let mut indexer = Indexer::new(indexers(), list(held, 5));
@@ -287,7 +285,7 @@ fn a_relist_is_deletions_first_and_then_what_is_new_in_the_order_of_the_list() {
 
 /// The deletion of an object that still exists has its own cause, unless another object has taken its place.
 #[test]
-fn what_can_no_longer_be_served_is_not_deleted() {
+fn an_object_that_can_no_longer_be_served_is_not_deleted() {
     let object = |name, uid, number| pod(name, uid, "", version(number));
     let held = ["a", "b", "c", "d", "e"].map(|name| object(name, "1", 1)).to_vec();
     let mut indexer = Indexer::new(indexers(), list(held, 5));
@@ -322,7 +320,7 @@ fn of_two_objects_with_one_key_the_last_wins() {
 }
 
 #[test]
-fn without_versions_of_its_own_a_source_has_changed_what_has_other_bytes() {
+fn without_upstream_versions_other_bytes_are_a_change() {
     let at = |number| ResourceVersion::of_lineage("abc".into(), number);
     let object = |name, users, number| pod(name, "", users, at(number));
     let first = List::new(vec![object("a", "x", 1), object("b", "x", 1)], at(1));

@@ -7,16 +7,16 @@ use std::{
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Command, InformerStats, JoinError, Joined, Shared, Start, Stopped};
+use super::{Command, InformerShared, InformerStats, JoinError, Joined, Start, Stopped};
 use crate::{
-    cache::{Snapshot, SourceHealth},
-    model::{Indexers, Reached, ResourceVersion},
+    cache::{HealthReport, ProgressDemand, Provenance, Snapshot, SourceHealth, SyncState},
+    model::{HistoryPosition, Indexers, ResourceVersion},
     watch::{Backfill, BroadcasterStats, Frame, Subscribe},
 };
 
 /// Reading side of an [`Informer`](super::Informer); clones share it.
 pub struct InformerHandle<F: Frame> {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<InformerShared>,
     pub(super) commands: mpsc::Sender<Command<F>>,
     pub(super) backfill: Arc<Backfill<F>>,
 }
@@ -30,7 +30,7 @@ impl<F: Frame> InformerHandle<F> {
     }
 
     /// Returns the position up to which every watcher has its events, or will find them at its cursor.
-    pub fn distributed(&self) -> Option<Arc<Reached>> {
+    pub fn distributed(&self) -> Option<Arc<HistoryPosition>> {
         self.shared.distributed.load_full()
     }
 
@@ -43,21 +43,21 @@ impl<F: Frame> InformerHandle<F> {
     }
 
     /// Returns the number of the present upstream history, counted in rewrites. A version of an older one means nothing.
-    pub fn epoch(&self) -> u64 {
-        self.shared.epoch.load(Ordering::Acquire)
+    pub fn history_id(&self) -> u64 {
+        self.shared.history_id.load(Ordering::Acquire)
     }
 
     /// Returns the name of a history of this resource at this server.
-    pub fn history(&self, epoch: u64) -> String {
-        format!("{}.{epoch}", self.shared.health.provenance().name())
+    pub fn history(&self, history_id: u64) -> String {
+        format!("{}.{history_id}", self.shared.provenance.name())
     }
 
     /// Returns true if a name is that of another history of this resource at this server. It cannot judge names of other
     /// servers.
-    pub fn is_another_history(&self, history: &str, epoch: u64) -> bool {
+    pub fn is_another_history(&self, history: &str, history_id: u64) -> bool {
         history
             .split_once('.')
-            .is_some_and(|(name, told)| name == self.shared.health.provenance().name() && told != epoch.to_string())
+            .is_some_and(|(name, told)| name == self.shared.provenance.name() && told != history_id.to_string())
     }
 
     /// Returns the oldest version that a watch can resume from.
@@ -68,6 +68,26 @@ impl<F: Frame> InformerHandle<F> {
     /// Returns the health of the source.
     pub fn health(&self) -> &SourceHealth {
         &self.shared.health
+    }
+
+    /// Returns the availability and freshness of the resource.
+    pub fn state(&self) -> SyncState {
+        if self.shared.snapshot.load().is_some() { self.shared.health.state() } else { SyncState::Syncing }
+    }
+
+    /// Returns the health of the source, with the state of the resource.
+    pub fn report(&self) -> HealthReport {
+        HealthReport { state: self.state(), ..self.shared.health.report() }
+    }
+
+    /// Returns the number of callers that wait for a version that this server has not reached yet.
+    pub fn demand(&self) -> &ProgressDemand {
+        &self.shared.demand
+    }
+
+    /// Returns the servers that the objects come through.
+    pub fn provenance(&self) -> &Provenance {
+        &self.shared.provenance
     }
 
     /// Returns the index functions.
@@ -92,7 +112,7 @@ impl<F: Frame> InformerHandle<F> {
 
     /// Waits for a state that the predicate accepts, the present one included. The predicate runs on each state whose version
     /// has this number or a higher one, and on the first state of another history. Meanwhile the source counts this caller as
-    /// waiting ([`Demand`](crate::cache::Demand)).
+    /// waiting ([`ProgressDemand`]).
     ///
     /// # Cancel safety
     ///
@@ -105,7 +125,7 @@ impl<F: Frame> InformerHandle<F> {
             if let Some(snapshot) = self.snapshot().filter(|snapshot| is_enough(snapshot)) {
                 return snapshot;
             }
-            waiting.get_or_insert_with(|| self.shared.health.demand().wait());
+            waiting.get_or_insert_with(|| self.shared.demand.wait());
             waiter.woken().await;
         }
     }
@@ -115,15 +135,15 @@ impl<F: Frame> InformerHandle<F> {
     /// # Cancel safety
     ///
     /// If the future is dropped, the watches may have been woken or not.
-    pub async fn poke(&self) {
+    pub async fn notify_watches(&self) {
         // An informer that has ended has ended its watches.
-        drop(self.commands.send(Command::Poke).await);
+        drop(self.commands.send(Command::NotifyWatches).await);
     }
 
     /// Returns how often watches were woken for a message that is not an event, also for a changed state of the source. The
     /// count is raised before they are woken.
-    pub fn pokes(&self) -> u64 {
-        self.shared.pokes.load(Ordering::Acquire)
+    pub fn notify_seq(&self) -> u64 {
+        self.shared.notify_seq.load(Ordering::Acquire)
     }
 
     /// Starts a watch.

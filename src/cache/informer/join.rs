@@ -2,7 +2,7 @@
 
 use crate::{
     cache::{Backlog, Snapshot},
-    model::{Reached, ResourceVersion},
+    model::{HistoryPosition, ResourceVersion},
     watch::{Cursor, Frame},
 };
 
@@ -15,8 +15,8 @@ pub enum Start {
     Complete,
     /// Strictly after this version.
     After(ResourceVersion),
-    /// Position of a cursor of this informer, in changes ([`Reached::offset`]), possibly inside a batch.
-    AfterOffset(Reached),
+    /// Position of a cursor of this informer, in changes ([`HistoryPosition::offset`]), possibly inside a batch.
+    AfterOffset(HistoryPosition),
 }
 
 /// Watch that has joined: its start, and every later event.
@@ -28,9 +28,9 @@ pub struct Joined<F: Frame> {
     pub backlog: Backlog,
     /// Reader of everything after the snapshot. `None` if the backlog has more: the caller joins again after its last version.
     pub cursor: Option<Cursor<F>>,
-    /// Number of the history of these versions: [`InformerHandle::epoch`](super::InformerHandle::epoch) at the moment of
+    /// Number of the history of these versions: [`InformerHandle::history_id`](super::InformerHandle::history_id) at the moment of
     /// joining.
-    pub epoch: u64,
+    pub history_id: u64,
 }
 
 /// Reason why a watch cannot start at the requested position.

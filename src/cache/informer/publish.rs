@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use super::{Shared, Writer};
+use super::{InformerShared, Writer};
 use crate::{
     cache::History,
     model::{Batch, Cause, Change},
@@ -20,15 +20,15 @@ impl<F: Frame> Writer<F> {
         self.shared.measure_history(&live.history);
         let distributed = Arc::new(live.history.current().clone());
         let snapshot = Arc::new(live.indexer.snapshot());
-        let is_first = self.shared.snapshot.load().as_ref().is_none_or(|last| last.epoch() != snapshot.epoch());
+        let is_first =
+            self.shared.snapshot.load().as_ref().is_none_or(|last| last.history_id() != snapshot.history_id());
         // The waited-for version of another history may never be reached.
         let reached = if is_first { u128::MAX } else { snapshot.version().number() };
         self.shared.snapshot.store(Some(snapshot));
         live.broadcaster.publish(batches);
-        live.broadcaster.forget_before(live.history.begin());
+        live.broadcaster.drop_before(live.history.begin());
         self.shared.note_gap(batches);
         self.shared.distributed.store(Some(distributed));
-        self.shared.health.synced();
         self.shared.waiters.wake(reached);
 
         let changes: usize = batches.iter().map(|batch| batch.changes.len()).sum();
@@ -39,9 +39,9 @@ impl<F: Frame> Writer<F> {
     }
 }
 
-// === impl Shared ===
+// === impl InformerShared ===
 
-impl Shared {
+impl InformerShared {
     /// Notes a relist before its version is distributed, so that a reader of that version finds the gap.
     fn note_gap(&self, batches: &[Arc<Batch>]) {
         let is_gap = |batch: &&Arc<Batch>| batch.is_relist && batch.before != batch.after;

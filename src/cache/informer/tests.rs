@@ -38,7 +38,15 @@ impl Running {
         let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
         let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
         let (indexers, history) = (Arc::default(), broadcaster.retention);
-        let config = InformerConfig { indexers, broadcaster, history, evidence: Evidence::Bytes, batch_window };
+        let config = InformerConfig {
+            indexers,
+            broadcaster,
+            history,
+            rewrite_evidence: RewriteEvidence::Bytes,
+            demand: ProgressDemand::default(),
+            provenance: Provenance::default(),
+            batch_window,
+        };
         let (informer, handle) = Informer::new(Arc::clone(&fifo), health, config);
         Self { fifo, handle, task: tokio::spawn(informer.run()) }
     }
@@ -155,7 +163,7 @@ async fn a_relist_is_one_batch_and_watchers_stay_connected() {
         assert_eq!(relisted, is_relisted, "between {after} and {up_to}");
     }
     let stats = running.handle.stats();
-    assert_eq!((count(&stats.replaces), count(&stats.changes), count(&stats.rewinds)), (3, 4, 0));
+    assert_eq!((count(&stats.replaces), count(&stats.changes), count(&stats.history_rewrites)), (3, 4, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -178,7 +186,7 @@ async fn a_bookmark_moves_the_version_and_changes_nothing() {
 
 /// A rewritten history ends every watch.
 #[tokio::test(start_paused = true)]
-async fn a_list_that_is_behind_or_of_another_lineage_ends_every_watch_and_starts_again() {
+async fn a_list_that_is_older_or_of_another_lineage_ends_every_watch() {
     for behind in [version(50), "abc.1".parse().unwrap()] {
         let running = Running::start();
         running.list(vec![object("a", 1), object("b", 1)], version(99)).await;
@@ -188,9 +196,9 @@ async fn a_list_that_is_behind_or_of_another_lineage_ends_every_watch_and_starts
         assert_eq!(taken(&mut idle).await, ["~a 100"]);
         running.list(vec![Arc::new(object("b", 1).at_version(behind.clone()))], behind.clone()).await;
 
-        assert_eq!(taken(&mut idle).await, ["HistoryChanged"]);
-        assert_eq!(taken(&mut unread).await, ["~a 100", "HistoryChanged"]);
-        assert_eq!(count(&running.handle.stats().rewinds), 1);
+        assert_eq!(taken(&mut idle).await, ["HistoryRewritten"]);
+        assert_eq!(taken(&mut unread).await, ["~a 100", "HistoryRewritten"]);
+        assert_eq!(count(&running.handle.stats().history_rewrites), 1);
         assert_eq!(running.handle.distributed().unwrap().version, behind);
         let expired = JoinError::Expired { oldest: behind.clone(), current: behind.clone() };
         let earlier = running.handle.join(Start::After("xyz.1".parse().unwrap()), replay()).await;
@@ -204,24 +212,24 @@ async fn a_list_that_is_behind_or_of_another_lineage_ends_every_watch_and_starts
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_joins_again_hears_of_a_history_that_changed_however_the_versions_look() {
+async fn a_watch_that_joins_again_detects_a_rewritten_history_whatever_the_versions() {
     let running = Running::start();
     running.list(vec![object("a", 1)], version(99)).await;
-    let Joined { epoch, .. } = running.watch().await;
+    let Joined { history_id, .. } = running.watch().await;
     let again = || running.handle.join(Start::After(version(99)), replay());
-    assert_eq!(again().await.unwrap().epoch, epoch);
+    assert_eq!(again().await.unwrap().history_id, history_id);
     running.list(vec![object("a", 1)], version(50)).await;
     assert!(matches!(again().await, Err(JoinError::TooLarge { .. })));
-    assert_ne!(running.handle.epoch(), epoch, "whatever joining says");
+    assert_ne!(running.handle.history_id(), history_id, "whatever joining says");
     running.list(vec![object("a", 1)], version(99)).await;
     running.apply(put("a", 120)).await;
-    assert_ne!(again().await.unwrap().epoch, epoch, "a version that looks like one of this history");
+    assert_ne!(again().await.unwrap().history_id, history_id, "a version that looks like one of this history");
 }
 
 // === BLOCK, and the end ===
 
 #[tokio::test(start_paused = true)]
-async fn a_client_under_block_holds_the_next_batch_back_while_everything_else_goes_on() {
+async fn a_client_under_block_delays_the_next_batch_and_nothing_else() {
     let running = Running::start();
     running.list(Vec::new(), version(1)).await;
     let mut slow =
@@ -244,7 +252,7 @@ async fn a_client_under_block_holds_the_next_batch_back_while_everything_else_go
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_under_block_that_never_reads_is_evicted_and_the_resource_goes_on() {
+async fn a_client_under_block_that_never_reads_is_evicted_and_the_resource_continues() {
     let running = Running::start();
     running.list(Vec::new(), version(1)).await;
     let mut slow =
@@ -260,7 +268,7 @@ async fn a_client_under_block_that_never_reads_is_evicted_and_the_resource_goes_
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_retention_is_kept_while_nothing_happens() {
+async fn the_retention_is_enforced_without_new_events() {
     let retention = Retention { age: Duration::from_secs(60), ..BroadcasterConfig::default().retention };
     let running = Running::with(BroadcasterConfig { retention, ..BroadcasterConfig::default() });
     running.list(Vec::new(), version(1)).await;
@@ -321,9 +329,9 @@ async fn events_that_follow_others_are_gathered() {
     assert_eq!(*running.handle.snapshot().unwrap().version(), version(2));
     running.apply(put("a", 4)).await;
     assert_eq!(began.elapsed(), window);
-    for number in 5..5 + WAKE_EVENTS as u128 {
+    for number in 5..5 + CYCLE_DELTAS as u128 {
         running.push(put("a", number)).await;
     }
-    running.reach(&version(4 + WAKE_EVENTS as u128)).await;
+    running.reach(&version(4 + CYCLE_DELTAS as u128)).await;
     assert_eq!(began.elapsed(), window, "a full wake does not wait");
 }

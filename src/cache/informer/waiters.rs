@@ -16,7 +16,7 @@ use crate::sync::Mutex;
 /// All waiting callers.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
-    by_number: Mutex<BTreeMap<Place, Arc<Notify>>>,
+    by_number: Mutex<BTreeMap<WaiterKey, Arc<Notify>>>,
     next_id: AtomicU64,
 }
 
@@ -24,12 +24,12 @@ pub(super) struct Waiters {
 #[derive(Debug)]
 pub(super) struct Waiter<'a> {
     waiters: &'a Waiters,
-    place: Place,
+    key: WaiterKey,
     woken: Arc<Notify>,
 }
 
 /// Number of a version, and number of the waiting caller.
-type Place = (u128, u64);
+type WaiterKey = (u128, u64);
 
 // === impl Waiters ===
 
@@ -37,10 +37,10 @@ impl Waiters {
     /// Registers a wait for a state whose version has this number or a higher one. A wake-up before the first [`Waiter::woken`]
     /// is not missed.
     pub(super) fn wait(&self, number: u128) -> Waiter<'_> {
-        let place = (number, self.next_id.fetch_add(1, Ordering::Relaxed));
+        let key = (number, self.next_id.fetch_add(1, Ordering::Relaxed));
         let woken = Arc::default();
-        self.by_number.lock().insert(place, Arc::clone(&woken));
-        Waiter { waiters: self, place, woken }
+        self.by_number.lock().insert(key, Arc::clone(&woken));
+        Waiter { waiters: self, key, woken }
     }
 
     /// Wakes the callers that wait for this number or a lower one.
@@ -67,7 +67,7 @@ impl Waiter<'_> {
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        self.waiters.by_number.lock().remove(&self.place);
+        self.waiters.by_number.lock().remove(&self.key);
     }
 }
 
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_version_wakes_those_who_wait_for_it_or_for_one_before() {
+    fn a_version_wakes_the_waiters_for_it_and_for_lower_ones() {
         let waiters = Waiters::default();
         let mut waiting = [3, 5, 5, 7, u128::MAX].map(|number| spawn(waiters.wait(number).woken()));
         waiters.wake(2);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_is_forgotten_and_who_was_woken_before_it_asked_is_told() {
+    fn a_dropped_waiter_is_removed_and_an_earlier_wake_up_is_not_lost() {
         let waiters = Waiters::default();
         drop(waiters.wait(1));
         assert!(waiters.by_number.lock().is_empty());

@@ -128,9 +128,9 @@ impl State {
                 Next { delayed: false, request: Request::List(ListVersion::MostRecent) }
             }
             // The known versions are void: only the most recent state is usable.
-            Outcome::ListFailed(SourceError::HistoryChanged(_))
-            | Outcome::WatchNotOpened(SourceError::HistoryChanged(_))
-            | Outcome::WatchFailed { error: SourceError::HistoryChanged(_), .. } => {
+            Outcome::ListFailed(SourceError::HistoryRewritten(_))
+            | Outcome::WatchNotOpened(SourceError::HistoryRewritten(_))
+            | Outcome::WatchFailed { error: SourceError::HistoryRewritten(_), .. } => {
                 let delayed = self.list_version() == ListVersion::MostRecent;
                 self.is_last_unavailable = true;
                 Next { delayed, request: Request::List(ListVersion::MostRecent) }
@@ -209,10 +209,10 @@ impl State {
 
 impl Outcome {
     /// Returns true if the upstream has proved that its history was rewritten.
-    pub(super) fn is_rewind(&self) -> bool {
+    pub(super) fn is_history_rewritten(&self) -> bool {
         match self {
             Self::ListFailed(error) | Self::WatchNotOpened(error) | Self::WatchFailed { error, .. } => {
-                matches!(error, SourceError::HistoryChanged(_))
+                matches!(error, SourceError::HistoryRewritten(_))
             }
             Self::Listed(_) | Self::WatchClosed { .. } | Self::WatchTooShort { .. } | Self::WatchBroken { .. } => false,
         }
@@ -223,7 +223,7 @@ impl Outcome {
         matches!(
             self,
             Self::WatchNotOpened(SourceError::Expired(_)) | Self::WatchFailed { error: SourceError::Expired(_), .. }
-        ) || self.is_rewind()
+        ) || self.is_history_rewritten()
     }
 
     /// Returns the error, if there was one.
@@ -289,7 +289,7 @@ mod tests {
 
     /// `TestReflectorResyncWithResourceVersion`.
     #[test]
-    fn a_relist_asks_for_what_is_not_older_than_the_last_version() {
+    fn a_relist_requests_a_state_not_older_than_the_last_version() {
         let mut state = State::new(ListVersion::Any);
         let failed = Outcome::WatchFailed { reached: version(10), error: unavailable() };
         assert_eq!(list_versions(&mut state, vec![Outcome::Listed(version(10)), failed]), ["0", "10"]);
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_most_recent_list_that_fails_is_asked_for_again_after_a_delay() {
+    fn a_failed_list_of_the_most_recent_state_is_retried_after_a_delay() {
         let mut state = State::new(ListVersion::MostRecent);
         assert_eq!(state.start(), list(ListVersion::MostRecent, false));
         for error in [expired(), too_large(), busy(), incomplete(), unavailable()] {
@@ -395,8 +395,8 @@ mod tests {
 
     /// A rewritten history is listed at once, and after a delay if that list proves another rewrite.
     #[test]
-    fn a_changed_history_is_listed_as_it_is_now() {
-        let changed = || SourceError::HistoryChanged("another cluster".into());
+    fn a_rewritten_history_is_listed_at_its_most_recent_state() {
+        let changed = || SourceError::HistoryRewritten("another cluster".into());
         for outcome in [
             Outcome::ListFailed(changed()),
             Outcome::WatchNotOpened(changed()),
@@ -404,7 +404,7 @@ mod tests {
         ] {
             let mut state = State::new(ListVersion::Any);
             state.step(Outcome::Listed(version(5)));
-            assert!(outcome.is_rewind());
+            assert!(outcome.is_history_rewritten());
             assert_eq!(state.step(outcome), list(ListVersion::MostRecent, false));
             assert_eq!(state.step(Outcome::ListFailed(changed())), list(ListVersion::MostRecent, true));
             assert_eq!(state.step(Outcome::Listed(version(3))), watch(3, false));
@@ -413,7 +413,7 @@ mod tests {
 
     /// Here client-go accepts the lower version (`TestReflectorWatchHandler`: 55, then 32).
     #[test]
-    fn a_stream_that_contradicts_itself_is_watched_again_from_what_was_reached() {
+    fn a_stream_that_contradicts_itself_is_watched_again_from_the_reached_version() {
         let mut state = State::new(ListVersion::Any);
         state.step(Outcome::Listed(version(5)));
         let broken = Outcome::WatchBroken { reached: version(55), error: "low".into() };

@@ -160,8 +160,8 @@ async fn run_for(time: Duration, answers: Vec<Answer>) -> Run {
                 [event] => format!("put {}", event.version()),
                 events => format!("{} at {}", events.len(), events[0].version()),
             },
-            Delta::Rewind(list) => format!("rewind {}", list.version),
-            Delta::Checkpoint(proof) => format!("checkpoint {}", String::from_utf8_lossy(&proof)),
+            Delta::HistoryRewritten(list) => format!("rewind {}", list.version),
+            Delta::Checkpoint { proof, .. } => format!("checkpoint {}", String::from_utf8_lossy(&proof)),
             Delta::Relist(events, _) => unreachable!("not in a script: {events:?}"),
         }));
     }
@@ -177,7 +177,7 @@ async fn run(answers: Vec<Answer>) -> Run {
 
 /// A broken connection does not mean an overloaded upstream, unless it breaks at once.
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_breaks_is_taken_up_at_once_if_it_had_lasted() {
+async fn a_broken_watch_is_resumed_at_once_if_it_had_lasted() {
     let broken = || Fail(SourceError::Broken("reset".into()));
     let run = run(vec![
         Listed(5),
@@ -209,8 +209,8 @@ async fn a_watch_that_breaks_at_an_open_version_begins_again_before_it() {
 
 /// The first list of a rewritten history is a delta of its own; a transaction is one element.
 #[tokio::test(start_paused = true)]
-async fn a_history_that_is_said_to_have_changed_is_listed_as_a_rewind() {
-    let changed = SourceError::HistoryChanged("another cluster".into());
+async fn the_list_after_a_reported_rewrite_is_queued_as_a_rewritten_history() {
+    let changed = SourceError::HistoryRewritten("another cluster".into());
     let run = run(vec![
         Listed(5),
         Watched(vec![Transaction(7), Fail(changed.clone())]),
@@ -228,7 +228,7 @@ async fn a_history_that_is_said_to_have_changed_is_listed_as_a_rewind() {
 
 /// `TestReflectorListAndWatch`, `TestReflectorResourceVersionUpdate`.
 #[tokio::test(start_paused = true)]
-async fn it_lists_and_then_watches_from_the_version_of_the_list() {
+async fn the_reflector_lists_and_then_watches_from_the_version_of_the_list() {
     let run = run(vec![Listed(10), Watched(vec![Put(11), Bookmark(20), secs(3), Put(30), StayOpen])]).await;
     assert_eq!(run.calls, ["0 list 0", "0 watch 10"]);
     assert_eq!(run.queued, ["replace 10", "put 11", "bookmark 20", "put 30"]);
@@ -237,7 +237,7 @@ async fn it_lists_and_then_watches_from_the_version_of_the_list() {
 
 /// The service requests the most recent state, so that a restart serves no older one.
 #[tokio::test(start_paused = true)]
-async fn the_first_list_is_as_fresh_as_it_is_told_to_be() {
+async fn the_first_list_has_the_configured_freshness() {
     let calls = Arc::new(Mutex::new(Vec::new()));
     let answers = Mutex::new(vec![Listed(10)].into());
     let source = Scripted { answers, calls: Arc::clone(&calls), started: Instant::now() };
@@ -283,7 +283,7 @@ async fn an_upstream_that_is_busy_is_watched_again_with_growing_delays_and_not_l
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_very_short_watch_that_brings_nothing_leads_to_a_list_after_a_delay() {
+async fn a_very_short_watch_without_events_leads_to_a_list_after_a_delay() {
     let answers = vec![
         Listed(10),
         Watched(vec![]),
@@ -300,7 +300,7 @@ async fn a_very_short_watch_that_brings_nothing_leads_to_a_list_after_a_delay() 
 
 /// `TestReflectorListAndWatchWithErrors`, `TestReflectorReplacesStoreOnUnsafeDelete`, `TestCloseWatchChannelOnError`.
 #[tokio::test(start_paused = true)]
-async fn an_error_of_a_watch_leads_to_a_list_after_a_delay_and_what_follows_it_is_not_read() {
+async fn an_error_of_a_watch_leads_to_a_list_after_a_delay_and_later_events_are_not_read() {
     for error in [unavailable(), SourceError::Undecodable("bad".into())] {
         let answers = vec![
             Listed(10),
@@ -317,7 +317,7 @@ async fn an_error_of_a_watch_leads_to_a_list_after_a_delay_and_what_follows_it_i
 
 /// `TestReflectorFullListIfExpired`, kubernetes #86430.
 #[tokio::test(start_paused = true)]
-async fn an_expired_watch_asks_for_a_list_that_is_not_older_and_only_an_expired_list_for_the_most_recent() {
+async fn an_expired_watch_lists_not_older_and_only_an_expired_list_the_most_recent_state() {
     let answers = vec![
         Listed(10),
         Refuse(expired()),
@@ -381,31 +381,26 @@ async fn an_expired_watch_is_stale_until_it_is_listed() {
     for expiring in [Refuse(expired()), Watched(vec![Fail(expired())])] {
         let script = |more: &[Answer]| [&[Listed(10), Watched(vec![Put(11)]), expiring.clone()], more].concat();
         let run = run_for(Duration::from_secs(1), script(&[])).await;
-        run.health.synced();
         assert_eq!(run.health.state(), SyncState::Stale, "its list is not answered yet");
         let run = run_for(Duration::from_secs(1), script(&[FailList(unavailable())])).await;
-        run.health.synced();
         assert_eq!(run.health.state(), SyncState::Stale);
         let run = run_for(Duration::from_secs(1), script(&[Listed(12)])).await;
-        run.health.synced();
         assert_eq!(run.health.state(), SyncState::Synced);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_health_of_the_source_follows_what_it_answers() {
+async fn the_health_of_the_source_follows_its_answers() {
     let run = run_for(Duration::from_secs(1), vec![FailList(unavailable()), FailList(busy())]).await;
     let report = run.health.report();
     assert_eq!(report.last_error.as_deref(), Some("list failed: upstream unavailable: 429"));
-    assert_eq!((report.state, report.seen_at), (SyncState::Syncing, None));
+    assert_eq!((report.state, report.seen_at), (SyncState::Stale, None));
 
     let run = run_for(Duration::from_secs(1), vec![FailList(unavailable()), Listed(10)]).await;
-    run.health.synced();
     assert_eq!((run.health.report().state, run.health.report().last_error), (SyncState::Synced, None));
 
     let failing = Watched(vec![secs(60), Put(11), secs(4), Fail(unavailable())]);
     let run = run_for(Duration::from_secs(66), vec![Listed(10), failing]).await;
-    run.health.synced();
     let report = run.health.report();
     assert_eq!(
         (report.state, report.last_error.as_deref()),
@@ -418,12 +413,12 @@ async fn the_health_of_the_source_follows_what_it_answers() {
 
 /// Backpressure: a full queue stops the upstream's stream, and loses nothing.
 #[tokio::test(start_paused = true)]
-async fn a_full_queue_holds_the_upstream_back() {
+async fn a_full_queue_stops_reading_from_the_upstream() {
     let calls = Arc::new(Mutex::new(Vec::new()));
     let events = (11..100).map(Put).chain([StayOpen]).collect();
     let answers = Mutex::new(vec![Listed(10), Watched(events)].into());
     let source = Scripted { answers, calls, started: Instant::now() };
-    let fifo = Arc::new(RealFifo::new(FifoBounds { events: 4, bytes: usize::MAX }));
+    let fifo = Arc::new(RealFifo::new(FifoBounds { deltas: 4, bytes: usize::MAX }));
     let health = SourceHealth::new(Duration::ZERO, Duration::ZERO);
     let reflector = Reflector::new(source, Arc::clone(&fifo), health, ReflectorConfig::default());
     let stats = Arc::clone(reflector.stats());
@@ -437,7 +432,7 @@ async fn a_full_queue_holds_the_upstream_back() {
             versions.push(match delta {
                 Delta::Replace(list) => list.version.number(),
                 Delta::Changes { events, .. } => events[0].version().number(),
-                Delta::Rewind(_) | Delta::Relist(..) | Delta::Checkpoint(_) => {
+                Delta::HistoryRewritten(_) | Delta::Relist(..) | Delta::Checkpoint { .. } => {
                     unreachable!("not in this script")
                 }
             });

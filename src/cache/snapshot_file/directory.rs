@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_name_is_a_file_of_its_own() {
+    fn every_resource_name_has_a_file_of_its_own() {
         let long = ["x".repeat(201), "x".repeat(253)];
         let names = ["pods", "a.b-c", ".", "..", "", "a/b", "A", "é", "a b", &long[0], &long[1]];
         let mut files: Vec<_> = names.iter().map(|name| file_name(name)).collect();
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_made_for_its_owner_and_used_by_one() {
+    fn a_directory_is_created_for_its_owner_and_locked_by_one_process() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("a/b");
         let directory = SnapshotDirectory::open(&path).unwrap();

@@ -33,7 +33,7 @@ fn file_of(file: &SnapshotFile, record: &[u8]) -> Vec<u8> {
         objects: 1,
         seen_at_ms: Some(1_795_000_000_123),
     };
-    let mut out = Sum::new(Vec::new());
+    let mut out = Checksummed::new(Vec::new());
     let mut write = || {
         out.write_all(MAGIC)?;
         out.write_all(&FORMAT.to_le_bytes())?;

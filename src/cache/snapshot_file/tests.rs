@@ -6,7 +6,7 @@ use proptest::{collection::vec, prelude::*};
 use tempfile::TempDir;
 
 use super::*;
-use crate::cache::Indexer;
+use crate::{cache::Indexer, model::Object};
 
 const SOURCE: &str = "the keys of \"/a/\" in etcd at http://h:1";
 
@@ -63,7 +63,7 @@ fn expected(checkpoint: &Checkpoint) -> SavedState {
 }
 
 #[test]
-fn a_state_comes_back_as_it_was() {
+fn a_written_state_is_read_back_unchanged() {
     let place = Place::new();
     let file = place.file();
     assert_eq!(file.read().unwrap(), None, "before the first");
@@ -137,7 +137,7 @@ proptest! {
 
 /// A process killed during a write leaves a temporary file.
 #[test]
-fn a_write_that_did_not_end_leaves_what_was_there() {
+fn an_interrupted_write_leaves_the_previous_file() {
     let place = Place::new();
     let file = place.file();
     file.write(&small(7), Some(seen_at())).unwrap();
@@ -153,7 +153,7 @@ fn a_write_that_did_not_end_leaves_what_was_there() {
 }
 
 #[test]
-fn a_write_that_fails_leaves_what_was_there() {
+fn a_failed_write_leaves_the_previous_file() {
     let place = Place::new();
     let file = place.file();
     file.write(&small(7), Some(seen_at())).unwrap();
@@ -186,7 +186,7 @@ fn a_write_that_fails_leaves_what_was_there() {
 }
 
 #[test]
-fn a_state_of_something_else_is_not_used() {
+fn a_state_of_another_resource_or_source_is_not_used() {
     let place = Place::new();
     let file = place.file();
     file.write(&small(7), Some(seen_at())).unwrap();
@@ -215,7 +215,7 @@ fn a_state_of_something_else_is_not_used() {
 }
 
 #[test]
-fn what_is_removed_is_the_state_and_what_is_beside_it() {
+fn removing_deletes_the_file_and_its_temporary_file() {
     let place = Place::new();
     let file = place.file();
     assert!(!file.remove().unwrap(), "there is none");
@@ -241,7 +241,7 @@ fn a_piece_is_read_up_to_its_bound_and_to_its_end() {
     let read = |len: usize, there: u64| {
         let bytes = (len as u32).to_le_bytes();
         let mut piece = Vec::new();
-        Sum::new(bytes.chain(io::repeat(0).take(there))).read_piece(&mut piece).map(|()| piece.len())
+        Checksummed::new(bytes.chain(io::repeat(0).take(there))).read_piece(&mut piece).map(|()| piece.len())
     };
     let message = |len, there| read(len, there).unwrap_err().to_string();
     assert_eq!(read(5, 9).unwrap(), 5);

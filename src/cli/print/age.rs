@@ -6,15 +6,13 @@ use prost_types::Timestamp;
 
 /// Returns the time since an RFC 3339 time.
 pub(crate) fn age(since: &str, now: SystemTime) -> String {
-    match since.parse::<Timestamp>().ok().and_then(|since| SystemTime::try_from(since).ok()) {
-        Some(since) => age_of(since, now),
-        None => "<invalid>".to_owned(),
-    }
+    age_of(since.parse().ok(), now).unwrap_or_else(|| "<invalid>".to_owned())
 }
 
-/// Returns the time since a time; a time in the future counts as now.
-pub(crate) fn age_of(since: SystemTime, now: SystemTime) -> String {
-    human(now.duration_since(since).unwrap_or_default())
+/// Returns the time since a time, if there is one; a time in the future counts as now.
+pub(crate) fn age_of(since: Option<Timestamp>, now: SystemTime) -> Option<String> {
+    let since = SystemTime::try_from(since?).ok()?;
+    Some(human(now.duration_since(since).unwrap_or_default()))
 }
 
 /// Formats a duration as apimachinery's `duration.HumanDuration`.
@@ -69,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_read_or_said_to_be_none() {
+    fn an_age_is_computed_from_a_time_or_invalid() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
         assert_eq!(age("2001-09-09T01:46:30Z", now), "10s");
         assert_eq!(age("2001-09-09T03:46:30.5+02:00", now), "9s");

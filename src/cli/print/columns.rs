@@ -239,7 +239,7 @@ shop        db-0       Pod
     }
 
     #[test]
-    fn a_later_object_may_need_another_table() {
+    fn another_kind_of_object_may_need_another_table() {
         let options = everywhere();
         let layout = Layout::of(&[&config_map("", "a")], &options);
         assert!(layout.suits(&config_map("", "b"), &options));

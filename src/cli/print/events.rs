@@ -11,12 +11,11 @@ use std::{
 use anstyle::Style;
 
 use super::{
-    GREEN, Output, PrintOptions, RED, YELLOW,
     columns::Layout,
-    document, escape,
     json::Document,
-    reference,
-    table::{Cell, Table, Widths},
+    options::{Output, PrintOptions},
+    table::{Cell, GREEN, RED, Table, Widths, YELLOW},
+    text::{escape, reference},
 };
 use crate::proto::pb;
 
@@ -91,7 +90,7 @@ impl<'o, W: Write> EventPrinter<'o, W> {
             }
             output => {
                 text.push_str(if output == Output::Yaml { "---\n" } else { "" });
-                document(&event.document(), output, &mut text);
+                output.document(&event.document(), &mut text);
             }
         }
         self.out.write_all(text.as_bytes())
@@ -215,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_fits_the_initial_events_and_goes_on_with_rows() {
+    fn a_table_is_sized_by_the_initial_events_and_continues_with_rows() {
         use pb::{Cause, EventType};
         let later = vec![
             event(EventType::Modified, Cause::Unspecified, config_map("shop", "a")),
@@ -239,7 +238,7 @@ ADDED entered selection   shop        b          2
     }
 
     #[test]
-    fn initial_events_wait_for_the_last_of_them() {
+    fn initial_events_are_printed_when_they_are_complete() {
         let options = options(Output::Table);
         let mut out = Vec::new();
         let mut printer = EventPrinter::new(&mut out, &options);

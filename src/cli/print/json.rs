@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::de::IgnoredAny;
 
-use super::is_unsafe;
+use super::text::is_unsafe;
 use crate::proto::pb;
 
 /// Text of exactly one JSON value.
@@ -74,6 +74,11 @@ impl<'a> Document<'a> {
     /// Returns the text of a value that was built here.
     pub(crate) fn from_value(value: &serde_json::Value) -> Self {
         Self(value.to_string().into())
+    }
+
+    /// Returns an object of these fields.
+    pub(crate) fn from_fields<'b>(fields: impl IntoIterator<Item = (&'b str, serde_json::Value)>) -> Self {
+        Self::from_parts(fields.into_iter().map(|(key, value)| (key, Document::from_value(&value))))
     }
 
     /// Returns an object of these keys, each with a document as its value.
@@ -242,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_laid_out_as_kubectl_does_it() {
+    fn json_has_the_layout_of_kubectl() {
         let json = r#" {"a":{"b":[1, {"c":[]} , "x,]}\"\\"],"d":{ }}, "e":null}"#;
         let expected = r#"{
     "a": {
@@ -269,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_act_on_a_terminal_is_escaped_and_means_the_same() {
+    fn terminal_controls_are_escaped_and_the_value_is_unchanged() {
         let json = "{\"a\":\"\u{9b}31m\u{7f}\u{202e}x\"}";
         let out = compact(json);
         assert_eq!(out, r#"{"a":"\u009b31m\u007f\u202ex"}"#);
@@ -278,14 +283,14 @@ mod tests {
     }
 
     #[test]
-    fn an_object_nested_too_deep_does_not_explode() {
+    fn deep_nesting_does_not_multiply_the_output() {
         let depth = 100_000;
         let json = format!("{}{}", "[".repeat(depth), "]".repeat(depth));
         assert!(pretty(&json).len() < 3 * depth);
     }
 
     #[test]
-    fn a_body_that_is_not_json_is_shown_as_what_is_known_of_it() {
+    fn a_body_that_is_not_json_is_shown_as_its_metadata() {
         let raw = |bytes: &'static [u8], media_type: &str| pb::Object {
             name: "n".to_owned(),
             media_type: media_type.to_owned(),

@@ -190,20 +190,20 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_shows_how_much_it_holds_and_never_what() {
+    fn a_secret_shows_the_number_of_its_keys_and_never_a_value() {
         let secret =
             json!({"type": "kubernetes.io/tls", "data": {"tls.key": "c2VjcmV0"}, "stringData": {"x": "secret"}});
         assert_eq!(show("v1", "Secret", &secret), ["TYPE=kubernetes.io/tls", "DATA=2"]);
     }
 
     #[test]
-    fn another_groups_kind_of_the_same_name_is_another_kind() {
+    fn the_same_kind_in_another_group_is_another_kind() {
         assert!(columns("serving.knative.dev/v1", "Service").is_empty());
         assert!(columns("v1", "Deployment").is_empty() && columns("", "Widget").is_empty());
     }
 
     #[test]
-    fn fields_of_unexpected_types_do_no_harm() {
+    fn fields_of_unexpected_types_are_tolerated() {
         for body in [json!(null), json!([]), json!("x"), json!({"spec": [], "status": 5, "data": "x"})] {
             for kind in ["Pod", "Service", "ConfigMap", "Secret", "Node", "Namespace", "Deployment", "DaemonSet", "Job"]
             {

@@ -5,7 +5,14 @@ use std::{
     time::SystemTime,
 };
 
-use super::{Output, PrintOptions, columns::Layout, document, escape, json::Document, reference, table::Table, yaml};
+use super::{
+    columns::Layout,
+    json::Document,
+    options::{Output, PrintOptions},
+    table::Table,
+    text::{escape, reference},
+    yaml,
+};
 use crate::proto::pb;
 
 /// Printer of successive objects; a table is written with the last, because its columns must suit all.
@@ -44,7 +51,7 @@ impl<'o, W: Write> ObjectPrinter<'o, W> {
                 buffer.push_str("- ");
                 yaml::write(&Document::of(&object), 2, buffer);
             }
-            Output::Jsonl => document(&Document::of(&object), Output::Jsonl, buffer),
+            Output::Jsonl => Output::Jsonl.document(&Document::of(&object), buffer),
             Output::Name => {
                 buffer.push_str(&escape(&reference(&object)));
                 buffer.push('\n');
@@ -74,7 +81,7 @@ impl<'o, W: Write> ObjectPrinter<'o, W> {
 pub(crate) fn write_one(object: pb::Object, out: impl Write, options: &PrintOptions) -> io::Result<()> {
     let mut printer = ObjectPrinter::new(out, options);
     if let Output::Json | Output::Yaml = options.output {
-        document(&Document::of(&object), options.output, &mut printer.buffer);
+        options.output.document(&Document::of(&object), &mut printer.buffer);
         printer.out.write_all(printer.buffer.as_bytes())?;
         return printer.out.flush();
     }
@@ -201,7 +208,7 @@ items:
     }
 
     #[test]
-    fn one_object_is_itself_and_not_a_list() {
+    fn one_object_is_printed_without_a_list() {
         assert_eq!(
             one(big(), Output::Json),
             "{\n    \"n\": 9007199254740993,\n    \"metadata\": {\n        \"name\": \"big\"\n    }\n}\n"
@@ -213,7 +220,7 @@ items:
     }
 
     #[test]
-    fn there_need_be_no_header() {
+    fn headers_can_be_omitted() {
         let options = PrintOptions { no_headers: true, ..PrintOptions::default() };
         let mut out = Vec::new();
         write_one(config_map("", "settings"), &mut out, &options).unwrap();

@@ -3,9 +3,10 @@
 use std::io::{self, Write};
 
 use super::{
-    Output, PrintOptions, document, escape,
     json::Document,
+    options::{Output, PrintOptions},
     table::{Cell, Table},
+    text::escape,
 };
 
 /// Record in every form.
@@ -38,9 +39,9 @@ pub(crate) fn write_records(
         }
         Output::Json | Output::Yaml => {
             let items = Document::from_items(records.into_iter().map(|record| record.document));
-            document(&Document::from_parts([(key, items)]), options.output, &mut text);
+            options.output.document(&Document::from_parts([(key, items)]), &mut text);
         }
-        Output::Jsonl => records.iter().for_each(|record| document(&record.document, Output::Jsonl, &mut text)),
+        Output::Jsonl => records.iter().for_each(|record| Output::Jsonl.document(&record.document, &mut text)),
         Output::Name => {
             for record in &records {
                 text.push_str(&escape(&record.name));
@@ -60,10 +61,7 @@ mod tests {
         let records = values.iter().map(|(value, objects)| Record {
             name: (*value).to_owned(),
             cells: vec![Cell::new(value), Cell::new(&objects.to_string())],
-            document: Document::from_parts([
-                ("value", Document::from_value(&(*value).into())),
-                ("objects", Document::from_value(&(*objects).into())),
-            ]),
+            document: Document::from_fields([("value", (*value).into()), ("objects", (*objects).into())]),
         });
         let mut out = Vec::new();
         let options = PrintOptions { output, ..PrintOptions::default() };
@@ -72,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_has_them_all() {
+    fn every_output_format_has_all_records() {
         let values = [("node-a", 12), ("443", 1)];
         assert_eq!(printed(Output::Table, &values), "VALUE    OBJECTS\nnode-a   12\n443      1\n");
         assert_eq!(
@@ -87,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_an_empty_document_and_no_header() {
+    fn no_records_are_an_empty_document_without_a_header() {
         assert_eq!(printed(Output::Table, &[]), "");
         assert_eq!(printed(Output::Json, &[]), "{\n    \"values\": []\n}\n");
     }

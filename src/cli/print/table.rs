@@ -1,8 +1,8 @@
 //! Rows in columns: each as wide as its widest cell, three spaces between them, none at the end of a line.
 
-use anstyle::Style;
+use anstyle::{AnsiColor, Style};
 
-use super::escape;
+use super::{kinds::NONE, text::escape};
 
 /// Cell with printable text: characters that would control a terminal are escaped.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,6 +23,10 @@ pub(crate) struct Widths(Vec<usize>);
 
 const GAP: usize = 3;
 
+pub(crate) const RED: Style = AnsiColor::Red.on_default();
+pub(crate) const GREEN: Style = AnsiColor::Green.on_default();
+pub(crate) const YELLOW: Style = AnsiColor::Yellow.on_default();
+
 // === impl Cell ===
 
 impl Cell {
@@ -32,6 +36,11 @@ impl Cell {
 
     pub(crate) fn styled(text: &str, style: Style) -> Self {
         Self { style, ..Self::new(text) }
+    }
+
+    /// Returns the cell of a text that may be empty.
+    pub(crate) fn or_none(text: &str) -> Self {
+        Self::new(if text.is_empty() { NONE } else { text })
     }
 
     /// Returns the width in characters, which is exact except for East Asian and combining characters.
@@ -105,8 +114,6 @@ impl Widths {
 
 #[cfg(test)]
 mod tests {
-    use anstyle::AnsiColor;
-
     use super::*;
 
     fn text(table: &Table, colors: bool) -> String {
@@ -128,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_color_takes_no_room() {
+    fn a_color_does_not_change_the_width() {
         let mut table = Table::default();
         table.push([Cell::new("A"), Cell::new("B")]);
         table.push([Cell::styled("red", AnsiColor::Red.on_default()), Cell::new("x")]);
@@ -144,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_that_came_later_and_is_wider_pushes_the_others_on() {
+    fn a_wider_later_cell_shifts_the_rest_of_its_row() {
         let mut first = Table::default();
         first.push(["NAME", "AGE"]);
         let widths = first.widths();

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use super::*;
+use crate::proto::pb;
 
 /// Returns an object as the server sends it under RAW, at version 7.
 pub(super) fn object(json: &str) -> pb::Object {
@@ -30,13 +31,13 @@ pub(super) fn config_map(namespace: &str, name: &str) -> pb::Object {
 }
 
 #[test]
-fn what_would_act_on_a_terminal_is_escaped() {
+fn terminal_controls_are_escaped() {
     assert_eq!(escape("plain é 漢"), "plain é 漢");
     assert_eq!(escape("a\u{1b}[31m\r\nb\u{9b}c\u{202e}d"), "a\\u{1b}[31m\\r\\nb\\u{9b}c\\u{202e}d");
 }
 
 #[test]
-fn a_reference_is_what_get_takes() {
+fn a_reference_is_accepted_by_get() {
     let of = |namespace: &str, name: &str| {
         reference(&pb::Object { namespace: namespace.to_owned(), name: name.to_owned(), ..Default::default() })
     };
@@ -46,6 +47,6 @@ fn a_reference_is_what_get_takes() {
 }
 
 #[test]
-fn a_colour_that_is_asked_for_needs_no_terminal() {
+fn a_requested_color_needs_no_terminal() {
     assert!(Color::Always.is_on() && !Color::Never.is_on());
 }

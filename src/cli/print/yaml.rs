@@ -2,8 +2,8 @@
 //! take for another type is quoted.
 
 use super::{
-    is_unsafe,
     json::{Document, MAX_DEPTH, Token, Tokens, unicode_escape},
+    text::is_unsafe,
 };
 
 /// Map or sequence that is being written.

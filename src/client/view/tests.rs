@@ -60,7 +60,7 @@ fn end(version: &str) -> pb::WatchResponse {
 }
 
 #[test]
-fn a_relist_in_another_lineage_tells_the_difference() {
+fn a_relist_in_another_lineage_yields_the_difference() {
     let mut view = View::new(true, true);
     view.begin();
     let first = [("gone", "x"), ("new-uid", "x"), ("other", "x"), ("same", "x")];
@@ -87,7 +87,7 @@ fn a_relist_in_another_lineage_tells_the_difference() {
 }
 
 #[test]
-fn a_list_that_is_cut_off_deletes_nothing_and_is_not_told_twice() {
+fn an_interrupted_list_deletes_nothing_and_repeats_no_event() {
     let mut view = View::new(false, true);
     view.begin();
     assert_eq!(told(&mut view, [added("a", "", "x", "a.1"), added("b", "", "x", "a.1")]).len(), 2);
@@ -100,7 +100,7 @@ fn a_list_that_is_cut_off_deletes_nothing_and_is_not_told_twice() {
 
 /// Events in another order are no repetition: `a` is set to an older state, and must advance again.
 #[test]
-fn a_batch_in_another_order_is_folded_to_its_end() {
+fn a_batch_in_another_order_is_applied_whole() {
     let event = |name: &str, body: &'static str, version: &str| {
         let mut message = added(name, "1", body, version);
         message.resource_version = "a.1".to_owned();
@@ -169,7 +169,7 @@ fn another_object_under_a_key_is_a_deletion_before_the_version_of_its_addition()
 }
 
 #[test]
-fn a_hole_that_is_not_healed_is_told_and_lasts_until_the_next_list() {
+fn an_unhealed_hole_is_reported_and_lasts_until_the_next_list() {
     let mut view = View::new(false, false);
     view.begin();
     told(&mut view, [added("a", "1", "x", "a.1"), end("a.1")]);
@@ -181,7 +181,7 @@ fn a_hole_that_is_not_healed_is_told_and_lasts_until_the_next_list() {
         ..Default::default()
     };
     let mut updates = VecDeque::new();
-    assert_eq!(view.apply(dropped, &mut updates), Ok(Next::GoOn));
+    assert_eq!(view.apply(dropped, &mut updates), Ok(Next::Continue));
     assert_eq!(updates, [Update::Dropped { count: 3, after: "a.1".to_owned() }]);
     assert_eq!((view.position(), view.has_hole), (Some("a.4"), true));
     // A deletion of the object that the hole has hidden: the object held under its key is deleted all the same.
@@ -193,7 +193,7 @@ fn a_hole_that_is_not_healed_is_told_and_lasts_until_the_next_list() {
 }
 
 #[test]
-fn what_no_server_sends_is_refused() {
+fn messages_that_violate_the_contract_are_rejected() {
     let mut view = View::new(false, true);
     view.begin();
     let mut updates = VecDeque::new();

@@ -12,7 +12,7 @@ fn problems(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn what_is_not_one_yaml_document_is_refused_with_its_place() {
+fn anything_but_one_yaml_document_is_rejected_with_its_position() {
     for (text, problem) in [
         ("listen: [", "c.yaml:1:9: unclosed bracket"),
         ("listen: a\n  b: c", "c.yaml:2:"),
@@ -36,7 +36,7 @@ fn what_is_not_one_yaml_document_is_refused_with_its_place() {
 }
 
 #[test]
-fn what_says_nothing_is_empty() {
+fn a_file_without_content_is_empty() {
     for text in ["", "\n", "# nothing\n", "---\n", "---\n...\n", "{}", "null", "~", "\u{feff}"] {
         assert_eq!(problems(text.as_bytes()), "", "{text:?}");
     }

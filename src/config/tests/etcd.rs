@@ -1,6 +1,7 @@
 //! Tests of the `etcd` source.
 
 use super::*;
+use crate::endpoint::TlsOptions;
 
 fn etcd(config: &Config, name: &str) -> EtcdResource {
     match &config.resources[name].source {
@@ -18,21 +19,21 @@ fn an_etcd_source_is_read_with_everything_that_it_can_have() {
     let config = Config::load(&flags).unwrap();
     let directory = directory.path();
     let expected = EtcdResource {
-        endpoints: vec!["https://a:1".to_owned(), "https://b:2".to_owned()],
+        endpoints: ["https://a:1", "https://b:2"].map(|address| address.parse().unwrap()).into(),
         prefix: "/a/".to_owned(),
         credentials: Some(("reader".to_owned(), directory.join("secret"))),
-        tls: EtcdTlsConfig {
-            ca: Some(directory.join("ca.crt")),
+        tls: TlsOptions {
+            authority: Some(directory.join("ca.crt")),
             identity: Some(("/tls.crt".into(), directory.join("tls.key"))),
             server_name: Some("etcd".to_owned()),
         },
     };
     assert_eq!(etcd(&config, "a"), expected);
     let plain = EtcdResource {
-        endpoints: vec!["http://127.0.0.1:2379".to_owned()],
+        endpoints: vec!["http://127.0.0.1:2379".parse().unwrap()],
         prefix: "/b/".to_owned(),
         credentials: None,
-        tls: EtcdTlsConfig::default(),
+        tls: TlsOptions::default(),
     };
     assert_eq!(etcd(&config, "b"), plain);
     let flags = ["--etcd=b=http://h:1/b/", "--etcd-username=me", "--etcd-password-file=secret"];
@@ -41,7 +42,7 @@ fn an_etcd_source_is_read_with_everything_that_it_can_have() {
 }
 
 #[test]
-fn what_is_missing_or_does_not_go_together_is_told() {
+fn missing_and_conflicting_keys_are_reported() {
     let key = "resources.a.source.etcd";
     for (written, problem) in [
         ("", format!("{key}.endpoints: is missing")),

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn how_files_and_streams_are_read() {
+fn options_of_files_and_streams_are_read() {
     let load = |section: &str| load(&format!("resources: {{ x: {{ source: {{ {section} }} }} }}"), &[]);
     let config = load("files: { path: /x, rescan: 1m, quiet: 2s }").unwrap();
     let expected =

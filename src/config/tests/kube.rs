@@ -60,7 +60,7 @@ fn a_kube_source_is_read_with_everything_that_it_can_have() {
 }
 
 #[test]
-fn what_is_missing_or_does_not_go_together_is_told() {
+fn missing_and_conflicting_keys_are_reported() {
     let key = "resources.a.source.kube";
     let all = "version: v1, plural: pods";
     for (written, problem) in [
@@ -134,7 +134,7 @@ fn what_is_missing_or_does_not_go_together_is_told() {
 
 /// An index by such a field would be empty.
 #[test]
-fn an_index_by_what_metadata_only_leaves_out_is_refused() {
+fn an_index_by_a_field_outside_of_the_metadata_is_rejected() {
     let load = |metadata_only: bool| {
         let indexes = "owner: { path: '.metadata.ownerReferences[*].uid' }, kind: { path: kind }, app: { label: app }, \
                        node: { path: .spec.nodeName }, first: { path: '[0].x' }";

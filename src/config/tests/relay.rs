@@ -1,6 +1,7 @@
 //! Tests of the `informerd` source.
 
 use super::*;
+use crate::endpoint::TlsOptions;
 
 fn relay(config: &Config, name: &str) -> RelayResource {
     match &config.resources[name].source {
@@ -18,22 +19,25 @@ fn a_relay_is_read_with_everything_that_it_can_have() {
     let config = Config::load(&flags).unwrap();
     let directory = directory.path();
     let expected = RelayResource {
-        endpoint: "https://h:1".to_owned(),
+        endpoint: "https://h:1".parse().unwrap(),
         resource: "pods".to_owned(),
-        ca: Some(directory.join("ca.crt")),
-        identity: Some(("/tls.crt".into(), directory.join("tls.key"))),
+        tls: TlsOptions {
+            authority: Some(directory.join("ca.crt")),
+            identity: Some(("/tls.crt".into(), directory.join("tls.key"))),
+            server_name: None,
+        },
     };
     assert_eq!(relay(&config, "a"), expected);
     for (name, endpoint, resource) in
         [("b", "unix:/run/x.sock", "b"), ("c", "http://127.0.0.1:50051", "c"), ("d", "http://h:1", "pods")]
     {
-        let (endpoint, resource) = (endpoint.to_owned(), resource.to_owned());
-        assert_eq!(relay(&config, name), RelayResource { endpoint, resource, ca: None, identity: None });
+        let (endpoint, resource) = (endpoint.parse().unwrap(), resource.to_owned());
+        assert_eq!(relay(&config, name), RelayResource { endpoint, resource, tls: TlsOptions::default() });
     }
 }
 
 #[test]
-fn what_is_missing_or_does_not_go_together_is_told() {
+fn missing_and_conflicting_keys_are_reported() {
     let key = "resources.a.source.informerd";
     for (written, problem) in [
         ("", format!("{key}.endpoint: is missing")),

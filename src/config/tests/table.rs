@@ -13,7 +13,7 @@ fn served() -> impl Iterator<Item = &'static Key> {
 }
 
 #[test]
-fn the_reference_tells_the_defaults() {
+fn the_reference_lists_the_defaults() {
     let default = load("", &["--files=pods=."]).unwrap();
     for key in served() {
         let Some(text) = key.default else { continue };
@@ -61,7 +61,7 @@ fn every_key_of_the_table_is_read() {
 }
 
 #[test]
-fn bounds_that_the_table_gives() {
+fn bounds_of_the_table_are_enforced() {
     for (key, good, bad, expected) in [
         ("limits.request_timeout", ["100ms", "5m"], ["99ms", "301s"], "a duration from 100ms to 5m"),
         ("watch.selection_budget", ["10us", "100ms"], ["9us", "101ms"], "a duration from 10us to 100ms"),

@@ -304,7 +304,7 @@ fn stream_flags() {
 }
 
 #[test]
-fn of_a_long_text_the_beginning_is_shown() {
+fn long_texts_are_quoted_in_part() {
     assert_eq!(quote(&"é".repeat(61)), format!("\"{}\"…", "é".repeat(60)));
     assert_eq!(found(&Value::Null), "nothing");
 }
@@ -331,7 +331,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_written_is_read(ms in 0_u64..31_536_000_000, bytes in 0_usize..1 << 40) {
+    fn formatted_values_are_parsed_back(ms in 0_u64..31_536_000_000, bytes in 0_usize..1 << 40) {
         let (h, m, s) = (ms / 3_600_000, ms / 60_000 % 60, ms / 1000 % 60);
         prop_assert_eq!(parse_duration(&format!("{h}h{m}m{s}s{}ms", ms % 1000)), Ok(Duration::from_millis(ms)));
         prop_assert_eq!(parse_size(&bytes.to_string()), Ok(bytes));

@@ -28,7 +28,7 @@ static SNAPSHOT: LazyLock<Arc<Snapshot>> = LazyLock::new(|| {
 
 /// Parses the data as a token, as the text of one, and as the position that one contains.
 pub(crate) fn page_token(data: &[u8]) {
-    let pages = Pages { process: PROCESS, ..Pages::new(4, 100, Refused::default()) };
+    let pages = Pages { process: PROCESS, ..Pages::new(4, 100, Rejections::default()) };
     let text = str::from_utf8(data).unwrap_or_default();
     let given = pages.token(&SNAPSHOT, QUERY, text, None);
     assert!(given.len() <= (data.len() + HEAD_BYTES).div_ceil(3) * 4);
@@ -37,7 +37,7 @@ pub(crate) fn page_token(data: &[u8]) {
         Err(_) => assert!(given.len() > MAX_TOKEN_BYTES),
     }
     assert!(pages.resume(&given, QUERY + 1).is_err(), "another query");
-    let of_another_process = Pages { process: PROCESS + 1, ..Pages::new(4, 100, Refused::default()) };
+    let of_another_process = Pages { process: PROCESS + 1, ..Pages::new(4, 100, Rejections::default()) };
     assert!(of_another_process.resume(&given, QUERY).is_err(), "another process");
     for token in [text.to_owned(), URL_SAFE_NO_PAD.encode(data), given] {
         let Ok(Continued { after, .. }) = pages.resume(&token, QUERY) else { continue };

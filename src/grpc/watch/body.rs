@@ -11,8 +11,8 @@
 //!                                 └─────────────────────┘
 //! ```
 
+mod bounded_body;
 mod stage;
-mod supply;
 
 use std::{
     fmt,
@@ -34,15 +34,15 @@ use super::{
         frame::{self, CHUNK_BYTES, WireFrame},
         resource::ServedResource,
         service::Service,
-        status::Refusal,
+        status::ApiError,
         watchers::WatcherEntry,
     },
-    initial_events::{InitialEvents, Went},
+    initial_events::{InitialEvents, InitialProgress},
     timer::BookmarkTimer,
 };
 use crate::{
-    cache::{Joined, Start, SyncState, Waiting},
-    model::{Reached, ResourceVersion},
+    cache::{Joined, ProgressGuard, Start, SyncState},
+    model::{HistoryPosition, ResourceVersion},
     proto::{self, pb},
     transport::{Chunk, Room, UNKNOWN},
     watch::{BacklogReader, Cursor, End, Subscribe, Taken, TooLarge},
@@ -58,19 +58,19 @@ pub(in super::super) struct WatchBody {
     /// Cursor into the published events; none while the watch holds only a version and reads the history.
     cursor: Option<Cursor<WireFrame>>,
     /// Number of the history that the client's versions belong to.
-    epoch: u64,
+    history_id: u64,
     /// State of the source that the client last received.
-    told_state: SyncState,
+    reported_state: SyncState,
     /// Demand for progress: the client wants to learn of the upstream's progress at once.
-    _waiting: Option<Waiting>,
+    _waiting: Option<ProgressGuard>,
     bookmarks: BookmarkTimer,
     ends_at: Option<Pin<Box<Sleep>>>,
     /// Signal of the drain, for all stages but the live one: a live watch is notified through its cursor.
     drained: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     /// Number of notifications that the watch has seen.
-    pokes: u64,
+    notify_seq: u64,
     /// True if the watch was notified, and the state of the source may have changed since the last bookmark.
-    has_news: bool,
+    status_changed: bool,
     /// Time at which this watch ends; set once the server drains.
     drain_at: Option<Pin<Box<Sleep>>>,
     /// Chunk that is encoded, and not yet handed to the connection.
@@ -88,7 +88,7 @@ pub(super) struct Opened {
     pub(super) begin: Begin,
     pub(super) joined: Joined<WireFrame>,
     pub(super) bookmark_interval: Duration,
-    pub(super) waiting: Option<Waiting>,
+    pub(super) waiting: Option<ProgressGuard>,
     /// Time at which the watch ends with a bookmark and status OK.
     pub(super) ends_at: Option<Instant>,
     pub(super) watcher: WatcherEntry,
@@ -96,9 +96,9 @@ pub(super) struct Opened {
 
 /// Result of one step of the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Made {
+enum StepResult {
     /// There may be data to hand out.
-    Some,
+    Progress,
     /// The next data does not fit into the room; it needs this many bytes.
     TooLarge(usize),
 }
@@ -111,14 +111,14 @@ const END_BYTES: usize = 512;
 impl WatchBody {
     pub(super) fn new(opened: Opened) -> Self {
         let Opened { service, resource, mut subscribe, begin, watcher, .. } = opened;
-        let Joined { snapshot, backlog, cursor, epoch } = opened.joined;
-        let opened_state = resource.informer.health().state();
+        let Joined { snapshot, backlog, cursor, history_id } = opened.joined;
+        let opened_state = resource.informer.state();
         let is_bookmark_first = begin == Begin::Bookmark;
         let stage = match begin {
             Begin::InitialEvents => {
                 let held = service.snapshots(&resource).hold(&snapshot, watcher.stream());
                 let initial = InitialEvents::new(snapshot, &subscribe.selection).holding(held);
-                Stage::initial_events(initial, service.turns().begin(watcher.peer()), backlog)
+                Stage::initial_events(initial, service.bulk_scheduler().begin(watcher.peer()), backlog)
             }
             Begin::After(version) => Stage::after(version, backlog),
             Begin::Bookmark => Stage::Live,
@@ -133,14 +133,14 @@ impl WatchBody {
             subscribe,
             stage,
             cursor,
-            epoch,
-            told_state: opened_state,
+            history_id,
+            reported_state: opened_state,
             _waiting: opened.waiting,
             bookmarks: BookmarkTimer::new(opened.bookmark_interval),
             ends_at: opened.ends_at.map(|at| Box::pin(tokio::time::sleep_until(at))),
             drained: None,
-            pokes: 0,
-            has_news: false,
+            notify_seq: 0,
+            status_changed: false,
             drain_at: None,
             ready: None,
             end: None,
@@ -168,11 +168,11 @@ impl WatchBody {
 
     /// Creates a bookmark at this client's own position, with the state of the source.
     fn bookmark(&mut self, mut bookmark: pb::Bookmark) -> pb::WatchResponse {
-        let report = self.resource.informer.health().report();
-        (self.told_state, self.has_news) = (report.state, false);
+        let report = self.resource.informer.report();
+        (self.reported_state, self.status_changed) = (report.state, false);
         bookmark.set_source(proto::sync_state(report.state));
         bookmark.source_seen_at = report.seen_at.map(proto::timestamp);
-        bookmark.history = self.resource.informer.history(self.epoch);
+        bookmark.history = self.resource.informer.history(self.history_id);
         frame::bookmark(self.position(), bookmark)
     }
 
@@ -185,19 +185,19 @@ impl WatchBody {
     }
 
     /// Returns true if the upstream's history was rewritten since the client joined, even if its cursor has not noticed yet.
-    fn has_history_changed(&self) -> bool {
-        self.resource.informer.epoch() != self.epoch
+    fn is_history_rewritten(&self) -> bool {
+        self.resource.informer.history_id() != self.history_id
     }
 
     /// Ends the stream: with a bookmark, an ERROR as the last message, and the same status for the RPC.
-    fn end_with(&mut self, refusal: &Refusal) {
+    fn end_with(&mut self, refusal: &ApiError) {
         // Takes precedence over any other reason: the client must not resume with its version in the rewritten history.
-        let refusal = if self.has_history_changed() { &Refusal::HistoryChanged } else { refusal };
-        if *refusal == Refusal::HistoryChanged {
+        let refusal = if self.is_history_rewritten() { &ApiError::HistoryRewritten } else { refusal };
+        if *refusal == ApiError::HistoryRewritten {
             // No bookmark: there is no version to resume from.
             self.send(&[frame::error(None, refusal.to_proto())]);
         } else {
-            let is_draining = *refusal == Refusal::Draining;
+            let is_draining = *refusal == ApiError::Draining;
             let bookmark = self.bookmark(pb::Bookmark { draining: is_draining, ..Default::default() });
             let error = frame::error(self.position(), refusal.to_proto());
             self.send(&[bookmark, error]);
@@ -217,11 +217,11 @@ impl WatchBody {
     }
 
     /// Returns true if the watch was notified since the last call of this function.
-    fn looks_up(&mut self) -> bool {
-        let pokes = self.resource.informer.pokes();
-        let is_poked = std::mem::replace(&mut self.pokes, pokes) != pokes;
-        self.has_news |= is_poked;
-        is_poked
+    fn check_notified(&mut self) -> bool {
+        let notify_seq = self.resource.informer.notify_seq();
+        let is_notified = std::mem::replace(&mut self.notify_seq, notify_seq) != notify_seq;
+        self.status_changed |= is_notified;
+        is_notified
     }
 
     /// Ends the stream if it drains or its timeout has passed.
@@ -233,14 +233,14 @@ impl WatchBody {
         if let Some(drain_at) = &mut self.drain_at
             && drain_at.as_mut().poll(cx).is_ready()
         {
-            self.end_with(&Refusal::Draining);
+            self.end_with(&ApiError::Draining);
             return;
         }
         if let Some(ends_at) = &mut self.ends_at
             && ends_at.as_mut().poll(cx).is_ready()
         {
-            if self.has_history_changed() {
-                self.end_with(&Refusal::HistoryChanged);
+            if self.is_history_rewritten() {
+                self.end_with(&ApiError::HistoryRewritten);
                 return;
             }
             let bookmark = self.bookmark(pb::Bookmark::default());
@@ -250,16 +250,18 @@ impl WatchBody {
     }
 
     /// Encodes the next piece, moves to the next stage, or parks.
-    fn poll_next(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Made> {
-        let (is_poked, is_timed) = (self.looks_up(), self.ends_at.is_some() || self.drain_at.is_some());
-        if !matches!(self.stage, Stage::Live) || is_timed || is_poked {
+    fn poll_next(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<StepResult> {
+        let (is_notified, is_timed) = (self.check_notified(), self.ends_at.is_some() || self.drain_at.is_some());
+        if !matches!(self.stage, Stage::Live) || is_timed || is_notified {
             self.poll_end(cx);
         }
         if self.end.is_some() {
-            return Poll::Ready(Made::Some);
+            return Poll::Ready(StepResult::Progress);
         }
         match self.stage {
-            Stage::InitialEvents(..) | Stage::Replay(..) if room.is_shut() => Poll::Ready(Made::TooLarge(END_BYTES)),
+            Stage::InitialEvents(..) | Stage::Replay(..) if room.is_shut() => {
+                Poll::Ready(StepResult::TooLarge(END_BYTES))
+            }
             Stage::InitialEvents(..) => self.poll_initial_events(cx, room),
             Stage::Replay(..) => self.poll_replay(cx, room),
             Stage::Joining(..) => self.poll_joining(cx),
@@ -267,18 +269,20 @@ impl WatchBody {
         }
     }
 
-    fn poll_initial_events(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Made> {
-        let Stage::InitialEvents(initial, turn, then) = &mut self.stage else { return Poll::Ready(Made::Some) };
-        ready!(turn.poll(cx));
+    fn poll_initial_events(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<StepResult> {
+        let Stage::InitialEvents(initial, permit, then) = &mut self.stage else {
+            return Poll::Ready(StepResult::Progress);
+        };
+        ready!(permit.poll(cx));
         let structs = self.service.structs();
         let (mut buffer, events, went) =
             initial.next(&self.subscribe.selection, self.subscribe.format, structs, room.without(END_BYTES));
-        if let Went::NowhereForWantOf(needed) = went {
-            return Poll::Ready(Made::TooLarge(needed + END_BYTES));
+        if let InitialProgress::TooLarge(needed) = went {
+            return Poll::Ready(StepResult::TooLarge(needed + END_BYTES));
         }
-        turn.spend();
+        permit.release();
         self.watcher.sent(events, None);
-        if went == Went::ToTheEnd {
+        if went == InitialProgress::Done {
             match then.take() {
                 Some(backlog) => self.enter(Stage::Replay(backlog)),
                 None => self.go_live(),
@@ -289,8 +293,8 @@ impl WatchBody {
         self.hand_out(buffer, cx)
     }
 
-    fn poll_replay(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Made> {
-        let Stage::Replay(backlog) = &mut self.stage else { return Poll::Ready(Made::Some) };
+    fn poll_replay(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<StepResult> {
+        let Stage::Replay(backlog) = &mut self.stage else { return Poll::Ready(StepResult::Progress) };
         let informer = &self.resource.informer;
         let bytes = CHUNK_BYTES.min(room.bytes);
         let taken = backlog.poll_take(
@@ -303,10 +307,10 @@ impl WatchBody {
         );
         let (frame, told) = match ready!(taken) {
             Ok(taken) => taken,
-            Err(TooLarge(needed)) => return Poll::Ready(Made::TooLarge(needed.unwrap_or(UNKNOWN))),
+            Err(TooLarge(needed)) => return Poll::Ready(StepResult::TooLarge(needed.unwrap_or(UNKNOWN))),
         };
         let (is_done, has_cursor, reached) = (backlog.is_done(), self.cursor.is_some(), backlog.reached());
-        let has_gap = is_done && backlog.has_gap() && self.subscribe.selection.is_everything();
+        let has_gap = is_done && backlog.has_gap() && self.subscribe.selection.selects_all();
         informer.stats().replayed.fetch_add(told, Ordering::Relaxed);
         self.watcher.sent(told, Some(&reached.version));
         match (is_done, has_cursor) {
@@ -315,7 +319,7 @@ impl WatchBody {
             (false, _) => {}
         }
         let mut relisted = BytesMut::new();
-        if has_gap && !self.has_history_changed() {
+        if has_gap && !self.is_history_rewritten() {
             // A bookmark reports a relist of which no event was delivered.
             let bookmark = self.bookmark(pb::Bookmark::default());
             frame::append(&mut relisted, &pb::WatchResponse { relisted: true, ..bookmark });
@@ -324,17 +328,17 @@ impl WatchBody {
         if !events.is_empty() || !relisted.is_empty() {
             self.ready = Some([events, relisted.freeze()].into_iter().collect());
         } else if !is_done {
-            return come_again(cx);
+            return yield_now(cx);
         }
-        Poll::Ready(Made::Some)
+        Poll::Ready(StepResult::Progress)
     }
 
-    fn poll_joining(&mut self, cx: &mut Context<'_>) -> Poll<Made> {
-        let Stage::Joining(reached, joining) = &mut self.stage else { return Poll::Ready(Made::Some) };
+    fn poll_joining(&mut self, cx: &mut Context<'_>) -> Poll<StepResult> {
+        let Stage::Joining(reached, joining) = &mut self.stage else { return Poll::Ready(StepResult::Progress) };
         match ready!(joining.as_mut().poll(cx)) {
             // The same version may also exist in the new history, where it is another state.
-            Ok(Joined { epoch, .. }) if epoch != self.epoch => {
-                self.end_with(&Refusal::HistoryChanged);
+            Ok(Joined { history_id, .. }) if history_id != self.history_id => {
+                self.end_with(&ApiError::HistoryRewritten);
             }
             Ok(Joined { backlog, cursor, .. }) => {
                 let is_gap = backlog.is_after_gap;
@@ -344,25 +348,20 @@ impl WatchBody {
                 self.cursor = cursor;
             }
             Err(error) => {
-                let refusal = Refusal::join(error, Some(&reached.version), &self.resource.name);
+                let refusal = ApiError::join(error, Some(&reached.version), &self.resource.name);
                 self.end_with(&refusal);
             }
         }
-        Poll::Ready(Made::Some)
+        Poll::Ready(StepResult::Progress)
     }
 
-    fn poll_live(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Made> {
-        let Some(cursor) = &mut self.cursor else { return Poll::Ready(Made::Some) };
+    fn poll_live(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<StepResult> {
+        let Some(cursor) = &mut self.cursor else { return Poll::Ready(StepResult::Progress) };
         let taken = cursor.taken();
-        let bytes = CHUNK_BYTES.min(room.bytes);
-        let polled = if room.is_strict {
-            match cursor.poll_take_fitting(cx, bytes) {
-                Poll::Ready(Ok(taken)) => Poll::Ready(taken),
-                Poll::Ready(Err(TooLarge(needed))) => return Poll::Ready(Made::TooLarge(needed.unwrap_or(UNKNOWN))),
-                Poll::Pending => Poll::Pending,
-            }
-        } else {
-            cursor.poll_take(cx, bytes)
+        let polled = match cursor.poll_take_fitting(cx, CHUNK_BYTES.min(room.bytes), room.is_strict) {
+            Poll::Ready(Err(TooLarge(needed))) => return Poll::Ready(StepResult::TooLarge(needed.unwrap_or(UNKNOWN))),
+            Poll::Ready(Ok(taken)) => Poll::Ready(taken),
+            Poll::Pending => Poll::Pending,
         };
         match polled {
             Poll::Ready(Taken::Frames(frames)) => {
@@ -382,23 +381,23 @@ impl WatchBody {
                 self.join_after(reached);
             }
             Poll::Ready(Taken::Ended(end)) => {
-                let refusal = Refusal::end(&end, cursor.version());
+                let refusal = ApiError::end(&end, cursor.version());
                 self.end_with(&refusal);
             }
-            Poll::Pending => return self.poll_quiet(cx).map(|()| Made::Some),
+            Poll::Pending => return self.poll_quiet(cx).map(|()| StepResult::Progress),
         }
-        Poll::Ready(Made::Some)
+        Poll::Ready(StepResult::Progress)
     }
 
     /// Handles a cursor without events: sends a bookmark if one is due, or returns ready for the next step.
     fn poll_quiet(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         // A watch that was notified before it waited at its cursor is not woken: check again at once.
-        if self.resource.informer.pokes() != self.pokes {
+        if self.resource.informer.notify_seq() != self.notify_seq {
             return Poll::Ready(());
         }
         // A change of the source's state is sent at once, a version at the interval.
-        self.has_news = self.has_news && self.resource.informer.health().state() != self.told_state;
-        if !self.has_news {
+        self.status_changed = self.status_changed && self.resource.informer.state() != self.reported_state;
+        if !self.status_changed {
             ready!(self.bookmarks.poll(cx));
         }
         // Read before the cursor reports that it is at the head: by then it may be ahead of the head, but never of what was
@@ -413,21 +412,21 @@ impl WatchBody {
         let relisted = self.resource.informer.is_relisted_between(&told, cursor.version());
         let bookmark = self.bookmark(pb::Bookmark::default());
         self.send(&[pb::WatchResponse { relisted, ..bookmark }]);
-        self.bookmarks.begin_anew();
+        self.bookmarks.reset();
         Poll::Ready(())
     }
 
     /// Hands out the encoded bytes; if there are none, many objects were checked in vain, and the body yields.
-    fn hand_out(&mut self, buffer: BytesMut, cx: &mut Context<'_>) -> Poll<Made> {
+    fn hand_out(&mut self, buffer: BytesMut, cx: &mut Context<'_>) -> Poll<StepResult> {
         if buffer.is_empty() {
-            return come_again(cx);
+            return yield_now(cx);
         }
         self.ready = Some(buffer.freeze().into());
-        Poll::Ready(Made::Some)
+        Poll::Ready(StepResult::Progress)
     }
 
     /// Drops the cursor, if there is one, and joins again from the history after this position.
-    fn join_after(&mut self, reached: Reached) {
+    fn join_after(&mut self, reached: HistoryPosition) {
         let subscribe = Subscribe { initial_events: true, ..self.subscribe.clone() };
         self.cursor = None;
         self.watcher.reads(None);
@@ -450,7 +449,7 @@ impl WatchBody {
 }
 
 /// Yields: wakes this task again, after the others that are due.
-fn come_again(cx: &Context<'_>) -> Poll<Made> {
+fn yield_now(cx: &Context<'_>) -> Poll<StepResult> {
     cx.waker().wake_by_ref();
     Poll::Pending
 }

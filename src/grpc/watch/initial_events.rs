@@ -4,9 +4,9 @@ use bytes::BytesMut;
 
 use super::super::{
     frame::{self, CHUNK_BYTES},
-    kept::HeldSnapshot,
+    held_snapshots::HeldSnapshot,
     scan::Scan,
-    slice::Slice,
+    time_slice::TimeSlice,
 };
 use crate::{
     cache::Snapshot,
@@ -20,19 +20,19 @@ use crate::{
 pub(super) struct InitialEvents {
     snapshot: Snapshot,
     scan: Scan,
-    looked_at: Option<ObjectKey>,
+    last_checked: Option<ObjectKey>,
     _held: Option<HeldSnapshot>,
 }
 
 /// Progress of the initial events after one piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Went {
+pub(super) enum InitialProgress {
     /// There may be more.
-    On,
+    More,
     /// The next event does not fit into the room; it needs this many bytes.
-    NowhereForWantOf(usize),
+    TooLarge(usize),
     /// There are no more.
-    ToTheEnd,
+    Done,
 }
 
 // === impl InitialEvents ===
@@ -40,7 +40,7 @@ pub(super) enum Went {
 impl InitialEvents {
     /// Creates the initial events of a selection, from the first object on.
     pub(super) fn new(snapshot: Snapshot, selection: &Selection) -> Self {
-        Self { snapshot, scan: Scan::of(selection), looked_at: None, _held: None }
+        Self { snapshot, scan: Scan::of(selection), last_checked: None, _held: None }
     }
 
     /// Keeps the snapshot accounted for until the initial events are sent.
@@ -61,27 +61,27 @@ impl InitialEvents {
         format: PayloadFormat,
         structs: &Structs,
         room: Room,
-    ) -> (BytesMut, u64, Went) {
+    ) -> (BytesMut, u64, InitialProgress) {
         let (mut buffer, mut events) = (BytesMut::new(), 0);
-        let after = self.looked_at.take();
+        let after = self.last_checked.take();
         let mut objects = self.scan.objects(&self.snapshot, after.as_ref());
-        let slice = Slice::begin();
+        let slice = TimeSlice::begin();
         loop {
-            let Some(object) = objects.next() else { return (buffer, events, Went::ToTheEnd) };
+            let Some(object) = objects.next() else { return (buffer, events, InitialProgress::Done) };
             if selection.matches(object) {
                 let object = EncodedObject::shared(object, object.version(), format, structs);
                 let event = EncodedEvent::new(EventType::Added, Cause::Initial, None, object, 0);
                 let length = buffer.len() + frame::event_len(&event);
                 if !room.allows(length) {
                     // The object is checked again when there is room.
-                    self.looked_at = self.looked_at.take().or(after);
-                    let went = if events == 0 { Went::NowhereForWantOf(length) } else { Went::On };
+                    self.last_checked = self.last_checked.take().or(after);
+                    let went = if events == 0 { InitialProgress::TooLarge(length) } else { InitialProgress::More };
                     return (buffer, events, went);
                 }
                 frame::append_event(&mut buffer, &event);
                 events += 1;
             }
-            self.looked_at = Some(object.key().clone());
+            self.last_checked = Some(object.key().clone());
             if buffer.len() >= CHUNK_BYTES.min(room.bytes) {
                 break;
             }
@@ -89,7 +89,7 @@ impl InitialEvents {
                 break;
             }
         }
-        (buffer, events, Went::On)
+        (buffer, events, InitialProgress::More)
     }
 }
 
@@ -105,7 +105,7 @@ mod tests {
 
     /// An evaluation that takes longer than a slice is alone in its piece; cheap ones share a piece.
     #[test]
-    fn a_piece_ends_by_time() {
+    fn a_piece_ends_with_its_time_slice() {
         let object = |n: usize| {
             let list = vec!["1"; 2000].join(",");
             let json = format!(r#"{{"metadata":{{"name":"o{n}"}},"list":[{list}]}}"#);
@@ -120,7 +120,7 @@ mod tests {
             (1..1000)
                 .find(|_| {
                     let room = Room { bytes: usize::MAX, is_strict: false };
-                    initial.next(&selection, PayloadFormat::Metadata, &Structs::new(1), room).2 == Went::ToTheEnd
+                    initial.next(&selection, PayloadFormat::Metadata, &Structs::new(1), room).2 == InitialProgress::Done
                 })
                 .unwrap()
         };

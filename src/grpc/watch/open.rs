@@ -11,7 +11,7 @@ use super::{
         query::{self, Parts},
         resource::ServedResource,
         service::Service,
-        status::Refusal,
+        status::ApiError,
         watchers::WatcherInfo,
     },
     body::{Begin, Opened, WatchBody},
@@ -31,7 +31,7 @@ pub(in super::super) async fn open(
     service: &Service,
     request: pb::WatchRequest,
     call: Call,
-) -> Result<WatchBody, Refusal> {
+) -> Result<WatchBody, ApiError> {
     let resource = service.resource(&request.resource)?;
     let queue = queue(service, resource, request.queue.unwrap_or_default())?;
     open_with(service, resource, &request, queue, call).await
@@ -44,7 +44,7 @@ pub(in super::super) async fn open_with(
     request: &pb::WatchRequest,
     queue: QueueOptions,
     call: Call,
-) -> Result<WatchBody, Refusal> {
+) -> Result<WatchBody, ApiError> {
     let Call { peer, stream, wait } = call;
     let selection = query::selection(
         service,
@@ -72,12 +72,12 @@ pub(in super::super) async fn open_with(
     let info = WatcherInfo { resource: Arc::clone(resource), peer, queue };
     let watcher = service.watchers().enter(info, Arc::clone(&selection), stream)?;
 
-    let is_same = |epoch: u64| {
-        let is_another = from.is_some() && resource.informer.is_another_history(&request.history, epoch);
-        if is_another { Err(Refusal::HistoryChanged) } else { Ok(()) }
+    let is_same = |history_id: u64| {
+        let is_another = from.is_some() && resource.informer.is_another_history(&request.history, history_id);
+        if is_another { Err(ApiError::HistoryRewritten) } else { Ok(()) }
     };
     // A version of another history is rejected at once instead of waited for.
-    is_same(resource.informer.epoch())?;
+    is_same(resource.informer.history_id())?;
     service.snapshot(resource, min_version.as_ref(), wait).await?;
     let start = match &from {
         Some(from) => Start::After(from.clone()),
@@ -87,7 +87,7 @@ pub(in super::super) async fn open_with(
     let subscribe =
         Subscribe { selection, format, queue, client: call::client(peer), initial_events: begin != Begin::Bookmark };
     let joined = join(service, resource, start, &subscribe).await?;
-    is_same(joined.epoch)?;
+    is_same(joined.history_id)?;
     tracing::debug!(resource = resource.name, selection = %subscribe.selection, "watch joined");
     Ok(WatchBody::new(Opened {
         service: service.clone(),
@@ -96,7 +96,7 @@ pub(in super::super) async fn open_with(
         begin,
         joined,
         bookmark_interval: bookmark_interval.max(MIN_BOOKMARK_INTERVAL),
-        waiting: (bookmark_interval <= MIN_BOOKMARK_INTERVAL).then(|| resource.informer.health().demand().wait()),
+        waiting: (bookmark_interval <= MIN_BOOKMARK_INTERVAL).then(|| resource.informer.demand().wait()),
         ends_at: timeout.map(|timeout| Instant::now() + timeout),
         watcher,
     }))
@@ -108,7 +108,7 @@ async fn join(
     resource: &ServedResource,
     start: Start,
     subscribe: &Subscribe<WireFrame>,
-) -> Result<Joined<WireFrame>, Refusal> {
+) -> Result<Joined<WireFrame>, ApiError> {
     let from = match &start {
         Start::After(from) => Some(from),
         Start::Now | Start::Complete | Start::AfterOffset(_) => None,
@@ -119,14 +119,14 @@ async fn join(
             (Err(JoinError::TooLarge { .. }), Some(from)) => {
                 service.reached(resource, Some(from), service.config().future_wait).await?;
             }
-            (Err(error), _) => return Err(Refusal::join(error, from, &resource.name)),
+            (Err(error), _) => return Err(ApiError::join(error, from, &resource.name)),
         }
     }
 }
 
 /// Returns the first part of the stream, from the request.
-fn begin(request: &pb::WatchRequest, from: Option<ResourceVersion>) -> Result<Begin, Refusal> {
-    let invalid = |message: &str| Refusal::Invalid {
+fn begin(request: &pb::WatchRequest, from: Option<ResourceVersion>) -> Result<Begin, ApiError> {
+    let invalid = |message: &str| ApiError::Invalid {
         reason: "INITIAL_EVENTS_INVALID",
         field: "initial_events",
         message: message.to_owned(),
@@ -143,22 +143,16 @@ fn begin(request: &pb::WatchRequest, from: Option<ResourceVersion>) -> Result<Be
 }
 
 /// Returns the queue options that a client requests, within the server's limits.
-fn queue(service: &Service, resource: &ServedResource, asked: pb::QueueOptions) -> Result<QueueOptions, Refusal> {
+fn queue(service: &Service, resource: &ServedResource, asked: pb::QueueOptions) -> Result<QueueOptions, ApiError> {
     let config = service.config();
     let policy = match proto::full_channel_policy(asked.policy) {
         Ok(policy) => policy.unwrap_or(resource.queue.policy),
-        Err(policy) => {
-            return Err(Refusal::Invalid {
-                reason: "POLICY_INVALID",
-                field: "queue.policy",
-                message: format!(
-                    "unsupported value {policy}; supported: DROP (1), BLOCK (2), REPLAY (3), COALESCE (4)"
-                ),
-            });
+        Err(message) => {
+            return Err(ApiError::Invalid { reason: "POLICY_INVALID", field: "queue.policy", message });
         }
     };
     if !config.allowed_policies.contains(&policy) {
-        return Err(Refusal::Invalid {
+        return Err(ApiError::Invalid {
             reason: "POLICY_NOT_ALLOWED",
             field: "queue.policy",
             message: format!("{policy:?} is not allowed by this server; allowed: {:?}", config.allowed_policies),
@@ -169,19 +163,19 @@ fn queue(service: &Service, resource: &ServedResource, asked: pb::QueueOptions) 
         length if length <= config.max_queue_length => length,
         length => {
             let message = format!("{length} is larger than {} (watch.max_queue_length)", config.max_queue_length);
-            return Err(Refusal::Invalid { reason: "QUEUE_LENGTH_INVALID", field: "queue.length", message });
+            return Err(ApiError::Invalid { reason: "QUEUE_LENGTH_INVALID", field: "queue.length", message });
         }
     };
     Ok(QueueOptions { policy, length })
 }
 
 /// Parses an optional duration, which must be positive.
-fn duration(field: &'static str, duration: Option<prost_types::Duration>) -> Result<Option<Duration>, Refusal> {
+fn duration(field: &'static str, duration: Option<prost_types::Duration>) -> Result<Option<Duration>, ApiError> {
     let Some(given) = duration else { return Ok(None) };
     let parsed = Duration::try_from(given).ok().filter(|duration| !duration.is_zero());
     let Some(parsed) = parsed.filter(|duration| *duration <= MAX_DURATION) else {
         let message = format!("expected a duration between 1ns and {} days", MAX_DURATION.as_secs() / 86_400);
-        return Err(Refusal::Invalid { reason: "DURATION_INVALID", field, message });
+        return Err(ApiError::Invalid { reason: "DURATION_INVALID", field, message });
     };
     Ok(Some(parsed))
 }

@@ -15,7 +15,7 @@ pub(super) struct BookmarkTimer {
     interval: Duration,
     due: Pin<Box<Sleep>>,
     /// Waker that the runtime timer will wake.
-    asked_by: Option<Waker>,
+    registered_waker: Option<Waker>,
 }
 
 // === impl BookmarkTimer ===
@@ -23,24 +23,24 @@ pub(super) struct BookmarkTimer {
 impl BookmarkTimer {
     /// Creates a timer that is due after the interval.
     pub(super) fn new(interval: Duration) -> Self {
-        Self { interval, due: Box::pin(tokio::time::sleep(interval)), asked_by: None }
+        Self { interval, due: Box::pin(tokio::time::sleep(interval)), registered_waker: None }
     }
 
-    /// Returns ready if the timer is due, and stays ready until [`begin_anew`](Self::begin_anew).
+    /// Returns ready if the timer is due, and stays ready until [`reset`](Self::reset).
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let is_asked = self.asked_by.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
+        let is_asked = self.registered_waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
         if is_asked && !self.due.is_elapsed() {
             return Poll::Pending;
         }
         let due = self.due.as_mut().poll(cx);
-        self.asked_by = due.is_pending().then(|| cx.waker().clone());
+        self.registered_waker = due.is_pending().then(|| cx.waker().clone());
         due
     }
 
     /// Resets the timer: it is due one interval from now.
-    pub(super) fn begin_anew(&mut self) {
+    pub(super) fn reset(&mut self) {
         self.due.as_mut().reset(Instant::now() + self.interval);
-        self.asked_by = None;
+        self.registered_waker = None;
     }
 }
 
@@ -53,7 +53,7 @@ mod tests {
     const INTERVAL: Duration = Duration::from_secs(30);
 
     #[tokio::test(start_paused = true)]
-    async fn it_wakes_who_asked_last_however_often_it_is_asked() {
+    async fn the_timer_wakes_the_waker_that_polled_it_last() {
         let mut timer = BookmarkTimer::new(INTERVAL);
         let (mut first, mut last) = (task::spawn(()), task::spawn(()));
         for _ in 0..2 {
@@ -67,7 +67,7 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(4)).await;
             assert_eq!((first.is_woken(), last.is_woken()), (false, true));
             last.enter(|cx, _| assert_ready!(timer.poll(cx)));
-            timer.begin_anew();
+            timer.reset();
         }
     }
 }

@@ -9,8 +9,6 @@ use cel::common::{
 };
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
-use crate::model::index;
-
 /// Body as a value; `None` if it is not JSON, or is nested more than 127 deep.
 pub(super) type Body = Option<Arc<dyn Val>>;
 
@@ -20,7 +18,12 @@ pub(super) type Body = Option<Arc<dyn Val>>;
 struct Recent {
     bodies: VecDeque<(Bytes, Body)>,
     bytes: usize,
+    /// Number of the last bodies that are kept, however large they are.
+    least: usize,
 }
+
+/// Guard that ends the sharing of large bodies, also after a panic.
+struct Sharing;
 
 /// Reader of any JSON value.
 struct Json;
@@ -39,9 +42,11 @@ pub(super) fn value(body: &Bytes) -> Body {
     RECENT.with_borrow_mut(|recent| recent.value(body))
 }
 
-/// Drops the bodies beyond the bounds that were kept for one change.
-pub(super) fn end_wake() {
-    RECENT.with_borrow_mut(|recent| recent.trim(0));
+/// Does some work, during which the last two bodies are kept, however large they are.
+pub(super) fn sharing<T>(work: impl FnOnce() -> T) -> T {
+    RECENT.with_borrow_mut(|recent| recent.least = 2);
+    let _guard = Sharing;
+    work()
 }
 
 #[cfg(test)]
@@ -65,22 +70,31 @@ impl Recent {
             return value.clone();
         }
         let value = parse(body);
-        // All selections of a change read the same two states, however large these are.
-        let least = if index::is_in_wake() { 2 } else { 0 };
-        if body.len() <= MAX_BYTES || least > 0 {
+        if body.len() <= MAX_BYTES || self.least > 0 {
             self.bytes += body.len();
             self.bodies.push_back((body.clone(), value.clone()));
-            self.trim(least);
+            self.trim();
         }
         value
     }
 
-    /// Drops the oldest bodies beyond the bounds, except for the last `least`.
-    fn trim(&mut self, least: usize) {
-        while self.bodies.len() > least && (self.bytes > MAX_BYTES || self.bodies.len() > MAX_BODIES) {
+    /// Drops the oldest bodies beyond the bounds.
+    fn trim(&mut self) {
+        while self.bodies.len() > self.least && (self.bytes > MAX_BYTES || self.bodies.len() > MAX_BODIES) {
             let Some((oldest, _)) = self.bodies.pop_front() else { break };
             self.bytes -= oldest.len();
         }
+    }
+}
+
+// === impl Sharing ===
+
+impl Drop for Sharing {
+    fn drop(&mut self) {
+        RECENT.with_borrow_mut(|recent| {
+            recent.least = 0;
+            recent.trim();
+        });
     }
 }
 

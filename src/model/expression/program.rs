@@ -17,13 +17,15 @@ use cel::{
     parser::Parser,
 };
 
-pub(super) use super::body::end_wake;
+pub(super) use super::body::sharing;
 use super::{
-    COUNT, EventView, ExpressionError, Failure, OBJECT, SyntaxError, TYPE, body,
-    check::{Check, Refused},
+    body,
+    check::{Check, CheckError},
+    error::{ExpressionError, Failure},
     meter,
+    variables::{COUNT, EventView, OBJECT, TYPE},
 };
-use crate::model::excerpt;
+use crate::model::{SyntaxError, excerpt};
 
 /// Expression that has been checked.
 pub(super) struct Program {
@@ -137,7 +139,7 @@ fn compile(text: &str, variables: &[&str]) -> Result<Program, SyntaxError> {
         first.map_or_else(|| SyntaxError::new(text, 0, "not a CEL expression"), |error| syntax_error(text, error))
     })?;
     let checked = Check::new(&source, variables).run(&mut expression);
-    let steps = checked.map_err(|Refused { at, message }| SyntaxError::new(text, byte_of(text, at), message))?;
+    let steps = checked.map_err(|CheckError { at, message }| SyntaxError::new(text, byte_of(text, at), message))?;
     Ok(Program { expression, steps })
 }
 

@@ -1,6 +1,7 @@
+use bytes::Bytes;
 use proptest::{collection::vec, prelude::*, sample::select};
 
-use super::*;
+use super::{check::MAX_LEVELS, *};
 use crate::model::{ObjectKey, ObjectParts, ResourceVersion};
 
 const POD: &str = r#"{"metadata":{"namespace":"shop","name":"web","labels":{"app":"web","tier":"front"}},
@@ -30,7 +31,7 @@ fn refused(text: &str) -> String {
 }
 
 #[test]
-fn an_object_is_looked_into() {
+fn an_expression_reads_fields_of_the_object() {
     for text in [
         "true",
         "object.metadata.name == 'web'",
@@ -59,7 +60,7 @@ fn an_object_is_looked_into() {
 }
 
 #[test]
-fn what_is_missing_is_false_and_what_fails_is_false_and_counted() {
+fn missing_fields_are_false_and_failures_are_false_and_counted() {
     for text in [
         "object.spec.missing == 'x'",
         "object.missing.deeper.still > 1",
@@ -121,7 +122,7 @@ fn the_values_of_an_index_are_json_text() {
 }
 
 #[test]
-fn what_is_wrong_is_pointed_at() {
+fn errors_point_at_the_position() {
     for (text, expected) in [
         ("1 +", "expected more at character 4: \"1 +»\""),
         ("", "expected more at character 1: \"»\""),
@@ -147,7 +148,7 @@ fn what_is_wrong_is_pointed_at() {
 }
 
 #[test]
-fn it_is_its_text() {
+fn expressions_with_the_same_text_are_equal() {
     let parse = |text| Expression::parse(text).unwrap();
     assert_eq!(parse(" true\n"), parse("true"));
     assert_ne!(parse("true"), parse("(true)"));
@@ -220,7 +221,7 @@ fn no_text_exhausts_the_stack() {
 
 /// Maximum nesting, evaluated on the stack of a test's thread, which is as large as a worker's.
 #[test]
-fn what_is_nested_as_deep_as_allowed_is_evaluated() {
+fn expressions_at_the_nesting_limit_are_evaluated() {
     let pod = object(POD);
     let deepest = |open: &str, inner: &str, close: &str| {
         let nested =
@@ -239,7 +240,7 @@ fn what_is_nested_as_deep_as_allowed_is_evaluated() {
 
 /// CEL's work for names, keys and errors is charged too.
 #[test]
-fn what_is_not_seen_costs_too() {
+fn names_keys_and_errors_cost_steps_too() {
     let body = serde_json::json!({ "short": vec![1; 30], "list": vec![1; 3000], "many": vec![1; 100_000] }).to_string();
     let (fields, name) = (".a".repeat(1500), "n".repeat(3000));
     for text in [
@@ -306,7 +307,7 @@ fn a_costly_evaluation_fails_soon() {
 }
 
 #[test]
-fn a_body_is_told_from_others_at_the_same_place() {
+fn bodies_at_a_reused_address_are_distinguished() {
     let expression = Expression::parse("object.n == 2").unwrap();
     for n in 0..1000 {
         let body = format!(r#"{{"n":{n}}}"#);
@@ -315,7 +316,7 @@ fn a_body_is_told_from_others_at_the_same_place() {
 }
 
 #[test]
-fn an_evaluation_has_the_steps_that_are_set() {
+fn an_evaluation_has_the_configured_steps() {
     let json = serde_json::json!({ "list": vec![1; 3000] }).to_string();
     let expression = Expression::parse("object.list.all(a, a == 1)").unwrap();
     for (expression, expected) in [
@@ -416,7 +417,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_that_is_typed_panics(
+    fn no_text_panics(
         tokens in vec(select(vec![
             "object", ".", "a", "b", "(", ")", "[", "]", "{", "}", ":", ",", "?", "&&", "||", "!", "-", "+", "*", "/", "%",
             "==", "!=", "<", ">=", " in ", "1", "0", "-9223372036854775808", "1.5", "2u", "'x'", "b'y'", "true", "null",

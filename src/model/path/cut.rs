@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_goes_with_its_comma_and_nothing_else() {
+    fn a_field_is_removed_with_its_comma_and_nothing_else() {
         for (json, rest) in [
             (r#"{"a":1,"x":{"y":[2,"}"]},"b":3}"#, r#"{"a":1,"b":3}"#),
             (r#"{"x":1,"b":3}"#, r#"{"b":3}"#),
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_stays_as_it_is() {
+    fn text_that_is_not_json_is_unchanged() {
         for json in
             ["", "{", r#"{"x"#, r#"{"x":1"#, r#"{"x":1,"#, r#"{"x" 1}"#, "{]}", r#"{"x":1]"#, "\"", r#"{"x":"\"#]
         {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_object_is_told_by_cannot_be_cut() {
+    fn identifying_fields_cannot_be_dropped() {
         let refused = |path: &str| FieldCut::new([Path::parse(path).unwrap()]).unwrap_err().to_string();
         assert!(refused("metadata.uid").starts_with("cannot drop .metadata.uid: it identifies the object"));
         assert!(refused("a[*]").contains(": not a field"));
@@ -309,7 +309,7 @@ mod tests {
         #![proptest_config(crate::property_config())]
 
         #[test]
-        fn what_stays_is_what_a_tree_would_have(text in json(), paths in vec(select(vec!["x", "y.x", "x[*].y", "['z z']"]), 1..4)) {
+        fn the_result_equals_that_of_a_json_tree(text in json(), paths in vec(select(vec!["x", "y.x", "x[*].y", "['z z']"]), 1..4)) {
             let cut = cut(&paths);
             let mut expected: Value = serde_json::from_str(&text).unwrap();
             cut.paths.iter().for_each(|path| remove(&mut expected, &path.steps));
@@ -318,7 +318,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_fail(bytes in vec(select(b"{}[]\",:x\\1 ".to_vec()), 0..40)) {
+        fn no_bytes_panic(bytes in vec(select(b"{}[]\",:x\\1 ".to_vec()), 0..40)) {
             cut(&["x", "x.x", "x[*].x"]).apply(&bytes);
         }
     }

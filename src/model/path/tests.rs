@@ -131,14 +131,14 @@ fn an_array_gives_one_value_per_scalar() {
 }
 
 #[test]
-fn every_is_of_arrays_and_not_of_maps() {
+fn the_wildcard_is_for_arrays_and_not_for_maps() {
     assert_eq!(values(".a[*]", r#"{"a":{"b":1,"c":2}}"#), [""; 0]);
     assert_eq!(values(".a[0]", r#"{"a":{"0":1}}"#), [""; 0]);
     assert_eq!(values(".a.0", r#"{"a":{"0":1}}"#), ["1"]);
 }
 
 #[test]
-fn of_a_repeated_key_the_last_value_counts() {
+fn the_last_value_of_a_repeated_key_counts() {
     assert_eq!(values(".a", r#"{"a":1,"b":0,"a":2}"#), ["2"]);
     assert_eq!(values(".a.b", r#"{"a":{"b":1},"a":{"c":2}}"#), [""; 0]);
     assert_eq!(values("[*].a", r#"[{"a":1},{"a":2,"a":[3,4]}]"#), ["1", "3", "4"]);
@@ -152,7 +152,7 @@ fn a_key_is_compared_after_its_escapes() {
 }
 
 #[test]
-fn what_is_not_json_has_no_values() {
+fn text_that_is_not_json_has_no_values() {
     for json in ["", "{", r#"{"a":1"#, r#"{"a":1}}"#, r#"{"a":1} x"#, r#"{"a":1,"b":01}"#, r#"{"a":"x}"#, "nul", "\0"] {
         assert_eq!(values(".a", json), [""; 0], "{json:?}");
         assert_eq!(path(".a").scalar(json.as_bytes()), None, "{json:?}");

@@ -30,7 +30,7 @@ fn history(states: &[Option<&str>]) -> Vec<Change> {
         let new = state.map(|node| pod(node, number));
         if old.is_some() || new.is_some() {
             let version = ResourceVersion::decimal(number);
-            changes.push(Change { old, new: new.clone(), version, cause: Cause::Change });
+            changes.push(Change { old, new: new.clone(), version, cause: Cause::Change, index_values: None });
         }
         old = new;
     }
@@ -61,7 +61,7 @@ fn leaving_and_entering_again_is_deleted_and_added() {
 
 /// apiserver `TestCacheWatcherHandlesFiltering`, second script: ignored until it matches, and after it has left.
 #[test]
-fn changes_outside_of_the_selection_are_nothing() {
+fn changes_outside_of_the_selection_have_no_transition() {
     let states = [Some(""), Some(""), Some("host"), Some("host"), Some(""), Some("")];
     assert_eq!(
         watch(&on_host(), &history(&states)),
@@ -75,11 +75,17 @@ fn changes_outside_of_the_selection_are_nothing() {
 
 /// apimachinery `TestFilter`: of foo, bar, baz, qux and zoo, those that begin with b are filtered out.
 #[test]
-fn of_many_objects_only_the_selected_are_seen() {
+fn only_selected_objects_have_transitions() {
     let no_b = Selection { labels: LabelSelector::parse("first!=b").unwrap(), ..Selection::default() };
     let added = |name: &str| {
         let json = format!(r#"{{"metadata":{{"name":"{name}","labels":{{"first":"{}"}}}}}}"#, &name[..1]);
-        Change { old: None, new: Some(object(&json, 1)), version: ResourceVersion::decimal(1), cause: Cause::Change }
+        Change {
+            old: None,
+            new: Some(object(&json, 1)),
+            version: ResourceVersion::decimal(1),
+            cause: Cause::Change,
+            index_values: None,
+        }
     };
     let changes = ["foo", "bar", "baz", "qux", "zoo"].map(added);
     let seen: Vec<_> =
@@ -94,7 +100,13 @@ fn the_table_of_transitions() {
     for cause in [Cause::Change, Cause::Inferred] {
         let transition = |old: &Option<Arc<Object>>, new: &Option<Arc<Object>>| {
             let version = ResourceVersion::decimal(2);
-            let transition = on_host().transition(&Change { old: old.clone(), new: new.clone(), version, cause });
+            let transition = on_host().transition(&Change {
+                old: old.clone(),
+                new: new.clone(),
+                version,
+                cause,
+                index_values: None,
+            });
             transition.map(|Transition { event_type, cause }| (event_type, cause))
         };
         assert_eq!(transition(&None, &matching), Some((EventType::Added, Cause::Change)));
@@ -126,7 +138,7 @@ fn every_part_has_to_match() {
         ..on_host()
     };
     assert!(all.matches(&web));
-    assert!(!all.is_everything());
+    assert!(!all.selects_all());
     for other in [
         Selection { namespace: Some(String::new()), ..all.clone() },
         Selection { name: Some("we".into()), ..all.clone() },
@@ -143,7 +155,7 @@ fn every_part_has_to_match() {
 #[test]
 fn the_default_is_everything() {
     let everything = Selection::default();
-    assert!(everything.is_everything() && everything.matches(&object("[1]", 1)));
+    assert!(everything.selects_all() && everything.matches(&object("[1]", 1)));
     assert_eq!(everything.to_string(), "everything");
     for part in [
         Selection { namespace: Some(String::new()), ..Selection::default() },
@@ -155,7 +167,7 @@ fn the_default_is_everything() {
             ..Selection::default()
         },
     ] {
-        assert!(!part.is_everything(), "{part}");
+        assert!(!part.selects_all(), "{part}");
     }
 }
 

@@ -28,11 +28,11 @@ struct Requirement {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Test {
     Exists,
-    Absent,
+    DoesNotExist,
     In(Box<[Box<str>]>),
     NotIn(Box<[Box<str>]>),
-    Above(i64),
-    Below(i64),
+    GreaterThan(i64),
+    LessThan(i64),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,8 +45,8 @@ enum Token<'a> {
     Close,
     Equals,
     NotEquals,
-    Above,
-    Below,
+    GreaterThan,
+    LessThan,
     End,
 }
 
@@ -112,7 +112,7 @@ impl LabelSelector {
     pub(crate) fn equality(&self) -> Option<(&str, &[Box<str>])> {
         let needed = self.requirements.iter().filter_map(|Requirement { key, test }| match test {
             Test::In(values) => Some((&**key, &**values)),
-            Test::Exists | Test::Absent | Test::NotIn(_) | Test::Above(_) | Test::Below(_) => None,
+            Test::Exists | Test::DoesNotExist | Test::NotIn(_) | Test::GreaterThan(_) | Test::LessThan(_) => None,
         });
         needed.min_by_key(|(_, values)| values.len())
     }
@@ -136,9 +136,9 @@ impl fmt::Display for Requirement {
         let Self { key, test } = self;
         match test {
             Test::Exists => f.write_str(key),
-            Test::Absent => write!(f, "!{key}"),
-            Test::Above(bound) => write!(f, "{key}>{bound}"),
-            Test::Below(bound) => write!(f, "{key}<{bound}"),
+            Test::DoesNotExist => write!(f, "!{key}"),
+            Test::GreaterThan(bound) => write!(f, "{key}>{bound}"),
+            Test::LessThan(bound) => write!(f, "{key}<{bound}"),
             Test::In(values) | Test::NotIn(values) => {
                 let is_in = matches!(test, Test::In(_));
                 if let [value] = &**values {
@@ -160,11 +160,11 @@ impl Test {
         let is_in = |values: &[Box<str>]| value.is_some_and(|value| values.iter().any(|v| **v == *value));
         match self {
             Self::Exists => value.is_some(),
-            Self::Absent => value.is_none(),
+            Self::DoesNotExist => value.is_none(),
             Self::In(values) => is_in(values),
             Self::NotIn(values) => !is_in(values),
-            Self::Above(bound) => integer().is_some_and(|value| value > *bound),
-            Self::Below(bound) => integer().is_some_and(|value| value < *bound),
+            Self::GreaterThan(bound) => integer().is_some_and(|value| value > *bound),
+            Self::LessThan(bound) => integer().is_some_and(|value| value < *bound),
         }
     }
 }
@@ -192,8 +192,8 @@ impl<'a> Parser<'a> {
             [b',', ..] => (Token::Comma, 1),
             [b'(', ..] => (Token::Open, 1),
             [b')', ..] => (Token::Close, 1),
-            [b'>', ..] => (Token::Above, 1),
-            [b'<', ..] => (Token::Below, 1),
+            [b'>', ..] => (Token::GreaterThan, 1),
+            [b'<', ..] => (Token::LessThan, 1),
             _ => {
                 let special = |c| blank(c) || matches!(c, '=' | '!' | ',' | '(' | ')' | '>' | '<');
                 let length = rest.find(special).unwrap_or(rest.len());
@@ -212,15 +212,15 @@ impl<'a> Parser<'a> {
         }
         let key = self.key(if is_absent { "expected a label key" } else { "expected a label key or '!'" })?;
         if is_absent {
-            return Ok(Requirement { key, test: Test::Absent });
+            return Ok(Requirement { key, test: Test::DoesNotExist });
         }
         let operator = self.token;
         let test = match operator {
             Token::Comma | Token::End => Test::Exists,
             Token::Equals => Test::In([self.operand()?].into()),
             Token::NotEquals => Test::NotIn([self.operand()?].into()),
-            Token::Above => Test::Above(self.integer()?),
-            Token::Below => Test::Below(self.integer()?),
+            Token::GreaterThan => Test::GreaterThan(self.integer()?),
+            Token::LessThan => Test::LessThan(self.integer()?),
             Token::Word("in") => Test::In(self.list()?),
             Token::Word("notin") => Test::NotIn(self.list()?),
             _ => return Err(self.fail("expected '=', '==', '!=', 'in', 'notin', '<' or '>'")),

@@ -4,7 +4,7 @@
 //! [`Connections`]. So the source can tell which responses came over which connection, and has to check the history after each
 //! break. Endpoints are tried in order, from the one after the failed one, and the first follows the last.
 
-use std::{error::Error as _, fs, io, path::Path, sync::Arc, time::Duration};
+use std::{error::Error as _, io, time::Duration};
 
 use http::{HeaderMap, HeaderValue, Uri};
 use hyper_util::rt::TokioIo;
@@ -14,11 +14,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
     Code, Request, Status, Streaming,
     metadata::MetadataMap,
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+    transport::{Channel, Endpoint},
 };
 
 use super::{
-    EtcdConfig, EtcdTls,
+    EtcdConfig,
     pb::{
         AuthClient, AuthenticateRequest, KvClient, MaintenanceClient, RangeRequest, RangeResponse, ResponseHeader,
         StatusRequest, WatchClient, WatchRequest, WatchResponse,
@@ -26,8 +26,10 @@ use super::{
 };
 use crate::{
     cache::SourceError,
+    endpoint::ServerAddress,
     source::{
         dial::Dialer,
+        small_file,
         text::{one_line, root_cause},
     },
 };
@@ -47,8 +49,8 @@ pub(super) struct Connection {
     pub(super) id: u64,
     /// True if a progress response covers only events that the server has already sent. Before 3.4.31 and 3.5.13 it may name
     /// a revision whose events come later (etcd #15220).
-    pub(super) tells_progress: bool,
-    endpoint: Arc<str>,
+    pub(super) has_reliable_progress: bool,
+    endpoint: ServerAddress,
     channel: Channel,
     metadata: MetadataMap,
     answer_timeout: Duration,
@@ -95,12 +97,12 @@ impl Connections {
             let endpoint = &endpoints[at % endpoints.len()];
             match self.connect(endpoint, id).await {
                 Ok(connection) => {
-                    tracing::info!(endpoint, "connected to etcd");
+                    tracing::info!(endpoint = endpoint.uri(), "connected to etcd");
                     let mut state = self.state.lock();
                     (state.endpoint, state.made, state.current) = (at, id, Some(connection.clone()));
                     return Ok(connection);
                 }
-                Err(problem) => problems.push(format!("{endpoint}: {problem}")),
+                Err(problem) => problems.push(format!("{}: {problem}", endpoint.uri())),
             }
         }
         Err(SourceError::Busy(problems.join("; ")))
@@ -114,40 +116,39 @@ impl Connections {
         }
     }
 
-    async fn connect(&self, uri: &str, id: u64) -> Result<Connection, String> {
-        let channel = self.open(uri).await?;
+    async fn connect(&self, address: &ServerAddress, id: u64) -> Result<Connection, String> {
+        let channel = self.open(address).await?;
         let mut connection = Connection {
             id,
-            tells_progress: false,
-            endpoint: uri.into(),
+            has_reliable_progress: false,
+            endpoint: address.clone(),
             channel,
             metadata: MetadataMap::new(),
             answer_timeout: self.config.answer_timeout,
         };
         let text = |status: Status| describe(&status);
         if let Some((name, path)) = &self.config.credentials {
-            let password = read(path)?;
-            let password = String::from_utf8(password).map_err(|_| format!("{} is not UTF-8", path.display()))?;
+            let password = small_file::read_text(path)?;
             connection.authenticate(name, password.trim_end_matches(['\r', '\n'])).await.map_err(text)?;
         }
-        connection.tells_progress = tells_progress(&connection.version().await.map_err(text)?);
+        connection.has_reliable_progress = has_reliable_progress(&connection.version().await.map_err(text)?);
         Ok(connection)
     }
 
     /// Opens a channel over one connection, and never reconnects it.
-    async fn open(&self, uri: &str) -> Result<Channel, String> {
-        let parsed: Uri = uri.parse().map_err(|error| format!("{error}"))?;
-        let host = parsed.host().unwrap_or_default().trim_matches(['[', ']']);
-        let port = parsed.port_u16().unwrap_or(if parsed.scheme_str() == Some("https") { 443 } else { 80 });
-        let stream = self.dialer.dial(host, port).await?;
+    async fn open(&self, address: &ServerAddress) -> Result<Channel, String> {
+        let endpoint = Endpoint::from_shared(address.uri().to_owned()).map_err(|error| root_cause(&error))?;
+        let host = endpoint.uri().host().unwrap_or_default().trim_matches(['[', ']']);
+        let stream = self.dialer.dial(host, endpoint.uri().port_u16().unwrap_or_default()).await?;
 
-        let mut endpoint = Endpoint::from(parsed.clone())
+        let mut endpoint = endpoint
             .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
             .keep_alive_timeout(self.config.answer_timeout)
             .initial_connection_window_size(WINDOW_BYTES)
             .initial_stream_window_size(WINDOW_BYTES);
-        if parsed.scheme_str() == Some("https") {
-            endpoint = endpoint.tls_config(tls(&self.config.tls)?).map_err(|error| root_cause(&error))?;
+        if address.is_tls() {
+            let tls = self.config.tls.try_map(|path| small_file::read(path))?;
+            endpoint = endpoint.tls_config(tls.config()).map_err(|error| root_cause(&error))?;
         }
         let mut stream = Some(stream);
         let once = tower::service_fn(move |_: Uri| {
@@ -167,8 +168,9 @@ impl Connection {
     #[cfg(any(test, fuzzing))]
     pub(super) fn idle(id: u64, answer_timeout: Duration) -> Self {
         let channel = Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
-        let (endpoint, metadata) = ("http://127.0.0.1:1".into(), MetadataMap::new());
-        Self { id, tells_progress: true, endpoint, channel, metadata, answer_timeout }
+        let endpoint = "http://127.0.0.1:1".parse().expect("an address");
+        let metadata = MetadataMap::new();
+        Self { id, has_reliable_progress: true, endpoint, channel, metadata, answer_timeout }
     }
 
     /// Reads one page of keys, or with a limit of 0 all of them.
@@ -199,7 +201,7 @@ impl Connection {
 
     /// Converts a failed call to a source error that names the endpoint.
     pub(super) fn error(&self, status: &Status) -> SourceError {
-        let text = format!("{}: {}", self.endpoint, describe(status));
+        let text = format!("{}: {}", self.endpoint(), describe(status));
         match status.code() {
             Code::OutOfRange if is_compacted(status) => SourceError::Expired(text),
             Code::OutOfRange if status.message().contains("future revision") => SourceError::VersionTooLarge(text),
@@ -222,7 +224,7 @@ impl Connection {
     }
 
     pub(super) fn endpoint(&self) -> &str {
-        &self.endpoint
+        self.endpoint.uri()
     }
 
     async fn version(&self) -> Result<String, Status> {
@@ -279,26 +281,6 @@ pub(super) fn is_too_large(status: &Status) -> bool {
     status.code() == Code::OutOfRange && status.message().contains("message length too large")
 }
 
-/// Reads the TLS files, which may have been renewed.
-pub(super) fn tls(config: &EtcdTls) -> Result<ClientTlsConfig, String> {
-    let mut tls = ClientTlsConfig::new();
-    tls = match &config.ca {
-        Some(path) => tls.ca_certificate(Certificate::from_pem(read(path)?)),
-        None => tls.with_native_roots(),
-    };
-    if let Some((cert, key)) = &config.identity {
-        tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?));
-    }
-    if let Some(name) = &config.server_name {
-        tls = tls.domain_name(name);
-    }
-    Ok(tls)
-}
-
-pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
-    fs::read(path).map_err(|error| format!("{} cannot be read: {error}", path.display()))
-}
-
 /// Describes a status in one line, with a hint where the remedy is known.
 fn describe(status: &Status) -> String {
     let message = match status.source() {
@@ -316,7 +298,7 @@ fn describe(status: &Status) -> String {
 }
 
 /// Returns true if a server of this version has correct progress responses.
-fn tells_progress(version: &str) -> bool {
+fn has_reliable_progress(version: &str) -> bool {
     let mut numbers = version.split(['.', '-', '+']).map(|part| part.parse::<u32>().unwrap_or(0));
     let mut next = || numbers.next().unwrap_or(0);
     match (next(), next(), next()) {
@@ -331,12 +313,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn progress_is_asked_of_servers_that_tell_it_rightly() {
+    fn progress_is_requested_only_of_versions_that_report_it_correctly() {
         for version in ["3.4.31", "3.5.13", "3.6.0", "3.6.0-rc.1", "3.10.2", "4.0.0"] {
-            assert!(tells_progress(version), "{version}");
+            assert!(has_reliable_progress(version), "{version}");
         }
         for version in ["3.4.23", "3.4.30", "3.5.12", "3.5.0-rc.1", "3.3.99", "2.3.8", "", "what"] {
-            assert!(!tells_progress(version), "{version}");
+            assert!(!has_reliable_progress(version), "{version}");
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::{
 
 /// Result of a list.
 #[derive(Debug, Default)]
-pub(super) struct Reading {
+pub(super) struct KeyList {
     /// Header of the first page, whose revision all pages share.
     pub(super) header: ResponseHeader,
     pub(super) objects: Vec<Arc<Object>>,
@@ -33,8 +33,8 @@ const MAX_PAGE: i64 = 16 << 10;
 const PAGE_BYTES: usize = 1 << 20;
 
 /// Reads the prefix. If etcd compacts the revision meanwhile, reads everything once more in a single response.
-pub(super) async fn read(connection: &Connection, prefix: &Prefix) -> Result<Reading, SourceError> {
-    let (mut reading, mut key, mut limit) = (Reading::default(), prefix.first(), FIRST_PAGE);
+pub(super) async fn read(connection: &Connection, prefix: &Prefix) -> Result<KeyList, SourceError> {
+    let (mut reading, mut key, mut limit) = (KeyList::default(), prefix.first(), FIRST_PAGE);
     loop {
         let revision = reading.header.revision;
         let request =
@@ -46,7 +46,7 @@ pub(super) async fn read(connection: &Connection, prefix: &Prefix) -> Result<Rea
                 continue;
             }
             Err(status) if is_compacted(&status) && limit != 0 => {
-                (reading, key, limit) = (Reading::default(), prefix.first(), 0);
+                (reading, key, limit) = (KeyList::default(), prefix.first(), 0);
                 continue;
             }
             Err(status) => return Err(connection.error(&status)),
@@ -74,9 +74,9 @@ fn next_limit(limit: i64, bytes: usize) -> i64 {
     fitting.clamp(1, (limit * 4).min(MAX_PAGE))
 }
 
-// === impl Reading ===
+// === impl KeyList ===
 
-impl Reading {
+impl KeyList {
     fn take(&mut self, kv: KeyValue, prefix: &Prefix) {
         let newest = self.newest.first().map_or(0, |kv| kv.mod_revision);
         if kv.mod_revision > newest {

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_holds_what_begins_with_the_prefix() {
+    fn a_range_has_exactly_the_keys_with_the_prefix() {
         let range = |prefix: &str| (Prefix::new(prefix).first(), Prefix::new(prefix).end());
         assert_eq!(range("/a/"), (b"/a/".to_vec(), b"/a0".to_vec()));
         assert_eq!(range(""), (vec![0], vec![0]));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_key_says_why() {
+    fn invalid_keys_are_rejected_with_the_reason() {
         let problem = |prefix: &str, key: &str| Prefix::new(prefix).object(kv(key, "1")).unwrap_err().message;
         assert_eq!(problem("/a", "/a/b"), "the key has a slash after the prefix; end the prefix with a slash");
         assert_eq!(problem("/a/", "/a/"), "the name is empty");

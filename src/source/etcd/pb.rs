@@ -12,10 +12,10 @@ pub(super) use self::{
 // Each package is a module, because the generated code refers to the other as a sibling.
 #[allow(unreachable_pub, clippy::pedantic, reason = "generated")]
 pub(super) mod etcdserverpb {
-    tonic::include_proto!("etcdserverpb");
+    include!("../../../proto/generated/etcdserverpb.rs");
 }
 
 #[allow(unreachable_pub, clippy::pedantic, reason = "generated")]
 pub(super) mod mvccpb {
-    tonic::include_proto!("mvccpb");
+    include!("../../../proto/generated/mvccpb.rs");
 }

@@ -1,24 +1,25 @@
 //! Tests of the source with its Reflector, against a scripted etcd over TCP. Under every fault, the state that the source's
 //! events lead to has to be the written one: transactions complete, in order, each once.
 
-mod drawn;
+mod events;
+mod fake_etcd;
 mod faults;
 mod health;
-mod play;
 mod quiet;
-mod rewind;
-mod told;
+mod random_histories;
+mod rewritten;
 mod warm;
 
 use std::{sync::atomic::Ordering, time::Duration};
 
 use tokio::time::timeout;
 
-use self::play::Play;
+use self::fake_etcd::FakeEtcd;
 use super::*;
 use crate::{
-    model::Object,
-    source::tests::{DEADLINE, Gate, Kept, Rig},
+    cache::{SourceHealth, WarmStart},
+    model::{Object, ResourceVersion},
+    source::tests::{DEADLINE, Gate, Rig, SavedSnapshot},
 };
 
 const PREFIX: &str = "/s/";
@@ -31,7 +32,7 @@ impl Rig {
     }
 
     /// Starts a source, with the stored state of a previous run if there is one.
-    fn resume(config: EtcdConfig, kept: Option<&Kept>) -> Self {
+    fn resume(config: EtcdConfig, kept: Option<&SavedSnapshot>) -> Self {
         let health = SourceHealth::new(config.heartbeat, Duration::from_secs(15));
         Self::follow(EtcdSource::new(config, health.clone()), health, kept, value)
     }
@@ -42,14 +43,14 @@ impl Rig {
     }
 
     /// Applies events up to the cluster's revision, and compares the state with the cluster's.
-    async fn reach(&mut self, play: &Play) {
-        self.reach_state(play.revision(), || play.state(PREFIX)).await;
+    async fn reach(&mut self, fake: &FakeEtcd) {
+        self.reach_state(fake.revision(), || fake.state(PREFIX)).await;
     }
 }
 
 /// Returns the configuration for these members, in this order, with short times.
 fn config(gates: &[&Gate]) -> EtcdConfig {
-    let endpoints = gates.iter().map(|gate| gate.url()).collect();
+    let endpoints = gates.iter().map(|gate| gate.url().parse().unwrap()).collect();
     EtcdConfig {
         heartbeat: Duration::from_millis(100),
         answer_timeout: Duration::from_millis(500),
@@ -63,15 +64,15 @@ fn value(object: &Object) -> String {
 }
 
 /// Returns a cluster at revision 5, and a source that has followed it up to there.
-async fn at_five() -> (Play, Gate, Rig) {
-    let play = Play::new();
-    play.write("a=1 b=1");
-    let gate = play.member().await;
+async fn at_five() -> (FakeEtcd, Gate, Rig) {
+    let fake = FakeEtcd::new();
+    fake.write("a=1 b=1");
+    let gate = fake.member().await;
     let mut rig = Rig::of(&gate);
     rig.told().await;
     for changes in ["a=2", "a=3", "a=4"] {
-        play.write(changes);
+        fake.write(changes);
         rig.told().await;
     }
-    (play, gate, rig)
+    (fake, gate, rig)
 }

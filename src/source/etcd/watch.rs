@@ -28,14 +28,15 @@ use tokio::{sync::mpsc, time::Instant};
 use tonic::{Status, Streaming};
 
 use super::{
-    EtcdConfig, Position, Shared,
+    EtcdConfig,
     connection::Connection,
     object::version,
     pb::{
         Event as PbEvent, EventType, RequestUnion, ResponseHeader, WatchCreateRequest, WatchProgressRequest,
         WatchRequest, WatchResponse,
     },
-    proof::{Mark, Verdict},
+    resume_check::{ResumePoint, Verdict},
+    state::{EtcdShared, Position},
 };
 use crate::{
     cache::{Delta, SourceError},
@@ -43,8 +44,8 @@ use crate::{
 };
 
 /// Open watch.
-pub(super) struct Live {
-    shared: Arc<Shared>,
+pub(super) struct EtcdWatch {
+    shared: Arc<EtcdShared>,
     connection: Connection,
     requests: mpsc::Sender<WatchRequest>,
     responses: Streaming<WatchResponse>,
@@ -52,16 +53,16 @@ pub(super) struct Live {
     start: i64,
     /// Position of the resource once everything in `ready` has been delivered.
     last: Position,
-    unproved: Option<Unproved>,
+    unconfirmed: Option<UnconfirmedChange>,
     /// Events of one revision, while more of them may follow.
     gathered: Vec<PbEvent>,
     /// True if the last message was a fragment and the rest has not arrived.
     is_partial: bool,
     /// Deltas to deliver, each with the position after it.
     ready: VecDeque<(Delta, Position)>,
-    heard_at: Instant,
+    last_message_at: Instant,
     /// Time of the last request for progress; `None` if the next one is due now.
-    asked_at: Option<Instant>,
+    requested_at: Option<Instant>,
     /// Time of the first request since the last response.
     unanswered_since: Option<Instant>,
     /// Read of the cluster's revision, for a server whose progress responses cannot be trusted.
@@ -70,8 +71,8 @@ pub(super) struct Live {
 
 /// Change that etcd has to replay after a break.
 #[derive(Debug)]
-struct Unproved {
-    mark: Mark,
+struct UnconfirmedChange {
+    resume_point: ResumePoint,
     is_repeated: bool,
 }
 
@@ -80,23 +81,27 @@ type Head = Pin<Box<dyn Future<Output = Result<ResponseHeader, Status>> + Send>>
 /// Requests that may wait to be sent; further ones are dropped if the server does not read them.
 const REQUEST_QUEUE: usize = 4;
 
-// === impl Live ===
+// === impl EtcdWatch ===
 
-impl Live {
+impl EtcdWatch {
     /// Opens a watch from a position.
-    pub(super) async fn open(shared: Arc<Shared>, connection: Connection, from: Position) -> Result<Self, SourceError> {
+    pub(super) async fn open(
+        shared: Arc<EtcdShared>,
+        connection: Connection,
+        from: Position,
+    ) -> Result<Self, SourceError> {
         let is_after_break = connection.id != from.connection;
-        let mut unproved = None;
+        let mut unconfirmed = None;
         if is_after_break {
             shared.check_head(&connection, from.revision).await?;
-            match from.mark.clone() {
-                Some(mark) => unproved = Some(Unproved { mark, is_repeated: false }),
+            match from.resume_point.clone() {
+                Some(resume_point) => unconfirmed = Some(UnconfirmedChange { resume_point, is_repeated: false }),
                 None => shared.check_empty(&connection, from.revision).await?,
             }
         }
         // Never the next revision: etcd answers progress requests only from the start revision on (`progressIfSync`), and
         // would not answer at all in a cluster without writes.
-        let start = unproved.as_ref().map_or(from.revision, |unproved| unproved.mark.revision());
+        let start = unconfirmed.as_ref().map_or(from.revision, |unconfirmed| unconfirmed.resume_point.revision());
         let (requests, receiver) = mpsc::channel(REQUEST_QUEUE);
         let create = WatchCreateRequest {
             key: shared.prefix.first(),
@@ -110,7 +115,7 @@ impl Live {
         drop(requests.try_send(create));
         let responses = connection.watch(receiver).await.map_err(|status| connection.error(&status))?;
         let now = Instant::now();
-        let asked_at = (!is_after_break).then_some(now);
+        let requested_at = (!is_after_break).then_some(now);
         let mut live = Self {
             start,
             last: Position { connection: connection.id, ..from },
@@ -118,17 +123,17 @@ impl Live {
             connection,
             requests,
             responses,
-            unproved,
+            unconfirmed,
             gathered: Vec::new(),
             is_partial: false,
             ready: VecDeque::new(),
-            heard_at: now,
-            asked_at,
+            last_message_at: now,
+            requested_at,
             unanswered_since: None,
             head: None,
         };
         let answer_timeout = live.shared.config.answer_timeout;
-        match tokio::time::timeout(answer_timeout, live.hear()).await {
+        match tokio::time::timeout(answer_timeout, live.receive()).await {
             Ok(heard) => heard?,
             Err(_) => return Err(live.silent()),
         }
@@ -146,7 +151,7 @@ impl Live {
                 self.shared.known.lock().position = Some(position);
                 return Ok(delta);
             }
-            self.turn().await?;
+            self.step().await?;
         }
     }
 
@@ -159,11 +164,11 @@ impl Live {
     }
 
     /// Waits for the next message, response or timer.
-    async fn turn(&mut self) -> Result<(), SourceError> {
-        let demand = self.shared.health.demand().clone();
-        let can_hurry = self.connection.tells_progress && !demand.is_wanted();
-        let is_wanted = demand.is_wanted() || self.unproved.is_some();
-        let ask_at = self.ask_at(self.connection.tells_progress && is_wanted);
+    async fn step(&mut self) -> Result<(), SourceError> {
+        let demand = self.shared.demand.clone();
+        let can_hurry = self.connection.has_reliable_progress && !demand.is_wanted();
+        let is_wanted = demand.is_wanted() || self.unconfirmed.is_some();
+        let next_request_at = self.next_request_at(self.connection.has_reliable_progress && is_wanted);
         let head = async {
             match &mut self.head {
                 Some(head) => head.await,
@@ -183,45 +188,45 @@ impl Live {
                 self.head = None;
                 let header = header.map_err(|status| self.connection.error(&status))?;
                 self.shared.check_identity(&header)?;
-                self.alive();
+                self.record_contact();
                 Ok(())
             }
             // Cancel-safe by its own contract; the next round computes an earlier time for the request.
             () = demand.wanted(), if can_hurry => Ok(()),
-            () = tokio::time::sleep_until(ask_at) => self.ask(),
+            () = tokio::time::sleep_until(next_request_at) => self.request_progress(),
         }
     }
 
     /// Waits for one message, and processes it.
-    async fn hear(&mut self) -> Result<(), SourceError> {
+    async fn receive(&mut self) -> Result<(), SourceError> {
         let message = self.responses.message().await.map_err(|status| self.connection.error(&status))?;
         self.take(message)
     }
 
-    fn ask_at(&self, is_wanted: bool) -> Instant {
+    fn next_request_at(&self, is_wanted: bool) -> Instant {
         let EtcdConfig { progress_interval, heartbeat, .. } = self.shared.config;
-        match self.asked_at {
-            None => self.heard_at,
-            Some(asked_at) if is_wanted => asked_at + progress_interval,
-            Some(asked_at) => asked_at.max(self.heard_at) + heartbeat,
+        match self.requested_at {
+            None => self.last_message_at,
+            Some(requested_at) if is_wanted => requested_at + progress_interval,
+            Some(requested_at) => requested_at.max(self.last_message_at) + heartbeat,
         }
     }
 
     /// Records contact with the upstream, if the history is known to be the same. A fragment does not count: until the rest has
     /// arrived, which takes long for a large value, the served state is older than the response.
-    fn alive(&self) {
-        if !self.is_partial && self.unproved.as_ref().is_none_or(|unproved| unproved.is_repeated) {
-            self.shared.health.alive();
+    fn record_contact(&self) {
+        if !self.is_partial && self.unconfirmed.as_ref().is_none_or(|unconfirmed| unconfirmed.is_repeated) {
+            self.shared.health.record_contact();
         }
     }
 
     /// Requests progress or the head revision, which also shows that etcd responds.
-    fn ask(&mut self) -> Result<(), SourceError> {
+    fn request_progress(&mut self) -> Result<(), SourceError> {
         let now = Instant::now();
-        self.asked_at = Some(now);
-        if !self.connection.tells_progress {
-            let is_missed = self.unproved.as_ref().is_some_and(|unproved| !unproved.is_repeated);
-            if is_missed && self.heard_at.elapsed() > self.shared.config.answer_timeout {
+        self.requested_at = Some(now);
+        if !self.connection.has_reliable_progress {
+            let is_missed = self.unconfirmed.as_ref().is_some_and(|unconfirmed| !unconfirmed.is_repeated);
+            if is_missed && self.last_message_at.elapsed() > self.shared.config.answer_timeout {
                 // No later revision may ever show that the change is missing, and until then the resource would be STALE.
                 return self.judge(Verdict::Unknown);
             }
@@ -245,7 +250,7 @@ impl Live {
         let Some(message) = message else {
             return Err(self.connection.cancelled("the watch was closed"));
         };
-        self.heard_at = Instant::now();
+        self.last_message_at = Instant::now();
         self.unanswered_since = None;
         let WatchResponse { header, created, canceled, compact_revision, cancel_reason, fragment, events, .. } =
             message;
@@ -278,7 +283,7 @@ impl Live {
     /// Records that etcd has sent everything up to a revision.
     fn progress(&mut self, told: i64) -> Result<(), SourceError> {
         if told < self.last.revision {
-            self.alive();
+            self.record_contact();
             return Ok(());
         }
         self.settle()?;
@@ -295,33 +300,33 @@ impl Live {
         };
         let broken = || SourceError::Busy(format!("event at revision {revision}, which was already complete"));
         if revision <= self.last.revision {
-            let Some(unproved) = &mut self.unproved else {
+            let Some(unconfirmed) = &mut self.unconfirmed else {
                 if revision != self.start || revision != self.last.revision {
                     return Err(broken());
                 }
                 // The resource has this revision. A list shows only its puts; these events have its deletions as well.
-                self.last.mark = Some(Mark::of_transaction(revision, &events));
+                self.last.resume_point = Some(ResumePoint::of_transaction(revision, &events));
                 self.shared.known.lock().position = Some(self.last.clone());
                 return Ok(());
             };
-            let verdict = match revision.cmp(&unproved.mark.revision()) {
+            let verdict = match revision.cmp(&unconfirmed.resume_point.revision()) {
                 Ordering::Less => return Err(broken()),
                 Ordering::Equal => {
-                    unproved.is_repeated = true;
-                    unproved.mark.compare(&events)
+                    unconfirmed.is_repeated = true;
+                    unconfirmed.resume_point.compare(&events)
                 }
-                Ordering::Greater => unproved.mark.followed_at(revision),
+                Ordering::Greater => unconfirmed.resume_point.followed_at(revision),
             };
             self.judge(verdict)?;
-            if !self.connection.tells_progress {
+            if !self.connection.has_reliable_progress {
                 // The next message may be a long time away.
-                self.alive();
+                self.record_contact();
             }
             return Ok(());
         }
         self.settle()?;
-        let mark = Mark::of_transaction(revision, &events);
-        self.last = Position { revision, connection: self.connection.id, mark: Some(mark) };
+        let resume_point = ResumePoint::of_transaction(revision, &events);
+        self.last = Position { revision, connection: self.connection.id, resume_point: Some(resume_point) };
         let told = self.shared.read(revision, events);
         self.ready.push_back((told, self.last.clone()));
         Ok(())
@@ -329,8 +334,8 @@ impl Live {
 
     /// Ends the check of the history: etcd has replayed the change, or has passed its revision without it.
     fn settle(&mut self) -> Result<(), SourceError> {
-        match self.unproved.take() {
-            Some(Unproved { mark, is_repeated: false }) => self.judge(mark.missed()),
+        match self.unconfirmed.take() {
+            Some(UnconfirmedChange { resume_point, is_repeated: false }) => self.judge(resume_point.missed()),
             _ => Ok(()),
         }
     }
@@ -340,7 +345,7 @@ impl Live {
         match verdict {
             Verdict::Same => Ok(()),
             Verdict::Other => {
-                Err(SourceError::HistoryChanged(format!("{endpoint}: the last known revision has other changes")))
+                Err(SourceError::HistoryRewritten(format!("{endpoint}: the last known revision has other changes")))
             }
             Verdict::Unknown => {
                 Err(SourceError::Expired(format!("{endpoint}: the last known revision was not replayed")))
@@ -354,13 +359,16 @@ impl Live {
     }
 }
 
-impl fmt::Debug for Live {
+impl fmt::Debug for EtcdWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Live").field("connection", &self.connection).field("last", &self.last).finish_non_exhaustive()
+        f.debug_struct("EtcdWatch")
+            .field("connection", &self.connection)
+            .field("last", &self.last)
+            .finish_non_exhaustive()
     }
 }
 
-impl Shared {
+impl EtcdShared {
     /// Converts a transaction to the events of its objects.
     fn read(&self, revision: i64, events: Vec<PbEvent>) -> Delta {
         let mut told = Vec::with_capacity(events.len());

@@ -49,8 +49,7 @@ pub(super) struct Catalog {
 /// shortly before that a later change may have the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
-    pub(super) dev: u64,
-    pub(super) ino: u64,
+    pub(super) id: FileId,
     pub(super) size: u64,
     /// Modification time in nanoseconds since the epoch.
     pub(super) mtime: i64,

@@ -15,13 +15,15 @@
 //!
 //! `scan` selects the files and limits their size; `catalog` selects one of two objects with one key.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, path::Path};
 
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 
-use super::text::one_line;
-use crate::model::{Object, ObjectError, ResourceVersion};
+use crate::{
+    model::{Object, ObjectError, ResourceVersion},
+    source::text::one_line,
+};
 
 /// Format of a file, by the extension of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,10 +86,9 @@ const BOM: &[u8] = b"\xEF\xBB\xBF";
 impl Format {
     /// Returns the format of a file of this name; `None` if it is no manifest.
     pub(super) fn of(name: &str) -> Option<Self> {
-        match name.rsplit_once('.')? {
-            ("", _) => None,
-            (_, "json") => Some(Self::Json),
-            (_, "yaml" | "yml") => Some(Self::Yaml),
+        match Path::new(name).extension()?.to_str()? {
+            "json" => Some(Self::Json),
+            "yaml" | "yml" => Some(Self::Yaml),
             _ => None,
         }
     }
@@ -159,7 +160,7 @@ impl Decoder<'_> {
         let documents: Vec<Value> =
             serde_saphyr::from_multiple_with_options(text, options).map_err(|error| one_line(&error.to_string()))?;
         for (at, document) in documents.into_iter().enumerate() {
-            self.yaml_document(document, 0).map_err(|error| match at {
+            self.yaml_document(document).map_err(|error| match at {
                 0 => error,
                 _ => format!("document {}: {error}", at + 1),
             })?;
@@ -167,35 +168,14 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    /// Decodes one document. A list is split as a value, so that only its items have to be within the size limit of an object.
-    fn yaml_document(&mut self, document: Value, depth: usize) -> Result<(), String> {
-        let document = match document {
+    fn yaml_document(&mut self, document: Value) -> Result<(), String> {
+        if document.is_string() {
             // The first letters of an incomplete mapping are a YAML string too, which is never intended.
-            Value::String(_) => return Err("a string is not a manifest (is the file half-written?)".into()),
-            Value::Object(mut map) => {
-                let text = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
-                let kind = text(map.get("kind"));
-                let named = map.get("metadata").is_some_and(|metadata| !text(metadata.get("name")).is_empty());
-                let has_items = map.get("items").is_some_and(Value::is_array);
-                if is_list(&kind, named, has_items) {
-                    let implied = Implied::of(&kind, &text(map.get("apiVersion")));
-                    let Some(Value::Array(items)) = map.remove("items") else { return Ok(()) };
-                    return self.yaml_items(items, &implied, depth + 1);
-                }
-                Value::Object(map)
-            }
-            other => other,
-        };
-        self.object(&to_json(&document)?, &Implied::default()).map_err(|error| error.to_string())
-    }
-
-    fn yaml_items(&mut self, items: Vec<Value>, implied: &Implied, depth: usize) -> Result<(), String> {
-        for (at, item) in items.into_iter().enumerate() {
-            let json = to_json(&item)?;
-            drop(item);
-            self.value(&json, implied, depth).map_err(|error| format!("items[{at}]: {error}"))?;
+            return Err("a string is not a manifest (is the file half-written?)".into());
         }
-        Ok(())
+        let json = serde_json::to_vec(&document).map_err(|error| one_line(&error.to_string()))?;
+        drop(document);
+        self.value(&json, &Implied::default(), 0)
     }
 
     /// Decodes one JSON value: an object, or a list of them. `depth` is the number of lists around it.
@@ -249,7 +229,7 @@ impl Implied {
 /// Returns the type of a list's items, and their text; `None` if the value is not a list.
 fn list_head(json: &[u8]) -> Option<(Implied, &str)> {
     // A search for the word costs far less than parsing every object, nearly none of which is a list.
-    if json.first() != Some(&b'{') || !contains(json, b"List\"") {
+    if json.first() != Some(&b'{') || memchr::memmem::find(json, b"List\"").is_none() {
         return None;
     }
     let head: ListHead<'_> = serde_json::from_slice(json).ok()?;
@@ -266,14 +246,6 @@ fn list_head(json: &[u8]) -> Option<(Implied, &str)> {
 /// Returns true for a list. Kubernetes' lists have no name, and objects do: a custom `AllowList` with `items` stays one object.
 fn is_list(kind: &str, named: bool, has_items: bool) -> bool {
     kind == "List" || (kind.ends_with("List") && has_items && !named)
-}
-
-fn to_json(value: &Value) -> Result<Vec<u8>, String> {
-    serde_json::to_vec(value).map_err(|error| one_line(&error.to_string()))
-}
-
-fn contains(haystack: &[u8], needle: &[u8]) -> bool {
-    haystack.windows(needle.len()).any(|window| window == needle)
 }
 
 #[cfg(test)]
@@ -345,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn bombs_are_refused_in_one_line() {
+    fn alias_bombs_are_rejected_in_one_line() {
         let bomb = (1..10).fold(String::from("a0: &a0 [x]\n"), |text, n| {
             format!("{text}a{n}: &a{n} [{}]\n", vec![format!("*a{}", n - 1); 10].join(","))
         });
@@ -396,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_wanted_kind_counts() {
+    fn only_objects_of_the_configured_kind_are_decoded() {
         let text = "kind: Pod\nmetadata: {name: a}\n---\nkind: Service\nmetadata: {name: b}\n---\nx: 1\n";
         assert_eq!(keys(&decode_as(Format::Yaml, text, Some("pOD")).unwrap()), ["a"]);
         assert!(decode_as(Format::Yaml, text, Some("Secret")).unwrap().is_empty());
@@ -414,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_name_tells_the_format() {
+    fn the_file_extension_determines_the_format() {
         for (name, format) in [
             ("a.json", Some(Format::Json)),
             ("a.b.yaml", Some(Format::Yaml)),

@@ -13,35 +13,34 @@
 //!
 //! `live` decides when to scan.
 
-mod walk;
-
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
     sync::Arc,
     time::SystemTime,
 };
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use self::walk::Walked;
 use super::{
     FilesConfig,
     catalog::{Catalog, Content, FileChange, Finding},
     kinds::kinds_advice,
     lookup::{Lookup, look_up},
-    missing::{Missing, Patience},
-    notices::{DirtySet, Notices},
+    missing::{DeletionDelay, Missing},
+    notices::Notices,
     root::{DirectoryId, Root},
-    scan::{Probe, Scan, Scanner},
-    text::{escaped, one_line},
-    unfinished::{MAX_RESCANS, Shrunk, Signs},
+    scan::{Scan, ScanError, Scanner, may_hold},
+    unfinished::{Shrunk, Signs},
 };
 use crate::{
     cache::{List, Problem, ProblemReason, SourceHealth},
     model::{Event, Lineage, ObjectKey, ResourceVersion},
-    source::problems::Problems,
+    source::{
+        problems::Problems,
+        text::{escaped, one_line},
+    },
 };
 
 /// State of one directory.
@@ -51,23 +50,16 @@ pub(super) struct Engine {
     health: SourceHealth,
     catalog: Catalog,
     problems: Problems,
-    /// Problems that the last walk found outside of the files' contents.
-    found: BTreeMap<String, String>,
     /// Directory of the catalog. A different one replaces it once nothing is missing in it.
     settled: Option<DirectoryId>,
     missing: Missing<Arc<str>>,
     /// Objects that no file contains any more.
     lost: Missing<ObjectKey>,
-    /// Files whose content is not applied yet.
-    unfinished: BTreeSet<Arc<str>>,
-    /// Time at which the next of these is applied even without another notice.
-    counts_at: Option<Instant>,
-    doubt: Doubt,
+    /// True if the last walk did not meet all existing files.
+    was_torn: bool,
     shrunk: Shrunk,
     /// Mount points of other file systems below the root, with a trailing `/`.
     mounts: BTreeMap<String, DirectoryId>,
-    /// True if the last walk met a symbolic link: then one file can have several paths, and only a walk can look at it.
-    links: bool,
     /// Set once there has been a manifest since the start.
     has_had_files: bool,
     /// Reason why the directory itself cannot be served, while it cannot.
@@ -76,16 +68,8 @@ pub(super) struct Engine {
     warned: Vec<String>,
 }
 
-/// Questions that only another walk can answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Doubt {
-    None,
-    /// Deletion of the missing files and objects: the last walk was the first that did not find them, and may have passed by
-    /// files that contain the objects now.
-    Missing,
-    /// Everything: the last walk did not meet all existing files, because the directory changed meanwhile.
-    All,
-}
+/// Engine behind a lock that a scan holds to its end; taken only where blocking is allowed.
+pub(super) type SharedEngine = Arc<Mutex<Engine>>;
 
 /// Reason why there is no result.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,23 +80,34 @@ pub(super) enum Failure {
     Outage(String),
 }
 
-/// Result of a scan or refresh.
+/// Result of a scan.
 #[derive(Debug)]
-pub(super) struct Looked {
+pub(super) struct Scanned {
+    /// Changes; then a bookmark, unless a missing file may not be deleted after all: then the state may differ from that of the
+    /// directory.
     pub(super) events: Vec<Event>,
-    /// Time of the next check.
+    /// Time of the next scan, if it is due before the interval.
     pub(super) again_at: Option<Instant>,
-    /// True if a missing file may not be deleted after all: the state may differ from that of the directory.
-    pub(super) is_uncertain: bool,
 }
 
-/// Outcome of a refresh of single paths.
-#[derive(Debug)]
-pub(super) enum Refresh {
-    /// All paths were processed.
-    Done(Looked),
-    /// Only a scan of everything can decide.
-    Unclear,
+/// Result of a walk.
+struct WalkResult {
+    root: Root,
+    scan: Scan,
+    /// Known files that do not exist.
+    absent: BTreeSet<Arc<str>>,
+    /// True if the walk did not meet a known file that exists: the directory changed meanwhile.
+    is_torn: bool,
+}
+
+/// Remainder of a scan.
+struct Remainder {
+    /// True if the content of every existing file is applied.
+    is_all_read: bool,
+    /// Time at which another file is applied even without a notice.
+    again_at: Option<Instant>,
+    /// Problems outside of the files' contents.
+    problems: BTreeMap<String, String>,
 }
 
 // === impl Engine ===
@@ -123,16 +118,12 @@ impl Engine {
         Self {
             catalog: Catalog::new(lineage),
             problems: Problems::new("files", config.resource.clone(), health.clone()),
-            found: BTreeMap::new(),
             settled: None,
             missing: Missing::default(),
             lost: Missing::default(),
-            unfinished: BTreeSet::new(),
-            counts_at: None,
-            doubt: Doubt::None,
+            was_torn: false,
             shrunk: Shrunk::default(),
             mounts: BTreeMap::new(),
-            links: false,
             has_had_files: false,
             outage: None,
             warned: Vec::new(),
@@ -158,7 +149,7 @@ impl Engine {
         &mut self,
         notices: Option<&mut Notices>,
         cancelled: &CancellationToken,
-    ) -> Result<Looked, Failure> {
+    ) -> Result<Scanned, Failure> {
         if cancelled.is_cancelled() {
             return Err(Failure::Cancelled);
         }
@@ -168,19 +159,10 @@ impl Engine {
             Err(Failure::Outage(reason)) => self.failed(reason),
             Err(Failure::Cancelled) => {}
         }
-        let Walked { root, scan, absent, is_torn } = outcome?;
-        let Scan { mut changes, unfinished, again_at, problems, links, mounts, .. } = scan;
+        let WalkResult { root, scan, absent, is_torn } = outcome?;
+        let Scan { mut changes, unfinished, shrunk, again_at, problems, mounts, .. } = scan;
         let now = Instant::now();
-        (self.unfinished, self.counts_at) = (BTreeSet::new(), again_at);
-        let mut shrunk = BTreeSet::new();
-        for (path, stamp) in unfinished {
-            if let Some(stamp) = stamp {
-                shrunk.insert(path.clone());
-                self.shrunk.insert(path.clone(), stamp, now);
-            }
-            self.unfinished.insert(path);
-        }
-        self.shrunk.retain(&shrunk);
+        self.shrunk.replace(shrunk, now);
         let mut found = self.missing.retain(|path| absent.contains(path));
         let is_other = !self.is_settled(&root);
         let is_new = |change: &FileChange| self.catalog.file(&change.path).is_none();
@@ -188,29 +170,21 @@ impl Engine {
             self.disturb(now);
         }
         // A file that is being written is not the one that was missing.
-        found.retain(|path| !self.unfinished.contains(path));
+        found.retain(|path| !unfinished.contains(path));
         changes.extend(found.into_iter().map(|path| FileChange { path, finding: Finding::Found }));
         for path in &absent {
             if self.missing.insert(path, now) {
                 changes.push(FileChange { path: path.clone(), finding: Finding::Missing });
             }
         }
-        let patience = self.patience(is_other);
-        self.found = problems;
-        self.links = links;
         self.mounts = mounts;
-        // A directory that changes during each walk is walked at the interval.
-        let was_torn = self.doubt == Doubt::All;
-        self.doubt = if is_torn { Doubt::All } else { Doubt::None };
-        let mut looked = self.take_over(changes, patience, now);
-        if !is_torn && (self.missing.has_changed(now) || self.lost.has_changed(now)) {
-            self.doubt = Doubt::Missing;
-        }
+        let remainder = Remainder { is_all_read: unfinished.is_empty() && !is_torn, again_at, problems };
+        let mut scanned = self.take_over(changes, remainder, self.deletion_delay(is_other), now);
         self.report_empty();
-        if self.missing.is_empty() && self.lost.is_empty() && self.unfinished.is_empty() {
+        if self.missing.is_empty() && self.lost.is_empty() && unfinished.is_empty() {
             self.settled = Some(root.id);
         } else if is_other {
-            let (resource, missing) = (&self.config.resource, self.missing.keys().len());
+            let (resource, missing) = (&self.config.resource, self.missing.len());
             tracing::info!(
                 source = "files",
                 resource,
@@ -218,88 +192,110 @@ impl Engine {
                 "directory replaced; deletions wait for the next scans"
             );
         }
-        if is_torn {
-            let pause = if was_torn { self.config.rescan } else { self.config.quiet };
-            looked.again_at.get_or_insert(now + pause);
-            looked.is_uncertain = true;
+        // A directory that changes during each walk is walked at the interval.
+        let was_torn = std::mem::replace(&mut self.was_torn, is_torn);
+        if is_torn && !was_torn {
+            scanned.again_at.get_or_insert(now + self.config.quiet);
         }
-        Ok(looked)
+        if !is_torn && self.missing.is_empty() {
+            scanned.events.push(Event::Bookmark(self.version()));
+        }
+        Ok(scanned)
     }
 
-    /// Reads single paths, and returns the changes.
-    pub(super) fn refresh(
+    /// Walks, and checks that the directory is the same at the end.
+    fn walk(
         &mut self,
-        paths: &BTreeSet<PathBuf>,
-        notices: &DirtySet,
+        mut notices: Option<&mut Notices>,
         cancelled: &CancellationToken,
-    ) -> Result<Refresh, Failure> {
-        if cancelled.is_cancelled() {
-            return Err(Failure::Cancelled);
-        }
-        let Some(root) = self.settled_root().filter(|_| !self.links) else { return Ok(Refresh::Unclear) };
-        let now = Instant::now();
-        let mut changes = Vec::new();
-        let (mut absent, mut unfinished) = (Vec::new(), Vec::new());
-        let signs = self.signs(Some(notices), now);
-        let mut scanner = Scanner::new(&root, &self.catalog, self.config.kind.as_deref(), signs, cancelled);
-        for path in paths {
-            let Some(path) = path.strip_prefix(&root.path).ok().and_then(|path| path.to_str()) else {
-                return Ok(Refresh::Unclear);
+    ) -> Result<WalkResult, Failure> {
+        let outage = |reason: String| Failure::Outage(one_line(&reason));
+        let root = match Root::open(&self.config.path) {
+            Ok(root) => root,
+            Err(error) => {
+                if let Some(notices) = notices {
+                    notices.forget();
+                }
+                return Err(outage(error.to_string()));
+            }
+        };
+        if let Some(notices) = &mut notices {
+            let message = |reason| {
+                format!(
+                    "change notifications are incomplete, a scan every {:?} finds the rest: {reason}",
+                    self.config.rescan
+                )
             };
-            match scanner.probe(path) {
-                Probe::Nothing => {}
-                // The problem that the last walk found at this path may be over.
-                _ if self.found.contains_key(&*escaped(path)) => return Ok(Refresh::Unclear),
-                Probe::File(change) => changes.push(change),
-                Probe::Unfinished(path, stamp) => unfinished.push((path, stamp)),
-                Probe::Absent(path) => absent.push(path),
-                Probe::Unclear => return Ok(Refresh::Unclear),
+            let problem = |reason| Problem::new(ProblemReason::NotificationsUnavailable, "", message(reason));
+            let found = notices.follow(&root).err().map(problem);
+            self.problems.replace(&[ProblemReason::NotificationsUnavailable], found.into_iter().collect());
+        }
+        let signs = Signs {
+            notices: notices.as_ref().map(|notices| &**notices.dirty()),
+            shrunk: &self.shrunk,
+            config: &self.config,
+            now: Instant::now(),
+            clock: SystemTime::now(),
+        };
+        let mut scan = Scanner::new(&root, &self.catalog, signs, cancelled).walk().map_err(|error| match error {
+            ScanError::Cancelled => Failure::Cancelled,
+            ScanError::Root(error) => outage(format!("the directory {} cannot be read: {error}", root.path.display())),
+        })?;
+        self.keep_unmounted(&root, &mut scan);
+        let (absent, is_torn) = self.absent(&root, &scan, cancelled)?;
+        match Root::open(&self.config.path) {
+            Ok(now) if now == root => {}
+            Ok(_) => {
+                return Err(outage(format!("the directory {} was replaced during the scan", root.path.display())));
             }
+            Err(error) => return Err(outage(error.to_string())),
         }
-        let counts_at = scanner.again_at();
-        // Files that disappear together with the directory are not deleted.
-        if Root::open(&self.config.path).as_ref() != Ok(&root) {
-            return Ok(Refresh::Unclear);
+        let is_emptied = scan.seen.is_empty() && !absent.is_empty() && !self.is_settled(&root);
+        if is_emptied {
+            return Err(outage(format!(
+                "the directory {} was replaced by one without manifests, as when a volume is unmounted; mount it or \
+                 create the files again, or restart informerd if they were deleted on purpose",
+                root.path.display()
+            )));
         }
-        self.counts_at = self.counts_at.into_iter().chain(counts_at).min();
-        for change in &changes {
-            self.missing.remove(&change.path);
-            self.shrunk.remove(&change.path);
-            self.unfinished.remove(&change.path);
-        }
-        for (path, stamp) in unfinished {
-            self.missing.remove(&path);
-            if let Some(stamp) = stamp {
-                self.shrunk.insert(path.clone(), stamp, now);
-            }
-            self.unfinished.insert(path);
-        }
-        for path in absent {
-            self.unfinished.remove(&path);
-            if self.missing.insert(&path, now) {
-                changes.push(FileChange { path, finding: Finding::Missing });
-            }
-        }
-        Ok(Refresh::Done(self.take_over(changes, self.patience(false), now)))
+        Ok(WalkResult { root, scan, absent, is_torn })
     }
 
-    /// Looks for the missing files again, and returns the changes.
-    pub(super) fn look_for_missing(&mut self, cancelled: &CancellationToken) -> Result<Refresh, Failure> {
-        let now = Instant::now();
-        let is_due = self.doubt == Doubt::Missing || self.counts_at.is_some_and(|at| at <= now);
-        let Some(root) = self.settled_root().filter(|_| !is_due) else { return Ok(Refresh::Unclear) };
-        for path in self.missing.keys() {
+    /// Keeps the files of an unmounted volume below the root while its mount point is empty.
+    fn keep_unmounted(&self, root: &Root, scan: &mut Scan) {
+        let is_other = |(directory, id): &(&String, &DirectoryId)| scan.mounts.get(*directory) != Some(*id);
+        for (directory, id) in self.mounts.iter().filter(is_other).collect::<Vec<_>>() {
+            let is_below = |path: &Arc<str>| path.starts_with(directory.as_str());
+            let is_empty = !scan.seen.iter().any(is_below) && root.path.join(directory).is_dir();
+            if is_empty && self.catalog.paths().any(is_below) {
+                let problem = "volume unmounted, its objects are kept; mount it, create the files again, or delete the \
+                               directory";
+                scan.problems.insert(escaped(directory).into_owned(), problem.to_owned());
+                scan.unknown.insert(directory.clone());
+                scan.mounts.insert(directory.clone(), *id);
+            }
+        }
+    }
+
+    /// Returns the known files that the walk did not meet and that do not exist; and true if another one exists after all.
+    fn absent(
+        &self,
+        root: &Root,
+        scan: &Scan,
+        cancelled: &CancellationToken,
+    ) -> Result<(BTreeSet<Arc<str>>, bool), Failure> {
+        let (mut absent, mut is_torn) = (BTreeSet::new(), false);
+        let is_seen = |path: &Arc<str>| scan.seen.contains(path) || may_hold(&scan.unknown, path);
+        for path in self.catalog.paths().filter(|path| !is_seen(path)) {
             if cancelled.is_cancelled() {
                 return Err(Failure::Cancelled);
             }
-            if look_up(&root, path) != Lookup::Absent {
-                return Ok(Refresh::Unclear);
+            match look_up(root, path) {
+                Lookup::Absent => drop(absent.insert(path.clone())),
+                Lookup::Present | Lookup::Unclear => is_torn = true,
             }
         }
-        if Root::open(&self.config.path).as_ref() != Ok(&root) {
-            return Ok(Refresh::Unclear);
-        }
-        Ok(Refresh::Done(self.take_over(Vec::new(), self.patience(false), now)))
+        Ok((absent, is_torn))
     }
 
     /// Records that the directory is changing now, so that no deletion is certain.
@@ -308,34 +304,27 @@ impl Engine {
         self.lost.disturb(now);
     }
 
-    fn signs<'a>(&'a self, notices: Option<&'a DirtySet>, now: Instant) -> Signs<'a> {
-        let FilesConfig { rescan, quiet, .. } = *self.config;
-        Signs { notices, shrunk: &self.shrunk, rescan, quiet, now, clock: SystemTime::now() }
-    }
-
-    /// Returns the directory if it is that of the catalog, and single files of it can be read.
-    fn settled_root(&self) -> Option<Root> {
-        if self.outage.is_some() || self.doubt == Doubt::All {
-            return None;
-        }
-        Root::open(&self.config.path).ok().filter(|root| self.is_settled(root))
-    }
-
     fn is_settled(&self, root: &Root) -> bool {
         self.settled.is_none_or(|settled| settled == root.id)
     }
 
-    fn patience(&self, is_other: bool) -> Patience {
+    fn deletion_delay(&self, is_other: bool) -> DeletionDelay {
         let FilesConfig { rescan, quiet, .. } = *self.config;
         if is_other {
-            Patience { unchanged: rescan, at_most: rescan.saturating_mul(MAX_RESCANS) }
+            DeletionDelay { unchanged: rescan, at_most: self.config.longest() }
         } else {
-            Patience { unchanged: quiet, at_most: rescan }
+            DeletionDelay { unchanged: quiet, at_most: rescan }
         }
     }
 
     /// Applies changes, and the deletions that are certain by now.
-    fn take_over(&mut self, changes: Vec<FileChange>, patience: Patience, now: Instant) -> Looked {
+    fn take_over(
+        &mut self,
+        changes: Vec<FileChange>,
+        remainder: Remainder,
+        deletion_delay: DeletionDelay,
+        now: Instant,
+    ) -> Scanned {
         let is_change =
             |change: &FileChange| matches!(change.finding, Finding::Read { content: Content::Objects(_), .. });
         if changes.iter().any(is_change) {
@@ -347,37 +336,28 @@ impl Engine {
         for key in unclaimed.keys() {
             self.lost.insert(key, now);
         }
-        if self.doubt != Doubt::Missing {
-            let certain = self.missing.take_certain(patience, now);
-            let begin = certain.iter().map(|(_, begin)| *begin).min().unwrap_or(now);
-            let gone = |(path, _)| FileChange { path, finding: Finding::Gone };
-            events.extend(self.catalog.apply(certain.into_iter().map(gone).collect()));
-            for key in self.catalog.unclaimed().keys() {
-                self.lost.insert_since(key, begin);
-            }
-            let certain = self.lost.take_certain(self.patience_for_objects(patience), now);
-            let certain: Vec<_> = certain.into_iter().map(|(key, _)| key).collect();
-            events.extend(self.catalog.delete(&certain));
+        let certain = self.missing.take_certain(deletion_delay, now);
+        let begin = certain.iter().map(|(_, begin)| *begin).min().unwrap_or(now);
+        let gone = |(path, _)| FileChange { path, finding: Finding::Gone };
+        events.extend(self.catalog.apply(certain.into_iter().map(gone).collect()));
+        for key in self.catalog.unclaimed().keys() {
+            self.lost.insert_since(key, begin);
         }
+        // While some file's objects are unknown, one of them may be the lost one.
+        let is_all_read = remainder.is_all_read && self.missing.is_empty();
+        let at_most = self.config.longest();
+        let unchanged = if is_all_read { deletion_delay.unchanged } else { at_most };
+        let certain = self.lost.take_certain(DeletionDelay { unchanged, at_most }, now);
+        let certain: Vec<_> = certain.into_iter().map(|(key, _)| key).collect();
+        events.extend(self.catalog.delete(&certain));
         let problem = |(path, reason)| Problem::new(ProblemReason::FileInvalid, path, reason);
-        self.problems.replace(&[ProblemReason::FileInvalid], self.standing().into_iter().map(problem).collect());
+        let problems = self.file_problems(remainder.problems).into_iter().map(problem).collect();
+        self.problems.replace(&[ProblemReason::FileInvalid], problems);
         self.warn_of_kinds();
         // An object that waits for a file is checked again with that file.
-        let lost = self.lost.next_look(patience).filter(|_| self.is_all_read());
-        let again_at = self.missing.next_look(patience).into_iter().chain(lost).chain(self.counts_at).min();
-        Looked { events, again_at, is_uncertain: !self.missing.is_empty() }
-    }
-
-    /// Returns true if every file's objects are known.
-    fn is_all_read(&self) -> bool {
-        self.unfinished.is_empty() && self.missing.is_empty() && self.doubt != Doubt::All
-    }
-
-    /// Returns the patience with objects that no file contains any more, which is longer while some file's objects are unknown.
-    fn patience_for_objects(&self, patience: Patience) -> Patience {
-        let longest = self.config.rescan.saturating_mul(MAX_RESCANS);
-        let unchanged = if self.is_all_read() { patience.unchanged } else { longest };
-        Patience { unchanged, at_most: longest }
+        let lost = self.lost.next_look(deletion_delay).filter(|_| is_all_read);
+        let again_at = self.missing.next_look(deletion_delay).into_iter().chain(lost).chain(remainder.again_at).min();
+        Scanned { events, again_at }
     }
 
     /// Reports a directory without any manifest since the start: its volume may be mounted later.
@@ -392,22 +372,22 @@ impl Engine {
     }
 
     /// Returns one reason for each path: a problem of the file has precedence over one with other files.
-    fn standing(&self) -> BTreeMap<String, String> {
-        let mut standing: BTreeMap<String, String> = BTreeMap::new();
+    fn file_problems(&self, outside: BTreeMap<String, String>) -> BTreeMap<String, String> {
+        let mut problems: BTreeMap<String, String> = BTreeMap::new();
         for (key, served, waiting) in self.catalog.duplicates() {
             let reason = || format!("{} is also in {}, which comes first and is served", key, escaped(served));
-            standing.entry(escaped(waiting).into_owned()).or_insert_with(|| one_line(&reason()));
+            problems.entry(escaped(waiting).into_owned()).or_insert_with(|| one_line(&reason()));
         }
         for (path, reason, is_kept) in self.catalog.unusable() {
             let outcome = if is_kept { "; its last good objects are kept" } else { "" };
-            standing.insert(escaped(path).into_owned(), format!("{reason}{outcome}"));
+            problems.insert(escaped(path).into_owned(), format!("{reason}{outcome}"));
         }
-        standing.extend(self.found.iter().map(|(path, reason)| (path.clone(), reason.clone())));
-        standing
+        problems.extend(outside);
+        problems
     }
 
     fn failed(&mut self, reason: &str) {
-        self.health.failed(reason);
+        self.health.record_failure(reason);
         if self.outage.as_deref() != Some(reason) {
             let resource = &self.config.resource;
             tracing::warn!(source = "files", resource, reason, "directory not read; keeping its objects");

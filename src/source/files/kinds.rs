@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::text::escaped;
+use crate::source::text::escaped;
 
 /// Limit of the kinds that the advice shows flags for.
 const SHOWN_KINDS: usize = 8;
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn several_kinds_are_told_with_the_flags_to_use() {
+    fn several_kinds_are_reported_with_the_flags_to_use() {
         let kinds = ["Gateway", "Ingress", "NetworkPolicy", "Pod"].map(str::to_owned);
         assert_eq!(
             kinds_advice(&kinds, Path::new("./m")),

@@ -1,14 +1,15 @@
-//! Watch of a directory: waits for possible changes, has the engine check them, and delivers the result.
+//! Watch of a directory: waits for possible changes, has the engine scan for them, and delivers the result.
 //!
-//! One [`Live`] is one watch. It is the state of a stream, not a task: nothing happens unless the watch is polled, and
+//! One [`DirectoryWatch`] is one watch. It is the state of a stream, not a task: nothing happens unless the watch is polled, and
 //! dropping it ends the notices and cancels the current scan.
 //!
 //! Invariants:
 //! - At most one scan runs; its events are delivered before the next one begins. That bounds the queue: one event for each
 //!   changed object, which it shares with the catalog.
-//! - A bookmark follows every complete scan, as soon as no file is missing without a certain deletion: no bookmark comes while
+//! - A bookmark follows the changes of every scan, unless a file is missing without a certain deletion: no bookmark comes while
 //!   the directory is absent or being replaced.
-//! - A burst of changes is checked once: after a quiet period, or when it has lasted [`BURST`] quiet periods.
+//! - A burst of changes is checked once: after a quiet period, or when it has lasted [`BURST`] quiet periods. After a scan comes a
+//!   pause of the same length: a large directory that changes all the time is not scanned all the time.
 //! - The first step is a scan, which finds the changes since the list.
 
 use std::{collections::VecDeque, sync::Arc};
@@ -18,13 +19,13 @@ use tokio_stream::Stream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
-    FilesConfig, SharedEngine,
-    engine::{Failure, Looked, Refresh},
-    notices::{Dirty, Notices},
+    FilesConfig,
+    engine::{Failure, Scanned, SharedEngine},
+    notices::Notices,
 };
 use crate::{
-    cache::SourceError,
-    model::{Event, ResourceVersion},
+    cache::{Delta, SourceError},
+    model::Event,
 };
 
 /// Longest delay by a burst of changes, in quiet periods.
@@ -32,7 +33,7 @@ const BURST: u32 = 5;
 
 /// One watch of one directory.
 #[derive(Debug)]
-pub(super) struct Live {
+pub(super) struct DirectoryWatch {
     config: Arc<FilesConfig>,
     engine: SharedEngine,
     /// Notices; a running scan has them.
@@ -42,26 +43,13 @@ pub(super) struct Live {
     _guard: DropGuard,
     ready: VecDeque<Event>,
     next_scan: Instant,
-    /// Time to look for missing files again.
-    again_at: Option<Instant>,
-    /// True if a bookmark is due when no file is missing any more.
-    owes_bookmark: bool,
+    /// Time before which no other scan begins.
+    paused_until: Instant,
 }
 
-/// Reason for a step of the watch.
-#[derive(Debug)]
-enum Wake {
-    /// Another list or watch has replaced this one.
-    Cancelled,
-    Notices,
-    /// The time to look for missing files again.
-    Missing,
-    Interval,
-}
+// === impl DirectoryWatch ===
 
-// === impl Live ===
-
-impl Live {
+impl DirectoryWatch {
     /// Returns a watch from the engine's current version on.
     pub(super) fn new(
         config: Arc<FilesConfig>,
@@ -77,56 +65,54 @@ impl Live {
             cancelled,
             ready: VecDeque::new(),
             next_scan: Instant::now(),
-            again_at: None,
-            owes_bookmark: false,
+            paused_until: Instant::now(),
         }
     }
 
     /// Converts the watch to the stream that the Reflector reads.
-    pub(super) fn into_stream(self) -> impl Stream<Item = Result<Event, SourceError>> + Send {
-        futures_util::stream::unfold(self, |mut live| async move { live.next().await.map(|event| (event, live)) })
+    pub(super) fn into_stream(self) -> impl Stream<Item = Result<Delta, SourceError>> + Send {
+        futures_util::stream::unfold(self, |mut live| async move {
+            live.next().await.map(|event| (Ok(Delta::event(event)), live))
+        })
     }
 
-    async fn next(&mut self) -> Option<Result<Event, SourceError>> {
+    async fn next(&mut self) -> Option<Event> {
         loop {
             if self.cancelled.is_cancelled() {
                 return None;
             }
             if let Some(event) = self.ready.pop_front() {
-                return Some(Ok(event));
+                return Some(event);
             }
-            let looked = match self.wait().await {
-                Wake::Cancelled => return None,
-                Wake::Notices => {
-                    let is_quiet = self.settle().await;
-                    self.look(is_quiet).await
-                }
-                Wake::Missing => self.look_for_missing().await,
-                Wake::Interval => self.scan().await,
-            };
-            match looked {
+            let is_noticed = self.wait().await?;
+            let is_quiet = !is_noticed || self.settle().await;
+            match self.scan(is_quiet).await {
                 Ok(()) | Err(Failure::Outage(_)) => {}
                 Err(Failure::Cancelled) => return None,
             }
         }
     }
 
-    async fn wait(&self) -> Wake {
+    /// Waits until a scan is due. Returns true if that is because of a notice, `None` if another list or watch has replaced this
+    /// one.
+    async fn wait(&self) -> Option<bool> {
         let marked = async {
             match &self.notices {
                 Some(notices) => notices.dirty().marked().await,
                 None => std::future::pending().await,
             }
         };
-        tokio::select! {
-            // The end comes first; notices come before the timers, whose checks would fall into the middle of a burst.
-            biased;
-            // Cancel-safe, all of them.
-            () = self.cancelled.cancelled() => Wake::Cancelled,
-            () = marked => Wake::Notices,
-            () = sleep_until(self.next_scan) => Wake::Interval,
-            () = sleep_until(self.again_at.unwrap_or(self.next_scan)) => Wake::Missing,
-        }
+        let due = async {
+            sleep_until(self.paused_until).await;
+            tokio::select! {
+                // Notices come before the timer, whose scan would fall into the middle of a burst.
+                biased;
+                // Cancel-safe, both of them.
+                () = marked => true,
+                () = sleep_until(self.next_scan) => false,
+            }
+        };
+        self.cancelled.run_until_cancelled(due).await
     }
 
     /// Waits until the burst of changes is over, or has lasted long enough. Returns true if it is over.
@@ -142,77 +128,27 @@ impl Live {
         }
     }
 
-    /// Checks the changes that the notices report, path by path if possible.
-    async fn look(&mut self, is_quiet: bool) -> Result<(), Failure> {
-        let Some(notices) = &self.notices else { return self.scan().await };
-        let notices = notices.dirty().clone();
-        let dirty = notices.take();
-        if !is_quiet {
-            let engine = self.engine.clone();
-            blocking(move || engine.lock().disturb(Instant::now())).await?;
-        }
-        let paths = match dirty {
-            Dirty::Paths(paths) if Instant::now() < self.next_scan => paths,
-            Dirty::Paths(_) | Dirty::Everything => return self.scan().await,
-        };
+    /// Scans the directory, which may still be changing.
+    async fn scan(&mut self, is_quiet: bool) -> Result<(), Failure> {
         let (engine, cancelled) = (self.engine.clone(), self.cancelled.clone());
-        let refresh = blocking(move || engine.lock().refresh(&paths, &notices, &cancelled)).await?;
-        self.refreshed(refresh?).await
-    }
-
-    /// Looks for the missing files again.
-    async fn look_for_missing(&mut self) -> Result<(), Failure> {
-        let (engine, cancelled) = (self.engine.clone(), self.cancelled.clone());
-        let refresh = blocking(move || engine.lock().look_for_missing(&cancelled)).await?;
-        self.refreshed(refresh?).await
-    }
-
-    async fn refreshed(&mut self, refresh: Refresh) -> Result<(), Failure> {
-        match refresh {
-            Refresh::Unclear => self.scan().await,
-            Refresh::Done(Looked { events, again_at, is_uncertain }) => {
-                self.ready.extend(events);
-                self.again_at = again_at;
-                if !is_uncertain && self.owes_bookmark {
-                    let engine = self.engine.clone();
-                    self.bookmark(blocking(move || engine.lock().version()).await?);
-                }
-                Ok(())
-            }
-        }
-    }
-
-    /// Scans the whole directory.
-    async fn scan(&mut self) -> Result<(), Failure> {
-        let (engine, cancelled) = (self.engine.clone(), self.cancelled.clone());
-        let mut notices = self.notices.take();
-        if let Some(notices) = &notices {
-            // The scan sees every change that was marked up to here.
-            notices.dirty().take();
-        }
+        let (begin, mut notices) = (Instant::now(), self.notices.take());
         let scanned = blocking(move || {
             let mut engine = engine.lock();
-            let outcome = engine.scan(notices.as_mut(), &cancelled).map(|looked| (looked, engine.version()));
+            if !is_quiet {
+                engine.disturb(Instant::now());
+            }
+            let outcome = engine.scan(notices.as_mut(), &cancelled);
             (notices, outcome)
         });
         let (notices, outcome) = scanned.await?;
         self.notices = notices;
-        self.next_scan = Instant::now() + self.config.rescan;
-        (self.again_at, self.owes_bookmark) = (None, false);
-        let (Looked { events, again_at, is_uncertain }, version) = outcome?;
+        let now = Instant::now();
+        self.paused_until = now + begin.elapsed().min(self.config.rescan);
+        self.next_scan = now + self.config.rescan;
+        let Scanned { events, again_at } = outcome?;
         self.ready.extend(events);
-        self.again_at = again_at;
-        if is_uncertain {
-            self.owes_bookmark = true;
-        } else {
-            self.bookmark(version);
-        }
+        self.next_scan = again_at.map_or(self.next_scan, |at| at.min(self.next_scan));
         Ok(())
-    }
-
-    fn bookmark(&mut self, version: ResourceVersion) {
-        self.owes_bookmark = false;
-        self.ready.push_back(Event::Bookmark(version));
     }
 }
 

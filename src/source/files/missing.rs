@@ -28,7 +28,7 @@ pub(super) struct Missing<K> {
 
 /// Time until a deletion is certain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Patience {
+pub(super) struct DeletionDelay {
     /// Time without any change.
     pub(super) unchanged: Duration,
     /// Time for which the file or object has been missing, whatever else changes.
@@ -49,9 +49,9 @@ impl<K: Ord + Clone> Missing<K> {
         self.all.is_empty()
     }
 
-    /// Returns the missing keys.
-    pub(super) fn keys(&self) -> impl ExactSizeIterator<Item = &K> {
-        self.all.keys()
+    /// Returns the number of missing keys.
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
     }
 
     /// Adds a file or object. Returns true if it was not missing before.
@@ -69,11 +69,6 @@ impl<K: Ord + Clone> Missing<K> {
         self.all.entry(key.clone()).or_insert(begin);
     }
 
-    /// Removes a file or object. Returns true if it was missing.
-    pub(super) fn remove(&mut self, key: &K) -> bool {
-        self.all.remove(key).is_some()
-    }
-
     /// Removes all except for these. Returns the removed ones, which exist again.
     pub(super) fn retain(&mut self, is_absent: impl Fn(&K) -> bool) -> Vec<K> {
         self.take(|key, _| !is_absent(key)).into_iter().map(|(key, _)| key).collect()
@@ -84,17 +79,12 @@ impl<K: Ord + Clone> Missing<K> {
         self.changed_at = Some(now);
     }
 
-    /// Returns true if the check at this time had a different result from the one before.
-    pub(super) fn has_changed(&self, now: Instant) -> bool {
-        !self.is_empty() && self.changed_at == Some(now)
-    }
-
     /// Removes the keys whose deletion is certain. Returns them, each with the time since which it was missing.
-    pub(super) fn take_certain(&mut self, patience: Patience, now: Instant) -> Vec<(K, Instant)> {
+    pub(super) fn take_certain(&mut self, deletion_delay: DeletionDelay, now: Instant) -> Vec<(K, Instant)> {
         let since = |begin: Instant| now.saturating_duration_since(begin);
         let changed_at = self.changed_at;
         let unchanged = |begin: Instant| since(changed_at.map_or(begin, |changed_at| changed_at.max(begin)));
-        let is_certain = |begin| unchanged(begin) >= patience.unchanged || since(begin) >= patience.at_most;
+        let is_certain = |begin| unchanged(begin) >= deletion_delay.unchanged || since(begin) >= deletion_delay.at_most;
         self.take(|_, begin| is_certain(begin))
     }
 
@@ -106,8 +96,8 @@ impl<K: Ord + Clone> Missing<K> {
     }
 
     /// Returns the time of the next check; `None` while nothing is missing.
-    pub(super) fn next_look(&self, patience: Patience) -> Option<Instant> {
-        self.changed_at.filter(|_| !self.is_empty()).map(|changed_at| changed_at + patience.unchanged)
+    pub(super) fn next_look(&self, deletion_delay: DeletionDelay) -> Option<Instant> {
+        self.changed_at.filter(|_| !self.is_empty()).map(|changed_at| changed_at + deletion_delay.unchanged)
     }
 }
 
@@ -115,7 +105,8 @@ impl<K: Ord + Clone> Missing<K> {
 mod tests {
     use super::*;
 
-    const PATIENCE: Patience = Patience { unchanged: Duration::from_secs(1), at_most: Duration::from_secs(5) };
+    const PATIENCE: DeletionDelay =
+        DeletionDelay { unchanged: Duration::from_secs(1), at_most: Duration::from_secs(5) };
 
     fn certain(missing: &mut Missing<&'static str>, now: Instant) -> Vec<&'static str> {
         missing.take_certain(PATIENCE, now).into_iter().map(|(key, _)| key).collect()

@@ -1,19 +1,18 @@
-//! Change notices of the operating system: a bounded set of paths that may have changed.
+//! Change notices of the operating system.
 //!
-//! The thread of `notify` writes it; `live` waits for it, and owns it: dropping [`Notices`] ends the thread.
+//! The thread of `notify` writes them; `live` waits for them, and owns them: dropping [`Notices`] ends the thread.
 //!
 //! Invariants:
-//! - The set is bounded: above [`MAX_PATHS`] it only records that anything may have changed.
-//! - No mark is lost between two reads: one that comes while a set is being processed is in the next one.
+//! - No mark is lost: one that comes during a scan leads to the next one.
 //! - A notice is a hint. A scan determines the actual change; the periodic scan finds changes without a notice.
 //! - A file counts as being written from its first modification to its close, for at most [`MAX_PATHS`] files; for the same
 //!   files the time of the last close is known.
 //!
-//! `unfinished` interprets a file that is being written, `scan` interprets paths.
+//! `unfinished` interprets a file that is being written.
 
 use std::{
     any::Any,
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -25,11 +24,13 @@ use notify::{
     event::{AccessKind, AccessMode, ModifyKind, RemoveKind},
 };
 use parking_lot::Mutex;
+use rustix::io::Errno;
 use tokio::{sync::Notify, time::Instant};
 
 use super::root::Root;
+use crate::source::text::one_line;
 
-/// Limit of the remembered paths. To check more of them costs about as much as a scan of everything.
+/// Limit of the paths with a remembered state.
 const MAX_PATHS: usize = 1024;
 
 /// True if the system reports that a file was closed after it was written, as inotify does.
@@ -38,22 +39,12 @@ const REPORTS_CLOSE: bool = cfg!(any(target_os = "linux", target_os = "android")
 /// Delay before the next attempt to subscribe, after one failed.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// Possible changes since the last read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Dirty {
-    /// These paths, absolute; none if the set is empty.
-    Paths(BTreeSet<PathBuf>),
-    /// Anything.
-    Everything,
-}
-
-/// Set of marks, shared with the thread that fills it.
-#[derive(Debug)]
+/// State of the notices, shared with the thread that writes it.
+#[derive(Debug, Default)]
 pub(super) struct DirtySet {
-    marks: Mutex<Dirty>,
     /// State of the paths with the most recent notices.
     noticed: Mutex<BTreeMap<PathBuf, Noticed>>,
-    /// Reason why the watch does not cover everything below the directory, with the remedy.
+    /// Reason why the subscription does not cover everything below the directory, or was refused, with the remedy.
     fault: Mutex<Option<String>>,
     wake: Notify,
 }
@@ -88,44 +79,22 @@ pub(super) enum SubscribeError {
 pub(super) struct Notices {
     subscribe: Subscribe,
     dirty: Arc<DirtySet>,
-    state: State,
+    attempt: Option<Attempt>,
 }
 
-enum State {
-    /// No subscription yet.
-    Idle,
-    Subscribed {
-        root: Root,
-        at: Instant,
-        _subscription: Subscription,
-    },
-    Failed {
-        root: Root,
-        at: Instant,
-        reason: String,
-    },
+/// Last attempt to subscribe.
+struct Attempt {
+    root: Root,
+    at: Instant,
+    /// The subscription; `None` if the system refused it.
+    _subscription: Option<Subscription>,
 }
 
 // === impl DirtySet ===
 
 impl DirtySet {
-    fn new() -> Self {
-        let marks = Mutex::new(Dirty::Paths(BTreeSet::new()));
-        Self { marks, noticed: Mutex::default(), fault: Mutex::default(), wake: Notify::new() }
-    }
-
-    /// Marks one path.
-    pub(super) fn mark(&self, path: PathBuf) {
-        {
-            let mut marks = self.marks.lock();
-            match &mut *marks {
-                Dirty::Everything => {}
-                Dirty::Paths(paths) if paths.len() < MAX_PATHS || paths.contains(&path) => {
-                    paths.insert(path);
-                }
-                Dirty::Paths(_) => *marks = Dirty::Everything,
-            }
-        }
+    /// Marks a change.
+    pub(super) fn mark(&self) {
         self.wake.notify_one();
     }
 
@@ -149,15 +118,9 @@ impl DirtySet {
                 let first = all.iter().min_by_key(|(_, noticed)| order(noticed)).map(|(path, _)| path.clone());
                 first.and_then(|first| all.remove(&first));
             }
-            change(all.entry(path.clone()).or_default());
+            change(all.entry(path).or_default());
         }
-        self.mark(path);
-    }
-
-    /// Marks everything.
-    pub(super) fn mark_everything(&self) {
-        *self.marks.lock() = Dirty::Everything;
-        self.wake.notify_one();
+        self.mark();
     }
 
     /// Returns the state of this absolute path; `None` if it had no notice, or no recent one.
@@ -173,7 +136,7 @@ impl DirtySet {
     /// Records that the watch has become incomplete.
     fn set_fault(&self, reason: String) {
         *self.fault.lock() = Some(reason);
-        self.mark_everything();
+        self.mark();
     }
 
     /// Waits for a mark since the last call.
@@ -184,11 +147,6 @@ impl DirtySet {
     pub(super) async fn marked(&self) {
         self.wake.notified().await;
     }
-
-    /// Takes the set, and leaves an empty one.
-    pub(super) fn take(&self) -> Dirty {
-        std::mem::replace(&mut *self.marks.lock(), Dirty::Paths(BTreeSet::new()))
-    }
 }
 
 // === impl Notices ===
@@ -196,7 +154,7 @@ impl DirtySet {
 impl Notices {
     /// Returns notices without a subscription, until [`Notices::follow`].
     pub(super) fn new(subscribe: Subscribe) -> Self {
-        Self { subscribe, dirty: Arc::new(DirtySet::new()), state: State::Idle }
+        Self { subscribe, dirty: Arc::default(), attempt: None }
     }
 
     /// Returns the set that the subscription fills.
@@ -211,38 +169,33 @@ impl Notices {
     /// The reason why not all changes cause notices, with the remedy. The next attempt is a minute later, or at the next call if
     /// a directory was only removed meanwhile.
     pub(super) fn follow(&mut self, root: &Root) -> Result<(), String> {
-        match &self.state {
-            State::Subscribed { root: known, at, .. } if known == root => match &*self.dirty.fault.lock() {
+        if let Some(attempt) = self.attempt.as_ref().filter(|attempt| attempt.root == *root) {
+            match &*self.dirty.fault.lock() {
                 None => return Ok(()),
-                Some(reason) if at.elapsed() < RETRY => return Err(reason.clone()),
+                Some(reason) if attempt.at.elapsed() < RETRY => return Err(reason.clone()),
                 Some(_) => {}
-            },
-            State::Failed { root: known, at, reason } if known == root && at.elapsed() < RETRY => {
-                return Err(reason.clone());
             }
-            State::Idle | State::Subscribed { .. } | State::Failed { .. } => {}
         }
         // The old subscription ends before the new one begins: both at once could exceed a limit.
-        self.state = State::Idle;
+        self.attempt = None;
         self.dirty.forget_noticed();
         *self.dirty.fault.lock() = None;
-        let (root, at) = (root.clone(), Instant::now());
-        match (self.subscribe)(&root.path, self.dirty.clone()) {
-            Ok(subscription) => {
-                self.state = State::Subscribed { root, at, _subscription: subscription };
-                Ok(())
-            }
-            Err(SubscribeError::Gone(reason)) => Err(reason),
+        let (at, subscribed) = (Instant::now(), (self.subscribe)(&root.path, self.dirty.clone()));
+        let (subscription, outcome) = match subscribed {
+            Ok(subscription) => (Some(subscription), Ok(())),
+            Err(SubscribeError::Gone(reason)) => return Err(reason),
             Err(SubscribeError::Refused(reason)) => {
-                self.state = State::Failed { root, at, reason: reason.clone() };
-                Err(reason)
+                *self.dirty.fault.lock() = Some(reason.clone());
+                (None, Err(reason))
             }
-        }
+        };
+        self.attempt = Some(Attempt { root: root.clone(), at, _subscription: subscription });
+        outcome
     }
 
     /// Ends the subscription, until the next [`Notices::follow`].
     pub(super) fn forget(&mut self) {
-        self.state = State::Idle;
+        self.attempt = None;
     }
 }
 
@@ -259,18 +212,19 @@ pub(super) fn subscribe(root: &Path, dirty: Arc<DirtySet>) -> Result<Subscriptio
         Ok(event) if !changes(event.kind) => {}
         Ok(event) if event.need_rescan() || event.paths.is_empty() || event.paths.contains(&base) => {
             dirty.forget_noticed();
-            dirty.mark_everything();
+            dirty.mark();
         }
-        Ok(event) => {
-            let mark = match event.kind {
-                EventKind::Modify(ModifyKind::Data(_)) if REPORTS_CLOSE => DirtySet::mark_written,
-                EventKind::Modify(ModifyKind::Name(_))
-                | EventKind::Remove(RemoveKind::File)
-                | EventKind::Access(AccessKind::Close(AccessMode::Write)) => DirtySet::mark_finished,
-                _ => DirtySet::mark,
-            };
-            event.paths.into_iter().for_each(|path| mark(&dirty, path));
-        }
+        Ok(event) => match event.kind {
+            EventKind::Modify(ModifyKind::Data(_)) if REPORTS_CLOSE => {
+                event.paths.into_iter().for_each(|path| dirty.mark_written(path));
+            }
+            EventKind::Modify(ModifyKind::Name(_))
+            | EventKind::Remove(RemoveKind::File)
+            | EventKind::Access(AccessKind::Close(AccessMode::Write)) => {
+                event.paths.into_iter().for_each(|path| dirty.mark_finished(path));
+            }
+            _ => dirty.mark(),
+        },
         // New directories have no notices from now on, until the periodic scan.
         Err(error) => dirty.set_fault(explained(&error)),
     };
@@ -300,15 +254,14 @@ fn changes(kind: EventKind) -> bool {
 }
 
 fn explained(error: &notify::Error) -> String {
-    format!("{}; {}", super::text::one_line(&error.to_string()), advice(&error.kind))
+    format!("{}; {}", one_line(&error.to_string()), advice(&error.kind))
 }
 
 fn advice(kind: &ErrorKind) -> &'static str {
-    // EMFILE: the limit on instances has the same error as the limit on open files.
-    const EMFILE: i32 = 24;
     match kind {
         ErrorKind::MaxFilesWatch => "raise the sysctl fs.inotify.max_user_watches",
-        ErrorKind::Io(error) if error.raw_os_error() == Some(EMFILE) => {
+        // The limit on instances has the same error as the limit on open files.
+        ErrorKind::Io(error) if Errno::from_io_error(error) == Some(Errno::MFILE) => {
             "raise the sysctl fs.inotify.max_user_instances, or the limit on open files"
         }
         _ => "the directory is scanned at its interval",
@@ -322,33 +275,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_many_paths_become_everything() {
-        let set = DirtySet::new();
-        for n in 0..MAX_PATHS {
-            set.mark(format!("/{n}").into());
-        }
-        set.mark("/0".into());
-        assert!(matches!(set.take(), Dirty::Paths(paths) if paths.len() == MAX_PATHS));
-        for n in 0..=MAX_PATHS {
-            set.mark(format!("/{n}").into());
-        }
-        assert_eq!(set.take(), Dirty::Everything);
-        assert_eq!(set.take(), Dirty::Paths(BTreeSet::new()));
-    }
-
-    #[test]
-    fn a_mark_wakes_whoever_waits_later() {
-        let set = DirtySet::new();
+    fn a_mark_wakes_a_later_waiter() {
+        let set = DirtySet::default();
         assert_pending!(task::spawn(set.marked()).poll());
-        set.mark("/a".into());
-        set.mark_everything();
+        set.mark();
+        set.mark();
         assert_ready!(task::spawn(set.marked()).poll());
         assert_pending!(task::spawn(set.marked()).poll());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_file_is_written_from_its_first_modification_until_it_is_closed() {
-        let set = DirtySet::new();
+        let set = DirtySet::default();
         let begin = Instant::now();
         set.mark_written("/a".into());
         tokio::time::advance(RETRY).await;
@@ -357,7 +295,6 @@ mod tests {
         assert_eq!(since("/a"), Some(begin));
         set.mark_finished("/a".into());
         assert_eq!(since("/a"), None);
-        assert_eq!(set.take(), Dirty::Paths(BTreeSet::from(["/a".into()])));
         set.mark_written("/first".into());
         for n in 0..MAX_PATHS {
             tokio::time::advance(Duration::from_nanos(1)).await;
@@ -381,7 +318,7 @@ mod tests {
         assert_eq!(notices.follow(&root), Ok(()));
         // The limit is reached with a new directory.
         notices.dirty().set_fault("full".into());
-        assert_eq!(notices.dirty().take(), Dirty::Everything);
+        assert_ready!(task::spawn(notices.dirty().marked()).poll());
         assert_eq!(notices.follow(&root), Err("full".into()));
         tokio::time::advance(RETRY).await;
         assert_eq!(notices.follow(&root), Ok(()));

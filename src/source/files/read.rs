@@ -17,6 +17,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use rustix::fs::OFlags;
+
 use super::{catalog::Stamp, root::FileId};
 
 /// Limit of the size of a file, in bytes: enough for a List of two dozen objects of the largest size.
@@ -58,7 +60,8 @@ impl Reader {
         }
         self.buffer.clear();
         let now = SystemTime::now();
-        let mut file = fs::OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path)?;
+        let mut file =
+            fs::OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
         let metadata = file.metadata()?;
         if !metadata.is_file() {
             return Ok(Outcome::NotAFile);
@@ -90,17 +93,11 @@ impl Stamp {
     pub(super) fn of(metadata: &fs::Metadata) -> Self {
         let nanos = |seconds: i64, nanos: i64| seconds.saturating_mul(1_000_000_000).saturating_add(nanos);
         Self {
-            dev: metadata.dev(),
-            ino: metadata.ino(),
+            id: FileId::of(metadata),
             size: metadata.size(),
             mtime: nanos(metadata.mtime(), metadata.mtime_nsec()),
             ctime: nanos(metadata.ctime(), metadata.ctime_nsec()),
         }
-    }
-
-    /// Returns the identity of the file alone.
-    pub(super) fn id(&self) -> FileId {
-        FileId { dev: self.dev, ino: self.ino }
     }
 
     /// Returns true if the last change is old enough for the stamp to identify the content. A time of change in the future (the
@@ -113,17 +110,6 @@ impl Stamp {
         })
     }
 }
-
-/// Flag for opening a path that may have become a FIFO without waiting for a writer. The standard library has no name for it.
-const O_NONBLOCK: i32 = if cfg!(any(target_arch = "mips", target_arch = "mips64", target_arch = "sparc64")) {
-    0
-} else if cfg!(any(target_os = "linux", target_os = "android")) {
-    0o4000
-} else if cfg!(any(target_vendor = "apple", target_os = "freebsd", target_os = "netbsd", target_os = "openbsd")) {
-    0o4
-} else {
-    0
-};
 
 /// Returns true if the opened file itself is below the root, whatever its path. Without `/proc` it resolves the path once
 /// more.
@@ -150,13 +136,13 @@ mod tests {
             (200, 90, true),
             (0, 90, true),
         ] {
-            let stamp = Stamp { dev: 1, ino: 1, size: 1, mtime: second(mtime), ctime: second(ctime) };
+            let stamp = Stamp { id: FileId { dev: 1, ino: 1 }, size: 1, mtime: second(mtime), ctime: second(ctime) };
             assert_eq!(stamp.is_trusted(now), trusted, "{mtime} {ctime}");
         }
     }
 
     #[test]
-    fn what_was_swapped_after_the_look_is_not_read() {
+    fn a_file_swapped_after_the_check_is_not_read() {
         let outside = tempfile::tempdir().unwrap();
         let root = tempfile::tempdir().unwrap();
         fs::write(outside.path().join("secret.json"), "{}").unwrap();

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unfit_path_is_told_with_what_to_do() {
+    fn an_unusable_path_is_reported_with_the_remedy() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("a.yaml");
         fs::write(&file, "").unwrap();

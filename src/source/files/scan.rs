@@ -28,10 +28,9 @@ use super::{
     decode::{self, Format},
     read::{Outcome, Reader},
     root::{DirectoryId, FileId, Root},
-    text::escaped,
     unfinished::Signs,
 };
-use crate::model::ResourceVersion;
+use crate::{model::ResourceVersion, source::text::escaped};
 
 /// Limit of the depth of directories.
 const MAX_DEPTH: usize = 32;
@@ -46,16 +45,16 @@ pub(super) struct Scan {
     pub(super) changes: Vec<FileChange>,
     /// All existing files.
     pub(super) seen: HashSet<Arc<str>, RandomState>,
-    /// Those among them whose content is not applied yet; with the stamp if they have fewer objects than before.
-    pub(super) unfinished: Vec<(Arc<str>, Option<Stamp>)>,
+    /// Those among them whose content is not applied yet.
+    pub(super) unfinished: BTreeSet<Arc<str>>,
+    /// Those among these that have fewer objects than before.
+    pub(super) shrunk: BTreeMap<Arc<str>, Stamp>,
     /// Time at which the next of these is applied even without another notice.
     pub(super) again_at: Option<Instant>,
     /// Directories that could not be read, with a trailing `/`; empty text for the root. The known files in them stay.
     pub(super) unknown: BTreeSet<String>,
     /// Problems of files and directories, by path.
     pub(super) problems: BTreeMap<String, String>,
-    /// True if there is a symbolic link to a directory or manifest.
-    pub(super) links: bool,
     /// Mount points of other file systems, with a trailing `/`.
     pub(super) mounts: BTreeMap<String, DirectoryId>,
 }
@@ -69,23 +68,8 @@ pub(super) enum ScanError {
     Root(io::Error),
 }
 
-/// State of a single path, if it can be determined without a walk.
-#[derive(Debug)]
-pub(super) enum Probe {
-    /// Nothing relevant.
-    Nothing,
-    /// This file, and no other, may have changed.
-    File(FileChange),
-    /// The content of this file is not applied yet; with the stamp if it has fewer objects than before.
-    Unfinished(Arc<str>, Option<Stamp>),
-    /// This known file does not exist.
-    Absent(Arc<str>),
-    /// More than this file may have changed: walk.
-    Unclear,
-}
-
 /// Outcome of reading one file.
-enum Reading {
+enum FileOutcome {
     Found(Finding),
     /// The content is not applied yet; with the stamp if it has fewer objects than before.
     Unfinished(Option<Stamp>),
@@ -93,12 +77,11 @@ enum Reading {
     Nothing,
 }
 
-/// Reads files for a walk or a probe.
+/// Walk in progress.
 pub(super) struct Scanner<'a> {
-    pub(super) root: &'a Root,
-    pub(super) catalog: &'a Catalog,
-    pub(super) kind: Option<&'a str>,
-    pub(super) cancelled: &'a CancellationToken,
+    root: &'a Root,
+    catalog: &'a Catalog,
+    cancelled: &'a CancellationToken,
     signs: Signs<'a>,
     version: ResourceVersion,
     reader: Reader,
@@ -115,14 +98,12 @@ impl<'a> Scanner<'a> {
     pub(super) fn new(
         root: &'a Root,
         catalog: &'a Catalog,
-        kind: Option<&'a str>,
         signs: Signs<'a>,
         cancelled: &'a CancellationToken,
     ) -> Self {
         Self {
             root,
             catalog,
-            kind,
             cancelled,
             signs,
             version: catalog.next_version(),
@@ -146,43 +127,6 @@ impl<'a> Scanner<'a> {
         self.above.push(root.id.file);
         self.directory(&root.path, &mut String::new())?;
         Ok(self.found)
-    }
-
-    /// Checks one path below the root, provided that there are no symbolic links in the whole tree.
-    pub(super) fn probe(&mut self, path: &str) -> Probe {
-        if path.split('/').any(|part| part.starts_with('.')) {
-            return Probe::Nothing;
-        }
-        let absolute = self.root.path.join(path);
-        let known = self.catalog.file(path).map(|(path, _)| path.clone());
-        let metadata = match fs::symlink_metadata(&absolute) {
-            Ok(metadata) if metadata.is_dir() || metadata.is_symlink() => return Probe::Unclear,
-            Ok(metadata) => Some(metadata),
-            Err(error) if is_absent(&error) => None,
-            Err(_) => return Probe::Unclear,
-        };
-        let name = path.rsplit('/').next().unwrap_or(path);
-        match (Format::of(name), metadata) {
-            (Some(format), Some(metadata)) if metadata.is_file() => {
-                let path = known.unwrap_or_else(|| path.into());
-                match self.read(&path, &absolute, format) {
-                    Reading::Found(finding) => Probe::File(FileChange { path, finding }),
-                    Reading::Unfinished(stamp) => Probe::Unfinished(path, stamp),
-                    Reading::Nothing => Probe::Unclear,
-                }
-            }
-            _ => match known {
-                Some(path) => Probe::Absent(path),
-                // A directory that was deleted or renamed leaves its files behind in the catalog.
-                None if self.catalog.paths().any(|file| is_below(file, path)) => Probe::Unclear,
-                None => Probe::Nothing,
-            },
-        }
-    }
-
-    /// Returns the time at which the next unfinished file is applied even without another notice.
-    pub(super) fn again_at(&self) -> Option<Instant> {
-        self.found.again_at
     }
 
     /// Walks one directory. `relative` is empty for the root, or else ends in `/`; it is unchanged on return.
@@ -266,14 +210,12 @@ impl<'a> Scanner<'a> {
         let (metadata, target) = match target {
             Ok(target) => target,
             Err(error) if is_absent(&error) => {
-                self.found.links = true;
                 if format.is_some() {
                     self.problem(relative, "the target of the symbolic link does not exist");
                 }
                 return Ok(());
             }
             Err(error) => {
-                self.found.links = true;
                 if format.is_some() {
                     self.unreadable(relative, &error);
                 } else {
@@ -287,7 +229,6 @@ impl<'a> Scanner<'a> {
         if !counts {
             return Ok(());
         }
-        self.found.links = true;
         if !target.starts_with(&self.root.path) {
             self.problem(relative, "the symbolic link leaves the directory; not followed");
             return Ok(());
@@ -340,58 +281,59 @@ impl<'a> Scanner<'a> {
         };
         let absolute = absolute();
         match self.read(&path, absolute.as_ref(), format) {
-            Reading::Found(finding) => {
+            FileOutcome::Found(finding) => {
                 self.found.seen.insert(path.clone());
                 self.found.changes.push(FileChange { path, finding });
             }
-            Reading::Unfinished(stamp) => {
-                if self.signs.is_written(absolute.as_ref()).is_some_and(|lasts| lasts >= self.signs.rescan) {
-                    let longest = self.signs.longest();
+            FileOutcome::Unfinished(stamp) => {
+                if self.signs.is_written(absolute.as_ref()).is_some_and(|lasts| lasts >= self.signs.config.rescan) {
+                    let longest = self.signs.config.longest();
                     let problem =
                         format!("file is still open for writing; read when it is closed, or after {longest:?}");
                     self.problem(relative, &problem);
                 }
                 self.found.seen.insert(path.clone());
-                self.found.unfinished.push((path, stamp));
+                self.found.shrunk.extend(stamp.map(|stamp| (path.clone(), stamp)));
+                self.found.unfinished.insert(path);
             }
-            Reading::Nothing => {}
+            FileOutcome::Nothing => {}
         }
     }
 
-    fn read(&mut self, path: &str, absolute: &Path, format: Format) -> Reading {
+    fn read(&mut self, path: &str, absolute: &Path, format: Format) -> FileOutcome {
         let outcome = self.reader.read(&self.root.path, absolute);
         // Checked after the bytes were read, because a writer may have begun meanwhile.
         if outcome.is_ok() && self.signs.is_written(absolute).is_some() {
-            return Reading::Unfinished(None);
+            return FileOutcome::Unfinished(None);
         }
         let (id, stamp, content) = match outcome {
             Ok(Outcome::Bytes { stamp, is_trusted, bytes }) => {
                 let decoded = if decode::is_blank(bytes) {
                     None
                 } else {
-                    Some(decode::decode(path, format, bytes, self.kind, &self.version))
+                    Some(decode::decode(path, format, bytes, self.signs.config.kind.as_deref(), &self.version))
                 };
                 let is_good = matches!(decoded, Some(Ok(_)));
                 let content = match decoded {
                     Some(Ok(objects)) if self.catalog.holds(path, &objects) => Content::Same,
-                    _ if self.is_changing(path, absolute, &stamp, is_good) => return Reading::Unfinished(None),
+                    _ if self.is_changing(path, absolute, &stamp, is_good) => return FileOutcome::Unfinished(None),
                     Some(Ok(objects)) if self.has_just_shrunk(path, objects.len(), &stamp) => {
-                        return Reading::Unfinished(Some(stamp));
+                        return FileOutcome::Unfinished(Some(stamp));
                     }
                     None => Content::Blank,
                     Some(Ok(objects)) => Content::Objects(objects),
                     Some(Err(reason)) => Content::Unusable(reason),
                 };
-                (Some(stamp.id()), is_trusted.then_some(stamp), content)
+                (Some(stamp.id), is_trusted.then_some(stamp), content)
             }
-            Ok(Outcome::Torn) => return Reading::Unfinished(None),
+            Ok(Outcome::Torn) => return FileOutcome::Unfinished(None),
             Ok(Outcome::Refused(stamp, reason)) => (None, stamp, Content::Unusable(reason)),
-            Ok(Outcome::NotAFile) => return Reading::Nothing,
-            Err(error) if is_absent(&error) => return Reading::Nothing,
+            Ok(Outcome::NotAFile) => return FileOutcome::Nothing,
+            Err(error) if is_absent(&error) => return FileOutcome::Nothing,
             // The cause may be outside of the file: its stamp does not show when it is fixed.
             Err(error) => (None, None, Content::Unusable(format!("cannot be read: {error}"))),
         };
-        Reading::Found(Finding::Read { id, stamp, content })
+        FileOutcome::Found(Finding::Read { id, stamp, content })
     }
 
     /// Returns true if a file was modified so recently that its content is not applied. Valid content with a notice is.
@@ -407,8 +349,7 @@ impl<'a> Scanner<'a> {
 
     fn has_just_shrunk(&self, path: &str, objects: usize, stamp: &Stamp) -> bool {
         let before = self.catalog.read_as(path);
-        before.is_some_and(|(id, before)| id == stamp.id() && objects < before)
-            && self.signs.has_just_shrunk(path, stamp)
+        before.is_some_and(|(id, before)| id == stamp.id && objects < before) && self.signs.has_just_shrunk(path, stamp)
     }
 
     /// Counts an entry; above the limit nothing more is read, and the known files stay.
@@ -453,8 +394,4 @@ pub(super) fn may_hold(unknown: &BTreeSet<String>, path: &str) -> bool {
 
 pub(super) fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
-}
-
-fn is_below(file: &str, directory: &str) -> bool {
-    file.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'))
 }

@@ -11,10 +11,10 @@
 //!   quiet periods. The target of a symbolic link is exempt: writers create the link when its target is complete.
 //! - The file was modified, and its content is invalid: it is reported as unusable when it has been unchanged for as long.
 //!
-//! The first two end after [`MAX_RESCANS`]: a process may keep a file open for ever, or write it again and again.
+//! The first two end after six rescans: a process may keep a file open for ever, or write it again and again.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     path::Path,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -23,12 +23,10 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
+    FilesConfig,
     catalog::Stamp,
     notices::{DirtySet, Noticed},
 };
-
-/// Longest duration of a sign, in rescans.
-pub(super) const MAX_RESCANS: u32 = 6;
 
 /// Time without modification after which a file is applied without a notice, in quiet periods.
 const LEFT_ALONE: u32 = 5;
@@ -39,8 +37,7 @@ pub(super) struct Signs<'a> {
     /// Notices; `None` for a list, which has none.
     pub(super) notices: Option<&'a DirtySet>,
     pub(super) shrunk: &'a Shrunk,
-    pub(super) rescan: Duration,
-    pub(super) quiet: Duration,
+    pub(super) config: &'a FilesConfig,
     pub(super) now: Instant,
     /// Same moment as `now`, by the clock of file times.
     pub(super) clock: SystemTime,
@@ -49,11 +46,11 @@ pub(super) struct Signs<'a> {
 /// Files that have fewer objects than before.
 #[derive(Debug, Default)]
 pub(super) struct Shrunk {
-    files: BTreeMap<Arc<str>, Sight>,
+    files: BTreeMap<Arc<str>, ShrunkFile>,
 }
 
 #[derive(Debug)]
-struct Sight {
+struct ShrunkFile {
     stamp: Stamp,
     /// Time since which the file has this stamp.
     since: Instant,
@@ -72,7 +69,7 @@ impl Signs<'_> {
     fn lasts(&self, noticed: Noticed) -> Option<Duration> {
         let begin = noticed.written_since?;
         let lasts = self.now.saturating_duration_since(begin);
-        (lasts < self.longest()).then_some(lasts)
+        (lasts < self.config.longest()).then_some(lasts)
     }
 
     /// Returns the time at which a file with this stamp becomes old enough without a notice, if it was not when it was read.
@@ -82,7 +79,7 @@ impl Signs<'_> {
         // A time in the future was set by hand, or by another clock.
         let is_past = modified <= SystemTime::now();
         let age = self.clock.duration_since(modified).unwrap_or_default();
-        let left = self.quiet.saturating_mul(LEFT_ALONE).checked_sub(age)?;
+        let left = self.config.quiet.saturating_mul(LEFT_ALONE).checked_sub(age)?;
         is_past.then_some(self.now + left)
     }
 
@@ -101,35 +98,23 @@ impl Signs<'_> {
     pub(super) fn has_just_shrunk(&self, path: &str, stamp: &Stamp) -> bool {
         let Some(sight) = self.shrunk.files.get(path) else { return true };
         let since = |begin: Instant| self.now.saturating_duration_since(begin);
-        let is_unchanged = sight.stamp == *stamp && since(sight.since) >= self.rescan;
-        !is_unchanged && since(sight.begin) < self.longest()
-    }
-
-    /// Returns the longest duration of a sign.
-    pub(super) fn longest(&self) -> Duration {
-        self.rescan.saturating_mul(MAX_RESCANS)
+        let is_unchanged = sight.stamp == *stamp && since(sight.since) >= self.config.rescan;
+        !is_unchanged && since(sight.begin) < self.config.longest()
     }
 }
 
 // === impl Shrunk ===
 
 impl Shrunk {
-    /// Records a file that has fewer objects than before.
-    pub(super) fn insert(&mut self, path: Arc<str>, stamp: Stamp, now: Instant) {
-        let sight = self.files.entry(path).or_insert(Sight { stamp, since: now, begin: now });
-        if sight.stamp != stamp {
-            (sight.stamp, sight.since) = (stamp, now);
+    /// Replaces the files by those that have fewer objects now.
+    pub(super) fn replace(&mut self, files: BTreeMap<Arc<str>, Stamp>, now: Instant) {
+        self.files.retain(|path, _| files.contains_key(path));
+        for (path, stamp) in files {
+            let sight = self.files.entry(path).or_insert(ShrunkFile { stamp, since: now, begin: now });
+            if sight.stamp != stamp {
+                (sight.stamp, sight.since) = (stamp, now);
+            }
         }
-    }
-
-    /// Removes a file whose content is applied now.
-    pub(super) fn remove(&mut self, path: &str) {
-        self.files.remove(path);
-    }
-
-    /// Removes all files except for these.
-    pub(super) fn retain(&mut self, paths: &BTreeSet<Arc<str>>) {
-        self.files.retain(|path, _| paths.contains(path));
     }
 }
 
@@ -140,33 +125,34 @@ fn modified(stamp: &Stamp) -> Option<SystemTime> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::source::files::root::FileId;
 
     const RESCAN: Duration = Duration::from_secs(5);
 
     fn stamp(mtime: i64) -> Stamp {
-        Stamp { dev: 1, ino: 1, size: 1, mtime, ctime: mtime }
+        Stamp { id: FileId { dev: 1, ino: 1 }, size: 1, mtime, ctime: mtime }
     }
 
     #[test]
-    fn fewer_objects_count_when_they_are_found_again_a_rescan_later_or_at_last() {
+    fn fewer_objects_are_applied_when_a_rescan_confirms_them_or_at_the_time_limit() {
         let base = Instant::now();
         let mut shrunk = Shrunk::default();
+        let config = FilesConfig { rescan: RESCAN, ..FilesConfig::new(".", "test") };
         let just = |shrunk: &Shrunk, seconds: u64, mtime: i64| {
             let now = base + Duration::from_secs(seconds);
-            Signs { notices: None, shrunk, rescan: RESCAN, quiet: RESCAN, now, clock: UNIX_EPOCH }
-                .has_just_shrunk("a", &stamp(mtime))
+            Signs { notices: None, shrunk, config: &config, now, clock: UNIX_EPOCH }.has_just_shrunk("a", &stamp(mtime))
         };
         assert!(just(&shrunk, 0, 1), "never seen before");
-        shrunk.insert("a".into(), stamp(1), base);
+        shrunk.replace([("a".into(), stamp(1))].into(), base);
         assert!(just(&shrunk, 4, 1));
         assert!(!just(&shrunk, 5, 1));
         assert!(just(&shrunk, 5, 2), "it has changed again");
         for (seconds, mtime) in (5..30).zip(5..30) {
             assert!(just(&shrunk, seconds, mtime));
-            shrunk.insert("a".into(), stamp(mtime), base + Duration::from_secs(seconds));
+            shrunk.replace([("a".into(), stamp(mtime))].into(), base + Duration::from_secs(seconds));
         }
         assert!(!just(&shrunk, 30, 30), "it changes all the time");
-        shrunk.retain(&BTreeSet::new());
+        shrunk.replace(BTreeMap::new(), base);
         assert!(just(&shrunk, 30, 30));
     }
 }

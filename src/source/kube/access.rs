@@ -20,11 +20,11 @@ use tokio::time::{Instant, timeout};
 use super::{
     KubeCluster, SingleFlight,
     exec::{self, ExecCredential},
-    kubeconfig::{Cluster, ExecConfig, RestConfig, User, read_text},
+    kubeconfig::{Cluster, ExecConfig, RestConfig, User},
     proxy::Proxy,
     tls::Trust,
 };
-use crate::cache::SourceError;
+use crate::{cache::SourceError, source::small_file::read_text};
 
 /// Configuration and credentials for requests to one API server, until any of them changes.
 pub(super) struct Access {

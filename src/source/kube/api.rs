@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 use super::{
     KubeCluster, KubeConfig,
     body::Body,
-    client::{Client, Watchdog, Wish},
+    client::{Client, RequestOptions, Watchdog},
     kubeconfig::RestConfig,
     status::Status,
 };
@@ -61,7 +61,7 @@ impl Api {
     /// Requests a watch. The answer is a success, with its body unread.
     pub(super) async fn open(&self, target: &str) -> Result<Body, SourceError> {
         let accept = if self.is_metadata_only { PARTIAL } else { JSON };
-        let wish = Wish { accept, may_compress: false, timeout: self.answer_timeout };
+        let wish = RequestOptions { accept, may_compress: false, timeout: self.answer_timeout };
         Ok(self.send(target, wish).await?.into_body())
     }
 
@@ -81,7 +81,7 @@ impl Api {
     }
 
     async fn read(&self, target: &str, accept: &'static str, max_bytes: usize) -> Result<Bytes, SourceError> {
-        let wish = Wish { accept, may_compress: true, timeout: self.answer_timeout };
+        let wish = RequestOptions { accept, may_compress: true, timeout: self.answer_timeout };
         let answer = self.send(target, wish).await?;
         let is_gzip = is_gzip(answer.headers());
         let text = |problem: String| SourceError::Incomplete(format!("{target}: {problem}"));
@@ -93,7 +93,7 @@ impl Api {
 
     /// Returns true if there is an object at a path; `None` if the API does not answer that.
     pub(super) async fn exists(&self, path: &str) -> Option<bool> {
-        let wish = Wish { accept: JSON, may_compress: false, timeout: self.answer_timeout };
+        let wish = RequestOptions { accept: JSON, may_compress: false, timeout: self.answer_timeout };
         let (_, answer) = self.client.send(path, wish).await.ok()?;
         match answer.status() {
             StatusCode::NOT_FOUND => Some(false),
@@ -107,12 +107,12 @@ impl Api {
     }
 
     /// Classifies an ERROR event of a watch.
-    pub(super) fn told(&self, status: &str) -> SourceError {
+    pub(super) fn watch_error(&self, status: &str) -> SourceError {
         let url = self.state.lock().url.clone();
         self.failure(url.as_deref().unwrap_or("the API"), None, None, status)
     }
 
-    async fn send(&self, target: &str, wish: Wish) -> Result<Response<Body>, SourceError> {
+    async fn send(&self, target: &str, wish: RequestOptions) -> Result<Response<Body>, SourceError> {
         let not_before = self.state.lock().not_before;
         if let Some(not_before) = not_before {
             tokio::time::sleep_until(not_before).await;
@@ -125,7 +125,7 @@ impl Api {
             }
             Err(failure) => {
                 if let Some(contact) = failure.contact {
-                    self.health.out_of_contact(contact);
+                    self.health.record_lost_contact(contact);
                 }
                 Err(failure.error)
             }
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patience_is_requested_in_seconds_or_until_a_date() {
+    fn retry_after_is_in_seconds_or_a_date() {
         let headers = |text: &str| HeaderMap::from_iter([(header::RETRY_AFTER, text.parse().unwrap())]);
         let now = httpdate::parse_http_date("Wed, 21 Oct 2026 07:28:00 GMT").unwrap();
         for (text, expected) in [

@@ -83,7 +83,7 @@ impl Body {
         self.sender = None;
         let contact = self.slot.0.contact.last();
         if let Some(health) = &self.health {
-            health.out_of_contact(contact);
+            health.record_lost_contact(contact);
         }
         BodyError(self.pool.lock().describe(contact, error))
     }

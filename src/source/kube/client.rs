@@ -70,7 +70,7 @@ pub(super) struct Failure {
 
 /// Parts of a request besides its path.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wish {
+pub(super) struct RequestOptions {
     pub(super) accept: &'static str,
     pub(super) may_compress: bool,
     /// Timeout of the answer's head.
@@ -133,7 +133,7 @@ impl Client {
     pub(super) async fn send(
         self: &Arc<Self>,
         target: &str,
-        wish: Wish,
+        wish: RequestOptions,
     ) -> Result<(Arc<Access>, Response<Body>), Failure> {
         let mut need = Need::Any;
         loop {
@@ -141,7 +141,7 @@ impl Client {
             let sent = self.exchange(Arc::clone(&access), target, wish).await;
             let refused = match &sent {
                 Ok((access, answer)) if answer.status() == StatusCode::UNAUTHORIZED => access.version,
-                Err(Refused { is_refusal: true, access, .. }) => *access,
+                Err(FailedRequest { is_refusal: true, access, .. }) => *access,
                 _ => return sent.map_err(|refused| refused.failure),
             };
             if matches!(need, Need::Other(_)) {
@@ -161,8 +161,8 @@ impl Client {
         self: &Arc<Self>,
         mut access: Arc<Access>,
         target: &str,
-        wish: Wish,
-    ) -> Result<(Arc<Access>, Response<Body>), Refused> {
+        wish: RequestOptions,
+    ) -> Result<(Arc<Access>, Response<Body>), FailedRequest> {
         let mut is_again = false;
         loop {
             let lease = if is_again { None } else { self.pool.lock().take(access.version) };
@@ -174,7 +174,7 @@ impl Client {
                 made.1
             };
             let Lease { mut sender, slot, is_reused } = lease;
-            let mut headers = access.headers().await.map_err(|error| Refused::before(&access, error))?;
+            let mut headers = access.headers().await.map_err(|error| FailedRequest::before(&access, error))?;
             wish.write(&mut headers, &access);
             let contact = Arc::clone(&slot.0.contact);
             match timeout(wish.timeout, sender.send(&access, headers, target)).await {
@@ -192,24 +192,24 @@ impl Client {
                     let failed =
                         SourceError::Busy(format!("{}: {}", access.url, self.pool.lock().describe(contact, &error)));
                     let failure = Failure { error: failed, contact: Some(contact) };
-                    return Err(Refused { access: access.version, is_refusal: is_refusal(&error), failure });
+                    return Err(FailedRequest { access: access.version, is_refusal: is_refusal(&error), failure });
                 }
                 Err(_) => {
                     let error = SourceError::Busy(format!("{}: no response within {:?}", access.url, wish.timeout));
                     let failure = Failure { error, contact: Some(contact.last()) };
-                    return Err(Refused { access: access.version, is_refusal: false, failure });
+                    return Err(FailedRequest { access: access.version, is_refusal: false, failure });
                 }
             }
         }
     }
 
     /// Opens a connection, or takes one that another request has opened in the meantime.
-    async fn connect(self: &Arc<Self>, known: &Access) -> Result<(Arc<Access>, Lease), Refused> {
+    async fn connect(self: &Arc<Self>, known: &Access) -> Result<(Arc<Access>, Lease), FailedRequest> {
         let begun = self.attempts.load(Ordering::Acquire);
         // All requests share an HTTP/2 connection: they wait for one attempt, and share its failure.
         let is_alone = self.pool.lock().is_http1 == Some(true);
         let mut connecting = if is_alone { None } else { Some(self.connecting.lock().await) };
-        let access = self.authenticator.get(Need::Fresh).await.map_err(|error| Refused::before(known, error))?;
+        let access = self.authenticator.get(Need::Fresh).await.map_err(|error| FailedRequest::before(known, error))?;
         if let Some(last) = connecting.as_deref_mut() {
             if let Some(lease) = self.pool.lock().take(access.version) {
                 return Ok((access, lease));
@@ -269,7 +269,7 @@ impl Client {
         if contact.last() > silent_since {
             return;
         }
-        let wish = Wish { accept: "application/json", may_compress: false, timeout: self.contact_timeout };
+        let wish = RequestOptions { accept: "application/json", may_compress: false, timeout: self.contact_timeout };
         let answered = async {
             loop {
                 if let Ok((_, answer)) = self.send(PROBE, wish).await {
@@ -294,21 +294,21 @@ impl std::fmt::Debug for Client {
 }
 
 /// Failed request; `is_refusal` is true if the server refused the credentials.
-struct Refused {
+struct FailedRequest {
     access: u64,
     is_refusal: bool,
     failure: Failure,
 }
 
 impl Failed {
-    fn refused(&self, access: &Access) -> Refused {
+    fn refused(&self, access: &Access) -> FailedRequest {
         let OpenError { problem, is_refusal } = &self.error;
         let error = SourceError::Busy(format!("{}: {problem}", access.url));
-        Refused { access: access.version, is_refusal: *is_refusal, failure: error.into() }
+        FailedRequest { access: access.version, is_refusal: *is_refusal, failure: error.into() }
     }
 }
 
-impl Refused {
+impl FailedRequest {
     fn before(access: &Access, error: SourceError) -> Self {
         Self { access: access.version, is_refusal: false, failure: error.into() }
     }
@@ -320,9 +320,9 @@ impl From<SourceError> for Failure {
     }
 }
 
-// === impl Wish ===
+// === impl RequestOptions ===
 
-impl Wish {
+impl RequestOptions {
     fn write(self, headers: &mut HeaderMap, access: &Access) {
         headers.insert(header::ACCEPT, HeaderValue::from_static(self.accept));
         if self.may_compress && access.accepts_gzip {

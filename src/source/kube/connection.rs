@@ -85,7 +85,7 @@ trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
 /// Stream that records when bytes arrive.
-struct Noted<S> {
+struct ContactRecorder<S> {
     stream: S,
     contacts: [Arc<Contact>; 2],
 }
@@ -158,9 +158,9 @@ impl Sender {
     }
 }
 
-// === impl Noted ===
+// === impl ContactRecorder ===
 
-impl<S: AsyncRead + Unpin> AsyncRead for Noted<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for ContactRecorder<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
         // An end of the stream and a reset also come from a live peer.
@@ -176,7 +176,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Noted<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Noted<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for ContactRecorder<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
@@ -224,7 +224,7 @@ pub(super) async fn open(
         }
     };
     let own = Arc::new(Contact::new());
-    let stream = Noted { stream, contacts: [Arc::clone(&own), Arc::clone(&http1.contact)] };
+    let stream = ContactRecorder { stream, contacts: [Arc::clone(&own), Arc::clone(&http1.contact)] };
     let shaken = timeout(HANDSHAKE_TIMEOUT, async {
         let (stream, is_http2) = secured(Box::new(stream), access).await?;
         let link = Arc::new(Link {

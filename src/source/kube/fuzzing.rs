@@ -10,15 +10,15 @@ use serde_json::{Map, Value};
 
 use super::{
     KubeConfig,
-    lines::{Lines, NoLine},
+    line_reader::{LineError, LineReader},
     list::decode,
-    object::{Bookmark, Item, ItemReader},
-    reading::Reading,
+    object::{Bookmark, DecodedObject, ObjectDecoder},
+    shared::ObjectList,
     status::Status,
 };
 use crate::{
     model::{EventType, FieldCut, Object, Path, ResourceVersion},
-    source::watch_event::{self, INITIAL_EVENTS_END, Said},
+    source::watch_event::{self, DecodedEvent, INITIAL_EVENTS_END},
 };
 
 /// Compared parts of an object.
@@ -88,15 +88,15 @@ pub(crate) fn line(line: &[u8]) {
     }
     for config in [&CUT, &PARTIAL] {
         let other = read_line(line, config);
-        if let (Ok(Said::Change(_, item)), Ok(Said::Change(_, other))) = (&said, &other) {
+        if let (Ok(DecodedEvent::Change(_, item)), Ok(DecodedEvent::Change(_, other))) = (&said, &other) {
             assert_eq!(item.object.key(), other.object.key());
         }
         assert!(said.is_err() || other.is_ok(), "what is read whole is read in part");
     }
     match said {
-        Ok(Said::Change(..)) => {}
-        Ok(Said::Bookmark(object)) => bookmark(object),
-        Ok(Said::Failure(status)) => failure(status),
+        Ok(DecodedEvent::Change(..)) => {}
+        Ok(DecodedEvent::Bookmark(object)) => bookmark(object),
+        Ok(DecodedEvent::Failure(status)) => failure(status),
         Err(problem) => check_text(&problem),
     }
     compare_line(line, false);
@@ -113,8 +113,10 @@ pub(crate) fn line(line: &[u8]) {
 fn compare_line(line: &[u8], has_each_key_once: bool) {
     let Some(expected) = tree(line).map(|tree| expected_change(&tree)) else { return };
     match (read_line(line, &WHOLE), expected) {
-        (Ok(Said::Change(event_type, item)), Ok(expected)) => assert_eq!((event_type, found(&item.object)), expected),
-        (Ok(Said::Change(..)), Err(unlike)) => assert_eq!(unlike, Unlike::NotCompared),
+        (Ok(DecodedEvent::Change(event_type, item)), Ok(expected)) => {
+            assert_eq!((event_type, found(&item.object)), expected);
+        }
+        (Ok(DecodedEvent::Change(..)), Err(unlike)) => assert_eq!(unlike, Unlike::NotCompared),
         (said, Ok(expected)) => assert!(!has_each_key_once && said.is_err(), "{said:?} instead of {expected:?}"),
         (_, Err(_)) => {}
     }
@@ -127,21 +129,21 @@ pub(crate) fn lines(data: &[u8], ways: &[Vec<&[u8]>]) {
     for pieces in ways {
         let frames: Vec<_> =
             pieces.iter().map(|piece| Ok::<_, Infallible>(Frame::data(Bytes::copy_from_slice(piece)))).collect();
-        let mut lines = Lines::new(StreamBody::new(stream::iter(frames)));
+        let mut lines = LineReader::new(StreamBody::new(stream::iter(frames)));
         let mut next = || lines.next().now_or_never().expect("it has come");
         for line in &expected {
             assert_eq!(next(), Ok(Some(Bytes::copy_from_slice(line))));
         }
         match next() {
             Ok(end) => assert!(end.is_none() && torn.is_empty()),
-            Err(no_line) => assert!(matches!(no_line, NoLine::Broken(_)) && !torn.is_empty()),
+            Err(no_line) => assert!(matches!(no_line, LineError::Broken(_)) && !torn.is_empty()),
         }
     }
 }
 
-fn page(data: &[u8], config: &KubeConfig, is_decimal: bool) -> Result<(Reading, Option<String>), ()> {
-    let mut reading = Reading::default();
-    match decode(data, ItemReader::new(config, is_decimal), &mut reading) {
+fn page(data: &[u8], config: &KubeConfig, is_decimal: bool) -> Result<(ObjectList, Option<String>), ()> {
+    let mut reading = ObjectList::default();
+    match decode(data, ObjectDecoder::new(config, is_decimal), &mut reading) {
         Ok(next) => Ok((reading, next)),
         Err(stop) => {
             check_text(&stop.into_error().to_string());
@@ -150,12 +152,12 @@ fn page(data: &[u8], config: &KubeConfig, is_decimal: bool) -> Result<(Reading, 
     }
 }
 
-fn keys(reading: &Reading) -> impl Iterator<Item = String> {
+fn keys(reading: &ObjectList) -> impl Iterator<Item = String> {
     reading.objects.iter().map(|object| object.key().to_string())
 }
 
-fn read_line<'a>(line: &'a [u8], config: &KubeConfig) -> Result<Said<'a, Item>, String> {
-    let reader = ItemReader::new(config, true);
+fn read_line<'a>(line: &'a [u8], config: &KubeConfig) -> Result<DecodedEvent<'a, DecodedObject>, String> {
+    let reader = ObjectDecoder::new(config, true);
     watch_event::decode(line, |object| reader.read(object.as_bytes()))
 }
 

@@ -20,9 +20,9 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{
-    object::{ItemReader, ItemType},
-    proof::Mark,
-    reading::Shared,
+    object::{ItemType, ObjectDecoder},
+    resume_check::ResumePoint,
+    shared::KubeShared,
 };
 use crate::{
     cache::SourceError,
@@ -65,25 +65,29 @@ struct AnswerMetadata<'a> {
 /// more than this each time a watch is opened.
 const MAX_HEAD_BYTES: usize = 8 << 20;
 
-// === impl Shared ===
+// === impl KubeShared ===
 
-impl Shared {
+impl KubeShared {
     /// Requests the present version of the cluster, and the object of the last known change.
     ///
     /// # Errors
     ///
-    /// [`SourceError::HistoryChanged`] if the answer contradicts the known history. A request that the API forbids or cannot
+    /// [`SourceError::HistoryRewritten`] if the answer contradicts the known history. A request that the API forbids or cannot
     /// parse proves nothing; other failures are those that the watch would meet.
-    pub(super) async fn head(&self, known: &ResourceVersion, mark: Option<&Mark>) -> Result<Head, SourceError> {
-        let name = mark.map(|mark| format!("metadata.name={}", escaped(mark.key().name())));
-        let namespace = mark.map_or("", |mark| mark.key().namespace());
+    pub(super) async fn head(
+        &self,
+        known: &ResourceVersion,
+        resume_point: Option<&ResumePoint>,
+    ) -> Result<Head, SourceError> {
+        let name = resume_point.map(|resume_point| format!("metadata.name={}", escaped(resume_point.key().name())));
+        let namespace = resume_point.map_or("", |resume_point| resume_point.key().namespace());
         let target = self.target_in(namespace, name.as_deref(), &[("limit", "1")]);
         let Some(answer) = self.request_head(&target).await? else { return Ok(Head::Unknown) };
         let Ok(answer) = serde_json::from_slice::<Answer<'_>>(&answer) else { return Ok(Head::Unknown) };
-        let reader = ItemReader::new(&self.config, true);
-        judge(&answer, known, mark, reader).map_err(|problem| {
+        let reader = ObjectDecoder::new(&self.config, true);
+        judge(&answer, known, resume_point, reader).map_err(|problem| {
             self.known.lock().forget();
-            SourceError::HistoryChanged(problem)
+            SourceError::HistoryRewritten(problem)
         })
     }
 
@@ -124,8 +128,8 @@ impl Answer<'_> {
 fn judge(
     answer: &Answer<'_>,
     known: &ResourceVersion,
-    mark: Option<&Mark>,
-    reader: ItemReader<'_>,
+    resume_point: Option<&ResumePoint>,
+    reader: ObjectDecoder<'_>,
 ) -> Result<Head, String> {
     if let Some(version) = answer.version()
         && version < *known
@@ -133,31 +137,37 @@ fn judge(
         return Err(format!("cluster version {version} is older than the last known version {known}"));
     }
     let items = answer.items.as_deref().unwrap_or_default();
-    let Some(mark) = mark else { return Ok(if items.is_empty() { Head::Empty } else { Head::Unknown }) };
+    let Some(resume_point) = resume_point else {
+        return Ok(if items.is_empty() { Head::Empty } else { Head::Unknown });
+    };
     let listed = ItemType::of_list(answer.kind.as_deref(), answer.api_version.as_deref());
     let objects = items.iter().filter_map(|item| reader.read_listed(item.get().as_bytes(), listed).ok());
     // An API that ignores the selector sends other objects.
-    let marked = objects.map(|item| item.object).find(|object| object.key() == mark.key());
+    let marked = objects.map(|item| item.object).find(|object| object.key() == resume_point.key());
     let Some(object) = marked else { return Ok(Head::Unknown) };
     let (version, uid) = (object.version(), object.uid());
-    if mark.is_deleted() {
-        if version < mark.version() {
-            return Err(format!("{} was deleted at version {}, but exists at {version}", mark.key(), mark.version()));
+    if resume_point.is_deleted() {
+        if version < resume_point.version() {
+            return Err(format!(
+                "{} was deleted at version {}, but exists at {version}",
+                resume_point.key(),
+                resume_point.version()
+            ));
         }
         // An object that left the selection with its last change may be in it again, unchanged, if the API selects differently.
         return Ok(Head::Unknown);
     }
-    if version == mark.version() && uid == mark.uid() {
-        return Ok(if mark.is_written_as(&object) { Head::HasMark } else { Head::Unknown });
+    if version == resume_point.version() && uid == resume_point.uid() {
+        return Ok(if resume_point.is_written_as(&object) { Head::HasMark } else { Head::Unknown });
     }
     if version > known {
         return Ok(Head::Unknown);
     }
     Err(format!(
         "last known change of {} was at version {} with uid {:?}, but the object is at {version} with uid {uid:?}",
-        mark.key(),
-        mark.version(),
-        mark.uid(),
+        resume_point.key(),
+        resume_point.version(),
+        resume_point.uid(),
     ))
 }
 
@@ -172,7 +182,7 @@ fn escaped(value: &str) -> Cow<'_, str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::kube::{KubeConfig, proof::KeptMark};
+    use crate::source::kube::{KubeConfig, resume_check::SavedResumePoint};
 
     /// Judges an answer for a history known up to 9, in which `a` in `n` with the uid `u` was changed last, at 5.
     fn judged(version: &str, items: &str, is_deleted: bool) -> Result<Head, String> {
@@ -180,10 +190,10 @@ mod tests {
         let kept = format!(
             r#"{{"version":"5","namespace":"n","name":"a","uid":"u","is_deleted":{is_deleted},"is_listed":false}}"#
         );
-        let mark = Mark::resume(serde_json::from_str::<KeptMark>(&kept).unwrap()).unwrap();
+        let resume_point = ResumePoint::resume(serde_json::from_str::<SavedResumePoint>(&kept).unwrap()).unwrap();
         let config = KubeConfig::new("r", "", "v1", "widgets");
-        let reader = ItemReader::new(&config, true);
-        judge(&serde_json::from_str(&text).unwrap(), &ResourceVersion::decimal(9), Some(&mark), reader)
+        let reader = ObjectDecoder::new(&config, true);
+        judge(&serde_json::from_str(&text).unwrap(), &ResourceVersion::decimal(9), Some(&resume_point), reader)
     }
 
     fn item(name: &str, uid: &str, version: &str) -> String {
@@ -191,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_known_change_is_there_or_not() {
+    fn the_answer_has_the_last_known_change_or_not() {
         assert_eq!(judged("9", &item("a", "u", "5"), false), Ok(Head::HasMark));
         assert_eq!(judged("12", &item("a", "u", "12"), false), Ok(Head::Unknown), "changed since");
         assert_eq!(judged("12", &item("a", "v", "11"), false), Ok(Head::Unknown), "created anew since");
@@ -202,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_state_is_another_history() {
+    fn an_older_state_is_a_rewritten_history() {
         assert!(
             judged("8", "[]", false).unwrap_err().contains("cluster version 8 is older than the last known version 9")
         );

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{proof::Mark, replay::Replay};
+use super::{replay::Replay, resume_check::ResumePoint};
 use crate::{
     model::{Event, ResourceVersion, VersionError},
     source::lineage::new_lineage,
@@ -12,11 +12,11 @@ use crate::{
 
 /// State of one source.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct KnownState {
     /// Uid of the namespace kube-system; `None` if it may not be read.
     cluster: Option<String>,
     /// Numbering of the versions; `None` while they are the API's own.
-    lineage: Option<Place>,
+    lineage: Option<LineagePosition>,
     /// `None` before the first list, and after the history was rewritten.
     position: Option<Position>,
     /// True if every version stays open until the next: the API made several changes at one that were not all deletions.
@@ -32,8 +32,8 @@ pub(super) struct Position {
     /// Number of changes at that version.
     changes: usize,
     /// Last change up to there.
-    mark: Option<Mark>,
-    pub(super) origin: Origin,
+    resume_point: Option<ResumePoint>,
+    pub(super) origin: PositionEvidence,
 }
 
 /// State of a version: open if more changes may have it.
@@ -53,7 +53,7 @@ pub(super) enum Openness {
 
 /// Effect of an event on the version of the resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Noted {
+pub(super) struct EventEffect {
     /// True if no more changes have this version.
     pub(super) closes: bool,
     /// True if by the API's rules the version could not have this change.
@@ -64,7 +64,7 @@ pub(super) struct Noted {
 
 /// Evidence for a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Origin {
+pub(super) enum PositionEvidence {
     /// A previous run; the API has not shown yet that it has the same history.
     EarlierStart,
     /// A list at this time, with no event since.
@@ -78,7 +78,7 @@ pub(super) enum Origin {
 
 /// Position of a resource whose versions are not decimals.
 #[derive(Debug)]
-struct Place {
+struct LineagePosition {
     version: ResourceVersion,
     /// The API's text for the version.
     text: String,
@@ -101,9 +101,9 @@ pub(super) const MAX_CHANGES: usize = 10_000;
 /// alive; where that takes longer, a closed watch needs a proof.
 const RESTORE: Duration = Duration::from_secs(10);
 
-// === impl Place ===
+// === impl LineagePosition ===
 
-impl Place {
+impl LineagePosition {
     fn advance(&mut self, text: &str) -> ResourceVersion {
         self.version = self.version.next();
         self.is_repeated = self.text == text && !text.is_empty();
@@ -127,15 +127,15 @@ impl Position {
     }
 
     /// Returns the last change, for the API to replay.
-    pub(super) fn mark(&self) -> Option<Mark> {
-        let mark = self.mark.clone()?;
-        Some(if self.is_open() { mark.open() } else { mark })
+    pub(super) fn resume_point(&self) -> Option<ResumePoint> {
+        let resume_point = self.resume_point.clone()?;
+        Some(if self.is_open() { resume_point.open() } else { resume_point })
     }
 }
 
-// === impl Origin ===
+// === impl PositionEvidence ===
 
-impl Origin {
+impl PositionEvidence {
     /// Returns true if the API has just closed the watch: it still has the same history.
     pub(super) fn is_just_closed(self) -> bool {
         matches!(self, Self::Closed(at) if at.elapsed() < RESTORE)
@@ -147,9 +147,9 @@ impl Origin {
     }
 }
 
-// === impl Known ===
+// === impl KnownState ===
 
-impl Known {
+impl KnownState {
     /// Compares the cluster with the last known one, which it replaces.
     ///
     /// # Errors
@@ -177,9 +177,14 @@ impl Known {
     }
 
     /// Returns the state of a previous run: complete up to a version, and perhaps with a part of the next one.
-    pub(super) fn resume(cluster: Option<String>, safe: ResourceVersion, is_open: bool, mark: Option<Mark>) -> Self {
+    pub(super) fn resume(
+        cluster: Option<String>,
+        safe: ResourceVersion,
+        is_open: bool,
+        resume_point: Option<ResumePoint>,
+    ) -> Self {
         let (version, openness) = if is_open { (safe.next(), Openness::Open) } else { (safe, Openness::Closed) };
-        let position = Position { version, openness, changes: 0, mark, origin: Origin::EarlierStart };
+        let position = Position { version, openness, changes: 0, resume_point, origin: PositionEvidence::EarlierStart };
         Self { cluster, position: Some(position), ..Self::default() }
     }
 
@@ -208,7 +213,7 @@ impl Known {
     /// Numbers all further versions in a new lineage.
     pub(super) fn begin_lineage(&mut self) {
         let version = ResourceVersion::of_lineage(new_lineage(), 0);
-        self.lineage = Some(Place {
+        self.lineage = Some(LineagePosition {
             version,
             text: String::new(),
             previous: String::new(),
@@ -220,7 +225,7 @@ impl Known {
 
     /// Returns the API's text for a version; `None` for one that the API can no longer be queried for.
     pub(super) fn text_of(&self, version: &ResourceVersion) -> Option<String> {
-        let Some(Place { version: current, text, previous, .. }) = &self.lineage else {
+        let Some(LineagePosition { version: current, text, previous, .. }) = &self.lineage else {
             return version.lineage().is_none().then(|| version.to_string());
         };
         let text = if version == current {
@@ -257,35 +262,41 @@ impl Known {
     /// without a change since the list.
     pub(super) fn begin_replay(&mut self) -> Option<Replay> {
         let position = self.position.as_ref()?;
-        let mark = position.mark.clone().filter(|mark| !mark.is_listed())?;
+        let resume_point = position.resume_point.clone().filter(|resume_point| !resume_point.is_listed())?;
         let place = self.lineage.as_mut().filter(|place| !place.before_change.is_empty())?;
         place.text.clone_from(&place.changed);
         place.previous.clone_from(&place.before_change);
         let (before, text) = (place.before_change.clone(), place.changed.clone());
-        Some(Replay { mark, before, text, is_open: position.is_open() })
+        Some(Replay { resume_point, before, text, is_open: position.is_open() })
     }
 
     /// Records a list.
-    pub(super) fn note_list(&mut self, version: &ResourceVersion, mark: Option<Mark>) {
+    pub(super) fn note_list(&mut self, version: &ResourceVersion, resume_point: Option<ResumePoint>) {
         let (version, openness) = (version.clone(), Openness::Closed);
-        self.position = Some(Position { version, openness, changes: 0, mark, origin: Origin::List(Instant::now()) });
+        self.position = Some(Position {
+            version,
+            openness,
+            changes: 0,
+            resume_point,
+            origin: PositionEvidence::List(Instant::now()),
+        });
     }
 
     /// Records an event that is to be emitted; `is_deletion` is true if the API sent it as DELETED. The cache rejects an event
     /// below the position, which stays as it is.
-    pub(super) fn note_event(&mut self, event: &Event, is_deletion: bool) -> Noted {
+    pub(super) fn note_event(&mut self, event: &Event, is_deletion: bool) -> EventEffect {
         // A change numbered by lineage always has its own number, even if the API repeats its text.
         let is_repeated = self.lineage.as_ref().is_some_and(|place| place.is_repeated);
         let is_same = |position: &Position| *event.version() == position.version || is_repeated;
         let (at_version, changes, known) = match self.position.take() {
             Some(position) if *event.version() < position.version => {
                 self.position = Some(position);
-                return Noted { closes: true, is_late: false, is_beyond_bound: false };
+                return EventEffect { closes: true, is_late: false, is_beyond_bound: false };
             }
-            Some(position) if is_same(&position) => (position.openness, position.changes, position.mark),
-            position => (Openness::Closed, 0, position.and_then(|position| position.mark)),
+            Some(position) if is_same(&position) => (position.openness, position.changes, position.resume_point),
+            position => (Openness::Closed, 0, position.and_then(|position| position.resume_point)),
         };
-        let change = Mark::of_event(event);
+        let change = ResumePoint::of_event(event);
         let is_late = match at_version {
             _ if change.is_none() => false,
             Openness::Closed => false,
@@ -302,14 +313,20 @@ impl Known {
             (None, _) => Openness::Closed,
         };
         let changes = changes + usize::from(change.is_some());
-        let mark = match (known, change) {
+        let resume_point = match (known, change) {
             (Some(known), Some(change)) => Some(known.followed_by(change)),
             (known, change) => change.or(known),
         };
-        let position = Position { version: event.version().clone(), openness, changes, mark, origin: Origin::Watch };
+        let position = Position {
+            version: event.version().clone(),
+            openness,
+            changes,
+            resume_point,
+            origin: PositionEvidence::Watch,
+        };
         let closes = !position.is_open();
         self.position = Some(position);
-        Noted { closes, is_late, is_beyond_bound: changes > MAX_CHANGES && self.lineage.is_none() }
+        EventEffect { closes, is_late, is_beyond_bound: changes > MAX_CHANGES && self.lineage.is_none() }
     }
 
     /// Leaves every further version open until the next.
@@ -324,8 +341,8 @@ impl Known {
 
     /// Records that the API closed a watch, all of whose events have been emitted. The API was last seen at this time.
     pub(super) fn note_close(&mut self, seen: Instant) {
-        if let Some(position) = self.position.as_mut().filter(|position| position.origin == Origin::Watch) {
-            position.origin = Origin::Closed(seen);
+        if let Some(position) = self.position.as_mut().filter(|position| position.origin == PositionEvidence::Watch) {
+            position.origin = PositionEvidence::Closed(seen);
         }
     }
 
@@ -340,8 +357,8 @@ impl Known {
         let position =
             self.position.as_mut().filter(|position| position.version == *from || position.safe() == *from)?;
         let begun = position.clone();
-        if matches!(position.origin, Origin::List(_) | Origin::Closed(_)) {
-            position.origin = Origin::Watch;
+        if matches!(position.origin, PositionEvidence::List(_) | PositionEvidence::Closed(_)) {
+            position.origin = PositionEvidence::Watch;
         }
         Some(begun)
     }
@@ -352,8 +369,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_cluster_is_told_once() {
-        let mut known = Known::default();
+    fn another_cluster_is_reported_once() {
+        let mut known = KnownState::default();
         assert_eq!(known.check_cluster("a"), Ok(()));
         assert_eq!(known.check_cluster("a"), Ok(()));
         assert!(known.check_cluster("b").unwrap_err().contains("changed from a to b"));
@@ -362,8 +379,8 @@ mod tests {
 
     /// Another API server that takes over at once has the same history; one that is restored has not started by then.
     #[tokio::test(start_paused = true)]
-    async fn a_watch_that_was_closed_vouches_for_the_history_for_a_while() {
-        let mut known = Known::default();
+    async fn a_just_closed_watch_confirms_the_history_for_a_while() {
+        let mut known = KnownState::default();
         let version = ResourceVersion::decimal(9);
         for (since_seen, is_known) in [(9, true), (10, false)] {
             known.note_list(&version, None);
@@ -373,7 +390,7 @@ mod tests {
             tokio::time::advance(Duration::from_secs(since_seen)).await;
             assert_eq!(closed.origin.is_just_closed(), is_known);
             let again = known.begin_watch(&version).unwrap();
-            assert_eq!(again.origin, Origin::Watch, "once");
+            assert_eq!(again.origin, PositionEvidence::Watch, "once");
             known.note_list(&version, None);
             let listed = known.begin_watch(&version).unwrap();
             tokio::time::advance(Duration::from_secs(since_seen)).await;
@@ -382,8 +399,8 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_the_apis_own_or_counted_here() {
-        let mut known = Known::default();
+    fn versions_are_decimals_of_the_api_or_numbered_by_lineage() {
+        let mut known = KnownState::default();
         let version = known.change("12").unwrap();
         assert_eq!((version.to_string(), known.text_of(&version)), ("12".to_owned(), Some("12".to_owned())));
         assert!(known.change("a12").is_err());

@@ -5,8 +5,6 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
-    io::Read,
     path::{Path, PathBuf},
 };
 
@@ -14,7 +12,10 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::KubeCluster;
-use crate::source::text::one_line;
+use crate::source::{
+    small_file::{read, read_text},
+    text::one_line,
+};
 
 /// Cluster and user of a context: client-go's `rest.Config`. Paths are absolute, or relative to the working directory.
 pub(super) struct RestConfig {
@@ -154,8 +155,6 @@ const SERVICE_HOST: &str = "KUBERNETES_SERVICE_HOST";
 const SERVICE_PORT: &str = "KUBERNETES_SERVICE_PORT";
 /// Extension of a cluster for exec plugins that receive the cluster.
 const EXEC_EXTENSION: &str = "client.authentication.k8s.io/exec";
-/// Largest kubeconfig, token or certificate file.
-const MAX_FILE_BYTES: u64 = 16 << 20;
 
 // === impl RestConfig ===
 
@@ -333,21 +332,6 @@ fn in_cluster(env: Env<'_>) -> Result<RestConfig, String> {
         ..Cluster::default()
     };
     Ok(RestConfig { files: Vec::new(), cluster, user: User { token_file: Some(token), ..User::default() } })
-}
-
-/// Reads a small text file.
-pub(super) fn read_text(path: &Path) -> Result<String, String> {
-    String::from_utf8(read(path)?).map_err(|_| format!("{} is not UTF-8", path.display()))
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, String> {
-    let problem = |error: std::io::Error| format!("{} cannot be read: {error}", path.display());
-    let mut bytes = Vec::new();
-    fs::File::open(path).map_err(problem)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(problem)?;
-    if bytes.len() as u64 > MAX_FILE_BYTES {
-        return Err(format!("{} is too large (limit: {MAX_FILE_BYTES} bytes)", path.display()));
-    }
-    Ok(bytes)
 }
 
 /// Returns an inline base64 value, or else the content of a file.

@@ -9,8 +9,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{
-    object::{ItemReader, ItemType},
-    reading::{Reading, Shared, Stop},
+    object::{ItemType, ObjectDecoder},
+    shared::{KubeShared, ListFailure, ObjectList},
 };
 use crate::{
     cache::{ListVersion, SourceError},
@@ -46,23 +46,23 @@ struct ListMetadata<'a> {
 const PAGE_SIZE: u32 = 500;
 
 /// Reads all pages, at the version of the first.
-pub(super) async fn read(shared: &Shared, at: &ListVersion) -> Result<Reading, Stop> {
+pub(super) async fn read(shared: &KubeShared, at: &ListVersion) -> Result<ObjectList, ListFailure> {
     read_at(shared, VersionQuery::of(shared, at)).await
 }
 
 /// Reads all pages at exactly this version, if the API still has it and supports the parameter: the reading has its version.
-pub(super) async fn read_exact(shared: &Shared, version: String) -> Result<Reading, Stop> {
+pub(super) async fn read_exact(shared: &KubeShared, version: String) -> Result<ObjectList, ListFailure> {
     read_at(shared, VersionQuery { text: version.into(), is_exact: true }).await
 }
 
-async fn read_at(shared: &Shared, at: VersionQuery) -> Result<Reading, Stop> {
+async fn read_at(shared: &KubeShared, at: VersionQuery) -> Result<ObjectList, ListFailure> {
     // Without a limit the API can answer from its cache unless the most recent state is requested.
     let is_paged = at.is_exact || at.is_empty() || at.is_any() || shared.pages.load(Ordering::Relaxed);
     let limit = shared.config.page_size.or(is_paged.then_some(PAGE_SIZE));
     let limit = limit.map(|limit| limit.to_string());
     let mut first: Vec<(&str, &str)> = at.pairs();
     first.extend(limit.as_deref().map(|limit| ("limit", limit)));
-    let mut reading = Reading::default();
+    let mut reading = ObjectList::default();
     let mut next = take(shared, &first, &mut reading).await?;
     if at.is_any() && next.is_some() {
         // The API has no cache: every list is paged.
@@ -72,9 +72,9 @@ async fn read_at(shared: &Shared, at: VersionQuery) -> Result<Reading, Stop> {
         let mut query = vec![("continue", &*token)];
         query.extend(limit.as_deref().map(|limit| ("limit", limit)));
         next = match take(shared, &query, &mut reading).await {
-            Err(Stop::Source(SourceError::Expired(why))) => {
+            Err(ListFailure::Source(SourceError::Expired(why))) => {
                 tracing::warn!(why, "page token expired, listing without pages");
-                reading = Reading::default();
+                reading = ObjectList::default();
                 take(shared, &at.pairs(), &mut reading).await?
             }
             page => page?,
@@ -84,15 +84,23 @@ async fn read_at(shared: &Shared, at: VersionQuery) -> Result<Reading, Stop> {
 }
 
 /// Reads one page, and returns the token of the next.
-async fn take(shared: &Shared, query: &[(&str, &str)], reading: &mut Reading) -> Result<Option<String>, Stop> {
+async fn take(
+    shared: &KubeShared,
+    query: &[(&str, &str)],
+    reading: &mut ObjectList,
+) -> Result<Option<String>, ListFailure> {
     let bytes = shared.api.list(&shared.target(query)).await?;
-    let reader = ItemReader::new(&shared.config, shared.known.lock().is_decimal());
+    let reader = ObjectDecoder::new(&shared.config, shared.known.lock().is_decimal());
     decode(&bytes, reader, reading)
 }
 
 /// Adds the objects of a page, and returns the token of the next.
-pub(super) fn decode(bytes: &[u8], reader: ItemReader<'_>, reading: &mut Reading) -> Result<Option<String>, Stop> {
-    let unreadable = |problem: String| Stop::Source(SourceError::Undecodable(problem));
+pub(super) fn decode(
+    bytes: &[u8],
+    reader: ObjectDecoder<'_>,
+    reading: &mut ObjectList,
+) -> Result<Option<String>, ListFailure> {
+    let unreadable = |problem: String| ListFailure::Source(SourceError::Undecodable(problem));
     let page: Page<'_> =
         serde_json::from_slice(bytes).map_err(|error| unreadable(one_line(&format!("list: {error}"))))?;
     let Page { kind, api_version, metadata, items } = page;
@@ -103,7 +111,7 @@ pub(super) fn decode(bytes: &[u8], reader: ItemReader<'_>, reading: &mut Reading
     for item in items.unwrap_or_default() {
         let item = match reader.read_listed(item.get().as_bytes(), listed) {
             Ok(item) => item,
-            Err(ObjectError::Version(_)) => return Err(Stop::NotDecimal),
+            Err(ObjectError::Version(_)) => return Err(ListFailure::NotDecimal),
             Err(error) => return Err(unreadable(format!("list item: {}", describe(&error)))),
         };
         match item.problem {
@@ -123,7 +131,7 @@ pub(super) struct VersionQuery {
 }
 
 impl VersionQuery {
-    pub(super) fn of(shared: &Shared, at: &ListVersion) -> Self {
+    pub(super) fn of(shared: &KubeShared, at: &ListVersion) -> Self {
         let text = match at {
             ListVersion::Any => Cow::Borrowed("0"),
             ListVersion::MostRecent => Cow::Borrowed(""),

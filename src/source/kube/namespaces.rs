@@ -4,12 +4,12 @@
 //!   list ──▶ the first namespace at its version R, the others at exactly R ──▶ List at R
 //!
 //!   namespace a ── watch ──┐
-//!   namespace b ── watch ──┼──▶ Merge ──▶ Delta at the merged version
+//!   namespace b ── watch ──┼──▶ MergedPosition ──▶ Delta at the merged version
 //!   namespace c ── watch ──┘      ▲
 //!        └── short watch ── bookmark (while others are ahead of it)
 //! ```
 //!
-//! For `list`, `watch`, `head` and `proof` each namespace is a resource of its own, with its own position.
+//! For `list`, `watch`, `head` and `resume_check` each namespace is a resource of its own, with its own position.
 //!
 //! - When the API closes the watch of one namespace, only that one is reopened. An error of one ends all of them: the Reflector
 //!   reopens them, each from its own position.
@@ -36,28 +36,28 @@ use serde::{Deserialize, Serialize};
 
 use self::{
     existence::CONCURRENCY,
-    member::{KeptMember, Member, MemberWatch, into_error, not_decimal},
-    merge::Merge,
+    member::{Member, MemberWatch, SavedMember, into_error, not_decimal},
+    merge::MergedPosition,
     selector::Selector,
 };
 use super::{
     KubeConfig,
     client::Client,
-    known::Known,
+    known::KnownState,
     list,
-    proof::Mark,
-    reading::{Reading, Shared, Stop},
+    resume_check::ResumePoint,
+    shared::{KubeShared, ListFailure, ObjectList},
 };
 use crate::{
-    cache::{Delta, List, ListVersion, SourceError, SourceHealth, Watch},
+    cache::{Delta, List, ListVersion, ProgressDemand, SourceError, Watch},
     model::{Event, ResourceVersion, VersionError},
-    source::problems::KeptProblems,
+    source::problems::SavedProblems,
 };
 
 /// Namespaces of one resource.
 pub(super) struct Namespaces {
     /// State of the whole resource: its problems, and its cluster.
-    whole: Arc<Shared>,
+    whole: Arc<KubeShared>,
     client: Arc<Client>,
     /// Selector of the namespaces, if they are not configured by name.
     selector: Option<Selector>,
@@ -67,14 +67,14 @@ pub(super) struct Namespaces {
 #[derive(Debug)]
 struct State {
     members: Vec<Member>,
-    merge: Merge,
+    merge: MergedPosition,
 }
 
 /// Open watches of all members.
-struct Merged {
+struct MergedWatch {
     state: Arc<Mutex<State>>,
     members: Vec<Member>,
-    health: SourceHealth,
+    demand: ProgressDemand,
     /// Completes when the selected namespaces have changed, or their watch fails.
     selection: Pin<Box<dyn Future<Output = SourceError> + Send>>,
     /// Never completes.
@@ -90,12 +90,12 @@ type Probe = (usize, Option<ResourceVersion>);
 
 /// Data saved for the next run.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct SavedNamespaces {
     cluster: Option<String>,
     version: String,
-    problems: KeptProblems,
-    members: Vec<KeptMember>,
-    selector: Option<KeptMember>,
+    problems: SavedProblems,
+    members: Vec<SavedMember>,
+    selector: Option<SavedMember>,
 }
 
 /// Number of attempts to list all namespaces at one version.
@@ -106,9 +106,9 @@ const PROBE_AHEAD: usize = 1_000;
 // === impl Namespaces ===
 
 impl Namespaces {
-    pub(super) fn new(whole: &Arc<Shared>, client: Arc<Client>) -> Self {
+    pub(super) fn new(whole: &Arc<KubeShared>, client: Arc<Client>) -> Self {
         let members = Vec::new();
-        let state = State { members, merge: Merge::new(0, ResourceVersion::decimal(0)) };
+        let state = State { members, merge: MergedPosition::new(0, ResourceVersion::decimal(0)) };
         let has_selector = !whole.config.namespace_selector.is_empty();
         let selector = has_selector.then(|| Selector::new(whole, Arc::clone(&client)));
         Self { whole: Arc::clone(whole), client, selector, state: Arc::new(Mutex::new(state)) }
@@ -135,7 +135,7 @@ impl Namespaces {
         };
         if members.is_empty() {
             self.whole.check_cluster().await?;
-            return self.settle(members, vec![Reading { version, ..Reading::default() }], at, highest.as_ref());
+            return self.settle(members, vec![ObjectList { version, ..ObjectList::default() }], at, highest.as_ref());
         }
         for _ in 0..LIST_ATTEMPTS {
             let Some(readings) = read(&members, at).await? else { continue };
@@ -156,13 +156,13 @@ impl Namespaces {
     fn settle(
         &self,
         members: Vec<Member>,
-        readings: Vec<Reading>,
+        readings: Vec<ObjectList>,
         at: &ListVersion,
         highest: Option<&ResourceVersion>,
     ) -> Result<List, SourceError> {
-        let marks: Vec<_> = readings.iter().map(|reading| Mark::of_list(&reading.objects)).collect();
-        let mut all = Reading::default();
-        for Reading { objects, version, problems } in readings {
+        let marks: Vec<_> = readings.iter().map(|reading| ResumePoint::of_list(&reading.objects)).collect();
+        let mut all = ObjectList::default();
+        for ObjectList { objects, version, problems } in readings {
             all.objects.extend(objects);
             all.problems.extend(problems);
             all.version = version;
@@ -181,22 +181,22 @@ impl Namespaces {
         list.lost_namespaces = names(&state.members, &members);
         if let Some(highest) = highest.filter(|highest| list.version < **highest) {
             let text = format!("cluster version {} is older than the last known version {highest}", list.version);
-            *state = State { members: Vec::new(), merge: Merge::new(0, list.version) };
-            return Err(SourceError::HistoryChanged(text));
+            *state = State { members: Vec::new(), merge: MergedPosition::new(0, list.version) };
+            return Err(SourceError::HistoryRewritten(text));
         }
         let cluster = self.whole.known.lock().cluster().map(str::to_owned);
         if let Some((selector, uid)) = self.selector.as_ref().zip(cluster.as_deref()) {
             selector.check_cluster(uid);
         }
-        for (member, mark) in members.iter().zip(marks) {
+        for (member, resume_point) in members.iter().zip(marks) {
             let mut known = member.shared.known.lock();
             if let Some(uid) = &cluster {
                 // The position of another cluster is dropped; the list is of this one.
                 drop(known.check_cluster(uid));
             }
-            known.note_list(&list.version, mark);
+            known.note_list(&list.version, resume_point);
         }
-        *state = State { merge: Merge::new(members.len(), list.version.clone()), members };
+        *state = State { merge: MergedPosition::new(members.len(), list.version.clone()), members };
         Ok(list)
     }
 
@@ -220,7 +220,7 @@ impl Namespaces {
             .await?;
         let names: Vec<_> = members.iter().map(|member| member.namespace.clone()).collect();
         let configured = if self.selector.is_some() { Vec::new() } else { names.clone() };
-        let merged = Merged {
+        let merged = MergedWatch {
             selection: match &self.selector {
                 Some(selector) => Box::pin(selector::changed(selector.follow().await?, names)),
                 None => Box::pin(std::future::pending()),
@@ -228,17 +228,14 @@ impl Namespaces {
             checks: Box::pin(existence::keep_checking(Arc::clone(&self.whole), configured)),
             state: Arc::clone(&self.state),
             members,
-            health: self.whole.health.clone(),
+            demand: self.whole.demand.clone(),
             watches: watches.into_iter().collect(),
             probes: FuturesUnordered::new(),
             probed: Vec::new(),
         };
-        Ok(Box::pin(stream::unfold(Some(merged), |merged| async move {
-            let mut merged = merged?;
-            match merged.next().await {
-                Ok(delta) => Some((Ok(delta), Some(merged))),
-                Err(error) => Some((Err(error), None)),
-            }
+        Ok(Box::pin(stream::try_unfold(merged, |mut merged| async move {
+            let next = merged.next().await;
+            next.map(|delta| Some((delta, merged)))
         })))
     }
 
@@ -258,7 +255,7 @@ impl Namespaces {
     pub(super) fn proof(&self) -> Option<Bytes> {
         let state = self.state.lock();
         let members: Option<Vec<_>> = state.members.iter().map(Member::keep).collect();
-        let kept = Kept {
+        let kept = SavedNamespaces {
             cluster: self.whole.known.lock().cluster().map(str::to_owned),
             version: state.merge.version().to_string(),
             problems: self.whole.problems.keep(),
@@ -272,8 +269,8 @@ impl Namespaces {
     /// begins there.
     pub(super) fn resume(&self, at: &ResourceVersion, proof: &[u8]) -> Result<(), String> {
         let unreadable = |error: &dyn std::fmt::Display| format!("invalid resume proof: {error}");
-        let kept: Kept = serde_json::from_slice(proof).map_err(|error| unreadable(&error))?;
-        let Kept { cluster, version, problems, members, selector } = kept;
+        let kept: SavedNamespaces = serde_json::from_slice(proof).map_err(|error| unreadable(&error))?;
+        let SavedNamespaces { cluster, version, problems, members, selector } = kept;
         if version != at.to_string() {
             return Err(format!("resume proof of version {version} for a snapshot at {at}"));
         }
@@ -282,22 +279,22 @@ impl Namespaces {
             self.whole.sent_ahead.resume();
         }
         let (mut resumed, mut reached) = (Vec::new(), Vec::new());
-        for KeptMember { namespace, version, is_open, leaves_open, mark } in members {
+        for SavedMember { namespace, version, is_open, leaves_open, resume_point } in members {
             let version: ResourceVersion = version.parse().map_err(|error| unreadable(&error))?;
             let member = self.member(&namespace);
-            let mark = mark.and_then(Mark::resume);
-            let known = Known::resume(cluster.clone(), version.clone(), is_open, mark);
+            let resume_point = resume_point.and_then(ResumePoint::resume);
+            let known = KnownState::resume(cluster.clone(), version.clone(), is_open, resume_point);
             *member.shared.known.lock() = known.with_open_versions(leaves_open);
             resumed.push(member);
             reached.push(version);
         }
         if let Some((selector, kept)) = self.selector.as_ref().zip(selector) {
             let version = kept.version.parse().map_err(|error: VersionError| unreadable(&error))?;
-            selector.resume(cluster.clone(), version, kept.is_open, kept.mark.and_then(Mark::resume));
+            selector.resume(cluster.clone(), version, kept.is_open, kept.resume_point.and_then(ResumePoint::resume));
         }
         self.whole.health.set_namespaces(resumed.iter().map(|member| member.namespace.clone()).collect());
-        *self.whole.known.lock() = Known::resume(cluster, at.clone(), false, None);
-        let mut merge = Merge::new(0, at.clone());
+        *self.whole.known.lock() = KnownState::resume(cluster, at.clone(), false, None);
+        let mut merge = MergedPosition::new(0, at.clone());
         merge.begin(at.clone(), reached);
         *self.state.lock() = State { members: resumed, merge };
         self.whole.problems.resume(problems);
@@ -309,7 +306,7 @@ impl Namespaces {
         let state = self.state.lock();
         state.members.iter().find(|member| member.namespace == namespace).cloned().unwrap_or_else(|| {
             let config = KubeConfig { namespace: namespace.to_owned(), ..self.whole.config.clone() };
-            let shared = Shared::new(config, Arc::clone(&self.client), self.whole.health.clone());
+            let shared = KubeShared::new(config, Arc::clone(&self.client), self.whole.health.clone());
             Member { namespace: namespace.to_owned(), shared: Arc::new(shared) }
         })
     }
@@ -322,7 +319,7 @@ impl std::fmt::Debug for Namespaces {
 }
 
 /// Lists all namespaces at one version; `None` if the API answered with different ones, or no longer has the first one.
-async fn read(members: &[Member], at: &ListVersion) -> Result<Option<Vec<Reading>>, SourceError> {
+async fn read(members: &[Member], at: &ListVersion) -> Result<Option<Vec<ObjectList>>, SourceError> {
     let Some((first, others)) = members.split_first() else { return Ok(None) };
     let first = list::read(&first.shared, at).await.map_err(into_error)?;
     let version = first.version.clone();
@@ -334,7 +331,7 @@ async fn read(members: &[Member], at: &ListVersion) -> Result<Option<Vec<Reading
         .buffered(CONCURRENCY)
         .try_collect::<Vec<_>>();
     let others = match others.await {
-        Err(Stop::Source(SourceError::Expired(problem))) => {
+        Err(ListFailure::Source(SourceError::Expired(problem))) => {
             tracing::info!(problem, "namespace not listed at the version of the first");
             return Ok(None);
         }
@@ -344,16 +341,16 @@ async fn read(members: &[Member], at: &ListVersion) -> Result<Option<Vec<Reading
     Ok(Some(readings).filter(|readings| readings.iter().all(|reading| reading.version == version)))
 }
 
-// === impl Merged ===
+// === impl MergedWatch ===
 
-impl Merged {
+impl MergedWatch {
     async fn next(&mut self) -> Result<Delta, SourceError> {
         loop {
             if let Some(delta) = self.state.lock().merge.progress() {
                 return Ok(delta);
             }
             let ahead = self.state.lock().merge.ahead();
-            let demand = self.health.demand().clone();
+            let demand = self.demand.clone();
             let has_room = self.probes.len() < CONCURRENCY && !self.unprobed().is_empty();
             if has_room && (ahead > PROBE_AHEAD || demand.is_wanted()) {
                 self.probe();

@@ -14,7 +14,7 @@ use crate::{
 
 /// One decoded object.
 #[derive(Debug)]
-pub(super) struct Item {
+pub(super) struct DecodedObject {
     pub(super) object: Object,
     /// The API's text for its version, if that is not a decimal.
     pub(super) text: String,
@@ -24,7 +24,7 @@ pub(super) struct Item {
 
 /// Object decoder.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ItemReader<'a> {
+pub(super) struct ObjectDecoder<'a> {
     cut: &'a FieldCut,
     is_metadata_only: bool,
     /// True if versions have to be decimals.
@@ -96,9 +96,9 @@ struct BareMetadata<'a> {
 /// Placeholder of a version until it is numbered.
 const UNCOUNTED: ResourceVersion = ResourceVersion::decimal(1);
 
-// === impl ItemReader ===
+// === impl ObjectDecoder ===
 
-impl<'a> ItemReader<'a> {
+impl<'a> ObjectDecoder<'a> {
     pub(super) fn new(config: &'a KubeConfig, is_decimal: bool) -> Self {
         let KubeConfig { drop_fields, is_metadata_only, .. } = config;
         Self { cut: drop_fields, is_metadata_only: *is_metadata_only, is_decimal }
@@ -109,13 +109,13 @@ impl<'a> ItemReader<'a> {
     /// # Errors
     ///
     /// The object has no key, or no version of the expected kind. One that is only too large gives an item.
-    pub(super) fn read(self, body: &[u8]) -> Result<Item, ObjectError> {
+    pub(super) fn read(self, body: &[u8]) -> Result<DecodedObject, ObjectError> {
         let body = self.cut.apply(body);
         if self.is_metadata_only { self.read_cut(&partial(&body)?) } else { self.read_cut(&body) }
     }
 
     /// Decodes an item of a list, which has the type before its items (and omits it in them).
-    pub(super) fn read_listed(self, body: &[u8], listed: ItemType<'_>) -> Result<Item, ObjectError> {
+    pub(super) fn read_listed(self, body: &[u8], listed: ItemType<'_>) -> Result<DecodedObject, ObjectError> {
         if self.is_metadata_only {
             return self.read(body);
         }
@@ -125,7 +125,7 @@ impl<'a> ItemReader<'a> {
         self.read_cut(&body)
     }
 
-    fn read_cut(self, body: &[u8]) -> Result<Item, ObjectError> {
+    fn read_cut(self, body: &[u8]) -> Result<DecodedObject, ObjectError> {
         let mut text = String::new();
         let version = |found: &str| {
             if self.is_decimal {
@@ -135,14 +135,14 @@ impl<'a> ItemReader<'a> {
             Ok(UNCOUNTED)
         };
         match Object::from_json_versioned(body, version) {
-            Ok(object) => Ok(Item { object, text, problem: None }),
+            Ok(object) => Ok(DecodedObject { object, text, problem: None }),
             Err(error @ ObjectError::TooLarge { .. }) => self.bare(body, &error),
             Err(error) => Err(error),
         }
     }
 
     /// Returns an item without a body for an object too large to be served, so that the others can be served.
-    fn bare(self, body: &[u8], error: &ObjectError) -> Result<Item, ObjectError> {
+    fn bare(self, body: &[u8], error: &ObjectError) -> Result<DecodedObject, ObjectError> {
         let Bare { metadata } = serde_json::from_slice(body)?;
         let text = metadata.resource_version.as_deref().unwrap_or_default();
         let version = if self.is_decimal { ResourceVersion::parse_decimal(text)? } else { UNCOUNTED };
@@ -151,7 +151,7 @@ impl<'a> ItemReader<'a> {
         let problem = Problem::new(ProblemReason::ObjectTooLarge, subject_of(&key), error.to_string());
         let uid = metadata.uid.as_deref().unwrap_or_default().to_owned();
         let object = Object::new(ObjectParts { uid, ..ObjectParts::bare(key, version) });
-        Ok(Item { object, text: text.to_owned(), problem: Some(problem) })
+        Ok(DecodedObject { object, text: text.to_owned(), problem: Some(problem) })
     }
 }
 
@@ -199,8 +199,8 @@ mod tests {
 
     const LISTED: ItemType<'static> = ItemType { api_version: "v1", kind: "Pod" };
 
-    fn reader(cut: &FieldCut) -> ItemReader<'_> {
-        ItemReader { cut, is_metadata_only: false, is_decimal: true }
+    fn reader(cut: &FieldCut) -> ObjectDecoder<'_> {
+        ObjectDecoder { cut, is_metadata_only: false, is_decimal: true }
     }
 
     #[test]
@@ -218,9 +218,9 @@ mod tests {
 
     /// The first is as the API server of Kubernetes writes it, the others as an API that does not support the type.
     #[test]
-    fn of_a_whole_object_the_metadata_is_kept() {
+    fn only_the_metadata_of_a_whole_object_is_kept() {
         let cut = FieldCut::new([Path::parse("metadata.managedFields").unwrap()]).unwrap();
-        let reader = ItemReader { is_metadata_only: true, ..reader(&cut) };
+        let reader = ObjectDecoder { is_metadata_only: true, ..reader(&cut) };
         let metadata = r#""metadata":{"name":"a","resourceVersion":"5","labels":{"x":"y"}}"#;
         let expected = format!(r#"{{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1",{metadata}}}"#);
         let managed = metadata.replace("}}", r#"},"managedFields":[{"manager":"k"}]}"#);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_known_by_its_name() {
+    fn an_object_that_is_too_large_keeps_its_key() {
         let cut = FieldCut::default();
         let large = "x".repeat(MAX_OBJECT_BYTES);
         let metadata = r#"{"name":"a","namespace":"n","uid":"u","resourceVersion":"5"}"#;
@@ -260,12 +260,12 @@ mod tests {
         assert!(matches!(reader(&cut).read(body), Err(ObjectError::Version(_))));
         let like_ours = br#"{"metadata":{"name":"a","resourceVersion":"abc.7"}}"#;
         assert!(matches!(reader(&cut).read(like_ours), Err(ObjectError::Version(_))));
-        assert_eq!(ItemReader { is_decimal: false, ..reader(&cut) }.read(body).unwrap().text, "x-1");
+        assert_eq!(ObjectDecoder { is_decimal: false, ..reader(&cut) }.read(body).unwrap().text, "x-1");
     }
 
     /// `TestWatchList`: a bookmark with any other value does not count.
     #[test]
-    fn a_bookmark_ends_the_initial_events_only_if_it_says_true() {
+    fn a_bookmark_ends_the_initial_events_only_if_the_annotation_is_true() {
         let read = |value: &str| {
             let annotations = format!(r#"{{"{INITIAL_EVENTS_END}":"{value}"}}"#);
             Bookmark::read(&format!(r#"{{"metadata":{{"resourceVersion":"7","annotations":{annotations}}}}}"#)).unwrap()

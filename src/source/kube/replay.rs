@@ -4,13 +4,13 @@
 //! known change, which the API has to replay first, unchanged. All later events are new: a version reached only by a bookmark
 //! holds no known change.
 
-use super::proof::{Mark, Verdict};
+use super::resume_check::{ResumePoint, Verdict};
 use crate::{cache::SourceError, model::Object};
 
 /// Last known change that a watch has to replay.
 #[derive(Debug)]
 pub(super) struct Replay {
-    pub(super) mark: Mark,
+    pub(super) resume_point: ResumePoint,
     /// The API's texts: of the version before the change, and of the change.
     pub(super) before: String,
     pub(super) text: String,
@@ -28,11 +28,11 @@ impl Replay {
     /// [`SourceError::Expired`] if the API does not replay the last known change unchanged: versions without an order cannot
     /// show that the history was rewritten.
     pub(super) fn judge(&self, is_deletion: bool, object: &Object, text: &str) -> Result<Verdict, SourceError> {
-        let Self { mark, .. } = self;
-        let is_same = object.key() == mark.key()
-            && object.uid() == mark.uid()
-            && is_deletion == mark.is_deleted()
-            && (is_deletion || mark.is_written_as(object));
+        let Self { resume_point, .. } = self;
+        let is_same = object.key() == resume_point.key()
+            && object.uid() == resume_point.uid()
+            && is_deletion == resume_point.is_deleted()
+            && (is_deletion || resume_point.is_written_as(object));
         match is_same {
             true if text == self.text => Ok(Verdict::Recognised),
             // The API may replay the deletions of one version in any order.
@@ -51,6 +51,6 @@ impl Replay {
     }
 
     fn is_missing(&self) -> SourceError {
-        SourceError::Expired(format!("upstream did not replay the last known change of {}", self.mark.key()))
+        SourceError::Expired(format!("upstream did not replay the last known change of {}", self.resume_point.key()))
     }
 }

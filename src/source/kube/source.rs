@@ -9,44 +9,47 @@ use serde::{Deserialize, Serialize};
 use super::{
     KubeCluster, KubeConfig, api,
     client::KubeClients,
-    initial,
-    known::Known,
+    initial_events,
+    known::KnownState,
     list,
     namespaces::{Namespaces, existence},
-    proof::{KeptMark, Mark},
-    reading::{Reading, Shared, Stop},
-    watch::Live,
+    resume_check::{ResumePoint, SavedResumePoint},
+    shared::{KubeShared, ListFailure, ObjectList},
+    watch::KubeWatch,
 };
 use crate::{
-    cache::{Evidence, List, ListVersion, ListerWatcher, SourceError, SourceHealth, WarmStart, Watch},
+    cache::{
+        List, ListVersion, ListerWatcher, ProgressDemand, RewriteEvidence, SourceError, SourceHealth, WarmStart, Watch,
+    },
     model::ResourceVersion,
-    source::problems::KeptProblems,
+    source::problems::SavedProblems,
 };
 
 /// Upstream that is a resource of a Kubernetes API.
 #[derive(Debug)]
 pub struct KubeSource {
-    shared: Arc<Shared>,
+    shared: Arc<KubeShared>,
     /// Watch whose initial events were the last list.
-    opened: Mutex<Option<(ResourceVersion, Live)>>,
+    opened: Mutex<Option<(ResourceVersion, KubeWatch)>>,
     /// Selected namespaces, if several; each has its own path.
     namespaces: Option<Namespaces>,
 }
 
 /// Data saved for the next run.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct SavedPosition {
     cluster: Option<String>,
     /// Version that is safe to resume from.
     version: String,
-    /// True if the version after it is known in part: its changes are in `mark`.
+    /// True if the version after it is known in part: its changes are in `resume_point`.
     #[serde(default)]
     is_open: bool,
     /// True if every version stays open until the next.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     leaves_open: bool,
-    mark: Option<KeptMark>,
-    problems: KeptProblems,
+    #[serde(rename = "mark")]
+    resume_point: Option<SavedResumePoint>,
+    problems: SavedProblems,
 }
 
 // === impl KubeSource ===
@@ -64,7 +67,7 @@ impl KubeSource {
         health.set_namespaces(one.into_iter().chain(config.namespaces.iter().cloned()).collect());
         let client = clients.get(&config.cluster, config.contact_timeout);
         let has_several = !config.namespaces.is_empty() || !config.namespace_selector.is_empty();
-        let shared = Arc::new(Shared::new(config, Arc::clone(&client), health));
+        let shared = Arc::new(KubeShared::new(config, Arc::clone(&client), health));
         let namespaces = has_several.then(|| Namespaces::new(&shared, client));
         Self { shared, opened: Mutex::default(), namespaces }
     }
@@ -78,17 +81,17 @@ impl KubeSource {
         api::check(&config.cluster)
     }
 
-    async fn read(&self, at: &ListVersion) -> Result<(Reading, Option<Live>), Stop> {
+    async fn read(&self, at: &ListVersion) -> Result<(ObjectList, Option<KubeWatch>), ListFailure> {
         let shared = &self.shared;
         let are_worthwhile = shared.initial_events.lock().are_worthwhile();
         if are_worthwhile && *at != ListVersion::Any {
-            match initial::read(shared, at).await {
+            match initial_events::read(shared, at).await {
                 Ok((reading, live)) => {
                     shared.initial_events.lock().succeeded();
                     return Ok((reading, Some(live)));
                 }
                 // Initial events did not succeed: an ordinary list follows, and a refusal counts as a failed attempt.
-                Err(Stop::Source(
+                Err(ListFailure::Source(
                     error @ (SourceError::Refused(_)
                     | SourceError::Unavailable(_)
                     | SourceError::Undecodable(_)
@@ -115,14 +118,14 @@ impl ListerWatcher for KubeSource {
         *self.opened.lock() = None;
         shared.sent_ahead.find(shared.present_version()).await?;
         let (reading, live) = match self.read(&at).await {
-            Err(Stop::NotDecimal) if shared.known.lock().is_decimal() => {
+            Err(ListFailure::NotDecimal) if shared.known.lock().is_decimal() => {
                 tracing::warn!("resource versions are not decimals: numbering them from this start");
                 shared.known.lock().begin_lineage();
                 self.read(&at).await
             }
             read => read,
         }
-        .map_err(Stop::into_error)?;
+        .map_err(ListFailure::into_error)?;
         // Not before: this list's cluster is the one to check.
         shared.check_cluster().await?;
         let list = shared.settle(reading, &at)?;
@@ -143,19 +146,14 @@ impl ListerWatcher for KubeSource {
         let live = if let Some((_, live)) = opened { live } else { shared.watch(&from, position).await? };
         let name = Some(shared.config.namespace.clone()).filter(|name| !name.is_empty());
         let checks = Box::pin(existence::keep_checking(Arc::clone(shared), name.into_iter().collect()));
-        Ok(Box::pin(futures_util::stream::unfold(Some((live, checks)), |open| async move {
-            let (mut live, mut checks) = open?;
+        Ok(Box::pin(futures_util::stream::try_unfold((live, checks), |(mut live, mut checks)| async move {
             let next = tokio::select! {
                 biased;
                 next = live.next() => next,
                 // Never completes.
                 () = &mut checks => Ok(None),
             };
-            match next {
-                Ok(Some(delta)) => Some((Ok(delta), Some((live, checks)))),
-                Ok(None) => None,
-                Err(error) => Some((Err(error), None)),
-            }
+            next.map(|delta| delta.map(|delta| (delta, (live, checks))))
         })))
     }
 
@@ -163,10 +161,14 @@ impl ListerWatcher for KubeSource {
         self.shared.config.contact_timeout
     }
 
-    fn evidence(&self) -> Evidence {
+    fn rewrite_evidence(&self) -> RewriteEvidence {
         let fields = self.shared.config.field_selector.split(',').filter(|field| !field.is_empty());
         let of_metadata = |field: &str| field.trim_start().starts_with("metadata.");
-        if fields.into_iter().all(of_metadata) { Evidence::Listed } else { Evidence::Held }
+        if fields.into_iter().all(of_metadata) { RewriteEvidence::Listed } else { RewriteEvidence::Held }
+    }
+
+    fn demand(&self) -> ProgressDemand {
+        self.shared.demand.clone()
     }
 
     fn warm_start(&self) -> Option<&dyn WarmStart> {
@@ -201,8 +203,15 @@ impl WarmStart for KubeSource {
         // Versions numbered by lineage begin anew in each run.
         let version = position.version.lineage().is_none().then(|| position.safe().to_string())?;
         let is_open = position.is_open();
-        let mark = position.mark().as_ref().map(Mark::keep);
-        let kept = Kept { cluster, version, is_open, leaves_open, mark, problems: self.shared.problems.keep() };
+        let resume_point = position.resume_point().as_ref().map(ResumePoint::keep);
+        let kept = SavedPosition {
+            cluster,
+            version,
+            is_open,
+            leaves_open,
+            resume_point,
+            problems: self.shared.problems.keep(),
+        };
         serde_json::to_vec(&kept).ok().map(Bytes::from)
     }
 
@@ -210,12 +219,13 @@ impl WarmStart for KubeSource {
         if let Some(namespaces) = &self.namespaces {
             return namespaces.resume(at, proof);
         }
-        let kept: Kept = serde_json::from_slice(proof).map_err(|error| format!("invalid resume proof: {error}"))?;
-        let Kept { cluster, version, is_open, leaves_open, mark, problems } = kept;
+        let kept: SavedPosition =
+            serde_json::from_slice(proof).map_err(|error| format!("invalid resume proof: {error}"))?;
+        let SavedPosition { cluster, version, is_open, leaves_open, resume_point, problems } = kept;
         if version != at.to_string() {
             return Err(format!("resume proof of version {version} for a snapshot at {at}"));
         }
-        let known = Known::resume(cluster, at.clone(), is_open, mark.and_then(Mark::resume));
+        let known = KnownState::resume(cluster, at.clone(), is_open, resume_point.and_then(ResumePoint::resume));
         *self.shared.known.lock() = known.with_open_versions(leaves_open);
         if leaves_open {
             self.shared.sent_ahead.resume();

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_what_the_reflector_does_next() {
+    fn failures_are_classified_by_the_reaction_of_the_reflector() {
         for (code, status, expected) in [
             (410, r#"{"reason":"Expired","message":"m"}"#, SourceError::Expired("u: m (Expired)".into())),
             (200, r#"{"reason":"Gone","message":"m"}"#, SourceError::Expired("u: m (Gone)".into())),

@@ -2,14 +2,14 @@
 //! compares it with the written one: all changes in order, each once.
 
 mod connections;
+mod events;
+mod fake_api;
 mod faults;
 mod lists;
 mod metadata;
 mod namespaces;
 mod open;
-mod play;
-mod rewind;
-mod told;
+mod rewritten;
 mod warm;
 
 use std::{path::PathBuf, sync::LazyLock, time::Duration};
@@ -17,29 +17,29 @@ use std::{path::PathBuf, sync::LazyLock, time::Duration};
 use base64::prelude::{BASE64_STANDARD, Engine};
 use tokio::time::timeout;
 
-use self::play::{Fault, Play};
+use self::fake_api::{FakeApi, Fault};
 use super::*;
 use crate::{
     cache::{ListVersion, ListerWatcher, SourceError, SourceHealth},
     model::{Object, Path},
-    source::tests::{DEADLINE, Gate, Kept, Rig},
+    source::tests::{DEADLINE, Gate, Rig, SavedSnapshot},
 };
 
 /// A scripted API behind a gate, with a kubeconfig.
-struct Stand {
-    play: Play,
+struct Fixture {
+    fake: FakeApi,
     gate: Gate,
     kubeconfig: tempfile::TempPath,
 }
 
-// === impl Stand ===
+// === impl Fixture ===
 
-impl Stand {
+impl Fixture {
     async fn new() -> Self {
-        let play = Play::new();
-        let gate = Gate::to(play.listen().await).await;
+        let fake = FakeApi::new();
+        let gate = Gate::to(fake.listen().await).await;
         let kubeconfig = kubeconfig(&gate.url(), "");
-        Self { play, gate, kubeconfig }
+        Self { fake, gate, kubeconfig }
     }
 
     /// Returns a configuration with short timeouts.
@@ -57,24 +57,24 @@ impl Stand {
     }
 
     /// Starts a source that resumes from a previous run.
-    fn resumed(&self, kept: &Kept) -> Rig {
+    fn resumed(&self, kept: &SavedSnapshot) -> Rig {
         follow(self.config(), Some(kept))
     }
 
     /// Starts a source, and waits for its list.
     async fn listed(&self) -> Rig {
         let mut rig = self.rig();
-        assert_eq!(rig.told().await, format!("list {}", self.play.revision()));
+        assert_eq!(rig.told().await, format!("list {}", self.fake.revision()));
         rig
     }
 
     /// Folds deltas up to the API's revision, and compares the state.
     async fn reach(&self, rig: &mut Rig) {
-        rig.reach_state(self.play.revision(), || self.play.state()).await;
+        rig.reach_state(self.fake.revision(), || self.fake.state()).await;
     }
 }
 
-fn follow(config: KubeConfig, kept: Option<&Kept>) -> Rig {
+fn follow(config: KubeConfig, kept: Option<&SavedSnapshot>) -> Rig {
     let health = SourceHealth::new(config.contact_timeout, Duration::from_secs(15));
     Rig::follow(KubeSource::new(config, health.clone()), health, kept, value)
 }

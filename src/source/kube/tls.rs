@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rustls::{
-    ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+    AlertDescription, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
@@ -114,7 +114,7 @@ impl ServerCertVerifier for NoVerifier {
     }
 }
 
-/// Returns true if an error was caused by a TLS alert of the peer, which counts as a refusal of the client certificate. In TLS
+/// Returns true if an error was caused by a TLS alert with which the peer refuses the client certificate, or its absence. In TLS
 /// 1.3 that alert follows the handshake.
 pub(super) fn is_refusal(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut next = Some(error);
@@ -123,8 +123,8 @@ pub(super) fn is_refusal(error: &(dyn std::error::Error + 'static)) -> bool {
         // `io::Error` does not return the error it wraps as its source.
         let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
         let rustls = rustls.or_else(|| wrapped.and_then(|error| error.downcast_ref::<Error>()));
-        if matches!(rustls, Some(Error::AlertReceived(_))) {
-            return true;
+        if let Some(Error::AlertReceived(alert)) = rustls {
+            return is_of_certificate(*alert);
         }
         next = match wrapped {
             Some(wrapped) => Some(wrapped),
@@ -132,4 +132,49 @@ pub(super) fn is_refusal(error: &(dyn std::error::Error + 'static)) -> bool {
         };
     }
     false
+}
+
+/// Returns true if other credentials may help against this alert. Against the others, such as that of a server that is
+/// overloaded or of another protocol version, they do not.
+fn is_of_certificate(alert: AlertDescription) -> bool {
+    matches!(
+        alert,
+        AlertDescription::BadCertificate
+            | AlertDescription::UnsupportedCertificate
+            | AlertDescription::CertificateRevoked
+            | AlertDescription::CertificateExpired
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::UnknownCA
+            | AlertDescription::AccessDenied
+            | AlertDescription::DecryptError
+            | AlertDescription::CertificateRequired
+            // A server under TLS 1.2 answers a missing certificate with it (RFC 5246, section 7.4.6).
+            | AlertDescription::HandshakeFailure
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn alerts_about_the_certificate_refuse_it_and_others_do_not() {
+        for (alert, expected) in [
+            (AlertDescription::CertificateRequired, true),
+            (AlertDescription::CertificateExpired, true),
+            (AlertDescription::UnknownCA, true),
+            (AlertDescription::HandshakeFailure, true),
+            (AlertDescription::InternalError, false),
+            (AlertDescription::ProtocolVersion, false),
+            (AlertDescription::UnrecognisedName, false),
+            (AlertDescription::CloseNotify, false),
+        ] {
+            let error = Error::AlertReceived(alert);
+            assert_eq!(is_refusal(&error), expected, "{alert:?}");
+            assert_eq!(is_refusal(&io::Error::other(io::Error::other(error))), expected, "{alert:?}, wrapped");
+        }
+        assert!(!is_refusal(&io::Error::other(Error::DecryptError)));
+    }
 }

@@ -16,33 +16,33 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::{
     client::Watchdog,
     head::Head,
-    known::{MAX_CHANGES, Noted, Origin, Position},
-    lines::{Lines, NoLine},
-    object::{Bookmark, Item, ItemReader},
-    proof::{Recognition, Verdict},
-    reading::{Shared, Stop},
+    known::{EventEffect, MAX_CHANGES, Position, PositionEvidence},
+    line_reader::{LineError, LineReader},
+    object::{Bookmark, DecodedObject, ObjectDecoder},
     replay::Replay,
+    resume_check::{ResumeCheck, Verdict},
+    shared::{KubeShared, ListFailure},
 };
 use crate::{
     cache::{Delta, SourceError},
     model::{Event, EventType, ObjectError, ResourceVersion},
     source::{
         problems::subject_of,
-        watch_event::{self, Said},
+        watch_event::{self, DecodedEvent},
     },
 };
 
 /// An open watch.
-pub(super) struct Live {
-    shared: Arc<Shared>,
-    pub(super) lines: Lines,
+pub(super) struct KubeWatch {
+    shared: Arc<KubeShared>,
+    pub(super) lines: LineReader,
     watchdog: Watchdog,
     /// Time of the last line.
-    heard_at: Instant,
+    last_message_at: Instant,
     /// Time by which the API should have closed the watch.
     pub(super) deadline: Instant,
     /// Changes that the API has to replay first.
-    recognition: Option<Recognition>,
+    resume_check: Option<ResumeCheck>,
     /// Change that the API has to replay first, where versions are numbered by lineage.
     replay: Option<Replay>,
     /// Received events, held until the history is recognised; the flag is true for a deletion.
@@ -59,28 +59,28 @@ const NOTHING_TO_WATCH: &str = "the API's text of this version is unknown";
 
 /// Opens a watch after a version, with the changes that the API has to replay first.
 pub(super) async fn open(
-    shared: &Arc<Shared>,
+    shared: &Arc<KubeShared>,
     from: &ResourceVersion,
-    recognition: Option<Recognition>,
-) -> Result<Live, SourceError> {
+    resume_check: Option<ResumeCheck>,
+) -> Result<KubeWatch, SourceError> {
     let text = shared.known.lock().text_of(from);
     let Some(text) = text else {
         let problem = if shared.known.lock().is_decimal() { "the source is at another one" } else { NOTHING_TO_WATCH };
         return Err(SourceError::Expired(format!("cannot watch from version {from}: {problem}")));
     };
-    let live = Live::open(shared, &[("resourceVersion", &text)]).await?;
-    Ok(Live { is_opening: recognition.is_none(), recognition, ..live })
+    let live = KubeWatch::open(shared, &[("resourceVersion", &text)]).await?;
+    Ok(KubeWatch { is_opening: resume_check.is_none(), resume_check, ..live })
 }
 
 /// Opens a watch from before the last change, which the API has to replay.
-pub(super) async fn open_replay(shared: &Arc<Shared>, replay: Replay) -> Result<Live, SourceError> {
-    let live = Live::open(shared, &[("resourceVersion", &replay.before)]).await?;
-    Ok(Live { replay: Some(replay), ..live })
+pub(super) async fn open_replay(shared: &Arc<KubeShared>, replay: Replay) -> Result<KubeWatch, SourceError> {
+    let live = KubeWatch::open(shared, &[("resourceVersion", &replay.before)]).await?;
+    Ok(KubeWatch { replay: Some(replay), ..live })
 }
 
-// === impl Shared ===
+// === impl KubeShared ===
 
-impl Shared {
+impl KubeShared {
     /// Opens a watch from a version, if the cluster still has the history known up to there.
     ///
     /// The head is proof enough only at the version of the last known change. A cluster restored to a state between that change
@@ -95,10 +95,11 @@ impl Shared {
         self: &Arc<Self>,
         from: &ResourceVersion,
         position: Option<Position>,
-    ) -> Result<Live, SourceError> {
+    ) -> Result<KubeWatch, SourceError> {
         let Some(position) = position else { return open(self, from, None).await };
-        let (from, mark, Position { version, origin, .. }) = (position.safe(), position.mark(), position);
-        if matches!(origin, Origin::List(_)) {
+        let (from, resume_point, Position { version, origin, .. }) =
+            (position.safe(), position.resume_point(), position);
+        if matches!(origin, PositionEvidence::List(_)) {
             let live = open(self, &from, None).await?;
             if origin.is_just_listed() {
                 return Ok(live);
@@ -115,36 +116,40 @@ impl Shared {
                 || SourceError::Expired(format!("cannot verify the history: no known change before version {version}"));
             return open_replay(self, replay.ok_or_else(unproved)?).await;
         }
-        let head = self.head(&version, mark.as_ref()).await?;
-        let is_known = match (origin, &mark) {
+        let head = self.head(&version, resume_point.as_ref()).await?;
+        let is_known = match (origin, &resume_point) {
             _ if origin.is_just_closed() => true,
-            (Origin::List(_) | Origin::Watch | Origin::Closed(_), None) => head == Head::Empty,
-            (Origin::List(_) | Origin::Watch | Origin::Closed(_), Some(mark)) => {
-                head == Head::HasMark && *mark.version() == version
+            (PositionEvidence::List(_) | PositionEvidence::Watch | PositionEvidence::Closed(_), None) => {
+                head == Head::Empty
+            }
+            (PositionEvidence::List(_) | PositionEvidence::Watch | PositionEvidence::Closed(_), Some(resume_point)) => {
+                head == Head::HasMark && *resume_point.version() == version
             }
             _ => false,
         };
         if is_known {
             return open(self, &from, None).await;
         }
-        let Some((mark, before)) = mark.and_then(|mark| mark.before().map(|before| (mark, before))) else {
+        let Some((resume_point, before)) =
+            resume_point.and_then(|resume_point| resume_point.before().map(|before| (resume_point, before)))
+        else {
             return Err(SourceError::Expired(format!("cannot verify the history: no version before {version}")));
         };
-        open(self, &before, Some(Recognition::new(mark, version))).await
+        open(self, &before, Some(ResumeCheck::new(resume_point, version))).await
     }
 }
 
-// === impl Live ===
+// === impl KubeWatch ===
 
-impl Live {
-    pub(super) async fn open(shared: &Arc<Shared>, query: &[(&str, &str)]) -> Result<Self, SourceError> {
+impl KubeWatch {
+    pub(super) async fn open(shared: &Arc<KubeShared>, query: &[(&str, &str)]) -> Result<Self, SourceError> {
         let time = shared.config.watch_timeout.mul_f64(1.0 + fastrand::f64());
         Self::open_for(shared, query, time).await
     }
 
     /// Opens a watch that the API is to close after a time.
     pub(super) async fn open_for(
-        shared: &Arc<Shared>,
+        shared: &Arc<KubeShared>,
         query: &[(&str, &str)],
         time: Duration,
     ) -> Result<Self, SourceError> {
@@ -158,11 +163,11 @@ impl Live {
         })?;
         Ok(Self {
             watchdog: shared.api.watchdog(&body),
-            heard_at: Instant::now(),
-            lines: Lines::new(body),
+            last_message_at: Instant::now(),
+            lines: LineReader::new(body),
             deadline: Instant::now() + time + GRACE,
             shared: Arc::clone(shared),
-            recognition: None,
+            resume_check: None,
             replay: None,
             held: VecDeque::new(),
             is_opening: false,
@@ -176,7 +181,7 @@ impl Live {
     /// Dropping the future loses nothing: received data stays.
     pub(super) async fn next(&mut self) -> Result<Option<Delta>, SourceError> {
         loop {
-            if !self.is_unproved()
+            if !self.is_unconfirmed()
                 && let Some((event, is_deletion)) = self.held.pop_front()
             {
                 return self.hand_out(event, is_deletion).map(Some);
@@ -184,22 +189,22 @@ impl Live {
             let line = self.first_or_next_line().await.map_err(|no_line| self.broken(no_line))?;
             let Some(line) = line else {
                 // Otherwise the API may have closed the watch before it replayed the change.
-                if self.recognition.is_none() && self.replay.is_none() {
-                    let seen = self.heard_at.max(self.watchdog.seen());
+                if self.resume_check.is_none() && self.replay.is_none() {
+                    let seen = self.last_message_at.max(self.watchdog.seen());
                     self.shared.known.lock().note_close(seen);
                 }
                 return Ok(None);
             };
             let mut is_deletion = false;
-            let event = match self.decode(&line).map_err(Stop::into_error)? {
-                Said::Change(event_type, item) => {
+            let event = match self.decode(&line).map_err(ListFailure::into_error)? {
+                DecodedEvent::Change(event_type, item) => {
                     is_deletion = event_type == EventType::Deleted;
                     if self.is_replayed(is_deletion, &item)? {
                         continue;
                     }
                     self.change(event_type, item)?
                 }
-                Said::Bookmark(object) => {
+                DecodedEvent::Bookmark(object) => {
                     let bookmark = Bookmark::read(object).map_err(|error| self.unreadable(&error))?;
                     if let Some(replay) = &self.replay {
                         replay.check_bookmark(&bookmark.version)?;
@@ -208,7 +213,7 @@ impl Live {
                     let version = self.shared.known.lock().state(&bookmark.version);
                     Event::Bookmark(version.map_err(|error| SourceError::Undecodable(format!("bookmark: {error}")))?)
                 }
-                Said::Failure(status) => return Err(self.shared.api.told(status)),
+                DecodedEvent::Failure(status) => return Err(self.shared.api.watch_error(status)),
             };
             if self.is_new(&event)? {
                 if self.held.len() == MAX_CHANGES {
@@ -220,7 +225,7 @@ impl Live {
     }
 
     fn hand_out(&self, event: Event, is_deletion: bool) -> Result<Delta, SourceError> {
-        let Noted { closes, is_late, is_beyond_bound } = self.shared.known.lock().note_event(&event, is_deletion);
+        let EventEffect { closes, is_late, is_beyond_bound } = self.shared.known.lock().note_event(&event, is_deletion);
         if is_late {
             self.shared.health.count_late_change();
         }
@@ -233,12 +238,12 @@ impl Live {
     }
 
     /// Returns true if a change, at a version numbered by lineage, is the replay of the last known one.
-    fn is_replayed(&mut self, is_deletion: bool, item: &Item) -> Result<bool, SourceError> {
+    fn is_replayed(&mut self, is_deletion: bool, item: &DecodedObject) -> Result<bool, SourceError> {
         let Some(replay) = &self.replay else { return Ok(false) };
         if replay.judge(is_deletion, &item.object, &item.text)? == Verdict::Further {
             return Ok(false);
         }
-        self.shared.health.alive();
+        self.shared.health.record_contact();
         // While the version is open, the API replays all of its changes.
         let is_open = replay.is_open;
         self.replay = None;
@@ -247,20 +252,20 @@ impl Live {
 
     /// Returns true if an event was not received before the watch was opened.
     fn is_new(&mut self, event: &Event) -> Result<bool, SourceError> {
-        let Some(recognition) = &mut self.recognition else { return Ok(true) };
-        match recognition.judge(event) {
+        let Some(resume_check) = &mut self.resume_check else { return Ok(true) };
+        match resume_check.judge(event) {
             Ok(Verdict::Old) => Ok(false),
             Ok(Verdict::Recognised) => {
-                self.shared.health.alive();
+                self.shared.health.record_contact();
                 Ok(false)
             }
             Ok(Verdict::Further) => Ok(true),
             Ok(Verdict::New) => {
-                self.recognition = None;
+                self.resume_check = None;
                 Ok(true)
             }
             Err(error) => {
-                if matches!(error, SourceError::HistoryChanged(_)) {
+                if matches!(error, SourceError::HistoryRewritten(_)) {
                     self.shared.known.lock().forget();
                 }
                 Err(error)
@@ -268,8 +273,8 @@ impl Live {
         }
     }
 
-    fn change(&self, event_type: EventType, item: Item) -> Result<Event, SourceError> {
-        let Item { mut object, text, problem } = item;
+    fn change(&self, event_type: EventType, item: DecodedObject) -> Result<Event, SourceError> {
+        let DecodedObject { mut object, text, problem } = item;
         if !self.is_decimal() {
             let version = self.shared.known.lock().change(&text);
             object = object.at_version(version.map_err(|error| SourceError::Undecodable(error.to_string()))?);
@@ -289,12 +294,12 @@ impl Live {
     }
 
     /// Returns the next line. Silence after opening shows that the upstream is alive, unless a line has begun.
-    async fn first_or_next_line(&mut self) -> Result<Option<Bytes>, NoLine> {
-        if self.is_unproved() {
+    async fn first_or_next_line(&mut self) -> Result<Option<Bytes>, LineError> {
+        if self.is_unconfirmed() {
             // The API replays at once. One without bookmarks would be silent for ever if it had nothing to replay.
             return match timeout(self.shared.config.contact_timeout, self.line()).await {
                 Ok(line) => line,
-                Err(_) if self.lines.is_between_lines() => Err(NoLine::NotReplayed),
+                Err(_) if self.lines.is_between_lines() => Err(LineError::NotReplayed),
                 Err(_) => self.line().await,
             };
         }
@@ -303,7 +308,7 @@ impl Live {
             self.is_opening = false;
             match line {
                 Ok(line) => return line,
-                Err(_) if self.lines.is_between_lines() => self.shared.health.alive(),
+                Err(_) if self.lines.is_between_lines() => self.shared.health.record_contact(),
                 Err(_) => {}
             }
         }
@@ -311,27 +316,27 @@ impl Live {
     }
 
     /// Returns true if the API has yet to replay something.
-    fn is_unproved(&self) -> bool {
-        self.replay.is_some() || self.recognition.as_ref().is_some_and(|recognition| !recognition.is_recognised())
+    fn is_unconfirmed(&self) -> bool {
+        self.replay.is_some() || self.resume_check.as_ref().is_some_and(|resume_check| !resume_check.is_recognised())
     }
 
-    pub(super) async fn line(&mut self) -> Result<Option<Bytes>, NoLine> {
+    pub(super) async fn line(&mut self) -> Result<Option<Bytes>, LineError> {
         loop {
             let line = tokio::select! {
                 biased;
-                line = timeout_at(self.deadline, self.lines.next()) => line.unwrap_or(Err(NoLine::Late))?,
+                line = timeout_at(self.deadline, self.lines.next()) => line.unwrap_or(Err(LineError::DeadlineExceeded))?,
                 // Without the guard, this branch would restart the timeout of the lines.
                 () = self.watchdog.next(), if !self.lines.has_bound() => {
                     // A history that is not recognised yet is not reported as fresh, nor is a watch that the API may still
                     // refuse.
-                    if !self.is_unproved() && !self.is_opening {
-                        self.shared.health.alive();
+                    if !self.is_unconfirmed() && !self.is_opening {
+                        self.shared.health.record_contact();
                     }
                     continue;
                 }
             };
             if line.is_some() {
-                self.heard_at = Instant::now();
+                self.last_message_at = Instant::now();
             }
             if line.as_deref().is_none_or(|line| !line.trim_ascii().is_empty()) {
                 return Ok(line);
@@ -339,14 +344,14 @@ impl Live {
         }
     }
 
-    pub(super) fn broken(&self, no_line: NoLine) -> SourceError {
+    pub(super) fn broken(&self, no_line: LineError) -> SourceError {
         self.shared.initial_events.lock().has_new_connection();
         match no_line {
-            NoLine::Broken(why) => SourceError::Broken(why),
-            NoLine::Late => SourceError::Broken("watch not closed by the API in time".to_owned()),
-            NoLine::Silent => SourceError::Broken("no data from the API in time".to_owned()),
-            NoLine::NotReplayed => SourceError::Expired("last known change not replayed in time".to_owned()),
-            NoLine::TooLong => SourceError::Undecodable("event too large".to_owned()),
+            LineError::Broken(why) => SourceError::Broken(why),
+            LineError::DeadlineExceeded => SourceError::Broken("watch not closed by the API in time".to_owned()),
+            LineError::Silent => SourceError::Broken("no data from the API in time".to_owned()),
+            LineError::NotReplayed => SourceError::Expired("last known change not replayed in time".to_owned()),
+            LineError::TooLong => SourceError::Undecodable("event too large".to_owned()),
         }
     }
 
@@ -354,8 +359,8 @@ impl Live {
         self.shared.known.lock().is_decimal()
     }
 
-    pub(super) fn decode<'a>(&self, line: &'a [u8]) -> Result<Said<'a, Item>, Stop> {
-        let reader = ItemReader::new(&self.shared.config, self.is_decimal());
+    pub(super) fn decode<'a>(&self, line: &'a [u8]) -> Result<DecodedEvent<'a, DecodedObject>, ListFailure> {
+        let reader = ObjectDecoder::new(&self.shared.config, self.is_decimal());
         let mut is_decimal = true;
         let said = watch_event::decode(line, |object| {
             let read = reader.read(object.as_bytes());
@@ -364,7 +369,7 @@ impl Live {
         });
         match said {
             Ok(said) => Ok(said),
-            Err(_) if !is_decimal => Err(Stop::NotDecimal),
+            Err(_) if !is_decimal => Err(ListFailure::NotDecimal),
             Err(problem) => Err(SourceError::Undecodable(problem).into()),
         }
     }
@@ -378,8 +383,11 @@ impl Live {
     }
 }
 
-impl fmt::Debug for Live {
+impl fmt::Debug for KubeWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Live").field("lines", &self.lines).field("deadline", &self.deadline).finish_non_exhaustive()
+        f.debug_struct("KubeWatch")
+            .field("lines", &self.lines)
+            .field("deadline", &self.deadline)
+            .finish_non_exhaustive()
     }
 }

@@ -20,9 +20,9 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Position, Shared, message,
-    proof::{Mark, ResumeCheck},
-    resume::unproved,
+    message,
+    resume_check::{ResumeCheck, ResumePoint},
+    state::{Position, RelayShared, unchecked_history},
     upstream::Messages,
 };
 use crate::{
@@ -32,14 +32,14 @@ use crate::{
 };
 
 /// Open stream, and its position.
-pub(super) struct Live {
-    shared: Arc<Shared>,
+pub(super) struct RelayWatch {
+    shared: Arc<RelayShared>,
     messages: Messages,
     position: Position,
     /// Version after the position that was delivered, and at which more changes may follow.
     opened: Option<ResourceVersion>,
-    /// Delivered changes above the position, by version: the last one up to a later position is the mark of that position.
-    ahead: BTreeMap<u128, Mark>,
+    /// Delivered changes above the position, by version: the last one up to a later position is the resume point of that position.
+    ahead: BTreeMap<u128, ResumePoint>,
     /// Check of a stream of another server, which begins before the position: no message up to the position is new.
     check: Option<ResumeCheck>,
     /// Events of a batch, while the version has not advanced.
@@ -50,16 +50,16 @@ pub(super) struct Live {
     is_relisted: bool,
     /// Delta of the same message as the one delivered last.
     ready: VecDeque<Delta>,
-    heard_at: Instant,
+    last_message_at: Instant,
     /// Time at which a caller was last seen waiting, for a stream with short intervals.
-    wanted_at: Option<Instant>,
+    last_demand_at: Option<Instant>,
 }
 
-// === impl Live ===
+// === impl RelayWatch ===
 
-impl Live {
+impl RelayWatch {
     /// Returns a stream that continues from a position.
-    pub(super) fn new(shared: Arc<Shared>, messages: Messages, position: Position) -> Self {
+    pub(super) fn new(shared: Arc<RelayShared>, messages: Messages, position: Position) -> Self {
         Self {
             shared,
             messages,
@@ -71,14 +71,14 @@ impl Live {
             deletion: Cause::Change,
             is_relisted: false,
             ready: VecDeque::new(),
-            heard_at: Instant::now(),
-            wanted_at: None,
+            last_message_at: Instant::now(),
+            last_demand_at: None,
         }
     }
 
     /// Resumes after a version.
-    pub(super) async fn resume(shared: Arc<Shared>, from: ResourceVersion) -> Result<Self, SourceError> {
-        let unknown = |version| Position { version, history: Arc::default(), mark: None };
+    pub(super) async fn resume(shared: Arc<RelayShared>, from: ResourceVersion) -> Result<Self, SourceError> {
+        let unknown = |version| Position { version, history: Arc::default(), resume_point: None };
         let position = shared.position(&from).unwrap_or_else(|| unknown(from));
         let (messages, check) = shared.open_after(&position, shared.config.heartbeat).await?;
         Ok(Self { check, ..Self::new(shared, messages, position) })
@@ -94,26 +94,26 @@ impl Live {
             if let Some(delta) = self.ready.pop_front() {
                 return Ok(delta);
             }
-            if self.wanted_at.is_some_and(|at| at.elapsed() > self.shared.config.heartbeat) {
+            if self.last_demand_at.is_some_and(|at| at.elapsed() > self.shared.config.heartbeat) {
                 self.reopen(None).await?;
             }
-            let silent_at = self.heard_at + self.shared.upstream.silence();
-            let demand = self.shared.health.demand().clone();
+            let silent_at = self.last_message_at + self.shared.upstream.silence();
+            let demand = self.shared.demand.clone();
             tokio::select! {
                 // Messages that have arrived come first: a stream that was not polled for long is not silent.
                 biased;
                 // Cancel-safe: an incomplete message stays in the stream.
                 message = self.messages.message() => {
-                    let message = message.map_err(|status| self.told(self.shared.upstream.status(&status)))?;
+                    let message = message.map_err(|status| self.watch_error(self.shared.upstream.status(&status)))?;
                     let message = message.ok_or_else(|| self.shared.upstream.ended())?;
-                    self.heard_at = Instant::now();
+                    self.last_message_at = Instant::now();
                     if let Some(delta) = self.take(message)? {
                         self.shared.state.lock().position = Some(self.position.clone());
                         return Ok(delta);
                     }
                 }
                 // Cancel-safe by its own contract; `reopen` then replaces the stream.
-                () = demand.wanted(), if self.wanted_at.is_none() => self.reopen(Some(Instant::now())).await?,
+                () = demand.wanted(), if self.last_demand_at.is_none() => self.reopen(Some(Instant::now())).await?,
                 () = tokio::time::sleep_until(silent_at) => return Err(self.shared.upstream.silent()),
             }
         }
@@ -128,14 +128,14 @@ impl Live {
     }
 
     /// Replaces the stream with one at another bookmark interval, from the position.
-    async fn reopen(&mut self, wanted_at: Option<Instant>) -> Result<(), SourceError> {
+    async fn reopen(&mut self, last_demand_at: Option<Instant>) -> Result<(), SourceError> {
         let config = &self.shared.config;
-        let interval = if wanted_at.is_some() { config.progress_interval } else { config.heartbeat };
+        let interval = if last_demand_at.is_some() { config.progress_interval } else { config.heartbeat };
         (self.messages, self.check) = self.shared.open_after(&self.position, interval).await?;
         self.gathered.clear();
         self.ready.clear();
         (self.deletion, self.is_relisted) = (Cause::Change, false);
-        (self.wanted_at, self.heard_at) = (wanted_at, Instant::now());
+        (self.last_demand_at, self.last_message_at) = (last_demand_at, Instant::now());
         Ok(())
     }
 
@@ -146,7 +146,7 @@ impl Live {
             return Ok(true);
         }
         if let Some(bookmark) = &message.bookmark {
-            let is_synced = message::tell_origin(bookmark, &self.shared.health) == SyncState::Synced;
+            let is_synced = message::report_origin(bookmark, &self.shared.health) == SyncState::Synced;
             self.shared.note_behind(is_synced, &message.resource_version)?;
             self.note_demand();
         }
@@ -183,13 +183,13 @@ impl Live {
                 let version = self.not_before(&version)?;
                 self.bookmark(message.bookmark.unwrap_or_default(), version).map(Some)
             }
-            _ => Err(self.told(self.shared.upstream.not_an_event(message))),
+            _ => Err(self.watch_error(self.shared.upstream.not_an_event(message))),
         }
     }
 
     /// Converts an error that the upstream sent. A history rewritten there is that of the position only after the check.
-    fn told(&self, error: SourceError) -> SourceError {
-        if self.check.is_some() { unproved(error) } else { error }
+    fn watch_error(&self, error: SourceError) -> SourceError {
+        if self.check.is_some() { unchecked_history(error) } else { error }
     }
 
     /// Delivers an event of an open batch at once, as the upstream did. The position stays before the batch.
@@ -211,9 +211,9 @@ impl Live {
             *event.version() == version.next() && opened.as_ref().is_none_or(|opened| opened == event.version());
         let end = (!is_next && event.version() != reached).then(|| Event::Bookmark(reached.clone()));
         if event.version() > version
-            && let Some(mark) = Mark::after_batch(None, std::slice::from_ref(&event), false)
+            && let Some(resume_point) = ResumePoint::after_batch(None, std::slice::from_ref(&event), false)
         {
-            self.ahead.insert(event.version().number(), mark.open());
+            self.ahead.insert(event.version().number(), resume_point.open());
         }
         self.opened = if is_next { Some(event.version().clone()) } else { opened };
         let events = [event].into_iter().chain(end);
@@ -248,20 +248,20 @@ impl Live {
         if is_relisted || events.last().is_none_or(|last| *last.version() != version) {
             events.push(Event::Bookmark(version.clone()));
         }
-        self.position.mark = Mark::after_batch(self.position.mark.take(), &events, is_relisted);
+        self.position.resume_point = ResumePoint::after_batch(self.position.resume_point.take(), &events, is_relisted);
         let ahead = self.ahead.split_off(&version.next().number());
         let passed = std::mem::replace(&mut self.ahead, ahead).pop_last().filter(|_| !is_relisted);
-        if let Some((_, mark)) =
-            passed.filter(|(at, _)| self.position.mark.as_ref().is_none_or(|mark| mark.version().number() < *at))
-        {
-            self.position.mark = Some(mark);
+        if let Some((_, resume_point)) = passed.filter(|(at, _)| {
+            self.position.resume_point.as_ref().is_none_or(|resume_point| resume_point.version().number() < *at)
+        }) {
+            self.position.resume_point = Some(resume_point);
         }
         self.position.version = version;
         if is_relisted { Delta::Relist(events, deletion) } else { Delta::transaction(events) }
     }
 
     fn bookmark(&mut self, bookmark: Bookmark, version: ResourceVersion) -> Result<Delta, SourceError> {
-        message::tell_origin(&bookmark, &self.shared.health);
+        message::report_origin(&bookmark, &self.shared.health);
         if *bookmark.history != *self.position.history {
             self.position.history = bookmark.history.into();
         }
@@ -273,8 +273,8 @@ impl Live {
     }
 
     fn note_demand(&mut self) {
-        if self.shared.health.demand().is_wanted() {
-            self.wanted_at = self.wanted_at.map(|_| Instant::now());
+        if self.shared.demand.is_wanted() {
+            self.last_demand_at = self.last_demand_at.map(|_| Instant::now());
         }
     }
 
@@ -302,7 +302,7 @@ impl Live {
             // The first batch beyond the position: the stream's version before it is older.
             return Ok(self.position.version.clone());
         }
-        let endpoint = &self.shared.config.endpoint;
+        let endpoint = self.shared.config.endpoint.uri();
         Err(SourceError::Busy(format!(
             "{endpoint}: message at version {version} after version {}",
             self.position.version
@@ -310,8 +310,8 @@ impl Live {
     }
 }
 
-impl fmt::Debug for Live {
+impl fmt::Debug for RelayWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Live").field("position", &self.position).finish_non_exhaustive()
+        f.debug_struct("RelayWatch").field("position", &self.position).finish_non_exhaustive()
     }
 }

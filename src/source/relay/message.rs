@@ -44,12 +44,12 @@ pub(super) fn version(text: &str) -> Result<ResourceVersion, SourceError> {
 }
 
 /// Reports the state of the origin in a bookmark to `health`, and returns it.
-pub(super) fn tell_origin(bookmark: &pb::Bookmark, health: &SourceHealth) -> SyncState {
+pub(super) fn report_origin(bookmark: &pb::Bookmark, health: &SourceHealth) -> SyncState {
     let state = match bookmark.source() {
         pb::SyncState::Stale | pb::SyncState::Syncing => SyncState::Stale,
         pb::SyncState::Synced | pb::SyncState::Unspecified => SyncState::Synced,
     };
-    health.relayed(state, bookmark.source_seen_at.and_then(|at| SystemTime::try_from(at).ok()));
+    health.record_origin(state, bookmark.source_seen_at.and_then(|at| SystemTime::try_from(at).ok()));
     state
 }
 
@@ -89,7 +89,7 @@ mod tests {
 
         /// Covers whatever an origin may serve, from any kind of source.
         #[test]
-        fn an_object_that_is_passed_on_is_the_same(
+        fn a_relayed_object_is_unchanged(
             text in "[a-z{}\"é\n]{0,20}",
             (uid, kind, label) in ("[a-z0-9]{0,3}", "[A-Z]{0,2}", "[a-z]{1,3}"),
             (is_json, has_labels, is_typed) in any::<(bool, bool, bool)>(),
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_passed_on_says_why() {
+    fn messages_that_cannot_be_relayed_are_rejected_with_the_reason() {
         let good = pb::Object {
             name: "a".to_owned(),
             resource_version: "5".to_owned(),

@@ -1,19 +1,21 @@
 //! Connection to the upstream: its name and path, its streams and its errors.
 
-use std::{fs, path::Path, time::Duration};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tonic::{Code, Streaming};
 
 use super::{RelayConfig, message};
 use crate::{
-    cache::{SourceError, SourceHealth},
-    client::{Client, ClientError, ServerAddress, TlsOptions},
+    cache::{Provenance, SourceError, SourceHealth},
+    client::{Client, ClientError},
+    endpoint::ServerAddress,
     model::{Object, ObjectKey, ResourceVersion},
     proto::pb::{
         EventType, FullChannelPolicy, GetRequest, InitialEvents, PayloadFormat, QueueOptions, Resource, WatchRequest,
         WatchResponse,
     },
+    source::small_file,
 };
 
 /// Connection to the upstream, made on demand, with one stream at a time.
@@ -21,6 +23,7 @@ use crate::{
 pub(super) struct Upstream {
     config: RelayConfig,
     health: SourceHealth,
+    provenance: Provenance,
     client: Mutex<Option<Client>>,
 }
 
@@ -54,7 +57,12 @@ const MAX_PATH: usize = 16;
 
 impl Upstream {
     pub(super) fn new(config: RelayConfig, health: SourceHealth) -> Self {
-        Self { config, health, client: Mutex::default() }
+        Self { config, health, provenance: Provenance::default(), client: Mutex::default() }
+    }
+
+    /// Returns the servers that the resource comes through.
+    pub(super) fn provenance(&self) -> &Provenance {
+        &self.provenance
     }
 
     /// Returns the time without a message after which the source gives a stream up.
@@ -126,12 +134,7 @@ impl Upstream {
 
     /// Converts the status that a stream ended with.
     pub(super) fn status(&self, status: &tonic::Status) -> SourceError {
-        let client = self.client.lock().clone();
-        let address = client.map(|client| client.address().clone());
-        match address.or_else(|| self.config.endpoint.parse().ok()) {
-            Some(address) => self.error(&ClientError::from_status(&address, status)),
-            None => SourceError::Busy(status.message().to_owned()),
-        }
+        self.error(&ClientError::from_status(&self.config.endpoint, status))
     }
 
     /// Converts a message that ends a stream, or that an upstream must not send to a relay, to an error.
@@ -142,7 +145,10 @@ impl Upstream {
             (EventType::Dropped, _) => {
                 let dropped = message.dropped.unwrap_or_default();
                 let (count, after) = (dropped.count, dropped.after_resource_version);
-                SourceError::Busy(format!("{}: {count} events dropped after version {after}", self.config.endpoint))
+                SourceError::Busy(format!(
+                    "{}: {count} events dropped after version {after}",
+                    self.config.endpoint.uri()
+                ))
             }
             (event_type, _) => self.contract(&format!("unexpected {}", event_type.as_str_name())),
         }
@@ -150,15 +156,15 @@ impl Upstream {
 
     /// Returns the error of an upstream that breaks its contract.
     pub(super) fn contract(&self, problem: &str) -> SourceError {
-        SourceError::Undecodable(format!("{}: {problem}", self.config.endpoint))
+        SourceError::Undecodable(format!("{}: {problem}", self.config.endpoint.uri()))
     }
 
     pub(super) fn ended(&self) -> SourceError {
-        SourceError::Busy(format!("{}: stream closed", self.config.endpoint))
+        SourceError::Busy(format!("{}: stream closed", self.config.endpoint.uri()))
     }
 
     pub(super) fn silent(&self) -> SourceError {
-        SourceError::Busy(format!("{}: no data for {:?}", self.config.endpoint, self.silence()))
+        SourceError::Busy(format!("{}: no data for {:?}", self.config.endpoint.uri(), self.silence()))
     }
 
     /// Drops the connection: the next stream takes another one.
@@ -170,9 +176,9 @@ impl Upstream {
         if let Some(client) = &*self.client.lock() {
             return Ok(client.clone());
         }
-        let address = address(&self.config).map_err(SourceError::Unavailable)?;
+        let address = secured(&self.config).map_err(SourceError::Unavailable)?;
         let client = Client::connect(&address).await.map_err(|error| self.error(&error))?;
-        tracing::info!(endpoint = self.config.endpoint, "connected to informerd");
+        tracing::info!(endpoint = self.config.endpoint.uri(), "connected to informerd");
         *self.client.lock() = Some(client.clone());
         Ok(client)
     }
@@ -180,9 +186,10 @@ impl Upstream {
     /// Reads the upstream's resource, and records its path and namespaces.
     pub(super) async fn check_path(&self) -> Result<Resource, SourceError> {
         let RelayConfig { endpoint, resource: name, answer_timeout, .. } = &self.config;
+        let endpoint = endpoint.uri();
         let client = self.client().await?;
         let resources = self.answer(*answer_timeout, client.resources()).await?;
-        let provenance = self.health.provenance();
+        let provenance = &self.provenance;
         let known = || resources.iter().map(|resource| resource.name.as_str()).collect::<Vec<_>>().join(", ");
         let Some(resource) = resources.iter().find(|resource| resource.name == *name) else {
             let problem = format!("{endpoint}: resource {name:?} not found (known: {})", known());
@@ -215,13 +222,14 @@ impl Upstream {
     ) -> Result<T, SourceError> {
         match tokio::time::timeout(limit, call).await {
             Ok(answer) => answer.map_err(|error| self.error(&error)),
-            Err(_) => Err(SourceError::Busy(format!("{}: no response within {limit:?}", self.config.endpoint))),
+            Err(_) => Err(SourceError::Busy(format!("{}: no response within {limit:?}", self.config.endpoint.uri()))),
         }
     }
 
     /// Converts an error by the Reflector's next step.
     fn error(&self, error: &ClientError) -> SourceError {
         let RelayConfig { endpoint, resource, .. } = &self.config;
+        let endpoint = endpoint.uri();
         let text = match error {
             ClientError::Refused(_) => format!("{endpoint}: {error}"),
             // The text of the others names the server.
@@ -230,7 +238,7 @@ impl Upstream {
         match (error.code(), error.reason()) {
             (Code::OutOfRange, Some("RESOURCE_VERSION_EXPIRED")) => SourceError::Expired(text),
             // A version that this upstream has sent is of another lineage for it now.
-            (_, Some("HISTORY_CHANGED" | "RESOURCE_VERSION_INVALID")) => SourceError::HistoryChanged(text),
+            (_, Some("HISTORY_CHANGED" | "RESOURCE_VERSION_INVALID")) => SourceError::HistoryRewritten(text),
             (_, Some("RESOURCE_VERSION_TOO_LARGE")) => SourceError::VersionTooLarge(text),
             (_, Some("POLICY_NOT_ALLOWED")) => SourceError::Unavailable(format!(
                 "{endpoint}: policy `replay` not allowed for {resource:?}, which a relay needs; add it to the upstream's watch.allowed_policies"
@@ -240,19 +248,11 @@ impl Upstream {
     }
 }
 
-/// Parses the upstream's address; under TLS, reads the files now.
-pub(super) fn address(config: &RelayConfig) -> Result<ServerAddress, String> {
-    let address: ServerAddress = config.endpoint.parse().map_err(|error| format!("{error}"))?;
-    let authority = config.tls.ca.as_deref().map(read).transpose()?;
-    let identity = match &config.tls.identity {
-        Some((cert, key)) => Some((read(cert)?, read(key)?)),
-        None => None,
-    };
-    Ok(address.with_tls(TlsOptions { authority, identity }).unwrap_or(address))
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, String> {
-    fs::read(path).map_err(|error| format!("{} cannot be read: {error}", path.display()))
+/// Returns the upstream's address with the contents of its TLS files, which may have been renewed.
+pub(super) fn secured(config: &RelayConfig) -> Result<ServerAddress, String> {
+    let RelayConfig { endpoint, tls, .. } = config;
+    let options = tls.try_map(|path| small_file::read(path))?;
+    Ok(endpoint.with_tls(options).unwrap_or_else(|| endpoint.clone()))
 }
 
 #[cfg(test)]
@@ -262,9 +262,9 @@ mod tests {
 
     /// A gap is never hidden, even if an upstream drops events against its contract.
     #[test]
-    fn what_is_dropped_all_the_same_is_watched_again() {
+    fn events_dropped_despite_replay_are_an_error() {
         let health = SourceHealth::new(Duration::MAX, Duration::MAX);
-        let upstream = Upstream::new(RelayConfig::new("http://127.0.0.1:1", "pods"), health);
+        let upstream = Upstream::new(RelayConfig::new("http://127.0.0.1:1".parse().unwrap(), "pods"), health);
         let dropped = Some(Dropped { count: 3, after_resource_version: "7".to_owned() });
         let message = WatchResponse { r#type: EventType::Dropped.into(), dropped, ..WatchResponse::default() };
         let error = upstream.not_an_event(message);

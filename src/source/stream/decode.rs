@@ -14,7 +14,7 @@ use crate::{
 
 /// Content of one event.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Said {
+pub(super) enum StreamEvent {
     /// An object was added, modified or deleted.
     Change(EventType, Object),
     /// BOOKMARK: the upstream is in contact.
@@ -42,13 +42,13 @@ struct Annotated {
 /// # Errors
 ///
 /// The reason why it is no event, in one line.
-pub(super) fn decode(event: &[u8], version: &ResourceVersion) -> Result<Said, String> {
+pub(super) fn decode(event: &[u8], version: &ResourceVersion) -> Result<StreamEvent, String> {
     // An object of a stream has no key except for its name, which must not be empty.
     let object = |text| Object::from_json(text, "", version.clone());
     Ok(match watch_event::decode(event, object)? {
-        watch_event::Said::Change(event_type, object) => Said::Change(event_type, object),
-        watch_event::Said::Bookmark(object) => Said::Alive { is_initial_end: is_initial_end(object) },
-        watch_event::Said::Failure(status) => Said::Failure(status_text(status)),
+        watch_event::DecodedEvent::Change(event_type, object) => StreamEvent::Change(event_type, object),
+        watch_event::DecodedEvent::Bookmark(object) => StreamEvent::Alive { is_initial_end: is_initial_end(object) },
+        watch_event::DecodedEvent::Failure(status) => StreamEvent::Failure(status_text(status)),
     })
 }
 
@@ -66,19 +66,19 @@ mod tests {
     use super::*;
     use crate::model::MAX_OBJECT_BYTES;
 
-    fn decoded(event: &str) -> Result<Said, String> {
+    fn decoded(event: &str) -> Result<StreamEvent, String> {
         decode(event.as_bytes(), &ResourceVersion::decimal(7))
     }
 
     fn change(event: &str) -> (EventType, Object) {
         match decoded(event).unwrap() {
-            Said::Change(event_type, object) => (event_type, object),
+            StreamEvent::Change(event_type, object) => (event_type, object),
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
-    fn the_object_is_the_bytes_that_came() {
+    fn the_body_of_an_object_is_the_received_bytes() {
         let body = "{\n  \"kind\": \"Pod\",\"metadata\":{\"namespace\":\"shop\",\n\"name\":\"w\\u0065b\",\"uid\":\"u\"},\"n\":1.50}";
         let (event_type, object) = change(&format!("{{ \"type\" : \"ADDED\", \"object\" :  {body} }}"));
         assert_eq!((event_type, object.key().to_string().as_str(), object.uid()), (EventType::Added, "shop/web", "u"));
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn types_are_apimachinerys_and_other_fields_are_of_no_account() {
+    fn types_are_those_of_apimachinery_and_other_fields_are_ignored() {
         for (name, expected) in
             [("ADDED", EventType::Added), ("MODIFIED", EventType::Modified), ("DELETED", EventType::Deleted)]
         {
@@ -107,12 +107,12 @@ mod tests {
             ),
         ] {
             let event = format!(r#"{{"type":"BOOKMARK"{object}}}"#);
-            assert_eq!(decoded(&event), Ok(Said::Alive { is_initial_end }), "{event}");
+            assert_eq!(decoded(&event), Ok(StreamEvent::Alive { is_initial_end }), "{event}");
         }
     }
 
     #[test]
-    fn a_failure_is_told_in_the_words_of_the_upstream() {
+    fn a_failure_has_the_message_of_the_upstream() {
         for (object, words) in [
             (r#"{"kind":"Status","message":"too old: 5","reason":"Expired","code":410}"#, "too old: 5 (Expired)"),
             (r#"{"message":"a\nb"}"#, "a b"),
@@ -120,13 +120,13 @@ mod tests {
             (r#""text""#, r#""text""#),
         ] {
             let event = format!(r#"{{"type":"ERROR","object":{object}}}"#);
-            assert_eq!(decoded(&event), Ok(Said::Failure(words.to_owned())));
+            assert_eq!(decoded(&event), Ok(StreamEvent::Failure(words.to_owned())));
         }
-        assert_eq!(decoded(r#"{"type":"ERROR"}"#), Ok(Said::Failure(String::new())));
+        assert_eq!(decoded(r#"{"type":"ERROR"}"#), Ok(StreamEvent::Failure(String::new())));
     }
 
     #[test]
-    fn what_is_no_event_or_has_no_key_is_refused_in_one_line() {
+    fn input_without_an_event_or_a_key_is_rejected_in_one_line() {
         for (event, problem) in [
             ("{}", "not a watch event"),
             (
@@ -158,7 +158,7 @@ mod tests {
 
         /// The fast path and the slow path have the same result, also for invalid events.
         #[test]
-        fn an_event_says_the_same_however_it_is_spaced(
+        fn white_space_does_not_change_an_event(
             name in select(vec!["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR", "added", ""]),
             parts in vec(select(vec![
                 r#"{"metadata":{"name":"a"},"x":[1,"}"]}"#, r#"{"metadata":{"name":""}}"#, r#"{"metadata":{"name":5}}"#,

@@ -20,8 +20,6 @@ use tokio::{
     time::sleep,
 };
 
-use super::StreamError;
-
 /// Origin of the events of a resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StreamPath {
@@ -29,6 +27,25 @@ pub enum StreamPath {
     Stdin,
     /// A file or a named pipe.
     Path(PathBuf),
+}
+
+/// Reason why a stream cannot be read; the text says what to do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StreamError {
+    /// Path that does not exist.
+    #[error("the file {} does not exist; create it, or correct the path", .0.display())]
+    Missing(PathBuf),
+    /// Path of a directory or a socket.
+    #[error("{} is neither a file nor a named pipe; name the file or pipe with the events", .0.display())]
+    NotAStream(PathBuf),
+    /// Input that cannot be opened.
+    #[error("{what} cannot be read ({reason}); give the user of informerd permission to read it")]
+    Unreadable {
+        /// The file, or "standard input".
+        what: String,
+        /// The operating system's message.
+        reason: String,
+    },
 }
 
 /// Input that is being read.
@@ -92,6 +109,21 @@ impl StreamPath {
             return Pipe::open(path).map(Input::Pipe).map_err(error);
         }
         fs::File::open(path).map(|file| Input::File(File::from_std(file))).map_err(error)
+    }
+}
+
+// === impl StreamError ===
+
+impl StreamError {
+    fn of(path: &Path, error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::NotFound => Self::Missing(path.to_owned()),
+            _ => Self::Unreadable { what: path.display().to_string(), reason: error.to_string() },
+        }
+    }
+
+    fn of_stdin(error: &io::Error) -> Self {
+        Self::Unreadable { what: "standard input".to_owned(), reason: error.to_string() }
     }
 }
 
@@ -223,7 +255,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn a_pipe_whose_writers_follow_each_other_unnoticed_is_waited_for_at_rest() {
+    async fn an_unnoticed_change_of_writers_does_not_cause_busy_reads() {
         let (_directory, path) = fifo();
         let mut pipe = Pipe::open(&path).unwrap();
         let mut buffer = [0; 8];

@@ -17,19 +17,19 @@ use crate::{
 
 /// State of a stream.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct StreamState {
     pub(super) version: ResourceVersion,
     /// Objects, each with the version of its last event, which may have changed nothing.
-    objects: HashMap<ByKey, u128, foldhash::fast::RandomState>,
+    objects: HashMap<KeyedObject, u128, foldhash::fast::RandomState>,
 }
 
 /// Object identified by its key.
 #[derive(Debug)]
-struct ByKey(Arc<Object>);
+struct KeyedObject(Arc<Object>);
 
-// === impl Known ===
+// === impl StreamState ===
 
-impl Known {
+impl StreamState {
     /// Returns a state without objects, at this version.
     pub(super) fn new(version: ResourceVersion) -> Self {
         Self { version, objects: HashMap::default() }
@@ -37,7 +37,7 @@ impl Known {
 
     /// Returns all objects.
     pub(super) fn list(&self) -> List {
-        let objects = self.objects.keys().map(|ByKey(object)| Arc::clone(object)).collect();
+        let objects = self.objects.keys().map(|KeyedObject(object)| Arc::clone(object)).collect();
         List::new(objects, self.version.clone())
     }
 
@@ -49,7 +49,7 @@ impl Known {
             let before = self.objects.remove(object.key());
             return (Event::Deleted(Arc::new(object)), before);
         }
-        let old = self.objects.get_key_value(object.key()).map(|(ByKey(old), before)| (Arc::clone(old), *before));
+        let old = self.objects.get_key_value(object.key()).map(|(KeyedObject(old), before)| (Arc::clone(old), *before));
         let object = Arc::new(match &old {
             Some((old, _)) => object.keyed_as(old),
             None => object,
@@ -61,7 +61,7 @@ impl Known {
             Some((old, _)) => drop(self.objects.remove(old.key())),
             None => {}
         }
-        self.objects.entry(ByKey(Arc::clone(&object))).and_modify(|at| *at = now).or_insert(now);
+        self.objects.entry(KeyedObject(Arc::clone(&object))).and_modify(|at| *at = now).or_insert(now);
         let event = if event_type == EventType::Added { Event::Added(object) } else { Event::Modified(object) };
         (event, old.map(|(_, before)| before))
     }
@@ -74,7 +74,7 @@ impl Known {
     /// Removes the objects without an event after this version. Returns their deletions, sorted by key and all at one version.
     pub(super) fn remove_silent_since(&mut self, version: u128) -> Vec<Event> {
         let removed = self.objects.extract_if(|_, at| *at <= version);
-        let mut removed: Vec<_> = removed.map(|(ByKey(object), _)| object).collect();
+        let mut removed: Vec<_> = removed.map(|(KeyedObject(object), _)| object).collect();
         if removed.is_empty() {
             return Vec::new();
         }
@@ -84,27 +84,27 @@ impl Known {
     }
 }
 
-// === impl ByKey ===
+// === impl KeyedObject ===
 
-impl Borrow<ObjectKey> for ByKey {
+impl Borrow<ObjectKey> for KeyedObject {
     fn borrow(&self) -> &ObjectKey {
         self.0.key()
     }
 }
 
-impl Hash for ByKey {
+impl Hash for KeyedObject {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.0.key().hash(state);
     }
 }
 
-impl PartialEq for ByKey {
+impl PartialEq for KeyedObject {
     fn eq(&self, other: &Self) -> bool {
         self.0.key() == other.0.key()
     }
 }
 
-impl Eq for ByKey {}
+impl Eq for KeyedObject {}
 
 #[cfg(test)]
 mod tests {
@@ -112,13 +112,13 @@ mod tests {
 
     use super::*;
 
-    fn event(known: &mut Known, event_type: EventType, name: &str, value: u8) -> Option<u128> {
+    fn event(known: &mut StreamState, event_type: EventType, name: &str, value: u8) -> Option<u128> {
         let body = format!(r#"{{"metadata":{{"name":"{name}"}},"value":{value}}}"#);
         let object = Object::from_json(Bytes::from(body), "", known.version.next()).unwrap();
         known.apply(event_type, object).1
     }
 
-    fn bodies(known: &Known) -> Vec<String> {
+    fn bodies(known: &StreamState) -> Vec<String> {
         let mut bodies: Vec<_> =
             known.list().objects.iter().map(|object| String::from_utf8(object.body().to_vec()).unwrap()).collect();
         bodies.sort_unstable();
@@ -126,8 +126,8 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_event_after_a_version_is_removed_as_a_whole() {
-        let mut known = Known::new("a.1".parse().unwrap());
+    fn objects_without_an_event_after_a_version_are_removed_together() {
+        let mut known = StreamState::new("a.1".parse().unwrap());
         for name in ["c", "a", "b", "d"] {
             assert_eq!(event(&mut known, EventType::Added, name, 1), None);
         }

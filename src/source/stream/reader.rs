@@ -1,12 +1,9 @@
 //! Decoder of a stream: reads the input, and converts it to events.
 //!
 //! ```text
-//!   input ──▶ chunk ──▶ Framer ──▶ decode ──▶ Known (the current objects) ──▶ Delta
+//!   input ──▶ chunk ──▶ Framer ──▶ decode ──▶ StreamState (the current objects) ──▶ Delta
 //!                         └────────── events not applied ──▶ Problems ──▶ SourceHealth
 //! ```
-//!
-//! One watch at a time has the [`Reader`], as a [`Lease`] that returns it when dropped: a watch that ends loses no bytes that
-//! were read and not delivered yet.
 //!
 //! Invariants:
 //! - The reader reports an event that cannot be applied, and continues after it: a stream cannot be read again.
@@ -22,17 +19,16 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
 use super::{
-    Shared, Slot, StreamError,
-    decode::{Said, decode},
+    decode::{StreamEvent, decode},
     framing::{Found, Framer, MAX_DEPTH, MAX_EVENT_BYTES, Position},
-    input::{Input, Received},
-    known::Known,
+    input::{Input, Received, StreamError},
+    known::StreamState,
+    watcher::DecodeError,
 };
 use crate::{
     cache::{Delta, Problem, ProblemReason, SourceHealth},
     model::{Cause, Event},
     source::problems::Problems,
-    watch::{DecodeError, Decoder},
 };
 
 /// The only reader of an open input.
@@ -43,7 +39,7 @@ pub(super) struct Reader {
     /// Part of the chunk that has not been processed.
     unread: Range<usize>,
     framer: Framer,
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<StreamState>>,
     health: SourceHealth,
     problems: Problems,
     /// True from an end of the input to the next bytes.
@@ -69,14 +65,6 @@ struct Unconfirmed {
     waited: Duration,
 }
 
-/// Exclusive use of the reader by one watch.
-#[derive(Debug)]
-pub(super) struct Lease {
-    shared: Arc<Shared>,
-    /// The reader; `None` only while the lease returns it.
-    reader: Option<Box<Reader>>,
-}
-
 /// Number of steps of the time to confirm. A step counts at most its own length, however late it is polled.
 const STEPS: u32 = 10;
 
@@ -89,7 +77,7 @@ impl Reader {
     pub(super) fn new(
         input: Input,
         resource: String,
-        known: Arc<Mutex<Known>>,
+        known: Arc<Mutex<StreamState>>,
         health: SourceHealth,
         confirm_after: Option<Duration>,
     ) -> Self {
@@ -109,7 +97,12 @@ impl Reader {
         }
     }
 
-    async fn next(&mut self) -> Result<Delta, DecodeError> {
+    /// Waits for the next event or deletions.
+    ///
+    /// # Cancel safety
+    ///
+    /// A dropped call loses nothing: the bytes that were read stay in the reader.
+    pub(super) async fn next(&mut self) -> Result<Delta, DecodeError> {
         loop {
             if let Some(delta) = self.next_in_chunk() {
                 return Ok(delta);
@@ -128,16 +121,26 @@ impl Reader {
                 }
                 Some(Ok(Received::Bytes(count))) => self.unread = 0..count,
                 Some(Err(error)) => {
-                    self.health.failed(format!("the stream cannot be read: {error}"));
+                    self.health.record_failure(format!("the stream cannot be read: {error}"));
                     self.end();
                     return Err(DecodeError::Io(error));
                 }
             }
             if std::mem::take(&mut self.is_lost) {
                 tracing::info!("stream resumed");
-                self.health.alive();
+                self.health.record_contact();
             }
         }
+    }
+
+    /// Waits after an end until there may be more; see [`Input::reopen`].
+    pub(super) async fn reopen(&mut self) {
+        let Self { input, health, .. } = self;
+        let tell = |error: StreamError| {
+            tracing::warn!(%error, "stream not reopened");
+            health.record_failure(error.to_string());
+        };
+        input.reopen(tell).await;
     }
 
     /// Reads the available bytes, or waits for some. `None` when the writer's time to confirm objects has expired.
@@ -229,21 +232,21 @@ impl Reader {
         }
     }
 
-    fn take(&mut self, said: Said, begin: Position) -> Option<Delta> {
+    fn take(&mut self, said: StreamEvent, begin: Position) -> Option<Delta> {
         match said {
-            Said::Change(event_type, object) => {
+            StreamEvent::Change(event_type, object) => {
                 let (event, before) = self.known.lock().apply(event_type, object);
                 self.confirm(before);
                 Some(Delta::event(event))
             }
-            Said::Alive { is_initial_end: true } if self.unconfirmed.is_some() => self.confirmed(),
-            Said::Alive { .. } => {
+            StreamEvent::Alive { is_initial_end: true } if self.unconfirmed.is_some() => self.confirmed(),
+            StreamEvent::Alive { .. } => {
                 self.confirm(None);
                 Some(Delta::event(Event::Bookmark(self.known.lock().version.clone())))
             }
-            Said::Failure(failure) => {
+            StreamEvent::Failure(failure) => {
                 tracing::warn!(failure, line = begin.line, "upstream of the stream failed");
-                self.health.failed(format!("{}: ERROR: {failure}", place(begin)));
+                self.health.record_failure(format!("{}: ERROR: {failure}", place(begin)));
                 None
             }
         }
@@ -300,9 +303,9 @@ impl Reader {
             tracing::info!("stream ended");
         }
         if !self.health.has_failed() {
-            self.health.failed("stream ended");
+            self.health.record_failure("stream ended");
         }
-        self.health.lost();
+        self.health.mark_lost();
         let since = self.known.lock().version.number();
         self.expect_confirmation(since);
         if cut.is_some() { DecodeError::UnexpectedEnd } else { DecodeError::End }
@@ -310,52 +313,6 @@ impl Reader {
 
     fn skipped(&mut self, begin: Position, problem: &str) {
         self.problems.set(&Problem::new(ProblemReason::ObjectInvalid, place(begin), problem));
-    }
-}
-
-// === impl Lease ===
-
-impl Lease {
-    /// Takes the reader, unless it has not been opened or another watch has it.
-    pub(super) fn take(shared: &Arc<Shared>) -> Option<Self> {
-        let mut slot = shared.slot.lock();
-        match std::mem::replace(&mut *slot, Slot::Taken) {
-            Slot::Idle(reader) => Some(Self { shared: Arc::clone(shared), reader: Some(reader) }),
-            other => {
-                *slot = other;
-                None
-            }
-        }
-    }
-
-    /// Waits after an end until there may be more; see [`Input::reopen`].
-    pub(super) async fn reopen(&mut self) {
-        let Some(reader) = &mut self.reader else { return };
-        let health = reader.health.clone();
-        let tell = |error: StreamError| {
-            tracing::warn!(%error, "stream not reopened");
-            health.failed(error.to_string());
-        };
-        reader.input.reopen(tell).await;
-    }
-}
-
-impl Decoder for Lease {
-    type Event = Delta;
-
-    async fn decode(&mut self) -> Result<Delta, DecodeError> {
-        match &mut self.reader {
-            Some(reader) => reader.next().await,
-            None => Err(DecodeError::End),
-        }
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        if let Some(reader) = self.reader.take() {
-            *self.shared.slot.lock() = Slot::Idle(reader);
-        }
     }
 }
 

@@ -5,7 +5,7 @@ mod writers;
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    io::Write,
+    io::{self, Write},
     os::fd::AsRawFd,
     path::PathBuf,
     process::Command,
@@ -14,11 +14,12 @@ use std::{
 use proptest::{collection::vec, prelude::*};
 use tempfile::TempDir;
 use tokio::time::timeout;
+use tokio_stream::StreamExt;
 
 use super::*;
 use crate::{
-    cache::{ProblemReason, SyncState},
-    model::{Cause, Event, MAX_OBJECT_BYTES},
+    cache::{Delta, ListVersion, ListerWatcher, ProblemReason, SourceError, SourceHealth, SyncState, Watch},
+    model::{Cause, Event, MAX_OBJECT_BYTES, ResourceVersion},
     source::tests::sole_event,
 };
 
@@ -49,15 +50,14 @@ impl Rig {
         let list = source.list(ListVersion::MostRecent).await.unwrap();
         assert!(list.objects.is_empty());
         // As the Reflector and the informer do.
-        health.alive();
-        health.synced();
+        health.record_contact();
         let watch = source.watch(list.version.clone()).await.unwrap();
         Self { source, health, watch, version: list.version }
     }
 
     async fn next(&mut self) -> String {
         let delta = timeout(DEADLINE, self.watch.next()).await.expect("an event in time").unwrap().unwrap();
-        self.health.alive();
+        self.health.record_contact();
         let event = match delta {
             Delta::Relist(events, cause) => {
                 assert_eq!(cause, Cause::Inferred);
@@ -167,7 +167,7 @@ async fn a_file_is_replayed_to_its_end_and_then_stale() {
 
 /// Nothing is lost or deleted when the Reflector lists and watches again.
 #[tokio::test]
-async fn a_second_watch_goes_on_where_the_first_was_left() {
+async fn a_second_watch_continues_where_the_first_ended() {
     let (_directory, path) = fifo();
     let mut rig = Rig::open(&path).await;
     let mut writer = writer(&path);
@@ -190,7 +190,7 @@ async fn a_second_watch_goes_on_where_the_first_was_left() {
     assert_eq!(rig.objects().await.len(), 3);
     drop(writer);
     rig.until(SyncState::Stale).await;
-    rig.health.alive();
+    rig.health.record_contact();
     rig.watch = Box::pin(tokio_stream::empty());
     rig.watch = rig.source.watch(rig.version.clone()).await.unwrap();
     assert!(timeout(A_WHILE, rig.watch.next()).await.is_err());
@@ -235,7 +235,7 @@ async fn the_end_of_a_pipe_whose_writer_had_gone_before_it_was_opened_is_noticed
 }
 
 #[tokio::test]
-async fn an_event_that_its_writer_has_cut_off_is_reported_and_the_next_writer_begins_afresh() {
+async fn a_truncated_event_is_reported_and_the_next_writer_begins_a_new_one() {
     let (_directory, path) = fifo();
     let mut rig = Rig::open(&path).await;
     let cut = event("ADDED", "a", 1);
@@ -251,7 +251,7 @@ async fn an_event_that_its_writer_has_cut_off_is_reported_and_the_next_writer_be
 }
 
 #[tokio::test]
-async fn what_cannot_be_applied_is_reported_with_its_place_and_passed_over() {
+async fn events_that_cannot_be_applied_are_skipped_and_reported_with_their_position() {
     let huge = event("ADDED", &"x".repeat(MAX_OBJECT_BYTES + (1 << 20)), 1);
     let lines = [
         event("ADDED", "a", 1),
@@ -303,7 +303,7 @@ async fn an_error_of_the_upstream_is_a_failure_and_not_the_end() {
 }
 
 #[tokio::test]
-async fn what_is_no_stream_is_refused_with_what_to_do() {
+async fn paths_that_are_no_streams_are_rejected_with_the_remedy() {
     let directory = tempfile::tempdir().unwrap();
     let missing = directory.path().join("none");
     for (path, hint) in
@@ -365,7 +365,7 @@ proptest! {
 
     /// Independent of the pieces and of the bytes between events, the result is the state that was written.
     #[test]
-    fn a_stream_adds_up_to_what_was_written(parts in vec(any_part(), 0..20), size in 1..100_usize) {
+    fn the_events_of_a_stream_fold_to_the_written_state(parts in vec(any_part(), 0..20), size in 1..100_usize) {
         let names = ["a", "b", "c", "d"];
         let (mut text, mut expected) = (String::new(), BTreeMap::new());
         for part in parts {

@@ -12,8 +12,8 @@ use tokio::{task::JoinHandle, time::timeout};
 use super::DEADLINE;
 use crate::{
     cache::{
-        BackoffConfig, Delta, FifoBounds, List, ListVersion, ListerWatcher, RealFifo, Reflector, ReflectorConfig,
-        ReflectorStats, SourceHealth,
+        BackoffConfig, CheckpointRequests, Delta, FifoBounds, List, ListVersion, ListerWatcher, ProgressDemand,
+        RealFifo, Reflector, ReflectorConfig, ReflectorStats, SourceHealth,
     },
     model::{Event, Object, ResourceVersion},
 };
@@ -21,7 +21,9 @@ use crate::{
 /// A source with its queue, its health, and the folded state.
 pub(in crate::source) struct Rig {
     pub(in crate::source) fifo: Arc<RealFifo>,
+    pub(in crate::source) checkpoints: CheckpointRequests,
     pub(in crate::source) health: SourceHealth,
+    pub(in crate::source) demand: ProgressDemand,
     pub(in crate::source) stats: Arc<ReflectorStats>,
     task: JoinHandle<()>,
     value: fn(&Object) -> String,
@@ -30,7 +32,7 @@ pub(in crate::source) struct Rig {
     pub(in crate::source) version: u128,
     /// Last complete version.
     pub(in crate::source) safe: u128,
-    pub(in crate::source) rewinds: usize,
+    pub(in crate::source) history_rewrites: usize,
     /// New namespaces of the last list.
     pub(in crate::source) new_namespaces: Vec<String>,
     pub(in crate::source) expires_older: bool,
@@ -38,7 +40,7 @@ pub(in crate::source) struct Rig {
 
 /// State that a next run can begin with, and its proof.
 #[derive(Clone)]
-pub(in crate::source) struct Kept {
+pub(in crate::source) struct SavedSnapshot {
     pub(in crate::source) proof: Bytes,
     pub(in crate::source) version: u128,
     pub(in crate::source) state: BTreeMap<String, (String, String)>,
@@ -52,7 +54,7 @@ impl Rig {
     pub(in crate::source) fn follow(
         source: impl ListerWatcher,
         health: SourceHealth,
-        kept: Option<&Kept>,
+        kept: Option<&SavedSnapshot>,
         value: fn(&Object) -> String,
     ) -> Self {
         let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
@@ -62,43 +64,46 @@ impl Rig {
             ..BackoffConfig::default()
         };
         let config = ReflectorConfig { first_list: ListVersion::MostRecent, backoff };
+        let demand = source.demand();
         let mut reflector = Reflector::new(source, Arc::clone(&fifo), health.clone(), config);
         if let Some(kept) = kept {
-            reflector.resume(ResourceVersion::decimal(kept.version), &kept.proof).unwrap();
+            reflector.resume(ResourceVersion::decimal(kept.version), &kept.proof, None).unwrap();
         }
-        let stats = Arc::clone(reflector.stats());
+        let (stats, checkpoints) = (Arc::clone(reflector.stats()), reflector.checkpoints().clone());
         let task = tokio::spawn(reflector.run());
         let version = kept.map_or(0, |kept| kept.version);
         let objects = kept.map(|kept| kept.state.clone()).unwrap_or_default();
         Self {
             fifo,
+            checkpoints,
             health,
+            demand,
             stats,
             task,
             value,
             state: objects,
             version,
             safe: version,
-            rewinds: 0,
+            history_rewrites: 0,
             new_namespaces: Vec::new(),
             expires_older: false,
         }
     }
 
     /// Returns the folded state, and its proof.
-    pub(in crate::source) async fn kept(&mut self) -> Kept {
-        let fifo = Arc::clone(&self.fifo);
-        let taking = tokio::spawn(async move { drop(fifo.checkpoints().take().await) });
+    pub(in crate::source) async fn kept(&mut self) -> SavedSnapshot {
+        let checkpoints = self.checkpoints.clone();
+        let taking = tokio::spawn(async move { drop(checkpoints.take().await) });
         let proof = loop {
             // Bookmarks may come before the proof.
             let popped = timeout(DEADLINE, self.fifo.pop_batch(1, 1)).await.expect("a proof in time");
             match popped.unwrap().remove(0) {
-                Delta::Checkpoint(proof) => break proof,
+                Delta::Checkpoint { proof, .. } => break proof,
                 delta => self.advance(delta.version().unwrap().number(), delta.closes()),
             }
         };
         taking.abort();
-        Kept { proof, version: self.safe, state: self.state.clone() }
+        SavedSnapshot { proof, version: self.safe, state: self.state.clone() }
     }
 
     /// Folds the next delta, and returns its summary: `list 5`, `rewind 5`, `6 +a=1 -b`, `bookmark 7`, `7 ahead +a=1@9`.
@@ -111,20 +116,20 @@ impl Rig {
             Delta::Replace(list) => {
                 // As the informer does.
                 if version < self.version {
-                    self.rewinds += 1;
+                    self.history_rewrites += 1;
                     (self.version, self.safe) = (0, 0);
                 }
                 self.replace(&list);
                 format!("list {version}")
             }
-            Delta::Rewind(list) => {
-                self.rewinds += 1;
+            Delta::HistoryRewritten(list) => {
+                self.history_rewrites += 1;
                 (self.version, self.safe) = (0, 0);
                 self.replace(&list);
                 format!("rewind {version}")
             }
             Delta::Relist(events, _) => panic!("only a relay has an upstream that lists: {events:?}"),
-            Delta::Checkpoint(_) => "checkpoint".to_owned(),
+            Delta::Checkpoint { .. } => "checkpoint".to_owned(),
             Delta::Changes { events, .. } if matches!(*events, [Event::Bookmark(_)]) => format!("bookmark {version}"),
             Delta::Changes { events, .. } if matches!(*events, [_, Event::Bookmark(_)]) => {
                 assert_eq!(version, self.version, "what is ahead moves nobody on");

@@ -26,8 +26,8 @@ async fn settle() {
     }
 }
 
-fn made(streams: &[Stream]) -> usize {
-    streams.iter().map(|(_, opened)| opened.made.load(Ordering::Relaxed)).sum()
+fn encoded_bytes(streams: &[Stream]) -> usize {
+    streams.iter().map(|(_, opened)| opened.encoded_bytes.load(Ordering::Relaxed)).sum()
 }
 
 fn polls(streams: &[Stream]) -> usize {
@@ -35,14 +35,14 @@ fn polls(streams: &[Stream]) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn messages_larger_than_their_windows_wait_unmade_and_their_streams_are_not_polled() {
+async fn messages_larger_than_their_windows_wait_unencoded_and_their_streams_are_not_polled() {
     let mut pair = Pair::with_window(1 << 20, WINDOW).await;
     let streams = open(&mut pair, 40).await;
     for (_, opened) in &streams {
         opened.sends.try_send(Bytes::from(vec![7; LARGE])).unwrap();
     }
     settle().await;
-    assert_eq!(made(&streams), LARGE, "one");
+    assert_eq!(encoded_bytes(&streams), LARGE, "one");
     let before = polls(&streams);
     assert!(before <= 10 * streams.len(), "{before} polls of {} streams", streams.len());
     settle().await;
@@ -50,7 +50,7 @@ async fn messages_larger_than_their_windows_wait_unmade_and_their_streams_are_no
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_is_woken_in_vain_rests_again() {
+async fn a_stream_woken_without_a_reason_parks_again() {
     let mut pair = Pair::with_window(1 << 20, WINDOW).await;
     let streams = open(&mut pair, 2).await;
     settle().await;
@@ -63,7 +63,7 @@ async fn a_stream_that_is_woken_in_vain_rests_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn messages_larger_than_their_windows_are_made_one_after_the_other_and_arrive_whole() {
+async fn messages_larger_than_their_windows_are_encoded_one_at_a_time_and_arrive_whole() {
     let mut pair = Pair::with_window(1 << 20, 65_535).await;
     let mut streams = open(&mut pair, 10).await;
     for (_, opened) in &streams {
@@ -72,7 +72,7 @@ async fn messages_larger_than_their_windows_are_made_one_after_the_other_and_arr
         }
     }
     settle().await;
-    assert_eq!(made(&streams), LARGE);
+    assert_eq!(encoded_bytes(&streams), LARGE);
     // When one gives up, the next one is encoded.
     drop(streams.remove(0));
     drop(streams.remove(1));
@@ -85,7 +85,7 @@ async fn messages_larger_than_their_windows_are_made_one_after_the_other_and_arr
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_fits_is_made_while_others_wait_for_their_windows() {
+async fn fitting_messages_are_encoded_while_others_wait_for_their_windows() {
     let mut pair = Pair::with_window(1 << 20, 65_535).await;
     let streams = open(&mut pair, 4).await;
     for (_, opened) in &streams {
@@ -100,7 +100,7 @@ async fn what_fits_is_made_while_others_wait_for_their_windows() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_fits_is_not_made_for_a_socket_that_is_full() {
+async fn fitting_messages_are_not_encoded_for_a_full_socket() {
     let mut pair = Pair::with_window(1000, 1 << 20).await;
     let streams = open(&mut pair, 100).await;
     pair.is_stopped.store(true, Ordering::Relaxed);
@@ -110,10 +110,10 @@ async fn what_fits_is_not_made_for_a_socket_that_is_full() {
         }
     }
     settle().await;
-    let (made_first, polled) = (made(&streams), polls(&streams));
+    let (made_first, polled) = (encoded_bytes(&streams), polls(&streams));
     assert!((512 << 10..700 << 10).contains(&made_first), "{made_first}");
     settle().await;
-    assert_eq!((made(&streams), polls(&streams)), (made_first, polled));
+    assert_eq!((encoded_bytes(&streams), polls(&streams)), (made_first, polled));
     drop(streams);
 }
 
@@ -158,7 +158,7 @@ async fn streams_whose_windows_are_shut_are_reset_and_those_that_wait_for_nothin
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_takes_little_stays_and_those_in_line_have_longer() {
+async fn a_stream_with_slow_progress_stays_and_queued_ones_have_longer() {
     let mut pair = Pair::with_window(1 << 20, 100).await;
     let mut streams = open(&mut pair, 4).await;
     for (_, opened) in &streams {
@@ -187,7 +187,7 @@ async fn a_stream_that_takes_little_stays_and_those_in_line_have_longer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_waits_is_counted_until_its_streams_end() {
+async fn waiting_bytes_are_counted_until_their_streams_end() {
     let mut pair = Pair::with_window(1 << 20, WINDOW).await;
     let streams = open(&mut pair, 6).await;
     for (_, opened) in &streams {
@@ -195,7 +195,7 @@ async fn what_waits_is_counted_until_its_streams_end() {
     }
     settle().await;
     // One message was handed out, and the other bodies hold theirs.
-    let expected = Waiting { sending: LARGE, made: 5 * LARGE, kept: 0 };
+    let expected = HeldBytes { sending: LARGE, encoded_bytes: 5 * LARGE, kept: 0 };
     assert_eq!(pair.ledger.waiting(), expected);
     assert!(streams.iter().all(|(_, opened)| opened.handle.bytes_held() == LARGE));
     pair.ledger.keep(10);
@@ -204,15 +204,15 @@ async fn what_waits_is_counted_until_its_streams_end() {
         opened.handle.reset();
         assert!(whole(&mut body).await.is_err());
     }
-    assert_eq!(pair.ledger.waiting(), Waiting { kept: 10, ..Waiting::default() });
+    assert_eq!(pair.ledger.waiting(), HeldBytes { kept: 10, ..HeldBytes::default() });
     drop(pair.client);
     pair.server.await.unwrap().unwrap();
     pair.ledger.keep(0);
-    assert_eq!(pair.ledger.waiting(), Waiting::default());
+    assert_eq!(pair.ledger.waiting(), HeldBytes::default());
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_socket_does_not_take_is_counted() {
+async fn bytes_that_the_socket_does_not_accept_are_counted() {
     let mut pair = Pair::with_window(1000, 1 << 20).await;
     let (_stuck, opened) = pair.open("/local").await;
     pair.is_stopped.store(true, Ordering::Relaxed);
@@ -271,7 +271,7 @@ async fn above_the_limit_the_streams_end_that_have_waited_longest() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_without_streams_whose_client_takes_nothing_is_cut_soon() {
+async fn a_connection_without_streams_whose_client_reads_nothing_is_closed_soon() {
     let mut pair = Pair::with_window(1000, 1 << 20).await;
     let (_stuck, opened) = pair.open("/local").await;
     pair.is_stopped.store(true, Ordering::Relaxed);

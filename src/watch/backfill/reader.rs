@@ -8,8 +8,8 @@ use std::{
 
 use super::{Backfill, Block};
 use crate::{
-    model::{Batch, Reached, ResourceVersion, Selection},
-    watch::{Frame, Replay, TooLarge, replay::Place},
+    model::{Batch, HistoryPosition, ResourceVersion, Selection},
+    watch::{Frame, Replay, TooLarge, replay::ReplayPosition},
 };
 
 /// Past batches that a client still has to receive. Of their events it holds only its position.
@@ -18,8 +18,8 @@ pub struct BacklogReader<F: Frame> {
     /// Offset of the first change of the first batch.
     first: u64,
     /// Position after them.
-    end: Reached,
-    place: Place,
+    end: HistoryPosition,
+    position: ReplayPosition,
     /// Block that it reads, if that is still kept, and its next step there.
     block: Weak<Block<F>>,
     at: usize,
@@ -29,42 +29,42 @@ pub struct BacklogReader<F: Frame> {
 type Taken<F> = (Option<F>, u64);
 
 /// Maximum number of blocks without an event for the client that are read in one call.
-const IN_ONE_GO: usize = 16;
+const MAX_EMPTY_BLOCKS: usize = 16;
 
 // === impl BacklogReader ===
 
 impl<F: Frame> BacklogReader<F> {
     /// Returns the reader of batches whose first change has the offset `first`, for a client at a position before them or,
     /// by its offset, inside the first of them. `is_gap` is true if a relist must still be reported to it.
-    pub fn new(batches: Vec<Arc<Batch>>, first: u64, reached: Reached, is_gap: bool) -> Self {
-        let Reached { version, offset } = reached;
+    pub fn new(batches: Vec<Arc<Batch>>, first: u64, reached: HistoryPosition, is_gap: bool) -> Self {
+        let HistoryPosition { version, offset } = reached;
         let mut last = &version;
         for batch in &batches {
             last = if batch.safe() > last { batch.safe() } else { last };
         }
         let changes: usize = batches.iter().map(|batch| batch.changes.len()).sum();
-        let end = Reached { version: last.clone(), offset: first + changes as u64 };
-        Self { end, batches, first, place: Place { version, offset, is_gap }, block: Weak::new(), at: 0 }
+        let end = HistoryPosition { version: last.clone(), offset: first + changes as u64 };
+        Self { end, batches, first, position: ReplayPosition { version, offset, is_gap }, block: Weak::new(), at: 0 }
     }
 
     /// Returns the version that is safe to resume from after what was taken up to now.
     pub fn version(&self) -> &ResourceVersion {
-        &self.place.version
+        &self.position.version
     }
 
     /// Returns the same with its offset.
-    pub fn reached(&self) -> Reached {
-        Reached { version: self.place.version.clone(), offset: self.place.offset }
+    pub fn reached(&self) -> HistoryPosition {
+        HistoryPosition { version: self.position.version.clone(), offset: self.position.offset }
     }
 
     /// Returns true if a relist on the way to the version must still be reported to the client.
     pub fn has_gap(&self) -> bool {
-        self.place.is_gap
+        self.position.is_gap
     }
 
     /// Returns true if everything has been taken.
     pub fn is_done(&self) -> bool {
-        self.batches.is_empty() || self.place.offset >= self.end.offset && self.place.version >= self.end.version
+        self.batches.is_empty() || self.position.offset >= self.end.offset && self.position.version >= self.end.version
     }
 
     /// Takes the next events of a selection, at most `max_size` in the unit of the frame, but at least one; with `must_fit`
@@ -79,7 +79,7 @@ impl<F: Frame> BacklogReader<F> {
         max_size: usize,
         must_fit: bool,
     ) -> Poll<Result<Taken<F>, TooLarge>> {
-        for _ in 0..IN_ONE_GO {
+        for _ in 0..MAX_EMPTY_BLOCKS {
             if self.is_done() {
                 break;
             }
@@ -87,7 +87,7 @@ impl<F: Frame> BacklogReader<F> {
             let block = if let Some(kept) = kept {
                 kept
             } else {
-                let key = (Arc::clone(selection), format, self.place.clone());
+                let key = (Arc::clone(selection), format, self.position.clone());
                 let block = ready!(backfill.poll_block(cx, &key, || self.replay()));
                 (self.block, self.at) = (Arc::downgrade(&block), 0);
                 if block.steps.is_empty() {
@@ -122,7 +122,7 @@ impl<F: Frame> BacklogReader<F> {
             }
             events += u64::from(step.is_event);
             end = step.end;
-            self.place.clone_from(&step.place);
+            self.position.clone_from(&step.position);
             self.at += 1;
         }
         Ok(((events > 0).then(|| block.frame.slice(start..end)), events))
@@ -130,7 +130,7 @@ impl<F: Frame> BacklogReader<F> {
 
     /// Returns the replay of what follows its position.
     fn replay(&self) -> Replay {
-        let Place { version, offset, is_gap } = self.place.clone();
+        let ReplayPosition { version, offset, is_gap } = self.position.clone();
         let mut first = self.first;
         // A relist without changes may lie before the position or after it.
         let is_passed = |batch: &&Arc<Batch>| {
@@ -142,12 +142,15 @@ impl<F: Frame> BacklogReader<F> {
         let passed = self.batches.iter().take_while(is_passed).count();
         let rest = self.batches[passed..].iter().cloned();
         let first = self.first + self.batches[..passed].iter().map(|batch| batch.changes.len() as u64).sum::<u64>();
-        Replay::new(rest, first, Reached { version, offset }).after_gap(is_gap)
+        Replay::new(rest, first, HistoryPosition { version, offset }).after_gap(is_gap)
     }
 }
 
 impl<F: Frame> fmt::Debug for BacklogReader<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BacklogReader").field("place", &self.place).field("end", &self.end).finish_non_exhaustive()
+        f.debug_struct("BacklogReader")
+            .field("position", &self.position)
+            .field("end", &self.end)
+            .finish_non_exhaustive()
     }
 }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    model::{Batch, Reached},
+    model::{Batch, HistoryPosition},
     watch::{
         Deliveries, Delivery, TooLarge,
         replay::tests::{at, batches, events, replayed, selection, version},
@@ -84,12 +84,12 @@ fn a_thousand_clients_that_resume_from_one_version_have_each_event_encoded_once(
 }
 
 #[test]
-fn clients_that_began_at_different_places_soon_read_the_same_blocks() {
+fn clients_that_began_at_different_offsets_soon_read_the_same_blocks() {
     let (batches, selection) = (many(2560), selection(""));
     let threads = BulkThreads::manual(Arc::default());
     let backfill = Arc::new(Backfill::new(1 << 20));
     for first in [0_usize, 100, 200, 300] {
-        let reached = Reached { version: version(1 + 2 * first as u128), offset: first as u64 };
+        let reached = HistoryPosition { version: version(1 + 2 * first as u128), offset: first as u64 };
         let mut reader = Reader::new(batches[first..].to_vec(), first as u64, reached, false);
         while !reader.is_done() {
             take(&mut reader, &backfill, &threads, &selection, 1000);
@@ -99,7 +99,7 @@ fn clients_that_began_at_different_places_soon_read_the_same_blocks() {
 }
 
 #[test]
-fn blocks_that_are_kept_are_bounded_and_a_forgotten_one_is_made_again() {
+fn kept_blocks_are_bounded_and_a_dropped_one_is_encoded_again() {
     const BOUND: usize = 100_000;
     let batches = many(300);
     let threads = BulkThreads::manual(Arc::default());
@@ -141,7 +141,7 @@ fn a_batch_of_which_nothing_is_selected_is_one_step() {
 }
 
 #[test]
-fn everybody_who_waits_for_a_block_is_woken_and_it_counts_once_though_it_is_made_twice() {
+fn all_waiters_of_a_block_are_woken_and_it_counts_once_even_if_encoded_twice() {
     let (batches, selection) = (many(10), selection(""));
     let threads = BulkThreads::manual(Arc::default());
     let backfill = Arc::new(Backfill::<Deliveries>::new(1 << 20));
@@ -157,15 +157,15 @@ fn everybody_who_waits_for_a_block_is_woken_and_it_counts_once_though_it_is_made
     }
     assert!(threads.run_one() && flags.iter().all(|flag| flag.is_set()));
     let bytes = backfill.bytes();
-    let key = (Arc::clone(&selection), (), Replay::new(batches.clone(), 0, at(version(1))).place());
-    let mut order = Order::new(key, Replay::new(batches, 0, at(version(1))));
+    let key = (Arc::clone(&selection), (), Replay::new(batches.clone(), 0, at(version(1))).position());
+    let mut order = BlockBuilder::new(key, Replay::new(batches, 0, at(version(1))));
     assert!(order.make(threads.queue().clock()));
     backfill.finish(order);
     assert_eq!((backfill.bytes(), backfill.state.lock().order.len()), (bytes, 1));
 }
 
 #[test]
-fn of_blocks_that_were_all_taken_the_oldest_is_forgotten_and_none_that_fits() {
+fn of_blocks_that_were_all_taken_only_the_oldest_is_dropped() {
     let (batches, selections) = (many(10), ["app!=a", "app!=b", "app!=c", "app!=d"].map(selection));
     let read = |backfill: &Arc<Backfill<Deliveries>>, selected: usize| {
         let mut reader = Reader::new(batches.clone(), 0, at(version(1)), false);
@@ -183,7 +183,7 @@ fn of_blocks_that_were_all_taken_the_oldest_is_forgotten_and_none_that_fits() {
 }
 
 #[test]
-fn a_relist_after_the_last_event_is_noted_until_somebody_is_told() {
+fn a_relist_after_the_last_event_is_kept_until_it_is_reported() {
     let mut batches = many(2);
     let last = batches.last().unwrap();
     let relist =
@@ -200,7 +200,7 @@ fn a_relist_after_the_last_event_is_noted_until_somebody_is_told() {
 }
 
 #[test]
-fn a_piece_of_work_makes_a_whole_block_in_no_time_and_few_are_begun_when_it_takes_long() {
+fn one_piece_of_work_encodes_a_cheap_block_and_few_costly_ones_are_begun() {
     let batches = many(20);
     let clock: Arc<Stepped> = Arc::default();
     let threads = BulkThreads::manual(Arc::clone(&clock));
@@ -221,7 +221,7 @@ fn a_piece_of_work_makes_a_whole_block_in_no_time_and_few_are_begun_when_it_take
     while threads.run_one() {
         most = most.max(backfill.state.lock().orders.iter().filter(|order| order.encoded > 0).count());
     }
-    assert_eq!(most, AT_ONCE);
+    assert_eq!(most, MAX_STARTED_BLOCKS);
     for (mut reader, selection) in readers {
         assert!(poll(&mut reader, &backfill, &selection, usize::MAX).is_ready(), "and all are made");
     }
@@ -229,7 +229,7 @@ fn a_piece_of_work_makes_a_whole_block_in_no_time_and_few_are_begun_when_it_take
 
 /// The reader must return soon, because its connection may have other work.
 #[test]
-fn what_is_looked_at_in_vain_is_bounded_in_one_go() {
+fn blocks_without_events_are_bounded_in_one_call() {
     let (batches, selection) = (many(40 * 256), selection("app=none"));
     let backfill = Arc::new(Backfill::<Deliveries>::new(1 << 20));
     let mut reader = Reader::new(batches, 0, at(version(1)), false);
@@ -243,7 +243,7 @@ fn what_is_looked_at_in_vain_is_bounded_in_one_go() {
 }
 
 #[test]
-fn an_event_that_does_not_fit_says_its_size_and_stays() {
+fn an_event_that_does_not_fit_reports_its_size_and_stays() {
     let (batches, selection) = (many(3), selection(""));
     let backfill = Arc::new(Backfill::<Deliveries>::new(1 << 20));
     let mut reader = Reader::new(batches, 0, at(version(1)), false);
@@ -263,7 +263,7 @@ proptest! {
     #![proptest_config(crate::property_config())]
 
     #[test]
-    fn a_reader_takes_what_a_replay_of_its_own_would_tell(
+    fn a_reader_takes_the_events_of_a_replay_of_its_own(
         script in prop::collection::vec(
             prop::collection::vec((0_u8..4, prop::option::weighted(0.8, any::<bool>())), 0..5), 1..12),
         readers in prop::collection::vec((0_usize..12, 0_usize..12, 0_usize..3, 0_usize..20), 1..8),
@@ -291,10 +291,10 @@ proptest! {
             let (from, to) = (from.min(all.len()), to.min(all.len()));
             let (from, to) = (from.min(to), to.max(from));
             let (backlog, first) = (all[from..to].to_vec(), offsets[from]);
-            let start = Reached { version: version(1 + 2 * from as u128), offset: first };
+            let start = HistoryPosition { version: version(1 + 2 * from as u128), offset: first };
             let mut replay = Replay::new(backlog.clone(), first, start.clone());
             let selection = &selections[selected];
-            let due = replayed(&mut replay, selection, usize::MAX, usize::MAX);
+            let due = replayed(&mut replay, selection);
             let mut reader = Reader::new(backlog, first, start, false);
             // Some begin where others are in the middle of a block.
             let mut had = Vec::new();

@@ -12,15 +12,19 @@ use std::{
     time::Duration,
 };
 
-use super::Broadcaster;
+use super::groups::Groups;
 use crate::{
-    model::{Batch, Change, Reached, Selection, Transition},
+    model::{Batch, Change, HistoryPosition, ResourceVersion, Transition},
     watch::{
-        BulkThreads, Frame,
+        BroadcasterConfig, Frame,
+        bulk::BulkQueue,
+        config::BroadcasterStats,
         encoding::{Encoding, Share},
         filler::{Filled, Filler, Published},
-        group::{Deferred, Group, Log},
+        group::{Deferred, Group},
         selection_budget::{Clock, Meter, SelectionBudget, nanos},
+        window::Window,
+        writer_signals::WriterSignals,
     },
 };
 
@@ -73,100 +77,58 @@ struct Time {
 type Selected = Vec<(usize, Transition)>;
 
 /// Deferred groups that are checked in a cycle.
-const LOOKED_AT: usize = 16;
+const CHECKED_GROUPS: usize = 16;
 /// Minimum time for which a group stays deferred.
-const LEAST: Duration = Duration::from_secs(1);
+const MIN_DEFERRAL: Duration = Duration::from_secs(1);
 /// Part of the budget, in percent, within which everything that the writer evaluates must fit before it takes a group back.
-const FITS: u64 = 70;
+const TAKE_BACK_PERCENT: u64 = 70;
 
-/// Returns true if the writer's time for a selection is bounded. `is_selective` is true if more than its namespace routes
-/// to it.
-pub(super) fn is_budgeted(selection: &Selection, is_selective: bool) -> bool {
-    let is_exact = || Selection { namespace: None, ..selection.clone() }.is_everything();
-    selection.expression.is_some() || !is_selective && !is_exact()
-}
+// === impl Selecting ===
 
-// === impl Deferral ===
-
-impl<F: Frame> Deferral<F> {
-    pub(super) fn new(broadcaster: &Broadcaster<F>, threads: &BulkThreads) -> Self {
-        let Broadcaster { config, window, room, stats, reached, .. } = broadcaster;
-        let (window, room, stats) = (Arc::clone(window), Arc::clone(room), Arc::clone(stats));
-        let (queue_size, oldest) = (config.queue_size, reached.version.clone());
-        let filler = Arc::new(Filler::new(Arc::clone(threads.queue()), window, room, stats, queue_size, oldest));
-        let budget = SelectionBudget::new(config.selection_budget, config.selection_share);
-        Self { filler, budget, deferred: VecDeque::new(), next_id: 0, cost: 0, changes: 0 }
-    }
-
-    /// Drops what was published: no group is deferred any more.
-    pub(super) fn clear(&self) {
-        self.filler.clear();
-    }
-}
-
-// === impl Broadcaster ===
-
-impl<F: Frame> Broadcaster<F> {
-    /// Drops what the history has dropped: a group that has not been filled up to there expires, and what has not merged
-    /// under COALESCE is merged.
-    pub fn forget_before(&self, oldest: &Reached) {
-        self.merger.forget_before(oldest);
-        if let Some(deferral) = self.deferral.as_ref().filter(|deferral| !deferral.deferred.is_empty()) {
-            deferral.filler.forget_before(oldest);
-        }
-    }
-
-    /// Drops the deferred groups that were removed.
-    pub(super) fn forget_gone(&self) {
-        if let Some(deferral) = &self.deferral {
-            deferral.filler.forget_gone();
-        }
-    }
-
-    /// Returns the number of deferrals that are kept.
-    #[cfg(test)]
-    pub(in crate::watch) fn remembered_deferrals(&self) -> usize {
-        self.deferral.as_ref().map_or(0, |deferral| deferral.deferred.len())
-    }
-
+impl<F: Frame> Selecting<F> {
     /// Evaluates the groups' selections for the changes; the first change has the offset `offset`.
-    pub(super) fn select(&mut self, encoding: &mut Encoding<'_, F>, offset: u64) -> Selecting<F> {
+    pub(super) fn new(
+        groups: &mut Groups<F>,
+        mut deferral: Option<&mut Deferral<F>>,
+        encoding: &mut Encoding<'_, F>,
+        offset: u64,
+    ) -> Self {
         let changes = encoding.changes().len() as u64;
-        let left = self.take_back(offset, changes);
-        let is_within = |id: &usize| left.is_some() && self.groups[*id].is_budgeted;
-        let (within, free): (Vec<usize>, Vec<usize>) = self.routes.unrouted().iter().copied().partition(is_within);
+        let left = deferral.as_mut().map(|deferral| deferral.take_back(groups, offset, changes));
+        let is_within = |id: &usize| left.is_some() && groups[*id].is_budgeted;
+        let (within, free): (Vec<usize>, Vec<usize>) = groups.routes.unrouted().iter().copied().partition(is_within);
         // Groups without a selection come first, so that their events are adjacent.
-        let is_everything = |id: &usize| self.groups[*id].selection.is_everything();
-        let (all, selective): (Vec<usize>, Vec<usize>) = free.into_iter().partition(is_everything);
+        let selects_all = |id: &usize| groups[*id].selection.selects_all();
+        let (all, selective): (Vec<usize>, Vec<usize>) = free.into_iter().partition(selects_all);
         let mut unrouted: Vec<(usize, Selected)> =
             all.into_iter().chain(selective).map(|id| (id, Vec::new())).collect();
         let mut routed: HashMap<usize, Selected, foldhash::fast::RandomState> = HashMap::default();
-        let mut budgeted = BudgetedGroups::new(within.iter().map(|id| &self.groups[*id]), changes, left.unwrap_or(0));
+        let mut budgeted = BudgetedGroups::new(within.iter().map(|id| &groups[*id]), changes, left.unwrap_or(0));
         let mut found = Vec::new();
         // Change by change: what one group has read of an object is available to the others, and is not kept for long.
         for (at, (_, change)) in encoding.changes().iter().enumerate() {
             let select = |id: usize, selected: &mut Selected| {
-                let transition = self.groups[id].selection.transition(change);
+                let transition = groups[id].selection.transition(change);
                 selected.extend(transition.map(|transition| (at, transition)));
             };
             for (id, selected) in &mut unrouted {
                 select(*id, selected);
             }
-            self.routes.find(change, &mut found);
+            groups.routes.find(change, &mut found);
             for id in found.drain(..) {
                 if is_within(&id) {
-                    budgeted.add(&self.groups[id]);
+                    budgeted.add(&groups[id]);
                 } else {
                     select(id, routed.entry(id).or_default());
                 }
             }
-            if let Some(deferral) = &self.deferral {
+            if let Some(deferral) = &deferral {
                 budgeted.evaluate(change, at, deferral.filler.clock());
             }
         }
-        let BudgetedGroups { groups, selected, time, cost, .. } = budgeted;
+        let BudgetedGroups { groups: within, selected, time, cost, .. } = budgeted;
         let (mut chosen, mut deferred) = (unrouted, Vec::new());
-        for ((group, selected), is_deferred) in groups.iter().zip(selected).zip(time.is_deferred) {
+        for ((group, selected), is_deferred) in within.iter().zip(selected).zip(time.is_deferred) {
             if is_deferred {
                 deferred.push(group.id);
             } else {
@@ -174,105 +136,130 @@ impl<F: Frame> Broadcaster<F> {
             }
         }
         chosen.extend(routed);
-        if let Some(deferral) = &mut self.deferral {
+        if let Some(deferral) = deferral {
             deferral.budget.spend(time.spent);
             deferral.cost = cost;
         }
         let mut shares = Vec::new();
         for (id, selected) in chosen.into_iter().filter(|(_, selected)| !selected.is_empty()) {
-            let group = &self.groups[id];
+            let group = &groups[id];
             let share = encoding.share(group.format, selected);
             if !share.is_empty() {
                 shares.push((Arc::clone(group), share));
             }
         }
-        Selecting { shares, deferred }
+        Self { shares, deferred }
+    }
+}
+
+// === impl Deferral ===
+
+impl<F: Frame> Deferral<F> {
+    pub(super) fn new(
+        config: &BroadcasterConfig,
+        threads: Arc<BulkQueue>,
+        window: &Arc<Window<F>>,
+        writer_signals: &Arc<WriterSignals>,
+        stats: &Arc<BroadcasterStats>,
+        oldest: ResourceVersion,
+    ) -> Self {
+        let (window, writer_signals, stats) = (Arc::clone(window), Arc::clone(writer_signals), Arc::clone(stats));
+        let filler = Arc::new(Filler::new(threads, window, writer_signals, stats, config.queue_size, oldest));
+        let budget = SelectionBudget::new(config.selection_budget, config.selection_share);
+        Self { filler, budget, deferred: VecDeque::new(), next_id: 0, cost: 0, changes: 0 }
+    }
+
+    /// Drops what the history has dropped: a group that has not been filled up to there expires.
+    pub(super) fn drop_before(&self, oldest: &HistoryPosition) {
+        if !self.deferred.is_empty() {
+            self.filler.drop_before(oldest);
+        }
+    }
+
+    /// Drops the deferred groups that were removed.
+    pub(super) fn drop_removed(&self) {
+        self.filler.drop_removed();
+    }
+
+    /// Drops what was published: no group is deferred any more.
+    pub(super) fn clear(&self) {
+        self.filler.clear();
+    }
+
+    /// Returns the number of deferrals that are kept.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.deferred.len()
     }
 
     /// Takes back some of the groups that fit again and have been filled up to an offset, where a cycle of `changes`
-    /// changes begins. Returns the time that the cycle may take for selections; `None` if there is no bound.
-    fn take_back(&mut self, offset: u64, changes: u64) -> Option<u64> {
-        let Self { deferral, groups, routes, stats, .. } = self;
-        let deferral = deferral.as_mut()?;
-        let now = deferral.filler.clock().now();
-        let left = deferral.budget.begin(now);
-        deferral.changes = changes.max(deferral.changes - deferral.changes / 8);
-        if deferral.deferred.is_empty() {
-            return Some(left);
+    /// changes begins. Returns the time that the cycle may take for selections.
+    fn take_back(&mut self, groups: &mut Groups<F>, offset: u64, changes: u64) -> u64 {
+        let now = self.filler.clock().now();
+        let left = self.budget.begin(now);
+        self.changes = changes.max(self.changes - self.changes / 8);
+        if self.deferred.is_empty() {
+            return left;
         }
         let mut looked_at = 0;
-        for _ in 0..deferral.deferred.len() {
+        for _ in 0..self.deferred.len() {
             // Removed groups do not count, or they would accumulate.
-            if looked_at == LOOKED_AT {
+            if looked_at == CHECKED_GROUPS {
                 break;
             }
-            let Some((id, time, since)) = deferral.deferred.pop_front() else { break };
-            let Some(group) = groups.get(id) else { continue };
-            let cost = deferral.cost.saturating_add(group.cost.get());
-            let fits = cost.saturating_mul(deferral.changes) <= left * FITS / 100 && now - since >= nanos(LEAST);
+            let Some((id, time, since)) = self.deferred.pop_front() else { break };
+            let Some(group) = groups.get(id).cloned() else { continue };
+            let cost = self.cost.saturating_add(group.cost.get());
+            let fits = cost.saturating_mul(self.changes) <= left * TAKE_BACK_PERCENT / 100
+                && now - since >= nanos(MIN_DEFERRAL);
             let mut log = group.log.lock();
             let Some(other) = log.deferred.as_ref().filter(|other| other.id == time) else { continue };
             looked_at += 1;
             // Everything before the cycle is in the log, and no thread has the cycle.
             if fits && other.filled.offset == offset {
-                log.deferred = None;
+                log.end_deferral(&groups.stats);
                 drop(log);
-                stats.deferred.fetch_sub(1, Ordering::Relaxed);
-                routes.insert(&group.selection, id);
-                deferral.cost = cost;
+                groups.routes.insert(&group.selection, id);
+                self.cost = cost;
             } else {
                 drop(log);
-                deferral.deferred.push_back((id, time, since));
+                self.deferred.push_back((id, time, since));
             }
         }
-        if deferral.deferred.is_empty() {
-            deferral.filler.clear();
+        if self.deferred.is_empty() {
+            self.filler.clear();
         }
-        Some(left)
+        left
     }
 
-    /// Defers groups from the beginning of a cycle, and hands the cycle to all deferred groups.
+    /// Defers groups from the beginning of a cycle, and hands the cycle, which ends at `end`, to all deferred groups.
     pub(super) fn defer<B: Borrow<Batch> + Clone + Into<Arc<Batch>>>(
         &mut self,
-        groups: &[usize],
+        groups: &mut Groups<F>,
+        ids: &[usize],
         batches: &[B],
         is_gap: bool,
-        before: &Reached,
+        before: &HistoryPosition,
+        end: &HistoryPosition,
     ) {
-        let Some(deferral) = &mut self.deferral else { return };
-        let now = deferral.filler.clock().now();
-        let mut deferred = Vec::with_capacity(groups.len());
-        for id in groups {
-            let group = Arc::clone(&self.groups[*id]);
-            self.routes.remove(&group.selection, *id);
-            deferral.next_id += 1;
-            group.log.lock().deferred = Some(Deferred { id: deferral.next_id, filled: before.clone() });
-            deferral.deferred.push_back((*id, deferral.next_id, now));
-            deferred.push(Filled { group, id: deferral.next_id, at: before.offset });
+        let now = self.filler.clock().now();
+        let mut deferred = Vec::with_capacity(ids.len());
+        for id in ids {
+            let group = Arc::clone(&groups[*id]);
+            groups.routes.remove(&group.selection, *id);
+            self.next_id += 1;
+            group.log.lock().deferred = Some(Deferred { id: self.next_id, filled: before.clone() });
+            self.deferred.push_back((*id, self.next_id, now));
+            deferred.push(Filled { group, id: self.next_id, at: before.offset });
         }
-        self.stats.deferred.fetch_add(groups.len() as u64, Ordering::Relaxed);
-        self.stats.deferrals.fetch_add(groups.len() as u64, Ordering::Relaxed);
-        if deferral.deferred.is_empty() {
+        groups.stats.deferred.fetch_add(ids.len() as u64, Ordering::Relaxed);
+        groups.stats.deferrals.fetch_add(ids.len() as u64, Ordering::Relaxed);
+        if self.deferred.is_empty() {
             return;
         }
         let batches = batches.iter().cloned().map(Into::into).collect();
-        let published = Published { batches, is_gap, first: before.offset, end: self.reached.clone() };
-        deferral.filler.publish(published, deferred);
-    }
-
-    /// Sets the cost of each group whose selection is evaluated within the budget.
-    #[cfg(test)]
-    pub(crate) fn set_costs(&self, mut cost: impl FnMut() -> u64) {
-        for (_, group) in self.groups.iter().filter(|(_, group)| group.is_budgeted) {
-            group.cost.set(cost());
-        }
-    }
-
-    /// Ends a deferral: no thread fills the group any more.
-    pub(super) fn end_deferral(&self, log: &mut Log<F>) {
-        if log.deferred.take().is_some() {
-            self.stats.deferred.fetch_sub(1, Ordering::Relaxed);
-        }
+        let published = Published { batches, is_gap, first: before.offset, end: end.clone() };
+        self.filler.publish(published, deferred);
     }
 }
 

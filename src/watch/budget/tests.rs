@@ -27,7 +27,7 @@ fn a_budget_is_spent_by_waiting_and_refilled_at_a_tenth_of_wall_time() {
 }
 
 #[test]
-fn what_several_draw_at_the_same_time_counts_once() {
+fn time_that_several_draw_concurrently_counts_once() {
     let at = clock();
     let budget = SharedBudget::new(ms(500), at(0));
     assert_eq!((budget.left(at(0)), budget.spent_at()), (ms(500), None));
@@ -57,7 +57,7 @@ fn watches_of_a_client_share_its_budget_and_other_watches_have_one_each() {
 }
 
 #[test]
-fn a_client_is_remembered_while_it_watches_or_owes_and_no_more_than_so_many() {
+fn clients_are_remembered_while_they_watch_or_owe_time_up_to_a_bound() {
     let at = clock();
     let mut budgets = ClientBudgets::new(ms(500));
     let watching = budgets.of(&Client::User(0), at(0));

@@ -8,12 +8,12 @@ use parking_lot::Mutex;
 use super::*;
 use crate::{
     model::{Batch, Cause, Change, Object},
-    watch::{Broadcaster, BroadcasterConfig, Deliveries, QueueOptions, Retention, Subscribe},
+    watch::{Broadcaster, BroadcasterConfig, Deliveries, FullChannelPolicy, QueueOptions, Retention, Subscribe},
 };
 
 /// A log has one mark for each event of each group.
 #[test]
-fn a_mark_is_no_larger_than_a_version_and_a_place() {
+fn a_mark_is_no_larger_than_a_version_and_an_offset() {
     assert!(std::mem::size_of::<crate::watch::run::Mark>() <= 32);
 }
 
@@ -36,7 +36,13 @@ fn publish(broadcaster: &mut Broadcaster<Deliveries>) {
     let before = broadcaster.version().clone();
     let version = before.next();
     let object = Object::from_json(Bytes::from_static(b"{}"), "a", version.clone()).unwrap();
-    let change = Change { old: None, new: Some(Arc::new(object)), version: version.clone(), cause: Cause::Change };
+    let change = Change {
+        old: None,
+        new: Some(Arc::new(object)),
+        version: version.clone(),
+        cause: Cause::Change,
+        index_values: None,
+    };
     broadcaster.publish(&[Batch { before, after: version, changes: vec![change], is_relist: false, is_open: false }]);
 }
 
@@ -45,7 +51,7 @@ fn poll(cursor: &mut Cursor<Deliveries>, waker: &Waker) -> Poll<Taken<Deliveries
 }
 
 #[test]
-fn a_log_forgets_what_everybody_has_read_and_what_nobody_will() {
+fn a_log_drops_events_that_all_have_read_or_none_will_read() {
     let mut broadcaster = broadcaster();
     let mut cursor = subscribe(&mut broadcaster, FullChannelPolicy::Replay);
     for _ in 0..1000 {
@@ -131,7 +137,7 @@ impl Wake for Owner {
 }
 
 #[test]
-fn wakers_are_woken_and_dropped_when_the_lock_is_free() {
+fn wakers_are_woken_and_dropped_outside_of_the_lock() {
     let mut broadcaster = broadcaster();
     let owner = |broadcaster: &mut _| {
         Waker::from(Arc::new(Owner(Mutex::new(Some(subscribe(broadcaster, FullChannelPolicy::Replay))))))
@@ -162,7 +168,7 @@ fn wakers_are_woken_and_dropped_when_the_lock_is_free() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_writer_is_woken_by_a_reader_when_the_lock_is_free() {
+async fn the_writer_is_woken_by_a_reader_outside_of_the_lock() {
     let mut broadcaster = broadcaster();
     let mut slow = subscribe(&mut broadcaster, FullChannelPolicy::Block);
     publish(&mut broadcaster);

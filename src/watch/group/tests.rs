@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::watch::{BroadcasterConfig, Deliveries, broadcaster::BroadcasterStats, merger::MergerConfig};
+use crate::watch::{Deliveries, FullChannelPolicy};
 
 const QUEUE: QueueOptions = QueueOptions { policy: FullChannelPolicy::Replay, length: 1 };
 
@@ -12,18 +12,16 @@ fn version(number: u128) -> ResourceVersion {
 }
 
 fn group() -> Group<Deliveries> {
-    let stats: Arc<BroadcasterStats> = Arc::default();
-    let reached = Reached { version: version(1), offset: 0 };
-    let room = Arc::new(Room::new(Duration::ZERO, Arc::clone(&stats)));
-    let merger = Merger::new(MergerConfig::of(&BroadcasterConfig::default()), None, stats, &reached);
-    Group::new(0, Arc::default(), (), false, reached, room, merger)
+    let reached = HistoryPosition { version: version(1), offset: 0 };
+    let writer_signals = Arc::new(WriterSignals::new(Duration::ZERO, Arc::default()));
+    Group::new(0, Arc::default(), (), false, reached, writer_signals)
 }
 
 /// Subscribes `count` slots that are parked and skip everything up to a version.
 fn slots(log: &mut Log<Deliveries>, count: u64) -> Vec<usize> {
     let subscribe = |id| {
-        let slot = log.subscribe(id, QUEUE, Phase::Live, None, 0);
-        log.leave_out(slot, 0, Some(&version(9)));
+        let slot = log.subscribe(id, QUEUE, false, None, 0);
+        log.skip_events(slot, 0, Some(&version(9)));
         assert!(log.park(slot, Waker::noop()).is_none());
         slot
     };
@@ -31,23 +29,23 @@ fn slots(log: &mut Log<Deliveries>, count: u64) -> Vec<usize> {
 }
 
 #[test]
-fn lists_of_slots_that_were_long_give_their_memory_back_as_slots_go() {
+fn lists_of_slots_that_were_long_release_memory_as_slots_are_removed() {
     let group = group();
     let mut log = group.log.lock();
     let slots = slots(&mut log, 4096);
-    let capacities = |log: &Log<Deliveries>| [log.slots.capacity(), log.parked.capacity(), log.leaving_out.capacity()];
+    let capacities = |log: &Log<Deliveries>| [log.slots.capacity(), log.parked.capacity(), log.skipping.capacity()];
     assert!(capacities(&log).iter().all(|capacity| *capacity >= 4096));
     for slot in slots.into_iter().rev() {
         log.unsubscribe(slot);
-        let (left, [slots, parked, leaving_out]) = (log.slots.len(), capacities(&log));
+        let (left, [slots, parked, skipping]) = (log.slots.len(), capacities(&log));
         assert!(slots <= 2 * left + 16, "{slots} for {left}");
-        assert!(parked.max(leaving_out) <= 4 * left + 64, "{parked} and {leaving_out} for {left}");
+        assert!(parked.max(skipping) <= 4 * left + 64, "{parked} and {skipping} for {left}");
     }
 }
 
 /// The list is cleaned once for many removed slots, and not for each of them.
 #[test]
-fn indexes_of_slots_that_have_gone_are_taken_out_of_the_parked_ones_together() {
+fn indexes_of_removed_slots_leave_the_list_of_parked_ones_together() {
     let group = group();
     let mut log = group.log.lock();
     let slots = slots(&mut log, 20);
@@ -61,20 +59,20 @@ fn indexes_of_slots_that_have_gone_are_taken_out_of_the_parked_ones_together() {
 }
 
 #[test]
-fn a_slot_that_goes_takes_what_it_leaves_out_with_it_and_nothing_else() {
+fn a_removed_slot_removes_only_its_own_skipped_events() {
     let group = group();
     let mut log = group.log.lock();
     let [gone, stays] = slots(&mut log, 2)[..] else { panic!("there are two") };
     log.unsubscribe(gone);
-    let mut reached = Reached { version: version(1), offset: 0 };
-    assert!(log.is_leaving_out(stays, &mut reached));
-    let next = log.subscribe(2, QUEUE, Phase::Live, None, 0);
+    let mut reached = HistoryPosition { version: version(1), offset: 0 };
+    assert!(log.is_skipping(stays, &mut reached));
+    let next = log.subscribe(2, QUEUE, false, None, 0);
     assert_eq!(next, gone, "the index is used again");
-    assert!(!log.is_leaving_out(next, &mut reached));
+    assert!(!log.is_skipping(next, &mut reached));
 }
 
 #[test]
-fn a_list_of_runs_has_room_for_half_as_many_more_and_gives_the_rest_back() {
+fn a_list_of_runs_has_room_for_half_as_many_more_and_releases_the_rest() {
     let group = group();
     let mut log = group.log.lock();
     let object = Arc::new(crate::model::Object::from_json(bytes::Bytes::from_static(b"{}"), "a", version(1)).unwrap());
@@ -88,8 +86,8 @@ fn a_list_of_runs_has_room_for_half_as_many_more_and_gives_the_rest_back() {
     };
     let frame = Deliveries::freeze(vec![delivery]);
     let mark = || Box::from([Mark { end: 1, changes: 1, version: version(1) }]);
-    for wake in 0..4096 {
-        log.push((wake, wake), frame.clone(), 1, mark());
+    for cycle in 0..4096 {
+        log.push((cycle, cycle), frame.clone(), 1, mark());
         let (capacity, runs) = (log.runs.capacity(), log.runs.len());
         assert!(capacity <= 1 + runs + runs / 2, "{capacity} for {runs}");
     }

@@ -7,11 +7,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::Reader;
 use crate::{
     census::Alive,
-    model::{Batch, Reached},
-    watch::Frame,
+    model::{Batch, HistoryPosition},
+    watch::{Frame, group::SlotRef},
 };
 
 /// State of a [`Merger`](super::Merger), under its lock.
@@ -22,7 +21,7 @@ pub(super) struct State<F: Frame> {
     /// Offset after everything published.
     pub(super) head: u64,
     /// Oldest position that the history has, and the offset at which it began.
-    pub(super) oldest: Reached,
+    pub(super) oldest: HistoryPosition,
     begin: u64,
     /// Maximum number of events in the history.
     pub(super) depth: u64,
@@ -31,12 +30,12 @@ pub(super) struct State<F: Frame> {
     passed_size: usize,
     /// Offset before which the batches are nearly as old as a history may be.
     pub(super) aged: u64,
-    pub(super) readers: HashMap<u64, Reader<F>>,
+    pub(super) readers: HashMap<u64, SlotRef<F>>,
     /// Readers to merge for, and readers whose log has events that the merger has not received yet.
-    pub(super) jobs: VecDeque<Reader<F>>,
-    pub(super) behind: Vec<Reader<F>>,
+    pub(super) jobs: VecDeque<SlotRef<F>>,
+    pub(super) behind: Vec<SlotRef<F>>,
     /// True if the readers must be checked.
-    pub(super) looks: bool,
+    pub(super) must_check: bool,
     /// Offset before which no reader needs anything, except the readers among the jobs and those with nothing to merge.
     pub(super) low: u64,
 }
@@ -48,21 +47,21 @@ pub(super) struct Published {
     /// Offset of its first change.
     pub(super) first: u64,
     /// Position reached after it.
-    pub(super) end: Reached,
+    pub(super) end: HistoryPosition,
     pub(super) size: usize,
     pub(super) at: Instant,
     pub(super) _alive: Alive,
 }
 
 /// Publish cycles that are read under one acquisition of the lock.
-const AT_ONCE: usize = 64;
+const CYCLES_PER_LOCK: usize = 64;
 /// Part of the history's depth, or of its age: a reader is merged for once the history has come that near to what it needs.
 pub(super) const NEAR: u64 = 4;
 
 // === impl State ===
 
 impl<F: Frame> State<F> {
-    pub(super) fn new(reached: &Reached, depth: u64) -> Self {
+    pub(super) fn new(reached: &HistoryPosition, depth: u64) -> Self {
         Self {
             published: VecDeque::new(),
             head: reached.offset,
@@ -75,15 +74,15 @@ impl<F: Frame> State<F> {
             readers: HashMap::new(),
             jobs: VecDeque::new(),
             behind: Vec::new(),
-            looks: false,
+            must_check: false,
             low: reached.offset,
         }
     }
 
     /// Returns true if there is work. The readers must be checked once the history has come near to what one of them needs.
     pub(super) fn has_work(&mut self) -> bool {
-        self.looks |= self.low < self.limit(NEAR);
-        self.looks || !self.jobs.is_empty()
+        self.must_check |= self.low < self.limit(NEAR);
+        self.must_check || !self.jobs.is_empty()
     }
 
     /// Returns the offset before which the history drops its batches, once it grows by one `part`-th of what it has, or may
@@ -104,7 +103,7 @@ impl<F: Frame> State<F> {
         }
         let at = self.published.partition_point(|published| published.end.offset <= offset);
         self.published.get(at).filter(|next| next.first <= offset)?;
-        Some(self.published.range(at..).take(AT_ONCE).cloned().collect())
+        Some(self.published.range(at..).take(CYCLES_PER_LOCK).cloned().collect())
     }
 
     /// Counts the batches that the history has dropped, and drops the oldest of them beyond a bound.
@@ -115,21 +114,21 @@ impl<F: Frame> State<F> {
             (self.passed, self.passed_size) = (self.passed + 1, self.passed_size + next.size);
         }
         while self.passed_size > bound {
-            forgotten.extend(self.forget_first());
+            forgotten.extend(self.drop_first());
         }
     }
 
     /// Drops the batches before an offset.
-    pub(super) fn forget_before(&mut self, offset: u64) -> VecDeque<Arc<Published>> {
+    pub(super) fn drop_before(&mut self, offset: u64) -> VecDeque<Arc<Published>> {
         let mut forgotten = VecDeque::new();
         while self.published.front().is_some_and(|first| first.end.offset <= offset) {
-            forgotten.extend(self.forget_first());
+            forgotten.extend(self.drop_first());
         }
-        self.published.shrink_to(2 * self.published.len() + AT_ONCE);
+        self.published.shrink_to(2 * self.published.len() + CYCLES_PER_LOCK);
         forgotten
     }
 
-    fn forget_first(&mut self) -> Option<Arc<Published>> {
+    fn drop_first(&mut self) -> Option<Arc<Published>> {
         let first = self.published.pop_front()?;
         if self.passed > 0 {
             (self.passed, self.passed_size) = (self.passed - 1, self.passed_size - first.size);
@@ -143,8 +142,8 @@ mod tests {
     use super::*;
     use crate::{census::Kind, model::ResourceVersion, watch::Deliveries};
 
-    fn reached(offset: u64) -> Reached {
-        Reached { version: ResourceVersion::decimal(offset.into()), offset }
+    fn reached(offset: u64) -> HistoryPosition {
+        HistoryPosition { version: ResourceVersion::decimal(offset.into()), offset }
     }
 
     /// Returns a state that began at 1,000, may have 100 changes, and has its head at `head`.
@@ -153,7 +152,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_forgotten_next_is_a_part_of_what_a_history_may_have_or_has() {
+    async fn the_next_batches_to_be_dropped_are_a_part_of_the_history_or_of_its_bound() {
         assert_eq!([1000, 1074, 1075, 1076, 1100].map(|head| state(head).limit(4)), [925, 999, 1000, 1001, 1025]);
         assert_eq!([1000, 1100].map(|head| state(head).limit(2)), [950, 1050]);
         // The history has dropped something: because of its size, as it may have more events.
@@ -167,7 +166,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_what_the_history_has_forgotten_a_bound_is_kept() {
+    async fn batches_that_the_history_has_dropped_are_kept_up_to_a_bound() {
         let mut state = state(1010);
         for first in 1000..1010 {
             let alive = Alive::new(Kind::Merging, 0);
@@ -187,7 +186,7 @@ mod tests {
             (3, 4, 6),
             "of what was forgotten nothing counts"
         );
-        assert_eq!(state.forget_before(1008).len(), 4);
+        assert_eq!(state.drop_before(1008).len(), 4);
         assert_eq!((state.passed, state.published.len()), (0, 2));
     }
 }

@@ -1,4 +1,4 @@
-//! A replay yields what a cursor would have received live, wherever it is interrupted.
+//! A replay yields what a cursor would have received live.
 
 use std::sync::Arc;
 
@@ -38,7 +38,13 @@ pub(in crate::watch) fn batches(script: &[Vec<(u8, Option<bool>)>]) -> Vec<Arc<B
                 Some(new) => drop(held.insert(name, Arc::clone(new))),
                 None => drop(held.remove(&name)),
             }
-            (old.is_some() || new.is_some()).then(|| Change { old, new, version: after.clone(), cause: Cause::Change })
+            (old.is_some() || new.is_some()).then(|| Change {
+                old,
+                new,
+                version: after.clone(),
+                cause: Cause::Change,
+                index_values: None,
+            })
         };
         all.push(Arc::new(Batch {
             before,
@@ -82,37 +88,29 @@ fn taken_of(cursor: &mut Cursor<Deliveries>, max_size: usize) -> Vec<Delivery> {
     }
 }
 
-/// Encodes everything, in steps of these bounds.
-pub(in crate::watch) fn replayed(
-    replay: &mut Replay,
-    selection: &Selection,
-    max_size: usize,
-    max_changes: usize,
-) -> Vec<Delivery> {
+/// Encodes everything.
+pub(in crate::watch) fn replayed(replay: &mut Replay, selection: &Selection) -> Vec<Delivery> {
     let mut all = Vec::new();
     while !replay.is_done() {
-        let mut arena = Vec::new();
-        let encoded = replay.encode::<Deliveries>(selection, (), &mut arena, max_size, |steps| steps >= max_changes);
-        assert_eq!(encoded as usize, arena.len());
-        if let Some(last) = arena.last() {
-            assert!(*replay.version() >= last.version);
-        }
-        all.extend(arena);
+        let before = all.len();
+        let told = replay.step::<Deliveries>(selection, (), &mut all);
+        assert_eq!(all.len(), before + told as usize);
+        assert!(all[before..].iter().all(|event| *replay.version() >= event.version));
     }
     all
 }
 
 /// Returns the position before every change.
-pub(in crate::watch) fn at(version: ResourceVersion) -> Reached {
-    Reached { version, offset: 0 }
+pub(in crate::watch) fn at(version: ResourceVersion) -> HistoryPosition {
+    HistoryPosition { version, offset: 0 }
 }
 
 #[test]
-fn inside_a_batch_there_is_no_point_to_resume_from() {
+fn a_position_inside_a_batch_is_no_version_to_resume_from() {
     let batches = batches(&[vec![(1, Some(true)), (2, Some(false)), (3, Some(true))], vec![(2, Some(false))]]);
     let told = |selector| {
         let mut replay = Replay::new(batches.clone(), 0, at(version(1)));
-        let events = replayed(&mut replay, &selection(selector), 100, 100);
+        let events = replayed(&mut replay, &selection(selector));
         assert_eq!(replay.version(), &version(5), "to the end, whatever was told");
         let line = |event: &Delivery| format!("{}@{}", event.object.key(), event.version);
         events.iter().map(line).collect::<Vec<_>>().join(" ")
@@ -123,19 +121,19 @@ fn inside_a_batch_there_is_no_point_to_resume_from() {
 }
 
 #[test]
-fn what_is_reached_inside_a_batch_is_counted_from_the_first_change_of_all() {
+fn an_offset_inside_a_batch_counts_from_the_first_change_of_all() {
     let batches = batches(&[vec![(1, Some(true)), (2, Some(true)), (3, Some(true))]]);
-    let mut replay = Replay::new(batches, 10, Reached { version: version(1), offset: 11 });
-    assert_eq!(replay.reached(), Reached { version: version(1), offset: 11 });
-    replay.encode::<Deliveries>(&selection(""), (), &mut Vec::new(), usize::MAX, |_| true);
+    let mut replay = Replay::new(batches, 10, HistoryPosition { version: version(1), offset: 11 });
+    assert_eq!(replay.reached(), HistoryPosition { version: version(1), offset: 11 });
+    replay.step::<Deliveries>(&selection(""), (), &mut Vec::new());
     assert_eq!(replay.reached().offset, 12);
 }
 
 #[test]
-fn a_version_between_two_batches_never_goes_back() {
+fn a_version_between_two_batches_never_decreases() {
     let batches = batches(&[vec![(1, Some(true)), (2, Some(true))]]);
     let mut replay = Replay::new(batches, 0, at(version(2)));
-    let versions: Vec<_> = replayed(&mut replay, &selection(""), 1, 1).into_iter().map(|event| event.version).collect();
+    let versions: Vec<_> = replayed(&mut replay, &selection("")).into_iter().map(|event| event.version).collect();
     assert_eq!(versions, [version(2), version(3)]);
 }
 
@@ -143,12 +141,10 @@ proptest! {
     #![proptest_config(crate::property_config())]
 
     #[test]
-    fn a_replay_is_what_was_published(
+    fn a_replay_yields_the_published_events(
         script in prop::collection::vec(
             prop::collection::vec((0_u8..4, prop::option::weighted(0.8, any::<bool>())), 0..5), 0..12),
         from in 0_usize..12,
-        max_size in 1_usize..6,
-        max_changes in 1_usize..6,
     ) {
         let batches = batches(&script);
         let from = from.min(batches.len());
@@ -159,7 +155,7 @@ proptest! {
             broadcaster.publish(&batches[from..]);
             let published = taken(&mut cursor);
             let mut replay = Replay::new(batches[from..].to_vec(), 0, at(start));
-            prop_assert_eq!(replayed(&mut replay, &selection, max_size, max_changes), published);
+            prop_assert_eq!(replayed(&mut replay, &selection), published);
         }
     }
     /// A cursor that is parked after any of its events resumes with the next one, also inside a batch.
@@ -167,8 +163,6 @@ proptest! {
     fn a_replay_from_the_offset_of_a_cursor_is_the_rest(
         script in prop::collection::vec(
             prop::collection::vec((0_u8..4, prop::option::weighted(0.8, any::<bool>())), 0..5), 1..12),
-        max_size in 1_usize..6,
-        max_changes in 1_usize..6,
     ) {
         let batches = batches(&script);
         for selection in [selection(""), selection("app=web"), selection("app!=web")] {
@@ -195,7 +189,7 @@ proptest! {
                 let first = ends.clone().take_while(|end| *end <= reached.offset).count();
                 let offset = ends.take(first).last().unwrap_or_default();
                 let mut replay = Replay::new(batches[first..].to_vec(), offset, reached);
-                let rest = replayed(&mut replay, &selection, max_size, max_changes);
+                let rest = replayed(&mut replay, &selection);
                 prop_assert_eq!(&rest, &events[nth..]);
                 prop_assert_eq!(replay.reached().offset, batches.iter().map(|batch| batch.changes.len() as u64).sum::<u64>());
             }
@@ -205,16 +199,21 @@ proptest! {
 
 /// Of a batch that it has, a client needs the changes that were ahead of its version, and no others.
 #[test]
-fn of_what_came_ahead_a_client_is_told_what_is_above_its_version() {
+fn a_client_receives_only_the_changes_ahead_above_its_version() {
     let ahead = |(name, number): (u8, u128)| {
-        let change =
-            Change { old: None, new: Some(object(name, true, number)), version: version(number), cause: Cause::Change };
+        let change = Change {
+            old: None,
+            new: Some(object(name, true, number)),
+            version: version(number),
+            cause: Cause::Change,
+            index_values: None,
+        };
         let (before, after) = (version(5), version(5));
         Arc::new(Batch { before, after, changes: vec![change], is_relist: false, is_open: true })
     };
     let told = |from| {
         let mut replay = Replay::new([(1, 12), (2, 14), (3, 13)].map(ahead).to_vec(), 0, at(version(from)));
-        let told = replayed(&mut replay, &selection(""), 100, 100);
+        let told = replayed(&mut replay, &selection(""));
         told.iter().map(|event| event.object.key().name().to_owned()).collect::<Vec<_>>().join(" ")
     };
     assert_eq!([5, 6, 12, 13, 14].map(told), ["o1 o2 o3", "o1 o2 o3", "o2 o3", "o2", ""]);

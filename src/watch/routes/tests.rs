@@ -4,7 +4,7 @@ use bytes::Bytes;
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::*;
-use crate::model::{Cause, FieldSelector, LabelSelector, ResourceVersion};
+use crate::model::{Cause, FieldSelector, LabelSelector, Object, ResourceVersion};
 
 fn object(namespace: &str, name: &str, app: &str) -> Arc<Object> {
     let json = format!(r#"{{"metadata":{{"namespace":"{namespace}","name":"{name}","labels":{{"app":"{app}"}}}}}}"#);
@@ -12,7 +12,7 @@ fn object(namespace: &str, name: &str, app: &str) -> Arc<Object> {
 }
 
 fn found(routes: &Routes, old: Option<Arc<Object>>, new: Option<Arc<Object>>) -> Vec<usize> {
-    let change = Change { old, new, version: ResourceVersion::decimal(1), cause: Cause::Change };
+    let change = Change { old, new, version: ResourceVersion::decimal(1), cause: Cause::Change, index_values: None };
     let mut groups = Vec::new();
     routes.find(&change, &mut groups);
     groups
@@ -101,7 +101,7 @@ fn any_change() -> impl Strategy<Value = Change> {
                 [old] if is_deleted => (Some(object(old)), None),
                 _ => (None, Some(object(states[0]))),
             };
-            Change { old, new, version: ResourceVersion::decimal(1), cause: Cause::Change }
+            Change { old, new, version: ResourceVersion::decimal(1), cause: Cause::Change, index_values: None }
         },
     )
 }
@@ -111,7 +111,7 @@ proptest! {
 
     /// A group that no route finds would get no event from the change, whatever other groups were inserted and removed.
     #[test]
-    fn who_is_concerned_is_asked(
+    fn every_concerned_group_is_found(
         selections in vec((any_selection(), any::<bool>()), 0..80),
         changes in vec(any_change(), 1..20),
     ) {
@@ -141,7 +141,7 @@ proptest! {
 
 /// A change costs the same with a hundred clients of a value each as with only the client of its value.
 #[test]
-fn whoever_asks_for_a_value_is_not_asked_about_others() {
+fn a_group_with_one_value_is_not_found_for_other_values() {
     let fields = |text: &str| Selection { fields: FieldSelector::parse(text).unwrap(), ..Selection::default() };
     for (text, concerned) in [("spec.app=v", 0), ("metadata.name=v", 1)] {
         let mut routes = Routes::default();

@@ -135,7 +135,7 @@ async fn the_budget_of_a_client_adds_up_and_is_refilled_at_a_tenth_of_wall_time(
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_the_budget_of_the_resource_is_spent_nobody_is_ended_for_what_others_have_spent() {
+async fn a_spent_budget_of_the_resource_ends_no_client_for_the_waits_of_others() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
     let mut world = World::at(0);
     let mut first = broadcaster.subscribe(live(everything(), queue(Block, 1)));
@@ -163,7 +163,7 @@ async fn when_the_budget_of_the_resource_is_spent_nobody_is_ended_for_what_other
 /// Found by `cargo bench --bench load -- stopped --policy block`: a stopped client spent the budget of all, and in the
 /// burst after it every client whose queue was full for a moment was ended at once.
 #[tokio::test(start_paused = true)]
-async fn who_is_full_for_a_moment_stays_though_others_have_spent_the_budget() {
+async fn a_briefly_full_client_stays_though_others_have_spent_the_budget() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
     let mut world = World::at(0);
     let mut healthy = broadcaster.subscribe(live(everything(), queue(Block, 2)));
@@ -183,7 +183,7 @@ async fn who_is_full_for_a_moment_stays_though_others_have_spent_the_budget() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_writer_waits_for_nobody_who_has_not_read_its_queue_since_it_joined() {
+async fn the_writer_waits_only_for_clients_that_have_read_their_queue_since_joining() {
     for length in [0, 1, 3] {
         let mut broadcaster = broadcaster::<Deliveries>(0);
         let mut world = World::at(0);
@@ -216,7 +216,7 @@ async fn the_writer_waits_for_nobody_who_has_not_read_its_queue_since_it_joined(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_was_ended_comes_back_to_the_budget_that_it_has_left() {
+async fn an_evicted_client_returns_to_its_remaining_budget() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
     let mut world = World::at(0);
     let mut first = broadcaster.subscribe(of(1, queue(Block, 1)));
@@ -275,14 +275,14 @@ async fn twenty_calls_a_second_for_a_minute_hold_a_resource_for_no_more_than_ele
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_changed_history_gives_no_budget_back() {
+async fn a_rewritten_history_refills_no_budget() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
     let mut world = World::at(0);
     let mut cursor = broadcaster.subscribe(of(1, queue(Block, 1)));
     prove(&mut broadcaster, &mut world, 1, &mut [&mut cursor]);
     broadcaster.publish(&world.several(1));
     assert!(tokio::time::timeout(Duration::from_secs(3), broadcaster.ready()).await.is_err());
-    broadcaster.restart(&End::HistoryChanged, version(10));
+    broadcaster.start_new_history(&End::HistoryRewritten, version(10));
     assert!(!broadcaster.is_blocked(), "a queue of before holds nobody back");
     tokio::time::advance(Duration::from_secs(10)).await;
     drop(cursor);
@@ -295,7 +295,7 @@ async fn a_changed_history_gives_no_budget_back() {
 
 /// The history still has what the window has dropped: the writer waits for no reader that reads from the history.
 #[test]
-fn what_is_queued_under_block_is_kept_no_longer_than_for_others() {
+fn queues_under_block_are_retained_no_longer_than_others() {
     let retention = Retention { events: 4, ..BroadcasterConfig::default().retention };
     let db = |world: &mut World| world.one("c", "db");
     let config = BroadcasterConfig { retention, ..BroadcasterConfig::default() };
@@ -335,7 +335,7 @@ async fn a_client_that_made_room_is_not_charged_for_the_slower_ones() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropping_the_slow_client_lets_the_writer_go_and_subscribing_goes_on_meanwhile() {
+async fn dropping_the_slow_client_releases_the_writer_and_subscribing_works_meanwhile() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
     let mut slow = broadcaster.subscribe(live(everything(), queue(Block, 1)));
     let mut world = World::at(0);
@@ -358,7 +358,7 @@ async fn dropping_the_slow_client_lets_the_writer_go_and_subscribing_goes_on_mea
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slot_that_is_used_again_is_not_taken_for_the_one_that_blocked() {
+async fn a_reused_slot_is_not_mistaken_for_the_one_that_blocked() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
     let mut slow = broadcaster.subscribe(live(everything(), queue(Block, 1)));
     let mut world = World::at(0);

@@ -197,7 +197,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 800, ..crate::property_config() })]
 
     #[test]
-    fn the_writer_waits_no_longer_than_a_budget_and_a_tenth_of_any_time_and_only_who_spends_its_own_is_ended(
+    fn the_writer_waits_at_most_a_budget_and_a_tenth_of_any_time_and_evicts_only_overspending_clients(
         ops in vec(any_op(), 1..150),
         retained in select(vec![4_usize, 30, 100_000]),
     ) {

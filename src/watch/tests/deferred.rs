@@ -62,7 +62,7 @@ impl Rig {
         self.broadcaster.stats().deferred.load(Ordering::Relaxed)
     }
 
-    pub(super) fn distributed(&self) -> Reached {
+    pub(super) fn distributed(&self) -> HistoryPosition {
         self.broadcaster.reached().clone()
     }
 }
@@ -75,7 +75,7 @@ pub(super) fn not(app: &str) -> Arc<Selection> {
 use FullChannelPolicy::{Block, Coalesce, Drop, Replay};
 
 #[test]
-fn what_does_not_fit_is_filled_by_threads_and_the_others_by_the_writer() {
+fn groups_that_do_not_fit_are_filled_by_threads_and_the_others_by_the_writer() {
     let mut rig = Rig::new();
     let mut all = rig.subscribe(everything(), Replay);
     let mut routed = rig.subscribe(app("web"), Replay);
@@ -132,7 +132,7 @@ fn the_share_of_all_time_is_bounded_as_well() {
 }
 
 #[test]
-fn a_group_comes_back_when_it_fits_has_been_filled_and_not_before() {
+fn a_group_is_taken_back_only_when_it_fits_and_has_been_filled() {
     let mut rig = Rig::new();
     let mut cursor = rig.subscribe(not("db"), Replay);
     rig.defer();
@@ -163,7 +163,7 @@ fn a_group_comes_back_when_it_fits_has_been_filled_and_not_before() {
 }
 
 #[test]
-fn a_bookmark_says_no_more_than_has_been_filled() {
+fn a_bookmark_is_not_above_the_filled_position() {
     let mut rig = Rig::new();
     let mut cursor = rig.subscribe(not("db"), Replay);
     rig.publish(1);
@@ -192,7 +192,7 @@ fn a_bookmark_says_no_more_than_has_been_filled() {
 }
 
 #[test]
-fn whoever_joins_gets_what_comes_then_though_the_group_is_behind() {
+fn a_new_cursor_gets_later_events_although_its_group_is_behind() {
     let mut rig = Rig::new();
     let mut first = rig.subscribe(not("db"), Replay);
     rig.defer();
@@ -211,7 +211,7 @@ fn whoever_joins_gets_what_comes_then_though_the_group_is_behind() {
 }
 
 #[test]
-fn under_every_policy_the_queue_is_that_of_what_has_been_filled() {
+fn under_every_policy_the_queue_has_the_filled_events() {
     let mut rig = Rig::new();
     let mut cursors = [Replay, Drop, Coalesce, Block].map(|policy| rig.subscribe(not("db"), policy));
     // The cursor has read enough for the writer to wait for it.
@@ -241,7 +241,7 @@ fn under_every_policy_the_queue_is_that_of_what_has_been_filled() {
 }
 
 #[test]
-fn what_has_merged_is_left_out_when_the_group_is_filled_with_it() {
+fn merged_events_are_skipped_when_the_group_is_filled_with_them() {
     let mut rig = Rig::new();
     let mut coalesce = rig.subscribe(not("db"), Coalesce);
     rig.defer();
@@ -277,7 +277,7 @@ fn a_group_that_the_history_has_passed_expires_and_the_next_client_has_a_new_one
     rig.publish(1);
     let oldest = rig.distributed();
     rig.publish(1);
-    rig.broadcaster.forget_before(&oldest);
+    rig.broadcaster.drop_before(&oldest);
     assert!(!flag.is_set());
     rig.fill();
     assert!(flag.is_set());
@@ -294,7 +294,7 @@ fn a_group_that_the_history_has_passed_expires_and_the_next_client_has_a_new_one
 #[test]
 fn nothing_of_a_history_is_filled_once_it_has_ended() {
     let mut rig = Rig::new();
-    for expected in [End::HistoryChanged, End::Stopped] {
+    for expected in [End::HistoryRewritten, End::Stopped] {
         let mut cursor = rig.subscribe(not("db"), Replay);
         rig.defer();
         // A piece of work does not finish its block.
@@ -303,7 +303,7 @@ fn nothing_of_a_history_is_filled_once_it_has_ended() {
         assert!(rig.threads.run_one());
         rig.cost(Duration::ZERO);
         match &expected {
-            End::HistoryChanged => rig.broadcaster.restart(&expected, version(100)),
+            End::HistoryRewritten => rig.broadcaster.start_new_history(&expected, version(100)),
             _ => rig.broadcaster.stop(&expected),
         }
         rig.fill();
@@ -314,7 +314,7 @@ fn nothing_of_a_history_is_filled_once_it_has_ended() {
 }
 
 #[test]
-fn a_piece_of_work_ends_by_time_and_goes_on_where_it_was() {
+fn a_piece_of_work_ends_by_time_and_continues_where_it_ended() {
     let mut rig = Rig::new();
     let mut cursor = rig.subscribe(not("db"), Replay);
     rig.defer();
@@ -326,7 +326,7 @@ fn a_piece_of_work_ends_by_time_and_goes_on_where_it_was() {
 }
 
 #[test]
-fn what_is_cheap_does_not_wait_for_what_is_not() {
+fn cheap_groups_do_not_wait_for_costly_ones() {
     let mut rig = Rig::new();
     let cheap = rig.subscribe(not("db"), Replay);
     let dear: Vec<_> = (0..8).map(|n| rig.subscribe(not(&format!("x{n}")), Replay)).collect();
@@ -347,7 +347,7 @@ fn what_is_cheap_does_not_wait_for_what_is_not() {
 }
 
 #[test]
-fn a_relist_before_what_is_filled_is_told_once() {
+fn a_relist_before_the_filled_events_is_reported_once() {
     let clock: Arc<Stepped> = Arc::default();
     let threads = BulkThreads::manual(Arc::clone(&clock));
     let config = BroadcasterConfig { selection_budget: Duration::ZERO, ..BroadcasterConfig::default() };
@@ -360,8 +360,8 @@ fn a_relist_before_what_is_filled_is_told_once() {
         let (before, after) = (version(world.version - 5), version(world.version));
         Batch { before, after, changes: vec![], is_relist: true, is_open: false }
     };
-    for wake in 0..6 {
-        let batches = match wake {
+    for cycle in 0..6 {
+        let batches = match cycle {
             1 => vec![relist(&mut world)],
             3 => vec![world.one("a", "web"), relist(&mut world)],
             4 => vec![relist(&mut world), world.one("a", "web"), world.one("b", "web")],
@@ -384,7 +384,7 @@ fn a_relist_before_what_is_filled_is_told_once() {
 
 /// Real threads, at their own pace.
 #[test]
-fn threads_fill_every_group_in_order_while_the_writer_goes_on() {
+fn threads_fill_every_group_in_order_while_the_writer_continues() {
     const CHANGES: u128 = 2000;
     let threads = BulkThreads::start(2).unwrap();
     let config = BroadcasterConfig { selection_budget: Duration::ZERO, ..BroadcasterConfig::default() };
@@ -420,7 +420,7 @@ fn threads_fill_every_group_in_order_while_the_writer_goes_on() {
 
 #[test]
 #[cfg(debug_assertions)]
-fn nothing_is_left_of_deferred_groups_that_have_gone() {
+fn removed_deferred_groups_leave_nothing_behind() {
     let mut rig = Rig::new();
     let before = alive(Kind::Run);
     for round in 0..50 {

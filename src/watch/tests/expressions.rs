@@ -1,11 +1,11 @@
 //! Cost of expressions for the writer.
 
 use super::*;
-use crate::model::{Expression, in_one_wake, parsed};
+use crate::model::{Expression, parsed, sharing_bodies};
 
 /// However large the bodies are, and however many changes a publish cycle has.
 #[test]
-fn the_bodies_of_a_wake_are_read_once_for_all_expressions() {
+fn bodies_are_parsed_once_per_publish_cycle_for_all_expressions() {
     const CHANGES: u128 = 8;
     let mut broadcaster = broadcaster::<Deliveries>(1);
     let selection = |n: u128| {
@@ -23,12 +23,12 @@ fn the_bodies_of_a_wake_are_read_once_for_all_expressions() {
     let batch = |states: &[Arc<Object>]| {
         let (before, after) = (states[0].version().clone(), states[1].version().clone());
         let [old, new] = [0, 1].map(|at| Some(Arc::clone(&states[at])));
-        let changes = vec![Change { old, new, version: after.clone(), cause: Cause::Change }];
+        let changes = vec![Change { old, new, version: after.clone(), cause: Cause::Change, index_values: None }];
         Batch { before, after, changes, is_relist: false, is_open: false }
     };
     let batches: Vec<_> = states.windows(2).map(batch).collect();
     let before = parsed();
-    in_one_wake(|| broadcaster.publish(&batches));
+    sharing_bodies(|| broadcaster.publish(&batches));
     assert_eq!(parsed() - before, CHANGES as u64 + 1, "each state once, though two follow each other");
     assert_eq!(drain(&mut cursors[1]).len(), 2, "it comes and goes");
     // The values kept for the cycle were dropped with it.

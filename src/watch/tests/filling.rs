@@ -10,7 +10,7 @@ use super::{
 };
 
 #[test]
-fn what_is_costly_does_not_wait_until_there_is_nothing_cheap() {
+fn costly_groups_do_not_wait_until_no_cheap_one_is_left() {
     let mut rig = Rig::new();
     let cheap: Vec<_> = (0..200).map(|n| rig.subscribe(not(&format!("x{n}")), Replay)).collect();
     let costly = rig.subscribe(not("db"), Replay);
@@ -29,7 +29,7 @@ fn what_is_costly_does_not_wait_until_there_is_nothing_cheap() {
 }
 
 #[test]
-fn groups_that_are_behind_at_different_places_are_filled_from_their_own() {
+fn groups_that_are_behind_are_filled_from_their_own_offsets() {
     let mut rig = Rig::new();
     let mut first = rig.subscribe(not("db"), Replay);
     rig.defer();
@@ -42,7 +42,7 @@ fn groups_that_are_behind_at_different_places_are_filled_from_their_own() {
 
 /// A block covers many changes, even from many small publish cycles.
 #[test]
-fn a_backlog_of_small_wakes_is_filled_in_one_piece() {
+fn a_backlog_of_small_cycles_is_filled_in_one_piece() {
     let mut rig = Rig::new();
     let mut cursor = rig.subscribe(not("db"), Replay);
     for _ in 0..3 {
@@ -59,7 +59,7 @@ fn a_backlog_of_small_wakes_is_filled_in_one_piece() {
 }
 
 #[test]
-fn what_was_published_is_not_kept_when_it_is_filled_or_its_history_has_ended() {
+fn published_batches_are_dropped_once_filled_or_with_their_history() {
     let mut rig = Rig::new();
     let cursor = rig.subscribe(not("db"), Replay);
     rig.defer();
@@ -73,14 +73,14 @@ fn what_was_published_is_not_kept_when_it_is_filled_or_its_history_has_ended() {
     rig.fill();
     assert_eq!((rig.deferred(), Arc::strong_count(&filled)), (1, 1));
     let ended = publish(&mut rig);
-    rig.broadcaster.restart(&End::HistoryChanged, version(100));
+    rig.broadcaster.start_new_history(&End::HistoryRewritten, version(100));
     assert_eq!(Arc::strong_count(&ended), 1);
     drop(cursor);
 }
 
 /// A cost of exactly what is left fits, at first alone and then beside others.
 #[test]
-fn a_group_that_takes_just_what_a_cycle_has_is_not_deferred() {
+fn a_group_that_takes_exactly_the_time_of_a_cycle_is_not_deferred() {
     let budget = BroadcasterConfig::default().selection_budget.as_nanos() as u64;
     for (cost, deferred) in [(budget / 2, 0), (budget / 2 + 1, 1)] {
         let mut rig = Rig::new();
@@ -107,7 +107,7 @@ fn a_group_that_takes_long_for_the_last_change_is_not_deferred_before_the_next()
 
 /// No group is taken back for a cycle larger than the recent ones, or for more than seven tenths of the budget.
 #[test]
-fn a_group_is_taken_back_when_it_fits_with_room_to_spare_at_the_changes_of_late() {
+fn a_group_is_taken_back_when_it_fits_with_a_margin_at_the_recent_number_of_changes() {
     let budget = BroadcasterConfig::default().selection_budget.as_nanos() as u64;
     let taken_back = |cost: u64, changes: usize| {
         let mut rig = Rig::new();
@@ -131,7 +131,7 @@ fn a_group_is_taken_back_when_it_fits_with_room_to_spare_at_the_changes_of_late(
 }
 
 #[test]
-fn a_cycle_of_many_changes_is_reckoned_with_for_a_while() {
+fn a_cycle_of_many_changes_is_remembered_for_a_while() {
     let budget = BroadcasterConfig::default().selection_budget.as_nanos() as u64;
     let mut rig = Rig::new();
     let cursor = rig.subscribe(not("db"), Replay);
@@ -208,7 +208,7 @@ fn few_groups_are_taken_back_in_one_cycle() {
 }
 
 #[test]
-fn the_policy_acts_on_who_joined_a_group_that_is_behind_when_that_is_filled_up_to_there() {
+fn the_policy_applies_to_a_cursor_once_its_group_is_filled_to_where_it_joined() {
     let mut rig = Rig::new();
     let _first = rig.subscribe(not("db"), Replay);
     rig.defer();
@@ -223,7 +223,7 @@ fn the_policy_acts_on_who_joined_a_group_that_is_behind_when_that_is_filled_up_t
 }
 
 #[test]
-fn cheap_groups_at_one_place_are_filled_in_one_piece() {
+fn cheap_groups_at_one_offset_are_filled_in_one_piece() {
     let mut rig = Rig::new();
     let cursors: Vec<_> = (0..10).map(|n| rig.subscribe(not(&format!("x{n}")), Replay)).collect();
     for (cost, pieces) in [(1 << 40, 10), (20_000, 1)] {

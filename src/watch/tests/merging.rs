@@ -18,7 +18,7 @@ struct Rig {
     /// Number of changes.
     offset: u64,
     /// Position after each publication.
-    places: Vec<Reached>,
+    places: Vec<HistoryPosition>,
 }
 
 /// Objects by name: label and version.
@@ -49,7 +49,7 @@ impl Rig {
             writes.iter().filter_map(change).collect()
         });
         self.offset += batch.changes.len() as u64;
-        self.places.push(Reached { version: batch.after.clone(), offset: self.offset });
+        self.places.push(HistoryPosition { version: batch.after.clone(), offset: self.offset });
         self.broadcaster.publish(&[batch]);
         let entry = |object: &Arc<Object>| {
             (object.labels().get("app").unwrap_or_default().to_owned(), object.version().number())
@@ -101,7 +101,7 @@ fn the_writer_merges_nothing_and_threads_merge_in_slices() {
 }
 
 #[test]
-fn more_than_a_client_may_hold_ends_it_alone_with_its_version() {
+fn merged_changes_beyond_the_bound_end_only_their_client_with_its_version() {
     let mut rig = Rig::new(bounds(10_000, 1 << 30), 10_000);
     let mut greedy = rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 1)));
     let mut modest = rig.broadcaster.subscribe(live(app("web"), queue(Coalesce, 1)));
@@ -120,7 +120,7 @@ fn more_than_a_client_may_hold_ends_it_alone_with_its_version() {
 }
 
 #[test]
-fn a_client_that_takes_nothing_loses_nothing_when_the_history_forgets() {
+fn an_idle_client_loses_nothing_when_the_history_drops_batches() {
     // Only about ten changes that the history has dropped are kept.
     let mut rig = Rig::new(bounds(EVENTS, 10 * (256 + 100)), 1 << 30);
     let mut cursor = rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 1000)));
@@ -128,7 +128,7 @@ fn a_client_that_takes_nothing_loses_nothing_when_the_history_forgets() {
     for number in 0..20 * EVENTS as u64 {
         rig.publish(&[((number % 7) as u8, Some(true))]);
         let oldest = rig.places[rig.places.len().saturating_sub(EVENTS)].clone();
-        rig.broadcaster.forget_before(&oldest);
+        rig.broadcaster.drop_before(&oldest);
         works += rig.work();
     }
     assert!((20..20 * EVENTS).contains(&works), "{works} pieces of work: not with each event");
@@ -154,7 +154,7 @@ fn when_threads_do_not_keep_up_with_the_history_a_client_expires_with_its_versio
         rig.publish(&[(0, Some(true))]);
     }
     let oldest = rig.places[EVENTS].clone();
-    rig.broadcaster.forget_before(&oldest);
+    rig.broadcaster.drop_before(&oldest);
     rig.work();
     let Ended(End::Expired { oldest }) = &drain(&mut cursor)[0] else { panic!("it expires") };
     assert!(*oldest >= version(EVENTS as u128));
@@ -164,7 +164,7 @@ fn when_threads_do_not_keep_up_with_the_history_a_client_expires_with_its_versio
 
 /// The merger is far from its own depth: the history reports that it has dropped batches because of their size.
 #[test]
-fn what_the_history_forgets_for_its_size_merges_for_who_lags_and_for_nobody_at_the_head() {
+fn batches_dropped_for_their_size_merge_only_for_lagging_clients() {
     let mut rig = Rig::new(bounds(10_000, 1 << 30), 1 << 30);
     let mut slow = rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 1000)));
     let mut fast = rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 1000)));
@@ -175,7 +175,7 @@ fn what_the_history_forgets_for_its_size_merges_for_who_lags_and_for_nobody_at_t
     let following = [Some(CursorState::Following); 2];
     let states = |slow: &Cursor<Deliveries>, fast: &Cursor<Deliveries>| [slow.gauge().state(), fast.gauge().state()];
     assert_eq!((rig.work(), states(&slow, &fast)), (0, following), "nothing is forgotten");
-    rig.broadcaster.forget_before(&rig.places[0]);
+    rig.broadcaster.drop_before(&rig.places[0]);
     rig.work();
     let [Some(CursorState::Coalescing { entries, .. }), Some(CursorState::Following)] = states(&slow, &fast) else {
         panic!("{:?}", states(&slow, &fast))
@@ -211,7 +211,7 @@ fn a_queue_merges_when_it_is_larger_than_its_bound_in_bytes_and_not_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_nearly_as_old_as_a_history_may_be_merges_for_who_lags() {
+async fn batches_near_the_age_limit_merge_for_lagging_clients() {
     let age = Duration::from_secs(100);
     let mut rig = Rig::new(Retention { age, ..bounds(10_000, 1 << 30) }, 1 << 30);
     let slow = rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 1000)));
@@ -228,7 +228,7 @@ async fn what_is_nearly_as_old_as_a_history_may_be_merges_for_who_lags() {
 
 /// A generation that its reader has taken counts until the reader takes again, and a ready one until the reader takes it.
 #[test]
-fn all_that_is_held_for_a_client_counts_together_for_its_bound() {
+fn everything_held_for_a_client_counts_against_one_bound() {
     let held = |bound: usize, steps: usize| {
         let mut rig = Rig::new(bounds(10_000, 1 << 30), bound);
         let mut cursor = rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 1)));
@@ -240,7 +240,7 @@ fn all_that_is_held_for_a_client_counts_together_for_its_bound() {
             assert_eq!(take(&mut cursor, 1).len(), 1, "the rest of it is held");
         }
         publish(&mut rig);
-        rig.broadcaster.forget_before(&rig.places[rig.places.len() - 1].clone());
+        rig.broadcaster.drop_before(&rig.places[rig.places.len() - 1].clone());
         rig.work();
         let state = cursor.gauge().state();
         (rig.retained(|stats| &stats.overmerged), state)
@@ -264,7 +264,7 @@ fn all_that_is_held_for_a_client_counts_together_for_its_bound() {
 }
 
 #[test]
-fn what_merges_for_a_client_is_not_kept_in_its_log() {
+fn merged_changes_are_not_retained_in_the_log() {
     let mut rig = Rig::new(bounds(10_000, 1 << 30), 1 << 30);
     let mut slow = rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 1)));
     rig.publish(&[(0, Some(true)), (1, Some(true))]);
@@ -279,7 +279,7 @@ fn what_merges_for_a_client_is_not_kept_in_its_log() {
 
 /// Those of a client that is further ahead too, though it is looked at together with another.
 #[test]
-fn clients_that_stopped_at_different_places_lose_nothing_when_the_history_forgets() {
+fn clients_stopped_at_different_offsets_lose_nothing_when_the_history_drops_batches() {
     let mut rig = Rig::new(bounds(EVENTS, 10 * (256 + 100)), 1 << 30);
     let mut cursors = [(); 2].map(|()| rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 1000))));
     for number in 0..4 * EVENTS {
@@ -288,7 +288,7 @@ fn clients_that_stopped_at_different_places_lose_nothing_when_the_history_forget
             assert_eq!(drain(&mut cursors[1]).len(), 1);
         }
         if let Some(oldest) = number.checked_sub(EVENTS) {
-            rig.broadcaster.forget_before(&rig.places[oldest].clone());
+            rig.broadcaster.drop_before(&rig.places[oldest].clone());
         }
         rig.work();
     }
@@ -302,7 +302,7 @@ fn clients_that_stopped_at_different_places_lose_nothing_when_the_history_forget
 
 /// As many events as a history has, and of those that it has forgotten as many bytes as its bound.
 #[test]
-fn what_is_kept_without_a_history_has_the_bounds_of_one() {
+fn batches_kept_without_a_history_have_its_bounds() {
     const DEPTH: usize = 4;
     // The first change has no old state.
     for (size, published, expired) in [(0, 4, 0), (0, 5, 1), (256 + 356, 6, 0), (256 + 356, 7, 1)] {
@@ -318,7 +318,7 @@ fn what_is_kept_without_a_history_has_the_bounds_of_one() {
 }
 
 #[test]
-fn work_waits_once_however_often_there_is_more() {
+fn work_is_queued_only_once() {
     let mut rig = Rig::new(bounds(4, 1 << 20), 1 << 30);
     let _slow = rig.broadcaster.subscribe(live(everything(), queue(Coalesce, 1000)));
     for _ in 0..100 {
@@ -395,7 +395,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..crate::property_config() })]
 
     #[test]
-    fn whatever_merges_leads_to_the_truth_at_each_version(
+    fn merged_events_lead_to_the_true_state_at_each_version(
         ops in vec(any_op(), 1..100),
         events in prop::sample::select(vec![4_usize, 30, 10_000]),
         step in prop::sample::select(vec![0_u64, 200_000, 1_000_000]),
@@ -413,7 +413,7 @@ proptest! {
                 Op::Work(pieces) => drop((0..pieces).filter(|_| rig.threads.run_one()).collect::<Vec<_>>()),
                 Op::Forget(back) => {
                     if let Some(oldest) = rig.places.len().checked_sub(back + 1).map(|at| rig.places[at].clone()) {
-                        rig.broadcaster.forget_before(&oldest);
+                        rig.broadcaster.drop_before(&oldest);
                     }
                 }
                 Op::Sweep => rig.broadcaster.sweep(),

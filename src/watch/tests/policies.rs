@@ -96,7 +96,7 @@ fn one_event_larger_than_the_whole_queue_is_delivered_and_leaves_no_hole() {
 }
 
 #[test]
-fn a_queue_that_the_retention_has_passed_is_one_hole_under_drop() {
+fn a_queue_beyond_the_retention_is_one_hole_under_drop() {
     let mut broadcaster = with_retention(Retention { events: 4, ..UNBOUNDED });
     let mut cursor = broadcaster.subscribe(live(everything(), queue(Drop, 3)));
     let mut world = World::at(0);
@@ -167,7 +167,7 @@ async fn past_the_retention_in_age_replay_is_parked_even_when_nothing_is_publish
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wake_larger_than_every_bound_stays_until_it_is_old_or_another_follows() {
+async fn a_cycle_larger_than_every_bound_stays_until_it_is_old_or_another_follows() {
     let mut broadcaster = with_retention(Retention { events: 10, size: 10, age: Duration::from_secs(60) });
     let mut cursor = broadcaster.subscribe(live(everything(), queue(Replay, 1)));
     let mut world = World::at(0);
@@ -183,7 +183,7 @@ async fn a_wake_larger_than_every_bound_stays_until_it_is_old_or_another_follows
 
 /// It is caught up with as soon as what is left is not more than the queue holds, by its size as well.
 #[test]
-fn drop_acts_on_a_queue_that_has_been_caught_up_with_to_just_its_size() {
+fn drop_applies_once_the_unread_events_are_no_more_than_the_queue_holds() {
     for (unread, acts) in [(3, true), (4, false)] {
         let config = BroadcasterConfig { queue_size: 3, ..BroadcasterConfig::default() };
         let mut broadcaster = Broadcaster::<Deliveries>::new(config, version(0));
@@ -262,7 +262,7 @@ fn coalesce_outlives_the_retention() {
 }
 
 #[test]
-fn a_coalescing_client_that_goes_leaves_nothing_behind() {
+fn a_coalescing_client_that_unsubscribes_leaves_nothing_behind() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
     let cursor = broadcaster.subscribe(live(everything(), queue(Coalesce, 1)));
     let mut stays = broadcaster.subscribe(live(everything(), queue(Coalesce, 1)));
@@ -276,7 +276,7 @@ fn a_coalescing_client_that_goes_leaves_nothing_behind() {
 }
 
 #[test]
-fn nothing_is_kept_for_a_coalescing_client_that_has_gone() {
+fn nothing_is_retained_for_a_coalescing_client_that_has_unsubscribed() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
     let cursor = broadcaster.subscribe(live(everything(), queue(Coalesce, 1)));
     let mut world = World::at(0);
@@ -292,7 +292,7 @@ fn nothing_is_kept_for_a_coalescing_client_that_has_gone() {
 // === The initial phase ===
 
 #[tokio::test(start_paused = true)]
-async fn no_policy_acts_before_the_initial_events_are_out_and_the_queue_has_been_caught_up_with() {
+async fn no_policy_applies_before_the_initial_events_are_delivered_and_the_queue_is_caught_up() {
     for policy in [Drop, Block, Replay] {
         let mut broadcaster = broadcaster::<Deliveries>(0);
         let subscribe = Subscribe { initial_events: true, ..live(everything(), queue(policy, 2)) };
@@ -327,7 +327,7 @@ fn the_retention_bounds_the_initial_phase_of_every_policy() {
 }
 
 #[test]
-fn a_gauge_reads_the_lag_and_what_the_policy_does_until_its_cursor_has_gone() {
+fn a_gauge_reads_the_lag_and_the_policy_state_until_its_cursor_is_dropped() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
     let mut cursor = broadcaster.subscribe(live(everything(), queue(FullChannelPolicy::Drop, 2)));
     let gauge = cursor.gauge();
@@ -349,15 +349,17 @@ fn a_gauge_reads_the_lag_and_what_the_policy_does_until_its_cursor_has_gone() {
 }
 
 #[test]
-fn what_is_just_as_large_as_the_room_fits_and_what_is_not_encoded_yet_has_no_size() {
+fn an_event_as_large_as_the_room_fits_and_one_not_encoded_yet_has_no_size() {
     let threads = BulkThreads::manual(Arc::default());
     let mut broadcaster =
         Broadcaster::<Deliveries>::new(BroadcasterConfig::default(), version(0)).deferring_to(Some(&threads));
     let mut cursor = broadcaster.subscribe(live(everything(), queue(FullChannelPolicy::Coalesce, 1)));
     let mut world = World::at(0);
-    let fitting = |cursor: &mut Cursor<Deliveries>, size| match cursor
-        .poll_take_fitting(&mut Context::from_waker(Waker::noop()), size)
-    {
+    let fitting = |cursor: &mut Cursor<Deliveries>, size| match cursor.poll_take_fitting(
+        &mut Context::from_waker(Waker::noop()),
+        size,
+        true,
+    ) {
         Poll::Ready(taken) => taken.map(items),
         Poll::Pending => Ok(Vec::new()),
     };
@@ -381,7 +383,7 @@ fn an_event_that_does_not_fit_has_its_own_size() {
     let sized = [200, 3000];
     broadcaster.publish(&[world.batch(|world| sized.map(|size| world.put_sized("a", "web", size)).into())]);
     for size in sized {
-        let fitting = cursor.poll_take_fitting(&mut Context::from_waker(Waker::noop()), 100);
+        let fitting = cursor.poll_take_fitting(&mut Context::from_waker(Waker::noop()), 100, true);
         let Poll::Ready(Err(TooLarge(Some(needed)))) = fitting else { panic!("{fitting:?}") };
         assert!(needed > size);
         assert_eq!(lines(&mut cursor, 1).iter().map(String::len).collect::<Vec<_>>(), [needed]);

@@ -18,7 +18,7 @@ use crate::watch::selection_budget::Stepped;
 struct Expected {
     line: String,
     version: ResourceVersion,
-    wake: u64,
+    cycle: u64,
     /// Offset and version of the change.
     at: (u64, ResourceVersion),
 }
@@ -60,7 +60,7 @@ struct Model {
     threads: BulkThreads,
     clock: Arc<Stepped>,
     /// Position after each publication.
-    published: Vec<Reached>,
+    published: Vec<HistoryPosition>,
     has_deferred: bool,
     config: BroadcasterConfig,
     readers: Vec<Reader>,
@@ -71,7 +71,7 @@ struct Model {
     kept: VecDeque<(u64, usize)>,
     /// Versions before all cycles.
     before: BTreeSet<u128>,
-    wake: u64,
+    cycle: u64,
     /// Every line that a group could need.
     lines: BTreeSet<String>,
     taken: u64,
@@ -101,7 +101,7 @@ impl Reader {
 
     /// Returns true if its next event is not retained any more.
     fn is_gone(&self, floor: u64) -> bool {
-        self.expected.get(self.position).is_some_and(|event| event.wake < floor)
+        self.expected.get(self.position).is_some_and(|event| event.cycle < floor)
     }
 
     fn is(&self, policy: FullChannelPolicy) -> bool {
@@ -148,7 +148,7 @@ impl Reader {
         for (at, (offset, change, event_type, cause)) in told.into_iter().enumerate() {
             let version = if at + 1 == count { &batch.after } else { &batch.before };
             let object = if event_type == EventType::Deleted { &change.old } else { &change.new };
-            let notice = Notice {
+            let notice = GroupEvent {
                 event_type,
                 cause,
                 object: object.as_ref().unwrap(),
@@ -161,18 +161,18 @@ impl Reader {
             let line = text::line(Letter(self.client.format), &notice);
             lines.insert(line.clone());
             let at = (offset, change.version.clone());
-            self.unfilled.push_back(Expected { line, version: version.clone(), wake: 0, at });
+            self.unfilled.push_back(Expected { line, version: version.clone(), cycle: 0, at });
         }
     }
 
     /// Expects what is in the log after a publish cycle: everything, or what threads have filled. Returns true if there is
     /// more than before.
-    fn expect(&mut self, wake: u64) -> bool {
+    fn expect(&mut self, cycle: u64) -> bool {
         let filled = self.cursor.filled();
         let before = self.expected.len();
         while let Some(next) = self.unfilled.pop_front_if(|next| filled.as_ref().is_none_or(|to| next.at.0 < to.offset))
         {
-            self.expected.push(Expected { wake, ..next });
+            self.expected.push(Expected { cycle, ..next });
         }
         if self.evicted {
             self.position = self.expected.len();
@@ -185,7 +185,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 600, ..crate::property_config() })]
 
     #[test]
-    fn a_cursor_takes_exactly_its_sequence_or_says_what_is_missing(
+    fn a_cursor_takes_exactly_its_sequence_or_reports_the_missing_events(
         ops in vec(any_op(), 1..120),
         retained in select(vec![3_usize, 12, 100_000]),
         queue_size in select(vec![150_usize, 600, 1 << 20]),

@@ -27,7 +27,7 @@ async fn count(mut cursor: Cursor<Deliveries>, max_size: usize) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn no_event_and_no_wake_is_lost_between_threads() {
+async fn no_event_and_no_wake_up_is_lost_between_threads() {
     let retention = Retention { size: usize::MAX, ..BroadcasterConfig::default().retention };
     let config = BroadcasterConfig { retention, block_timeout: DEADLINE, ..BroadcasterConfig::default() };
     let mut broadcaster = Broadcaster::<Deliveries>::new(config, version(0));
@@ -71,7 +71,7 @@ async fn no_event_and_no_wake_is_lost_between_threads() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn watchers_that_come_and_go_under_load_disturb_nobody() {
+async fn watchers_that_join_and_leave_under_load_affect_no_other() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
     let steady =
         tokio::spawn(count(broadcaster.subscribe(live(everything(), queue(FullChannelPolicy::Replay, 1))), 64));

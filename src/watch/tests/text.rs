@@ -11,8 +11,8 @@ use super::*;
 pub(super) struct Text(Bytes);
 
 /// Returns the line of an event.
-pub(super) fn line(format: Letter, notice: &Notice<'_>) -> String {
-    let Notice { event_type, cause, object, object_version, version, relisted, .. } = notice;
+pub(super) fn line(format: Letter, notice: &GroupEvent<'_>) -> String {
+    let GroupEvent { event_type, cause, object, object_version, version, relisted, .. } = notice;
     let gap = if *relisted { " after a relist" } else { "" };
     let (name, app) = (object.key().name(), object.labels().get("app").unwrap_or_default());
     let body = String::from_utf8_lossy(object.body());
@@ -50,7 +50,7 @@ impl Frame for Text {
     type Format = Letter;
     type Arena = BytesMut;
 
-    fn encode(arena: &mut BytesMut, format: Letter, notice: &Notice<'_>) {
+    fn encode(arena: &mut BytesMut, format: Letter, notice: &GroupEvent<'_>) {
         arena.extend_from_slice(line(format, notice).as_bytes());
     }
 

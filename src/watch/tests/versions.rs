@@ -51,7 +51,7 @@ fn inside_a_batch_only_the_last_event_of_a_selection_carries_the_batch_version()
 
 /// No cursor waits for the version to be closed, and no client resumes from it.
 #[test]
-fn an_open_batch_is_delivered_before_its_version_and_left_out_for_who_has_all_of_it() {
+fn an_open_batch_is_delivered_before_its_version_and_skipped_for_clients_that_have_all_of_it() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
     let mut world = World::at(0);
     broadcaster.publish(&[world.one("z", "web")]);
@@ -79,7 +79,7 @@ fn an_open_batch_is_delivered_before_its_version_and_left_out_for_who_has_all_of
 
 /// A complete version leaves nothing to skip; a late change at it is new to the client.
 #[test]
-fn who_joins_after_the_version_that_is_reached_gets_what_comes_at_it() {
+fn a_cursor_that_joins_after_the_reached_version_gets_later_events_at_it() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
     let mut world = World::at(0);
     broadcaster.publish(&[world.one("a", "web")]);
@@ -107,7 +107,7 @@ fn after_initial_events(
 }
 
 #[test]
-fn the_policy_acts_on_who_has_all_of_an_open_version_when_it_has_read_what_comes_after_it() {
+fn the_policy_applies_to_a_client_with_an_open_version_once_it_has_read_later_events() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
     let mut world = World::at(0);
     broadcaster.publish(&[world.one("z", "web")]);
@@ -127,7 +127,7 @@ fn the_policy_acts_on_who_has_all_of_an_open_version_when_it_has_read_what_comes
 }
 
 #[test]
-fn the_policy_acts_at_once_on_who_has_a_version_that_is_complete() {
+fn the_policy_applies_at_once_to_a_client_with_a_complete_version() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
     let mut world = World::at(0);
     broadcaster.publish(&world.several(1));
@@ -139,7 +139,7 @@ fn the_policy_acts_at_once_on_who_has_a_version_that_is_complete() {
 
 /// In its batch only a replay gives no lower version.
 #[test]
-fn who_has_all_of_an_open_version_is_parked_before_a_relist_that_closes_it() {
+fn a_client_with_an_open_version_is_parked_before_a_relist_that_closes_it() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
     let mut world = World::at(0);
     let _keeps_the_log = broadcaster.subscribe(live(everything(), REPLAY));
@@ -152,7 +152,7 @@ fn who_has_all_of_an_open_version_is_parked_before_a_relist_that_closes_it() {
 }
 
 #[test]
-fn the_version_of_a_cursor_follows_what_it_takes_and_never_goes_back() {
+fn the_version_of_a_cursor_follows_its_events_and_never_decreases() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
     let mut cursor = broadcaster.subscribe(live(everything(), REPLAY));
     let mut world = World::at(0);
@@ -167,7 +167,7 @@ fn the_version_of_a_cursor_follows_what_it_takes_and_never_goes_back() {
         versions.push(cursor.version().number());
     }
     assert_eq!(versions, [0, 1, 1, 1, 4]);
-    let reached = |number, offset| Reached { version: version(number), offset };
+    let reached = |number, offset| HistoryPosition { version: version(number), offset };
     cursor.advance(&reached(3, 2));
     assert_eq!(cursor.reached(), &reached(4, 4));
     cursor.advance(&reached(7, 6));
@@ -176,7 +176,7 @@ fn the_version_of_a_cursor_follows_what_it_takes_and_never_goes_back() {
 
 /// A client that applies its events holds exactly the objects that match.
 #[test]
-fn entering_and_leaving_a_selection_is_told_as_added_and_deleted_with_the_state_that_matched() {
+fn entering_and_leaving_a_selection_is_added_and_deleted_with_the_state_that_matched() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
     let mut all = broadcaster.subscribe(live(everything(), REPLAY));
     let mut web = broadcaster.subscribe(live(app("web"), REPLAY));
@@ -215,7 +215,7 @@ fn entering_and_leaving_a_selection_is_told_as_added_and_deleted_with_the_state_
 }
 
 #[test]
-fn an_inferred_deletion_says_so_to_every_selection() {
+fn an_inferred_deletion_has_its_cause_in_every_selection() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
     let mut world = World::at(0);
     world.put("a", "web");
@@ -268,7 +268,7 @@ fn an_event_is_encoded_once_for_each_format_and_variant_whatever_the_number_of_w
 
 /// A group without a selection receives one slice for a publish cycle, also beside others that share the arena.
 #[test]
-fn a_wake_is_one_piece_for_a_group_without_a_selection() {
+fn a_publish_cycle_is_one_slice_for_a_group_without_a_selection() {
     let mut broadcaster = broadcaster::<Deliveries>(0);
     let _web = broadcaster.subscribe(live(app("web"), REPLAY));
     let mut all = broadcaster.subscribe(live(everything(), REPLAY));
@@ -331,15 +331,15 @@ fn only_groups_with_a_share_are_woken() {
 }
 
 #[test]
-fn a_restart_ends_everybody_and_serves_later_watches_at_the_new_version() {
+fn a_rewritten_history_ends_every_cursor_and_serves_later_ones_at_the_new_version() {
     let mut broadcaster = broadcaster::<Deliveries>(100);
     let mut before = broadcaster.subscribe(live(everything(), REPLAY));
     let mut world = World::at(100);
     broadcaster.publish(&world.several(1));
-    broadcaster.restart(&End::HistoryChanged, version(5));
+    broadcaster.start_new_history(&End::HistoryRewritten, version(5));
     let mut after = broadcaster.subscribe(live(everything(), REPLAY));
     assert_eq!(after.version(), &version(5));
     broadcaster.publish(&World::at(5).several(1));
-    assert_eq!(drain(&mut before), [event(EventType::Added, "a", 101), Ended(End::HistoryChanged)]);
+    assert_eq!(drain(&mut before), [event(EventType::Added, "a", 101), Ended(End::HistoryRewritten)]);
     assert_eq!(drain(&mut after), [event(EventType::Added, "a", 6)]);
 }

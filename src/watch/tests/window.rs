@@ -6,12 +6,10 @@ use super::*;
 use crate::{
     model::Transition,
     watch::{
-        broadcaster::BroadcasterStats,
         encoding::Encoding,
         group::{Group, Part},
-        merger::{Merger, MergerConfig},
-        room::Room,
         window::Window,
+        writer_signals::WriterSignals,
     },
 };
 
@@ -81,7 +79,7 @@ fn a_thousand_lagging_readers_with_selections_of_their_own_keep_no_more_than_the
 }
 
 #[test]
-fn what_threads_have_filled_is_in_the_window_as_well() {
+fn events_filled_by_threads_count_against_the_window() {
     let mut rig = Rig::new();
     rig.lag(1000, &[FullChannelPolicy::Replay]);
     rig.clock.step.store(1_000_000_000, Ordering::SeqCst);
@@ -94,7 +92,7 @@ fn what_threads_have_filled_is_in_the_window_as_well() {
 }
 
 #[test]
-fn a_rewritten_history_is_no_way_around_the_window() {
+fn a_rewritten_history_does_not_bypass_the_window() {
     let mut rig = Rig::new();
     for _ in 0..4 {
         rig.lag(300, &[FullChannelPolicy::Replay]);
@@ -102,21 +100,19 @@ fn a_rewritten_history_is_no_way_around_the_window() {
             rig.publish();
         }
         rig.world.version += 10;
-        rig.broadcaster.restart(&End::HistoryChanged, version(rig.world.version));
+        rig.broadcaster.start_new_history(&End::HistoryRewritten, version(rig.world.version));
         assert!(rig.kept() <= BOUND, "{} bytes are kept", rig.kept());
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_forgotten_by_another_thread_before_it_is_in_its_log_is_not_kept() {
-    let stats: Arc<BroadcasterStats> = Arc::default();
+async fn a_cycle_dropped_before_it_is_appended_is_not_retained() {
     let retention = Retention { events: 1, ..BroadcasterConfig::default().retention };
     let letter = Letter::default();
-    let window = Window::<Text>::new(retention, Arc::clone(&stats));
-    let room = Arc::new(Room::new(Duration::ZERO, Arc::clone(&stats)));
-    let reached = Reached { version: version(0), offset: 0 };
-    let merger = Merger::new(MergerConfig::of(&BroadcasterConfig::default()), None, stats, &reached);
-    let group = Arc::new(Group::new(0, Arc::new(Selection::default()), letter, false, reached, room, merger));
+    let window = Window::<Text>::new(retention, Arc::default());
+    let writer_signals = Arc::new(WriterSignals::new(Duration::ZERO, Arc::default()));
+    let reached = HistoryPosition { version: version(0), offset: 0 };
+    let group = Arc::new(Group::new(0, Arc::new(Selection::default()), letter, false, reached, writer_signals));
     let batches = [World::at(0).one("a", "web")];
     let mut encoding = Encoding::new(&batches, &mut false);
     let added = Transition { event_type: EventType::Added, cause: Cause::Change };
@@ -124,10 +120,10 @@ async fn what_is_forgotten_by_another_thread_before_it_is_in_its_log_is_not_kept
     let (arenas, bytes, changes) = encoding.freeze();
     let now = tokio::time::Instant::now();
 
-    let wake = window.push(1, bytes, [(&group, &share[..])].into_iter(), now);
+    let cycle = window.push(1, bytes, [(&group, &share[..])].into_iter(), now);
     window.push(1, 0, [].into_iter(), now);
     let (changes, arenas) = (&changes[..], &arenas[&letter][..]);
-    let part = Part { wake, changes, offset: 0, end: 1, arenas, queue_size: usize::MAX, window: &window };
+    let part = Part { cycle, changes, offset: 0, end: 1, arenas, queue_size: usize::MAX, floor: window.floor() };
     let mut log = group.log.lock();
     log.append(&part, share, &mut Vec::new(), &mut Vec::new());
     assert_eq!((log.head, log.tail(), log.runs.len()), (1, 1, 0), "it is told from the history");

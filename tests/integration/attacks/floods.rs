@@ -21,7 +21,7 @@ use tokio::{
 };
 
 use super::{
-    bed::{Bed, Setup, watch},
+    attacked_server::{AttackedServer, Setup, watch},
     client::connect,
     frames::{
         CANCEL, CONTINUATION, DATA, END_HEADERS, FrameReader, HEADERS, LIST, MAX_PAYLOAD, MAX_WINDOW, PADDED, PING,
@@ -85,7 +85,7 @@ fn ended(name: &'static str, ends: &'static [u32], first: Vec<u8>, block: Block)
 }
 
 /// Returns a flood that the server tolerates.
-fn borne(name: &'static str, first: Vec<u8>, block: Block) -> Flood {
+fn tolerated(name: &'static str, first: Vec<u8>, block: Block) -> Flood {
     Flood { name, first, block, is_read: true, ends: &[] }
 }
 
@@ -130,18 +130,18 @@ fn floods() -> Vec<Flood> {
         ended("empty CONTINUATION", ENHANCE_YOUR_CALM, unended(), repeated(&frame(CONTINUATION, 0, 1, &[]))),
         ended("headers of 1 MB", COMPRESSION_ERROR, vec![], streams(1, large_heads)),
         ended("headers that decompress to 60 MB", ENHANCE_YOUR_CALM, vec![], streams(1, bomb)),
-        borne("SETTINGS", vec![], repeated(&settings)),
-        borne("PING", vec![], repeated(&ping)),
+        tolerated("SETTINGS", vec![], repeated(&settings)),
+        tolerated("PING", vec![], repeated(&ping)),
         ended("DATA of 0 bytes", ENHANCE_YOUR_CALM, half(), repeated(&frame(DATA, 0, 1, &[]))),
         ended("DATA of 1 byte, padded", CALM_OR_FLOW_CONTROL, half(), Block::Same(frame(DATA, PADDED, 1, &padded).repeat(20))),
-        borne("PRIORITY", vec![], repeated(&frame(PRIORITY, 0, 5, &priority))),
-        borne("WINDOW_UPDATE of 1", call_with(1, WATCH, &watch()), repeated(&window_update(1, 1))),
+        tolerated("PRIORITY", vec![], repeated(&frame(PRIORITY, 0, 5, &priority))),
+        tolerated("WINDOW_UPDATE of 1", call_with(1, WATCH, &watch()), repeated(&window_update(1, 1))),
         ended("window overflow", FLOW_CONTROL_ERROR, half(), Block::Same(window_update(0, MAX_WINDOW).repeat(2))),
-        borne("unknown frames", vec![], repeated(&frame(UNKNOWN, 0, 0, b"x-x-x-x-"))),
-        borne("RST_STREAM of a closed stream", half(), repeated(&reset(1, CANCEL))),
+        tolerated("unknown frames", vec![], repeated(&frame(UNKNOWN, 0, 0, b"x-x-x-x-"))),
+        tolerated("RST_STREAM of a closed stream", half(), repeated(&reset(1, CANCEL))),
     ];
     for (name, bytes) in [("SETTINGS, answers unread", settings), ("PING, answers unread", ping)] {
-        floods.push(Flood { is_read: false, ..borne(name, vec![], repeated(&bytes)) });
+        floods.push(Flood { is_read: false, ..tolerated(name, vec![], repeated(&bytes)) });
     }
     floods
 }
@@ -201,21 +201,21 @@ async fn pour(flood: &Flood, server: SocketAddr, time: Duration) -> BTreeMap<End
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn floods_of_frames_are_borne_or_ended_and_touch_nobody_else() {
-    let bed = Bed::start(Setup { config: "history: { events: 10000 }", ..Setup::default() }).await;
+async fn floods_of_frames_are_tolerated_or_ended_and_affect_no_other_client() {
+    let attacked = AttackedServer::start(Setup { config: "history: { events: 10000 }", ..Setup::default() }).await;
     let time = Duration::from_millis(number(100, 4000));
     let floods = floods();
     assert_eq!(floods.len(), 20);
     let mut unexpected = Vec::new();
     for flood in &floods {
         let attack = flood.name;
-        let (ends, ()) = tokio::join!(pour(flood, bed.process.grpc, time), bed.serves(attack));
+        let (ends, ()) = tokio::join!(pour(flood, attacked.process.grpc, time), attacked.serves(attack));
         // A GOAWAY may be lost with its connection.
         let is_known = |end: &End| flood.ends_with(*end) || !flood.ends.is_empty() && !matches!(end, End::GoAway(_));
         if !ends.keys().any(|end| flood.ends_with(*end)) || !ends.keys().all(is_known) {
             unexpected.push((attack, ends));
         }
-        bed.recovers(attack).await;
+        attacked.recovers(attack).await;
     }
     assert!(unexpected.is_empty(), "{unexpected:?}");
 }

@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use super::{
-    bed::{Bed, Setup, within},
+    attacked_server::{AttackedServer, Setup, within},
     client::ATTACKER,
     frames::{DATA, HEADERS, MAX_WINDOW, PREFACE, WATCH, frame, half_call, heads, opening},
     number,
@@ -88,7 +88,7 @@ async fn keep(mut stream: TcpStream, first: Vec<u8>, slowly: &'static [u8]) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_are_silent_or_slow_are_closed_and_counted() {
-    let bed = Bed::start(Setup { config: "limits: { request_timeout: 1s }", ..Setup::default() }).await;
+    let attacked = AttackedServer::start(Setup { config: "limits: { request_timeout: 1s }", ..Setup::default() }).await;
     let each = number(2, 500) as usize;
     // The admin port closes its oldest connections when more are opened.
     let at_admin = 2;
@@ -96,7 +96,7 @@ async fn connections_that_are_silent_or_slow_are_closed_and_counted() {
     let mut expected = std::collections::BTreeMap::new();
     for idle in idle() {
         let (server, connections) =
-            if idle.is_admin { (bed.process.admin, at_admin) } else { (bed.process.grpc, each) };
+            if idle.is_admin { (attacked.process.admin, at_admin) } else { (attacked.process.grpc, each) };
         for host in ADDRESSES {
             for _ in 0..connections {
                 let stream = connect_from(host, server).await.unwrap_or_else(|error| panic!("{}: {error}", idle.name));
@@ -105,17 +105,17 @@ async fn connections_that_are_silent_or_slow_are_closed_and_counted() {
             *expected.entry(idle.reason).or_default() += connections as u64;
         }
     }
-    bed.serves("silent and slow connections").await;
+    attacked.serves("silent and slow connections").await;
     within("silent and slow connections", kept.join_all()).await;
     for (reason, expected) in expected {
-        assert_eq!(bed.process.refused([reason], expected).await, [expected], "{reason}");
+        assert_eq!(attacked.process.refused([reason], expected).await, [expected], "{reason}");
     }
-    bed.recovers("silent and slow connections").await;
+    attacked.recovers("silent and slow connections").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_come_and_go_leave_nothing() {
-    let bed = Bed::start(Setup::default()).await;
+async fn short_connections_leave_nothing_behind() {
+    let attacked = AttackedServer::start(Setup::default()).await;
     for (attack, first, is_cut) in [
         ("connections that are closed", &b""[..], false),
         ("connections that are reset", b"", true),
@@ -123,15 +123,15 @@ async fn connections_that_come_and_go_leave_nothing() {
     ] {
         let come_and_go = async {
             for _ in 0..number(100, 10_000) {
-                let mut stream = connect_from(ATTACKER, bed.process.grpc).await.unwrap();
+                let mut stream = connect_from(ATTACKER, attacked.process.grpc).await.unwrap();
                 stream.write_all(first).await.unwrap();
                 if is_cut {
                     socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
                 }
             }
         };
-        tokio::join!(come_and_go, bed.serves(attack));
-        bed.recovers(attack).await;
+        tokio::join!(come_and_go, attacked.serves(attack));
+        attacked.recovers(attack).await;
     }
 }
 
@@ -147,23 +147,23 @@ async fn silent(server: SocketAddr, host: [u8; 4], connections: usize) -> Vec<Tc
 /// More connections than the process may have open files, from many addresses and at both ports: the reserved descriptors are
 /// enough for probes, existing connections, and files.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn at_the_bound_of_connections_there_are_descriptors_left() {
+async fn at_the_limit_of_connections_there_are_descriptors_left() {
     const OPEN_FILES: usize = 256;
     let config = "limits: { request_timeout: 5m, peer_share: 100 }";
-    let bed = Bed::start(Setup { config, open_files: Some(OPEN_FILES), ..Setup::default() }).await;
-    let client = bed.client().await;
-    let mut held = silent(bed.process.grpc, ATTACKER, 600).await;
-    held.extend(silent(bed.process.admin, ATTACKER, 100).await);
-    let refused = bed.process.refused(["connections", "peer_connections"], 400).await;
+    let attacked = AttackedServer::start(Setup { config, open_files: Some(OPEN_FILES), ..Setup::default() }).await;
+    let client = attacked.client().await;
+    let mut held = silent(attacked.process.grpc, ATTACKER, 600).await;
+    held.extend(silent(attacked.process.admin, ATTACKER, 100).await);
+    let refused = attacked.process.refused(["connections", "peer_connections"], 400).await;
     assert!(refused.iter().sum::<u64>() >= 400, "{refused:?}");
     for _ in 0..10 {
-        assert!(bed.process.get("/livez").await.ends_with("ok\n"));
-        assert!(bed.process.open_files() < OPEN_FILES);
+        assert!(attacked.process.get("/livez").await.ends_with("ok\n"));
+        assert!(attacked.process.open_files() < OPEN_FILES);
     }
-    bed.reads("every connection is taken", 100).await;
-    assert_eq!(bed.process.metrics().await.refused("accept_failed"), 0, "none was without a descriptor");
+    attacked.reads("every connection is taken", 100).await;
+    assert_eq!(attacked.process.metrics().await.refused("accept_failed"), 0, "none was without a descriptor");
     drop((held, client));
-    bed.recovers("every connection was taken").await;
+    attacked.recovers("every connection was taken").await;
 }
 
 /// Takes the server's unused descriptors away but for a few, and connects more clients than that to one port.
@@ -171,33 +171,33 @@ async fn exhaust(at_admin: bool) {
     const LEFT: usize = 6;
     const CONNECTIONS: usize = 20;
     let config = "limits: { request_timeout: 500ms }";
-    let bed = Bed::start(Setup { config, open_files: Some(256), ..Setup::default() }).await;
-    let id = Pid::from_raw(bed.process.id().cast_signed());
+    let attacked = AttackedServer::start(Setup { config, open_files: Some(256), ..Setup::default() }).await;
+    let id = Pid::from_raw(attacked.process.id().cast_signed());
     let limit = |open_files: usize| Rlimit { current: Some(open_files as u64), maximum: Some(256) };
-    prlimit(id, Resource::Nofile, limit(bed.process.open_files() + LEFT)).unwrap();
-    let server = if at_admin { bed.process.admin } else { bed.process.grpc };
+    prlimit(id, Resource::Nofile, limit(attacked.process.open_files() + LEFT)).unwrap();
+    let server = if at_admin { attacked.process.admin } else { attacked.process.grpc };
     let mut kept = JoinSet::new();
     for stream in silent(server, ATTACKER, CONNECTIONS).await {
         kept.spawn(keep(stream, Vec::new(), b""));
     }
     // Connected clients notice nothing; the server accepts each silent connection in turn, and closes it.
-    bed.reads("no descriptors", 20).await;
+    attacked.reads("no descriptors", 20).await;
     within("no descriptors", kept.join_all()).await;
-    bed.serves("no descriptors").await;
-    let metrics = bed.process.metrics().await;
+    attacked.serves("no descriptors").await;
+    let metrics = attacked.process.metrics().await;
     assert!(metrics.refused("accept_failed") > 0, "there were none");
     let reason = if at_admin { "admin_timeout" } else { "preface_timeout" };
     assert_eq!(metrics.refused(reason), CONNECTIONS as u64, "none is forgotten");
     prlimit(id, Resource::Nofile, limit(256)).unwrap();
-    bed.recovers("descriptors are back").await;
+    attacked.recovers("descriptors are back").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_descriptors_accepting_goes_on_as_they_come_back() {
+async fn accepting_resumes_when_descriptors_are_free_again() {
     exhaust(false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_descriptors_probes_are_answered_as_they_come_back() {
+async fn probes_are_answered_when_descriptors_are_free_again() {
     exhaust(true).await;
 }

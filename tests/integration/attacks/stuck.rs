@@ -5,7 +5,7 @@ use informerd::proto::pb::{self, FullChannelPolicy};
 use prost::Message;
 
 use super::{
-    bed::{Bed, LARGE, Setup, keys, watch, within},
+    attacked_server::{AttackedServer, LARGE, Setup, keys, watch, within},
     client::Raw,
     frames::{LIST, MAX_WINDOW, UNTIL, WATCH, call, window_update},
     number,
@@ -50,35 +50,35 @@ fn list() -> pb::ListRequest {
 }
 
 /// Runs calls until another client has read so many events, and cancels them by closing their connections.
-async fn attack(bed: &Bed, calls: &Calls) {
+async fn attack(attacked: &AttackedServer, calls: &Calls) {
     let attack = calls.name;
-    let started = bed.process.metrics().await.sum("grpc_server_started_total") as u64;
+    let started = attacked.process.metrics().await.sum("grpc_server_started_total") as u64;
     let mut connections: Vec<Raw> = Vec::new();
     for at in 0..calls.number {
         if at % PER_CONNECTION == 0 {
-            connections.push(Raw::open(bed.process.grpc, calls.window).await);
+            connections.push(Raw::open(attacked.process.grpc, calls.window).await);
         }
         let connection = connections.last_mut().unwrap();
         let stream = connection.next_stream();
         connection.send(call(stream, calls.path, &(calls.request)(at))).await;
     }
     let is_begun = async {
-        while (bed.process.metrics().await.sum("grpc_server_started_total") as u64) < started + calls.number {
-            bed.reads(attack, 1).await;
+        while (attacked.process.metrics().await.sum("grpc_server_started_total") as u64) < started + calls.number {
+            attacked.reads(attack, 1).await;
         }
     };
     within(attack, is_begun).await;
-    bed.serves(attack).await;
+    attacked.serves(attack).await;
     // List by an expression that no earlier call has used.
     let expression = format!("object.seq >= 0 && '{attack}' != ''");
-    let listed = within(attack, bed.list(pb::ListRequest { expression, ..Default::default() })).await;
+    let listed = within(attack, attacked.list(pb::ListRequest { expression, ..Default::default() })).await;
     assert_eq!(listed, keys() / 10, "{attack}");
-    bed.reads(attack, number(50, 10_000)).await;
-    bed.serves(attack).await;
-    let counts = bed.counts().await;
+    attacked.reads(attack, number(50, 10_000)).await;
+    attacked.serves(attack).await;
+    let counts = attacked.counts().await;
     assert!(counts.retained <= WINDOW_BYTES + SLACK_BYTES, "{attack}: {counts:?}");
     drop(connections);
-    bed.recovers(attack).await;
+    attacked.recovers(attack).await;
 }
 
 #[rustfmt::skip]
@@ -102,11 +102,11 @@ fn kinds() -> Vec<Calls> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_calls_of_one_client_cost_the_others_nothing() {
+async fn many_calls_of_one_client_do_not_affect_others() {
     let config = "history: { events: 10000 }\nwatch: { window_bytes: 1MiB }\nlimits: { memory: 64MiB }";
-    let bed = Bed::start(Setup { config, ..Setup::default() }).await;
+    let attacked = AttackedServer::start(Setup { config, ..Setup::default() }).await;
     for calls in kinds() {
-        attack(&bed, &calls).await;
+        attack(&attacked, &calls).await;
     }
 }
 
@@ -115,25 +115,25 @@ async fn many_calls_of_one_client_cost_the_others_nothing() {
 async fn large_objects_wait_for_windows_of_one_byte_one_after_the_other() {
     let large = number(1 << 20, 2900 << 10);
     let config = "history: { events: 10000 }\nwatch: { window_bytes: 1MiB }\nlimits: { memory: 64MiB }";
-    let bed = Bed::start(Setup { config, large: large as usize, ..Setup::default() }).await;
+    let attacked = AttackedServer::start(Setup { config, large: large as usize, ..Setup::default() }).await;
     let with_all = |watch| pb::WatchRequest { initial_events: pb::InitialEvents::Send.into(), ..watch };
     for (name, path, request) in [
         ("Watches of large objects", WATCH, with_all(watch()).encode_to_vec()),
         ("Lists of large objects", LIST, list().encode_to_vec()),
     ] {
-        let mut connection = Raw::open(bed.process.grpc, 1).await;
+        let mut connection = Raw::open(attacked.process.grpc, 1).await;
         for _ in 0..number(20 * LARGE as u64, 1000) {
             let stream = connection.next_stream();
             connection.send(call(stream, path, &request)).await;
         }
-        bed.until(name, |counts| counts.waiting >= large).await;
-        bed.reads(name, number(50, 10_000)).await;
-        bed.serves(name).await;
-        let waiting = bed.counts().await.waiting;
+        attacked.until(name, |counts| counts.waiting >= large).await;
+        attacked.reads(name, number(50, 10_000)).await;
+        attacked.serves(name).await;
+        let waiting = attacked.counts().await.waiting;
         // One object, and 1 MiB of objects that fit.
         assert!(waiting <= large + (1 << 20) + SLACK_BYTES, "{name}: {waiting}");
         drop(connection);
-        bed.recovers(name).await;
+        attacked.recovers(name).await;
     }
 }
 
@@ -142,30 +142,30 @@ async fn large_objects_wait_for_windows_of_one_byte_one_after_the_other() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stuck_lists_are_reset_though_their_connection_stays() {
     let config = "history: { events: 100 }\nwatch: { progress_timeout: 1s }";
-    let bed = Bed::start(Setup { config, ..Setup::default() }).await;
+    let attacked = AttackedServer::start(Setup { config, ..Setup::default() }).await;
     let attack = "one more stuck List again and again";
-    let mut connection = Raw::open(bed.process.grpc, 0).await;
+    let mut connection = Raw::open(attacked.process.grpc, 0).await;
     let lists = number(10, 60);
     // The window of this stream is large enough for all its bookmarks, so the server never resets it.
     let idle = connection.next_stream();
     let nothing = pb::WatchRequest { name: "none".to_owned(), namespace: "d".to_owned(), ..watch() };
     connection.send([call(idle, WATCH, &nothing.encode_to_vec()), window_update(idle, 10_000)].concat()).await;
-    bed.until(attack, |counts| counts.watchers == 2).await;
+    attacked.until(attack, |counts| counts.watchers == 2).await;
     for _ in 0..lists {
         let stream = connection.next_stream();
         connection.send(call(stream, LIST, &list().encode_to_vec())).await;
         // By now all objects that its snapshot holds have changed.
-        bed.reads(attack, keys()).await;
+        attacked.reads(attack, keys()).await;
     }
     let is_reset = async {
-        while bed.process.metrics().await.sum("informerd_streams_stalled_total") < lists as f64 {
-            bed.reads(attack, 1).await;
+        while attacked.process.metrics().await.sum("informerd_streams_stalled_total") < lists as f64 {
+            attacked.reads(attack, 1).await;
         }
     };
     within(attack, is_reset).await;
-    let counts = bed.until(attack, |counts| counts.waiting == 0).await;
+    let counts = attacked.until(attack, |counts| counts.waiting == 0).await;
     assert_eq!((counts.watchers, counts.calls), (2, 2), "the idle one stays");
-    bed.serves(attack).await;
+    attacked.serves(attack).await;
     drop(connection);
-    bed.recovers(attack).await;
+    attacked.recovers(attack).await;
 }

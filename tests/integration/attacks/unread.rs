@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use super::{
-    bed::{Bed, Setup, watch, within},
+    attacked_server::{AttackedServer, Setup, watch, within},
     client::{Raw, connect_small},
     frames::{CANCEL, MAX_WINDOW, WATCH, call_with, opening, reset},
     number,
@@ -39,23 +39,23 @@ fn request(policy: FullChannelPolicy, length: u32) -> pb::WatchRequest {
 }
 
 /// Returns the number of Watches ever opened.
-async fn watches(bed: &Bed) -> u64 {
+async fn watches(attacked: &AttackedServer) -> u64 {
     let name = "grpc_server_started_total{grpc_service=\"informerd.v1.InformerService\",grpc_method=\"Watch\"";
-    bed.process.metrics().await.sum(name) as u64
+    attacked.process.metrics().await.sum(name) as u64
 }
 
 /// Opens connections with a Watch each, and keeps them unread until the set is dropped.
-async fn open(bed: &Bed, mode: Mode, policy: FullChannelPolicy, clients: u64) -> JoinSet<()> {
+async fn open(attacked: &AttackedServer, mode: Mode, policy: FullChannelPolicy, clients: u64) -> JoinSet<()> {
     let mut open = JoinSet::new();
     let call = call_with(1, WATCH, &request(policy, 16));
     for _ in 0..clients {
         if let Mode::Window = mode {
-            let mut raw = Raw::open(bed.process.grpc, 0).await;
+            let mut raw = Raw::open(attacked.process.grpc, 0).await;
             raw.send(call.clone()).await;
             open.spawn(async move { raw.closed().await });
             continue;
         }
-        let mut stream = connect_small(bed.process.grpc).await.unwrap();
+        let mut stream = connect_small(attacked.process.grpc).await.unwrap();
         stream.write_all(&[opening(MAX_WINDOW), call.clone()].concat()).await.unwrap();
         open.spawn(async move {
             if let Mode::Trickle = mode {
@@ -76,7 +76,7 @@ async fn open(bed: &Bed, mode: Mode, policy: FullChannelPolicy, clients: u64) ->
 async fn clients_that_never_read_are_closed_under_every_policy() {
     let config =
         "history: { events: 10000 }\nwatch: { progress_timeout: 1s, block_timeout: 500ms, window_bytes: 1MiB }";
-    let bed = Bed::start(Setup { config, ..Setup::default() }).await;
+    let attacked = AttackedServer::start(Setup { config, ..Setup::default() }).await;
     let clients = number(3, 1000);
     for mode in [Mode::Socket, Mode::Trickle, Mode::Window] {
         // The nightly runs one policy after the other.
@@ -84,19 +84,19 @@ async fn clients_that_never_read_are_closed_under_every_policy() {
             if clients > 3 { POLICIES.chunks(1).collect() } else { vec![&POLICIES] };
         for policies in rounds {
             let attack = format!("clients that do not read ({mode:?}) under {policies:?}");
-            let (before, mut held) = (watches(&bed).await, Vec::new());
+            let (before, mut held) = (watches(&attacked).await, Vec::new());
             for policy in policies {
-                held.push(open(&bed, mode, *policy, clients).await);
+                held.push(open(&attacked, mode, *policy, clients).await);
             }
             let expected = before + clients * policies.len() as u64;
             let is_begun = async {
-                while watches(&bed).await < expected {
-                    bed.reads(&attack, 1).await;
+                while watches(&attacked).await < expected {
+                    attacked.reads(&attack, 1).await;
                 }
             };
             within(&attack, is_begun).await;
-            bed.serves(&attack).await;
-            bed.recovers(&attack).await;
+            attacked.serves(&attack).await;
+            attacked.recovers(&attack).await;
             // The sockets stay open until here.
             drop(held);
         }
@@ -106,13 +106,13 @@ async fn clients_that_never_read_are_closed_under_every_policy() {
 /// Each client reads as many events as its queue holds, so that it may block the resource, and then no more. The server cancels
 /// it, and the next client takes its place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_under_block_that_come_again_and_again_hold_the_resource_for_their_budget() {
+async fn clients_under_block_that_reconnect_delay_the_resource_only_for_their_budget() {
     let attack = "BLOCK again and again";
     let config = "watch: { block_timeout: 500ms }\nhistory: { events: 10000 }";
-    let bed = Bed::start(Setup { config, ..Setup::default() }).await;
+    let attacked = AttackedServer::start(Setup { config, ..Setup::default() }).await;
     let began = Instant::now();
     // Window for a bookmark and one event, but not for a second event.
-    let mut connection = Raw::open(bed.process.grpc, 1500).await;
+    let mut connection = Raw::open(attacked.process.grpc, 1500).await;
     let mut open = std::collections::VecDeque::new();
     for _ in 0..number(40, 1200) {
         let stream = connection.next_stream();
@@ -121,13 +121,14 @@ async fn clients_under_block_that_come_again_and_again_hold_the_resource_for_the
         if open.len() > 20 {
             connection.send(reset(open.pop_front().unwrap(), CANCEL)).await;
         }
-        bed.reads(attack, 5).await;
+        attacked.reads(attack, 5).await;
     }
-    let blocked = Duration::from_secs_f64(bed.process.metrics().await.sum("informerd_watch_blocked_seconds_total"));
+    let blocked =
+        Duration::from_secs_f64(attacked.process.metrics().await.sum("informerd_watch_blocked_seconds_total"));
     assert!(blocked > Duration::ZERO, "they were waited for");
     // A timer that fires late adds to the time.
     assert!(blocked < 2 * BLOCK_TIMEOUT + began.elapsed() / 10, "{blocked:?} of {:?}", began.elapsed());
-    bed.serves(attack).await;
+    attacked.serves(attack).await;
     drop(connection);
-    bed.recovers(attack).await;
+    attacked.recovers(attack).await;
 }

@@ -313,7 +313,7 @@ pub(super) fn refusal(
             matches!(twist, Some(Twist::OtherQuery(_) | Twist::Garbage))
         }
         // The tokens of all calls together show later if the snapshot was removed.
-        ("PAGE_TOKEN_EXPIRED", 11) => twist == Some(Twist::None),
+        ("PAGE_TOKEN_EXPIRED", 11) => matches!(twist, Some(Twist::None | Twist::OtherQuery(_))),
         ("RESOURCE_VERSION_INVALID", 3) => reached.is_none(),
         ("RESOURCE_VERSION_TOO_LARGE", 14) => {
             tally.not_reached += 1;
@@ -337,11 +337,14 @@ pub(super) fn refusal(
 
 /// Verifies that the server rightly accepted or rejected the token of a page.
 fn tokens(call: &CallRecord, pages: &[Option<Page>], tally: &mut Answers) -> Result<(), String> {
-    let What::List { page: Some(PageOf { twist: Twist::None, previous, .. }), .. } = &call.ask.what else {
-        return Ok(());
-    };
+    let What::List { page: Some(PageOf { twist, previous, .. }), .. } = &call.ask.what else { return Ok(()) };
     let (Some(used), Some(of)) = (call.answered, pages[*previous]) else { return Ok(()) };
     let is_expired = matches!(&call.end, End::Status(status, _) if status.reason == "PAGE_TOKEN_EXPIRED");
+    if *twist != Twist::None {
+        // Another server cannot read the token; the one that gave it out refuses it for its query.
+        let is_its_own = of.issued.is_some_and(|token| token.server == used.server);
+        return if is_expired && is_its_own { Err("its own token is refused as unknown".to_owned()) } else { Ok(()) };
+    }
     tally.expired_pages += u64::from(is_expired);
     let snapshot = |page: &Page| (page.resource, page.epoch, page.batches);
     let issued =

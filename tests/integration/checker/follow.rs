@@ -28,7 +28,7 @@ pub(crate) struct Tally {
     pub(crate) cut_batches: u64,
     pub(crate) evictions: u64,
     pub(crate) expired_streams: u64,
-    pub(crate) rewinds: u64,
+    pub(crate) history_rewrites: u64,
     pub(crate) drains: u64,
     pub(crate) timeouts: u64,
     /// Under COALESCE: generations, those of several messages, those that were not read to their end, the events that they
@@ -333,7 +333,7 @@ impl<'a> Follower<'a> {
         let metadata = |key: &str| status.metadata.get(key).cloned().unwrap_or_default();
         match (status.reason.as_str(), status.code) {
             ("DRAINING", 14) if moment.is_draining => tally.drains += 1,
-            ("HISTORY_CHANGED", 11) => tally.rewinds += 1,
+            ("HISTORY_CHANGED", 11) => tally.history_rewrites += 1,
             ("SLOW_CONSUMER", 8) => {
                 tally.evictions += 1;
                 let (untold, length) = (self.untold(moment).len(), self.plan.length as usize);

@@ -24,7 +24,7 @@ use super::{
     call::Call,
     client::Client,
     record::{CallRecord, Plan, Record, Served, Start},
-    script::{CALLS, Config, MAX_BOOKMARK_INTERVAL, PLACES, Script, Step, Whence},
+    script::{CALLS, Config, MAX_BOOKMARK_INTERVAL, PLACES, ResumeFrom, Script, Step},
     truth::{SERVERS, Truth, Upstream, Write},
 };
 
@@ -187,7 +187,7 @@ impl Harness {
                 self.push(list).await;
             }
             Step::Rewind(back, keep) => {
-                let list = self.truth_mut().rewind(*back, *keep);
+                let list = self.truth_mut().rewrite_history(*back, *keep);
                 self.push(list).await;
             }
             Step::Relisted(unseen, step) => {
@@ -256,26 +256,28 @@ impl Harness {
 
     /// Returns the start of a connection: the requested version, if the client has such a one; without any version the client
     /// begins anew.
-    fn resume_at(&self, client: &Client, from: &Whence) -> Start {
+    fn resume_at(&self, client: &Client, from: &ResumeFrom) -> Start {
         let resource = client.record.resource;
         let truth = self.truth_of(resource);
         let newest = self.moment(Served { server: self.current, resource }).applied;
         let text = |version| Start::After(truth.text(truth.epochs.len() - 1, version));
         match from {
-            Whence::Last => client.last_version().map_or(first_start(&client.record.plan), Start::After),
-            Whence::Hole => client.last_hole().map_or_else(|| self.resume_at(client, &Whence::Last), Start::After),
-            Whence::Old(back) => text(newest.saturating_sub(*back).max(1)),
-            Whence::Batch(pick) => {
+            ResumeFrom::Last => client.last_version().map_or(first_start(&client.record.plan), Start::After),
+            ResumeFrom::Hole => {
+                client.last_hole().map_or_else(|| self.resume_at(client, &ResumeFrom::Last), Start::After)
+            }
+            ResumeFrom::Old(back) => text(newest.saturating_sub(*back).max(1)),
+            ResumeFrom::Batch(pick) => {
                 let batches = truth.current().batches.iter();
                 let batches = batches.filter(|batch| batch.is_relist || batch.changes.len() > 1);
                 let inside: Vec<u64> = batches.flat_map(|batch| batch.before..=batch.after).collect();
                 match inside.get(pick % inside.len().max(1)) {
                     Some(version) => text(*version),
-                    None => self.resume_at(client, &Whence::Last),
+                    None => self.resume_at(client, &ResumeFrom::Last),
                 }
             }
-            Whence::Future(ahead) => text(newest + ahead),
-            Whence::Foreign => Start::After("elsewhere.7".to_owned()),
+            ResumeFrom::Future(ahead) => text(newest + ahead),
+            ResumeFrom::Foreign => Start::After("elsewhere.7".to_owned()),
         }
     }
 
@@ -407,9 +409,10 @@ impl Harness {
 
     /// Sends a message to all servers.
     async fn push(&mut self, upstream: Upstream) {
-        let (delta, written) = (delta::delta(self.truth(), upstream), self.written());
+        let written = self.written();
+        let truth = &self.truths[written];
         for server in &mut self.servers {
-            server.resources[written].push(delta.clone()).await;
+            server.resources[written].push(delta::delta(truth, upstream.clone())).await;
         }
     }
 

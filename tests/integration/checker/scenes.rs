@@ -9,8 +9,8 @@ use super::{
     ask::{Query, Twist},
     record::Plan,
     script::{
-        Asked, CALLS, KEYS, PLACES, Question, Step, Whence, any_list, any_next_page, any_open, any_plan, any_reconnect,
-        any_step, any_transaction, any_until, any_write,
+        CALLS, KEYS, PLACES, Question, QuestionKind, ResumeFrom, Step, any_list, any_next_page, any_open, any_plan,
+        any_reconnect, any_step, any_transaction, any_until, any_write,
     },
     selection::Selection,
     truth::Write,
@@ -138,7 +138,7 @@ fn torn() -> Scene {
 /// Draws a resume from a version that no event has, before a batch of several events.
 fn between() -> Scene {
     let scene = (any_place(), any_transaction(), 1_u64..3).prop_map(|(place, transaction, back)| {
-        vec![transaction, Step::Resume(place, Whence::Old(back)), Step::Read(place, 3)]
+        vec![transaction, Step::Resume(place, ResumeFrom::Old(back)), Step::Read(place, 3)]
     });
     scene.boxed()
 }
@@ -151,7 +151,7 @@ fn opens() -> Scene {
         say(1..3),
         (vec(any_write(), 0..3), 0_u64..3).prop_map(|(unseen, step)| Step::Relist(unseen, step)),
     ];
-    let from = prop_oneof![3 => Just(Whence::Last), 1 => (0_u64..2).prop_map(Whence::Old)];
+    let from = prop_oneof![3 => Just(ResumeFrom::Last), 1 => (0_u64..2).prop_map(ResumeFrom::Old)];
     let reconnects = prop_oneof![1 => Just(None), 2 => any_reconnect().prop_map(Some)];
     let scene = (any_place(), any_plan(), [any_open(), any_open(), any_open()], reconnects, elsewhere, ends, from);
     let scene = scene.prop_map(|(place, plan, [first, second, third], reconnects, elsewhere, ends, from)| {
@@ -170,7 +170,7 @@ fn converted() -> Scene {
     let scene = (any_place(), any_plan(), say(2..5), vec(convert, 2..6));
     let scene = scene.prop_map(|(place, plan, before, conversions)| {
         let leaves = [before, Step::Say(vec![(Write::Close, 0)]), Step::Read(place, 9), Step::Leave(place, 0)];
-        let comes_back = [Step::Relist(conversions, 0), Step::Resume(place, Whence::Last), Step::Read(place, 9)];
+        let comes_back = [Step::Relist(conversions, 0), Step::Resume(place, ResumeFrom::Last), Step::Read(place, 9)];
         opened(place, replays_all(&plan)).into_iter().chain(leaves).chain(comes_back).collect()
     });
     scene.boxed()
@@ -217,7 +217,7 @@ fn lags() -> Scene {
             0 => Vec::new(),
             1 => vec![Step::Wait(1000), Step::Read(place, 1)],
             2 => vec![Step::Drain, Step::Read(place, 1)],
-            _ => vec![Step::Leave(place, lost), Step::Resume(place, Whence::Last), Step::Read(place, 9)],
+            _ => vec![Step::Leave(place, lost), Step::Resume(place, ResumeFrom::Last), Step::Read(place, 9)],
         };
         opened(place, plan).into_iter().chain(rounds).chain(end).collect()
     });
@@ -257,7 +257,8 @@ fn drained() -> Scene {
     let scene = scene.prop_map(|(place, plan, before, is_ahead, unread, reads, after)| {
         let starts = is_ahead.then_some([Step::Elsewhere, Step::Elsewhere]).into_iter().flatten();
         let reads = reads.then_some(Step::Read(place, 1));
-        let ends = [Step::Drain, Step::Read(place, 9), after, Step::Resume(place, Whence::Last), Step::Read(place, 9)];
+        let ends =
+            [Step::Drain, Step::Read(place, 9), after, Step::Resume(place, ResumeFrom::Last), Step::Read(place, 9)];
         let then = starts.chain([before]).chain(reads).chain([unread]).chain(ends);
         opened(place, Plan { timeout: None, min: None, ..plan }).into_iter().chain(then).collect()
     });
@@ -288,7 +289,7 @@ fn unknown() -> Scene {
 fn crowded() -> Scene {
     let scene = (any_list(Just(1)), vec(any_write(), 15..18), 0..2_usize).prop_map(|(list, writes, between)| {
         let query = Query { selection: Selection::All, is_by_index: false };
-        let list = Question { asked: Asked::List { query, page_size: 1 }, ..list };
+        let list = Question { asked: QuestionKind::List { query, page_size: 1 }, ..list };
         let others = writes.into_iter().flat_map(|write| [Step::Say(vec![write]), first_page(1, list.clone())]);
         let mut steps: Vec<Step> = [first_page(0, list.clone())].into_iter().chain(others).collect();
         (0..between).for_each(|_| steps.insert(12, next_page()));
@@ -303,7 +304,7 @@ fn long() -> Scene {
     let any_time = || prop_oneof![2 => 100_000_u64..300_000, 1 => 300_001_u64..302_000];
     let scene = (any_list(Just(1)), any_time(), any_time()).prop_map(|(list, first, second)| {
         let query = Query { selection: Selection::All, is_by_index: false };
-        let list = Question { asked: Asked::List { query, page_size: 1 }, ..list };
+        let list = Question { asked: QuestionKind::List { query, page_size: 1 }, ..list };
         vec![first_page(0, list), Step::Wait(first), next_page(), Step::Wait(second), next_page()]
     });
     scene.boxed()

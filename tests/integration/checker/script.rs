@@ -73,7 +73,7 @@ pub(crate) enum Step {
     Read(usize, usize),
     /// End of a client's connection, with the loss of so many of its last messages, which were in flight.
     Leave(usize, usize),
-    Resume(usize, Whence),
+    Resume(usize, ResumeFrom),
     Wait(u64),
     /// Unary call, which replaces the one in this place.
     Ask(usize, Question),
@@ -112,7 +112,7 @@ pub(crate) enum Reconnected {
 /// Request of a unary call, without versions that are not yet known.
 #[derive(Debug, Clone)]
 pub(crate) struct Question {
-    pub(crate) asked: Asked,
+    pub(crate) asked: QuestionKind,
     pub(crate) format: PayloadFormat,
     pub(crate) min: Option<Min>,
     pub(crate) deadline: Option<Duration>,
@@ -121,7 +121,7 @@ pub(crate) struct Question {
 }
 
 #[derive(Debug, Clone)]
-pub(crate) enum Asked {
+pub(crate) enum QuestionKind {
     List { query: Query, page_size: u32 },
     Get(Key),
     Until { selection: Selection, conditions: Vec<Condition> },
@@ -130,7 +130,7 @@ pub(crate) enum Asked {
 
 /// Version from which a client resumes.
 #[derive(Debug, Clone)]
-pub(crate) enum Whence {
+pub(crate) enum ResumeFrom {
     Last,
     /// The version before the last gap.
     Hole,
@@ -290,7 +290,7 @@ fn any_min() -> impl Strategy<Value = Min> {
 pub(super) fn any_list(page_size: impl Strategy<Value = u32>) -> impl Strategy<Value = Question> {
     let query = (select(&Selection::LISTED[..]), any::<bool>());
     let query = query.prop_map(|(selection, is_by_index)| Query { selection, is_by_index });
-    any_question((query, page_size).prop_map(|(query, page_size)| Asked::List { query, page_size }))
+    any_question((query, page_size).prop_map(|(query, page_size)| QuestionKind::List { query, page_size }))
 }
 
 pub(super) fn any_until() -> impl Strategy<Value = Question> {
@@ -308,15 +308,15 @@ pub(super) fn any_until() -> impl Strategy<Value = Question> {
         2 => select(vec!["n1", "n2"]).prop_map(Condition::NotNode),
     ];
     let asked = (any_selection(), vec(condition, 1..5));
-    any_question(asked.prop_map(|(selection, conditions)| Asked::Until { selection, conditions }))
+    any_question(asked.prop_map(|(selection, conditions)| QuestionKind::Until { selection, conditions }))
 }
 
-fn any_values() -> impl Strategy<Value = Asked> {
+fn any_values() -> impl Strategy<Value = QuestionKind> {
     let index = select(vec![ask::Index::App, ask::Index::Node, ask::Index::Namespace]);
-    (index, 0_u32..4).prop_map(|(index, page_size)| Asked::Values { index, page_size })
+    (index, 0_u32..4).prop_map(|(index, page_size)| QuestionKind::Values { index, page_size })
 }
 
-fn any_question(asked: impl Strategy<Value = Asked>) -> impl Strategy<Value = Question> {
+fn any_question(asked: impl Strategy<Value = QuestionKind>) -> impl Strategy<Value = Question> {
     let deadline = weighted(0.5, 200_u64..3000);
     (asked, any_format(), weighted(0.3, any_min()), deadline, weighted(0.3, Just(()))).prop_map(
         |(asked, format, min, deadline, is_slow)| Question {
@@ -347,12 +347,12 @@ pub(crate) const MAX_BOOKMARK_INTERVAL: Duration = Duration::from_millis(1500);
 pub(super) fn any_step() -> impl Strategy<Value = Step> {
     let place = || 0..PLACES;
     let from = prop_oneof![
-        8 => Just(Whence::Last),
-        2 => Just(Whence::Hole),
-        3 => (0_u64..30).prop_map(Whence::Old),
-        3 => any::<usize>().prop_map(Whence::Batch),
-        1 => (1_u64..8).prop_map(Whence::Future),
-        1 => Just(Whence::Foreign),
+        8 => Just(ResumeFrom::Last),
+        2 => Just(ResumeFrom::Hole),
+        3 => (0_u64..30).prop_map(ResumeFrom::Old),
+        3 => any::<usize>().prop_map(ResumeFrom::Batch),
+        1 => (1_u64..8).prop_map(ResumeFrom::Future),
+        1 => Just(ResumeFrom::Foreign),
     ];
     let lost = of(1_usize..4).prop_map(Option::unwrap_or_default);
     prop_oneof![
@@ -371,7 +371,7 @@ pub(super) fn any_step() -> impl Strategy<Value = Step> {
         7 => (place(), from).prop_map(|(place, from)| Step::Resume(place, from)),
         4 => (10_u64..3000).prop_map(Step::Wait),
         3 => (0..CALLS, any_list(prop_oneof![Just(0), 1_u32..4])).prop_map(|(place, list)| Step::Ask(place, list)),
-        1 => (0..CALLS, any_question(select(&KEYS[..]).prop_map(Asked::Get)))
+        1 => (0..CALLS, any_question(select(&KEYS[..]).prop_map(QuestionKind::Get)))
             .prop_map(|(place, get)| Step::Ask(place, get)),
         1 => (0..CALLS, any_question(any_values())).prop_map(|(place, values)| Step::Ask(place, values)),
         2 => (0..CALLS, any_until()).prop_map(|(place, until)| Step::Ask(place, until)),

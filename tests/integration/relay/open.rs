@@ -9,17 +9,17 @@ fn gone(name: &str) -> Delta {
 }
 
 /// Starts an origin at version 8, a relay that has one of the deletions at version 9, and a watch of the relay.
-async fn inside_an_open_version() -> (Sandbox, Wire, Sandbox, Stream) {
+async fn inside_an_open_version() -> (Sandbox, TcpProxy, Sandbox, Stream) {
     let origin = restored::origin("a=1 b=1 c=1 d=1", 1, "2:d 8:@").await;
-    let wire = Wire::to(origin.address()).await;
-    let relay = Sandbox::relay(wire.address()).await;
+    let proxy = TcpProxy::to(origin.address()).await;
+    let relay = Sandbox::relay(proxy.address()).await;
     relay.reached(&version(8)).await;
     let mut stream = watch(&relay, watch_from_now()).await;
     assert!(next(&mut stream).await.bookmark.is_some());
     origin.say(gone("a")).await;
     relay.reached(&version(9)).await;
     assert_eq!(words(&take(&mut stream, 1).await[0]), "DELETED a @8");
-    (origin, wire, relay, stream)
+    (origin, proxy, relay, stream)
 }
 
 /// Starts the same server again from its snapshot, which is at the last complete version.
@@ -29,11 +29,11 @@ async fn started_again() -> Sandbox {
 
 /// Checks that the relay, which is ahead of the origin's list, still accepts its history.
 #[tokio::test]
-async fn an_origin_that_starts_again_before_an_open_version_has_the_same_history() {
+async fn an_origin_that_restarts_before_an_open_version_has_the_same_history() {
     for (what, first, rest) in
         [("nothing yet", "", "abc"), ("what the relay has", "a", "bc"), ("another", "b", "ac"), ("all", "abc", "")]
     {
-        let (_going, wire, relay, mut stream) = inside_an_open_version().await;
+        let (_going, proxy, relay, mut stream) = inside_an_open_version().await;
         let coming = started_again().await;
         let say = async |names: &str| {
             for name in names.split("").filter(|name| !name.is_empty()) {
@@ -41,8 +41,8 @@ async fn an_origin_that_starts_again_before_an_open_version_has_the_same_history
             }
         };
         say(first).await;
-        wire.lead_to(coming.address());
-        wire.cut();
+        proxy.lead_to(coming.address());
+        proxy.cut();
         until(what, async || relay.lists() == 2).await;
         say(rest).await;
         let mut told: Vec<String> = take(&mut stream, 2).await.iter().map(words).collect();
@@ -55,7 +55,7 @@ async fn an_origin_that_starts_again_before_an_open_version_has_the_same_history
         coming.say(Delta::event(Event::Bookmark(version(9)))).await;
         coming.say(Delta::event(Event::Added(pod_at("shop", "e", "", &version(12))))).await;
         assert_eq!(words(&take(&mut stream, 1).await[0]), "ADDED e @12", "{what}");
-        assert_eq!(relay.informer.stats().rewinds.load(Ordering::Relaxed), 0, "{what}");
+        assert_eq!(relay.informer.stats().history_rewrites.load(Ordering::Relaxed), 0, "{what}");
         assert_eq!((relay.lists(), restored::state(&relay).await), (2, restored::state(&coming).await), "{what}");
     }
 }
@@ -64,8 +64,8 @@ async fn an_origin_that_starts_again_before_an_open_version_has_the_same_history
 #[tokio::test]
 async fn an_origin_that_opens_a_complete_version_again_is_waited_for() {
     let going = started_again().await;
-    let wire = Wire::to(going.address()).await;
-    let relay = Sandbox::relay(wire.address()).await;
+    let proxy = TcpProxy::to(going.address()).await;
+    let relay = Sandbox::relay(proxy.address()).await;
     relay.reached(&version(8)).await;
     let mut stream = watch(&relay, watch_from_now()).await;
     assert!(next(&mut stream).await.bookmark.is_some());
@@ -74,18 +74,18 @@ async fn an_origin_that_opens_a_complete_version_again_is_waited_for() {
     assert_eq!(words(&take(&mut stream, 1).await[0]), "DELETED INFERRED a @9");
     let coming = started_again().await;
     coming.say(gone("a")).await;
-    wire.lead_to(coming.address());
-    wire.cut();
+    proxy.lead_to(coming.address());
+    proxy.cut();
     let error = last_error(&relay, "open again").await;
     assert!(error.contains("version 9 is open again upstream"), "{error}");
     coming.say(Delta::event(Event::Added(pod_at("shop", "e", "", &version(12))))).await;
     assert_eq!(words(&take(&mut stream, 1).await[0]), "ADDED e @12");
-    assert_eq!(relay.informer.stats().rewinds.load(Ordering::Relaxed), 0);
+    assert_eq!(relay.informer.stats().history_rewrites.load(Ordering::Relaxed), 0);
 }
 
 /// Starts relays inside an open version: a client of another replica, which has no part of it yet, receives all of it.
 #[tokio::test]
-async fn a_relay_that_starts_inside_an_open_version_has_all_of_it_for_whoever_resumes() {
+async fn a_relay_that_starts_inside_an_open_version_sends_all_of_it_to_resumed_watches() {
     let (origin, _wire, ..) = inside_an_open_version().await;
     let near = Sandbox::relay(origin.address()).await;
     let far = Sandbox::relay(near.address()).await;
@@ -105,31 +105,31 @@ async fn a_relay_that_starts_inside_an_open_version_has_all_of_it_for_whoever_re
 
 /// Restores the upstream to the version before, so that it has another change at the open one.
 #[tokio::test]
-async fn an_origin_that_does_not_repeat_an_open_version_has_another_history() {
+async fn an_origin_that_does_not_repeat_an_open_version_has_a_rewritten_history() {
     for (what, first) in
         [("another change", Delta::event(Event::Added(at("e", "", 9)))), ("another deletion", gone("b"))]
     {
-        let (_going, wire, relay, mut stream) = inside_an_open_version().await;
+        let (_going, proxy, relay, mut stream) = inside_an_open_version().await;
         let coming = started_again().await;
         coming.say(first).await;
         coming.reached(&version(9)).await;
-        wire.lead_to(coming.address());
-        wire.cut();
+        proxy.lead_to(coming.address());
+        proxy.cut();
         until(what, async || relay.lists() == 2).await;
         coming.say(Delta::event(Event::Modified(at("d", "", 12)))).await;
         let ended = tokio::time::timeout(DEADLINE, end(&mut stream)).await.expect(what);
         assert_eq!(reason(&ended), "HISTORY_CHANGED", "{what}");
         until(what, async || restored::state(&relay).await == restored::state(&coming).await).await;
-        assert_eq!(relay.informer.stats().rewinds.load(Ordering::Relaxed), 1, "{what}");
+        assert_eq!(relay.informer.stats().history_rewrites.load(Ordering::Relaxed), 1, "{what}");
     }
 }
 
 /// Sends several changes at one version, one by one. Each server applies them at once, and no client resumes inside.
 #[tokio::test]
-async fn an_open_version_is_passed_on_as_it_is() {
+async fn an_open_version_is_relayed_unchanged() {
     let origin = Sandbox::start(["a", "b", "c"].map(|name| pod("shop", name, "")).into()).await;
-    let wire = Wire::to(origin.address()).await;
-    let relay = Sandbox::relay(wire.address()).await;
+    let proxy = TcpProxy::to(origin.address()).await;
+    let relay = Sandbox::relay(proxy.address()).await;
     let mut stream = watch(&relay, watch_pods()).await;
     take(&mut stream, 3).await;
     origin.say(gone("a")).await;
@@ -137,7 +137,7 @@ async fn an_open_version_is_passed_on_as_it_is() {
     let first = take(&mut stream, 1).await.remove(0);
     assert_eq!((words(&first).as_str(), first.open), ("DELETED a @8", true));
     // The relay resumes inside the version, and so does a client of the relay.
-    wire.cut();
+    proxy.cut();
     origin.say(gone("b")).await;
     let second = take(&mut stream, 1).await.remove(0);
     assert_eq!((words(&second).as_str(), second.open), ("DELETED b @8", true));
@@ -154,10 +154,10 @@ async fn an_open_version_is_passed_on_as_it_is() {
 /// Sends a change above the version that is safe to resume from, as a source with several watches does. Each server applies it at
 /// once, and repeats it for every client that resumes from below it.
 #[tokio::test]
-async fn a_change_that_is_ahead_comes_again_after_every_version_below_it() {
+async fn a_change_ahead_is_replayed_after_every_version_below_it() {
     let origin = Sandbox::start(["a", "b"].map(|name| pod("shop", name, "")).into()).await;
-    let wire = Wire::to(origin.address()).await;
-    let relay = Sandbox::relay(wire.address()).await;
+    let proxy = TcpProxy::to(origin.address()).await;
+    let relay = Sandbox::relay(proxy.address()).await;
     let mut stream = watch(&relay, watch_pods()).await;
     take(&mut stream, 2).await;
     let begin = relay.informer.snapshot().unwrap().version().clone();
@@ -176,7 +176,7 @@ async fn a_change_that_is_ahead_comes_again_after_every_version_below_it() {
     origin.say(Delta::event(changed("c", 5))).await;
     origin.say(Delta::event(Event::Bookmark(at(13)))).await;
     relay.reached(&at(13)).await;
-    wire.cut();
+    proxy.cut();
     for server in [&origin, &relay] {
         let words_after = async |above, count| {
             let mut stream = watch(server, after(&at(above).to_string())).await;
@@ -200,7 +200,7 @@ async fn a_change_that_is_ahead_comes_again_after_every_version_below_it() {
 /// Creates an object ahead of the version and deletes it: no later start has it in its state. A list therefore expires every
 /// version from which a client could resume with it.
 #[tokio::test]
-async fn a_later_start_of_a_relay_that_lists_expires_what_may_have_been_sent_ahead() {
+async fn a_relay_that_lists_after_a_restart_expires_what_may_have_been_sent_ahead() {
     let at = |name: &str| pod_at("shop", name, "", &version(9));
     for (what, event, expires) in [
         ("nothing", None, false),

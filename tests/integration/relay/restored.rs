@@ -36,7 +36,7 @@ pub(super) async fn origin(listed: &str, at_version: u128, script: &str) -> Sand
     };
     origin.list(listed.split(' ').map(object).collect(), at_version).await;
     // SYNCED for the next 20 s.
-    origin.informer.health().alive();
+    origin.informer.health().record_contact();
     play(&origin, script).await;
     origin
 }
@@ -57,14 +57,14 @@ async fn hasty_relay(address: &str) -> Sandbox {
 
 /// Starts an origin, and a relay of it with a watch, which have followed a script: `a` was changed last, and a bookmark leads
 /// beyond.
-async fn followed_beyond_its_last_change() -> (Sandbox, Wire, Sandbox, Stream) {
+async fn followed_beyond_its_last_change() -> (Sandbox, TcpProxy, Sandbox, Stream) {
     let going = origin(LISTED, 1, "").await;
-    let wire = Wire::to(going.address()).await;
-    let relay = Sandbox::relay(wire.address()).await;
+    let proxy = TcpProxy::to(going.address()).await;
+    let relay = Sandbox::relay(proxy.address()).await;
     let stream = watch(&relay, watch_from_now()).await;
     play(&going, "2:a 9:@").await;
     relay.reached(&version(9)).await;
-    (going, wire, relay, stream)
+    (going, proxy, relay, stream)
 }
 
 pub(super) async fn state(server: &Sandbox) -> BTreeMap<String, String> {
@@ -77,7 +77,7 @@ const LISTED: &str = "a=1 b=1";
 
 /// Restores the origin to version 3, and starts it without a snapshot file.
 #[tokio::test]
-async fn an_origin_that_was_started_again_over_a_restored_upstream_is_another_history() {
+async fn an_origin_restarted_over_a_restored_upstream_has_a_rewritten_history() {
     let known = "2:a 3:b 4:a 5:+c";
     for (what, known, (restored, at_version), after) in [
         ("the last change never was", known, ("a=2 b=3", 3), "4:b 5:b 6:b 7:b"),
@@ -88,14 +88,14 @@ async fn an_origin_that_was_started_again_over_a_restored_upstream_is_another_hi
         ("it has gone back, and counts on below what was known", known, ("a=2 b=3", 3), "4:b"),
     ] {
         let going = origin(LISTED, 1, "").await;
-        let wire = Wire::to(going.address()).await;
-        let relay = hasty_relay(wire.address()).await;
+        let proxy = TcpProxy::to(going.address()).await;
+        let relay = hasty_relay(proxy.address()).await;
         let mut stream = watch(&relay, watch_from_now()).await;
         play(&going, known).await;
         relay.reached(&last(known)).await;
         let coming = origin(restored, at_version, after).await;
-        wire.lead_to(coming.address());
-        wire.cut();
+        proxy.lead_to(coming.address());
+        proxy.cut();
         let ended = tokio::time::timeout(DEADLINE, end(&mut stream)).await.expect(what);
         assert_eq!(reason(&ended), "HISTORY_CHANGED", "{what}");
         until(what, async || state(&relay).await == state(&coming).await).await;
@@ -105,11 +105,11 @@ async fn an_origin_that_was_started_again_over_a_restored_upstream_is_another_hi
 
 /// Puts several servers behind one address, each of which answers some of the attempts.
 #[tokio::test]
-async fn servers_that_have_gone_back_and_take_turns_are_another_history() {
+async fn alternating_servers_with_a_restored_state_have_a_rewritten_history() {
     let known = "2:a 3:b 4:a 5:+c";
     let going = origin(LISTED, 1, "").await;
-    let wire = Wire::to(going.address()).await;
-    let relay = hasty_relay(wire.address()).await;
+    let proxy = TcpProxy::to(going.address()).await;
+    let relay = hasty_relay(proxy.address()).await;
     let mut stream = watch(&relay, watch_from_now()).await;
     play(&going, known).await;
     relay.reached(&last(known)).await;
@@ -118,8 +118,8 @@ async fn servers_that_have_gone_back_and_take_turns_are_another_history() {
     let turns = async {
         for server in coming.iter().cycle().take_while(|_| relay.lists() == 1) {
             let before = failures(&relay);
-            wire.lead_to(server.address());
-            wire.cut();
+            proxy.lead_to(server.address());
+            proxy.cut();
             until("an attempt", async || failures(&relay) > before || relay.lists() > 1).await;
         }
     };
@@ -130,17 +130,17 @@ async fn servers_that_have_gone_back_and_take_turns_are_another_history() {
 
 /// Checks that a list waits for the last known version, except at a server whose history does not contain it.
 #[tokio::test]
-async fn a_server_that_goes_back_while_another_one_is_listed_is_another_history() {
-    let (going, wire, relay, mut stream) = followed_beyond_its_last_change().await;
+async fn a_server_restored_while_another_one_is_listed_has_a_rewritten_history() {
+    let (going, proxy, relay, mut stream) = followed_beyond_its_last_change().await;
     // It has the last change, its history does not reach back to it, and it is behind.
     let behind = origin("a=2 b=1", 6, "").await;
-    wire.lead_to(behind.address());
-    wire.cut();
+    proxy.lead_to(behind.address());
+    proxy.cut();
     until("it is to be listed", async || relay.lists() == 2).await;
-    going.say(Delta::Rewind(List::new(vec![at("b", r#""at":3"#, 3)], version(6)))).await;
+    going.say(Delta::HistoryRewritten(List::new(vec![at("b", r#""at":3"#, 3)], version(6)))).await;
     going.reached(&version(6)).await;
-    wire.lead_to(going.address());
-    wire.cut();
+    proxy.lead_to(going.address());
+    proxy.cut();
     let ended = tokio::time::timeout(DEADLINE, end(&mut stream)).await.expect("the watch ends");
     assert_eq!(reason(&ended), "HISTORY_CHANGED");
     until("it is listed", async || state(&relay).await == state(&going).await).await;
@@ -154,10 +154,10 @@ async fn a_history_that_does_not_reach_back_to_the_last_change_is_listed() {
         ("another object was changed", "a=2 b=5", false),
         ("and what was changed last is gone", "b=5", false),
     ] {
-        let (_going, wire, relay, mut stream) = followed_beyond_its_last_change().await;
+        let (_going, proxy, relay, mut stream) = followed_beyond_its_last_change().await;
         let coming = origin(restored, 6, "12:+c").await;
-        wire.lead_to(coming.address());
-        wire.cut();
+        proxy.lead_to(coming.address());
+        proxy.cut();
         if is_same {
             let told: Vec<String> = take(&mut stream, 2).await.iter().map(words).collect();
             assert_eq!(told[1], "ADDED c @12", "{what}: {told:?}");
@@ -183,8 +183,8 @@ async fn another_server_with_the_same_history_is_followed_from_the_position() {
         ("versions went on without a change", "2:a 9:@", "12:b,+c", "", &["MODIFIED b @9", "ADDED c @12"]),
     ] {
         let going = origin(LISTED, 1, "").await;
-        let wire = Wire::to(going.address()).await;
-        let relay = Sandbox::relay(wire.address()).await;
+        let proxy = TcpProxy::to(going.address()).await;
+        let relay = Sandbox::relay(proxy.address()).await;
         let mut stream = watch(&relay, watch_from_now()).await;
         assert!(next(&mut stream).await.bookmark.is_some());
         play(&going, known).await;
@@ -192,8 +192,8 @@ async fn another_server_with_the_same_history_is_followed_from_the_position() {
         take(&mut stream, known.matches(char::is_alphabetic).count()).await;
         let coming = origin(LISTED, 1, known).await;
         play(&coming, further).await;
-        wire.lead_to(coming.address());
-        wire.cut();
+        proxy.lead_to(coming.address());
+        proxy.cut();
         play(&coming, rest).await;
         let found: Vec<String> = take(&mut stream, told.len()).await.iter().map(words).collect();
         assert_eq!(found, told, "{what}");
@@ -206,14 +206,14 @@ async fn another_server_with_the_same_history_is_followed_from_the_position() {
 #[tokio::test]
 async fn a_replica_that_is_behind_with_its_version_only_is_followed_at_once() {
     let going = origin(LISTED, 1, "2:a").await;
-    let wire = Wire::to(going.address()).await;
-    let relay = hasty_relay(wire.address()).await;
+    let proxy = TcpProxy::to(going.address()).await;
+    let relay = hasty_relay(proxy.address()).await;
     let mut stream = watch(&relay, watch_from_now()).await;
     play(&going, "9:@").await;
     relay.reached(&version(9)).await;
     let coming = origin(LISTED, 1, "2:a 4:@").await;
-    wire.lead_to(coming.address());
-    wire.cut();
+    proxy.lead_to(coming.address());
+    proxy.cut();
     until("watched", async || coming.informer.watch_stats().unwrap().watchers.load(Ordering::Relaxed) == 1).await;
     play(&coming, "7:@ 10:b").await;
     let found: Vec<String> = take(&mut stream, 1).await.iter().map(words).collect();
@@ -222,16 +222,16 @@ async fn a_replica_that_is_behind_with_its_version_only_is_followed_at_once() {
 
 /// Leads a relay to the origin, to another relay and back: servers with different names serve the same history.
 #[tokio::test]
-async fn a_chain_may_be_put_in_another_order() {
+async fn the_order_of_a_chain_may_change() {
     let origin = origin(LISTED, 1, "2:a").await;
     let near = Sandbox::relay(origin.address()).await;
-    let wire = Wire::to(near.address()).await;
-    let far = Sandbox::relay(wire.address()).await;
+    let proxy = TcpProxy::to(near.address()).await;
+    let far = Sandbox::relay(proxy.address()).await;
     let mut stream = watch(&far, watch_pods()).await;
     take(&mut stream, 2).await;
     for (number, server) in (3..).zip([origin.address(), near.address(), origin.address()]) {
-        wire.lead_to(server);
-        wire.cut();
+        proxy.lead_to(server);
+        proxy.cut();
         play(&origin, &format!("{number}:b")).await;
         let found: Vec<String> = take(&mut stream, 1).await.iter().map(words).collect();
         assert_eq!(found, [format!("MODIFIED b @{number}")]);
@@ -241,7 +241,7 @@ async fn a_chain_may_be_put_in_another_order() {
 
 /// Repeats the check with a relay that was itself restarted.
 #[tokio::test]
-async fn a_later_start_of_a_relay_recognises_the_history() {
+async fn a_relay_recognises_the_history_after_a_restart() {
     let going = origin(LISTED, 1, "2:a").await;
     let health = || SourceHealth::new(Duration::MAX, Duration::MAX);
     let first = RelaySource::new(relay_of(going.address()), health());
@@ -258,5 +258,5 @@ async fn a_later_start_of_a_relay_recognises_the_history() {
     assert_eq!(resumed(&same).await, Ok(3));
     let restored = origin(LISTED, 1, "2:b 3:b").await;
     let error = resumed(&restored).await.unwrap_err();
-    assert!(matches!(error, informerd::cache::SourceError::HistoryChanged(_)), "{error}");
+    assert!(matches!(error, informerd::cache::SourceError::HistoryRewritten(_)), "{error}");
 }

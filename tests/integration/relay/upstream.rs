@@ -4,11 +4,11 @@ use super::*;
 
 /// Hands the relay over from a replica that drains to one that stays.
 #[tokio::test]
-async fn an_upstream_that_drains_is_left_for_another() {
+async fn a_draining_upstream_is_replaced_by_another() {
     let mut going = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let mut staying = Sandbox::start(vec![pod("shop", "a", "")]).await;
-    let wire = Wire::to(going.address()).await;
-    let relay = Sandbox::relay(wire.address()).await;
+    let proxy = TcpProxy::to(going.address()).await;
+    let relay = Sandbox::relay(proxy.address()).await;
     let mut stream = watch(&relay, watch_pods()).await;
     for n in 0..5 {
         for replica in [&mut going, &mut staying] {
@@ -17,7 +17,7 @@ async fn an_upstream_that_drains_is_left_for_another() {
     }
     relay.reached(&version(6)).await;
     staying.put("shop", "b", "").await;
-    wire.lead_to(staying.address());
+    proxy.lead_to(staying.address());
     going.lifecycle.draining.cancel();
     let told: Vec<String> = take(&mut stream, 7).await.iter().map(words).collect();
     assert_eq!((told[5].as_str(), told[6].as_str()), ("MODIFIED a @6", "ADDED b @7"));
@@ -26,21 +26,21 @@ async fn an_upstream_that_drains_is_left_for_another() {
 
 /// Checks that one list replaces the forgotten events, and that clients notice only the difference.
 #[tokio::test]
-async fn what_the_upstream_has_forgotten_is_compared() {
+async fn versions_that_the_upstream_no_longer_has_lead_to_a_difference() {
     let options = Options { history: short(), ..Options::default() };
     let mut origin = Sandbox::start_with(options, vec![pod("shop", "a", ""), pod("shop", "b", "")]).await;
-    let wire = Wire::to(origin.address()).await;
-    let relay = Sandbox::relay(wire.address()).await;
+    let proxy = TcpProxy::to(origin.address()).await;
+    let relay = Sandbox::relay(proxy.address()).await;
     let mut stream = watch(&relay, watch_pods()).await;
     take(&mut stream, 2).await;
-    wire.lead_nowhere();
-    wire.cut();
+    proxy.lead_nowhere();
+    proxy.cut();
     origin.delete(&pod("shop", "b", "")).await;
     for n in 0..5 {
         origin.put("shop", "c", &format!(r#""n":{n}"#)).await;
     }
     origin.reached(&version(7)).await;
-    wire.lead_to(origin.address());
+    proxy.lead_to(origin.address());
     let told: Vec<String> = take(&mut stream, 2).await.iter().map(words).collect();
     assert_eq!(told, ["DELETED INFERRED b @1", "ADDED c @7"]);
     assert_eq!(relay.lists(), 2);
@@ -49,20 +49,20 @@ async fn what_the_upstream_has_forgotten_is_compared() {
 /// Checks that other bytes of an unchanged object are no rewritten history: another or an upgraded replica over a Kubernetes API
 /// has them.
 #[tokio::test]
-async fn other_bytes_at_the_same_version_are_no_other_history() {
+async fn other_bytes_at_the_same_version_are_no_rewritten_history() {
     let origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let options = Options { history: short(), ..Options::default() };
     let mut replica = Sandbox::start_with(options, vec![pod("shop", "a", r#""defaulted":true"#)]).await;
-    let wire = Wire::to(origin.address()).await;
-    let relay = Sandbox::relay(wire.address()).await;
+    let proxy = TcpProxy::to(origin.address()).await;
+    let relay = Sandbox::relay(proxy.address()).await;
     let mut stream = watch(&relay, watch_pods()).await;
     take(&mut stream, 1).await;
     for n in 0..5 {
         replica.put("shop", "c", &format!(r#""n":{n}"#)).await;
     }
     replica.reached(&version(6)).await;
-    wire.lead_to(replica.address());
-    wire.cut();
+    proxy.lead_to(replica.address());
+    proxy.cut();
     let told: Vec<String> = take(&mut stream, 2).await.iter().map(words).collect();
     assert_eq!(told, ["MODIFIED a @1", "ADDED c @6"], "and they are served");
     assert_eq!(relay.lists(), 2);
@@ -79,17 +79,17 @@ async fn of_lineage(lineage: &'static str, name: &str) -> Sandbox {
 }
 
 #[tokio::test]
-async fn another_lineage_upstream_is_another_history() {
+async fn another_lineage_upstream_is_a_rewritten_history() {
     let (before, after) = (of_lineage("a", "old").await, of_lineage("b", "new").await);
-    let wire = Wire::to(before.address()).await;
-    let relay = Sandbox::relay(wire.address()).await;
+    let proxy = TcpProxy::to(before.address()).await;
+    let relay = Sandbox::relay(proxy.address()).await;
     let far = Sandbox::relay(relay.address()).await;
     let mut streams = [watch(&relay, watch_pods()).await, watch(&far, watch_pods()).await];
     for stream in &mut streams {
         assert_eq!(words(&take(stream, 1).await[0]), "ADDED INITIAL old");
     }
-    wire.lead_to(after.address());
-    wire.cut();
+    proxy.lead_to(after.address());
+    proxy.cut();
     for stream in &mut streams {
         let status = end(stream).await;
         assert_eq!((status.code(), reason(&status)), (Code::OutOfRange, "HISTORY_CHANGED".to_owned()));
@@ -102,24 +102,24 @@ async fn another_lineage_upstream_is_another_history() {
 
 /// Rewrites the history at versions that continue upwards, while no relay is connected.
 #[tokio::test]
-async fn a_history_that_changed_while_nobody_listened_is_told() {
+async fn a_history_rewritten_while_disconnected_is_reported() {
     let mut origin = Sandbox::start(vec![pod("shop", "a", "")]).await;
-    let wire = Wire::to(origin.address()).await;
-    let relay = Sandbox::relay(wire.address()).await;
+    let proxy = TcpProxy::to(origin.address()).await;
+    let relay = Sandbox::relay(proxy.address()).await;
     for _ in 0..5 {
         origin.put("shop", "a", r#""from":"before""#).await;
     }
     relay.reached(&version(6)).await;
     let mut stream = watch(&relay, watch_from_now()).await;
-    wire.lead_nowhere();
-    wire.cut();
-    origin.say(Delta::Rewind(List::new(vec![at("a", r#""from":"after""#, 3)], version(3)))).await;
+    proxy.lead_nowhere();
+    proxy.cut();
+    origin.say(Delta::HistoryRewritten(List::new(vec![at("a", r#""from":"after""#, 3)], version(3)))).await;
     for number in 4..9 {
         origin.push(Event::Modified(at("a", r#""from":"after""#, number))).await;
     }
     let is_there = origin.informer.wait_for(0, |snapshot| *snapshot.version() == version(8));
     tokio::time::timeout(DEADLINE, is_there).await.unwrap();
-    wire.lead_to(origin.address());
+    proxy.lead_to(origin.address());
     assert_eq!(reason(&end(&mut stream).await), "HISTORY_CHANGED");
     relay.reached(&version(8)).await;
     let mut stream = watch(&relay, watch_pods()).await;
@@ -136,15 +136,15 @@ async fn an_upstream_that_is_behind_is_waited_for() {
         vec![pod("shop", "a", "")],
     )
     .await;
-    let wire = Wire::to(ahead.address()).await;
-    let relay = Sandbox::relay(wire.address()).await;
+    let proxy = TcpProxy::to(ahead.address()).await;
+    let relay = Sandbox::relay(proxy.address()).await;
     let mut stream = watch(&relay, watch_pods()).await;
     for n in 0..5 {
         ahead.put("shop", "a", &format!(r#""n":{n}"#)).await;
     }
     take(&mut stream, 6).await;
-    wire.lead_to(behind.address());
-    wire.cut();
+    proxy.lead_to(behind.address());
+    proxy.cut();
     let error = last_error(&relay, "RESOURCE_VERSION_TOO_LARGE").await;
     assert!(error.contains("resource version 6 is too large"), "{error}");
     for n in 0..7 {
@@ -157,10 +157,10 @@ async fn an_upstream_that_is_behind_is_waited_for() {
     // Nor does the relay accept a list of it.
     let old = Sandbox::start(vec![pod("shop", "a", "")]).await;
     let health = SourceHealth::new(Duration::MAX, Duration::MAX);
-    let source = RelaySource::new(relay_of(wire.address()), health);
+    let source = RelaySource::new(relay_of(proxy.address()), health);
     assert_eq!(source.list(ListVersion::MostRecent).await.unwrap().version, version(8));
-    wire.lead_to(old.address());
-    wire.cut();
+    proxy.lead_to(old.address());
+    proxy.cut();
     let listed = async { while source.list(ListVersion::MostRecent).await.is_err() {} };
     assert!(tokio::time::timeout(Duration::from_secs(1), listed).await.is_err(), "it is older than what is known");
 }

@@ -185,7 +185,7 @@ impl Upstream for Etcd {
     }
 
     async fn serve(&self, state_directory: &Path) -> Served {
-        let endpoints = self.members.iter().map(|member| format!("http://{}", member.address())).collect();
+        let endpoints = self.members.iter().map(|member| member.address().to_string().parse().unwrap()).collect();
         let credentials = self.has_user.then(|| (USER.to_owned(), self.password_file.path().to_owned()));
         let config = EtcdConfig { credentials, ..EtcdConfig::new("things", endpoints, PREFIX) };
         let health = SourceHealth::new(config.heartbeat, STALE_AFTER);

@@ -305,8 +305,8 @@ impl<U: Upstream> History<'_, U> {
 
     /// Verifies that the lists do not exceed their causes.
     fn judge_requests(&mut self, is_calm: bool) -> Result<(), String> {
-        if let Some(misdeed) = self.upstream.misdeed() {
-            return Err(misdeed);
+        if let Some(violation) = self.upstream.violation() {
+            return Err(violation);
         }
         let (lists, disturbances) = (self.lists(), self.disturbances());
         let (begun, causes) = (lists - self.judged.0, disturbances - self.judged.1 + std::mem::take(&mut self.starts));

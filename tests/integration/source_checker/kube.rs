@@ -12,7 +12,7 @@ use informerd::{
 };
 
 use self::{
-    api::{Api, Certificates, Counts, Misdeeds, PLURAL, State},
+    api::{Api, Certificates, Counts, PLURAL, State, Violations},
     script::{KEYS, Restore, Setup, Step, TokenEnd},
     world::{Form, Selection, Versions, World},
 };
@@ -79,7 +79,7 @@ impl Kube {
     /// Begins a network fault, which loses the answers in flight.
     async fn begin(&mut self, fault: NetworkFault) {
         self.proxy.begin(fault).await;
-        self.api.set(|state| state.misdeeds.lose_answers());
+        self.api.set(|state| state.violations.lose_answers());
     }
 
     fn write_credentials(&self) {
@@ -209,7 +209,7 @@ impl Upstream for Kube {
             needs_selector: setup.needs_selector,
             has_opaque_versions: setup.has_opaque_versions || setup.versions != Versions::Decimal,
             closes_inside: false,
-            misdeeds: Misdeeds::of(!setup.namespaces.is_empty()),
+            violations: Violations::of(!setup.namespaces.is_empty()),
             knows_metadata: setup.metadata == Some(true),
             once: Vec::new(),
             standing: None,
@@ -355,7 +355,7 @@ impl Upstream for Kube {
             ..KubeConfig::new("things", "example.com", "v1", PLURAL)
         };
         let health = SourceHealth::new(config.contact_timeout, STALE_AFTER);
-        self.api.set(|state| state.misdeeds.has_new_process());
+        self.api.set(|state| state.violations.has_new_process());
         Served::start(KubeSource::new(config, health.clone()), health, state_directory)
     }
 
@@ -434,9 +434,9 @@ impl Upstream for Kube {
         Some(self.api.set(|state| (state.counts.lists, state.counts.watches)))
     }
 
-    fn misdeed(&self) -> Option<String> {
+    fn violation(&self) -> Option<String> {
         // The source did not receive an answer that was cut in flight.
-        self.api.set(|state| state.misdeeds.first()).filter(|_| self.proxy.late_cuts() == 0)
+        self.api.set(|state| state.violations.first()).filter(|_| self.proxy.late_cuts() == 0)
     }
 
     fn was_deleted(&self, key: &Key) -> bool {

@@ -57,7 +57,7 @@ const STALE_AFTER: Duration = Duration::from_secs(15);
 impl Relay {
     async fn start_origin(&mut self, at: usize) {
         let endpoint = format!("http://{}", self.up[at].address());
-        let config = EtcdConfig::new("things", vec![endpoint], PREFIX);
+        let config = EtcdConfig::new("things", vec![endpoint.parse().unwrap()], PREFIX);
         let health = SourceHealth::new(config.heartbeat, STALE_AFTER);
         let source = EtcdSource::new(config, health.clone());
         let node = &mut self.origins[at];
@@ -121,7 +121,7 @@ impl Node {
 }
 
 fn relay_of(upstream: &Proxy) -> (RelaySource, SourceHealth) {
-    let config = RelayConfig::new(&format!("http://{}", upstream.address()), "things");
+    let config = RelayConfig::new(upstream.address().to_string().parse().unwrap(), "things");
     let health = SourceHealth::new(config.heartbeat, STALE_AFTER);
     (RelaySource::new(config, health.clone()), health)
 }

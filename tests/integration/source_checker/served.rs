@@ -4,12 +4,12 @@ use std::{fmt, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use informerd::{
     cache::{
-        FifoBounds, Informer, InformerConfig, InformerHandle, ListVersion, ListerWatcher, RealFifo, Reflector,
-        ReflectorConfig, ReflectorStats, SavedState, SnapshotDirectory, SnapshotFile, SourceHealth,
+        CheckpointRequests, FifoBounds, Informer, InformerConfig, InformerHandle, ListVersion, ListerWatcher, RealFifo,
+        Reflector, ReflectorConfig, ReflectorStats, SavedState, SnapshotDirectory, SnapshotFile, SourceHealth,
     },
     grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::Indexers,
-    transport::{Listener, Quota, Refused, Server, ServerConfig},
+    transport::{Listener, Quota, Rejections, Server, ServerConfig},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 use prometheus_client::metrics::counter::Counter;
@@ -26,7 +26,7 @@ pub(crate) struct Served {
     /// True if the run began with the snapshot of the previous one.
     pub(crate) is_warm: bool,
     health: SourceHealth,
-    fifo: Arc<RealFifo>,
+    checkpoints: CheckpointRequests,
     kept: Option<(SnapshotDirectory, SnapshotFile)>,
     tasks: JoinSet<()>,
 }
@@ -59,12 +59,14 @@ impl Served {
             indexers: Arc::new(Indexers::new([]).unwrap()),
             broadcaster: BroadcasterConfig { retention: bound, ..BroadcasterConfig::default() },
             history: bound,
-            evidence: source.evidence(),
+            rewrite_evidence: source.rewrite_evidence(),
+            demand: source.demand(),
+            provenance: source.provenance(),
             batch_window: Duration::from_micros(500),
         };
         let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);
         let mut reflector = Reflector::new(source, Arc::clone(&fifo), health.clone(), reflector);
-        let stats = Arc::clone(reflector.stats());
+        let (stats, checkpoints) = (Arc::clone(reflector.stats()), reflector.checkpoints().clone());
         let kept = reflector.identity().map(|identity| {
             let directory = SnapshotDirectory::open(state_directory).unwrap();
             let file = directory.file("things", &identity);
@@ -72,9 +74,8 @@ impl Served {
         });
         let mut is_warm = false;
         if let Some(SavedState { list, proof, seen_at }) = kept.as_ref().and_then(|(_, file)| file.read().unwrap()) {
-            is_warm = reflector.resume(list.version.clone(), &proof).is_ok();
+            is_warm = reflector.resume(list.version.clone(), &proof, seen_at).is_ok();
             if is_warm {
-                health.resumed(seen_at);
                 informer.begin_warm(list);
             }
         }
@@ -92,13 +93,13 @@ impl Served {
         tasks.spawn(informer.run());
         tasks.spawn(reflector.run());
         tasks.spawn(service.run());
-        Self { routes, informer: handle, stats, is_warm, health, fifo, kept, tasks }
+        Self { routes, informer: handle, stats, is_warm, health, checkpoints, kept, tasks }
     }
 
     /// Writes a snapshot for a later run; returns false if there is no state to write.
     pub(crate) async fn save(&self) -> bool {
         let Some((_, file)) = self.kept.as_ref().filter(|_| self.informer.snapshot().is_some()) else { return false };
-        match tokio::time::timeout(CHECKPOINT_TIMEOUT, self.fifo.checkpoints().take()).await {
+        match tokio::time::timeout(CHECKPOINT_TIMEOUT, self.checkpoints.take()).await {
             Ok(Some(checkpoint)) => {
                 file.write(&checkpoint, self.health.report().seen_at).unwrap();
                 true
@@ -117,7 +118,7 @@ impl Served {
             stalled: Counter::default(),
             request_timeout: Duration::from_secs(10),
             connections: Quota::new(usize::MAX, 100),
-            refused: Refused::default(),
+            refused: Rejections::default(),
             drain_period: Duration::ZERO,
             ledger: Arc::default(),
         };

@@ -246,7 +246,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
 
         #[test]
-        fn what_is_left_out_makes_no_difference(
+        fn skipped_states_make_no_difference(
             states in vec(vec(prop::option::of(0..3_u8), 1..5), 1..4),
             observations in vec(prop::option::of(0..3_u8), 1..8),
         ) {
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_several_files_is_known_of_each_by_itself() {
+    fn objects_in_several_files_have_a_timeline_for_each() {
         let mut timeline = Timeline::default();
         for all in
             [&[("f", "1")][..], &[("f", "1"), ("g", "2"), ("h", "3")], &[("g", "2"), ("h", "3")], &[("g", "4")], &[]]

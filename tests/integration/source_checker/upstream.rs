@@ -109,7 +109,7 @@ pub(crate) trait Upstream: Sized + 'static {
     /// Returns the number of lists and watches requested of the upstream; `None` if it cannot count them.
     fn requests(&self) -> Option<(u64, u64)>;
     /// Returns a request that the source must not make.
-    fn misdeed(&self) -> Option<String> {
+    fn violation(&self) -> Option<String> {
         None
     }
     /// Returns true if the object was deleted at some time, so that a client may receive DELETED.

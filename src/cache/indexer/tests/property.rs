@@ -54,7 +54,7 @@ fn check(snapshot: &Snapshot, store: &Store) {
     let bodies = store.values().map(|object| object.body().len()).sum::<usize>();
     assert_eq!(snapshot.body_bytes(), bodies);
     assert_eq!(snapshot.size(), (bodies + store.len() * CHANGE_BYTES) as u64);
-    for (name, func) in snapshot.indexers().iter() {
+    for (name, func) in snapshot.indexers.iter() {
         let naive = naive_index(store, func);
         let values = counted(snapshot, name, None);
         assert_eq!(values, naive.iter().map(|(value, keys)| (value.clone(), keys.len() as u64)).collect::<Vec<_>>());
@@ -67,12 +67,18 @@ fn check(snapshot: &Snapshot, store: &Store) {
     }
 }
 
-/// Applies changes one by one, and checks that each fits the state before it.
+/// Applies changes one by one, and checks that each fits the state before it, and the values of the indexes that it carries.
 fn fold(store: &mut Store, batch: &Batch) {
     for change in &batch.changes {
         let key = change.object().key().clone();
         assert_eq!(store.get(&key), change.old.as_ref());
         assert_ne!(change.old, change.new);
+        assert_eq!(change.index_values.is_none(), batch.is_relist, "the history keeps those of a relist");
+        for state in change.old_state().into_iter().chain(change.new_state()) {
+            for (_, func) in indexers().iter() {
+                assert_eq!(*state.values(func), func.values(state.object()), "{func:?}");
+            }
+        }
         match &change.new {
             Some(new) => store.insert(key, Arc::clone(new)),
             None => store.remove(&key),
@@ -137,7 +143,7 @@ proptest! {
     }
 
     #[test]
-    fn pages_go_on_strictly_after_any_key(
+    fn pages_continue_strictly_after_any_key(
         held in vec((select(NAMES.to_vec()), select(USERS.to_vec())), 0..8),
         after in proptest::option::of(select(NAMES.to_vec())),
         namespace in proptest::option::of(select(vec!["", "shop", "shop-x", "none"])),
@@ -153,7 +159,7 @@ proptest! {
         let expected = rest.iter().copied().filter(|o| namespace.is_none_or(|namespace| o.key().namespace() == namespace));
         prop_assert_eq!(listed, expected.collect::<Vec<_>>());
 
-        let func = snapshot.index_func("user").unwrap();
+        let func = snapshot.indexers.get("user").unwrap();
         let found: Vec<_> = snapshot.by_index("user", user, after.as_ref()).unwrap().collect();
         let expected = rest.iter().copied().filter(|object| func.values(object).iter().any(|value| value == user));
         prop_assert_eq!(found, expected.collect::<Vec<_>>());

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_before_the_first_list_is_told_that_there_is_none() {
+async fn a_watch_before_the_first_list_is_rejected_as_not_synced() {
     let running = Running::start();
     assert_eq!(running.handle.join(Start::Now, replay()).await.unwrap_err(), JoinError::NotSynced);
     assert!(running.handle.snapshot().is_none() && running.handle.distributed().is_none());
@@ -165,7 +165,7 @@ async fn the_distributed_version_is_never_ahead_of_what_a_cursor_can_take() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_join_that_is_given_up_leaves_no_watcher() {
+async fn a_cancelled_join_leaves_no_watcher() {
     let running = Running::start();
     running.list(Vec::new(), version(1)).await;
     {

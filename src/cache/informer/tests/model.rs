@@ -75,8 +75,8 @@ impl Changes {
     }
 
     /// Returns the first change of the selection after a version.
-    fn next(&self, after: u128, is_everything: bool) -> Option<u128> {
-        (after + 1..=self.last()).find(|version| is_everything || self.0[*version as usize - 1])
+    fn next(&self, after: u128, selects_all: bool) -> Option<u128> {
+        (after + 1..=self.last()).find(|version| selects_all || self.0[*version as usize - 1])
     }
 
     fn event(&self, number: u128) -> Event {
@@ -115,7 +115,9 @@ impl Reader {
         let Joined { backlog, cursor, .. } = self.handle.join(start, self.subscribe()).await.unwrap();
         let mut replay = Replay::new(backlog.batches, backlog.first, reached);
         let mut replayed = Vec::new();
-        replay.encode::<Deliveries>(&self.selection, (), &mut replayed, usize::MAX, |_| false);
+        while !replay.is_done() {
+            replay.step::<Deliveries>(&self.selection, (), &mut replayed);
+        }
         for delivery in &replayed {
             self.see(delivery);
         }
@@ -142,7 +144,7 @@ impl Reader {
 
     fn see(&mut self, delivery: &Delivery) {
         let version = delivery.version.number();
-        let next = self.changes.next(self.seen, self.selection.is_everything());
+        let next = self.changes.next(self.seen, self.selection.selects_all());
         assert_eq!(Some(version), next, "after {}: {:?}", self.seen, self.changes);
         assert!(version > self.bookmark, "{version} comes after the bookmark {}", self.bookmark);
         let snapshot = self.handle.snapshot().unwrap().version().number();
@@ -157,7 +159,7 @@ impl Reader {
             return;
         }
         let version = cursor.version().number();
-        let next = self.changes.next(self.seen, self.selection.is_everything());
+        let next = self.changes.next(self.seen, self.selection.selects_all());
         assert!(next.is_none_or(|next| version < next), "a bookmark at {version}, and {next:?} is still to come");
         assert!(version >= self.bookmark, "a bookmark at {version} after one at {}", self.bookmark);
         self.bookmark = version;
@@ -192,12 +194,19 @@ fn schedule() {
     let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
     let broadcaster = BroadcasterConfig::default();
     let (history, batch_window) = (broadcaster.retention, Duration::ZERO);
-    let config =
-        InformerConfig { indexers: Arc::default(), broadcaster, history, evidence: Evidence::Bytes, batch_window };
-    let (informer, handle) = Informer::new(Arc::clone(&fifo), health, config);
+    let config = InformerConfig {
+        indexers: Arc::default(),
+        broadcaster,
+        history,
+        rewrite_evidence: RewriteEvidence::Bytes,
+        demand: ProgressDemand::default(),
+        provenance: Provenance::default(),
+        batch_window,
+    };
+    let (informer, handle) = Informer::new(fifo, health, config);
     let Informer { mut commands, mut writer, .. } = informer.deferring_to(&threads);
     let first = vec![labelled("a", "web", 0), labelled("b", "db", 0)];
-    writer.apply(vec![Delta::Replace(List::new(first, version(0)))], &fifo);
+    writer.apply(vec![Delta::Replace(List::new(first, version(0)))]);
 
     let mut waiting = Vec::new();
     for selection in [not_db("x"), not_db("y"), Arc::default()] {
@@ -224,7 +233,7 @@ fn schedule() {
         clock.now.fetch_add(2 * TOO_MUCH, Ordering::SeqCst);
         clock.step.store(if thread_rng().gen_ratio(1, 4) { TOO_MUCH } else { 0 }, Ordering::SeqCst);
         writer.live.as_ref().unwrap().broadcaster.set_costs(|| if thread_rng().r#gen() { TOO_MUCH } else { 0 });
-        writer.apply(deltas, &fifo);
+        writer.apply(deltas);
     }
     // Runs until the last handle is dropped.
     block_on(async {

@@ -4,7 +4,7 @@ use super::*;
 
 /// A newer list that cannot be of the same history, and one that the source reports to be of another.
 #[tokio::test(start_paused = true)]
-async fn a_list_that_contradicts_what_is_held_ends_every_watch() {
+async fn a_list_that_contradicts_the_held_state_ends_every_watch() {
     let other_body =
         |name: &str, number| Arc::new(Object::from_json(Bytes::from_static(b"[]"), name, version(number)).unwrap());
     let contradictions = [
@@ -17,31 +17,35 @@ async fn a_list_that_contradicts_what_is_held_ends_every_watch() {
         running.list(vec![object("a", 1), object("b", 2)], version(3)).await;
         let mut cursor = running.watch().await.cursor.unwrap();
         running.list(objects, version(9)).await;
-        assert_eq!(taken(&mut cursor).await, ["HistoryChanged"], "{what}");
+        assert_eq!(taken(&mut cursor).await, ["HistoryRewritten"], "{what}");
     }
     let running = Running::start();
     running.list(vec![object("a", 1), object("b", 2)], version(3)).await;
     let mut cursor = running.watch().await.cursor.unwrap();
     running.list(vec![object("a", 1), object("b", 4), object("c", 4)], version(9)).await;
     assert_eq!(taken(&mut cursor).await.len(), 2, "what is newer contradicts nothing");
-    assert_eq!(count(&running.handle.stats().rewinds), 0);
+    assert_eq!(count(&running.handle.stats().history_rewrites), 0);
 
-    let epoch = running.handle.epoch();
-    running.fifo.push(Delta::Rewind(List::new(vec![object("a", 1)], version(10)))).await;
+    let history_id = running.handle.history_id();
+    running.fifo.push(Delta::HistoryRewritten(List::new(vec![object("a", 1)], version(10)))).await;
     running.reach(&version(10)).await;
-    assert_eq!(taken(&mut cursor).await, ["HistoryChanged"]);
-    assert!(running.handle.epoch() > epoch);
+    assert_eq!(taken(&mut cursor).await, ["HistoryRewritten"]);
+    assert!(running.handle.history_id() > history_id);
 }
 
 /// A list older than the applied version reverts nothing, and the watch from it has to repeat the changes ahead of it.
 #[tokio::test(start_paused = true)]
-async fn what_was_applied_ahead_of_a_list_stays_and_is_repeated_or_is_of_another_history() {
+async fn changes_ahead_of_a_list_stay_until_repeated_or_prove_a_rewritten_history() {
     let ahead = |event, safe| Delta::transaction([event, Event::Bookmark(version(safe))]);
     let listed = || vec![object("a", 1), object("b", 2)];
     for (what, repeats, expected) in [
         ("all of it", [Event::Modified(object("a", 12)), Event::Deleted(object("b", 14))], vec!["+d 30"]),
-        ("not the deletion", [Event::Modified(object("a", 12)), Event::Added(object("c", 14))], vec!["HistoryChanged"]),
-        ("not the change", [Event::Deleted(object("b", 14)), Event::Added(object("c", 14))], vec!["HistoryChanged"]),
+        (
+            "not the deletion",
+            [Event::Modified(object("a", 12)), Event::Added(object("c", 14))],
+            vec!["HistoryRewritten"],
+        ),
+        ("not the change", [Event::Deleted(object("b", 14)), Event::Added(object("c", 14))], vec!["HistoryRewritten"]),
     ] {
         let running = Running::start();
         running.list(listed(), version(3)).await;
@@ -72,7 +76,7 @@ async fn what_was_applied_ahead_of_a_list_stays_and_is_repeated_or_is_of_another
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_list_shows_of_what_was_applied_ahead_of_it_need_not_be_repeated() {
+async fn changes_ahead_that_a_list_shows_need_not_be_repeated() {
     let ahead = |event, safe| Delta::transaction([event, Event::Bookmark(version(safe))]);
     let running = Running::start();
     running.list(vec![object("a", 1), object("b", 2)], version(3)).await;
@@ -102,22 +106,24 @@ async fn changes_of_objects_that_can_no_longer_be_served_are_counted() {
 async fn watches_are_woken_when_the_state_of_the_source_changes_and_only_then() {
     let running = Running::start();
     let health = running.handle.health().clone();
-    health.alive();
+    health.record_contact();
+    assert_eq!(running.handle.report().state, SyncState::Syncing, "nothing can be read yet");
     running.list(Vec::new(), version(1)).await;
-    let mut pokes = Vec::new();
+    assert_eq!(running.handle.report().state, SyncState::Synced);
+    let mut notify_seq = Vec::new();
     for (seconds, is_alive) in [(3, false), (10, false), (3, false), (0, true), (3, false)] {
         if is_alive {
-            health.alive();
+            health.record_contact();
         }
         tokio::time::sleep(Duration::from_secs(seconds)).await;
-        pokes.push(running.handle.pokes());
+        notify_seq.push(running.handle.notify_seq());
     }
-    assert_eq!(pokes, [0, 1, 1, 1, 2], "it turned stale after ten seconds, and was alive again");
+    assert_eq!(notify_seq, [0, 1, 1, 1, 2], "it turned stale after ten seconds, and was alive again");
 }
 
 /// The check runs on each state that has the awaited change, and on the first one of another history.
 #[tokio::test(start_paused = true)]
-async fn whoever_waits_for_a_version_is_woken_by_it_or_by_another_history() {
+async fn a_waiter_for_a_version_is_woken_by_it_or_by_a_rewritten_history() {
     let running = Running::start();
     running.list(vec![object("a", 1)], version(90)).await;
     let (handle, asked) = (running.handle.clone(), Arc::new(AtomicU64::new(0)));
@@ -138,10 +144,10 @@ async fn whoever_waits_for_a_version_is_woken_by_it_or_by_another_history() {
 
 /// The demand lasts for as long as a caller waits, and a caller with a sufficient state adds none.
 #[tokio::test(start_paused = true)]
-async fn whoever_waits_for_a_version_is_a_demand() {
+async fn a_waiter_for_a_version_counts_as_demand() {
     let running = Running::start();
     running.list(Vec::new(), version(1)).await;
-    let demand = running.handle.health().demand().clone();
+    let demand = running.handle.demand().clone();
     running.handle.wait_for(0, |_| true).await;
     assert!(!demand.is_wanted());
     let handle = running.handle.clone();

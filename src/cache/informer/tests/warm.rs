@@ -10,7 +10,9 @@ fn begun() -> Running {
         indexers: Arc::default(),
         broadcaster,
         history: broadcaster.retention,
-        evidence: Evidence::Bytes,
+        rewrite_evidence: RewriteEvidence::Bytes,
+        demand: ProgressDemand::default(),
+        provenance: Provenance::default(),
         batch_window: Duration::ZERO,
     };
     let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health, config);
@@ -23,20 +25,20 @@ async fn after(running: &Running, number: u128) -> Result<Joined<Deliveries>, Jo
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_is_served_at_once_and_stale_until_the_upstream_is_there() {
+async fn a_snapshot_is_served_at_once_and_stale_until_contact() {
     let running = begun();
     let snapshot = running.handle.snapshot().unwrap();
     assert_eq!((snapshot.len(), snapshot.version()), (2, &version(10)));
     assert_eq!(running.handle.distributed().unwrap().version, version(10));
-    assert_eq!(running.handle.health().state(), SyncState::Stale);
+    assert_eq!(running.handle.state(), SyncState::Stale);
     assert_eq!(count(&running.handle.stats().replaces), 0, "nothing was listed");
-    running.handle.health().alive();
-    assert_eq!(running.handle.health().state(), SyncState::Synced);
+    running.handle.health().record_contact();
+    assert_eq!(running.handle.state(), SyncState::Synced);
 }
 
 /// The history before the snapshot is unknown, and that after it is still empty.
 #[tokio::test(start_paused = true)]
-async fn its_version_and_every_later_one_can_be_resumed_from() {
+async fn the_version_of_a_snapshot_and_later_ones_can_be_resumed_from() {
     let running = begun();
     for number in [1, 3, 7, 9] {
         let error = after(&running, number).await.unwrap_err();
@@ -58,7 +60,7 @@ async fn its_version_and_every_later_one_can_be_resumed_from() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_after_it_is_a_difference_and_leaves_a_gap() {
+async fn a_list_after_a_snapshot_is_applied_as_a_difference_and_leaves_a_gap() {
     let running = begun();
     let mut cursor = running.watch().await.cursor.unwrap();
     running.list(vec![object("b", 7), object("c", 17)], version(20)).await;
@@ -69,29 +71,29 @@ async fn a_list_after_it_is_a_difference_and_leaves_a_gap() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_history_ends_those_who_watch_it() {
+async fn a_rewritten_history_ends_the_watches_of_a_snapshot() {
     for rewind in [
-        Delta::Rewind(List::new(vec![object("a", 3)], version(30))),
+        Delta::HistoryRewritten(List::new(vec![object("a", 3)], version(30))),
         Delta::Replace(List::new(vec![object("a", 3)], version(9))),
         Delta::Replace(List::new(vec![object("a", 4), object("b", 7)], version(30))),
     ] {
         let running = begun();
-        let (mut cursor, epoch) = (running.watch().await.cursor.unwrap(), running.handle.epoch());
+        let (mut cursor, history_id) = (running.watch().await.cursor.unwrap(), running.handle.history_id());
         let at = rewind.version().unwrap().clone();
         running.fifo.push(rewind).await;
         running.reach(&at).await;
-        assert_eq!(taken(&mut cursor).await, ["HistoryChanged"]);
-        assert!(running.handle.epoch() > epoch);
-        assert_eq!(count(&running.handle.stats().rewinds), 1);
+        assert_eq!(taken(&mut cursor).await, ["HistoryRewritten"]);
+        assert!(running.handle.history_id() > history_id);
+        assert_eq!(count(&running.handle.stats().history_rewrites), 1);
     }
 }
 
 /// The previous run may have sent its clients changes above 10, and the list hides their outcome.
 #[tokio::test(start_paused = true)]
-async fn a_list_that_expires_older_versions_ends_every_watch_and_no_history() {
+async fn a_list_that_expires_older_versions_ends_every_watch_but_not_the_history() {
     let list = |at| List { expires_older: true, ..List::new(vec![object("a", 3), object("b", 7)], version(at)) };
     let running = begun();
-    let (mut cursor, epoch) = (after(&running, 10).await.unwrap().cursor.unwrap(), running.handle.epoch());
+    let (mut cursor, history_id) = (after(&running, 10).await.unwrap().cursor.unwrap(), running.handle.history_id());
     running.fifo.push(Delta::Replace(list(10))).await;
     settle().await;
     assert_eq!(taken(&mut cursor).await, [""; 0], "nothing is between 10 and 10");
@@ -103,7 +105,7 @@ async fn a_list_that_expires_older_versions_ends_every_watch_and_no_history() {
     for start in [Start::After(version(10)), Start::After(version(15)), Start::AfterOffset(parked)] {
         assert_eq!(running.handle.join(start, replay()).await.unwrap_err(), expired);
     }
-    assert_eq!((running.handle.epoch(), count(&running.handle.stats().rewinds)), (epoch, 0));
+    assert_eq!((running.handle.history_id(), count(&running.handle.stats().history_rewrites)), (history_id, 0));
     let mut resumed = after(&running, 20).await.unwrap().cursor.unwrap();
     let at_offset = running.handle.distributed().unwrap();
     running.apply(put("c", 21)).await;

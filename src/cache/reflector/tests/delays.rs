@@ -31,7 +31,7 @@ async fn a_watch_that_always_fails_is_listed_after_growing_delays() {
 
 /// An upstream whose watch delivers something has recovered.
 #[tokio::test(start_paused = true)]
-async fn an_event_makes_the_next_delay_the_first_again() {
+async fn an_event_resets_the_backoff() {
     let answers = vec![
         Listed(10),
         Refuse(busy()),
@@ -82,7 +82,7 @@ async fn the_third_watch_in_a_row_that_contradicts_itself_leads_to_a_list() {
 
 /// Here client-go's `TestReflectorWatchHandler` accepts the lower version, 32 after 55.
 #[tokio::test(start_paused = true)]
-async fn an_event_that_goes_back_is_not_queued_and_the_watch_is_opened_again_from_what_was_reached() {
+async fn an_event_at_an_older_version_is_not_queued_and_the_watch_resumes_from_the_reached_version() {
     let answers = vec![
         Listed(10),
         Watched(vec![Put(55), Put(32), Put(60), StayOpen]),
@@ -95,7 +95,7 @@ async fn an_event_that_goes_back_is_not_queued_and_the_watch_is_opened_again_fro
 }
 
 #[tokio::test(start_paused = true)]
-async fn delays_begin_again_after_two_minutes_without_one() {
+async fn the_backoff_resets_after_two_minutes_without_a_delay() {
     let fail_after = |time| Watched(vec![secs(time), Fail(busy())]);
     let answers = vec![Listed(10), fail_after(0), fail_after(0), fail_after(119), fail_after(121), fail_after(0)];
     let run = run(answers).await;

@@ -6,19 +6,19 @@ use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::*;
 use crate::{
-    cache::{Checkpoint, Evidence, Informer, InformerConfig, InformerHandle},
+    cache::{Checkpoint, Informer, InformerConfig, InformerHandle, ProgressDemand, Provenance, RewriteEvidence},
     watch::{BroadcasterConfig, Deliveries},
 };
 
 /// Source that delivers the versions it is fed, never lists, and proves the last version that it has returned.
 #[derive(Debug)]
-struct Fed {
+struct WarmSource {
     feed: Mutex<Option<mpsc::Receiver<u128>>>,
     handed: Arc<AtomicU64>,
     calls: Arc<Mutex<Vec<String>>>,
 }
 
-impl ListerWatcher for Fed {
+impl ListerWatcher for WarmSource {
     async fn list(&self, at: ListVersion) -> Result<List, SourceError> {
         self.calls.lock().push(format!("list {at:?}"));
         std::future::pending().await
@@ -45,7 +45,7 @@ impl ListerWatcher for Fed {
     }
 }
 
-impl WarmStart for Fed {
+impl WarmStart for WarmSource {
     fn identity(&self) -> String {
         "what it is fed".to_owned()
     }
@@ -68,19 +68,19 @@ struct Warm {
     feed: mpsc::Sender<u128>,
     fifo: Arc<RealFifo>,
     calls: Arc<Mutex<Vec<String>>>,
-    reflector: Reflector<Fed>,
+    reflector: Reflector<WarmSource>,
 }
 
 /// Makes a Reflector that resumes at version 5, if the proof is right.
 fn warm(bounds: FifoBounds, proof: &str) -> (Warm, Result<(), String>) {
     let (feed, receiver) = mpsc::channel(1000);
     let calls = Arc::new(Mutex::new(Vec::new()));
-    let source = Fed { feed: Mutex::new(Some(receiver)), handed: Arc::default(), calls: Arc::clone(&calls) };
+    let source = WarmSource { feed: Mutex::new(Some(receiver)), handed: Arc::default(), calls: Arc::clone(&calls) };
     let fifo = Arc::new(RealFifo::new(bounds));
     let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
     let mut reflector = Reflector::new(source, Arc::clone(&fifo), health, ReflectorConfig::default());
     assert_eq!(reflector.identity().as_deref(), Some("what it is fed"));
-    let resumed = reflector.resume(version(5), proof.as_bytes());
+    let resumed = reflector.resume(version(5), proof.as_bytes(), None);
     (Warm { feed, fifo, calls, reflector }, resumed)
 }
 
@@ -88,13 +88,13 @@ fn warm(bounds: FifoBounds, proof: &str) -> (Warm, Result<(), String>) {
 async fn queued(fifo: &RealFifo) -> String {
     match fifo.pop_batch(1, 1).await.unwrap().remove(0) {
         Delta::Changes { events, .. } => events[0].version().to_string(),
-        Delta::Checkpoint(proof) => format!("proof of {}", String::from_utf8_lossy(&proof)),
+        Delta::Checkpoint { proof, .. } => format!("proof of {}", String::from_utf8_lossy(&proof)),
         other => panic!("{other:?}"),
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_state_that_is_there_is_watched_from_and_listed_only_if_it_must_be() {
+async fn a_snapshot_is_watched_from_and_listed_only_if_necessary() {
     let (Warm { calls, reflector, feed, .. }, resumed) = warm(FifoBounds::default(), "5");
     resumed.unwrap();
     let running = tokio::spawn(reflector.run());
@@ -115,12 +115,13 @@ async fn a_state_that_is_there_is_watched_from_and_listed_only_if_it_must_be() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_proof_is_queued_behind_what_it_is_the_proof_of() {
-    let (Warm { feed, fifo, reflector, .. }, _) = warm(FifoBounds { events: 2, bytes: usize::MAX }, "5");
+async fn a_proof_is_queued_behind_the_changes_that_it_covers() {
+    let (Warm { feed, fifo, reflector, .. }, _) = warm(FifoBounds { deltas: 2, bytes: usize::MAX }, "5");
+    let checkpoints = reflector.checkpoints().clone();
     let running = tokio::spawn(reflector.run());
     let take = || {
-        let fifo = Arc::clone(&fifo);
-        tokio::spawn(async move { fifo.checkpoints().take().await.map(|Checkpoint { proof, .. }| proof) })
+        let checkpoints = checkpoints.clone();
+        tokio::spawn(async move { checkpoints.take().await.map(|Checkpoint { proof, .. }| proof) })
     };
     take();
     assert_eq!(queued(&fifo).await, "proof of 5", "at rest, before any event");
@@ -146,10 +147,11 @@ async fn a_proof_is_queued_behind_what_it_is_the_proof_of() {
 /// The source has no proof: the caller gets `None` and does not wait.
 #[tokio::test(start_paused = true)]
 async fn without_a_proof_there_is_no_checkpoint() {
-    let (Warm { fifo, reflector, .. }, resumed) = warm(FifoBounds::default(), "4");
+    let (Warm { reflector, .. }, resumed) = warm(FifoBounds::default(), "4");
     assert!(resumed.is_err());
+    let checkpoints = reflector.checkpoints().clone();
     let running = tokio::spawn(reflector.run());
-    assert!(fifo.checkpoints().take().await.is_none());
+    assert!(checkpoints.take().await.is_none());
     running.abort();
 }
 
@@ -162,12 +164,15 @@ async fn a_checkpoint_is_of_one_moment() {
         indexers: Arc::default(),
         broadcaster,
         history: broadcaster.retention,
-        evidence: Evidence::Bytes,
+        rewrite_evidence: RewriteEvidence::Bytes,
+        demand: ProgressDemand::default(),
+        provenance: Provenance::default(),
         batch_window: Duration::ZERO,
     };
     let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
     let (mut informer, handle): (_, InformerHandle<Deliveries>) = Informer::new(Arc::clone(&fifo), health, config);
     informer.begin_warm(List::new(vec![object(3)], version(5)));
+    let checkpoints = reflector.checkpoints().clone();
     let running = [tokio::spawn(informer.run()), tokio::spawn(reflector.run())];
     let feeding = tokio::spawn(async move {
         for number in 6..=20_000 {
@@ -178,7 +183,7 @@ async fn a_checkpoint_is_of_one_moment() {
     let mut seen = 0;
     let mut last = 5;
     while last < 20_000 {
-        let Checkpoint { snapshot, proof, .. } = fifo.checkpoints().take().await.unwrap();
+        let Checkpoint { snapshot, proof, .. } = checkpoints.take().await.unwrap();
         assert_eq!(snapshot.version().to_string().as_bytes(), proof);
         assert!(snapshot.version().number() >= last);
         last = snapshot.version().number();

@@ -14,7 +14,7 @@ fn read(yaml: &str) -> Value {
 }
 
 #[test]
-fn it_is_laid_out_as_kubectl_does_it() {
+fn yaml_has_the_layout_of_kubectl() {
     let json = r#"{"apiVersion":"v1","metadata":{"labels":{},"name":"web"},"spec":{"containers":[{"image":"a/b:1.2",
         "args":["-v","--x=1",[1,[2]],[]]},{}],"empty":[]},"x":[[{"a":1,"b":{"c":2}}]]}"#;
     let expected = "\
@@ -116,7 +116,7 @@ fn numbers_keep_every_digit_and_strings_stay_strings() {
 }
 
 #[test]
-fn lines_stand_as_they_are() {
+fn texts_of_several_lines_are_block_literals() {
     let json = json!({"a": {"f": "x: 1\n  - y\n"}, "b": ["l1\nl2", "keep\n\n", " lead\nx", "tab\n\tx\n"]}).to_string();
     let expected = "\
 a:
@@ -140,7 +140,7 @@ b:
 }
 
 #[test]
-fn nothing_in_a_string_acts_on_a_terminal() {
+fn strings_cannot_control_the_terminal() {
     let text = yaml(&json!({"a": "\u{1b}[31m\u{9b}\u{202e}", "b\u{7}": "x\n\u{1b}]0;"}).to_string());
     assert_eq!(text, "a: \"\\u001b[31m\\u009b\\u202e\"\n\"b\\u0007\": \"x\\n\\u001b]0;\"\n");
 }
@@ -175,7 +175,7 @@ proptest! {
     #![proptest_config(crate::property_config())]
 
     #[test]
-    fn what_is_written_is_read_back(value in any_json()) {
+    fn written_yaml_is_read_back_unchanged(value in any_json()) {
         let text = yaml(&value.to_string());
         prop_assert_eq!(read(&text), value, "{}", text);
     }

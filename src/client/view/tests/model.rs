@@ -412,12 +412,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1_500, ..crate::property_config() })]
 
     #[test]
-    fn the_fold_is_the_state_and_each_change_is_told_once(steps in steps(true), keep_objects: bool) {
+    fn folding_the_updates_gives_the_state_and_each_change_comes_once(steps in steps(true), keep_objects: bool) {
         run(&steps, keep_objects, true);
     }
 
     #[test]
-    fn replicas_that_batch_differently_come_to_the_same_state(steps in steps(false), keep_objects: bool) {
+    fn replicas_that_batch_differently_lead_to_the_same_state(steps in steps(false), keep_objects: bool) {
         run(&steps, keep_objects, false);
     }
 }

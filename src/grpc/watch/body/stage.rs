@@ -3,12 +3,12 @@
 use std::pin::Pin;
 
 use super::super::{
-    super::{frame::WireFrame, turns::Turn},
+    super::{bulk_scheduler::BulkPermit, frame::WireFrame},
     initial_events::InitialEvents,
 };
 use crate::{
     cache::{self, JoinError, Joined},
-    model::{Reached, ResourceVersion},
+    model::{HistoryPosition, ResourceVersion},
     proto::pb,
     watch::BacklogReader,
 };
@@ -27,11 +27,11 @@ pub(in super::super) enum Begin {
 /// Stage of a stream. Most streams are in the live stage most of the time, so the data of the others is boxed.
 pub(super) enum Stage {
     /// Delivery of the state at which the watch joined; then of the events that were applied after it, if there are any.
-    InitialEvents(Box<InitialEvents>, Turn, Option<Backlog>),
+    InitialEvents(Box<InitialEvents>, BulkPermit, Option<Backlog>),
     /// Delivery of missed events; without a cursor there are more of them in the history.
     Replay(Backlog),
     /// New join at its position: after it was parked, or in the middle of missed events.
-    Joining(Reached, Joining),
+    Joining(HistoryPosition, Joining),
     /// Delivery of the published events.
     Live,
 }
@@ -43,16 +43,16 @@ pub(super) type Joining = Pin<Box<dyn Future<Output = Result<Joined<WireFrame>, 
 
 impl Stage {
     /// Creates the stage for initial events; it continues with the events that were applied above their state, if any.
-    pub(super) fn initial_events(initial: InitialEvents, turn: Turn, above: cache::Backlog) -> Self {
-        let reached = Reached { version: initial.version().clone(), offset: above.first };
+    pub(super) fn initial_events(initial: InitialEvents, permit: BulkPermit, above: cache::Backlog) -> Self {
+        let reached = HistoryPosition { version: initial.version().clone(), offset: above.first };
         let is_ahead = !above.batches.is_empty();
         let then = is_ahead.then(|| Box::new(BacklogReader::new(above.batches, above.first, reached, false)));
-        Self::InitialEvents(Box::new(initial), turn, then)
+        Self::InitialEvents(Box::new(initial), permit, then)
     }
 
     /// Creates the stage that sends the missed events after a version.
     pub(super) fn after(version: ResourceVersion, missed: cache::Backlog) -> Self {
-        let reached = Reached { version, offset: missed.first };
+        let reached = HistoryPosition { version, offset: missed.first };
         Self::Replay(Box::new(BacklogReader::new(missed.batches, missed.first, reached, false)))
     }
 

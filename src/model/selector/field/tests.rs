@@ -84,7 +84,7 @@ fn two_spellings_of_a_selector_are_equal() {
 
 /// apimachinery `TestSelectorMatches`, `TestSetMatches`, `TestOneTermEqualSelector` and `TestEverything`.
 #[test]
-fn a_selector_matches_as_upstreams() {
+fn a_selector_matches_as_in_apimachinery() {
     let foo = r#"{"foo":"bar","baz":"blah","complex":"=value\\,\\"}"#;
     for (text, json, expected) in [
         ("", r#"{"x":"y"}"#, true),
@@ -111,7 +111,7 @@ fn a_selector_matches_as_upstreams() {
 
 /// A missing field is the empty string in selectors, as in kubectl.
 #[test]
-fn what_is_no_scalar_is_the_empty_text() {
+fn values_that_are_no_scalars_are_the_empty_text() {
     let json = r#"{"null":null,"map":{"a":1},"array":["a"],"empty":"","n":9007199254740993,"b":true,"f":1.50}"#;
     for path in ["null", "map", "array", "empty", "missing", "map.b", "n.deeper", "array[1]", "map[0]"] {
         assert!(selector(&format!("{path}=")).matches(&object(json)), "{path}");

@@ -58,7 +58,7 @@ fn a_selector_prints_as_it_was_written() {
 
 /// apimachinery `TestSetSelectorParser`, in our normal form.
 #[test]
-fn the_set_syntax_is_upstreams() {
+fn the_set_syntax_is_that_of_apimachinery() {
     for (text, normal) in [
         ("\rx", "x"),
         ("this-is-a-dns.domain.com/key-with-dash", "this-is-a-dns.domain.com/key-with-dash"),
@@ -129,7 +129,7 @@ fn requirements_are_sorted_by_key() {
 
 /// apimachinery `TestSelectorMatches`, `TestSetMatches` and `TestEverything`.
 #[test]
-fn a_selector_matches_as_upstreams() {
+fn a_selector_matches_as_in_apimachinery() {
     let foo: &[_] = &[("foo", "bar"), ("baz", "blah")];
     let cases: &[Case<'_>] = &[
         ("", &[("x", "y")], true),
@@ -189,7 +189,7 @@ fn a_missing_label_and_an_empty_one_are_different() {
 /// apimachinery `TestLexer` and `TestLexerSequence`.
 #[test]
 fn the_longest_token_is_taken() {
-    use Token::{Above, Below, Close, Comma, End, Equals, Not, NotEquals, Open, Word};
+    use Token::{Close, Comma, End, Equals, GreaterThan, LessThan, Not, NotEquals, Open, Word};
 
     let tokens = |text| {
         let mut parser = Parser::new(text);
@@ -205,7 +205,7 @@ fn the_longest_token_is_taken() {
     assert_eq!(tokens("key in ( value )"), [Word("key"), Word("in"), Open, Word("value"), Close, End]);
     assert_eq!(tokens("x in (),y"), [Word("x"), Word("in"), Open, Close, Comma, Word("y"), End]);
     assert_eq!(tokens("== != (), = notin"), [Equals, NotEquals, Open, Close, Comma, Equals, Word("notin"), End]);
-    assert_eq!(tokens("!key>2<1"), [Not, Word("key"), Above, Word("2"), Below, Word("1"), End]);
+    assert_eq!(tokens("!key>2<1"), [Not, Word("key"), GreaterThan, Word("2"), LessThan, Word("1"), End]);
     assert_eq!(tokens("!===!"), [NotEquals, Equals, Not, End]);
 }
 
@@ -336,7 +336,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_printed_parses_to_the_same(naive in vec(any_naive(), 0..6).prop_shuffle()) {
+    fn a_printed_selector_parses_to_the_same(naive in vec(any_naive(), 0..6).prop_shuffle()) {
         let text = naive.iter().map(Naive::text).collect::<Vec<_>>().join(" , ");
         let reversed = naive.iter().rev().chain(&naive).map(Naive::text).collect::<Vec<_>>().join(",");
         let printed = selector(&text).to_string();

@@ -7,32 +7,32 @@ use crate::cache::SyncState;
 /// One version without correct progress responses, and one with them.
 const VERSIONS: [&str; 2] = ["3.4.23", "3.6.16"];
 
-type Script = fn(&Play);
+type Script = fn(&FakeEtcd);
 
 const SCRIPTS: [(&str, Script); 6] = [
     ("empty", |_| {}),
-    ("empty, and other keys change", |play| elsewhere(play, 3)),
-    ("emptied", |play| {
-        play.write("a=1");
-        play.write("-a");
+    ("empty, and other keys change", |fake| elsewhere(fake, 3)),
+    ("emptied", |fake| {
+        fake.write("a=1");
+        fake.write("-a");
     }),
-    ("idle", |play| play.write("a=1 b=1")),
-    ("last changed by a deletion", |play| {
-        play.write("a=1 b=1");
-        play.write("-a");
+    ("idle", |fake| fake.write("a=1 b=1")),
+    ("last changed by a deletion", |fake| {
+        fake.write("a=1 b=1");
+        fake.write("-a");
     }),
-    ("compacted", |play| {
-        play.write("a=1 b=1");
-        play.write("-a");
-        elsewhere(play, 3);
-        play.compact(6);
+    ("compacted", |fake| {
+        fake.write("a=1 b=1");
+        fake.write("-a");
+        elsewhere(fake, 3);
+        fake.compact(6);
     }),
 ];
 
 /// Changes keys that are not below the prefix.
-fn elsewhere(play: &Play, count: u8) {
+fn elsewhere(fake: &FakeEtcd, count: u8) {
     for n in 0..count {
-        play.apply(vec![(b"/elsewhere".to_vec(), Some(vec![n]))]);
+        fake.apply(vec![(b"/elsewhere".to_vec(), Some(vec![n]))]);
     }
 }
 
@@ -43,16 +43,16 @@ fn quick(gate: &Gate) -> EtcdConfig {
 }
 
 /// Waits until the source has requested progress or the head for longer than the answer timeout.
-async fn outlast_answer_timeout(play: &Play) {
-    asked(play, 60).await;
+async fn outlast_answer_timeout(fake: &FakeEtcd) {
+    asked(fake, 60).await;
 }
 
 /// Waits until the source has requested progress or the head so many times.
-async fn asked(play: &Play, times: usize) {
-    let asked = |play: &Play| play.counts().progress + play.counts().ranges;
-    let enough = asked(play) + times;
+async fn asked(fake: &FakeEtcd, times: usize) {
+    let asked = |fake: &FakeEtcd| fake.counts().progress + fake.counts().ranges;
+    let enough = asked(fake) + times;
     let asked = async {
-        while asked(play) < enough {
+        while asked(fake) < enough {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -63,20 +63,19 @@ async fn asked(play: &Play, times: usize) {
 async fn a_quiet_prefix_is_listed_once_and_its_first_put_arrives() {
     let cases = VERSIONS.iter().flat_map(|version| SCRIPTS.map(|(name, script)| (*version, name, script)));
     let cases = cases.map(|(version, name, script)| async move {
-        let play = Play::new();
-        play.set(|store| (store.version, store.sync_delay) = (version, Duration::from_millis(30)));
-        script(&play);
-        let gate = play.member().await;
+        let fake = FakeEtcd::new();
+        fake.set(|store| (store.version, store.sync_delay) = (version, Duration::from_millis(30)));
+        script(&fake);
+        let gate = fake.member().await;
         let mut rig = Rig::start(quick(&gate));
         rig.told().await;
-        rig.health.synced();
-        outlast_answer_timeout(&play).await;
+        outlast_answer_timeout(&fake).await;
         assert_eq!(rig.health.state(), SyncState::Synced, "{version}, {name}");
-        let counts = play.counts();
+        let counts = fake.counts();
         assert_eq!((rig.lists(), counts.pages, counts.watches), (1, 1, 1), "{version}, {name}");
-        play.write("new=1");
-        assert_eq!(rig.told().await, format!("{} +new=1", play.revision()), "{version}, {name}");
-        assert_eq!(rig.state, play.state(PREFIX), "{version}, {name}");
+        fake.write("new=1");
+        assert_eq!(rig.told().await, format!("{} +new=1", fake.revision()), "{version}, {name}");
+        assert_eq!(rig.state, fake.state(PREFIX), "{version}, {name}");
         assert_eq!((rig.lists(), gate.accepted()), (1, 1), "{version}, {name}");
     });
     futures_util::future::join_all(cases).await;
@@ -85,40 +84,40 @@ async fn a_quiet_prefix_is_listed_once_and_its_first_put_arrives() {
 /// The last change may not be replayed: then the source lists the resource once more, and not again and again.
 #[tokio::test(start_paused = true)]
 async fn after_a_break_a_quiet_prefix_is_listed_once_more_at_most() {
-    let compact = |play: &Play| play.compact(i64::try_from(play.revision()).unwrap());
+    let compact = |fake: &FakeEtcd| fake.compact(i64::try_from(fake.revision()).unwrap());
     let breaks: [(&str, Script); 3] = [
         ("a break", |_| {}),
         ("a compaction", compact),
-        ("a compaction that removes a deletion", |play| play.set(|store| store.drops_tombstones = true)),
+        ("a compaction that removes a deletion", |fake| fake.set(|store| store.drops_tombstones = true)),
     ];
     let cases = VERSIONS.iter().flat_map(|version| SCRIPTS.map(|(name, script)| (*version, name, script)));
     let cases = cases.flat_map(|(version, name, script)| breaks.map(|broken| (version, name, script, broken)));
     let cases = cases.map(|(version, name, script, (broken, change))| async move {
         let case = format!("{version}, {name}, {broken}");
-        let play = Play::new();
-        play.set(|store| store.version = version);
-        script(&play);
-        let gate = play.member().await;
+        let fake = FakeEtcd::new();
+        fake.set(|store| store.version = version);
+        script(&fake);
+        let gate = fake.member().await;
         let mut rig = Rig::start(quick(&gate));
         rig.told().await;
         // The watch is open, and has replayed the changes at the list's revision.
-        asked(&play, 5).await;
+        asked(&fake, 5).await;
         gate.refuse(true);
         rig.error("connection").await;
-        change(&play);
+        change(&fake);
         if broken.contains("removes") {
-            compact(&play);
+            compact(&fake);
         }
         gate.refuse(false);
-        outlast_answer_timeout(&play).await;
-        let settled = (rig.lists(), play.counts().watches, gate.accepted());
-        outlast_answer_timeout(&play).await;
-        assert_eq!((rig.lists(), play.counts().watches, gate.accepted()), settled, "{case}");
+        outlast_answer_timeout(&fake).await;
+        let settled = (rig.lists(), fake.counts().watches, gate.accepted());
+        outlast_answer_timeout(&fake).await;
+        assert_eq!((rig.lists(), fake.counts().watches, gate.accepted()), settled, "{case}");
         let is_proven = broken == "a break" && name != "compacted" || name.starts_with("empty");
         assert!(rig.lists() <= if is_proven { 1 } else { 2 }, "{case}: {} lists", rig.lists());
-        play.write("new=1");
-        rig.reach(&play).await;
-        assert_eq!((rig.rewinds, rig.health.report().last_error), (0, None), "{case}");
+        fake.write("new=1");
+        rig.reach(&fake).await;
+        assert_eq!((rig.history_rewrites, rig.health.report().last_error), (0, None), "{case}");
     });
     futures_util::future::join_all(cases).await;
 }

@@ -3,44 +3,43 @@
 use super::*;
 
 /// Starts the next run.
-fn resumed(gate: &Gate, kept: &Kept) -> Rig {
+fn resumed(gate: &Gate, kept: &SavedSnapshot) -> Rig {
     Rig::resume(config(&[gate]), Some(kept))
 }
 
 /// Returns a cluster at revision 5, and the stored state of a run that has followed it up to there.
-async fn kept_at_five() -> (Play, Gate, Kept) {
-    let (play, gate, mut rig) = at_five().await;
+async fn kept_at_five() -> (FakeEtcd, Gate, SavedSnapshot) {
+    let (fake, gate, mut rig) = at_five().await;
     let kept = rig.kept().await;
-    (play, gate, kept)
+    (fake, gate, kept)
 }
 
 #[tokio::test]
-async fn what_was_missed_is_told_and_nothing_is_listed() {
-    let (play, gate, kept) = kept_at_five().await;
-    let pages = play.counts().pages;
-    play.write("c=1 -b");
-    play.write("a=5");
-    play.set(|store| store.raft_term -= 1);
+async fn missed_changes_are_replayed_without_a_list() {
+    let (fake, gate, kept) = kept_at_five().await;
+    let pages = fake.counts().pages;
+    fake.write("c=1 -b");
+    fake.write("a=5");
+    fake.set(|store| store.raft_term -= 1);
     let mut rig = resumed(&gate, &kept);
     assert_eq!(rig.told().await, "6 +c=1 -b");
     assert_eq!(rig.told().await, "7 ~a=5");
-    assert_eq!(rig.state, play.state(PREFIX));
-    assert_eq!((rig.lists(), play.counts().pages), (0, pages), "nothing was read again");
+    assert_eq!(rig.state, fake.state(PREFIX));
+    assert_eq!((rig.lists(), fake.counts().pages), (0, pages), "nothing was read again");
     let again = rig.kept().await;
     drop(rig);
-    play.write("a=6");
+    fake.write("a=6");
     assert_eq!(resumed(&gate, &again).told().await, "8 ~a=6", "and once more");
 }
 
 /// The source detects at once that nothing has changed, instead of at the next change.
 #[tokio::test]
-async fn without_a_change_it_is_fresh_at_once() {
+async fn without_a_change_the_resource_is_synced_at_once() {
     for version in ["3.6.16", "3.4.23"] {
-        let (play, gate, kept) = kept_at_five().await;
-        play.set(|store| store.version = version);
+        let (fake, gate, kept) = kept_at_five().await;
+        fake.set(|store| store.version = version);
         let config = EtcdConfig { heartbeat: DEADLINE * 2, ..config(&[&gate]) };
         let rig = Rig::resume(config, Some(&kept));
-        rig.health.synced();
         let fresh = async {
             while rig.health.state() != crate::cache::SyncState::Synced {
                 tokio::time::sleep(Duration::from_millis(2)).await;
@@ -52,42 +51,42 @@ async fn without_a_change_it_is_fresh_at_once() {
 }
 
 #[tokio::test]
-async fn what_was_compacted_is_listed() {
-    let (play, gate, kept) = kept_at_five().await;
-    play.write("-b");
-    play.write("c=1");
-    play.compact(7);
+async fn compacted_changes_lead_to_a_list() {
+    let (fake, gate, kept) = kept_at_five().await;
+    fake.write("-b");
+    fake.write("c=1");
+    fake.compact(7);
     let mut rig = resumed(&gate, &kept);
     assert_eq!(rig.told().await, "list 7");
-    assert_eq!((rig.state.clone(), rig.rewinds, rig.lists()), (play.state(PREFIX), 0, 1));
+    assert_eq!((rig.state.clone(), rig.history_rewrites, rig.lists()), (fake.state(PREFIX), 0, 1));
 }
 
 /// Restores an old revision, and writes other changes.
-fn rewrite(play: &Play, writes: &[&str]) {
-    play.restore(3);
+fn rewrite(fake: &FakeEtcd, writes: &[&str]) {
+    fake.restore(3);
     for changes in writes {
-        play.write(changes);
+        fake.write(changes);
     }
 }
 
 /// The history was rewritten while the server was stopped.
 #[tokio::test]
-async fn another_history_is_a_rewind() {
-    type Change = fn(&Play);
+async fn a_rewritten_history_is_detected() {
+    type Change = fn(&FakeEtcd);
     let changes: [(&str, Change); 4] = [
-        ("another cluster", |play| play.set(|store| store.cluster_id = 8)),
-        ("a lower revision", |play| play.restore(3)),
-        ("the same revision", |play| rewrite(play, &["a=3", "a=other"])),
-        ("a later revision", |play| rewrite(play, &["-a", "-b", "c=1"])),
+        ("another cluster", |fake| fake.set(|store| store.cluster_id = 8)),
+        ("a lower revision", |fake| fake.restore(3)),
+        ("the same revision", |fake| rewrite(fake, &["a=3", "a=other"])),
+        ("a later revision", |fake| rewrite(fake, &["-a", "-b", "c=1"])),
     ];
     for (what, change) in changes {
-        let (play, gate, kept) = kept_at_five().await;
-        change(&play);
+        let (fake, gate, kept) = kept_at_five().await;
+        change(&fake);
         let mut rig = resumed(&gate, &kept);
         assert!(rig.told().await.starts_with("rewind "), "{what}");
-        assert_eq!((rig.state.clone(), rig.rewinds), (play.state(PREFIX), 1), "{what}");
+        assert_eq!((rig.state.clone(), rig.history_rewrites), (fake.state(PREFIX), 1), "{what}");
         let again = rig.kept().await;
-        play.write("a=9");
+        fake.write("a=9");
         let told = resumed(&gate, &again).told().await;
         assert!(told.ends_with(" ~a=9") || told.ends_with(" +a=9"), "{what}: kept again, it is the history: {told}");
     }
@@ -95,48 +94,48 @@ async fn another_history_is_a_rewind() {
 
 /// A deletion as the last change is part of the proof.
 #[tokio::test]
-async fn a_deletion_that_was_undone_is_found() {
-    let (play, gate, kept) = kept_at_five().await;
-    play.write("-b");
+async fn a_deletion_that_was_undone_is_detected() {
+    let (fake, gate, kept) = kept_at_five().await;
+    fake.write("-b");
     let mut rig = resumed(&gate, &kept);
     rig.told().await;
     let kept = rig.kept().await;
     drop(rig);
-    play.restore(5);
-    play.apply(vec![(b"/elsewhere".to_vec(), Some(vec![1]))]);
-    play.write("a=5");
+    fake.restore(5);
+    fake.apply(vec![(b"/elsewhere".to_vec(), Some(vec![1]))]);
+    fake.write("a=5");
     let mut rig = resumed(&gate, &kept);
     assert_eq!(rig.told().await, "list 7");
-    assert_eq!(rig.state, play.state(PREFIX), "b is there again");
+    assert_eq!(rig.state, fake.state(PREFIX), "b is there again");
 }
 
 /// After a change of the cluster id, the stored position is of neither history.
 #[tokio::test]
-async fn while_the_history_is_being_found_out_there_is_no_proof() {
-    let (play, gate, kept) = kept_at_five().await;
-    play.set(|store| {
+async fn there_is_no_proof_while_the_history_is_unconfirmed() {
+    let (fake, gate, kept) = kept_at_five().await;
+    fake.set(|store| {
         store.cluster_id = 8;
         // The head is answered, and the list is not.
-        store.ranges.extend([play::Fault::Then(Box::new(|_| ())), play::Fault::Hang]);
+        store.ranges.extend([fake_etcd::Fault::Then(Box::new(|_| ())), fake_etcd::Fault::Hang]);
     });
     let rig = resumed(&gate, &kept);
     rig.error("cluster id changed from 7 to 8").await;
-    let taken = timeout(DEADLINE, rig.fifo.checkpoints().take()).await;
+    let taken = timeout(DEADLINE, rig.checkpoints.take()).await;
     assert!(taken.expect("an answer in time").is_none());
 }
 
 #[tokio::test]
-async fn an_empty_prefix_and_keys_that_are_not_served_are_kept_too() {
-    let play = Play::new();
-    let gate = play.member().await;
+async fn an_empty_prefix_and_keys_that_are_not_served_are_saved_too() {
+    let fake = FakeEtcd::new();
+    let gate = fake.member().await;
     let mut rig = Rig::of(&gate);
     rig.told().await;
     let empty = rig.kept().await;
     drop(rig);
-    play.apply(vec![(b"/s/\xff".to_vec(), Some(vec![1]))]);
-    play.write("a=1");
+    fake.apply(vec![(b"/s/\xff".to_vec(), Some(vec![1]))]);
+    fake.write("a=1");
     let mut rig = resumed(&gate, &empty);
-    while rig.version < play.revision() {
+    while rig.version < fake.revision() {
         rig.next().await;
     }
     let problem = rig.error("is not UTF-8").await;
@@ -147,9 +146,10 @@ async fn an_empty_prefix_and_keys_that_are_not_served_are_kept_too() {
 }
 
 #[test]
-fn a_proof_is_of_one_version_and_what_is_none_is_refused() {
+fn a_proof_is_bound_to_its_version_and_invalid_ones_are_rejected() {
     let health = SourceHealth::new(Duration::ZERO, Duration::ZERO);
-    let source = EtcdSource::new(EtcdConfig::new("r", vec!["http://b:1".into(), "http://a:1".into()], "/s/"), health);
+    let endpoints = ["http://b:1", "http://a:1"].map(|address| address.parse().unwrap());
+    let source = EtcdSource::new(EtcdConfig::new("r", endpoints.into(), "/s/"), health);
     assert_eq!(source.identity(), "the keys of \"/s/\" in etcd at http://a:1, http://b:1");
     assert_eq!(source.proof(), None, "nothing is known");
     let proof = r#"{"identity":[7,2],"revision":5,"mark":null,"problems":[]}"#;

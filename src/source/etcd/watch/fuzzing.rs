@@ -24,7 +24,7 @@ use tonic_prost::ProstDecoder;
 use super::*;
 use crate::{
     cache::SourceHealth,
-    source::etcd::{EtcdSource, object::Prefix, pb::KeyValue},
+    source::etcd::{object::Prefix, pb::KeyValue},
 };
 
 const PREFIX: &str = "/s/";
@@ -46,7 +46,7 @@ static IDLE: LazyLock<(Runtime, Connection)> = LazyLock::new(|| {
 /// Follows the responses in an input, cut into each of these sequences of pieces.
 pub(crate) fn watch(data: &[u8], ways: &[Vec<&[u8]>]) {
     if data.first().is_some_and(|byte| *byte <= 1) {
-        let from = Position { revision: FROM, connection: CONNECTION, mark: None };
+        let from = Position { revision: FROM, connection: CONNECTION, resume_point: None };
         let all: Vec<_> = ways.iter().map(|pieces| follow(&from, pieces)).collect();
         for followed in &all {
             followed.check(&from);
@@ -77,26 +77,27 @@ struct Followed {
 fn follow(from: &Position, pieces: &[&[u8]]) -> Followed {
     let (_, connection) = &*IDLE;
     let health = SourceHealth::new(Duration::ZERO, Duration::ZERO);
-    let source = EtcdSource::new(EtcdConfig::new("settings", Vec::new(), PREFIX), health);
+    let shared = EtcdShared::new(EtcdConfig::new("settings", Vec::new(), PREFIX), health);
     let frames: Vec<_> =
         pieces.iter().map(|piece| Ok::<_, Infallible>(Frame::data(Bytes::copy_from_slice(piece)))).collect();
     let body = StreamBody::new(stream::iter(frames));
     let decoder = ProstDecoder::<WatchResponse>::default();
     let responses = Streaming::new_response(decoder, body, http::StatusCode::OK, None, Some(MAX_MESSAGE_BYTES));
-    let unproved = from.mark.clone().map(|mark| Unproved { mark, is_repeated: false });
-    let mut live = Live {
-        start: unproved.as_ref().map_or(from.revision, |unproved| unproved.mark.revision()),
+    let unconfirmed =
+        from.resume_point.clone().map(|resume_point| UnconfirmedChange { resume_point, is_repeated: false });
+    let mut live = EtcdWatch {
+        start: unconfirmed.as_ref().map_or(from.revision, |unconfirmed| unconfirmed.resume_point.revision()),
         last: Position { connection: connection.id, ..from.clone() },
-        shared: Arc::clone(&source.shared),
+        shared: Arc::new(shared),
         connection: connection.clone(),
         requests: mpsc::channel(1).0,
         responses,
-        unproved,
+        unconfirmed,
         gathered: Vec::new(),
         is_partial: false,
         ready: VecDeque::new(),
-        heard_at: Instant::now(),
-        asked_at: None,
+        last_message_at: Instant::now(),
+        requested_at: None,
         unanswered_since: None,
         head: None,
     };
@@ -130,10 +131,10 @@ impl Followed {
         let (expected, transactions) = self.expected(from.revision);
         assert_eq!(handed_out, expected[..handed_out.len()]);
         assert!(self.error.is_some() || handed_out.len() == expected.len(), "{expected:?} instead of {handed_out:?}");
-        if let (Some(mark), false) = (&from.mark, handed_out.is_empty()) {
+        if let (Some(resume_point), false) = (&from.resume_point, handed_out.is_empty()) {
             let mut transactions = transactions.iter();
-            let repeated = transactions.find(|transaction| revision(&transaction[0]) == mark.revision());
-            let verdict = repeated.map(|transaction| mark.compare(transaction));
+            let repeated = transactions.find(|transaction| revision(&transaction[0]) == resume_point.revision());
+            let verdict = repeated.map(|transaction| resume_point.compare(transaction));
             assert_eq!(verdict, Some(Verdict::Same), "handed out in another history");
         }
     }
@@ -233,13 +234,13 @@ fn framed(response: &WatchResponse) -> Vec<u8> {
 /// Parses a script: the position of the resource, and the responses.
 fn script(text: &str) -> Option<(Position, Vec<WatchResponse>)> {
     let mut lines = text.lines().peekable();
-    let mut from = Position { revision: FROM, connection: CONNECTION, mark: None };
+    let mut from = Position { revision: FROM, connection: CONNECTION, resume_point: None };
     if let Some(line) = lines.next_if(|line| line.starts_with("from ")) {
         let mut words = line.split(' ').skip(1);
         from.revision = words.next()?.parse().ok()?;
         let events: Vec<_> = words.map(event).collect::<Option<_>>()?;
-        from.mark = events.first().map(|first| Mark::of_transaction(revision(first), &events));
-        if from.mark.is_some() {
+        from.resume_point = events.first().map(|first| ResumePoint::of_transaction(revision(first), &events));
+        if from.resume_point.is_some() {
             from.connection = EARLIER_CONNECTION;
         }
     }

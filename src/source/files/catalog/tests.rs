@@ -111,7 +111,7 @@ fn the_same_bytes_from_another_file_are_no_change() {
 }
 
 #[test]
-fn a_missing_file_keeps_its_objects_behind_those_that_are_there() {
+fn a_missing_file_keeps_its_objects_behind_those_of_existing_files() {
     let mut catalog = catalog(&[("a.yaml", &[("x", 1), ("y", 1)]), ("b.yaml", &[("z", 1)])]);
     let missing = |finding| FileChange { path: "a.yaml".into(), finding };
     assert_eq!(catalog.apply_all(vec![missing(Finding::Missing)]), []);
@@ -163,7 +163,7 @@ fn an_unusable_or_emptied_file_keeps_its_last_good_objects() {
 }
 
 #[test]
-fn kinds_are_those_of_the_objects_that_are_there() {
+fn kinds_are_those_of_existing_objects() {
     let mut catalog = catalog(&[("a.yaml", &[("x", 1), ("y", 3)])]);
     assert_eq!(catalog.kinds().collect::<Vec<_>>(), ["Big", "Small"]);
     catalog.apply_all(vec![read(&catalog, "a.yaml", &[("x", 1), ("y", 2)])]);

@@ -1,12 +1,12 @@
-//! Results of each scan or refresh, step by step: the directory changes between two of them, or between a walk and its end.
+//! Results of each scan, step by step: the directory changes between two of them, or between a walk and its end.
 
-use std::{fs, path::Path, time::Duration};
+use std::{fs, path::PathBuf, time::Duration};
 
 use tempfile::TempDir;
 use tokio::time::advance;
 
 use super::*;
-use crate::source::files::{DEFAULT_QUIET, notices::SubscribeError};
+use crate::source::files::{DEFAULT_QUIET, MAX_RESCANS};
 
 /// Directory, and its engine after a first scan.
 struct Rig {
@@ -73,30 +73,23 @@ impl Rig {
 
     fn scan_with(&mut self, notices: Option<&mut Notices>) -> String {
         match self.engine.scan(notices, &CancellationToken::new()) {
-            Ok(looked) => shown(&looked),
+            Ok(scanned) => shown(&scanned),
             Err(Failure::Outage(reason)) => reason,
             Err(Failure::Cancelled) => unreachable!("nobody cancels"),
         }
     }
-
-    /// Returns the same of a search for missing files, once it is due.
-    fn look(&mut self) -> String {
-        match self.engine.look_for_missing(&CancellationToken::new()).unwrap() {
-            Refresh::Done(looked) => shown(&looked),
-            Refresh::Unclear => format!("scan:{}", self.scan()),
-        }
-    }
 }
 
-fn shown(looked: &Looked) -> String {
+fn shown(scanned: &Scanned) -> String {
     let show = |event: &Event| match event {
-        Event::Added(object) => format!("+{}", object.key()),
-        Event::Modified(object) => format!("~{}", object.key()),
-        Event::Deleted(object) => format!("-{}", object.key()),
-        Event::NotServed(_) | Event::Bookmark(_) => unreachable!("the engine makes none"),
+        Event::Added(object) => Some(format!("+{}", object.key())),
+        Event::Modified(object) => Some(format!("~{}", object.key())),
+        Event::Deleted(object) => Some(format!("-{}", object.key())),
+        Event::Bookmark(_) => None,
+        Event::NotServed(_) => unreachable!("the engine makes none"),
     };
-    let again = looked.again_at.map(|_| "?".to_owned());
-    looked.events.iter().map(show).chain(again).collect::<Vec<_>>().join(" ")
+    let again = scanned.again_at.map(|_| "?".to_owned());
+    scanned.events.iter().filter_map(show).chain(again).collect::<Vec<_>>().join(" ")
 }
 
 #[tokio::test(start_paused = true)]
@@ -104,15 +97,15 @@ async fn a_single_deletion_is_certain_after_the_quiet_period() {
     let mut rig = Rig::new(&["a.json", "b.json"]);
     rig.remove("a.json");
     assert_eq!(rig.scan(), "?");
-    assert_eq!(rig.look(), "scan:?", "too soon");
+    assert_eq!(rig.scan(), "?", "too soon");
     advance(QUIET).await;
-    assert_eq!(rig.look(), "scan:-a", "what a walk has missed is deleted by another one");
+    assert_eq!(rig.scan(), "-a", "what a walk has missed is deleted by another one");
     // A path that exists again meanwhile is no deletion.
     rig.remove("b.json");
     assert_eq!(rig.scan(), "?");
     rig.write("b.json");
     advance(QUIET).await;
-    assert_eq!(rig.look(), "scan:");
+    assert_eq!(rig.scan(), "");
 }
 
 /// A scan in the middle of `rm -rf DIRECTORY` finds the same directory with fewer and fewer files.
@@ -125,10 +118,10 @@ async fn a_directory_that_is_being_removed_and_is_created_again_changes_by_the_d
     rig.remove("b.json");
     assert_eq!(rig.scan(), "?");
     advance(QUIET / 2).await;
-    assert_eq!(rig.look(), "scan:?", "it goes on");
+    assert_eq!(rig.scan(), "?", "it goes on");
     fs::remove_dir_all(rig.root()).unwrap();
     advance(QUIET).await;
-    assert!(rig.look().ends_with("does not exist; create it, or correct the path"));
+    assert!(rig.scan().ends_with("does not exist; create it, or correct the path"));
     // The clone: its files appear one after the other.
     fs::create_dir(rig.root()).unwrap();
     assert!(rig.scan().contains("without manifests, as when a volume is unmounted"), "kept for ever");
@@ -141,11 +134,11 @@ async fn a_directory_that_is_being_removed_and_is_created_again_changes_by_the_d
     advance(RESCAN / 2).await;
     assert_eq!(rig.scan(), "?");
     advance(RESCAN).await;
-    assert_eq!(rig.look(), "scan:-b -d");
+    assert_eq!(rig.scan(), "-b -d");
     rig.remove("a.json");
     assert_eq!(rig.scan(), "?");
     advance(QUIET).await;
-    assert_eq!(rig.look(), "scan:-a", "the new directory is the one that is served now");
+    assert_eq!(rig.scan(), "-a", "the new directory is the one that is served now");
 }
 
 #[tokio::test(start_paused = true)]
@@ -156,11 +149,11 @@ async fn a_directory_that_changes_all_the_time_delays_deletions_for_a_bounded_ti
     for _ in 0..11 * MAX_RESCANS {
         advance(RESCAN / 11).await;
         rig.engine.disturb(Instant::now());
-        assert!(rig.look().ends_with('?'));
+        assert!(rig.scan().ends_with('?'));
     }
     advance(QUIET / 2).await;
     rig.engine.disturb(Instant::now());
-    assert!(rig.look().ends_with("-a"));
+    assert!(rig.scan().ends_with("-a"));
 
     fs::rename(rig.root(), rig.dir.path().join("old")).unwrap();
     rig.write("0.json");
@@ -189,7 +182,7 @@ async fn an_object_that_moves_into_a_file_with_fewer_objects_is_not_deleted() {
         assert!(!rig.scan().contains("-o"));
     }
     advance(QUIET).await;
-    assert_eq!(rig.look(), "scan:-y -z", "what is in no file");
+    assert_eq!(rig.scan(), "-y -z", "what is in no file");
 }
 
 #[tokio::test(start_paused = true)]
@@ -203,9 +196,9 @@ async fn an_object_that_is_taken_out_of_a_file_is_deleted_when_nothing_has_chang
     rig.write("y.json");
     assert_eq!(rig.scan(), "?", "it has only moved");
     advance(QUIET / 2).await;
-    assert_eq!(rig.look(), "scan:?", "the directory was changing");
+    assert_eq!(rig.scan(), "?", "the directory was changing");
     advance(QUIET / 2).await;
-    assert_eq!(rig.look(), "-z");
+    assert_eq!(rig.scan(), "-z");
 }
 
 /// `rm -rf DIRECTORY && git clone`: every earlier file exists again, and the objects appear one after the other.
@@ -219,23 +212,23 @@ async fn an_object_that_moves_within_a_directory_that_is_created_again_is_not_de
     rig.write_all("a.json", &["x", "m", "n"]);
     assert_eq!(rig.scan(), "+m +n ?");
     advance(QUIET).await;
-    assert_eq!(rig.look(), "scan:?", "longer than in a directory that is known");
+    assert_eq!(rig.scan(), "?", "longer than in a directory that is known");
     rig.write("o.json");
     advance(RESCAN / 2).await;
     assert_eq!(rig.scan(), "?");
     advance(RESCAN).await;
-    assert_eq!(rig.look(), "scan:-y");
+    assert_eq!(rig.scan(), "-y");
 }
 
 /// A directory is watched only after it was created, so that its first files have no notice; and a notice may be late.
 #[tokio::test(start_paused = true)]
-async fn a_file_without_a_notice_counts_when_it_has_been_left_alone() {
+async fn a_file_without_a_notice_is_applied_once_unmodified_for_a_while() {
     let mut rig = Rig::with_quiet(RESCAN, &["a.json"]);
     let mut notices = Notices::new(|_, _| Ok(Box::new(())));
     rig.write("new/b.json");
     rig.write_all("a.json", &["a", "c"]);
     assert_eq!(rig.scan_with(Some(&mut notices)), "?");
-    assert_eq!(rig.look(), "?", "not yet");
+    assert_eq!(rig.scan_with(Some(&mut notices)), "?", "not yet");
     let modified = |path: &str, ago: Duration| {
         let file = fs::File::options().write(true).open(rig.root().join(path)).unwrap();
         file.set_modified(std::time::SystemTime::now() - ago).unwrap();
@@ -281,15 +274,10 @@ async fn a_linked_directory_that_is_swapped_during_the_walk_deletes_nothing() {
     let root = Root::open(&rig.root()).unwrap();
     fs::remove_file(rig.root().join("..data/sub/b.json")).unwrap();
     let shrunk = Shrunk::default();
-    let signs = Signs {
-        notices: None,
-        shrunk: &shrunk,
-        rescan: RESCAN,
-        quiet: QUIET,
-        now: Instant::now(),
-        clock: SystemTime::now(),
-    };
-    let scan = Scanner::new(&root, &rig.engine.catalog, None, signs, &cancelled).walk().unwrap();
+    let engine = &rig.engine;
+    let signs =
+        Signs { notices: None, shrunk: &shrunk, config: &engine.config, now: Instant::now(), clock: SystemTime::now() };
+    let scan = Scanner::new(&root, &engine.catalog, signs, &cancelled).walk().unwrap();
     assert_eq!(scan.seen.len(), 1);
     fs::remove_file(rig.root().join("..data")).unwrap();
     std::os::unix::fs::symlink("..2", rig.root().join("..data")).unwrap();
@@ -298,17 +286,4 @@ async fn a_linked_directory_that_is_swapped_during_the_walk_deletes_nothing() {
     fs::remove_file(rig.root().join("..2/sub/b.json")).unwrap();
     let absent = BTreeSet::from(["sub/b.json".into()]);
     assert_eq!(rig.engine.absent(&root, &scan, &cancelled).unwrap(), (absent, false));
-}
-
-#[tokio::test(start_paused = true)]
-async fn after_a_walk_that_missed_files_everything_is_looked_at_again() {
-    let mut rig = Rig::new(&["a.json"]);
-    rig.engine.doubt = Doubt::All;
-    rig.remove("a.json");
-    assert_eq!(rig.look(), "scan:?");
-    let paths = BTreeSet::from([Path::new("a.json").to_owned()]);
-    rig.engine.doubt = Doubt::All;
-    let notices = Notices::new(|_, _| Err(SubscribeError::Refused("none".into())));
-    let refresh = rig.engine.refresh(&paths, notices.dirty(), &CancellationToken::new());
-    assert!(matches!(refresh, Ok(Refresh::Unclear)), "{refresh:?}");
 }

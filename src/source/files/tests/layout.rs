@@ -5,7 +5,7 @@ use std::{os::unix::net::UnixListener, process::Command};
 use super::*;
 
 #[tokio::test]
-async fn manifests_count_in_any_directory_and_dotfiles_nowhere() {
+async fn manifests_are_read_in_any_directory_and_dotfiles_nowhere() {
     let rig = Rig::new();
     for path in ["a.json", "b.yaml", "sub/deep/c.yml", "x.json/d.json"] {
         rig.write(path, "{}");
@@ -65,7 +65,7 @@ async fn a_link_out_of_the_directory_is_refused() {
 }
 
 #[tokio::test]
-async fn a_link_that_is_turned_outwards_takes_its_objects_along() {
+async fn a_link_that_turns_outwards_loses_its_objects() {
     let rig = Rig::new();
     fs::write(rig.dir.path().join("secret.json"), pod("secret", 1)).unwrap();
     rig.write("data.txt", pod("a", 1));
@@ -108,7 +108,7 @@ async fn a_link_to_nothing_is_reported() {
 }
 
 #[tokio::test]
-async fn what_is_no_regular_file_is_not_opened() {
+async fn only_regular_files_are_opened() {
     let rig = Rig::new();
     rig.write("a.json", pod("a", 1));
     assert!(Command::new("mkfifo").arg(rig.path("pipe.json")).status().unwrap().success());
@@ -145,7 +145,7 @@ async fn a_name_that_is_not_utf_8_is_reported() {
 }
 
 #[test]
-fn past_the_bound_on_entries_what_is_known_stays() {
+fn beyond_the_limit_of_entries_known_files_stay() {
     use super::super::{
         catalog::Catalog,
         root::Root,
@@ -158,19 +158,14 @@ fn past_the_bound_on_entries_what_is_known_stays() {
     }
     let (root, catalog) = (Root::open(&rig.path("")).unwrap(), Catalog::new("a".into()));
     let token = tokio_util::sync::CancellationToken::new();
+    let config = FilesConfig { rescan: NEVER, ..FilesConfig::new(".", "test") };
     let now = tokio::time::Instant::now();
-    let signs = Signs {
-        notices: None,
-        shrunk: &Shrunk::default(),
-        rescan: NEVER,
-        quiet: DEFAULT_QUIET,
-        now,
-        clock: std::time::SystemTime::now(),
-    };
-    let scan = Scanner::new(&root, &catalog, None, signs, &token).with_max_entries(3).walk().unwrap();
+    let signs =
+        Signs { notices: None, shrunk: &Shrunk::default(), config: &config, now, clock: std::time::SystemTime::now() };
+    let scan = Scanner::new(&root, &catalog, signs, &token).with_max_entries(3).walk().unwrap();
     assert_eq!((scan.seen.len(), scan.problems.len()), (3, 1));
     assert!(may_hold(&scan.unknown, "any.json"));
-    let scan = Scanner::new(&root, &catalog, None, signs, &token).with_max_entries(5).walk().unwrap();
+    let scan = Scanner::new(&root, &catalog, signs, &token).with_max_entries(5).walk().unwrap();
     assert_eq!((scan.seen.len(), scan.problems.len()), (5, 0));
     assert!(!may_hold(&scan.unknown, "any.json"));
 }

@@ -19,7 +19,7 @@ async fn an_editor_that_renames_makes_one_change() {
 }
 
 #[tokio::test]
-async fn a_burst_of_changes_is_told_as_its_outcome() {
+async fn a_burst_of_changes_is_delivered_as_its_result() {
     let rig = Rig::new();
     let mut follower = rig.follow().await;
     for n in 0..50 {
@@ -46,7 +46,7 @@ async fn directories_come_and_go_with_their_files() {
 }
 
 #[tokio::test]
-async fn more_changes_than_are_remembered_one_by_one_are_all_found() {
+async fn changes_beyond_the_limit_of_marked_paths_are_all_found() {
     let rig = Rig::new();
     let mut follower = rig.follow().await;
     for n in 0..1500 {
@@ -96,7 +96,7 @@ async fn a_scan_without_changes_changes_no_version() {
 }
 
 #[tokio::test]
-async fn what_happens_between_list_and_watch_is_not_lost() {
+async fn changes_between_list_and_watch_are_not_lost() {
     let rig = Rig::new();
     let list = rig.source.list(ListVersion::MostRecent).await.unwrap();
     rig.write("a.json", pod("a", 1));
@@ -118,11 +118,11 @@ async fn the_next_watch_or_list_ends_the_one_before_it() {
     rig.write("a.json", pod("a", 1));
     let mut first = rig.follow().await;
     let mut second = rig.follow().await;
-    assert_eq!(timeout(DEADLINE, first.watch.next()).await.unwrap(), None);
+    assert!(timeout(DEADLINE, first.watch.next()).await.unwrap().is_none());
     rig.write("b.json", pod("b", 1));
     assert_eq!(second.changes(1).await, ["+b"]);
     rig.keys().await;
-    assert_eq!(timeout(DEADLINE, second.watch.next()).await.unwrap(), None);
+    assert!(timeout(DEADLINE, second.watch.next()).await.unwrap().is_none());
 }
 
 static SUBSCRIPTIONS: AtomicUsize = AtomicUsize::new(0);

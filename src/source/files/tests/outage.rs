@@ -4,7 +4,7 @@ use super::*;
 use crate::cache::SyncState;
 
 #[tokio::test]
-async fn a_directory_that_is_away_deletes_nothing() {
+async fn a_missing_directory_deletes_nothing() {
     let rig = Rig::with(SOON, |_| {}, notices::subscribe);
     rig.write("a.json", pod("a", 1));
     rig.write("b.json", pod("b", 1));
@@ -38,7 +38,7 @@ async fn removing_the_directory_with_everything_in_it_deletes_nothing() {
 }
 
 #[tokio::test]
-async fn notices_follow_the_directory_to_its_next_life() {
+async fn notices_continue_when_the_directory_is_created_again() {
     // After the notice of the removal there are no others, only the periodic scan: so a short interval.
     let rig = Rig::with(SOON, |_| {}, notices::subscribe);
     rig.write("a.json", pod("a", 1));
@@ -77,7 +77,7 @@ async fn a_replaced_directory_is_subscribed_to_again() {
 /// Absent for a moment, just at the subscription: that is not a limit of the system, after which the next attempt is a minute
 /// later.
 #[tokio::test]
-async fn a_directory_that_was_away_when_it_was_subscribed_to_has_notices_when_it_is_back() {
+async fn a_directory_missing_at_its_subscription_has_notices_once_it_exists() {
     use std::sync::atomic::{AtomicUsize, Ordering};
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let rig = Rig::with(
@@ -119,12 +119,12 @@ async fn a_root_that_is_a_link_is_followed_when_it_is_swapped() {
 }
 
 #[tokio::test]
-async fn a_list_without_the_directory_fails_and_says_what_to_do() {
+async fn a_list_without_the_directory_fails_with_the_remedy() {
     let rig = Rig::new();
     fs::remove_dir(rig.path("")).unwrap();
     let error = rig.source.list(ListVersion::Any).await.unwrap_err();
     assert!(matches!(&error, SourceError::Unavailable(text) if text.contains("does not exist; create it")), "{error}");
-    assert_eq!(rig.health.report().state, SyncState::Syncing);
+    assert_eq!(rig.health.report().state, SyncState::Stale);
     rig.write("a.json", pod("a", 1));
     let list = rig.source.list(ListVersion::Any).await.unwrap();
     assert_eq!((list.objects.len(), list.version.number()), (1, 1));
@@ -135,7 +135,7 @@ async fn a_list_without_the_directory_fails_and_says_what_to_do() {
 
 /// Under root, which may read everything, the test does nothing.
 #[tokio::test]
-async fn what_permission_is_denied_to_is_kept() {
+async fn objects_of_unreadable_files_are_kept() {
     use std::os::unix::fs::PermissionsExt;
     let rig = Rig::scanning(SOON);
     rig.write("a.json", pod("a", 1));

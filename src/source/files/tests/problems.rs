@@ -4,7 +4,7 @@ use super::*;
 
 /// Each of these contents keeps all earlier objects.
 #[tokio::test]
-async fn what_cannot_be_parsed_keeps_the_last_good_objects() {
+async fn a_file_that_cannot_be_parsed_keeps_its_last_good_objects() {
     let rig = Rig::new();
     rig.write("a.yaml", "kind: Pod\nmetadata: {name: a}\n");
     rig.write("b.json", pod("b", 1));
@@ -55,7 +55,7 @@ async fn a_directory_without_manifests_is_reported_until_it_has_one() {
 }
 
 #[tokio::test]
-async fn notices_that_cannot_be_had_are_reported() {
+async fn a_failed_subscription_is_reported() {
     let rig = Rig::scanning(SOON);
     rig.write("a.json", pod("a", 1));
     rig.follow().await;
@@ -102,7 +102,7 @@ async fn of_two_objects_with_one_key_the_first_path_wins_until_it_goes() {
 }
 
 #[tokio::test]
-async fn only_objects_of_the_kind_count() {
+async fn only_objects_of_the_configured_kind_are_served() {
     let rig = Rig::of_kind("pod");
     rig.write("a.yaml", "kind: Pod\nmetadata: {name: x}\n---\nkind: Service\nmetadata: {name: x}\n");
     let mut follower = rig.follow().await;

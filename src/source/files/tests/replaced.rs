@@ -37,7 +37,7 @@ async fn a_volume_that_is_unmounted_deletes_nothing() {
     rig.write("a.json", pod("a", 2));
     assert_eq!(follower.changes(2).await, ["~a", "-b"]);
     follower.bookmark().await;
-    assert_eq!(rig.health.report().state, crate::cache::SyncState::Syncing, "as no Reflector runs");
+    assert_eq!(rig.health.report().state, crate::cache::SyncState::Stale, "as no Reflector runs");
     drop(follower);
     unmount();
 }

@@ -16,7 +16,7 @@ async fn work(follower: &mut Follower, time: Duration) {
 
 /// scp, a slow disk, `helm template >FILE`: half of two documents is one, with half a value.
 #[tokio::test]
-async fn a_file_that_is_written_slowly_counts_when_it_is_closed() {
+async fn a_slowly_written_file_is_applied_when_it_is_closed() {
     let rig = Rig::new();
     rig.write("all.yaml", TWO);
     let mut follower = rig.follow().await;
@@ -62,7 +62,7 @@ async fn a_file_that_stays_open_is_read_after_some_rescans_and_is_never_seen_emp
 
 /// Without notices, or with a writer that closes the file in between: `cat a b >FILE`, piece by piece.
 #[tokio::test]
-async fn fewer_objects_count_when_a_later_scan_finds_them_too() {
+async fn fewer_objects_are_applied_when_a_later_scan_confirms_them() {
     let rig = Rig::scanning(SOON * 10);
     rig.write("all.yaml", TWO);
     let mut follower = rig.follow().await;
@@ -77,7 +77,7 @@ async fn fewer_objects_count_when_a_later_scan_finds_them_too() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_replaced_by_one_with_fewer_objects_counts_at_once() {
+async fn a_replacement_file_with_fewer_objects_is_applied_at_once() {
     let rig = Rig::new();
     rig.write("all.yaml", TWO);
     let mut follower = rig.follow().await;

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, stream};
 
-use super::super::reading::Shared;
+use super::super::shared::KubeShared;
 use crate::cache::{Problem, ProblemReason};
 
 /// Number of concurrent requests for different namespaces.
@@ -15,7 +15,7 @@ const INTERVAL_WHILE_MISSING: Duration = Duration::from_secs(20);
 
 /// Reports the namespaces among these that do not exist, and returns their number. An inconclusive answer is no problem. The
 /// other configured namespaces are known to exist.
-pub(in crate::source::kube) async fn check(shared: &Shared, names: &[String]) -> usize {
+pub(in crate::source::kube) async fn check(shared: &KubeShared, names: &[String]) -> usize {
     let found = stream::iter(names.iter().cloned())
         .map(|name| async move {
             let exists = shared.api.exists(&format!("/api/v1/namespaces/{name}")).await;
@@ -34,7 +34,7 @@ pub(in crate::source::kube) async fn check(shared: &Shared, names: &[String]) ->
 }
 
 /// Checks all of them periodically.
-pub(in crate::source::kube) async fn keep_checking(shared: Arc<Shared>, names: Vec<String>) {
+pub(in crate::source::kube) async fn keep_checking(shared: Arc<KubeShared>, names: Vec<String>) {
     let is_missing = |problem: &Problem| problem.reason == ProblemReason::NamespaceNotFound;
     let mut is_any_missing = shared.health.problems().iter().any(is_missing);
     while !names.is_empty() {

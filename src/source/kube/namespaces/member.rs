@@ -2,55 +2,56 @@
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
-use futures_util::{Stream, stream};
+use futures_util::{Stream, StreamExt, stream};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::super::{
     head::Head,
-    known::{Known, Origin, Position},
+    known::{KnownState, Position, PositionEvidence},
     object::Bookmark,
-    proof::{KeptMark, Mark},
-    reading::{Shared, Stop},
-    watch::{self, Live},
+    resume_check::{ResumePoint, SavedResumePoint},
+    shared::{KubeShared, ListFailure},
+    watch::{self, KubeWatch},
 };
 use crate::{
     cache::{Delta, SourceError},
     model::{EventType, Object, ResourceVersion},
-    source::watch_event::Said,
+    source::watch_event::DecodedEvent,
 };
 
 /// One namespace.
 #[derive(Debug, Clone)]
 pub(super) struct Member {
     pub(super) namespace: String,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<KubeShared>,
 }
 
 /// Events of a member, with its index.
 pub(super) type MemberWatch = Pin<Box<dyn Stream<Item = (usize, Result<Delta, SourceError>)> + Send>>;
 
 /// Open watch of one member.
-pub(super) struct Followed {
+pub(super) struct NamespaceWatch {
     member: Member,
-    live: Live,
+    live: KubeWatch,
     opened_at: Instant,
     is_empty: bool,
 }
 
 /// Data saved for the next run.
 #[derive(Serialize, Deserialize)]
-pub(super) struct KeptMember {
+pub(super) struct SavedMember {
     pub(super) namespace: String,
     /// Version up to which all events were received.
     pub(super) version: String,
-    /// True if the version after it is known in part: its changes are in `mark`.
+    /// True if the version after it is known in part: its changes are in `resume_point`.
     #[serde(default)]
     pub(super) is_open: bool,
     /// True if every version stays open until the next.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) leaves_open: bool,
-    pub(super) mark: Option<KeptMark>,
+    #[serde(rename = "mark")]
+    pub(super) resume_point: Option<SavedResumePoint>,
 }
 
 /// Shortest duration of a watch without events; a shorter one fails, so that it is not reopened at once.
@@ -70,24 +71,25 @@ impl Member {
     }
 
     /// Opens the watch of this namespace, for a resource that resumes from a merged version.
-    pub(super) async fn follow(self, merged: &ResourceVersion) -> Result<Followed, SourceError> {
+    pub(super) async fn follow(self, merged: &ResourceVersion) -> Result<NamespaceWatch, SourceError> {
         let position = self.shared.known.lock().position().cloned();
         // A namespace that is ahead by a bookmark alone lacks no events.
-        let is_ahead = |position: &Position| position.mark().is_some_and(|mark| mark.version() > merged);
-        let ahead = position.filter(|position| position.origin == Origin::EarlierStart && is_ahead(position));
+        let is_ahead =
+            |position: &Position| position.resume_point().is_some_and(|resume_point| resume_point.version() > merged);
+        let ahead = position.filter(|position| position.origin == PositionEvidence::EarlierStart && is_ahead(position));
         let live = match ahead {
             Some(position) => self.open_behind(merged, position).await?,
             None => self.open().await?,
         };
-        Ok(Followed { member: self, live, opened_at: Instant::now(), is_empty: true })
+        Ok(NamespaceWatch { member: self, live, opened_at: Instant::now(), is_empty: true })
     }
 
     /// Opens the watch of a namespace that was ahead at the end of a previous run, at the merged version, which is that of its
     /// snapshot.
-    async fn open_behind(&self, merged: &ResourceVersion, position: Position) -> Result<Live, SourceError> {
-        let (mark, Position { version, .. }) = (position.mark(), position);
+    async fn open_behind(&self, merged: &ResourceVersion, position: Position) -> Result<KubeWatch, SourceError> {
+        let (resume_point, Position { version, .. }) = (position.resume_point(), position);
         self.shared.check_cluster().await?;
-        if self.shared.head(&version, mark.as_ref()).await? != Head::HasMark {
+        if self.shared.head(&version, resume_point.as_ref()).await? != Head::HasMark {
             let text = format!(
                 "cannot verify the history of namespace {}: no known change at version {version}",
                 self.namespace
@@ -96,25 +98,25 @@ impl Member {
         }
         let live = watch::open(&self.shared, merged, None).await?;
         let mut known = self.shared.known.lock();
-        let resumed = Known::resume(known.cluster().map(str::to_owned), merged.clone(), false, None);
+        let resumed = KnownState::resume(known.cluster().map(str::to_owned), merged.clone(), false, None);
         *known = resumed.with_open_versions(known.leaves_open());
         drop(known);
         Ok(live)
     }
 
-    async fn open(&self) -> Result<Live, SourceError> {
+    async fn open(&self) -> Result<KubeWatch, SourceError> {
         let expired = || SourceError::Expired(format!("no known state of namespace {}", self.namespace));
         let from = self.reached().ok_or_else(expired)?;
         let position = self.shared.known.lock().begin_watch(&from);
         self.shared.watch(&from, position).await
     }
 
-    pub(super) fn keep(&self) -> Option<KeptMember> {
+    pub(super) fn keep(&self) -> Option<SavedMember> {
         let known = self.shared.known.lock();
         let position = known.position()?;
-        let (is_open, mark) = (position.is_open(), position.mark().as_ref().map(Mark::keep));
+        let (is_open, resume_point) = (position.is_open(), position.resume_point().as_ref().map(ResumePoint::keep));
         let (namespace, version) = (self.namespace.clone(), position.safe().to_string());
-        Some(KeptMember { namespace, version, is_open, leaves_open: known.leaves_open(), mark })
+        Some(SavedMember { namespace, version, is_open, leaves_open: known.leaves_open(), resume_point })
     }
 
     /// Returns a later version up to which this namespace has no events, if the API shows one.
@@ -129,19 +131,19 @@ impl Member {
 
     async fn probe_once(&self, from: &ResourceVersion) -> Option<ResourceVersion> {
         let query = [("resourceVersion", &*from.to_string())];
-        let mut live = Live::open_for(&self.shared, &query, PROBE_TIME).await.ok()?;
+        let mut live = KubeWatch::open_for(&self.shared, &query, PROBE_TIME).await.ok()?;
         let bookmark = async {
             loop {
                 let received = live.line().await.ok()??;
                 match live.decode(&received).ok()? {
-                    Said::Bookmark(object) => {
+                    DecodedEvent::Bookmark(object) => {
                         let version = ResourceVersion::parse_decimal(&Bookmark::read(object).ok()?.version).ok()?;
                         if version > *from {
                             return Some(version);
                         }
                     }
                     // The API repeats the known deletions of an open version.
-                    Said::Change(EventType::Deleted, item) if self.has_deleted(&item.object) => {}
+                    DecodedEvent::Change(EventType::Deleted, item) if self.has_deleted(&item.object) => {}
                     _ => return None,
                 }
             }
@@ -153,8 +155,8 @@ impl Member {
     }
 
     fn has_deleted(&self, last: &Object) -> bool {
-        let mark = self.shared.known.lock().position().and_then(Position::mark);
-        mark.is_some_and(|mark| mark.has_deletion(last))
+        let resume_point = self.shared.known.lock().position().and_then(Position::resume_point);
+        resume_point.is_some_and(|resume_point| resume_point.has_deletion(last))
     }
 
     /// Makes kube-apiserver query etcd's revision, as it does for a list of the most recent state: it sends no bookmark at a
@@ -166,17 +168,15 @@ impl Member {
     }
 }
 
-// === impl Followed ===
+// === impl NamespaceWatch ===
 
-impl Followed {
+impl NamespaceWatch {
     pub(super) fn into_stream(self, at: usize) -> MemberWatch {
-        Box::pin(stream::unfold(Some(self), move |followed| async move {
-            let mut followed = followed?;
-            match followed.next().await {
-                Ok(delta) => Some(((at, Ok(delta)), Some(followed))),
-                Err(error) => Some(((at, Err(error)), None)),
-            }
-        }))
+        let deltas = stream::try_unfold(self, |mut followed| async move {
+            let next = followed.next().await;
+            next.map(|delta| Some((delta, followed)))
+        });
+        Box::pin(deltas.map(move |delta| (at, delta)))
     }
 
     pub(super) async fn next(&mut self) -> Result<Delta, SourceError> {
@@ -195,10 +195,10 @@ impl Followed {
     }
 }
 
-pub(super) fn into_error(stop: Stop) -> SourceError {
+pub(super) fn into_error(stop: ListFailure) -> SourceError {
     match stop {
-        Stop::NotDecimal => not_decimal(),
-        Stop::Source(error) => error,
+        ListFailure::NotDecimal => not_decimal(),
+        ListFailure::Source(error) => error,
     }
 }
 

@@ -21,7 +21,7 @@ use crate::{
 
 /// Position of several watches of one resource.
 #[derive(Debug)]
-pub(super) struct Merge {
+pub(super) struct MergedPosition {
     /// Version that each member has reached.
     reached: Vec<ResourceVersion>,
     /// Merged version as emitted.
@@ -43,9 +43,9 @@ struct Ahead {
 const MAX_AHEAD_EVENTS: usize = 10_000;
 const MAX_AHEAD_BYTES: usize = 16 << 20;
 
-// === impl Merge ===
+// === impl MergedPosition ===
 
-impl Merge {
+impl MergedPosition {
     /// Returns the position after a list: all members have reached its version.
     pub(super) fn new(members: usize, version: ResourceVersion) -> Self {
         let (reached, highest) = (vec![version.clone(); members], version.clone());

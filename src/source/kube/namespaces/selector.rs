@@ -8,8 +8,8 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    super::{KubeConfig, client::Client, known::Known, list, proof::Mark, reading::Shared},
-    member::{Followed, KeptMember, Member, into_error, not_decimal},
+    super::{KubeConfig, client::Client, known::KnownState, list, resume_check::ResumePoint, shared::KubeShared},
+    member::{Member, NamespaceWatch, SavedMember, into_error, not_decimal},
 };
 use crate::{
     cache::{Delta, ListVersion, SourceError},
@@ -32,7 +32,7 @@ const FAR: Duration = Duration::from_secs(3600);
 
 impl Selector {
     /// Returns the selector of a resource.
-    pub(super) fn new(whole: &Shared, client: Arc<Client>) -> Self {
+    pub(super) fn new(whole: &KubeShared, client: Arc<Client>) -> Self {
         let KubeConfig { resource, namespace_selector, cluster, .. } = &whole.config;
         let config = KubeConfig {
             label_selector: namespace_selector.clone(),
@@ -43,7 +43,7 @@ impl Selector {
             watch_timeout: whole.config.watch_timeout,
             ..KubeConfig::new(resource, "", "v1", "namespaces")
         };
-        let shared = Shared::new(config, client, whole.health.clone());
+        let shared = KubeShared::new(config, client, whole.health.clone());
         Self { member: Member { namespace: String::new(), shared: Arc::new(shared) } }
     }
 
@@ -62,7 +62,7 @@ impl Selector {
             );
             return Err(SourceError::Unavailable(text));
         }
-        shared.known.lock().note_list(&version, Mark::of_list(&reading.objects));
+        shared.known.lock().note_list(&version, ResumePoint::of_list(&reading.objects));
         Ok((names, reading.version))
     }
 
@@ -76,21 +76,27 @@ impl Selector {
     }
 
     /// Opens the watch.
-    pub(super) async fn follow(&self) -> Result<Followed, SourceError> {
+    pub(super) async fn follow(&self) -> Result<NamespaceWatch, SourceError> {
         self.member.clone().follow(&ResourceVersion::decimal(u128::MAX)).await
     }
 
-    pub(super) fn keep(&self) -> Option<KeptMember> {
+    pub(super) fn keep(&self) -> Option<SavedMember> {
         self.member.keep()
     }
 
-    pub(super) fn resume(&self, cluster: Option<String>, version: ResourceVersion, is_open: bool, mark: Option<Mark>) {
-        *self.member.shared.known.lock() = Known::resume(cluster, version, is_open, mark);
+    pub(super) fn resume(
+        &self,
+        cluster: Option<String>,
+        version: ResourceVersion,
+        is_open: bool,
+        resume_point: Option<ResumePoint>,
+    ) {
+        *self.member.shared.known.lock() = KnownState::resume(cluster, version, is_open, resume_point);
     }
 }
 
 /// Waits until the selected namespaces differ from these for a moment, in which more changes may follow.
-pub(super) async fn changed(mut followed: Followed, names: Vec<String>) -> SourceError {
+pub(super) async fn changed(mut followed: NamespaceWatch, names: Vec<String>) -> SourceError {
     let mut until: Option<Instant> = None;
     loop {
         let deadline = until.unwrap_or_else(|| Instant::now() + FAR);

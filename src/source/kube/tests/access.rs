@@ -44,7 +44,7 @@ async fn a_user_becomes_the_headers_of_client_go() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_used_is_named_with_its_key() {
+async fn unusable_credentials_are_reported_with_their_key() {
     let directory = tempfile::tempdir().unwrap();
     let nothing = directory.path().join("nothing");
     std::fs::write(&nothing, "").unwrap();

@@ -153,7 +153,7 @@ impl Server {
 
 /// Beyond the server's limit of concurrent requests the client opens another connection.
 #[tokio::test]
-async fn requests_share_a_connection_of_http2_up_to_what_the_server_takes() {
+async fn requests_share_an_http2_connection_up_to_its_stream_limit() {
     let server = Server::start("h2", 3).await;
     let api = server.api();
     let mut held = Vec::new();
@@ -195,11 +195,11 @@ async fn a_server_without_http2_gets_a_connection_for_each_watch_and_keeps_those
 }
 
 #[tokio::test]
-async fn a_compressed_page_is_unpacked_within_a_bound() {
+async fn a_compressed_page_is_decompressed_within_a_bound() {
     let server = Server::start("h2", 100).await;
     let api = server.api();
     assert_eq!(api.get("/large").await.unwrap().len(), 1 << 20);
-    let wish = Wish { accept: "*/*", may_compress: true, timeout: DEADLINE };
+    let wish = RequestOptions { accept: "*/*", may_compress: true, timeout: DEADLINE };
     let client = KubeClients::default();
     let cluster = KubeCluster { kubeconfig: Some(server.directory.path().join("config")), context: None };
     let client = client.get(&cluster, Duration::from_secs(15));
@@ -216,8 +216,7 @@ async fn a_frozen_connection_of_http2_ends_and_is_stale_by_the_last_contact() {
     let health = SourceHealth::new(Duration::from_secs(15), Duration::from_secs(15));
     let api = server.api_over(gate.port(), "", &health);
     let mut held = api.open("/hold").await.unwrap();
-    health.alive();
-    health.synced();
+    health.record_contact();
     let mut watchdog = api.watchdog(&held);
     tokio::time::pause();
     for _ in 0..20 {
@@ -226,7 +225,7 @@ async fn a_frozen_connection_of_http2_ends_and_is_stale_by_the_last_contact() {
             () = watchdog.next() => {}
         }
     }
-    health.alive();
+    health.record_contact();
     gate.freeze(true);
     let since = Instant::now();
     let ended = tokio::select! {

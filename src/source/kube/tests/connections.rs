@@ -36,8 +36,8 @@ impl Plugin {
         fs::read_to_string(self.directory.path().join("runs")).unwrap_or_default().lines().count()
     }
 
-    fn config(&self, stand: &Stand) -> KubeConfig {
-        KubeConfig { cluster: cluster(&self.kubeconfig), ..stand.config() }
+    fn config(&self, fixture: &Fixture) -> KubeConfig {
+        KubeConfig { cluster: cluster(&self.kubeconfig), ..fixture.config() }
     }
 }
 
@@ -48,10 +48,10 @@ fn cluster(kubeconfig: &Path) -> KubeCluster {
 /// On a single thread, which a blocking plugin would stop.
 #[tokio::test]
 async fn a_slow_exec_plugin_delays_nothing_else_and_runs_once_for_a_connection() {
-    let stand = Stand::new().await;
-    stand.play.set(|store| store.token = Some("t"));
-    let plugin = Plugin::new(&stand.gate.url(), "sleep 2");
-    let mut rig = follow(plugin.config(&stand), None);
+    let fixture = Fixture::new().await;
+    fixture.fake.set(|store| store.token = Some("t"));
+    let plugin = Plugin::new(&fixture.gate.url(), "sleep 2");
+    let mut rig = follow(plugin.config(&fixture), None);
     until(|| plugin.runs() == 1).await;
     let mut turns = 0;
     let listed = async {
@@ -66,9 +66,9 @@ async fn a_slow_exec_plugin_delays_nothing_else_and_runs_once_for_a_connection()
     }
     assert!(turns >= 10, "while the plugin ran, the runtime had {turns} turns");
     assert_eq!(plugin.runs(), 1, "with a token that is good until 2099");
-    stand.gate.cut();
-    stand.play.write("a=1");
-    stand.reach(&mut rig).await;
+    fixture.gate.cut();
+    fixture.fake.write("a=1");
+    fixture.reach(&mut rig).await;
     assert_eq!(plugin.runs(), 1, "another connection needs no other token");
 }
 
@@ -79,10 +79,10 @@ fn most_runs(since: Instant) -> usize {
 
 #[tokio::test]
 async fn an_exec_plugin_is_not_run_at_each_attempt_of_an_outage() {
-    let stand = Stand::new().await;
+    let fixture = Fixture::new().await;
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let plugin = Plugin::new(&format!("http://{nobody}"), "true");
-    let rig = follow(plugin.config(&stand), None);
+    let rig = follow(plugin.config(&fixture), None);
     until(|| rig.lists() >= 10).await;
     assert_eq!(plugin.runs(), 1, "{} attempts to list", rig.lists());
 }
@@ -90,23 +90,23 @@ async fn an_exec_plugin_is_not_run_at_each_attempt_of_an_outage() {
 /// Twenty resources of one cloud provider are no exception: they share one run of the plugin, and its failure.
 #[tokio::test]
 async fn resources_of_one_cluster_share_a_run_and_its_failure() {
-    let stand = Stand::new().await;
-    stand.play.set(|store| store.token = Some("t"));
+    let fixture = Fixture::new().await;
+    fixture.fake.set(|store| store.token = Some("t"));
     let clients = KubeClients::default();
     let follow = |config: KubeConfig| {
         let health = SourceHealth::new(config.contact_timeout, Duration::from_secs(15));
         Rig::follow(KubeSource::with_clients(config, health.clone(), &clients), health, None, value)
     };
-    let plugin = Plugin::new(&stand.gate.url(), "sleep 0.2");
-    let mut rigs = [(); 5].map(|()| follow(plugin.config(&stand)));
+    let plugin = Plugin::new(&fixture.gate.url(), "sleep 0.2");
+    let mut rigs = [(); 5].map(|()| follow(plugin.config(&fixture)));
     for rig in &mut rigs {
         assert_eq!(rig.told().await, "list 1");
     }
     assert_eq!(plugin.runs(), 1);
     drop(rigs);
-    let failing = Plugin::new(&stand.gate.url(), "sleep 0.2; echo no login >&2; exit 3");
+    let failing = Plugin::new(&fixture.gate.url(), "sleep 0.2; echo no login >&2; exit 3");
     let since = Instant::now();
-    let rigs = [(); 5].map(|()| follow(failing.config(&stand)));
+    let rigs = [(); 5].map(|()| follow(failing.config(&fixture)));
     for rig in &rigs {
         let error = rig.error("no login").await;
         assert!(error.contains("plugin\" failed (exit status: 3): no login"), "{error}");
@@ -119,14 +119,14 @@ async fn resources_of_one_cluster_share_a_run_and_its_failure() {
 /// A token that the API refuses is renewed, once.
 #[tokio::test]
 async fn a_refused_token_makes_the_plugin_run_again_after_a_while() {
-    let stand = Stand::new().await;
-    stand.play.set(|store| store.token = Some("t"));
-    let plugin = Plugin::new(&stand.gate.url(), "true");
-    let mut rig = follow(plugin.config(&stand), None);
+    let fixture = Fixture::new().await;
+    fixture.fake.set(|store| store.token = Some("t"));
+    let plugin = Plugin::new(&fixture.gate.url(), "true");
+    let mut rig = follow(plugin.config(&fixture), None);
     assert_eq!(rig.told().await, "list 1");
     let since = Instant::now();
-    stand.play.set(|store| store.token = Some("other"));
-    stand.gate.cut();
+    fixture.fake.set(|store| store.token = Some("other"));
+    fixture.gate.cut();
     rig.error("who?").await;
     let runs = plugin.runs();
     assert!(runs <= 1 + most_runs(since), "{runs} runs in {:?}", since.elapsed());
@@ -134,40 +134,40 @@ async fn a_refused_token_makes_the_plugin_run_again_after_a_while() {
     tokio::time::advance(Duration::from_secs(11)).await;
     tokio::time::resume();
     until(|| plugin.runs() > runs).await;
-    stand.play.set(|store| store.token = Some("t"));
-    stand.play.write("a=1");
-    stand.reach(&mut rig).await;
-    assert_eq!(rig.rewinds, 0);
+    fixture.fake.set(|store| store.token = Some("t"));
+    fixture.fake.write("a=1");
+    fixture.reach(&mut rig).await;
+    assert_eq!(rig.history_rewrites, 0);
 }
 
 /// `echo TOKEN >file`: client-go trims the token. The file has precedence over a token in the kubeconfig.
 #[tokio::test]
 async fn a_token_file_may_end_with_a_line_and_wins_over_a_token() {
-    let stand = Stand::new().await;
-    stand.play.set(|store| store.token = Some("one"));
+    let fixture = Fixture::new().await;
+    fixture.fake.set(|store| store.token = Some("one"));
     let token = tempfile::NamedTempFile::new().unwrap();
     fs::write(token.path(), "one\n").unwrap();
     let user = format!("token: wrong, tokenFile: {}", token.path().display());
-    let path = kubeconfig(&stand.gate.url(), &user);
-    let mut rig = follow(KubeConfig { cluster: cluster(&path), ..stand.config() }, None);
+    let path = kubeconfig(&fixture.gate.url(), &user);
+    let mut rig = follow(KubeConfig { cluster: cluster(&path), ..fixture.config() }, None);
     assert_eq!(rig.told().await, "list 1");
     // The new token is read before the server refuses the old one.
     fs::write(token.path(), "two\r\n").unwrap();
-    stand.play.set(|store| store.token = Some("two"));
-    stand.gate.cut();
-    stand.play.write("a=1");
-    stand.reach(&mut rig).await;
+    fixture.fake.set(|store| store.token = Some("two"));
+    fixture.gate.cut();
+    fixture.fake.write("a=1");
+    fixture.reach(&mut rig).await;
     assert_eq!(rig.health.report().last_error, None);
 }
 
 #[tokio::test]
-async fn a_token_file_that_is_of_no_use_is_named() {
-    let stand = Stand::new().await;
+async fn an_unusable_token_file_is_reported() {
+    let fixture = Fixture::new().await;
     let token = tempfile::NamedTempFile::new().unwrap();
     for (text, problem) in [("a\nb", "line break"), (" \n", "is empty; write a token into it")] {
         fs::write(token.path(), text).unwrap();
-        let path = kubeconfig(&stand.gate.url(), &format!("tokenFile: {}", token.path().display()));
-        let rig = follow(KubeConfig { cluster: cluster(&path), ..stand.config() }, None);
+        let path = kubeconfig(&fixture.gate.url(), &format!("tokenFile: {}", token.path().display()));
+        let rig = follow(KubeConfig { cluster: cluster(&path), ..fixture.config() }, None);
         let error = rig.error(problem).await;
         assert!(error.contains(&token.path().display().to_string()), "{error}");
     }
@@ -176,14 +176,13 @@ async fn a_token_file_that_is_of_no_use_is_named() {
 /// The kernel of a frozen proxy still acknowledges every packet, so that TCP alone detects nothing.
 #[tokio::test]
 async fn a_frozen_connection_is_stale_within_25_seconds_and_is_opened_again() {
-    let stand = Stand::new().await;
-    stand.play.write("a=1");
+    let fixture = Fixture::new().await;
+    fixture.fake.write("a=1");
     let usual = KubeConfig::new("", "", "", "").contact_timeout;
-    let mut rig = follow(KubeConfig { contact_timeout: usual, ..stand.config() }, None);
+    let mut rig = follow(KubeConfig { contact_timeout: usual, ..fixture.config() }, None);
     rig.told().await;
-    rig.health.synced();
-    stand.gate.freeze(true);
-    stand.play.write("a=2");
+    fixture.gate.freeze(true);
+    fixture.fake.write("a=2");
     tokio::time::pause();
     let since = Instant::now();
     while rig.health.state() != SyncState::Stale {
@@ -193,7 +192,7 @@ async fn a_frozen_connection_is_stale_within_25_seconds_and_is_opened_again() {
     let stale_after = since.elapsed();
     tokio::time::resume();
     assert!(stale_after <= Duration::from_secs(25), "STALE after {stale_after:?}");
-    stand.gate.freeze(false);
+    fixture.gate.freeze(false);
     assert_eq!(rig.told().await, "3 ~a=2");
     assert_eq!(rig.lists(), 1);
 }
@@ -201,20 +200,19 @@ async fn a_frozen_connection_is_stale_within_25_seconds_and_is_opened_again() {
 /// An API without a watch cache sends no bookmarks, as for Events: the source keeps its watch while the server answers, which
 /// one request shows for all resources.
 #[tokio::test]
-async fn a_watch_in_which_nothing_comes_stays_open_and_fresh_while_its_server_answers() {
-    let stand = Stand::new().await;
-    stand.play.write("a=1");
+async fn an_idle_watch_stays_open_and_synced_while_its_server_answers() {
+    let fixture = Fixture::new().await;
+    fixture.fake.write("a=1");
     let clients = KubeClients::default();
-    let config = KubeConfig { contact_timeout: Duration::from_secs(15), ..stand.config() };
+    let config = KubeConfig { contact_timeout: Duration::from_secs(15), ..fixture.config() };
     let mut rigs = [(); 3].map(|()| {
         let health = SourceHealth::new(config.contact_timeout, Duration::from_secs(15));
         Rig::follow(KubeSource::with_clients(config.clone(), health.clone(), &clients), health, None, value)
     });
     for rig in &mut rigs {
         rig.told().await;
-        rig.health.synced();
     }
-    let watches = stand.play.asked().len();
+    let watches = fixture.fake.asked().len();
     tokio::time::pause();
     let since = Instant::now();
     while since.elapsed() < Duration::from_secs(200) {
@@ -224,10 +222,10 @@ async fn a_watch_in_which_nothing_comes_stays_open_and_fresh_while_its_server_an
         }
     }
     tokio::time::resume();
-    assert_eq!(stand.play.asked().len(), watches, "{:?}", stand.play.asked());
-    let probes = stand.play.set(|store| store.probes);
+    assert_eq!(fixture.fake.asked().len(), watches, "{:?}", fixture.fake.asked());
+    let probes = fixture.fake.set(|store| store.probes);
     assert!((30..=45).contains(&probes), "{probes} requests in 200 s for 3 resources");
-    stand.play.write("a=2");
+    fixture.fake.write("a=2");
     for rig in &mut rigs {
         assert_eq!(rig.told().await, "3 ~a=2");
     }
@@ -264,9 +262,9 @@ async fn proxy() -> (std::net::SocketAddr, std::sync::Arc<parking_lot::Mutex<Vec
 
 #[tokio::test]
 async fn the_proxy_of_a_kubeconfig_leads_to_its_api_server() {
-    let stand = Stand::new().await;
+    let fixture = Fixture::new().await;
     let (proxy, requests) = proxy().await;
-    let server = format!("http://api.invalid:{}", stand.gate.port());
+    let server = format!("http://api.invalid:{}", fixture.gate.port());
     let path = kubeconfig(&server, "");
     let with_proxy = |url: &str| {
         let text = fs::read_to_string(&path).unwrap();
@@ -276,11 +274,11 @@ async fn the_proxy_of_a_kubeconfig_leads_to_its_api_server() {
         other
     };
     let led = with_proxy(&format!("http://u:p@{proxy}"));
-    let mut rig = follow(KubeConfig { cluster: cluster(&led), ..stand.config() }, None);
+    let mut rig = follow(KubeConfig { cluster: cluster(&led), ..fixture.config() }, None);
     assert_eq!(rig.told().await, "list 1");
-    stand.play.write("a=1");
+    fixture.fake.write("a=1");
     assert_eq!(rig.told().await, "2 +a=1");
-    let host = format!("api.invalid:{}", stand.gate.port());
+    let host = format!("api.invalid:{}", fixture.gate.port());
     let expected = format!("CONNECT {host} HTTP/1.1 Host: {host} Proxy-Authorization: Basic dTpw  ");
     assert_eq!(requests.lock().first(), Some(&expected));
     drop(rig);
@@ -289,7 +287,7 @@ async fn the_proxy_of_a_kubeconfig_leads_to_its_api_server() {
         ("http://127.0.0.1:1", "proxy 127.0.0.1:1 (proxy-url of the kubeconfig): 127.0.0.1:1: Connection refused"),
     ] {
         let led = with_proxy(url);
-        let rig = follow(KubeConfig { cluster: cluster(&led), ..stand.config() }, None);
+        let rig = follow(KubeConfig { cluster: cluster(&led), ..fixture.config() }, None);
         rig.error(problem).await;
     }
 }

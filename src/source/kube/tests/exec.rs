@@ -20,7 +20,7 @@ async fn problem(exec: &ExecConfig) -> String {
 }
 
 #[tokio::test]
-async fn a_plugin_gives_a_token_or_a_certificate_and_when_they_end() {
+async fn a_plugin_returns_a_token_or_a_certificate_with_its_expiry() {
     let status = r#"{"token":" t\n","expirationTimestamp":"1970-01-01T00:01:40.5Z"}"#;
     let credential = run(&exec(&printed(status)), &Cluster::default()).await.unwrap();
     assert_eq!((credential.token.as_deref(), credential.expires_at), (Some("t"), Some(100)));
@@ -58,7 +58,7 @@ async fn a_plugin_gets_its_environment_and_the_cluster() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_is_of_no_use_is_named_and_why() {
+async fn an_unusable_plugin_is_reported_with_the_reason() {
     let version = "echo '{\"apiVersion\":\"v2\",\"kind\":\"ExecCredential\"}'";
     for (script, why) in [
         ("exit 3", "failed (exit status: 3): no output on stderr"),

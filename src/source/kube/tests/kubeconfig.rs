@@ -1,3 +1,5 @@
+use std::fs;
+
 use super::*;
 
 fn env<const N: usize>(values: [(&'static str, String); N]) -> impl Fn(&str) -> Option<String> {
@@ -45,7 +47,7 @@ fn files_are_merged_as_kubectl_merges_them() {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn missing_entries_are_reported() {
     let directory = tempfile::tempdir().unwrap();
     let text = "contexts: [{name: c, context: {cluster: k}}, {name: d, context: {cluster: gone}}]\n\
                 clusters: [{name: k, cluster: {server: ''}}]\n";
@@ -71,7 +73,7 @@ fn what_is_missing_is_named() {
 
 /// In a pod without a token the error is not about kubeconfigs.
 #[test]
-fn a_pod_without_a_service_account_says_so() {
+fn a_pod_without_a_service_account_has_its_own_error() {
     let host = ("KUBERNETES_SERVICE_HOST", "10.0.0.1".to_owned());
     let problem = RestConfig::load(&KubeCluster::default(), &env([host.clone()])).err().unwrap();
     assert!(problem.contains("KUBERNETES_SERVICE_PORT"), "{problem}");

@@ -1,42 +1,42 @@
 //! Tests of several namespaces in one resource: one list, one version, and each change once.
 
-use super::{play::bookmark, *};
-use crate::cache::Waiting;
+use super::{fake_api::bookmark, *};
+use crate::cache::ProgressGuard;
 
 /// Writes objects in three namespaces, up to version 5; the source follows two of them.
-async fn three() -> Stand {
-    let stand = Stand::new().await;
-    stand.play.write("a/x=1 b/x=1 c/x=1 b/y=1");
-    stand
+async fn three() -> Fixture {
+    let fixture = Fixture::new().await;
+    fixture.fake.write("a/x=1 b/x=1 c/x=1 b/y=1");
+    fixture
 }
 
-impl Stand {
+impl Fixture {
     fn of_two(&self) -> KubeConfig {
         KubeConfig { namespaces: vec!["a".into(), "b".into()], ..self.config() }
     }
 
     fn state_of_two(&self, revision: u64) -> std::collections::BTreeMap<String, (String, String)> {
-        let mut state = self.play.state_at(revision);
+        let mut state = self.fake.state_at(revision);
         state.retain(|key, _| !key.starts_with("c/"));
         state
     }
 
     async fn listed_two(&self) -> Rig {
         let mut rig = follow(self.of_two(), None);
-        assert_eq!(rig.told().await, format!("list {}", self.play.revision()));
+        assert_eq!(rig.told().await, format!("list {}", self.fake.revision()));
         rig
     }
 }
 
 /// Registers a waiting caller, and folds deltas up to the cluster's revision.
-async fn reach(stand: &Stand, rig: &mut Rig) {
-    let _waiting: Waiting = rig.health.demand().wait();
-    let revision = stand.play.revision();
-    rig.reach_state(revision, || stand.state_of_two(revision)).await;
+async fn reach(fixture: &Fixture, rig: &mut Rig) {
+    let _waiting: ProgressGuard = rig.demand.wait();
+    let revision = fixture.fake.revision();
+    rig.reach_state(revision, || fixture.state_of_two(revision)).await;
 }
 
-fn asked(stand: &Stand, since: usize) -> Vec<String> {
-    let mut asked = stand.play.asked().split_off(since);
+fn asked(fixture: &Fixture, since: usize) -> Vec<String> {
+    let mut asked = fixture.fake.asked().split_off(since);
     asked.retain(|asked| asked != "head");
     asked
 }
@@ -44,140 +44,140 @@ fn asked(stand: &Stand, since: usize) -> Vec<String> {
 /// Events are emitted at once, and the merged version is the lowest one.
 #[tokio::test]
 async fn namespaces_have_one_list_one_version_and_a_watch_each() {
-    let stand = three().await;
-    let mut rig = stand.listed_two().await;
-    assert_eq!(rig.state, stand.state_of_two(5));
+    let fixture = three().await;
+    let mut rig = fixture.listed_two().await;
+    assert_eq!(rig.state, fixture.state_of_two(5));
     assert_eq!(rig.health.namespaces(), ["a", "b"]);
-    until(|| stand.play.asked().len() == 4).await;
-    assert_eq!(stand.play.asked(), ["list limit=500", "list 5 limit=500 exact", "watch 5", "watch 5"]);
+    until(|| fixture.fake.asked().len() == 4).await;
+    assert_eq!(fixture.fake.asked(), ["list limit=500", "list 5 limit=500 exact", "watch 5", "watch 5"]);
 
-    stand.play.write("a/x=2");
+    fixture.fake.write("a/x=2");
     assert_eq!(rig.next().await, "5 ahead ~a/x=2@6", "at once, though nobody knows of b");
-    stand.play.write("c/x=2 b/x=2");
+    fixture.fake.write("c/x=2 b/x=2");
     assert_eq!(rig.next().await, "5 ahead ~b/x=2@8");
     assert_eq!(rig.next().await, "bookmark 6", "what both have reached");
-    stand.play.write("-a/x");
+    fixture.fake.write("-a/x");
     assert_eq!(rig.next().await, "6 ahead -a/x@9");
     assert_eq!(rig.next().await, "bookmark 8");
-    reach(&stand, &mut rig).await;
+    reach(&fixture, &mut rig).await;
     assert_eq!((rig.version, rig.lists()), (9, 1));
 }
 
 /// kube-apiserver sends a bookmark for a quiet namespace once a minute, and at the end of a watch; a waiting caller causes a
 /// probe.
 #[tokio::test]
-async fn a_quiet_namespace_is_asked_for_while_somebody_waits() {
-    let stand = three().await;
-    let mut rig = stand.listed_two().await;
-    stand.play.write("a/x=2 c/x=2");
+async fn a_quiet_namespace_is_probed_while_a_caller_waits() {
+    let fixture = three().await;
+    let mut rig = fixture.listed_two().await;
+    fixture.fake.write("a/x=2 c/x=2");
     assert_eq!(rig.next().await, "5 ahead ~a/x=2@6");
-    let since = stand.play.asked().len();
-    let waiting = rig.health.demand().wait();
+    let since = fixture.fake.asked().len();
+    let waiting = rig.demand.wait();
     assert_eq!(rig.next().await, "bookmark 6");
     drop(waiting);
-    assert_eq!(asked(&stand, since)[0], "watch 5 probe");
-    assert_eq!(rig.state, stand.state_of_two(7));
+    assert_eq!(asked(&fixture, since)[0], "watch 5 probe");
+    assert_eq!(rig.state, fixture.state_of_two(7));
 }
 
 #[tokio::test]
-async fn each_namespace_goes_on_from_where_it_is() {
-    let stand = three().await;
-    let mut rig = stand.listed_two().await;
-    stand.play.write("a/x=2");
+async fn each_namespace_resumes_from_its_own_position() {
+    let fixture = three().await;
+    let mut rig = fixture.listed_two().await;
+    fixture.fake.write("a/x=2");
     assert_eq!(rig.next().await, "5 ahead ~a/x=2@6");
-    until(|| stand.play.asked().len() >= 4).await;
+    until(|| fixture.fake.asked().len() >= 4).await;
     for round in 0..4 {
-        stand.gate.cut();
-        stand.play.write(&format!("b/x={round}1 a/y={round} c/x={round} a/y={round}1 -b/x b/x={round}2"));
-        reach(&stand, &mut rig).await;
+        fixture.gate.cut();
+        fixture.fake.write(&format!("b/x={round}1 a/y={round} c/x={round} a/y={round}1 -b/x b/x={round}2"));
+        reach(&fixture, &mut rig).await;
     }
-    assert_eq!((rig.lists(), rig.rewinds), (1, 0), "{:?}", stand.play.asked());
+    assert_eq!((rig.lists(), rig.history_rewrites), (1, 0), "{:?}", fixture.fake.asked());
 }
 
 /// A watch that the API closes is reopened, and no other.
 #[tokio::test]
-async fn a_watch_that_ends_ends_no_other() {
-    let stand = three().await;
+async fn the_end_of_one_watch_ends_no_other() {
+    let fixture = three().await;
     let line = |version: &str| bookmark(version, None);
-    stand.play.set(|store| store.watches.push_back(Fault::Tell(vec![line("5")])));
-    let mut rig = stand.listed_two().await;
-    until(|| stand.play.asked().len() >= 5).await;
-    stand.play.write("a/x=2 b/x=2");
-    reach(&stand, &mut rig).await;
-    let watches = stand.play.asked().iter().filter(|asked| *asked == "watch 5").count();
+    fixture.fake.set(|store| store.watches.push_back(Fault::Tell(vec![line("5")])));
+    let mut rig = fixture.listed_two().await;
+    until(|| fixture.fake.asked().len() >= 5).await;
+    fixture.fake.write("a/x=2 b/x=2");
+    reach(&fixture, &mut rig).await;
+    let watches = fixture.fake.asked().iter().filter(|asked| *asked == "watch 5").count();
     assert_eq!((watches, rig.lists()), (3, 1));
     assert_eq!(rig.stats.watches.load(std::sync::atomic::Ordering::Relaxed), 1);
 }
 
 /// The snapshot of the merged version lacks changes of the namespace that was ahead; the API repeats them.
 #[tokio::test]
-async fn a_later_start_goes_on_from_the_merged_version() {
-    let stand = three().await;
-    let mut rig = stand.listed_two().await;
-    stand.play.write("b/y=2");
+async fn the_next_run_resumes_from_the_merged_version() {
+    let fixture = three().await;
+    let mut rig = fixture.listed_two().await;
+    fixture.fake.write("b/y=2");
     assert_eq!(rig.next().await, "5 ahead ~b/y=2@6");
-    reach(&stand, &mut rig).await;
-    stand.play.write("a/x=2 a/x=3");
+    reach(&fixture, &mut rig).await;
+    fixture.fake.write("a/x=2 a/x=3");
     assert_eq!(rig.told().await, "6 ahead ~a/x=2@7");
     assert_eq!(rig.told().await, "6 ahead ~a/x=3@8");
-    let kept = Kept { state: stand.state_of_two(6), ..rig.kept().await };
+    let kept = SavedSnapshot { state: fixture.state_of_two(6), ..rig.kept().await };
     assert_eq!(kept.version, 6);
     drop(rig);
 
-    stand.play.write("b/x=2 a/z=1");
-    let since = stand.play.asked().len();
-    let mut later = follow(stand.of_two(), Some(&kept));
-    reach(&stand, &mut later).await;
-    assert_eq!(later.lists(), 0, "{:?}", asked(&stand, since));
+    fixture.fake.write("b/x=2 a/z=1");
+    let since = fixture.fake.asked().len();
+    let mut later = follow(fixture.of_two(), Some(&kept));
+    reach(&fixture, &mut later).await;
+    assert_eq!(later.lists(), 0, "{:?}", asked(&fixture, since));
     drop(later);
 
     // History rewritten: the last known change is missing.
-    stand.play.restore(6);
-    stand.play.write("a/q=1 a/q=2 b/q=1 a/q=3 b/q=4");
-    let mut later = follow(stand.of_two(), Some(&kept));
-    let revision = stand.play.revision();
-    reach(&stand, &mut later).await;
-    assert_eq!(later.state, stand.state_of_two(revision));
+    fixture.fake.restore(6);
+    fixture.fake.write("a/q=1 a/q=2 b/q=1 a/q=3 b/q=4");
+    let mut later = follow(fixture.of_two(), Some(&kept));
+    let revision = fixture.fake.revision();
+    reach(&fixture, &mut later).await;
+    assert_eq!(later.state, fixture.state_of_two(revision));
     assert!(later.lists() > 0);
 }
 
 #[tokio::test]
-async fn a_cluster_that_is_behind_what_was_known_of_one_namespace_has_another_history() {
-    let stand = three().await;
-    let mut rig = stand.listed_two().await;
-    stand.play.write("a/x=2 a/x=3 a/x=4");
+async fn a_cluster_older_than_the_position_of_one_namespace_has_a_rewritten_history() {
+    let fixture = three().await;
+    let mut rig = fixture.listed_two().await;
+    fixture.fake.write("a/x=2 a/x=3 a/x=4");
     while rig.next().await != "5 ahead ~a/x=4@8" {}
-    stand.gate.refuse(true);
-    stand.gate.cut();
-    stand.play.restore(6);
-    stand.gate.refuse(false);
-    while rig.rewinds == 0 {
+    fixture.gate.refuse(true);
+    fixture.gate.cut();
+    fixture.fake.restore(6);
+    fixture.gate.refuse(false);
+    while rig.history_rewrites == 0 {
         rig.next().await;
     }
-    assert_eq!(rig.state, stand.state_of_two(6));
+    assert_eq!(rig.state, fixture.state_of_two(6));
 }
 
 #[tokio::test]
-async fn an_api_whose_versions_do_not_allow_it_is_named() {
-    let stand = three().await;
-    stand.play.set(|store| store.inexact = 1);
-    let rig = follow(stand.of_two(), None);
+async fn an_api_without_exact_lists_or_decimal_versions_is_reported() {
+    let fixture = three().await;
+    fixture.fake.set(|store| store.inexact = 1);
+    let rig = follow(fixture.of_two(), None);
     rig.error("does not list namespaces at one version (resourceVersionMatch=Exact)").await;
     drop(rig);
 
-    let stand = three().await;
-    stand.play.set(|store| store.prefix = "x");
-    follow(stand.of_two(), None).error("versions are not decimals").await;
-    let opaque = KubeConfig { has_opaque_versions: true, ..stand.of_two() };
+    let fixture = three().await;
+    fixture.fake.set(|store| store.prefix = "x");
+    follow(fixture.of_two(), None).error("versions are not decimals").await;
+    let opaque = KubeConfig { has_opaque_versions: true, ..fixture.of_two() };
     follow(opaque, None).error("versions are not decimals").await;
 }
 
 /// There is one warning for each problem: with several namespaces, and with a single one.
 #[tokio::test]
 async fn a_namespace_that_does_not_exist_is_a_problem_until_it_does() {
-    let stand = three().await;
-    let several = KubeConfig { namespaces: vec!["a".into(), "gone".into(), "lost".into()], ..stand.config() };
-    let one = KubeConfig { namespace: "gone".into(), ..stand.config() };
+    let fixture = three().await;
+    let several = KubeConfig { namespaces: vec!["a".into(), "gone".into(), "lost".into()], ..fixture.config() };
+    let one = KubeConfig { namespace: "gone".into(), ..fixture.config() };
     // The checks begin some time after the watch request.
     let skip = async |seconds, is_so: &dyn Fn() -> bool| {
         for _ in 0..10 {
@@ -193,7 +193,7 @@ async fn a_namespace_that_does_not_exist_is_a_problem_until_it_does() {
     for (config, missing) in [(several, vec!["gone", "lost"]), (one, vec!["gone"])] {
         let hour = Duration::from_secs(3600);
         let config = KubeConfig { contact_timeout: hour, watch_timeout: hour, ..config };
-        stand.play.set(|store| store.namespaces = Some(vec!["a"]));
+        fixture.fake.set(|store| store.namespaces = Some(vec!["a"]));
         let mut rig = follow(config, None);
         assert!(rig.told().await.starts_with("list"));
         let subjects = || {
@@ -205,14 +205,14 @@ async fn a_namespace_that_does_not_exist_is_a_problem_until_it_does() {
         let problem = rig.health.problems().into_iter().find(|problem| problem.subject == "gone").unwrap();
         assert_eq!(problem.reason.as_str(), "NAMESPACE_NOT_FOUND");
         assert_eq!(problem.message, "namespaces \"gone\" not found; create it, or remove it from the configuration");
-        stand.play.set(|store| store.namespaces = Some(vec!["a", "gone", "lost"]));
+        fixture.fake.set(|store| store.namespaces = Some(vec!["a", "gone", "lost"]));
         skip(21, &|| subjects().is_empty()).await;
         // Detected without a list too.
-        stand.play.set(|store| store.namespaces = Some(vec!["a"]));
+        fixture.fake.set(|store| store.namespaces = Some(vec!["a"]));
         skip(301, &|| subjects() == missing).await;
         assert_eq!(rig.lists(), 1);
         // A namespace that may not be read is no problem.
-        stand.play.set(|store| store.namespaces = None);
+        fixture.fake.set(|store| store.namespaces = None);
         skip(21, &|| subjects().is_empty()).await;
     }
 }
@@ -220,81 +220,87 @@ async fn a_namespace_that_does_not_exist_is_a_problem_until_it_does() {
 /// A namespace that is added or removed causes one list.
 #[tokio::test]
 async fn a_selector_decides_which_namespaces_there_are() {
-    let stand = three().await;
-    stand.play.write("@a=1 @b=1");
-    let config = KubeConfig { namespace_selector: "team=x".into(), ..stand.config() };
+    let fixture = three().await;
+    fixture.fake.write("@a=1 @b=1");
+    let config = KubeConfig { namespace_selector: "team=x".into(), ..fixture.config() };
     let mut rig = follow(config.clone(), None);
     assert_eq!(rig.told().await, "list 7");
-    assert_eq!((rig.state.clone(), rig.health.namespaces()), (stand.state_of_two(5), vec!["a".to_owned(), "b".into()]));
-    assert!(stand.play.asked()[0].starts_with("list limit=500 of namespaces"), "{:?}", stand.play.asked());
-    stand.play.write("a/x=2 @a=2");
+    assert_eq!(
+        (rig.state.clone(), rig.health.namespaces()),
+        (fixture.state_of_two(5), vec!["a".to_owned(), "b".into()])
+    );
+    assert!(fixture.fake.asked()[0].starts_with("list limit=500 of namespaces"), "{:?}", fixture.fake.asked());
+    fixture.fake.write("a/x=2 @a=2");
     assert_eq!(rig.next().await, "7 ahead ~a/x=2@8");
 
-    stand.play.write("@c=1 -@b");
+    fixture.fake.write("@c=1 -@b");
     assert_eq!(rig.told().await, "list 11");
     assert_eq!(rig.new_namespaces, ["c"], "what was there before, and is new here, proves no other history");
     assert_eq!((rig.lists(), rig.health.namespaces()), (2, vec!["a".to_owned(), "c".into()]));
     let names = |rig: &Rig| rig.state.keys().cloned().collect::<Vec<_>>();
     assert_eq!(names(&rig), ["a/x", "c/x"]);
 
-    stand.gate.cut();
-    stand.play.write("c/y=1");
-    until(|| stand.play.asked().iter().filter(|asked| asked.starts_with("watch 11")).count() >= 3).await;
+    fixture.gate.cut();
+    fixture.fake.write("c/y=1");
+    until(|| fixture.fake.asked().iter().filter(|asked| asked.starts_with("watch 11")).count() >= 3).await;
     assert_eq!(rig.told().await, "11 ahead +c/y=1@12");
-    stand.play.write("-@c -@a");
+    fixture.fake.write("-@c -@a");
     assert_eq!(rig.told().await, "list 14");
     assert!(rig.state.is_empty() && rig.health.namespaces().is_empty());
-    stand.play.write("@b=1");
+    fixture.fake.write("@b=1");
     assert_eq!(rig.told().await, "list 15");
     assert_eq!(names(&rig), ["b/x", "b/y"]);
 
     // The next run, after a change of the selected namespaces.
     let kept = rig.kept().await;
     drop(rig);
-    stand.play.write("b/z=1");
+    fixture.fake.write("b/z=1");
     let mut later = follow(config.clone(), Some(&kept));
     assert_eq!((later.told().await.as_str(), later.lists()), ("16 +b/z=1", 0), "one namespace has one version");
     drop(later);
-    stand.play.write("@a=3");
+    fixture.fake.write("@a=3");
     let mut later = follow(config, Some(&kept));
     while !later.told().await.starts_with("list") {}
-    assert_eq!((names(&later), later.rewinds), (vec!["a/x".to_owned(), "b/x".into(), "b/y".into(), "b/z".into()], 0));
+    assert_eq!(
+        (names(&later), later.history_rewrites),
+        (vec!["a/x".to_owned(), "b/x".into(), "b/y".into(), "b/z".into()], 0)
+    );
 }
 
 #[tokio::test]
 async fn a_selector_of_too_many_namespaces_is_named() {
-    let stand = Stand::new().await;
+    let fixture = Fixture::new().await;
     for n in 0..101 {
-        stand.play.write(&format!("@n{n}=1"));
+        fixture.fake.write(&format!("@n{n}=1"));
     }
-    let config = KubeConfig { namespace_selector: "team=x".into(), ..stand.config() };
+    let config = KubeConfig { namespace_selector: "team=x".into(), ..fixture.config() };
     follow(config, None).error("selects 101 namespaces (limit: 100); select fewer").await;
 }
 
 /// A previous run sent an object ahead of the merged version, and the object was deleted between the runs: no later list shows
 /// it, and a client that resumes from the merged version still has it.
 #[tokio::test]
-async fn a_list_before_what_an_earlier_start_may_have_sent_expires_older_versions() {
-    let stand = three().await;
-    let mut rig = stand.listed_two().await;
-    stand.play.write("a/new=1");
+async fn a_list_below_what_the_previous_run_may_have_sent_expires_older_versions() {
+    let fixture = three().await;
+    let mut rig = fixture.listed_two().await;
+    fixture.fake.write("a/new=1");
     assert_eq!(rig.told().await, "5 ahead +a/new=1@6");
-    let kept = Kept { state: stand.state_of_two(5), ..rig.kept().await };
+    let kept = SavedSnapshot { state: fixture.state_of_two(5), ..rig.kept().await };
     drop(rig);
-    stand.play.write("-a/new");
-    stand.play.compact(7);
-    let mut later = follow(stand.of_two(), Some(&kept));
+    fixture.fake.write("-a/new");
+    fixture.fake.compact(7);
+    let mut later = follow(fixture.of_two(), Some(&kept));
     assert_eq!(later.told().await, "list 7");
     assert!(later.expires_older, "an earlier start may have sent versions 6 and 7");
 
-    stand.play.write("a/x=2 b/x=2");
-    reach(&stand, &mut later).await;
-    stand.gate.refuse(true);
-    stand.gate.cut();
+    fixture.fake.write("a/x=2 b/x=2");
+    reach(&fixture, &mut later).await;
+    fixture.gate.refuse(true);
+    fixture.gate.cut();
     later.error("connection").await;
-    stand.play.write("c/x=2");
-    stand.play.compact(10);
-    stand.gate.refuse(false);
+    fixture.fake.write("c/x=2");
+    fixture.fake.compact(10);
+    fixture.gate.refuse(false);
     assert_eq!(later.told().await, "list 10");
     assert!(!later.expires_older, "the resource has passed version 7");
 }

@@ -7,7 +7,7 @@ fn choose(proxy_url: Option<&str>, server: (bool, &str, u16), env: &[(&str, &str
 
 /// The table `UseProxyTests` of `golang.org/x/net/http/httpproxy`, with its `NO_PROXY`.
 #[test]
-fn no_proxy_holds_for_what_it_holds_for_in_go() {
+fn no_proxy_matches_as_in_go() {
     let list = "foobar.com, .barbaz.net, 192.168.1.1, 192.168.1.2:81, 192.168.1.3:80, 10.0.0.0/30, 2001:db8::52:0:1, \
                 [2001:db8::52:0:2]:443, [2001:db8::52:0:3]:80, 2002:db8:a::45/64";
     for (host, is_proxied) in [
@@ -57,7 +57,7 @@ fn no_proxy_holds_for_what_it_holds_for_in_go() {
 }
 
 #[test]
-fn the_kubeconfig_counts_before_the_environment_and_the_scheme_says_which_variable() {
+fn the_kubeconfig_precedes_the_environment_and_the_scheme_selects_the_variable() {
     let tls = (true, "api.example.com", 6443);
     let env = [("HTTPS_PROXY", "http://secure:1"), ("http_proxy", "plain:2"), ("ALL_PROXY", "http://all:3")];
     let host =

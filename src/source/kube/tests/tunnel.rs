@@ -23,7 +23,7 @@ async fn opened(proxy: &Proxy, host: &str, answer: &[u8]) -> Result<(Vec<u8>, St
 }
 
 #[tokio::test]
-async fn connect_names_the_host_and_takes_nothing_of_what_follows() {
+async fn connect_sends_the_host_and_reads_nothing_beyond_the_response() {
     let answer = b"HTTP/1.1 200 Connection established\r\nVia: x\r\n\r\nrest";
     let (sent, rest) = opened(&proxy(ProxyKind::Http, Some(("u", "p"))), "::1", answer).await.unwrap();
     let expected = "CONNECT [::1]:6443 HTTP/1.1\r\nHost: [::1]:6443\r\nProxy-Authorization: Basic dTpw\r\n\r\n";
@@ -31,7 +31,7 @@ async fn connect_names_the_host_and_takes_nothing_of_what_follows() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_refuses_is_named_with_its_origin() {
+async fn a_refusing_proxy_is_reported_with_its_origin() {
     let proxy = proxy(ProxyKind::Http, None);
     for (answer, why) in [
         ("HTTP/1.1 407 Proxy Authentication Required\r\n\r\n".to_owned(), "user and password required"),
@@ -51,7 +51,7 @@ async fn a_proxy_that_refuses_is_named_with_its_origin() {
 }
 
 #[tokio::test]
-async fn socks_names_the_host_and_takes_nothing_of_what_follows() {
+async fn socks_sends_the_host_and_reads_nothing_beyond_the_reply() {
     let plain = proxy(ProxyKind::Socks5, None);
     let bound = [5, 0, 0, 1, 127, 0, 0, 1, 0, 80];
     let (sent, rest) = opened(&plain, "api", &[&[5, 0][..], &bound, b"rest"].concat()).await.unwrap();

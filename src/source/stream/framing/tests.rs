@@ -36,7 +36,7 @@ fn a_line_is_offered_where_an_event_may_begin() {
 }
 
 #[test]
-fn brackets_and_quotes_in_texts_are_of_no_account() {
+fn brackets_and_quotes_in_strings_are_ignored() {
     for event in [
         r#"{"}{][":"\"}{\\"}"#,
         r#"{"a":"\\","b":["]",{"c":[]}]}"#,
@@ -80,7 +80,7 @@ fn after_garbage_the_next_line_that_begins_with_an_event_is_read() {
 }
 
 #[test]
-fn an_end_within_an_event_is_told_and_the_next_bytes_begin_afresh() {
+fn an_end_within_an_event_is_reported_and_the_next_bytes_begin_a_new_one() {
     let mut framer = Framer::new();
     assert_eq!(framer.feed(b"{\"a\":"), (5, None));
     assert_eq!(framer.end(), Some(Position { line: 1, offset: 0 }));
@@ -92,7 +92,7 @@ fn an_end_within_an_event_is_told_and_the_next_bytes_begin_afresh() {
 }
 
 #[test]
-fn an_event_that_is_too_large_is_told_once_and_passed_over() {
+fn an_event_that_is_too_large_is_skipped_and_reported_once() {
     let text = |length: usize| format!(r#"{{"a":"{}"}}"#, "x".repeat(length - 8));
     let largest = text(MAX_EVENT_BYTES);
     let larger = text(MAX_EVENT_BYTES + 1);
@@ -161,7 +161,7 @@ proptest! {
     #![proptest_config(crate::property_config())]
 
     #[test]
-    fn any_cut_of_the_bytes_finds_the_same(parts in vec(any_part(), 0..8), cuts in vec(any::<Index>(), 0..12)) {
+    fn the_result_does_not_depend_on_how_the_bytes_are_split(parts in vec(any_part(), 0..8), cuts in vec(any::<Index>(), 0..12)) {
         let bytes = parts.concat();
         let whole = frames([&bytes[..]]);
         prop_assert_eq!(&frames(bytes.chunks(1)), &whole);
@@ -172,14 +172,14 @@ proptest! {
     }
 
     #[test]
-    fn a_line_that_is_json_is_what_following_it_finds(parts in vec(any_part(), 0..12)) {
+    fn framing_by_lines_equals_framing_by_bytes(parts in vec(any_part(), 0..12)) {
         let bytes = parts.concat();
         prop_assert_eq!(frames_by_lines(&bytes), frames([&bytes[..]]));
     }
 
     /// The framer finds every event that serde parses, and the events after a complete one.
     #[test]
-    fn whatever_is_json_is_an_event(parts in vec(any_part(), 0..8)) {
+    fn every_json_map_is_an_event(parts in vec(any_part(), 0..8)) {
         let bytes = parts.concat();
         if let Ok(text) = std::str::from_utf8(&bytes)
             && let Ok(value) = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(text)
@@ -196,7 +196,7 @@ proptest! {
     #![proptest_config(crate::property_config())]
 
     #[test]
-    fn plain_is_what_each_byte_is_by_itself(
+    fn the_plain_prefix_equals_a_check_of_each_byte(
         bytes in vec(prop_oneof![20 => any::<u8>().prop_filter("plain", |byte| is_plain(*byte)), 1 => any::<u8>()], 0..100),
     ) {
         let expected = bytes.iter().position(|byte| matches!(byte, b'"' | b'\\' | 0..b' ')).unwrap_or(bytes.len());

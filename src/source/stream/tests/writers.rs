@@ -28,7 +28,7 @@ fn write(path: &std::path::Path, event_type: &str, names: &[&str], at: usize) ->
 
 /// `while :; do kubectl get pods -A -w --output-watch-events -o json >pipe; done`: each writer begins with all objects.
 #[tokio::test(start_paused = true)]
-async fn what_the_next_writer_does_not_repeat_is_deleted_when_it_has_had_its_time() {
+async fn objects_that_the_next_writer_does_not_repeat_in_time_are_deleted() {
     let (_directory, path) = fifo();
     let mut rig = left(&path, &["a", "b", "c", "d"], |_| {}).await;
     let mut second = write(&path, "ADDED", &["a"], 1);
@@ -58,7 +58,7 @@ async fn what_the_next_writer_does_not_repeat_is_deleted_when_it_has_had_its_tim
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_writer_that_repeats_everything_or_says_that_it_has_is_live_at_once() {
+async fn a_writer_that_repeats_or_confirms_everything_is_synced_at_once() {
     let (_directory, path) = fifo();
     let mut rig = left(&path, &["a", "b"], |_| {}).await;
     let mut second = write(&path, "ADDED", &["b"], 1);
@@ -82,7 +82,7 @@ async fn a_writer_that_repeats_everything_or_says_that_it_has_is_live_at_once() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_writer_that_goes_before_it_has_confirmed_leaves_everything_to_the_next_one() {
+async fn a_writer_that_ends_before_confirming_leaves_everything_to_the_next_one() {
     let (_directory, path) = fifo();
     let mut rig = left(&path, &["a", "b"], |_| {}).await;
     for name in ["b", "c"] {
@@ -102,7 +102,7 @@ async fn a_writer_that_goes_before_it_has_confirmed_leaves_everything_to_the_nex
 
 /// A client under BLOCK blocks the reader, and so the writer: the pipe is full.
 #[tokio::test(start_paused = true)]
-async fn time_in_which_nobody_reads_is_no_silence_of_the_writer() {
+async fn time_without_a_reader_is_no_silence_of_the_writer() {
     let (_directory, path) = fifo();
     let mut rig = left(&path, &["a", "b"], |_| {}).await;
     let mut second = write(&path, "ADDED", &["a"], 1);
@@ -131,7 +131,7 @@ async fn writers_that_send_changes_alone_confirm_nothing_where_that_is_configure
 
 /// The next writer opens the pipe before the end of the one before it was read.
 #[tokio::test(start_paused = true)]
-async fn a_writer_that_was_replaced_unnoticed_has_to_be_confirmed_as_well() {
+async fn the_objects_of_a_writer_that_was_replaced_unnoticed_must_be_confirmed_too() {
     let (_directory, path) = fifo();
     let mut rig = Rig::open(&path).await;
     let first = write(&path, "ADDED", &["a", "b"], 1);

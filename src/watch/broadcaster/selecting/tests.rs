@@ -1,18 +1,13 @@
 //! Time of one cycle, and the groups that are charged for it.
 
 use super::*;
-use crate::{
-    model::ResourceVersion,
-    watch::{BroadcasterConfig, Deliveries, merger::MergerConfig, room::Room},
-};
+use crate::{model::ResourceVersion, watch::Deliveries};
 
 fn groups(count: usize) -> Vec<Arc<Group<Deliveries>>> {
-    let reached = Reached { version: ResourceVersion::decimal(0), offset: 0 };
+    let reached = HistoryPosition { version: ResourceVersion::decimal(0), offset: 0 };
     let group = |id| {
-        let room = Arc::new(Room::new(Duration::ZERO, Arc::default()));
-        let config = MergerConfig::of(&BroadcasterConfig::default());
-        let merger = crate::watch::merger::Merger::new(config, None, Arc::default(), &reached);
-        Arc::new(Group::new(id, Arc::default(), (), true, reached.clone(), room, merger))
+        let writer_signals = Arc::new(WriterSignals::new(Duration::ZERO, Arc::default()));
+        Arc::new(Group::new(id, Arc::default(), (), true, reached.clone(), writer_signals))
     };
     (0..count).map(group).collect()
 }
@@ -22,7 +17,7 @@ fn time(left: u64, groups: usize) -> Time {
 }
 
 #[test]
-fn a_group_that_takes_more_than_is_left_pays_for_it_itself() {
+fn a_group_that_exceeds_the_remaining_time_is_charged_alone() {
     let groups = groups(3);
     let mut time = time(100, 3);
     time.settle(&groups, &[0], 100, false);
@@ -36,7 +31,7 @@ fn a_group_that_takes_more_than_is_left_pays_for_it_itself() {
 }
 
 #[test]
-fn groups_that_have_seen_the_cycle_to_its_end_are_not_deferred_for_what_they_took() {
+fn groups_evaluated_to_the_end_of_the_cycle_are_not_deferred_for_their_time() {
     let groups = groups(3);
     let mut time = time(100, 3);
     time.is_deferred[2] = true;
@@ -45,7 +40,7 @@ fn groups_that_have_seen_the_cycle_to_its_end_are_not_deferred_for_what_they_too
 }
 
 #[test]
-fn what_several_took_together_is_paid_by_all_of_them() {
+fn time_that_several_groups_took_together_is_charged_to_all() {
     let groups = groups(3);
     let mut time = time(100, 3);
     time.settle(&groups, &[0, 1], 51, false);

@@ -22,7 +22,7 @@ impl Model {
             is_spent: false,
             kept: VecDeque::new(),
             before: BTreeSet::new(),
-            wake: 0,
+            cycle: 0,
             lines: BTreeSet::new(),
             taken: 0,
             dropped: 0,
@@ -30,7 +30,7 @@ impl Model {
     }
 
     fn floor(&self) -> u64 {
-        self.kept.front().map_or(self.wake + 1, |(wake, _)| *wake)
+        self.kept.front().map_or(self.cycle + 1, |(cycle, _)| *cycle)
     }
 
     pub(super) async fn apply(&mut self, op: Op) {
@@ -66,7 +66,7 @@ impl Model {
             Op::Pause => drop(self.clock.now.fetch_add(2_000_000_000, Ordering::SeqCst)),
             Op::Forget => {
                 if let [.., oldest, _] = &self.published[..] {
-                    self.broadcaster.forget_before(oldest);
+                    self.broadcaster.drop_before(oldest);
                 }
             }
             Op::Sweep => self.broadcaster.sweep(),
@@ -86,8 +86,8 @@ impl Model {
             }
             Op::Restart => {
                 self.world.version += 10;
-                self.broadcaster.restart(&End::HistoryChanged, version(self.world.version));
-                self.end_all(&End::HistoryChanged);
+                self.broadcaster.start_new_history(&End::HistoryRewritten, version(self.world.version));
+                self.end_all(&End::HistoryRewritten);
                 for reader in &mut self.readers {
                     reader.blocking = false;
                 }
@@ -135,7 +135,7 @@ impl Model {
                 offset += batch.changes.len() as u64;
             }
             self.has_deferred |= reader.cursor.filled().is_some();
-            let is_concerned = reader.expect(self.wake);
+            let is_concerned = reader.expect(self.cycle);
             assert_eq!(reader.flag.is_set(), is_concerned && reader.is_parked, "woken when there is something");
             reader.is_parked &= !is_concerned;
             let holds_back = !reader.evicted && !reader.is_gone(floor) && reader.may_block();
@@ -150,8 +150,8 @@ impl Model {
     }
 
     fn keep(&mut self, events: usize) {
-        self.wake += 1;
-        self.kept.push_back((self.wake, events));
+        self.cycle += 1;
+        self.kept.push_back((self.cycle, events));
         while self.kept.len() > 1
             && self.kept.iter().map(|(_, events)| events).sum::<usize>() > self.config.retention.events
         {
@@ -163,10 +163,10 @@ impl Model {
     fn fill(&mut self) -> bool {
         let filled: Vec<_> = self.readers.iter().map(|reader| reader.cursor.filled()).collect();
         let has_run = self.threads.run_one();
-        if self.broadcaster.wake() > self.wake {
+        if self.broadcaster.cycle() > self.cycle {
             self.keep(0);
         }
-        assert_eq!(self.broadcaster.wake(), self.wake, "one for a piece of work, however many groups");
+        assert_eq!(self.broadcaster.cycle(), self.cycle, "one for a piece of work, however many groups");
         for (reader, before) in self.readers.iter_mut().zip(filled).filter(|(reader, _)| reader.end.is_none()) {
             reader.end = reader.cursor.end();
             if let Some(end) = &reader.end {
@@ -176,7 +176,7 @@ impl Model {
                 reader.unfilled.clear();
                 continue;
             }
-            let is_concerned = reader.expect(self.wake);
+            let is_concerned = reader.expect(self.cycle);
             let is_woken = reader.flag.is_set();
             // Events from before it joined also wake it.
             let may_be_woken = is_concerned || before.is_some_and(|filled| filled.offset < reader.joined);
@@ -251,8 +251,8 @@ impl Model {
         let reader = &mut self.readers[at];
         let is_gone = reader.is_gone(floor);
         // Events filled from before it joined are skipped, and until then it has not caught up.
-        let is_leaving_out = reader.cursor.filled().is_some_and(|filled| filled.offset < reader.joined);
-        if reader.phase == Phase::CatchingUp && !reader.is_over(&config) && !is_leaving_out {
+        let is_skipping = reader.cursor.filled().is_some_and(|filled| filled.offset < reader.joined);
+        if reader.phase == Phase::CatchingUp && !reader.is_over(&config) && !is_skipping {
             reader.phase = Phase::Live;
         }
         if reader.is(FullChannelPolicy::Drop) && reader.frozen_at.is_none() && reader.is_over(&config) {

@@ -8,7 +8,7 @@ use crate::checker::{
     ask::{Ask, Min, PageOf, Query, Twist, What},
     call::Call,
     record::{CallRecord, End, Served},
-    script::{Asked, FORMATS, Question},
+    script::{FORMATS, Question, QuestionKind},
     selection::Selection,
 };
 
@@ -17,10 +17,10 @@ impl Harness {
     pub(super) async fn ask(&mut self, place: usize, question: &Question) {
         let Question { asked, format, min, deadline, is_slow } = question.clone();
         let what = match asked {
-            Asked::List { query, page_size } => What::List { query, page_size, page: None },
-            Asked::Get(key) => What::Get(key),
-            Asked::Values { index, page_size } => What::Values { index, page_size },
-            Asked::Until { selection, conditions } => What::Until { selection, conditions },
+            QuestionKind::List { query, page_size } => What::List { query, page_size, page: None },
+            QuestionKind::Get(key) => What::Get(key),
+            QuestionKind::Values { index, page_size } => What::Values { index, page_size },
+            QuestionKind::Until { selection, conditions } => What::Until { selection, conditions },
         };
         // The values are those of this moment.
         let served = Served { server: self.current, resource: self.resource };

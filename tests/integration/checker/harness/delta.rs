@@ -38,7 +38,7 @@ pub(super) fn delta(truth: &Truth, upstream: Upstream) -> Delta {
         Upstream::Open(said) => Delta::Changes { events: [event(*said)].into_iter().collect(), closes: false },
         Upstream::Transaction(told) => Delta::transaction(told.into_iter().map(event)),
         Upstream::List(held, not_served, at) => Delta::Replace(list(held, not_served, at)),
-        Upstream::Rewritten(held, not_served, at) => Delta::Rewind(list(held, not_served, at)),
+        Upstream::Rewritten(held, not_served, at) => Delta::HistoryRewritten(list(held, not_served, at)),
         Upstream::Relisted(told) => Delta::Relist(told.into_iter().map(event).collect(), Cause::Inferred),
     }
 }

@@ -10,7 +10,10 @@ use std::{
 };
 
 use informerd::{
-    cache::{Delta, Evidence, FifoBounds, Informer, InformerConfig, InformerHandle, RealFifo, Snapshot, SourceHealth},
+    cache::{
+        Delta, FifoBounds, Informer, InformerConfig, InformerHandle, ProgressDemand, Provenance, RealFifo,
+        RewriteEvidence, Snapshot, SourceHealth,
+    },
     grpc::{Body, Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::{IndexFunc, Indexers, Path, ResourceVersion},
     proto::pb,
@@ -163,7 +166,9 @@ impl Resource {
             indexers: Arc::new(indexers.unwrap()),
             broadcaster,
             history: bound(history),
-            evidence: if has_stable_bodies { Evidence::Bytes } else { Evidence::Listed },
+            rewrite_evidence: if has_stable_bodies { RewriteEvidence::Bytes } else { RewriteEvidence::Listed },
+            demand: ProgressDemand::default(),
+            provenance: Provenance::default(),
             batch_window: Duration::ZERO,
         };
         let (mut task, informer) = Informer::new(Arc::clone(&fifo), health.clone(), config);
@@ -175,14 +180,14 @@ impl Resource {
     }
 
     pub(super) async fn push(&mut self, delta: Delta) {
-        self.health.alive();
+        self.health.record_contact();
         self.heard_at = Some(Instant::now());
         self.fifo.push(delta).await;
     }
 
     /// Reports its upstream as lost.
     pub(super) fn lose(&mut self) {
-        self.health.lost();
+        self.health.mark_lost();
         self.heard_at = None;
     }
 
@@ -201,8 +206,8 @@ impl Resource {
         let number = |version: &ResourceVersion| u64::try_from(version.number()).unwrap();
         let versions = |snapshot: Arc<Snapshot>| (number(snapshot.version()), number(snapshot.safe_version()));
         let (version, safe) = self.informer.snapshot().map_or((0, 0), versions);
-        let rewinds = self.informer.stats().rewinds.load(Ordering::Relaxed) as usize;
-        (self.first_epoch + rewinds, version, safe)
+        let history_rewrites = self.informer.stats().history_rewrites.load(Ordering::Relaxed) as usize;
+        (self.first_epoch + history_rewrites, version, safe)
     }
 
     /// Returns the number of changes that it has applied.

@@ -121,7 +121,7 @@ impl Truth {
     }
 
     /// Rewrites the history at an older version: a different upstream, with some of the objects, each changed.
-    pub(crate) fn rewind(&mut self, back: u64, keep: u8) -> Upstream {
+    pub(crate) fn rewrite_history(&mut self, back: u64, keep: u8) -> Upstream {
         let version = if self.has_lineage { 3 } else { self.seen_version().saturating_sub(back) };
         if version == 0 {
             return self.relist(0);

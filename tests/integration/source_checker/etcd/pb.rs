@@ -3,9 +3,9 @@
 #![allow(dead_code, unreachable_pub, clippy::pedantic, missing_docs, reason = "generated")]
 
 pub(super) mod etcdserverpb {
-    tonic::include_proto!("etcdserverpb");
+    include!("../../../../proto/generated/etcdserverpb.rs");
 }
 
 pub(super) mod mvccpb {
-    tonic::include_proto!("mvccpb");
+    include!("../../../../proto/generated/mvccpb.rs");
 }

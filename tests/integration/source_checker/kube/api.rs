@@ -6,9 +6,9 @@
 //! watch began; initial events end with an annotated bookmark; watches are closed after `timeoutSeconds`.
 
 mod answer;
-mod misdeed;
 mod secure;
 mod target;
+mod violations;
 mod watch;
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
@@ -24,7 +24,7 @@ use self::{
     secure::SecureListener,
     target::Target,
 };
-pub(crate) use self::{misdeed::Misdeeds, secure::Certificates};
+pub(crate) use self::{secure::Certificates, violations::Violations};
 use super::world::World;
 use crate::source_checker::upstream::Key;
 
@@ -85,7 +85,7 @@ pub(crate) struct State {
     pub(crate) has_opaque_versions: bool,
     /// True if the next watch that gets several changes of one version is closed after the first.
     pub(crate) closes_inside: bool,
-    pub(crate) misdeeds: Misdeeds,
+    pub(crate) violations: Violations,
     /// True if it answers with metadata only where that is requested.
     pub(crate) knows_metadata: bool,
     /// Answers to the next requests, each used once.
@@ -213,7 +213,7 @@ impl Api {
             false => To::Lists,
         };
         let drawn = self.fault(to);
-        self.state.lock().misdeeds.note(uri, drawn);
+        self.state.lock().violations.note(uri, drawn);
         if let Some(answer) = drawn {
             let reason = match answer.code {
                 403 => "Forbidden",
@@ -242,7 +242,7 @@ impl Api {
             return failure(404, RetryAfter::None, "NotFound", "the server could not find the requested resource");
         }
         if self.state.lock().needs_selector && !target.has_selector && target.name.is_none() {
-            self.state.lock().misdeeds.note_forbidden(uri);
+            self.state.lock().violations.note_forbidden(uri);
             return failure(403, RetryAfter::None, "Forbidden", "only with the selector");
         }
         if is_watch { self.watch(query, target).await } else { self.list(&query, target).await }

@@ -75,7 +75,7 @@ pub(crate) enum Selection {
 }
 
 /// Event of one change for a selection.
-pub(crate) enum Told {
+pub(crate) enum EventKind {
     Added(String),
     Modified(String),
     Deleted(String),
@@ -217,16 +217,16 @@ impl World {
     }
 
     /// Returns the watch event of a change, if there is one.
-    pub(crate) fn told(&self, at: usize) -> Option<Told> {
+    pub(crate) fn told(&self, at: usize) -> Option<EventKind> {
         let Change { version, key, state } = &self.changes[at];
         let before = self.state(at).remove(key).map(|(_, stored)| stored);
         let selected = |stored: &Option<Stored>| stored.as_ref().is_some_and(|stored| self.selects(key, stored));
         let object = |stored: &Option<Stored>| self.object(key, *version, stored.as_ref().unwrap(), true);
         match (selected(&before), selected(state)) {
             (false, false) => None,
-            (false, true) => Some(Told::Added(object(state))),
-            (true, true) => Some(Told::Modified(object(state))),
-            (true, false) => Some(Told::Deleted(object(&before))),
+            (false, true) => Some(EventKind::Added(object(state))),
+            (true, true) => Some(EventKind::Modified(object(state))),
+            (true, false) => Some(EventKind::Deleted(object(&before))),
         }
     }
 

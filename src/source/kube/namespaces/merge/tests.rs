@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::{
     cache::{Backlog, History, Indexer, List, NotInHistory},
-    model::{EventType, Indexers, Object, Reached, Selection},
+    model::{EventType, HistoryPosition, Indexers, Object, Selection},
     watch::{Deliveries, Replay, Retention},
 };
 
@@ -69,15 +69,16 @@ impl Truth {
 fn resumed(history: &History, from: u128, step: usize, state: &mut State) -> Result<ResourceVersion, NotInHistory> {
     let selection = Selection::default();
     let mut backlog = history.after(&version(from))?;
-    let mut reached = Reached { version: version(from), offset: backlog.first };
+    let mut reached = HistoryPosition { version: version(from), offset: backlog.first };
     loop {
         let Backlog { mut batches, first, .. } = backlog;
         let has_more = batches.len() > step;
         batches.truncate(step);
         let mut replay = Replay::new(batches, first, reached);
         let mut arena = Vec::new();
-        replay.encode::<Deliveries>(&selection, (), &mut arena, usize::MAX, |_steps| false);
-        assert!(replay.is_done());
+        while !replay.is_done() {
+            replay.step::<Deliveries>(&selection, (), &mut arena);
+        }
         for told in arena {
             assert!(told.version >= version(from), "{told:?} after {from}");
             assert!(told.object_version > version(from), "{told:?} is known at {from}");
@@ -103,7 +104,7 @@ proptest! {
     #![proptest_config(crate::property_config())]
 
     #[test]
-    fn whoever_resumes_from_a_merged_version_gets_what_is_above_it(
+    fn a_watch_resumed_from_a_merged_version_gets_every_change_above_it(
         writes in writes(),
         received in vec((0..NAMESPACES, 0_u8..4), 0..60),
         bound in 1_usize..40,
@@ -111,9 +112,9 @@ proptest! {
     ) {
         let truth = Truth(writes);
         let retention = Retention { events: bound, size: 1 << 20, age: Duration::from_secs(300) };
-        let mut history = History::new(retention, Reached { version: version(BEGIN), offset: 0 });
+        let mut history = History::new(retention, HistoryPosition { version: version(BEGIN), offset: 0 });
         let mut indexer = Indexer::new(Arc::new(Indexers::default()), List::new(Vec::new(), version(BEGIN)));
-        let mut merge = Merge::new(NAMESPACES, version(BEGIN));
+        let mut merge = MergedPosition::new(NAMESPACES, version(BEGIN));
         let (mut next, mut reached) = ([BEGIN + 1; NAMESPACES], [BEGIN; NAMESPACES]);
         for (member, what) in received {
             let of_member = |number: &u128| truth.0[(*number - BEGIN - 1) as usize].namespace == member;
@@ -160,40 +161,50 @@ proptest! {
     }
 }
 
+/// Returns the events of a delta, after which nothing else comes at their version.
+fn events(delta: Option<Delta>) -> Vec<Event> {
+    match delta {
+        Some(Delta::Changes { events, closes: true }) => events.into_vec(),
+        None => Vec::new(),
+        Some(other) => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn an_event_that_is_ahead_is_handed_out_at_once_at_the_merged_version() {
     let write = |namespace, name| Write { namespace, name, is_deleted: false };
-    let mut merge = Merge::new(2, version(10));
+    let bookmark = |number| Event::Bookmark(version(number));
+    let mut merge = MergedPosition::new(2, version(10));
     let first = event(write(0, 1), 12);
     let delta = merge.take(0, Delta::event(first.clone())).unwrap();
-    assert_eq!(delta, Some(Delta::transaction([first, Event::Bookmark(version(10))])));
-    assert_eq!((merge.progress(), merge.ahead()), (None, 1));
+    assert_eq!(events(delta), [first, bookmark(10)]);
+    assert!(merge.progress().is_none() && merge.ahead() == 1);
     assert_eq!(merge.behind(), [(1, version(10))]);
 
     let second = event(write(1, 1), 11);
-    assert_eq!(merge.take(1, Delta::event(second.clone())).unwrap(), Some(Delta::event(second)), "nobody is behind it");
-    assert_eq!((merge.progress(), merge.version()), (None, &version(11)));
+    assert_eq!(events(merge.take(1, Delta::event(second.clone())).unwrap()), [second], "nobody is behind it");
+    assert!(merge.progress().is_none() && *merge.version() == version(11));
     let third = event(write(1, 2), 14);
     let delta = merge.take(1, Delta::event(third.clone())).unwrap();
-    assert_eq!(delta, Some(Delta::transaction([third, Event::Bookmark(version(11))])), "first the event");
-    assert_eq!(merge.progress(), Some(Delta::event(Event::Bookmark(version(12)))), "then everybody moves on");
+    assert_eq!(events(delta), [third, bookmark(11)], "first the event");
+    assert_eq!(events(merge.progress()), [bookmark(12)], "then everybody moves on");
     assert_eq!(merge.ahead(), 1);
 
     // The version before an open one is reached.
     let gone = event(Write { is_deleted: true, ..write(0, 1) }, 16);
     merge.take(0, Delta::Changes { events: [gone].into_iter().collect(), closes: false }).unwrap();
-    assert_eq!((merge.progress(), merge.ahead()), (Some(Delta::event(Event::Bookmark(version(14)))), 1));
+    assert_eq!((events(merge.progress()), merge.ahead()), (vec![bookmark(14)], 1));
     assert_eq!(merge.behind(), [(1, version(14)), (0, version(15))]);
     merge.note_quiet(1, version(20));
-    assert_eq!(merge.progress(), Some(Delta::event(Event::Bookmark(version(15)))));
-    merge.take(0, Delta::event(Event::Bookmark(version(18)))).unwrap();
-    assert_eq!((merge.progress(), merge.ahead()), (Some(Delta::event(Event::Bookmark(version(18)))), 0));
+    assert_eq!(events(merge.progress()), [bookmark(15)]);
+    merge.take(0, Delta::event(bookmark(18))).unwrap();
+    assert_eq!((events(merge.progress()), merge.ahead()), (vec![bookmark(18)], 0));
 }
 
 #[test]
-fn what_is_ahead_is_bounded() {
-    let mut merge = Merge::new(2, version(10));
-    let take = |merge: &mut Merge, number| {
+fn events_ahead_are_bounded() {
+    let mut merge = MergedPosition::new(2, version(10));
+    let take = |merge: &mut MergedPosition, number| {
         merge.take(0, Delta::event(event(Write { namespace: 0, name: 1, is_deleted: false }, number)))
     };
     for number in 11..=10 + MAX_AHEAD_EVENTS as u128 {

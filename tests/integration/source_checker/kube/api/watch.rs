@@ -9,7 +9,7 @@ use tokio::{sync::mpsc, time::Instant};
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 
 use super::{
-    super::world::Told,
+    super::world::EventKind,
     Api, InitialEvents, Query, RetryAfter,
     answer::{bookmark, event, failure, too_large},
     target::Target,
@@ -163,9 +163,9 @@ impl Api {
                     if target.is_of(&state.world.changes[next].key) {
                         lines += &match state.world.told(next) {
                             None => String::new(),
-                            Some(Told::Added(object)) => event("ADDED", &target.shape(object)),
-                            Some(Told::Modified(object)) => event("MODIFIED", &target.shape(object)),
-                            Some(Told::Deleted(object)) => event("DELETED", &target.shape(object)),
+                            Some(EventKind::Added(object)) => event("ADDED", &target.shape(object)),
+                            Some(EventKind::Modified(object)) => event("MODIFIED", &target.shape(object)),
+                            Some(EventKind::Deleted(object)) => event("DELETED", &target.shape(object)),
                         };
                     }
                     version = version.max(state.world.changes[next].version);

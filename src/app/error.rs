@@ -1,0 +1,130 @@
+//! Errors that end the server, and the names of tasks whose end is one.
+
+use std::io;
+
+use tokio::task::JoinError;
+
+use crate::{
+    source::{files::DirectoryError, stream::StreamError},
+    transport::TlsError,
+};
+
+/// Reason why the server could not start, or ended without a signal.
+#[derive(Debug, thiserror::Error)]
+pub enum AppError {
+    /// Directory that cannot be served.
+    #[error("resource {resource}: {error}")]
+    Directory {
+        /// Name of the resource.
+        resource: String,
+        /// Cause, and what to do about it.
+        error: DirectoryError,
+    },
+    /// Stream that cannot be read.
+    #[error("resource {resource}: {error}")]
+    Stream {
+        /// Name of the resource.
+        resource: String,
+        /// Cause, and what to do about it.
+        error: StreamError,
+    },
+    /// Thread of a resource that cannot be started.
+    #[error("resource {resource}: cannot start its thread: {error}; raise the limits on threads and open files")]
+    Thread {
+        /// Name of the resource.
+        resource: String,
+        /// Error of the system.
+        error: io::Error,
+    },
+    /// Threads for selections that cannot be started.
+    #[error("cannot start the threads that evaluate selections: {error}; raise the limit on threads")]
+    BulkThreads {
+        /// Error of the system.
+        error: io::Error,
+    },
+    /// Configured file of a source, such as a certificate, that cannot be read.
+    #[error("resource {resource}: {problem}; correct the path, or give the user of informerd permission to read it")]
+    Upstream {
+        /// Name of the resource.
+        resource: String,
+        /// File, and cause.
+        problem: String,
+    },
+    /// Missing cluster, in the place where a kube source is configured to find one.
+    #[error("resource {resource}: {problem}")]
+    Kube {
+        /// Name of the resource.
+        resource: String,
+        /// File, and what to do about it.
+        problem: String,
+    },
+    /// TLS that cannot be served.
+    #[error("tls: {0}")]
+    Tls(#[from] TlsError),
+    /// Address that cannot be listened on.
+    #[error("cannot listen on {address} for {what}: {error}; {hint}")]
+    Listen {
+        /// Purpose: "gRPC" or "admin".
+        what: &'static str,
+        /// Address as configured.
+        address: String,
+        /// Error of the system.
+        error: io::Error,
+        /// Advice for the user.
+        hint: &'static str,
+    },
+    /// Limit on open files below the configured connections.
+    #[error(
+        "limits.connections: {connections} is more than the {left} left by the limit on open files ({open_files}, with {reserved} kept for \
+         the admin port and the sources); raise the limit (ulimit -n, LimitNOFILE), or remove the key"
+    )]
+    OpenFiles {
+        /// Connections as configured.
+        connections: usize,
+        /// Open files left for connections.
+        left: usize,
+        /// Limit on open files.
+        open_files: usize,
+        /// Open files kept free of connections.
+        reserved: usize,
+    },
+    /// End of a task that should run for ever.
+    #[error("{task} ended unexpectedly{detail}")]
+    TaskEnded {
+        /// Name of the task.
+        task: String,
+        /// Cause, if the task reported one.
+        detail: String,
+    },
+}
+
+// === impl AppError ===
+
+impl AppError {
+    pub(super) fn listen(what: &'static str, address: String, error: io::Error) -> Self {
+        let hint = match error.kind() {
+            io::ErrorKind::AddrInUse => "stop the process that uses it, or choose another address",
+            io::ErrorKind::PermissionDenied => "choose a port above 1023, or a path that this user can write to",
+            _ => "choose an address of this machine",
+        };
+        Self::Listen { what, address, error, hint }
+    }
+
+    pub(super) fn reflection(error: &tonic_reflection::server::Error) -> Self {
+        Self::TaskEnded { task: "reflection".to_owned(), detail: format!(": {error}") }
+    }
+
+    pub(super) fn ended(ended: Result<String, JoinError>) -> Self {
+        match ended {
+            Ok(task) => Self::TaskEnded { task, detail: String::new() },
+            Err(error) => Self::TaskEnded { task: "a task".to_owned(), detail: format!(": {error}") },
+        }
+    }
+}
+
+/// Runs a task to its end, and returns its name.
+pub(super) async fn named(name: impl Into<String>, task: impl Future<Output = ()>) -> String {
+    let name = name.into();
+    task.await;
+    name
+}

@@ -1,0 +1,331 @@
+//! Writer of snapshot files: the next run serves them at once, and its upstreams have to send only the changes since.
+//!
+//! One task for all resources writes one file at a time, outside of the threads that serve. It writes a state soon after its
+//! first list and after its history was rewritten, then at intervals if objects have changed, and a last time when the server
+//! drains. Snapshot files are an optimisation: a failure is reported, and everything else continues.
+//!
+//! A file is plain text, so Secrets are written only where the configuration has `snapshot: true`: a kube resource of Secrets
+//! has no file, and the state of a relay with a Secret among its objects is neither written nor used. A file that must not
+//! exist any more is removed at start.
+
+use std::{
+    borrow::Borrow,
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use tokio::time;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    cache::{
+        CheckpointRequests, Informer, InformerHandle, ListerWatcher, Problem, ProblemReason, Reflector, SavedState,
+        SnapshotDirectory, SnapshotFile, SourceHealth,
+    },
+    config::{Config, KubeResource, ResourceConfig, SourceConfig},
+    grpc::WireFrame,
+    model::{Object, ResourceVersion},
+};
+
+/// Snapshot files of all resources.
+#[derive(Debug)]
+pub(super) struct SnapshotWriter {
+    /// Directory of the files, or the reason why there is none.
+    directory: Result<SnapshotDirectory, String>,
+    interval: Duration,
+    writers: Vec<ResourceSnapshotWriter>,
+}
+
+/// Snapshot file of one resource; clones share it.
+#[derive(Debug, Clone)]
+pub(super) struct ResourceSnapshotWriter {
+    shared: Arc<ResourceSnapshotShared>,
+}
+
+/// Contents of a resource's snapshot file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Contents {
+    /// Everything.
+    All,
+    /// Everything, unless there is a Secret among the objects.
+    NoSecrets,
+    /// No file.
+    None,
+}
+
+#[derive(Debug)]
+struct ResourceSnapshotShared {
+    contents: Contents,
+    resource: String,
+    file: SnapshotFile,
+    checkpoints: CheckpointRequests,
+    informer: InformerHandle<WireFrame>,
+    /// Last state that was written.
+    written: Mutex<Option<LastWrite>>,
+}
+
+/// Last write of a file.
+#[derive(Debug)]
+struct LastWrite {
+    /// Changes up to that write.
+    changes: Changes,
+    /// Version of a state that lacks changes ahead of it: they have to be written once they are complete.
+    lacks_after: Option<ResourceVersion>,
+}
+
+/// Numbers of changes of objects, and of rewrites of the history. A version that advances alone is not worth a file.
+type Changes = (u64, u64);
+
+/// Interval of the search for states to write.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Time to wait for a checkpoint. A resource whose changes wait for a client under BLOCK is written later.
+const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(5);
+
+// === impl SnapshotWriter ===
+
+impl SnapshotWriter {
+    /// Opens the configured directory, if there is one.
+    pub(super) fn open(config: &Config) -> Option<Self> {
+        let directory = SnapshotDirectory::open(config.general.state_dir.as_deref()?);
+        match &directory {
+            Ok(directory) if directory.is_open_to_all() => tracing::warn!(
+                directory = %directory.path().display(),
+                "state_dir is world-writable; run chmod o-w on it"
+            ),
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, "state_dir not usable, writing no snapshots"),
+        }
+        let directory = directory.map_err(|error| format!("state_dir: {error}"));
+        Some(Self { directory, interval: config.general.state_interval, writers: Vec::new() })
+    }
+
+    /// Adds a resource with the identity of its source. `None` if its state must not or cannot be written.
+    pub(super) fn add(
+        &mut self,
+        resource: &ResourceConfig,
+        identity: &str,
+        checkpoints: &CheckpointRequests,
+        informer: &InformerHandle<WireFrame>,
+    ) -> Option<ResourceSnapshotWriter> {
+        let directory = match &self.directory {
+            Ok(directory) => directory,
+            Err(problem) => {
+                report(informer.health(), Some(problem.clone()));
+                return None;
+            }
+        };
+        let (contents, file) = (Contents::of(resource), directory.file(&resource.name, identity));
+        if contents == Contents::None {
+            remove(&file, &resource.name);
+            return None;
+        }
+        let shared = ResourceSnapshotShared {
+            contents,
+            resource: resource.name.clone(),
+            file,
+            checkpoints: checkpoints.clone(),
+            informer: informer.clone(),
+            written: Mutex::default(),
+        };
+        let writer = ResourceSnapshotWriter { shared: Arc::new(shared) };
+        self.writers.push(writer.clone());
+        Some(writer)
+    }
+
+    /// Writes changed states at intervals, and a last time when the server drains; then it returns.
+    pub(super) async fn run(self, draining: CancellationToken) {
+        let Self { directory: _locked, interval, writers: writer } = self;
+        // Time of the next write, and number of the history at the last attempt.
+        let mut due = vec![(Instant::now(), 0); writer.len()];
+        while !draining.is_cancelled() {
+            for (writer, (due, tried)) in writer.iter().zip(&mut due) {
+                let (_, history) = writer.changes();
+                // The file still has the old history: the next run would serve it, and find the rewrite again.
+                if (Instant::now() >= *due || history != *tried) && writer.write().await {
+                    (*due, *tried) = (Instant::now() + interval, history);
+                }
+            }
+            tokio::select! {
+                () = draining.cancelled() => {}
+                () = time::sleep(CHECK_INTERVAL.min(interval)) => {}
+            }
+        }
+        for writer in &writer {
+            writer.write().await;
+        }
+    }
+}
+
+// === impl ResourceSnapshotWriter ===
+
+impl ResourceSnapshotWriter {
+    /// Returns the file.
+    pub(super) fn file(&self) -> &SnapshotFile {
+        &self.shared.file
+    }
+
+    /// Lets informer and Reflector begin with the snapshot of the previous run, if there is one. Blocks.
+    pub(super) fn begin<S: ListerWatcher>(&self, informer: &mut Informer<WireFrame>, reflector: &mut Reflector<S>) {
+        let ResourceSnapshotShared { contents, resource, file, written, .. } = &*self.shared;
+        let (started, path) = (Instant::now(), file.path().display());
+        let resumed = file.read().map_err(|error| error.to_string()).and_then(|saved| {
+            let Some(SavedState { list, proof, seen_at }) = saved else { return Ok(()) };
+            if !contents.allow(&list.objects) {
+                remove(file, resource);
+                return Ok(());
+            }
+            reflector.resume(list.version.clone(), &proof, seen_at)?;
+            *written.lock() = Some(LastWrite { changes: self.changes(), lacks_after: None });
+            tracing::info!(file = %path, objects = list.objects.len(), took = ?started.elapsed(), "snapshot file read");
+            informer.begin_warm(list);
+            Ok(())
+        });
+        if let Err(problem) = resumed {
+            tracing::warn!(file = %path, problem, "snapshot file not used, listing instead");
+        }
+    }
+
+    /// Writes the state if objects have changed. Returns true if it tried.
+    async fn write(&self) -> bool {
+        let ResourceSnapshotShared { contents, resource, file, checkpoints, informer, written } = &*self.shared;
+        // Read before the state is taken: changes counted meanwhile are written again, and not lost.
+        let changes = self.changes();
+        let Some(snapshot) = informer.snapshot() else { return false };
+        let is_written = |written: &LastWrite| {
+            let is_complete = written.lacks_after.as_ref().is_none_or(|version| version == snapshot.safe_version());
+            written.changes == changes && is_complete
+        };
+        if written.lock().as_ref().is_some_and(is_written) {
+            return false;
+        }
+        let Ok(Some(checkpoint)) = time::timeout(CHECKPOINT_TIMEOUT, checkpoints.take()).await else {
+            return false;
+        };
+        if !contents.allow(checkpoint.snapshot.objects(None, None)) {
+            remove(file, resource);
+            *written.lock() = Some(LastWrite { changes, lacks_after: None });
+            return true;
+        }
+        let lacks_after = (!checkpoint.is_whole).then(|| checkpoint.snapshot.safe_version().clone());
+        let (file, seen_at) = (file.clone(), informer.report().seen_at);
+        let writing = tokio::task::spawn_blocking(move || {
+            let written = file.write(&checkpoint, seen_at);
+            written.map_err(|error| format!("state_dir: {} cannot be written: {error}", file.path().display()))
+        });
+        let problem = match writing.await {
+            Ok(Ok(bytes)) => {
+                tracing::debug!(resource, bytes, "snapshot file written");
+                *written.lock() = Some(LastWrite { changes, lacks_after });
+                None
+            }
+            Ok(Err(problem)) => Some(problem),
+            Err(error) => Some(format!("state_dir: {error}")),
+        };
+        if let Some(problem) = &problem {
+            tracing::warn!(resource, problem, "snapshot file not written");
+        }
+        report(informer.health(), problem);
+        true
+    }
+
+    fn changes(&self) -> Changes {
+        let stats = self.shared.informer.stats();
+        (stats.changes.load(Ordering::Relaxed), stats.history_rewrites.load(Ordering::Relaxed))
+    }
+}
+
+/// Reports the reason why the state is not written; `None` ends the report.
+fn report(health: &SourceHealth, problem: Option<String>) {
+    match problem {
+        Some(problem) => drop(health.set_problem(Problem::new(ProblemReason::SnapshotNotWritten, "", problem))),
+        None => drop(health.clear_problem(ProblemReason::SnapshotNotWritten, "")),
+    }
+}
+
+/// Removes a state that must not be kept.
+fn remove(file: &SnapshotFile, resource: &str) {
+    let path = file.path().display();
+    match file.remove() {
+        Ok(true) => tracing::info!(resource, file = %path, "snapshot file removed: not allowed for this resource"),
+        Ok(false) => {}
+        Err(error) => tracing::warn!(
+            resource, file = %path, %error,
+            "snapshot file not removed, and not allowed for this resource: remove it"
+        ),
+    }
+}
+
+// === impl Contents ===
+
+impl Contents {
+    fn of(resource: &ResourceConfig) -> Self {
+        match (resource.options.snapshot, &resource.source) {
+            (Some(false), _) => Self::None,
+            (None, SourceConfig::Kube(KubeResource { group, plural, .. }))
+                if group.is_empty() && plural == "secrets" =>
+            {
+                Self::None
+            }
+            // Its objects are those of its origin.
+            (None, SourceConfig::Informerd(_)) => Self::NoSecrets,
+            _ => Self::All,
+        }
+    }
+
+    fn allow<O: Borrow<Arc<Object>>>(self, objects: impl IntoIterator<Item = O>) -> bool {
+        let is_secret = |object: &O| {
+            let object = Borrow::<Arc<Object>>::borrow(object);
+            (object.api_version(), object.kind()) == ("v1", "Secret")
+        };
+        self == Self::All || !objects.into_iter().any(|object| is_secret(&object))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config::{EtcdResource, RelayResource, ResourceOptions},
+        endpoint::TlsOptions,
+    };
+
+    #[test]
+    fn snapshots_contain_secrets_only_if_configured() {
+        let kube = |group: &str, plural: &str| {
+            SourceConfig::Kube(KubeResource { group: group.into(), plural: plural.into(), ..KubeResource::default() })
+        };
+        let relay = SourceConfig::Informerd(RelayResource {
+            endpoint: "http://127.0.0.1:1".parse().unwrap(),
+            resource: "x".into(),
+            tls: TlsOptions::default(),
+        });
+        let etcd = SourceConfig::Etcd(EtcdResource {
+            endpoints: Vec::new(),
+            prefix: String::new(),
+            credentials: None,
+            tls: TlsOptions::default(),
+        });
+        for (source, expected) in [
+            (kube("", "secrets"), Contents::None),
+            (kube("", "pods"), Contents::All),
+            (kube("example.com", "secrets"), Contents::All),
+            (relay, Contents::NoSecrets),
+            (etcd, Contents::All),
+        ] {
+            let of = |snapshot| {
+                Contents::of(&ResourceConfig {
+                    name: "x".into(),
+                    source: source.clone(),
+                    indexers: Arc::default(),
+                    options: ResourceOptions { snapshot, ..ResourceOptions::default() },
+                })
+            };
+            assert_eq!(
+                [of(None), of(Some(true)), of(Some(false))],
+                [expected, Contents::All, Contents::None],
+                "{source:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Text of objects and servers, made safe for a terminal.
+
+use std::borrow::Cow;
+
+use crate::proto::pb;
+
+/// Returns true if a terminal would not just show the character: it controls, changes the text direction, or begins a line.
+pub(crate) fn is_unsafe(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{2028}' | '\u{2029}' | '\u{feff}')
+}
+
+/// Returns foreign text for one line of a terminal: characters that would control it are escaped.
+pub(crate) fn escape(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_unsafe) {
+        return text.into();
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_unsafe(c) {
+            out.extend(c.escape_default());
+        } else {
+            out.push(c);
+        }
+    }
+    out.into()
+}
+
+/// Returns the name by which `get` finds the object: `namespace/name`; the name alone for an object without namespace, with a
+/// leading slash if the name contains one.
+pub(crate) fn reference(object: &pb::Object) -> String {
+    let pb::Object { namespace, name, .. } = object;
+    match namespace.as_str() {
+        "" if name.contains('/') => format!("/{name}"),
+        "" => name.clone(),
+        _ => format!("{namespace}/{name}"),
+    }
+}

@@ -1,0 +1,41 @@
+//! Slices of time, after which a call that scans many objects yields.
+
+use std::time::{Duration, Instant};
+
+/// Time for which one call scans objects or changes before it yields.
+///
+/// It limits the time instead of the number of objects: an expression over a large object takes thousands of times as long as a
+/// comparison of keys.
+#[derive(Debug)]
+pub(super) struct TimeSlice {
+    ends_at: Instant,
+}
+
+/// Length of a slice: short against network delays, long against a task switch.
+const LENGTH: Duration = Duration::from_micros(500);
+
+// === impl TimeSlice ===
+
+impl TimeSlice {
+    /// Begins a slice.
+    pub(super) fn begin() -> Self {
+        Self { ends_at: Instant::now() + LENGTH }
+    }
+
+    /// Returns true if the slice is over. Callers check it after each object, so that each slice makes progress.
+    pub(super) fn is_over(&self) -> bool {
+        Instant::now() >= self.ends_at
+    }
+
+    /// Yields if the slice is over, and begins the next one.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: nothing is lost.
+    pub(super) async fn end(&mut self) {
+        if self.is_over() {
+            tokio::task::yield_now().await;
+            *self = Self::begin();
+        }
+    }
+}

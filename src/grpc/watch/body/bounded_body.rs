@@ -1,0 +1,81 @@
+//! Interface of a watch's body to its connection: hands out what is encoded, if it fits into the room.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Buf;
+use http_body::{Body, Frame};
+use tonic::Status;
+
+use super::{StepResult, WatchBody};
+use crate::{
+    grpc::{
+        frame,
+        status::{ApiError, trailers},
+    },
+    transport::{BoundedBody, BoundedFrame, Chunk, FinalFrames, Room},
+    watch::Cursor,
+};
+
+impl BoundedBody for WatchBody {
+    fn poll_bounded(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<BoundedFrame, Status>>> {
+        loop {
+            if let Some(chunk) = self.ready.take_if(|chunk| room.allows(chunk.remaining())) {
+                return Poll::Ready(Some(Ok(BoundedFrame::Frame(Frame::data(chunk)))));
+            }
+            if let Some(chunk) = &self.ready {
+                return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(chunk.remaining()))));
+            }
+            if self.is_over {
+                return Poll::Ready(None);
+            }
+            if let Some(status) = self.end.take() {
+                self.is_over = true;
+                return Poll::Ready(Some(Ok(BoundedFrame::Frame(Frame::trailers(trailers(&status))))));
+            }
+            if let StepResult::TooLarge(needed) = ready!(self.poll_next(cx, room)) {
+                return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(needed))));
+            }
+        }
+    }
+
+    fn encoded_bytes(&self) -> usize {
+        let ready = self.ready.as_ref().map_or(0, Buf::remaining);
+        ready + self.cursor.as_ref().map_or(0, Cursor::held)
+    }
+
+    fn exhausted(&mut self, room: usize, limit: usize) -> FinalFrames {
+        // An end that was not handed out yet is sent as it is.
+        if self.end.is_none() {
+            // A chunk that is ready has not reached the client, and the position is past it.
+            let is_exact = self.ready.is_none();
+            let after = self.position().filter(|_| is_exact).cloned();
+            let refusal = ApiError::MemoryExceeded { limit, after };
+            if is_exact {
+                self.end_with(&refusal);
+            } else {
+                self.send(&[frame::error(None, refusal.to_proto())]);
+                self.end = Some(refusal.to_status());
+            }
+        }
+        let status = self.end.take().unwrap_or_else(|| Status::ok(""));
+        self.is_over = true;
+        let message = self.ready.take().filter(|message| message.remaining() <= room);
+        FinalFrames { message, trailers: trailers(&status) }
+    }
+}
+
+impl Body for WatchBody {
+    type Data = Chunk;
+    type Error = Status;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Chunk>, Status>>> {
+        self.get_mut().poll_any(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_over
+    }
+}

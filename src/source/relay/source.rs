@@ -1,0 +1,129 @@
+//! The source as the Reflector and the snapshot file use it.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    RelayConfig,
+    live::RelayWatch,
+    resume_check::{ResumePoint, SavedResumePoint},
+    state::{Position, RelayShared, State},
+    upstream,
+};
+use crate::{
+    cache::{
+        List, ListVersion, ListerWatcher, ProgressDemand, Provenance, SourceError, SourceHealth, WarmStart, Watch,
+    },
+    model::ResourceVersion,
+};
+
+/// A resource of another informerd as an upstream.
+#[derive(Debug)]
+pub struct RelaySource {
+    shared: Arc<RelayShared>,
+}
+
+/// Position as the snapshot of the resource stores it for the next run.
+#[derive(Serialize, Deserialize)]
+struct SavedPosition {
+    version: String,
+    history: String,
+    #[serde(default)]
+    #[serde(rename = "mark")]
+    resume_point: Option<SavedResumePoint>,
+    #[serde(default)]
+    has_sent_ahead: bool,
+}
+
+// === impl RelaySource ===
+
+impl RelaySource {
+    /// Returns a source that has not connected yet. It reports the sync state of the upstream's own source to `health`.
+    pub fn new(config: RelayConfig, health: SourceHealth) -> Self {
+        Self { shared: Arc::new(RelayShared::new(config, health)) }
+    }
+
+    /// Checks that the files that a configuration names can be read now. Makes no connection.
+    ///
+    /// # Errors
+    ///
+    /// The problem, in one line.
+    pub fn check(config: &RelayConfig) -> Result<(), String> {
+        upstream::secured(config).map(drop)
+    }
+}
+
+impl ListerWatcher for RelaySource {
+    /// Lists the upstream's state, which is never older than the position. Inside an open version, the upstream has to have
+    /// reached that version; the list is at the version before it, and the upstream's changes at the open one follow.
+    async fn list(&self, at: ListVersion) -> Result<List, SourceError> {
+        self.shared.list(at).await.map_err(|error| self.shared.failed(error))
+    }
+
+    async fn watch(&self, from: ResourceVersion) -> Result<Watch, SourceError> {
+        let shared = &self.shared;
+        let listed = shared.state.lock().listed.take();
+        let position = shared.position(&from);
+        let live = match listed.zip(position) {
+            Some((messages, position)) => RelayWatch::new(Arc::clone(shared), messages, position),
+            None => RelayWatch::resume(Arc::clone(shared), from).await.map_err(|error| shared.failed(error))?,
+        };
+        Ok(Box::pin(futures_util::stream::try_unfold(live, |mut live| async move {
+            match live.next().await {
+                Ok(delta) => Ok(Some((delta, live))),
+                Err(error) => Err(live.fail(error)),
+            }
+        })))
+    }
+
+    fn heartbeat(&self) -> Duration {
+        self.shared.config.heartbeat
+    }
+
+    fn demand(&self) -> ProgressDemand {
+        self.shared.demand.clone()
+    }
+
+    fn provenance(&self) -> Provenance {
+        self.shared.upstream.provenance().clone()
+    }
+
+    fn warm_start(&self) -> Option<&dyn WarmStart> {
+        Some(self)
+    }
+}
+
+impl WarmStart for RelaySource {
+    fn identity(&self) -> String {
+        let RelayConfig { endpoint, resource, .. } = &self.shared.config;
+        format!("{resource:?} of informerd at {}", endpoint.uri())
+    }
+
+    fn proof(&self) -> Option<Bytes> {
+        let (position, has_sent_ahead) = {
+            let state = self.shared.state.lock();
+            (state.position.clone()?, state.has_sent_ahead)
+        };
+        let Position { version, history, resume_point } = position;
+        let resume_point = resume_point.as_ref().map(ResumePoint::keep);
+        let kept =
+            SavedPosition { version: version.to_string(), history: history.to_string(), resume_point, has_sent_ahead };
+        serde_json::to_vec(&kept).ok().map(Bytes::from)
+    }
+
+    fn resume(&self, at: &ResourceVersion, proof: &[u8]) -> Result<(), String> {
+        let kept: SavedPosition =
+            serde_json::from_slice(proof).map_err(|error| format!("invalid resume proof: {error}"))?;
+        if kept.version != at.to_string() {
+            return Err(format!("resume proof of version {} for a snapshot at {at}", kept.version));
+        }
+        let resume_point = kept.resume_point.and_then(ResumePoint::resume);
+        let position = Position { version: at.clone(), history: kept.history.into(), resume_point };
+        let (has_sent_ahead, may_hide_ahead) = (kept.has_sent_ahead, kept.has_sent_ahead);
+        *self.shared.state.lock() =
+            State { position: Some(position), has_sent_ahead, may_hide_ahead, ..State::default() };
+        Ok(())
+    }
+}

@@ -1,0 +1,325 @@
+//! State of a source, shared by its lists and its stream: the position in the upstream's history, and the servers behind the
+//! address.
+//!
+//! A stream resumes at the server that the position was received from, or at another one whose history has been checked.
+
+use std::{sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::{
+    RelayConfig, message,
+    resume_check::{ResumeCheck, ResumePoint, ServerVerdict, unclear},
+    upstream::{Messages, Start, Upstream},
+};
+use crate::{
+    cache::{List, ListVersion, ProgressDemand, SourceError, SourceHealth},
+    model::ResourceVersion,
+    proto::pb::{EventType, SyncState},
+};
+
+/// Connection and state of one source.
+#[derive(Debug)]
+pub(super) struct RelayShared {
+    pub(super) config: RelayConfig,
+    pub(super) health: SourceHealth,
+    pub(super) demand: ProgressDemand,
+    pub(super) upstream: Upstream,
+    pub(super) state: Mutex<State>,
+}
+
+/// State that changes with the messages.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    /// Position of the resource; `None` before the first list, and after the history was rewritten.
+    pub(super) position: Option<Position>,
+    /// Stream of the last list, which continues from the position.
+    pub(super) listed: Option<Messages>,
+    pub(super) server: Option<Server>,
+    /// Servers that have not reached the position; there may be several behind one address.
+    pub(super) behind: Vec<LaggingServer>,
+    /// Set once a change other than a deletion was sent ahead of the position, by this run or an earlier one.
+    pub(super) has_sent_ahead: bool,
+    /// True if that may have been an earlier run, and nothing was listed since. This run does not know of an object that was
+    /// created ahead and deleted since, and a client that resumes there would keep it ([`List::expires_older`]).
+    pub(super) may_hide_ahead: bool,
+}
+
+/// Position of the resource in the upstream's history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Position {
+    /// Version up to which everything has been delivered.
+    pub(super) version: ResourceVersion,
+    /// Name of the history of the upstream that sent the version; empty if unknown.
+    pub(super) history: Arc<str>,
+    /// Last change up to the version; `None` after an empty list, and if it is unknown.
+    pub(super) resume_point: Option<ResumePoint>,
+}
+
+/// Server that has answered last.
+#[derive(Debug)]
+pub(super) struct Server {
+    /// Name of the server, new at each of its starts.
+    name: String,
+    /// Name of the history of `version` at this server; empty if unknown.
+    history: String,
+    /// Version that it serves; `None` before it has one.
+    version: Option<ResourceVersion>,
+    is_synced: bool,
+}
+
+/// Server that has not reached the position.
+#[derive(Debug)]
+pub(super) struct LaggingServer {
+    server: String,
+    since: Instant,
+}
+
+/// Limit of the remembered servers behind one address.
+const MAX_BEHIND: usize = 16;
+
+// === impl Position ===
+
+impl Position {
+    /// Returns true if a server with this name has named the position's history, or if the names do not decide that.
+    fn is_confirmed_by(&self, server: &str) -> bool {
+        let (origin, _) = self.history.split_once('.').unwrap_or((&*self.history, ""));
+        // A lineage belongs to one run of the server that reads the source.
+        let is_its_own = self.version.lineage().is_some() || origin.is_empty() || server.is_empty();
+        is_its_own || origin == server
+    }
+
+    /// Returns true if the server that named the position's history now names another one.
+    fn is_abandoned_by(&self, server: &Server) -> bool {
+        let Server { name, history, .. } = server;
+        let is_named = self.history.split_once('.').is_some_and(|(origin, _)| origin == name);
+        is_named && !history.is_empty() && **history != *self.history
+    }
+}
+
+// === impl RelayShared ===
+
+impl RelayShared {
+    pub(super) fn new(config: RelayConfig, health: SourceHealth) -> Self {
+        let upstream = Upstream::new(config.clone(), health.clone());
+        Self { config, health, demand: ProgressDemand::default(), upstream, state: Mutex::default() }
+    }
+
+    pub(super) async fn list(&self, at: ListVersion) -> Result<List, SourceError> {
+        let known = {
+            let mut state = self.state.lock();
+            // There is one stream at a time.
+            state.listed = None;
+            state.position.clone()
+        };
+        let opened = match &at {
+            ListVersion::NotOlderThan(version) => Some(version),
+            ListVersion::Any | ListVersion::MostRecent => None,
+        };
+        let not_before =
+            known.as_ref().map(|known| opened.filter(|opened| **opened > known.version).unwrap_or(&known.version));
+        self.check_server().await?;
+        self.check_history(known.as_ref())?;
+        let mut messages = self.upstream.open(Start::List { not_before }, self.config.heartbeat).await?;
+        let mut objects = Vec::new();
+        loop {
+            let message = self.upstream.next(&mut messages).await?;
+            match message.r#type() {
+                EventType::Added => objects.push(Arc::new(message::object(message.object)?)),
+                EventType::Bookmark => {
+                    let bookmark = message.bookmark.unwrap_or_default();
+                    if !bookmark.initial_events_end {
+                        continue;
+                    }
+                    let version = message::version(&message.resource_version)?;
+                    if let Some(known) = known.filter(|known| version < known.version) {
+                        // The upstream had reached that version, and restarted before the version was complete.
+                        let (endpoint, known) = (self.config.endpoint.uri(), known.version);
+                        return Err(SourceError::Busy(format!("{endpoint}: version {known} is open again upstream")));
+                    }
+                    // An upstream that was syncing before has its path only now.
+                    self.check_server().await?;
+                    message::report_origin(&bookmark, &self.health);
+                    let resume_point = ResumePoint::of_list(&objects, &version);
+                    let position =
+                        Position { version: version.clone(), history: bookmark.history.into(), resume_point };
+                    let mut state = self.state.lock();
+                    (state.position, state.listed) = (Some(position), Some(messages));
+                    state.behind.clear();
+                    let expires_older = std::mem::take(&mut state.may_hide_ahead);
+                    return Ok(List { expires_older, ..List::new(objects, version) });
+                }
+                _ => return Err(self.upstream.not_an_event(message)),
+            }
+        }
+    }
+
+    /// Returns the position if it is at this version.
+    pub(super) fn position(&self, version: &ResourceVersion) -> Option<Position> {
+        self.state.lock().position.clone().filter(|known| known.version == *version)
+    }
+
+    /// Updates the state after an error: forgets a position whose history was rewritten, or leaves the connection.
+    pub(super) fn failed(&self, error: SourceError) -> SourceError {
+        let error = match error {
+            SourceError::VersionTooLarge(text) => self.behind(text),
+            error => error,
+        };
+        match &error {
+            // The position and the servers behind it belong to the previous history.
+            SourceError::HistoryRewritten(_) => {
+                let mut state = self.state.lock();
+                state.position = None;
+                state.behind.clear();
+            }
+            SourceError::Expired(_) => {}
+            _ => self.upstream.leave(),
+        }
+        error
+    }
+
+    /// Reads the upstream's name, state and history, and checks that the relay may follow it.
+    async fn check_server(&self) -> Result<(), SourceError> {
+        let resource = self.upstream.check_path().await?;
+        let server = Server {
+            is_synced: resource.state() == SyncState::Synced,
+            version: resource.resource_version.parse().ok(),
+            history: resource.history,
+            name: resource.path.into_iter().last().unwrap_or_default(),
+        };
+        self.state.lock().server = Some(server);
+        Ok(())
+    }
+
+    /// Checks that the history of a position is the server's present one, if the server has named it.
+    fn check_history(&self, position: Option<&Position>) -> Result<(), SourceError> {
+        let state = self.state.lock();
+        if let (Some(server), Some(position)) = (&state.server, position)
+            && position.is_abandoned_by(server)
+        {
+            let endpoint = self.config.endpoint.uri();
+            return Err(SourceError::HistoryRewritten(format!("{endpoint}: its history id changed")));
+        }
+        Ok(())
+    }
+
+    /// Opens a stream of the changes after a position. With a [`ResumeCheck`] the stream begins earlier, and the messages up to
+    /// the position, which the check consumes, are not new.
+    pub(super) async fn open_after(
+        &self,
+        position: &Position,
+        bookmark_interval: Duration,
+    ) -> Result<(Messages, Option<ResumeCheck>), SourceError> {
+        self.check_server().await?;
+        let other = self.state.lock().server.as_ref().and_then(|server| {
+            let is_confirmed_by = position.is_confirmed_by(&server.name);
+            (!is_confirmed_by).then(|| server.history.clone())
+        });
+        let Some(history) = other else {
+            let start = Start::After { version: &position.version, history: &position.history };
+            let messages = self.upstream.open(start, bookmark_interval).await?;
+            self.state.lock().behind.clear();
+            return Ok((messages, None));
+        };
+        let (after, check) = self.prove(position).await?;
+        // The check does not hold for the next history of that server.
+        let start = Start::After { version: &after, history: &history };
+        let messages = self.upstream.open(start, bookmark_interval).await;
+        Ok((messages.map_err(unchecked_history)?, Some(check)))
+    }
+
+    /// Determines how another server can show that it has the history of a position: by a stream after the returned version.
+    async fn prove(&self, position: &Position) -> Result<(ResourceVersion, ResumeCheck), SourceError> {
+        let resume_point = position.resume_point.clone().ok_or_else(|| unclear("no known change"))?;
+        let mut found = self.find(&resume_point, position, None).await?;
+        if found == ServerVerdict::Behind {
+            found = self.find(&resume_point, position, Some(resume_point.version())).await?;
+        }
+        match found {
+            ServerVerdict::AsKnown => {
+                Ok((resume_point.version().clone(), ResumeCheck::after(resume_point, position.version.clone())))
+            }
+            ServerVerdict::OtherBody => Err(unclear("last known change has other bytes")),
+            ServerVerdict::OtherHistory(why) => Err(SourceError::HistoryRewritten(why)),
+            ServerVerdict::Later | ServerVerdict::Behind => {
+                let before = resume_point.before().ok_or_else(|| unclear("no version before the last known change"))?;
+                Ok((before, ResumeCheck::from(resume_point, position.version.clone())))
+            }
+        }
+    }
+
+    async fn find(
+        &self,
+        resume_point: &ResumePoint,
+        position: &Position,
+        not_before: Option<&ResourceVersion>,
+    ) -> Result<ServerVerdict, SourceError> {
+        // A response without an object has no version: its state is at least as new as this.
+        let least = match not_before {
+            Some(version) => Some(version.clone()),
+            None => self.state.lock().server.as_ref().and_then(|server| server.version.clone()),
+        };
+        let found = self.upstream.get(resume_point.key(), not_before).await?;
+        let (object, at) = match found {
+            Some((object, at)) => (Some(object), at),
+            None => match least {
+                Some(at) => (None, at),
+                None => return Ok(ServerVerdict::Behind),
+            },
+        };
+        if at.same_lineage(&position.version) {
+            return Ok(resume_point.judge(&position.version, &at, object.as_ref()));
+        }
+        Ok(ServerVerdict::OtherHistory(format!(
+            "upstream version {at} is of another lineage than the last known version {}",
+            position.version
+        )))
+    }
+
+    /// Judges the server of a stream that has the last known change, and is at a version before the position.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError::HistoryRewritten`] if it has been behind for too long, as in [`Self::behind`].
+    pub(super) fn note_behind(&self, is_synced: bool, version: &str) -> Result<(), SourceError> {
+        if let Some(server) = &mut self.state.lock().server {
+            server.is_synced = is_synced;
+        }
+        match self.behind(format!("{}: at version {version}", self.config.endpoint.uri())) {
+            SourceError::Busy(_) => Ok(()),
+            error => Err(error),
+        }
+    }
+
+    /// Judges a server that has not reached a version in time: the source, STALE, waits for a replica that lags. A server with
+    /// another name that has been SYNCED and behind for longer than `resume_timeout` has another history.
+    fn behind(&self, text: String) -> SourceError {
+        let mut state = self.state.lock();
+        let other = state.server.as_ref().filter(|server| {
+            server.is_synced && state.position.as_ref().is_some_and(|position| !position.is_confirmed_by(&server.name))
+        });
+        let Some(server) = other.map(|server| server.name.clone()) else {
+            state.behind.clear();
+            return SourceError::Busy(text);
+        };
+        let limit = self.config.resume_timeout;
+        let Some(since) = state.behind.iter().find(|behind| behind.server == server).map(|behind| behind.since) else {
+            state.behind.truncate(MAX_BEHIND - 1);
+            state.behind.insert(0, LaggingServer { server, since: Instant::now() });
+            return SourceError::Busy(text);
+        };
+        if since.elapsed() < limit {
+            return SourceError::Busy(text);
+        }
+        SourceError::HistoryRewritten(format!("another server is synced and has lagged for {limit:?}: {text}"))
+    }
+}
+
+/// Converts an error of a server whose history is not checked yet: that it was rewritten there does not concern the position.
+pub(super) fn unchecked_history(error: SourceError) -> SourceError {
+    match error {
+        SourceError::HistoryRewritten(text) => SourceError::Busy(text),
+        error => error,
+    }
+}

@@ -1,0 +1,155 @@
+//! Reading of a log by the reader of a slot: the facts that its policy decides by, and what each decision does to the slot.
+
+use super::{Log, Slot};
+use crate::{
+    model::{HistoryPosition, ResourceVersion},
+    watch::{
+        Frame, Frames,
+        policy::{Lag, OnTake, State, on_take},
+    },
+};
+
+// === impl Log ===
+
+impl<F: Frame> Log<F> {
+    /// Returns the lag of a slot.
+    pub(super) fn lag(&self, slot: &Slot, queue_size: usize) -> Lag {
+        Lag {
+            position: slot.position,
+            tail: self.tail(),
+            head: self.head,
+            size: self.head_size - slot.position_size,
+            queue_length: slot.queue.length.max(1) as u64,
+            queue_size: queue_size as u64,
+            since: slot.since,
+            head_offset: self.head_reached.offset,
+            is_deferred: self.deferred.is_some(),
+            is_ahead: false,
+            goes_back: false,
+        }
+    }
+
+    /// Decides the next step of a reader that has reached a position and has delivered everything that it took. Advances
+    /// the position past the events that the reader skips.
+    pub(in crate::watch) fn on_take(
+        &mut self,
+        index: usize,
+        queue_size: usize,
+        reached: &mut HistoryPosition,
+    ) -> OnTake {
+        let mut lag = self.lag(&self.slots[index], queue_size);
+        if let State::CatchingUp { has_initial_events: false } = self.slots[index].state {
+            lag.is_ahead = self.is_skipping(index, reached);
+            lag.goes_back = self.is_before(lag.position, &reached.version);
+        }
+        let slot = &self.slots[index];
+        on_take(slot.queue.policy, &slot.state, &lag)
+    }
+
+    /// Lets the policy act on this slot from now on.
+    pub(in crate::watch) fn go_live(&mut self, index: usize) {
+        self.slots[index].state = State::Live;
+        self.note_low(index);
+    }
+
+    /// Freezes the queue of a slot at its length and size, but with at least one event. Returns the position of its end. A
+    /// single event larger than the whole queue loses no other.
+    pub(in crate::watch) fn freeze(&mut self, index: usize, queue_size: usize) -> u64 {
+        let slot = &self.slots[index];
+        let by_length = slot.position + slot.queue.length.max(1) as u64;
+        let by_size = self.position_at_size(slot.position_size + queue_size as u64);
+        let until = by_length.min(by_size).max(slot.position + 1).min(self.head);
+        if until < self.head {
+            self.slots[index].state = State::Frozen { until };
+        }
+        until
+    }
+
+    /// Moves a slot to the head, and its reader with it. Returns the number of events that it loses, and the version before
+    /// them.
+    pub(in crate::watch) fn drop_unread(
+        &mut self,
+        index: usize,
+        reached: &mut HistoryPosition,
+    ) -> (u64, ResourceVersion) {
+        let slot = &mut self.slots[index];
+        let count = self.head - slot.position;
+        (slot.position, slot.position_size, slot.state) = (self.head, self.head_size, State::Live);
+        (count, std::mem::replace(reached, self.head_reached.clone()).version)
+    }
+
+    /// Reads slices of a slot up to a position, at most `max_size` but at least one event, and advances `reached` to the
+    /// last one. Returns them with the number of events.
+    pub(in crate::watch) fn read(
+        &mut self,
+        index: usize,
+        until: u64,
+        max_size: usize,
+        reached: &mut HistoryPosition,
+    ) -> (Frames<F>, u64) {
+        let begin = self.slots[index].position;
+        let (mut position, mut writer_signals) = (begin, max_size);
+        let (mut frames, mut size) = (Frames::new(), 0);
+        let first = self.runs.partition_point(|run| run.end() <= position);
+        for run in self.runs.range(first..) {
+            if position >= until {
+                break;
+            }
+            let from = (position - run.first) as usize;
+            let start = run.start_of(from);
+            let last = ((until - run.first) as usize).min(run.marks.len());
+            let fitting = run.marks[from..last].partition_point(|mark| mark.end as usize - start <= writer_signals);
+            // An event larger than the room is returned alone.
+            let count = if fitting == 0 && frames.is_empty() { 1 } else { fitting };
+            let Some(mark) = run.marks[from..from + count].last() else { break };
+            let end = mark.end as usize;
+            frames.push(run.frame.slice(start..end));
+            mark.reach(run.offset, reached);
+            position += count as u64;
+            size = run.size_before + end as u64;
+            writer_signals = writer_signals.saturating_sub(end - start);
+            if from + count < run.marks.len() {
+                break;
+            }
+        }
+        let slot = &mut self.slots[index];
+        (slot.position, slot.position_size) = (position, size);
+        slot.since = slot.since.max(reached.offset);
+        (frames, position - begin)
+    }
+
+    /// Returns the size of the next event of a slot, 0 if there is none.
+    pub(in crate::watch) fn next_size(&self, index: usize) -> usize {
+        let position = self.slots[index].position;
+        let at = self.runs.partition_point(|run| run.end() <= position);
+        let Some(run) = self.runs.get(at).filter(|run| run.first <= position) else { return 0 };
+        let from = (position - run.first) as usize;
+        run.marks.get(from).map_or(0, |mark| mark.end as usize - run.start_of(from))
+    }
+
+    /// Returns the position after the last event that ends at or before `size`, counted as [`Log::head_size`].
+    fn position_at_size(&self, size: u64) -> u64 {
+        let at = self.runs.partition_point(|run| run.size_before <= size);
+        let Some(run) = at.checked_sub(1).and_then(|at| self.runs.get(at)) else { return self.tail() };
+        let writer_signals = size - run.size_before;
+        run.first + run.marks.partition_point(|mark| u64::from(mark.end) <= writer_signals) as u64
+    }
+
+    /// Advances `reached` past the events that a slot has skipped. Returns true if the slot still skips events.
+    pub(super) fn is_skipping(&mut self, index: usize, reached: &mut HistoryPosition) -> bool {
+        let Some(at) = self.skipping.iter().position(|skipping| skipping.slot == index) else { return false };
+        reached.offset = reached.offset.max(self.skipping[at].offset);
+        let is_over = self.skipping[at].is_over;
+        if is_over {
+            self.skipping.swap_remove(at);
+        }
+        !is_over
+    }
+
+    /// Returns true if the event at a position has a lower version than this one.
+    fn is_before(&self, position: u64, version: &ResourceVersion) -> bool {
+        let run = self.runs.get(self.runs.partition_point(|run| run.end() <= position));
+        let mark = run.and_then(|run| run.marks.get(position.checked_sub(run.first)? as usize));
+        mark.is_some_and(|mark| mark.version < *version)
+    }
+}
