@@ -20,7 +20,7 @@ Examples, with a server of examples/shop.yaml:
   informerd get configmaps feature-flags -n platform -o json
   informerd get pods $(informerd list pods -l app=cart -o name) -o wide
 
-A NAME without a namespace is looked up in all namespaces; if several have it, they are listed instead. \
+A NAME without a namespace is looked up in all namespaces; if several have it, the error lists them. \
 Without a NAME, get lists the resource.";
 
 /// Flags of `informerd get`.

@@ -26,14 +26,14 @@ Examples:
   # a resource of another informerd, for more clients than that one has connections for
   informerd serve --listen 127.0.0.1:50052 --relay pods=http://127.0.0.1:50051
 
-  # the pods of all namespaces of the cluster that kubectl talks to, or that this runs in
+  # the pods of all namespaces of the cluster that kubectl uses, or that informerd runs in
   informerd serve --kube pods=v1/pods
 
   # several resources with indexes
   informerd serve --config examples/shop.yaml
 
 A flag overrides its environment variable, which overrides the file, which overrides the default.
-SIGINT and SIGTERM shut it down gracefully, within `drain`; a second signal ends it at once.";
+SIGINT and SIGTERM shut it down gracefully, within `drain.delay` and `drain.period`; a second signal ends it at once.";
 
 pub(super) fn run(flags: &ServeFlags) -> Result<(), Failure> {
     let config = Config::load(flags)?;

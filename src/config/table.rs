@@ -91,11 +91,11 @@ rows! {
         coalesce_bytes: usize = "64MiB", positive_size,
             "memory for the merged events of one watch under coalesce; beyond it the watch ends";
         block_timeout: Duration = "5s", positive_duration,
-            "time per resource that changes wait for all clients under block together, refilled at a tenth of the time";
+            "total time per resource that changes may wait for clients under block, refilled at a tenth of the time";
         selection_budget: Duration = "200us", duration in "10us"..="100ms",
-            "time in a publish cycle for expressions and selections other than by equality of name, index, label or field; threads evaluate the rest";
+            "time per publish cycle for expressions and for selections other than by equality of name, index, label or field; threads evaluate those that do not fit";
         selection_share: u32 = "20", integer in 1..=100,
-            "their share of all the time of a resource's writer, in percent";
+            "maximum share of the time of a resource's writer for the same expressions and selections, in percent";
         bookmark_interval: Duration = "30s", positive_duration,
             "time without an event after which a watch receives a bookmark, unless its request has one";
         future_wait: Duration = "90s", positive_duration,
@@ -148,7 +148,7 @@ rows! {
     pub struct DrainConfig at "drain." {
         delay: Duration = "0s", duration,
             "time to keep serving after SIGTERM or SIGINT, with /readyz failing";
-        period: Duration = "5s", duration, "time after that for open streams to end";
+        period: Duration = "5s", duration, "time after drain.delay for open streams to end";
     }
 }
 
@@ -223,7 +223,7 @@ rows! {
         field_selector: String = empty, text,
             "only objects with these fields, such as spec.nodeName=node-a, as far as the API can select by them";
         is_metadata_only ("metadata_only"): bool = "false", boolean,
-            "request and serve only the metadata of objects, for example of Secrets without their data";
+            "request and serve only the metadata of objects, such as Secrets without their data";
         page_size: Option<u32>, integer in 1..=100_000,
             "objects per page of a list; if left out 500 where pages are of use";
         watch_timeout: Duration = "5m", duration in "10s"..="24h",
@@ -274,9 +274,9 @@ rows! {
     pub struct ResourceOptions at "resources.<name>." {
         drop_fields: FieldCut =
             "[metadata.managedFields, \"metadata.annotations['kubectl.kubernetes.io/last-applied-configuration']\"]",
-            field_paths, "fields removed from the objects of kube";
+            field_paths, "fields removed from the objects of a kube source";
         ..IndexKeys;
-        optional: bool = "false", boolean, "do not wait for this resource before the server is ready";
+        optional: bool = "false", boolean, "the server is ready also without this resource";
         snapshot: Option<bool>, boolean,
             "write snapshots of this resource to state_dir; if left out true, but false for Secrets";
         full_channel_policy: Option<FullChannelPolicy>, policy, "overrides watch.full_channel_policy";
