@@ -21,7 +21,7 @@ use crate::{
     proto::pb::{self, SyncState},
 };
 
-/// Objects of a resource: which of them, in which form, and from which server.
+/// Objects of a resource: their selection, their form, and the server.
 ///
 /// To be flattened after a command's own arguments: in the help, what follows and has no heading gets the last one of these.
 #[derive(Debug, Clone, Args)]
@@ -36,7 +36,7 @@ pub(super) struct ObjectFlags {
     pub(super) server: ServerFlags,
 }
 
-/// Which objects.
+/// Selection of objects.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Selection")]
 pub(super) struct SelectionFlags {
@@ -95,7 +95,7 @@ pub(super) struct TimeoutFlags {
     timeout: Duration,
 }
 
-/// In which form.
+/// Form of the output.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Output")]
 pub(super) struct FormatFlags {
@@ -112,7 +112,7 @@ pub(super) struct FormatFlags {
     pub(super) color: Color,
 }
 
-/// Which columns.
+/// Columns of tables.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Output")]
 struct ColumnFlags {

@@ -15,7 +15,7 @@ Examples, with a server of examples/shop.yaml:
   informerd values pods node -o json
   informerd values deployments image -o name";
 
-/// Which index.
+/// Flags of `informerd values`.
 #[derive(Debug, Clone, Args)]
 pub(super) struct ValuesFlags {
     /// A name from `informerd resources`

@@ -11,14 +11,14 @@ use super::{
     section::KeyFlags,
 };
 
-/// The flags of `informerd serve`; each wins over the environment, that over the file, and that over the default.
+/// Flags of `informerd serve`; each overrides the environment, which overrides the file and the default.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct ServeFlags {
     /// Read the configuration from this YAML file [default: no file]
     #[arg(long, value_name = "FILE", env = "INFORMERD_CONFIG")]
     pub config: Option<PathBuf>,
 
-    /// Those that stand for keys of the file; the table has them, with their variables.
+    /// Flags of keys of the file; the table has them, with their variables.
     #[command(flatten)]
     pub keys: KeyFlags,
 

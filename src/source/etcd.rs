@@ -1,9 +1,9 @@
 //! The `etcd` source: every key below a prefix of an etcd cluster, version 3.4 or later.
 //!
 //! ```text
-//!                ┌─▶ list ──▶ objects, Mark ──┐
-//!   Connections ─┤                            ├──▶ Known (identity, position) ──▶ history check
-//!                └─▶ watch ─▶ transactions ───┘
+//!                ┌─▶ list ──▶ objects, ResumePoint ──┐
+//!   Connections ─┤                                   ├──▶ KnownCluster (identity, position) ──▶ history check
+//!                └─▶ watch ─▶ transactions ──────────┘
 //!                      ▲
 //!                      └── progress requests: when the watch is idle, or 10 times a second while a caller waits (ProgressDemand)
 //! ```

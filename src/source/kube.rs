@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!          ┌─▶ initial events of a watch, or pages ──▶ objects ──┐
-//!   Api ───┤                                                     ├──▶ Known (version scheme, cluster, position) ──▶ List, Delta
+//!   Api ───┤                                                     ├──▶ KnownState (version scheme, cluster, position) ──▶ List, Delta
 //!          └─▶ lines of a watch ──▶ events ──────────────────────┘
 //! ```
 //!

@@ -1,7 +1,7 @@
 //! The `stream` source: watch events as JSON, from a file, a named pipe or standard input.
 //!
 //! ```text
-//!             list ──▶ Known ◀──┐
+//!         list ──▶ StreamState ◀┐
 //!   input ──▶ framing ──▶ decode ─ reader ──▶ StreamWatcher ──▶ Watch
 //!                                    └──────▶ Problems ──▶ SourceHealth
 //! ```

@@ -23,7 +23,7 @@ pub struct BroadcasterConfig {
     /// Bytes that the merged changes of one cursor under COALESCE may take: its entries, and the states that its client has
     /// of them. Beyond that the cursor ends with [`End::Expired`](super::End::Expired).
     pub coalesce_size: usize,
-    /// Budget of a resource under BLOCK, refilled at a tenth of wall time: over any time `t` the writer waits for all
+    /// Budget of a resource under BLOCK, refilled at a tenth of the time: over any time `t` the writer waits for all
     /// clients together for at most this plus `t / 10`. Each [`Client`](super::Client) has a budget of the same size, which
     /// decides only if the client is ended.
     pub block_timeout: Duration,
