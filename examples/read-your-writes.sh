@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Read your writes, with grpcurl: who has written to the source reads with `min_resource_version`, and is answered from a state
-# that has the write, however far behind the cache was when the call came.
+# Read your writes, with grpcurl: a client that has written to the source reads with `min_resource_version`, and gets a state that
+# has the write, however far behind the cache was when the call came.
 #
 # In a directory each change of an object is the next version: <lineage>.<n+1>. Where the upstream itself answers a write with
 # its version (Kubernetes, etcd), that is the one to read with.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Until, with grpcurl: a call waits at the server until a job is there, until it is gone, and until it has been through
-# several states in turn. Nobody asks again and again.
+# several states in turn. The client does not poll.
 source "$(dirname "${BASH_SOURCE[0]}")/server.sh"
 
 # wait_for CONDITION...: waits for the job in the background.
