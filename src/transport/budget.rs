@@ -56,6 +56,7 @@ pub(super) enum BudgetKind {
 const UNSENT_FITTING: usize = 512 << 10;
 /// Limit on the bytes that wait for windows; below it, messages that are larger than their windows are encoded.
 pub(super) const UNSENT_LARGE: usize = 512 << 10;
+
 // === impl Budget ===
 
 impl Budget {

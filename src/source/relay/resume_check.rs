@@ -49,7 +49,7 @@ enum BatchChanges {
     Digest(String),
 }
 
-/// Mark as the snapshot of the resource stores it: numbers and names, and the digest of the body.
+/// Point to resume from, as the snapshot of the resource stores it: numbers and names, and the digest of the body.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct SavedResumePoint {
     version: String,

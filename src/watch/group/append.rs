@@ -101,6 +101,7 @@ impl<F: Frame> Log<F> {
             self.push(place, part.arenas[arena].slice(start..end), size, marks.into());
         }
     }
+
     /// Drops the runs that every slot has read, once enough runs were pushed to make the scan worthwhile.
     pub(in crate::watch) fn trim_read(&mut self) {
         if self.trim_after > 0 {

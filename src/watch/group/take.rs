@@ -88,7 +88,7 @@ impl<F: Frame> Log<F> {
         reached: &mut HistoryPosition,
     ) -> (Frames<F>, u64) {
         let begin = self.slots[index].position;
-        let (mut position, mut writer_signals) = (begin, max_size);
+        let (mut position, mut left) = (begin, max_size);
         let (mut frames, mut size) = (Frames::new(), 0);
         let first = self.runs.partition_point(|run| run.end() <= position);
         for run in self.runs.range(first..) {
@@ -98,7 +98,7 @@ impl<F: Frame> Log<F> {
             let from = (position - run.first) as usize;
             let start = run.start_of(from);
             let last = ((until - run.first) as usize).min(run.marks.len());
-            let fitting = run.marks[from..last].partition_point(|mark| mark.end as usize - start <= writer_signals);
+            let fitting = run.marks[from..last].partition_point(|mark| mark.end as usize - start <= left);
             // An event larger than the room is returned alone.
             let count = if fitting == 0 && frames.is_empty() { 1 } else { fitting };
             let Some(mark) = run.marks[from..from + count].last() else { break };
@@ -107,7 +107,7 @@ impl<F: Frame> Log<F> {
             mark.reach(run.offset, reached);
             position += count as u64;
             size = run.size_before + end as u64;
-            writer_signals = writer_signals.saturating_sub(end - start);
+            left = left.saturating_sub(end - start);
             if from + count < run.marks.len() {
                 break;
             }
@@ -131,8 +131,8 @@ impl<F: Frame> Log<F> {
     fn position_at_size(&self, size: u64) -> u64 {
         let at = self.runs.partition_point(|run| run.size_before <= size);
         let Some(run) = at.checked_sub(1).and_then(|at| self.runs.get(at)) else { return self.tail() };
-        let writer_signals = size - run.size_before;
-        run.first + run.marks.partition_point(|mark| u64::from(mark.end) <= writer_signals) as u64
+        let within = size - run.size_before;
+        run.first + run.marks.partition_point(|mark| u64::from(mark.end) <= within) as u64
     }
 
     /// Advances `reached` past the events that a slot has skipped. Returns true if the slot still skips events.

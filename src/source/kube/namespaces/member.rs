@@ -62,6 +62,7 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 /// Largest answer of an API that ignores `limit`.
 const MAX_NUDGE_BYTES: usize = 8 << 20;
 const NUDGE_AFTER: Duration = Duration::from_millis(500);
+
 // === impl Member ===
 
 impl Member {

@@ -28,6 +28,7 @@ pub(super) const MAX_NAMESPACES: usize = 100;
 /// Delay after a change of the selected namespaces, in which more may follow.
 const SETTLING: Duration = Duration::from_secs(1);
 const FAR: Duration = Duration::from_secs(3600);
+
 // === impl Selector ===
 
 impl Selector {
