@@ -12,6 +12,8 @@
 //! - Each resource has one upstream watch, whatever the number of readers and watchers ([`Reflector`]).
 //! - A [`SnapshotFile`] holds a state and the proof of its upstream's history. The next start serves it at once, as STALE, and
 //!   resumes the watch from its version.
+//! - A [`Controller`] connects all of this for one resource. The server runs one for each; a program that embeds the crate starts
+//!   a [`SharedInformer`], which runs one and decodes its objects.
 //!
 //! Not in this module: the upstreams (`source`), and everything that depends on gRPC.
 //!
@@ -22,14 +24,18 @@
 //! | `ListerWatcher`, `ListWatch` | [`ListerWatcher`] |
 //! | `Reflector`, `ResourceExpiredError` | [`Reflector`], [`SourceError::Expired`] |
 //! | `RealFIFO`, `DeltaFIFO`; `Delta`, `Deltas` | [`RealFifo`]; [`Delta`] |
-//! | `Controller`, `processDeltas` | [`Informer`] |
+//! | `SharedInformer`, `SharedIndexInformer`, `NewInformer` | [`SharedInformer`] |
+//! | `SharedIndexInformerOptions` | [`InformerOptions`] |
+//! | `Controller`, `Config` | [`Controller`], [`InformerOptions`] |
+//! | `processDeltas` | [`Informer`] |
 //! | `Store`, `Indexer`, `ThreadSafeStore`: writing | [`Indexer`]; only its informer has it |
-//! | the same, and `Lister`: reading | [`Snapshot`], from [`InformerHandle::snapshot`] |
+//! | the same, and `Lister`: reading | [`SharedInformer`], and [`TypedSnapshot`] for reads that agree; [`Snapshot`] without types |
 //! | `Indexers`, `IndexFunc` | [`model::Indexers`](crate::model::Indexers), [`model::IndexFunc`](crate::model::IndexFunc) |
+//! | `AddIndexers` | [`SharedInformer::add_indexers`] |
 //! | `KeyFunc`, `MetaNamespaceKeyFunc`, `ObjectName` | [`model::ObjectKey`](crate::model::ObjectKey) |
 //! | `DeletedFinalStateUnknown` | a deletion with [`Cause::Inferred`](crate::model::Cause::Inferred) |
-//! | `HasSynced`, `WaitForCacheSync` | [`InformerHandle::wait_for`] |
-//! | `LastSyncResourceVersion` | [`Snapshot::version`] |
+//! | `HasSynced`, `WaitForCacheSync` | [`SharedInformer::has_synced`], [`SharedInformer::wait_for_cache_sync`] |
+//! | `LastSyncResourceVersion` | [`SharedInformer::last_sync_resource_version`] |
 //! | `WatchErrorHandler` | [`SourceHealth`] |
 //! | `FakeControllerSource` (`tools/cache/testing`) | `testing::FakeSource` |
 //!
@@ -56,6 +62,7 @@
 mod ahead;
 mod backoff;
 mod checkpoint;
+mod controller;
 mod health;
 mod history;
 mod indexer;
@@ -67,14 +74,18 @@ mod progress_demand;
 mod provenance;
 mod real_fifo;
 mod reflector;
+mod shared_informer;
 mod snapshot_file;
 
 pub use backoff::{Backoff, BackoffConfig};
 pub use checkpoint::{Checkpoint, CheckpointRequests};
+pub use controller::{Controller, InformerOptions};
 pub use health::{HealthReport, SourceHealth, SyncState};
 pub use history::{Backlog, History, NotInHistory};
 pub use indexer::{Indexer, Snapshot};
-pub use informer::{Informer, InformerConfig, InformerHandle, InformerStats, JoinError, Joined, Start, Stopped};
+pub use informer::{
+    AddIndexersError, Informer, InformerConfig, InformerHandle, InformerStats, JoinError, Joined, Start, Stopped,
+};
 pub use list::{List, RewriteEvidence};
 pub use lister_watcher::{ListVersion, ListerWatcher, SourceError, WarmStart, Watch};
 pub use problem::{Problem, ProblemChanges, ProblemReason, ProblemReport};
@@ -82,6 +93,7 @@ pub use progress_demand::{ProgressDemand, ProgressGuard};
 pub use provenance::Provenance;
 pub use real_fifo::{Delta, Events, FifoBounds, RealFifo};
 pub use reflector::{Reflector, ReflectorConfig, ReflectorStats};
+pub use shared_informer::{Decode, SharedInformer, TypedSnapshot, Undecodable, UnknownIndex, WaitError};
 #[cfg(any(test, fuzzing))]
 pub(crate) use snapshot_file::fuzzing;
 pub use snapshot_file::{

@@ -17,7 +17,8 @@
 //! - [`model`]: keys, versions, objects, changes, selectors, expressions, indexes. No IO, no async.
 //! - [`watch`]: the fan-out. Groups of watchers, events encoded once, one cursor with its own bound for each client.
 //! - [`cache`]: the single writer of each resource, its snapshots and indexes, the Reflector that feeds it, the
-//!   [`cache::ListerWatcher`] that every upstream implements, and the snapshot files that the next start begins with.
+//!   [`cache::ListerWatcher`] that every upstream implements, and the snapshot files that the next start begins with;
+//!   [`cache::SharedInformer`], for programs.
 //! - [`proto`]: the generated messages, and their only conversion from and to the model.
 //! - [`source`]: the upstreams: a resource of a Kubernetes API, a prefix of an etcd cluster, a directory of manifests, a stream
 //!   of watch events, and another informerd.
@@ -35,7 +36,7 @@
 //! model`, `grpc → transport`, `source → client → proto` (a relay is a client). `model`, `watch` and `cache` never
 //! name tonic, prost, clap or hyper; `grpc` and `source` never import each other; only `app` sees all layers of the server.
 //!
-//! Rules everywhere: one writer per resource, on its own thread; a watch joins without a gap or an overlap; the server reports
+//! Rules everywhere: one writer per resource, in the server on its own thread; a watch joins without a gap or an overlap; the server reports
 //! in band every event that it does not send; everything is bounded.
 
 #[cfg(feature = "server")]

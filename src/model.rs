@@ -30,7 +30,7 @@ pub use event::{AppliedVersion, Batch, Cause, Change, Event, EventType, HistoryP
 #[cfg(all(test, feature = "cel"))]
 pub(crate) use expression::parsed;
 pub use expression::{Condition, EventView, Expression, ExpressionError, MAX_EXPRESSION_BYTES, sharing_bodies};
-pub use index::{IndexFunc, IndexMatch, IndexValues, IndexedObject, Indexers, IndexersError};
+pub use index::{IndexClosure, IndexFunc, IndexMatch, IndexValues, IndexedObject, Indexers, IndexersError};
 pub use key::{KeyError, ObjectKey};
 pub use object::{Labels, MAX_OBJECT_BYTES, Object, ObjectError, ObjectParts};
 pub use path::{FieldCut, FieldCutError, Path};

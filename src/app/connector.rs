@@ -1,9 +1,9 @@
 //! Connection of a resource: its source, Reflector, queue and informer, and the snapshot file that they begin with.
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use tokio::{sync::oneshot, task::JoinSet};
-use tracing::{Instrument, info_span};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 use super::{
     error::named,
@@ -13,11 +13,10 @@ use super::{
 };
 use crate::{
     cache::{
-        FifoBounds, Informer, InformerConfig, ListVersion, ListerWatcher, RealFifo, Reflector, ReflectorConfig,
-        SourceHealth,
+        Controller, Informer, InformerOptions, ListVersion, ListerWatcher, Reflector, ReflectorConfig, SourceHealth,
     },
     config::{Config, ResourceConfig, SourceConfig},
-    grpc::ServedResource,
+    grpc::{ServedResource, WireFrame},
     source::{
         etcd::EtcdSource,
         files::FilesSource,
@@ -46,10 +45,6 @@ pub(super) struct Connector<'a> {
 pub struct OwnSource(Box<Connect>);
 
 type Connect = dyn FnOnce(&mut Connector<'_>, &WriterThread, &ResourceConfig) -> ObservedResource + Send;
-
-/// Least time between two publish cycles. A cycle costs some twenty times as much as an event, so that gathering for less than
-/// half a millisecond would not pay.
-const MIN_BATCH_WINDOW: Duration = Duration::from_micros(500);
 
 // === impl Connector ===
 
@@ -106,52 +101,40 @@ impl Connector<'_> {
     ) -> ObservedResource {
         let config = self.config;
         let name = resource.name.as_str();
-        let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
-        let informer_config = InformerConfig {
+        let options = InformerOptions {
+            name: name.to_owned(),
+            kind,
+            health: Some(health),
             indexers: Arc::clone(&resource.indexers),
+            reflector: ReflectorConfig { first_list: ListVersion::MostRecent, ..ReflectorConfig::default() },
             broadcaster: config.broadcaster(),
             history: config.history,
-            rewrite_evidence: source.rewrite_evidence(),
-            demand: source.demand(),
-            provenance: source.provenance(),
-            batch_window: config.watch.batch_window.max(MIN_BATCH_WINDOW),
+            batch_window: config.watch.batch_window,
+            threads: Some(Arc::clone(&self.threads)),
         };
-        let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), informer_config);
-        let mut informer = informer.deferring_to(&self.threads);
-        let reflector_config = ReflectorConfig { first_list: ListVersion::MostRecent, ..ReflectorConfig::default() };
-        let mut reflector = Reflector::new(source, Arc::clone(&fifo), health, reflector_config);
-        let stats = Arc::clone(reflector.stats());
-        let identity = reflector.identity();
-        let kept = self.snapshot_writer.as_mut().zip(identity).and_then(|(snapshot_writer, identity)| {
-            snapshot_writer.add(resource, &identity, reflector.checkpoints(), &handle)
+        let controller = Controller::new(source, options);
+        let (informer, reflector) = (controller.handle().clone(), controller.reflector());
+        let (fifo, stats) = (Arc::clone(controller.fifo()), Arc::clone(reflector.stats()));
+        let kept = self.snapshot_writer.as_mut().zip(reflector.identity()).and_then(|(snapshot_writer, identity)| {
+            snapshot_writer.add(resource, &identity, reflector.checkpoints(), &informer)
         });
-
         let begins_with = kept.clone();
-        let (begun, has_begun) = oneshot::channel();
-        let informing = async move {
+        let begin = move |informer: &mut Informer<WireFrame>, reflector: &mut Reflector<S>| {
             if let Some(kept) = begins_with {
-                kept.begin(&mut informer, &mut reflector);
-            }
-            // The send fails when the set of tasks is being dropped.
-            drop(begun.send(reflector));
-            informer.run().await;
-        };
-        let reflecting = async move {
-            if let Ok(reflector) = has_begun.await {
-                reflector.run().await;
+                kept.begin(informer, reflector);
             }
         };
-        let span = info_span!("informer", resource = name);
-        writer.spawn(self.tasks, named(format!("informer of {name}"), informing.instrument(span)));
-        let span = info_span!("reflector", resource = name, source = kind);
-        writer.spawn(self.tasks, named(format!("reflector of {name}"), reflecting.instrument(span)));
+        // The server ends its tasks by aborting them.
+        for (task, running) in controller.into_tasks(CancellationToken::new(), begin) {
+            writer.spawn(self.tasks, named(task, running));
+        }
 
         let served = ServedResource {
             name: name.to_owned(),
             source: kind,
             optional: resource.options.optional,
             queue: resource.queue_options(&config.watch),
-            informer: handle,
+            informer,
         };
         ObservedResource {
             resource: served,

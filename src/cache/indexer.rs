@@ -5,16 +5,17 @@
 //! disappears with its last key (kubernetes #84959), and the objects of a value are sorted by key. The entries of a value share
 //! its text; a key is shared with its object. The order of the store serves as the index of the namespaces.
 
+mod entry;
+
 use std::{
-    cmp::Ordering,
     collections::{HashMap, HashSet},
     ops::Bound,
     sync::Arc,
 };
 
-use equivalent::{Comparable, Equivalent};
 use imbl::{OrdMap, OrdSet};
 
+use self::entry::{IndexEntry, IndexPosition};
 use super::{
     List, RewriteEvidence,
     history::{CHANGE_BYTES, bytes_of},
@@ -43,19 +44,6 @@ pub struct Snapshot {
     body_bytes: usize,
     /// Cost of all changes up to this state, counted as the history does.
     replaced: u64,
-}
-
-/// Index value and key of an object that has it.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct IndexEntry {
-    value: Arc<str>,
-    key: ObjectKey,
-}
-
-/// Position in an index: that of an entry or, without a key, before all entries of the value.
-struct IndexPosition<'a> {
-    value: &'a str,
-    key: Option<&'a ObjectKey>,
 }
 
 // === impl Indexer ===
@@ -87,6 +75,17 @@ impl Indexer {
     pub fn with_history_id(mut self, history_id: u64) -> Self {
         self.state.history_id = history_id;
         self
+    }
+
+    /// Extends the indexes to these, which contain the present ones. Every object is in the new ones.
+    pub fn extend_indexers(&mut self, indexers: Arc<Indexers>) {
+        let entries = |(name, func): (&str, &IndexFunc)| match self.state.index(name) {
+            Some((_, entries)) => entries.clone(),
+            None => self.state.indexed_by(func),
+        };
+        self.state.indexes = indexers.iter().map(entries).collect();
+        self.state.indexers = Arc::clone(&indexers);
+        self.indexers = indexers;
     }
 
     /// Returns the present state.
@@ -279,7 +278,7 @@ impl Indexer {
                 old.and_then(|old| index.remove(&IndexPosition { value, key: Some(old.key()) }));
             }
             for value in new_values.iter().filter(|value| !old_values.contains(value)) {
-                new.and_then(|new| index.insert(IndexEntry { value: shared(index, value), key: new.key().clone() }));
+                new.and_then(|new| index.insert(IndexEntry::new(index, value, new.key())));
             }
         }
         Some(Arc::new(IndexValues { indexers: Arc::clone(&self.indexers), old: old_values, new: new_values }))
@@ -289,12 +288,6 @@ impl Indexer {
 /// Returns the bytes that these changes cost in the history.
 fn cost(changes: &[Change]) -> u64 {
     changes.iter().map(|change| bytes_of(change.old.as_ref()) as u64).sum()
-}
-
-/// Returns the text of a value, shared with its other entries.
-fn shared(index: &OrdSet<IndexEntry>, value: &str) -> Arc<str> {
-    let of_value = index.get_next(&IndexPosition { value, key: None }).filter(|entry| *entry.value == *value);
-    of_value.map_or_else(|| Arc::from(value), |entry| Arc::clone(&entry.value))
 }
 
 /// Sorts by key; of two objects with one key the later stays.
@@ -459,23 +452,25 @@ impl Snapshot {
         Some(entries.chain(objects.map(|object| object.key().namespace())))
     }
 
+    /// Returns the index functions of this state.
+    pub fn indexers(&self) -> &Arc<Indexers> {
+        &self.indexers
+    }
+
+    /// Returns the entries of all objects in an index with this function. The key has the namespace.
+    fn indexed_by(&self, func: &IndexFunc) -> OrdSet<IndexEntry> {
+        let mut index = OrdSet::new();
+        for object in self.objects.values().filter(|_| *func != IndexFunc::Namespace) {
+            for value in func.values(object) {
+                index.insert(IndexEntry::new(&index, &value, object.key()));
+            }
+        }
+        index
+    }
+
     fn index(&self, name: &str) -> Option<(&IndexFunc, &OrdSet<IndexEntry>)> {
         let mut indexes = self.indexers.iter().zip(&self.indexes);
         indexes.find_map(|((index, func), entries)| (index == name).then_some((func, entries)))
-    }
-}
-
-// === impl IndexPosition ===
-
-impl Equivalent<IndexEntry> for IndexPosition<'_> {
-    fn equivalent(&self, entry: &IndexEntry) -> bool {
-        self.compare(entry).is_eq()
-    }
-}
-
-impl Comparable<IndexEntry> for IndexPosition<'_> {
-    fn compare(&self, entry: &IndexEntry) -> Ordering {
-        self.value.cmp(&entry.value).then_with(|| self.key.map_or(Ordering::Less, |key| key.cmp(&entry.key)))
     }
 }
 

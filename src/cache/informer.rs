@@ -8,6 +8,7 @@
 //! - While a client under BLOCK holds the task back, the next batch is not applied; joining and leaving continue.
 
 mod handle;
+mod indexing;
 mod join;
 mod publish;
 mod waiters;
@@ -28,6 +29,7 @@ use tokio::{
 use self::waiters::Waiters;
 pub use self::{
     handle::InformerHandle,
+    indexing::AddIndexersError,
     join::{JoinError, Joined, Start, Stopped},
 };
 use super::{
@@ -35,7 +37,9 @@ use super::{
     RewriteEvidence, Snapshot, SourceHealth, SyncState, ahead::UnrepeatedChanges,
 };
 use crate::{
-    model::{Batch, Cause, Event, HistoryPosition, Indexers, ResourceVersion, sharing_bodies},
+    model::{
+        Batch, Cause, Event, HistoryPosition, IndexFunc, Indexers, IndexersError, ResourceVersion, sharing_bodies,
+    },
     sync::{self, ArcSwap, ArcSwapOption},
     watch::{
         Backfill, Broadcaster, BroadcasterConfig, BroadcasterStats, BulkThreads, End, Frame, Retention, Subscribe,
@@ -98,7 +102,7 @@ pub struct InformerStats {
 
 #[derive(Debug)]
 struct InformerShared {
-    indexers: Arc<Indexers>,
+    indexers: ArcSwap<Indexers>,
     snapshot: ArcSwapOption<Snapshot>,
     /// Position up to which everything has been published to the cursors; for a moment behind the snapshot's.
     distributed: ArcSwapOption<HistoryPosition>,
@@ -141,6 +145,7 @@ struct SyncedParts<F: Frame> {
 #[derive(Debug)]
 enum Command<F: Frame> {
     Join { start: Start, subscribe: Subscribe<F>, reply: oneshot::Sender<Result<Joined<F>, JoinError>> },
+    AddIndexers { functions: Vec<(String, IndexFunc)>, reply: oneshot::Sender<Result<(), IndexersError>> },
     NotifyWatches,
 }
 
@@ -159,7 +164,7 @@ impl<F: Frame> Informer<F> {
     /// Makes an informer that has not applied anything yet, and its handle.
     pub fn new(fifo: Arc<RealFifo>, health: SourceHealth, config: InformerConfig) -> (Self, InformerHandle<F>) {
         let shared = Arc::new(InformerShared {
-            indexers: Arc::clone(&config.indexers),
+            indexers: ArcSwap::default(),
             snapshot: ArcSwapOption::default(),
             distributed: ArcSwapOption::default(),
             oldest: ArcSwapOption::default(),
@@ -173,6 +178,7 @@ impl<F: Frame> Informer<F> {
             stats: InformerStats::default(),
             watch_stats: ArcSwapOption::default(),
         });
+        shared.indexers.store(Arc::clone(&config.indexers));
         let (sender, commands) = mpsc::channel(COMMAND_QUEUE);
         // The backfill may take as much again as the published events.
         let backfill = Arc::new(Backfill::new(config.broadcaster.retention.size));
@@ -272,6 +278,11 @@ impl<F: Frame> Writer<F> {
                 let joined = self.join(&start, subscribe);
                 // The caller may have been dropped; the cursor then unsubscribes by being dropped.
                 drop(reply.send(joined));
+            }
+            Command::AddIndexers { functions, reply } => {
+                let added = self.add_indexers(functions);
+                // The caller may have been dropped.
+                drop(reply.send(added));
             }
             Command::NotifyWatches => self.notify_watches(),
         }

@@ -41,7 +41,7 @@ pub(super) async fn selection(
         name: given(name),
         labels: LabelSelector::parse(label_selector).map_err(|error| ApiError::selector("label_selector", &error))?,
         fields: FieldSelector::parse(field_selector).map_err(|error| ApiError::selector("field_selector", &error))?,
-        index: index.map(|index| index_match(resource.informer.indexers(), index)).transpose()?,
+        index: index.map(|index| index_match(&resource.informer.indexers(), index)).transpose()?,
         // Compiling takes time, so it comes last.
         expression: match expression {
             "" => None,
@@ -106,7 +106,7 @@ fn not_compiled(field: &'static str, place: &str, error: &ExpressionError) -> Ap
     }
 }
 
-fn index_match(indexers: &Arc<Indexers>, index: &pb::IndexMatch) -> Result<IndexMatch, ApiError> {
+fn index_match(indexers: &Indexers, index: &pb::IndexMatch) -> Result<IndexMatch, ApiError> {
     let func = indexers.get(&index.name).ok_or_else(|| ApiError::index("index.name", &index.name, indexers.names()))?;
     if index.values.is_empty() {
         let message = format!("index {:?} needs at least one value", index.name);

@@ -3,12 +3,16 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
+    fmt,
+    hash::{Hash, Hasher},
+    ptr,
     sync::Arc,
 };
 
 use super::{Expression, Object, Path};
 
-/// Index function, which computes the values of an object: client-go's `IndexFunc`, as data, so that it can be configured.
+/// Index function, which computes the values of an object: client-go's `IndexFunc`, as data, so that it can be configured, or as
+/// a closure of a program.
 ///
 /// It cannot fail: an object without a value is not indexed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -21,7 +25,15 @@ pub enum IndexFunc {
     Path(Path),
     /// Result of an expression for the object, as [`Expression::values`] writes it.
     Expression(Expression),
+    /// Result of a closure ([`IndexFunc::custom`]), with a name for logs.
+    Custom(String, IndexClosure),
 }
+
+/// Closure of an index. It is equal to its clones only.
+#[derive(Clone)]
+pub struct IndexClosure(Arc<Closure>);
+
+type Closure = dyn Fn(&Object) -> Vec<String> + Send + Sync;
 
 /// Indexes of a resource in the order of their names: client-go's `Indexers`. `namespace` is always present.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -89,6 +101,23 @@ const MAX_NAME_BYTES: usize = 63;
 // === impl IndexFunc ===
 
 impl IndexFunc {
+    /// Returns a function that calls a closure. The writer of the resource calls it, for each change: it should be quick, and a
+    /// panic in it ends the informer.
+    ///
+    /// ```
+    /// use informerd::model::{IndexFunc, Object, ResourceVersion};
+    ///
+    /// let by_app = IndexFunc::custom("app", |pod: &Object| {
+    ///     pod.labels().get("app").map(str::to_uppercase).into_iter().collect()
+    /// });
+    /// let web = br#"{"metadata":{"name":"web","labels":{"app":"shop"}}}"#;
+    /// let web = Object::from_json(web, "", ResourceVersion::decimal(1)).unwrap();
+    /// assert_eq!(by_app.values(&web), ["SHOP"]);
+    /// ```
+    pub fn custom(name: impl Into<String>, closure: impl Fn(&Object) -> Vec<String> + Send + Sync + 'static) -> Self {
+        Self::Custom(name.into(), IndexClosure(Arc::new(closure)))
+    }
+
     /// Returns the values of the object, sorted and each once.
     pub fn values(&self, object: &Object) -> Vec<String> {
         match self {
@@ -98,6 +127,7 @@ impl IndexFunc {
             Self::Label(key) => object.labels().get(key).map(str::to_owned).into_iter().collect(),
             Self::Path(path) => as_set(object.json().map(|json| path.values(json)).unwrap_or_default()),
             Self::Expression(expression) => as_set(expression.values(object)),
+            Self::Custom(_, IndexClosure(closure)) => as_set(closure(object)),
         }
     }
 }
@@ -106,6 +136,34 @@ fn as_set(mut values: Vec<String>) -> Vec<String> {
     values.sort_unstable();
     values.dedup();
     values
+}
+
+// === impl IndexClosure ===
+
+impl IndexClosure {
+    fn address(&self) -> *const () {
+        Arc::as_ptr(&self.0).cast()
+    }
+}
+
+impl PartialEq for IndexClosure {
+    fn eq(&self, other: &Self) -> bool {
+        ptr::eq(self.address(), other.address())
+    }
+}
+
+impl Eq for IndexClosure {}
+
+impl Hash for IndexClosure {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.address().hash(state);
+    }
+}
+
+impl fmt::Debug for IndexClosure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IndexClosure").finish_non_exhaustive()
+    }
 }
 
 // === impl Indexers ===
@@ -118,7 +176,16 @@ impl Indexers {
     /// Fails if a name is `namespace`, is given twice, or is not of the form `[a-z0-9]([-a-z0-9_.]*[a-z0-9])?` with at most
     /// 63 characters.
     pub fn new(functions: impl IntoIterator<Item = (String, IndexFunc)>) -> Result<Self, IndexersError> {
-        let mut indexers = Self::default();
+        Self::default().with(functions)
+    }
+
+    /// Returns these indexes and the given ones.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`Indexers::new`] does, also for the name of an index that exists.
+    pub fn with(&self, functions: impl IntoIterator<Item = (String, IndexFunc)>) -> Result<Self, IndexersError> {
+        let mut indexers = self.clone();
         for (name, func) in functions {
             if name == NAMESPACE {
                 return Err(IndexersError::BuiltIn);
@@ -153,7 +220,7 @@ impl Indexers {
     pub fn expression_errors(&self) -> u64 {
         let errors = self.0.values().map(|func| match func {
             IndexFunc::Expression(expression) => expression.errors(),
-            IndexFunc::Namespace | IndexFunc::Label(_) | IndexFunc::Path(_) => 0,
+            IndexFunc::Namespace | IndexFunc::Label(_) | IndexFunc::Path(_) | IndexFunc::Custom(..) => 0,
         });
         errors.sum()
     }
@@ -219,6 +286,8 @@ fn is_name(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::hash::BuildHasher;
+
     use bytes::Bytes;
     use proptest::{collection::vec, prelude::*, sample::select};
 
@@ -291,6 +360,18 @@ mod tests {
         }
         assert!(new(&["a", "0", "by-node.v1_x", &"a".repeat(63)]).is_ok());
         assert_eq!(IndexersError::BuiltIn.to_string(), "index \"namespace\" is built in; choose another name");
+    }
+
+    #[test]
+    fn a_closure_is_equal_to_its_clones_only() {
+        let users = || IndexFunc::custom("users", |pod: &Object| vec![pod.key().to_string(), "all".to_owned()]);
+        let (first, second) = (users(), users());
+        assert_eq!(first.values(&object(POD)), ["all", "shop/web"]);
+        assert_eq!(first, first.clone());
+        assert_ne!(first, second);
+        let hash = |func: &IndexFunc| foldhash::fast::FixedState::default().hash_one(func);
+        assert_eq!(hash(&first), hash(&first.clone()));
+        assert!(format!("{first:?}").contains("users"));
     }
 
     #[test]

@@ -91,8 +91,8 @@ impl<F: Frame> InformerHandle<F> {
     }
 
     /// Returns the index functions.
-    pub fn indexers(&self) -> &Arc<Indexers> {
-        &self.shared.indexers
+    pub fn indexers(&self) -> Arc<Indexers> {
+        self.shared.indexers.load_full()
     }
 
     /// Returns the counters of applied changes.
@@ -128,6 +128,15 @@ impl<F: Frame> InformerHandle<F> {
             waiting.get_or_insert_with(|| self.shared.demand.wait());
             waiter.woken().await;
         }
+    }
+
+    /// Waits for the end of the informer's task.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any time.
+    pub async fn stopped(&self) {
+        self.commands.closed().await;
     }
 
     /// Wakes every watch that waits at its cursor, for a message that is not an event.

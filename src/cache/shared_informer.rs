@@ -1,0 +1,245 @@
+//! Informer of a program: client-go's `SharedInformer`, `SharedIndexInformer`, and their stores.
+//!
+//! It runs the same [`Controller`] as the server, in tasks of the program's runtime.
+
+mod decoder;
+mod reads;
+
+use std::{fmt, sync::Arc};
+
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use self::decoder::Decoder;
+pub use self::{
+    decoder::{Decode, Undecodable},
+    reads::{TypedSnapshot, UnknownIndex},
+};
+use super::{
+    AddIndexersError, Controller, HealthReport, InformerHandle, InformerOptions, ListerWatcher, Snapshot, Stopped,
+};
+use crate::{
+    model::{IndexFunc, Object, ObjectKey, ResourceVersion},
+    watch::Deliveries,
+};
+
+/// Running informer of one resource, whose objects are decoded to `T`: any type that serde can deserialize, or [`Object`].
+///
+/// Each read is of one state. [`SharedInformer::snapshot`] returns that state with its version, for reads that have to agree.
+/// Each version of an object is decoded once, on first use.
+///
+/// Dropping it stops it, without waiting.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[cfg(feature = "testing")] {
+/// use informerd::{
+///     cache::{InformerOptions, SharedInformer},
+///     model::{IndexFunc, Object},
+///     testing::FakeSource,
+/// };
+/// use serde_json::{Value, json};
+///
+/// let pods = FakeSource::new();
+/// pods.add(&json!({ "metadata": { "name": "web", "labels": { "app": "shop" } }, "phase": "Running" }));
+///
+/// let informer = SharedInformer::<Value>::start(pods.clone(), InformerOptions::default());
+/// informer.wait_for_cache_sync().await?;
+/// let by_phase = IndexFunc::Label("app".to_owned());
+/// informer.add_indexers([("app".to_owned(), by_phase)]).await?;
+/// assert_eq!(informer.by_index("app", "shop")?[0]["phase"], "Running");
+///
+/// let version = pods.delete("", "web");
+/// assert!(informer.wait_for(&version).await?.list().is_empty());
+/// informer.stop().await;
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+pub struct SharedInformer<T: Decode> {
+    handle: InformerHandle<Deliveries>,
+    decoder: Arc<Decoder<T>>,
+    stop: CancellationToken,
+    /// Tasks of the controller, and of the handlers.
+    tasks: TaskTracker,
+}
+
+/// Reason why a version is not reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WaitError {
+    /// End of the informer.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+    /// Version of another history, or of another run of a source without versions of its own: it says nothing about this state.
+    #[error("the history was rewritten: the version cannot be compared")]
+    HistoryRewritten,
+}
+
+// === impl SharedInformer ===
+
+impl<T: Decode> SharedInformer<T> {
+    /// Starts an informer of a source, in tasks of the current runtime.
+    ///
+    /// # Panics
+    ///
+    /// If there is no tokio runtime.
+    pub fn start(source: impl ListerWatcher, options: InformerOptions) -> Self {
+        let controller = Controller::new(source, options);
+        let handle = controller.handle().clone();
+        let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+        for (_, task) in controller.into_tasks(stop.clone(), |_, _| ()) {
+            tasks.spawn(task);
+        }
+        Self { handle, decoder: Arc::new(Decoder::new()), stop, tasks }
+    }
+
+    /// Stops the informer: it requests nothing more from the source, applies what is queued, and ends its watches after that. The
+    /// returned future waits for the end of all this; without it, the same happens in the background. Stopping a stopped informer
+    /// does nothing.
+    pub fn stop(&self) -> impl Future<Output = ()> + Send + use<T> {
+        self.stop.cancel();
+        self.tasks.close();
+        let tasks = self.tasks.clone();
+        async move { tasks.wait().await }
+    }
+
+    /// Returns true once the informer is being stopped.
+    pub fn is_stopped(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
+    /// Replaces the handler of the errors of objects that cannot be decoded; the default writes a log. It is called once for each
+    /// version.
+    pub fn set_error_handler(&self, handler: impl Fn(&Undecodable) + Send + Sync + 'static) {
+        self.decoder.set_error_handler(handler);
+    }
+
+    /// Returns the untyped reading side, which has the watches, too. It does not keep the informer running.
+    pub fn handle(&self) -> &InformerHandle<Deliveries> {
+        &self.handle
+    }
+
+    /// Adds indexes, all or none. When it returns, the present objects are in them. Readers are not blocked meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// If one of the names exists or is not valid, or if the informer has stopped.
+    pub async fn add_indexers(
+        &self,
+        functions: impl IntoIterator<Item = (String, IndexFunc)>,
+    ) -> Result<(), AddIndexersError> {
+        self.handle.add_indexers(functions).await
+    }
+
+    /// Returns the present state.
+    pub fn snapshot(&self) -> TypedSnapshot<T> {
+        self.typed(self.handle.snapshot())
+    }
+
+    /// Returns the object with this key ([`TypedSnapshot::get`]).
+    pub fn get(&self, key: &ObjectKey) -> Option<Arc<T>> {
+        self.snapshot().get(key)
+    }
+
+    /// Returns all objects, sorted by key ([`TypedSnapshot::list`]).
+    pub fn list(&self) -> Vec<Arc<T>> {
+        self.snapshot().list()
+    }
+
+    /// Returns the keys of all objects, sorted ([`TypedSnapshot::list_keys`]).
+    pub fn list_keys(&self) -> Vec<ObjectKey> {
+        self.snapshot().list_keys()
+    }
+
+    /// Returns the objects under a value of an index ([`TypedSnapshot::by_index`]).
+    pub fn by_index(&self, index: &str, value: &str) -> Result<Vec<Arc<T>>, UnknownIndex> {
+        self.snapshot().by_index(index, value)
+    }
+
+    /// Returns the keys of the objects under a value of an index ([`TypedSnapshot::index_keys`]).
+    pub fn index_keys(&self, index: &str, value: &str) -> Result<Vec<ObjectKey>, UnknownIndex> {
+        self.snapshot().index_keys(index, value)
+    }
+
+    /// Returns the objects that share a value of an index with `object` ([`TypedSnapshot::index`]).
+    pub fn index(&self, index: &str, object: &Object) -> Result<Vec<Arc<T>>, UnknownIndex> {
+        self.snapshot().index(index, object)
+    }
+
+    /// Returns the values of an index that at least one object has ([`TypedSnapshot::list_index_func_values`]).
+    pub fn list_index_func_values(&self, index: &str) -> Result<Vec<String>, UnknownIndex> {
+        self.snapshot().list_index_func_values(index)
+    }
+
+    /// Returns the reasons of the objects that cannot be decoded ([`TypedSnapshot::undecodable`]).
+    pub fn undecodable(&self) -> Vec<Arc<Undecodable>> {
+        self.snapshot().undecodable()
+    }
+
+    /// Returns true once the first list has been applied.
+    pub fn has_synced(&self) -> bool {
+        self.handle.snapshot().is_some()
+    }
+
+    /// Returns the applied version; `None` before the first list.
+    pub fn last_sync_resource_version(&self) -> Option<ResourceVersion> {
+        self.snapshot().version().cloned()
+    }
+
+    /// Returns the availability and freshness of the source.
+    pub fn health(&self) -> HealthReport {
+        self.handle.report()
+    }
+
+    /// Waits for the first list.
+    ///
+    /// # Errors
+    ///
+    /// If the informer stops before.
+    pub async fn wait_for_cache_sync(&self) -> Result<TypedSnapshot<T>, Stopped> {
+        Ok(self.typed(Some(self.reach(0, |_| true).await?)))
+    }
+
+    /// Waits for a state at this version or a later one: that of a write, for example, which the program then reads.
+    ///
+    /// # Errors
+    ///
+    /// If the informer stops before, or the version is not of its history.
+    pub async fn wait_for(&self, version: &ResourceVersion) -> Result<TypedSnapshot<T>, WaitError> {
+        let history_id = self.handle.history_id();
+        let is_rewritten =
+            |state: &Snapshot| state.history_id() != history_id || !state.version().same_lineage(version);
+        let is_enough = |state: &Snapshot| is_rewritten(state) || state.version() >= version;
+        let state = self.reach(version.number(), is_enough).await?;
+        if is_rewritten(&state) { Err(WaitError::HistoryRewritten) } else { Ok(self.typed(Some(state))) }
+    }
+
+    async fn reach(&self, number: u128, is_enough: impl Fn(&Snapshot) -> bool) -> Result<Arc<Snapshot>, Stopped> {
+        tokio::select! {
+            // The last state counts.
+            biased;
+            // Cancel-safe by its own contract.
+            state = self.handle.wait_for(number, is_enough) => Ok(state),
+            () = self.handle.stopped() => Err(Stopped),
+        }
+    }
+
+    fn typed(&self, snapshot: Option<Arc<Snapshot>>) -> TypedSnapshot<T> {
+        TypedSnapshot::new(snapshot, self.handle.indexers(), Arc::clone(&self.decoder))
+    }
+}
+
+impl<T: Decode> Drop for SharedInformer<T> {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+impl<T: Decode> fmt::Debug for SharedInformer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedInformer").field("handle", &self.handle).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;
