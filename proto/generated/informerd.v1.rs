@@ -169,9 +169,9 @@ pub struct WatchResponse {
     /// created and deleted in between.
     #[prost(uint32, tag = "8")]
     pub coalesced: u32,
-    /// For relays. With ADDED, MODIFIED, DELETED and BOOKMARK, in a Watch of everything under REPLAY: between the previous
-    /// version on this stream and this one the server has relisted, so changes in between may be unknown, and no server
-    /// can resume from a version strictly in between. A BOOKMARK's is repeated with the next change.
+    /// For relays. With ADDED, MODIFIED, DELETED and BOOKMARK, in a Watch under REPLAY: between the previous version on this
+    /// stream and this one the server has relisted, so changes in between may be unknown, and no server can resume from a
+    /// version strictly in between. A BOOKMARK's is repeated with the next change.
     #[prost(bool, tag = "9")]
     pub relisted: bool,
     /// For relays, which apply such changes at once as an open batch. With ADDED, MODIFIED and DELETED: more changes at or

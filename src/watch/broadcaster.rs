@@ -37,8 +37,8 @@ pub struct Broadcaster<F: Frame> {
     /// Position up to which everything has been published.
     reached: HistoryPosition,
     stopped: Option<End>,
-    /// True if there was a relist since the last published change.
-    is_gap: bool,
+    /// Offset of the last relist.
+    last_relist: Option<u64>,
     window: Arc<Window<F>>,
     /// Groups that the writer has no time for; `None` if it evaluates every selection itself.
     deferral: Option<Deferral<F>>,
@@ -83,7 +83,7 @@ impl<F: Frame> Broadcaster<F> {
             groups: Groups::new(Arc::clone(&stats)),
             reached,
             stopped: None,
-            is_gap: false,
+            last_relist: None,
             window: Arc::new(Window::new(config.retention, Arc::clone(&stats))),
             deferral: None,
             blocked: Vec::new(),
@@ -191,8 +191,8 @@ impl<F: Frame> Broadcaster<F> {
         let before = self.reached.clone();
         self.reached.version.clone_from(last.borrow().safe());
         self.groups.remove_vacant(self.writer_signals.take_vacant());
-        let is_gap = self.is_gap;
-        let mut encoding = Encoding::new(batches, &mut self.is_gap);
+        let last_relist = self.last_relist;
+        let mut encoding = Encoding::new(batches, before.offset, &mut self.last_relist);
         let events = encoding.changes().len();
         self.reached.offset += events as u64;
         if events == 0 || self.groups.is_empty() {
@@ -228,7 +228,7 @@ impl<F: Frame> Broadcaster<F> {
             }
         }
         if let Some(deferral) = &mut self.deferral {
-            deferral.defer(&mut self.groups, &deferred, batches, is_gap, &before, &self.reached);
+            deferral.defer(&mut self.groups, &deferred, batches, last_relist, &before, &self.reached);
         }
         // Last: everything that has merged up to here is in the logs.
         self.merger.publish(batches, before.offset, &self.reached, now);

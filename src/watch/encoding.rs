@@ -8,8 +8,10 @@ use crate::model::{Batch, Cause, Change, ResourceVersion, Transition};
 /// Arenas of one publish cycle, and the position of each event in them.
 pub(super) struct Encoding<'a, F: Frame> {
     changes: Vec<(&'a Batch, &'a Change)>,
-    /// True for each change with a relist between its version and the previous one; ends with the last such change.
-    relisted: Vec<bool>,
+    /// Offset of the first change.
+    first: u64,
+    /// Relists in order: the position of the first change from which one is the last, and its offset.
+    relists: Vec<(usize, u64)>,
     formats: HashMap<F::Format, FormatArenas<F>>,
     encoded: u64,
 }
@@ -39,8 +41,9 @@ struct FormatArenas<F: Frame> {
     /// Bytes of the full arenas.
     bytes: usize,
     open: F::Arena,
-    /// Spans by change, by variant, and by the flag that is true for the last event of a closed batch.
-    spans: HashMap<(usize, Variant, bool), Span, foldhash::fast::RandomState>,
+    /// Spans by change, by variant, by the flag that is true for the last event of a closed batch, and by the one that is true
+    /// after a relist.
+    spans: HashMap<(usize, Variant, bool, bool), Span, foldhash::fast::RandomState>,
 }
 
 /// Form in which a change is encoded.
@@ -70,22 +73,20 @@ impl Span {
 // === impl Encoding ===
 
 impl<'a, F: Frame> Encoding<'a, F> {
-    /// Prepares the encoding of batches. `is_gap` is true if there was a relist since the last published change; it is
-    /// updated.
-    pub(super) fn new<B: Borrow<Batch>>(batches: &'a [B], is_gap: &mut bool) -> Self {
-        let (mut changes, mut relisted) = (Vec::new(), Vec::new());
+    /// Prepares the encoding of batches, whose first change has the offset `first`. `last_relist` is the offset of the last
+    /// relist before them; it is updated.
+    pub(super) fn new<B: Borrow<Batch>>(batches: &'a [B], first: u64, last_relist: &mut Option<u64>) -> Self {
+        let (mut changes, mut relists) = (Vec::new(), Vec::from_iter(last_relist.map(|relist| (0, relist))));
         for batch in batches.iter().map(Borrow::borrow) {
             // A relist that does not change the version leaves no gap.
-            *is_gap |= batch.is_relist && batch.before != batch.after;
-            let first = changes.len();
-            changes.extend(batch.changes.iter().map(|change| (batch, change)));
-            if *is_gap {
-                relisted.resize(first, false);
-                relisted.resize(changes.len(), true);
+            if batch.is_relist && batch.before != batch.after {
+                let relist = first + changes.len() as u64;
+                relists.push((changes.len(), relist));
+                *last_relist = Some(relist);
             }
-            *is_gap &= batch.changes.is_empty();
+            changes.extend(batch.changes.iter().map(|change| (batch, change)));
         }
-        Self { changes, relisted, formats: HashMap::new(), encoded: 0 }
+        Self { changes, first, relists, formats: HashMap::new(), encoded: 0 }
     }
 
     /// Returns the changes of the cycle, in order, each with its batch.
@@ -93,15 +94,17 @@ impl<'a, F: Frame> Encoding<'a, F> {
         &self.changes
     }
 
-    /// Encodes the selected changes for a group. The last event of a batch in its selection carries the batch's version,
-    /// and the earlier ones the version before the batch, because no client may resume from inside a batch. In an open
-    /// batch every event carries the version before it.
+    /// Encodes the selected changes for a group whose last event ended at the offset `reached`. The last event of a batch in
+    /// its selection carries the batch's version, and the earlier ones the version before the batch, because no client may
+    /// resume from inside a batch. In an open batch every event carries the version before it. The first batch after a relist
+    /// reports it, also if the selection has no change of the relist itself.
     pub(super) fn share(
         &mut self,
         format: F::Format,
+        mut reached: u64,
         selected: impl IntoIterator<Item = (usize, Transition)>,
     ) -> Vec<Share> {
-        let Self { changes: all, relisted, formats, encoded } = self;
+        let Self { changes: all, first, relists, formats, encoded } = self;
         let arenas = formats.entry(format).or_default();
         let mut selected = selected.into_iter().peekable();
         let mut share = Vec::new();
@@ -111,9 +114,13 @@ impl<'a, F: Frame> Encoding<'a, F> {
             let closes = is_last && !batch.is_open;
             let version = if closes { &batch.after } else { &batch.before };
             let Some(notice) = GroupEvent::new(change, transition, version) else { continue };
-            let relisted = relisted.get(at).is_some_and(|relisted| *relisted);
+            let last_relist = relists[..relists.partition_point(|(from, _)| *from <= at)].last();
+            let relisted = last_relist.is_some_and(|(_, relist)| *relist >= reached);
+            if is_last {
+                reached = *first + at as u64 + 1;
+            }
             let notice = GroupEvent { relisted, open: batch.is_open, ..notice };
-            let span = arenas.spans.entry((at, Variant::of(transition), closes)).or_insert_with(|| {
+            let span = arenas.spans.entry((at, Variant::of(transition), closes, relisted)).or_insert_with(|| {
                 *encoded += 1;
                 encode(&mut arenas.full, &mut arenas.bytes, &mut arenas.open, format, &notice)
             });

@@ -70,8 +70,8 @@ pub(super) struct Filled<F: Frame> {
 #[derive(Debug)]
 pub(super) struct Published {
     pub(super) batches: Vec<Arc<Batch>>,
-    /// True if there was a relist since the last change before it.
-    pub(super) is_gap: bool,
+    /// Offset of the last relist before it.
+    pub(super) last_relist: Option<u64>,
     /// Offset of its first change.
     pub(super) first: u64,
     /// Position reached after it.
@@ -118,7 +118,7 @@ struct Job<F: Frame> {
 #[derive(Debug)]
 struct Block {
     batches: Vec<Arc<Batch>>,
-    is_gap: bool,
+    last_relist: Option<u64>,
     first: u64,
     end: HistoryPosition,
 }
@@ -272,10 +272,10 @@ impl<F: Frame> Filler<F> {
     /// Appends what a job has found to the logs of its groups. Returns the groups that are still deferred, at their new
     /// offset.
     fn fill(&self, job: Job<F>) -> Vec<Filled<F>> {
-        let Job { groups, selected, block: Block { batches, mut is_gap, first, end }, .. } = job;
-        let mut encoding = Encoding::<F>::new(&batches, &mut is_gap);
+        let Job { groups, selected, block: Block { batches, mut last_relist, first, end }, .. } = job;
+        let mut encoding = Encoding::<F>::new(&batches, first, &mut last_relist);
         let mut share = |(filled, selected): (Filled<F>, Vec<(usize, Transition)>)| {
-            let share = encoding.share(filled.group.format, selected);
+            let share = encoding.share(filled.group.format, filled.group.reached(), selected);
             (filled, share)
         };
         let shares: Vec<(Filled<F>, Vec<Share>)> = groups.into_iter().zip(selected).map(&mut share).collect();
@@ -427,11 +427,13 @@ impl<F: Frame> State<F> {
     fn block(&self, at: u64) -> Option<Block> {
         let from = self.published.partition_point(|published| published.first < at);
         let first = self.published.get(from).filter(|first| first.first == at)?;
-        let mut block = Block { batches: Vec::new(), is_gap: first.is_gap, first: at, end: first.end.clone() };
+        let mut block =
+            Block { batches: Vec::new(), last_relist: first.last_relist, first: at, end: first.end.clone() };
         for published in self.published.range(from..) {
             let is_first = block.batches.is_empty();
-            // The flag of a relist without changes applies only to the first cycle of a block.
-            if !is_first && (published.is_gap || block.end.offset - at >= BLOCK_EVENTS) {
+            // A relist without changes is only known at the beginning of a block.
+            let is_after_relist = published.last_relist == Some(published.first);
+            if !is_first && (is_after_relist || block.end.offset - at >= BLOCK_EVENTS) {
                 break;
             }
             block.batches.extend(published.batches.iter().cloned());

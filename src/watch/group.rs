@@ -180,6 +180,11 @@ impl<F: Frame> Group<F> {
     pub(super) fn is_expression(&self) -> bool {
         self.selection.expression.is_some()
     }
+
+    /// Returns the offset after the last event in the log.
+    pub(super) fn reached(&self) -> u64 {
+        self.log.lock().head_reached.offset
+    }
 }
 
 // === impl SlotRef ===

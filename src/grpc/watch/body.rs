@@ -310,7 +310,7 @@ impl WatchBody {
             Err(TooLarge(needed)) => return Poll::Ready(StepResult::TooLarge(needed.unwrap_or(UNKNOWN))),
         };
         let (is_done, has_cursor, reached) = (backlog.is_done(), self.cursor.is_some(), backlog.reached());
-        let has_gap = is_done && backlog.has_gap() && self.subscribe.selection.selects_all();
+        let has_gap = is_done && backlog.has_gap();
         informer.stats().replayed.fetch_add(told, Ordering::Relaxed);
         self.watcher.sent(told, Some(&reached.version));
         match (is_done, has_cursor) {

@@ -143,7 +143,7 @@ impl<F: Frame> Selecting<F> {
         let mut shares = Vec::new();
         for (id, selected) in chosen.into_iter().filter(|(_, selected)| !selected.is_empty()) {
             let group = &groups[id];
-            let share = encoding.share(group.format, selected);
+            let share = encoding.share(group.format, group.reached(), selected);
             if !share.is_empty() {
                 shares.push((Arc::clone(group), share));
             }
@@ -238,7 +238,7 @@ impl<F: Frame> Deferral<F> {
         groups: &mut Groups<F>,
         ids: &[usize],
         batches: &[B],
-        is_gap: bool,
+        last_relist: Option<u64>,
         before: &HistoryPosition,
         end: &HistoryPosition,
     ) {
@@ -258,7 +258,7 @@ impl<F: Frame> Deferral<F> {
             return;
         }
         let batches = batches.iter().cloned().map(Into::into).collect();
-        let published = Published { batches, is_gap, first: before.offset, end: end.clone() };
+        let published = Published { batches, last_relist, first: before.offset, end: end.clone() };
         self.filler.publish(published, deferred);
     }
 }

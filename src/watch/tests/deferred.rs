@@ -352,34 +352,40 @@ fn a_relist_before_the_filled_events_is_reported_once() {
     let threads = BulkThreads::manual(Arc::clone(&clock));
     let config = BroadcasterConfig { selection_budget: Duration::ZERO, ..BroadcasterConfig::default() };
     let mut broadcaster = Broadcaster::<Text>::new(config, version(0)).deferring_to(Some(&threads));
-    let mut cursors =
-        [everything(), not("db")].map(|selection| broadcaster.subscribe(live(selection, queue(Replay, 100))));
+    let mut cursors = [everything(), not("db"), not("web"), app("db")]
+        .map(|selection| broadcaster.subscribe(live(selection, queue(Replay, 100))));
     let mut world = World::at(0);
     let relist = |world: &mut World| {
         world.version += 5;
         let (before, after) = (version(world.version - 5), version(world.version));
         Batch { before, after, changes: vec![], is_relist: true, is_open: false }
     };
-    for cycle in 0..6 {
+    for cycle in 0..7 {
         let batches = match cycle {
             1 => vec![relist(&mut world)],
             3 => vec![world.one("a", "web"), relist(&mut world)],
             4 => vec![relist(&mut world), world.one("a", "web"), world.one("b", "web")],
+            // The first ones of their selections since the relists.
+            6 => vec![world.one("d", "db"), world.one("e", "db")],
             _ => world.several(2),
         };
         broadcaster.publish(&batches);
     }
     while threads.run_one() {}
-    let [all, other] = cursors.each_mut().map(|cursor| {
+    let [mut all, web, db, routed] = cursors.each_mut().map(|cursor| {
         let Poll::Ready(Taken::Frames(frames)) = cursor.poll_take(&mut Context::from_waker(Waker::noop()), 1 << 20)
         else {
             panic!("there are events")
         };
         frames.iter().flat_map(Text::lines).collect::<Vec<_>>()
     });
-    assert_eq!(all, other);
-    let after_relists = all.iter().filter(|line| line.contains("after a relist")).count();
-    assert!(all.len() > 8 && after_relists == 2, "{all:?}");
+    let after_relists = |lines: &[String]| lines.iter().filter(|line| line.contains("after a relist")).count();
+    assert!(all.len() > 10 && after_relists(&all) == 2, "{all:?}");
+    for lines in [db, routed] {
+        assert!(lines.len() == 2 && lines[0].contains("after a relist") && after_relists(&lines) == 1, "{lines:?}");
+    }
+    all.truncate(all.len() - 2);
+    assert_eq!(all, web);
 }
 
 /// Real threads, at their own pace.

@@ -114,9 +114,9 @@ async fn a_cycle_dropped_before_it_is_appended_is_not_retained() {
     let reached = HistoryPosition { version: version(0), offset: 0 };
     let group = Arc::new(Group::new(0, Arc::new(Selection::default()), letter, false, reached, writer_signals));
     let batches = [World::at(0).one("a", "web")];
-    let mut encoding = Encoding::new(&batches, &mut false);
+    let mut encoding = Encoding::new(&batches, 0, &mut None);
     let added = Transition { event_type: EventType::Added, cause: Cause::Change };
-    let share = encoding.share(letter, [(0, added)]);
+    let share = encoding.share(letter, 0, [(0, added)]);
     let (arenas, bytes, changes) = encoding.freeze();
     let now = tokio::time::Instant::now();
 

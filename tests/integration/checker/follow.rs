@@ -15,7 +15,6 @@ use informerd::proto::pb::{self, EventType, PayloadFormat};
 use super::{
     expect::{Expected, object_fields},
     record::{End, Moment, Plan, Received, Segment, Start, Status},
-    selection::Selection,
     truth::{Epoch, State, Truth},
 };
 
@@ -180,7 +179,7 @@ impl<'a> Follower<'a> {
     /// Verifies that a relay receives every relist in its range; otherwise its clients would resume inside a relist from versions
     /// that it never sent.
     fn relisted(&self, at: usize, before: Option<u64>) -> Verdict {
-        let is_relay = self.plan.selection == Selection::All && self.plan.policy == pb::FullChannelPolicy::Replay;
+        let is_relay = self.plan.policy == pb::FullChannelPolicy::Replay;
         let (Some(before), Some(after)) = (before, self.position) else { return Ok(()) };
         let is_hidden =
             |batch: &&super::truth::Batch| batch.is_relist && batch.before.max(before) + 1 < batch.after.min(after);
