@@ -295,11 +295,7 @@ mod tests {
         let kube = |group: &str, plural: &str| {
             SourceConfig::Kube(KubeResource { group: group.into(), plural: plural.into(), ..KubeResource::default() })
         };
-        let relay = SourceConfig::Informerd(RelayResource {
-            endpoint: "http://127.0.0.1:1".parse().unwrap(),
-            resource: "x".into(),
-            tls: TlsOptions::default(),
-        });
+        let relay = SourceConfig::Informerd(RelayResource::new("http://127.0.0.1:1".parse().unwrap(), "x"));
         let etcd = SourceConfig::Etcd(EtcdResource {
             endpoints: Vec::new(),
             prefix: String::new(),

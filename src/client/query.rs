@@ -4,7 +4,7 @@ use crate::proto::pb;
 
 /// Selection of objects of a resource, and the format of their bodies. The default has the resource "", which no server has:
 /// set a name.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Query {
     /// Name from [`Client::resources`](super::Client::resources), for example "pods".
     pub resource: String,
@@ -32,7 +32,7 @@ impl Query {
         Self { resource: resource.into(), ..Self::default() }
     }
 
-    pub(super) fn watch_request(&self) -> pb::WatchRequest {
+    pub(crate) fn watch_request(&self) -> pb::WatchRequest {
         pb::WatchRequest {
             resource: self.resource.clone(),
             namespace: self.namespace.clone().unwrap_or_default(),

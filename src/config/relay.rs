@@ -3,11 +3,11 @@
 use super::{
     RelayResource, ServeFlags, SourceConfig,
     section::{Input, Section},
-    table::{RelayKeys, RelayTlsKeys},
+    table::{RelayIndexKeys, RelayKeys, RelayTlsKeys},
     upstream::{self, parse_endpoint},
     value::{self, ValueError, quote},
 };
-use crate::endpoint::{ServerAddress, TlsOptions};
+use crate::endpoint::ServerAddress;
 
 /// Parsed `--relay NAME=URL[/RESOURCE]`.
 #[derive(Debug, PartialEq, Eq)]
@@ -19,7 +19,12 @@ struct RelayFlag<'a> {
 
 /// Reads the section of one resource. The upstream's resource has the same name unless the section sets it.
 pub(super) fn resolve(section: &Section<'_>, name: &str) -> Option<SourceConfig> {
-    let RelayKeys { endpoint, resource } = RelayKeys::read(section);
+    let RelayKeys { endpoint, resource, namespace, name: object, label_selector, field_selector, expression } =
+        RelayKeys::read(section);
+    let index = section.is_written("index").then(|| section.section("index")).flatten().map(|index| {
+        let RelayIndexKeys { name, values } = RelayIndexKeys::read(&index);
+        (name, values)
+    });
     let tls = section.section_or_empty("tls");
     let RelayTlsKeys { ca, cert, key } = RelayTlsKeys::read(&tls);
     let is_tls = !tls.written_of(&["ca", "cert", "key"]).is_empty();
@@ -28,7 +33,17 @@ pub(super) fn resolve(section: &Section<'_>, name: &str) -> Option<SourceConfig>
     }
     let tls = upstream::tls(&tls, ca, cert, key, None);
     let resource = resource.unwrap_or_else(|| name.to_owned());
-    Some(SourceConfig::Informerd(RelayResource { endpoint: endpoint?, resource, tls }))
+    Some(SourceConfig::Informerd(RelayResource {
+        endpoint: endpoint?,
+        resource,
+        namespace,
+        name: object,
+        label_selector,
+        field_selector,
+        expression,
+        index,
+        tls,
+    }))
 }
 
 /// Returns the resources that flags define.
@@ -36,7 +51,7 @@ pub(super) fn flagged(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static st
     let mut sources = Vec::new();
     for text in &flags.relay {
         if let Some(RelayFlag { name, endpoint, resource }) = input.check("--relay", parse_flag(text)) {
-            let resource = RelayResource { endpoint, resource: resource.to_owned(), tls: TlsOptions::default() };
+            let resource = RelayResource::new(endpoint, resource);
             sources.push(("--relay", name.to_owned(), SourceConfig::Informerd(resource)));
         }
     }

@@ -69,6 +69,18 @@ pub struct RelayResource {
     pub endpoint: ServerAddress,
     /// Name of the resource at the upstream.
     pub resource: String,
+    /// Namespace of the objects; all if none.
+    pub namespace: Option<String>,
+    /// Name of the objects; all if none.
+    pub name: Option<String>,
+    /// Label selector; empty for all.
+    pub label_selector: String,
+    /// Field selector; empty for all.
+    pub field_selector: String,
+    /// Expression; empty for all.
+    pub expression: String,
+    /// Name of an index of the upstream, and the values of which an object must have at least one: 1 to 256.
+    pub index: Option<(String, Vec<String>)>,
     /// TLS options for an endpoint with `https`.
     pub tls: TlsOptions<PathBuf>,
 }
@@ -105,6 +117,25 @@ impl StreamResource {
     /// Returns the configuration of a file, a named pipe or standard input (`None`), with the defaults for everything else.
     pub fn new(path: Option<PathBuf>) -> Self {
         Self { path, ..Self::default() }
+    }
+}
+
+// === impl RelayResource ===
+
+impl RelayResource {
+    /// Returns the configuration of a whole resource, without TLS.
+    pub fn new(endpoint: ServerAddress, resource: &str) -> Self {
+        Self {
+            endpoint,
+            resource: resource.to_owned(),
+            namespace: None,
+            name: None,
+            label_selector: String::new(),
+            field_selector: String::new(),
+            expression: String::new(),
+            index: None,
+            tls: TlsOptions::default(),
+        }
     }
 }
 

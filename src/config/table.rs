@@ -15,7 +15,7 @@ use super::{
         self, admin_listen as address, boolean, count, duration, expression, file, integer, kind,
         kube::{self, auto_or_opaque, field_paths, namespaces},
         label_index as label, path as directory, path_index as field_path, policies, policy, positive_count,
-        positive_duration, positive_size, size, stream_path as file_or_dash, string as text,
+        positive_duration, positive_size, size, stream_path as file_or_dash, string as text, texts,
     },
 };
 use crate::{
@@ -50,6 +50,7 @@ rows! {
         ..EtcdTlsKeys;
         ..KubeResource;
         ..RelayKeys;
+        ..RelayIndexKeys;
         ..RelayTlsKeys;
         ..ResourceOptions;
     }
@@ -246,6 +247,24 @@ rows! {
             "another informerd to relay: http://HOST:PORT, https://HOST:PORT or unix:/path";
         resource: Option<String>, text where value::check_resource_name,
             "name of the resource there; the same if left out";
+        namespace: Option<String>, text, "only objects of this namespace; all if left out";
+        name: Option<String>, text, "only objects of this name; all if left out";
+        label_selector: String = empty, text where kube::check_label_selector,
+            "only objects with these labels, such as app=web,tier in (a,b)";
+        field_selector: String = empty, text where value::check_field_selector,
+            "only objects with these fields, such as spec.nodeName=node-a";
+        expression: String = empty, text where value::check_expression,
+            "only objects for which this CEL expression over `object` is true, such as object.spec.replicas > 1";
+    }
+}
+
+rows! {
+    /// Only objects under one of these values of an index of another informerd.
+    pub(super) struct RelayIndexKeys at "resources.<name>.source.informerd.index." {
+        name: String = (required "is missing; write the name of an index there"), text,
+            "name of an index there, whose values select objects";
+        values: Vec<String> = (required "is missing; write for example [node-a]"), texts,
+            "values of which an object must have at least one: 1 to 256, such as [node-a]";
     }
 }
 

@@ -7,7 +7,7 @@ use std::{fmt::Display, net::SocketAddr, path::PathBuf, time::Duration};
 use serde_json::Value;
 
 use crate::{
-    model::{Expression, IndexFunc, LabelSelector, Path},
+    model::{Expression, FieldSelector, IndexFunc, LabelSelector, Path},
     watch::FullChannelPolicy,
 };
 
@@ -54,6 +54,9 @@ const MAX_NAME_BYTES: usize = 253;
 
 /// Longest DNS label, which the lowercase of a kind is.
 const MAX_KIND_BYTES: usize = 63;
+
+/// Most values of an index in a selection, as in a request.
+const MAX_INDEX_VALUES: usize = 256;
 
 /// Longest excerpt of a user's text that an error quotes.
 const MAX_QUOTE_CHARS: usize = 60;
@@ -241,6 +244,14 @@ pub(super) fn string(value: &Value) -> Result<String, ValueError> {
     text(value).map(str::to_owned)
 }
 
+/// Reads the values of an index: at least one.
+pub(super) fn texts(value: &Value) -> Result<Vec<String>, ValueError> {
+    let list = value.as_array().filter(|list| (1..=MAX_INDEX_VALUES).contains(&list.len()));
+    let found = || value.as_array().map_or(found(value), |list| list.len().to_string());
+    let what = format!("a list of 1 to {MAX_INDEX_VALUES} texts such as [node-a]");
+    list.ok_or_else(|| ValueError::expected(&what, found()))?.iter().map(string).collect()
+}
+
 /// Reads the address of HTTP for operators; `none` is read by [`or_none`].
 pub(super) fn admin_listen(value: &Value) -> Result<SocketAddr, ValueError> {
     let text = text(value)?;
@@ -356,6 +367,18 @@ pub(super) fn expression(value: &Value) -> Result<Expression, ValueError> {
     }
     Expression::parse(text)
         .map_err(|error| ValueError(format!("{error}; an example: object.spec.containers.map(c, c.image)")))
+}
+
+/// Checks an expression that selects objects. One that only this build cannot compile is checked where it is evaluated.
+pub(super) fn check_expression(text: &str) -> Result<(), ValueError> {
+    if text.is_empty() || !Expression::IS_SUPPORTED {
+        return Ok(());
+    }
+    Expression::parse(text).map(drop).map_err(|error| ValueError::new(error.to_string()))
+}
+
+pub(super) fn check_field_selector(text: &str) -> Result<(), ValueError> {
+    FieldSelector::parse(text).map(drop).map_err(|error| ValueError::new(error.to_string()))
 }
 
 /// Checks the name of a resource.

@@ -1,4 +1,5 @@
-//! The `informerd` source: a resource of another informerd, served on unchanged. A server with such a source is a relay.
+//! The `informerd` source: a resource of another informerd, or a selection of its objects, served on unchanged. A server with
+//! such a source is a relay.
 //!
 //! ```text
 //!   Upstream ─┬─▶ list: a Watch from the initial events on ─▶ objects ──────────┐
@@ -11,8 +12,10 @@
 //! The application makes one source for each resource from its configuration, each with a connection of its own; the
 //! resource's Reflector drives it. A relay's clients receive only what a client of the origin may receive:
 //!
-//! - The relay watches everything RAW and under REPLAY, and fails before it serves anything if the upstream does not allow
-//!   that. Each object keeps its version, uid, labels, type and bytes.
+//! - The relay watches RAW and under REPLAY, and fails before it serves anything if the upstream does not allow that. Each
+//!   object keeps its version, uid, labels, type and bytes.
+//! - The upstream evaluates the selection. An object that enters it is an addition here, one that leaves it a deletion. To the
+//!   history it is a part of the identity: a position, and the last known change, are those of the selection.
 //! - A batch is applied when the version advances, whole. A relist upstream is a relist here: its deletions are inferred, and
 //!   no client can resume from a version inside of it.
 //! - There is one stream at a time, whatever the number of clients. After a break the source resumes at its position, also
@@ -36,15 +39,18 @@ mod upstream;
 use std::{path::PathBuf, time::Duration};
 
 pub use self::source::RelaySource;
-use crate::endpoint::{ServerAddress, TlsOptions};
+use crate::{
+    client::Query,
+    endpoint::{ServerAddress, TlsOptions},
+};
 
 /// Configuration of a [`RelaySource`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelayConfig {
     /// Address of the upstream.
     pub endpoint: ServerAddress,
-    /// Name of the resource at the upstream.
-    pub resource: String,
+    /// Resource at the upstream, and the selection of its objects. The bodies are the upstream's bytes, whatever the format.
+    pub query: Query,
     /// TLS of an endpoint with `https`: files that are read at each connection.
     pub tls: TlsOptions<PathBuf>,
     /// Interval of the upstream's bookmarks. After three of these without a message the source gives the stream up.
@@ -61,11 +67,12 @@ pub struct RelayConfig {
 // === impl RelayConfig ===
 
 impl RelayConfig {
-    /// Returns a configuration without TLS: a bookmark every 5 seconds, and 10 times a second while a caller waits.
+    /// Returns the configuration of a whole resource, without TLS: a bookmark every 5 seconds, and 10 times a second while a
+    /// caller waits.
     pub fn new(endpoint: ServerAddress, resource: &str) -> Self {
         Self {
             endpoint,
-            resource: resource.to_owned(),
+            query: Query::of(resource),
             tls: TlsOptions::default(),
             heartbeat: Duration::from_secs(5),
             progress_interval: Duration::from_millis(100),

@@ -2,6 +2,7 @@
 
 mod open;
 mod restored;
+mod selection;
 mod upstream;
 
 use std::{
@@ -13,6 +14,7 @@ use std::{
 use bytes::Bytes;
 use informerd::{
     cache::{Delta, List, ListVersion, ListerWatcher, SourceHealth, SyncState},
+    client::Query,
     config::ServeFlags,
     model::{Event, Object, ObjectKey, ObjectParts, ResourceVersion},
     proto::pb::{self, informer_service_client::InformerServiceClient},
@@ -475,7 +477,7 @@ async fn an_upstream_without_replay_is_refused() {
     let error = last_error(&relay, "replay").await;
     assert!(error.contains("add it to the upstream's watch.allowed_policies"), "{error}");
     assert!(relay.informer.snapshot().is_none());
-    let other = RelayConfig { resource: "nodes".to_owned(), ..relay_of(origin.address()) };
+    let other = RelayConfig { query: Query::of("nodes"), ..relay_of(origin.address()) };
     let relay = Sandbox::start_unsynced(Options { relay: Some(other), ..Options::default() }).await;
     last_error(&relay, r#"resource "nodes" not found (known: pods)"#).await;
 }

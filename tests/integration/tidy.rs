@@ -34,6 +34,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "cache",
             "proto",
             "endpoint",
+            "client",
             "source",
             "grpc",
             "transport",

@@ -13,6 +13,8 @@ fn relay(config: &Config, name: &str) -> RelayResource {
 #[test]
 fn a_relay_is_read_with_everything_that_it_can_have() {
     let yaml = "resources: { a: { source: { informerd: { endpoint: 'https://h:1/', resource: pods, \
+                namespace: shop, name: web-0, label_selector: 'app=web,!canary', field_selector: spec.x=1, \
+                expression: object.spec.x == 1, index: { name: node, values: [a, b] }, \
                 tls: { ca: ca.crt, cert: /tls.crt, key: tls.key } } } }, \
                 b: { source: { informerd: { endpoint: 'unix:/run/x.sock' } } } }";
     let (directory, flags) = file(yaml, &["--relay=c=http://127.0.0.1:50051", "--relay=d=http://h:1/pods"]);
@@ -21,6 +23,12 @@ fn a_relay_is_read_with_everything_that_it_can_have() {
     let expected = RelayResource {
         endpoint: "https://h:1".parse().unwrap(),
         resource: "pods".to_owned(),
+        namespace: Some("shop".to_owned()),
+        name: Some("web-0".to_owned()),
+        label_selector: "app=web,!canary".to_owned(),
+        field_selector: "spec.x=1".to_owned(),
+        expression: "object.spec.x == 1".to_owned(),
+        index: Some(("node".to_owned(), vec!["a".to_owned(), "b".to_owned()])),
         tls: TlsOptions {
             authority: Some(directory.join("ca.crt")),
             identity: Some(("/tls.crt".into(), directory.join("tls.key"))),
@@ -31,8 +39,7 @@ fn a_relay_is_read_with_everything_that_it_can_have() {
     for (name, endpoint, resource) in
         [("b", "unix:/run/x.sock", "b"), ("c", "http://127.0.0.1:50051", "c"), ("d", "http://h:1", "pods")]
     {
-        let (endpoint, resource) = (endpoint.parse().unwrap(), resource.to_owned());
-        assert_eq!(relay(&config, name), RelayResource { endpoint, resource, tls: TlsOptions::default() });
+        assert_eq!(relay(&config, name), RelayResource::new(endpoint.parse().unwrap(), resource));
     }
 }
 
@@ -45,11 +52,25 @@ fn missing_and_conflicting_keys_are_reported() {
         ("endpoint: 'http://h:1', resource: Pods", format!("{key}.resource: ")),
         ("endpoint: 'http://h:1', tls: { ca: x }", format!("{key}.tls: is only for an https:// endpoint")),
         ("endpoint: 'https://h:1', tls: { cert: x }", format!("{key}.tls.key: is missing")),
+        ("endpoint: 'http://h:1', label_selector: 'app in'", format!("{key}.label_selector: ")),
+        ("endpoint: 'http://h:1', field_selector: spec.x", format!("{key}.field_selector: ")),
+        ("endpoint: 'http://h:1', index: node", format!("{key}.index: expected a map of keys, found \"node\"")),
+        ("endpoint: 'http://h:1', index: { values: [a] }", format!("{key}.index.name: is missing")),
+        ("endpoint: 'http://h:1', index: { name: node }", format!("{key}.index.values: is missing")),
+        (
+            "endpoint: 'http://h:1', index: { name: node, values: [] }",
+            format!("{key}.index.values: expected a list of 1 to 256 texts such as [node-a], found 0"),
+        ),
         ("endpoints: ['http://h:1']", format!("{key}.endpoints: unknown key; did you mean `endpoint`?")),
     ] {
         let yaml = format!("resources: {{ a: {{ source: {{ informerd: {{ {written} }} }} }} }}");
         let found = load(&yaml, &["--files=b=."]).unwrap_err().to_string();
         assert!(found.contains(&problem), "{written}: {found}");
+    }
+    if cfg!(feature = "cel") {
+        let yaml = "resources: { a: { source: { informerd: { endpoint: 'http://h:1', expression: 'object.' } } } }";
+        let found = load(yaml, &[]).unwrap_err().to_string();
+        assert!(found.contains(&format!("{key}.expression: ")), "{found}");
     }
     let yaml = "resources: { a: { source: { informerd: { endpoint: 'http://h:1' }, files: { path: . } } } }";
     let found = load(yaml, &[]).unwrap_err().to_string();

@@ -12,11 +12,11 @@ use crate::{
 const MEDIA_TYPES: [&str; 2] = [JSON, "application/octet-stream"];
 const JSON: &str = "application/json";
 
-/// Converts a message to an event, for a watch of everything under REPLAY after the initial events.
+/// Converts a message to an event, for a watch under REPLAY after the initial events. What enters the selection is added, what
+/// leaves it is deleted.
 pub(super) fn event(message: WatchResponse) -> Result<Event, SourceError> {
     let cause = message.cause();
-    let is_own = matches!(cause, Cause::Unspecified | Cause::Inferred | Cause::NotServed);
-    if !is_own || message.coalesced > 0 {
+    if cause == Cause::Initial || message.coalesced > 0 {
         let problem =
             format!("unexpected cause {} and {} coalesced events under REPLAY", cause.as_str_name(), message.coalesced);
         return Err(SourceError::Undecodable(problem));
@@ -138,6 +138,7 @@ mod tests {
             event(WatchResponse { r#type, cause, coalesced, object, ..WatchResponse::default() })
         };
         assert!(event(Cause::Unspecified, 0).is_ok());
-        assert!(event(Cause::EnteredSelection, 0).is_err() && event(Cause::Unspecified, 1).is_err());
+        assert!(matches!(event(Cause::EnteredSelection, 0), Ok(Event::Added(_))));
+        assert!(event(Cause::Initial, 0).is_err() && event(Cause::Unspecified, 1).is_err());
     }
 }

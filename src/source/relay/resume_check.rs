@@ -7,7 +7,7 @@
 //! ```text
 //!   Get of the last changed object
 //!     ├─ same as last known ──────────────────▶ watch after that change ───┐  no change may come
-//!     ├─ changed since, or deleted ───────────▶ watch from just before it ─┤  up to the position
+//!     ├─ changed since, deleted or left ──────▶ watch from just before it ─┤  up to the position
 //!     ├─ older: the server is behind ─────────▶ wait until it is not       │
 //!     └─ anything else ───────────────────────▶ other history ◀────────────┘  otherwise
 //! ```
@@ -73,7 +73,7 @@ pub(super) enum ServerVerdict {
     AsKnown,
     /// The object has other bytes at the same version: another history, or another representation.
     OtherBody,
-    /// The object has changed since, or was deleted.
+    /// The object has changed since, was deleted, or has left the selection.
     Later,
     /// The server has not reached that change.
     Behind,
@@ -165,6 +165,8 @@ impl ResumePoint {
         let has_reached = at >= self.version();
         match found {
             Some(object) if object.version() > position => ServerVerdict::Later,
+            // It has left the selection, or it exists again: the replay shows if it was by that change.
+            Some(object) if self.is_deleted && object.version() >= self.version() => ServerVerdict::Later,
             Some(object) if self.is_of(object, false) && self.has_body_of(object) => ServerVerdict::AsKnown,
             Some(object) if self.is_of(object, false) => ServerVerdict::OtherBody,
             Some(object) if has_reached => ServerVerdict::OtherHistory(format!(

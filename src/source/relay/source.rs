@@ -14,8 +14,10 @@ use super::{
 };
 use crate::{
     cache::{
-        List, ListVersion, ListerWatcher, ProgressDemand, Provenance, SourceError, SourceHealth, WarmStart, Watch,
+        List, ListVersion, ListerWatcher, ProgressDemand, Provenance, RewriteEvidence, SourceError, SourceHealth,
+        WarmStart, Watch,
     },
+    client::Query,
     model::ResourceVersion,
 };
 
@@ -82,6 +84,13 @@ impl ListerWatcher for RelaySource {
         self.shared.config.heartbeat
     }
 
+    fn rewrite_evidence(&self) -> RewriteEvidence {
+        // Another replica may have other bytes for the same version of an object, and thus select it or not.
+        let Query { field_selector, expression, index, .. } = &self.shared.config.query;
+        let is_by_body = !field_selector.is_empty() || !expression.is_empty() || index.is_some();
+        if is_by_body { RewriteEvidence::Held } else { RewriteEvidence::Listed }
+    }
+
     fn demand(&self) -> ProgressDemand {
         self.shared.demand.clone()
     }
@@ -97,8 +106,12 @@ impl ListerWatcher for RelaySource {
 
 impl WarmStart for RelaySource {
     fn identity(&self) -> String {
-        let RelayConfig { endpoint, resource, .. } = &self.shared.config;
-        format!("{resource:?} of informerd at {}", endpoint.uri())
+        let RelayConfig { endpoint, query, .. } = &self.shared.config;
+        let Query { resource, namespace, name, label_selector, field_selector, expression, index, format } = query;
+        let is_whole = *query == Query { format: *format, ..Query::of(resource) };
+        let selection = (namespace, name, label_selector, field_selector, expression, index);
+        let selection = if is_whole { String::new() } else { format!(" by {selection:?}") };
+        format!("{resource:?} of informerd at {}{selection}", endpoint.uri())
     }
 
     fn proof(&self) -> Option<Bytes> {

@@ -73,11 +73,10 @@ impl Upstream {
     /// Opens a stream. The caller calls [`Self::check_path`] first.
     pub(super) async fn open(&self, start: Start<'_>, bookmark_interval: Duration) -> Result<Messages, SourceError> {
         let mut request = WatchRequest {
-            resource: self.config.resource.clone(),
             format: PayloadFormat::Raw.into(),
             queue: Some(QueueOptions { policy: FullChannelPolicy::Replay.into(), length: 0 }),
             bookmark_interval: prost_types::Duration::try_from(bookmark_interval).ok(),
-            ..WatchRequest::default()
+            ..self.config.query.watch_request()
         };
         let patience = match start {
             Start::List { not_before } => {
@@ -96,7 +95,7 @@ impl Upstream {
         self.answer(patience, client.open(request)).await
     }
 
-    /// Returns the object under a key and the version of the state that it was read from, once the upstream has reached a
+    /// Returns the object under a key, selected or not, and the version of the state that it was read from, once the upstream has reached a
     /// version; without one at once. `None` without an object, in a state at or after that version.
     pub(super) async fn get(
         &self,
@@ -104,7 +103,7 @@ impl Upstream {
         not_before: Option<&ResourceVersion>,
     ) -> Result<Option<(Object, ResourceVersion)>, SourceError> {
         let request = GetRequest {
-            resource: self.config.resource.clone(),
+            resource: self.config.query.resource.clone(),
             namespace: key.namespace().to_owned(),
             name: key.name().to_owned(),
             format: PayloadFormat::Raw.into(),
@@ -185,7 +184,8 @@ impl Upstream {
 
     /// Reads the upstream's resource, and records its path and namespaces.
     pub(super) async fn check_path(&self) -> Result<Resource, SourceError> {
-        let RelayConfig { endpoint, resource: name, answer_timeout, .. } = &self.config;
+        let RelayConfig { endpoint, query, answer_timeout, .. } = &self.config;
+        let name = &query.resource;
         let endpoint = endpoint.uri();
         let client = self.client().await?;
         let resources = self.answer(*answer_timeout, client.resources()).await?;
@@ -207,7 +207,8 @@ impl Upstream {
             )
         } else {
             provenance.set_upstream(path.clone());
-            self.health.set_namespaces(resource.namespaces.clone());
+            let selected = query.namespace.clone().filter(|namespace| !namespace.is_empty());
+            self.health.set_namespaces(selected.map_or_else(|| resource.namespaces.clone(), |selected| vec![selected]));
             return Ok(resource.clone());
         };
         // A relay that follows this one must not take it for a part of the loop.
@@ -228,7 +229,7 @@ impl Upstream {
 
     /// Converts an error by the Reflector's next step.
     fn error(&self, error: &ClientError) -> SourceError {
-        let RelayConfig { endpoint, resource, .. } = &self.config;
+        let RelayConfig { endpoint, query, .. } = &self.config;
         let endpoint = endpoint.uri();
         let text = match error {
             ClientError::Refused(_) => format!("{endpoint}: {error}"),
@@ -241,8 +242,11 @@ impl Upstream {
             (_, Some("HISTORY_CHANGED" | "RESOURCE_VERSION_INVALID")) => SourceError::HistoryRewritten(text),
             (_, Some("RESOURCE_VERSION_TOO_LARGE")) => SourceError::VersionTooLarge(text),
             (_, Some("POLICY_NOT_ALLOWED")) => SourceError::Unavailable(format!(
-                "{endpoint}: policy `replay` not allowed for {resource:?}, which a relay needs; add it to the upstream's watch.allowed_policies"
+                "{endpoint}: policy `replay` not allowed for {:?}, which a relay needs; add it to the upstream's watch.allowed_policies",
+                query.resource
             )),
+            // The selection: its syntax, an unknown index, or expressions that the upstream was built without.
+            (Code::InvalidArgument | Code::Unimplemented, _) => SourceError::Refused(text),
             _ => SourceError::Busy(text),
         }
     }

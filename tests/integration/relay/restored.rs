@@ -23,7 +23,7 @@ fn batches(script: &str) -> Vec<(u128, Vec<Event>)> {
     script.split(' ').filter(|text| !text.is_empty()).map(batch).collect()
 }
 
-fn last(script: &str) -> ResourceVersion {
+pub(super) fn last(script: &str) -> ResourceVersion {
     version(batches(script).last().unwrap().0)
 }
 
@@ -41,7 +41,7 @@ pub(super) async fn origin(listed: &str, at_version: u128, script: &str) -> Sand
     origin
 }
 
-async fn play(origin: &Sandbox, script: &str) {
+pub(super) async fn play(origin: &Sandbox, script: &str) {
     for (number, events) in batches(script) {
         origin.say(Delta::transaction(events)).await;
         origin.reached(&version(number)).await;
@@ -73,7 +73,7 @@ pub(super) async fn state(server: &Sandbox) -> BTreeMap<String, String> {
     listed.objects.into_iter().map(|object| (object.name, object.resource_version)).collect()
 }
 
-const LISTED: &str = "a=1 b=1";
+pub(super) const LISTED: &str = "a=1 b=1";
 
 /// Restores the origin to version 3, and starts it without a snapshot file.
 #[tokio::test]

@@ -4,6 +4,8 @@
 //!   cluster ──▶ proxy ──▶ origin A ──┐
 //!          └──▶ proxy ──▶ origin B ──┴──▶ proxy ──▶ [relay] ──▶ proxy ──▶ the checked relay
 //! ```
+//!
+//! The checked relay has a selection of the objects, and the one in between perhaps too.
 
 mod script;
 
@@ -17,12 +19,12 @@ use informerd::{
     },
 };
 
-use self::script::{KEYS, Setup, Shape, Step};
+use self::script::{KEYS, Selection, Setup, Shape, Step, body};
 use super::{
     etcd::{PREFIX, cluster::Cluster, fact, path, was_deleted},
     proxy::{NetworkFault, Proxy},
     served::Served,
-    upstream::{Bounds, Key, Truth, Upstream},
+    upstream::{Bounds, Fact, Key, Truth, Upstream},
 };
 
 pub(crate) struct Relay {
@@ -36,6 +38,8 @@ pub(crate) struct Relay {
     /// Link to the checked relay.
     down: Proxy,
     shape: Shape,
+    selection: Selection,
+    selection_between: Selection,
     rewrites: u64,
     moves: u64,
     /// Set once both origins were behind one address.
@@ -65,7 +69,7 @@ impl Relay {
     }
 
     async fn start_between(&mut self) {
-        let (source, health) = relay_of(&self.middle);
+        let (source, health) = relay_of(&self.middle, self.selection_between);
         let node = &mut self.between;
         node.begin(Served::start(source, health, node.state.path())).await;
     }
@@ -120,8 +124,22 @@ impl Node {
     }
 }
 
-fn relay_of(upstream: &Proxy) -> (RelaySource, SourceHealth) {
-    let config = RelayConfig::new(upstream.address().to_string().parse().unwrap(), "things");
+fn relay_of(upstream: &Proxy, selection: Selection) -> (RelaySource, SourceHealth) {
+    let mut config = RelayConfig::new(upstream.address().to_string().parse().unwrap(), "things");
+    let query = &mut config.query;
+    match selection {
+        Selection::Everything => {}
+        Selection::Namespace => query.namespace = Some("a".to_owned()),
+        Selection::Name => query.name = Some("y".to_owned()),
+        Selection::Labels => "parity=even".clone_into(&mut query.label_selector),
+        Selection::Fields => "half!=low,metadata.name!=x".clone_into(&mut query.field_selector),
+        Selection::Expression => "object.n < 500".clone_into(&mut query.expression),
+        Selection::Index => query.index = Some(("namespace".to_owned(), vec!["b".to_owned(), "nowhere".to_owned()])),
+        Selection::LabelsInNamespace => {
+            query.namespace = Some("b".to_owned());
+            "parity in (even)".clone_into(&mut query.label_selector);
+        }
+    }
     let health = SourceHealth::new(config.heartbeat, STALE_AFTER);
     (RelaySource::new(config, health.clone()), health)
 }
@@ -151,6 +169,13 @@ impl Upstream for Relay {
         "two origins behind one address",
         "lag of an origin",
         "lag of one of two origins behind one address",
+        "selection of everything",
+        "selection by namespace",
+        "selection by name",
+        "selection by labels",
+        "selection by fields",
+        "selection by index",
+        "selection by labels in a namespace",
     ];
 
     async fn start(setup: &Setup) -> Self {
@@ -165,6 +190,8 @@ impl Upstream for Relay {
             between: Node::new(),
             down: Proxy::to(nowhere),
             shape: setup.shape,
+            selection: setup.selection,
+            selection_between: if setup.selects_twice { setup.selection } else { Selection::Everything },
             rewrites: 0,
             moves: 0,
             has_shared: false,
@@ -179,7 +206,6 @@ impl Upstream for Relay {
     async fn step(&mut self, step: &Step) {
         match step {
             Step::Write(changes) => {
-                let body = |number: u32| format!(r#"{{"n":{number}}}"#).into_bytes();
                 let changes = changes.iter().map(|(key, value)| (path(key), value.map(body)));
                 self.cluster.set(|store| store.apply(changes.collect()));
             }
@@ -261,7 +287,7 @@ impl Upstream for Relay {
     }
 
     async fn serve(&self, state_directory: &Path) -> Served {
-        let (source, health) = relay_of(&self.down);
+        let (source, health) = relay_of(&self.down, self.selection);
         Served::start(source, health, state_directory)
     }
 
@@ -269,7 +295,9 @@ impl Upstream for Relay {
         self.cluster.set(|store| {
             // An origin that lags, or a relay that waits for it, may serve any state since.
             let since = store.lagging_at.unwrap_or(store.revision);
-            (since..=store.revision).rev().map(|at| store.at(at).into_iter().filter_map(fact).collect()).collect()
+            let is_selected = |(key, fact): &(Key, Fact)| self.selection.matches(key, &fact.body);
+            let at = |revision| store.at(revision).into_iter().filter_map(fact).filter(is_selected).collect();
+            (since..=store.revision).rev().map(at).collect()
         })
     }
 
@@ -314,6 +342,6 @@ impl Upstream for Relay {
     }
 
     fn was_deleted(&self, key: &Key) -> bool {
-        was_deleted(&self.cluster, key)
+        self.selection.is_by_body() || was_deleted(&self.cluster, key)
     }
 }

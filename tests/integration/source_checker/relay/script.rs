@@ -4,8 +4,21 @@ use proptest::{collection::vec, prelude::*, sample::select};
 
 use crate::source_checker::{
     proxy::NetworkFault,
-    upstream::{UpstreamSetup, UpstreamStep},
+    upstream::{Key, UpstreamSetup, UpstreamStep},
 };
+
+/// Selection of the checked relay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Selection {
+    Everything,
+    Namespace,
+    Name,
+    Labels,
+    Fields,
+    Expression,
+    Index,
+    LabelsInNamespace,
+}
 
 /// Server to which each link leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +35,9 @@ pub(crate) struct Shape {
 pub(crate) struct Setup {
     pub(super) shape: Shape,
     pub(super) fragment: usize,
+    pub(super) selection: Selection,
+    /// True if the relay in between has the same selection instead of everything.
+    pub(super) selects_twice: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -64,6 +80,45 @@ pub(crate) enum Step {
 
 pub(super) const KEYS: [&str; 6] = ["a/x", "a/y", "a/z", "b/x", "b/y", "alone"];
 
+impl Selection {
+    /// Selections, of which each other one is as frequent as all that select.
+    fn any() -> impl Strategy<Value = Self> {
+        let selective = [Self::Namespace, Self::Name, Self::Labels, Self::Fields, Self::Index, Self::LabelsInNamespace];
+        let expression = Some(Self::Expression).filter(|_| cfg!(feature = "cel"));
+        prop_oneof![2 => Just(Self::Everything), 3 => select(selective.into_iter().chain(expression).collect::<Vec<_>>())]
+    }
+
+    /// Returns true if it selects an object. A missing value is no label, the empty text to a field selector, and matches no
+    /// expression.
+    pub(super) fn matches(self, (namespace, name): &Key, body: &[u8]) -> bool {
+        let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+        let is_even = body["metadata"]["labels"]["parity"] == "even";
+        match self {
+            Self::Everything => true,
+            Self::Namespace => namespace == "a",
+            Self::Name => name == "y",
+            Self::Labels => is_even,
+            Self::Fields => body["half"] != "low" && name != "x",
+            Self::Expression => body["n"].as_u64().is_some_and(|n| n < 500),
+            Self::Index => namespace == "b",
+            Self::LabelsInNamespace => is_even && namespace == "b",
+        }
+    }
+
+    /// Returns true if a change of its body can make an object leave the selection.
+    pub(super) fn is_by_body(self) -> bool {
+        matches!(self, Self::Labels | Self::Fields | Self::Expression | Self::LabelsInNamespace)
+    }
+}
+
+/// Returns the body of an object.
+pub(super) fn body(number: u32) -> Vec<u8> {
+    let parity = if number.is_multiple_of(2) { "even" } else { "odd" };
+    let half = if number < 500 { "low" } else { "high" };
+    let labels = format!(r#"{{"parity":"{parity}"}}"#);
+    format!(r#"{{"metadata":{{"labels":{labels}}},"half":"{half}","n":{number}}}"#).into_bytes()
+}
+
 fn any_shape() -> impl Strategy<Value = Shape> {
     (0_usize..2, any::<bool>(), prop::bool::weighted(0.3)).prop_map(|(origin, is_chain, is_shared)| Shape {
         origin,
@@ -79,7 +134,22 @@ fn any_restore() -> impl Strategy<Value = (i64, i64)> {
 
 impl UpstreamSetup for Setup {
     fn any() -> BoxedStrategy<Self> {
-        (any_shape(), select(vec![1_usize, 1000])).prop_map(|(shape, fragment)| Self { shape, fragment }).boxed()
+        (any_shape(), select(vec![1_usize, 1000]), Selection::any(), any::<bool>())
+            .prop_map(|(shape, fragment, selection, selects_twice)| Self { shape, fragment, selection, selects_twice })
+            .boxed()
+    }
+
+    fn kinds(&self) -> Vec<&'static str> {
+        vec![match self.selection {
+            Selection::Everything => "selection of everything",
+            Selection::Namespace => "selection by namespace",
+            Selection::Name => "selection by name",
+            Selection::Labels => "selection by labels",
+            Selection::Fields => "selection by fields",
+            Selection::Expression => "selection by expression",
+            Selection::Index => "selection by index",
+            Selection::LabelsInNamespace => "selection by labels in a namespace",
+        }]
     }
 }
 
