@@ -116,3 +116,21 @@ fn the_api_page_has_every_reason_of_a_problem() {
     let reasons: Vec<&str> = comment.split('"').skip(1).step_by(2).filter(is_reason).collect();
     assert_eq!(rows, reasons);
 }
+
+/// Compares the policies of the proto with those that a configuration allows by default, which it reads by their names, and with
+/// the rows of the page.
+#[test]
+fn every_policy_can_be_configured_and_has_a_row() {
+    let files = files();
+    let ours = files.iter().find(|file| file.package() == "informerd.v1").unwrap();
+    let policies = ours.enum_type.iter().find(|policies| policies.name() == "FullChannelPolicy").unwrap();
+    let names: BTreeSet<&str> =
+        policies.value[1..].iter().map(|value| value.name().strip_prefix("FULL_CHANNEL_POLICY_").unwrap()).collect();
+    let keys = reference();
+    let allowed = keys.iter().find(|key| key.path == "watch.allowed_policies").and_then(|key| key.default).unwrap();
+    let allowed = allowed.trim_matches(['[', ']']).to_uppercase();
+    assert_eq!(allowed.split(", ").collect::<BTreeSet<_>>(), names);
+    let page = format!("\n{}", include_str!("../../docs/policies.md"));
+    let rows = table(&page, "# Policies for slow clients");
+    assert_eq!(rows.iter().map(|row| row.split('`').next().unwrap()).collect::<BTreeSet<_>>(), names);
+}
