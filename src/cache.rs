@@ -32,6 +32,7 @@
 //! | the same, and `Lister`: reading | [`SharedInformer`], and [`TypedSnapshot`] for reads that agree; [`Snapshot`] without types |
 //! | `Indexers`, `IndexFunc` | [`model::Indexers`](crate::model::Indexers), [`model::IndexFunc`](crate::model::IndexFunc) |
 //! | `AddIndexers` | [`SharedInformer::add_indexers`] |
+//! | the apiserver's `cacheWatcher` | [`CacheWatcher`] |
 //! | `KeyFunc`, `MetaNamespaceKeyFunc`, `ObjectName` | [`model::ObjectKey`](crate::model::ObjectKey) |
 //! | `DeletedFinalStateUnknown` | a deletion with [`Cause::Inferred`](crate::model::Cause::Inferred) |
 //! | `HasSynced`, `WaitForCacheSync` | [`SharedInformer::has_synced`], [`SharedInformer::wait_for_cache_sync`] |
@@ -84,7 +85,8 @@ pub use health::{HealthReport, SourceHealth, SyncState};
 pub use history::{Backlog, History, NotInHistory};
 pub use indexer::{Indexer, Snapshot};
 pub use informer::{
-    AddIndexersError, Informer, InformerConfig, InformerHandle, InformerStats, JoinError, Joined, Start, Stopped,
+    AddIndexersError, CacheWatcher, Informer, InformerConfig, InformerHandle, InformerStats, JoinError, Joined, Start,
+    Stopped, WatchStep, WatcherStage,
 };
 pub use list::{List, RewriteEvidence};
 pub use lister_watcher::{ListVersion, ListerWatcher, SourceError, WarmStart, Watch};

@@ -7,6 +7,7 @@
 //! - Joining is a command of the same task, so a watch starts from one snapshot and gets every later event.
 //! - While a client under BLOCK holds the task back, the next batch is not applied; joining and leaving continue.
 
+mod cache_watcher;
 mod handle;
 mod indexing;
 mod join;
@@ -28,6 +29,7 @@ use tokio::{
 
 use self::waiters::Waiters;
 pub use self::{
+    cache_watcher::{CacheWatcher, WatchStep, WatcherStage},
     handle::InformerHandle,
     indexing::AddIndexersError,
     join::{JoinError, Joined, Start, Stopped},

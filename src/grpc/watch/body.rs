@@ -1,36 +1,27 @@
 //! Response body of one watch, which its connection polls.
 //!
-//! Order in which data is sent: first a chunk that is ready; then the end of the stream, once it is decided; then the data of
-//! the current stage: initial events, missed events, or frames from the cursor; and when the cursor is at the head, a bookmark
-//! that is due. So a bookmark never overtakes an event, and the body notices a drain and timeouts at every poll.
-//!
-//! ```text
-//!   InitialEvents ──▶ Live ◀──────────────── Replay ◀──┐
-//!                      │ parked                │ more   │
-//!                      └─────▶ Joining ◀───────┘        │
-//!                                 └─────────────────────┘
-//! ```
+//! Order in which data is sent: first a chunk that is ready; then the end of the stream, once it is decided; then the initial
+//! events; then the events of the [`CacheWatcher`], missed or published; and when that is at the head, a bookmark that is due. So a
+//! bookmark never overtakes an event, and the body notices a drain and timeouts at every poll.
 
 mod bounded_body;
-mod stage;
 
 use std::{
     fmt,
     pin::Pin,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
 
-use bytes::BytesMut;
+use bytes::{Buf, BytesMut};
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::Status;
 
-pub(super) use self::stage::Begin;
-use self::stage::Stage;
 use super::{
     super::{
+        bulk_scheduler::BulkPermit,
         frame::{self, CHUNK_BYTES, WireFrame},
         resource::ServedResource,
         service::Service,
@@ -41,24 +32,31 @@ use super::{
     timer::BookmarkTimer,
 };
 use crate::{
-    cache::{Joined, ProgressGuard, Start, SyncState},
-    model::{HistoryPosition, ResourceVersion},
+    cache::{CacheWatcher, Joined, ProgressGuard, SyncState, WatchStep, WatcherStage},
+    model::ResourceVersion,
     proto::{self, pb},
     transport::{Chunk, Room, UNKNOWN},
-    watch::{BacklogReader, Cursor, End, Subscribe, Taken, TooLarge},
+    watch::{Frames, Subscribe, TooLarge},
 };
+
+/// First part of a stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Begin {
+    /// An ADDED event for each object, and a bookmark at their end.
+    InitialEvents,
+    /// A bookmark at the version where the watch joined.
+    Bookmark,
+    /// The next event after this version.
+    After(ResourceVersion),
+}
 
 /// Response body of one watch.
 pub(in super::super) struct WatchBody {
     service: Service,
     resource: Arc<ServedResource>,
-    /// Options with which the watch joined, and with which it joins again.
-    subscribe: Subscribe<WireFrame>,
-    stage: Stage,
-    /// Cursor into the published events; none while the watch holds only a version and reads the history.
-    cursor: Option<Cursor<WireFrame>>,
-    /// Number of the history that the client's versions belong to.
-    history_id: u64,
+    /// State at which the watch joined, until all of it is sent.
+    initial: Option<Box<Initial>>,
+    watch: CacheWatcher<WireFrame>,
     /// State of the source that the client last received.
     reported_state: SyncState,
     /// Demand for progress: the client wants to learn of the upstream's progress at once.
@@ -94,6 +92,12 @@ pub(super) struct Opened {
     pub(super) watcher: WatcherEntry,
 }
 
+/// Initial events, and the permit to encode them. Few watches are at them, so they are boxed.
+struct Initial {
+    events: InitialEvents,
+    permit: BulkPermit,
+}
+
 /// Result of one step of the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StepResult {
@@ -110,30 +114,24 @@ const END_BYTES: usize = 512;
 
 impl WatchBody {
     pub(super) fn new(opened: Opened) -> Self {
-        let Opened { service, resource, mut subscribe, begin, watcher, .. } = opened;
-        let Joined { snapshot, backlog, cursor, history_id } = opened.joined;
+        let Opened { service, resource, subscribe, begin, joined, watcher, .. } = opened;
         let opened_state = resource.informer.state();
-        let is_bookmark_first = begin == Begin::Bookmark;
-        let stage = match begin {
-            Begin::InitialEvents => {
-                let held = service.snapshots(&resource).hold(&snapshot, watcher.stream());
-                let initial = InitialEvents::new(snapshot, &subscribe.selection).holding(held);
-                Stage::initial_events(initial, service.bulk_scheduler().begin(watcher.peer()), backlog)
-            }
-            Begin::After(version) => Stage::after(version, backlog),
-            Begin::Bookmark => Stage::Live,
+        let (has_initial_events, is_bookmark_first) = (begin == Begin::InitialEvents, begin == Begin::Bookmark);
+        let after = match begin {
+            Begin::After(version) => Some(version),
+            Begin::InitialEvents | Begin::Bookmark => None,
         };
-        if let Some(cursor) = &cursor {
-            // The group's own selection is shared: there are many watches, and few selections.
-            subscribe.selection = Arc::clone(cursor.selection());
-        }
+        let (watch, snapshot) = CacheWatcher::new(resource.informer.clone(), subscribe, joined, after);
+        let initial = has_initial_events.then(|| {
+            let held = service.snapshots(&resource).hold(&snapshot, watcher.stream());
+            let events = InitialEvents::new(snapshot, &watch.subscribe().selection).holding(held);
+            Box::new(Initial { events, permit: service.bulk_scheduler().begin(watcher.peer()) })
+        });
         let mut body = Self {
             service,
             resource,
-            subscribe,
-            stage,
-            cursor,
-            history_id,
+            initial,
+            watch,
             reported_state: opened_state,
             _waiting: opened.waiting,
             bookmarks: BookmarkTimer::new(opened.bookmark_interval),
@@ -147,8 +145,8 @@ impl WatchBody {
             is_over: false,
             watcher,
         };
-        body.watcher.reads(body.cursor.as_ref());
-        body.watcher.enters(body.stage.state());
+        body.watcher.reads(body.watch.cursor());
+        body.watcher.enters(body.state());
         if is_bookmark_first {
             let bookmark = body.bookmark(pb::Bookmark::default());
             body.send(&[bookmark]);
@@ -158,11 +156,21 @@ impl WatchBody {
 
     /// Returns the version to resume from; none while the initial events are incomplete.
     fn position(&self) -> Option<&ResourceVersion> {
-        match &self.stage {
-            Stage::InitialEvents(..) => None,
-            Stage::Replay(backlog) => Some(backlog.version()),
-            Stage::Joining(reached, _) => Some(&reached.version),
-            Stage::Live => self.cursor.as_ref().map(Cursor::version),
+        self.initial.is_none().then(|| self.watch.version())
+    }
+
+    /// Returns the stage of the watch; none while the initial events are incomplete.
+    fn stage(&self) -> Option<WatcherStage> {
+        self.initial.is_none().then(|| self.watch.stage())
+    }
+
+    /// Returns the state of the watch for operators.
+    fn state(&self) -> pb::WatcherState {
+        match self.stage() {
+            None => pb::WatcherState::InitialEvents,
+            Some(WatcherStage::Replay) => pb::WatcherState::CatchingUp,
+            Some(WatcherStage::Joining) => pb::WatcherState::Parked,
+            Some(WatcherStage::Live) => pb::WatcherState::Live,
         }
     }
 
@@ -172,7 +180,7 @@ impl WatchBody {
         (self.reported_state, self.status_changed) = (report.state, false);
         bookmark.set_source(proto::sync_state(report.state));
         bookmark.source_seen_at = report.seen_at.map(proto::timestamp);
-        bookmark.history = self.resource.informer.history(self.history_id);
+        bookmark.history = self.resource.informer.history(self.watch.history_id());
         frame::bookmark(self.position(), bookmark)
     }
 
@@ -184,15 +192,10 @@ impl WatchBody {
         self.ready = Some(buffer.freeze().into());
     }
 
-    /// Returns true if the upstream's history was rewritten since the client joined, even if its cursor has not noticed yet.
-    fn is_history_rewritten(&self) -> bool {
-        self.resource.informer.history_id() != self.history_id
-    }
-
     /// Ends the stream: with a bookmark, an ERROR as the last message, and the same status for the RPC.
     fn end_with(&mut self, refusal: &ApiError) {
         // Takes precedence over any other reason: the client must not resume with its version in the rewritten history.
-        let refusal = if self.is_history_rewritten() { &ApiError::HistoryRewritten } else { refusal };
+        let refusal = if self.watch.is_history_rewritten() { &ApiError::HistoryRewritten } else { refusal };
         if *refusal == ApiError::HistoryRewritten {
             // No bookmark: there is no version to resume from.
             self.send(&[frame::error(None, refusal.to_proto())]);
@@ -208,7 +211,7 @@ impl WatchBody {
 
     /// Returns true if the server has begun to drain.
     fn poll_drained(&mut self, cx: &mut Context<'_>) -> bool {
-        if let Stage::Live = self.stage {
+        if self.stage() == Some(WatcherStage::Live) {
             self.drained = None;
             return self.service.draining().is_cancelled();
         }
@@ -239,7 +242,7 @@ impl WatchBody {
         if let Some(ends_at) = &mut self.ends_at
             && ends_at.as_mut().poll(cx).is_ready()
         {
-            if self.is_history_rewritten() {
+            if self.watch.is_history_rewritten() {
                 self.end_with(&ApiError::HistoryRewritten);
                 return;
             }
@@ -252,141 +255,92 @@ impl WatchBody {
     /// Encodes the next piece, moves to the next stage, or parks.
     fn poll_next(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<StepResult> {
         let (is_notified, is_timed) = (self.check_notified(), self.ends_at.is_some() || self.drain_at.is_some());
-        if !matches!(self.stage, Stage::Live) || is_timed || is_notified {
+        if self.stage() != Some(WatcherStage::Live) || is_timed || is_notified {
             self.poll_end(cx);
         }
         if self.end.is_some() {
             return Poll::Ready(StepResult::Progress);
         }
-        match self.stage {
-            Stage::InitialEvents(..) | Stage::Replay(..) if room.is_shut() => {
-                Poll::Ready(StepResult::TooLarge(END_BYTES))
-            }
-            Stage::InitialEvents(..) => self.poll_initial_events(cx, room),
-            Stage::Replay(..) => self.poll_replay(cx, room),
-            Stage::Joining(..) => self.poll_joining(cx),
-            Stage::Live => self.poll_live(cx, room),
+        match self.stage() {
+            None | Some(WatcherStage::Replay) if room.is_shut() => Poll::Ready(StepResult::TooLarge(END_BYTES)),
+            None => self.poll_initial_events(cx, room),
+            Some(_) => self.poll_watch(cx, room),
         }
     }
 
     fn poll_initial_events(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<StepResult> {
-        let Stage::InitialEvents(initial, permit, then) = &mut self.stage else {
+        let Some(Initial { events, permit }) = self.initial.as_deref_mut() else {
             return Poll::Ready(StepResult::Progress);
         };
         ready!(permit.poll(cx));
-        let structs = self.service.structs();
-        let (mut buffer, events, went) =
-            initial.next(&self.subscribe.selection, self.subscribe.format, structs, room.without(END_BYTES));
+        let Subscribe { selection, format, .. } = self.watch.subscribe();
+        let (mut buffer, count, went) =
+            events.next(selection, *format, self.service.structs(), room.without(END_BYTES));
         if let InitialProgress::TooLarge(needed) = went {
             return Poll::Ready(StepResult::TooLarge(needed + END_BYTES));
         }
         permit.release();
-        self.watcher.sent(events, None);
+        self.watcher.sent(count, None);
         if went == InitialProgress::Done {
-            match then.take() {
-                Some(backlog) => self.enter(Stage::Replay(backlog)),
-                None => self.go_live(),
-            }
+            self.initial = None;
+            self.watch.end_initial_events();
+            self.watcher.enters(self.state());
             let end = pb::Bookmark { initial_events_end: true, ..Default::default() };
             frame::append(&mut buffer, &self.bookmark(end));
         }
         self.hand_out(buffer, cx)
     }
 
-    fn poll_replay(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<StepResult> {
-        let Stage::Replay(backlog) = &mut self.stage else { return Poll::Ready(StepResult::Progress) };
-        let informer = &self.resource.informer;
-        let bytes = CHUNK_BYTES.min(room.bytes);
-        let taken = backlog.poll_take(
-            cx,
-            informer.backfill(),
-            &self.subscribe.selection,
-            self.subscribe.format,
-            bytes,
-            room.is_strict,
-        );
-        let (frame, told) = match ready!(taken) {
-            Ok(taken) => taken,
-            Err(TooLarge(needed)) => return Poll::Ready(StepResult::TooLarge(needed.unwrap_or(UNKNOWN))),
-        };
-        let (is_done, has_cursor, reached) = (backlog.is_done(), self.cursor.is_some(), backlog.reached());
-        let has_gap = is_done && backlog.has_gap();
-        informer.stats().replayed.fetch_add(told, Ordering::Relaxed);
-        self.watcher.sent(told, Some(&reached.version));
-        match (is_done, has_cursor) {
-            (true, true) => self.go_live(),
-            (true, false) => self.join_after(reached),
-            (false, _) => {}
+    /// Sends what the watch has next: missed or published events, a gap, or its end.
+    fn poll_watch(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<StepResult> {
+        let before = self.watch.stage();
+        let polled = self.watch.poll_next(cx, CHUNK_BYTES.min(room.bytes), room.is_strict);
+        let stage = self.watch.stage();
+        if stage != before {
+            self.watcher.reads(self.watch.cursor());
+            self.watcher.enters(self.state());
         }
+        match polled {
+            Poll::Ready(Ok(WatchStep::Events { frames, count, is_relisted })) => {
+                self.watcher.sent(count, Some(self.watch.version()));
+                let is_relisted = is_relisted && !self.watch.is_history_rewritten();
+                if frames.is_empty() && !is_relisted && stage == WatcherStage::Replay {
+                    return yield_now(cx);
+                }
+                self.send_events(frames, is_relisted);
+            }
+            Poll::Ready(Ok(WatchStep::Dropped { count, after })) => {
+                self.watcher.dropped(count);
+                let dropped = frame::dropped(self.watch.version(), count, &after);
+                self.send(&[dropped]);
+            }
+            Poll::Ready(Ok(WatchStep::Moved)) => {}
+            Poll::Ready(Ok(WatchStep::Ended(end))) => {
+                let refusal = ApiError::end(&end, self.watch.version());
+                self.end_with(&refusal);
+            }
+            Poll::Ready(Ok(WatchStep::NotResumed(error))) => {
+                let refusal = ApiError::join(error, Some(self.watch.version()), &self.resource.name);
+                self.end_with(&refusal);
+            }
+            Poll::Ready(Err(TooLarge(needed))) => return Poll::Ready(StepResult::TooLarge(needed.unwrap_or(UNKNOWN))),
+            Poll::Pending if stage == WatcherStage::Live => {
+                return self.poll_quiet(cx).map(|()| StepResult::Progress);
+            }
+            Poll::Pending => return Poll::Pending,
+        }
+        Poll::Ready(StepResult::Progress)
+    }
+
+    /// Hands out events, and a bookmark if a relist without an event follows them.
+    fn send_events(&mut self, frames: Frames<WireFrame>, is_relisted: bool) {
         let mut relisted = BytesMut::new();
-        if has_gap && !self.is_history_rewritten() {
-            // A bookmark reports a relist of which no event was delivered.
+        if is_relisted {
             let bookmark = self.bookmark(pb::Bookmark::default());
             frame::append(&mut relisted, &pb::WatchResponse { relisted: true, ..bookmark });
         }
-        let events = frame.map(|frame| frame.0).unwrap_or_default();
-        if !events.is_empty() || !relisted.is_empty() {
-            self.ready = Some([events, relisted.freeze()].into_iter().collect());
-        } else if !is_done {
-            return yield_now(cx);
-        }
-        Poll::Ready(StepResult::Progress)
-    }
-
-    fn poll_joining(&mut self, cx: &mut Context<'_>) -> Poll<StepResult> {
-        let Stage::Joining(reached, joining) = &mut self.stage else { return Poll::Ready(StepResult::Progress) };
-        match ready!(joining.as_mut().poll(cx)) {
-            // The same version may also exist in the new history, where it is another state.
-            Ok(Joined { history_id, .. }) if history_id != self.history_id => {
-                self.end_with(&ApiError::HistoryRewritten);
-            }
-            Ok(Joined { backlog, cursor, .. }) => {
-                let is_gap = backlog.is_after_gap;
-                let backlog = BacklogReader::new(backlog.batches, backlog.first, reached.clone(), is_gap);
-                self.enter(Stage::Replay(Box::new(backlog)));
-                self.watcher.reads(cursor.as_ref());
-                self.cursor = cursor;
-            }
-            Err(error) => {
-                let refusal = ApiError::join(error, Some(&reached.version), &self.resource.name);
-                self.end_with(&refusal);
-            }
-        }
-        Poll::Ready(StepResult::Progress)
-    }
-
-    fn poll_live(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<StepResult> {
-        let Some(cursor) = &mut self.cursor else { return Poll::Ready(StepResult::Progress) };
-        let taken = cursor.taken();
-        let polled = match cursor.poll_take_fitting(cx, CHUNK_BYTES.min(room.bytes), room.is_strict) {
-            Poll::Ready(Err(TooLarge(needed))) => return Poll::Ready(StepResult::TooLarge(needed.unwrap_or(UNKNOWN))),
-            Poll::Ready(Ok(taken)) => Poll::Ready(taken),
-            Poll::Pending => Poll::Pending,
-        };
-        match polled {
-            Poll::Ready(Taken::Frames(frames)) => {
-                self.watcher.sent(cursor.taken() - taken, Some(cursor.version()));
-                self.ready = Some(frames.into_iter().map(|frame| frame.0).collect());
-            }
-            Poll::Ready(Taken::Dropped { count, after }) => {
-                self.watcher.dropped(count);
-                let dropped = frame::dropped(cursor.version(), count, &after);
-                self.send(&[dropped]);
-            }
-            // The cursor can no longer read from the published events. The history may still have the events after it, even
-            // those of an expired cursor: under COALESCE it may be ahead of its group.
-            Poll::Ready(Taken::Parked | Taken::Ended(End::Expired { .. })) => {
-                let reached = cursor.reached().clone();
-                self.resource.informer.stats().parked.fetch_add(1, Ordering::Relaxed);
-                self.join_after(reached);
-            }
-            Poll::Ready(Taken::Ended(end)) => {
-                let refusal = ApiError::end(&end, cursor.version());
-                self.end_with(&refusal);
-            }
-            Poll::Pending => return self.poll_quiet(cx).map(|()| StepResult::Progress),
-        }
-        Poll::Ready(StepResult::Progress)
+        let pieces = frames.into_iter().map(|frame| frame.0).chain(is_relisted.then(|| relisted.freeze()));
+        self.ready = Some(pieces.collect::<Chunk>()).filter(Buf::has_remaining);
     }
 
     /// Handles a cursor without events: sends a bookmark if one is due, or returns ready for the next step.
@@ -400,16 +354,12 @@ impl WatchBody {
         if !self.status_changed {
             ready!(self.bookmarks.poll(cx));
         }
-        // Read before the cursor reports that it is at the head: by then it may be ahead of the head, but never of what was
-        // published.
-        let distributed = self.resource.informer.distributed();
-        let Some(cursor) = &mut self.cursor else { return Poll::Ready(()) };
-        let told = cursor.version().clone();
-        if !cursor.advance_at_head(distributed.as_deref()) {
+        let told = self.watch.version().clone();
+        if !self.watch.advance_at_head() {
             // Merged changes, or events that have arrived since, wake the watch.
             return Poll::Pending;
         }
-        let relisted = self.resource.informer.is_relisted_between(&told, cursor.version());
+        let relisted = self.resource.informer.is_relisted_between(&told, self.watch.version());
         let bookmark = self.bookmark(pb::Bookmark::default());
         self.send(&[pb::WatchResponse { relisted, ..bookmark }]);
         self.bookmarks.reset();
@@ -424,28 +374,6 @@ impl WatchBody {
         self.ready = Some(buffer.freeze().into());
         Poll::Ready(StepResult::Progress)
     }
-
-    /// Drops the cursor, if there is one, and joins again from the history after this position.
-    fn join_after(&mut self, reached: HistoryPosition) {
-        let subscribe = Subscribe { initial_events: true, ..self.subscribe.clone() };
-        self.cursor = None;
-        self.watcher.reads(None);
-        let (informer, start) = (self.resource.informer.clone(), Start::AfterOffset(reached.clone()));
-        self.enter(Stage::Joining(reached, Box::pin(async move { informer.join(start, subscribe).await })));
-    }
-
-    /// Enters the live stage: everything before the cursor has been handed out.
-    fn go_live(&mut self) {
-        if let Some(cursor) = &mut self.cursor {
-            cursor.go_live();
-        }
-        self.enter(Stage::Live);
-    }
-
-    fn enter(&mut self, stage: Stage) {
-        self.watcher.enters(stage.state());
-        self.stage = stage;
-    }
 }
 
 /// Yields: wakes this task again, after the others that are due.
@@ -458,7 +386,7 @@ impl fmt::Debug for WatchBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WatchBody")
             .field("resource", &self.resource.name)
-            .field("selection", &self.subscribe.selection)
+            .field("selection", &self.watch.subscribe().selection)
             .field("position", &self.position())
             .finish_non_exhaustive()
     }

@@ -10,7 +10,7 @@ use super::super::{
 };
 use crate::{
     cache::Snapshot,
-    model::{Cause, EventType, ObjectKey, ResourceVersion, Selection},
+    model::{Cause, EventType, ObjectKey, Selection},
     proto::{EncodedEvent, EncodedObject, PayloadFormat, Structs},
     transport::Room,
 };
@@ -47,11 +47,6 @@ impl InitialEvents {
     #[must_use]
     pub(super) fn holding(self, held: HeldSnapshot) -> Self {
         Self { _held: Some(held), ..self }
-    }
-
-    /// Returns the version of the state.
-    pub(super) fn version(&self) -> &ResourceVersion {
-        self.snapshot.safe_version()
     }
 
     /// Encodes the next initial events that fit into the room. Returns the bytes, the number of events, and the progress.
@@ -100,7 +95,7 @@ mod tests {
     use super::*;
     use crate::{
         cache::{Indexer, List},
-        model::{Expression, Indexers, Object},
+        model::{Expression, Indexers, Object, ResourceVersion},
     };
 
     /// An evaluation that takes longer than a slice is alone in its piece; cheap ones share a piece.

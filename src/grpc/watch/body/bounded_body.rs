@@ -43,7 +43,7 @@ impl BoundedBody for WatchBody {
 
     fn encoded_bytes(&self) -> usize {
         let ready = self.ready.as_ref().map_or(0, Buf::remaining);
-        ready + self.cursor.as_ref().map_or(0, Cursor::held)
+        ready + self.watch.cursor().map_or(0, Cursor::held)
     }
 
     fn exhausted(&mut self, room: usize, limit: usize) -> FinalFrames {
