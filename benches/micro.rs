@@ -153,6 +153,7 @@ fn encoding(micro: &mut Micro, pods: &[Arc<Object>]) {
                 event_type: EventType::Modified,
                 cause: Cause::Change,
                 object,
+                previous: None,
                 object_version: object.version(),
                 version: object.version(),
                 coalesced: 0,

@@ -31,8 +31,10 @@ impl Frame for WireFrame {
     type Format = PayloadFormat;
     type Arena = WireArena;
 
+    const HAS_PREVIOUS: bool = false;
+
     fn encode(arena: &mut WireArena, format: PayloadFormat, notice: &GroupEvent<'_>) {
-        let GroupEvent { event_type, cause, object, object_version, version, coalesced, relisted, open } = *notice;
+        let GroupEvent { event_type, cause, object, object_version, version, coalesced, relisted, open, .. } = *notice;
         let object = EncodedObject::new(object, object_version, format);
         let event = EncodedEvent::new(event_type, cause, Some(version), object, coalesced).in_batch(relisted, open);
         append_event(&mut arena.buffer, &event);
@@ -139,6 +141,7 @@ mod tests {
                 event_type: EventType::Deleted,
                 cause: Cause::LeftSelection,
                 object: &object,
+                previous: None,
                 object_version: &deleted_at,
                 version: &batch,
                 coalesced: 0,

@@ -109,6 +109,7 @@ struct CoalescedEvent {
     event_type: EventType,
     cause: Cause,
     object: Arc<Object>,
+    previous: Option<Arc<Object>>,
     object_version: ResourceVersion,
     coalesced: u32,
 }
@@ -176,23 +177,26 @@ impl Generation {
     }
 
     /// Returns the events to deliver, ordered by each key's last change, to the client that reaches an offset with them.
-    /// The last event also counts the events that vanished without a trace.
-    pub(super) fn drain(self, offset: u64) -> DrainingGeneration {
+    /// The last event also counts the events that vanished without a trace. With `has_previous`, each MODIFIED keeps the state
+    /// that the client has.
+    pub(super) fn drain(self, offset: u64, has_previous: bool) -> DrainingGeneration {
         let Self { pending, mut vanished, versions, .. } = self;
         let mut pending: Vec<Pending> = pending.into_values().collect();
         pending.sort_unstable_by_key(|pending| pending.order);
         let mut drained = VecDeque::with_capacity(pending.len());
         for pending in pending {
-            vanished = vanished.saturating_add(pending.drain(&mut drained));
+            vanished = vanished.saturating_add(pending.drain(&mut drained, has_previous));
         }
         if let Some(CoalescedEvent { coalesced, .. }) = drained.back_mut() {
             *coalesced = coalesced.saturating_add(vanished);
         }
-        let bodies = |is_counted: fn(&&CoalescedEvent) -> bool| {
-            drained.iter().filter(is_counted).map(|drained| drained.object.body().len()).sum::<usize>()
-        };
-        let had = bodies(|drained| drained.event_type == EventType::Deleted);
-        let size = Size { entries: drained.capacity() * size_of::<CoalescedEvent>(), bodies: bodies(|_| true), had };
+        let (mut bodies, mut had) = (0, 0);
+        for CoalescedEvent { event_type, object, previous, .. } in &drained {
+            let deleted = Some(object).filter(|_| *event_type == EventType::Deleted);
+            bodies += object.body().len() + size_of_body(previous.as_ref());
+            had += size_of_body(deleted.or(previous.as_ref()));
+        }
+        let size = Size { entries: drained.capacity() * size_of::<CoalescedEvent>(), bodies, had };
         DrainingGeneration { drained, versions, offset, size, _alive: Alive::new(Kind::Merging, 0) }
     }
 }
@@ -228,35 +232,37 @@ impl Coalescing {
 
 impl Pending {
     /// Appends the events of this key. Returns the number of events that left no trace.
-    fn drain(self, drained: &mut VecDeque<CoalescedEvent>) -> u32 {
+    fn drain(self, drained: &mut VecDeque<CoalescedEvent>, has_previous: bool) -> u32 {
         let Self { had, now, deleted_by: (deleted_at, deleted_by), added_by, events, .. } = self;
         let count = drained.len();
         let deleted = |object| CoalescedEvent {
             event_type: EventType::Deleted,
             cause: deleted_by,
             object,
+            previous: None,
             object_version: deleted_at,
             coalesced: 0,
         };
-        let upserted = |event_type, object: Arc<Object>, cause| CoalescedEvent {
-            event_type,
+        let upserted = |previous: Option<Arc<Object>>, object: Arc<Object>, cause| CoalescedEvent {
+            event_type: if previous.is_some() { EventType::Modified } else { EventType::Added },
             cause,
             object_version: object.version().clone(),
             object,
+            previous: previous.filter(|_| has_previous),
             coalesced: 0,
         };
         match (had, now) {
             (None, None) => {}
-            (None, Some(now)) => drained.push_back(upserted(EventType::Added, now, added_by)),
+            (None, Some(now)) => drained.push_back(upserted(None, now, added_by)),
             (Some(had), None) => drained.push_back(deleted(had)),
             // Left and entered again unchanged, or changed back: nothing is new to the client.
             (Some(had), Some(now)) if Arc::ptr_eq(&had, &now) => {}
             (Some(had), Some(now)) if is_same(&had, &now) => {
-                drained.push_back(upserted(EventType::Modified, now, Cause::Change));
+                drained.push_back(upserted(Some(had), now, Cause::Change));
             }
             (Some(had), Some(now)) => {
                 drained.push_back(deleted(had));
-                drained.push_back(upserted(EventType::Added, now, added_by));
+                drained.push_back(upserted(None, now, added_by));
             }
         }
         let drained_now = u32::try_from(drained.len() - count).unwrap_or(u32::MAX);
@@ -308,15 +314,16 @@ impl DrainingGeneration {
     ) -> (F, u64) {
         let (mut arena, mut events) = (F::Arena::default(), 0);
         let (before, after) = (&before.version, &self.after(before).version);
-        while let Some(CoalescedEvent { event_type, cause, object, object_version, coalesced }) =
+        while let Some(CoalescedEvent { event_type, cause, object, previous, object_version, coalesced }) =
             self.drained.pop_front()
         {
             let is_last = self.drained.is_empty();
             let version = if is_last { after } else { before };
             // Clients that must see relist gaps and open versions do not use merged changes.
             let (relisted, open) = (false, false);
-            let (object, object_version) = (&object, &object_version);
-            let notice = GroupEvent { event_type, cause, object, object_version, version, coalesced, relisted, open };
+            let (object, previous, object_version) = (&object, previous.as_ref(), &object_version);
+            let notice =
+                GroupEvent { event_type, cause, object, previous, object_version, version, coalesced, relisted, open };
             F::encode(&mut arena, format, &notice);
             events += 1;
             if F::size(&arena) >= max_size {

@@ -8,12 +8,15 @@ use crate::model::{Cause, Change, EventType, Object, ResourceVersion, Transition
 
 /// Slice of a frozen arena: the encoded form of one or more consecutive events. A clone is a reference count.
 ///
-/// The grpc layer's frame is bytes on the wire; [`Deliveries`] is the one for users of the library.
+/// The grpc layer's frame is bytes on the wire; [`Deliveries`] is that of watches in the same process.
 pub trait Frame: Clone + fmt::Debug + Send + Sync + 'static {
     /// Further input of the encoding (the payload format).
     type Format: Copy + Eq + std::hash::Hash + fmt::Debug + Send + Sync + 'static;
     /// Arena that is being filled.
     type Arena: Default + Send;
+
+    /// True if the frame refers to [`GroupEvent::previous`]: merged changes then keep it in memory.
+    const HAS_PREVIOUS: bool;
 
     /// Appends one event.
     fn encode(arena: &mut Self::Arena, format: Self::Format, notice: &GroupEvent<'_>);
@@ -34,7 +37,8 @@ pub trait Frame: Clone + fmt::Debug + Send + Sync + 'static {
 /// Consecutive slices: a single one if they were published together.
 pub type Frames<F> = SmallVec<[F; 1]>;
 
-/// One event, as it is encoded for one group of watchers.
+/// One event, as it is encoded for one group of watchers: for a watcher that has received every event of the group before
+/// it.
 #[derive(Debug, Clone, Copy)]
 pub struct GroupEvent<'a> {
     /// ADDED, MODIFIED or DELETED.
@@ -43,6 +47,8 @@ pub struct GroupEvent<'a> {
     pub cause: Cause,
     /// New state; for DELETED the last state that the watcher has.
     pub object: &'a Arc<Object>,
+    /// For MODIFIED, the state that the watcher has. Under COALESCE, `None` for a frame without [`Frame::HAS_PREVIOUS`].
+    pub previous: Option<&'a Arc<Object>>,
     /// Version of the object; for DELETED, of the deletion or of the change by which it left the selection.
     pub object_version: &'a ResourceVersion,
     /// Version that is safe to resume from once this event has been delivered.
@@ -55,7 +61,7 @@ pub struct GroupEvent<'a> {
     pub open: bool,
 }
 
-/// One event, as a user of the library receives it.
+/// One event, as a program with a watch in the same process receives it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delivery {
     /// ADDED, MODIFIED or DELETED.
@@ -64,6 +70,9 @@ pub struct Delivery {
     pub cause: Cause,
     /// New state; for DELETED the last state that the watcher has.
     pub object: Arc<Object>,
+    /// For MODIFIED, the state that the watcher received last, whatever the policy: under COALESCE, the one before all the changes
+    /// that the event stands for. `None` for ADDED and DELETED, and under DROP if no event of the object has reached the watcher.
+    pub previous: Option<Arc<Object>>,
     /// Version of the object; for DELETED, of the deletion or of the change by which it left the selection.
     pub object_version: ResourceVersion,
     /// Version that is safe to resume from once this event has been delivered.
@@ -72,7 +81,8 @@ pub struct Delivery {
     pub coalesced: u32,
 }
 
-/// Events by reference: the [`Frame`] of the library. Its unit of size is the event.
+/// Events by reference: the [`Frame`] of programs with watches in the same process. Its unit of size is the event; so the sizes of
+/// queues ([`BroadcasterConfig::queue_size`](super::BroadcasterConfig::queue_size)) count events, as their lengths do.
 #[derive(Debug, Clone)]
 pub struct Deliveries {
     events: Arc<[Delivery]>,
@@ -93,7 +103,9 @@ impl<'a> GroupEvent<'a> {
                 (new, new.version())
             }
         };
-        Some(Self { event_type, cause, object, object_version, version, coalesced: 0, relisted: false, open: false })
+        let previous = change.old.as_ref().filter(|_| event_type == EventType::Modified);
+        let (coalesced, relisted, open) = (0, false, false);
+        Some(Self { event_type, cause, object, previous, object_version, version, coalesced, relisted, open })
     }
 }
 
@@ -110,11 +122,14 @@ impl Frame for Deliveries {
     type Format = ();
     type Arena = Vec<Delivery>;
 
+    const HAS_PREVIOUS: bool = true;
+
     fn encode(arena: &mut Vec<Delivery>, (): (), notice: &GroupEvent<'_>) {
         arena.push(Delivery {
             event_type: notice.event_type,
             cause: notice.cause,
             object: Arc::clone(notice.object),
+            previous: notice.previous.cloned(),
             object_version: notice.object_version.clone(),
             version: notice.version.clone(),
             coalesced: notice.coalesced,
@@ -135,7 +150,13 @@ impl Frame for Deliveries {
         Self { events: Arc::clone(&self.events), range }
     }
 
+    /// Returns the bytes of the events, and of the states that the store no longer has.
     fn bytes(arena: &Vec<Delivery>) -> usize {
-        size_of_val(&**arena)
+        let old_states = arena.iter().filter_map(|delivery| match delivery.event_type {
+            EventType::Added => None,
+            EventType::Modified => delivery.previous.as_ref(),
+            EventType::Deleted => Some(&delivery.object),
+        });
+        size_of_val(&**arena) + old_states.map(|object| object.body().len()).sum::<usize>()
     }
 }

@@ -287,7 +287,7 @@ impl<F: Frame> Merger<F> {
                 }
             }
             MergeOutcome::Drain(generation) => {
-                let telling = Box::new(generation.drain(to));
+                let telling = Box::new(generation.drain(to, F::HAS_PREVIOUS));
                 let given = group.log.lock().give(slot, telling);
                 match given {
                     Ok(waker) => wake(waker),

@@ -123,10 +123,15 @@ fn a_block_counts_with_its_events_its_steps_and_both_of_its_keys() {
     let (batches, selection) = (many(10), selection(""));
     let backfill = Arc::new(Backfill::<Deliveries>::new(1 << 20));
     let mut reader = Reader::new(batches, 0, at(version(1)), false);
-    assert!(poll(&mut reader, &backfill, &selection, usize::MAX).is_ready());
+    let Poll::Ready(Ok((Some(frame), 10))) = poll(&mut reader, &backfill, &selection, usize::MAX) else {
+        panic!("it has ten events")
+    };
     let keys = 2 * size_of::<Key<Deliveries>>();
     let each = size_of::<Delivery>() + size_of::<Step>();
-    assert_eq!(backfill.bytes(), 10 * each + size_of::<Block<Deliveries>>() + keys);
+    let old_states = frame.as_slice().iter().filter_map(|event| event.previous.as_ref());
+    let bodies: usize = old_states.map(|object| object.body().len()).sum();
+    assert!(bodies > 0, "states that the store no longer has");
+    assert_eq!(backfill.bytes(), 10 * each + bodies + size_of::<Block<Deliveries>>() + keys);
 }
 
 /// Between two batches a reader may stop anywhere; inside a batch only after an event.

@@ -37,7 +37,7 @@ fn merged(selection: &Selection, changes: &[Change]) -> Generation {
 }
 
 fn told(generation: Generation, max_size: usize) -> Vec<Delivery> {
-    let (mut telling, before) = (generation.drain(9), HistoryPosition { version: version(1), offset: 3 });
+    let (mut telling, before) = (generation.drain(9, true), HistoryPosition { version: version(1), offset: 3 });
     let is_empty = telling.is_done();
     let mut all = Vec::new();
     while !telling.is_done() {
@@ -170,11 +170,13 @@ fn old_states_are_held_while_they_may_be_delivered() {
     let size = a1.body().len();
     let modified = merged(&Selection::default(), &[change(Some(&a1), Some(&a2), 2)]);
     assert_eq!((modified.size().had, modified.size().bodies), (size, 2 * size));
-    let telling = modified.drain(9);
+    let telling = modified.drain(9, false);
     assert_eq!((telling.size().had, telling.size().bodies), (0, size));
-    drop(telling);
     assert_eq!(Arc::strong_count(&a1), 1);
-    let deleted = merged(&Selection::default(), &[change(Some(&a1), None, 2)]).drain(9);
+    drop(telling);
+    let modified = merged(&Selection::default(), &[change(Some(&a1), Some(&a2), 2)]).drain(9, true);
+    assert_eq!((modified.size().had, modified.size().bodies), (size, 2 * size), "a frame with the previous state");
+    let deleted = merged(&Selection::default(), &[change(Some(&a1), None, 2)]).drain(9, false);
     assert_eq!((deleted.size().had, deleted.size().bodies), (size, size));
 }
 
@@ -230,7 +232,10 @@ proptest! {
             let name = event.object.key().name().to_owned();
             match event.event_type {
                 EventType::Added => prop_assert!(view.insert(name, Arc::clone(&event.object)).is_none()),
-                EventType::Modified => prop_assert!(view.insert(name, Arc::clone(&event.object)).is_some()),
+                EventType::Modified => {
+                    prop_assert!(event.previous.is_some());
+                    prop_assert_eq!(&view.insert(name, Arc::clone(&event.object)), &event.previous);
+                }
                 EventType::Deleted => prop_assert_eq!(view.remove(&name), Some(Arc::clone(&event.object))),
             }
         }
@@ -248,12 +253,12 @@ proptest! {
 fn the_size_of_a_draining_generation_is_its_list_and_its_bodies() {
     let states = ["a", "b", "c", "d"].map(|name| object(name, "u", "web", 1));
     let came = states.each_ref().map(|state| change(None, Some(state), 1));
-    let size = merged(&Selection::default(), &came).drain(9).size();
+    let size = merged(&Selection::default(), &came).drain(9, true).size();
     let bodies: usize = states.iter().map(|state| state.body().len()).sum();
     assert!(size.entries >= 4 * size_of::<CoalescedEvent>(), "{size:?}");
     assert_eq!((size.bodies, size.had), (bodies, 0));
     let gone = states.each_ref().map(|state| change(Some(state), None, 2));
-    let size = merged(&Selection::default(), &gone).drain(9).size();
+    let size = merged(&Selection::default(), &gone).drain(9, true).size();
     assert_eq!((size.bodies, size.had), (bodies, bodies), "old states are held for it alone");
 }
 

@@ -80,6 +80,7 @@ fn a_list_of_runs_has_room_for_half_as_many_more_and_releases_the_rest() {
         event_type: crate::model::EventType::Added,
         cause: crate::model::Cause::Change,
         object,
+        previous: None,
         object_version: version(1),
         version: version(1),
         coalesced: 0,

@@ -152,6 +152,7 @@ impl Reader {
                 event_type,
                 cause,
                 object: object.as_ref().unwrap(),
+                previous: None,
                 object_version: &change.version,
                 version,
                 coalesced: 0,

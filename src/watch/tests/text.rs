@@ -50,6 +50,8 @@ impl Frame for Text {
     type Format = Letter;
     type Arena = BytesMut;
 
+    const HAS_PREVIOUS: bool = false;
+
     fn encode(arena: &mut BytesMut, format: Letter, notice: &GroupEvent<'_>) {
         arena.extend_from_slice(line(format, notice).as_bytes());
     }
