@@ -32,7 +32,7 @@
 //! | the same, and `Lister`: reading | [`SharedInformer`], and [`TypedSnapshot`] for reads that agree; [`Snapshot`] without types |
 //! | `Indexers`, `IndexFunc` | [`model::Indexers`](crate::model::Indexers), [`model::IndexFunc`](crate::model::IndexFunc) |
 //! | `AddIndexers` | [`SharedInformer::add_indexers`] |
-//! | the apiserver's `cacheWatcher` | [`CacheWatcher`] |
+//! | the apiserver's `cacheWatcher` | [`CacheWatcher`]; as a stream [`InformerWatch`], from [`InformerHandle::watch`] |
 //! | `KeyFunc`, `MetaNamespaceKeyFunc`, `ObjectName` | [`model::ObjectKey`](crate::model::ObjectKey) |
 //! | `DeletedFinalStateUnknown` | a deletion with [`Cause::Inferred`](crate::model::Cause::Inferred) |
 //! | `HasSynced`, `WaitForCacheSync` | [`SharedInformer::has_synced`], [`SharedInformer::wait_for_cache_sync`] |
@@ -75,6 +75,7 @@ mod progress_demand;
 mod provenance;
 mod real_fifo;
 mod reflector;
+mod scan;
 mod shared_informer;
 mod snapshot_file;
 
@@ -85,8 +86,8 @@ pub use health::{HealthReport, SourceHealth, SyncState};
 pub use history::{Backlog, History, NotInHistory};
 pub use indexer::{Indexer, Snapshot};
 pub use informer::{
-    AddIndexersError, CacheWatcher, Informer, InformerConfig, InformerHandle, InformerStats, JoinError, Joined, Start,
-    Stopped, WatchStep, WatcherStage,
+    AddIndexersError, CacheWatcher, Informer, InformerConfig, InformerHandle, InformerStats, InformerWatch, JoinError,
+    Joined, Start, Stopped, WatchItem, WatchStep, WatcherStage,
 };
 pub use list::{List, RewriteEvidence};
 pub use lister_watcher::{ListVersion, ListerWatcher, SourceError, WarmStart, Watch};
@@ -95,6 +96,7 @@ pub use progress_demand::{ProgressDemand, ProgressGuard};
 pub use provenance::Provenance;
 pub use real_fifo::{Delta, Events, FifoBounds, RealFifo};
 pub use reflector::{Reflector, ReflectorConfig, ReflectorStats};
+pub use scan::Scan;
 pub use shared_informer::{Decode, SharedInformer, TypedSnapshot, Undecodable, UnknownIndex, WaitError};
 #[cfg(any(test, fuzzing))]
 pub(crate) use snapshot_file::fuzzing;

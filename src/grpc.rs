@@ -31,7 +31,6 @@ mod query;
 mod request;
 mod resource;
 mod routes;
-mod scan;
 mod service;
 mod status;
 mod time_slice;

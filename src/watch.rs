@@ -23,7 +23,7 @@
 //!   after which version, or ends with a reason.
 //!
 //! Not here: the origin of the events (`cache`) and the form of a frame on the wire (`grpc`). This module is generic over
-//! the [`Frame`]; [`Deliveries`] is the frame for users of the library.
+//! the [`Frame`]; [`Deliveries`] is that of watches in the same process ([`InformerWatch`](crate::cache::InformerWatch)).
 //!
 //! Independent of the rest: small watches ([`EmptyWatch`], [`ProxyWatcher`], [`Recorder`]), and [`until()`].
 //!
@@ -111,4 +111,4 @@ pub(crate) use selection_budget::Stepped;
 pub use until::{Until, UntilError, until};
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -10,6 +10,7 @@
 mod cache_watcher;
 mod handle;
 mod indexing;
+mod informer_watch;
 mod join;
 mod publish;
 mod waiters;
@@ -32,6 +33,7 @@ pub use self::{
     cache_watcher::{CacheWatcher, WatchStep, WatcherStage},
     handle::InformerHandle,
     indexing::AddIndexersError,
+    informer_watch::{InformerWatch, WatchItem},
     join::{JoinError, Joined, Start, Stopped},
 };
 use super::{
@@ -159,6 +161,25 @@ const CYCLE_BYTES: usize = 64 << 10;
 const COMMAND_QUEUE: usize = 1024;
 /// Interval of the search for groups without readers, events past their age, and a source that has turned stale.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+// === impl InformerConfig ===
+
+impl Default for InformerConfig {
+    /// Returns the bounds of a server, without indexes, for a source with the defaults of a
+    /// [`ListerWatcher`](super::ListerWatcher).
+    fn default() -> Self {
+        let broadcaster = BroadcasterConfig::default();
+        Self {
+            indexers: Arc::default(),
+            broadcaster,
+            history: broadcaster.retention,
+            rewrite_evidence: RewriteEvidence::Listed,
+            demand: ProgressDemand::default(),
+            provenance: Provenance::default(),
+            batch_window: Duration::ZERO,
+        }
+    }
+}
 
 // === impl Informer ===
 

@@ -24,13 +24,12 @@ use super::{
     page::Continued,
     query::{self, Parts},
     resource::ServedResource,
-    scan::Scan,
     service::Service,
     status::{ApiError, final_frames, trailers},
     time_slice::TimeSlice,
 };
 use crate::{
-    cache::{HealthReport, Snapshot},
+    cache::{HealthReport, Scan, Snapshot},
     model::{ObjectKey, Selection},
     proto::{self, EncodedObject, PayloadFormat, pb},
     transport::{BoundedBody, BoundedFrame, Chunk, FinalFrames, Origin, Room},

@@ -8,7 +8,7 @@ mod expressions;
 mod filling;
 mod merging;
 mod policies;
-mod property;
+pub(crate) mod property;
 mod stress;
 mod text;
 mod upstream;

@@ -1,10 +1,12 @@
 //! Single writer: joins without gap or overlap, relists as one batch, rewritten histories end all watches, and a client under
 //! BLOCK holds the next batch back and nothing else.
 
+mod folding;
 mod joining;
 mod model;
 mod upstream;
 mod warm;
+mod watch;
 
 use std::{collections::BTreeMap, sync::atomic::AtomicBool};
 
@@ -31,23 +33,18 @@ impl Running {
     }
 
     fn with(broadcaster: BroadcasterConfig) -> Self {
-        Self::gathering(broadcaster, Duration::ZERO)
+        Self::configured(InformerConfig { broadcaster, history: broadcaster.retention, ..config() })
     }
 
-    fn gathering(broadcaster: BroadcasterConfig, batch_window: Duration) -> Self {
+    fn configured(config: InformerConfig) -> Self {
+        Self::deferring(config, None)
+    }
+
+    fn deferring(config: InformerConfig, threads: Option<&Arc<BulkThreads>>) -> Self {
         let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
         let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
-        let (indexers, history) = (Arc::default(), broadcaster.retention);
-        let config = InformerConfig {
-            indexers,
-            broadcaster,
-            history,
-            rewrite_evidence: RewriteEvidence::Bytes,
-            demand: ProgressDemand::default(),
-            provenance: Provenance::default(),
-            batch_window,
-        };
         let (informer, handle) = Informer::new(Arc::clone(&fifo), health, config);
+        let informer = threads.into_iter().fold(informer, Informer::deferring_to);
         Self { fifo, handle, task: tokio::spawn(informer.run()) }
     }
 
@@ -76,6 +73,10 @@ impl Running {
     async fn watch(&self) -> Joined<Deliveries> {
         self.handle.join(Start::Now, replay()).await.unwrap()
     }
+}
+
+fn config() -> InformerConfig {
+    InformerConfig { rewrite_evidence: RewriteEvidence::Bytes, ..InformerConfig::default() }
 }
 
 /// Lets every task run until it waits.
@@ -318,7 +319,7 @@ async fn dropping_the_task_ends_cursors_and_handles_may_go_first() {
 #[tokio::test(start_paused = true)]
 async fn events_that_follow_others_are_gathered() {
     let window = Duration::from_millis(5);
-    let running = Running::gathering(BroadcasterConfig::default(), window);
+    let running = Running::configured(InformerConfig { batch_window: window, ..config() });
     running.list(Vec::new(), version(1)).await;
     tokio::time::advance(2 * window).await;
     let began = Instant::now();

@@ -4,8 +4,7 @@ use std::sync::LazyLock;
 
 use super::*;
 use crate::{
-    cache::{Indexer, List},
-    grpc::scan::Scan,
+    cache::{Indexer, List, Scan},
     model::{IndexFunc, IndexMatch, Indexers, Object, ObjectKey, ResourceVersion, Selection},
 };
 

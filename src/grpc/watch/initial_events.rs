@@ -5,11 +5,10 @@ use bytes::BytesMut;
 use super::super::{
     frame::{self, CHUNK_BYTES},
     held_snapshots::HeldSnapshot,
-    scan::Scan,
     time_slice::TimeSlice,
 };
 use crate::{
-    cache::Snapshot,
+    cache::{Scan, Snapshot},
     model::{Cause, EventType, ObjectKey, Selection},
     proto::{EncodedEvent, EncodedObject, PayloadFormat, Structs},
     transport::Room,

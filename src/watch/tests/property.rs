@@ -3,7 +3,7 @@
 //! it reports at their position, and no bookmark is ahead of it.
 
 mod model;
-mod script;
+pub(crate) mod script;
 
 use std::collections::{BTreeSet, VecDeque};
 

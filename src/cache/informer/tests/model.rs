@@ -192,18 +192,7 @@ fn schedule() {
     let bulk = thread::spawn(threads.body());
     let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
     let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
-    let broadcaster = BroadcasterConfig::default();
-    let (history, batch_window) = (broadcaster.retention, Duration::ZERO);
-    let config = InformerConfig {
-        indexers: Arc::default(),
-        broadcaster,
-        history,
-        rewrite_evidence: RewriteEvidence::Bytes,
-        demand: ProgressDemand::default(),
-        provenance: Provenance::default(),
-        batch_window,
-    };
-    let (informer, handle) = Informer::new(fifo, health, config);
+    let (informer, handle) = Informer::new(fifo, health, config());
     let Informer { mut commands, mut writer, .. } = informer.deferring_to(&threads);
     let first = vec![labelled("a", "web", 0), labelled("b", "db", 0)];
     writer.apply(vec![Delta::Replace(List::new(first, version(0)))]);

@@ -5,17 +5,7 @@ use super::*;
 fn begun() -> Running {
     let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
     let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
-    let broadcaster = BroadcasterConfig::default();
-    let config = InformerConfig {
-        indexers: Arc::default(),
-        broadcaster,
-        history: broadcaster.retention,
-        rewrite_evidence: RewriteEvidence::Bytes,
-        demand: ProgressDemand::default(),
-        provenance: Provenance::default(),
-        batch_window: Duration::ZERO,
-    };
-    let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health, config);
+    let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health, config());
     informer.begin_warm(List::new(vec![object("a", 3), object("b", 7)], version(10)));
     Running { fifo, handle, task: tokio::spawn(informer.run()) }
 }

@@ -6,8 +6,8 @@ use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::*;
 use crate::{
-    cache::{Checkpoint, Informer, InformerConfig, InformerHandle, ProgressDemand, Provenance, RewriteEvidence},
-    watch::{BroadcasterConfig, Deliveries},
+    cache::{Checkpoint, Informer, InformerConfig, InformerHandle, RewriteEvidence},
+    watch::Deliveries,
 };
 
 /// Source that delivers the versions it is fed, never lists, and proves the last version that it has returned.
@@ -159,16 +159,7 @@ async fn without_a_proof_there_is_no_checkpoint() {
 #[tokio::test]
 async fn a_checkpoint_is_of_one_moment() {
     let (Warm { feed, fifo, reflector, .. }, _) = warm(FifoBounds::default(), "5");
-    let broadcaster = BroadcasterConfig::default();
-    let config = InformerConfig {
-        indexers: Arc::default(),
-        broadcaster,
-        history: broadcaster.retention,
-        rewrite_evidence: RewriteEvidence::Bytes,
-        demand: ProgressDemand::default(),
-        provenance: Provenance::default(),
-        batch_window: Duration::ZERO,
-    };
+    let config = InformerConfig { rewrite_evidence: RewriteEvidence::Bytes, ..InformerConfig::default() };
     let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
     let (mut informer, handle): (_, InformerHandle<Deliveries>) = Informer::new(Arc::clone(&fifo), health, config);
     informer.begin_warm(List::new(vec![object(3)], version(5)));

@@ -14,7 +14,7 @@ pub(super) struct Client {
 }
 
 /// Objects by number: a label for a put, none for a deletion.
-pub(super) type Put = (usize, Option<usize>, usize);
+pub(crate) type Put = (usize, Option<usize>, usize);
 
 #[derive(Debug, Clone)]
 pub(super) enum Op {
@@ -42,11 +42,11 @@ pub(super) enum Op {
     Stop,
 }
 
-pub(super) const NAMES: [&str; 3] = ["a", "b", "c"];
-pub(super) const APPS: [&str; 3] = ["web", "db", "none"];
-const SELECTIONS: usize = 10;
+pub(crate) const NAMES: [&str; 3] = ["a", "b", "c"];
+pub(crate) const APPS: [&str; 3] = ["web", "db", "none"];
+pub(crate) const SELECTIONS: usize = 10;
 
-pub(super) fn selection(number: usize) -> Selection {
+pub(crate) fn selection(number: usize) -> Selection {
     let index = |values: &[&str]| IndexMatch {
         name: "app".into(),
         func: IndexFunc::Label("app".into()),
@@ -75,7 +75,7 @@ pub(super) fn selection(number: usize) -> Selection {
 }
 
 /// Returns true if the selection has the object, decided by the objects' names and labels alone.
-pub(super) fn is_selected(number: usize, object: &Object) -> bool {
+pub(crate) fn is_selected(number: usize, object: &Object) -> bool {
     let (name, app) = (object.key().name(), object.labels().get("app").unwrap());
     match number {
         1 => app == "web",
@@ -88,6 +88,10 @@ pub(super) fn is_selected(number: usize, object: &Object) -> bool {
     }
 }
 
+pub(crate) fn any_put() -> impl Strategy<Value = Put> {
+    (0..NAMES.len(), proptest::option::weighted(0.8, 0..APPS.len()), select(vec![0_usize, 0, 10, 400]))
+}
+
 pub(super) fn any_op() -> impl Strategy<Value = Op> {
     let policy = select(vec![FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay]);
     let client = (0..SELECTIONS, select(vec!['a', 'b']), policy, 0_usize..5, any::<bool>()).prop_map(
@@ -98,10 +102,9 @@ pub(super) fn any_op() -> impl Strategy<Value = Op> {
             initial_events,
         },
     );
-    let put = (0..NAMES.len(), proptest::option::weighted(0.8, 0..APPS.len()), select(vec![0_usize, 0, 10, 400]));
     let size = select(vec![1_usize, 100, 200, 500, usize::MAX]);
     prop_oneof![
-        12 => vec(vec(put, 0..4), 1..4).prop_map(Op::Publish),
+        12 => vec(vec(any_put(), 0..4), 1..4).prop_map(Op::Publish),
         4 => client.prop_map(Op::Subscribe),
         16 => (0..8_usize, size).prop_map(|(at, size)| Op::Take(at, size)),
         3 => (0..8_usize).prop_map(Op::GoLive),

@@ -2,27 +2,36 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap, iter::Peekable, sync::Arc};
 
-use crate::{
-    cache::Snapshot,
-    model::{Object, ObjectKey, Selection},
-};
+use super::Snapshot;
+use crate::model::{Object, ObjectKey, Selection};
 
 /// Scan of a snapshot, sorted by key. The selection still decides about each object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Scan {
+pub enum Scan {
     /// At most this object.
-    Object { key: ObjectKey },
+    Object {
+        /// Key of the object.
+        key: ObjectKey,
+    },
     /// All objects, or those of one namespace.
-    Objects { namespace: Option<String> },
+    Objects {
+        /// Namespace of the objects.
+        namespace: Option<String>,
+    },
     /// The objects under at least one of these values of an index.
-    Index { name: String, values: Vec<String> },
+    Index {
+        /// Name of the index.
+        name: String,
+        /// Values of the index.
+        values: Vec<String>,
+    },
 }
 
 // === impl Scan ===
 
 impl Scan {
     /// Chooses the cheapest scan for a selection.
-    pub(super) fn of(selection: &Selection) -> Self {
+    pub fn of(selection: &Selection) -> Self {
         let key = match (&selection.namespace, &selection.name) {
             (Some(namespace), Some(name)) => ObjectKey::new(namespace, name).ok(),
             (_, _) => None,
@@ -37,7 +46,7 @@ impl Scan {
     }
 
     /// Returns the objects after a key.
-    pub(super) fn objects<'a>(
+    pub fn objects<'a>(
         &'a self,
         snapshot: &'a Snapshot,
         after: Option<&ObjectKey>,
