@@ -33,8 +33,12 @@
 //! | `Indexers`, `IndexFunc` | [`model::Indexers`](crate::model::Indexers), [`model::IndexFunc`](crate::model::IndexFunc) |
 //! | `AddIndexers` | [`SharedInformer::add_indexers`] |
 //! | the apiserver's `cacheWatcher` | [`CacheWatcher`]; as a stream [`InformerWatch`], from [`InformerHandle::watch`] |
+//! | `AddEventHandler`, `AddEventHandlerWithResyncPeriod` | [`SharedInformer::add_handler`], [`HandlerOptions::resync`] |
+//! | `ResourceEventHandler`, `ResourceEventHandlerFuncs` | [`ResourceEventHandler`], [`ResourceEventHandlerFuncs`] |
+//! | `FilteringResourceEventHandler` | [`HandlerOptions::selection`] |
+//! | `ResourceEventHandlerRegistration`, `RemoveEventHandler` | [`ResourceEventHandlerRegistration`] |
 //! | `KeyFunc`, `MetaNamespaceKeyFunc`, `ObjectName` | [`model::ObjectKey`](crate::model::ObjectKey) |
-//! | `DeletedFinalStateUnknown` | a deletion with [`Cause::Inferred`](crate::model::Cause::Inferred) |
+//! | `DeletedFinalStateUnknown` | a deletion with [`Cause::Inferred`](crate::model::Cause::Inferred); a deletion that `is_inferred` |
 //! | `HasSynced`, `WaitForCacheSync` | [`SharedInformer::has_synced`], [`SharedInformer::wait_for_cache_sync`] |
 //! | `LastSyncResourceVersion` | [`SharedInformer::last_sync_resource_version`] |
 //! | `WatchErrorHandler` | [`SourceHealth`] |
@@ -97,7 +101,10 @@ pub use provenance::Provenance;
 pub use real_fifo::{Delta, Events, FifoBounds, RealFifo};
 pub use reflector::{Reflector, ReflectorConfig, ReflectorStats};
 pub use scan::Scan;
-pub use shared_informer::{Decode, SharedInformer, TypedSnapshot, Undecodable, UnknownIndex, WaitError};
+pub use shared_informer::{
+    Decode, HandlerOptions, ResourceEventHandler, ResourceEventHandlerFuncs, ResourceEventHandlerRegistration,
+    SharedInformer, TypedSnapshot, Undecodable, UnknownIndex, WaitError,
+};
 #[cfg(any(test, fuzzing))]
 pub(crate) use snapshot_file::fuzzing;
 pub use snapshot_file::{

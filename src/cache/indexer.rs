@@ -314,7 +314,7 @@ fn is_unchanged(old: &Object, new: &Object) -> bool {
 }
 
 /// Returns true for another object under the same key. A source without uids cannot show it.
-fn is_replaced(old: &Object, new: &Object) -> bool {
+pub(super) fn is_replaced(old: &Object, new: &Object) -> bool {
     old.uid() != new.uid() && !old.uid().is_empty() && !new.uid().is_empty()
 }
 

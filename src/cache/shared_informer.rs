@@ -3,15 +3,19 @@
 //! It runs the same [`Controller`] as the server, in tasks of the program's runtime.
 
 mod decoder;
+mod handler;
+mod handler_task;
 mod reads;
 
 use std::{fmt, sync::Arc};
 
+use tokio::runtime;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::decoder::Decoder;
 pub use self::{
     decoder::{Decode, Undecodable},
+    handler::{HandlerOptions, ResourceEventHandler, ResourceEventHandlerFuncs, ResourceEventHandlerRegistration},
     reads::{TypedSnapshot, UnknownIndex},
 };
 use super::{
@@ -34,7 +38,7 @@ use crate::{
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # #[cfg(feature = "testing")] {
 /// use informerd::{
-///     cache::{InformerOptions, SharedInformer},
+///     cache::{HandlerOptions, InformerOptions, ResourceEventHandlerFuncs, SharedInformer},
 ///     model::{IndexFunc, Object},
 ///     testing::FakeSource,
 /// };
@@ -45,9 +49,15 @@ use crate::{
 ///
 /// let informer = SharedInformer::<Value>::start(pods.clone(), InformerOptions::default());
 /// informer.wait_for_cache_sync().await?;
-/// let by_phase = IndexFunc::Label("app".to_owned());
-/// informer.add_indexers([("app".to_owned(), by_phase)]).await?;
+/// let by_app = IndexFunc::Label("app".to_owned());
+/// informer.add_indexers([("app".to_owned(), by_app)]).await?;
 /// assert_eq!(informer.by_index("app", "shop")?[0]["phase"], "Running");
+///
+/// let handler = ResourceEventHandlerFuncs::<Value>::new()
+///     .on_add(|pod, is_in_initial_list| assert!(is_in_initial_list && pod["phase"] == "Running"))
+///     .on_delete(|pod, is_inferred| assert!(!is_inferred && pod["phase"] == "Running"));
+/// let registration = informer.add_handler(handler, HandlerOptions::default())?;
+/// assert!(registration.wait_for_sync().await);
 ///
 /// let version = pods.delete("", "web");
 /// assert!(informer.wait_for(&version).await?.list().is_empty());
@@ -60,6 +70,7 @@ pub struct SharedInformer<T: Decode> {
     handle: InformerHandle<Deliveries>,
     decoder: Arc<Decoder<T>>,
     stop: CancellationToken,
+    runtime: runtime::Handle,
     /// Tasks of the controller, and of the handlers.
     tasks: TaskTracker,
 }
@@ -86,16 +97,16 @@ impl<T: Decode> SharedInformer<T> {
     pub fn start(source: impl ListerWatcher, options: InformerOptions) -> Self {
         let controller = Controller::new(source, options);
         let handle = controller.handle().clone();
-        let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+        let (runtime, stop, tasks) = (runtime::Handle::current(), CancellationToken::new(), TaskTracker::new());
         for (_, task) in controller.into_tasks(stop.clone(), |_, _| ()) {
-            tasks.spawn(task);
+            tasks.spawn_on(task, &runtime);
         }
-        Self { handle, decoder: Arc::new(Decoder::new()), stop, tasks }
+        Self { handle, decoder: Arc::new(Decoder::new()), stop, runtime, tasks }
     }
 
-    /// Stops the informer: it requests nothing more from the source, applies what is queued, and ends its watches after that. The
-    /// returned future waits for the end of all this; without it, the same happens in the background. Stopping a stopped informer
-    /// does nothing.
+    /// Stops the informer: it requests nothing more from the source, applies what is queued, and ends its watches and handlers
+    /// after that. The returned future waits for the end of all this, and so for a call of a handler that goes on; without it, the
+    /// same happens in the background. Stopping a stopped informer does nothing.
     pub fn stop(&self) -> impl Future<Output = ()> + Send + use<T> {
         self.stop.cancel();
         self.tasks.close();
@@ -117,6 +128,29 @@ impl<T: Decode> SharedInformer<T> {
     /// Returns the untyped reading side, which has the watches, too. It does not keep the informer running.
     pub fn handle(&self) -> &InformerHandle<Deliveries> {
         &self.handle
+    }
+
+    /// Adds a handler, at any time: it receives the present objects as additions, then every later change. Each handler has a task
+    /// and a queue of its own, so that a slow one delays neither the source nor other handlers.
+    ///
+    /// After a rewritten history, or if its queue lost events, a handler receives the difference between what it had and the
+    /// present state. A panic in a handler ends that handler, and is logged.
+    ///
+    /// # Errors
+    ///
+    /// If the informer has been stopped.
+    pub fn add_handler(
+        &self,
+        handler: impl ResourceEventHandler<T>,
+        options: HandlerOptions,
+    ) -> Result<ResourceEventHandlerRegistration, Stopped> {
+        if self.is_stopped() {
+            return Err(Stopped);
+        }
+        let (handle, decoder) = (self.handle.clone(), Arc::clone(&self.decoder));
+        let (registration, task) = handler_task::register(handle, decoder, handler, options);
+        self.tasks.spawn_on(task, &self.runtime);
+        Ok(registration)
     }
 
     /// Adds indexes, all or none. When it returns, the present objects are in them. Readers are not blocked meanwhile.

@@ -15,6 +15,8 @@ mod contract;
 #[cfg(feature = "kube")]
 mod deploy;
 mod documents;
+#[cfg(feature = "testing")]
+mod examples;
 mod expressions;
 mod files;
 mod generated;

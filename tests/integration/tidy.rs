@@ -51,7 +51,7 @@ const MODULES: &[(&str, &[&str])] = &[
 ];
 
 /// Folders with comments and documents.
-const FOLDERS: &[&str] = &["benches", "docs", "fuzz", "proto", "src", "tests"];
+const FOLDERS: &[&str] = &["benches", "docs", "examples", "fuzz", "proto", "src", "tests"];
 
 /// Modules of the core, which name no transport, command line or vendor (`NOT_IN_CORE`).
 const CORE: &[&str] = &["model", "watch", "cache"];

@@ -1,5 +1,7 @@
 //! Informers of programs over a source in memory, on a paused clock.
 
+mod handlers;
+
 use std::{
     collections::BTreeMap,
     sync::atomic::{AtomicUsize, Ordering},
@@ -21,6 +23,8 @@ use crate::{
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 struct Pod {
     metadata: Metadata,
+    #[serde(default)]
+    phase: String,
 }
 
 #[derive(Debug, PartialEq, Eq, Deserialize)]

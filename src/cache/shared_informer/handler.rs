@@ -1,0 +1,158 @@
+//! Event handlers as a program adds them: the calls that they get, their options, and their registrations.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    model::Selection,
+    watch::{FullChannelPolicy, QueueOptions},
+};
+
+/// Handler of the events of an informer (client-go's `ResourceEventHandler`).
+///
+/// The calls come one after the other, from a task of the handler: the next one begins when the future of the last one is ready.
+/// The store has a change before a handler is called with it. Each call follows from the calls before it: an object is added,
+/// updated from the state that the handler received last, and deleted from it.
+///
+/// A handler should wait by `.await`, and leave what blocks a thread to [`tokio::task::spawn_blocking`].
+pub trait ResourceEventHandler<T>: Send + 'static {
+    /// Receives an object that the handler does not have: one that existed when the handler was added, or a new one.
+    fn on_add(&mut self, object: Arc<T>, is_in_initial_list: bool) -> impl Future<Output = ()> + Send;
+
+    /// Receives another state of an object; at a resync, the same state twice.
+    fn on_update(&mut self, old: Arc<T>, new: Arc<T>) -> impl Future<Output = ()> + Send;
+
+    /// Receives the state of a deleted object that the handler received last. If the deletion `is_inferred`, nobody saw it, and
+    /// the object may have changed before (client-go's `DeletedFinalStateUnknown`); or it exists, and cannot be served or decoded.
+    fn on_delete(&mut self, last_state: Arc<T>, is_inferred: bool) -> impl Future<Output = ()> + Send;
+}
+
+/// Handler of closures that do not wait (client-go's `ResourceEventHandlerFuncs`); without a closure, nothing is called.
+pub struct ResourceEventHandlerFuncs<T> {
+    add: Box<dyn FnMut(Arc<T>, bool) + Send>,
+    update: Box<dyn FnMut(Arc<T>, Arc<T>) + Send>,
+    delete: Box<dyn FnMut(Arc<T>, bool) + Send>,
+}
+
+/// Parameters of a handler.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HandlerOptions {
+    /// Name, for logs.
+    pub name: String,
+    /// Objects that the handler receives (client-go's `FilteringResourceEventHandler`): one that enters the selection is added, one
+    /// that leaves it is deleted.
+    pub selection: Selection,
+    /// Queue of the handler. Under every policy the handler receives the latest states in the end. Under COALESCE, the default, a
+    /// full queue merges; under DROP, the handler receives the difference to the present state; under BLOCK, it delays the writer
+    /// and so all others, within [`block_timeout`](crate::watch::BroadcasterConfig::block_timeout).
+    pub queue: QueueOptions,
+    /// Interval of [`ResourceEventHandler::on_update`] calls for objects without an event in the queue; 0 for none, otherwise at
+    /// least 1 s.
+    pub resync: Duration,
+}
+
+/// Registration of a handler. Dropping it removes the handler.
+#[derive(Debug)]
+#[must_use = "a handler is removed when its registration is dropped"]
+pub struct ResourceEventHandlerRegistration {
+    pub(super) has_synced: watch::Receiver<bool>,
+    pub(super) removed: CancellationToken,
+}
+
+/// Number of events at which the queue of a handler is full.
+const QUEUE_LENGTH: usize = 1024;
+
+// === impl ResourceEventHandlerFuncs ===
+
+impl<T> ResourceEventHandlerFuncs<T> {
+    /// Makes a handler without closures.
+    pub fn new() -> Self {
+        Self { add: Box::new(|_, _| ()), update: Box::new(|_, _| ()), delete: Box::new(|_, _| ()) }
+    }
+
+    /// Sets the closure for [`ResourceEventHandler::on_add`].
+    pub fn on_add(self, closure: impl FnMut(Arc<T>, bool) + Send + 'static) -> Self {
+        Self { add: Box::new(closure), ..self }
+    }
+
+    /// Sets the closure for [`ResourceEventHandler::on_update`].
+    pub fn on_update(self, closure: impl FnMut(Arc<T>, Arc<T>) + Send + 'static) -> Self {
+        Self { update: Box::new(closure), ..self }
+    }
+
+    /// Sets the closure for [`ResourceEventHandler::on_delete`].
+    pub fn on_delete(self, closure: impl FnMut(Arc<T>, bool) + Send + 'static) -> Self {
+        Self { delete: Box::new(closure), ..self }
+    }
+}
+
+impl<T: Send + Sync + 'static> ResourceEventHandler<T> for ResourceEventHandlerFuncs<T> {
+    async fn on_add(&mut self, object: Arc<T>, is_in_initial_list: bool) {
+        (self.add)(object, is_in_initial_list);
+    }
+
+    async fn on_update(&mut self, old: Arc<T>, new: Arc<T>) {
+        (self.update)(old, new);
+    }
+
+    async fn on_delete(&mut self, last_state: Arc<T>, is_inferred: bool) {
+        (self.delete)(last_state, is_inferred);
+    }
+}
+
+impl<T> Default for ResourceEventHandlerFuncs<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T> fmt::Debug for ResourceEventHandlerFuncs<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResourceEventHandlerFuncs").finish_non_exhaustive()
+    }
+}
+
+// === impl HandlerOptions ===
+
+impl Default for HandlerOptions {
+    fn default() -> Self {
+        Self {
+            name: "handler".to_owned(),
+            selection: Selection::default(),
+            queue: QueueOptions { policy: FullChannelPolicy::Coalesce, length: QUEUE_LENGTH },
+            resync: Duration::ZERO,
+        }
+    }
+}
+
+// === impl ResourceEventHandlerRegistration ===
+
+impl ResourceEventHandlerRegistration {
+    /// Returns true once the handler has returned from the additions of all objects that existed when it was added.
+    pub fn has_synced(&self) -> bool {
+        *self.has_synced.borrow()
+    }
+
+    /// Waits for [`ResourceEventHandlerRegistration::has_synced`]. Returns false if the handler has ended before.
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any time.
+    pub async fn wait_for_sync(&self) -> bool {
+        self.has_synced.clone().wait_for(|has_synced| *has_synced).await.is_ok()
+    }
+
+    /// Removes the handler: no call begins after this has returned. One that has begun goes on. Removing a removed handler does
+    /// nothing.
+    pub fn remove(&self) {
+        self.removed.cancel();
+    }
+}
+
+impl Drop for ResourceEventHandlerRegistration {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
