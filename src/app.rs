@@ -1,6 +1,9 @@
 //! Composition root: a [`Config`] becomes connected tasks, owned in one set and ended in order.
 //!
-//! Each resource has a thread with its Reflector and its informer. All of them share the gRPC server with health and
+//! A program embeds the server with [`App::builder`]: with the resources of a configuration, with sources that it writes itself,
+//! and with [`tower`] layers around every call. `examples/own_source.rs` has all of it.
+//!
+//! Inside, each resource has a thread with its Reflector and its informer. All of them share the gRPC server with health and
 //! reflection, the admin server, and the writer of snapshot files. No other module depends on all layers, and this one has no
 //! logic.
 //!
@@ -12,6 +15,7 @@
 //! 3. Streams still open after `drain.period` (a client that reads nothing) are reset. The tasks are aborted, and then the
 //!    threads of the resources end.
 
+mod builder;
 mod cgroup;
 mod connector;
 mod descriptors;
@@ -28,13 +32,18 @@ use tokio::{net::TcpListener, task::JoinSet};
 use tonic_health::{ServingStatus, server::HealthReporter};
 
 use self::{
-    connector::Connector,
+    builder::Wrap,
+    connector::{Connector, OwnSource},
     error::named,
     listener::{GrpcListener, bind_tcp},
     snapshot_writer::SnapshotWriter,
     writer::WriterThread,
 };
-pub use self::{connector::OwnSource, error::AppError};
+pub use self::{
+    builder::{AppBuilder, ServeOptions},
+    error::AppError,
+};
+pub use crate::grpc::{Answer, CallBody, CallRequest, CallService};
 use crate::{
     admin::Admin,
     config::{Config, ListenAddr, TlsConfig},
@@ -58,6 +67,7 @@ pub struct App {
     grpc: GrpcListener,
     admin: Option<(TcpListener, Admin)>,
     connections: Arc<Quota>,
+    layers: Vec<Wrap>,
 }
 
 /// Time for a client that was evicted under BLOCK and reads again to receive the reason.
@@ -70,26 +80,23 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 // === impl App ===
 
 impl App {
-    /// Checks the sources, listens, and begins to sync.
+    /// Returns a builder, which adds resources and layers of the program to a configuration.
+    pub fn builder(config: Config) -> AppBuilder {
+        AppBuilder::new(config)
+    }
+
+    /// Starts a server with nothing but the configuration: checks the sources, listens, and begins to sync.
     ///
     /// # Errors
     ///
     /// If a source cannot be read or an address cannot be listened on.
     pub async fn start(config: Config) -> Result<Self, AppError> {
-        Self::start_with(config, BTreeMap::new()).await
+        Self::builder(config).start().await
     }
 
-    /// Does the same with sources that the program brings itself: one for the name of each resource whose source is
+    /// Connects everything. `own` has a source for the name of each resource whose source is
     /// [`SourceConfig::Own`](crate::config::SourceConfig::Own).
-    ///
-    /// # Errors
-    ///
-    /// As [`App::start`].
-    ///
-    /// # Panics
-    ///
-    /// If one of these sources is missing.
-    pub async fn start_with(config: Config, own: BTreeMap<String, OwnSource>) -> Result<Self, AppError> {
+    async fn connect(config: Config, own: BTreeMap<String, OwnSource>, layers: Vec<Wrap>) -> Result<Self, AppError> {
         check(&config)?;
         let limits = &config.limits;
         let most = descriptors::connections(limits.connections, descriptors::raise(), config.resources.len())?;
@@ -147,7 +154,7 @@ impl App {
         service.register(&mut registry);
         let admin = admin_listener
             .map(|listener| (listener, Admin::new(service.clone(), registry, config.limits.request_timeout)));
-        Ok(Self { config, service, lifecycle, tasks, writers, snapshot_writer, grpc, admin, connections })
+        Ok(Self { config, service, lifecycle, tasks, writers, snapshot_writer, grpc, admin, connections, layers })
     }
 
     /// Returns the address of gRPC, with the real port instead of a configured 0.
@@ -186,6 +193,7 @@ impl App {
             grpc,
             admin,
             connections,
+            layers,
         } = self;
 
         let (reporter, health) = tonic_health::server::health_reporter();
@@ -195,6 +203,7 @@ impl App {
             .with(reflection().build_v1().map_err(|error| AppError::reflection(&error))?)
             .with(reflection().build_v1alpha().map_err(|error| AppError::reflection(&error))?);
         let routes = Routes::beside(service.clone(), services);
+        let routes = layers.into_iter().rfold(routes, |routes, wrap| wrap(routes));
         let bounds = ServerConfig {
             streams_per_connection: config.limits.streams_per_connection,
             progress_timeout: config.watch.progress_timeout,
@@ -253,6 +262,18 @@ impl App {
         drop(tokio::time::timeout(ABORT_TIMEOUT, tasks.shutdown()).await);
         tracing::info!("shut down");
         Ok(())
+    }
+}
+
+impl AppBuilder {
+    /// Checks the sources, listens, and begins to sync.
+    ///
+    /// # Errors
+    ///
+    /// If a source cannot be read or is missing, an address cannot be listened on, or a resource cannot have its name.
+    pub async fn start(mut self) -> Result<App, AppError> {
+        self.check()?;
+        App::connect(self.config, self.own, self.layers).await
     }
 }
 

@@ -9,7 +9,8 @@
 //! `app` reads it once, at the start; nothing changes it afterwards.
 //!
 //! - Precedence: flag, then environment (`INFORMERD_…`), then file, then default.
-//! - [`Config::load`] is the only source of a [`Config`]; all of its values have been checked, alone and against each other.
+//! - [`Config::load`] checks all values, alone and against each other. [`Config::default`] is for programs that serve resources of
+//!   their own.
 //! - Nothing is ignored: an unknown key is an error that names the nearest one, and so is a planned key that this version does
 //!   not support. A key without a value (`listen:`) counts as omitted.
 //! - `table` has a row for each key, with its type, default, bounds and meaning; [`reference()`] lists them. A new key is a

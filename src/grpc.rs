@@ -39,10 +39,10 @@ mod watch;
 mod watchers;
 
 pub use frame::{WireArena, WireFrame};
-pub use layer::Body;
+pub use layer::{Answer, Body, CallBody, CallRequest};
 pub use metrics::RpcMetrics;
 #[cfg(any(test, fuzzing))]
 pub(crate) use page::fuzzing;
 pub use resource::ServedResource;
-pub use routes::{GeneratedServices, Routes};
+pub use routes::{CallService, GeneratedServices, Routes};
 pub use service::{Lifecycle, Service, ServiceConfig};

@@ -43,7 +43,6 @@
 #[doc(hidden)]
 pub mod admin;
 #[cfg(feature = "server")]
-#[doc(hidden)]
 pub mod app;
 pub mod cache;
 #[doc(hidden)]
@@ -54,7 +53,6 @@ pub mod cli;
 #[cfg(feature = "client")]
 pub mod client;
 #[cfg(feature = "server")]
-#[doc(hidden)]
 pub mod config;
 #[cfg(feature = "client")]
 mod endpoint;

@@ -42,7 +42,7 @@ pub(super) struct Connector<'a> {
 }
 
 /// Source that a program brings itself: the call that connects it.
-pub struct OwnSource(Box<Connect>);
+pub(super) struct OwnSource(Box<Connect>);
 
 type Connect = dyn FnOnce(&mut Connector<'_>, &WriterThread, &ResourceConfig) -> ObservedResource + Send;
 
@@ -149,7 +149,7 @@ impl Connector<'_> {
 
 impl OwnSource {
     /// Returns a source that is not connected yet.
-    pub fn new(source: impl ListerWatcher) -> Self {
+    pub(super) fn new(source: impl ListerWatcher) -> Self {
         Self(Box::new(|connector, writer, resource| {
             let health = SourceHealth::new(source.heartbeat(), connector.config.general.stale_after);
             connector.connect(writer, resource, "own", source, health)

@@ -58,6 +58,14 @@ pub enum AppError {
         /// File, and what to do about it.
         problem: String,
     },
+    /// Resource of the program that cannot have its name, or has no source.
+    #[error("resource {resource}: {problem}")]
+    Name {
+        /// Name of the resource.
+        resource: String,
+        /// Cause, and what to do about it.
+        problem: String,
+    },
     /// TLS that cannot be served.
     #[error("tls: {0}")]
     Tls(#[from] TlsError),

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 use super::{
     AdminConfig, DrainConfig, FilesResource, GeneralConfig, KubeResource, LimitsConfig, ResourceOptions,
     StreamResource, TlsConfig, WatchConfig,
+    value::{self, ValueError},
 };
 use crate::{
     endpoint::{ServerAddress, TlsOptions},
@@ -31,7 +32,7 @@ pub struct Config {
     pub limits: LimitsConfig,
     /// Shutdown of the server.
     pub drain: DrainConfig,
-    /// Resources by name; at least one.
+    /// Resources by name; at least one, if the configuration was loaded.
     pub resources: BTreeMap<String, ResourceConfig>,
 }
 
@@ -155,6 +156,22 @@ impl Config {
     }
 }
 
+impl Default for Config {
+    /// Returns the defaults without a resource, for a program that serves its own.
+    fn default() -> Self {
+        Self {
+            general: GeneralConfig::default(),
+            admin: AdminConfig::default(),
+            tls: None,
+            watch: WatchConfig::default(),
+            history: BroadcasterConfig::default().retention,
+            limits: LimitsConfig::default(),
+            drain: DrainConfig::default(),
+            resources: BTreeMap::new(),
+        }
+    }
+}
+
 // === impl WatchConfig ===
 
 impl WatchConfig {
@@ -167,6 +184,15 @@ impl WatchConfig {
 // === impl ResourceConfig ===
 
 impl ResourceConfig {
+    /// Checks the name of a resource.
+    ///
+    /// # Errors
+    ///
+    /// The form of a name, and the name found.
+    pub fn check_name(name: &str) -> Result<(), ValueError> {
+        value::check_resource_name(name)
+    }
+
     /// Returns the queue of a client that has not requested one for this resource.
     pub fn queue_options(&self, watch: &WatchConfig) -> QueueOptions {
         QueueOptions {

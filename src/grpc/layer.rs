@@ -1,5 +1,5 @@
 //! Layer around every RPC, of handwritten and generated services alike: checks and limits the request, counts the call, and ends
-//! it at its deadline.
+//! it at its deadline. The layers of a program are inside of it, so that the calls that they refuse are counted too.
 //!
 //! The request passes through [`Calls`], and the response is wrapped in [`Body`], which enforces the deadline and reads the
 //! status code from the trailers. No handler depends on this layer.
@@ -40,16 +40,20 @@ pub struct Calls<S> {
 
 /// Body of a response.
 pub struct Body {
-    answer: Answer,
+    answer: Option<Box<dyn BoundedBody<Error = Status>>>,
     /// Deadline of the client, which ignores anything sent later.
     deadline: Option<Pin<Box<Sleep>>>,
     observer: Option<RpcObserver>,
 }
 
-/// Request of a call, whose body enforces the limits.
-pub(super) type CallRequest = Request<RequestMessages<tonic::body::Body>>;
-/// Body of a response; none if the headers are the whole response.
-pub(super) type Answer = Option<Box<dyn BoundedBody<Error = Status>>>;
+/// Request of a call.
+pub type CallRequest = Request<CallBody>;
+/// Body of a request, which enforces the limits. A layer passes it on.
+#[derive(Debug)]
+pub struct CallBody(pub(super) RequestMessages<tonic::body::Body>);
+/// Body of a response; none, the default, if the headers are the whole response.
+#[derive(Default)]
+pub struct Answer(pub(super) Option<Box<dyn BoundedBody<Error = Status>>>);
 
 /// Path prefix of the only service whose requests are streams.
 const REFLECTION_PATHS: &str = "/grpc.reflection.";
@@ -63,6 +67,12 @@ impl<S> Layer<S> for CallLayer {
 }
 
 // === impl Calls ===
+
+impl<S> Calls<S> {
+    pub(super) fn map_inner<T>(self, map: impl FnOnce(S) -> T) -> Calls<T> {
+        Calls { service: self.service, inner: map(self.inner) }
+    }
+}
 
 impl<S, B> tower::Service<Request<B>> for Calls<S>
 where
@@ -93,7 +103,7 @@ where
             is_stream: request.uri().path().starts_with(REFLECTION_PATHS),
         };
         let stream = request.extensions().get::<StreamHandle>().cloned();
-        let request = request.map(|body| RequestMessages::new(tonic::body::Body::new(body), bounds, stream));
+        let request = request.map(|body| CallBody(RequestMessages::new(tonic::body::Body::new(body), bounds, stream)));
         let answer = self.inner.call(request);
         Box::pin(async move {
             let response = match within(deadline, answer).await {
@@ -102,7 +112,7 @@ where
             };
             let mut body = Body::new(None, deadline, observer);
             body.ends(code_of(response.headers()));
-            Ok(response.map(|answer| Body { answer, ..body }))
+            Ok(response.map(|Answer(answer)| Body { answer, ..body }))
         })
     }
 }
@@ -142,10 +152,22 @@ fn code_of(headers: &HeaderMap) -> Option<Code> {
     headers.get("grpc-status").map(|code| Code::from_bytes(code.as_bytes()))
 }
 
+// === impl Answer ===
+
+impl fmt::Debug for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Answer").finish_non_exhaustive()
+    }
+}
+
 // === impl Body ===
 
 impl Body {
-    fn new(answer: Answer, deadline: Option<Instant>, observer: Option<RpcObserver>) -> Self {
+    fn new(
+        answer: Option<Box<dyn BoundedBody<Error = Status>>>,
+        deadline: Option<Instant>,
+        observer: Option<RpcObserver>,
+    ) -> Self {
         let deadline = deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline)));
         Self { answer, deadline, observer }
     }
@@ -251,6 +273,6 @@ mod tests {
         assert_eq!(within(None, std::future::ready(1)).await, Some(1));
         let refused = refused(deadline_exceeded());
         assert_eq!(Status::from_header_map(refused.headers()).unwrap().code(), Code::DeadlineExceeded);
-        assert!(refused.into_body().is_none());
+        assert!(refused.into_body().0.is_none());
     }
 }

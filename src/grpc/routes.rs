@@ -11,14 +11,15 @@ use std::{
 use http::{HeaderValue, Request, Response, header};
 use http_body_util::BodyExt;
 use tonic::{Status, body::Body, server::NamedService};
-use tower::{Layer, ServiceExt, util::BoxCloneSyncService};
+use tower::{BoxError, Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 
 use super::{
     call::{Call, message},
     generated::Generated,
     get,
-    layer::{Answer, CallLayer, CallRequest, Calls, refused},
+    layer::{Answer, CallBody, CallLayer, CallRequest, Calls, refused},
     list,
+    request::RequestMessages,
     service::Service,
     status::ApiError,
     watch,
@@ -28,14 +29,17 @@ use crate::{
     transport::BoundedBody,
 };
 
-/// All services of the server, inside the layer around every call.
-pub type Routes = Calls<Methods>;
+/// All services of the server, inside the layers of the program, inside the layer around every call.
+pub type Routes = Calls<CallService>;
+
+/// Service that a layer of a program wraps: every call, whatever its service.
+pub type CallService = BoxCloneSyncService<CallRequest, Response<Answer>, Infallible>;
 
 /// All services of the server.
 #[derive(Debug, Clone)]
-pub struct Methods {
+struct Methods {
     service: Service,
-    generated: GeneratedServices,
+    generated: Arc<GeneratedServices>,
 }
 
 /// Generated services by their names in paths.
@@ -70,8 +74,25 @@ impl Routes {
     pub fn beside(service: Service, others: GeneratedServices) -> Self {
         let informers =
             InformerServiceServer::new(service.clone()).max_decoding_message_size(service.config().request_bytes);
-        let generated = others.with(AdminServiceServer::new(service.clone())).with(informers);
-        CallLayer(service.clone()).layer(Methods { service, generated })
+        let generated = Arc::new(others.with(AdminServiceServer::new(service.clone())).with(informers));
+        CallLayer(service.clone()).layer(CallService::new(Methods { service, generated }))
+    }
+
+    /// Wraps the services in a layer of the program. An error of the layer becomes the status of the call.
+    #[must_use]
+    pub fn layered<L>(self, layer: L) -> Self
+    where
+        L: Layer<CallService>,
+        L::Service: tower::Service<CallRequest, Response = Response<Answer>, Error: Into<BoxError>, Future: Send>,
+        L::Service: Clone + Send + Sync + 'static,
+    {
+        self.map_inner(|inner| {
+            let layered = layer.layer(inner);
+            CallService::new(service_fn(move |request: CallRequest| {
+                let answer = layered.clone().oneshot(request);
+                async move { Ok(answer.await.unwrap_or_else(|error| refused(Status::from_error(error.into())))) }
+            }))
+        })
     }
 
     /// Returns true if a request opens a Watch: a stream that is cheap to poll and is woken together with many others.
@@ -118,6 +139,7 @@ impl tower::Service<CallRequest> for Methods {
 
     fn call(&mut self, request: CallRequest) -> Self::Future {
         let service = self.service.clone();
+        let request = request.map(|CallBody(messages)| messages);
         let own = match request.uri().path() {
             WATCH_PATH => Own::Watch,
             LIST_PATH => Own::List,
@@ -134,7 +156,7 @@ impl tower::Service<CallRequest> for Methods {
             Ok(answered(&service, own, request).await.map_or_else(
                 |refusal| refused(service.metrics().refuse(&refusal)),
                 |answer| {
-                    let mut response = Response::new(Some(answer));
+                    let mut response = Response::new(Answer(Some(answer)));
                     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
                     response
                 },
@@ -147,7 +169,7 @@ impl tower::Service<CallRequest> for Methods {
 async fn answered(
     service: &Service,
     own: Own,
-    request: CallRequest,
+    request: Request<RequestMessages<Body>>,
 ) -> Result<Box<dyn BoundedBody<Error = Status>>, ApiError> {
     let (parts, body) = request.into_parts();
     let call = Call::new(&parts.headers, &parts.extensions);
@@ -163,7 +185,7 @@ async fn answered(
 async fn answered_by(
     generated: GeneratedService,
     service: Service,
-    request: CallRequest,
+    request: Request<RequestMessages<Body>>,
 ) -> Result<Response<Answer>, Infallible> {
     let failure = Arc::new(OnceLock::new());
     let failed = Arc::clone(&failure);
@@ -171,5 +193,5 @@ async fn answered_by(
     let request = request.map(|messages| Body::new(messages.map_err(refused)));
     let response = generated.oneshot(request).await?;
     let size = response.extensions().get().copied();
-    Ok(response.map(|body| -> Answer { Some(Box::new(Generated::new(body, size, failure))) }))
+    Ok(response.map(|body| Answer(Some(Box::new(Generated::new(body, size, failure))))))
 }

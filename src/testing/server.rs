@@ -1,18 +1,12 @@
 //! Server in the process of a test, with a client of it.
 
-use std::{collections::BTreeMap, sync::Arc};
-
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
-    app::{App, OwnSource},
+    app::{App, ServeOptions},
     cache::ListerWatcher,
     client::{Client, ServerAddress},
-    config::{
-        AdminConfig, Config, DrainConfig, GeneralConfig, LimitsConfig, ListenAddr, ResourceConfig, ResourceOptions,
-        SourceConfig, WatchConfig,
-    },
-    watch::BroadcasterConfig,
+    config::{AdminConfig, Config, GeneralConfig, ListenAddr},
 };
 
 /// Server of [`serve`], which ends when this is dropped.
@@ -37,29 +31,15 @@ where
     N: Into<String>,
     S: ListerWatcher,
 {
-    let (mut resources, mut own) = (BTreeMap::new(), BTreeMap::new());
-    for (name, source) in sources {
-        let name: String = name.into();
-        let resource = ResourceConfig {
-            name: name.clone(),
-            source: SourceConfig::Own,
-            indexers: Arc::default(),
-            options: ResourceOptions::default(),
-        };
-        resources.insert(name.clone(), resource);
-        assert!(own.insert(name.clone(), OwnSource::new(source)).is_none(), "two resources are named {name}");
-    }
     let config = Config {
         general: GeneralConfig { listen: ListenAddr::Tcp(([127, 0, 0, 1], 0).into()), ..GeneralConfig::default() },
         admin: AdminConfig { listen: None },
-        tls: None,
-        watch: WatchConfig::default(),
-        history: BroadcasterConfig::default().retention,
-        limits: LimitsConfig::default(),
-        drain: DrainConfig::default(),
-        resources,
+        ..Config::default()
     };
-    let app = App::start_with(config, own).await.expect("the server starts");
+    let builder = sources.into_iter().fold(App::builder(config), |builder, (name, source)| {
+        builder.serve(&name.into(), ServeOptions::default(), source)
+    });
+    let app = builder.start().await.expect("the server starts");
     let address: ServerAddress = app.grpc_address().to_string().parse().expect("an address");
     let task = AbortOnDropHandle::new(tokio::spawn(async move {
         app.run(std::future::pending()).await.expect("the server runs until it is dropped");

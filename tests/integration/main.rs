@@ -15,6 +15,7 @@ mod contract;
 #[cfg(feature = "kube")]
 mod deploy;
 mod documents;
+mod embedding;
 #[cfg(feature = "testing")]
 mod examples;
 mod expressions;
