@@ -2,9 +2,9 @@
 //! such a source is a relay.
 //!
 //! ```text
-//!   Upstream ─┬─▶ list: a Watch from the initial events on ─▶ objects ──────────┐
-//!   (client)  │                                 └── continues as ──▶ Live ├──▶ Position (version, history, last change)
-//!             └─▶ watch: a Watch after the position ───────────▶ Live ────┘
+//!   Upstream ─┬─▶ list: a Watch from the initial events on ─▶ objects ────────────────┐
+//!   (client)  │                                 └── continues as ──▶ RelayWatch ├──▶ Position (version, history, last change)
+//!             └─▶ watch: a Watch after the position ───────────▶ RelayWatch ────┘
 //!                      ▲                                          └──▶ batches, bookmarks, state of the origin
 //!                      └── with bookmarks 10 times a second while a caller waits (ProgressDemand)
 //! ```
