@@ -49,6 +49,16 @@ pub mod object {
         Raw(::prost::bytes::Bytes),
     }
 }
+/// The key of an object.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ObjectKey {
+    /// Empty for objects that have none.
+    #[prost(string, tag = "1")]
+    pub namespace: ::prost::alloc::string::String,
+    /// Required.
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+}
 /// The queue of a client: the events between its position and the newest event of its selection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct QueueOptions {
@@ -284,7 +294,7 @@ pub struct ByIndexRequest {
     /// A name from Resource.indexes; every resource has "namespace".
     #[prost(string, tag = "2")]
     pub index: ::prost::alloc::string::String,
-    /// One value of the index, for example "node-a"; numbers and booleans as their JSON text.
+    /// One value of the index, for example "node-a"; numbers and booleans as their JSON text. Not together with `like`.
     #[prost(string, tag = "3")]
     pub value: ::prost::alloc::string::String,
     /// Only objects of this namespace; empty = all.
@@ -311,6 +321,11 @@ pub struct ByIndexRequest {
     /// As in ListRequest.
     #[prost(string, tag = "11")]
     pub min_resource_version: ::prost::alloc::string::String,
+    /// In place of `value`: objects that share at least one value of the index with this object, each once, itself
+    /// included. An object without a value of the index yields none; one that does not exist is NOT_FOUND /
+    /// OBJECT_NOT_FOUND.
+    #[prost(message, optional, tag = "17")]
+    pub like: ::core::option::Option<ObjectKey>,
 }
 /// One chunk of the objects found.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -27,6 +27,10 @@ pub enum Scan {
     },
 }
 
+/// Maximum number of values whose objects are merged: beginning to do so takes time for each of them, however few objects follow.
+/// No request names more; the values of an object may be more.
+const MAX_MERGED: usize = 256;
+
 // === impl Scan ===
 
 impl Scan {
@@ -38,10 +42,10 @@ impl Scan {
         };
         match (key, &selection.index) {
             (Some(key), _) => Self::Object { key },
-            (None, Some(index)) => {
+            (None, Some(index)) if index.values.len() <= MAX_MERGED => {
                 Self::Index { name: index.name.clone(), values: index.values.iter().cloned().collect() }
             }
-            (None, None) => Self::Objects { namespace: selection.namespace.clone() },
+            (None, _) => Self::Objects { namespace: selection.namespace.clone() },
         }
     }
 

@@ -24,6 +24,7 @@ Examples, with a server of examples/shop.yaml:
   informerd by-index pods image docker.io/envoyproxy/envoy:v1.36.2 -o wide
   informerd by-index services port 443 -o name
   informerd by-index pods node node-a --expression 'object.spec.containers.size() == 1'
+  informerd by-index pods node --like platform/auth-tpjk9wdzl9-zsg7x
 
 `informerd resources` shows the indexes, `informerd values` their values.";
 
@@ -49,8 +50,11 @@ pub(super) struct ByIndexFlags {
     #[arg(value_name = "INDEX")]
     index: String,
     /// A value of the index; numbers and booleans as in JSON
-    #[arg(value_name = "VALUE", allow_hyphen_values = true)]
-    value: String,
+    #[arg(value_name = "VALUE", allow_hyphen_values = true, required_unless_present = "like", conflicts_with = "like")]
+    value: Option<String>,
+    /// Instead of VALUE: the objects that share a value of the index with this one, [NAMESPACE/]NAME as `-o name` prints it
+    #[arg(long, value_name = "NAME")]
+    like: Option<String>,
     #[command(flatten)]
     objects: ObjectFlags,
     #[command(flatten)]
@@ -63,8 +67,16 @@ pub(super) async fn run(resource: &str, objects: &ObjectFlags) -> Result<(), Fai
 }
 
 pub(super) async fn by_index(flags: &ByIndexFlags) -> Result<(), Failure> {
-    let ByIndexFlags { resource, index, value, objects, .. } = flags;
-    let listed = objects.server.connect().await?.by_index(&objects.query(resource), index, value).await?;
+    let ByIndexFlags { resource, index, value, like, objects, .. } = flags;
+    let (client, query) = (objects.server.connect().await?, objects.query(resource));
+    let listed = match like {
+        Some(name) => {
+            let namespace = objects.selection.namespace().unwrap_or_default();
+            let (namespace, name) = name.split_once('/').unwrap_or((namespace, name));
+            client.by_index_like(&query, index, namespace, name).await?
+        }
+        None => client.by_index(&query, index, value.as_deref().unwrap_or_default()).await?,
+    };
     print_listed(resource, objects, listed)
 }
 

@@ -148,11 +148,32 @@ impl Client {
     /// Returns the objects with a value of an index that a query selects, from one snapshot. The query must not name an index of
     /// its own.
     pub async fn by_index(&self, query: &Query, index: &str, value: &str) -> Result<ListResult, ClientError> {
+        self.found(query, pb::ByIndexRequest { value: value.to_owned(), ..query.by_index_request(index) }).await
+    }
+
+    /// Returns the objects that share at least one value of an index with one object and that a query selects, from one
+    /// snapshot. The query must not name an index of its own.
+    ///
+    /// # Errors
+    ///
+    /// `NOT_FOUND` / `OBJECT_NOT_FOUND` if that object does not exist.
+    pub async fn by_index_like(
+        &self,
+        query: &Query,
+        index: &str,
+        namespace: &str,
+        name: &str,
+    ) -> Result<ListResult, ClientError> {
+        let like = Some(pb::ObjectKey { namespace: namespace.to_owned(), name: name.to_owned() });
+        self.found(query, pb::ByIndexRequest { like, ..query.by_index_request(index) }).await
+    }
+
+    async fn found(&self, query: &Query, request: pb::ByIndexRequest) -> Result<ListResult, ClientError> {
         if query.index.is_some() {
             let problem = "a lookup by index takes one index; leave out that of the query".to_owned();
             return Err(ClientError::Request { problem });
         }
-        let answer = self.service.clone().by_index(query.by_index_request(index, value)).await;
+        let answer = self.service.clone().by_index(request).await;
         let chunks = answer.map_err(|status| self.error(&status))?.into_inner();
         self.collect(chunks.map_ok(|chunk| pb::ListResponse {
             resource_version: chunk.resource_version,

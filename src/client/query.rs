@@ -59,11 +59,10 @@ impl Query {
         }
     }
 
-    pub(super) fn by_index_request(&self, index: &str, value: &str) -> pb::ByIndexRequest {
+    pub(super) fn by_index_request(&self, index: &str) -> pb::ByIndexRequest {
         pb::ByIndexRequest {
             resource: self.resource.clone(),
             index: index.to_owned(),
-            value: value.to_owned(),
             namespace: self.namespace.clone().unwrap_or_default(),
             label_selector: self.label_selector.clone(),
             field_selector: self.field_selector_with_name(),

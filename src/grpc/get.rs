@@ -19,7 +19,7 @@ use super::{
     status::{ApiError, final_frames, trailers},
 };
 use crate::{
-    model::{Object, ObjectKey},
+    model::Object,
     proto::{self, EncodedObject, PayloadFormat, pb},
     transport::{BoundedBody, BoundedFrame, Chunk, FinalFrames, Room},
 };
@@ -47,11 +47,7 @@ pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) 
     let resource = service.resource(&request.resource)?;
     let format = query::format(request.format)?;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
-    let key = ObjectKey::new(&request.namespace, &request.name).map_err(|error| ApiError::Invalid {
-        reason: "NAME_INVALID",
-        field: "name",
-        message: error.to_string(),
-    })?;
+    let key = query::key("name", &request.namespace, &request.name)?;
     let snapshot = service.snapshot(resource, min_version.as_ref(), call.wait).await?;
     let object = snapshot.get(&key).ok_or_else(|| ApiError::object(&resource.name, &key))?;
     let report = resource.informer.report();

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     cache::{HealthReport, Scan, Snapshot},
-    model::{ObjectKey, Selection},
+    model::{IndexFunc, IndexMatch, ObjectKey, Selection},
     proto::{self, EncodedObject, PayloadFormat, pb},
     transport::{BoundedBody, BoundedFrame, Chunk, FinalFrames, Origin, Room},
 };
@@ -56,6 +56,8 @@ pub(super) struct ListBody {
     sent: Option<ObjectKey>,
     /// Encoded objects of the next message.
     objects: BytesMut,
+    /// Size of the index values of an object, in bytes: unlike those of a request, they have no limit.
+    value_bytes: usize,
     /// Token of the next page, once the page is full.
     next_page_token: String,
     /// Origin in whose share the snapshot is kept for the next page.
@@ -63,6 +65,12 @@ pub(super) struct ListBody {
     has_answered: bool,
     stage: Stage,
     permit: BulkPermit,
+}
+
+/// Object whose values of an index select.
+struct Like {
+    func: IndexFunc,
+    key: ObjectKey,
 }
 
 /// Progress of a response.
@@ -93,12 +101,21 @@ enum Filled {
 /// Approximate maximum size of a message without its objects, in bytes.
 const HEAD_BYTES: usize = 1 << 10;
 
-/// Answers ByIndex: a List by one value of one index.
+/// Answers ByIndex: a List by one value of one index, or by the values of one object.
 pub(super) async fn by_index(service: &Service, request: pb::ByIndexRequest, call: Call) -> Result<ListBody, ApiError> {
     let indexers = service.resource(&request.resource)?.informer.indexers();
-    if indexers.get(&request.index).is_none() {
+    let Some(func) = indexers.get(&request.index) else {
         return Err(ApiError::index("index", &request.index, indexers.names()));
-    }
+    };
+    let like = match &request.like {
+        Some(_) if !request.value.is_empty() => {
+            let message = "cannot be given together with value; leave out one of them".to_owned();
+            return Err(ApiError::Invalid { reason: "INDEX_VALUES_INVALID", field: "like", message });
+        }
+        Some(like) => Some(Like { func: func.clone(), key: query::key("like.name", &like.namespace, &like.name)? }),
+        None => None,
+    };
+    let values = if like.is_some() { Vec::new() } else { vec![request.value] };
     let request = pb::ListRequest {
         resource: request.resource,
         namespace: request.namespace,
@@ -109,16 +126,26 @@ pub(super) async fn by_index(service: &Service, request: pb::ByIndexRequest, cal
         page_size: request.page_size,
         page_token: request.page_token,
         min_resource_version: request.min_resource_version,
-        index: Some(pb::IndexMatch { name: request.index, values: vec![request.value] }),
+        index: Some(pb::IndexMatch { name: request.index, values }),
     };
-    list(service, request, call).await
+    answer(service, request, like, call).await
 }
 
 /// Answers List.
-pub(super) async fn list(service: &Service, mut request: pb::ListRequest, call: Call) -> Result<ListBody, ApiError> {
+pub(super) async fn list(service: &Service, request: pb::ListRequest, call: Call) -> Result<ListBody, ApiError> {
+    answer(service, request, None, call).await
+}
+
+/// Answers a List. With `like`, its index has no values yet: they are those of that object in the snapshot.
+async fn answer(
+    service: &Service,
+    mut request: pb::ListRequest,
+    like: Option<Like>,
+    call: Call,
+) -> Result<ListBody, ApiError> {
     let (page_size, page_token) = (std::mem::take(&mut request.page_size), std::mem::take(&mut request.page_token));
     let resource = service.resource(&request.resource)?;
-    let selection = query::selection(
+    let mut selection = query::selection(
         service,
         resource,
         Parts {
@@ -127,15 +154,23 @@ pub(super) async fn list(service: &Service, mut request: pb::ListRequest, call: 
             label_selector: &request.label_selector,
             field_selector: &request.field_selector,
             expression: &request.expression,
-            index: request.index.as_ref(),
+            index: request.index.as_ref().filter(|_| like.is_none()),
             peer: call.peer,
         },
     )
     .await?;
     let format = query::format(request.format)?;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
-    let query = service.pages().query_hash(&("List", request.encode_to_vec()));
+    let key = like.as_ref().map(|like| &like.key);
+    let query = service.pages().query_hash(&("List", request.encode_to_vec(), key));
     let (snapshot, after) = start(service, resource, &page_token, query, min_version.as_ref(), call.wait).await?;
+    let mut value_bytes = 0;
+    if let Some((Like { func, key }, index)) = like.zip(request.index) {
+        let object = snapshot.get(&key).ok_or_else(|| ApiError::object(&resource.name, &key))?;
+        let values = func.values(object);
+        value_bytes = values.iter().map(|value| size_of::<String>() + value.capacity()).sum();
+        selection.index = Some(IndexMatch { name: index.name, func, values: values.into_iter().collect() });
+    }
     Ok(ListBody {
         service: service.clone(),
         origin: call.origin(),
@@ -151,6 +186,7 @@ pub(super) async fn list(service: &Service, mut request: pb::ListRequest, call: 
         sent: after.clone(),
         last_checked: after,
         objects: BytesMut::new(),
+        value_bytes,
         next_page_token: String::new(),
         has_answered: false,
         stage: Stage::Objects,
@@ -297,7 +333,7 @@ impl BoundedBody for ListBody {
     }
 
     fn encoded_bytes(&self) -> usize {
-        self.objects.capacity()
+        self.objects.capacity() + self.value_bytes
     }
 
     fn exhausted(&mut self, _: usize, limit: usize) -> FinalFrames {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::{compiler::Compiler, resource::ServedResource, service::Service, status::ApiError};
 use crate::{
     model::{
-        Condition, Expression, ExpressionError, FieldSelector, IndexMatch, Indexers, LabelSelector, ResourceVersion,
-        Selection,
+        Condition, Expression, ExpressionError, FieldSelector, IndexMatch, Indexers, KeyError, LabelSelector,
+        ObjectKey, ResourceVersion, Selection,
     },
     proto::{PayloadFormat, pb},
     transport::{Peer, Quota},
@@ -118,6 +118,12 @@ fn index_match(indexers: &Indexers, index: &pb::IndexMatch) -> Result<IndexMatch
     }
     let values = index.values.iter().cloned().collect();
     Ok(IndexMatch { name: index.name.clone(), func: func.clone(), values })
+}
+
+/// Parses the key of an object; `field` has the name.
+pub(super) fn key(field: &'static str, namespace: &str, name: &str) -> Result<ObjectKey, ApiError> {
+    let invalid = |error: KeyError| ApiError::Invalid { reason: "NAME_INVALID", field, message: error.to_string() };
+    ObjectKey::new(namespace, name).map_err(invalid)
 }
 
 /// Parses the payload format.

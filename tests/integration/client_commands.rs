@@ -289,6 +289,7 @@ fn errors_are_one_line() {
             "index \"nodes\" not found; did you mean \"node\"? (known: app, image, namespace, node, phase)",
         ),
         (&["by-index", "pods", "zone", "x"], 2, "index \"zone\" not found (known: app, image, namespace, node, phase)"),
+        (&["by-index", "pods", "node", "--like", "orders/none"], 3, "pods \"orders/none\" not found"),
         (&["list", "pods", "-l", "a in"], 2, "label_selector: expected '('"),
         (&["watch", "pods", "--field-selector", "a"], 2, "field_selector: "),
         (&["list", "pods", "--expression", "1 +"], 2, "expression: expected more at character 4: "),

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use informerd::{model::Object, proto::pb};
+use informerd::{
+    model::{IndexFunc, Object, Path},
+    proto::pb,
+};
 use prost::Message;
 use tonic::{Code, Streaming};
 
@@ -87,6 +90,62 @@ async fn by_index_finds_the_objects_of_a_value() {
     assert_eq!(find("app", "api").await, ["a/api", "a-b/api"]);
     assert_eq!(find("namespace", "a-b").await, ["a-b/api"]);
     assert!(find("node", "n9").await.is_empty());
+}
+
+/// Checks the pages too: each is of the first one's snapshot, in which the object may have other values than now.
+#[tokio::test]
+async fn by_index_like_finds_the_objects_that_share_a_value() {
+    let port = IndexFunc::Path(Path::parse(".spec.ports[*]").unwrap());
+    let options = Options { indexes: vec![("port".to_owned(), port)], ..Options::default() };
+    // More values than a request may name.
+    let many: Vec<_> = (1000..1300).map(|port| port.to_string()).collect();
+    let pods = vec![
+        pod("a", "api", r#""ports":[80,443]"#),
+        pod("a", "db", r#""ports":[5432]"#),
+        pod("a", "web", r#""ports":[443,80,8080]"#),
+        pod("b", "dns", r#""ports":[]"#),
+        pod("b", "mesh", &format!(r#""ports":[{}]"#, many.join(","))),
+        pod("b", "web", r#""ports":[8080,1299]"#),
+    ];
+    let mut sandbox = Sandbox::start_with(options, pods).await;
+    let like = |namespace: &str, name: &str| pb::ByIndexRequest {
+        resource: "pods".to_owned(),
+        index: "port".to_owned(),
+        like: Some(pb::ObjectKey { namespace: namespace.to_owned(), name: name.to_owned() }),
+        ..Default::default()
+    };
+    let client = sandbox.client().await;
+    let find = async |request: pb::ByIndexRequest| {
+        let mut stream = client.clone().by_index(request).await?.into_inner();
+        let (mut names, mut token) = (Vec::new(), String::new());
+        while let Some(chunk) = stream.message().await? {
+            names.extend(chunk.objects.into_iter().map(|object| format!("{}/{}", object.namespace, object.name)));
+            token = chunk.next_page_token;
+        }
+        Ok::<_, tonic::Status>((names, token))
+    };
+    let names = async |request| find(request).await.unwrap().0;
+    assert_eq!(names(like("a", "api")).await, ["a/api", "a/web"], "each once");
+    assert_eq!(names(like("a", "web")).await, ["a/api", "a/web", "b/web"]);
+    assert_eq!(names(like("b", "mesh")).await, ["b/mesh", "b/web"]);
+    assert_eq!(names(like("b", "dns")).await, <[&str; 0]>::default(), "no value, so not even itself");
+    let selected = pb::ByIndexRequest { namespace: "b".to_owned(), ..like("a", "web") };
+    assert_eq!(names(selected).await, ["b/web"]);
+    let selected = pb::ByIndexRequest { label_selector: "app=api".to_owned(), ..like("a", "web") };
+    assert_eq!(names(selected).await, ["a/api"]);
+    let absent = find(like("b", "none")).await.unwrap_err();
+    assert_eq!((absent.code(), &*reason(&absent)), (Code::NotFound, "OBJECT_NOT_FOUND"));
+    assert_eq!(absent.message(), "pods \"b/none\" not found");
+
+    let page = pb::ByIndexRequest { page_size: 2, ..like("a", "web") };
+    let (first, page_token) = find(page.clone()).await.unwrap();
+    let changed = sandbox.put("a", "web", r#""ports":[5432]"#).await;
+    sandbox.reached(changed.version()).await;
+    let next = pb::ByIndexRequest { page_token: page_token.clone(), ..page };
+    assert_eq!((first, names(next).await), (vec!["a/api".to_owned(), "a/web".to_owned()], vec!["b/web".to_owned()]));
+    assert_eq!(names(like("a", "web")).await, ["a/db", "a/web"]);
+    let other = find(pb::ByIndexRequest { page_token, ..like("a", "api") }).await.unwrap_err();
+    assert_eq!(&*reason(&other), "PAGE_TOKEN_INVALID", "a token is of one object's values");
 }
 
 /// Checks that all pages come from one snapshot whatever changes meanwhile (AIP-158).

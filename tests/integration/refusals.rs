@@ -76,6 +76,17 @@ async fn every_bad_read_is_refused_with_its_reason() {
 
     let by_index = pb::ByIndexRequest { resource: "pods".into(), index: "none".into(), ..Default::default() };
     assert_eq!(reason(&client.by_index(by_index).await.unwrap_err()), "INDEX_NOT_FOUND");
+    let like = |value: &str, name: &str| pb::ByIndexRequest {
+        resource: "pods".into(),
+        index: "node".into(),
+        value: value.to_owned(),
+        like: Some(pb::ObjectKey { namespace: "shop".into(), name: name.to_owned() }),
+        ..Default::default()
+    };
+    let status = client.by_index(like("n1", "a")).await.unwrap_err();
+    assert_eq!((status.code(), &*reason(&status)), (Code::InvalidArgument, "INDEX_VALUES_INVALID"));
+    assert_eq!(status.message(), "like: cannot be given together with value; leave out one of them");
+    assert_eq!(reason(&client.by_index(like("", "")).await.unwrap_err()), "NAME_INVALID");
     let values = pb::ListIndexValuesRequest { resource: "pods".into(), ..Default::default() };
     assert_eq!(reason(&client.list_index_values(values).await.unwrap_err()), "INDEX_NOT_FOUND");
     let get = pb::GetRequest { resource: "pods".into(), ..Default::default() };

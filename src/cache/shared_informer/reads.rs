@@ -1,10 +1,10 @@
 //! Reads of a state, as values of a program's type.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use super::decoder::{Decode, Decoder, Undecodable};
 use crate::{
-    cache::Snapshot,
+    cache::{Scan, Snapshot},
     model::{Indexers, Object, ObjectKey, ResourceVersion},
 };
 
@@ -70,9 +70,9 @@ impl<T: Decode> TypedSnapshot<T> {
     /// Returns the objects that share at least one value of an index with `object`, each once, sorted by key.
     pub fn index(&self, index: &str, object: &Object) -> Result<Vec<Arc<T>>, UnknownIndex> {
         let values = self.indexers.get(index).map(|func| func.values(object)).ok_or_else(|| unknown(index))?;
-        let found = values.iter().flat_map(|value| self.under(index, value));
-        let found: BTreeMap<&ObjectKey, &Arc<Object>> = found.map(|object| (object.key(), object)).collect();
-        Ok(found.into_values().filter_map(|object| self.decoder.decode(object)).collect())
+        let scan = Scan::Index { name: index.to_owned(), values };
+        let found = self.snapshot.iter().flat_map(|snapshot| scan.objects(snapshot, None));
+        Ok(found.filter_map(|object| self.decoder.decode(object)).collect())
     }
 
     /// Returns the values of an index that at least one object has, sorted.
