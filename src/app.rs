@@ -43,7 +43,7 @@ pub use self::{
     builder::{AppBuilder, ServeOptions},
     error::AppError,
 };
-pub use crate::grpc::{Answer, CallBody, CallRequest, CallService};
+pub use crate::grpc::{CallRequest, CallService, RequestBody, ResponseBody};
 use crate::{
     admin::Admin,
     config::{Config, ListenAddr, TlsConfig},

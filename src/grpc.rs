@@ -39,7 +39,7 @@ mod watch;
 mod watchers;
 
 pub use frame::{WireArena, WireFrame};
-pub use layer::{Answer, Body, CallBody, CallRequest};
+pub use layer::{Body, CallRequest, RequestBody, ResponseBody};
 pub use metrics::RpcMetrics;
 #[cfg(any(test, fuzzing))]
 pub(crate) use page::fuzzing;

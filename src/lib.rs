@@ -33,11 +33,11 @@
 //!
 //! Imports point inward; a test reads the sources to enforce it:
 //! `main → cli → {app, client}`, `app → {config, telemetry, admin, transport, grpc, source} → proto → {cache, watch} →
-//! model`, `grpc → transport`, `source → client → proto` (a relay is a client). `model`, `watch` and `cache` never
+//! model`, `grpc → transport`, `{source, config} → client → proto` (a relay is a client). `model`, `watch` and `cache` never
 //! name tonic, prost, clap or hyper; `grpc` and `source` never import each other; only `app` sees all layers of the server.
 //!
-//! Rules everywhere: one writer per resource, in the server on its own thread; a watch joins without a gap or an overlap; the server reports
-//! in band every event that it does not send; everything is bounded.
+//! Rules everywhere: one writer per resource, in the server on its own thread; a watch joins without a gap or an overlap; the
+//! server reports in band every event that it does not send; everything is bounded.
 
 #[cfg(feature = "server")]
 #[doc(hidden)]

@@ -9,7 +9,7 @@ use super::{connector::OwnSource, error::AppError};
 use crate::{
     cache::ListerWatcher,
     config::{Config, ResourceConfig, ResourceOptions, SourceConfig},
-    grpc::{Answer, CallRequest, CallService, Routes},
+    grpc::{CallRequest, CallService, ResponseBody, Routes},
     model::Indexers,
 };
 
@@ -73,7 +73,7 @@ impl AppBuilder {
     pub fn layer<L>(mut self, layer: L) -> Self
     where
         L: Layer<CallService> + Send + 'static,
-        L::Service: Service<CallRequest, Response = Response<Answer>, Error: Into<BoxError>, Future: Send>,
+        L::Service: Service<CallRequest, Response = Response<ResponseBody>, Error: Into<BoxError>, Future: Send>,
         L::Service: Clone + Send + Sync + 'static,
     {
         self.layers.push(Box::new(|routes| routes.layered(layer)));

@@ -2,7 +2,6 @@
 
 use super::error::AppError;
 use crate::{
-    client::Query,
     config::{EtcdResource, FilesResource, KubeResource, RelayResource, ResourceConfig, SourceConfig, StreamResource},
     source::{
         etcd::{EtcdConfig, EtcdSource},
@@ -95,8 +94,7 @@ pub(super) fn kube_config(resource: &ResourceConfig, config: &KubeResource) -> K
 }
 
 pub(super) fn relay_config(config: &RelayResource) -> RelayConfig {
-    let RelayResource { endpoint, resource, namespace, name, label_selector, field_selector, expression, index, tls } =
-        config.clone();
-    let query = Query { namespace, name, label_selector, field_selector, expression, index, ..Query::of(&resource) };
-    RelayConfig { query, tls, ..RelayConfig::new(endpoint, &resource) }
+    let RelayResource { endpoint, query, tls } = config.clone();
+    let defaults = RelayConfig::new(endpoint, &query.resource);
+    RelayConfig { query, tls, ..defaults }
 }

@@ -41,7 +41,9 @@ fn print(config: &Config, out: &mut impl Write) -> io::Result<()> {
                 format!("keys of {} in etcd at {}", etcd.prefix, endpoints.join(", "))
             }
             SourceConfig::Kube(kube) => kube_text(kube),
-            SourceConfig::Informerd(relay) => format!("{} of informerd at {}", relay.resource, relay.endpoint.uri()),
+            SourceConfig::Informerd(relay) => {
+                format!("{} of informerd at {}", relay.query.resource, relay.endpoint.uri())
+            }
             SourceConfig::Own => "objects of this program".to_owned(),
         };
         let indexes: Vec<&str> = resource.indexers.names().collect();

@@ -7,7 +7,7 @@ use super::{
     upstream::{self, parse_endpoint},
     value::{self, ValueError, quote},
 };
-use crate::endpoint::ServerAddress;
+use crate::{client::Query, endpoint::ServerAddress};
 
 /// Parsed `--relay NAME=URL[/RESOURCE]`.
 #[derive(Debug, PartialEq, Eq)]
@@ -32,18 +32,16 @@ pub(super) fn resolve(section: &Section<'_>, name: &str) -> Option<SourceConfig>
         tls.add_here("is only for an https:// endpoint; change it, or remove this");
     }
     let tls = upstream::tls(&tls, ca, cert, key, None);
-    let resource = resource.unwrap_or_else(|| name.to_owned());
-    Some(SourceConfig::Informerd(RelayResource {
-        endpoint: endpoint?,
-        resource,
+    let query = Query {
         namespace,
         name: object,
         label_selector,
         field_selector,
         expression,
         index,
-        tls,
-    }))
+        ..Query::of(resource.unwrap_or_else(|| name.to_owned()))
+    };
+    Some(SourceConfig::Informerd(RelayResource { endpoint: endpoint?, query, tls }))
 }
 
 /// Returns the resources that flags define.

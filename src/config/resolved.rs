@@ -8,6 +8,7 @@ use super::{
     value::{self, ValueError},
 };
 use crate::{
+    client::Query,
     endpoint::{ServerAddress, TlsOptions},
     model::Indexers,
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
@@ -68,20 +69,8 @@ pub struct EtcdResource {
 pub struct RelayResource {
     /// Address of the upstream.
     pub endpoint: ServerAddress,
-    /// Name of the resource at the upstream.
-    pub resource: String,
-    /// Namespace of the objects; all if none.
-    pub namespace: Option<String>,
-    /// Name of the objects; all if none.
-    pub name: Option<String>,
-    /// Label selector; empty for all.
-    pub label_selector: String,
-    /// Field selector; empty for all.
-    pub field_selector: String,
-    /// Expression; empty for all.
-    pub expression: String,
-    /// Name of an index of the upstream, and the values of which an object must have at least one: 1 to 256.
-    pub index: Option<(String, Vec<String>)>,
+    /// Resource of the upstream, and the selection of its objects.
+    pub query: Query,
     /// TLS options for an endpoint with `https`.
     pub tls: TlsOptions<PathBuf>,
 }
@@ -126,17 +115,7 @@ impl StreamResource {
 impl RelayResource {
     /// Returns the configuration of a whole resource, without TLS.
     pub fn new(endpoint: ServerAddress, resource: &str) -> Self {
-        Self {
-            endpoint,
-            resource: resource.to_owned(),
-            namespace: None,
-            name: None,
-            label_selector: String::new(),
-            field_selector: String::new(),
-            expression: String::new(),
-            index: None,
-            tls: TlsOptions::default(),
-        }
+        Self { endpoint, query: Query::of(resource), tls: TlsOptions::default() }
     }
 }
 

@@ -7,7 +7,7 @@ use std::{fmt::Display, net::SocketAddr, path::PathBuf, time::Duration};
 use serde_json::Value;
 
 use crate::{
-    model::{Expression, FieldSelector, IndexFunc, LabelSelector, Path},
+    model::{Expression, FieldSelector, IndexFunc, IndexMatch, LabelSelector, Path},
     watch::FullChannelPolicy,
 };
 
@@ -54,9 +54,6 @@ const MAX_NAME_BYTES: usize = 253;
 
 /// Longest DNS label, which the lowercase of a kind is.
 const MAX_KIND_BYTES: usize = 63;
-
-/// Most values of an index in a selection, as in a request.
-const MAX_INDEX_VALUES: usize = 256;
 
 /// Longest excerpt of a user's text that an error quotes.
 const MAX_QUOTE_CHARS: usize = 60;
@@ -246,9 +243,9 @@ pub(super) fn string(value: &Value) -> Result<String, ValueError> {
 
 /// Reads the values of an index: at least one.
 pub(super) fn texts(value: &Value) -> Result<Vec<String>, ValueError> {
-    let list = value.as_array().filter(|list| (1..=MAX_INDEX_VALUES).contains(&list.len()));
+    let list = value.as_array().filter(|list| (1..=IndexMatch::MAX_VALUES).contains(&list.len()));
     let found = || value.as_array().map_or(found(value), |list| list.len().to_string());
-    let what = format!("a list of 1 to {MAX_INDEX_VALUES} texts such as [node-a]");
+    let what = format!("a list of 1 to {} texts such as [node-a]", IndexMatch::MAX_VALUES);
     list.ok_or_else(|| ValueError::expected(&what, found()))?.iter().map(string).collect()
 }
 

@@ -47,13 +47,13 @@ pub struct Body {
 }
 
 /// Request of a call.
-pub type CallRequest = Request<CallBody>;
+pub type CallRequest = Request<RequestBody>;
 /// Body of a request, which enforces the limits. A layer passes it on.
 #[derive(Debug)]
-pub struct CallBody(pub(super) RequestMessages<tonic::body::Body>);
+pub struct RequestBody(pub(super) RequestMessages<tonic::body::Body>);
 /// Body of a response; none, the default, if the headers are the whole response.
 #[derive(Default)]
-pub struct Answer(pub(super) Option<Box<dyn BoundedBody<Error = Status>>>);
+pub struct ResponseBody(pub(super) Option<Box<dyn BoundedBody<Error = Status>>>);
 
 /// Path prefix of the only service whose requests are streams.
 const REFLECTION_PATHS: &str = "/grpc.reflection.";
@@ -76,7 +76,7 @@ impl<S> Calls<S> {
 
 impl<S, B> tower::Service<Request<B>> for Calls<S>
 where
-    S: tower::Service<CallRequest, Response = Response<Answer>, Error = Infallible, Future: Send + 'static>,
+    S: tower::Service<CallRequest, Response = Response<ResponseBody>, Error = Infallible, Future: Send + 'static>,
     B: http_body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + 'static,
 {
     type Response = Response<Body>;
@@ -103,7 +103,8 @@ where
             is_stream: request.uri().path().starts_with(REFLECTION_PATHS),
         };
         let stream = request.extensions().get::<StreamHandle>().cloned();
-        let request = request.map(|body| CallBody(RequestMessages::new(tonic::body::Body::new(body), bounds, stream)));
+        let request =
+            request.map(|body| RequestBody(RequestMessages::new(tonic::body::Body::new(body), bounds, stream)));
         let answer = self.inner.call(request);
         Box::pin(async move {
             let response = match within(deadline, answer).await {
@@ -112,7 +113,7 @@ where
             };
             let mut body = Body::new(None, deadline, observer);
             body.ends(code_of(response.headers()));
-            Ok(response.map(|Answer(answer)| Body { answer, ..body }))
+            Ok(response.map(|ResponseBody(answer)| Body { answer, ..body }))
         })
     }
 }
@@ -139,7 +140,7 @@ async fn within<T>(deadline: Option<Instant>, future: impl Future<Output = T>) -
 }
 
 /// Creates a response that has only a status.
-pub(super) fn refused(status: Status) -> Response<Answer> {
+pub(super) fn refused(status: Status) -> Response<ResponseBody> {
     status.into_http()
 }
 
@@ -152,11 +153,11 @@ fn code_of(headers: &HeaderMap) -> Option<Code> {
     headers.get("grpc-status").map(|code| Code::from_bytes(code.as_bytes()))
 }
 
-// === impl Answer ===
+// === impl ResponseBody ===
 
-impl fmt::Debug for Answer {
+impl fmt::Debug for ResponseBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Answer").finish_non_exhaustive()
+        f.debug_struct("ResponseBody").finish_non_exhaustive()
     }
 }
 

@@ -12,9 +12,6 @@ use crate::{
     transport::{Peer, Quota},
 };
 
-/// Maximum number of index values in a request, as many as a requirement of a selector may have.
-const MAX_INDEX_VALUES: usize = 256;
-
 /// Fields of a request that select objects, common to all RPCs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Parts<'a> {
@@ -112,8 +109,9 @@ fn index_match(indexers: &Indexers, index: &pb::IndexMatch) -> Result<IndexMatch
         let message = format!("index {:?} needs at least one value", index.name);
         return Err(ApiError::Invalid { reason: "INDEX_VALUES_INVALID", field: "index.values", message });
     }
-    if index.values.len() > MAX_INDEX_VALUES {
-        let message = format!("{} values are more than {MAX_INDEX_VALUES}; use several calls", index.values.len());
+    if index.values.len() > IndexMatch::MAX_VALUES {
+        let (found, most) = (index.values.len(), IndexMatch::MAX_VALUES);
+        let message = format!("{found} values are more than {most}; use several calls");
         return Err(ApiError::Invalid { reason: "INDEX_VALUES_INVALID", field: "index.values", message });
     }
     let values = index.values.iter().cloned().collect();

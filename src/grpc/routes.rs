@@ -17,7 +17,7 @@ use super::{
     call::{Call, message},
     generated::Generated,
     get,
-    layer::{Answer, CallBody, CallLayer, CallRequest, Calls, refused},
+    layer::{CallLayer, CallRequest, Calls, RequestBody, ResponseBody, refused},
     list,
     request::RequestMessages,
     service::Service,
@@ -33,7 +33,7 @@ use crate::{
 pub type Routes = Calls<CallService>;
 
 /// Service that a layer of a program wraps: every call, whatever its service.
-pub type CallService = BoxCloneSyncService<CallRequest, Response<Answer>, Infallible>;
+pub type CallService = BoxCloneSyncService<CallRequest, Response<ResponseBody>, Infallible>;
 
 /// All services of the server.
 #[derive(Debug, Clone)]
@@ -83,7 +83,7 @@ impl Routes {
     pub fn layered<L>(self, layer: L) -> Self
     where
         L: Layer<CallService>,
-        L::Service: tower::Service<CallRequest, Response = Response<Answer>, Error: Into<BoxError>, Future: Send>,
+        L::Service: tower::Service<CallRequest, Response = Response<ResponseBody>, Error: Into<BoxError>, Future: Send>,
         L::Service: Clone + Send + Sync + 'static,
     {
         self.map_inner(|inner| {
@@ -129,9 +129,9 @@ impl GeneratedServices {
 // === impl Methods ===
 
 impl tower::Service<CallRequest> for Methods {
-    type Response = Response<Answer>;
+    type Response = Response<ResponseBody>;
     type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Answer>, Infallible>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
@@ -139,7 +139,7 @@ impl tower::Service<CallRequest> for Methods {
 
     fn call(&mut self, request: CallRequest) -> Self::Future {
         let service = self.service.clone();
-        let request = request.map(|CallBody(messages)| messages);
+        let request = request.map(|RequestBody(messages)| messages);
         let own = match request.uri().path() {
             WATCH_PATH => Own::Watch,
             LIST_PATH => Own::List,
@@ -156,7 +156,7 @@ impl tower::Service<CallRequest> for Methods {
             Ok(answered(&service, own, request).await.map_or_else(
                 |refusal| refused(service.metrics().refuse(&refusal)),
                 |answer| {
-                    let mut response = Response::new(Answer(Some(answer)));
+                    let mut response = Response::new(ResponseBody(Some(answer)));
                     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
                     response
                 },
@@ -186,12 +186,12 @@ async fn answered_by(
     generated: GeneratedService,
     service: Service,
     request: Request<RequestMessages<Body>>,
-) -> Result<Response<Answer>, Infallible> {
+) -> Result<Response<ResponseBody>, Infallible> {
     let failure = Arc::new(OnceLock::new());
     let failed = Arc::clone(&failure);
     let refused = move |refusal: ApiError| failed.get_or_init(|| service.metrics().refuse(&refusal)).clone();
     let request = request.map(|messages| Body::new(messages.map_err(refused)));
     let response = generated.oneshot(request).await?;
     let size = response.extensions().get().copied();
-    Ok(response.map(|body| Answer(Some(Box::new(Generated::new(body, size, failure))))))
+    Ok(response.map(|body| ResponseBody(Some(Box::new(Generated::new(body, size, failure))))))
 }

@@ -242,6 +242,9 @@ impl Default for Indexers {
 // === impl IndexMatch ===
 
 impl IndexMatch {
+    /// Maximum number of values that a request or a configuration may name, as many as a requirement of a selector may have.
+    pub const MAX_VALUES: usize = 256;
+
     /// Returns true if the object is under one of the values.
     pub fn matches<'a>(&self, object: impl Into<IndexedObject<'a>>) -> bool {
         object.into().values(&self.func).iter().any(|value| self.values.contains(value))

@@ -2,10 +2,10 @@
 //! such a source is a relay.
 //!
 //! ```text
-//!   Upstream ─┬─▶ list: a Watch from the initial events on ─▶ objects ────────────────┐
-//!   (client)  │                                 └── continues as ──▶ RelayWatch ├──▶ Position (version, history, last change)
-//!             └─▶ watch: a Watch after the position ───────────▶ RelayWatch ────┘
-//!                      ▲                                          └──▶ batches, bookmarks, state of the origin
+//!   Upstream ─┬─▶ list: a Watch from the initial events on ─▶ objects ────────┬─▶ Position (version, history, last change)
+//!   (client)  │                               └── continues as ─▶ RelayWatch ─┤
+//!             └─▶ watch: a Watch after the position ────────────▶ RelayWatch ─┘
+//!                      ▲                                              └─▶ batches, bookmarks, state of the origin
 //!                      └── with bookmarks 10 times a second while a caller waits (ProgressDemand)
 //! ```
 //!

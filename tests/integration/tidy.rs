@@ -23,7 +23,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("source", &["model", "watch", "cache", "proto", "client", "endpoint"]),
     ("transport", &[]),
     ("grpc", &["model", "watch", "cache", "proto", "transport"]),
-    ("config", &["model", "watch", "cache", "proto", "endpoint"]),
+    ("config", &["model", "watch", "cache", "proto", "client", "endpoint"]),
     ("telemetry", &["model", "watch", "cache", "proto", "config", "grpc"]),
     ("admin", &["model", "watch", "cache", "proto", "transport", "config", "grpc"]),
     (

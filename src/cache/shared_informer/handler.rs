@@ -48,8 +48,8 @@ pub struct HandlerOptions {
     /// full queue merges; under DROP, the handler receives the difference to the present state; under BLOCK, it delays the writer
     /// and so all others, within [`block_timeout`](crate::watch::BroadcasterConfig::block_timeout).
     pub queue: QueueOptions,
-    /// Interval of [`ResourceEventHandler::on_update`] calls for objects without an event in the queue; 0 for none, otherwise at
-    /// least 1 s.
+    /// Interval of [`ResourceEventHandler::on_update`] calls for objects without an event in the queue; 0 for none. A shorter one
+    /// counts as 1 s, as in client-go.
     pub resync: Duration,
 }
 
@@ -144,8 +144,9 @@ impl ResourceEventHandlerRegistration {
         self.has_synced.clone().wait_for(|has_synced| *has_synced).await.is_ok()
     }
 
-    /// Removes the handler: no call begins after this has returned. One that has begun goes on. Removing a removed handler does
-    /// nothing.
+    /// Removes the handler: no call begins after this has returned. One that has begun, perhaps just now on another thread, goes
+    /// on: this waits for nothing, so that a program may call it under a lock that its handler takes. Removing a removed handler
+    /// does nothing.
     pub fn remove(&self) {
         self.removed.cancel();
     }

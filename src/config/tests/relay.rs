@@ -1,7 +1,7 @@
 //! Tests of the `informerd` source.
 
 use super::*;
-use crate::endpoint::TlsOptions;
+use crate::{client::Query, endpoint::TlsOptions};
 
 fn relay(config: &Config, name: &str) -> RelayResource {
     match &config.resources[name].source {
@@ -22,13 +22,15 @@ fn a_relay_is_read_with_everything_that_it_can_have() {
     let directory = directory.path();
     let expected = RelayResource {
         endpoint: "https://h:1".parse().unwrap(),
-        resource: "pods".to_owned(),
-        namespace: Some("shop".to_owned()),
-        name: Some("web-0".to_owned()),
-        label_selector: "app=web,!canary".to_owned(),
-        field_selector: "spec.x=1".to_owned(),
-        expression: "object.spec.x == 1".to_owned(),
-        index: Some(("node".to_owned(), vec!["a".to_owned(), "b".to_owned()])),
+        query: Query {
+            namespace: Some("shop".to_owned()),
+            name: Some("web-0".to_owned()),
+            label_selector: "app=web,!canary".to_owned(),
+            field_selector: "spec.x=1".to_owned(),
+            expression: "object.spec.x == 1".to_owned(),
+            index: Some(("node".to_owned(), vec!["a".to_owned(), "b".to_owned()])),
+            ..Query::of("pods")
+        },
         tls: TlsOptions {
             authority: Some(directory.join("ca.crt")),
             identity: Some(("/tls.crt".into(), directory.join("tls.key"))),

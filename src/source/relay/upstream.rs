@@ -95,8 +95,8 @@ impl Upstream {
         self.answer(patience, client.open(request)).await
     }
 
-    /// Returns the object under a key, selected or not, and the version of the state that it was read from, once the upstream has reached a
-    /// version; without one at once. `None` without an object, in a state at or after that version.
+    /// Returns the object under a key, selected or not, and the version of the state that it was read from, once the upstream has
+    /// reached a version; without one at once. `None` without an object, in a state at or after that version.
     pub(super) async fn get(
         &self,
         key: &ObjectKey,
