@@ -9,7 +9,7 @@ use informerd::{
     client::{ClientError, Query, UntilOptions, Update, WatchOptions},
     proto::pb,
     testing::{self, FakeSource},
-    watch::until,
+    watch::{Recorder, until},
 };
 use serde_json::{Value, json};
 
@@ -40,13 +40,17 @@ pub(crate) async fn run() -> Result<Vec<String>, Box<dyn Error>> {
     let server = testing::serve([("pods", pods.clone())]).await;
     let query = Query { name: Some("web".into()), format: pb::PayloadFormat::Raw, ..Query::of("pods") };
 
-    let mut watch = server.client().watch(&query, &WatchOptions::default());
+    let mut watch = Recorder::new(server.client().watch(&query, &WatchOptions::default()));
+    let record = watch.record();
     until(TIMEOUT, &mut watch, [in_phase("Pending")]).await.map_err(|error| error.to_string())?;
     pods.modify(&pod("Failed"));
-    let last = until(TIMEOUT, watch, [in_phase("Failed")]).await.map_err(|error| error.to_string())?;
+    until(TIMEOUT, watch, [in_phase("Failed")]).await.map_err(|error| error.to_string())?;
+    // Both waits read the same watch, which is gone now; the record has what it yielded.
     let mut seen = Vec::new();
-    if let Some(Ok(Update::Event { event_type, object, .. })) = last {
-        seen.push(format!("{} {}", event_type.as_str_name(), object.name));
+    for update in record.events() {
+        if let Update::Event { event_type, object, .. } = update? {
+            seen.push(format!("{} {}", event_type.as_str_name(), object.name));
+        }
     }
 
     let options = UntilOptions { timeout: Some(TIMEOUT), ..UntilOptions::default() };

@@ -87,7 +87,8 @@ pub use backoff::{Backoff, BackoffConfig};
 pub use checkpoint::{Checkpoint, CheckpointRequests};
 pub use controller::{Controller, InformerOptions};
 pub use health::{HealthReport, SourceHealth, SyncState};
-pub use history::{Backlog, History, NotInHistory};
+pub(crate) use history::History;
+pub use history::{Backlog, NotInHistory};
 pub use indexer::{Indexer, Snapshot};
 pub use informer::{
     AddIndexersError, CacheWatcher, Informer, InformerConfig, InformerHandle, InformerStats, InformerWatch, JoinError,

@@ -24,7 +24,7 @@ use crate::{
 
 /// Recent batches of one resource.
 #[derive(Debug)]
-pub struct History {
+pub(crate) struct History {
     bounds: Retention,
     batches: VecDeque<RecordedBatch>,
     /// Oldest position that a watch can resume from.
@@ -93,7 +93,7 @@ const BACKLOG_BYTES: usize = 1 << 20;
 
 impl History {
     /// Makes an empty history that begins at this position.
-    pub fn new(bounds: Retention, begin: HistoryPosition) -> Self {
+    pub(crate) fn new(bounds: Retention, begin: HistoryPosition) -> Self {
         let applied = begin.version.clone();
         Self {
             bounds,
@@ -109,32 +109,32 @@ impl History {
     }
 
     /// Returns the oldest version that a watch can resume from.
-    pub fn oldest(&self) -> &ResourceVersion {
+    pub(crate) fn oldest(&self) -> &ResourceVersion {
         &self.oldest.version
     }
 
     /// Returns the position before everything that is kept.
-    pub fn begin(&self) -> &HistoryPosition {
+    pub(crate) fn begin(&self) -> &HistoryPosition {
         &self.oldest
     }
 
     /// Returns the newest position that a watch can resume from.
-    pub fn current(&self) -> &HistoryPosition {
+    pub(crate) fn current(&self) -> &HistoryPosition {
         &self.current
     }
 
     /// Returns the number of events that are kept.
-    pub fn events(&self) -> usize {
+    pub(crate) fn events(&self) -> usize {
         self.events
     }
 
     /// Returns the bytes that are kept: bodies that only the history needs, and the records.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Adds a batch that was applied.
-    pub fn record(&mut self, batch: Arc<Batch>, now: Instant) {
+    pub(crate) fn record(&mut self, batch: Arc<Batch>, now: Instant) {
         self.current.version.clone_from(batch.safe());
         self.applied.clone_from(&batch.after);
         // A relist without changes is recorded for its gap.
@@ -157,7 +157,7 @@ impl History {
     }
 
     /// Evicts the oldest batches past the bounds. The caller repeats it periodically: a quiet resource records nothing.
-    pub fn evict_old(&mut self, now: Instant) {
+    pub(crate) fn evict_old(&mut self, now: Instant) {
         while let (Some(oldest), Some(newest)) = (self.batches.front(), self.batches.back()) {
             let is_newest = oldest.what.after() == newest.what.after();
             // More changes may come at this version, or a watch that resumes from it needs its late changes again.
@@ -202,7 +202,7 @@ impl History {
     }
 
     /// Returns the changes after an offset, for a reader that has reached this position.
-    pub fn after_offset(&self, reached: &HistoryPosition) -> Result<Backlog, NotInHistory> {
+    pub(crate) fn after_offset(&self, reached: &HistoryPosition) -> Result<Backlog, NotInHistory> {
         let offset = reached.offset;
         // A reader at this version may lack the last changes of its batch.
         let is_kept = offset >= self.oldest.offset || reached.version >= self.oldest.version;
@@ -217,7 +217,7 @@ impl History {
     }
 
     /// Returns the changes strictly after `version`, from the first of these batches on.
-    pub fn after(&self, version: &ResourceVersion) -> Result<Backlog, NotInHistory> {
+    pub(crate) fn after(&self, version: &ResourceVersion) -> Result<Backlog, NotInHistory> {
         let (oldest, current) = (&self.oldest.version, &self.applied);
         if !version.same_lineage(current) {
             return Err(NotInHistory::Expired);
@@ -247,7 +247,7 @@ impl History {
 
     /// Returns the changes above the version to resume from, the last one first: those of an open version, and those that came
     /// before the version was complete.
-    pub fn ahead(&self) -> Vec<Change> {
+    pub(crate) fn ahead(&self) -> Vec<Change> {
         let current = &self.current.version;
         let open = self.batches.partition_point(|recorded| recorded.what.after() <= current);
         let batches = self.batches.range(open.min(self.first_ahead_of(current))..).rev();

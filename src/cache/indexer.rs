@@ -383,7 +383,7 @@ impl Snapshot {
         self.body_bytes
     }
 
-    /// Returns the cost of all changes up to this state in bytes, counted as in the [`History`](super::History). The difference
+    /// Returns the cost of all changes up to this state in bytes, counted as in the history of the resource. The difference
     /// between two snapshots is the size of the object states replaced in between.
     pub fn replaced_bytes(&self) -> u64 {
         self.replaced

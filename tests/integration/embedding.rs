@@ -193,5 +193,5 @@ async fn a_resource_of_the_program_needs_a_name_of_its_own() {
 #[cfg(feature = "testing")]
 #[tokio::test]
 async fn the_example_of_until_meets_its_conditions() {
-    assert_eq!(watch_until::run().await.unwrap(), ["EVENT_TYPE_MODIFIED web", "web"]);
+    assert_eq!(watch_until::run().await.unwrap(), ["EVENT_TYPE_ADDED web", "EVENT_TYPE_MODIFIED web", "web"]);
 }

@@ -1,6 +1,7 @@
 //! Reads the sources and fails where a module breaks the rules of the crate: layers, size, headers.
 
 mod cycles;
+mod exports;
 
 use std::{
     collections::BTreeSet,

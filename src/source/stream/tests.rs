@@ -21,6 +21,7 @@ use crate::{
     cache::{Delta, ListVersion, ListerWatcher, ProblemReason, SourceError, SourceHealth, SyncState, Watch},
     model::{Cause, Event, MAX_OBJECT_BYTES, ResourceVersion},
     source::tests::sole_event,
+    watch::EmptyWatch,
 };
 
 /// Limit of every wait in a test.
@@ -176,13 +177,13 @@ async fn a_second_watch_continues_where_the_first_ended() {
     write!(writer, "{}{}{}", event("ADDED", "a", 1), event("ADDED", "c", 1), one).unwrap();
     rig.next().await;
     assert!(matches!(rig.source.watch(rig.version.clone()).await.err(), Some(SourceError::Busy(_))));
-    rig.watch = Box::pin(tokio_stream::empty());
+    rig.watch = Box::pin(EmptyWatch::new());
     let expired = rig.source.watch(rig.version.next()).await.err();
     assert!(matches!(expired, Some(SourceError::Expired(_))), "{expired:?}");
     rig.watch = rig.source.watch(rig.version.clone()).await.unwrap();
     assert!(rig.next().await.starts_with("+c"), "from the chunk that had been read");
     assert!(timeout(A_WHILE, rig.watch.next()).await.is_err());
-    rig.watch = Box::pin(tokio_stream::empty());
+    rig.watch = Box::pin(EmptyWatch::new());
     write!(writer, "{two}").unwrap();
     assert_eq!(rig.objects().await.len(), 2, "what was handed out");
     rig.watch = rig.source.watch(rig.version.clone()).await.unwrap();
@@ -191,7 +192,7 @@ async fn a_second_watch_continues_where_the_first_ended() {
     drop(writer);
     rig.until(SyncState::Stale).await;
     rig.health.record_contact();
-    rig.watch = Box::pin(tokio_stream::empty());
+    rig.watch = Box::pin(EmptyWatch::new());
     rig.watch = rig.source.watch(rig.version.clone()).await.unwrap();
     assert!(timeout(A_WHILE, rig.watch.next()).await.is_err());
 }

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::{
     model::{Event, Object, ResourceVersion},
-    testing::{FakeWatcher, Stopped},
+    testing::{DEFAULT_CHAN_SIZE, FakeWatcher, RaceFreeFakeWatcher},
 };
 
 type ConditionFunc = fn(&Event) -> Result<bool, String>;
@@ -36,19 +36,13 @@ fn events_of(watcher: &FakeWatcher) -> impl Stream<Item = Event> + use<> {
 }
 
 /// Sends events to a fake watcher and waits for conditions; returns the watcher too.
-async fn wait(timeout: Duration, conditions: &[ConditionFunc], events: Vec<Event>) -> (Outcome, FakeWatcher) {
-    let watcher = FakeWatcher::new();
-    let watch = events_of(&watcher);
-    let sender = watcher.clone();
-    let sending = tokio::spawn(async move {
-        for event in events {
-            sender.send(Ok(event)).await?;
-        }
-        Ok::<_, Stopped>(())
-    });
-    let outcome = until(timeout, watch, conditions.iter().copied()).await;
-    sending.abort();
-    (outcome, watcher)
+async fn wait(timeout: Duration, conditions: &[ConditionFunc], events: Vec<Event>) -> (Outcome, RaceFreeFakeWatcher) {
+    let watcher = RaceFreeFakeWatcher::new();
+    let watch = watcher.watch().map(Result::unwrap);
+    for event in events {
+        watcher.send(Ok(event));
+    }
+    (until(timeout, watch, conditions.iter().copied()).await, watcher)
 }
 
 /// `TestUntil`.
@@ -71,6 +65,13 @@ async fn conditions_are_met_one_after_the_other() {
 #[tokio::test(start_paused = true)]
 async fn one_event_may_meet_several_conditions() {
     assert_eq!(wait(TIMEOUT, &[IS_ADDED, IS_ADDED], vec![added()]).await.0, Ok(Some(added())));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_of_many_events_may_be_the_one() {
+    let mut events = vec![added(); DEFAULT_CHAN_SIZE - 1];
+    events.push(modified());
+    assert_eq!(wait(TIMEOUT, &[IS_MODIFIED], events).await.0, Ok(Some(modified())));
 }
 
 /// `TestUntilMultipleConditionsFail`.

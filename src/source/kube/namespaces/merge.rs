@@ -6,7 +6,7 @@
 //!
 //! - The **merged version** is the lowest one that all namespaces have reached. It is the one to resume from.
 //! - An event is emitted at once. One above the merged version is *ahead*: it is followed by the merged version, and a client
-//!   that resumes from a version below the event receives it again ([`History`](crate::cache::History)).
+//!   that resumes from a version below the event receives it again (from the history of the informer).
 //! - When the lowest namespace advances, a bookmark advances all clients.
 //! - The order within a namespace is the API's. There is none between namespaces.
 //!
