@@ -23,12 +23,20 @@
 //! |---|---|
 //! | `ListerWatcher`, `ListWatch` | [`ListerWatcher`] |
 //! | `Reflector`, `ResourceExpiredError` | [`Reflector`], [`SourceError::Expired`] |
-//! | `RealFIFO`, `DeltaFIFO`; `Delta`, `Deltas` | [`RealFifo`]; [`Delta`] |
+//! | `RealFIFO` | [`RealFifo`], of a [`Delta`] for each list or event |
+//! | `Store`, `NewStore` | [`Store`], [`MapStore`]; the store of an informer is its [`Indexer`] |
+//! | `KeyFunc`, `MetaNamespaceKeyFunc`, `KeyError` | [`KeyFunc`], its default, [`KeyError`] |
+//! | `UndeltaStore` | [`UndeltaStore`] |
+//! | `ExpirationCache`, `NewTTLStore`, `TTLPolicy`, `TimestampedEntry` | [`ExpirationCache`], [`TimestampedEntry`] |
+//! | `Queue`, `PopProcessFunc`, `ErrRequeue`, `ErrFIFOClosed` | [`Queue`], [`ProcessError`], [`PopError`] |
+//! | `FIFO` | [`Fifo`] |
+//! | `DeltaFIFO`, `DeltaFIFOOptions`, `KeyListerGetter` | [`DeltaFifo`], [`DeltaFifoOptions`], [`KnownObjects`] |
+//! | `Delta`, `Deltas`, `DeletedFinalStateUnknown` | [`ObjectDelta`], [`Deltas`], [`Tombstone`] |
 //! | `SharedInformer`, `SharedIndexInformer`, `NewInformer` | [`SharedInformer`] |
 //! | `SharedIndexInformerOptions` | [`InformerOptions`] |
 //! | `Controller`, `Config` | [`Controller`], [`InformerOptions`] |
 //! | `processDeltas` | [`Informer`] |
-//! | `Store`, `Indexer`, `ThreadSafeStore`: writing | [`Indexer`]; only its informer has it |
+//! | `Indexer`, `ThreadSafeStore`: writing | [`Indexer`]; only its informer has it |
 //! | the same, and `Lister`: reading | [`SharedInformer`], and [`TypedSnapshot`] for reads that agree; [`Snapshot`] without types |
 //! | `Indexers`, `IndexFunc` | [`model::Indexers`](crate::model::Indexers), [`model::IndexFunc`](crate::model::IndexFunc) |
 //! | `AddIndexers` | [`SharedInformer::add_indexers`] |
@@ -37,8 +45,8 @@
 //! | `ResourceEventHandler`, `ResourceEventHandlerFuncs` | [`ResourceEventHandler`], [`ResourceEventHandlerFuncs`] |
 //! | `FilteringResourceEventHandler` | [`HandlerOptions::selection`] |
 //! | `ResourceEventHandlerRegistration`, `RemoveEventHandler` | [`ResourceEventHandlerRegistration`] |
-//! | `KeyFunc`, `MetaNamespaceKeyFunc`, `ObjectName` | [`model::ObjectKey`](crate::model::ObjectKey) |
-//! | `DeletedFinalStateUnknown` | a deletion with [`Cause::Inferred`](crate::model::Cause::Inferred); a deletion that `is_inferred` |
+//! | `ObjectName` | [`model::ObjectKey`](crate::model::ObjectKey) |
+//! | `DeletedFinalStateUnknown` in an informer | a deletion with [`Cause::Inferred`](crate::model::Cause::Inferred); a deletion that `is_inferred` |
 //! | `HasSynced`, `WaitForCacheSync` | [`SharedInformer::has_synced`], [`SharedInformer::wait_for_cache_sync`] |
 //! | `LastSyncResourceVersion` | [`SharedInformer::last_sync_resource_version`] |
 //! | `WatchErrorHandler` | [`SourceHealth`] |
@@ -77,11 +85,13 @@ mod lister_watcher;
 mod problem;
 mod progress_demand;
 mod provenance;
+mod queue;
 mod real_fifo;
 mod reflector;
 mod scan;
 mod shared_informer;
 mod snapshot_file;
+mod store;
 
 pub use backoff::{Backoff, BackoffConfig};
 pub use checkpoint::{Checkpoint, CheckpointRequests};
@@ -99,6 +109,10 @@ pub use lister_watcher::{ListVersion, ListerWatcher, SourceError, WarmStart, Wat
 pub use problem::{Problem, ProblemChanges, ProblemReason, ProblemReport};
 pub use progress_demand::{ProgressDemand, ProgressGuard};
 pub use provenance::Provenance;
+pub use queue::{
+    DeltaFifo, DeltaFifoOptions, Deltas, Fifo, KnownObjects, MAX_QUEUED, ObjectDelta, PopError, ProcessError, Queue,
+    Tombstone,
+};
 pub use real_fifo::{Delta, Events, FifoBounds, RealFifo};
 pub use reflector::{Reflector, ReflectorConfig, ReflectorStats};
 pub use scan::Scan;
@@ -110,4 +124,7 @@ pub use shared_informer::{
 pub(crate) use snapshot_file::fuzzing;
 pub use snapshot_file::{
     SavedState, SnapshotDirectory, SnapshotDirectoryError, SnapshotFile, SnapshotFileError, SnapshotFileStats,
+};
+pub use store::{
+    ExpirationCache, KeyError, KeyFunc, MapStore, Store, Stored, StoredKey, TimestampedEntry, UndeltaStore,
 };

@@ -1,0 +1,116 @@
+//! Queue of the newest objects: client-go's `FIFO`.
+
+use super::{
+    PopError, ProcessError, Queue,
+    key_queue::{KeyQueue, State},
+};
+use crate::{
+    cache::{KeyError, KeyFunc, Store, Stored, StoredKey},
+    model::ObjectKey,
+};
+
+/// Queue that hands out the newest object of each key.
+///
+/// - A key keeps its place while its object changes, and gets one at the end after it was handed out.
+/// - A deletion is silent: the place remains and is passed over, and counts for the first batch.
+/// - [`Store::replace`] makes the queue exactly the list.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use informerd::cache::{Fifo, KeyFunc, ProcessError, Queue, Store};
+///
+/// let words = Fifo::new(KeyFunc::infallible(|word: &&str| word.len()));
+/// words.replace(vec!["one", "three"]).await?;
+/// words.add("two").await?;
+/// let print = async |word: &str, is_in_initial_list| Ok::<_, ProcessError<&str>>(println!("{word} {is_in_initial_list}"));
+/// assert_eq!(words.pop(print).await, Ok("two"));
+/// # Ok(())
+/// # }
+/// ```
+#[doc(alias = "FIFO")]
+#[derive(Debug)]
+pub struct Fifo<T, K = ObjectKey> {
+    key_func: KeyFunc<T, K>,
+    queue: KeyQueue<K, T>,
+}
+
+impl<T: Stored, K: StoredKey> Fifo<T, K> {
+    /// Makes an empty queue.
+    pub fn new(key_func: KeyFunc<T, K>) -> Self {
+        Self { key_func, queue: KeyQueue::new(|_, newer| newer) }
+    }
+}
+
+impl<T: Stored, K: StoredKey> Store for Fifo<T, K> {
+    type Object = T;
+    type Key = K;
+    type Item = T;
+
+    fn key_of(&self, object: &T) -> Result<K, KeyError> {
+        self.key_func.key_of(object)
+    }
+
+    async fn add(&self, object: T) -> Result<(), KeyError> {
+        let key = self.key_of(&object)?;
+        self.queue.add(|state| state.put(key, object)).await;
+        Ok(())
+    }
+
+    async fn update(&self, object: T) -> Result<(), KeyError> {
+        self.add(object).await
+    }
+
+    async fn delete(&self, object: T) -> Result<(), KeyError> {
+        let key = self.key_of(&object)?;
+        self.queue.change(|state| state.delete(&key));
+        Ok(())
+    }
+
+    async fn replace(&self, list: Vec<T>) -> Result<(), KeyError> {
+        let list = self.key_func.with_keys(list)?;
+        self.queue.change(|state| state.replace(list));
+        Ok(())
+    }
+
+    fn get_by_key(&self, key: &K) -> Option<T> {
+        self.queue.read(|state| state.get(key).cloned())
+    }
+
+    fn list(&self) -> Vec<T> {
+        self.queue.read(State::list)
+    }
+
+    fn list_keys(&self) -> Vec<K> {
+        self.queue.read(State::list_keys)
+    }
+}
+
+impl<T: Stored, K: StoredKey> Queue for Fifo<T, K> {
+    async fn pop<P, F, E>(&self, process: P) -> Result<T, PopError<T, E>>
+    where
+        P: FnOnce(T, bool) -> F + Send,
+        F: Future<Output = Result<(), ProcessError<E>>> + Send,
+        E: Send,
+    {
+        self.queue.pop(process).await
+    }
+
+    async fn add_if_not_present(&self, object: T) -> Result<(), KeyError> {
+        let key = self.key_of(&object)?;
+        self.queue.add(|state| state.put_if_not_present(key, object)).await;
+        Ok(())
+    }
+
+    fn has_synced(&self) -> bool {
+        self.queue.has_synced()
+    }
+
+    fn close(&self) {
+        self.queue.close();
+    }
+
+    fn is_closed(&self) -> bool {
+        self.queue.is_closed()
+    }
+}
