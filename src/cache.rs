@@ -12,8 +12,8 @@
 //! - Each resource has one upstream watch, whatever the number of readers and watchers ([`Reflector`]).
 //! - A [`SnapshotFile`] holds a state and the proof of its upstream's history. The next start serves it at once, as STALE, and
 //!   resumes the watch from its version.
-//! - A [`Controller`] connects all of this for one resource. The server runs one for each; a program that embeds the crate starts
-//!   a [`SharedInformer`], which runs one and decodes its objects.
+//! - [`InformerTasks`] connect all of this for one resource. The server runs them for each; a program that embeds the crate
+//!   starts a [`SharedInformer`], which runs them and decodes its objects.
 //!
 //! Not in this module: the upstreams (`source`), and everything that depends on gRPC.
 //!
@@ -23,6 +23,8 @@
 //! |---|---|
 //! | `ListerWatcher`, `ListWatch` | [`ListerWatcher`] |
 //! | `Reflector`, `ResourceExpiredError` | [`Reflector`], [`SourceError::Expired`] |
+//! | `ReflectorStore`, `ReflectorOptions` | [`ReflectorStore`], [`ReflectorConfig`] |
+//! | `TransformFunc` | [`ObjectFilter`] |
 //! | `RealFIFO` | [`RealFifo`], of a [`Delta`] for each list or event |
 //! | `Store`, `NewStore` | [`Store`], [`MapStore`]; the store of an informer is its [`Indexer`] |
 //! | `KeyFunc`, `MetaNamespaceKeyFunc`, `KeyError` | [`KeyFunc`], its default, [`KeyError`] |
@@ -34,7 +36,7 @@
 //! | `Delta`, `Deltas`, `DeletedFinalStateUnknown` | [`ObjectDelta`], [`Deltas`], [`Tombstone`] |
 //! | `SharedInformer`, `SharedIndexInformer`, `NewInformer` | [`SharedInformer`] |
 //! | `SharedIndexInformerOptions` | [`InformerOptions`] |
-//! | `Controller`, `Config` | [`Controller`], [`InformerOptions`] |
+//! | the controller inside of an informer | [`InformerTasks`], [`InformerOptions`] |
 //! | `processDeltas` | [`Informer`] |
 //! | `Indexer`, `ThreadSafeStore`: writing | [`Indexer`]; only its informer has it |
 //! | the same, and `Lister`: reading | [`SharedInformer`], and [`TypedSnapshot`] for reads that agree; [`Snapshot`] without types |
@@ -49,7 +51,7 @@
 //! | `DeletedFinalStateUnknown` in an informer | a deletion with [`Cause::Inferred`](crate::model::Cause::Inferred); a deletion that `is_inferred` |
 //! | `HasSynced`, `WaitForCacheSync` | [`SharedInformer::has_synced`], [`SharedInformer::wait_for_cache_sync`] |
 //! | `LastSyncResourceVersion` | [`SharedInformer::last_sync_resource_version`] |
-//! | `WatchErrorHandler` | [`SourceHealth`] |
+//! | `WatchErrorHandler` | [`ReflectorConfig::on_error`]; standing failures are in [`SourceHealth`] |
 //! | `FakeControllerSource` (`tools/cache/testing`) | `testing::FakeSource` |
 //!
 //! A [`Watch`] is a stream: dropping it is `Stop`, and an adaptor is `Filter`. A [`ListerWatcher`] can so change or leave out
@@ -75,11 +77,11 @@
 mod ahead;
 mod backoff;
 mod checkpoint;
-mod controller;
 mod health;
 mod history;
 mod indexer;
 mod informer;
+mod informer_tasks;
 mod list;
 mod lister_watcher;
 mod problem;
@@ -95,7 +97,6 @@ mod store;
 
 pub use backoff::{Backoff, BackoffConfig};
 pub use checkpoint::{Checkpoint, CheckpointRequests};
-pub use controller::{Controller, InformerOptions};
 pub use health::{HealthReport, SourceHealth, SyncState};
 pub(crate) use history::History;
 pub use history::{Backlog, NotInHistory};
@@ -104,6 +105,7 @@ pub use informer::{
     AddIndexersError, CacheWatcher, Informer, InformerConfig, InformerHandle, InformerStats, InformerWatch, JoinError,
     Joined, Start, Stopped, WatchItem, WatchStep, WatcherStage,
 };
+pub use informer_tasks::{InformerOptions, InformerTasks};
 pub use list::{List, RewriteEvidence};
 pub use lister_watcher::{ListVersion, ListerWatcher, SourceError, WarmStart, Watch};
 pub use problem::{Problem, ProblemChanges, ProblemReason, ProblemReport};
@@ -114,7 +116,7 @@ pub use queue::{
     Tombstone,
 };
 pub use real_fifo::{Delta, Events, FifoBounds, RealFifo};
-pub use reflector::{Reflector, ReflectorConfig, ReflectorStats};
+pub use reflector::{ObjectFilter, Reflector, ReflectorConfig, ReflectorError, ReflectorStats, ReflectorStore};
 pub use scan::Scan;
 pub use shared_informer::{
     Decode, HandlerOptions, ResourceEventHandler, ResourceEventHandlerFuncs, ResourceEventHandlerRegistration,

@@ -125,6 +125,9 @@ impl Family<'_, '_> {
         self.counter("reflector_events", "Events from the upstream, bookmarks included", |r| {
             r.reflector(|s| &s.events)
         })?;
+        self.counter("reflector_unexpected_objects", "Objects of another type than the expected one, left out", |r| {
+            r.reflector(|s| &s.unexpected)
+        })?;
         self.gauge("reflector_queue_length", "Deltas queued between the Reflector and the informer", |r| {
             r.observed.fifo.len() as f64
         })

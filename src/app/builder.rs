@@ -29,7 +29,7 @@ pub struct AppBuilder {
 pub struct ServeOptions {
     /// Indexes besides `namespace`.
     pub indexers: Arc<Indexers>,
-    /// Options as in the configuration file. `drop_fields` has no effect.
+    /// Options as in the configuration file.
     pub resource: ResourceOptions,
 }
 

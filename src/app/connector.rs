@@ -13,10 +13,12 @@ use super::{
 };
 use crate::{
     cache::{
-        Controller, Informer, InformerOptions, ListVersion, ListerWatcher, Reflector, ReflectorConfig, SourceHealth,
+        Informer, InformerOptions, InformerTasks, ListVersion, ListerWatcher, ObjectFilter, Reflector, ReflectorConfig,
+        SourceHealth,
     },
     config::{Config, ResourceConfig, SourceConfig},
     grpc::{ServedResource, WireFrame},
+    model::FieldCut,
     source::{
         etcd::EtcdSource,
         files::FilesSource,
@@ -101,20 +103,25 @@ impl Connector<'_> {
     ) -> ObservedResource {
         let config = self.config;
         let name = resource.name.as_str();
+        let reflector = ReflectorConfig {
+            first_list: ListVersion::MostRecent,
+            filter: filter(resource),
+            ..ReflectorConfig::default()
+        };
         let options = InformerOptions {
             name: name.to_owned(),
             kind,
             health: Some(health),
             indexers: Arc::clone(&resource.indexers),
-            reflector: ReflectorConfig { first_list: ListVersion::MostRecent, ..ReflectorConfig::default() },
+            reflector,
             broadcaster: config.broadcaster(),
             history: config.history,
             batch_window: config.watch.batch_window,
             threads: Some(Arc::clone(&self.threads)),
         };
-        let controller = Controller::new(source, options);
-        let (informer, reflector) = (controller.handle().clone(), controller.reflector());
-        let (fifo, stats) = (Arc::clone(controller.fifo()), Arc::clone(reflector.stats()));
+        let informer_tasks = InformerTasks::new(source, options);
+        let (informer, reflector) = (informer_tasks.handle().clone(), informer_tasks.reflector());
+        let (fifo, stats) = (Arc::clone(informer_tasks.fifo()), Arc::clone(reflector.stats()));
         let kept = self.snapshot_writer.as_mut().zip(reflector.identity()).and_then(|(snapshot_writer, identity)| {
             snapshot_writer.add(resource, &identity, reflector.checkpoints(), &informer)
         });
@@ -125,7 +132,7 @@ impl Connector<'_> {
             }
         };
         // The server ends its tasks by aborting them.
-        for (task, running) in controller.into_tasks(CancellationToken::new(), begin) {
+        for (task, running) in informer_tasks.into_tasks(CancellationToken::new(), begin) {
             writer.spawn(self.tasks, named(task, running));
         }
 
@@ -155,6 +162,13 @@ impl OwnSource {
             connector.connect(writer, resource, "own", source, health)
         }))
     }
+}
+
+/// Returns the filter that removes fields from objects; `None` if there are none to remove, or the source removes them itself.
+fn filter(resource: &ResourceConfig) -> Option<ObjectFilter> {
+    let fields = resource.drop_fields();
+    let is_removed_here = !matches!(resource.source, SourceConfig::Kube(_)) && fields != FieldCut::default();
+    is_removed_here.then(|| -> ObjectFilter { Arc::new(move |object| Some(object.without(&fields))) })
 }
 
 impl fmt::Debug for OwnSource {

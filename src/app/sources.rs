@@ -84,7 +84,7 @@ pub(super) fn kube_config(resource: &ResourceConfig, config: &KubeResource) -> K
         label_selector,
         field_selector,
         cluster: KubeCluster { kubeconfig, context },
-        drop_fields: resource.options.drop_fields.clone(),
+        drop_fields: resource.drop_fields(),
         is_metadata_only,
         page_size,
         watch_timeout,

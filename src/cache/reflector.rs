@@ -1,12 +1,18 @@
-//! Endless list and watch of one upstream, which queues the results.
+//! Endless list and watch of one upstream, which writes the results to a store.
 //!
 //! A pure state machine (`state.rs`, after client-go's reflector) chooses the next request after each outcome. This file
 //! executes it: it calls the upstream, waits, and records the source's health. The Reflector never gives up: it repeats a
 //! failed request for as long as the task runs, and reports the failure in the [`SourceHealth`].
 
+mod config;
+mod error;
 mod state;
+mod store;
+mod transformer;
 
 use std::{
+    fmt,
+    panic::Location,
     pin::pin,
     sync::{
         Arc,
@@ -15,21 +21,32 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tokio::time::Instant;
+use parking_lot::Mutex;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use tokio_stream::StreamExt;
+use tracing::{Instrument, info_span};
 
-use self::state::{Next, Outcome, State};
+pub(super) use self::config::{ErrorHandler, ShouldResync};
+pub use self::{
+    config::{ObjectFilter, ReflectorConfig},
+    error::ReflectorError,
+    store::ReflectorStore,
+};
+use self::{
+    state::{Next, Outcome, State},
+    transformer::Transformer,
+};
 use super::{
-    Backoff, BackoffConfig, CheckpointRequests, Delta, ListVersion, ListerWatcher, RealFifo, SourceError, SourceHealth,
-    WarmStart, Watch, checkpoint::Requests,
+    Backoff, CheckpointRequests, Delta, ListVersion, ListerWatcher, RealFifo, SourceError, SourceHealth, WarmStart,
+    Watch, checkpoint::Requests,
 };
 use crate::model::{AppliedVersion, ResourceVersion};
 
-/// Driver of one [`ListerWatcher`].
-#[derive(Debug)]
-pub struct Reflector<S> {
+/// Driver of one [`ListerWatcher`], which writes to a store: the queue of an informer, or any other [`ReflectorStore`].
+pub struct Reflector<S, Q: ReflectorStore = RealFifo> {
+    name: String,
     source: S,
-    fifo: Arc<RealFifo>,
+    store: Arc<Q>,
     checkpoints: CheckpointRequests,
     requests: Requests,
     health: SourceHealth,
@@ -38,19 +55,15 @@ pub struct Reflector<S> {
     state: State,
     /// True if the upstream's history was rewritten, and the next list is the first of the new one.
     is_history_rewritten: bool,
+    transformer: Option<Transformer>,
+    resync_period: Duration,
+    should_resync: Option<ShouldResync>,
+    /// Times of the resyncs, from the last list on.
+    resyncs: Option<Interval>,
+    on_error: Option<ErrorHandler>,
 }
 
-/// Parameters of a Reflector.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ReflectorConfig {
-    /// Freshness of the first list. The service uses [`ListVersion::MostRecent`], so that no restart serves an older state than
-    /// before; client-go's default is [`ListVersion::Any`].
-    pub first_list: ListVersion,
-    /// Delays between attempts.
-    pub backoff: BackoffConfig,
-}
-
-/// Counters of one Reflector, read at scrape.
+/// Counters of one Reflector, read at scrape, and the last version that it has written.
 #[derive(Debug, Default)]
 pub struct ReflectorStats {
     /// Lists requested.
@@ -65,6 +78,9 @@ pub struct ReflectorStats {
     pub watch_failures: AtomicU64,
     /// Events received, bookmarks included.
     pub events: AtomicU64,
+    /// Objects of an unexpected type, which were left out.
+    pub unexpected: AtomicU64,
+    last_sync: Mutex<Option<ResourceVersion>>,
 }
 
 /// Bound below which a watch without events is a failure, not a normal close: something between this server and the upstream
@@ -73,33 +89,44 @@ const VERY_SHORT_WATCH: Duration = Duration::from_secs(1);
 /// Duration of an open watch that shows that the upstream serves watches, though it delivered nothing.
 const STEADY_WATCH: Duration = Duration::from_secs(10);
 
-// === impl ReflectorConfig ===
-
-impl Default for ReflectorConfig {
-    fn default() -> Self {
-        Self { first_list: ListVersion::Any, backoff: BackoffConfig::default() }
-    }
+/// Next item of a watch, or a resync that is due before it.
+enum NextItem {
+    Item(Option<Result<Delta, SourceError>>),
+    Resync,
 }
 
 // === impl Reflector ===
 
-impl<S: ListerWatcher> Reflector<S> {
+impl<S: ListerWatcher, Q: ReflectorStore> Reflector<S, Q> {
     /// Makes a Reflector that has not sent a request yet.
-    pub fn new(source: S, fifo: Arc<RealFifo>, health: SourceHealth, config: ReflectorConfig) -> Self {
-        let ReflectorConfig { first_list, backoff } = config;
-        let (backoff, state) = (Backoff::new(backoff), State::new(first_list));
+    #[track_caller]
+    pub fn new(source: S, store: Arc<Q>, health: SourceHealth, config: ReflectorConfig) -> Self {
+        let ReflectorConfig { name, first_list, backoff, resync_period, should_resync, expected, filter, on_error } =
+            config;
+        let caller = Location::caller();
         let (checkpoints, requests) = CheckpointRequests::new();
         Self {
+            name: name.unwrap_or_else(|| format!("{}:{}", caller.file(), caller.line())),
             source,
-            fifo,
+            store,
             checkpoints,
             requests,
             health,
             stats: Arc::default(),
-            backoff,
-            state,
+            backoff: Backoff::new(backoff),
+            state: State::new(first_list),
             is_history_rewritten: false,
+            transformer: Transformer::new(expected, filter),
+            resync_period,
+            should_resync,
+            resyncs: None,
+            on_error,
         }
+    }
+
+    /// Returns the name.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Returns the identity for a warm start of this source ([`WarmStart::identity`]); `None` if it has no warm start.
@@ -136,12 +163,29 @@ impl<S: ListerWatcher> Reflector<S> {
         &self.checkpoints
     }
 
-    /// Lists and watches until the future is dropped; it never ends by itself.
+    /// Returns the version up to which the store has been written; `None` before the first list or event. While the Reflector
+    /// runs, its [`ReflectorStats`] have it.
+    pub fn last_sync_resource_version(&self) -> Option<ResourceVersion> {
+        self.stats.last_sync_resource_version()
+    }
+
+    /// Lists and watches until the future is dropped; it never ends by itself. Its span has the name.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it abandons a list or closes a watch. Results that were not queued are lost together with the Reflector.
-    pub async fn run(mut self) {
+    /// Dropping it abandons a list or closes a watch. Results that were not written are lost together with the Reflector.
+    ///
+    /// # Panics
+    ///
+    /// If the filter changes the key, the uid or the version of an object.
+    pub async fn run(self) {
+        let span = info_span!("reflector", name = self.name);
+        self.list_and_watch().instrument(span).await;
+    }
+
+    /// Lists and watches in the present span.
+    pub(super) async fn list_and_watch(mut self) {
+        self.schedule_resyncs();
         let mut next = self.state.start();
         loop {
             let outcome = match next.request {
@@ -149,20 +193,20 @@ impl<S: ListerWatcher> Reflector<S> {
                 state::Request::Watch(from) => self.watch(from).await,
             };
             let error = outcome.error();
-            next = self.step(outcome);
+            next = self.step(outcome, error.as_ref());
             let delay = next.delayed.then(|| self.backoff.next_delay(Instant::now()));
             if let Some(error) = error {
-                tracing::warn!(%error, retry_in = ?delay.unwrap_or_default(), "upstream failed");
+                self.report(&error, delay.unwrap_or_default());
             }
             if let Some(delay) = delay {
-                with_requests(&mut self.requests, &self.source, &self.fifo, tokio::time::sleep(delay)).await;
+                with_requests(&mut self.requests, &self.source, &*self.store, tokio::time::sleep(delay)).await;
             }
         }
     }
 
-    fn step(&mut self, outcome: Outcome) -> Next {
-        if let Some(error) = outcome.error() {
-            self.health.record_failure(error);
+    fn step(&mut self, outcome: Outcome, error: Option<&ReflectorError>) -> Next {
+        if let Some(error) = error.filter(|error| !error.is_expired_watch()) {
+            self.health.record_failure(error.to_string());
         }
         if outcome.has_missed_changes() {
             self.health.mark_lost();
@@ -171,34 +215,78 @@ impl<S: ListerWatcher> Reflector<S> {
         self.state.step(outcome)
     }
 
+    /// Passes an error to the handler; without one it is logged.
+    fn report(&self, error: &ReflectorError, retry_in: Duration) {
+        match &self.on_error {
+            Some(on_error) => on_error(error),
+            None if error.is_expired_watch() => tracing::debug!(%error, ?retry_in, "upstream watch expired"),
+            None if matches!(error, ReflectorError::UnexpectedType { .. }) => tracing::warn!(%error, "object left out"),
+            None => tracing::warn!(%error, ?retry_in, "upstream failed"),
+        }
+    }
+
+    /// Counts and reports objects of an unexpected type.
+    fn report_unexpected(&self, error: Option<ReflectorError>) {
+        let Some(error @ ReflectorError::UnexpectedType { count, .. }) = error else { return };
+        self.stats.unexpected.fetch_add(count as u64, Ordering::Relaxed);
+        self.report(&error, Duration::ZERO);
+    }
+
+    /// Makes the first resync due one period from now.
+    fn schedule_resyncs(&mut self) {
+        let first = Instant::now().checked_add(self.resync_period).filter(|_| !self.resync_period.is_zero());
+        self.resyncs = first.map(|first| {
+            let mut resyncs = interval_at(first, self.resync_period);
+            resyncs.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            resyncs
+        });
+    }
+
+    /// Resyncs the store, which is due.
+    async fn resync(&self) -> Result<(), Q::Error> {
+        match &self.should_resync {
+            Some(should_resync) if !should_resync() => Ok(()),
+            _ => self.store.resync().await,
+        }
+    }
+
     async fn list(&mut self, at: ListVersion) -> Outcome {
         self.stats.lists.fetch_add(1, Ordering::Relaxed);
-        match with_requests(&mut self.requests, &self.source, &self.fifo, self.source.list(at)).await {
-            Ok(list) => {
-                tracing::info!(objects = list.objects.len(), resource_version = %list.version, "listed");
-                self.stats.listed_objects.fetch_add(list.objects.len() as u64, Ordering::Relaxed);
-                self.health.record_contact();
-                if self.state.list_is_recovery() {
-                    self.backoff.reset();
-                }
-                let version = list.version.clone();
-                let is_history_rewritten = std::mem::take(&mut self.is_history_rewritten);
-                let delta = if is_history_rewritten { Delta::HistoryRewritten(list) } else { Delta::Replace(list) };
-                self.fifo.push(delta).await;
-                Outcome::Listed(version)
-            }
+        let list = self.source.list(at);
+        let mut list = match with_requests(&mut self.requests, &self.source, &*self.store, list).await {
+            Ok(list) => list,
             Err(error) => {
                 self.stats.list_failures.fetch_add(1, Ordering::Relaxed);
-                Outcome::ListFailed(error)
+                return Outcome::ListFailed(error);
             }
+        };
+        tracing::info!(objects = list.objects.len(), resource_version = %list.version, "listed");
+        self.stats.listed_objects.fetch_add(list.objects.len() as u64, Ordering::Relaxed);
+        self.health.record_contact();
+        if self.state.list_is_recovery() {
+            self.backoff.reset();
         }
+        if let Some(transformer) = &self.transformer {
+            let unexpected = transformer.list(&mut list).await;
+            self.report_unexpected(unexpected);
+        }
+        let version = list.version.clone();
+        let delta = if self.is_history_rewritten { Delta::HistoryRewritten(list) } else { Delta::Replace(list) };
+        if let Err(error) = self.store.apply(delta).await {
+            self.stats.list_failures.fetch_add(1, Ordering::Relaxed);
+            return Outcome::NotStored { reached: None, error: error.to_string() };
+        }
+        self.is_history_rewritten = false;
+        self.stats.advance(&version);
+        self.schedule_resyncs();
+        Outcome::Listed(version)
     }
 
     async fn watch(&mut self, from: ResourceVersion) -> Outcome {
         self.stats.watches.fetch_add(1, Ordering::Relaxed);
         let opened_at = Instant::now();
         let watch = self.source.watch(from.clone());
-        let outcome = match with_requests(&mut self.requests, &self.source, &self.fifo, watch).await {
+        let outcome = match with_requests(&mut self.requests, &self.source, &*self.store, watch).await {
             Ok(watch) => {
                 let outcome = self.follow(watch, from, opened_at).await;
                 if opened_at.elapsed() >= STEADY_WATCH {
@@ -214,20 +302,31 @@ impl<S: ListerWatcher> Reflector<S> {
         outcome
     }
 
-    /// Queues events until the watch ends.
+    /// Writes events to the store until the watch ends.
     async fn follow(&mut self, mut watch: Watch, from: ResourceVersion, opened_at: Instant) -> Outcome {
         let mut reached = AppliedVersion::closed(from);
         let mut events: u64 = 0;
         let is_very_short = |events| events == 0 && opened_at.elapsed() < VERY_SHORT_WATCH;
-        while let Some(item) = with_requests(&mut self.requests, &self.source, &self.fifo, watch.next()).await {
-            let delta = match item {
-                Ok(delta) => delta,
-                Err(SourceError::Broken(error)) if !is_very_short(events) => {
-                    tracing::warn!(error, "upstream watch broken");
-                    return Outcome::WatchClosed { reached: reached.safe().clone() };
+        loop {
+            let next = next_item(&mut watch, &mut self.resyncs);
+            let delta = match with_requests(&mut self.requests, &self.source, &*self.store, next).await {
+                NextItem::Item(Some(Ok(delta))) => delta,
+                NextItem::Item(Some(Err(error @ SourceError::Broken(_)))) if !is_very_short(events) => {
+                    self.report(&ReflectorError::Watch(error), Duration::ZERO);
+                    break;
                 }
-                Err(error) => return Outcome::WatchFailed { reached: reached.safe().clone(), error },
+                NextItem::Item(Some(Err(error))) => {
+                    return Outcome::WatchFailed { reached: reached.safe().clone(), error };
+                }
+                NextItem::Item(None) => break,
+                NextItem::Resync => match self.resync().await {
+                    Ok(()) => continue,
+                    Err(error) => {
+                        return Outcome::ResyncFailed { reached: reached.safe().clone(), error: error.to_string() };
+                    }
+                },
             };
+            let Some(delta) = self.transform(delta) else { continue };
             let Some(version) = delta.version().cloned() else { continue };
             events += 1;
             self.stats.events.fetch_add(1, Ordering::Relaxed);
@@ -239,8 +338,8 @@ impl<S: ListerWatcher> Reflector<S> {
             // One low event means a broken stream, and does not prove a rewritten history. client-go would accept the lower
             // version.
             if version < *reached.version() || !version.same_lineage(reached.version()) {
-                let error = format!("event at version {version} after version {}", reached.version());
-                return Outcome::WatchBroken { reached: reached.safe().clone(), error };
+                let after = reached.version().clone();
+                return Outcome::WatchBroken { reached: reached.safe().clone(), found: version, after };
             }
             self.health.record_contact();
             // The same version again is no progress: each watch may begin with a bookmark and then fail.
@@ -249,11 +348,15 @@ impl<S: ListerWatcher> Reflector<S> {
                 self.backoff.reset();
             }
             tracing::trace!(resource_version = %version, "version received");
-            reached.advance(&version, delta.closes());
+            let closes = delta.closes();
+            if let Err(error) = self.store.apply(delta).await {
+                return Outcome::NotStored { reached: Some(reached.safe().clone()), error: error.to_string() };
+            }
+            reached.advance(&version, closes);
             if reached.is_open() {
                 self.state.opened(&version);
             }
-            self.fifo.push(delta).await;
+            self.stats.advance(&version);
             // An upstream that always has more must not starve the informer, which runs on the same thread.
             tokio::task::consume_budget().await;
         }
@@ -262,14 +365,69 @@ impl<S: ListerWatcher> Reflector<S> {
         }
         Outcome::WatchClosed { reached: reached.safe().clone() }
     }
+
+    /// Converts the objects of a delta, if the Reflector has an expected type or a filter.
+    fn transform(&self, delta: Delta) -> Option<Delta> {
+        let Some(transformer) = &self.transformer else { return Some(delta) };
+        let (delta, unexpected) = transformer.delta(delta);
+        if unexpected.is_some() {
+            self.health.record_contact();
+            self.report_unexpected(unexpected);
+        }
+        delta
+    }
 }
 
-/// Waits for the upstream, and meanwhile passes requests for checkpoints on to the informer, each with the proof of the
-/// history: everything that the source has returned is in the queue before it.
+impl<S, Q: ReflectorStore> fmt::Debug for Reflector<S, Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, state, stats, .. } = self;
+        f.debug_struct("Reflector")
+            .field("name", name)
+            .field("state", state)
+            .field("stats", stats)
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl ReflectorStats ===
+
+impl ReflectorStats {
+    /// Returns the version up to which the store has been written; `None` before the first list or event.
+    pub fn last_sync_resource_version(&self) -> Option<ResourceVersion> {
+        self.last_sync.lock().clone()
+    }
+
+    fn advance(&self, version: &ResourceVersion) {
+        let mut last = self.last_sync.lock();
+        match &mut *last {
+            Some(last) => last.clone_from(version),
+            None => *last = Some(version.clone()),
+        }
+    }
+}
+
+/// Waits for the next item of a watch, or for a resync that is due before it.
+///
+/// # Cancel safety
+///
+/// May be dropped at any time.
+async fn next_item(watch: &mut Watch, resyncs: &mut Option<Interval>) -> NextItem {
+    let Some(resyncs) = resyncs else { return NextItem::Item(watch.next().await) };
+    tokio::select! {
+        // Resyncs first: an upstream that always has more must not hold them back.
+        biased;
+        // Cancel-safe: neither arm loses anything when the other one wins.
+        _ = resyncs.tick() => NextItem::Resync,
+        item = watch.next() => NextItem::Item(item),
+    }
+}
+
+/// Waits for the upstream, and meanwhile passes requests for checkpoints on to the store, each with the proof of the history:
+/// everything that the source has returned is in the queue before it.
 async fn with_requests<T>(
     requests: &mut Requests,
     source: &impl ListerWatcher,
-    fifo: &RealFifo,
+    store: &impl ReflectorStore,
     upstream: impl Future<Output = T>,
 ) -> T {
     let mut upstream = pin!(upstream);
@@ -280,7 +438,8 @@ async fn with_requests<T>(
             // Cancel-safe: `recv` loses nothing when the other arm wins.
             Some(reply) = requests.recv() => {
                 if let Some(proof) = source.warm_start().and_then(WarmStart::proof) {
-                    fifo.push(Delta::Checkpoint { proof, reply }).await;
+                    // A store that rejects it drops the reply: there is no checkpoint.
+                    drop(store.apply(Delta::Checkpoint { proof, reply }).await);
                 }
             }
             done = &mut upstream => return done,

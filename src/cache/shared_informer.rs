@@ -1,6 +1,6 @@
 //! Informer of a program: client-go's `SharedInformer`, `SharedIndexInformer`, and their stores.
 //!
-//! It runs the same [`Controller`] as the server, in tasks of the program's runtime.
+//! It runs the same [`InformerTasks`] as the server, in tasks of the program's runtime.
 
 mod decoder;
 mod handler;
@@ -19,7 +19,7 @@ pub use self::{
     reads::{TypedSnapshot, UnknownIndex},
 };
 use super::{
-    AddIndexersError, Controller, HealthReport, InformerHandle, InformerOptions, ListerWatcher, Snapshot, Stopped,
+    AddIndexersError, HealthReport, InformerHandle, InformerOptions, InformerTasks, ListerWatcher, Snapshot, Stopped,
 };
 use crate::{
     model::{IndexFunc, Object, ObjectKey, ResourceVersion},
@@ -71,7 +71,7 @@ pub struct SharedInformer<T: Decode> {
     decoder: Arc<Decoder<T>>,
     stop: CancellationToken,
     runtime: runtime::Handle,
-    /// Tasks of the controller, and of the handlers.
+    /// Tasks of the informer, and of the handlers.
     tasks: TaskTracker,
 }
 
@@ -95,10 +95,10 @@ impl<T: Decode> SharedInformer<T> {
     ///
     /// If there is no tokio runtime.
     pub fn start(source: impl ListerWatcher, options: InformerOptions) -> Self {
-        let controller = Controller::new(source, options);
-        let handle = controller.handle().clone();
+        let informer = InformerTasks::new(source, options);
+        let handle = informer.handle().clone();
         let (runtime, stop, tasks) = (runtime::Handle::current(), CancellationToken::new(), TaskTracker::new());
-        for (_, task) in controller.into_tasks(stop.clone(), |_, _| ()) {
+        for (_, task) in informer.into_tasks(stop.clone(), |_, _| ()) {
             tasks.spawn_on(task, &runtime);
         }
         Self { handle, decoder: Arc::new(Decoder::new()), stop, runtime, tasks }

@@ -104,7 +104,6 @@ fn parse_flag(text: &str) -> Result<KubeFlag<'_>, ValueError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ResourceOptions;
 
     #[test]
     fn a_flag_is_a_kind_and_perhaps_a_namespace() {
@@ -139,11 +138,5 @@ mod tests {
             section.input().errors.take()
         });
         assert_eq!(errors.to_string().matches("built without the Kubernetes API").count(), 2);
-    }
-
-    #[test]
-    fn the_default_drop_fields_are_valid() {
-        let json = br#"{"metadata":{"annotations":{"kubectl.kubernetes.io/last-applied-configuration":"{}","a":"b"},"managedFields":[]}}"#;
-        assert_eq!(&*ResourceOptions::default().drop_fields.apply(json), br#"{"metadata":{"annotations":{"a":"b"}}}"#);
     }
 }

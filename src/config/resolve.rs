@@ -158,8 +158,8 @@ fn resolve_resource(
     let index_section = section.section_or_empty("indexes");
     let indexers = Arc::new(resolve_indexes(&index_section, limits.expression_steps));
     let source = section.section("source")?;
-    if section.is_written("drop_fields") && !source.is_written("kube") {
-        section.add("drop_fields", "is only for `kube` sources; remove it");
+    if section.is_written("drop_fields") && (source.is_written("etcd") || source.is_written("informerd")) {
+        section.add("drop_fields", "is only for `kube`, `files` and `stream` sources; remove it");
     }
     let written = source.written_of(&SOURCES);
     let [kind] = written[..] else {

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     client::Query,
     endpoint::{ServerAddress, TlsOptions},
-    model::Indexers,
+    model::{FieldCut, Indexers, Path},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 
@@ -119,6 +119,10 @@ impl RelayResource {
     }
 }
 
+/// Fields that are removed from the objects of a `kube` source by default: large, and written for other programs.
+const KUBE_DROP_FIELDS: [&str; 2] =
+    [".metadata.managedFields", ".metadata.annotations['kubectl.kubernetes.io/last-applied-configuration']"];
+
 // === impl Config ===
 
 impl Config {
@@ -170,6 +174,18 @@ impl ResourceConfig {
     /// The form of a name, and the name found.
     pub fn check_name(name: &str) -> Result<(), ValueError> {
         value::check_resource_name(name)
+    }
+
+    /// Returns the fields that are removed from the objects.
+    pub fn drop_fields(&self) -> FieldCut {
+        match (&self.options.drop_fields, &self.source) {
+            (Some(fields), _) => fields.clone(),
+            (None, SourceConfig::Kube(_)) => {
+                let paths = KUBE_DROP_FIELDS.iter().map(|path| Path::parse(path).expect("a path"));
+                FieldCut::new(paths).expect("fields that no object needs")
+            }
+            (None, _) => FieldCut::default(),
+        }
     }
 
     /// Returns the queue of a client that has not requested one for this resource.

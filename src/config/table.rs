@@ -291,9 +291,9 @@ rows! {
 rows! {
     /// Options of a resource besides its source.
     pub struct ResourceOptions at "resources.<name>." {
-        drop_fields: FieldCut =
-            "[metadata.managedFields, \"metadata.annotations['kubectl.kubernetes.io/last-applied-configuration']\"]",
-            field_paths, "fields removed from the objects of a kube source";
+        drop_fields: Option<FieldCut>, field_paths,
+            "fields removed from the objects of a kube, files or stream source; if left out nothing, but for kube \
+             metadata.managedFields and metadata.annotations['kubectl.kubernetes.io/last-applied-configuration']";
         ..IndexKeys;
         optional: bool = "false", boolean, "the server is ready also without this resource";
         snapshot: Option<bool>, boolean,

@@ -58,7 +58,7 @@ fn defaults() {
         source: files("./manifests", Some("Pod")),
         indexers: Arc::default(),
         options: ResourceOptions {
-            drop_fields: ResourceOptions::default().drop_fields,
+            drop_fields: None,
             optional: false,
             snapshot: None,
             full_channel_policy: None,
@@ -213,7 +213,7 @@ fn a_file_with_everything() {
         source: files(directory.path().join("pods/a"), Some("Pod")),
         indexers: Arc::new(indexers.unwrap()),
         options: ResourceOptions {
-            drop_fields: ResourceOptions::default().drop_fields,
+            drop_fields: None,
             optional: true,
             snapshot: Some(false),
             full_channel_policy: Some(FullChannelPolicy::Drop),

@@ -1,10 +1,10 @@
 //! Object of a resource, immutable and shared.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, fmt, sync::Arc};
 
 use bytes::Bytes;
 
-use super::{KeyError, ObjectKey, ResourceVersion, VersionError, envelope::Envelope};
+use super::{FieldCut, KeyError, ObjectKey, ResourceVersion, VersionError, envelope::Envelope};
 
 /// Maximum size of an object's body: what a gRPC client with the default receive limit of 4 MiB can receive in any
 /// language.
@@ -212,6 +212,22 @@ impl Object {
         let mut text = TextBuilder { text: &self.text, rest: Vec::new() };
         let (api_version, kind) = (text.span(api_version), text.span(kind));
         Self { api_version, kind, text: text.finish(), ..self.clone() }
+    }
+
+    /// Returns the same object without these fields of its JSON body, and without the labels among them; itself if it has none of
+    /// the fields.
+    #[must_use]
+    pub fn without(self: Arc<Self>, fields: &FieldCut) -> Arc<Self> {
+        let Some(Cow::Owned(body)) = self.json().map(|json| fields.apply(json)) else { return self };
+        // The source may have accepted a body whose envelope cannot be read: it has no labels.
+        let mut envelope = Self::envelope(&body).unwrap_or_default();
+        envelope.uid = self.uid().into();
+        // The source may have the type from elsewhere.
+        if (&*envelope.api_version, &*envelope.kind) != (self.api_version(), self.kind()) {
+            (envelope.api_version, envelope.kind) = (self.api_version().into(), self.kind().into());
+        }
+        let (key, version) = (self.key.clone(), self.version.clone());
+        Arc::new(Self::from_text(key, version, self.media_type, &body, body.len(), &envelope))
     }
 
     /// Returns the same object with the key of another one that has an equal key, so that memory holds the key only once,

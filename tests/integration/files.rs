@@ -74,6 +74,34 @@ async fn files_that_are_written_changed_and_deleted_are_watched() {
     served.stop().await;
 }
 
+/// Also of a stream; a resource without the key keeps everything.
+#[tokio::test]
+async fn dropped_fields_are_removed_from_files_and_streams_and_nothing_else_changes() {
+    let directory = TempDir::new().unwrap();
+    let web = r#"{"kind":"Pod","metadata":{"name":"web","managedFields":[1]},"spec": {"n":1.50},"status":{"a":1}}"#;
+    write(&directory.path().join("pods/web.json"), web);
+    write(&directory.path().join("events.jsonl"), &format!(r#"{{"type":"ADDED","object":{web}}}"#));
+    let config = "resources: { files: { drop_fields: [status], source: { files: { path: pods } } }, \
+                  stream: { drop_fields: [spec.n, status], source: { stream: { path: events.jsonl } } }, \
+                  whole: { source: { files: { path: pods } } } }";
+    let file = directory.path().join("informerd.yaml");
+    write(&file, config);
+    let served = Served::start(directory, ServeFlags { config: Some(file), ..ServeFlags::default() }).await;
+    let mut client = served.client().await;
+    for (resource, expected) in [
+        ("whole", web.to_owned()),
+        ("files", web.replace(r#","status":{"a":1}"#, "")),
+        ("stream", web.replace(r#","status":{"a":1}"#, "").replace(r#""n":1.50"#, "")),
+    ] {
+        let request = pb::WatchRequest { resource: resource.to_owned(), ..watch_pods() };
+        let mut watch = client.watch(request).await.unwrap().into_inner();
+        let added = next_event(&mut watch).await;
+        let body = crate::sandbox::raw(added.object.as_ref().unwrap());
+        assert_eq!(String::from_utf8_lossy(&body), expected, "{resource}");
+    }
+    served.stop().await;
+}
+
 #[tokio::test]
 async fn a_file_that_cannot_be_read_keeps_its_objects_and_is_reported_until_it_is_mended() {
     let served = serve(&[("web.yaml", WEB), ("api.yaml", &WEB.replace("web", "api"))]).await;

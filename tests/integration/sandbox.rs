@@ -135,7 +135,7 @@ impl Sandbox {
         if let Some(source) = relay {
             let (initial, max) = (Duration::from_millis(1), Duration::from_millis(20));
             let backoff = BackoffConfig { initial, max, ..BackoffConfig::default() };
-            let config = ReflectorConfig { first_list: ListVersion::MostRecent, backoff };
+            let config = ReflectorConfig { first_list: ListVersion::MostRecent, backoff, ..ReflectorConfig::default() };
             let relay = Reflector::new(source, Arc::clone(&fifo), health, config);
             reflector = Arc::clone(relay.stats());
             tasks.spawn(relay.run());

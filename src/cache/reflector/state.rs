@@ -1,5 +1,6 @@
 //! State machine of a Reflector: the next request as a pure function of the last outcome. No IO, no clock.
 
+use super::ReflectorError;
 use crate::{
     cache::{ListVersion, SourceError},
     model::ResourceVersion,
@@ -47,6 +48,17 @@ pub(super) enum Outcome {
     /// Stream that contradicted itself.
     WatchBroken {
         reached: ResourceVersion,
+        found: ResourceVersion,
+        after: ResourceVersion,
+    },
+    /// Watch that ended because a resync of the store failed.
+    ResyncFailed {
+        reached: ResourceVersion,
+        error: String,
+    },
+    /// List or event that the store rejected; an event ended its watch.
+    NotStored {
+        reached: Option<ResourceVersion>,
         error: String,
     },
 }
@@ -165,8 +177,16 @@ impl State {
                 self.last = Some(reached);
                 self.list_expired()
             }
-            Outcome::WatchTooShort { reached } | Outcome::WatchFailed { reached, .. } => {
+            Outcome::WatchTooShort { reached }
+            | Outcome::WatchFailed { reached, .. }
+            | Outcome::ResyncFailed { reached, .. } => {
                 self.last = Some(reached);
+                self.list_again()
+            }
+            Outcome::NotStored { reached, .. } => {
+                if reached.is_some() {
+                    self.last = reached;
+                }
                 self.list_again()
             }
         }
@@ -214,7 +234,12 @@ impl Outcome {
             Self::ListFailed(error) | Self::WatchNotOpened(error) | Self::WatchFailed { error, .. } => {
                 matches!(error, SourceError::HistoryRewritten(_))
             }
-            Self::Listed(_) | Self::WatchClosed { .. } | Self::WatchTooShort { .. } | Self::WatchBroken { .. } => false,
+            Self::Listed(_)
+            | Self::WatchClosed { .. }
+            | Self::WatchTooShort { .. }
+            | Self::WatchBroken { .. }
+            | Self::ResyncFailed { .. }
+            | Self::NotStored { .. } => false,
         }
     }
 
@@ -222,18 +247,24 @@ impl Outcome {
     pub(super) fn has_missed_changes(&self) -> bool {
         matches!(
             self,
-            Self::WatchNotOpened(SourceError::Expired(_)) | Self::WatchFailed { error: SourceError::Expired(_), .. }
+            Self::WatchNotOpened(SourceError::Expired(_))
+                | Self::WatchFailed { error: SourceError::Expired(_), .. }
+                | Self::NotStored { .. }
         ) || self.is_history_rewritten()
     }
 
     /// Returns the error, if there was one.
-    pub(super) fn error(&self) -> Option<String> {
+    pub(super) fn error(&self) -> Option<ReflectorError> {
         match self {
             Self::Listed(_) | Self::WatchClosed { .. } => None,
-            Self::ListFailed(error) => Some(format!("list failed: {error}")),
-            Self::WatchNotOpened(error) | Self::WatchFailed { error, .. } => Some(format!("watch failed: {error}")),
-            Self::WatchTooShort { .. } => Some("watch failed: closed at once without an event".to_owned()),
-            Self::WatchBroken { error, .. } => Some(format!("watch failed: {error}")),
+            Self::ListFailed(error) => Some(ReflectorError::List(error.clone())),
+            Self::WatchNotOpened(error) | Self::WatchFailed { error, .. } => Some(ReflectorError::Watch(error.clone())),
+            Self::WatchTooShort { .. } => Some(ReflectorError::WatchTooShort),
+            Self::WatchBroken { found, after, .. } => {
+                Some(ReflectorError::VersionOrder { found: found.clone(), after: after.clone() })
+            }
+            Self::ResyncFailed { error, .. } => Some(ReflectorError::Resync(error.clone())),
+            Self::NotStored { error, .. } => Some(ReflectorError::Store(error.clone())),
         }
     }
 }
@@ -416,7 +447,7 @@ mod tests {
     fn a_stream_that_contradicts_itself_is_watched_again_from_the_reached_version() {
         let mut state = State::new(ListVersion::Any);
         state.step(Outcome::Listed(version(5)));
-        let broken = Outcome::WatchBroken { reached: version(55), error: "low".into() };
+        let broken = Outcome::WatchBroken { reached: version(55), found: version(32), after: version(55) };
         assert_eq!(state.step(broken), watch(55, true));
     }
 }

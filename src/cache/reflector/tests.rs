@@ -1,6 +1,7 @@
 //! Reflector against a scripted upstream, on a paused clock: its requests, their times, and the queued deltas.
 
 mod delays;
+mod store;
 mod warm;
 
 use std::collections::VecDeque;
@@ -11,7 +12,7 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::{
-    cache::{FifoBounds, List, SourceError, SyncState},
+    cache::{BackoffConfig, FifoBounds, List, SourceError, SyncState},
     model::{Event, Object},
 };
 

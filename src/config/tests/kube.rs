@@ -42,7 +42,7 @@ fn a_kube_source_is_read_with_everything_that_it_can_have() {
         contact_timeout: Duration::from_secs(300),
     };
     assert_eq!(kube(&config, "a"), expected);
-    assert_eq!(config.resources["a"].options.drop_fields, cut("status"));
+    assert_eq!(config.resources["a"].drop_fields(), cut("status"));
     let plain = kube(&config, "b");
     assert_eq!(
         (plain.group.as_str(), plain.namespace.as_str(), &plain.kubeconfig, &plain.context),
@@ -52,9 +52,10 @@ fn a_kube_source_is_read_with_everything_that_it_can_have() {
     assert_eq!((plain.contact_timeout, plain.watch_timeout), (Duration::from_secs(15), Duration::from_secs(300)));
     assert_eq!(kube(&config, "n").namespaces, ["shop", "stock"]);
     assert_eq!(kube(&config, "s").namespace_selector, "team=shop");
-    assert_ne!(config.resources["b"].options.drop_fields, FieldCut::default());
-    assert_eq!(config.resources["c"].options.drop_fields, FieldCut::default());
-    assert_eq!(config.resources["d"].options.drop_fields, config.resources["b"].options.drop_fields);
+    let json = br#"{"metadata":{"annotations":{"kubectl.kubernetes.io/last-applied-configuration":"{}","a":"b"},"managedFields":[]}}"#;
+    assert_eq!(&*config.resources["b"].drop_fields().apply(json), br#"{"metadata":{"annotations":{"a":"b"}}}"#);
+    assert_eq!(config.resources["c"].drop_fields(), FieldCut::default());
+    assert_eq!(config.resources["d"].drop_fields(), config.resources["b"].drop_fields());
     let flagged = KubeResource { kubeconfig: Some("f".into()), context: Some("e".to_owned()), ..plain };
     assert_eq!(kube(&config, "d"), flagged);
 }
@@ -124,7 +125,10 @@ fn missing_and_conflicting_keys_are_reported() {
     for (written, problem) in [
         ("drop_fields: x, source: { kube: { version: v1, plural: a } }", "expected a list of paths"),
         ("drop_fields: [metadata.uid], source: { kube: { version: v1, plural: a } }", "it identifies the object"),
-        ("drop_fields: [a], source: { files: { path: x } }", "resources.a.drop_fields: is only for `kube` sources"),
+        (
+            "drop_fields: [a], source: { etcd: {} }",
+            "resources.a.drop_fields: is only for `kube`, `files` and `stream` sources",
+        ),
         ("source: { files: { path: x }, kube: { version: v1, plural: a } }", "has `files` and `kube`; keep one"),
     ] {
         let found = load(&format!("resources: {{ a: {{ {written} }} }}"), &["--files=b=."]).unwrap_err().to_string();

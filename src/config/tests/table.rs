@@ -8,7 +8,7 @@ use super::*;
 
 /// Returns the keys that this build reads.
 fn served() -> impl Iterator<Item = &'static Key> {
-    let is_for_kube = |key: &Key| key.path.contains(".kube.") || key.path.ends_with(".drop_fields");
+    let is_for_kube = |key: &Key| key.path.contains(".kube.");
     reference().iter().filter(move |key| cfg!(feature = "kube") || !is_for_kube(key))
 }
 
@@ -29,9 +29,6 @@ fn the_reference_lists_the_defaults() {
                 Some("files") => ("        path: /x\n", files("/x", None)),
                 Some("stream") => ("        path: /x\n", SourceConfig::Stream(StreamResource::new(Some("/x".into())))),
                 Some("kube") => ("        version: v1\n        plural: pods\n", SourceConfig::Kube(kube)),
-                Some("drop_fields") => {
-                    ("    source: { kube: { version: v1, plural: pods } }\n", SourceConfig::Kube(kube))
-                }
                 _ => ("    source: { files: { path: /x } }\n", files("/x", None)),
             };
             yaml.push_str(rest);
@@ -52,8 +49,7 @@ fn every_key_of_the_table_is_read() {
         for (depth, part) in path.split('.').enumerate() {
             write!(yaml, "\n{}{part}:", "  ".repeat(depth)).unwrap();
         }
-        let source = if path.ends_with(".drop_fields") { "\n    source: { kube: {} }" } else { "" };
-        let errors = load(&format!("{yaml} {{ a: b }}{source}"), &["--files=pods=."]).unwrap_err();
+        let errors = load(&format!("{yaml} {{ a: b }}"), &["--files=pods=."]).unwrap_err();
         let mut problems = errors.iter().filter(|error| error.at() == path);
         let problem = problems.next().unwrap_or_else(|| panic!("{path} is not read: {errors}"));
         assert!(problem.problem().ends_with("found a map") && problems.next().is_none(), "{errors}");

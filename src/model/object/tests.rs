@@ -3,6 +3,7 @@
 use proptest::{collection::btree_map, prelude::*};
 
 use super::*;
+use crate::model::Path;
 
 fn parse(json: &str) -> Result<Object, ObjectError> {
     Object::from_json(Bytes::copy_from_slice(json.as_bytes()), "dir/file.json", ResourceVersion::decimal(7))
@@ -66,6 +67,24 @@ fn the_type_that_a_list_implies_is_added_to_an_object() {
     assert_eq!(typed.shared_body(), object.body());
     assert_ne!(typed, object);
     assert_eq!(typed.with_type("", ""), object);
+}
+
+#[test]
+fn an_object_without_some_fields_keeps_all_other_bytes_and_its_identity() {
+    let fields = |paths: &[&str]| FieldCut::new(paths.iter().map(|path| Path::parse(path).unwrap())).unwrap();
+    let body = r#"{"kind":"Pod", "metadata":{"name":"a","labels":{"x":"y","z":"\u0041"},"uid":"u"},"n":1.50}"#;
+    let object = Arc::new(parse(body).unwrap());
+    let without = |paths: &[&str]| Arc::clone(&object).without(&fields(paths));
+    assert!(Arc::ptr_eq(&without(&["status", ".metadata.labels.w"]), &object));
+    let cut = without(&["n", ".metadata.labels.x"]);
+    assert_eq!(*cut, parse(&body.replace(r#","n":1.50"#, "").replace(r#""x":"y","#, "")).unwrap());
+    assert_eq!((cut.labels().get("x"), cut.labels().get("z"), cut.uid()), (None, Some("A"), "u"));
+    let typed = Arc::new(object.with_type("v1", "Node")).without(&fields(&["n"]));
+    assert_eq!((typed.api_version(), typed.kind(), typed.version()), ("v1", "Node", object.version()));
+    let key = object.key().clone();
+    let bytes =
+        Arc::new(Object::new(ObjectParts { body: body.into(), ..ObjectParts::bare(key, object.version().clone()) }));
+    assert!(Arc::ptr_eq(&Arc::clone(&bytes).without(&fields(&["n"])), &bytes), "its media type is not JSON");
 }
 
 /// Writes a text as JSON, every character as it is or escaped.

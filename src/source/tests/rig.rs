@@ -63,7 +63,7 @@ impl Rig {
             max: Duration::from_millis(20),
             ..BackoffConfig::default()
         };
-        let config = ReflectorConfig { first_list: ListVersion::MostRecent, backoff };
+        let config = ReflectorConfig { first_list: ListVersion::MostRecent, backoff, ..ReflectorConfig::default() };
         let demand = source.demand();
         let mut reflector = Reflector::new(source, Arc::clone(&fifo), health.clone(), config);
         if let Some(kept) = kept {

@@ -101,7 +101,7 @@ impl Live {
     ) -> Self {
         let (initial, max) = (Duration::from_millis(10), Duration::from_millis(50));
         let backoff = BackoffConfig { initial, max, ..BackoffConfig::default() };
-        let config = ReflectorConfig { first_list: ListVersion::MostRecent, backoff };
+        let config = ReflectorConfig { first_list: ListVersion::MostRecent, backoff, ..ReflectorConfig::default() };
         // These sources have no warm start, so no snapshot is written to the directory.
         let served = Served::start_with(source, health, Path::new(""), config);
         let client = in_process(served.routes.clone());

@@ -1,4 +1,4 @@
-//! Reflector, queue and informer of one resource, connected: client-go's `Controller`.
+//! Reflector, queue and informer of one resource, connected.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Reflector, queue and informer of one resource, connected and not running yet.
-pub struct Controller<S, F: Frame> {
+pub struct InformerTasks<S, F: Frame> {
     name: String,
     kind: &'static str,
     reflector: Reflector<S>,
@@ -59,9 +59,9 @@ const STALE_AFTER: Duration = Duration::from_secs(15);
 /// half a millisecond would not pay.
 const MIN_BATCH_WINDOW: Duration = Duration::from_micros(500);
 
-// === impl Controller ===
+// === impl InformerTasks ===
 
-impl<S: ListerWatcher, F: Frame> Controller<S, F> {
+impl<S: ListerWatcher, F: Frame> InformerTasks<S, F> {
     /// Connects a source.
     pub fn new(source: S, options: InformerOptions) -> Self {
         let InformerOptions { name, kind, health, indexers, reflector, broadcaster, history, batch_window, threads } =
@@ -82,6 +82,7 @@ impl<S: ListerWatcher, F: Frame> Controller<S, F> {
             Some(threads) => informer.deferring_to(threads),
             None => informer,
         };
+        let reflector = ReflectorConfig { name: reflector.name.or_else(|| Some(name.clone())), ..reflector };
         let reflector = Reflector::new(source, Arc::clone(&fifo), health, reflector);
         Self { name, kind, reflector, fifo, informer, handle }
     }
@@ -122,7 +123,7 @@ impl<S: ListerWatcher, F: Frame> Controller<S, F> {
         let reflecting = async move {
             let _closing = closing;
             if let Ok(reflector) = has_started.await {
-                stop.run_until_cancelled_owned(reflector.run()).await;
+                stop.run_until_cancelled_owned(reflector.list_and_watch()).await;
             }
         };
         let informing = informing.instrument(info_span!("informer", resource = name));
@@ -131,9 +132,9 @@ impl<S: ListerWatcher, F: Frame> Controller<S, F> {
     }
 }
 
-impl<S: fmt::Debug, F: Frame> fmt::Debug for Controller<S, F> {
+impl<S: fmt::Debug, F: Frame> fmt::Debug for InformerTasks<S, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Controller")
+        f.debug_struct("InformerTasks")
             .field("name", &self.name)
             .field("reflector", &self.reflector)
             .finish_non_exhaustive()
