@@ -92,6 +92,15 @@ mod tests {
         assert_eq!(backoff.next_delay(now).as_millis(), 800);
     }
 
+    /// client-go `TestNewReflectorWithCustomBackoff`.
+    #[test]
+    fn the_first_delay_and_the_longest_are_those_of_the_configuration() {
+        let [initial, max] = [10, 100].map(Duration::from_millis);
+        let mut backoff = Backoff::new(BackoffConfig { initial, max, jitter: 0.0, ..BackoffConfig::default() });
+        let now = Instant::now();
+        assert_eq!([(); 6].map(|()| backoff.next_delay(now).as_millis()), [10, 20, 40, 80, 100, 100]);
+    }
+
     #[test]
     fn jitter_keeps_a_delay_between_itself_and_its_double() {
         let mut seen = std::collections::HashSet::new();

@@ -124,6 +124,26 @@ async fn a_reset_makes_a_new_channel() {
     assert_eq!(watcher.add(object("b")).await, Err(Stopped));
 }
 
+/// `TestFilterStop`: a filter of a watch is an adaptor of the stream, without a queue or a task.
+#[tokio::test(start_paused = true)]
+async fn a_filtered_watch_that_is_dropped_stops_the_watch_below() {
+    let watcher = FakeWatcher::new();
+    let is_served =
+        |item: &Result<Event, SourceError>| !matches!(item, Ok(Event::Added(object)) if object.key().name() == "b");
+    let mut filtered = watcher.watch().filter(is_served);
+    let sender = watcher.clone();
+    let sending: JoinHandle<Result<(), Stopped>> = tokio::spawn(async move {
+        for name in ["b", "foo", "b", "bar"] {
+            sender.add(object(name)).await?;
+        }
+        Ok(())
+    });
+    assert_eq!(filtered.next().await, Some(Ok(Event::Added(object("foo")))));
+    drop(filtered);
+    assert!(watcher.is_stopped());
+    assert_eq!(sending.await.unwrap(), Err(Stopped));
+}
+
 /// `TestRaceFreeFake`.
 #[tokio::test(start_paused = true)]
 async fn a_race_free_fake_watch_has_the_events_in_order_also_after_the_stop() {

@@ -2,6 +2,7 @@
 
 mod cycles;
 mod exports;
+mod upstream;
 
 use std::{
     collections::BTreeSet,

@@ -244,6 +244,7 @@ async fn an_object_itself_is_not_decoded() {
     assert!(informer.undecodable().is_empty());
 }
 
+/// client-go `TestStateSharedInformer`; here an informer runs from the moment at which it is made.
 #[tokio::test(start_paused = true)]
 async fn a_stop_applies_what_is_queued_and_ends_the_watches_after_it() {
     let source = FakeSource::new();
@@ -262,6 +263,7 @@ async fn a_stop_applies_what_is_queued_and_ends_the_watches_after_it() {
     settle().await;
     assert!(informer.list().is_empty(), "the next cycle begins in a minute");
 
+    assert!(!informer.is_stopped());
     let stopped = informer.stop();
     assert!(informer.is_stopped());
     stopped.await;

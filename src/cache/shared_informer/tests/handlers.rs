@@ -1,6 +1,7 @@
 //! Event handlers: client-go's tests of its shared informer, and drawn histories under every policy.
 
 mod property;
+mod registrations;
 
 use std::fmt::{Debug, Write as _};
 

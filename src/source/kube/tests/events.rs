@@ -23,7 +23,7 @@ async fn a_resource_is_listed_and_followed_over_one_watch() {
     assert_eq!(rig.history_rewrites, 0);
 }
 
-/// `TestReflectorListAndWatch`: both modes, with exact options.
+/// `TestReflectorListAndWatch`: both modes, with exact options. `TestWatchTimeout`: a random one between five minutes and ten.
 #[tokio::test]
 async fn requests_have_the_parameters_of_client_go() {
     let fixture = Fixture::new().await;
@@ -40,7 +40,7 @@ async fn requests_have_the_parameters_of_client_go() {
     let selectors = "labelSelector=app+in+%28web%2Cx%29&fieldSelector=spec.nodeName%3Dn";
     let target = fixture.fake.set(|store| store.target.clone());
     let seconds: u64 = target.split("timeoutSeconds=").nth(1).unwrap().split('&').next().unwrap().parse().unwrap();
-    assert!((300..=600).contains(&seconds), "TestWatchTimeout: {seconds}");
+    assert!((300..=600).contains(&seconds), "{seconds}");
     let expected = format!(
         "{path}?watch=1&allowWatchBookmarks=true&timeoutSeconds={seconds}&sendInitialEvents=true&\
          resourceVersionMatch=NotOlderThan&{selectors}"

@@ -132,18 +132,22 @@ async fn a_watch_that_has_expired_is_listed_again_once() {
     }
 }
 
-/// An API server reports a corrupt object as a store read error, and omits it after its unsafe deletion
-/// (`TestReflectorReplacesStoreOnUnsafeDelete`).
+/// `TestReflectorReplacesStoreOnUnsafeDelete`: an API server reports the unsafe deletion of a corrupt object as a store read error,
+/// and no longer lists the object.
 #[tokio::test]
 async fn an_internal_error_in_a_watch_is_listed_again() {
     let fixture = Fixture::new().await;
-    fixture.fake.write("a=1");
-    let lines = vec![bookmark("2", Some("true")), failure(500, "InternalError")];
+    fixture.fake.write("kept=1 corrupt=1");
+    let [kept, corrupt] = ["kept", "corrupt"].map(|key| fixture.fake.line("ADDED", key));
+    let lines = vec![kept, corrupt, bookmark("3", Some("true")), failure(500, "StorageReadError")];
+    fixture.fake.write("-corrupt");
     fixture.fake.set(|store| store.watches.push_back(Fault::Tell(lines)));
     let mut rig = fixture.rig();
-    assert_eq!(rig.told().await, "list 2");
-    assert_eq!(rig.told().await, "list 2");
-    assert_eq!(fixture.fake.asked(), ["initial", "initial 2"]);
+    assert_eq!(rig.told().await, "list 3");
+    assert_eq!(rig.state.len(), 2);
+    assert_eq!(rig.told().await, "list 4");
+    assert_eq!((rig.state.len(), &rig.state), (1, &fixture.fake.state()));
+    assert_eq!(fixture.fake.asked(), ["initial", "initial 3"]);
 }
 
 /// `TestWatchList`: closed before the bookmark, a bookmark of another value, refused, expired, and successful at last.

@@ -58,6 +58,18 @@ async fn an_api_without_a_watch_cache_is_read_in_pages() {
     assert_eq!(lists(&fixture), ["list 0 limit=500", "list limit=500 page", "list 11 limit=500"]);
 }
 
+/// `TestReflectorListExtract`: an object that is kept keeps nothing else of its page.
+#[tokio::test]
+async fn an_object_of_a_page_keeps_no_other_one_in_memory() {
+    let fixture = ten().await;
+    let source = source(KubeConfig { page_size: Some(5), ..fixture.config() });
+    let mut objects = source.list(ListVersion::MostRecent).await.unwrap().objects;
+    drop(source);
+    let others: Vec<_> = objects.drain(1..).map(|object| std::sync::Arc::downgrade(&object)).collect();
+    assert_eq!((objects.len(), others.len()), (1, 9));
+    assert!(others.iter().all(|other| other.upgrade().is_none()));
+}
+
 /// Behaviour of client-go's pager: an expired continue token leads to one full list.
 #[tokio::test]
 async fn a_page_that_has_expired_is_followed_by_the_whole_list() {

@@ -1,0 +1,124 @@
+//! Reads the table of upstream's tests and fails on a row that names no test of ours that runs.
+
+use std::{collections::BTreeSet, fs, path::PathBuf};
+
+const VERDICTS: &[&str] = &["ours", "stricter", "otherwise", "not ours"];
+
+/// Returns the rows of upstream's tests.
+fn rows(document: &str) -> Vec<&str> {
+    document.lines().filter(|line| line.starts_with("| `Test")).collect()
+}
+
+/// Returns what is wrong with rows.
+fn problems(rows: &[&str], find: impl Fn(&str) -> Result<(), String>) -> Vec<String> {
+    let (mut names, mut problems) = (BTreeSet::new(), Vec::new());
+    for row in rows {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let [name, verdict, tests, reason] = cells[..] else {
+            problems.push(format!("{row}: not four cells"));
+            continue;
+        };
+        let mut check = |holds: bool, problem: &str| {
+            if !holds {
+                problems.push(format!("{name}: {problem}"));
+            }
+        };
+        check(names.insert(name), "stands twice");
+        check(VERDICTS.contains(&verdict), "no verdict");
+        check(tests.is_empty() == (verdict == "not ours"), "tests belong to every verdict but \"not ours\"");
+        check(reason.is_empty() == (verdict == "ours"), "a reason belongs to every verdict but \"ours\"");
+        for test in tests.split(", ").filter(|test| !test.is_empty()) {
+            let found = find(test.trim_matches('`'));
+            problems.extend(found.err().map(|problem| format!("{name}: {test}: {problem}")));
+        }
+    }
+    problems
+}
+
+/// Finds a test by its path, as `cache::reflector::tests::name`, or `integration::until::name` in the integration tests.
+fn find(path: &str) -> Result<(), String> {
+    let (modules, function) = path.rsplit_once("::").ok_or("no path")?;
+    let (root, folder, modules) = match modules.strip_prefix("integration::") {
+        Some(modules) => ("main.rs", "tests/integration", modules),
+        None => ("lib.rs", "src", modules),
+    };
+    let mut folder = PathBuf::from(folder);
+    let read = |path: PathBuf| fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()));
+    let mut text = read(folder.join(root))?;
+    for module in modules.split("::") {
+        folder.push(module);
+        if is_declared(&text, module) {
+            text = read(folder.with_extension("rs"))?;
+        } else {
+            let inline = text.split_once(&format!("\nmod {module} {{"));
+            text = inline.ok_or(format!("module {module} is not declared"))?.1.to_owned();
+        }
+    }
+    check_test(&text, function)
+}
+
+fn is_declared(text: &str, module: &str) -> bool {
+    let declaration = format!("mod {module};");
+    text.lines()
+        .any(|line| line == declaration || line.starts_with("pub") && line.ends_with(&format!(" {declaration}")))
+}
+
+/// Checks that a function is a test that is not ignored.
+fn check_test(text: &str, function: &str) -> Result<(), String> {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let signature = format!("fn {function}(");
+    let is_function = |line: &&str| line.trim_start_matches("async ").starts_with(&signature);
+    let at = lines.iter().position(is_function).ok_or("no such function")?;
+    let above = lines[..at].iter().rev().take_while(|line| line.starts_with("#[") || line.starts_with("//"));
+    let above: Vec<_> = above.collect();
+    let has = |attribute: &str| above.iter().any(|line| line.starts_with(attribute));
+    match (has("#[test]") || has("#[tokio::test"), has("#[ignore")) {
+        (false, _) => Err("not a test".to_owned()),
+        (true, true) => Err("ignored".to_owned()),
+        (true, false) => Ok(()),
+    }
+}
+
+#[test]
+fn problems_of_rows_and_tests_are_found() {
+    let row = |cells: [&str; 4]| format!("| `TestA` | {} | {} | {} |\n", cells[1], cells[2], cells[3]);
+    let count = |cells: &[[&str; 4]]| {
+        let document: String = cells.iter().map(|cells| row(*cells)).collect();
+        problems(&rows(&document), |path| if path == "a::b" { Ok(()) } else { Err("no such function".to_owned()) })
+            .len()
+    };
+    let ours = ["", "ours", "`a::b`, `a::b`", ""];
+    assert_eq!(count(&[ours]), 0);
+    assert_eq!(count(&[ours, ours]), 1, "twice");
+    assert_eq!(count(&[["", "otherwise", "`a::b`", "Because."]]), 0);
+    assert_eq!(count(&[["", "not ours", "", "Because."]]), 0);
+    for [verdict, tests, reason] in [
+        ["same", "`a::b`", "Because."],
+        ["ours", "`a::b`, `a::c`", ""],
+        ["ours", "", ""],
+        ["ours", "`a::b`", "Because."],
+        ["stricter", "`a::b`", ""],
+        ["otherwise", "", "Because."],
+        ["not ours", "`a::b`", "Because."],
+        ["not ours", "", ""],
+        ["not ours", "", "Because. | More."],
+    ] {
+        assert_eq!(count(&[["", verdict, tests, reason]]), 1, "{verdict} {tests} {reason}");
+    }
+
+    let text =
+        "#[tokio::test]\n// Why.\nasync fn runs() {}\n#[test]\n#[ignore = \"slow\"]\nfn waits() {}\nfn helps() {}";
+    let check = |function| check_test(text, function);
+    assert_eq!(check("runs"), Ok(()));
+    assert_eq!(["waits", "helps", "run"].map(|function| check(function).is_ok()), [false; 3]);
+    assert!(is_declared("mod a;\npub(crate) mod b;", "b") && !is_declared("// mod a;\nmod ab;", "a"));
+}
+
+#[test]
+fn every_test_that_the_table_of_upstream_names_exists_and_runs() {
+    let document = fs::read_to_string("tests/upstream.md").unwrap();
+    let rows = rows(&document);
+    assert!(rows.len() > 90, "the rows were found");
+    let problems = problems(&rows, find);
+    assert!(problems.is_empty(), "{problems:#?}");
+}
