@@ -98,8 +98,8 @@ mod store;
 pub use backoff::{Backoff, BackoffConfig};
 pub use checkpoint::{Checkpoint, CheckpointRequests};
 pub use health::{HealthReport, SourceHealth, SyncState};
-pub(crate) use history::History;
-pub use history::{Backlog, NotInHistory};
+pub use history::Backlog;
+pub(crate) use history::{History, NotInHistory};
 pub use indexer::{Indexer, Snapshot};
 pub use informer::{
     AddIndexersError, CacheWatcher, Informer, InformerConfig, InformerHandle, InformerStats, InformerWatch, JoinError,

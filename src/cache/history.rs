@@ -57,7 +57,7 @@ pub struct Backlog {
 
 /// Reason why a watch cannot resume from a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NotInHistory {
+pub(crate) enum NotInHistory {
     /// Version older than the window, in a relist's gap, or of another lineage.
     Expired,
     /// Version that this server has not reached yet.
