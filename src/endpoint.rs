@@ -1,9 +1,19 @@
-//! Address of a server and TLS with it: plain data, for the configuration, the client library and the sources.
+//! Address of a server, TLS with it and the token for it: plain data, for the configuration, the client library and the sources.
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{
+    fmt, fs,
+    io::Read,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::Arc,
+};
 
 use http::uri::Authority;
-use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+use tonic::{
+    metadata::AsciiMetadataValue,
+    transport::{Certificate, ClientTlsConfig, Identity},
+};
 
 /// Address of a server: `127.0.0.1:50051`, `informerd.example:50051`, `http://127.0.0.1:50051`, `[::1]:50051`,
 /// `https://informerd.example:50051` or `unix:/run/informerd.sock`.
@@ -15,6 +25,7 @@ pub struct ServerAddress {
     uri: Arc<str>,
     /// Empty without TLS.
     tls: Arc<TlsOptions>,
+    token_file: Option<Arc<Path>>,
 }
 
 /// Trust roots and identity of a TLS client: PEM, or the paths of files with it.
@@ -39,6 +50,8 @@ pub struct AddressError {
     problem: &'static str,
 }
 
+/// Largest token, in bytes; a header of HTTP/2 has at most 16 KiB.
+const MAX_TOKEN_BYTES: u64 = 8 << 10;
 /// `sun_path` of Linux without its final NUL.
 const MAX_UNIX_PATH_BYTES: usize = 107;
 /// Longest excerpt of a text that an error quotes.
@@ -59,7 +72,32 @@ impl ServerAddress {
 
     /// Returns the same server with other TLS options; `None` if the address does not use TLS.
     pub fn with_tls(&self, options: TlsOptions) -> Option<Self> {
-        self.is_tls().then(|| Self { uri: Arc::clone(&self.uri), tls: Arc::new(options) })
+        self.is_tls().then(|| Self { tls: Arc::new(options), ..self.clone() })
+    }
+
+    /// Returns the same server with a bearer token for each call, from a file that is read at each call: tokens of service
+    /// accounts are renewed in place. `None` if the token would pass a network in the clear: for an address that is neither https
+    /// nor a Unix socket nor this host.
+    pub fn with_token_file(&self, path: impl Into<PathBuf>) -> Option<Self> {
+        let is_private = self.is_tls() || self.is_unix() || self.is_loopback();
+        is_private.then(|| Self { token_file: Some(path.into().into()), ..self.clone() })
+    }
+
+    /// Returns the `authorization` header of a call; none without a token.
+    ///
+    /// # Errors
+    ///
+    /// The path of the file and the problem, in one line, without the token.
+    pub(crate) fn authorization(&self) -> Result<Option<AsciiMetadataValue>, String> {
+        self.token_file.as_deref().map(authorization).transpose()
+    }
+
+    fn is_loopback(&self) -> bool {
+        let authority = self.uri.strip_prefix("http://").and_then(|authority| authority.parse::<Authority>().ok());
+        authority.is_some_and(|authority| {
+            let host = authority.host().trim_matches(['[', ']']);
+            host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+        })
     }
 
     /// Returns true if the address uses TLS.
@@ -78,7 +116,7 @@ impl FromStr for ServerAddress {
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
         let error = |problem| AddressError { text: text.chars().take(MAX_QUOTED_CHARS).collect(), problem };
-        let of = |uri: String| Self { uri: uri.into(), tls: Arc::default() };
+        let of = |uri: String| Self { uri: uri.into(), tls: Arc::default(), token_file: None };
         if let Some(path) = text.strip_prefix("unix:") {
             // gRPC's own spelling is unix:///absolute/path.
             let path = path.strip_prefix("//").unwrap_or(path);
@@ -92,6 +130,25 @@ impl FromStr for ServerAddress {
         }
         check_authority(authority).map(|()| of(format!("{scheme}://{authority}"))).map_err(error)
     }
+}
+
+/// Returns the header with the token in a file.
+fn authorization(path: &Path) -> Result<AsciiMetadataValue, String> {
+    let problem = |problem: &dyn fmt::Display| format!("token file {}: {problem}", path.display());
+    let mut token = String::new();
+    let file = fs::File::open(path).map_err(|error| problem(&error))?;
+    file.take(MAX_TOKEN_BYTES + 1).read_to_string(&mut token).map_err(|error| problem(&error))?;
+    let token = token.trim_ascii();
+    match token.len() as u64 {
+        0 => return Err(problem(&"it is empty")),
+        1..=MAX_TOKEN_BYTES => {}
+        _ => return Err(problem(&format_args!("the token has more than {MAX_TOKEN_BYTES} bytes"))),
+    }
+    let header = AsciiMetadataValue::try_from(format!("Bearer {token}"));
+    let mut header = header.map_err(|_| problem(&"the token has characters that no header may have"))?;
+    // Not to be shown by Debug, and not to be kept in the compression state of HTTP/2.
+    header.set_sensitive(true);
+    Ok(header)
 }
 
 fn check_path(path: &str) -> Result<(), &'static str> {
@@ -199,6 +256,41 @@ mod tests {
             assert_eq!((address.to_string().as_str(), address.uri()), (printed, uri), "{text}");
             assert_eq!(printed.parse(), Ok(address));
         }
+    }
+
+    #[test]
+    fn a_token_is_for_addresses_that_do_not_send_it_in_the_clear() {
+        let with_token = |text: &str| text.parse::<ServerAddress>().unwrap().with_token_file("/token").is_some();
+        for text in ["https://h:1", "unix:/a.sock", "127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1"] {
+            assert!(with_token(text), "{text}");
+        }
+        for text in ["h:1", "10.0.0.1:1", "[2001:db8::1]:1", "0.0.0.0:1", "localhost.example:1"] {
+            assert!(!with_token(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_the_text_of_its_file_and_is_not_shown() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let address: ServerAddress = "https://h:1".parse().unwrap();
+        assert_eq!(address.authorization(), Ok(None));
+        let address = address.with_token_file(file.path()).unwrap().with_tls(TlsOptions::default()).unwrap();
+        let path = file.path().display();
+        for (text, problem) in [
+            ("", "it is empty"),
+            (" \n", "it is empty"),
+            (&"x".repeat(8193), "the token has more than 8192 bytes"),
+            ("canary\nb", "the token has characters that no header may have"),
+        ] {
+            fs::write(file.path(), text).unwrap();
+            assert_eq!(address.authorization().unwrap_err(), format!("token file {path}: {problem}"));
+        }
+        fs::write(file.path(), "canary\n").unwrap();
+        let header = address.authorization().unwrap().unwrap();
+        assert_eq!(header.to_str().unwrap(), "Bearer canary");
+        assert!(!format!("{header:?} {address:?} {address}").contains("canary"));
+        drop(file);
+        assert!(address.authorization().unwrap_err().contains("No such file"));
     }
 
     #[test]

@@ -81,6 +81,10 @@ pub(super) struct ServerFlags {
     #[arg(long, value_name = "FILE", env = "INFORMERD_CLIENT_KEY", requires = "client_certificate")]
     client_key: Option<PathBuf>,
 
+    /// File with a bearer token for each call, read at each call; for https, a Unix socket or this host
+    #[arg(long, value_name = "FILE", env = "INFORMERD_TOKEN_FILE")]
+    token_file: Option<PathBuf>,
+
     /// Print no notes on stderr, only errors
     #[arg(short, long)]
     pub(super) quiet: bool,
@@ -197,6 +201,17 @@ impl ServerFlags {
 
     /// Returns the address of the server with the TLS options.
     fn address(&self) -> Result<ServerAddress, Failure> {
+        let server = self.secured()?;
+        let Some(file) = &self.token_file else { return Ok(server) };
+        server.with_token_file(file).ok_or_else(|| {
+            let problem = format!(
+                "a token is not sent in the clear: use --server https://HOST:PORT or a Unix socket instead of {server}"
+            );
+            Failure::usage(problem)
+        })
+    }
+
+    fn secured(&self) -> Result<ServerAddress, Failure> {
         if self.certificate_authority.is_none() && self.client_certificate.is_none() {
             return Ok(self.server.clone());
         }

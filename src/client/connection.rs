@@ -5,7 +5,8 @@ use std::time::Duration;
 use futures_util::{Stream, StreamExt, TryStreamExt};
 use prost_types::Timestamp;
 use tonic::{
-    Status,
+    Request, Status,
+    service::{Interceptor, interceptor::InterceptedService},
     transport::{Channel, Endpoint},
 };
 
@@ -23,9 +24,16 @@ use crate::{
 pub struct Client {
     address: ServerAddress,
     endpoint: Endpoint,
-    service: InformerServiceClient<Channel>,
-    admin: AdminServiceClient<Channel>,
+    service: InformerServiceClient<Connection>,
+    admin: AdminServiceClient<Connection>,
 }
+
+/// Connection whose calls carry the token of the address.
+type Connection = InterceptedService<Channel, Credentials>;
+
+/// Interceptor that adds the token of an address to each call.
+#[derive(Debug, Clone)]
+struct Credentials(ServerAddress);
 
 /// Objects of one snapshot.
 #[derive(Debug, Clone, PartialEq)]
@@ -105,8 +113,9 @@ impl Client {
     }
 
     fn over(address: &ServerAddress, endpoint: Endpoint, channel: Channel) -> Self {
-        let admin = AdminServiceClient::new(channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        Self { address: address.clone(), endpoint, service: service(channel), admin }
+        let connection = Connection::new(channel, Credentials(address.clone()));
+        let admin = AdminServiceClient::new(connection.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        Self { address: address.clone(), endpoint, service: service(connection), admin }
     }
 
     /// Returns the address of the server.
@@ -297,7 +306,8 @@ impl Client {
 
     /// Leaves the connection to the clones that share it; the next call of this client opens its own.
     pub(super) fn drop_connection(&mut self) {
-        self.service = service(self.endpoint.connect_lazy());
+        let channel = self.endpoint.connect_lazy();
+        self.service = service(Connection::new(channel, Credentials(self.address.clone())));
     }
 
     pub(super) fn error(&self, status: &Status) -> ClientError {
@@ -324,8 +334,19 @@ fn endpoint(address: &ServerAddress) -> Result<Endpoint, ClientError> {
     endpoint.user_agent(concat!("informerd/", env!("CARGO_PKG_VERSION"))).map_err(invalid)
 }
 
-fn service(channel: Channel) -> InformerServiceClient<Channel> {
-    InformerServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES)
+// === impl Credentials ===
+
+impl Interceptor for Credentials {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(authorization) = self.0.authorization().map_err(Status::unauthenticated)? {
+            request.metadata_mut().insert("authorization", authorization);
+        }
+        Ok(request)
+    }
+}
+
+fn service(connection: Connection) -> InformerServiceClient<Connection> {
+    InformerServiceClient::new(connection).max_decoding_message_size(MAX_MESSAGE_BYTES)
 }
 
 /// Checks that all parts of a response have the same version: one response is of one snapshot.

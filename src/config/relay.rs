@@ -19,8 +19,16 @@ struct RelayFlag<'a> {
 
 /// Reads the section of one resource. The upstream's resource has the same name unless the section sets it.
 pub(super) fn resolve(section: &Section<'_>, name: &str) -> Option<SourceConfig> {
-    let RelayKeys { endpoint, resource, namespace, name: object, label_selector, field_selector, expression } =
-        RelayKeys::read(section);
+    let RelayKeys {
+        endpoint,
+        resource,
+        token_file,
+        namespace,
+        name: object,
+        label_selector,
+        field_selector,
+        expression,
+    } = RelayKeys::read(section);
     let index = section.is_written("index").then(|| section.section("index")).flatten().map(|index| {
         let RelayIndexKeys { name, values } = RelayIndexKeys::read(&index);
         (name, values)
@@ -32,6 +40,17 @@ pub(super) fn resolve(section: &Section<'_>, name: &str) -> Option<SourceConfig>
         tls.add_here("is only for an https:// endpoint; change it, or remove this");
     }
     let tls = upstream::tls(&tls, ca, cert, key, None);
+    let endpoint = match token_file.map(|file| section.relative(&file)) {
+        None => endpoint,
+        Some(file) => endpoint.and_then(|endpoint| {
+            let with_token = endpoint.with_token_file(file);
+            if with_token.is_none() {
+                section
+                    .add("token_file", "is not sent in the clear; write an https:// or unix: endpoint, or remove this");
+            }
+            with_token
+        }),
+    };
     let query = Query {
         namespace,
         name: object,

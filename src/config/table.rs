@@ -247,6 +247,8 @@ rows! {
             "another informerd to relay: http://HOST:PORT, https://HOST:PORT or unix:/path";
         resource: Option<String>, text where value::check_resource_name,
             "name of the resource there; the same if left out";
+        token_file: Option<PathBuf>, file,
+            "file with a bearer token for each call, read at each call; for https, a Unix socket or this host";
         namespace: Option<String>, text, "only objects of this namespace; all if left out";
         name: Option<String>, text, "only objects of this name; all if left out";
         label_selector: String = empty, text where kube::check_label_selector,

@@ -321,6 +321,12 @@ fn errors_are_one_line() {
             2,
             "certificates need TLS: use --server https://HOST:PORT instead of ",
         ),
+        (&["resources", "--token-file", "none"], 5, "token file none: No such file"),
+        (
+            &["resources", "--token-file", "none", "--server", "192.0.2.1:50051"],
+            2,
+            "a token is not sent in the clear: use --server https://HOST:PORT or a Unix socket instead of 192.0.2.1:50051",
+        ),
         (&["resources", "--client-key", "Cargo.toml"], 2, "--client-certificate"),
         (&["list"], 2, "<RESOURCE>"),
         (&["list", "pods", "-o", "xml"], 2, "jsonl"),

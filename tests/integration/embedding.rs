@@ -8,12 +8,15 @@ mod own_source;
 #[path = "../../examples/watch_until.rs"]
 mod watch_until;
 
-use std::{convert::Infallible, sync::Arc};
+use std::{convert::Infallible, fs, sync::Arc};
 
 use informerd::{
     app::{App, AppBuilder, AppError, CallRequest, CallService, ServeOptions},
     cache::SourceHealth,
-    config::{AdminConfig, Config, GeneralConfig, ListenAddr, ResourceConfig, ResourceOptions, SourceConfig},
+    client::{Client, ServerAddress},
+    config::{
+        AdminConfig, Config, GeneralConfig, ListenAddr, RelayResource, ResourceConfig, ResourceOptions, SourceConfig,
+    },
     proto::pb::{self, EventType, informer_service_client::InformerServiceClient},
     source::files::{FilesConfig, FilesSource},
 };
@@ -101,6 +104,48 @@ async fn a_layer_that_requires_a_header_refuses_every_call_without_it() {
         let code = call(&channel, path, Some(TOKEN)).await.map_or_else(|status| status.code(), |()| Code::Ok);
         assert!(matches!(code, Code::Ok | Code::NotFound | Code::InvalidArgument), "{path}: {code:?}");
     }
+}
+
+/// The token is read at each call, by a client and by a relay alike.
+#[tokio::test]
+async fn calls_carry_the_token_in_a_file() {
+    let (_ticks, clock) = watch::channel(1);
+    let app = own_source::start(free_port(), clock).await.unwrap();
+    let address: ServerAddress = app.grpc_address().to_string().parse().unwrap();
+    let (_channel, _task) = run(app).await;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), "other\n").unwrap();
+    let address = address.with_token_file(file.path()).unwrap();
+    let client = Client::connect(&address).await.unwrap();
+    assert_eq!(client.resources().await.unwrap_err().code(), Code::Unauthenticated);
+
+    let source = SourceConfig::Informerd(RelayResource::new(address, "clocks"));
+    let resource = ResourceConfig {
+        name: "clocks".to_owned(),
+        source,
+        indexers: Arc::default(),
+        options: ResourceOptions::default(),
+    };
+    let config = Config { resources: [("clocks".to_owned(), resource)].into(), ..config() };
+    let (channel, _relay) = run(App::start(config).await.unwrap()).await;
+    fs::write(file.path(), "example\n").unwrap();
+    assert_eq!(client.resources().await.unwrap()[0].name, "clocks");
+    let mut relay = InformerServiceClient::new(channel);
+    let request = pb::WatchRequest { resource: "clocks".to_owned(), ..Default::default() };
+    let relayed = async {
+        loop {
+            // The relay repeats its request until the token is right.
+            if let Ok(stream) = relay.watch(request.clone()).await
+                && let Ok(Some(message)) = stream.into_inner().message().await
+            {
+                return message.object.map(|object| object.name);
+            }
+        }
+    };
+    assert_eq!(tokio::time::timeout(DEADLINE, relayed).await.unwrap().as_deref(), Some("clock"));
+    drop(file);
+    let error = client.resources().await.unwrap_err().to_string();
+    assert!(error.contains("token file") && error.contains("No such file"), "{error}");
 }
 
 #[tokio::test]

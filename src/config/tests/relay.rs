@@ -1,7 +1,10 @@
 //! Tests of the `informerd` source.
 
 use super::*;
-use crate::{client::Query, endpoint::TlsOptions};
+use crate::{
+    client::Query,
+    endpoint::{ServerAddress, TlsOptions},
+};
 
 fn relay(config: &Config, name: &str) -> RelayResource {
     match &config.resources[name].source {
@@ -38,6 +41,11 @@ fn a_relay_is_read_with_everything_that_it_can_have() {
         },
     };
     assert_eq!(relay(&config, "a"), expected);
+    let yaml = "resources: { a: { source: { informerd: { endpoint: 'https://h:1/', token_file: token } } } }";
+    let (directory, flags) = file(yaml, &[]);
+    let endpoint: ServerAddress = "https://h:1".parse().unwrap();
+    let endpoint = endpoint.with_token_file(directory.path().join("token")).unwrap();
+    assert_eq!(relay(&Config::load(&flags).unwrap(), "a").endpoint, endpoint);
     for (name, endpoint, resource) in
         [("b", "unix:/run/x.sock", "b"), ("c", "http://127.0.0.1:50051", "c"), ("d", "http://h:1", "pods")]
     {
@@ -53,6 +61,10 @@ fn missing_and_conflicting_keys_are_reported() {
         ("endpoint: h:1", format!("{key}.endpoint: expected an endpoint such as http://127.0.0.1:50051")),
         ("endpoint: 'http://h:1', resource: Pods", format!("{key}.resource: ")),
         ("endpoint: 'http://h:1', tls: { ca: x }", format!("{key}.tls: is only for an https:// endpoint")),
+        (
+            "endpoint: 'http://h:1', token_file: x",
+            format!("{key}.token_file: is not sent in the clear; write an https://"),
+        ),
         ("endpoint: 'https://h:1', tls: { cert: x }", format!("{key}.tls.key: is missing")),
         ("endpoint: 'http://h:1', label_selector: 'app in'", format!("{key}.label_selector: ")),
         ("endpoint: 'http://h:1', field_selector: spec.x", format!("{key}.field_selector: ")),
