@@ -47,6 +47,7 @@ mod until;
 mod update;
 mod view;
 mod watch;
+mod watch_event;
 
 pub use connection::{Client, GetResult, ListResult};
 pub use error::{ClientError, ServerStatus};
@@ -54,5 +55,6 @@ pub use query::Query;
 pub use until::UntilOptions;
 pub use update::{Note, Progress, Update};
 pub use watch::{Watch, WatchOptions};
+pub use watch_event::WatchEventEncoder;
 
 pub use crate::endpoint::{AddressError, ServerAddress, TlsOptions};

@@ -32,6 +32,7 @@ pub(crate) use expression::parsed;
 pub use expression::{Condition, EventView, Expression, ExpressionError, MAX_EXPRESSION_BYTES, sharing_bodies};
 pub use index::{IndexClosure, IndexFunc, IndexMatch, IndexValues, IndexedObject, Indexers, IndexersError};
 pub use key::{KeyError, ObjectKey};
+pub(crate) use object::JSON;
 pub use object::{Labels, MAX_OBJECT_BYTES, Object, ObjectError, ObjectParts};
 pub use path::{FieldCut, FieldCutError, Path};
 pub(crate) use random::random_id;

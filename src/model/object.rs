@@ -3,6 +3,7 @@
 use std::{borrow::Cow, collections::BTreeMap, fmt, sync::Arc};
 
 use bytes::Bytes;
+use serde::de::IgnoredAny;
 
 use super::{FieldCut, KeyError, ObjectKey, ResourceVersion, VersionError, envelope::Envelope};
 
@@ -94,7 +95,9 @@ struct TextBuilder<'a> {
     rest: Vec<u8>,
 }
 
-const JSON: &str = "application/json";
+/// Media type of JSON.
+pub(crate) const JSON: &str = "application/json";
+const BYTES: &str = "application/octet-stream";
 
 // === impl Object ===
 
@@ -171,8 +174,18 @@ impl Object {
         if body.trim_start().starts_with('{') {
             return Ok(serde_json::from_str(body)?);
         }
-        serde_json::from_str::<serde::de::IgnoredAny>(body)?;
+        serde_json::from_str::<IgnoredAny>(body)?;
         Ok(Envelope::default())
+    }
+
+    /// Returns the media type and the envelope of any bytes, for sources that have the key from elsewhere. JSON counts as JSON
+    /// whatever its fields are, but only in UTF-8.
+    pub(crate) fn any_envelope(body: &[u8]) -> (&'static str, Envelope<'_>) {
+        if let Ok(envelope) = Self::envelope(body) {
+            return (JSON, envelope);
+        }
+        let is_json = str::from_utf8(body).is_ok_and(|text| serde_json::from_str::<IgnoredAny>(text).is_ok());
+        (if is_json { JSON } else { BYTES }, Envelope::default())
     }
 
     /// Returns an object with this text, which begins with the body. Strings of the envelope that are not in the text follow
@@ -343,7 +356,7 @@ impl ObjectParts {
             labels: BTreeMap::new(),
             api_version: String::new(),
             kind: String::new(),
-            media_type: "application/octet-stream",
+            media_type: BYTES,
             body: Bytes::new(),
         }
     }

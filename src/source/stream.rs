@@ -10,6 +10,9 @@
 //! `kubectl get --watch --output-watch-events -o json` writes them. The application makes one source for each resource from its
 //! configuration; the resource's Reflector drives it. Events that cannot be applied are reported in the resource's health.
 //!
+//! Beside `type` and `object`, an event may have what `informerd record` writes: `namespace`, `name` and `uid` in place of those of
+//! the object, and `data` (base64) in place of `object` for bytes that are not JSON.
+//!
 //! - The resource is synced, and empty, as soon as the input is open.
 //! - Versions are `<lineage>.<n>`: the lineage is new at each start, and `n` increases by one with each event.
 //! - The source reads only on demand: at most one chunk of the input is read ahead, and a slow consumer blocks the writer.

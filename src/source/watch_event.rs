@@ -2,7 +2,7 @@
 //!
 //! Pure. The source that reads the event interprets the object, and acts on bookmarks and failures.
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use super::text::one_line;
@@ -22,12 +22,32 @@ pub(super) enum DecodedEvent<'a, T> {
 /// Annotation of the bookmark that ends the initial events of a watch with `sendInitialEvents`; its value is "true".
 pub(super) const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
+/// Fields of an event beside its type and object, as `informerd record` writes them (`client::WatchEventEncoder`). An API server
+/// sends none.
+#[derive(Debug, Default)]
+pub(super) struct Beside<'a> {
+    pub(super) namespace: Option<&'a RawValue>,
+    pub(super) name: Option<&'a RawValue>,
+    pub(super) uid: Option<&'a RawValue>,
+    /// Bytes in place of an object.
+    pub(super) data: Option<&'a RawValue>,
+}
+
 #[derive(Deserialize)]
 struct WatchEvent<'a> {
     #[serde(rename = "type", borrow, default)]
     event_type: Option<JsonText<'a>>,
-    #[serde(borrow, default)]
+    /// Object, which may be null.
+    #[serde(borrow, default, deserialize_with = "present")]
     object: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    namespace: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    name: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    uid: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    data: Option<&'a RawValue>,
 }
 
 /// Readable part of a `metav1.Status`.
@@ -39,21 +59,25 @@ struct Status<'a> {
     reason: Option<JsonText<'a>>,
 }
 
-/// Decodes one event; `object` converts the bytes of a change. If `object` fails, it may be called again with the same bytes.
+/// Decodes one event; `object` converts the text of a change, which is empty if the event has `data` instead. If `object` fails,
+/// it may be called again with the same text.
 ///
 /// # Errors
 ///
 /// The reason in one line.
 pub(super) fn decode<'a, T>(
     event: &'a [u8],
-    mut object: impl FnMut(&'a str) -> Result<T, ObjectError>,
+    mut object: impl FnMut(&'a str, &Beside<'a>) -> Result<T, ObjectError>,
 ) -> Result<DecodedEvent<'a, T>, String> {
     if let Some((event_type, text)) = compact(event)
-        && let Ok(made) = object(text)
+        && let Ok(made) = object(text, &Beside::default())
     {
         return Ok(DecodedEvent::Change(event_type, made));
     }
-    let WatchEvent { event_type, object: text } = serde_json::from_slice(event).map_err(|error| explain(&error))?;
+    let WatchEvent { event_type, object: text, data, namespace, name, uid } =
+        serde_json::from_slice(event).map_err(|error| explain(&error))?;
+    // Only an object that is named elsewhere can be null.
+    let text = text.filter(|text| name.is_some() || text.get() != "null");
     let of_none = || text.map_or("", RawValue::get);
     let event_type = match event_type.as_deref() {
         Some("ADDED") => EventType::Added,
@@ -64,8 +88,17 @@ pub(super) fn decode<'a, T>(
         Some(other) => return Err(one_line(&format!("unknown type {other:?}"))),
         None => return Err("not a watch event: no `type`; run kubectl with --output-watch-events".to_owned()),
     };
-    let text = text.ok_or("event without an `object`")?.get();
-    object(text).map(|made| DecodedEvent::Change(event_type, made)).map_err(|error| describe(&error))
+    let text = match text {
+        Some(text) => text.get(),
+        None if data.is_some() => "",
+        None => return Err("event without an `object`".to_owned()),
+    };
+    let made = object(text, &Beside { namespace, name, uid, data });
+    made.map(|made| DecodedEvent::Change(event_type, made)).map_err(|error| describe(&error))
+}
+
+fn present<'de, D: Deserializer<'de>>(json: D) -> Result<Option<&'de RawValue>, D::Error> {
+    <&RawValue>::deserialize(json).map(Some)
 }
 
 /// Returns the type and object of a change in the compact form that Go and most others write: no blanks, and the type first. If

@@ -7,22 +7,16 @@
 //! A key or value that cannot be an object is left out, and reported as a problem as long as it exists: a key without a name,
 //! not in UTF-8, with a NUL or with an empty namespace, and a value above the size limit for clients.
 
-use bytes::Bytes;
-use serde::de::IgnoredAny;
-
 use super::pb::KeyValue;
 use crate::{
     cache::{Problem, ProblemReason},
-    model::{MAX_OBJECT_BYTES, Object, ObjectKey, ObjectParts, ResourceVersion},
+    model::{Envelope, MAX_OBJECT_BYTES, Object, ObjectKey, ObjectParts, ResourceVersion},
     source::{problems::subject_of, text::escaped},
 };
 
 /// Prefix of the keys of a resource.
 #[derive(Debug, Clone)]
 pub(super) struct Prefix(Vec<u8>);
-
-const JSON: &str = "application/json";
-const BYTES: &str = "application/octet-stream";
 
 // === impl Prefix ===
 
@@ -58,15 +52,10 @@ impl Prefix {
             return Err(problem(ProblemReason::ObjectTooLarge, message));
         }
         let KeyValue { create_revision, mod_revision, value, .. } = kv;
-        let (version, uid) = (version(mod_revision), create_revision.to_string());
-        if let Ok(object) = Object::from_json_of(key.clone(), &uid, &value, version.clone()) {
-            return Ok(object);
-        }
-        // JSON counts as JSON whatever its fields are, but only in UTF-8.
-        let is_json = str::from_utf8(&value).is_ok_and(|text| serde_json::from_str::<IgnoredAny>(text).is_ok());
-        let media_type = if is_json { JSON } else { BYTES };
-        let body = Bytes::from(value);
-        Ok(Object::new(ObjectParts { uid, media_type, body, ..ObjectParts::bare(key, version) }))
+        let uid = create_revision.to_string();
+        let (media_type, envelope) = Object::any_envelope(&value);
+        let envelope = Envelope { uid: uid.as_str().into(), ..envelope };
+        Ok(Object::from_text(key, version(mod_revision), media_type, &value, value.len(), &envelope))
     }
 
     /// Makes an object of a key, a uid and a version alone, for one that was deleted or cannot be served. A deletion has no
@@ -106,6 +95,9 @@ pub(super) fn version(revision: i64) -> ResourceVersion {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const JSON: &str = "application/json";
+    const BYTES: &str = "application/octet-stream";
 
     fn kv(key: &str, value: &str) -> KeyValue {
         let (key, value) = (key.as_bytes().to_vec(), value.as_bytes().to_vec());

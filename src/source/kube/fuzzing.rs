@@ -158,7 +158,7 @@ fn keys(reading: &ObjectList) -> impl Iterator<Item = String> {
 
 fn read_line<'a>(line: &'a [u8], config: &KubeConfig) -> Result<DecodedEvent<'a, DecodedObject>, String> {
     let reader = ObjectDecoder::new(config, true);
-    watch_event::decode(line, |object| reader.read(object.as_bytes()))
+    watch_event::decode(line, |object, _| reader.read(object.as_bytes()))
 }
 
 fn bookmark(object: &str) {

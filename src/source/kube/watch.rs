@@ -362,7 +362,7 @@ impl KubeWatch {
     pub(super) fn decode<'a>(&self, line: &'a [u8]) -> Result<DecodedEvent<'a, DecodedObject>, ListFailure> {
         let reader = ObjectDecoder::new(&self.shared.config, self.is_decimal());
         let mut is_decimal = true;
-        let said = watch_event::decode(line, |object| {
+        let said = watch_event::decode(line, |object, _| {
             let read = reader.read(object.as_bytes());
             is_decimal = !matches!(read, Err(ObjectError::Version(_)));
             read

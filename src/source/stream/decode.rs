@@ -3,13 +3,15 @@
 //! `reader` calls it with the bytes that `framing` found; without I/O. An object's body is the received bytes, in an allocation
 //! of its own.
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
-use serde::Deserialize;
+use base64::{Engine, engine::general_purpose::STANDARD};
+use serde::{Deserialize, de::Error};
+use serde_json::value::RawValue;
 
 use crate::{
-    model::{EventType, Object, ResourceVersion},
-    source::watch_event::{self, INITIAL_EVENTS_END, status_text},
+    model::{Envelope, EventType, JsonText, MAX_OBJECT_BYTES, Object, ObjectError, ObjectKey, ResourceVersion},
+    source::watch_event::{self, Beside, INITIAL_EVENTS_END, status_text},
 };
 
 /// Content of one event.
@@ -43,13 +45,46 @@ struct Annotated {
 ///
 /// The reason why it is no event, in one line.
 pub(super) fn decode(event: &[u8], version: &ResourceVersion) -> Result<StreamEvent, String> {
-    // An object of a stream has no key except for its name, which must not be empty.
-    let object = |text| Object::from_json(text, "", version.clone());
+    let object = |text: &str, beside: &Beside<'_>| match beside {
+        // An object has no key except for its name, which must not be empty.
+        Beside { namespace: None, name: None, uid: None, .. } if !text.is_empty() => {
+            Object::from_json(text, "", version.clone())
+        }
+        beside => identified(text, beside, version.clone()),
+    };
     Ok(match watch_event::decode(event, object)? {
         watch_event::DecodedEvent::Change(event_type, object) => StreamEvent::Change(event_type, object),
         watch_event::DecodedEvent::Bookmark(object) => StreamEvent::Alive { is_initial_end: is_initial_end(object) },
         watch_event::DecodedEvent::Failure(status) => StreamEvent::Failure(status_text(status)),
     })
+}
+
+/// Returns an object of any bytes, with those parts of its identity that are beside it in place of its own.
+fn identified(text: &str, beside: &Beside<'_>, version: ResourceVersion) -> Result<Object, ObjectError> {
+    let Beside { namespace, name, uid, data } = *beside;
+    let bytes = match data {
+        Some(data) if text.is_empty() => Cow::Owned(
+            STANDARD
+                .decode(&*string(data)?)
+                .map_err(|error| serde_json::Error::custom(format_args!("`data` is not base64: {error}")))?,
+        ),
+        _ => Cow::Borrowed(text.as_bytes()),
+    };
+    if bytes.len() > MAX_OBJECT_BYTES {
+        return Err(ObjectError::TooLarge { size: bytes.len() });
+    }
+    let (media_type, own) = Object::any_envelope(&bytes);
+    let part = |beside: Option<&RawValue>, own: &JsonText<'_>| {
+        beside.map_or_else(|| Ok(own.to_string()), |text| string(text).map(|text| text.to_string()))
+    };
+    let key = ObjectKey::new(&part(namespace, &own.namespace)?, &part(name, &own.name)?)?;
+    let uid = part(uid, &own.uid)?;
+    let envelope = Envelope { uid: uid.as_str().into(), ..own };
+    Ok(Object::from_text(key, version, media_type, &bytes, bytes.len(), &envelope))
+}
+
+fn string(json: &RawValue) -> serde_json::Result<JsonText<'_>> {
+    serde_json::from_str(json.get())
 }
 
 fn is_initial_end(object: &str) -> bool {
@@ -64,7 +99,6 @@ mod tests {
     use proptest::{collection::vec, prelude::*, sample::select};
 
     use super::*;
-    use crate::model::MAX_OBJECT_BYTES;
 
     fn decoded(event: &str) -> Result<StreamEvent, String> {
         decode(event.as_bytes(), &ResourceVersion::decimal(7))
@@ -84,6 +118,29 @@ mod tests {
         assert_eq!((event_type, object.key().to_string().as_str(), object.uid()), (EventType::Added, "shop/web", "u"));
         assert_eq!(object.body(), body.as_bytes());
         assert_eq!(object.version(), &ResourceVersion::decimal(7));
+    }
+
+    #[test]
+    fn parts_of_the_identity_beside_an_object_stand_in_place_of_its_own() {
+        let identified = |event: &str| {
+            let (_, object) = change(&format!(r#"{{"type":"ADDED",{event}}}"#));
+            (object.key().to_string(), object.uid().to_owned(), String::from_utf8_lossy(object.body()).into_owned())
+        };
+        let pod = r#"{"metadata":{"namespace":"shop","name":"web","uid":"u"}}"#;
+        for (event, key, uid, body) in [
+            (format!(r#""object":{pod},"uid":"5""#), "shop/web", "5", pod),
+            (format!(r#""namespace":"","object":{pod}"#), "web", "u", pod),
+            (format!(r#""object":{pod},"name":"a/bé""#), "shop/a/bé", "u", pod),
+            (format!(r#""object":{pod},"data":{{}},"kind":5"#), "shop/web", "u", pod),
+            (r#""object":null,"name":"a""#.to_owned(), "a", "", "null"),
+            (r#""object":{"kind":5},"name":"a","uid":"7""#.to_owned(), "a", "7", r#"{"kind":5}"#),
+            (r#""data":"aGVsbG8=","name":"a""#.to_owned(), "a", "", "hello"),
+            (r#""data":"","namespace":"n","name":"a""#.to_owned(), "n/a", "", ""),
+        ] {
+            assert_eq!(identified(&event), (key.to_owned(), uid.to_owned(), body.to_owned()), "{event}");
+        }
+        let (_, object) = change(r#"{"type":"DELETED","data":"/w==","name":"a"}"#);
+        assert_eq!((object.media_type(), object.body()), ("application/octet-stream", &b"\xff"[..]));
     }
 
     #[test]
@@ -139,6 +196,13 @@ mod tests {
             (r#"{"type":"ADDED"}"#, "event without an `object`"),
             (r#"{"type":"ADDED","object":null}"#, "event without an `object`"),
             (r#"{"type":"ADDED","object":5}"#, "metadata: the name is empty"),
+            (r#"{"type":"ADDED","object":{},"uid":"5"}"#, "metadata: the name is empty"),
+            (r#"{"type":"ADDED","object":{},"name":""}"#, "metadata: the name is empty"),
+            (r#"{"type":"ADDED","object":{},"name":5}"#, "invalid type: integer `5`"),
+            (r#"{"type":"ADDED","data":"x","name":"a"}"#, "`data` is not base64: "),
+            (r#"{"type":"ADDED","data":5,"name":"a"}"#, "invalid type: integer `5`"),
+            (r#"{"type":"ADDED","data":"aGVsbG8="}"#, "metadata: the name is empty"),
+            (r#"{"type":"ADDED","name":"a"}"#, "event without an `object`"),
             (r#"{"type":"ADDED","object":{"metadata":{"namespace":"x"}}}"#, "metadata: the name is empty"),
             (r#"{"type":"DELETED","object":{"metadata":{"name":[]}}}"#, "invalid type: sequence"),
             (r#"{"type":"ADDED","object":{"metadata":{"name":"a"},"b":nope}}"#, "expected ident"),
@@ -148,8 +212,10 @@ mod tests {
             assert!(found.starts_with(problem), "{event}: {found}");
             assert!(!found.contains('\n') && !found.contains(" at line "), "{found}");
         }
-        let large = format!(r#"{{"type":"ADDED","object":{{"x":"{}"}}}}"#, "x".repeat(MAX_OBJECT_BYTES));
-        assert!(decoded(&large).unwrap_err().contains("receive at most 3145728"));
+        for name in ["", r#","name":"a""#] {
+            let large = format!(r#"{{"type":"ADDED","object":{{"x":"{}"}}{name}}}"#, "x".repeat(MAX_OBJECT_BYTES));
+            assert!(decoded(&large).unwrap_err().contains("receive at most 3145728"));
+        }
         decode(b"{\"type\":\"ADDED\xff\"}", &ResourceVersion::decimal(1)).unwrap_err();
     }
 

@@ -16,8 +16,8 @@
 
 use crate::model::MAX_OBJECT_BYTES;
 
-/// Limit of an event: an object of the largest size, and its envelope.
-pub(super) const MAX_EVENT_BYTES: usize = MAX_OBJECT_BYTES + (64 << 10);
+/// Limit of an event: an object of the largest size in base64, and its envelope.
+pub(super) const MAX_EVENT_BYTES: usize = MAX_OBJECT_BYTES.div_ceil(3) * 4 + (64 << 10);
 
 /// Limit of open maps and lists. Go's `encoding/json` reads no more, so that no client of Kubernetes writes more.
 pub(super) const MAX_DEPTH: usize = 10_000;

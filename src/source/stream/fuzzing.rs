@@ -4,10 +4,14 @@ use serde::de::IgnoredAny;
 use serde_json::{Deserializer, value::RawValue};
 
 use super::{
-    decode::decode,
+    decode::{StreamEvent, decode},
     framing::{Found, Framer, MAX_DEPTH, MAX_EVENT_BYTES, Position},
 };
-use crate::model::ResourceVersion;
+use crate::{
+    client::{Update, WatchEventEncoder},
+    model::{EventType, Object, ResourceVersion},
+    proto::{self, PayloadFormat, pb},
+};
 
 /// Finds the events of a stream that comes in these pieces, in each way.
 pub(crate) fn events(data: &[u8], ways: &[Vec<&[u8]>]) {
@@ -80,9 +84,38 @@ fn check_decoded(event: &[u8]) {
     let spaced = [b"{ ", &event[1..]].concat();
     let decoded = decode(event, &version);
     assert_eq!(decoded, decode(&spaced, &version));
-    if let Err(problem) = decoded {
-        assert!(!problem.contains(char::is_control) && problem.len() <= 4 * 400, "{problem}");
+    match decoded {
+        Ok(StreamEvent::Change(event_type, object)) => check_recorded(event_type, &object),
+        Ok(_) => {}
+        Err(problem) => assert!(!problem.contains(char::is_control) && problem.len() <= 4 * 400, "{problem}"),
     }
+}
+
+/// Checks that `informerd record` writes an event that is decoded to the same object, without the line breaks of its body.
+fn check_recorded(event_type: EventType, object: &Object) {
+    let update = |object: &Object| Update::Event {
+        event_type: proto::event_type(event_type),
+        cause: pb::Cause::Unspecified,
+        object: proto::object(object, object.version(), PayloadFormat::Raw),
+        resource_version: object.version().to_string(),
+    };
+    let written = |object: &Object| {
+        let mut line = Vec::new();
+        WatchEventEncoder::new().update(&update(object), &mut line);
+        line
+    };
+    let line = written(object);
+    assert_eq!(line.iter().position(|byte| *byte == b'\n'), Some(line.len() - 1));
+    let read = match decode(&line, object.version()) {
+        Ok(StreamEvent::Change(read_type, read)) if read_type == event_type => read,
+        other => panic!("{other:?} of {}", line.escape_ascii()),
+    };
+    let is_json = object.json().is_some();
+    let without =
+        |body: &[u8]| body.iter().copied().filter(|byte| !is_json || !b"\r\n".contains(byte)).collect::<Vec<_>>();
+    assert_eq!((read.key(), read.uid(), read.media_type()), (object.key(), object.uid(), object.media_type()));
+    assert_eq!(without(read.body()), without(object.body()));
+    assert_eq!(written(&read), line, "again");
 }
 
 /// Returns the events of a stream that is JSON from end to end.

@@ -56,7 +56,7 @@ impl StreamState {
         });
         match &old {
             // The cache keeps the old one of two equal objects; so that there is one body, this does too.
-            Some((old, _)) if old.body() == object.body() => {}
+            Some((old, _)) if old.body() == object.body() && old.uid() == object.uid() => {}
             // An insertion would keep the old key, which holds the old object.
             Some((old, _)) => drop(self.objects.remove(old.key())),
             None => {}
@@ -123,6 +123,19 @@ mod tests {
             known.list().objects.iter().map(|object| String::from_utf8(object.body().to_vec()).unwrap()).collect();
         bodies.sort_unstable();
         bodies
+    }
+
+    /// A record has uids beside the bodies: the same bytes under another uid are another object.
+    #[test]
+    fn another_uid_with_the_same_body_is_held() {
+        let mut known = StreamState::new("a.1".parse().unwrap());
+        for uid in ["5", "9"] {
+            let (key, body) = (ObjectKey::new("", "a").unwrap(), Bytes::from_static(b"{}"));
+            let object = Object::from_json_of(key, uid, body, known.version.next()).unwrap();
+            known.apply(EventType::Modified, object);
+            let uids: Vec<_> = known.list().objects.iter().map(|object| object.uid().to_owned()).collect();
+            assert_eq!(uids, [uid]);
+        }
     }
 
     #[test]

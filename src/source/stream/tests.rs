@@ -1,5 +1,6 @@
 //! Tests of the source from the Reflector's side, over real files and pipes.
 
+mod recorded;
 mod writers;
 
 use std::{
@@ -253,7 +254,7 @@ async fn a_truncated_event_is_reported_and_the_next_writer_begins_a_new_one() {
 
 #[tokio::test]
 async fn events_that_cannot_be_applied_are_skipped_and_reported_with_their_position() {
-    let huge = event("ADDED", &"x".repeat(MAX_OBJECT_BYTES + (1 << 20)), 1);
+    let huge = event("ADDED", &"x".repeat(MAX_OBJECT_BYTES + (2 << 20)), 1);
     let lines = [
         event("ADDED", "a", 1),
         "W0512 warning: something".to_owned(),
