@@ -11,6 +11,7 @@ mod get;
 mod list;
 mod print;
 mod rbac;
+mod record;
 mod resources;
 mod serve;
 mod signals;
@@ -65,6 +66,9 @@ enum Command {
     /// Show the objects of a resource and every change to them
     #[command(after_help = help(watch::EXAMPLES))]
     Watch(watch::WatchFlags),
+    /// Write a watch as lines of JSON, for files, pipes and the source `stream`
+    #[command(after_help = help(record::EXAMPLES))]
+    Record(record::RecordFlags),
     /// Wait until objects meet conditions
     #[command(after_help = help(until::EXAMPLES))]
     Until(until::UntilFlags),
@@ -100,6 +104,7 @@ impl Cli {
             Command::ByIndex(flags) => call(flags.timeout.limit(list::by_index(&flags))),
             Command::Values(flags) => call(flags.timeout.limit(values::run(&flags))),
             Command::Watch(flags) => call(watch::run(&flags)),
+            Command::Record(flags) => call(record::run(&flags)),
             Command::Until(flags) => call(until::run(&flags)),
             Command::Watchers(flags) => call(flags.timeout.limit(watchers::run(&flags))),
         };
@@ -116,7 +121,10 @@ impl Cli {
 /// Runs a command that calls a server.
 fn call(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| Failure::start(&error))?;
-    runtime.block_on(command)
+    let ended = runtime.block_on(command);
+    // Does not wait for a write that nobody reads.
+    runtime.shutdown_background();
+    ended
 }
 
 /// Returns the help after the flags of a client command.

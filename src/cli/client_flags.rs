@@ -132,11 +132,24 @@ struct ColumnFlags {
 // === impl ObjectFlags ===
 
 impl ObjectFlags {
+    /// Returns the print options. The namespace is shown if more than one is queried.
+    pub(super) fn options(&self) -> PrintOptions {
+        let mut options = self.format.options();
+        options.columns.namespace = self.selection.namespace().is_none();
+        options.columns.labels = self.columns.label_columns.iter().filter(|key| !key.is_empty()).cloned().collect();
+        options.columns.show_labels = self.columns.show_labels;
+        options
+    }
+}
+
+// === impl SelectionFlags ===
+
+impl SelectionFlags {
     /// Returns the query for the selected objects, with their bodies as the source delivers them.
     pub(super) fn query(&self, resource: &str) -> Query {
-        let SelectionFlags { selector, field_selector, expression, .. } = self.selection.clone();
+        let Self { selector, field_selector, expression, .. } = self.clone();
         Query {
-            namespace: self.selection.namespace().map(str::to_owned),
+            namespace: self.namespace().map(str::to_owned),
             label_selector: selector.unwrap_or_default(),
             field_selector: field_selector.unwrap_or_default(),
             expression: expression.unwrap_or_default(),
@@ -159,19 +172,6 @@ impl ObjectFlags {
         query
     }
 
-    /// Returns the print options. The namespace is shown if more than one is queried.
-    pub(super) fn options(&self) -> PrintOptions {
-        let mut options = self.format.options();
-        options.columns.namespace = self.selection.namespace().is_none();
-        options.columns.labels = self.columns.label_columns.iter().filter(|key| !key.is_empty()).cloned().collect();
-        options.columns.show_labels = self.columns.show_labels;
-        options
-    }
-}
-
-// === impl SelectionFlags ===
-
-impl SelectionFlags {
     /// Returns the one selected namespace; none for all.
     pub(super) fn namespace(&self) -> Option<&str> {
         self.namespace.as_deref().filter(|_| !self.all_namespaces)

@@ -62,13 +62,13 @@ pub(super) struct ByIndexFlags {
 }
 
 pub(super) async fn run(resource: &str, objects: &ObjectFlags) -> Result<(), Failure> {
-    let listed = objects.server.connect().await?.list(&objects.query(resource)).await?;
+    let listed = objects.server.connect().await?.list(&objects.selection.query(resource)).await?;
     print_listed(resource, objects, listed)
 }
 
 pub(super) async fn by_index(flags: &ByIndexFlags) -> Result<(), Failure> {
     let ByIndexFlags { resource, index, value, like, objects, .. } = flags;
-    let (client, query) = (objects.server.connect().await?, objects.query(resource));
+    let (client, query) = (objects.server.connect().await?, objects.selection.query(resource));
     let listed = match like {
         Some(name) => {
             let namespace = objects.selection.namespace().unwrap_or_default();

@@ -53,7 +53,7 @@ const NOTHING_LEFT: &str = "count == 0";
 pub(super) async fn run(flags: &UntilFlags) -> Result<(), Failure> {
     let UntilFlags { resource, name, conditions, timeout, objects } = flags;
     let server = &objects.server;
-    let query = objects.query_of_name(resource, name.as_deref());
+    let query = objects.selection.query_of_name(resource, name.as_deref());
     let meant = |text: &String| if text.trim() == DELETE { NOTHING_LEFT.to_owned() } else { text.clone() };
     let conditions: Vec<String> = conditions.iter().map(meant).collect();
     let options =

@@ -58,14 +58,20 @@ struct WatchPrinter<'a, W> {
     printer: EventPrinter<'a, W>,
     flags: &'a WatchFlags,
     with_initial: bool,
-    is_synced: bool,
     is_stale: bool,
+    notes: WatchNotes,
+}
+
+/// Notes about a watch for its user.
+#[derive(Debug, Default)]
+pub(super) struct WatchNotes {
+    is_synced: bool,
     objects: u64,
 }
 
 pub(super) async fn run(flags: &WatchFlags) -> Result<(), Failure> {
     let options = flags.objects.options();
-    let query = flags.objects.query_of_name(&flags.resource, flags.name.as_deref());
+    let query = flags.objects.selection.query_of_name(&flags.resource, flags.name.as_deref());
     let watch_options = WatchOptions {
         // A deleted object is printed with its last state.
         keep_objects: options.output != Output::Name,
@@ -77,9 +83,8 @@ pub(super) async fn run(flags: &WatchFlags) -> Result<(), Failure> {
         printer: EventPrinter::new(stdout(), &options),
         flags,
         with_initial: flags.initial && !flags.watch_only,
-        is_synced: false,
         is_stale: false,
-        objects: 0,
+        notes: WatchNotes::default(),
     };
     let mut signals = Signals::new()?;
     loop {
@@ -109,31 +114,26 @@ pub(super) async fn run(flags: &WatchFlags) -> Result<(), Failure> {
 
 impl<W: Write> WatchPrinter<'_, W> {
     fn print(&mut self, update: Update) -> Result<(), Failure> {
+        let note = self.notes.of(&update);
         match update {
             Update::Event { event_type, cause, object, resource_version } => {
-                match event_type {
-                    pb::EventType::Added => self.objects += 1,
-                    pb::EventType::Deleted => self.objects = self.objects.saturating_sub(1),
-                    _ => {}
-                }
-                if self.is_synced || self.with_initial {
+                if self.notes.is_synced || self.with_initial {
                     self.printer.push(Event { change: event_type, cause, resource_version, object })?;
                 }
             }
             Update::Synced(progress) => {
                 self.printer.synced()?;
-                if !std::mem::replace(&mut self.is_synced, true) {
-                    let count = self.objects;
-                    let objects = if count == 1 { "object" } else { "objects" };
-                    self.note(&format_args!("# synced: {count} {objects} at {}", progress.resource_version))?;
+                if let Some(note) = note {
+                    self.note(&note)?;
                 }
                 self.note_source(&progress)?;
             }
             Update::Bookmark(progress) => self.note_source(&progress)?,
-            Update::Dropped { count, after } => {
-                self.note(&format_args!("# {count} events missing after {after}"))?;
+            Update::Dropped { .. } | Update::Note(_) => {
+                if let Some(note) = note {
+                    self.note(&note)?;
+                }
             }
-            Update::Note(note) => self.note(&describe(&note))?,
         }
         Ok(())
     }
@@ -159,6 +159,27 @@ impl<W: Write> WatchPrinter<'_, W> {
     fn end(mut self) -> Result<(), Failure> {
         self.printer.synced()?;
         Ok(self.printer.flush()?)
+    }
+}
+
+// === impl WatchNotes ===
+
+impl WatchNotes {
+    /// Returns the note for an update, if there is one.
+    pub(super) fn of(&mut self, update: &Update) -> Option<String> {
+        match update {
+            Update::Event { event_type: pb::EventType::Added, .. } => self.objects += 1,
+            Update::Event { event_type: pb::EventType::Deleted, .. } => self.objects = self.objects.saturating_sub(1),
+            Update::Synced(progress) if !std::mem::replace(&mut self.is_synced, true) => {
+                let Self { objects: count, .. } = self;
+                let objects = if *count == 1 { "object" } else { "objects" };
+                return Some(format!("# synced: {count} {objects} at {}", progress.resource_version));
+            }
+            Update::Event { .. } | Update::Bookmark(_) | Update::Synced(_) => {}
+            Update::Dropped { count, after } => return Some(format!("# {count} events missing after {after}")),
+            Update::Note(note) => return Some(describe(note)),
+        }
+        None
     }
 }
 
@@ -198,7 +219,7 @@ mod tests {
     fn a_name_may_contain_its_namespace() {
         let chosen = |arguments: &[&str]| {
             let WatchFlags { resource, name, objects, .. } = parse(arguments);
-            let query = objects.query_of_name(&resource, name.as_deref());
+            let query = objects.selection.query_of_name(&resource, name.as_deref());
             (query.namespace.unwrap_or_default(), query.name.unwrap_or_default())
         };
         let pair = |namespace: &str, name: &str| (namespace.to_owned(), name.to_owned());

@@ -18,9 +18,9 @@ use crate::{
 };
 
 /// Server in a process of its own, and its address for the commands.
-struct Server {
+pub(crate) struct Server {
     _process: Process,
-    address: String,
+    pub(crate) address: String,
 }
 
 impl Server {
@@ -28,29 +28,29 @@ impl Server {
         Self::start_at("127.0.0.1:0", arguments)
     }
 
-    fn start_at(listen: &str, arguments: &[&str]) -> Self {
+    pub(crate) fn start_at(listen: &str, arguments: &[&str]) -> Self {
         let process = Process::start_at(listen, arguments, None);
         Self { address: process.grpc.to_string(), _process: process }
     }
 
-    fn shop() -> Self {
+    pub(crate) fn shop() -> Self {
         Self::start(&["--config", "examples/shop.yaml"])
     }
 
     /// Serves everything below a directory as `things`, and its Pods as `pods`.
-    fn of(directory: &TempDir) -> Self {
+    pub(crate) fn of(directory: &TempDir) -> Self {
         let path = directory.path().display();
         Self::start(&["--files", &format!("things={path}"), "--files", &format!("pods={path}@Pod")])
     }
 
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = informerd(arguments);
         command.env("INFORMERD_SERVER", &self.address);
         command
     }
 
     /// Returns the exit code, stdout and stderr.
-    fn run(&self, arguments: &[&str]) -> (i32, String, String) {
+    pub(crate) fn run(&self, arguments: &[&str]) -> (i32, String, String) {
         let output = self.command(arguments).output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
@@ -72,7 +72,7 @@ impl Server {
 }
 
 /// Watch, or another command that waits, read line by line.
-struct Watch {
+pub(crate) struct Watch {
     child: Child,
     rows: BufReader<ChildStdout>,
     notes: BufReader<ChildStderr>,
@@ -83,27 +83,27 @@ impl Watch {
         Self::of(server.command(&[&["watch"], arguments].concat()))
     }
 
-    fn of(mut command: Command) -> Self {
+    pub(crate) fn of(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let rows = BufReader::new(child.stdout.take().unwrap());
         let notes = BufReader::new(child.stderr.take().unwrap());
         Self { child, rows, notes }
     }
 
-    fn row(&mut self) -> String {
+    pub(crate) fn row(&mut self) -> String {
         line(&mut self.rows)
     }
 
-    fn note(&mut self) -> String {
+    pub(crate) fn note(&mut self) -> String {
         line(&mut self.notes)
     }
 
     /// Sends Ctrl-C. Returns the exit code, and the output that was not read.
-    fn interrupt(self) -> (Option<i32>, String, String) {
+    pub(crate) fn interrupt(self) -> (Option<i32>, String, String) {
         self.signal("-INT")
     }
 
-    fn signal(mut self, name: &str) -> (Option<i32>, String, String) {
+    pub(crate) fn signal(mut self, name: &str) -> (Option<i32>, String, String) {
         signal(&self.child, name);
         let (mut out, mut err) = (String::new(), String::new());
         self.rows.read_to_string(&mut out).unwrap();
@@ -118,7 +118,7 @@ fn line(from: &mut impl BufRead) -> String {
     line.trim_end_matches('\n').to_owned()
 }
 
-fn write(directory: &TempDir, name: &str, text: &str) {
+pub(crate) fn write(directory: &TempDir, name: &str, text: &str) {
     // One rename, as editors do it.
     let path = directory.path().join(name);
     let hidden = directory.path().join(format!(".{name}.new"));
@@ -126,7 +126,7 @@ fn write(directory: &TempDir, name: &str, text: &str) {
     fs::rename(hidden, path).unwrap();
 }
 
-fn pod(namespace: &str, name: &str, phase: &str) -> String {
+pub(crate) fn pod(namespace: &str, name: &str, phase: &str) -> String {
     format!(
         r#"{{"apiVersion": "v1", "kind": "Pod",
   "metadata": {{"namespace": "{namespace}", "name": "{name}", "labels": {{"app": "{name}"}}}},

@@ -32,6 +32,7 @@ mod operators;
 #[path = "../upstreams/port.rs"]
 mod port;
 mod process;
+mod record;
 mod refusals;
 mod relay;
 mod resume;

@@ -184,7 +184,7 @@ fn spawn(version: Version, data: &Path, name: &str, client: SocketAddr, peer: So
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
 }
 
-fn etcdctl() -> Command {
+pub(crate) fn etcdctl() -> Command {
     let mut command = Command::new(program("INFORMERD_ETCDCTL_34"));
     command.env("ETCDCTL_API", "3");
     command

@@ -30,6 +30,7 @@ mod pipe;
 mod pod;
 mod port;
 mod quiet;
+mod record;
 mod requests;
 mod restore;
 mod root;
