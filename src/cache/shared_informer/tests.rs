@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    cache::{Start, SyncState},
+    cache::{ReflectorConfig, Start, SyncState},
     model::{IndexersError, Selection},
     testing::FakeSource,
     watch::{Client, End, FullChannelPolicy, QueueOptions, Subscribe, Taken},
@@ -298,6 +298,20 @@ async fn dropping_an_informer_stops_it() {
     assert_eq!(informer.wait_for_cache_sync().await.unwrap_err(), Stopped);
     assert!(informer.list().is_empty() && informer.last_sync_resource_version().is_none());
     assert_eq!(informer.by_index("namespace", "shop").unwrap(), []);
+}
+
+/// client-go `TestSharedInformerErrorHandling`.
+#[tokio::test(start_paused = true)]
+async fn a_failed_list_is_reported_to_the_error_handler() {
+    let source = FakeSource::new();
+    source.fail_list(crate::cache::SourceError::Unavailable("denied".to_owned()));
+    let reported = Arc::new(Mutex::new(Vec::new()));
+    let reports = Arc::clone(&reported);
+    let reflector = ReflectorConfig::default().with_error_handler(move |error| reports.lock().push(error.to_string()));
+    let options = InformerOptions { reflector, ..InformerOptions::default() };
+    let informer: SharedInformer<Pod> = SharedInformer::start(source, options);
+    informer.wait_for_cache_sync().await.unwrap();
+    assert_eq!(*reported.lock(), ["list failed: denied"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -293,8 +293,9 @@ async fn an_expired_watch_is_a_failure_only_if_the_list_fails() {
     assert_eq!(run.health.report().last_error.as_deref(), Some("list failed: upstream unavailable: 429"));
 }
 
-/// client-go: `TestReflectorStopWatch`, `TestReflectorHandleWatchStoppedBefore`, `TestReflectorHandleWatchStoppedAfter`: a dropped
-/// Reflector has released its watch, and one that was never polled has requested nothing.
+/// client-go: `TestRunUntil`, `TestReflectorStopWatch`, `TestReflectorWatchStoppedBefore`, `TestReflectorWatchStoppedAfter`,
+/// `TestReflectorHandleWatchStoppedBefore`, `TestReflectorHandleWatchStoppedAfter`: a dropped Reflector has released its watch, and
+/// one that was never polled has requested nothing.
 #[tokio::test(start_paused = true)]
 async fn a_reflector_that_is_dropped_stops_its_watch() {
     /// Source whose watch holds a reference.
