@@ -34,6 +34,7 @@
 //! | `FIFO` | [`Fifo`] |
 //! | `DeltaFIFO`, `DeltaFIFOOptions`, `KeyListerGetter` | [`DeltaFifo`], [`DeltaFifoOptions`], [`KnownObjects`] |
 //! | `Delta`, `Deltas`, `DeletedFinalStateUnknown` | [`ObjectDelta`], [`Deltas`], [`Tombstone`] |
+//! | `Controller`, `Config`, `New` | [`Controller`], [`ControllerConfig`] |
 //! | `SharedInformer`, `SharedIndexInformer`, `NewInformer` | [`SharedInformer`] |
 //! | `SharedIndexInformerOptions` | [`InformerOptions`] |
 //! | the controller inside of an informer | [`InformerTasks`], [`InformerOptions`] |
@@ -77,6 +78,7 @@
 mod ahead;
 mod backoff;
 mod checkpoint;
+mod controller;
 mod health;
 mod history;
 mod indexer;
@@ -97,6 +99,7 @@ mod store;
 
 pub use backoff::{Backoff, BackoffConfig};
 pub use checkpoint::{Checkpoint, CheckpointRequests};
+pub use controller::{Controller, ControllerConfig};
 pub use health::{HealthReport, SourceHealth, SyncState};
 pub use history::Backlog;
 pub(crate) use history::{History, NotInHistory};

@@ -53,6 +53,9 @@ pub trait Queue: Store {
     /// Queues an item if nothing is queued for its key.
     fn add_if_not_present(&self, item: Self::Item) -> impl Future<Output = Result<(), KeyError>> + Send;
 
+    /// Returns the key of an item.
+    fn key_of_item(&self, item: &Self::Item) -> Result<Self::Key, KeyError>;
+
     /// Returns true once the first batch has been processed: the items of the first [`Store::replace`], or nothing if something
     /// was queued before it.
     fn has_synced(&self) -> bool;

@@ -222,6 +222,10 @@ impl<T: Stored, K: StoredKey> Queue for DeltaFifo<T, K> {
         Ok(())
     }
 
+    fn key_of_item(&self, deltas: &Deltas<T, K>) -> Result<K, KeyError> {
+        Ok(deltas.key().clone())
+    }
+
     fn has_synced(&self) -> bool {
         self.queue.has_synced()
     }

@@ -102,6 +102,10 @@ impl<T: Stored, K: StoredKey> Queue for Fifo<T, K> {
         Ok(())
     }
 
+    fn key_of_item(&self, item: &T) -> Result<K, KeyError> {
+        self.key_of(item)
+    }
+
     fn has_synced(&self) -> bool {
         self.queue.has_synced()
     }

@@ -131,9 +131,11 @@ impl<K: StoredKey, I: Stored> KeyQueue<K, I> {
         let in_processing = InProcessing { queue: self, key: Some(key.clone()) };
         let begun = Instant::now();
         let result = process(item.clone(), is_in_first_batch).await;
-        let depth = in_processing.finish(matches!(result, Err(ProcessError::Requeue(_))));
+        let is_requeued = matches!(result, Err(ProcessError::Requeue(_)));
+        let depth = in_processing.finish(is_requeued);
         let took = begun.elapsed();
-        if depth > DEEP && took > SLOW {
+        // A function may wait before it puts an item back.
+        if !is_requeued && depth > DEEP && took > SLOW {
             tracing::warn!(?key, depth, ?took, "slow queue");
         }
         match result {

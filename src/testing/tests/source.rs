@@ -92,6 +92,7 @@ async fn open_watches_miss_what_is_changed_behind_them() {
     assert_eq!(listed(&source.list(ListVersion::MostRecent).await.unwrap()), "6: b@3 c@5");
 }
 
+/// client-go: `TestResetWatch`.
 #[tokio::test(start_paused = true)]
 async fn watches_close_after_the_changes_before_and_versions_expire() {
     let source = FakeSource::new();
