@@ -199,9 +199,21 @@ impl ServerFlags {
         Ok(Client::connect_lazy(&self.address()?)?)
     }
 
+    /// Returns the address of the server and the files of TLS with it, for connections that read them again.
+    pub(super) fn upstream(&self) -> Result<(ServerAddress, TlsOptions<PathBuf>), Failure> {
+        let identity = self.client_certificate.clone().zip(self.client_key.clone());
+        let tls = TlsOptions { authority: self.certificate_authority.clone(), identity, server_name: None };
+        // They have to be readable at the start.
+        self.secured()?;
+        Ok((self.with_token(self.server.clone())?, tls))
+    }
+
     /// Returns the address of the server with the TLS options.
     fn address(&self) -> Result<ServerAddress, Failure> {
-        let server = self.secured()?;
+        self.with_token(self.secured()?)
+    }
+
+    fn with_token(&self, server: ServerAddress) -> Result<ServerAddress, Failure> {
         let Some(file) = &self.token_file else { return Ok(server) };
         server.with_token_file(file).ok_or_else(|| {
             let problem = format!(

@@ -20,7 +20,7 @@ use std::io::{self, BufWriter, StdoutLock};
 pub(crate) use self::{
     columns::ColumnOptions,
     events::{Event, EventPrinter},
-    objects::{ObjectPrinter, write_one},
+    objects::{ObjectPrinter, write_list, write_one},
     options::{Color, Output, PrintOptions},
     records::{Record, write_records},
     table::{RED, YELLOW},

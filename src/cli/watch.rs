@@ -1,5 +1,7 @@
 //! `informerd watch`: rows on stdout, notes about the watch on stderr.
 
+mod state;
+
 use std::io::Write;
 
 use clap::{Args, builder::BoolishValueParser};
@@ -23,8 +25,10 @@ Examples, with a server of examples/shop.yaml (edit a file in examples/manifests
   informerd watch configmaps platform/feature-flags -o yaml
   informerd watch pods --expression 'object.spec.containers.size() > 1'
   informerd watch pods -n orders -o jsonl | jq .object.status.phase
+  informerd watch pods -l app=web --state -o jsonl | jq '.items | length'
 
-It resumes after a restart of the server, and misses nothing. Ctrl-C and SIGTERM end it with exit code 0.";
+It resumes after a restart of the server, and misses nothing. With --state a reader that is slow gets the last state, and not every \
+one before it; -o jsonl prints one List a line. Ctrl-C and SIGTERM end it with exit code 0.";
 
 /// Flags of `informerd watch`.
 #[derive(Debug, Clone, Args)]
@@ -49,6 +53,9 @@ pub(super) struct WatchFlags {
     /// Changes only, as with --initial=false
     #[arg(long, help_heading = "Selection")]
     watch_only: bool,
+    /// In place of events, print the whole list, sorted, once it is complete and after changes
+    #[arg(long, help_heading = "Selection", conflicts_with_all = ["initial", "watch_only"])]
+    state: bool,
     #[command(flatten)]
     objects: ObjectFlags,
 }
@@ -70,6 +77,9 @@ pub(super) struct WatchNotes {
 }
 
 pub(super) async fn run(flags: &WatchFlags) -> Result<(), Failure> {
+    if flags.state {
+        return state::run(&flags.resource, flags.name.as_deref(), &flags.objects).await;
+    }
     let options = flags.objects.options();
     let query = flags.objects.selection.query_of_name(&flags.resource, flags.name.as_deref());
     let watch_options = WatchOptions {
@@ -235,6 +245,16 @@ mod tests {
     fn initial_events_can_be_left_out() {
         assert!(parse(&["pods"]).initial && !parse(&["pods", "--initial=false"]).initial);
         assert!(parse(&["pods", "--watch-only"]).watch_only);
+    }
+
+    #[test]
+    fn a_state_has_no_initial_events_to_leave_out() {
+        assert!(parse(&["pods", "--state", "-l", "app=web", "-o", "yaml"]).state);
+        for other in ["--watch-only", "--initial=false"] {
+            let error = Command::try_parse_from(["watch", "pods", "--state", other]).unwrap_err().to_string();
+            let flag = other.split('=').next().unwrap();
+            assert!(error.contains("'--state' cannot be used with") && error.contains(flag), "{error}");
+        }
     }
 
     #[test]

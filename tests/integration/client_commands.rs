@@ -281,6 +281,8 @@ fn errors_are_one_line() {
             3,
             "resource \"pod\" not found; did you mean \"pods\"? (known: configmaps, deployments, pods, services)",
         ),
+        (&["watch", "Pods", "--state"], 3, "did you mean \"pods\"?"),
+        (&["watch", "pods", "--state", "--watch-only"], 2, "'--state' cannot be used with '--watch-only'"),
         (&["watch", "Pods"], 3, "did you mean \"pods\"?"),
         (&["get", "deploy", "web"], 3, "did you mean \"deployments\"?"),
         (
@@ -446,6 +448,50 @@ fn waiting_outlives_the_server() {
     let _server = Server::start_at(&address, &["--files", &files]);
     assert_eq!(waiting.row(), "b/web");
     assert_eq!(waiting.child.wait().unwrap().code(), Some(0));
+}
+
+/// Checks that the lists are whole and sorted, that a restart of the server without a change prints nothing, and that a reader
+/// that stalls gets the last state.
+#[test]
+fn a_state_is_the_whole_list_after_each_change() {
+    let directory = things();
+    let files = format!("pods={}@Pod", directory.path().display());
+    let address = free_address().to_string();
+    let server = Server::start_at(&address, &["--files", &files]);
+    let mut rows = Watch::start(&server, &["pods", "--state", "-l", "app=web", "--no-headers"]);
+    assert_eq!([rows.row(), rows.row()], ["a   web   Running   <none>", "b   web   Pending   <none>"]);
+    assert!(rows.note().starts_with("# synced: 2 objects at "));
+    write(&directory, "2.json", &pod("b", "web", "Failed"));
+    assert_eq!([rows.row(), rows.row(), rows.row()], ["", "a   web   Running   <none>", "b   web   Failed    <none>"]);
+    let mut lists = Watch::start(&server, &["pods", "--state", "-o", "jsonl"]);
+    let names = |line: String| -> Vec<String> {
+        let list: Value = serde_json::from_str(&line).unwrap();
+        assert_eq!((&list["apiVersion"], &list["kind"]), (&"v1".into(), &"List".into()));
+        let metadata = |object: &Value, key: &str| object["metadata"][key].as_str().unwrap().to_owned();
+        let name = |object| format!("{}/{}", metadata(object, "namespace"), metadata(object, "name"));
+        list["items"].as_array().unwrap().iter().map(name).collect()
+    };
+    assert_eq!(names(lists.row()), ["a/web", "b/db", "b/web"]);
+    drop(server);
+    assert!(rows.note().starts_with("# watch failed: "));
+    let server = Server::start_at(&address, &["--files", &files]);
+    write(&directory, "0.json", &pod("a", "api", "Running"));
+    assert_eq!(names(lists.row()), ["a/api", "a/web", "b/db", "b/web"], "nothing for the restart alone");
+    fs::remove_file(directory.path().join("2.json")).unwrap();
+    assert_eq!([rows.row(), rows.row()], ["", "a   web   Running   <none>"]);
+    assert_eq!(names(lists.row()), ["a/api", "a/web", "b/db"]);
+
+    // The pipe holds a fraction of these lists.
+    for n in 0..300 {
+        write(&directory, &format!("p{n}.json"), &pod("c", &format!("p{n:03}"), &"x".repeat(300)));
+    }
+    let all = server.out(&["list", "pods", "-o", "name"]).lines().count();
+    let last = std::iter::repeat_with(|| names(lists.row())).find(|names| names.len() == 303).unwrap();
+    assert!(all <= 303 && last.is_sorted());
+    for watch in [rows, lists] {
+        let (code, out, _) = watch.interrupt();
+        assert_eq!((code, out.as_str()), (Some(0), ""));
+    }
 }
 
 /// Checks that nothing is missed while no server runs, and that only the difference is reported.

@@ -46,7 +46,8 @@ const MODULES: &[(&str, &[&str])] = &[
         ],
     ),
     ("testing", &["model", "watch", "cache", "client", "config", "app"]),
-    ("cli", &["app", "client", "config", "proto", "telemetry"]),
+    // `watch --state` runs a Reflector of a relay source in the program.
+    ("cli", &["model", "cache", "source", "app", "client", "config", "proto", "telemetry"]),
     ("fuzzing", &["model", "cache", "grpc", "source"]),
     ("main", &["cli"]),
     ("lib", &[]),

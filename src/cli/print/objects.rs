@@ -89,6 +89,33 @@ pub(crate) fn write_one(object: pb::Object, out: impl Write, options: &PrintOpti
     printer.finish().map(drop)
 }
 
+/// Writes one of several lists, each of which is complete: a document, one line of JSON, or rows after an empty line.
+pub(crate) fn write_list(
+    objects: Vec<pb::Object>,
+    is_first: bool,
+    mut out: impl Write,
+    options: &PrintOptions,
+) -> io::Result<()> {
+    match options.output {
+        Output::Jsonl => {
+            let mut line = r#"{"apiVersion":"v1","kind":"List","items":["#.to_owned();
+            for (number, object) in objects.iter().enumerate() {
+                line.push_str(if number > 0 { "," } else { "" });
+                Document::of(object).compact(&mut line);
+            }
+            line.push_str("]}\n");
+            out.write_all(line.as_bytes())?;
+            return out.flush();
+        }
+        Output::Yaml if !is_first => out.write_all(b"---\n")?,
+        Output::Table | Output::Wide | Output::Name if !is_first => out.write_all(b"\n")?,
+        _ => {}
+    }
+    let mut printer = ObjectPrinter::new(out, options);
+    objects.into_iter().try_for_each(|object| printer.push(object))?;
+    printer.finish().map(drop)
+}
+
 fn table(objects: &[pb::Object], options: &PrintOptions) -> String {
     let now = SystemTime::now();
     let layout = Layout::of(&Vec::from_iter(objects), &options.columns);
@@ -217,6 +244,29 @@ items:
         assert_eq!(one(big(), Output::Jsonl), "{\"n\":9007199254740993,\"metadata\":{\"name\":\"big\"}}\n");
         assert_eq!(one(config_map("shop", "a"), Output::Name), "shop/a\n");
         assert_eq!(one(config_map("shop", "a"), Output::Table), "NAME   DATA\na      2\n");
+    }
+
+    #[test]
+    fn successive_lists_can_be_told_apart() {
+        let written = |output| {
+            let options = PrintOptions { output, ..PrintOptions::default() };
+            let mut out = Vec::new();
+            for (number, objects) in
+                [vec![config_map("shop", "a"), big()], Vec::new(), vec![big()]].into_iter().enumerate()
+            {
+                write_list(objects, number == 0, &mut out, &options).unwrap();
+            }
+            String::from_utf8(out).unwrap()
+        };
+        let lists: Vec<Value> =
+            written(Output::Jsonl).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let counts: Vec<_> = lists.iter().map(|list| list["items"].as_array().unwrap().len()).collect();
+        assert_eq!((counts, &lists[2]["kind"]), (vec![2, 0, 1], &json!("List")));
+        assert_eq!(written(Output::Name), "shop/a\nbig\n\n\nbig\n");
+        assert_eq!(written(Output::Yaml).matches("---\napiVersion: v1\nkind: List\n").count(), 2);
+        let json = written(Output::Json);
+        let lists: Vec<Value> = serde_json::Deserializer::from_str(&json).into_iter().map(Result::unwrap).collect();
+        assert_eq!(lists.len(), 3);
     }
 
     #[test]
