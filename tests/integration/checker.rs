@@ -220,6 +220,8 @@ impl Totals {
             ("page of another server", &answers.foreign_pages),
             ("page of another query", &answers.twisted_pages),
             ("object", &answers.gets),
+            ("list by the values of an object", &answers.likes),
+            ("list by the values of an object that does not exist", &answers.likes_of_none),
             ("values of an index", &answers.values),
             ("answer that was awaited", &answers.awaited),
             ("wait that was met later", &answers.met_later),

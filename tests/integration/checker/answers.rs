@@ -17,7 +17,7 @@ use prost_types::Timestamp;
 use super::{
     ask::{Index, PageOf, Query, Twist, What},
     expect::object_fields,
-    pod::Held,
+    pod::{Held, Pod},
     record::{CallRecord, End, Moment, Status},
     selection::Selection,
     truth::Truth,
@@ -28,6 +28,9 @@ use super::{
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
     pub(crate) lists: u64,
+    /// Lists by the values of an object, and those of an object that does not exist.
+    pub(crate) likes: u64,
+    pub(crate) likes_of_none: u64,
     pub(crate) gets: u64,
     pub(crate) values: u64,
     /// Pages after the first, and those whose snapshot is older than the current state.
@@ -170,6 +173,7 @@ fn answer(
                 Some(_) => return Err("a token that is not of this query was accepted".to_owned()),
             };
             tally.lists += u64::from(page.is_none());
+            tally.likes += u64::from(page.is_none() && query.like().is_some());
             let sent = list(truth, call, *query, *page_size, (epoch, batches, sent))?;
             Ok(sent.map(|(sent, issued)| Page { resource: call.ask.resource, epoch, batches, sent, issued }))
         }
@@ -200,7 +204,17 @@ fn list(
     (epoch, batches, sent): (usize, usize, usize),
 ) -> Result<Option<(usize, Option<Moment>)>, String> {
     let history = &truth.epochs[epoch];
-    let (state, version) = (history.state_at(batches, query.selection), history.safe_at(batches));
+    let version = history.safe_at(batches);
+    let state = match query.like() {
+        None => history.state_at(batches, query.selection),
+        Some((key, index)) => {
+            let mut state = history.state_at(batches, Selection::All);
+            let value = index.value(&state.get(&key).ok_or("there is no such object")?.pod);
+            let shares = |pod: &Pod| value.is_some() && index.value(pod) == value;
+            state.retain(|_, held| shares(&held.pod) && query.selection.matches(&held.pod));
+            state
+        }
+    };
     let limit = if page_size == 0 { usize::MAX } else { page_size as usize };
     let mut due = state.values().skip(sent).take(limit);
     let (mut end, mut last) = (sent, None);
@@ -328,7 +342,14 @@ pub(super) fn refusal(
         ("DRAINING", 14) => moment.is_draining && reached == Some(false) && status.has_retry_delay,
         ("OBJECT_NOT_FOUND", 5) => {
             let state = truth.epochs[moment.epoch].state_at(moment.batches, Selection::All);
-            reached == Some(true) && matches!(call.ask.what, What::Get(key) if !state.contains_key(&key))
+            let key = match &call.ask.what {
+                What::Get(key) => Some(*key),
+                // The pages of a list are of the snapshot that had the object.
+                What::List { query, page: None, .. } => query.like().map(|(key, _)| key),
+                _ => None,
+            };
+            tally.likes_of_none += u64::from(!matches!(call.ask.what, What::Get(_)));
+            reached == Some(true) && key.is_some_and(|key| !state.contains_key(&key))
         }
         _ => false,
     };

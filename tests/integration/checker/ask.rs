@@ -148,6 +148,23 @@ impl Ask {
                 }
                 let mut watch = pb::WatchRequest::default();
                 query.selection.ask(&mut watch);
+                if let Some(((namespace, name), index)) = query.like() {
+                    let request = pb::ByIndexRequest {
+                        resource,
+                        index: index.name().to_owned(),
+                        namespace: watch.namespace,
+                        label_selector: watch.label_selector,
+                        field_selector: watch.field_selector,
+                        expression: watch.expression,
+                        format,
+                        page_size,
+                        page_token,
+                        min_resource_version,
+                        like: Some(pb::ObjectKey { namespace: namespace.to_owned(), name: name.to_owned() }),
+                        ..Default::default()
+                    };
+                    return ("ByIndex", request.encode_to_vec());
+                }
                 let request = pb::ListRequest {
                     resource,
                     namespace: watch.namespace,
@@ -186,6 +203,17 @@ impl Query {
             Selection::Label => Some(("app", "web", "")),
             Selection::Field => Some(("node", "n1", "")),
             Selection::IndexOfNamespace => Some(("app", "db", "shop")),
+            _ => None,
+        }
+    }
+
+    /// Returns the object by whose values it also selects, and their index.
+    pub(crate) fn like(self) -> Option<(Key, Index)> {
+        match self.selection {
+            _ if !self.is_by_index => None,
+            Selection::LabelSet => Some((("shop", "a"), Index::Node)),
+            Selection::NotField => Some((("shop", "b"), Index::App)),
+            Selection::NoLabel => Some((("shop", "a"), Index::Namespace)),
             _ => None,
         }
     }
