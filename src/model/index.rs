@@ -352,7 +352,7 @@ mod tests {
         assert_eq!(Indexers::new([]), Ok(Indexers::default()));
     }
 
-    /// client-go `TestAddIndexer`: a name that exists already is an error.
+    /// client-go's `AddIndexers`: a name that exists already is an error.
     #[test]
     fn invalid_index_definitions_are_rejected() {
         let new = |names: &[&str]| Indexers::new(names.iter().map(|name| ((*name).to_owned(), IndexFunc::Namespace)));

@@ -113,7 +113,7 @@ async fn indexes_added_at_any_time_have_the_present_objects_and_every_later_one(
     assert_eq!(informer.by_index("none", "a"), Err(UnknownIndex { name: "none".to_owned() }));
 }
 
-/// client-go `TestAddIndexers`, and its errors in `TestIndexer`.
+/// client-go `TestIndexer`: the errors of `AddIndexers`.
 #[tokio::test(start_paused = true)]
 async fn of_several_indexes_all_are_added_or_none() {
     let (source, calls) = (FakeSource::new(), Arc::default());
