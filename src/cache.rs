@@ -115,8 +115,7 @@ pub use problem::{Problem, ProblemChanges, ProblemReason, ProblemReport};
 pub use progress_demand::{ProgressDemand, ProgressGuard};
 pub use provenance::Provenance;
 pub use queue::{
-    DeltaFifo, DeltaFifoOptions, Deltas, Fifo, KnownObjects, MAX_QUEUED, ObjectDelta, PopError, ProcessError, Queue,
-    Tombstone,
+    DeltaFifo, DeltaFifoOptions, Deltas, Fifo, KnownObjects, ObjectDelta, PopError, ProcessError, Queue, Tombstone,
 };
 pub use real_fifo::{Delta, Events, FifoBounds, RealFifo};
 pub use reflector::{ObjectFilter, Reflector, ReflectorConfig, ReflectorError, ReflectorStats, ReflectorStore};
@@ -130,6 +129,5 @@ pub(crate) use snapshot_file::fuzzing;
 pub use snapshot_file::{
     SavedState, SnapshotDirectory, SnapshotDirectoryError, SnapshotFile, SnapshotFileError, SnapshotFileStats,
 };
-pub use store::{
-    ExpirationCache, KeyError, KeyFunc, MapStore, Store, Stored, StoredKey, TimestampedEntry, UndeltaStore,
-};
+pub use store::{ExpirationCache, KeyError, KeyFunc, MapStore, Store, TimestampedEntry, UndeltaStore};
+pub(crate) use store::{Stored, StoredKey};

@@ -21,13 +21,12 @@ pub use self::{
     delta_fifo::{DeltaFifo, DeltaFifoOptions, KnownObjects},
     deltas::{Deltas, ObjectDelta, Tombstone},
     fifo::Fifo,
-    key_queue::MAX_QUEUED,
 };
 use super::{KeyError, Store};
 
 /// Store whose items are handed out in the order in which their keys were queued.
 ///
-/// [`Store::add`], [`Store::update`] and [`Queue::add_if_not_present`] wait while [`MAX_QUEUED`] keys are queued, and the deletions
+/// [`Store::add`], [`Store::update`] and [`Queue::add_if_not_present`] wait while 1,024 keys are queued, and the deletions
 /// that a [`DeltaFifo`] queues do, too; [`Store::replace`] and [`Store::resync`] never wait. So a function that [`Queue::pop`] calls
 /// must not wait for an addition to the same queue: another task adds, or the function returns [`ProcessError::Requeue`].
 pub trait Queue: Store {

@@ -17,6 +17,9 @@ mod embedded;
 #[path = "../../examples/typed_informer.rs"]
 #[expect(dead_code, reason = "its main is that of a program")]
 mod typed_informer;
+#[path = "../../examples/work_queue.rs"]
+#[expect(dead_code, reason = "its main is that of a program")]
+mod work_queue;
 
 /// Lines that an example prints, and its end.
 struct Example {
@@ -90,4 +93,30 @@ async fn the_typed_example_prints_the_apps_of_a_server_and_each_change() {
     let run = typed_informer::run([&address, "pods", "app in (web)"], print, end);
     let (ran, ()) = timeout(DEADLINE, async { tokio::join!(run, changes) }).await.unwrap();
     ran.unwrap();
+}
+
+#[tokio::test]
+async fn the_work_queue_example_repeats_what_fails_and_gives_up_after_three_attempts() {
+    let (mut example, print, _) = example();
+    let jobs = vec![("resize", 0), ("upload", 1), ("notify", 9), ("clean", 0), ("index", 2)];
+    timeout(DEADLINE, work_queue::run(jobs, print, async {})).await.unwrap().unwrap();
+    let mut lines = Vec::new();
+    while let Some(line) = example.lines.recv().await {
+        lines.push(line);
+    }
+    // Of one job in this order; jobs run at the same time.
+    lines.sort_by_key(|line| line.split(':').next().unwrap().to_owned());
+    let expected = [
+        "clean: done",
+        "index: attempt 1 failed, again later",
+        "index: attempt 2 failed, again later",
+        "index: done",
+        "notify: attempt 1 failed, again later",
+        "notify: attempt 2 failed, again later",
+        "notify: 3 attempts failed",
+        "resize: done",
+        "upload: attempt 1 failed, again later",
+        "upload: done",
+    ];
+    assert_eq!(lines, expected);
 }

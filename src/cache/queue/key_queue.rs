@@ -13,7 +13,7 @@ use super::{PopError, ProcessError};
 use crate::cache::{Stored, StoredKey};
 
 /// Number of queued keys at which additions wait.
-pub const MAX_QUEUED: usize = 1024;
+pub(super) const MAX_QUEUED: usize = 1024;
 
 /// Number of waiting keys above which slow processing is logged, and the time that counts as slow.
 const DEEP: usize = 10;

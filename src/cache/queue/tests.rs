@@ -2,6 +2,7 @@
 
 mod delta_fifo;
 mod fifo;
+mod property;
 
 use std::{convert::Infallible, future::ready};
 

@@ -60,6 +60,18 @@ impl<T: Stored, K: StoredKey> ExpirationCache<T, K> {
         Self { key_func, ttl, entries: Mutex::new(Entries::default()) }
     }
 
+    /// Stores an object, and stamps it.
+    pub fn insert(&self, object: T) -> Result<(), KeyError> {
+        let key = self.key_func.key_of(&object)?;
+        self.entries.lock().insert(key, object, Instant::now());
+        Ok(())
+    }
+
+    /// Removes the object with this key, expired or not, and returns it.
+    pub fn remove(&self, key: &K) -> Option<T> {
+        self.entries.lock().remove(key)
+    }
+
     /// Returns the earliest time at which [`ExpirationCache::expire`] removes something; none if no entry ever expires.
     pub fn next_expiry(&self) -> Option<Instant> {
         let (oldest, _) = self.entries.lock().by_age.first().cloned()?;
@@ -90,12 +102,6 @@ impl<T: Stored, K: StoredKey> ExpirationCache<T, K> {
     fn is_expired(&self, stamp: Instant, now: Instant) -> bool {
         !self.ttl.is_zero() && now.saturating_duration_since(stamp) > self.ttl
     }
-
-    fn write(&self, object: T) -> Result<(), KeyError> {
-        let key = self.key_func.key_of(&object)?;
-        self.entries.lock().insert(key, object, Instant::now());
-        Ok(())
-    }
 }
 
 impl<T: Stored, K: StoredKey> Store for ExpirationCache<T, K> {
@@ -108,16 +114,15 @@ impl<T: Stored, K: StoredKey> Store for ExpirationCache<T, K> {
     }
 
     async fn add(&self, object: T) -> Result<(), KeyError> {
-        self.write(object)
+        self.insert(object)
     }
 
     async fn update(&self, object: T) -> Result<(), KeyError> {
-        self.write(object)
+        self.insert(object)
     }
 
     async fn delete(&self, object: T) -> Result<(), KeyError> {
-        let key = self.key_func.key_of(&object)?;
-        self.entries.lock().remove(&key);
+        self.remove(&self.key_of(&object)?);
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! `Fifo`.
 
 use std::{
+    fmt::{Debug, Write as _},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -9,13 +10,19 @@ use std::{
 };
 
 use futures_util::FutureExt;
+use parking_lot::Mutex;
 use tokio::{
     sync::Notify,
     task::{JoinSet, yield_now},
     time::{advance, sleep},
 };
+use tracing::{
+    Event, Level, Metadata, Subscriber,
+    field::{Field, Visit},
+    span::{Attributes, Id, Record},
+};
 
-use super::*;
+use super::{key_queue::MAX_QUEUED, *};
 
 type Names = Fifo<Named, &'static str>;
 
@@ -332,4 +339,59 @@ async fn a_full_queue_of_deleted_objects_has_places_again_once_they_are_passed_o
     assert_eq!(pop(&*fifo).await, (5000, false));
     added.await.unwrap().unwrap();
     assert!(fifo.has_synced());
+}
+
+/// Counts the warnings of this module, with their fields.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.level() == &Level::WARN
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut fields = Fields(String::new());
+        event.record(&mut fields);
+        self.0.lock().push(fields.0);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+struct Fields(String);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        write!(self.0, "{}={value:?} ", field.name()).unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_processing_is_logged_while_more_than_ten_keys_wait() {
+    let warnings = Warnings::default();
+    let _logged = tracing::subscriber::set_default(warnings.clone());
+    let fifo = Fifo::new(KeyFunc::infallible(|number: &u32| *number));
+    for (queued, time, expected) in [(12, 101, 1), (12, 100, 0), (11, 101, 0), (12, 5000, 1)] {
+        fifo.replace((0..queued).collect()).await.unwrap();
+        let process = |_, _| async move {
+            sleep(Duration::from_millis(time)).await;
+            Ok::<_, ProcessError<Infallible>>(())
+        };
+        fifo.pop(process).await.unwrap();
+        let logged = std::mem::take(&mut *warnings.0.lock());
+        assert_eq!(logged.len(), expected, "{logged:?}");
+        let fields = format!("message=slow queue key=0 depth=11 took={:?} ", Duration::from_millis(time));
+        assert!(logged.iter().all(|text| *text == fields), "{logged:?}");
+    }
 }
