@@ -140,6 +140,7 @@ pub fn cause(cause: Cause) -> pb::Cause {
         Cause::LeftSelection => pb::Cause::LeftSelection,
         Cause::Inferred => pb::Cause::Inferred,
         Cause::NotServed => pb::Cause::NotServed,
+        Cause::Expired => pb::Cause::Expired,
     }
 }
 

@@ -798,6 +798,8 @@ pub enum Cause {
     /// than 3 MiB; Resource.problems says why. The object is not deleted: a controller must not remove what belongs to it.
     /// An ADDED follows when it can be served again, and nothing if it is deleted before that. Since: sources.
     NotServed = 5,
+    /// DELETED: the source has not reported the object for the resource's `ttl`. Since: library.
+    Expired = 6,
 }
 impl Cause {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -812,6 +814,7 @@ impl Cause {
             Self::LeftSelection => "CAUSE_LEFT_SELECTION",
             Self::Inferred => "CAUSE_INFERRED",
             Self::NotServed => "CAUSE_NOT_SERVED",
+            Self::Expired => "CAUSE_EXPIRED",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -823,6 +826,7 @@ impl Cause {
             "CAUSE_LEFT_SELECTION" => Some(Self::LeftSelection),
             "CAUSE_INFERRED" => Some(Self::Inferred),
             "CAUSE_NOT_SERVED" => Some(Self::NotServed),
+            "CAUSE_EXPIRED" => Some(Self::Expired),
             _ => None,
         }
     }

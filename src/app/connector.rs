@@ -62,7 +62,7 @@ impl Connector<'_> {
                 self.connect(writer, resource, "files", source, health)
             }
             SourceConfig::Stream(stream) => {
-                let stream = stream_config(&resource.name, stream);
+                let stream = stream_config(resource, stream);
                 let health = SourceHealth::new(stream::HEARTBEAT, stale_after);
                 let source = StreamSource::new(stream, health.clone());
                 self.connect(writer, resource, "stream", source, health)

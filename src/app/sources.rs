@@ -22,7 +22,7 @@ pub(super) fn check(config: &ResourceConfig) -> Result<(), AppError> {
             FilesSource::check(&files.path).map_err(|error| AppError::Directory { resource: resource(), error })?;
         }
         SourceConfig::Stream(stream) => {
-            let checked = StreamSource::check(&stream_config(name, stream).path);
+            let checked = StreamSource::check(&stream_config(config, stream).path);
             checked.map_err(|error| AppError::Stream { resource: resource(), error })?;
         }
         SourceConfig::Etcd(etcd) => {
@@ -46,10 +46,10 @@ pub(super) fn files_config(resource: &str, config: &FilesResource) -> FilesConfi
     FilesConfig { path, kind, resource: resource.to_owned(), rescan, quiet }
 }
 
-pub(super) fn stream_config(resource: &str, config: &StreamResource) -> StreamConfig {
+pub(super) fn stream_config(resource: &ResourceConfig, config: &StreamResource) -> StreamConfig {
     let StreamResource { path, confirm_after } = config.clone();
     let path = path.map_or(StreamPath::Stdin, StreamPath::Path);
-    StreamConfig { path, resource: resource.to_owned(), confirm_after }
+    StreamConfig { path, resource: resource.name.clone(), confirm_after, ttl: resource.options.ttl }
 }
 
 pub(super) fn etcd_config(resource: &str, config: &EtcdResource) -> EtcdConfig {

@@ -72,7 +72,7 @@ impl UnrepeatedChanges {
     pub(super) fn note(&mut self, event: Event) -> Event {
         let (key, state) = match &event {
             Event::Added(object) | Event::Modified(object) => (object.key(), Some(object)),
-            Event::Deleted(object) | Event::NotServed(object) => (object.key(), None),
+            Event::Deleted(object) | Event::NotServed(object) | Event::Expired(object) => (object.key(), None),
             Event::Bookmark(_) => return event,
         };
         match self.changes.get_mut(key) {

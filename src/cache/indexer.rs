@@ -164,6 +164,10 @@ impl Indexer {
                     let old = self.state.objects.get(last.key()).cloned();
                     changes.extend(old.and_then(|old| self.delete(&old, &after, deletion)));
                 }
+                Event::Expired(last) => {
+                    let old = self.state.objects.get(last.key()).cloned();
+                    changes.extend(old.and_then(|old| self.delete(&old, &after, Cause::Expired)));
+                }
                 Event::NotServed(new) => {
                     let old = self.state.objects.get(new.key()).cloned();
                     changes.extend(old.and_then(|old| {

@@ -114,7 +114,7 @@ pub(super) fn join<S: AsRef<str>>(path: &[S]) -> String {
 }
 
 /// Returns a name unchanged, or quoted if it could be misread.
-pub(super) fn segment(name: &str) -> String {
+fn segment(name: &str) -> String {
     let is_plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'/');
     if !name.is_empty() && name.len() <= MAX_SHOWN_CHARS && name.bytes().all(is_plain) {
         return name.to_owned();

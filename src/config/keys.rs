@@ -6,13 +6,10 @@ use serde_json::{Map, Value};
 
 use super::{
     ConfigError,
-    error::{ConfigErrors, join, segment},
+    error::{ConfigErrors, join},
     rows::{Key, Row},
     table::GeneralConfig,
 };
-
-/// Planned keys of later versions.
-const LATER: [&str; 1] = ["resources.<name>.ttl"];
 
 /// Longest key that is compared, longer than any key and typo: a comparison takes time by the product of both lengths.
 const MAX_TYPO_BYTES: usize = 64;
@@ -52,10 +49,6 @@ fn unread(path: &[String]) -> ConfigError {
     let Some((key, parents)) = path.split_last() else {
         return ConfigError::new(&at, "unknown key");
     };
-    let shown = segment(key);
-    if LATER.iter().any(|later| is_at(later, path) && later.split('.').count() == path.len()) {
-        return ConfigError::new(&at, &format!("`{shown}` is not supported by this version; remove it"));
-    }
     let siblings = siblings(parents);
     let problem = if let Some(near) = nearest(key, &siblings) {
         format!("unknown key; did you mean `{near}`?")
@@ -133,15 +126,5 @@ mod tests {
         let long = "x".repeat(1000);
         let shown = format!("history.\"{}\"…: unknown key; known here: age, events, bytes", "x".repeat(80));
         assert_eq!(problem(&format!("history.{long}")), shown);
-    }
-
-    #[test]
-    fn planned_keys_of_later_versions_are_reported_as_such() {
-        for pattern in LATER {
-            let key = pattern.replace("<name>", "pods").replace("<index>", "owner");
-            let name = key.rsplit('.').next().unwrap();
-            assert_eq!(problem(&key), format!("{key}: `{name}` is not supported by this version; remove it"));
-        }
-        assert!(problem("resources.pods.source.kubes").contains("unknown key"));
     }
 }

@@ -182,6 +182,9 @@ fn resolve_resource(
     if options.snapshot == Some(true) && matches!(source, SourceConfig::Files(_) | SourceConfig::Stream(_)) {
         section.add("snapshot", "is only for `kube`, `etcd` and `informerd` sources; remove it");
     }
+    if options.ttl.is_some() && !matches!(source, SourceConfig::Stream(_)) {
+        section.add("ttl", "is only for `stream` sources: every other source finds deletions itself; remove it");
+    }
     Some(ResourceConfig { name: name.to_owned(), source, indexers, options })
 }
 

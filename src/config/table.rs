@@ -297,6 +297,8 @@ rows! {
             "fields removed from the objects of a kube, files or stream source; if left out nothing, but for kube \
              metadata.managedFields and metadata.annotations['kubectl.kubernetes.io/last-applied-configuration']";
         ..IndexKeys;
+        ttl: Option<Duration>, duration in "1s"..="720h",
+            "stream sources only: an object that the stream has not reported for that long is deleted, with CAUSE_EXPIRED; if left out never";
         optional: bool = "false", boolean, "the server is ready also without this resource";
         snapshot: Option<bool>, boolean,
             "write snapshots of this resource to state_dir; if left out true, but false for Secrets";

@@ -59,6 +59,7 @@ fn defaults() {
         indexers: Arc::default(),
         options: ResourceOptions {
             drop_fields: None,
+            ttl: None,
             optional: false,
             snapshot: None,
             full_channel_policy: None,
@@ -214,6 +215,7 @@ fn a_file_with_everything() {
         indexers: Arc::new(indexers.unwrap()),
         options: ResourceOptions {
             drop_fields: None,
+            ttl: None,
             optional: true,
             snapshot: Some(false),
             full_channel_policy: Some(FullChannelPolicy::Drop),

@@ -32,6 +32,8 @@ pub enum Cause {
     /// DELETED: the object still exists upstream, and its newest state cannot be served, usually because it is larger than
     /// [`MAX_OBJECT_BYTES`](super::MAX_OBJECT_BYTES); the object is the last state that was served.
     NotServed,
+    /// DELETED: the source has not reported the object for the time to live of the resource; the object is its last state.
+    Expired,
 }
 
 /// Event of an upstream watch. The end of a watch, with or without an error, is the end of its stream.
@@ -47,6 +49,8 @@ pub enum Event {
     Deleted(Arc<Object>),
     /// Key, uid and version of an object that exists, and whose new state cannot be served.
     NotServed(Arc<Object>),
+    /// Last state of an object that the source has not reported for its time to live, at the version of the deletion.
+    Expired(Arc<Object>),
     /// Version up to which nothing else changed; safe to resume from.
     Bookmark(ResourceVersion),
 }
@@ -61,7 +65,7 @@ pub struct Change {
     /// Version of the change; for a deletion, of the deletion.
     pub version: ResourceVersion,
     /// [`Cause::Inferred`] for a deletion found at a relist, [`Cause::NotServed`] for an object that still exists and can
-    /// no longer be served, else [`Cause::Change`].
+    /// no longer be served, [`Cause::Expired`] for one that the source no longer reports, else [`Cause::Change`].
     pub cause: Cause,
     /// Values of the indexes before and after; `None` if they have to be computed: in a relist, and after the change has been
     /// kept in the history.
@@ -172,9 +176,11 @@ impl Event {
     /// Returns the version that is reached with this event.
     pub fn version(&self) -> &ResourceVersion {
         match self {
-            Self::Added(object) | Self::Modified(object) | Self::Deleted(object) | Self::NotServed(object) => {
-                object.version()
-            }
+            Self::Added(object)
+            | Self::Modified(object)
+            | Self::Deleted(object)
+            | Self::NotServed(object)
+            | Self::Expired(object) => object.version(),
             Self::Bookmark(version) => version,
         }
     }
@@ -182,7 +188,9 @@ impl Event {
     /// Returns the size that counts against the bounds of queues, in bytes.
     pub fn weight(&self) -> usize {
         match self {
-            Self::Added(object) | Self::Modified(object) | Self::Deleted(object) => object.body().len(),
+            Self::Added(object) | Self::Modified(object) | Self::Deleted(object) | Self::Expired(object) => {
+                object.body().len()
+            }
             Self::NotServed(_) | Self::Bookmark(_) => 0,
         }
     }

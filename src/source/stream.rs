@@ -17,8 +17,9 @@
 //! - Versions are `<lineage>.<n>`: the lineage is new at each start, and `n` increases by one with each event.
 //! - The source reads only on demand: at most one chunk of the input is read ahead, and a slow consumer blocks the writer.
 //! - An event that cannot be parsed or has no key is not applied. The source reports it for its whole lifetime, and continues.
-//! - The end of the stream makes the resource STALE, and deletes nothing. A named pipe continues with its next writer, which
+//! - The end of the stream makes the resource STALE, and deletes nothing by itself. A named pipe continues with its next writer, which
 //!   repeats all objects; the source deletes those that it does not confirm, as at a relist (`reader`).
+//! - With a time to live, an object without an event for that long is deleted (`lease`).
 //! - A watch never ends. A list is the result of all events so far, so that a list never removes anything from the cache.
 //!
 //! A file that grows is not followed, deliberately: a pipe does that (`tail -n +1 -F FILE | informerd …`).
@@ -29,6 +30,7 @@ mod framing;
 pub(crate) mod fuzzing;
 mod input;
 mod known;
+mod lease;
 mod reader;
 mod source;
 mod watcher;
@@ -62,6 +64,9 @@ pub struct StreamConfig {
     /// only while the pipe is empty and a reader waits for it. `None` for writers that do not begin with all objects: those
     /// that were deleted between two writers remain.
     pub confirm_after: Option<Duration>,
+    /// Time after its last event at which an object is deleted, with [`Cause::Expired`](crate::model::Cause::Expired), also after
+    /// the end of the stream. `None`: never.
+    pub ttl: Option<Duration>,
 }
 
 // === impl StreamConfig ===
@@ -69,6 +74,6 @@ pub struct StreamConfig {
 impl StreamConfig {
     /// Returns the configuration that serves `path` as `resource`, with the defaults for everything else.
     pub fn new(path: StreamPath, resource: impl Into<String>) -> Self {
-        Self { path, resource: resource.into(), confirm_after: Some(DEFAULT_CONFIRM_AFTER) }
+        Self { path, resource: resource.into(), confirm_after: Some(DEFAULT_CONFIRM_AFTER), ttl: None }
     }
 }

@@ -180,7 +180,7 @@ impl Variant {
         match transition.cause {
             Cause::EnteredSelection => Self::Entered,
             Cause::LeftSelection => Self::Left,
-            Cause::Change | Cause::Initial | Cause::Inferred | Cause::NotServed => Self::Unchanged,
+            Cause::Change | Cause::Initial | Cause::Inferred | Cause::NotServed | Cause::Expired => Self::Unchanged,
         }
     }
 }

@@ -226,6 +226,30 @@ async fn objects_that_can_no_longer_be_served_are_not_deleted_at_any_hop() {
     assert_eq!([servers[1].lists(), servers[2].lists()], [1, 1]);
 }
 
+/// Checks that an expiry at the origin is one change like another: no relay has to list again, and the cause is kept.
+#[tokio::test]
+async fn objects_that_have_expired_are_deleted_at_each_hop() {
+    let servers = chain(["a", "b"].map(|name| pod("shop", name, "")).to_vec()).await;
+    let mut streams = Vec::new();
+    for server in &servers {
+        streams.push(watch(server, watch_pods()).await);
+    }
+    for stream in &mut streams {
+        take(stream, 2).await;
+    }
+    servers[0].say(Delta::transaction([Event::Expired(at("a", "", 2)), Event::Expired(at("b", "", 2))])).await;
+    servers[0].say(Delta::event(Event::Added(at("a", "", 3)))).await;
+    let expected = ["DELETED EXPIRED a @1", "DELETED EXPIRED b @2", "ADDED a @3"];
+    for (stream, server) in streams.iter_mut().zip(&servers) {
+        let told = take(stream, 3).await;
+        assert_eq!(told.iter().map(words).collect::<Vec<_>>(), expected);
+        assert!(told.iter().all(|message| !message.relisted));
+        let resumed = take(&mut watch(server, after("1")).await, 3).await;
+        assert_eq!(resumed, told, "from the history");
+    }
+    assert_eq!([servers[1].lists(), servers[2].lists()], [1, 1]);
+}
+
 fn list() -> pb::ListRequest {
     pb::ListRequest { resource: "pods".to_owned(), ..pb::ListRequest::default() }
 }

@@ -177,6 +177,27 @@ async fn a_pipe_is_watched_across_its_writers() {
     served.stop().await;
 }
 
+#[tokio::test]
+async fn objects_that_are_not_reported_for_their_time_to_live_are_deleted() {
+    let directory = TempDir::new().unwrap();
+    assert!(Command::new("mkfifo").arg(directory.path().join("events")).status().unwrap().success());
+    let file = directory.path().join("informerd.yaml");
+    fs::write(&file, "resources: { pods: { source: { stream: { path: events } }, ttl: 1s } }").unwrap();
+    let served = Served::start(directory, ServeFlags { config: Some(file), ..ServeFlags::default() }).await;
+    let mut client = connect(&served).await;
+    let mut watch = client.watch().await;
+    let mut first = writer(&served.path("events"));
+    first.write_all(event("ADDED", "a", 1).as_bytes()).unwrap();
+    assert_eq!(next_event(&mut watch).await, "ADDED a");
+    assert_eq!(next_event(&mut watch).await, "DELETED EXPIRED a");
+    assert!(client.list().await.is_empty());
+    first.write_all(event("ADDED", "a", 1).as_bytes()).unwrap();
+    assert_eq!(next_event(&mut watch).await, "ADDED a", "it is reported again");
+    drop(first);
+    assert_eq!(next_event(&mut watch).await, "DELETED EXPIRED a", "also after its writer");
+    served.stop().await;
+}
+
 /// Writes events as jq prints them; kubectl writes one event to a line.
 #[tokio::test]
 async fn events_printed_over_many_lines_keep_their_bytes() {

@@ -104,6 +104,7 @@ fn told(batch: &Batch) -> Vec<String> {
         let cause = match change.cause {
             Cause::Inferred => " inferred",
             Cause::NotServed => " not served",
+            Cause::Expired => " expired",
             _ => "",
         };
         format!("{sign}{} {}{cause}", change.object().key(), change.version)
@@ -281,6 +282,15 @@ fn a_relist_yields_deletions_first_and_then_changes_in_list_order() {
     assert_eq!((&batch.before, &batch.after), (&version(5), &version(9)));
     assert_eq!(names(indexer.snapshot().objects(None, None)), ["b", "c", "e", "z"]);
     assert_eq!(told(&indexer.replace(relist)), [""; 0], "and again it produces nothing");
+}
+
+#[test]
+fn the_deletion_of_an_expired_object_has_its_own_cause() {
+    let mut indexer = Indexer::new(indexers(), list(vec![pod("a", "", "", version(1))], 5));
+    let expired = |number| Event::Expired(pod("a", "", "", version(number)));
+    let batch = indexer.apply(expired(6));
+    assert_eq!((told(&batch), batch.is_relist), (vec!["-a 6 expired".to_owned()], false));
+    assert_eq!(told(&indexer.apply(expired(7))), [""; 0]);
 }
 
 /// The deletion of an object that still exists has its own cause, unless another object has taken its place.

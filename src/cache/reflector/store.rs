@@ -68,7 +68,7 @@ where
         match event {
             Event::Added(object) => store.add(object).await?,
             Event::Modified(object) => store.update(object).await?,
-            Event::Deleted(object) | Event::NotServed(object) => store.delete(object).await?,
+            Event::Deleted(object) | Event::NotServed(object) | Event::Expired(object) => store.delete(object).await?,
             Event::Bookmark(_) => {}
         }
     }

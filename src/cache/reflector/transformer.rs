@@ -58,20 +58,23 @@ impl Transformer {
 
     fn event(&self, event: Event, unexpected: &mut Option<ReflectorError>) -> Option<Event> {
         let object = match &event {
-            Event::Added(object) | Event::Modified(object) | Event::Deleted(object) => Arc::clone(object),
+            Event::Added(object) | Event::Modified(object) | Event::Deleted(object) | Event::Expired(object) => {
+                Arc::clone(object)
+            }
             Event::NotServed(_) | Event::Bookmark(_) => return Some(event),
         };
-        let is_deletion = matches!(event, Event::Deleted(_));
+        let is_deletion = matches!(event, Event::Deleted(_) | Event::Expired(_));
         // The source may know no more than the key of a deleted object.
         let has_type = !is_deletion || !object.kind().is_empty();
         if has_type && !self.is_expected(&object, unexpected) {
             return None;
         }
-        Some(match self.convert(Arc::clone(&object)) {
-            None => Event::Deleted(bare(&object)),
-            Some(object) if is_deletion => Event::Deleted(object),
-            Some(object) if matches!(event, Event::Added(_)) => Event::Added(object),
-            Some(object) => Event::Modified(object),
+        Some(match (self.convert(Arc::clone(&object)), event) {
+            (None, _) => Event::Deleted(bare(&object)),
+            (Some(object), Event::Added(_)) => Event::Added(object),
+            (Some(object), Event::Deleted(_)) => Event::Deleted(object),
+            (Some(object), Event::Expired(_)) => Event::Expired(object),
+            (Some(object), _) => Event::Modified(object),
         })
     }
 

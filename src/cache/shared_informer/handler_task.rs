@@ -108,7 +108,7 @@ impl<T: Decode, H: ResourceEventHandler<T>> HandlerTask<T, H> {
         match event.event_type {
             EventType::Added | EventType::Modified => self.deliver(&key, Some(event.object), false).await,
             EventType::Deleted => {
-                let is_inferred = matches!(event.cause, Cause::Inferred | Cause::NotServed);
+                let is_inferred = matches!(event.cause, Cause::Inferred | Cause::NotServed | Cause::Expired);
                 self.deliver(&key, None, is_inferred).await;
             }
         }

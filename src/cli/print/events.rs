@@ -160,6 +160,7 @@ impl Event {
             pb::Cause::LeftSelection => " left selection",
             pb::Cause::Inferred => " inferred",
             pb::Cause::NotServed => " not served",
+            pb::Cause::Expired => " expired",
         };
         let style = match self.change {
             pb::EventType::Added => GREEN,
@@ -221,6 +222,7 @@ mod tests {
             event(EventType::Deleted, Cause::LeftSelection, config_map("shop", "settings")),
             event(EventType::Deleted, Cause::Inferred, config_map("shop", "a")),
             event(EventType::Deleted, Cause::NotServed, config_map("shop", "a")),
+            event(EventType::Deleted, Cause::Expired, config_map("shop", "a")),
             event(EventType::Added, Cause::EnteredSelection, config_map("shop", "b")),
         ];
         let expected = "\
@@ -231,6 +233,7 @@ MODIFIED        shop        a          2
 DELETED left selection   shop        settings   2
 DELETED inferred   shop        a          2
 DELETED not served   shop        a          2
+DELETED expired   shop        a          2
 ADDED entered selection   shop        b          2
 ";
         let first = vec![initial("shop", "a"), initial("shop", "settings")];

@@ -74,7 +74,6 @@ resources:
   pods:
     source: { zookeeper: { endpoint: x }, files: { pth: x } }
     indexes: { node: { expresion: x, lable: y }, \"a.b\": { z: 1 } }
-    ttl: 0s
   7: { x: 1 }
 ";
     assert_eq!(
@@ -89,8 +88,7 @@ resources:
             "resources.pods.indexes.node.expresion: unknown key; did you mean `expression`?",
             "resources.pods.indexes.node.lable: unknown key; did you mean `label`?",
             "resources.pods.indexes.\"a.b\".z: unknown key; known here: path, label, expression",
-            "resources.pods.ttl: `ttl` is not supported by this version; remove it",
-            "resources.7.x: unknown key; known here: source, drop_fields, indexes, optional, snapshot, full_channel_policy, queue_length",
+            "resources.7.x: unknown key; known here: source, drop_fields, indexes, ttl, optional, snapshot, full_channel_policy, queue_length",
         ])
     );
 }

@@ -34,6 +34,25 @@ fn options_of_files_and_streams_are_read() {
 }
 
 #[test]
+fn a_time_to_live_is_for_streams_only() {
+    let load =
+        |source: &str, ttl: &str| load(&format!("resources: {{ x: {{ source: {{ {source} }}, ttl: {ttl} }} }}"), &[]);
+    assert_eq!(load("stream: { path: /x }", "90s").unwrap().resources["x"].options.ttl, Some(Duration::from_secs(90)));
+    for (source, ttl, problem) in [
+        ("stream: { path: /x }", "999ms", "expected a duration from 1s to 720h, found \"999ms\""),
+        (
+            "files: { path: /x }",
+            "90s",
+            "is only for `stream` sources: every other source finds deletions itself; remove it",
+        ),
+        ("informerd: { endpoint: 'http://h:1' }", "90s", "is only for `stream` sources"),
+    ] {
+        let found = load(source, ttl).unwrap_err().to_string();
+        assert!(found.starts_with(&format!("resources.x.ttl: {problem}")), "{found}");
+    }
+}
+
+#[test]
 fn streams() {
     let stream = |path: Option<PathBuf>| SourceConfig::Stream(StreamResource::new(path));
     let yaml =

@@ -26,6 +26,7 @@ pub(super) fn event(message: WatchResponse) -> Result<Event, SourceError> {
     Ok(match event_type {
         EventType::Added => Event::Added(object),
         EventType::Deleted if cause == Cause::NotServed => Event::NotServed(object),
+        EventType::Deleted if cause == Cause::Expired => Event::Expired(object),
         EventType::Deleted => Event::Deleted(object),
         _ => Event::Modified(object),
     })

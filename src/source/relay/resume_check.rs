@@ -116,14 +116,16 @@ impl ResumePoint {
         }
         let present = events.iter().filter_map(|event| match event {
             Event::Added(object) | Event::Modified(object) => Some(object),
-            Event::Deleted(_) | Event::NotServed(_) | Event::Bookmark(_) => None,
+            Event::Deleted(_) | Event::NotServed(_) | Event::Expired(_) | Event::Bookmark(_) => None,
         });
         let newest = present.max_by_key(|object| object.version().number()).map(Self::listed);
         let is_of_batch = |resume_point: &Self| {
             events.iter().any(|event| match event {
-                Event::Added(of) | Event::Modified(of) | Event::Deleted(of) | Event::NotServed(of) => {
-                    of.key() == resume_point.key()
-                }
+                Event::Added(of)
+                | Event::Modified(of)
+                | Event::Deleted(of)
+                | Event::NotServed(of)
+                | Event::Expired(of) => of.key() == resume_point.key(),
                 Event::Bookmark(_) => false,
             })
         };
@@ -245,7 +247,7 @@ impl BatchChanges {
 fn change(event: &Event) -> Option<(Arc<Object>, bool)> {
     match event {
         Event::Added(object) | Event::Modified(object) => Some((Arc::clone(object), false)),
-        Event::Deleted(object) | Event::NotServed(object) => Some((Arc::clone(object), true)),
+        Event::Deleted(object) | Event::NotServed(object) | Event::Expired(object) => Some((Arc::clone(object), true)),
         Event::Bookmark(_) => None,
     }
 }

@@ -17,7 +17,7 @@ use tokio::{
     fs::File,
     io::{AsyncReadExt, Interest},
     net::unix::pipe::{OpenOptions, Receiver},
-    time::sleep,
+    time::{Instant, sleep, sleep_until},
 };
 
 /// Origin of the events of a resource.
@@ -78,6 +78,8 @@ pub(super) struct Pipe {
     probe: fs::File,
     has_read: bool,
     has_failed: bool,
+    /// Time of the next attempt to open it again.
+    reopen_at: Option<Instant>,
 }
 
 /// Interval of reads from an empty input that the parent process has made non-blocking.
@@ -169,10 +171,13 @@ impl Input {
             *self = Self::Ended;
             return std::future::pending().await;
         };
-        let mut is_delayed = !pipe.has_read || pipe.has_failed;
+        let is_delayed = !pipe.has_read || pipe.has_failed;
+        if is_delayed && pipe.reopen_at.is_none() {
+            pipe.reopen_at = Some(Instant::now() + RETRY);
+        }
         loop {
-            if is_delayed {
-                sleep(RETRY).await;
+            if let Some(at) = pipe.reopen_at {
+                sleep_until(at).await;
             }
             let path = pipe.path.clone();
             // The old one stays open until then, so that nothing is lost that the next writer has already written.
@@ -182,7 +187,7 @@ impl Input {
                 // The end of the runtime.
                 Err(_) => return std::future::pending().await,
             }
-            is_delayed = true;
+            pipe.reopen_at = Some(Instant::now() + RETRY);
         }
     }
 }
@@ -201,7 +206,7 @@ impl Pipe {
     fn open(path: &Path) -> io::Result<Self> {
         let receiver = OpenOptions::new().open_receiver(path)?;
         let probe = receiver.as_fd().try_clone_to_owned()?.into();
-        Ok(Self { path: path.to_owned(), receiver, probe, has_read: false, has_failed: false })
+        Ok(Self { path: path.to_owned(), receiver, probe, has_read: false, has_failed: false, reopen_at: None })
     }
 
     async fn read(&mut self, buffer: &mut [u8]) -> io::Result<Received> {

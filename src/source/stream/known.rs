@@ -82,6 +82,18 @@ impl StreamState {
         self.version = self.version.next();
         removed.iter().map(|object| Event::Deleted(Arc::new(object.at_version(self.version.clone())))).collect()
     }
+
+    /// Removes the objects with these keys. Returns their deletions, all at one version, and the versions of their last events.
+    pub(super) fn expire(&mut self, keys: &[ObjectKey]) -> (Vec<Event>, Vec<u128>) {
+        let next = self.version.next();
+        let removed = keys.iter().filter_map(|key| self.objects.remove_entry(key));
+        let deletion = |object: Arc<Object>| Event::Expired(Arc::new(object.at_version(next.clone())));
+        let expired: (Vec<_>, Vec<_>) = removed.map(|(KeyedObject(object), at)| (deletion(object), at)).unzip();
+        if !expired.0.is_empty() {
+            self.version = next;
+        }
+        expired
+    }
 }
 
 // === impl KeyedObject ===

@@ -19,10 +19,12 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
 use super::{
+    StreamConfig,
     decode::{StreamEvent, decode},
     framing::{Found, Framer, MAX_DEPTH, MAX_EVENT_BYTES, Position},
     input::{Input, Received, StreamError},
     known::StreamState,
+    lease::Leases,
     watcher::DecodeError,
 };
 use crate::{
@@ -48,6 +50,8 @@ pub(super) struct Reader {
     confirm_after: Option<Duration>,
     /// Objects that the present or next writer has not confirmed yet.
     unconfirmed: Option<Unconfirmed>,
+    /// Times to live of the objects, if they have any.
+    leases: Option<Leases>,
     /// Version when the input was last found empty: everything before was of the writer at that time.
     drained_at: u128,
 }
@@ -65,6 +69,14 @@ struct Unconfirmed {
     waited: Duration,
 }
 
+/// Time that is over while the input is empty.
+enum Due {
+    /// The writer's time to confirm objects.
+    Confirmation,
+    /// The time to live of objects.
+    Expiry,
+}
+
 /// Number of steps of the time to confirm. A step counts at most its own length, however late it is polled.
 const STEPS: u32 = 10;
 
@@ -76,10 +88,9 @@ const CHUNK_BYTES: usize = 64 << 10;
 impl Reader {
     pub(super) fn new(
         input: Input,
-        resource: String,
+        config: &StreamConfig,
         known: Arc<Mutex<StreamState>>,
         health: SourceHealth,
-        confirm_after: Option<Duration>,
     ) -> Self {
         let drained_at = known.lock().version.number();
         Self {
@@ -88,11 +99,12 @@ impl Reader {
             unread: 0..0,
             framer: Framer::new(),
             known,
-            problems: Problems::new("stream", resource, health.clone()),
+            problems: Problems::new("stream", config.resource.clone(), health.clone()),
             health,
             is_lost: false,
-            confirm_after,
+            confirm_after: config.confirm_after,
             unconfirmed: None,
+            leases: config.ttl.map(Leases::new),
             drained_at,
         }
     }
@@ -104,23 +116,24 @@ impl Reader {
     /// A dropped call loses nothing: the bytes that were read stay in the reader.
     pub(super) async fn next(&mut self) -> Result<Delta, DecodeError> {
         loop {
-            if let Some(delta) = self.next_in_chunk() {
+            if let Some(delta) = self.expire().or_else(|| self.next_in_chunk()) {
                 return Ok(delta);
             }
             match self.receive().await {
-                None => {
+                Err(Due::Expiry) => continue,
+                Err(Due::Confirmation) => {
                     if let Some(relist) = self.confirmed() {
                         return Ok(relist);
                     }
                     continue;
                 }
-                Some(Ok(Received::End)) => return Err(self.end()),
-                Some(Ok(Received::NextWriter)) => {
+                Ok(Ok(Received::End)) => return Err(self.end()),
+                Ok(Ok(Received::NextWriter)) => {
                     self.expect_confirmation(self.drained_at);
                     continue;
                 }
-                Some(Ok(Received::Bytes(count))) => self.unread = 0..count,
-                Some(Err(error)) => {
+                Ok(Ok(Received::Bytes(count))) => self.unread = 0..count,
+                Ok(Err(error)) => {
                     self.health.record_failure(format!("the stream cannot be read: {error}"));
                     self.end();
                     return Err(DecodeError::Io(error));
@@ -133,32 +146,67 @@ impl Reader {
         }
     }
 
-    /// Waits after an end until there may be more; see [`Input::reopen`].
-    pub(super) async fn reopen(&mut self) {
-        let Self { input, health, .. } = self;
-        let tell = |error: StreamError| {
-            tracing::warn!(%error, "stream not reopened");
-            health.record_failure(error.to_string());
-        };
-        input.reopen(tell).await;
+    /// Waits after an end until there may be more; see [`Input::reopen`]. Returns the deletions of objects that expire before that.
+    ///
+    /// # Cancel safety
+    ///
+    /// A future that is dropped before it is ready has changed nothing.
+    pub(super) async fn reopen(&mut self) -> Option<Delta> {
+        loop {
+            let Self { input, health, leases, .. } = self;
+            let tell = |error: StreamError| {
+                tracing::warn!(%error, "stream not reopened");
+                health.record_failure(error.to_string());
+            };
+            // Cancel-safe, both of them.
+            tokio::select! {
+                () = input.reopen(tell) => return None,
+                () = expired(leases) => {}
+            }
+            if let Some(delta) = self.expire() {
+                return Some(delta);
+            }
+        }
     }
 
-    /// Reads the available bytes, or waits for some. `None` when the writer's time to confirm objects has expired.
-    async fn receive(&mut self) -> Option<io::Result<Received>> {
+    /// Deletes the objects that have expired. One that is unconfirmed needs no confirmation any more.
+    fn expire(&mut self) -> Option<Delta> {
+        let keys = self.leases.as_mut()?.take_expired();
+        let (events, last_events) = self.known.lock().expire(&keys);
+        if let Some(unconfirmed) = &mut self.unconfirmed {
+            unconfirmed.count -= last_events.iter().filter(|at| **at <= unconfirmed.since).count();
+            if unconfirmed.count == 0 {
+                // No object is left to delete.
+                self.confirmed();
+            }
+        }
+        (!events.is_empty()).then(|| Delta::transaction(events))
+    }
+
+    /// Reads the available bytes, or waits for some until something is due.
+    async fn receive(&mut self) -> Result<io::Result<Received>, Due> {
         loop {
             // Without tokio's budget: a read that is pending has to mean that the input is empty.
             let at_once = tokio::task::unconstrained(self.input.read(&mut self.chunk)).now_or_never();
-            if at_once.is_some() {
-                return at_once;
+            if let Some(received) = at_once {
+                return Ok(received);
             }
             self.drained_at = self.known.lock().version.number();
-            let received = self.input.read(&mut self.chunk);
+            let (input, chunk, leases) = (&mut self.input, &mut self.chunk, &mut self.leases);
+            let received = async {
+                // Cancel-safe: a read that is dropped has read nothing.
+                tokio::select! {
+                    biased;
+                    received = input.read(chunk) => Ok(received),
+                    () = expired(leases) => Err(Due::Expiry),
+                }
+            };
             let confirming = self.unconfirmed.as_mut().filter(|unconfirmed| unconfirmed.has_begun);
             let (Some(unconfirmed), Some(confirm_after)) = (confirming, self.confirm_after) else {
-                return Some(received.await);
+                return received.await;
             };
             if unconfirmed.waited >= confirm_after {
-                return None;
+                return Err(Due::Confirmation);
             }
             // One step at a time: if this was not polled for longer, the input may have been full for most of it.
             let (began, step) = (Instant::now(), confirm_after / STEPS);
@@ -166,7 +214,7 @@ impl Reader {
             let received = timeout(step, received).await;
             unconfirmed.waited += began.elapsed().min(step);
             if let Ok(received) = received {
-                return Some(received);
+                return received;
             }
         }
     }
@@ -235,6 +283,9 @@ impl Reader {
     fn take(&mut self, said: StreamEvent, begin: Position) -> Option<Delta> {
         match said {
             StreamEvent::Change(event_type, object) => {
+                if let Some(leases) = &self.leases {
+                    leases.record(event_type, object.key());
+                }
                 let (event, before) = self.known.lock().apply(event_type, object);
                 self.confirm(before);
                 Some(Delta::event(event))
@@ -313,6 +364,14 @@ impl Reader {
 
     fn skipped(&mut self, begin: Position, problem: &str) {
         self.problems.set(&Problem::new(ProblemReason::ObjectInvalid, place(begin), problem));
+    }
+}
+
+/// Waits until objects may have expired.
+async fn expired(leases: &mut Option<Leases>) {
+    match leases {
+        Some(leases) => leases.expired().await,
+        None => std::future::pending().await,
     }
 }
 

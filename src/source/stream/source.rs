@@ -90,9 +90,8 @@ impl StreamSource {
         let input = opened.map_err(|error| SourceError::Unavailable(error.to_string()))?;
         let mut slot = shared.slot.lock();
         if matches!(*slot, ReaderSlot::Closed) {
-            let resource = shared.config.resource.clone();
             let (known, health) = (Arc::clone(&shared.known), shared.health.clone());
-            let reader = Reader::new(input, resource, known, health, shared.config.confirm_after);
+            let reader = Reader::new(input, &shared.config, known, health);
             *slot = ReaderSlot::Idle(Box::new(reader));
         }
         Ok(())
@@ -170,8 +169,13 @@ impl StreamWatch {
             }
             // The watcher has returned the lease; another watch may have taken it meanwhile.
             let mut lease = ReaderLease::take(&self.shared)?;
-            if let Some(reader) = &mut lease.reader {
-                reader.reopen().await;
+            let expired = match &mut lease.reader {
+                Some(reader) => reader.reopen().await,
+                None => None,
+            };
+            if expired.is_some() {
+                // The lease returns the reader, and the next call continues from here.
+                return expired.map(Ok);
             }
             self.watcher = StreamWatcher::new(lease);
         }

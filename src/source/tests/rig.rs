@@ -188,17 +188,20 @@ impl Rig {
     }
 
     fn apply(&mut self, event: &Event) -> String {
-        let (Event::Added(object) | Event::Modified(object) | Event::Deleted(object) | Event::NotServed(object)) =
-            event
-        else {
-            panic!("a bookmark in a transaction")
+        let (sign, object) = match event {
+            Event::Added(object) => ('+', object),
+            Event::Modified(object) => ('~', object),
+            Event::Deleted(object) => ('-', object),
+            Event::NotServed(object) => ('!', object),
+            Event::Expired(object) => ('^', object),
+            Event::Bookmark(_) => panic!("a bookmark in a transaction"),
         };
         let (key, value) = (object.key().to_string(), (self.value)(object));
-        if let Event::Deleted(_) | Event::NotServed(_) = event {
+        if !matches!(sign, '+' | '~') {
             self.state.remove(&key);
-            return format!(" {}{key}", if matches!(event, Event::Deleted(_)) { '-' } else { '!' });
+            return format!(" {sign}{key}");
         }
-        let text = format!(" {}{key}={value}", if matches!(event, Event::Added(_)) { '+' } else { '~' });
+        let text = format!(" {sign}{key}={value}");
         self.state.insert(key, (object.uid().to_owned(), value));
         text
     }

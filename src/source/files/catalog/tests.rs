@@ -71,7 +71,7 @@ fn shown(events: &[Event]) -> Vec<String> {
         Event::Added(object) => show("+", object),
         Event::Modified(object) => show("~", object),
         Event::Deleted(object) => show("-", object),
-        Event::NotServed(object) => panic!("the last good state of {} is kept", object.key()),
+        Event::NotServed(object) | Event::Expired(object) => panic!("the last good state of {} is kept", object.key()),
         Event::Bookmark(version) => version.to_string(),
     };
     events.iter().map(show).collect()
