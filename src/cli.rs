@@ -9,6 +9,7 @@ mod client_flags;
 mod failure;
 mod get;
 mod list;
+mod mirror;
 mod print;
 mod rbac;
 mod record;
@@ -69,6 +70,9 @@ enum Command {
     /// Write a watch as lines of JSON, for files, pipes and the source `stream`
     #[command(after_help = help(record::EXAMPLES))]
     Record(record::RecordFlags),
+    /// Keep a directory with a file for each object of a resource
+    #[command(after_help = help(mirror::EXAMPLES))]
+    Mirror(mirror::MirrorFlags),
     /// Wait until objects meet conditions
     #[command(after_help = help(until::EXAMPLES))]
     Until(until::UntilFlags),
@@ -105,6 +109,7 @@ impl Cli {
             Command::Values(flags) => call(flags.timeout.limit(values::run(&flags))),
             Command::Watch(flags) => call(watch::run(&flags)),
             Command::Record(flags) => call(record::run(&flags)),
+            Command::Mirror(flags) => call(mirror::run(&flags)),
             Command::Until(flags) => call(until::run(&flags)),
             Command::Watchers(flags) => call(flags.timeout.limit(watchers::run(&flags))),
         };

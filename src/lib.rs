@@ -27,12 +27,13 @@
 //! - [`client`]: the client library: calls with typed errors, and watches that resume when their stream ends.
 //! - `endpoint`: the address of a server and TLS with it, for the configuration, the client and the sources.
 //! - [`config`], [`telemetry`], [`admin`]: the configuration; logs and metrics; the probes.
+//! - [`mirror`]: a directory with a file for each object of a resource of a server.
 //! - [`app`] and [`cli`]: the composition of everything, and the command line.
 //! - `testing`, a feature: fakes for the tests of programs, and a server for them.
 //! - [`census`]: counts of live values, empty in a release build. `sync`: locks whose schedule a test can explore.
 //!
 //! Imports point inward; a test reads the sources to enforce it:
-//! `main → cli → {app, client}`, `app → {config, telemetry, admin, transport, grpc, source} → proto → {cache, watch} →
+//! `main → cli → {app, client, mirror}`, `mirror → {admin, source}`, `app → {config, telemetry, admin, transport, grpc, source} → proto → {cache, watch} →
 //! model`, `grpc → transport`, `{source, config} → client → proto` (a relay is a client). `model`, `watch` and `cache` never
 //! name tonic, prost, clap or hyper; `grpc` and `source` never import each other; only `app` sees all layers of the server.
 //!
@@ -61,6 +62,9 @@ pub mod fuzzing;
 #[cfg(feature = "server")]
 #[doc(hidden)]
 pub mod grpc;
+#[cfg(feature = "cli")]
+#[doc(hidden)]
+pub mod mirror;
 pub mod model;
 #[cfg(feature = "client")]
 pub mod proto;

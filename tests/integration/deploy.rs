@@ -11,7 +11,7 @@ use crate::{
     manifest::{Manifest, items, named, text},
 };
 
-const FILES: [&str; 2] = ["sidecar.yaml", "standalone.yaml"];
+const FILES: [&str; 3] = ["mirror.yaml", "sidecar.yaml", "standalone.yaml"];
 /// Longest time that a draining server takes to write its snapshot file.
 const LAST_WRITE: Duration = Duration::from_secs(10);
 
@@ -65,7 +65,7 @@ fn ports_probes_and_periods_are_those_of_the_configuration() {
         let annotations = &manifest.pod()["metadata"]["annotations"];
         assert_eq!(annotations["prometheus.io/port"], admin.port().to_string(), "{file}");
         let ListenAddr::Tcp(grpc) = config.general.listen else { panic!("{file}: TCP") };
-        assert_eq!(grpc.ip().is_loopback(), file == "sidecar.yaml", "{file}");
+        assert_eq!(grpc.ip().is_loopback(), file != "standalone.yaml", "{file}");
         if !grpc.ip().is_loopback() {
             assert_eq!(named(&container["ports"], "grpc")["containerPort"], grpc.port(), "{file}");
             assert_eq!(named(&manifest.object("Service")["spec"]["ports"], "grpc")["port"], grpc.port(), "{file}");
@@ -127,6 +127,30 @@ fn names_in_the_manifests_refer_to_existing_objects() {
         }
         let volume = &named(&pod["spec"]["volumes"], "config")["configMap"]["name"];
         assert_eq!(*volume, manifest.object("ConfigMap")["metadata"]["name"], "{file}");
+    }
+}
+
+/// Checks the mirror: its flags are valid, its probes and its volume are those of its arguments, and it needs no rights.
+#[test]
+fn the_mirror_of_a_pod_has_the_volume_of_the_application() {
+    let manifest = Manifest::read("mirror.yaml");
+    let spec = &manifest.pod()["spec"];
+    let (mirror, application) = (named(&spec["initContainers"], "mirror"), named(&spec["containers"], "application"));
+    let args: Vec<&str> = items(&mirror["args"]).iter().map(|arg| arg.as_str().unwrap()).collect();
+    let ["mirror", resource, directory, "--keys", "--health", health] = args[..] else { panic!("{args:?}") };
+    assert!(config(config_text(&manifest)).resources.contains_key(resource));
+    let port = health.rsplit(':').next().unwrap().parse::<u16>().unwrap();
+    assert_eq!(named(&mirror["ports"], "health")["containerPort"], port);
+    for (probe, path) in [("startupProbe", "/readyz"), ("livenessProbe", "/livez")] {
+        let asked = &mirror[probe]["httpGet"];
+        assert_eq!((&asked["path"], &asked["port"]), (&json!(path), &json!("health")));
+    }
+    let [of_mirror] = items(&mirror["volumeMounts"]) else { panic!("one volume, and no token") };
+    let of_application = named(&application["volumeMounts"], of_mirror["name"].as_str().unwrap());
+    assert_eq!((&of_mirror["mountPath"], &of_application["mountPath"]), (&json!(directory), &json!(directory)));
+    assert!(named(&spec["volumes"], "dashboards")["emptyDir"].is_object() && of_application["readOnly"] == true);
+    for container in ["informerd", "mirror"] {
+        assert_eq!(named(&spec["initContainers"], container)["restartPolicy"], "Always");
     }
 }
 

@@ -28,6 +28,7 @@ mod load;
 #[path = "../upstreams/manifest.rs"]
 mod manifest;
 mod memory;
+mod mirror;
 mod operators;
 #[path = "../upstreams/port.rs"]
 mod port;

@@ -45,9 +45,10 @@ const MODULES: &[(&str, &[&str])] = &[
             "admin",
         ],
     ),
+    ("mirror", &["model", "cache", "client", "source", "admin"]),
     ("testing", &["model", "watch", "cache", "client", "config", "app"]),
     // `watch --state` runs a Reflector of a relay source in the program.
-    ("cli", &["model", "cache", "source", "app", "client", "config", "proto", "telemetry"]),
+    ("cli", &["model", "cache", "source", "app", "client", "config", "mirror", "proto", "telemetry"]),
     ("fuzzing", &["model", "cache", "grpc", "source"]),
     ("main", &["cli"]),
     ("lib", &[]),

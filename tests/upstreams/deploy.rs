@@ -64,6 +64,7 @@ async fn the_manifests_grant_exactly_the_necessary_rights() {
             &["configmaps", "endpointslices.discovery.k8s.io"][..],
             &[][..],
         ),
+        ("mirror.yaml", "system:serviceaccount:dashboards:informerd", &["configmaps"], &[]),
         ("standalone.yaml", "system:serviceaccount:informerd:informerd", &["pods", "services"], &["pods", "services"]),
     ] {
         let manifest = text(file);
@@ -183,6 +184,44 @@ async fn the_application_of_a_sidecar_starts_with_its_cache_and_outlives_it() {
     assert_eq!(log.last().unwrap()["message"], "shut down");
     let error = log.iter().find(|line| line["level"] == "ERROR");
     assert_eq!(error, None, "an API that is away is a warning, and one line");
+}
+
+/// Checks that the application finds every key of the labelled objects as a file when it starts, and every change later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_mirror_of_a_pod_has_the_data_of_labelled_objects_as_files() {
+    let apiserver = ApiServer::start().await;
+    apply(&apiserver, &text("mirror.yaml"));
+    publish_authority(&apiserver, "dashboards");
+    let labelled = |name: &str, data: &str| {
+        apiserver.kubectl(&["create", "configmap", name, "-n", "dashboards", &format!("--from-literal={data}")]);
+        apiserver.kubectl(&["label", "configmap", name, "-n", "dashboards", "grafana_dashboard=1"]);
+    };
+    labelled("web", "web.json={}");
+    let manifest = Manifest::read("mirror.yaml");
+    let template = manifest.pod();
+    let pod = Pod::new("dashboards", template, apiserver.address().port()).await;
+    let containers = &template["spec"]["initContainers"];
+    let mut server = pod.container(&apiserver, named(containers, "informerd"));
+    let mut mirror = pod.container(&apiserver, named(containers, "mirror"));
+    server.start().await;
+    server.started().await;
+    mirror.start().await;
+    mirror.started().await;
+    let file = |path: &str| mirror.file(&format!("/dashboards/dashboards/{path}"));
+    assert_eq!(file("web/web.json").as_deref(), Some("{}"));
+    labelled("db", "db.json=[]");
+    until("the new file is there", async || file("db/db.json").is_some_and(|text| text == "[]")).await;
+    apiserver.kubectl(&["label", "configmap", "web", "-n", "dashboards", "grafana_dashboard-"]);
+    until("the file is removed", async || file("web/web.json").is_none()).await;
+
+    // The mirror waits for its server, and is right again.
+    server.kill().await;
+    labelled("new", "new.json={}");
+    server.start().await;
+    server.started().await;
+    until("the missed file is there", async || file("new/new.json").is_some()).await;
+    assert_eq!(mirror.terminate(pod.grace_period()).await, Some(0));
+    assert_eq!(server.terminate(pod.grace_period()).await, Some(0));
 }
 
 /// Calls the address of the pod, and checks that the pod fails /readyz before it ends.

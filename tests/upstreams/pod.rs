@@ -229,6 +229,11 @@ impl Container {
         ended.unwrap_or_else(|error| panic!("it does not end: {error}\n{}", self.log("err"))).code()
     }
 
+    /// Returns the text of a file of the container, if it exists.
+    pub(crate) fn file(&self, path: &str) -> Option<String> {
+        std::fs::read_to_string(self.root.path(path)).ok()
+    }
+
     /// Returns what it has written to `out` or to `err`.
     pub(crate) fn log(&self, name: &str) -> String {
         std::fs::read_to_string(self.log.with_extension(name)).unwrap_or_default()

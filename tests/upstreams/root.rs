@@ -79,7 +79,7 @@ impl Root {
         Self(directory)
     }
 
-    fn path(&self, path: &str) -> PathBuf {
+    pub(crate) fn path(&self, path: &str) -> PathBuf {
         self.0.path().join(path.trim_start_matches('/'))
     }
 

@@ -17,6 +17,7 @@ const ACYCLIC: &[&str] = &[
     "crate::client",
     "crate::config",
     "crate::grpc",
+    "crate::mirror",
     "crate::model",
     "crate::proto",
     "crate::source",

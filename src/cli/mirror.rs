@@ -1,0 +1,137 @@
+//! `informerd mirror`: a directory with a file for each object of a resource.
+
+use std::{fmt::Display, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use clap::Args;
+use tokio::{net::TcpListener, time::timeout};
+use tokio_util::sync::CancellationToken;
+use tonic::Code;
+
+use super::{
+    client_flags::{SelectionFlags, ServerFlags},
+    failure::{FAILED, Failure},
+    signals::Signals,
+};
+use crate::{
+    client::Query,
+    config::parse_duration,
+    mirror::{Layout, Mirror, MirrorConfig, Notes, OpenError},
+    proto::pb::{self, InitialEvents},
+};
+
+pub(super) const EXAMPLES: &str = "\
+Examples, with a server of examples/shop.yaml:
+  informerd mirror pods ./pods --once
+  informerd mirror configmaps ./settings -n platform --keys
+  informerd mirror configmaps /dashboards -l grafana_dashboard=1 --keys --health 0.0.0.0:8080
+  informerd mirror pods ./pods --then 'ls -R ./pods'
+  informerd serve --listen 127.0.0.1:50052 --admin-listen none --files copy=./pods
+
+DIR has exactly one file per object, NAMESPACE/NAME.json with the bytes of the object, or with --keys one per key of its data, \
+NAMESPACE/NAME/KEY. Its readers see the old or the new bytes of a file, never a part. Characters that do not fit into a file name \
+are `%` and two digits; docs/mirror.md has the rules. After a restart, DIR is made right. Ctrl-C and SIGTERM end it with exit \
+code 0.";
+
+/// Flags of `informerd mirror`.
+#[derive(Debug, Clone, Args)]
+pub(super) struct MirrorFlags {
+    /// A name from `informerd resources`
+    #[arg(value_name = "RESOURCE")]
+    resource: String,
+    /// Directory, which is made if it is missing: an empty one, or that of an earlier mirror of the resource
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+    /// End once DIR has the current objects, for an init container
+    #[arg(long, help_heading = "Mirror")]
+    once: bool,
+    /// Compare all files with the objects at this interval, and repair those that others have changed; 0: never
+    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = parse_duration, help_heading = "Mirror")]
+    resync: Duration,
+    /// Remove the files in DIR that are not of this mirror, in place of an error
+    #[arg(long, help_heading = "Mirror")]
+    replace: bool,
+    /// One file for each key in `data` and `binaryData` of a `ConfigMap` or Secret, decoded
+    #[arg(long, help_heading = "Mirror")]
+    keys: bool,
+    /// Command to run in the shell when DIR is complete, and after changes of files, one at a time
+    #[arg(long, value_name = "CMD", help_heading = "Mirror")]
+    then: Option<String>,
+    /// Address for probes over HTTP: 503 before DIR is complete and while it is stale, otherwise 200
+    #[arg(long, value_name = "ADDR", help_heading = "Mirror")]
+    health: Option<SocketAddr>,
+    #[command(flatten)]
+    selection: SelectionFlags,
+    #[command(flatten)]
+    server: ServerFlags,
+}
+
+/// Time for the server to refuse the request at the start.
+const FIRST_ANSWER: Duration = Duration::from_secs(5);
+
+pub(super) async fn run(flags: &MirrorFlags) -> Result<(), Failure> {
+    let MirrorFlags { resource, directory, once, resync, replace, keys, then, health, selection, server } = flags;
+    let query = selection.query(resource);
+    let notes: Notes = {
+        let server = server.clone();
+        Arc::new(move |note: &dyn Display| server.note(note))
+    };
+    let mut signals = Signals::new()?;
+    let (address, tls) = server.upstream()?;
+    let mirror = Mirror::open(MirrorConfig {
+        address,
+        tls,
+        query: query.clone(),
+        directory: directory.clone(),
+        layout: if *keys { Layout::Keys } else { Layout::Objects },
+        replace: *replace,
+        once: *once,
+        resync: *resync,
+        then: then.clone(),
+        health: listen(*health, &notes).await?,
+        notes,
+    });
+    let mirror = mirror.map_err(|error| match error {
+        OpenError::Io { .. } => Failure::new(FAILED, error.to_string()),
+        OpenError::InUse { .. } | OpenError::Foreign { .. } => Failure::usage(error.to_string()),
+    })?;
+    tokio::select! {
+        checked = check(server, &query) => checked?,
+        _ = signals.next() => return Ok(()),
+    }
+    let stop = CancellationToken::new();
+    let running = mirror.run(stop.clone());
+    tokio::pin!(running);
+    tokio::select! {
+        () = &mut running => return Ok(()),
+        _ = signals.next() => stop.cancel(),
+    }
+    tokio::select! {
+        () = running => Ok(()),
+        // A command may take long.
+        exit_code = signals.next() => Err(Failure { message: None, exit_code }),
+    }
+}
+
+async fn listen(address: Option<SocketAddr>, notes: &Notes) -> Result<Option<TcpListener>, Failure> {
+    let Some(address) = address else { return Ok(None) };
+    let failed = |error| Failure::new(FAILED, format!("cannot listen on {address} (--health): {error}"));
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    notes(&format_args!("# health at http://{}/", listener.local_addr().map_err(failed)?));
+    Ok(Some(listener))
+}
+
+/// Checks that the server serves the selection. A server that cannot be reached is waited for, but a mistake in the command line
+/// would only be repeated.
+async fn check(server: &ServerFlags, query: &Query) -> Result<(), Failure> {
+    let client = server.connect_lazy()?;
+    let request = pb::WatchRequest { initial_events: InitialEvents::None.into(), ..query.watch_request() };
+    match timeout(FIRST_ANSWER, client.open(request)).await {
+        Ok(Err(error)) if is_mistake(error.code()) => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+fn is_mistake(code: Code) -> bool {
+    use Code::{InvalidArgument, NotFound, PermissionDenied, Unauthenticated, Unimplemented};
+    matches!(code, InvalidArgument | NotFound | PermissionDenied | Unauthenticated | Unimplemented)
+}

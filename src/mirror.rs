@@ -1,0 +1,292 @@
+//! Mirror of a resource of an informerd server: a directory with a file for each object.
+//!
+//! ```text
+//!   server ──▶ RelaySource ──▶ Controller ──▶ DeltaFifo ──▶ Writer ──▶ MirrorDirectory
+//!              (selection)     list+watch,    newest state     │        files, renamed into place
+//!                              resyncs        of each object   │
+//!                                  ▲                           ├──▶ settled: the command
+//!                                  └────── KnownFiles ◀────────┘
+//! ```
+//!
+//! The command line makes the one mirror of a process. It resumes after a break as a relay does, and has no state besides the
+//! directory: a start lists the resource and compares every file.
+
+mod command;
+mod content;
+mod directory;
+mod file_name;
+mod file_system;
+mod survey;
+mod writer;
+
+#[cfg(test)]
+mod tests;
+
+use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
+
+use http::StatusCode;
+use parking_lot::Mutex;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use self::{
+    directory::MirrorDirectory,
+    file_system::SystemFiles,
+    writer::{KnownFiles, Writer},
+};
+pub use self::{directory::OpenError, file_name::Layout, writer::Notes};
+use crate::{
+    admin::{self, Probes},
+    cache::{
+        Controller, ControllerConfig, DeltaFifo, DeltaFifoOptions, Deltas, KeyFunc, Queue, ReflectorError, SourceError,
+        SourceHealth, Store, SyncState,
+    },
+    client::{Query, ServerAddress, TlsOptions},
+    model::Object,
+    source::relay::{RelayConfig, RelaySource},
+};
+
+/// Parameters of a mirror.
+pub struct MirrorConfig {
+    /// Address of the server.
+    pub address: ServerAddress,
+    /// TLS of an address with `https`: files that are read at each connection.
+    pub tls: TlsOptions<PathBuf>,
+    /// Resource and selection.
+    pub query: Query,
+    /// Directory.
+    pub directory: PathBuf,
+    /// Files of an object.
+    pub layout: Layout,
+    /// True to remove foreign files at the start.
+    pub replace: bool,
+    /// True to end once all files are written.
+    pub once: bool,
+    /// Interval at which all files are compared with the objects; 0 for none.
+    pub resync: Duration,
+    /// Command line to run once all files are written, and after each later batch that has changed one.
+    pub then: Option<String>,
+    /// Listener of the probe.
+    pub health: Option<TcpListener>,
+    /// Output for notes.
+    pub notes: Notes,
+}
+
+/// Mirror that has its directory, and has not begun.
+pub struct Mirror {
+    state: MirrorState,
+    source: RelayConfig,
+    config: MirrorConfig,
+}
+
+/// State of a running mirror, for its probe.
+#[derive(Clone)]
+struct MirrorState {
+    health: SourceHealth,
+    queue: Arc<DeltaFifo<Arc<Object>>>,
+    writer: Arc<Writer>,
+    /// Last error of the upstream that was noted, while it lasts.
+    last_error: Arc<Mutex<String>>,
+}
+
+/// Silence beyond the heartbeat of the server after which the mirror is stale, as in a server.
+const STALE_AFTER: Duration = Duration::from_secs(15);
+/// Interval at which the mirror checks if all changes are written: a batch is what came within it.
+const SETTLE: Duration = Duration::from_millis(100);
+/// Time for the head of a probe's request.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval at which the state of the upstream is compared with the one that was noted.
+const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
+
+// === impl MirrorConfig ===
+
+impl fmt::Debug for MirrorConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MirrorConfig")
+            .field("query", &self.query)
+            .field("directory", &self.directory)
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl Mirror ===
+
+impl Mirror {
+    /// Takes the directory, before any request to the server.
+    ///
+    /// # Errors
+    ///
+    /// If the directory has foreign files, or cannot be used.
+    pub fn open(config: MirrorConfig) -> Result<Self, OpenError> {
+        let MirrorConfig { address, tls, query, directory, layout, replace, notes, .. } = &config;
+        let (directory, keys) = MirrorDirectory::open(directory, &query.resource, *layout, *replace, SystemFiles)?;
+        let writer = Arc::new(Writer::new(directory, keys, *layout, Arc::clone(notes)));
+        let known: Arc<KnownFiles> = Arc::clone(writer.known());
+        let options = DeltaFifoOptions { known_objects: Some(known), ..DeltaFifoOptions::new(KeyFunc::default()) };
+        let queue = Arc::new(DeltaFifo::new(options));
+        let defaults = RelayConfig::new(address.clone(), &query.resource);
+        let source = RelayConfig { query: query.clone(), tls: tls.clone(), ..defaults };
+        let health = SourceHealth::new(source.heartbeat, STALE_AFTER);
+        Ok(Self { state: MirrorState { health, queue, writer, last_error: Arc::default() }, source, config })
+    }
+
+    /// Mirrors until `stop`, or with `once` until all files are written. Before it ends, it writes what is queued.
+    pub async fn run(self, stop: CancellationToken) {
+        let Self { state, source, config } = self;
+        let MirrorConfig { query: Query { resource, .. }, once, resync, then, health, notes, .. } = config;
+        let writer = Arc::clone(&state.writer);
+        let process = move |deltas: Deltas<Arc<Object>>, _| {
+            let writer = Arc::clone(&writer);
+            let processed = tokio::task::spawn_blocking(move || writer.process(&deltas));
+            async { processed.await.expect("the writer does not panic") }
+        };
+        let relay = RelaySource::new(source, state.health.clone());
+        let controller = Controller::new(ControllerConfig {
+            name: Some(resource.clone()),
+            health: Some(state.health.clone()),
+            full_resync_period: resync,
+            retry_on_error: true,
+            on_error: Some(state.error_notes(&resource, &notes)),
+            ..ControllerConfig::new(Arc::clone(&state.queue), relay, process)
+        });
+        let controlling = controller.run(stop.clone());
+        let settling = async {
+            state.settle(once, then.as_deref(), &resource, &notes, &stop).await;
+            stop.cancel();
+        };
+        let serving = async {
+            match health {
+                Some(listener) => admin::serve(state.clone(), PROBE_TIMEOUT, listener).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            // The others never end.
+            ((), ()) = async { tokio::join!(controlling, settling) } => {}
+            () = serving => {}
+            () = state.note_health(&resource, &notes) => {}
+        }
+    }
+}
+
+impl fmt::Debug for Mirror {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mirror").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+// === impl MirrorState ===
+
+impl MirrorState {
+    /// Runs the command once all files are written, and after each later batch that has changed one, until `stop`; a command that
+    /// runs then is waited for. With `once` it ends after the first time.
+    async fn settle(&self, once: bool, then: Option<&str>, resource: &str, notes: &Notes, stop: &CancellationToken) {
+        let mut last_changes = None;
+        loop {
+            // Something has been processed, or may have been: it is a part of a batch.
+            tokio::select! {
+                () = tokio::time::sleep(SETTLE) => {}
+                () = stop.cancelled() => return,
+            }
+            if !self.is_settled() {
+                continue;
+            }
+            let changes = self.writer.changes();
+            if last_changes.is_none() {
+                let (objects, files) = (count(self.writer.known().len(), "object"), count(changes, "file"));
+                notes(&format_args!("# synced: {objects} of {resource}, {files} written or removed"));
+            }
+            if last_changes.replace(changes) != Some(changes)
+                && let Some(then) = then
+            {
+                command::run(then, notes).await;
+            }
+            if once {
+                return;
+            }
+            tokio::select! {
+                () = self.writer.processed() => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    /// Returns true if the directory is that of the last known state of the resource.
+    fn is_settled(&self) -> bool {
+        self.queue.has_synced() && self.queue.list_keys().is_empty() && self.writer.failed() == 0
+    }
+
+    /// Returns the reason why the directory may not be that of the resource.
+    fn problem(&self) -> Option<String> {
+        let failed = self.writer.failed();
+        if !self.queue.has_synced() {
+            Some(self.with_error("not synced"))
+        } else if self.health.state() != SyncState::Synced {
+            Some(self.with_error("stale"))
+        } else if failed > 0 {
+            Some(format!("not written: {}", count(failed, "object")))
+        } else {
+            None
+        }
+    }
+
+    fn with_error(&self, problem: &str) -> String {
+        match self.health.report().last_error {
+            Some(error) => format!("{problem}: {error}"),
+            None => problem.to_owned(),
+        }
+    }
+
+    /// Returns a handler that notes errors of the upstream, the same one once until it is over. An expired version is none: a list
+    /// follows.
+    fn error_notes(&self, resource: &str, notes: &Notes) -> Arc<dyn Fn(&ReflectorError) + Send + Sync> {
+        let (resource, notes, last) = (resource.to_owned(), Arc::clone(notes), Arc::clone(&self.last_error));
+        Arc::new(move |error| {
+            if matches!(error, ReflectorError::Watch(SourceError::Expired(_))) {
+                return;
+            }
+            let error = error.to_string();
+            if *last.lock() != error {
+                notes(&format_args!("# {resource}: {error}; retrying"));
+                *last.lock() = error;
+            }
+        })
+    }
+
+    /// Notes each time that the upstream is lost or found again.
+    async fn note_health(&self, resource: &str, notes: &Notes) {
+        let mut was_stale = false;
+        let mut interval = tokio::time::interval(HEALTH_INTERVAL);
+        loop {
+            interval.tick().await;
+            if !self.health.has_failed() {
+                self.last_error.lock().clear();
+            }
+            let is_stale = self.queue.has_synced() && self.health.state() == SyncState::Stale;
+            if std::mem::replace(&mut was_stale, is_stale) != is_stale {
+                let state = if is_stale { "upstream unreachable" } else { "upstream reachable again" };
+                notes(&format_args!("# {resource}: {state}"));
+            }
+        }
+    }
+}
+
+/// `/livez` is for a restart, which helps against no problem of the directory; every other path is the state.
+impl Probes for MirrorState {
+    fn answer(&self, path: &str) -> Option<(StatusCode, String)> {
+        let problem = if path == "/livez" { None } else { self.problem() };
+        Some(match problem {
+            None => (StatusCode::OK, "ok\n".to_owned()),
+            Some(problem) => (StatusCode::SERVICE_UNAVAILABLE, problem + "\n"),
+        })
+    }
+
+    /// A mirror has no metrics.
+    fn count_refused(&self, _reason: &'static str) {}
+}
+
+/// Returns a number with its noun.
+fn count(number: u64, noun: &str) -> String {
+    let s = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{s}")
+}

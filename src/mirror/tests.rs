@@ -1,0 +1,426 @@
+//! Tests of the directory: ended at every operation, foreign files, and what others change meanwhile.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    os::{
+        fd::BorrowedFd,
+        unix::fs::{MetadataExt, symlink},
+    },
+    path::Path,
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use tempfile::TempDir;
+
+use super::{
+    Notes,
+    directory::{FileError, Files, MirrorDirectory, OpenError},
+    file_name::{Layout, data_file, object_file},
+    file_system::{FileSystem, SystemFiles},
+    writer::Writer,
+};
+use crate::{
+    cache::{Deltas, KnownObjects, ObjectDelta},
+    model::{Object, ObjectKey, ResourceVersion},
+};
+
+/// Objects by namespace and name, each with its data.
+type State = BTreeMap<(&'static str, &'static str), &'static [(&'static str, &'static str)]>;
+
+/// File system that fails at some of its operations, by their numbers. A write that fails has written half.
+struct Faulty<P> {
+    operations: usize,
+    fails: P,
+}
+
+/// Contents by path, with the directories, whose paths end with a slash.
+type Tree = BTreeMap<String, Vec<u8>>;
+
+impl<P: FnMut(usize) -> bool> Faulty<P> {
+    fn step(&mut self) -> io::Result<()> {
+        self.operations += 1;
+        if (self.fails)(self.operations) { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+    }
+}
+
+impl<P: FnMut(usize) -> bool> FileSystem for Faulty<P> {
+    fn make_directory(&mut self, parent: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+        self.step()?;
+        SystemFiles.make_directory(parent, name)
+    }
+
+    fn write(&mut self, parent: BorrowedFd<'_>, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let step = self.step();
+        SystemFiles.write(parent, name, if step.is_ok() { bytes } else { &bytes[..bytes.len() / 2] })?;
+        step
+    }
+
+    fn rename(&mut self, from: BorrowedFd<'_>, name: &str, to: BorrowedFd<'_>, new_name: &str) -> io::Result<()> {
+        self.step()?;
+        SystemFiles.rename(from, name, to, new_name)
+    }
+
+    fn remove_file(&mut self, parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+        self.step()?;
+        SystemFiles.remove_file(parent, name)
+    }
+
+    fn remove_directory(&mut self, parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+        self.step()?;
+        SystemFiles.remove_directory(parent, name)
+    }
+}
+
+/// States that a mirror takes on, one after the other.
+fn states() -> [State; 4] {
+    let first: State = [
+        (("shop", "web"), &[("a", "first"), ("b", "1")][..]),
+        (("shop", "db"), &[("a", "database")]),
+        (("", "node"), &[("a", "of no namespace")]),
+        (("x/y", LONG), &[("a", "long"), (LONG, "longer")]),
+    ]
+    .into();
+    let second: State = [
+        (("shop", "web"), &[("a", "second, which is longer"), ("c", "1")][..]),
+        (("", "node"), &[("a", "of no namespace")]),
+        (("new", "web"), &[("a", "new")]),
+    ]
+    .into();
+    [first.clone(), second, State::new(), first]
+}
+
+const LONG: &str = "../a-name-that-does-not-fit-into-one-part-of-a-path-\
+    ....................................................................................................................\
+    ....................................................................................................................";
+
+fn files(layout: Layout, key: &ObjectKey, data: &[(&'static str, &'static str)]) -> Files<'static> {
+    match layout {
+        Layout::Objects => [(object_file(key, true), Cow::Owned(format!("{data:?}").into_bytes()))].into(),
+        Layout::Keys => data.iter().map(|(name, value)| (data_file(key, name), value.as_bytes().into())).collect(),
+    }
+}
+
+fn key((namespace, name): &(&str, &str)) -> ObjectKey {
+    ObjectKey::new(namespace, name).unwrap()
+}
+
+/// Starts a mirror, and brings its directory to each state.
+fn run(path: &Path, layout: Layout, fails: impl FnMut(usize) -> bool, states: &[State]) -> Result<(), ()> {
+    let opened = MirrorDirectory::open(path, "things", layout, true, Faulty { operations: 0, fails });
+    let (mut directory, mut known) =
+        opened.map_err(|error| assert!(matches!(error, OpenError::Io { .. }), "{error}"))?;
+    for state in states {
+        apply(&mut directory, layout, &mut known, state).map_err(drop)?;
+    }
+    Ok(())
+}
+
+fn apply<F: FileSystem>(
+    directory: &mut MirrorDirectory<F>,
+    layout: Layout,
+    known: &mut BTreeSet<ObjectKey>,
+    state: &State,
+) -> Result<(), FileError> {
+    for (object, data) in state {
+        known.insert(key(object));
+        directory.apply(&key(object), &files(layout, &key(object), data))?;
+    }
+    for gone in known.clone() {
+        if !state.keys().any(|object| key(object) == gone) {
+            directory.apply(&gone, &Files::new())?;
+            known.remove(&gone);
+        }
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> Tree {
+    let mut tree = Tree::new();
+    for entry in fs::read_dir(path).unwrap().map(Result::unwrap) {
+        let name = entry.file_name().into_string().unwrap();
+        if entry.file_type().unwrap().is_dir() {
+            tree.insert(format!("{name}/"), Vec::new());
+            tree.extend(read(&entry.path()).into_iter().map(|(inner, bytes)| (format!("{name}/{inner}"), bytes)));
+        } else {
+            // A link may lead to a directory.
+            tree.insert(name, fs::read(entry.path()).unwrap_or_default());
+        }
+    }
+    tree
+}
+
+/// Returns the tree without the mirror's own file.
+fn mirrored(path: &Path) -> Tree {
+    let mut tree = read(path);
+    assert!(
+        tree.remove(".informerd-mirror").is_some_and(|marker| marker.starts_with(b"informerd mirror of \"things\""))
+    );
+    tree
+}
+
+fn expected(layout: Layout, state: &State) -> Tree {
+    let mut tree = Tree::new();
+    for (object, data) in state {
+        for (path, bytes) in files(layout, &key(object), data) {
+            tree.extend(path.match_indices('/').map(|(at, _)| (path[..=at].to_owned(), Vec::new())));
+            tree.insert(path, bytes.into_owned());
+        }
+    }
+    tree
+}
+
+fn open(path: &Path, replace: bool) -> Result<(MirrorDirectory, BTreeSet<ObjectKey>), OpenError> {
+    MirrorDirectory::open(path, "things", Layout::Objects, replace, SystemFiles)
+}
+
+fn foreign(path: &Path) -> String {
+    let before = read(path);
+    let Err(error) = open(path, false) else { panic!("the files are foreign") };
+    assert!(matches!(error, OpenError::Foreign { .. }), "{error}");
+    assert_eq!(read(path), before, "untouched");
+    error.to_string().split_once(": ").unwrap().1.split_once(';').unwrap().0.to_owned()
+}
+
+#[test]
+fn a_mirror_killed_at_any_operation_is_made_right_by_the_next_start() {
+    for layout in [Layout::Objects, Layout::Keys] {
+        let states = states();
+        let contents: BTreeSet<_> = states.iter().flat_map(|state| expected(layout, state)).collect();
+        for killed_at in 1.. {
+            let root = TempDir::new().unwrap();
+            fs::create_dir(root.path().join("foreign")).unwrap();
+            fs::write(root.path().join("foreign/file"), "to be removed").unwrap();
+            let is_whole = run(root.path(), layout, |operation| operation >= killed_at, &states).is_ok();
+            for (path, bytes) in read(root.path()) {
+                let is_own = path.starts_with(".informerd-mirror") || path.starts_with("foreign");
+                assert!(is_own || contents.contains(&(path.clone(), bytes)), "{path}: neither old nor new bytes");
+            }
+            run(root.path(), layout, |_| false, &states[1..2]).unwrap();
+            assert_eq!(mirrored(root.path()), expected(layout, &states[1]), "{layout:?}, killed at {killed_at}");
+            if is_whole {
+                assert!(killed_at > 30, "{killed_at} operations");
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn an_operation_that_fails_is_repeated_and_leaves_nothing_behind() {
+    for layout in [Layout::Objects, Layout::Keys] {
+        for failing in 1.. {
+            let root = TempDir::new().unwrap();
+            let files = Faulty { operations: 0, fails: |operation| operation == failing };
+            let opened = MirrorDirectory::open(root.path(), "things", layout, false, files);
+            let Ok((mut directory, mut known)) = opened else {
+                assert!(failing <= 2, "the marker");
+                assert_eq!(read(root.path()), Tree::new());
+                continue;
+            };
+            let mut failures = 0;
+            for state in &states() {
+                while let Err(FileError { error, .. }) = apply(&mut directory, layout, &mut known, state) {
+                    assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+                    failures += 1;
+                }
+                assert_eq!(mirrored(root.path()), expected(layout, state), "{layout:?}, {failing}");
+            }
+            if failures == 0 {
+                assert!(failing > 30, "{failing} operations");
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn equal_bytes_are_not_written() {
+    let root = TempDir::new().unwrap();
+    let [state, ..] = states();
+    let (mut directory, mut known) = open(root.path(), false).unwrap();
+    apply(&mut directory, Layout::Objects, &mut known, &state).unwrap();
+    assert_eq!(directory.changes(), 4);
+    let inode = || fs::metadata(root.path().join("shop/web.json")).unwrap().ino();
+    let before = inode();
+    drop(directory);
+    let (mut directory, mut known) = open(root.path(), false).unwrap();
+    assert_eq!(known, state.keys().map(key).collect());
+    apply(&mut directory, Layout::Objects, &mut known, &state).unwrap();
+    assert_eq!((directory.changes(), inode()), (0, before));
+}
+
+#[test]
+fn files_that_others_change_are_repaired() {
+    let (root, elsewhere) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let [state, ..] = states();
+    let (mut directory, mut known) = open(root.path(), false).unwrap();
+    let mut repaired = |files: u64| {
+        let before = directory.changes();
+        apply(&mut directory, Layout::Objects, &mut known, &state).unwrap();
+        assert_eq!(directory.changes() - before, files);
+        assert_eq!(mirrored(root.path()), expected(Layout::Objects, &state));
+    };
+    repaired(4);
+    let web = root.path().join("shop/web.json");
+    let text = fs::read(&web).unwrap();
+    fs::write(&web, text.to_ascii_uppercase()).unwrap();
+    repaired(1);
+    fs::remove_dir_all(root.path().join("shop")).unwrap();
+    repaired(2);
+    fs::remove_file(&web).unwrap();
+    // Same bytes, but not in the directory.
+    let target = elsewhere.path().join("web.json");
+    fs::write(&target, &text).unwrap();
+    symlink(&target, &web).unwrap();
+    repaired(1);
+    assert!(fs::symlink_metadata(&web).unwrap().is_file() && fs::read(&target).unwrap() == text);
+}
+
+#[test]
+fn a_link_in_the_place_of_a_directory_leads_nowhere() {
+    let (root, elsewhere) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let [state, ..] = states();
+    let (mut directory, mut known) = open(root.path(), false).unwrap();
+    symlink(elsewhere.path(), root.path().join("shop")).unwrap();
+    let error = apply(&mut directory, Layout::Objects, &mut known, &state).unwrap_err();
+    assert!(error.path.starts_with("shop/"), "{error}");
+    // The name of the file that is being written is taken by a link.
+    let victim = elsewhere.path().join("victim");
+    fs::write(&victim, "kept").unwrap();
+    symlink(&victim, root.path().join(".informerd-mirror.tmp")).unwrap();
+    fs::remove_file(root.path().join("shop")).unwrap();
+    apply(&mut directory, Layout::Objects, &mut known, &state).unwrap();
+    assert_eq!(fs::read(&victim).unwrap(), b"kept");
+    assert_eq!(read(elsewhere.path()).len(), 1);
+    assert_eq!(mirrored(root.path()), expected(Layout::Objects, &state));
+}
+
+#[test]
+fn a_foreign_directory_is_refused_and_untouched() {
+    let root = TempDir::new().unwrap();
+    let write = |path: &str| fs::write(root.path().join(path), "x").unwrap();
+    for directory in ["shop", "empty", "lost+found"] {
+        fs::create_dir(root.path().join(directory)).unwrap();
+    }
+    assert_eq!(foreign(root.path()), r#""empty/", "shop/""#);
+    // Names as a mirror writes them are no proof.
+    write("shop/web.json");
+    assert_eq!(foreign(root.path()), r#""empty/", "shop/web.json""#);
+    write("b.txt");
+    write("c.txt");
+    assert_eq!(foreign(root.path()), r#""b.txt", "c.txt", "empty/" and more"#);
+    symlink("/", root.path().join("a")).unwrap();
+    assert_eq!(foreign(root.path()), r#""a", "b.txt", "c.txt" and more"#);
+    let (directory, known) = open(root.path(), true).unwrap();
+    assert!(known.is_empty() && directory.changes() == 0);
+    assert_eq!(mirrored(root.path()), [("lost+found/".to_owned(), Vec::new())].into());
+}
+
+#[test]
+fn foreign_files_in_the_directory_of_a_mirror_are_refused_too() {
+    let root = TempDir::new().unwrap();
+    let [state, ..] = states();
+    let (mut directory, mut known) = open(root.path(), false).unwrap();
+    apply(&mut directory, Layout::Objects, &mut known, &state).unwrap();
+    drop(directory);
+    for path in ["notes.txt", "shop/.web.json.swp", "shop/web.yaml", "shop/w%65b.json"] {
+        fs::write(root.path().join(path), "x").unwrap();
+    }
+    fs::create_dir_all(root.path().join("left/over")).unwrap();
+    assert_eq!(foreign(root.path()), r#""notes.txt", "shop/.web.json.swp", "shop/w%65b.json" and more"#);
+    let (_directory, known) = open(root.path(), true).unwrap();
+    assert_eq!(known, state.keys().map(key).collect());
+    assert_eq!(mirrored(root.path()), expected(Layout::Objects, &state));
+}
+
+#[test]
+fn a_directory_of_another_mirror_is_foreign() {
+    let root = TempDir::new().unwrap();
+    let as_of = |resource: &str, layout| MirrorDirectory::open(root.path(), resource, layout, false, SystemFiles);
+    let [state, ..] = states();
+    let (mut directory, mut known) = open(root.path(), false).unwrap();
+    let error = open(root.path(), true).unwrap_err().to_string();
+    assert!(error.ends_with("is in use by another informerd mirror; give each its own directory"), "{error}");
+    apply(&mut directory, Layout::Objects, &mut known, &state).unwrap();
+    drop(directory);
+    assert!(matches!(as_of("others", Layout::Objects), Err(OpenError::Foreign { .. })));
+    assert!(matches!(as_of("things", Layout::Keys), Err(OpenError::Foreign { .. })));
+    let (mut directory, mut known) = open(root.path(), false).unwrap();
+    apply(&mut directory, Layout::Objects, &mut known, &State::new()).unwrap();
+    drop(directory);
+    as_of("others", Layout::Keys).unwrap();
+}
+
+#[test]
+fn files_have_the_permissions_of_the_umask() {
+    let root = TempDir::new().unwrap();
+    let [state, ..] = states();
+    let (mut directory, mut known) = open(root.path(), false).unwrap();
+    apply(&mut directory, Layout::Objects, &mut known, &state).unwrap();
+    let reference = root.path().join("reference");
+    fs::write(&reference, "").unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+    assert_eq!(mode(&root.path().join("shop/web.json")), mode(&reference));
+}
+
+fn object(name: &str, body: &str) -> Arc<Object> {
+    let key = ObjectKey::new("shop", name).unwrap();
+    Arc::new(Object::from_json_of(key, "", body, ResourceVersion::decimal(1)).unwrap())
+}
+
+fn deltas(delta: ObjectDelta<Arc<Object>>) -> Deltas<Arc<Object>> {
+    Deltas::new(delta.object().unwrap().key().clone(), delta)
+}
+
+#[test]
+fn a_full_disk_is_reported_once_and_a_deletion_meanwhile_is_not_lost() {
+    use ObjectDelta::{Added, Deleted, Replaced};
+    let root = TempDir::new().unwrap();
+    // The marker is written in two operations; then the disk is full for a while.
+    let full = Faulty { operations: 0, fails: |operation| (3..10).contains(&operation) };
+    let (directory, keys) = MirrorDirectory::open(root.path(), "things", Layout::Objects, false, full).unwrap();
+    let noted = Arc::new(Mutex::new(Vec::new()));
+    let output: Notes = {
+        let noted = Arc::clone(&noted);
+        Arc::new(move |note| noted.lock().push(note.to_string()))
+    };
+    let writer = Writer::new(directory, keys, Layout::Objects, output);
+    let (web, db) = (deltas(Replaced(object("web", "{}"))), deltas(Added(object("db", "[]"))));
+    writer.process(&web).unwrap_err();
+    writer.process(&db).unwrap_err();
+    assert_eq!(writer.failed(), 2);
+    assert!(writer.known().is_known(db.key()), "its deletion must be processed");
+    writer.process(&deltas(Deleted(object("db", "[]")))).unwrap();
+    assert_eq!(writer.failed(), 1);
+    while writer.process(&web).is_err() {}
+    assert_eq!((writer.failed(), writer.changes(), writer.known().len()), (0, 1, 1));
+    assert_eq!(
+        mirrored(root.path()),
+        [("shop/".to_owned(), vec![]), ("shop/web.json".to_owned(), b"{}".to_vec())].into()
+    );
+    let expected = ["# cannot write shop/web.json: no storage space; retrying", "# all files are written again"];
+    assert_eq!(*noted.lock(), expected);
+}
+
+#[test]
+fn an_object_that_cannot_have_files_is_reported_once_and_keeps_those_that_it_has() {
+    let root = TempDir::new().unwrap();
+    let (directory, keys) = MirrorDirectory::open(root.path(), "things", Layout::Keys, false, SystemFiles).unwrap();
+    let noted = Arc::new(Mutex::new(0));
+    let output: Notes = {
+        let noted = Arc::clone(&noted);
+        Arc::new(move |_| *noted.lock() += 1)
+    };
+    let writer = Writer::new(directory, keys, Layout::Keys, output);
+    let process = |body| writer.process(&deltas(ObjectDelta::Updated(object("web", body)))).unwrap();
+    process(r#"{"data": {"a": "1"}}"#);
+    process(r#"{"data": {"a": 2}}"#);
+    process(r#"{"kind": "Pod"}"#);
+    assert_eq!((*noted.lock(), writer.failed()), (1, 0));
+    assert_eq!(mirrored(root.path())["shop/web/a"], b"1");
+    process(r#"{"data": {}}"#);
+    assert_eq!(mirrored(root.path()), Tree::new());
+}
