@@ -10,7 +10,7 @@ use tonic::body::Body;
 
 use super::{frame, request::RequestMessages, status::ApiError};
 use crate::{
-    transport::{Origin, Peer, StreamHandle},
+    transport::{Identity, Origin, Peer, StreamHandle},
     watch::Client,
 };
 
@@ -19,6 +19,8 @@ use crate::{
 pub(super) struct Call {
     /// Peer that made the call, if the transport has set it.
     pub(super) peer: Option<Peer>,
+    /// Identity of the client, if the transport has authenticated it.
+    pub(super) identity: Option<Identity>,
     /// Handle by which the transport resets the stream, if its connection polls it.
     pub(super) stream: Option<StreamHandle>,
     /// Maximum time to wait for the first list.
@@ -32,7 +34,12 @@ const MAX_WAIT: Duration = Duration::from_secs(10);
 
 impl Call {
     pub(super) fn new(headers: &HeaderMap, extensions: &Extensions) -> Self {
-        Self { peer: extensions.get().copied(), stream: extensions.get().cloned(), wait: wait_of(timeout_of(headers)) }
+        Self {
+            peer: extensions.get().copied(),
+            identity: extensions.get().cloned(),
+            stream: extensions.get().cloned(),
+            wait: wait_of(timeout_of(headers)),
+        }
     }
 
     /// Returns the origin whose share of the limits the call uses, if its peer is known.

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     model::{ResourceVersion, Selection},
     proto::{self, pb},
-    transport::{Peer, Permit, Quota, StreamHandle},
+    transport::{Identity, Peer, Permit, Quota, StreamHandle},
     watch::{
         Cursor, CursorGauge, CursorState,
         FullChannelPolicy::{Block, Coalesce},
@@ -61,6 +61,7 @@ pub(super) struct WatcherEntry {
 pub(super) struct WatcherInfo {
     pub(super) resource: Arc<ServedResource>,
     pub(super) peer: Option<Peer>,
+    pub(super) identity: Option<Identity>,
     pub(super) queue: QueueOptions,
 }
 
@@ -302,7 +303,7 @@ impl Watcher {
     }
 
     fn to_proto(&self, id: u64) -> pb::Watcher {
-        let WatcherInfo { resource, peer, queue } = &self.info;
+        let WatcherInfo { resource, peer, identity, queue } = &self.info;
         let (selection, state, gauge) = {
             let Progress { selection, state, gauge, .. } = &*self.progress.lock();
             (Arc::clone(selection), *state, gauge.clone())
@@ -316,7 +317,7 @@ impl Watcher {
             id,
             resource: resource.name.clone(),
             peer: peer.map(|peer| peer.to_string()).unwrap_or_default(),
-            identity: String::new(),
+            identity: identity.as_ref().map(Identity::to_string).unwrap_or_default(),
             selection: selection.to_string(),
             policy: proto::full_channel_policy_name(queue.policy).into(),
             queue_length: u32::try_from(queue.length).unwrap_or(u32::MAX),

@@ -20,7 +20,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tower::ServiceExt;
 
 use super::{
-    BoundedBody, Ledger, Peer, Quota, Rejections, RequestBody,
+    BoundedBody, Identity, Ledger, Peer, Quota, Rejections, RequestBody,
     body::BoxError,
     buffered_io::{BufferPool, BufferedIo},
     data_payload::DataPayload,
@@ -82,6 +82,7 @@ pub(super) struct Connection<T: Io, S, B: BoundedBody> {
     service: S,
     is_local: fn(&Request<RequestBody>) -> bool,
     peer: Peer,
+    identity: Option<Identity>,
     waker: Waker,
     io: BufferedIo<T>,
     streams: Streams<Exchange<B>>,
@@ -173,6 +174,7 @@ where
 {
     pub(super) fn new(io: T, peer: Peer, service: S, config: &ServerConfig, shared: &ListenerShared) -> Self {
         let streams = Streams::new();
+        let identity = io.identity();
         let io = BufferedIo::new(io, shared.buffers.clone());
         let mut builder = server::Builder::new();
         builder
@@ -195,6 +197,7 @@ where
             service,
             is_local: shared.is_local,
             peer,
+            identity,
             waker,
             io,
             streams,
@@ -252,6 +255,9 @@ where
         let mut request = request.map(RequestBody::new);
         let (is_local, handle) = ((self.is_local)(&request), self.streams.handle());
         request.extensions_mut().insert(self.peer);
+        if let Some(identity) = &self.identity {
+            request.extensions_mut().insert(identity.clone());
+        }
         request.extensions_mut().insert(handle.clone());
         let call = Box::pin(self.service.clone().oneshot(request).map_err(Into::into));
         let exchange = Exchange::new(call, respond, handle.clone());

@@ -5,10 +5,17 @@ use tokio::{
     net::{TcpStream, UnixStream},
 };
 
+use super::Identity;
+
 /// Byte stream of a connection.
 pub(super) trait Io: AsyncRead + AsyncWrite + Unpin + Send + 'static {
     /// Returns the TCP socket, if there is one.
     fn tcp(&self) -> Option<&TcpStream>;
+
+    /// Returns the identity of the client, if TLS has authenticated it.
+    fn identity(&self) -> Option<Identity> {
+        None
+    }
 }
 
 // === impl Io ===

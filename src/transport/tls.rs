@@ -17,7 +17,7 @@ use rustls::{
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use super::io::Io;
+use super::{Identity, io::Io};
 
 /// Paths of certificate and key, in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -176,6 +176,10 @@ impl TlsError {
 impl Io for TlsStream<TcpStream> {
     fn tcp(&self) -> Option<&TcpStream> {
         Some(self.get_ref().0)
+    }
+
+    fn identity(&self) -> Option<Identity> {
+        self.get_ref().1.peer_certificates()?.first().and_then(Identity::of)
     }
 }
 

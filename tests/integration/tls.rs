@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use informerd::{
     app::App,
     cache::{ListVersion, ListerWatcher, SourceHealth},
-    client::{Client, Query, ServerAddress, TlsOptions},
+    client::{Client, Query, ServerAddress, TlsOptions, WatchOptions},
     config::{Config, ListenAddr, ServeFlags},
     source::relay::{RelayConfig, RelaySource},
 };
@@ -98,6 +98,30 @@ async fn a_client_without_the_right_certificate_is_rejected() {
     for identity in [None, Some(stranger.sign(&["me"]))] {
         assert!(server.names(&authority, identity).await.is_err());
     }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_list_of_watchers_has_the_names_in_the_certificates() {
+    let (authority, clients) = (Authority::new(), Authority::new());
+    let server = Secured::start(&authority, Some(&clients)).await;
+    let identity = Some(clients.sign(&["web.shop", "other.shop"]));
+    let options = TlsOptions { authority: Some(authority.pem()), identity, server_name: None };
+    let client = Client::connect(&server.address.with_tls(options).unwrap()).await.unwrap();
+    let mut watch = client.watch(&Query::of("pods"), &WatchOptions::default());
+    watch.next().await.unwrap().unwrap();
+    let watchers = client.watchers("pods").await.unwrap();
+    assert_eq!(watchers.iter().map(|watcher| watcher.identity.as_str()).collect::<Vec<_>>(), ["web.shop"]);
+    drop((watch, client));
+    server.stop().await;
+
+    let server = Secured::start(&authority, None).await;
+    let options = TlsOptions { authority: Some(authority.pem()), identity: None, server_name: None };
+    let client = Client::connect(&server.address.with_tls(options).unwrap()).await.unwrap();
+    let mut watch = client.watch(&Query::of("pods"), &WatchOptions::default());
+    watch.next().await.unwrap().unwrap();
+    assert_eq!(client.watchers("pods").await.unwrap()[0].identity, "");
+    drop((watch, client));
     server.stop().await;
 }
 

@@ -45,7 +45,7 @@ pub(in super::super) async fn open_with(
     queue: QueueOptions,
     call: Call,
 ) -> Result<WatchBody, ApiError> {
-    let Call { peer, stream, wait } = call;
+    let Call { peer, identity, stream, wait } = call;
     let selection = query::selection(
         service,
         resource,
@@ -69,7 +69,7 @@ pub(in super::super) async fn open_with(
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
 
     let selection = Arc::new(selection);
-    let info = WatcherInfo { resource: Arc::clone(resource), peer, queue };
+    let info = WatcherInfo { resource: Arc::clone(resource), peer, identity, queue };
     let watcher = service.watchers().enter(info, Arc::clone(&selection), stream)?;
 
     let is_same = |history_id: u64| {
