@@ -10,20 +10,23 @@ use std::{
     },
     path::Path,
     sync::Arc,
+    time::Duration,
 };
 
 use parking_lot::Mutex;
 use tempfile::TempDir;
 
 use super::{
-    Notes,
+    Mirror, MirrorConfig, Notes,
     directory::{FileError, Files, MirrorDirectory, OpenError},
     file_name::{Layout, data_file, object_file},
     file_system::{FileSystem, SystemFiles},
     writer::Writer,
 };
 use crate::{
-    cache::{Deltas, KnownObjects, ObjectDelta},
+    admin::Probes,
+    cache::{Deltas, KnownObjects, ObjectDelta, ProcessError, Queue, Store},
+    client::{Query, TlsOptions},
     model::{Object, ObjectKey, ResourceVersion},
 };
 
@@ -423,4 +426,53 @@ fn an_object_that_cannot_have_files_is_reported_once_and_keeps_those_that_it_has
     assert_eq!(mirrored(root.path())["shop/web/a"], b"1");
     process(r#"{"data": {}}"#);
     assert_eq!(mirrored(root.path()), Tree::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_probe_fails_before_the_directory_is_complete_and_while_it_is_stale() {
+    let root = TempDir::new().unwrap();
+    let config = MirrorConfig {
+        address: "127.0.0.1:1".parse().unwrap(),
+        tls: TlsOptions::default(),
+        query: Query::of("things"),
+        directory: root.path().to_owned(),
+        layout: Layout::Objects,
+        replace: false,
+        once: false,
+        resync: Duration::ZERO,
+        then: None,
+        health: None,
+        notes: Arc::new(|_| {}),
+    };
+    let state = Mirror::open(config).unwrap().state;
+    let probe = |path| {
+        let (status, text) = state.answer(path).unwrap();
+        format!("{} {text}", status.as_u16())
+    };
+    assert_eq!(probe("/readyz"), "503 not synced\n");
+    state.health.record_failure("connection refused");
+    assert_eq!(probe("/"), "503 not synced: connection refused\n");
+    assert_eq!(probe("/livez"), "200 ok\n");
+    state.health.record_contact();
+    state.queue.replace(vec![object("web", "{}")]).await.unwrap();
+    assert_eq!(probe("/readyz"), "503 not synced\n");
+
+    // A file cannot be written.
+    fs::create_dir_all(root.path().join("shop/web.json/directory")).unwrap();
+    let process = async |deltas: Deltas<Arc<Object>>, _| state.writer.process(&deltas).map_err(ProcessError::Failed);
+    state.queue.pop(process).await.unwrap_err();
+    assert_eq!(probe("/readyz"), "503 not written: 1 object\n");
+    fs::remove_dir_all(root.path().join("shop")).unwrap();
+    state.queue.resync().await.unwrap();
+    state.queue.pop(process).await.unwrap();
+    assert_eq!(probe("/readyz"), "200 ok\n");
+
+    tokio::time::advance(Duration::from_secs(10)).await;
+    state.health.record_failure("connection refused");
+    assert_eq!(probe("/readyz"), "200 ok\n");
+    tokio::time::advance(Duration::from_secs(15)).await;
+    assert_eq!(probe("/readyz"), "503 stale: connection refused\n");
+    assert_eq!(probe("/livez"), "200 ok\n");
+    state.health.record_contact();
+    assert_eq!(probe("/readyz"), "200 ok\n");
 }
