@@ -5,7 +5,7 @@
 //! Reflector pushes, the informer pops. The queue is bounded in deltas and bytes, so that a blocked informer holds its upstream
 //! back.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, convert::Infallible};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -91,6 +91,13 @@ impl RealFifo {
     ///
     /// If the future is dropped before it is ready, the delta was not queued.
     pub async fn push(&self, delta: Delta) {
+        match self.append(delta).await {
+            Ok(()) => {}
+        }
+    }
+
+    /// Does the same, as the store of a Reflector: each further future around it would copy the delta.
+    pub(super) async fn append(&self, delta: Delta) -> Result<(), Infallible> {
         let mut delta = Some(delta);
         loop {
             let popped = self.popped.notified();
@@ -100,7 +107,7 @@ impl RealFifo {
                 if is_enough {
                     self.pushed.notify_one();
                 }
-                return;
+                return Ok(());
             }
             popped.await;
         }

@@ -12,18 +12,19 @@ mod transformer;
 
 use std::{
     fmt,
+    future::poll_fn,
     panic::Location,
     pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    task::Poll,
     time::{Duration, SystemTime},
 };
 
 use parking_lot::Mutex;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
-use tokio_stream::StreamExt;
 use tracing::{Instrument, info_span};
 
 pub(super) use self::config::{ErrorHandler, ShouldResync};
@@ -80,7 +81,10 @@ pub struct ReflectorStats {
     pub events: AtomicU64,
     /// Objects of an unexpected type, which were left out.
     pub unexpected: AtomicU64,
+    /// Version when its lineage or the upper half of its number changed last. An event stores the lower half alone, without
+    /// the lock.
     last_sync: Mutex<Option<ResourceVersion>>,
+    last_sync_lower: AtomicU64,
 }
 
 /// Bound below which a watch without events is a failure, not a normal close: something between this server and the upstream
@@ -149,6 +153,7 @@ impl<S: ListerWatcher, Q: ReflectorStore> Reflector<S, Q> {
         let source = self.source.warm_start().ok_or("the source does not support snapshots")?;
         source.resume(&version, proof)?;
         self.health.mark_resumed(seen_at);
+        self.stats.begin_at(&version);
         self.state.resume(version);
         Ok(())
     }
@@ -277,7 +282,7 @@ impl<S: ListerWatcher, Q: ReflectorStore> Reflector<S, Q> {
             return Outcome::NotStored { reached: None, error: error.to_string() };
         }
         self.is_history_rewritten = false;
-        self.stats.advance(&version);
+        self.stats.begin_at(&version);
         self.schedule_resyncs();
         Outcome::Listed(version)
     }
@@ -309,7 +314,7 @@ impl<S: ListerWatcher, Q: ReflectorStore> Reflector<S, Q> {
         let is_very_short = |events| events == 0 && opened_at.elapsed() < VERY_SHORT_WATCH;
         loop {
             let next = next_item(&mut watch, &mut self.resyncs);
-            let delta = match with_requests(&mut self.requests, &self.source, &*self.store, next).await {
+            let mut delta = match with_requests(&mut self.requests, &self.source, &*self.store, next).await {
                 NextItem::Item(Some(Ok(delta))) => delta,
                 NextItem::Item(Some(Err(error @ SourceError::Broken(_)))) if !is_very_short(events) => {
                     self.report(&ReflectorError::Watch(error), Duration::ZERO);
@@ -326,7 +331,10 @@ impl<S: ListerWatcher, Q: ReflectorStore> Reflector<S, Q> {
                     }
                 },
             };
-            let Some(delta) = self.transform(delta) else { continue };
+            if let Some(transformer) = &self.transformer {
+                let Some(transformed) = self.transform(transformer, delta) else { continue };
+                delta = transformed;
+            }
             let Some(version) = delta.version().cloned() else { continue };
             events += 1;
             self.stats.events.fetch_add(1, Ordering::Relaxed);
@@ -352,11 +360,11 @@ impl<S: ListerWatcher, Q: ReflectorStore> Reflector<S, Q> {
             if let Err(error) = self.store.apply(delta).await {
                 return Outcome::NotStored { reached: Some(reached.safe().clone()), error: error.to_string() };
             }
+            self.stats.advance(reached.version(), &version);
             reached.advance(&version, closes);
             if reached.is_open() {
                 self.state.opened(&version);
             }
-            self.stats.advance(&version);
             // An upstream that always has more must not starve the informer, which runs on the same thread.
             tokio::task::consume_budget().await;
         }
@@ -366,9 +374,8 @@ impl<S: ListerWatcher, Q: ReflectorStore> Reflector<S, Q> {
         Outcome::WatchClosed { reached: reached.safe().clone() }
     }
 
-    /// Converts the objects of a delta, if the Reflector has an expected type or a filter.
-    fn transform(&self, delta: Delta) -> Option<Delta> {
-        let Some(transformer) = &self.transformer else { return Some(delta) };
+    /// Converts the objects of a delta, and reports those that are left out for their type.
+    fn transform(&self, transformer: &Transformer, delta: Delta) -> Option<Delta> {
         let (delta, unexpected) = transformer.delta(delta);
         if unexpected.is_some() {
             self.health.record_contact();
@@ -394,14 +401,23 @@ impl<S, Q: ReflectorStore> fmt::Debug for Reflector<S, Q> {
 impl ReflectorStats {
     /// Returns the version up to which the store has been written; `None` before the first list or event.
     pub fn last_sync_resource_version(&self) -> Option<ResourceVersion> {
-        self.last_sync.lock().clone()
+        let last = self.last_sync.lock();
+        last.as_ref().map(|last| last.with_lower(self.last_sync_lower.load(Ordering::Relaxed)))
     }
 
-    fn advance(&self, version: &ResourceVersion) {
+    /// Records a version that may have another lineage than the one before.
+    fn begin_at(&self, version: &ResourceVersion) {
         let mut last = self.last_sync.lock();
-        match &mut *last {
-            Some(last) => last.clone_from(version),
-            None => *last = Some(version.clone()),
+        self.last_sync_lower.store(version.lower(), Ordering::Relaxed);
+        *last = Some(version.clone());
+    }
+
+    /// Records the version that follows another one of its lineage.
+    fn advance(&self, before: &ResourceVersion, version: &ResourceVersion) {
+        if version.has_upper_of(before) {
+            self.last_sync_lower.store(version.lower(), Ordering::Relaxed);
+        } else {
+            self.begin_at(version);
         }
     }
 }
@@ -411,15 +427,14 @@ impl ReflectorStats {
 /// # Cancel safety
 ///
 /// May be dropped at any time.
-async fn next_item(watch: &mut Watch, resyncs: &mut Option<Interval>) -> NextItem {
-    let Some(resyncs) = resyncs else { return NextItem::Item(watch.next().await) };
-    tokio::select! {
+fn next_item(watch: &mut Watch, resyncs: &mut Option<Interval>) -> impl Future<Output = NextItem> {
+    poll_fn(|cx| {
         // Resyncs first: an upstream that always has more must not hold them back.
-        biased;
-        // Cancel-safe: neither arm loses anything when the other one wins.
-        _ = resyncs.tick() => NextItem::Resync,
-        item = watch.next() => NextItem::Item(item),
-    }
+        match resyncs.as_mut().map(|resyncs| resyncs.poll_tick(cx)) {
+            Some(Poll::Ready(_)) => Poll::Ready(NextItem::Resync),
+            Some(Poll::Pending) | None => watch.as_mut().poll_next(cx).map(NextItem::Item),
+        }
+    })
 }
 
 /// Waits for the upstream, and meanwhile passes requests for checkpoints on to the store, each with the proof of the history:

@@ -72,6 +72,21 @@ impl ResourceVersion {
         Self { lineage: self.lineage.clone(), number: halves(self.number().saturating_sub(1)) }
     }
 
+    /// Returns the lower half of the number.
+    pub(crate) fn lower(&self) -> u64 {
+        self.number[1]
+    }
+
+    /// Returns true if the upper half of the number is that of another version.
+    pub(crate) fn has_upper_of(&self, other: &Self) -> bool {
+        self.number[0] == other.number[0]
+    }
+
+    /// Returns the version of the same lineage with another lower half of the number.
+    pub(crate) fn with_lower(&self, lower: u64) -> Self {
+        Self { lineage: self.lineage.clone(), number: [self.number[0], lower] }
+    }
+
     /// Returns true if both have the same lineage, so that they can be compared.
     pub fn same_lineage(&self, other: &Self) -> bool {
         self.lineage == other.lineage

@@ -31,9 +31,8 @@ pub trait ReflectorStore: Send + Sync + 'static {
 impl ReflectorStore for RealFifo {
     type Error = Infallible;
 
-    async fn apply(&self, delta: Delta) -> Result<(), Infallible> {
-        self.push(delta).await;
-        Ok(())
+    fn apply(&self, delta: Delta) -> impl Future<Output = Result<(), Infallible>> + Send {
+        self.append(delta)
     }
 
     async fn resync(&self) -> Result<(), Infallible> {

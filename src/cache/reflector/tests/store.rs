@@ -387,3 +387,19 @@ async fn a_reflector_has_the_name_of_its_place_or_the_given_one() {
     assert_eq!(named(None).name(), format!("{}:{line}", file!()));
     assert_eq!(named(Some("pods")).name(), "pods");
 }
+
+#[test]
+fn the_last_version_follows_across_the_halves_of_its_number() {
+    let stats = ReflectorStats::default();
+    assert_eq!(stats.last_sync_resource_version(), None);
+    let numbers = [7, 8, u128::from(u64::MAX), 1 << 64, (1 << 64) + 5, 9];
+    stats.begin_at(&version(numbers[0]));
+    for pair in numbers.windows(2) {
+        stats.advance(&version(pair[0]), &version(pair[1]));
+        assert_eq!(stats.last_sync_resource_version(), Some(version(pair[1])));
+    }
+    let other = "run.3".parse::<ResourceVersion>().unwrap();
+    stats.begin_at(&other);
+    stats.advance(&other, &other.next());
+    assert_eq!(stats.last_sync_resource_version(), Some(other.next()));
+}
