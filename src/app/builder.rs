@@ -29,7 +29,7 @@ pub struct AppBuilder {
 pub struct ServeOptions {
     /// Indexes besides `namespace`.
     pub indexers: Arc<Indexers>,
-    /// Options as in the configuration file.
+    /// Options as in the configuration file; `ttl` is only for the source `stream`.
     pub resource: ResourceOptions,
 }
 
@@ -43,14 +43,19 @@ impl AppBuilder {
         Self { config, own: BTreeMap::new(), layers: Vec::new(), error: None }
     }
 
-    /// Adds a resource that this source feeds. A name that is not valid, or that another resource has, fails the start.
+    /// Adds a resource that this source feeds. A name that is not valid, or that another resource has, fails the start, and so does
+    /// a `ttl`.
     pub fn serve(mut self, name: &str, options: ServeOptions, source: impl ListerWatcher) -> Self {
         let ServeOptions { indexers, resource: options } = options;
+        let has_ttl = options.ttl.is_some();
         let resource = ResourceConfig { name: name.to_owned(), source: SourceConfig::Own, indexers, options };
         let is_taken = self.config.resources.contains_key(name);
         let checked = ResourceConfig::check_name(name).map_err(|error| error.to_string());
-        let checked =
-            checked.and_then(|()| if is_taken { Err("another resource has this name".to_owned()) } else { Ok(()) });
+        let checked = checked.and_then(|()| match (is_taken, has_ttl) {
+            (true, _) => Err("another resource has this name".to_owned()),
+            (_, true) => Err("`ttl` is only for `stream` sources; remove it".to_owned()),
+            (false, false) => Ok(()),
+        });
         match checked {
             Ok(()) => {
                 self.config.resources.insert(name.to_owned(), resource);

@@ -233,6 +233,10 @@ async fn a_resource_of_the_program_needs_a_name_of_its_own() {
         let error = names.into_iter().fold(App::builder(config()), serve).start().await.unwrap_err();
         assert!(error.to_string().starts_with(problem), "{error}");
     }
+    let resource = ResourceOptions { ttl: Some(DEADLINE), ..ResourceOptions::default() };
+    let options = ServeOptions { resource, ..ServeOptions::default() };
+    let error = App::builder(config()).serve("pods", options, source()).start().await.unwrap_err();
+    assert_eq!(error.to_string(), "resource pods: `ttl` is only for `stream` sources; remove it");
 }
 
 #[cfg(feature = "testing")]

@@ -20,20 +20,23 @@ fn exported(code: &str) -> BTreeSet<String> {
     declarations.flat_map(|(_, names)| words(names)).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
-/// Returns the signatures of the public functions of a code, the bounds of its types, the types of their public fields, and the
-/// items of its streams: who uses the one uses the other, also without its name.
+/// Returns the signatures of the public functions of a code, the bounds of its types, the types of their public fields and variants, and
+/// the associated types of its traits: who uses the one uses the other, also without its name.
 fn signatures(code: &str) -> String {
     let mut signatures = String::new();
-    let mut is_inside = false;
+    let (mut is_inside, mut is_in_enum) = (false, false);
     for line in code.lines() {
+        is_in_enum = line.starts_with("pub enum ") || is_in_enum && line != "}";
         let line = line.trim_start();
         let begins = |prefixes: &[&str]| prefixes.iter().any(|prefix| line.starts_with(prefix));
-        if is_inside || begins(&["pub fn ", "pub async fn ", "pub const fn ", "type Item = "]) {
+        if is_inside || begins(&["pub fn ", "pub async fn ", "pub const fn ", "type "]) {
             signatures.push_str(line);
             is_inside = !line.ends_with(['{', ';', '}']);
         } else if begins(&["pub "]) && !begins(&["pub use ", "pub mod "]) {
             // The bounds of a type or the type of a field. Not the name before: a type is no user of itself.
             signatures.push_str(line.split_once(['<', ':']).map_or("", |(_, named)| named));
+        } else if is_in_enum {
+            signatures.push_str(line.split_once(['(', ':']).map_or("", |(_, named)| named));
         }
         signatures.push('\n');
     }
@@ -42,13 +45,13 @@ fn signatures(code: &str) -> String {
 
 #[test]
 fn exports_and_signatures_are_found() {
-    let code = "mod a;\npub use a::{B, C};\npub(crate) use a::D;\npub use e::f;\npub struct G<T: H> {\n    i: J,\n    pub s: S,\n}\n\
+    let code = "mod a;\npub use a::{B, C};\npub(crate) use a::D;\npub use e::f;\npub struct G<T: H> {\n    i: J,\n    pub s: S,\n}\npub enum U {\n    V(W),\n}\n\
                     pub fn k(\n        l: M,\n    ) -> N {\n        O\n    }\nfn p(q: R) {}";
     assert_eq!(Vec::from_iter(exported(code)), ["B", "C", "f"]);
     let signatures = signatures(code);
     let named: Vec<_> =
         words(&signatures).filter(|word| word.chars().all(char::is_uppercase) && !word.is_empty()).collect();
-    assert_eq!(named, ["T", "H", "S", "M", "N"]);
+    assert_eq!(named, ["T", "H", "S", "W", "M", "N"]);
 }
 
 /// Checks that each export is named in another module, in an example or in a signature of its own module; a fake also in a test
