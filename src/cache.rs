@@ -96,6 +96,8 @@ mod scan;
 mod shared_informer;
 mod snapshot_file;
 mod store;
+#[cfg(test)]
+mod test_log;
 
 pub use backoff::{Backoff, BackoffConfig};
 pub use checkpoint::{Checkpoint, CheckpointRequests};

@@ -4,7 +4,9 @@ mod delta_fifo;
 mod fifo;
 mod property;
 
-use std::{convert::Infallible, future::ready};
+use std::{convert::Infallible, future::ready, sync::Arc};
+
+use tokio::task::{JoinSet, yield_now};
 
 use super::*;
 use crate::cache::KeyFunc;
@@ -25,4 +27,26 @@ async fn pop<Q: Queue>(queue: &Q) -> (Q::Item, bool) {
     };
     let item = queue.pop(process).await.unwrap();
     (item, is_initial)
+}
+
+/// Checks that the numbers of two producers are popped in the order of each.
+async fn check_order_of_producers<Q: Queue<Object = u32>>(queue: Q, number_of: impl Fn(Q::Item) -> u32) {
+    let queue = Arc::new(queue);
+    let mut producers = JoinSet::new();
+    for producer in 0..2 {
+        let queue = Arc::clone(&queue);
+        producers.spawn(async move {
+            for number in 0..500 {
+                queue.add(producer * 1000 + number).await.unwrap();
+                yield_now().await;
+            }
+        });
+    }
+    let mut next = [0, 1000];
+    for _ in 0..1000 {
+        let number = number_of(pop(&*queue).await.0);
+        let producer = number as usize / 1000;
+        assert_eq!(number, next[producer]);
+        next[producer] += 1;
+    }
 }

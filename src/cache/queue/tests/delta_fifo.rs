@@ -3,10 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
-use tokio::{
-    task::{JoinSet, yield_now},
-    time::advance,
-};
+use tokio::{task::JoinSet, time::advance};
 
 use super::*;
 use crate::cache::{
@@ -55,24 +52,12 @@ fn pop_newest(fifo: &Names) -> Vec<u32> {
 /// client-go: `TestDeltaFIFO_basic`.
 #[tokio::test]
 async fn deltas_of_two_producers_are_popped_in_the_order_of_each() {
-    let fifo = Arc::new(DeltaFifo::new(DeltaFifoOptions::new(KeyFunc::infallible(|number: &u32| *number))));
-    let mut producers = JoinSet::new();
-    for producer in 0..2 {
-        let fifo = Arc::clone(&fifo);
-        producers.spawn(async move {
-            for number in 0..500 {
-                fifo.add(producer * 1000 + number).await.unwrap();
-                yield_now().await;
-            }
-        });
-    }
-    let mut next = [0, 1000];
-    for _ in 0..1000 {
-        let (deltas, _) = pop(&*fifo).await;
-        let producer = *deltas.key() as usize / 1000;
-        assert_eq!(deltas.into_iter().collect::<Vec<_>>(), [Added(next[producer])]);
-        next[producer] += 1;
-    }
+    let fifo = DeltaFifo::new(DeltaFifoOptions::new(KeyFunc::infallible(|number: &u32| *number)));
+    check_order_of_producers(fifo, |deltas| {
+        assert_eq!(deltas.iter().collect::<Vec<_>>(), [&Added(*deltas.key())]);
+        *deltas.key()
+    })
+    .await;
 }
 
 /// client-go: `TestDeltaFIFO_addUpdate`.

@@ -1,7 +1,6 @@
 //! `Fifo`.
 
 use std::{
-    fmt::{Debug, Write as _},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -10,19 +9,15 @@ use std::{
 };
 
 use futures_util::FutureExt;
-use parking_lot::Mutex;
 use tokio::{
     sync::Notify,
     task::{JoinSet, yield_now},
     time::{advance, sleep},
 };
-use tracing::{
-    Event, Level, Metadata, Subscriber,
-    field::{Field, Visit},
-    span::{Attributes, Id, Record},
-};
+use tracing::Level;
 
 use super::{key_queue::MAX_QUEUED, *};
+use crate::cache::test_log::TestLog;
 
 type Names = Fifo<Named, &'static str>;
 
@@ -49,24 +44,7 @@ fn pop_now(fifo: &Names) -> Option<Named> {
 /// client-go: `TestFIFO_basic`.
 #[tokio::test]
 async fn objects_of_two_producers_are_popped_in_the_order_of_each() {
-    let fifo = Arc::new(Fifo::new(KeyFunc::infallible(|number: &u32| *number)));
-    let mut producers = JoinSet::new();
-    for producer in 0..2 {
-        let fifo = Arc::clone(&fifo);
-        producers.spawn(async move {
-            for number in 0..500 {
-                fifo.add(producer * 1000 + number).await.unwrap();
-                yield_now().await;
-            }
-        });
-    }
-    let mut next = [0, 1000];
-    for _ in 0..1000 {
-        let (number, _) = pop(&*fifo).await;
-        let producer = number as usize / 1000;
-        assert_eq!(number, next[producer]);
-        next[producer] += 1;
-    }
+    check_order_of_producers(Fifo::new(KeyFunc::infallible(|number: &u32| *number)), |number| number).await;
 }
 
 /// client-go: `TestFIFO_addUpdate`.
@@ -341,46 +319,9 @@ async fn a_full_queue_of_deleted_objects_has_places_again_once_they_are_passed_o
     assert!(fifo.has_synced());
 }
 
-/// Counts the warnings of this module, with their fields.
-#[derive(Clone, Default)]
-struct Warnings(Arc<Mutex<Vec<String>>>);
-
-impl Subscriber for Warnings {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.level() == &Level::WARN
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut fields = Fields(String::new());
-        event.record(&mut fields);
-        self.0.lock().push(fields.0);
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
-
-struct Fields(String);
-
-impl Visit for Fields {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        write!(self.0, "{}={value:?} ", field.name()).unwrap();
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn slow_processing_is_logged_while_more_than_ten_keys_wait() {
-    let warnings = Warnings::default();
-    let _logged = tracing::subscriber::set_default(warnings.clone());
+    let (warnings, _guard) = TestLog::start(Level::WARN);
     let fifo = Fifo::new(KeyFunc::infallible(|number: &u32| *number));
     for (queued, time, expected) in [(12, 101, 1), (12, 100, 0), (11, 101, 0), (12, 5000, 1)] {
         fifo.replace((0..queued).collect()).await.unwrap();
@@ -389,7 +330,7 @@ async fn slow_processing_is_logged_while_more_than_ten_keys_wait() {
             Ok::<_, ProcessError<Infallible>>(())
         };
         fifo.pop(process).await.unwrap();
-        let logged = std::mem::take(&mut *warnings.0.lock());
+        let logged = warnings.take();
         assert_eq!(logged.len(), expected, "{logged:?}");
         let fields = format!("message=slow queue key=0 depth=11 took={:?} ", Duration::from_millis(time));
         assert!(logged.iter().all(|text| *text == fields), "{logged:?}");

@@ -3,17 +3,13 @@
 mod property;
 mod registrations;
 
-use std::fmt::{Debug, Write as _};
+use std::fmt::Debug;
 
 use tokio::{sync::Semaphore, time::Instant};
-use tracing::{
-    Event, Level, Metadata, Subscriber,
-    field::{Field, Visit},
-    span::{Attributes, Id, Record},
-};
+use tracing::Level;
 
 use super::*;
-use crate::watch::QueueOptions;
+use crate::{cache::test_log::TestLog, watch::QueueOptions};
 
 /// Handler that records its calls, and takes a permit for each, if it has any permits, and a time.
 #[derive(Debug, Clone, Default)]
@@ -326,47 +322,10 @@ async fn a_rewritten_history_arrives_as_the_difference_to_what_a_handler_had() {
     assert!(registration.has_synced());
 }
 
-/// Subscriber that keeps the errors.
-#[derive(Clone, Default)]
-struct ErrorLog(Arc<Mutex<Vec<String>>>);
-
-struct Fields(String);
-
-impl Subscriber for ErrorLog {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == Level::ERROR
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut fields = Fields(String::new());
-        event.record(&mut fields);
-        self.0.lock().push(fields.0);
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
-
-impl Visit for Fields {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        write!(self.0, "{}={value:?} ", field.name()).unwrap();
-    }
-}
-
 /// client-go `TestEventPanics`.
 #[tokio::test(start_paused = true)]
 async fn a_panic_ends_its_handler_only_and_is_logged_once_with_the_name() {
-    let log = ErrorLog::default();
-    let _logged = tracing::subscriber::set_default(log.clone());
+    let (log, _guard) = TestLog::start(Level::ERROR);
     let source = FakeSource::new();
     let informer: SharedInformer<Object> = synced(&source).await;
     let listener = TestListener::default();
@@ -401,7 +360,7 @@ async fn a_panic_ends_its_handler_only_and_is_logged_once_with_the_name() {
     calls.sort();
     let expected = ["add: add", "delete: add", "delete: delete", "delete: update", "update: add", "update: update"];
     assert_eq!(calls, expected);
-    let log = log.0.lock();
+    let log = log.take();
     assert_eq!(log.len(), 3, "{log:?}");
     for (name, line) in names.iter().zip(&*log) {
         let has = |text: &str| line.contains(text);
