@@ -23,6 +23,7 @@
 //! - [`source`]: the upstreams: a resource of a Kubernetes API, a prefix of an etcd cluster, a directory of manifests, a stream
 //!   of watch events, and another informerd.
 //! - [`grpc`]: requests to queries; snapshots and cursors to responses.
+//! - [`auth`]: who a caller is, and what it may read.
 //! - [`transport`]: connections and their bytes; none of the messages.
 //! - [`client`]: the client library: calls with typed errors, and watches that resume when their stream ends.
 //! - `endpoint`: the address of a server and TLS with it, for the configuration, the client and the sources.
@@ -33,9 +34,11 @@
 //! - [`census`]: counts of live values, empty in a release build. `sync`: locks whose schedule a test can explore.
 //!
 //! Imports point inward; a test reads the sources to enforce it:
-//! `main → cli → {app, client, mirror}`, `mirror → {admin, source}`, `app → {config, telemetry, admin, transport, grpc, source} → proto → {cache, watch} →
-//! model`, `grpc → transport`, `{source, config} → client → proto` (a relay is a client). `model`, `watch` and `cache` never
-//! name tonic, prost, clap or hyper; `grpc` and `source` never import each other; only `app` sees all layers of the server.
+//! `main → cli → {app, client, mirror}`, `mirror → {admin, source}`,
+//! `app → {config, telemetry, admin, transport, grpc, source} → proto → {cache, watch} → model`,
+//! `grpc → transport → auth → model`, `{source, config} → {client → proto, auth}` (a relay is a client). `model`, `watch` and
+//! `cache` never name tonic, prost, clap or hyper; `grpc` and `source` never import each other; only `app` sees all layers of
+//! the server.
 //!
 //! Rules everywhere: one writer per resource, in the server on its own thread; a watch joins without a gap or an overlap; the
 //! server reports in band every event that it does not send; everything is bounded.
@@ -45,6 +48,9 @@
 pub mod admin;
 #[cfg(feature = "server")]
 pub mod app;
+#[cfg(feature = "server")]
+#[doc(hidden)]
+pub mod auth;
 pub mod cache;
 #[doc(hidden)]
 pub mod census;

@@ -50,7 +50,6 @@ pub use body::{BoundedBody, BoundedFrame, FinalFrames, RequestBody, Room, UNKNOW
 pub use chunk::Chunk;
 pub use connection::ServerConfig;
 pub use handle::StreamHandle;
-pub use identity::Identity;
 pub use ledger::{HeldBytes, Ledger};
 pub use pause::pause_after;
 pub use quota::{Exceeded, Origin, Permit, Quota, Rejections, share_of};

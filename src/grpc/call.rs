@@ -10,7 +10,8 @@ use tonic::body::Body;
 
 use super::{frame, request::RequestMessages, status::ApiError};
 use crate::{
-    transport::{Identity, Origin, Peer, StreamHandle},
+    auth::Identity,
+    transport::{Origin, Peer, StreamHandle},
     watch::Client,
 };
 

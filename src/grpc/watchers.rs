@@ -22,9 +22,10 @@ use super::{
     status::ApiError,
 };
 use crate::{
+    auth::Identity,
     model::{ResourceVersion, Selection},
     proto::{self, pb},
-    transport::{Identity, Peer, Permit, Quota, StreamHandle},
+    transport::{Peer, Permit, Quota, StreamHandle},
     watch::{
         Cursor, CursorGauge, CursorState,
         FullChannelPolicy::{Block, Coalesce},

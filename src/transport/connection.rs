@@ -20,7 +20,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tower::ServiceExt;
 
 use super::{
-    BoundedBody, Identity, Ledger, Peer, Quota, Rejections, RequestBody,
+    BoundedBody, Ledger, Peer, Quota, Rejections, RequestBody,
     body::BoxError,
     buffered_io::{BufferPool, BufferedIo},
     data_payload::DataPayload,
@@ -30,6 +30,7 @@ use super::{
     stall_timer::StallTimer,
     streams::{Spawned, Streams},
 };
+use crate::auth::Identity;
 
 /// Limits of each connection.
 #[derive(Debug, Clone)]

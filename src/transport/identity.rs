@@ -1,50 +1,38 @@
 //! Identity of a client by its certificate.
 
-use std::{fmt, sync::Arc};
+use std::time::{Duration, SystemTime};
 
 use rustls::pki_types::CertificateDer;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
-/// Name of a client that was authenticated; an extension of each request of a connection with a client certificate.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Identity(Arc<str>);
+use crate::auth::{Identity, IdentityDetails};
 
 /// Longest name, in bytes. A longer one is no name that anybody has given on purpose.
 const MAX_BYTES: usize = 1024;
 
-// === impl Identity ===
-
-impl Identity {
-    /// Reads a certificate that TLS has verified: the first URI among its subject alternative names, else the first DNS name, else
-    /// the first e-mail address, else the common name of the subject, which Kubernetes takes for the user. `None` if it has none
-    /// of these.
-    pub(super) fn of(certificate: &CertificateDer<'_>) -> Option<Self> {
-        let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
-        let alternative = certificate.subject_alternative_name().ok().flatten();
-        let names = alternative.map(|names| names.value.general_names.as_slice()).unwrap_or_default();
-        let first = |read: fn(&GeneralName<'_>) -> Option<String>| names.iter().find_map(read);
-        let name = first(|name| if let GeneralName::URI(uri) = name { Some((*uri).to_owned()) } else { None })
-            .or_else(|| first(|name| if let GeneralName::DNSName(dns) = name { Some((*dns).to_owned()) } else { None }))
-            .or_else(|| {
-                first(|name| if let GeneralName::RFC822Name(mail) = name { Some((*mail).to_owned()) } else { None })
-            })
-            .or_else(|| {
-                let common_name = certificate.subject().iter_common_name().next()?;
-                common_name.as_str().ok().map(str::to_owned)
-            })?;
-        (1..=MAX_BYTES).contains(&name.len()).then(|| Self(name.into()))
-    }
-
-    /// Returns the name.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for Identity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
+/// Reads a certificate that TLS has verified. The user is the first URI among its subject alternative names, else the first DNS
+/// name, else the first e-mail address, else the common name of the subject, which Kubernetes takes for the user. The groups are
+/// the organisations of the subject, as in Kubernetes. `None` if it has no name.
+pub(super) fn identity_of(certificate: &CertificateDer<'_>) -> Option<Identity> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    let alternative = certificate.subject_alternative_name().ok().flatten();
+    let names = alternative.map(|names| names.value.general_names.as_slice()).unwrap_or_default();
+    let first = |read: fn(&GeneralName<'_>) -> Option<String>| names.iter().find_map(read);
+    let user = first(|name| if let GeneralName::URI(uri) = name { Some((*uri).to_owned()) } else { None })
+        .or_else(|| first(|name| if let GeneralName::DNSName(dns) = name { Some((*dns).to_owned()) } else { None }))
+        .or_else(|| {
+            first(|name| if let GeneralName::RFC822Name(mail) = name { Some((*mail).to_owned()) } else { None })
+        })
+        .or_else(|| {
+            let common_name = certificate.subject().iter_common_name().next()?;
+            common_name.as_str().ok().map(str::to_owned)
+        })
+        .filter(|name| (1..=MAX_BYTES).contains(&name.len()))?;
+    let organisations = certificate.subject().iter_organization();
+    let groups = organisations.filter_map(|group| group.as_str().ok().map(str::to_owned)).collect();
+    let not_after = u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or_default();
+    let expires = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(not_after));
+    Some(Identity::new(IdentityDetails { user, groups, expires, ..IdentityDetails::default() }))
 }
 
 #[cfg(test)]
@@ -63,7 +51,10 @@ mod tests {
             params.distinguished_name.push(DnType::CommonName, name);
         }
         let certificate = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
-        Identity::of(certificate.der()).map(|identity| identity.to_string())
+        identity_of(certificate.der()).map(|identity| {
+            assert_eq!(identity.details().groups, ["team"]);
+            identity.to_string()
+        })
     }
 
     fn text(text: &str) -> Ia5String {
@@ -86,6 +77,6 @@ mod tests {
 
     #[test]
     fn what_is_no_certificate_has_no_identity() {
-        assert_eq!(Identity::of(&CertificateDer::from(b"x".as_slice())), None);
+        assert_eq!(identity_of(&CertificateDer::from(b"x".as_slice())), None);
     }
 }

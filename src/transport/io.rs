@@ -5,7 +5,7 @@ use tokio::{
     net::{TcpStream, UnixStream},
 };
 
-use super::Identity;
+use crate::auth::Identity;
 
 /// Byte stream of a connection.
 pub(super) trait Io: AsyncRead + AsyncWrite + Unpin + Send + 'static {

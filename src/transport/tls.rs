@@ -17,7 +17,8 @@ use rustls::{
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use super::{Identity, io::Io};
+use super::{identity::identity_of, io::Io};
+use crate::auth::Identity;
 
 /// Paths of certificate and key, in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -179,7 +180,7 @@ impl Io for TlsStream<TcpStream> {
     }
 
     fn identity(&self) -> Option<Identity> {
-        self.get_ref().1.peer_certificates()?.first().and_then(Identity::of)
+        self.get_ref().1.peer_certificates()?.first().and_then(identity_of)
     }
 }
 

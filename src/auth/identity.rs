@@ -1,0 +1,53 @@
+//! Identity of a caller.
+
+use std::{collections::BTreeMap, fmt, sync::Arc, time::SystemTime};
+
+/// Authenticated caller: a user, and everything that rights may depend on. Clones share it.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Identity(Arc<IdentityDetails>);
+
+/// Parts of an [`Identity`]: those of Kubernetes' `UserInfo`, and the time at which the credentials expire.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct IdentityDetails {
+    /// Name of the user; not empty.
+    pub user: String,
+    /// Groups of the user.
+    pub groups: Vec<String>,
+    /// Unique id of the user; empty if the authenticator has none.
+    pub uid: String,
+    /// Other attributes, for example the pod that a service account's token is bound to.
+    pub extra: BTreeMap<String, Vec<String>>,
+    /// Time at which the credentials expire, if they do.
+    pub expires: Option<SystemTime>,
+}
+
+// === impl Identity ===
+
+impl Identity {
+    /// Returns the identity of these details.
+    pub fn new(details: IdentityDetails) -> Self {
+        Self(Arc::new(details))
+    }
+
+    /// Returns the name of the user.
+    pub fn user(&self) -> &str {
+        &self.0.user
+    }
+
+    /// Returns all parts.
+    pub fn details(&self) -> &IdentityDetails {
+        &self.0
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.user())
+    }
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Identity").field(&self.user()).finish()
+    }
+}
