@@ -1,9 +1,9 @@
-//! Choice of the objects of a snapshot that are checked for a selection: as few as its namespace or index allow.
+//! Choice of the objects of a snapshot that are checked for a selection: as few as its namespaces or index allow.
 
 use std::{cmp::Reverse, collections::BinaryHeap, iter::Peekable, sync::Arc};
 
 use super::Snapshot;
-use crate::model::{Object, ObjectKey, Selection};
+use crate::model::{Namespaces, Object, ObjectKey, Selection};
 
 /// Scan of a snapshot, sorted by key. The selection still decides about each object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +17,11 @@ pub enum Scan {
     Objects {
         /// Namespace of the objects.
         namespace: Option<String>,
+    },
+    /// The objects of these namespaces.
+    Namespaces {
+        /// Namespaces of the objects.
+        namespaces: Namespaces,
     },
     /// The objects under at least one of these values of an index.
     Index {
@@ -45,7 +50,10 @@ impl Scan {
             (None, Some(index)) if index.values.len() <= MAX_MERGED => {
                 Self::Index { name: index.name.clone(), values: index.values.iter().cloned().collect() }
             }
-            (None, _) => Self::Objects { namespace: selection.namespace.clone() },
+            (None, _) => match (&selection.namespace, &selection.namespaces) {
+                (None, Some(namespaces)) => Self::Namespaces { namespaces: namespaces.clone() },
+                (namespace, _) => Self::Objects { namespace: namespace.clone() },
+            },
         }
     }
 
@@ -60,6 +68,12 @@ impl Scan {
                 Box::new(snapshot.get(key).filter(|object| after.is_none_or(|after| object.key() > after)).into_iter())
             }
             Self::Objects { namespace } => Box::new(snapshot.objects(namespace.as_deref(), after)),
+            Self::Namespaces { namespaces } => {
+                // Keys are sorted by namespace, as the set is.
+                let rest = namespaces.starting_at(after.map_or("", ObjectKey::namespace));
+                let after = after.cloned();
+                Box::new(rest.flat_map(move |namespace| snapshot.objects(Some(namespace), after.as_ref())))
+            }
             Self::Index { name, values } => {
                 let of_value = |value: &'a String| snapshot.by_index(name, value, after);
                 Box::new(merge(values.iter().filter_map(of_value).collect()))
@@ -126,6 +140,25 @@ mod tests {
         }
         assert_eq!(found(&of("b", "x"), &snapshot, Some(&ObjectKey::new("a", "y").unwrap())), ["b/x"]);
         assert!(found(&of("b", "y"), &snapshot, None).is_empty());
+    }
+
+    #[test]
+    fn the_namespaces_of_a_caller_are_merged_in_key_order() {
+        let snapshot = snapshot(&[("", "n"), ("a", "x"), ("a-b", "x"), ("a-b", "y"), ("b", "x"), ("c", "x")]);
+        let of = |namespace: Option<&str>, namespaces: &[&str]| Selection {
+            namespace: namespace.map(str::to_owned),
+            namespaces: Some(namespaces.iter().copied().collect()),
+            ..Selection::default()
+        };
+        let keys = ["a/x", "a-b/x", "a-b/y", "c/x"];
+        let selection = of(None, &["c", "none", "a-b", "a"]);
+        assert_eq!(found(&selection, &snapshot, None), keys);
+        for (object, passed) in snapshot.objects(None, None).zip([0, 1, 2, 3, 3, 4]) {
+            assert_eq!(found(&selection, &snapshot, Some(object.key())), keys[passed..], "after {}", object.key());
+        }
+        assert_eq!(found(&of(None, &["", "b"]), &snapshot, None), ["n", "b/x"]);
+        assert_eq!(found(&of(Some("b"), &["b", "c"]), &snapshot, None), ["b/x"]);
+        assert!(found(&of(None, &[]), &snapshot, None).is_empty());
     }
 
     #[test]

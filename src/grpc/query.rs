@@ -35,6 +35,8 @@ pub(super) async fn selection(
     let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     Ok(Selection {
         namespace: given(namespace),
+        // The rights of the caller add them.
+        namespaces: None,
         name: given(name),
         labels: LabelSelector::parse(label_selector).map_err(|error| ApiError::selector("label_selector", &error))?,
         fields: FieldSelector::parse(field_selector).map_err(|error| ApiError::selector("field_selector", &error))?,

@@ -2,13 +2,17 @@
 
 use std::fmt;
 
-use super::{Cause, Change, EventType, Expression, FieldSelector, IndexMatch, IndexedObject, LabelSelector, Object};
+use super::{
+    Cause, Change, EventType, Expression, FieldSelector, IndexMatch, IndexedObject, LabelSelector, Namespaces, Object,
+};
 
 /// Choice among the objects of a resource: those that meet every part. The default chooses all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Selection {
     /// Namespace of the objects; empty for objects without one.
     pub namespace: Option<String>,
+    /// Namespaces to which the caller's rights limit the selection; `None` if they do not.
+    pub namespaces: Option<Namespaces>,
     /// Name of the object.
     pub name: Option<String>,
     /// Label selector.
@@ -43,10 +47,11 @@ impl Selection {
     }
 
     fn matches_indexed(&self, indexed: IndexedObject<'_>) -> bool {
-        let Self { namespace, name, labels, fields, index, expression } = self;
+        let Self { namespace, namespaces, name, labels, fields, index, expression } = self;
         let object = indexed.object();
         let key = object.key();
         namespace.as_ref().is_none_or(|namespace| namespace == key.namespace())
+            && namespaces.as_ref().is_none_or(|namespaces| namespaces.contains(key.namespace()))
             && name.as_ref().is_none_or(|name| name == key.name())
             && labels.matches(object.labels())
             && index.as_ref().is_none_or(|index| index.matches(indexed))
@@ -56,8 +61,9 @@ impl Selection {
 
     /// Returns true if all objects are chosen.
     pub fn selects_all(&self) -> bool {
-        let Self { namespace, name, labels, fields, index, expression } = self;
+        let Self { namespace, namespaces, name, labels, fields, index, expression } = self;
         namespace.is_none()
+            && namespaces.is_none()
             && name.is_none()
             && labels.is_empty()
             && fields.is_empty()
@@ -85,10 +91,13 @@ impl Selection {
 
 impl fmt::Display for Selection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { namespace, name, labels, fields, index, expression } = self;
+        let Self { namespace, namespaces, name, labels, fields, index, expression } = self;
         let mut parts = Vec::new();
         if let Some(namespace) = namespace {
             parts.push(format!("namespace={namespace}"));
+        }
+        if let Some(namespaces) = namespaces {
+            parts.push(format!("namespace in ({namespaces})"));
         }
         if let Some(name) = name {
             parts.push(format!("name={name}"));

@@ -1,6 +1,6 @@
 //! Routing of a change to the groups that it may concern, without evaluating every group.
 //!
-//! A group whose selection has a name, values of an index, of a field or of a label, or a namespace is stored under the
+//! A group whose selection has a name, values of an index, of a field or of a label, or namespaces is stored under the
 //! most selective of them. A change is looked up by the values of its old and its new state. All other groups see every
 //! change. A route is only a coarse filter: the selection itself decides.
 
@@ -10,7 +10,7 @@ use std::{
     hash::Hash,
 };
 
-use crate::model::{Change, IndexFunc, IndexMatch, Path, Selection};
+use crate::model::{Change, IndexFunc, IndexMatch, Namespaces, Path, Selection};
 
 /// Groups by the values that route to them; a group is a number.
 #[derive(Debug, Default)]
@@ -35,10 +35,10 @@ const MAX_PATHS: usize = 32;
 // === impl Routes ===
 
 impl Routes {
-    /// Inserts a group under the first of these that its selection has: a name, an index, a field, a label, a namespace.
-    /// Returns true if more than its namespace routes to it.
+    /// Inserts a group under the first of these that its selection has: a name, an index, a field, a label, a namespace, or
+    /// the namespaces that limit it. Returns true if more than its namespaces routes to it.
     pub(super) fn insert(&mut self, selection: &Selection, group: usize) -> bool {
-        let Selection { namespace, name, labels, fields, index, .. } = selection;
+        let Selection { namespace, namespaces, name, labels, fields, index, .. } = selection;
         let has_room = |path| self.fields.len() < MAX_PATHS || self.fields.contains_key(path);
         if let Some(name) = name.as_deref().or_else(|| fields.name()) {
             insert_at(&mut self.names, name, group);
@@ -57,6 +57,11 @@ impl Routes {
         } else if let Some(namespace) = namespace.as_deref().or_else(|| fields.namespace()) {
             insert_at(&mut self.namespaces, namespace, group);
             return false;
+        } else if let Some(namespaces) = namespaces {
+            for namespace in namespaces.iter() {
+                insert_at(&mut self.namespaces, namespace, group);
+            }
+            return false;
         } else {
             self.unrouted.insert(group);
             return false;
@@ -66,7 +71,7 @@ impl Routes {
 
     /// Removes a group from every place that it may have: that depends on the paths that existed when it was inserted.
     pub(super) fn remove(&mut self, selection: &Selection, group: usize) {
-        let Selection { namespace, name, labels, fields, index, .. } = selection;
+        let Selection { namespace, namespaces, name, labels, fields, index, .. } = selection;
         if let Some(name) = name.as_deref().or_else(|| fields.name()) {
             remove_at(&mut self.names, name, group);
         }
@@ -80,6 +85,9 @@ impl Routes {
             remove_of(&mut self.labels, key, values.iter().map(AsRef::as_ref), group);
         }
         if let Some(namespace) = namespace.as_deref().or_else(|| fields.namespace()) {
+            remove_at(&mut self.namespaces, namespace, group);
+        }
+        for namespace in namespaces.iter().flat_map(Namespaces::iter) {
             remove_at(&mut self.namespaces, namespace, group);
         }
         self.unrouted.remove(&group);

@@ -262,7 +262,7 @@ impl Joined {
         let scan = if selection.index.as_ref().is_none_or(is_kept) {
             Scan::of(selection)
         } else {
-            Scan::Objects { namespace: selection.namespace.clone() }
+            Scan::of(&Selection { index: None, ..Selection::clone(selection) })
         };
         let initial = InitialObjects { snapshot, scan, last_checked: None, found: VecDeque::new(), is_done: false };
         let mut advance = tokio::time::interval_at(Instant::now() + ADVANCE_INTERVAL, ADVANCE_INTERVAL);

@@ -132,6 +132,7 @@ fn every_part_has_to_match() {
     };
     let all = Selection {
         namespace: Some("shop".into()),
+        namespaces: Some(["shop", "bank"].into_iter().collect()),
         name: Some("web".into()),
         labels: LabelSelector::parse("app in (web)").unwrap(),
         index: index(&["2", "1"]),
@@ -141,6 +142,8 @@ fn every_part_has_to_match() {
     assert!(!all.selects_all());
     for other in [
         Selection { namespace: Some(String::new()), ..all.clone() },
+        Selection { namespaces: Some(["bank"].into_iter().collect()), ..all.clone() },
+        Selection { namespaces: Some(Namespaces::default()), ..all.clone() },
         Selection { name: Some("we".into()), ..all.clone() },
         Selection { labels: LabelSelector::parse("!app").unwrap(), ..all.clone() },
         Selection { fields: FieldSelector::parse("spec.n=2").unwrap(), ..all.clone() },
@@ -149,7 +152,10 @@ fn every_part_has_to_match() {
     ] {
         assert!(!other.matches(&web), "{other}");
     }
-    assert_eq!(all.to_string(), "namespace=shop name=web labels=app=web fields=spec.nodeName=host index=n in (1,2)");
+    assert_eq!(
+        all.to_string(),
+        "namespace=shop namespace in (bank,shop) name=web labels=app=web fields=spec.nodeName=host index=n in (1,2)"
+    );
 }
 
 #[test]
@@ -159,6 +165,7 @@ fn the_default_is_everything() {
     assert_eq!(everything.to_string(), "everything");
     for part in [
         Selection { namespace: Some(String::new()), ..Selection::default() },
+        Selection { namespaces: Some(Namespaces::default()), ..Selection::default() },
         Selection { name: Some("a".into()), ..Selection::default() },
         Selection { labels: LabelSelector::parse("a").unwrap(), ..Selection::default() },
         on_host(),

@@ -24,6 +24,10 @@ fn by_app(values: &[&str]) -> Selection {
     Selection { index: Some(index), ..Selection::default() }
 }
 
+fn limited(namespaces: &[&str]) -> Selection {
+    Selection { namespaces: Some(namespaces.iter().copied().collect()), ..Selection::default() }
+}
+
 #[test]
 fn a_change_leads_to_the_groups_of_its_name_its_namespace_and_the_values_before_and_after_it() {
     let selections = [
@@ -33,13 +37,17 @@ fn a_change_leads_to_the_groups_of_its_name_its_namespace_and_the_values_before_
         by_app(&["web", "db"]),
         by_app(&["db"]),
         by_app(&[]),
+        limited(&["bank", "shop"]),
+        Selection { namespace: Some("none".into()), ..limited(&["shop"]) },
+        limited(&[]),
     ];
     let mut routes = Routes::default();
     for (group, selection) in selections.iter().enumerate() {
         routes.insert(selection, group);
     }
     assert_eq!(*routes.unrouted(), BTreeSet::from([0]));
-    assert_eq!(found(&routes, None, Some(object("shop", "a", "none"))), [1, 2]);
+    assert_eq!(found(&routes, None, Some(object("shop", "a", "none"))), [1, 2, 6]);
+    assert_eq!(found(&routes, None, Some(object("bank", "b", "none"))), [6]);
     assert_eq!(found(&routes, Some(object("", "b", "web")), None), [3]);
     assert_eq!(found(&routes, Some(object("", "b", "web")), Some(object("", "b", "db"))), [3, 4], "each once");
     assert_eq!(found(&routes, None, Some(object("", "b", "none"))), [0; 0]);
@@ -73,9 +81,12 @@ fn any_selection() -> impl Strategy<Value = Selection> {
     let part = |values: &[&'static str]| option::weighted(0.15, select(values.to_vec()).prop_map(str::to_owned));
     let index = option::weighted(0.2, select(vec![vec!["web", "db"], vec!["db"], vec![]]));
     let labels = option::weighted(0.4, select(labels.to_vec()));
-    (part(&["shop", "bank", ""]), part(&["a", "b"]), labels, option::weighted(0.5, fields), index).prop_map(
-        |(namespace, name, labels, fields, index)| Selection {
+    let namespaces = option::weighted(0.2, select(vec![vec!["shop"], vec!["", "bank"], vec!["shop", "bank"], vec![]]));
+    let namespaces = (part(&["shop", "bank", ""]), namespaces);
+    (namespaces, part(&["a", "b"]), labels, option::weighted(0.5, fields), index).prop_map(
+        |((namespace, namespaces), name, labels, fields, index)| Selection {
             namespace,
+            namespaces: namespaces.map(|namespaces| namespaces.into_iter().collect()),
             name,
             labels: LabelSelector::parse(labels.unwrap_or_default()).unwrap(),
             fields: FieldSelector::parse(&fields.unwrap_or_default()).unwrap(),

@@ -44,7 +44,7 @@ pub(super) enum Op {
 
 pub(crate) const NAMES: [&str; 3] = ["a", "b", "c"];
 pub(crate) const APPS: [&str; 3] = ["web", "db", "none"];
-pub(crate) const SELECTIONS: usize = 10;
+pub(crate) const SELECTIONS: usize = 12;
 
 pub(crate) fn selection(number: usize) -> Selection {
     let index = |values: &[&str]| IndexMatch {
@@ -66,6 +66,8 @@ pub(crate) fn selection(number: usize) -> Selection {
         6 => selection.namespace = Some("shop".into()),
         7 => selection.labels = LabelSelector::parse("app!=web").unwrap(),
         8 => selection.labels = LabelSelector::parse("app!=none").unwrap(),
+        10 => selection.namespaces = Some(["bank", "shop"].into_iter().collect()),
+        11 => selection.namespaces = Some(["bank"].into_iter().collect()),
         _ => {
             selection.namespace = Some("shop".into());
             selection.labels = LabelSelector::parse("app!=db").unwrap();
@@ -84,6 +86,7 @@ pub(crate) fn is_selected(number: usize, object: &Object) -> bool {
         4 | 9 => app != "db",
         5 => app == "db" && name == "b",
         7 => app != "web",
+        11 => false,
         _ => true,
     }
 }
