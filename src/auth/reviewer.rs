@@ -1,0 +1,61 @@
+//! Reviews by another authority: Kubernetes' `TokenReview` and `SubjectAccessReview`.
+
+use std::fmt;
+
+use futures_util::future::BoxFuture;
+
+use super::{Identity, IdentityDetails, Token};
+
+/// Authority that knows who a token belongs to, and what a user may do. It fails rather than to guess: a caller is admitted only
+/// by an answer.
+pub trait Reviewer: fmt::Debug + Send + Sync + 'static {
+    /// Requests a review of a token for these audiences: a `TokenReview`.
+    fn review_token(
+        &self,
+        token: &Token,
+        audiences: &[String],
+    ) -> BoxFuture<'static, Result<TokenReviewed, ReviewError>>;
+
+    /// Requests a review of an access on behalf of a caller: a `SubjectAccessReview`. Returns true if it is allowed.
+    fn review_access(
+        &self,
+        identity: &Identity,
+        attributes: ReviewAttributes,
+    ) -> BoxFuture<'static, Result<bool, ReviewError>>;
+}
+
+/// Answer to the review of a token: the status of a `TokenReview`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TokenReviewed {
+    /// True if the token belongs to a user.
+    pub is_authenticated: bool,
+    /// User, with its groups, uid and extra; of no meaning if the token is not authenticated.
+    pub user: IdentityDetails,
+    /// Audiences that the token is valid for, among those of the request.
+    pub audiences: Vec<String>,
+}
+
+/// Access that is reviewed: the `resourceAttributes` of a `SubjectAccessReview`. Empty texts are those of Kubernetes: all
+/// namespaces, no subresource, any name.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct ReviewAttributes {
+    /// Verb, such as `list`.
+    pub verb: String,
+    /// API group.
+    pub group: String,
+    /// Version of the group.
+    pub version: String,
+    /// Plural name of the kind.
+    pub resource: String,
+    /// Subresource.
+    pub subresource: String,
+    /// Namespace.
+    pub namespace: String,
+    /// Name of the object.
+    pub name: String,
+}
+
+/// Review without a usable answer: its cause, in one line, without credentials.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ReviewError(pub String);
