@@ -80,7 +80,7 @@ impl Connector<'_> {
                 self.connect(writer, resource, "kube", source, health)
             }
             SourceConfig::Informerd(relay) => {
-                let relay = relay_config(relay);
+                let relay = relay_config(resource, relay);
                 let health = SourceHealth::new(relay.heartbeat, stale_after);
                 let source = RelaySource::new(relay, health.clone());
                 self.connect(writer, resource, "informerd", source, health)
@@ -140,6 +140,7 @@ impl Connector<'_> {
             name: name.to_owned(),
             source: kind,
             optional: resource.options.optional,
+            is_secret: resource.is_secret(),
             queue: resource.queue_options(&config.watch),
             informer,
         };

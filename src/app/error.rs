@@ -5,6 +5,7 @@ use std::io;
 use tokio::task::JoinError;
 
 use crate::{
+    config::ValueError,
     source::{files::DirectoryError, stream::StreamError},
     transport::TlsError,
 };
@@ -57,6 +58,12 @@ pub enum AppError {
         resource: String,
         /// File, and what to do about it.
         problem: String,
+    },
+    /// Secrets that would be served without a key that allows it.
+    #[error("{error}")]
+    Secrets {
+        /// Resource, and what to do about it.
+        error: ValueError,
     },
     /// Resource of the program that cannot have its name, or has no source.
     #[error("resource {resource}: {problem}")]

@@ -23,7 +23,7 @@ use crate::{
         CheckpointRequests, Informer, InformerHandle, ListerWatcher, Problem, ProblemReason, Reflector, SavedState,
         SnapshotDirectory, SnapshotFile, SourceHealth,
     },
-    config::{Config, KubeResource, ResourceConfig, SourceConfig},
+    config::{Config, ResourceConfig, SourceConfig},
     grpc::WireFrame,
     model::{Object, ResourceVersion},
 };
@@ -262,11 +262,7 @@ impl Contents {
     fn of(resource: &ResourceConfig) -> Self {
         match (resource.options.snapshot, &resource.source) {
             (Some(false), _) => Self::None,
-            (None, SourceConfig::Kube(KubeResource { group, plural, .. }))
-                if group.is_empty() && plural == "secrets" =>
-            {
-                Self::None
-            }
+            (None, SourceConfig::Kube(_)) if resource.source.is_of_secrets() => Self::None,
             // Its objects are those of its origin.
             (None, SourceConfig::Informerd(_)) => Self::NoSecrets,
             _ => Self::All,
@@ -286,7 +282,7 @@ impl Contents {
 mod tests {
     use super::*;
     use crate::{
-        config::{EtcdResource, RelayResource, ResourceOptions},
+        config::{EtcdResource, KubeResource, RelayResource, ResourceOptions},
         endpoint::TlsOptions,
     };
 

@@ -16,6 +16,8 @@ use crate::{
 pub(super) fn check(config: &ResourceConfig) -> Result<(), AppError> {
     let ResourceConfig { name, source, .. } = config;
     let resource = || name.clone();
+    // The configuration may be the program's own, not loaded from a file.
+    config.check_secrets().map_err(|error| AppError::Secrets { error })?;
     match source {
         SourceConfig::Own => {}
         SourceConfig::Files(files) => {
@@ -34,7 +36,7 @@ pub(super) fn check(config: &ResourceConfig) -> Result<(), AppError> {
                 .map_err(|problem| AppError::Kube { resource: resource(), problem })?;
         }
         SourceConfig::Informerd(relay) => {
-            RelaySource::check(&relay_config(relay))
+            RelaySource::check(&relay_config(config, relay))
                 .map_err(|problem| AppError::Upstream { resource: resource(), problem })?;
         }
     }
@@ -93,8 +95,8 @@ pub(super) fn kube_config(resource: &ResourceConfig, config: &KubeResource) -> K
     }
 }
 
-pub(super) fn relay_config(config: &RelayResource) -> RelayConfig {
+pub(super) fn relay_config(resource: &ResourceConfig, config: &RelayResource) -> RelayConfig {
     let RelayResource { endpoint, query, tls } = config.clone();
     let defaults = RelayConfig::new(endpoint, &query.resource);
-    RelayConfig { query, tls, ..defaults }
+    RelayConfig { query, tls, allows_secrets: resource.options.allow_secrets, ..defaults }
 }

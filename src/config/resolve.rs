@@ -106,6 +106,7 @@ fn resolve_resources(
     for (flag, name, source) in flagged_sources(flags, input) {
         let options = ResourceOptions::default();
         let resource = ResourceConfig { name: name.clone(), source, indexers: Arc::default(), options };
+        input.check(flag, resource.check_secrets());
         if in_file.contains(name.as_str()) {
             input.add(flag, format!("resource {name:?} is also defined in the file, as resources.{name}; keep one"));
         } else if resources.insert(name.clone(), resource).is_some() {
@@ -185,7 +186,13 @@ fn resolve_resource(
     if options.ttl.is_some() && !matches!(source, SourceConfig::Stream(_)) {
         section.add("ttl", "is only for `stream` sources: every other source finds deletions itself; remove it");
     }
-    Some(ResourceConfig { name: name.to_owned(), source, indexers, options })
+    if options.allow_secrets && !matches!(source, SourceConfig::Informerd(_)) && !source.is_of_secrets() {
+        section
+            .add("allow_secrets", "is only for `kube` sources of core secrets, and for `informerd` sources; remove it");
+    }
+    let resource = ResourceConfig { name: name.to_owned(), source, indexers, options };
+    section.check_here(resource.check_secrets());
+    Some(resource)
 }
 
 fn resolve_files(keys: &Section<'_>) -> SourceConfig {

@@ -123,6 +123,9 @@ impl RelayResource {
 const KUBE_DROP_FIELDS: [&str; 2] =
     [".metadata.managedFields", ".metadata.annotations['kubectl.kubernetes.io/last-applied-configuration']"];
 
+/// Plural name of Secrets in Kubernetes.
+const SECRETS: &str = "secrets";
+
 // === impl Config ===
 
 impl Config {
@@ -164,6 +167,20 @@ impl WatchConfig {
     }
 }
 
+// === impl SourceConfig ===
+
+impl SourceConfig {
+    /// Returns true if the configuration alone shows that the objects are Secrets: core secrets of a Kubernetes API, or a resource
+    /// of this name of another informerd.
+    pub fn is_of_secrets(&self) -> bool {
+        match self {
+            Self::Kube(kube) => kube.group.is_empty() && kube.plural == SECRETS,
+            Self::Informerd(relay) => relay.query.resource == SECRETS,
+            Self::Files(_) | Self::Stream(_) | Self::Etcd(_) | Self::Own => false,
+        }
+    }
+}
+
 // === impl ResourceConfig ===
 
 impl ResourceConfig {
@@ -174,6 +191,29 @@ impl ResourceConfig {
     /// The form of a name, and the name found.
     pub fn check_name(name: &str) -> Result<(), ValueError> {
         value::check_resource_name(name)
+    }
+
+    /// Checks that Secrets are served only on request.
+    ///
+    /// # Errors
+    ///
+    /// The resource, and the key that allows it.
+    pub fn check_secrets(&self) -> Result<(), ValueError> {
+        if self.options.allow_secrets || !self.source.is_of_secrets() {
+            return Ok(());
+        }
+        let key = format!("resources.{}.allow_secrets: true", self.name);
+        Err(ValueError::new(format!(
+            "resource {:?} has Secrets: write `{key}` in the file, and clients receive their metadata; or remove the resource",
+            self.name
+        )))
+    }
+
+    /// Returns true if clients receive only the metadata of objects, unless an authorization rule allows more. A source that
+    /// itself requests only metadata has no data to withhold.
+    pub fn is_secret(&self) -> bool {
+        let is_metadata_only = matches!(&self.source, SourceConfig::Kube(kube) if kube.is_metadata_only);
+        self.options.allow_secrets && !is_metadata_only
     }
 
     /// Returns the fields that are removed from the objects.

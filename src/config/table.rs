@@ -300,6 +300,8 @@ rows! {
         ttl: Option<Duration>, duration in "1s"..="720h",
             "stream sources only: an object that the stream has not reported for that long is deleted, with CAUSE_EXPIRED; if left out never";
         optional: bool = "false", boolean, "the server is ready also without this resource";
+        allow_secrets: bool = "false", boolean,
+            "serve Secrets, of a kube source of core secrets or of an informerd source of such a resource: their metadata only, unless an authorization rule allows more";
         snapshot: Option<bool>, boolean,
             "write snapshots of this resource to state_dir; if left out true, but false for Secrets";
         full_channel_policy: Option<FullChannelPolicy>, policy, "overrides watch.full_channel_policy";

@@ -59,6 +59,7 @@ fn defaults() {
         indexers: Arc::default(),
         options: ResourceOptions {
             drop_fields: None,
+            allow_secrets: false,
             ttl: None,
             optional: false,
             snapshot: None,
@@ -214,6 +215,7 @@ fn a_file_with_everything() {
         source: files(directory.path().join("pods/a"), Some("Pod")),
         indexers: Arc::new(indexers.unwrap()),
         options: ResourceOptions {
+            allow_secrets: false,
             drop_fields: None,
             ttl: None,
             optional: true,

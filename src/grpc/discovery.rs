@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use prost::Message;
 
 use super::{
-    call::Call, page::Continued, resource::ServedResource, service::Service, status::ApiError, time_slice::TimeSlice,
+    call::Call, page::Continued, query, resource::ServedResource, service::Service, status::ApiError,
+    time_slice::TimeSlice,
 };
 use crate::{
     cache::Problem,
@@ -69,8 +70,8 @@ pub(super) async fn index_values(
     let index = &request.index;
     let indexers = resource.informer.indexers();
     let unknown = || ApiError::index("index", index, indexers.names());
-    if indexers.get(index).is_none() {
-        return Err(unknown());
+    if indexers.get(index).ok_or_else(unknown)?.reads_body() {
+        query::check_body(resource, "index by other than namespace and labels")?;
     }
     let bound = pb::ListIndexValuesRequest { page_size: 0, page_token: String::new(), ..request.clone() };
     let query = service.pages().query_hash(&("ListIndexValues", bound.encode_to_vec()));

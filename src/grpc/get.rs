@@ -45,7 +45,7 @@ enum Stage {
 /// Answers Get.
 pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) -> Result<GetBody, ApiError> {
     let resource = service.resource(&request.resource)?;
-    let format = query::format(request.format)?;
+    let format = query::format(resource, request.format)?;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
     let key = query::key("name", &request.namespace, &request.name)?;
     let snapshot = service.snapshot(resource, min_version.as_ref(), call.wait).await?;

@@ -103,10 +103,14 @@ const HEAD_BYTES: usize = 1 << 10;
 
 /// Answers ByIndex: a List by one value of one index, or by the values of one object.
 pub(super) async fn by_index(service: &Service, request: pb::ByIndexRequest, call: Call) -> Result<ListBody, ApiError> {
-    let indexers = service.resource(&request.resource)?.informer.indexers();
+    let resource = service.resource(&request.resource)?;
+    let indexers = resource.informer.indexers();
     let Some(func) = indexers.get(&request.index) else {
         return Err(ApiError::index("index", &request.index, indexers.names()));
     };
+    if func.reads_body() {
+        query::check_body(resource, "index by other than namespace and labels")?;
+    }
     let like = match &request.like {
         Some(_) if !request.value.is_empty() => {
             let message = "cannot be given together with value; leave out one of them".to_owned();
@@ -159,7 +163,7 @@ async fn answer(
         },
     )
     .await?;
-    let format = query::format(request.format)?;
+    let format = query::format(resource, request.format)?;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
     let key = like.as_ref().map(|like| &like.key);
     let query = service.pages().query_hash(&("List", request.encode_to_vec(), key));

@@ -33,7 +33,7 @@ pub(super) async fn selection(
 ) -> Result<Selection, ApiError> {
     let Parts { namespace, name, label_selector, field_selector, expression, index, peer } = parts;
     let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-    Ok(Selection {
+    let selection = Selection {
         namespace: given(namespace),
         // The rights of the caller add them.
         namespaces: None,
@@ -41,12 +41,25 @@ pub(super) async fn selection(
         labels: LabelSelector::parse(label_selector).map_err(|error| ApiError::selector("label_selector", &error))?,
         fields: FieldSelector::parse(field_selector).map_err(|error| ApiError::selector("field_selector", &error))?,
         index: index.map(|index| index_match(&resource.informer.indexers(), index)).transpose()?,
-        // Compiling takes time, so it comes last.
-        expression: match expression {
-            "" => None,
-            expression => Some(self::expression(service, resource, expression, peer).await?),
-        },
-    })
+        expression: None,
+    };
+    if selection.reads_body() || !expression.is_empty() {
+        check_body(resource, "selection by other than namespace, name and labels")?;
+    }
+    if expression.is_empty() {
+        return Ok(selection);
+    }
+    // Compiling takes time, so it comes last.
+    let expression = self::expression(service, resource, expression, peer).await?;
+    Ok(Selection { expression: Some(expression), ..selection })
+}
+
+/// Checks that a request may depend on the bodies of a resource.
+pub(super) fn check_body(resource: &ServedResource, part: &'static str) -> Result<(), ApiError> {
+    if !resource.is_secret {
+        return Ok(());
+    }
+    Err(ApiError::MetadataOnly { resource: resource.name.clone(), part })
 }
 
 /// Compiles an expression that selects objects; its evaluation errors are counted for the resource.
@@ -74,6 +87,9 @@ pub(super) async fn condition(
     check_expressions("conditions")?;
     let located = |error| not_compiled("conditions", &format!("[{at}]: "), &error);
     let condition = compiled(service.compilations(), service.conditions(), text, peer).await?.map_err(located)?;
+    if condition.reads_body() {
+        check_body(resource, "condition with `object`")?;
+    }
     let max_steps = service.config().expression_steps;
     Ok(condition.with_max_steps(max_steps).counted_in(&resource.informer.stats().expression_errors))
 }
@@ -126,13 +142,20 @@ pub(super) fn key(field: &'static str, namespace: &str, name: &str) -> Result<Ob
     ObjectKey::new(namespace, name).map_err(invalid)
 }
 
-/// Parses the payload format.
-pub(super) fn format(format: i32) -> Result<PayloadFormat, ApiError> {
-    PayloadFormat::from_proto(format).ok_or_else(|| ApiError::Invalid {
+/// Parses the payload format. Without one, it is STRUCT, or METADATA where a resource serves nothing else.
+pub(super) fn format(resource: &ServedResource, format: i32) -> Result<PayloadFormat, ApiError> {
+    if resource.is_secret && format == i32::from(pb::PayloadFormat::Unspecified) {
+        return Ok(PayloadFormat::Metadata);
+    }
+    let parsed = PayloadFormat::from_proto(format).ok_or_else(|| ApiError::Invalid {
         reason: "PAYLOAD_FORMAT_INVALID",
         field: "format",
         message: format!("unsupported value {format}; supported: STRUCT (1), RAW (2), METADATA (3)"),
-    })
+    })?;
+    if parsed != PayloadFormat::Metadata {
+        check_body(resource, "format STRUCT or RAW")?;
+    }
+    Ok(parsed)
 }
 
 /// Parses an optional resource version.

@@ -12,6 +12,8 @@ pub struct ServedResource {
     pub source: &'static str,
     /// True if the server is ready also while this resource has not synced.
     pub optional: bool,
+    /// True if clients receive only the metadata of objects, unless an authorization rule allows more.
+    pub is_secret: bool,
     /// Queue of a client that requests no queue options.
     pub queue: QueueOptions,
     /// Handle to the cache of the resource.

@@ -36,6 +36,8 @@ pub(crate) enum ApiError {
     NotParsed { field: &'static str, message: String },
     /// A part of the contract that this build does not implement.
     NotImplemented { what: &'static str },
+    /// The resource serves only metadata, and this part of the request needs more.
+    MetadataOnly { resource: String, part: &'static str },
     /// The snapshot of a page token is no longer kept.
     PageTokenExpired,
     /// A watch cannot resume from this version: the history no longer has the events after it.
@@ -130,6 +132,7 @@ impl ApiError {
             Self::IndexNotFound { .. } => (Code::InvalidArgument, "INDEX_NOT_FOUND"),
             Self::NotParsed { .. } => (Code::Unavailable, "EXPRESSION_NOT_PARSED"),
             Self::NotImplemented { .. } => (Code::Unimplemented, "NOT_IMPLEMENTED"),
+            Self::MetadataOnly { .. } => (Code::PermissionDenied, "ACCESS_DENIED"),
             Self::PageTokenExpired => (Code::OutOfRange, "PAGE_TOKEN_EXPIRED"),
             Self::VersionExpired { .. } => (Code::OutOfRange, "RESOURCE_VERSION_EXPIRED"),
             Self::HistoryRewritten => (Code::OutOfRange, "HISTORY_CHANGED"),
@@ -164,6 +167,10 @@ impl ApiError {
                 format!("{field}: index {:?} not found; known: {}", excerpt(index), known.join(", "))
             }
             Self::NotImplemented { what } => format!("{what} is not implemented by this version or build of informerd"),
+            Self::MetadataOnly { resource, part } => format!(
+                "resource {resource:?} serves METADATA only, and a {part} needs more: request METADATA, by namespace, name and labels, \
+                 or add an authorization rule with the format STRUCT or RAW of this resource"
+            ),
             Self::PageTokenExpired => {
                 "page_token: the snapshot of this list has expired: it is kept for 5 minutes, within a limit on snapshots \
                  (limits.page_snapshots; limits.peer_share of them for one peer); list again from the first page"
@@ -232,6 +239,7 @@ impl ApiError {
             Self::IndexNotFound { field, index, known } => {
                 vec![("field", (*field).to_owned()), ("index", excerpt(index).into_owned()), ("known", known.join(","))]
             }
+            Self::MetadataOnly { resource, .. } => vec![("resource", resource.clone())],
             Self::RequestTimeout { timeout } => vec![("limit", format!("{timeout:?}"))],
             Self::NotImplemented { what } => vec![("what", (*what).to_owned())],
             Self::VersionExpired { oldest, current, .. } => {
@@ -271,6 +279,7 @@ impl ApiError {
             | Self::RequestTooLarge { .. }
             | Self::IndexNotFound { .. }
             | Self::NotImplemented { .. }
+            | Self::MetadataOnly { .. }
             | Self::PageTokenExpired
             | Self::VersionExpired { .. }
             | Self::HistoryRewritten

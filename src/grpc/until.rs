@@ -47,14 +47,16 @@ pub(super) async fn until(
     let checked = async {
         let resource = service.resource(&request.resource)?;
         check(&request)?;
-        let format = query::format(request.format)?;
+        let format = query::format(resource, request.format)?;
         Ok((resource, format, self::conditions(service, resource, &conditions, peer).await?))
     };
     let (resource, format, conditions) = checked.await.map_err(refuse)?;
     let mut waiting = Waiting { conditions, count: 0, not_served: HashSet::new(), is_synced: false };
 
     let queue = QueueOptions { policy: FullChannelPolicy::Replay, length: resource.queue.length };
-    let request = pb::WatchRequest { format: pb::PayloadFormat::Raw.into(), ..request };
+    // Without bodies where the resource serves none: then no condition reads them.
+    let watched = if resource.is_secret { pb::PayloadFormat::Metadata } else { pb::PayloadFormat::Raw };
+    let request = pb::WatchRequest { format: watched.into(), ..request };
     let watch = watch::open_with(service, resource, &request, queue, call).await;
     let mut watch = std::pin::pin!(watch.map_err(refuse)?);
     let mut last = None;

@@ -211,6 +211,11 @@ impl Condition {
         self.0.as_str()
     }
 
+    /// Returns true if the condition may depend on the body: its text has the variable's name, perhaps in another meaning.
+    pub fn reads_body(&self) -> bool {
+        self.as_str().contains(OBJECT)
+    }
+
     /// Returns true if the condition is true for an event. Without a body, failures are expected and do not count.
     pub fn is_met(&self, event: EventView<'_>) -> bool {
         let Self(expression) = self;

@@ -118,6 +118,11 @@ impl IndexFunc {
         Self::Custom(name.into(), IndexClosure(Arc::new(closure)))
     }
 
+    /// Returns true if the values may depend on more than the key and the labels of an object.
+    pub fn reads_body(&self) -> bool {
+        !matches!(self, Self::Namespace | Self::Label(_))
+    }
+
     /// Returns the values of the object, sorted and each once.
     pub fn values(&self, object: &Object) -> Vec<String> {
         match self {

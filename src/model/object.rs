@@ -339,7 +339,8 @@ impl fmt::Debug for Object {
             .field("kind", &self.kind())
             .field("labels", &self.labels())
             .field("media_type", &self.media_type)
-            .field("body", &format_args!("{}", self.body().escape_ascii()))
+            // The body itself may be a secret, and this is for logs.
+            .field("body_bytes", &self.body().len())
             .finish_non_exhaustive()
     }
 }

@@ -71,6 +71,12 @@ impl Selection {
             && expression.is_none()
     }
 
+    /// Returns true if the selection depends on more than the key and the labels of an object.
+    pub fn reads_body(&self) -> bool {
+        let Self { fields, index, expression, .. } = self;
+        fields.reads_body() || index.as_ref().is_some_and(|index| index.func.reads_body()) || expression.is_some()
+    }
+
     /// Returns the effect of the change on this selection; `None` if the object matches neither before nor after it.
     ///
     /// Follows the apiserver's `cacheWatcher` (`convertToWatchEvent`): an object that enters the selection is ADDED, one

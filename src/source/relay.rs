@@ -51,6 +51,9 @@ pub struct RelayConfig {
     pub endpoint: ServerAddress,
     /// Resource at the upstream, and the selection of its objects. The bodies are the upstream's bytes, whatever the format.
     pub query: Query,
+    /// True if the objects may be Secrets. If not, and the upstream has them from Kubernetes or relays them, the source reports an
+    /// error in place of a list with a Secret.
+    pub allows_secrets: bool,
     /// TLS of an endpoint with `https`: files that are read at each connection.
     pub tls: TlsOptions<PathBuf>,
     /// Interval of the upstream's bookmarks. After three of these without a message the source gives the stream up.
@@ -73,6 +76,7 @@ impl RelayConfig {
         Self {
             endpoint,
             query: Query::of(resource),
+            allows_secrets: true,
             tls: TlsOptions::default(),
             heartbeat: Duration::from_secs(5),
             progress_interval: Duration::from_millis(100),

@@ -38,6 +38,7 @@ mod refusals;
 mod relay;
 mod resume;
 mod sandbox;
+mod secrets;
 mod served;
 mod slow_client;
 mod source_checker;

@@ -72,6 +72,10 @@ pub(crate) struct Options {
     /// Lineage of the versions; none for decimals.
     pub(crate) lineage: Option<&'static str>,
     pub(crate) allowed_policies: Vec<FullChannelPolicy>,
+    /// Kind of the source that clients see.
+    pub(crate) source: &'static str,
+    /// True if the resource serves only metadata.
+    pub(crate) is_secret: bool,
     /// Upstream server to relay; none if the test is the upstream.
     pub(crate) relay: Option<RelayConfig>,
 }
@@ -91,6 +95,8 @@ impl Default for Options {
             indexes: Vec::new(),
             lineage: None,
             allowed_policies: WatchConfig::default().allowed_policies,
+            source: "test",
+            is_secret: false,
             relay: None,
         }
     }
@@ -143,8 +149,9 @@ impl Sandbox {
 
         let resource = ServedResource {
             name: "pods".to_owned(),
-            source: "test",
+            source: options.source,
             optional: false,
+            is_secret: options.is_secret,
             queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
             informer: handle.clone(),
         };

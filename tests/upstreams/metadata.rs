@@ -29,7 +29,7 @@ async fn secrets_are_served_without_their_data_and_followed() {
         let source = json!({ "version": "v1", "plural": "secrets", "label_selector": "suite=truth", "metadata_only": true, "page_size": 2 });
         let mut all = source.clone();
         all["kubeconfig"] = json!("kubeconfig");
-        let all = json!({ "source": { "kube": all }, "drop_fields": [] });
+        let all = json!({ "source": { "kube": all }, "drop_fields": [], "allow_secrets": true });
         let served = Served::kube_among(&apiserver, ADMIN, source, &[("all", all)]).await;
         let follower = Follower::start(served.client().await, "").await;
         assert_eq!(follower.followed().told.len(), 3);

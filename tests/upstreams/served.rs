@@ -86,7 +86,8 @@ impl Served {
     async fn serve_among(directory: TempDir, gates: Vec<Gate>, source: &Value, others: &[(&str, Value)]) -> Self {
         // JSON is YAML.
         let config = directory.path().join("config.yaml");
-        let mut resources = json!({ "things": { "source": source } });
+        let allow_secrets = source["kube"]["plural"] == "secrets";
+        let mut resources = json!({ "things": { "source": source, "allow_secrets": allow_secrets } });
         for (name, resource) in others {
             resources[*name] = resource.clone();
         }

@@ -154,3 +154,39 @@ fn an_index_by_a_field_outside_of_the_metadata_is_rejected() {
         .map(|(index, path)| format!("resources.a.indexes.{index}.path: {}", problem(path)));
     assert_eq!(found.lines().collect::<Vec<_>>(), expected);
 }
+
+/// Secrets are the one resource that a configuration has to allow.
+#[test]
+fn secrets_are_served_only_with_their_key() {
+    let relay = "informerd: { endpoint: 'http://h:1'";
+    let refused = |name: &str, source: &str| {
+        let (_directory, flags) = file(format!("resources: {{ {name}: {{ source: {{ {source} }} }} }}"), &[]);
+        Config::load(&flags).unwrap_err().to_string()
+    };
+    for (name, source) in [
+        ("tokens", "kube: { version: v1, plural: secrets }".to_owned()),
+        ("tokens", "kube: { version: v1, plural: secrets, metadata_only: true }".to_owned()),
+        ("secrets", format!("{relay} }}")),
+        ("tokens", format!("{relay}, resource: secrets }}")),
+    ] {
+        let error = refused(name, &source);
+        let expected =
+            format!("resources.{name}: resource {name:?} has Secrets: write `resources.{name}.allow_secrets: true`");
+        assert!(error.starts_with(&expected) && error.lines().count() == 1, "{error}");
+        let (_directory, flags) =
+            file(format!("resources: {{ {name}: {{ allow_secrets: true, source: {{ {source} }} }} }}"), &[]);
+        let resource = &Config::load(&flags).unwrap().resources[name];
+        assert_eq!(resource.is_secret(), !source.contains("metadata_only"), "{source}");
+    }
+    let error = Config::load(&flags(&["--kube=tokens=v1/secrets"])).unwrap_err().to_string();
+    assert!(error.starts_with("--kube: resource \"tokens\" has Secrets: "), "{error}");
+    let error = Config::load(&flags(&["--relay=secrets=http://h:1"])).unwrap_err().to_string();
+    assert!(error.starts_with("--relay: resource \"secrets\" has Secrets: "), "{error}");
+    // Others of this name, and other names of a relay's resource, need no key.
+    let config = Config::load(&flags(&["--kube=secrets=example.com/v1/secrets", "--relay=tokens=http://h:1"])).unwrap();
+    assert!(config.resources.values().all(|resource| !resource.is_secret()));
+    let (_directory, flags) =
+        file("resources: { pods: { allow_secrets: true, source: { kube: { version: v1, plural: pods } } } }", &[]);
+    let error = Config::load(&flags).unwrap_err().to_string();
+    assert!(error.starts_with("resources.pods.allow_secrets: is only for"), "{error}");
+}

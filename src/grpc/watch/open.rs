@@ -60,7 +60,7 @@ pub(in super::super) async fn open_with(
         },
     )
     .await?;
-    let format = query::format(request.format)?;
+    let format = query::format(resource, request.format)?;
     let from = query::version("resource_version", &request.resource_version)?;
     let begin = begin(request, from.clone())?;
     let bookmark_interval =

@@ -84,6 +84,11 @@ impl FieldSelector {
         self.needed().filter(move |(path, value)| of_body(path) && !value.is_empty())
     }
 
+    /// Returns true if the selection depends on more than the key of an object.
+    pub fn reads_body(&self) -> bool {
+        self.requirements.iter().any(|requirement| ![NAME, NAMESPACE].contains(&requirement.path.as_str()))
+    }
+
     /// Returns the name that an object needs.
     pub(crate) fn name(&self) -> Option<&str> {
         self.needed().find_map(|(path, value)| (path.as_str() == NAME).then_some(value))

@@ -163,6 +163,7 @@ impl RelayWatch {
             EventType::Added | EventType::Modified | EventType::Deleted => {
                 let version = self.not_before(&version)?;
                 let (is_inferred, is_open) = (message.cause() == pb::Cause::Inferred, message.open);
+                self.shared.upstream.check_secret(message.object.as_ref())?;
                 let event = message::event(message)?;
                 if is_open {
                     return self.take_open(version, event, is_inferred).map(Some);

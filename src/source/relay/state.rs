@@ -126,7 +126,10 @@ impl RelayShared {
         loop {
             let message = self.upstream.next(&mut messages).await?;
             match message.r#type() {
-                EventType::Added => objects.push(Arc::new(message::object(message.object)?)),
+                EventType::Added => {
+                    self.upstream.check_secret(message.object.as_ref())?;
+                    objects.push(Arc::new(message::object(message.object)?));
+                }
                 EventType::Bookmark => {
                     let bookmark = message.bookmark.unwrap_or_default();
                     if !bookmark.initial_events_end {

@@ -1,6 +1,9 @@
 //! Connection to the upstream: its name and path, its streams and its errors.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 use tonic::{Code, Streaming};
@@ -12,8 +15,8 @@ use crate::{
     endpoint::ServerAddress,
     model::{Object, ObjectKey, ResourceVersion},
     proto::pb::{
-        EventType, FullChannelPolicy, GetRequest, InitialEvents, PayloadFormat, QueueOptions, Resource, WatchRequest,
-        WatchResponse,
+        self, EventType, FullChannelPolicy, GetRequest, InitialEvents, PayloadFormat, QueueOptions, Resource,
+        WatchRequest, WatchResponse,
     },
     source::small_file,
 };
@@ -24,6 +27,8 @@ pub(super) struct Upstream {
     config: RelayConfig,
     health: SourceHealth,
     provenance: Provenance,
+    /// True if the upstream has the objects from Kubernetes, or relays them, and Secrets are not allowed.
+    refuses_secrets: AtomicBool,
     client: Mutex<Option<Client>>,
 }
 
@@ -57,7 +62,8 @@ const MAX_PATH: usize = 16;
 
 impl Upstream {
     pub(super) fn new(config: RelayConfig, health: SourceHealth) -> Self {
-        Self { config, health, provenance: Provenance::default(), client: Mutex::default() }
+        let (provenance, refuses_secrets) = (Provenance::default(), AtomicBool::new(false));
+        Self { config, health, provenance, refuses_secrets, client: Mutex::default() }
     }
 
     /// Returns the servers that the resource comes through.
@@ -153,6 +159,18 @@ impl Upstream {
         }
     }
 
+    /// Checks that an object is no Secret that must not be served. Only the objects show that an upstream's resource has Secrets.
+    pub(super) fn check_secret(&self, object: Option<&pb::Object>) -> Result<(), SourceError> {
+        let is_secret = object.is_some_and(|object| object.api_version == "v1" && object.kind == "Secret");
+        if !is_secret || !self.refuses_secrets.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let (endpoint, resource) = (self.config.endpoint.uri(), &self.config.query.resource);
+        Err(SourceError::Unavailable(format!(
+            "{endpoint}: resource {resource:?} has Secrets: write `allow_secrets: true` for the resource of this relay, or remove it"
+        )))
+    }
+
     /// Returns the error of an upstream that breaks its contract.
     pub(super) fn contract(&self, problem: &str) -> SourceError {
         SourceError::Undecodable(format!("{}: {problem}", self.config.endpoint.uri()))
@@ -207,6 +225,8 @@ impl Upstream {
             )
         } else {
             provenance.set_upstream(path.clone());
+            let may_be_secrets = ["kube", "informerd"].contains(&&*resource.source);
+            self.refuses_secrets.store(may_be_secrets && !self.config.allows_secrets, Ordering::Relaxed);
             let selected = query.namespace.clone().filter(|namespace| !namespace.is_empty());
             self.health.set_namespaces(selected.map_or_else(|| resource.namespaces.clone(), |selected| vec![selected]));
             return Ok(resource.clone());

@@ -83,6 +83,7 @@ impl Served {
             name: "things".to_owned(),
             source: "test",
             optional: false,
+            is_secret: false,
             queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
             informer: handle.clone(),
         };

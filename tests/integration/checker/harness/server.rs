@@ -71,6 +71,7 @@ impl Server {
             name: name.to_owned(),
             source: "test",
             optional: false,
+            is_secret: false,
             queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
             informer: resource.informer.clone(),
         });
