@@ -1,0 +1,212 @@
+//! Rules: subjects × verbs × resources × namespaces × formats. Nothing is allowed that no rule grants.
+
+use serde_json::{Map, Value};
+
+use super::{
+    access::{AccessError, Attributes, Format, Names, Operation, Scope},
+    identity::Identity,
+};
+
+/// List of rules. Empty, it denies everything.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rules(Vec<Rule>);
+
+/// Error for a list of rules: the number of the rule, and its problem, in one line.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct RulesError(String);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Rule {
+    subjects: Vec<Subject>,
+    verbs: Vec<Verb>,
+    resources: Names,
+    namespaces: Names,
+    /// Formats besides METADATA, which each rule grants; `None` if the rule does not name any.
+    formats: Option<Vec<Format>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Subject {
+    Anybody,
+    User(String),
+    Group(String),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verb {
+    Get,
+    List,
+    Watch,
+    Admin,
+}
+
+const KEYS: [&str; 5] = ["subjects", "verbs", "resources", "namespaces", "formats"];
+const EXAMPLE: &str = r#"{subjects: ["group:web"], verbs: [list, watch], resources: [pods], namespaces: [shop]}"#;
+const VERBS: [(&str, Verb); 4] =
+    [("get", Verb::Get), ("list", Verb::List), ("watch", Verb::Watch), ("admin", Verb::Admin)];
+const FORMATS: [(&str, Format); 3] = [("METADATA", Format::Metadata), ("STRUCT", Format::Struct), ("RAW", Format::Raw)];
+/// Most rules, which are all read for each call.
+const MAX_RULES: usize = 10_000;
+/// Longest excerpt of a user's text that an error quotes.
+const MAX_QUOTED_CHARS: usize = 60;
+
+// === impl Rules ===
+
+impl Rules {
+    /// Reads a list of rules.
+    ///
+    /// # Errors
+    ///
+    /// The first problem.
+    pub fn from_value(value: &Value) -> Result<Self, RulesError> {
+        let list =
+            value.as_array().ok_or_else(|| RulesError::expected(&format!("a list such as [{EXAMPLE}]"), value))?;
+        if list.len() > MAX_RULES {
+            return Err(RulesError(format!("has {} rules; expected at most {MAX_RULES}", list.len())));
+        }
+        let rules = list.iter().zip(1..).map(|(rule, number)| {
+            Rule::from_value(rule).map_err(|RulesError(problem)| RulesError(format!("rule {number}: {problem}")))
+        });
+        Ok(Self(rules.collect::<Result<_, _>>()?))
+    }
+
+    /// Decides a call, without regard to the resources and namespaces that exist.
+    pub(super) fn authorize(&self, identity: &Identity, attributes: &Attributes) -> Result<Scope, AccessError> {
+        let granting: Vec<_> = self.0.iter().filter(|rule| rule.grants(identity, attributes)).collect();
+        // The namespaces in which one of the verbs is granted.
+        let any_of = |verbs: &[Verb]| {
+            let rules = granting.iter().filter(|rule| verbs.iter().any(|verb| rule.verbs.contains(verb)));
+            rules.fold(Names::default(), |names, rule| names.union(&rule.namespaces))
+        };
+        let namespaces = match attributes.operation {
+            Operation::Get => any_of(&[Verb::Get, Verb::List]),
+            Operation::List => any_of(&[Verb::List]),
+            Operation::Watch => any_of(&[Verb::List]).intersection(any_of(&[Verb::Watch])),
+            Operation::Inspect => any_of(&[Verb::Admin]),
+            Operation::See => any_of(&[Verb::Get, Verb::List, Verb::Watch]),
+        };
+        namespaces.scope(attributes.namespace.as_deref())
+    }
+}
+
+// === impl Rule ===
+
+impl Rule {
+    /// Returns true if the rule is for this caller, resource and format.
+    fn grants(&self, identity: &Identity, attributes: &Attributes) -> bool {
+        self.subjects.iter().any(|subject| subject.is(identity))
+            && self.resources.contains(&attributes.resource)
+            && self.has_format(attributes)
+    }
+
+    fn has_format(&self, attributes: &Attributes) -> bool {
+        let allows = |format: &Format| match &self.formats {
+            // Secrets are not granted by the way: the content needs a rule that names both the resource and the format.
+            _ if attributes.is_secret && self.resources == Names::All => false,
+            None => !attributes.is_secret,
+            Some(formats) => formats.contains(format),
+        };
+        match attributes.format {
+            Format::Metadata if attributes.selects_content => [Format::Struct, Format::Raw].iter().any(allows),
+            Format::Metadata => true,
+            format => allows(&format),
+        }
+    }
+
+    fn from_value(value: &Value) -> Result<Self, RulesError> {
+        let keys = value.as_object().ok_or_else(|| RulesError::expected(&format!("a map such as {EXAMPLE}"), value))?;
+        if let Some(unknown) = keys.keys().find(|key| !KEYS.contains(&key.as_str())) {
+            let problem = format!("unknown key {}; known here: {}", quoted(unknown), KEYS.join(", "));
+            return Err(RulesError(problem));
+        }
+        let names = |key| Ok(required(keys, key)?.into_iter().collect());
+        Ok(Self {
+            subjects: required(keys, "subjects")?.into_iter().map(Subject::parse).collect::<Result<_, _>>()?,
+            verbs: verbs(&required(keys, "verbs")?)?,
+            resources: names("resources")?,
+            namespaces: names("namespaces")?,
+            formats: texts(keys, "formats")?.map(|formats| formats.into_iter().map(format).collect()).transpose()?,
+        })
+    }
+}
+
+// === impl Subject ===
+
+impl Subject {
+    fn is(&self, identity: &Identity) -> bool {
+        match self {
+            Self::Anybody => true,
+            Self::User(user) => user == identity.user(),
+            Self::Group(group) => identity.details().groups.contains(group),
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self, RulesError> {
+        // Names may have colons, as `system:serviceaccount:shop:web` has.
+        match text.split_once(':') {
+            None if text == "*" => Ok(Self::Anybody),
+            Some(("user", name)) if !name.is_empty() => Ok(Self::User(name.to_owned())),
+            Some(("group", name)) if !name.is_empty() => Ok(Self::Group(name.to_owned())),
+            _ => Err(RulesError(format!("expected a subject user:NAME, group:NAME or \"*\", found {}", quoted(text)))),
+        }
+    }
+}
+
+fn verbs(names: &[&str]) -> Result<Vec<Verb>, RulesError> {
+    let mut verbs = Vec::new();
+    for name in names {
+        match VERBS.iter().find(|(known, _)| known == name) {
+            Some((_, verb)) => verbs.push(*verb),
+            None if *name == "*" => verbs.extend(VERBS.map(|(_, verb)| verb)),
+            None => {
+                let found = quoted(name);
+                return Err(RulesError(format!("expected a verb get, list, watch, admin or \"*\", found {found}")));
+            }
+        }
+    }
+    Ok(verbs)
+}
+
+fn format(name: &str) -> Result<Format, RulesError> {
+    let known = FORMATS.iter().find(|(known, _)| *known == name);
+    let problem = || RulesError(format!("expected a format METADATA, STRUCT or RAW, found {}", quoted(name)));
+    known.map(|(_, format)| *format).ok_or_else(problem)
+}
+
+/// Reads a list of at least one text.
+fn required<'a>(keys: &'a Map<String, Value>, key: &str) -> Result<Vec<&'a str>, RulesError> {
+    texts(keys, key)?.ok_or_else(|| RulesError(format!("`{key}` is missing; a rule is such as {EXAMPLE}")))
+}
+
+/// Reads a list of at least one text; `None` without the key.
+fn texts<'a>(keys: &'a Map<String, Value>, key: &str) -> Result<Option<Vec<&'a str>>, RulesError> {
+    let Some(value) = keys.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
+    let list = value.as_array().filter(|list| !list.is_empty());
+    let texts = list.and_then(|list| list.iter().map(Value::as_str).collect());
+    let problem = || RulesError::expected(&format!("a list of at least one text for `{key}`"), value);
+    texts.map(Some).ok_or_else(problem)
+}
+
+fn quoted(text: &str) -> String {
+    format!("{:?}", text.chars().take(MAX_QUOTED_CHARS).collect::<String>())
+}
+
+// === impl RulesError ===
+
+impl RulesError {
+    fn expected(what: &str, found: &Value) -> Self {
+        let found = match found {
+            Value::Null => "nothing".to_owned(),
+            Value::String(text) => quoted(text),
+            Value::Array(list) if list.is_empty() => "an empty list".to_owned(),
+            Value::Array(_) => "a list of other values".to_owned(),
+            Value::Object(_) => "a map".to_owned(),
+            other => other.to_string(),
+        };
+        Self(format!("expected {what}, found {found}"))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,239 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::auth::IdentityDetails;
+
+fn identity(user: &str, groups: &[&str]) -> Identity {
+    let groups = groups.iter().map(|group| (*group).to_owned()).collect();
+    Identity::new(IdentityDetails { user: user.to_owned(), groups, ..IdentityDetails::default() })
+}
+
+fn rules(value: &Value) -> Rules {
+    Rules::from_value(value).unwrap()
+}
+
+fn only(namespaces: &[&str]) -> Scope {
+    Scope::Only(namespaces.iter().copied().collect())
+}
+
+#[test]
+fn what_no_rule_grants_is_denied() {
+    let everything = rules(&json!([{"subjects": ["*"], "verbs": ["*"], "resources": ["*"], "namespaces": ["*"]}]));
+    for operation in [Operation::Get, Operation::List, Operation::Watch, Operation::Inspect, Operation::See] {
+        let attributes = Attributes::new(operation, "pods");
+        assert_eq!(Rules::default().authorize(&identity("a", &[]), &attributes), Err(AccessError::Denied));
+        assert_eq!(everything.authorize(&identity("a", &[]), &attributes), Ok(Scope::All));
+    }
+}
+
+#[test]
+fn a_request_for_all_namespaces_is_narrowed_to_those_of_all_verbs() {
+    let rules = rules(&json!([
+        {"subjects": ["user:web"], "verbs": ["list"], "resources": ["pods"], "namespaces": ["a", "b", ""]},
+        {"subjects": ["group:team"], "verbs": ["watch"], "resources": ["*"], "namespaces": ["b", "", "c"]},
+        {"subjects": ["user:system:serviceaccount:shop:web"], "verbs": ["get"], "resources": ["pods"], "namespaces": ["*"]},
+    ]));
+    let web = identity("web", &["team"]);
+    let ask = |identity: &Identity, operation, namespace: Option<&str>| {
+        let attributes = Attributes { namespace: namespace.map(str::to_owned), ..Attributes::new(operation, "pods") };
+        rules.authorize(identity, &attributes)
+    };
+    assert_eq!(ask(&web, Operation::List, None), Ok(only(&["", "a", "b"])));
+    assert_eq!(ask(&web, Operation::Watch, None), Ok(only(&["", "b"])));
+    assert_eq!(ask(&web, Operation::See, None), Ok(only(&["", "a", "b", "c"])));
+    assert_eq!(ask(&web, Operation::Watch, Some("b")), Ok(Scope::All));
+    assert_eq!(ask(&web, Operation::Watch, Some("a")), Err(AccessError::Denied));
+    assert_eq!(ask(&web, Operation::Inspect, None), Err(AccessError::Denied));
+    assert_eq!(ask(&identity("web", &[]), Operation::Watch, None), Err(AccessError::Denied));
+    let account = identity("system:serviceaccount:shop:web", &[]);
+    assert_eq!(ask(&account, Operation::Get, None), Ok(Scope::All));
+    assert_eq!(ask(&account, Operation::List, None), Err(AccessError::Denied));
+}
+
+#[test]
+fn the_content_of_secrets_needs_a_rule_that_names_resource_and_format() {
+    let of = |resource: &str, formats: Value| {
+        rules(
+            &json!([{"subjects": ["*"], "verbs": ["*"], "resources": [resource], "namespaces": ["*"], "formats": formats}]),
+        )
+    };
+    let secret = |format, selects_content| Attributes {
+        format,
+        selects_content,
+        is_secret: true,
+        ..Attributes::new(Operation::Watch, "secrets")
+    };
+    let caller = identity("a", &[]);
+    for (rules, allowed) in [
+        (of("secrets", Value::Null), [true, false, false, false]),
+        (of("*", Value::Null), [true, false, false, false]),
+        (of("*", json!(["RAW", "STRUCT"])), [true, false, false, false]),
+        (of("secrets", json!(["METADATA"])), [true, false, false, false]),
+        (of("secrets", json!(["RAW"])), [true, false, true, true]),
+        (of("secrets", json!(["STRUCT"])), [true, true, false, true]),
+    ] {
+        let requests =
+            [(Format::Metadata, false), (Format::Struct, false), (Format::Raw, false), (Format::Metadata, true)];
+        let found = requests.map(|(format, content)| rules.authorize(&caller, &secret(format, content)).is_ok());
+        assert_eq!(found, allowed, "{rules:?}");
+    }
+}
+
+#[test]
+fn a_bad_rule_is_one_line_with_its_number() {
+    let good = json!({"subjects": ["*"], "verbs": ["list"], "resources": ["a"], "namespaces": ["*"]});
+    let with = |key: &str, value: Value| {
+        let mut rule = good.clone();
+        rule[key] = value;
+        json!([good, rule])
+    };
+    for (value, problem) in [
+        (
+            json!({}),
+            "expected a list such as [{subjects: [\"group:web\"], verbs: [list, watch], resources: [pods], namespaces: [shop]}], found a map",
+        ),
+        (
+            json!([1]),
+            "rule 1: expected a map such as {subjects: [\"group:web\"], verbs: [list, watch], resources: [pods], namespaces: [shop]}, found 1",
+        ),
+        (
+            with("verb", json!(["list"])),
+            "rule 2: unknown key \"verb\"; known here: subjects, verbs, resources, namespaces, formats",
+        ),
+        (
+            with("namespaces", Value::Null),
+            "rule 2: `namespaces` is missing; a rule is such as {subjects: [\"group:web\"], verbs: [list, watch], resources: [pods], namespaces: [shop]}",
+        ),
+        (with("verbs", json!("list")), "rule 2: expected a list of at least one text for `verbs`, found \"list\""),
+        (with("verbs", json!([])), "rule 2: expected a list of at least one text for `verbs`, found an empty list"),
+        (
+            with("verbs", json!([1])),
+            "rule 2: expected a list of at least one text for `verbs`, found a list of other values",
+        ),
+        (
+            with("verbs", json!(["patch\n"])),
+            "rule 2: expected a verb get, list, watch, admin or \"*\", found \"patch\\n\"",
+        ),
+        (with("subjects", json!(["bob"])), "rule 2: expected a subject user:NAME, group:NAME or \"*\", found \"bob\""),
+        (
+            with("subjects", json!(["user:"])),
+            "rule 2: expected a subject user:NAME, group:NAME or \"*\", found \"user:\"",
+        ),
+        (with("formats", json!(["raw"])), "rule 2: expected a format METADATA, STRUCT or RAW, found \"raw\""),
+        (json!(vec![good.clone(); 10_001]), "has 10001 rules; expected at most 10000"),
+    ] {
+        assert_eq!(Rules::from_value(&value).unwrap_err().to_string(), problem);
+    }
+}
+
+/// Decides for one namespace, by the texts of the rules alone.
+fn is_granted(rules: &[Value], caller: &Identity, attributes: &Attributes, namespace: &str) -> bool {
+    let has = |rule: &Value, key: &str, name: &str| {
+        rule[key].as_array().unwrap().iter().any(|text| *text == json!(name) || *text == json!("*"))
+    };
+    let is_granted_in = |verb: &str, format: &str| {
+        rules.iter().any(|rule| {
+            let is_caller = rule["subjects"].as_array().unwrap().iter().any(|subject| {
+                let groups = &caller.details().groups;
+                *subject == json!("*")
+                    || *subject == json!(format!("user:{}", caller.user()))
+                    || groups.iter().any(|group| *subject == json!(format!("group:{group}")))
+            });
+            let names_resource = !rule["resources"].as_array().unwrap().contains(&json!("*"));
+            let reads = match rule.get("formats") {
+                _ if format == "METADATA" => true,
+                None => !attributes.is_secret,
+                Some(formats) => {
+                    formats.as_array().unwrap().contains(&json!(format)) && (names_resource || !attributes.is_secret)
+                }
+            };
+            is_caller
+                && reads
+                && has(rule, "verbs", verb)
+                && has(rule, "resources", &attributes.resource)
+                && has(rule, "namespaces", namespace)
+        })
+    };
+    let format = FORMATS.iter().find(|(_, format)| *format == attributes.format).unwrap().0;
+    let allows = |verb: &str| {
+        let reads_content = is_granted_in(verb, "RAW") || is_granted_in(verb, "STRUCT");
+        is_granted_in(verb, format) && (reads_content || !attributes.selects_content)
+    };
+    match attributes.operation {
+        Operation::Get => allows("get") || allows("list"),
+        Operation::List => allows("list"),
+        Operation::Watch => allows("list") && allows("watch"),
+        Operation::Inspect => allows("admin"),
+        Operation::See => allows("get") || allows("list") || allows("watch"),
+    }
+}
+
+/// Returns some of these texts, at least one.
+fn some<'a>(random: &mut fastrand::Rng, texts: &[&'a str]) -> Vec<&'a str> {
+    let mut chosen: Vec<_> = texts.iter().copied().filter(|_| random.u8(..4) == 0).collect();
+    if chosen.is_empty() {
+        chosen.push(texts[random.usize(..texts.len())]);
+    }
+    chosen
+}
+
+#[test]
+fn random_rules_grant_what_each_of_their_texts_grants() {
+    let mut random = fastrand::Rng::with_seed(19);
+    let (mut allowed, mut narrowed, mut denied) = (0, 0, 0);
+    for _ in 0..1000 {
+        let count = random.usize(..12);
+        let list: Vec<Value> = (0..count)
+            .map(|_| {
+                let subjects = ["*", "user:a", "user:b", "user:group:x", "group:x", "group:y"];
+                let (named_subjects, named_namespaces) = (random.u8(..4) > 0, random.u8(..4) > 0);
+                let mut rule = json!({
+                    "subjects": some(&mut random, &subjects[usize::from(named_subjects)..]),
+                    "verbs": some(&mut random, &["get", "list", "watch", "admin", "*"]),
+                    "resources": some(&mut random, &["*", "pods", "secrets"]),
+                    "namespaces": some(&mut random, &["a", "b", "c", "", "*"][..5 - usize::from(named_namespaces)]),
+                });
+                if random.bool() {
+                    rule["formats"] = json!(some(&mut random, &["METADATA", "STRUCT", "RAW"]));
+                }
+                rule
+            })
+            .collect();
+        let rules = rules(&json!(list));
+        for _ in 0..20 {
+            let caller =
+                identity(some(&mut random, &["a", "b", "group:x", "c"])[0], &some(&mut random, &["x", "y", "z"]));
+            let operations = [Operation::Get, Operation::List, Operation::Watch, Operation::Inspect, Operation::See];
+            let operation = operations[random.usize(..operations.len())];
+            let is_metadata = matches!(operation, Operation::Inspect | Operation::See);
+            let resource = ["pods", "secrets", "none"][random.usize(..3)];
+            let namespace = ["a", "b", "c", "", "d"][random.usize(..5)];
+            let attributes = Attributes {
+                namespace: random.bool().then(|| namespace.to_owned()),
+                format: if is_metadata { Format::Metadata } else { FORMATS[random.usize(..3)].1 },
+                selects_content: !is_metadata && random.bool(),
+                is_secret: resource == "secrets",
+                ..Attributes::new(operation, resource)
+            };
+            let found = rules.authorize(&caller, &attributes);
+            let sees = |namespace: &str| match (&found, &attributes.namespace) {
+                (Err(AccessError::Denied), _) => false,
+                (Ok(Scope::All), requested) => requested.as_deref().is_none_or(|requested| requested == namespace),
+                (Ok(Scope::Only(names)), None) => names.contains(namespace),
+                other => panic!("{other:?}"),
+            };
+            // No rule names the namespace d: it is only in all of them.
+            for namespace in ["a", "b", "c", "", "d"] {
+                let is_requested = attributes.namespace.as_deref().is_none_or(|requested| requested == namespace);
+                let expected = is_requested && is_granted(&list, &caller, &attributes, namespace);
+                assert_eq!(sees(namespace), expected, "{namespace:?} of {attributes:?} for {caller:?}: {list:#?}");
+            }
+            match found {
+                Ok(Scope::All) => allowed += 1,
+                Ok(Scope::Only(_)) => narrowed += 1,
+                Err(_) => denied += 1,
+            }
+        }
+    }
+    assert!(allowed > 1000 && narrowed > 1000 && denied > 1000, "{allowed} {narrowed} {denied}");
+}
