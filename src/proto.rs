@@ -6,7 +6,7 @@ use prost_types::{Struct, Timestamp, Value, value::Kind};
 
 use crate::{
     cache::SyncState,
-    model::{Cause, EventType, Object, ResourceVersion},
+    model::{Cause, EventType, Namespaces, Object, ResourceVersion},
     watch::FullChannelPolicy,
 };
 
@@ -156,6 +156,11 @@ pub fn sync_state(state: SyncState) -> pb::SyncState {
 /// Converts a time, which is between the years 1970 and 9999 here.
 pub fn timestamp(at: SystemTime) -> Timestamp {
     Timestamp::from(at)
+}
+
+/// Converts the namespaces to which a caller's rights limit a response; empty if they do not.
+pub fn namespaces(namespaces: Option<&Namespaces>) -> Vec<String> {
+    namespaces.into_iter().flat_map(Namespaces::iter).map(str::to_owned).collect()
 }
 
 /// Returns the policy that a request names: `Ok(None)` for the server's default, a message for one that this server does not

@@ -126,7 +126,9 @@ pub struct WatchRequest {
     pub timeout: ::core::option::Option<::prost_types::Duration>,
     /// The `history` received with resource_version: the last one on the stream, or the list's. When this server sent it
     /// and its upstream's history has been rewritten since: OUT_OF_RANGE / HISTORY_CHANGED, even where the version exists
-    /// again. A history from another server is not checked. Empty = unknown.
+    /// again. The upstream part of a history from another server is not checked. When the namespaces that the caller may
+    /// read have changed since, at any server: OUT_OF_RANGE / ACCESS_CHANGED; the same for a caller limited to some
+    /// namespaces who sends none. A Watch of one namespace needs no such check. Empty = unknown.
     #[prost(string, tag = "15")]
     pub history: ::prost::alloc::string::String,
     /// For relays. With initial events: they are the state at the version of initial_events_end, and the changes of a
@@ -206,10 +208,18 @@ pub struct Bookmark {
     /// Time of the last contact with the upstream.
     #[prost(message, optional, tag = "4")]
     pub source_seen_at: ::core::option::Option<::prost_types::Timestamp>,
-    /// Identifies this server's run and the upstream history that this stream's versions belong to. Opaque. Clients keep
-    /// the last one together with the last version of the same stream, and send both to resume (WatchRequest.history).
+    /// Identifies this server's run, the upstream history that this stream's versions belong to, and the caller's
+    /// namespaces. Opaque. Clients keep the last one together with the last version of the same stream, and send both to
+    /// resume (WatchRequest.history).
     #[prost(string, tag = "5")]
     pub history: ::prost::alloc::string::String,
+    /// The namespaces that this watch is limited to, sorted, because the caller may read no others; empty = not limited.
+    /// When they change, a BOOKMARK comes with a history from which nobody can resume; then objects enter and leave the
+    /// selection, at the version of that BOOKMARK; then a BOOKMARK has the new namespaces and history. A watch that cannot
+    /// do so (its initial events are incomplete, or the server no longer has its version) ends with OUT_OF_RANGE /
+    /// ACCESS_CHANGED. Since: identity.
+    #[prost(string, repeated, tag = "7")]
+    pub namespaces: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// A hole in a stream under DROP.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -249,8 +259,8 @@ pub struct ListRequest {
     pub page_size: u32,
     /// From next_page_token: continues in the same snapshot, which the server keeps for 5 minutes after its newest token;
     /// it keeps 16 snapshots (limits.page_snapshots), a quarter of them for one peer (limits.peer_share). Only page_size
-    /// may change between pages. A token whose snapshot has been released is OUT_OF_RANGE / PAGE_TOKEN_EXPIRED: list
-    /// again.
+    /// may change between pages. A token belongs to its caller and its rights. A token whose snapshot has been released is
+    /// OUT_OF_RANGE / PAGE_TOKEN_EXPIRED: list again.
     #[prost(string, tag = "8")]
     pub page_token: ::prost::alloc::string::String,
     /// Read-your-writes: wait until the cache has reached this version, until the call's deadline, at most 10 s; then
@@ -284,6 +294,10 @@ pub struct ListResponse {
     /// For WatchRequest.history of a Watch from resource_version. Since: limits.
     #[prost(string, tag = "6")]
     pub history: ::prost::alloc::string::String,
+    /// The namespaces that this answer is limited to, sorted, because the caller may read no others; empty = not limited.
+    /// On the first chunk. Since: identity.
+    #[prost(string, repeated, tag = "7")]
+    pub namespaces: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// The objects to look up.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -348,6 +362,9 @@ pub struct ByIndexResponse {
     /// As in ListResponse. Since: limits.
     #[prost(string, tag = "6")]
     pub history: ::prost::alloc::string::String,
+    /// As in ListResponse. Since: identity.
+    #[prost(string, repeated, tag = "7")]
+    pub namespaces: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// The object to get.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -408,6 +425,9 @@ pub struct UntilResponse {
     /// The event that met the last condition; for SYNCED, the BOOKMARK with initial_events_end.
     #[prost(message, optional, tag = "1")]
     pub event: ::core::option::Option<WatchResponse>,
+    /// As in ListResponse: `count` is about these namespaces only. Since: identity.
+    #[prost(string, repeated, tag = "2")]
+    pub namespaces: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// The index to read.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -437,6 +457,9 @@ pub struct ListIndexValuesResponse {
     /// When there is another page.
     #[prost(string, tag = "3")]
     pub next_page_token: ::prost::alloc::string::String,
+    /// As in ListResponse: values and counts are those of these namespaces only. Since: identity.
+    #[prost(string, repeated, tag = "4")]
+    pub namespaces: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// One value of an index.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -448,7 +471,7 @@ pub struct IndexValue {
     #[prost(uint64, tag = "2")]
     pub objects: u64,
 }
-/// Everything is returned.
+/// Everything that the caller may read is returned.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListResourcesRequest {}
 /// The resources of this server.
@@ -458,7 +481,8 @@ pub struct ListResourcesResponse {
     #[prost(message, repeated, tag = "1")]
     pub resources: ::prost::alloc::vec::Vec<Resource>,
 }
-/// One resource.
+/// One resource. For a caller limited to some namespaces, counts, problems and namespaces cover only these, and
+/// `watchers` is 0.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Resource {
     /// Its name in requests.
@@ -787,9 +811,10 @@ pub enum Cause {
     Unspecified = 0,
     /// ADDED: existed when the watch began.
     Initial = 1,
-    /// ADDED: existed, and now matches.
+    /// ADDED: existed, and now matches; or the caller may now read its namespace.
     EnteredSelection = 2,
-    /// DELETED: still exists, and no longer matches.
+    /// DELETED: still exists, and no longer matches; or the caller may no longer read its namespace: then the object has
+    /// only key, uid and version.
     LeftSelection = 3,
     /// DELETED: the upstream's deletion was missed, and a relist did not contain the object; `object` is the last known
     /// state.
@@ -969,6 +994,15 @@ pub mod informer_service_client {
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
     /// Shared informer caches: each resource is listed and watched upstream once, whatever the number of clients.
+    ///
+    /// Access (since: identity). A server with an authenticator denies by default. Watch and Until need the rights to list
+    /// and watch, List, ByIndex and ListIndexValues to list, Get to get or list. A caller without them receives
+    /// PERMISSION_DENIED / ACCESS_DENIED, the same whether the resource, object or index value exists or not. A caller who
+    /// may read some namespaces and requests all receives exactly these, and the response names them (`namespaces`). A
+    /// caller who may read only metadata selects by namespace, name and labels, not by other fields. Missing, invalid or
+    /// expired credentials are UNAUTHENTICATED / CREDENTIALS_MISSING, CREDENTIALS_INVALID or CREDENTIALS_EXPIRED. While the
+    /// authenticator or authorizer cannot be reached: UNAVAILABLE / AUTHORIZER_UNAVAILABLE. Above a quota of the caller:
+    /// RESOURCE_EXHAUSTED / QUOTA_EXCEEDED, with the quota's name in the metadata.
     #[derive(Debug, Clone)]
     pub struct InformerServiceClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -1064,7 +1098,8 @@ pub mod informer_service_client {
         /// * RESOURCE_EXHAUSTED / SLOW_CONSUMER, MEMORY_EXCEEDED: resume; read faster, or choose another policy.
         /// * RESOURCE_EXHAUSTED with another reason, a limit: resume later.
         /// * RESOURCE_EXHAUSTED without a reason: the client's own limit on message size; 4 MiB, the usual default, is enough.
-        /// * OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED, HISTORY_CHANGED: list again.
+        /// * OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED, HISTORY_CHANGED, ACCESS_CHANGED: list again.
+        /// * UNAUTHENTICATED: renew the credentials once and resume, or give up.
         /// * NOT_FOUND / RESOURCE_NOT_FOUND: give up, or resume later if it was served before.
         /// * Any other: give up.
         ///
@@ -1284,7 +1319,8 @@ pub mod informer_service_server {
         /// * RESOURCE_EXHAUSTED / SLOW_CONSUMER, MEMORY_EXCEEDED: resume; read faster, or choose another policy.
         /// * RESOURCE_EXHAUSTED with another reason, a limit: resume later.
         /// * RESOURCE_EXHAUSTED without a reason: the client's own limit on message size; 4 MiB, the usual default, is enough.
-        /// * OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED, HISTORY_CHANGED: list again.
+        /// * OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED, HISTORY_CHANGED, ACCESS_CHANGED: list again.
+        /// * UNAUTHENTICATED: renew the credentials once and resume, or give up.
         /// * NOT_FOUND / RESOURCE_NOT_FOUND: give up, or resume later if it was served before.
         /// * Any other: give up.
         ///
@@ -1367,6 +1403,15 @@ pub mod informer_service_server {
         }
     }
     /// Shared informer caches: each resource is listed and watched upstream once, whatever the number of clients.
+    ///
+    /// Access (since: identity). A server with an authenticator denies by default. Watch and Until need the rights to list
+    /// and watch, List, ByIndex and ListIndexValues to list, Get to get or list. A caller without them receives
+    /// PERMISSION_DENIED / ACCESS_DENIED, the same whether the resource, object or index value exists or not. A caller who
+    /// may read some namespaces and requests all receives exactly these, and the response names them (`namespaces`). A
+    /// caller who may read only metadata selects by namespace, name and labels, not by other fields. Missing, invalid or
+    /// expired credentials are UNAUTHENTICATED / CREDENTIALS_MISSING, CREDENTIALS_INVALID or CREDENTIALS_EXPIRED. While the
+    /// authenticator or authorizer cannot be reached: UNAVAILABLE / AUTHORIZER_UNAVAILABLE. Above a quota of the caller:
+    /// RESOURCE_EXHAUSTED / QUOTA_EXCEEDED, with the quota's name in the metadata.
     #[derive(Debug)]
     pub struct InformerServiceServer<T> {
         inner: Arc<T>,
@@ -1812,7 +1857,8 @@ pub mod admin_service_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// Inspection for operators: open watches, their lag and losses.
+    /// Inspection for operators: open watches, their lag and losses. Where callers are authorized it needs a right of its
+    /// own.
     #[derive(Debug, Clone)]
     pub struct AdminServiceClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -1944,7 +1990,8 @@ pub mod admin_service_server {
             Err(tonic::Status::unimplemented("Not yet implemented"))
         }
     }
-    /// Inspection for operators: open watches, their lag and losses.
+    /// Inspection for operators: open watches, their lag and losses. Where callers are authorized it needs a right of its
+    /// own.
     #[derive(Debug)]
     pub struct AdminServiceServer<T> {
         inner: Arc<T>,

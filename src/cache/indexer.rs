@@ -440,20 +440,25 @@ impl Snapshot {
         Some(of_value.filter_map(|entry| self.objects.get(&entry.key)).chain(objects))
     }
 
-    /// Returns the values of an index, sorted, each as often as there are objects under it, from strictly after `after` on.
+    /// Returns the values of an index, sorted, each with the keys of the objects under it, from strictly after `after` on.
     /// `None` if there is no such index.
-    pub fn index_values(&self, index: &str, after: Option<&str>) -> Option<impl Iterator<Item = &str> + use<'_>> {
+    pub fn index_values(
+        &self,
+        index: &str,
+        after: Option<&str>,
+    ) -> Option<impl Iterator<Item = (&str, &ObjectKey)> + use<'_>> {
         let (func, entries) = self.index(index)?;
         // The first text after another.
         let first = after.map(|after| format!("{after}\0"));
         let start =
             first.as_deref().map_or(Bound::Unbounded, |value| Bound::Included(IndexPosition { value, key: None }));
-        let entries = entries.range::<_, IndexPosition<'_>>((start, Bound::Unbounded)).map(|entry| &*entry.value);
+        let entries = entries.range::<_, IndexPosition<'_>>((start, Bound::Unbounded));
+        let entries = entries.map(|entry| (&*entry.value, &entry.key));
         // No object has the empty value for its namespace, and no namespace has a zero in it, which ends it in a key.
         let is_namespace = *func == IndexFunc::Namespace;
         let first = ObjectKey::first_of_namespace(&format!("{}\u{1}", after.unwrap_or_default()));
         let objects = is_namespace.then(|| self.objects(None, Some(&first))).into_iter().flatten();
-        Some(entries.chain(objects.map(|object| object.key().namespace())))
+        Some(entries.chain(objects.map(|object| (object.key().namespace(), object.key()))))
     }
 
     /// Returns the index functions of this state.

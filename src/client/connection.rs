@@ -191,6 +191,7 @@ impl Client {
             source: chunk.source,
             source_seen_at: chunk.source_seen_at,
             history: chunk.history,
+            namespaces: chunk.namespaces,
         }))
         .await
     }

@@ -90,7 +90,7 @@ pub(super) enum Recovery {
 /// Domain of informerd's reasons.
 const DOMAIN: &str = "informerd";
 const DRAINING: &str = "DRAINING";
-const EXPIRED: &[&str] = &["RESOURCE_VERSION_EXPIRED", "HISTORY_CHANGED"];
+const EXPIRED: &[&str] = &["RESOURCE_VERSION_EXPIRED", "HISTORY_CHANGED", "ACCESS_CHANGED"];
 
 // === impl ClientError ===
 
@@ -334,6 +334,7 @@ mod tests {
         for (code, reason, recovery) in [
             (Code::OutOfRange, "RESOURCE_VERSION_EXPIRED", Relist),
             (Code::OutOfRange, "HISTORY_CHANGED", Relist),
+            (Code::OutOfRange, "ACCESS_CHANGED", Relist),
             (Code::OutOfRange, "PAGE_TOKEN_EXPIRED", GiveUp),
             (Code::Unavailable, "DRAINING", Resume),
             (Code::Unavailable, "NOT_SYNCED", Resume),

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     cache::Problem,
-    model::ResourceVersion,
+    model::{Namespaces, ResourceVersion},
     proto::{self, pb},
 };
 
@@ -40,7 +40,7 @@ pub(super) fn resource(resource: &ServedResource) -> pb::Resource {
         problems: health.problems().iter().map(problem).collect(),
         version_format: snapshot.as_ref().map_or_else(Default::default, |of| version_format(of.version())).into(),
         namespaces: health.namespaces(),
-        history: snapshot.map(|snapshot| informer.history(snapshot.history_id())).unwrap_or_default(),
+        history: snapshot.map(|snapshot| informer.history(snapshot.history_id(), None)).unwrap_or_default(),
     }
 }
 
@@ -60,10 +60,11 @@ fn problem(problem: &Problem) -> pb::Problem {
     }
 }
 
-/// Answers `ListIndexValues`.
+/// Answers `ListIndexValues`: with the values and counts of these namespaces, if there are any.
 pub(super) async fn index_values(
     service: &Service,
     request: &pb::ListIndexValuesRequest,
+    namespaces: Option<&Namespaces>,
     call: &Call,
 ) -> Result<pb::ListIndexValuesResponse, ApiError> {
     let resource = service.resource(&request.resource)?;
@@ -74,7 +75,7 @@ pub(super) async fn index_values(
         query::check_body(resource, "index by other than namespace and labels")?;
     }
     let bound = pb::ListIndexValuesRequest { page_size: 0, page_token: String::new(), ..request.clone() };
-    let query = service.pages().query_hash(&("ListIndexValues", bound.encode_to_vec()));
+    let query = service.pages().query_hash(&("ListIndexValues", bound.encode_to_vec(), namespaces));
     let (snapshot, after) = if request.page_token.is_empty() {
         (service.snapshot(resource, None, call.wait).await?, None)
     } else {
@@ -90,8 +91,11 @@ pub(super) async fn index_values(
     let mut bytes = 0;
     let mut next_page_token = String::new();
     let mut slice = TimeSlice::begin();
-    for value in entries {
+    for (value, key) in entries {
         slice.end().await;
+        if namespaces.is_some_and(|namespaces| !namespaces.contains(key.namespace())) {
+            continue;
+        }
         if let Some(last) = values.last_mut().filter(|last| last.value == value) {
             last.objects += 1;
             continue;
@@ -104,5 +108,10 @@ pub(super) async fn index_values(
         bytes += value.len();
         values.push(pb::IndexValue { value: value.to_owned(), objects: 1 });
     }
-    Ok(pb::ListIndexValuesResponse { resource_version: snapshot.safe_version().to_string(), values, next_page_token })
+    Ok(pb::ListIndexValuesResponse {
+        resource_version: snapshot.safe_version().to_string(),
+        values,
+        next_page_token,
+        namespaces: proto::namespaces(namespaces),
+    })
 }

@@ -4,7 +4,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
 use crate::{
-    model::ResourceVersion,
+    model::{Namespaces, ResourceVersion},
     proto::{EncodedEvent, EncodedObject, PayloadFormat, pb},
     watch::{Frame, GroupEvent},
 };
@@ -91,6 +91,13 @@ pub(super) fn head(rest: &impl Message, objects: usize) -> Bytes {
     append_prefix(&mut head, rest.encoded_len() + objects);
     rest.encode_raw(&mut head);
     head.freeze()
+}
+
+/// Returns the size of the namespaces in a response, in bytes.
+pub(super) fn namespaces_len(namespaces: Option<&Namespaces>) -> usize {
+    let names = namespaces.into_iter().flat_map(Namespaces::iter);
+    // The number of the field, and the length of a name.
+    names.map(|namespace| 3 + namespace.len()).sum()
 }
 
 /// Creates a BOOKMARK at a version. The version is empty before the end of the initial events: there is none to resume from.

@@ -52,7 +52,7 @@ impl pb::informer_service_server::InformerService for Service {
         request: Request<pb::ListIndexValuesRequest>,
     ) -> Result<Response<pb::ListIndexValuesResponse>, Status> {
         let (request, call) = called(request);
-        let result = discovery::index_values(self, &request, &call).await;
+        let result = discovery::index_values(self, &request, None, &call).await;
         let answered = result.map_err(|refusal| self.metrics().refuse(&refusal))?;
         let value = |value: &pb::IndexValue| size_of::<pb::IndexValue>() + value.value.len();
         let decoded = answered.values.iter().map(value).sum();

@@ -56,7 +56,7 @@ pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) 
         object: None,
         source: proto::sync_state(report.state).into(),
         source_seen_at: report.seen_at.map(proto::timestamp),
-        history: resource.informer.history(snapshot.history_id()),
+        history: resource.informer.history(snapshot.history_id(), None),
     };
     let (service, object) = (service.clone(), Arc::clone(object));
     Ok(GetBody { service, object, format, rest, stage: Stage::Object })

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     cache::{HealthReport, Scan, Snapshot},
-    model::{IndexFunc, IndexMatch, ObjectKey, Selection},
+    model::{IndexFunc, IndexMatch, Namespaces, Object, ObjectKey, Selection},
     proto::{self, EncodedObject, PayloadFormat, pb},
     transport::{BoundedBody, BoundedFrame, Chunk, FinalFrames, Origin, Room},
 };
@@ -154,6 +154,7 @@ async fn answer(
         resource,
         Parts {
             namespace: &request.namespace,
+            namespaces: None,
             name: "",
             label_selector: &request.label_selector,
             field_selector: &request.field_selector,
@@ -166,11 +167,15 @@ async fn answer(
     let format = query::format(resource, request.format)?;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
     let key = like.as_ref().map(|like| &like.key);
-    let query = service.pages().query_hash(&("List", request.encode_to_vec(), key));
+    let query = service.pages().query_hash(&("List", request.encode_to_vec(), key, &selection.namespaces));
     let (snapshot, after) = start(service, resource, &page_token, query, min_version.as_ref(), call.wait).await?;
     let mut value_bytes = 0;
     if let Some((Like { func, key }, index)) = like.zip(request.index) {
-        let object = snapshot.get(&key).ok_or_else(|| ApiError::object(&resource.name, &key))?;
+        // An object of another namespace is not found, whether it exists or not.
+        let is_readable = |object: &&Arc<Object>| {
+            selection.namespaces.as_ref().is_none_or(|namespaces| namespaces.contains(object.key().namespace()))
+        };
+        let object = snapshot.get(&key).filter(is_readable).ok_or_else(|| ApiError::object(&resource.name, &key))?;
         let values = func.values(object);
         value_bytes = values.iter().map(|value| size_of::<String>() + value.capacity()).sum();
         selection.index = Some(IndexMatch { name: index.name, func, values: values.into_iter().collect() });
@@ -178,7 +183,7 @@ async fn answer(
     Ok(ListBody {
         service: service.clone(),
         origin: call.origin(),
-        history: resource.informer.history(snapshot.history_id()),
+        history: resource.informer.history(snapshot.history_id(), selection.namespaces.as_ref()),
         _held: service.snapshots(resource).hold(&snapshot, call.stream),
         snapshot,
         source: resource.informer.report(),
@@ -275,8 +280,19 @@ impl ListBody {
         self.service.pages().token(&self.snapshot, self.query, &after.unwrap_or_default(), self.origin)
     }
 
+    /// Returns the namespaces that the next message names: the first one those to which the answer is limited.
+    fn namespaces(&self) -> Option<&Namespaces> {
+        self.selection.namespaces.as_ref().filter(|_| !self.has_answered)
+    }
+
+    /// Returns the approximate maximum size of the next message without its objects, in bytes.
+    fn head_bytes(&self) -> usize {
+        HEAD_BYTES + frame::namespaces_len(self.namespaces())
+    }
+
     /// Encodes the message with the objects that were collected.
     fn message(&mut self) -> Chunk {
+        let namespaces = proto::namespaces(self.namespaces());
         self.has_answered = true;
         let rest = pb::ListResponse {
             resource_version: self.snapshot.safe_version().to_string(),
@@ -285,6 +301,7 @@ impl ListBody {
             source: proto::sync_state(self.source.state).into(),
             source_seen_at: self.source.seen_at.map(proto::timestamp),
             history: self.history.clone(),
+            namespaces,
         };
         let objects = std::mem::take(&mut self.objects).freeze();
         [frame::head(&rest, objects.len()), objects].into_iter().collect()
@@ -293,16 +310,17 @@ impl ListBody {
 
 impl BoundedBody for ListBody {
     fn poll_bounded(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<BoundedFrame, Status>>> {
+        let head_bytes = self.head_bytes();
         let frame = loop {
             match self.stage {
                 Stage::Objects => {
                     if room.is_shut() {
-                        return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(HEAD_BYTES))));
+                        return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(head_bytes))));
                     }
                     ready!(self.permit.poll(cx));
-                    let filled = self.fill(room.without(HEAD_BYTES));
+                    let filled = self.fill(room.without(head_bytes));
                     if let Filled::Nothing(needed) = filled {
-                        return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(needed + HEAD_BYTES))));
+                        return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(needed + head_bytes))));
                     }
                     self.permit.release();
                     match filled {
@@ -319,8 +337,8 @@ impl BoundedBody for ListBody {
                 Stage::Last if self.has_answered && self.objects.is_empty() && self.next_page_token.is_empty() => {
                     self.stage = Stage::Trailers;
                 }
-                Stage::Last if self.objects.is_empty() && !room.allows(HEAD_BYTES) => {
-                    return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(HEAD_BYTES))));
+                Stage::Last if self.objects.is_empty() && !room.allows(head_bytes) => {
+                    return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(head_bytes))));
                 }
                 Stage::Last => {
                     self.stage = Stage::Trailers;

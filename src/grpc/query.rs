@@ -6,7 +6,7 @@ use super::{compiler::Compiler, resource::ServedResource, service::Service, stat
 use crate::{
     model::{
         Condition, Expression, ExpressionError, FieldSelector, IndexMatch, Indexers, KeyError, LabelSelector,
-        ObjectKey, ResourceVersion, Selection,
+        Namespaces, ObjectKey, ResourceVersion, Selection,
     },
     proto::{PayloadFormat, pb},
     transport::{Peer, Quota},
@@ -16,6 +16,8 @@ use crate::{
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Parts<'a> {
     pub(super) namespace: &'a str,
+    /// Namespaces to which the caller's rights limit the call.
+    pub(super) namespaces: Option<&'a Namespaces>,
     pub(super) name: &'a str,
     pub(super) label_selector: &'a str,
     pub(super) field_selector: &'a str,
@@ -31,12 +33,11 @@ pub(super) async fn selection(
     resource: &ServedResource,
     parts: Parts<'_>,
 ) -> Result<Selection, ApiError> {
-    let Parts { namespace, name, label_selector, field_selector, expression, index, peer } = parts;
+    let Parts { namespace, namespaces, name, label_selector, field_selector, expression, index, peer } = parts;
     let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     let selection = Selection {
         namespace: given(namespace),
-        // The rights of the caller add them.
-        namespaces: None,
+        namespaces: namespaces.cloned(),
         name: given(name),
         labels: LabelSelector::parse(label_selector).map_err(|error| ApiError::selector("label_selector", &error))?,
         fields: FieldSelector::parse(field_selector).map_err(|error| ApiError::selector("field_selector", &error))?,

@@ -44,6 +44,8 @@ pub(crate) enum ApiError {
     VersionExpired { wanted: Option<ResourceVersion>, oldest: ResourceVersion, current: ResourceVersion },
     /// The upstream's history was rewritten.
     HistoryRewritten,
+    /// The namespaces that the caller may read have changed, and its state is not that of the present ones.
+    AccessChanged,
     /// The server has not reached the version.
     VersionTooLarge { wanted: ResourceVersion, current: String },
     /// The resource has not synced: no list has been applied.
@@ -136,6 +138,7 @@ impl ApiError {
             Self::PageTokenExpired => (Code::OutOfRange, "PAGE_TOKEN_EXPIRED"),
             Self::VersionExpired { .. } => (Code::OutOfRange, "RESOURCE_VERSION_EXPIRED"),
             Self::HistoryRewritten => (Code::OutOfRange, "HISTORY_CHANGED"),
+            Self::AccessChanged => (Code::OutOfRange, "ACCESS_CHANGED"),
             Self::VersionTooLarge { .. } => (Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE"),
             Self::NotSynced { .. } => (Code::Unavailable, "NOT_SYNCED"),
             Self::Draining => (Code::Unavailable, "DRAINING"),
@@ -185,6 +188,10 @@ impl ApiError {
             }
             Self::HistoryRewritten => {
                 "the upstream's history was rewritten: list again, or watch without resource_version".to_owned()
+            }
+            Self::AccessChanged => {
+                "the namespaces that the caller may read have changed: list again, or watch without resource_version"
+                    .to_owned()
             }
             Self::VersionTooLarge { wanted, current } => {
                 format!("resource version {wanted} is too large (current: {current}): retry, here or at another server")
@@ -258,7 +265,9 @@ impl ApiError {
             Self::TooManyWatchers(exceeded) | Self::TooManyCompilations(exceeded) => {
                 vec![("limit", exceeded.limit().to_string())]
             }
-            Self::PageTokenExpired | Self::HistoryRewritten | Self::Draining | Self::Internal => Vec::new(),
+            Self::PageTokenExpired | Self::HistoryRewritten | Self::AccessChanged | Self::Draining | Self::Internal => {
+                Vec::new()
+            }
         }
     }
 
@@ -283,6 +292,7 @@ impl ApiError {
             | Self::PageTokenExpired
             | Self::VersionExpired { .. }
             | Self::HistoryRewritten
+            | Self::AccessChanged
             | Self::Internal => None,
         }
     }

@@ -92,7 +92,8 @@ pub(super) async fn until(
                 slice.end().await;
             }
             if waiting.see(&event) {
-                return Ok(pb::UntilResponse { event: Some(in_format(event, format)) });
+                let namespaces = proto::namespaces(watch.namespaces());
+                return Ok(pb::UntilResponse { event: Some(in_format(event, format)), namespaces });
             }
         }
     }

@@ -63,7 +63,7 @@ fn by_user(indexer: &Indexer, user: &str) -> Vec<String> {
 /// Returns the values after another one, each with the number of its objects.
 fn counted(snapshot: &Snapshot, index: &str, after: Option<&str>) -> Vec<(String, u64)> {
     let mut counted: Vec<(String, u64)> = Vec::new();
-    for value in snapshot.index_values(index, after).unwrap() {
+    for (value, _) in snapshot.index_values(index, after).unwrap() {
         match counted.last_mut().filter(|(last, _)| last == value) {
             Some((_, count)) => *count += 1,
             None => counted.push((value.to_owned(), 1)),

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::{Command, InformerShared, InformerStats, JoinError, Joined, Start, Stopped};
 use crate::{
     cache::{HealthReport, ProgressDemand, Provenance, Snapshot, SourceHealth, SyncState},
-    model::{HistoryPosition, Indexers, ResourceVersion},
+    model::{HistoryPosition, Indexers, Namespaces, ResourceVersion},
     watch::{Backfill, BroadcasterStats, Frame, Subscribe},
 };
 
@@ -47,17 +47,30 @@ impl<F: Frame> InformerHandle<F> {
         self.shared.history_id.load(Ordering::Acquire)
     }
 
-    /// Returns the name of a history of this resource at this server.
-    pub fn history(&self, history_id: u64) -> String {
-        format!("{}.{history_id}", self.shared.provenance.name())
+    /// Returns the name of a history of this resource at this server, for a client that is limited to some namespaces:
+    /// `<server>.<history>[.<digest of the namespaces>]`.
+    pub fn history(&self, history_id: u64, namespaces: Option<&Namespaces>) -> String {
+        let digest = namespaces.map(|namespaces| format!(".{}", namespaces.digest()));
+        format!("{}.{history_id}{}", self.shared.provenance.name(), digest.unwrap_or_default())
+    }
+
+    /// Returns the name of the same history for a client that has a part of a change of its namespaces: no client can resume
+    /// with it.
+    pub fn unfinished_history(&self, history_id: u64) -> String {
+        format!("{}.-", self.history(history_id, None))
+    }
+
+    /// Returns true if a name, of any server, is that of a client limited to exactly these namespaces, or not limited.
+    pub fn is_history_of(history: &str, namespaces: Option<&Namespaces>) -> bool {
+        history.splitn(3, '.').nth(2) == namespaces.map(Namespaces::digest).as_deref()
     }
 
     /// Returns true if a name is that of another history of this resource at this server. It cannot judge names of other
     /// servers.
     pub fn is_another_history(&self, history: &str, history_id: u64) -> bool {
-        history
-            .split_once('.')
-            .is_some_and(|(name, told)| name == self.shared.provenance.name() && told != history_id.to_string())
+        let mut parts = history.splitn(3, '.');
+        parts.next() == Some(self.shared.provenance.name())
+            && parts.next().is_some_and(|told| told != history_id.to_string())
     }
 
     /// Returns the oldest version that a watch can resume from.

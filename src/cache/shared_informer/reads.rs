@@ -79,7 +79,7 @@ impl<T: Decode> TypedSnapshot<T> {
     pub fn list_index_func_values(&self, index: &str) -> Result<Vec<String>, UnknownIndex> {
         self.check(index)?;
         let values = self.snapshot.as_deref().and_then(|snapshot| snapshot.index_values(index, None));
-        let mut values: Vec<&str> = values.into_iter().flatten().collect();
+        let mut values: Vec<&str> = values.into_iter().flatten().map(|(value, _)| value).collect();
         values.dedup();
         Ok(values.into_iter().map(str::to_owned).collect())
     }

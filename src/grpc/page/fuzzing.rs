@@ -48,7 +48,8 @@ pub(crate) fn page_token(data: &[u8]) {
 
 /// Lists the objects and values after a position that a client may have changed.
 fn go_on(after: &str) {
-    let values: Vec<&str> = SNAPSHOT.index_values("n", Some(after)).expect("an index").collect();
+    let values: Vec<&str> =
+        SNAPSHOT.index_values("n", Some(after)).expect("an index").map(|(value, _)| value).collect();
     assert!(values.is_sorted() && values.iter().all(|value| *value > after));
     let Some((namespace, name)) = after.split_once('\0') else { return };
     let Ok(after) = ObjectKey::new(namespace, name) else { return };

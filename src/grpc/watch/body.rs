@@ -33,7 +33,7 @@ use super::{
 };
 use crate::{
     cache::{CacheWatcher, Joined, ProgressGuard, SyncState, WatchStep, WatcherStage},
-    model::ResourceVersion,
+    model::{Namespaces, ResourceVersion},
     proto::{self, pb},
     transport::{Chunk, Room, UNKNOWN},
     watch::{Frames, Subscribe, TooLarge},
@@ -107,8 +107,8 @@ enum StepResult {
     TooLarge(usize),
 }
 
-/// Approximate maximum size of the bookmark at the end of the initial events, in bytes.
-const END_BYTES: usize = 512;
+/// Approximate maximum size of a bookmark without its namespaces, in bytes.
+const BOOKMARK_BYTES: usize = 512;
 
 // === impl WatchBody ===
 
@@ -159,6 +159,16 @@ impl WatchBody {
         self.initial.is_none().then(|| self.watch.version())
     }
 
+    /// Returns the namespaces to which the caller's rights limit the watch.
+    pub(in super::super) fn namespaces(&self) -> Option<&Namespaces> {
+        self.watch.subscribe().selection.namespaces.as_ref()
+    }
+
+    /// Returns the approximate maximum size of a bookmark, in bytes.
+    fn bookmark_bytes(&self) -> usize {
+        BOOKMARK_BYTES + frame::namespaces_len(self.namespaces())
+    }
+
     /// Returns the stage of the watch; none while the initial events are incomplete.
     fn stage(&self) -> Option<WatcherStage> {
         self.initial.is_none().then(|| self.watch.stage())
@@ -180,7 +190,9 @@ impl WatchBody {
         (self.reported_state, self.status_changed) = (report.state, false);
         bookmark.set_source(proto::sync_state(report.state));
         bookmark.source_seen_at = report.seen_at.map(proto::timestamp);
-        bookmark.history = self.resource.informer.history(self.watch.history_id());
+        let namespaces = self.namespaces();
+        bookmark.history = self.resource.informer.history(self.watch.history_id(), namespaces);
+        bookmark.namespaces = proto::namespaces(namespaces);
         frame::bookmark(self.position(), bookmark)
     }
 
@@ -262,22 +274,25 @@ impl WatchBody {
             return Poll::Ready(StepResult::Progress);
         }
         match self.stage() {
-            None | Some(WatcherStage::Replay) if room.is_shut() => Poll::Ready(StepResult::TooLarge(END_BYTES)),
+            None | Some(WatcherStage::Replay) if room.is_shut() => {
+                Poll::Ready(StepResult::TooLarge(self.bookmark_bytes()))
+            }
             None => self.poll_initial_events(cx, room),
             Some(_) => self.poll_watch(cx, room),
         }
     }
 
     fn poll_initial_events(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<StepResult> {
+        let end_bytes = self.bookmark_bytes();
         let Some(Initial { events, permit }) = self.initial.as_deref_mut() else {
             return Poll::Ready(StepResult::Progress);
         };
         ready!(permit.poll(cx));
         let Subscribe { selection, format, .. } = self.watch.subscribe();
         let (mut buffer, count, went) =
-            events.next(selection, *format, self.service.structs(), room.without(END_BYTES));
+            events.next(selection, *format, self.service.structs(), room.without(end_bytes));
         if let InitialProgress::TooLarge(needed) = went {
-            return Poll::Ready(StepResult::TooLarge(needed + END_BYTES));
+            return Poll::Ready(StepResult::TooLarge(needed + end_bytes));
         }
         permit.release();
         self.watcher.sent(count, None);

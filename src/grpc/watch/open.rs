@@ -17,8 +17,8 @@ use super::{
     body::{Begin, Opened, WatchBody},
 };
 use crate::{
-    cache::{JoinError, Joined, Start},
-    model::ResourceVersion,
+    cache::{InformerHandle, JoinError, Joined, Start},
+    model::{ResourceVersion, Selection},
     proto::{self, pb},
     watch::{QueueOptions, Subscribe},
 };
@@ -51,6 +51,7 @@ pub(in super::super) async fn open_with(
         resource,
         Parts {
             namespace: &request.namespace,
+            namespaces: None,
             name: &request.name,
             label_selector: &request.label_selector,
             field_selector: &request.field_selector,
@@ -76,6 +77,9 @@ pub(in super::super) async fn open_with(
         let is_another = from.is_some() && resource.informer.is_another_history(&request.history, history_id);
         if is_another { Err(ApiError::HistoryRewritten) } else { Ok(()) }
     };
+    if from.is_some() && has_other_access(&selection, &request.history) {
+        return Err(ApiError::AccessChanged);
+    }
     // A version of another history is rejected at once instead of waited for.
     is_same(resource.informer.history_id())?;
     service.snapshot(resource, min_version.as_ref(), wait).await?;
@@ -100,6 +104,13 @@ pub(in super::super) async fn open_with(
         ends_at: timeout.map(|timeout| Instant::now() + timeout),
         watcher,
     }))
+}
+
+/// Returns true if a client that resumes with this history may have had other rights: it has objects that it may no longer read,
+/// or lacks some that it may read now.
+fn has_other_access(selection: &Selection, history: &str) -> bool {
+    // Whoever requests one namespace may read all of it, or nothing.
+    selection.namespace.is_none() && !InformerHandle::<WireFrame>::is_history_of(history, selection.namespaces.as_ref())
 }
 
 /// Joins. If `start` is a version that this server has not reached yet, waits for it first: replicas differ in their progress.
@@ -182,3 +193,45 @@ fn duration(field: &'static str, duration: Option<prost_types::Duration>) -> Res
 
 /// Maximum duration: ten years.
 const MAX_DURATION: Duration = Duration::from_secs(3650 * 86_400);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        cache::{FifoBounds, Informer, InformerConfig, RealFifo, SourceHealth},
+        model::Namespaces,
+    };
+
+    /// A history from any server decides, after any restart: its digest depends on the namespaces alone.
+    #[test]
+    fn a_client_resumes_with_the_namespaces_of_its_history_only() {
+        let handle = || {
+            let health = SourceHealth::new(Duration::MAX, Duration::MAX);
+            Informer::<WireFrame>::new(
+                Arc::new(RealFifo::new(FifoBounds::default())),
+                health,
+                InformerConfig::default(),
+            )
+            .1
+        };
+        let sets: [Option<&[&str]>; 5] = [None, Some(&[]), Some(&["a"]), Some(&["a", "b"]), Some(&["ab"])];
+        let sets = sets.map(|set| set.map(|set| set.iter().copied().collect::<Namespaces>()));
+        for now in &sets {
+            let selection = Selection { namespaces: now.clone(), ..Selection::default() };
+            let of_one = Selection { namespace: Some("a".into()), ..Selection::default() };
+            for before in &sets {
+                let history = handle().history(7, before.as_ref());
+                assert_eq!(has_other_access(&selection, &history), before != now, "{before:?} then {now:?}");
+                assert!(!has_other_access(&of_one, &history), "its namespace is checked by itself");
+            }
+            assert!(has_other_access(&selection, &handle().unfinished_history(7)), "{now:?}");
+            assert_eq!(has_other_access(&selection, ""), now.is_some(), "without a history");
+            assert_eq!(has_other_access(&selection, "of-an-old-server.3"), now.is_some());
+        }
+        let (here, limited) = (handle(), &sets[2]);
+        for history in [here.history(7, limited.as_ref()), here.history(7, None), here.unfinished_history(7)] {
+            assert!(here.is_another_history(&history, 8) && !here.is_another_history(&history, 7), "{history}");
+            assert!(!handle().is_another_history(&history, 8), "of another server");
+        }
+    }
+}

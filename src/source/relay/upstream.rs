@@ -257,7 +257,7 @@ impl Upstream {
             _ => error.to_string(),
         };
         match (error.code(), error.reason()) {
-            (Code::OutOfRange, Some("RESOURCE_VERSION_EXPIRED")) => SourceError::Expired(text),
+            (Code::OutOfRange, Some("RESOURCE_VERSION_EXPIRED" | "ACCESS_CHANGED")) => SourceError::Expired(text),
             // A version that this upstream has sent is of another lineage for it now.
             (_, Some("HISTORY_CHANGED" | "RESOURCE_VERSION_INVALID")) => SourceError::HistoryRewritten(text),
             (_, Some("RESOURCE_VERSION_TOO_LARGE")) => SourceError::VersionTooLarge(text),
