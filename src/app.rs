@@ -15,6 +15,7 @@
 //! 3. Streams still open after `drain.period` (a client that reads nothing) are reset. The tasks are aborted, and then the
 //!    threads of the resources end.
 
+mod authentication;
 mod builder;
 mod cgroup;
 mod connector;
@@ -46,7 +47,7 @@ pub use self::{
 pub use crate::grpc::{CallRequest, CallService, RequestBody, ResponseBody};
 use crate::{
     admin::Admin,
-    config::{Config, ListenAddr, TlsConfig},
+    config::{AuthenticationConfig, Config, ListenAddr, TlsConfig},
     grpc::{GeneratedServices, Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig},
     proto::pb,
     source::kube::KubeClients,
@@ -98,6 +99,8 @@ impl App {
     /// [`SourceConfig::Own`](crate::config::SourceConfig::Own).
     async fn connect(config: Config, own: BTreeMap<String, OwnSource>, layers: Vec<Wrap>) -> Result<Self, AppError> {
         check(&config)?;
+        authentication::warn(&config);
+        let authentication = authentication::load(&config)?;
         let limits = &config.limits;
         let most = descriptors::connections(limits.connections, descriptors::raise(), config.resources.len())?;
         let connections = Quota::new(most, limits.peer_share);
@@ -126,6 +129,9 @@ impl App {
             writers.push(writer);
         }
         let snapshot_writer = connector.snapshot_writer;
+        if let Some(authentication) = &authentication {
+            tasks.spawn(named("authentication", Arc::clone(authentication).reload()));
+        }
         let lifecycle = Lifecycle::default();
         let service = Service::new(
             observed.iter().map(|observed| observed.resource.clone()),
@@ -146,6 +152,7 @@ impl App {
                 memory: config.limits.memory.unwrap_or_else(|| cgroup::share(Path::new("/"))),
                 expression_steps: config.limits.expression_steps,
                 bulk_streams: processors,
+                authentication,
             },
             lifecycle.clone(),
             Arc::new(RpcMetrics::default()),
@@ -216,7 +223,7 @@ impl App {
         };
         // The socket file is removed when this function returns.
         let (listener, _socket) = match grpc {
-            GrpcListener::Tcp(listener) => match config.tls.as_ref().map(tls).transpose()? {
+            GrpcListener::Tcp(listener) => match tls(&config)? {
                 Some(tls) => {
                     let tls = Arc::new(tls);
                     tasks.spawn(named("certificates", Arc::clone(&tls).reload()));
@@ -289,14 +296,18 @@ impl fmt::Debug for App {
 ///
 /// The first source that cannot be read.
 pub fn check(config: &Config) -> Result<(), AppError> {
-    config.tls.as_ref().map(tls).transpose()?;
+    tls(config)?;
+    authentication::load(config)?;
     config.resources.values().try_for_each(sources::check)
 }
 
-/// Loads the files of TLS.
-fn tls(config: &TlsConfig) -> Result<Tls, TlsError> {
-    let TlsConfig { cert, key, client_ca } = config.clone();
-    Tls::load(TlsFiles { cert, key, client_ca })
+/// Loads the files of TLS, if it is configured. A client needs no certificate if it may send a token.
+fn tls(config: &Config) -> Result<Option<Tls>, TlsError> {
+    let Some(TlsConfig { cert, key, client_ca }) = config.tls.clone() else { return Ok(None) };
+    let has_alternative =
+        |authentication: &AuthenticationConfig| authentication.accepts_certificates && authentication.accepts_tokens();
+    let is_certificate_optional = config.authentication.as_ref().is_some_and(has_alternative);
+    Tls::load(TlsFiles { cert, key, client_ca, is_certificate_optional }).map(Some)
 }
 
 fn reflection() -> tonic_reflection::server::Builder<'static> {

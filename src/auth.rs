@@ -1,20 +1,26 @@
 //! Callers: who one is, and what it may read.
 //!
-//! - [`Identity`] is a caller that has been authenticated.
+//! - [`Authentication`] finds the [`Identity`] of a caller by its [`Credentials`].
 //! - [`Token`] is a bearer token, which nothing shows.
 //! - [`Authorizer`] decides about the [`Attributes`] of a caller's calls, by [`Rules`].
-//! - [`Reviewer`] is another authority that knows users and their rights: Kubernetes.
+//! - [`Reviewer`] is another authority over users and their rights: Kubernetes.
 
 mod access;
+mod authentication;
 mod authorizer;
 mod identity;
+mod reloaded_file;
 mod reviewer;
 mod rules;
 mod token;
+mod token_file;
 
 pub use access::{AccessError, Attributes, Format, Operation, Scope};
+pub use authentication::{Authentication, AuthenticationError, Credentials};
 pub use authorizer::Authorizer;
 pub use identity::{Identity, IdentityDetails};
+pub use reloaded_file::FileError;
 pub use reviewer::{ReviewAttributes, ReviewError, Reviewer, TokenReviewed};
 pub use rules::{Rules, RulesError};
 pub use token::{Token, TokenError};
+pub use token_file::TokenFile;

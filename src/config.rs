@@ -18,6 +18,7 @@
 //!
 //! Not part of this module: checks that paths exist and ports are free, which the code that opens them does.
 
+mod authentication;
 mod error;
 mod etcd;
 mod file;
@@ -44,7 +45,7 @@ pub use self::{
     flags::{LogFormat, ServeFlags},
     keys::reference,
     listen::ListenAddr,
-    resolved::{Config, EtcdResource, RelayResource, ResourceConfig, SourceConfig},
+    resolved::{AuthenticationConfig, Config, EtcdResource, RelayResource, ResourceConfig, SourceConfig},
     rows::{Key, KeyFlag},
     section::KeyFlags,
     table::{

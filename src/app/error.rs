@@ -5,6 +5,7 @@ use std::io;
 use tokio::task::JoinError;
 
 use crate::{
+    auth::FileError,
     config::ValueError,
     source::{files::DirectoryError, stream::StreamError},
     transport::TlsError,
@@ -76,6 +77,9 @@ pub enum AppError {
     /// TLS that cannot be served.
     #[error("tls: {0}")]
     Tls(#[from] TlsError),
+    /// File of an authenticator that cannot be used.
+    #[error("authentication: {0}")]
+    Authentication(#[from] FileError),
     /// Address that cannot be listened on.
     #[error("cannot listen on {address} for {what}: {error}; {hint}")]
     Listen {

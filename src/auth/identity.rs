@@ -11,7 +11,7 @@ pub struct Identity(Arc<IdentityDetails>);
 pub struct IdentityDetails {
     /// Name of the user; not empty.
     pub user: String,
-    /// Groups of the user.
+    /// Groups of the user; an [`Identity`] has them in order, each once.
     pub groups: Vec<String>,
     /// Unique id of the user; empty if the authenticator has none.
     pub uid: String,
@@ -25,7 +25,9 @@ pub struct IdentityDetails {
 
 impl Identity {
     /// Returns the identity of these details.
-    pub fn new(details: IdentityDetails) -> Self {
+    pub fn new(mut details: IdentityDetails) -> Self {
+        details.groups.sort_unstable();
+        details.groups.dedup();
         Self(Arc::new(details))
     }
 

@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 
 use super::{Identity, IdentityDetails, Token};
 
-/// Authority that knows who a token belongs to, and what a user may do. It fails rather than to guess: a caller is admitted only
+/// Authority over tokens, and over what a user may do. It fails rather than to guess: a caller is admitted only
 /// by an answer.
 pub trait Reviewer: fmt::Debug + Send + Sync + 'static {
     /// Requests a review of a token for these audiences: a `TokenReview`.

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     Config, FilesResource, LimitsConfig, ListenAddr, ResourceConfig, SourceConfig, StreamResource, TlsConfig,
-    WatchConfig, etcd,
+    WatchConfig, authentication, etcd,
     flags::ServeFlags,
     kube, relay,
     section::{Input, Section},
@@ -57,6 +57,7 @@ pub(super) fn resolve(file: &Section<'_>, is_file_read: bool, flags: &ServeFlags
     let limits = LimitsConfig::read(&file.section_or_empty("limits"));
     Config {
         admin,
+        authentication: authentication::resolve(&file.section_or_empty("authentication"), tls.as_ref()),
         tls,
         history: Retention { age, events, size: bytes },
         drain: DrainConfig::read(&file.section_or_empty("drain")),

@@ -24,6 +24,8 @@ pub struct Config {
     pub admin: AdminConfig,
     /// TLS files; `None` serves plain text. Over TCP only.
     pub tls: Option<TlsConfig>,
+    /// Authenticators of clients; `None` admits every client that can connect.
+    pub authentication: Option<AuthenticationConfig>,
     /// Watches: bounds for requests of clients, and the defaults.
     pub watch: WatchConfig,
     /// History of each resource, kept for watches that lag or resume. Age: 5 minutes by default; events: 100 000; bytes:
@@ -35,6 +37,15 @@ pub struct Config {
     pub drain: DrainConfig,
     /// Resources by name; at least one, if the configuration was loaded.
     pub resources: BTreeMap<String, ResourceConfig>,
+}
+
+/// Authenticators of clients; at least one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuthenticationConfig {
+    /// True if a client certificate is accepted; only with `client_ca` of TLS.
+    pub accepts_certificates: bool,
+    /// File of static bearer tokens, by their hashes.
+    pub token_file: Option<PathBuf>,
 }
 
 /// Resource: objects of one source under one name.
@@ -149,6 +160,7 @@ impl Default for Config {
             general: GeneralConfig::default(),
             admin: AdminConfig::default(),
             tls: None,
+            authentication: None,
             watch: WatchConfig::default(),
             history: BroadcasterConfig::default().retention,
             limits: LimitsConfig::default(),

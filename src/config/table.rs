@@ -33,6 +33,7 @@ rows! {
         insecure: bool = "false", boolean, "allow gRPC in plain text on an address that is not loopback",
             flag("insecure", "BOOL", "INFORMERD_INSECURE");
         ..TlsConfig;
+        ..AuthenticationKeys;
         ..WatchConfig;
         ..HistoryKeys;
         ..LimitsConfig;
@@ -73,6 +74,16 @@ rows! {
         key: PathBuf = (required "is missing; write the path of a file in PEM"), file,
             "private key of the certificate, in PEM";
         client_ca: Option<PathBuf>, file, "require client certificates signed by one of these CA certificates in PEM";
+    }
+}
+
+rows! {
+    /// Authenticators of clients.
+    pub(super) struct AuthenticationKeys at "authentication." {
+        client_certificates: bool = "false", boolean,
+            "accept a client certificate signed by tls.client_ca; beside another authenticator a client may have none";
+        token_file: Option<PathBuf>, file,
+            "accept the bearer tokens whose SHA-256 is in this file, with a line `HASH USER [GROUP,GROUP…]` for each, relative to the configuration file; read again when it changes";
     }
 }
 

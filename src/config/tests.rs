@@ -1,3 +1,4 @@
+mod authentication;
 mod etcd;
 mod files;
 #[cfg(feature = "kube")]
@@ -81,6 +82,7 @@ fn defaults() {
         },
         admin: AdminConfig { listen: Some("127.0.0.1:9464".parse().unwrap()) },
         tls: None,
+        authentication: None,
         watch: WatchConfig {
             full_channel_policy: FullChannelPolicy::Replay,
             allowed_policies: vec![

@@ -10,7 +10,7 @@ use tonic::body::Body;
 
 use super::{frame, request::RequestMessages, status::ApiError};
 use crate::{
-    auth::Identity,
+    auth::{Credentials, Identity},
     transport::{Origin, Peer, StreamHandle},
     watch::Client,
 };
@@ -20,8 +20,11 @@ use crate::{
 pub(super) struct Call {
     /// Peer that made the call, if the transport has set it.
     pub(super) peer: Option<Peer>,
-    /// Identity of the client, if the transport has authenticated it.
+    /// Identity of the client, if it was authenticated, or if its certificate has a name.
     pub(super) identity: Option<Identity>,
+    /// Credentials of the client, if it was authenticated with them.
+    #[expect(dead_code, reason = "for the checks of open streams")]
+    pub(super) credentials: Option<Credentials>,
     /// Handle by which the transport resets the stream, if its connection polls it.
     pub(super) stream: Option<StreamHandle>,
     /// Maximum time to wait for the first list.
@@ -38,6 +41,7 @@ impl Call {
         Self {
             peer: extensions.get().copied(),
             identity: extensions.get().cloned(),
+            credentials: extensions.get().cloned(),
             stream: extensions.get().cloned(),
             wait: wait_of(timeout_of(headers)),
         }

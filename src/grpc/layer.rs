@@ -1,5 +1,5 @@
-//! Layer around every RPC, of handwritten and generated services alike: checks and limits the request, counts the call, and ends
-//! it at its deadline. The layers of a program are inside of it, so that the calls that they refuse are counted too.
+//! Layer around every RPC, of handwritten and generated services alike: checks and limits the request, authenticates the caller,
+//! counts the call, and ends it at its deadline. The layers of a program are inside of it, so that the calls that they refuse are counted too.
 //!
 //! The request passes through [`Calls`], and the response is wrapped in [`Body`], which enforces the deadline and reads the
 //! status code from the trailers. No handler depends on this layer.
@@ -8,24 +8,29 @@ use std::{
     convert::Infallible,
     fmt,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, Response, StatusCode, header};
+use futures_util::future::Either;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Frame as BodyFrame;
 use tokio::time::{Instant, Sleep};
 use tonic::{Code, Status};
-use tower::Layer;
+use tower::{Layer, ServiceExt};
 
 use super::{
     call::timeout_of,
     metrics::RpcObserver,
     request::{RequestBounds, RequestMessages},
     service::Service,
-    status::{final_frames, trailers},
+    status::{ApiError, final_frames, trailers},
 };
-use crate::transport::{BoundedBody, BoundedFrame, Chunk, FinalFrames, Room, StreamHandle};
+use crate::{
+    auth::{Authentication, Credentials, Identity, Token},
+    transport::{BoundedBody, BoundedFrame, Chunk, FinalFrames, Room, StreamHandle},
+};
 
 /// Layer around every RPC.
 #[derive(Debug)]
@@ -57,6 +62,9 @@ pub struct ResponseBody(pub(super) Option<Box<dyn BoundedBody<Error = Status>>>)
 
 /// Path prefix of the only service whose requests are streams.
 const REFLECTION_PATHS: &str = "/grpc.reflection.";
+/// Path prefix of the only service that needs no credentials: a probe has none, and it learns nothing but the names of resources
+/// that it already has.
+const HEALTH_PATHS: &str = "/grpc.health.v1.Health/";
 
 impl<S> Layer<S> for CallLayer {
     type Service = Calls<S>;
@@ -76,7 +84,10 @@ impl<S> Calls<S> {
 
 impl<S, B> tower::Service<Request<B>> for Calls<S>
 where
-    S: tower::Service<CallRequest, Response = Response<ResponseBody>, Error = Infallible, Future: Send + 'static>,
+    S: tower::Service<CallRequest, Response = Response<ResponseBody>, Error = Infallible, Future: Send + 'static>
+        + Clone
+        + Send
+        + 'static,
     B: http_body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + 'static,
 {
     type Response = Response<Body>;
@@ -105,7 +116,11 @@ where
         let stream = request.extensions().get::<StreamHandle>().cloned();
         let request =
             request.map(|body| RequestBody(RequestMessages::new(tonic::body::Body::new(body), bounds, stream)));
-        let answer = self.inner.call(request);
+        let is_open = request.uri().path().starts_with(HEALTH_PATHS);
+        let answer = match self.service.config().authentication.clone().filter(|_| !is_open) {
+            None => Either::Left(self.inner.call(request)),
+            Some(authentication) => Either::Right(authenticated(authentication, self.inner.clone(), request)),
+        };
         Box::pin(async move {
             let response = match within(deadline, answer).await {
                 Some(answer) => answer?,
@@ -116,6 +131,44 @@ where
             Ok(response.map(|ResponseBody(answer)| Body { answer, ..body }))
         })
     }
+}
+
+/// Authenticates the caller of a request, and calls the inner service with its identity and its credentials.
+async fn authenticated<S>(
+    authentication: Arc<Authentication>,
+    inner: S,
+    mut request: CallRequest,
+) -> Result<Response<ResponseBody>, Infallible>
+where
+    S: tower::Service<CallRequest, Response = Response<ResponseBody>, Error = Infallible>,
+{
+    match authenticate(&authentication, &mut request).await {
+        Ok(()) => inner.oneshot(request).await,
+        Err(refusal) => Ok(refused(refusal.to_status())),
+    }
+}
+
+async fn authenticate(authentication: &Authentication, request: &mut CallRequest) -> Result<(), ApiError> {
+    let credentials = credentials(request)?;
+    let identity = authentication.authenticate(credentials.as_ref()).await.map_err(ApiError::authentication)?;
+    let extensions = request.extensions_mut();
+    extensions.insert(identity);
+    if let Some(credentials) = credentials {
+        extensions.insert(credentials);
+    }
+    Ok(())
+}
+
+/// Returns the credentials of a request: its bearer token, otherwise the certificate that TLS has verified.
+fn credentials(request: &mut CallRequest) -> Result<Option<Credentials>, ApiError> {
+    if let Some(value) = request.headers_mut().get_mut(header::AUTHORIZATION) {
+        // Debug of the request does not show it, whatever a layer of the program logs.
+        value.set_sensitive(true);
+    }
+    let values = request.headers().get_all(header::AUTHORIZATION).into_iter().map(HeaderValue::as_bytes);
+    let token = Token::from_headers(values).map_err(|_| ApiError::CredentialsInvalid)?;
+    let certificate = || request.extensions().get::<Identity>().cloned().map(Credentials::Certificate);
+    Ok(token.map(Credentials::Token).or_else(certificate))
 }
 
 /// Checks that a request is a gRPC request: its HTTP method and content type.

@@ -20,6 +20,7 @@ use super::{
     watchers::Watchers,
 };
 use crate::{
+    auth::Authentication,
     cache::Snapshot,
     model::{Condition, Expression, ResourceVersion, excerpt},
     proto::Structs,
@@ -79,6 +80,8 @@ pub struct ServiceConfig {
     pub memory: usize,
     /// Maximum number of steps for one evaluation of a client's expression or condition.
     pub expression_steps: u64,
+    /// Authenticators of the callers; without any, every caller is admitted.
+    pub authentication: Option<Arc<Authentication>>,
 }
 
 #[derive(Debug)]

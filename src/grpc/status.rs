@@ -11,6 +11,7 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
 use crate::{
+    auth::AuthenticationError,
     cache::JoinError,
     model::{ObjectKey, ResourceVersion, SyntaxError, VersionError, excerpt},
     transport::{Exceeded, FinalFrames},
@@ -60,6 +61,14 @@ pub(crate) enum ApiError {
     TooManyWatchers(Exceeded),
     /// The maximum number of expressions waits to be compiled, in all or for the peer.
     TooManyCompilations(Exceeded),
+    /// The call has no credentials.
+    CredentialsMissing,
+    /// The credentials are of nobody.
+    CredentialsInvalid,
+    /// The credentials were valid until some time ago.
+    CredentialsExpired,
+    /// The authority that authenticates callers, or decides what they may read, did not answer.
+    AuthorizerUnavailable { problem: String },
     /// A bug; the log has the details.
     Internal,
 }
@@ -95,6 +104,16 @@ impl ApiError {
     /// Creates the error of an object that is not in the cache.
     pub(crate) fn object(resource: &str, key: &ObjectKey) -> Self {
         Self::ObjectNotFound { resource: resource.to_owned(), key: key.to_string() }
+    }
+
+    /// Converts the reason for which a caller is not authenticated.
+    pub(crate) fn authentication(error: AuthenticationError) -> Self {
+        match error {
+            AuthenticationError::Missing => Self::CredentialsMissing,
+            AuthenticationError::Invalid => Self::CredentialsInvalid,
+            AuthenticationError::Expired => Self::CredentialsExpired,
+            AuthenticationError::Unavailable { problem } => Self::AuthorizerUnavailable { problem },
+        }
     }
 
     /// Converts the error of a watch that cannot start.
@@ -146,6 +165,10 @@ impl ApiError {
             Self::MemoryExceeded { .. } => (Code::ResourceExhausted, "MEMORY_EXCEEDED"),
             Self::TooManyWatchers(_) => (Code::ResourceExhausted, "TOO_MANY_WATCHERS"),
             Self::TooManyCompilations(_) => (Code::ResourceExhausted, "TOO_MANY_COMPILATIONS"),
+            Self::CredentialsMissing => (Code::Unauthenticated, "CREDENTIALS_MISSING"),
+            Self::CredentialsInvalid => (Code::Unauthenticated, "CREDENTIALS_INVALID"),
+            Self::CredentialsExpired => (Code::Unauthenticated, "CREDENTIALS_EXPIRED"),
+            Self::AuthorizerUnavailable { .. } => (Code::Unavailable, "AUTHORIZER_UNAVAILABLE"),
             Self::Internal => (Code::Internal, "INTERNAL"),
         }
     }
@@ -230,6 +253,18 @@ impl ApiError {
                 "too many expressions: {limit} of this peer wait to be compiled, its share (limits.peer_share) of \
                  limits.compilations; retry, or raise limits.peer_share if one address stands for many clients"
             ),
+            Self::CredentialsMissing => {
+                "credentials are missing: send \"authorization: Bearer TOKEN\" (informerd's commands: --token-file), or use a \
+                 client certificate, as the server's operator says"
+                    .to_owned()
+            }
+            Self::CredentialsInvalid => {
+                "the credentials are not valid here: send one \"authorization: Bearer TOKEN\" with a token for this server \
+                 (informerd's commands: --token-file)"
+                    .to_owned()
+            }
+            Self::CredentialsExpired => "the credentials have expired: renew the token or the certificate".to_owned(),
+            Self::AuthorizerUnavailable { problem } => format!("access cannot be decided now: {problem}: retry"),
             Self::Internal => "internal error: see the server's log".to_owned(),
         }
     }
@@ -265,9 +300,15 @@ impl ApiError {
             Self::TooManyWatchers(exceeded) | Self::TooManyCompilations(exceeded) => {
                 vec![("limit", exceeded.limit().to_string())]
             }
-            Self::PageTokenExpired | Self::HistoryRewritten | Self::AccessChanged | Self::Draining | Self::Internal => {
-                Vec::new()
-            }
+            Self::PageTokenExpired
+            | Self::HistoryRewritten
+            | Self::AccessChanged
+            | Self::Draining
+            | Self::CredentialsMissing
+            | Self::CredentialsInvalid
+            | Self::CredentialsExpired
+            | Self::AuthorizerUnavailable { .. }
+            | Self::Internal => Vec::new(),
         }
     }
 
@@ -281,7 +322,8 @@ impl ApiError {
             | Self::SlowConsumer { .. }
             | Self::MemoryExceeded { .. }
             | Self::TooManyWatchers(_)
-            | Self::TooManyCompilations(_) => Some(RETRY_SOON),
+            | Self::TooManyCompilations(_)
+            | Self::AuthorizerUnavailable { .. } => Some(RETRY_SOON),
             Self::ResourceNotFound { .. }
             | Self::ObjectNotFound { .. }
             | Self::Invalid { .. }
@@ -293,6 +335,9 @@ impl ApiError {
             | Self::VersionExpired { .. }
             | Self::HistoryRewritten
             | Self::AccessChanged
+            | Self::CredentialsMissing
+            | Self::CredentialsInvalid
+            | Self::CredentialsExpired
             | Self::Internal => None,
         }
     }

@@ -29,6 +29,8 @@ pub struct TlsFiles {
     pub key: PathBuf,
     /// CA certificates; if given, a client needs a certificate that one of them has signed.
     pub client_ca: Option<PathBuf>,
+    /// True if a client may also have no certificate, because it may authenticate otherwise.
+    pub is_certificate_optional: bool,
 }
 
 /// TLS configuration with which connections are accepted.
@@ -146,7 +148,9 @@ impl TlsFiles {
                 for cert in certificates(path, pem)? {
                     roots.add(cert).map_err(|error| refused(&error))?;
                 }
-                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+                let optional = self.is_certificate_optional;
+                let verifier = if optional { verifier.allow_unauthenticated() } else { verifier }.build();
                 builder.with_client_cert_verifier(verifier.map_err(|error| refused(&error))?)
             }
             _ => builder.with_no_client_auth(),
@@ -192,7 +196,12 @@ mod tests {
 
     fn write(directory: &Path) -> TlsFiles {
         let CertifiedKey { cert, signing_key } = generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-        let files = TlsFiles { cert: directory.join("tls.crt"), key: directory.join("tls.key"), client_ca: None };
+        let files = TlsFiles {
+            cert: directory.join("tls.crt"),
+            key: directory.join("tls.key"),
+            client_ca: None,
+            is_certificate_optional: false,
+        };
         fs::write(&files.cert, cert.pem()).unwrap();
         fs::write(&files.key, signing_key.serialize_pem()).unwrap();
         files

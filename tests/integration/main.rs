@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod attacks;
+mod authentication;
 #[path = "../upstreams/authority.rs"]
 mod authority;
 mod bench;

@@ -175,6 +175,7 @@ impl Sandbox {
                 struct_bytes: 1 << 20,
                 memory: options.memory,
                 expression_steps: 10_000,
+                authentication: None,
             },
             lifecycle.clone(),
             Arc::new(RpcMetrics::default()),

@@ -52,6 +52,7 @@ pub(crate) fn service_config() -> ServiceConfig {
         struct_bytes: 1 << 20,
         memory: 1 << 30,
         expression_steps: 10_000,
+        authentication: None,
     }
 }
 

@@ -1,6 +1,9 @@
 //! TLS: the certificates of server and client, the clients that the server accepts, and the errors of both sides.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use informerd::{
     app::App,
@@ -15,15 +18,25 @@ use tokio_util::sync::CancellationToken;
 use crate::{authority::Authority, sandbox::DEADLINE};
 
 /// Server of one pod under TLS.
-struct Secured {
-    address: ServerAddress,
+pub(crate) struct Secured {
+    pub(crate) address: ServerAddress,
     shutdown: CancellationToken,
     running: tokio::task::JoinHandle<()>,
-    _directory: TempDir,
+    directory: TempDir,
 }
 
 impl Secured {
     async fn start(server: &Authority, clients: Option<&Authority>) -> Self {
+        Self::start_with(server, clients, "", &[]).await
+    }
+
+    /// Starts it with more keys, each with a comma behind it, and more files.
+    pub(crate) async fn start_with(
+        server: &Authority,
+        clients: Option<&Authority>,
+        keys: &str,
+        files: &[(&str, &str)],
+    ) -> Self {
         let directory = TempDir::new().unwrap();
         let write = |name: &str, bytes: &[u8]| fs::write(directory.path().join(name), bytes).unwrap();
         let (cert, key) = server.sign(&["localhost"]);
@@ -31,12 +44,15 @@ impl Secured {
         write("tls.key", &key);
         fs::create_dir(directory.path().join("pods")).unwrap();
         write("pods/web.json", br#"{"kind":"Pod","metadata":{"name":"web"}}"#);
+        for (name, text) in files {
+            write(name, text.as_bytes());
+        }
         let client_ca = clients.map(|clients| {
             write("ca.crt", &clients.pem());
             ", client_ca: ca.crt"
         });
         let config = format!(
-            "{{ listen: '127.0.0.1:0', admin: {{ listen: none }}, tls: {{ cert: tls.crt, key: tls.key{} }}, \
+            "{{ {keys} listen: '127.0.0.1:0', admin: {{ listen: none }}, tls: {{ cert: tls.crt, key: tls.key{} }}, \
              resources: {{ pods: {{ source: {{ files: {{ path: pods }} }} }} }} }}",
             client_ca.unwrap_or_default()
         );
@@ -47,22 +63,32 @@ impl Secured {
         let running = tokio::spawn(app.run(shutdown.clone().cancelled_owned()));
         let running = tokio::spawn(async { running.await.unwrap().unwrap() });
         let address = format!("https://localhost:{}", address.port()).parse().unwrap();
-        Self { address, shutdown, running, _directory: directory }
+        Self { address, shutdown, running, directory }
     }
 
     /// Returns the result of a client that trusts this authority and presents this certificate.
-    async fn names(
+    pub(crate) async fn names(
         &self,
         authority: &Authority,
         identity: Option<(Vec<u8>, Vec<u8>)>,
     ) -> Result<Vec<String>, informerd::client::ClientError> {
         let options = TlsOptions { authority: Some(authority.pem()), identity, server_name: None };
-        let client = Client::connect(&self.address.with_tls(options).unwrap()).await?;
+        self.listed(&self.address.with_tls(options).unwrap()).await
+    }
+
+    /// Returns the same for a client with this address.
+    pub(crate) async fn listed(&self, address: &ServerAddress) -> Result<Vec<String>, informerd::client::ClientError> {
+        let client = Client::connect(address).await?;
         let listed = client.list(&Query::of("pods")).await?;
         Ok(listed.objects.into_iter().map(|object| object.name).collect())
     }
 
-    async fn stop(self) {
+    /// Returns the path of one of the server's files.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub(crate) async fn stop(self) {
         self.shutdown.cancel();
         tokio::time::timeout(DEADLINE, self.running).await.expect("it ends in time").unwrap();
     }

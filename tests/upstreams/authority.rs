@@ -24,9 +24,13 @@ impl Authority {
 
     /// Returns a certificate and its key.
     pub(crate) fn sign(&self, names: &[&str]) -> (Vec<u8>, Vec<u8>) {
-        let key = KeyPair::generate().unwrap();
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-        let signed = CertificateParams::new(names).unwrap().signed_by(&key, &self.issuer).unwrap();
+        self.sign_these(&CertificateParams::new(names).unwrap())
+    }
+
+    pub(crate) fn sign_these(&self, params: &CertificateParams) -> (Vec<u8>, Vec<u8>) {
+        let key = KeyPair::generate().unwrap();
+        let signed = params.signed_by(&key, &self.issuer).unwrap();
         (signed.pem().into_bytes(), key.serialize_pem().into_bytes())
     }
 }

@@ -45,7 +45,7 @@ pub(in super::super) async fn open_with(
     queue: QueueOptions,
     call: Call,
 ) -> Result<WatchBody, ApiError> {
-    let Call { peer, identity, stream, wait } = call;
+    let Call { peer, identity, stream, wait, .. } = call;
     let selection = query::selection(
         service,
         resource,

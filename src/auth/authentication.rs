@@ -1,0 +1,118 @@
+//! Authenticators, in the order in which they are tried.
+
+use std::{sync::Arc, time::SystemTime};
+
+use super::{Identity, Token, TokenFile};
+
+/// Authenticators of a server. A caller who sends a token is judged by the token alone, whatever certificate it presents: who
+/// sends one means it.
+#[derive(Debug, Default)]
+pub struct Authentication {
+    /// True if a client certificate that TLS has verified is enough.
+    pub accepts_certificates: bool,
+    /// Static tokens.
+    pub token_file: Option<TokenFile>,
+}
+
+/// Credentials with which a call was authenticated. An open stream keeps them, to be authenticated again.
+#[derive(Debug, Clone)]
+pub enum Credentials {
+    /// Certificate that TLS has verified.
+    Certificate(Identity),
+    /// Bearer token.
+    Token(Token),
+}
+
+/// Reason why a caller is not authenticated. None says which users exist.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AuthenticationError {
+    /// The call has no credentials.
+    #[error("credentials missing")]
+    Missing,
+    /// No authenticator accepts the credentials.
+    #[error("credentials invalid")]
+    Invalid,
+    /// The credentials were valid until some time ago.
+    #[error("credentials expired")]
+    Expired,
+    /// The credentials could not be checked.
+    #[error("credentials not checked: {problem}")]
+    Unavailable {
+        /// Cause, in words for the caller.
+        problem: String,
+    },
+}
+
+// === impl Authentication ===
+
+impl Authentication {
+    /// Returns the caller to whom these credentials belong. An open stream passes the credentials of its beginning again.
+    ///
+    /// # Errors
+    ///
+    /// If they are missing, invalid or expired, or cannot be checked now.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    #[expect(clippy::unused_async, reason = "reviews by another authority are requests to it")]
+    pub async fn authenticate(&self, credentials: Option<&Credentials>) -> Result<Identity, AuthenticationError> {
+        let identity = match credentials {
+            None => return Err(AuthenticationError::Missing),
+            Some(Credentials::Certificate(_)) if !self.accepts_certificates => {
+                return Err(AuthenticationError::Missing);
+            }
+            Some(Credentials::Certificate(identity)) => identity.clone(),
+            Some(Credentials::Token(token)) => self.user(token)?,
+        };
+        // TLS verifies the time only at the handshake, and a connection stays open for long.
+        match identity.details().expires {
+            Some(expires) if expires <= SystemTime::now() => Err(AuthenticationError::Expired),
+            _ => Ok(identity),
+        }
+    }
+
+    /// Reads the files again whenever they change; never returns.
+    pub async fn reload(self: Arc<Self>) {
+        if let Some(tokens) = &self.token_file {
+            tokens.reload().await;
+        }
+        std::future::pending::<()>().await;
+    }
+
+    fn user(&self, token: &Token) -> Result<Identity, AuthenticationError> {
+        if let Some(identity) = self.token_file.as_ref().and_then(|tokens| tokens.user(token)) {
+            return Ok(identity);
+        }
+        Err(AuthenticationError::Invalid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::auth::IdentityDetails;
+
+    #[tokio::test]
+    async fn a_certificate_is_accepted_until_it_expires_and_only_where_it_is_an_authenticator() {
+        let identity = |expires| {
+            let details =
+                IdentityDetails { user: "me".to_owned(), expires: Some(expires), ..IdentityDetails::default() };
+            Credentials::Certificate(Identity::new(details))
+        };
+        let (past, future) =
+            (SystemTime::now() - Duration::from_secs(1), SystemTime::now() + Duration::from_secs(3600));
+        let authentication = Authentication { accepts_certificates: true, ..Authentication::default() };
+        let authenticated = authentication.authenticate(Some(&identity(future))).await;
+        assert_eq!(authenticated.unwrap().user(), "me");
+        let expired = authentication.authenticate(Some(&identity(past))).await;
+        assert_eq!(expired, Err(AuthenticationError::Expired));
+        let other = Authentication::default();
+        for credentials in [None, Some(&identity(future)), Some(&identity(past))] {
+            assert_eq!(other.authenticate(credentials).await, Err(AuthenticationError::Missing));
+        }
+        assert_eq!(authentication.authenticate(None).await, Err(AuthenticationError::Missing));
+    }
+}
