@@ -4,17 +4,18 @@ use std::sync::Arc;
 
 use super::error::AppError;
 use crate::{
-    auth::{Authentication, TokenFile},
+    auth::{Authentication, JwtVerifier, TokenFile},
     config::{AuthenticationConfig, Config},
 };
 
 /// Loads the authenticators; `None` if none is configured.
 pub(super) fn load(config: &Config) -> Result<Option<Arc<Authentication>>, AppError> {
-    let Some(AuthenticationConfig { accepts_certificates, token_file }) = &config.authentication else {
+    let Some(AuthenticationConfig { accepts_certificates, token_file, jwt }) = &config.authentication else {
         return Ok(None);
     };
     let token_file = token_file.as_deref().map(TokenFile::load).transpose()?;
-    Ok(Some(Arc::new(Authentication { accepts_certificates: *accepts_certificates, token_file })))
+    let jwt = jwt.clone().map(JwtVerifier::load).transpose()?;
+    Ok(Some(Arc::new(Authentication { accepts_certificates: *accepts_certificates, token_file, jwt })))
 }
 
 /// Logs what an operator may not have meant.

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use super::{Identity, Token, TokenFile};
+use super::{Identity, JwtVerifier, Token, TokenFile};
 
 /// Authenticators of a server. A caller who sends a token is judged by the token alone, whatever certificate it presents: who
 /// sends one means it.
@@ -12,6 +12,8 @@ pub struct Authentication {
     pub accepts_certificates: bool,
     /// Static tokens.
     pub token_file: Option<TokenFile>,
+    /// Tokens of an issuer whose keys are known.
+    pub jwt: Option<JwtVerifier>,
 }
 
 /// Credentials with which a call was authenticated. An open stream keeps them, to be authenticated again.
@@ -74,15 +76,27 @@ impl Authentication {
 
     /// Reads the files again whenever they change; never returns.
     pub async fn reload(self: Arc<Self>) {
-        if let Some(tokens) = &self.token_file {
-            tokens.reload().await;
-        }
-        std::future::pending::<()>().await;
+        let tokens = async {
+            match &self.token_file {
+                Some(tokens) => tokens.reload().await,
+                None => std::future::pending().await,
+            }
+        };
+        let keys = async {
+            match &self.jwt {
+                Some(jwt) => jwt.reload().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::join!(tokens, keys);
     }
 
     fn user(&self, token: &Token) -> Result<Identity, AuthenticationError> {
         if let Some(identity) = self.token_file.as_ref().and_then(|tokens| tokens.user(token)) {
             return Ok(identity);
+        }
+        if let Some(user) = self.jwt.as_ref().and_then(|jwt| jwt.user(token, SystemTime::now())) {
+            return user;
         }
         Err(AuthenticationError::Invalid)
     }

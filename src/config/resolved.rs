@@ -8,6 +8,7 @@ use super::{
     value::{self, ValueError},
 };
 use crate::{
+    auth::JwtConfig,
     client::Query,
     endpoint::{ServerAddress, TlsOptions},
     model::{FieldCut, Indexers, Path},
@@ -46,6 +47,8 @@ pub struct AuthenticationConfig {
     pub accepts_certificates: bool,
     /// File of static bearer tokens, by their hashes.
     pub token_file: Option<PathBuf>,
+    /// JSON Web Tokens of one issuer.
+    pub jwt: Option<JwtConfig>,
 }
 
 /// Resource: objects of one source under one name.

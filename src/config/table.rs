@@ -14,7 +14,7 @@ use super::{
     value::{
         self, admin_listen as address, boolean, count, duration, expression, file, integer, kind,
         kube::{self, auto_or_opaque, field_paths, namespaces},
-        label_index as label, path as directory, path_index as field_path, policies, policy, positive_count,
+        label_index as label, names, path as directory, path_index as field_path, policies, policy, positive_count,
         positive_duration, positive_size, size, stream_path as file_or_dash, string as text, texts,
     },
 };
@@ -84,6 +84,22 @@ rows! {
             "accept a client certificate signed by tls.client_ca; beside another authenticator a client may have none";
         token_file: Option<PathBuf>, file,
             "accept the bearer tokens whose SHA-256 is in this file, with a line `HASH USER [GROUP,GROUP…]` for each, relative to the configuration file; read again when it changes";
+        ..JwtKeys;
+    }
+}
+
+rows! {
+    /// JSON Web Tokens of one issuer.
+    pub(super) struct JwtKeys at "authentication.jwt." {
+        issuer: String = (required "is missing; write the `iss` of the tokens, such as https://issuer.example"), text,
+            "accept JSON Web Tokens (RS*, PS*, ES256, ES384, EdDSA) of this issuer, by their `iss`";
+        audiences: Vec<String> = (required "is missing; write for example [informerd]"), names,
+            "audiences, one of which a token needs in `aud`: 1 to 32, such as [informerd]";
+        keys: PathBuf = (required "is missing; write the path of a JWKS document or of public keys in PEM"), file,
+            "keys of the issuer: a JWKS document, or public keys in PEM, relative to the configuration file; read again when it changes";
+        user_claim: String = "sub", text where value::check_not_empty, "claim with the name of the user";
+        user_prefix: String = empty, text, "prefix of the names of users";
+        groups_claim: Option<String>, text, "claim with the groups of the user, a text or a list";
     }
 }
 

@@ -55,6 +55,9 @@ const MAX_NAME_BYTES: usize = 253;
 /// Longest DNS label, which the lowercase of a kind is.
 const MAX_KIND_BYTES: usize = 63;
 
+/// Most names of a list.
+const MAX_NAMES: usize = 32;
+
 /// Longest excerpt of a user's text that an error quotes.
 const MAX_QUOTE_CHARS: usize = 60;
 
@@ -247,6 +250,19 @@ pub(super) fn texts(value: &Value) -> Result<Vec<String>, ValueError> {
     let found = || value.as_array().map_or(found(value), |list| list.len().to_string());
     let what = format!("a list of 1 to {} texts such as [node-a]", IndexMatch::MAX_VALUES);
     list.ok_or_else(|| ValueError::expected(&what, found()))?.iter().map(string).collect()
+}
+
+/// Reads a list of names, none of them empty.
+pub(super) fn names(value: &Value) -> Result<Vec<String>, ValueError> {
+    let list = value.as_array().filter(|list| (1..=MAX_NAMES).contains(&list.len()));
+    let found = || value.as_array().map_or(found(value), |list| list.len().to_string());
+    let what = format!("a list of 1 to {MAX_NAMES} names such as [informerd]");
+    let checked = checked(string, check_not_empty);
+    list.ok_or_else(|| ValueError::expected(&what, found()))?.iter().map(checked).collect()
+}
+
+pub(super) fn check_not_empty(text: &str) -> Result<(), ValueError> {
+    if text.is_empty() { Err(ValueError::expected("a name", quote(text))) } else { Ok(()) }
 }
 
 /// Reads the address of HTTP for operators; `none` is read by [`or_none`].

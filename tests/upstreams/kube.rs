@@ -159,10 +159,12 @@ async fn missed_changes_are_listed_once_and_delivered_as_the_difference() {
 /// version, or beyond it: by other writes of the kind, or by those of other kinds alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_from_a_backup_ends_every_watch() {
-    join_all([restored(0, false), restored(40, false), restored(0, true)].map(tokio::spawn))
-        .await
-        .into_iter()
-        .for_each(Result::unwrap);
+    join_all(
+        [(0, false), (40, false), (0, true)].map(|(rewritten, by_others)| tokio::spawn(restored(rewritten, by_others))),
+    )
+    .await
+    .into_iter()
+    .for_each(Result::unwrap);
 }
 
 /// Loses twenty writes, and makes others, or those of another kind until the cluster is beyond the known version.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::auth::JwtConfig;
 
 fn authentication(yaml: &str) -> Option<AuthenticationConfig> {
     load(yaml, &["--files=x=."]).unwrap().authentication
@@ -8,10 +9,11 @@ fn authentication(yaml: &str) -> Option<AuthenticationConfig> {
 fn authenticators_are_read_and_paths_are_relative_to_the_file() {
     assert_eq!(authentication("authentication: { client_certificates: false }"), None);
     assert_eq!(authentication("tls: { cert: c, key: k, client_ca: a }"), None, "a certificate admits to everything");
-    let tokens = AuthenticationConfig { accepts_certificates: false, token_file: Some("/run/tokens".into()) };
+    let tokens =
+        AuthenticationConfig { accepts_certificates: false, token_file: Some("/run/tokens".into()), jwt: None };
     assert_eq!(authentication("authentication: { token_file: /run/tokens }").as_ref(), Some(&tokens));
     let yaml = "authentication: { client_certificates: true }\ntls: { cert: c, key: k, client_ca: a }";
-    let both = AuthenticationConfig { accepts_certificates: true, token_file: None };
+    let both = AuthenticationConfig { accepts_certificates: true, token_file: None, jwt: None };
     assert_eq!(authentication(yaml), Some(both));
     let (directory, flags) = file("authentication: { token_file: tokens }", &["--files=x=."]);
     let loaded = Config::load(&flags).unwrap().authentication.unwrap();
@@ -25,4 +27,30 @@ fn client_certificates_need_their_signers() {
     for tls in ["", "tls: { cert: c, key: k }"] {
         assert_eq!(problems(&format!("authentication: {{ client_certificates: true }}\n{tls}")), problem);
     }
+}
+
+#[test]
+fn an_issuer_needs_its_audiences_and_keys() {
+    let (directory, flags) = file(
+        "authentication: { jwt: { issuer: 'https://i', audiences: [a, b], keys: jwks.json, groups_claim: groups } }",
+        &["--files=x=."],
+    );
+    let jwt = Config::load(&flags).unwrap().authentication.unwrap().jwt.unwrap();
+    let expected = JwtConfig {
+        issuer: "https://i".to_owned(),
+        audiences: vec!["a".to_owned(), "b".to_owned()],
+        keys: directory.path().join("jwks.json"),
+        user_claim: "sub".to_owned(),
+        user_prefix: String::new(),
+        groups_claim: Some("groups".to_owned()),
+    };
+    assert_eq!(jwt, expected);
+    let problems = problems("authentication: { jwt: { audiences: [], user_claim: '' } }");
+    let expected = [
+        "authentication.jwt.issuer: is missing; write the `iss` of the tokens, such as https://issuer.example",
+        "authentication.jwt.audiences: expected a list of 1 to 32 names such as [informerd], found 0",
+        "authentication.jwt.keys: is missing; write the path of a JWKS document or of public keys in PEM",
+        "authentication.jwt.user_claim: expected a name, found \"\"",
+    ];
+    assert_eq!(problems, expected.join("\n"));
 }

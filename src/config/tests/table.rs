@@ -5,6 +5,7 @@ use std::fmt::Write;
 use clap::CommandFactory;
 
 use super::*;
+use crate::auth::JwtConfig;
 
 /// Returns the keys that this build reads.
 fn served() -> impl Iterator<Item = &'static Key> {
@@ -34,6 +35,19 @@ fn the_reference_lists_the_defaults() {
             yaml.push_str(rest);
             let other = ResourceConfig { source, name: "other".into(), ..default.resources["pods"].clone() };
             expected.resources.insert("other".into(), other);
+        }
+        if key.path.starts_with("authentication.jwt.") {
+            yaml.push_str("    issuer: i\n    audiences: [a]\n    keys: /k\n");
+            let jwt = JwtConfig {
+                issuer: "i".into(),
+                audiences: vec!["a".into()],
+                keys: "/k".into(),
+                user_claim: "sub".into(),
+                user_prefix: String::new(),
+                groups_claim: None,
+            };
+            expected.authentication =
+                Some(AuthenticationConfig { accepts_certificates: false, token_file: None, jwt: Some(jwt) });
         }
         assert_eq!(load(&yaml, &["--files=pods=."]), Ok(expected), "{yaml}");
         assert_eq!(reference().iter().filter(|other| other.path == key.path).count(), 1);
