@@ -61,7 +61,7 @@ pub(crate) async fn start(listen: ListenAddr, ticks: watch::Receiver<u32>) -> Re
         })
     });
     let general = GeneralConfig { listen, ..GeneralConfig::default() };
-    let config = Config { general, admin: AdminConfig { listen: None }, ..Config::default() };
+    let config = Config { general, admin: AdminConfig { listen: None, ..AdminConfig::default() }, ..Config::default() };
     App::builder(config).serve("clocks", ServeOptions::default(), Clock(ticks)).layer(guard).start().await
 }
 

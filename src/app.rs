@@ -48,7 +48,7 @@ pub use crate::grpc::{CallRequest, CallService, RequestBody, ResponseBody};
 use crate::{
     admin::Admin,
     config::{AuthenticationConfig, Config, ListenAddr, TlsConfig},
-    grpc::{GeneratedServices, Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig},
+    grpc::{AccessConfig, GeneratedServices, Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig},
     proto::pb,
     source::kube::KubeClients,
     telemetry::{self, ObservedResource},
@@ -153,14 +153,16 @@ impl App {
                 expression_steps: config.limits.expression_steps,
                 bulk_streams: processors,
                 authentication,
+                access: AccessConfig::default(),
             },
             lifecycle.clone(),
             Arc::new(RpcMetrics::default()),
         );
         let mut registry = telemetry::registry(observed);
         service.register(&mut registry);
-        let admin = admin_listener
-            .map(|listener| (listener, Admin::new(service.clone(), registry, config.limits.request_timeout)));
+        let admin = admin_listener.map(|listener| {
+            (listener, Admin::new(service.clone(), registry, config.limits.request_timeout, config.admin.open_metrics))
+        });
         Ok(Self { config, service, lifecycle, tasks, writers, snapshot_writer, grpc, admin, connections, layers })
     }
 

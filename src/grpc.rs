@@ -14,6 +14,7 @@
 //!
 //! Not in this module: listening, connections and TLS (`app` and `transport`), and the sources of objects.
 
+mod access;
 mod bulk_scheduler;
 mod call;
 mod compiler;
@@ -45,4 +46,4 @@ pub use metrics::RpcMetrics;
 pub(crate) use page::fuzzing;
 pub use resource::ServedResource;
 pub use routes::{CallService, GeneratedServices, Routes};
-pub use service::{Lifecycle, Service, ServiceConfig};
+pub use service::{AccessConfig, Lifecycle, Service, ServiceConfig};

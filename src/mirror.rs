@@ -24,7 +24,7 @@ mod tests;
 
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
-use http::StatusCode;
+use http::{HeaderMap, StatusCode};
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -279,6 +279,10 @@ impl Probes for MirrorState {
             None => (StatusCode::OK, "ok\n".to_owned()),
             Some(problem) => (StatusCode::SERVICE_UNAVAILABLE, problem + "\n"),
         })
+    }
+
+    async fn check(&self, _path: &str, _headers: &HeaderMap) -> Result<(), StatusCode> {
+        Ok(())
     }
 
     /// A mirror has no metrics.

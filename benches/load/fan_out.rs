@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn the_last_event_has_a_watcher() {
-        let subject = Subject::Local { program: "x".into() };
+        let subject = Subject::local(Some("x".into()), false);
         let pattern = SELECTIVE.pattern();
         let (warm, end) = SELECTIVE.range(&subject, &pattern);
         assert!(warm >= 500 && end >= warm + 1000, "each object first, then the events: {warm} {end}");

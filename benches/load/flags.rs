@@ -78,7 +78,7 @@ pub(super) struct CommonFlags {
     #[arg(long, value_name = "PID", help_heading = "Server")]
     pid: Option<u32>,
 
-    /// Also measure these baselines, alternately: `naive`, `floor`, separated by commas; `naive=PROGRAM` is one of another build
+    /// Also measure these baselines, alternately: `naive`, `floor`, `identity` (an informerd that authorizes each call), separated by commas; `naive=PROGRAM` is one of another build
     #[arg(long, value_name = "NAME[=PROGRAM]", value_delimiter = ',', value_parser = parse_baseline, help_heading = "Server")]
     baseline: Vec<Subject>,
 
@@ -289,7 +289,9 @@ fn parse_baseline(text: &str) -> Result<Subject, String> {
     match name {
         "naive" => Ok(Subject::Naive { program }),
         "floor" => Ok(Subject::Floor { program }),
-        _ => Err("expected naive, floor, naive=PROGRAM or floor=PROGRAM".to_owned()),
+        "identity" if text == name => Ok(Subject::local(None, true)),
+        "identity" => Ok(Subject::local(Some(program), true)),
+        _ => Err("expected naive, floor or identity, or one of them with =PROGRAM".to_owned()),
     }
 }
 
@@ -386,8 +388,7 @@ impl CommonFlags {
 
     fn subject(&self) -> Result<Subject, Failure> {
         let (Some(server), Some(feed)) = (&self.server, &self.feed) else {
-            let program = self.program.clone().unwrap_or_else(|| env!("CARGO_BIN_EXE_informerd").into());
-            return Ok(Subject::Local { program });
+            return Ok(Subject::local(self.program.clone(), false));
         };
         let (address, resource) = (resolve(server)?, self.resource.clone());
         Ok(Subject::Remote(Remote { address, resource, feed: feed.clone(), pid: self.pid }))
@@ -466,7 +467,7 @@ mod tests {
         assert_eq!(bench.subjects[1], Subject::Naive { program: "/a".into() });
         let (bench, _) = parse("w1 --local --program /c --baseline naive").unwrap();
         let own = env::current_exe().unwrap();
-        assert_eq!(bench.subjects, [Subject::Local { program: "/c".into() }, Subject::Naive { program: own }]);
+        assert_eq!(bench.subjects, [Subject::local(Some("/c".into()), false), Subject::Naive { program: own }]);
         let (bench, _) = parse("w1 --server 127.0.0.1:5 --feed /tmp/feed --pid 7 --resource pods").unwrap();
         let address = ([127, 0, 0, 1], 5).into();
         let remote = Remote { address, resource: "pods".to_owned(), feed: "/tmp/feed".into(), pid: Some(7) };

@@ -27,8 +27,8 @@ pub(super) struct Process {
     pub(super) stdin: Option<ChildStdin>,
     /// Last lines that it wrote to stderr.
     log: Arc<Mutex<VecDeque<String>>>,
-    /// Configuration file, removed when the process ends.
-    _config: Option<NamedTempFile>,
+    /// Files that it reads, removed when it ends.
+    _files: Vec<NamedTempFile>,
 }
 
 /// Peak values that a [`Watchdog`] has seen.
@@ -100,11 +100,7 @@ fn field(text: &str, word: &str) -> Option<u64> {
 
 impl Process {
     /// Starts a program, and waits until it logs on stderr that it listens on a loopback address.
-    pub(super) fn start(
-        program: &Path,
-        arguments: &[String],
-        config: Option<NamedTempFile>,
-    ) -> Result<Self, BenchError> {
+    pub(super) fn start(program: &Path, arguments: &[String], files: Vec<NamedTempFile>) -> Result<Self, BenchError> {
         let name = program.display().to_string();
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -142,7 +138,7 @@ impl Process {
             drop(child.wait());
             return Err(BenchError::NotListening { name, said });
         };
-        Ok(Self { child, address, stdin, log, _config: config })
+        Ok(Self { child, address, stdin, log, _files: files })
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -232,9 +228,9 @@ mod tests {
     #[test]
     fn a_program_that_does_not_listen_is_reported_with_its_output() {
         let arguments = ["-c".to_owned(), "echo no port >&2; exit 3".to_owned()];
-        let error = Process::start(Path::new("sh"), &arguments, None).unwrap_err();
+        let error = Process::start(Path::new("sh"), &arguments, Vec::new()).unwrap_err();
         assert!(error.to_string().contains("no port"), "{error}");
-        let error = Process::start(Path::new("/no/such/program"), &[], None).unwrap_err();
+        let error = Process::start(Path::new("/no/such/program"), &[], Vec::new()).unwrap_err();
         assert!(error.to_string().contains("/no/such/program"), "{error}");
     }
 }

@@ -24,6 +24,8 @@ pub(super) enum Subject {
     Local {
         /// Path of the program.
         program: PathBuf,
+        /// True if it authenticates and authorizes the caller of each call.
+        has_identities: bool,
     },
     /// Informerd that already runs.
     Remote(Remote),
@@ -76,15 +78,23 @@ pub(super) struct Running {
 
 /// Name of the resource of a server started here.
 const RESOURCE: &str = "bench";
+/// SHA-256 of the token that the client sends.
+const TOKEN_SHA256: &str = "1b32c28cb38c05480eccc1bd60ff97029b57a05c96718b96dad7e9d84894f549";
 /// Standard input as a pipe: it is read without a blocking thread.
 const STDIN: &str = "/dev/stdin";
 
 // === impl Subject ===
 
 impl Subject {
+    /// Returns an informerd to start; without a program, that of this build.
+    pub(super) fn local(program: Option<PathBuf>, has_identities: bool) -> Self {
+        Self::Local { program: program.unwrap_or_else(|| env!("CARGO_BIN_EXE_informerd").into()), has_identities }
+    }
+
     /// Returns its name in the report.
     pub(super) fn name(&self) -> &'static str {
         match self {
+            Self::Local { has_identities: true, .. } => "identity",
             Self::Local { .. } | Self::Remote(_) => "informerd",
             Self::Naive { .. } => "naive",
             Self::Floor { .. } => "floor",
@@ -101,27 +111,42 @@ impl Subject {
     /// Starts it, unless it already runs, and opens its input for events.
     pub(super) fn start(&self, setup: &Setup) -> Result<(Running, Box<dyn Write + Send>), BenchError> {
         match self {
-            Self::Local { program } => start_local(program, setup),
+            Self::Local { program, has_identities } => start_local(program, *has_identities, setup),
             Self::Remote(remote) => {
                 let feed = fs::File::options().append(true).open(&remote.feed);
                 let feed = feed.map_err(|error| BenchError::Feed { path: remote.feed.clone(), error })?;
                 let Remote { address, resource, pid, .. } = remote.clone();
                 Ok((Running { address, resource, pid, process: None }, Box::new(feed)))
             }
-            Self::Naive { program } => launch(program, &["naive".to_owned(), setup.queue.to_string()], None),
+            Self::Naive { program } => launch(program, &["naive".to_owned(), setup.queue.to_string()], Vec::new()),
             Self::Floor { program } => {
                 let arguments = ["floor".to_owned(), setup.connections.to_string(), setup.streams.to_string()];
-                launch(program, &arguments, None)
+                launch(program, &arguments, Vec::new())
             }
         }
     }
 }
 
-fn start_local(program: &Path, setup: &Setup) -> Result<(Running, Box<dyn Write + Send>), BenchError> {
+fn start_local(
+    program: &Path,
+    has_identities: bool,
+    setup: &Setup,
+) -> Result<(Running, Box<dyn Write + Send>), BenchError> {
     let Setup { streams, history, block_timeout, is_indexed, .. } = setup;
     let indexes = if *is_indexed { format!("indexes: {{ {INDEX}: {{ path: {INDEX_PATH} }} }}") } else { String::new() };
+    let mut files = Vec::new();
+    let mut access = String::new();
+    if has_identities {
+        let tokens = written(&format!("{TOKEN_SHA256} bench\n"))?;
+        access = format!(
+            "authentication: {{ token_file: {} }}\n\
+             authorization: {{ rules: [{{ subjects: ['user:bench'], verbs: ['*'], resources: ['*'], namespaces: ['*'] }}] }}\n",
+            tokens.path().display()
+        );
+        files.push(tokens);
+    }
     let config = written(&format!(
-        "watch: {{ block_timeout: {block_timeout}ms }}\n\
+        "{access}watch: {{ block_timeout: {block_timeout}ms }}\n\
          history: {{ events: {history} }}\n\
          limits: {{ streams_per_connection: {streams}, peer_share: 100 }}\n\
          resources:\n  {RESOURCE}:\n    source: {{ stream: {{ path: {STDIN} }} }}\n    {indexes}\n",
@@ -137,7 +162,9 @@ fn start_local(program: &Path, setup: &Setup) -> Result<(Running, Box<dyn Write 
         "--admin-listen",
         "none",
     ];
-    launch(program, &arguments.map(str::to_owned), Some(config))
+    let arguments = arguments.map(str::to_owned);
+    files.push(config);
+    launch(program, &arguments, files)
 }
 
 /// Writes a configuration to a file that is removed on drop.
@@ -149,9 +176,9 @@ fn written(config: &str) -> Result<NamedTempFile, BenchError> {
 fn launch(
     program: &Path,
     arguments: &[String],
-    config: Option<NamedTempFile>,
+    files: Vec<NamedTempFile>,
 ) -> Result<(Running, Box<dyn Write + Send>), BenchError> {
-    let mut process = Process::start(program, arguments, config)?;
+    let mut process = Process::start(program, arguments, files)?;
     let Some(stdin) = process.stdin.take() else { return Err(BenchError::Publish("no standard input".to_owned())) };
     let (address, pid) = (process.address, Some(process.pid()));
     Ok((Running { address, resource: RESOURCE.to_owned(), pid, process: Some(process) }, Box::new(stdin)))

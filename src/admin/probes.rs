@@ -6,7 +6,7 @@
 use std::{collections::VecDeque, convert::Infallible, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -21,6 +21,13 @@ use crate::transport::pause_after;
 pub trait Probes: Clone + Send + Sync + 'static {
     /// Returns the status and the text for a path; `None` for a path that is not served.
     fn answer(&self, path: &str) -> Option<(StatusCode, String)>;
+
+    /// Checks that the sender of these headers may read a path.
+    ///
+    /// # Errors
+    ///
+    /// The status of the refusal.
+    fn check(&self, path: &str, headers: &HeaderMap) -> impl Future<Output = Result<(), StatusCode>> + Send;
 
     /// Counts a connection that was not accepted or not served.
     fn count_refused(&self, reason: &'static str);
@@ -68,9 +75,12 @@ pub async fn serve(probes: impl Probes, request_timeout: Duration, listener: Tcp
 async fn drive(probes: impl Probes, request_timeout: Duration, stream: TcpStream) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(request_timeout).max_buf_size(MAX_HEAD).keep_alive(false);
-    let answer = service_fn(|request: Request<Incoming>| {
-        let response = answer(&probes, request.method(), request.uri().path());
-        async { Ok::<_, Infallible>(response) }
+    let answer = service_fn(async |request: Request<Incoming>| {
+        let (path, method) = (request.uri().path(), request.method());
+        Ok::<_, Infallible>(match probes.check(path, request.headers()).await {
+            Ok(()) => answer(&probes, method, path),
+            Err(status) => refusal(status),
+        })
     });
     let connection = http.serve_connection(TokioIo::new(stream), answer);
     let is_late = match tokio::time::timeout(MAX_TIME, connection).await {
@@ -80,6 +90,15 @@ async fn drive(probes: impl Probes, request_timeout: Duration, stream: TcpStream
     if is_late {
         probes.count_refused("admin_timeout");
     }
+}
+
+fn refusal(status: StatusCode) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::default());
+    *response.status_mut() = status;
+    if status == StatusCode::UNAUTHORIZED {
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    response
 }
 
 fn answer(probes: &impl Probes, method: &Method, path: &str) -> Response<Full<Bytes>> {

@@ -421,6 +421,19 @@ impl Snapshot {
             .take_while(move |object| namespace.is_none_or(|namespace| object.key().namespace() == namespace))
     }
 
+    /// Returns the namespaces that have objects, sorted; the empty text stands for objects without one.
+    pub fn namespaces(&self) -> Vec<String> {
+        let mut namespaces: Vec<String> = Vec::new();
+        let mut start = Bound::Unbounded;
+        while let Some((key, _)) = self.objects.range((start, Bound::Unbounded)).next() {
+            let namespace = key.namespace();
+            // No namespace has a character below this one, so the next namespace begins after it.
+            start = Bound::Included(ObjectKey::first_of_namespace(&format!("{namespace}\u{1}")));
+            namespaces.push(namespace.to_owned());
+        }
+        namespaces
+    }
+
     /// Returns the objects under one value of an index, sorted by key, from strictly after `after` on. `None` if there is no
     /// such index; a value without objects gives none.
     pub fn by_index<'a>(

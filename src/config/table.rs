@@ -63,6 +63,8 @@ rows! {
         listen: Option<SocketAddr> = "127.0.0.1:9464", address or none,
             "address of HTTP for probes and metrics: IP:PORT or none",
             flag("admin-listen", "ADDR", "INFORMERD_ADMIN_LISTEN");
+        open_metrics: bool = "false", boolean,
+            "serve /metrics without credentials also where callers are authorized: it shows names, counts and versions of every resource";
     }
 }
 

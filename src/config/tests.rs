@@ -80,7 +80,7 @@ fn defaults() {
             state_dir: None,
             state_interval: Duration::from_secs(60),
         },
-        admin: AdminConfig { listen: Some("127.0.0.1:9464".parse().unwrap()) },
+        admin: AdminConfig { listen: Some("127.0.0.1:9464".parse().unwrap()), open_metrics: false },
         tls: None,
         authentication: None,
         watch: WatchConfig {

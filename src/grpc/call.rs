@@ -23,7 +23,6 @@ pub(super) struct Call {
     /// Identity of the client, if it was authenticated, or if its certificate has a name.
     pub(super) identity: Option<Identity>,
     /// Credentials of the client, if it was authenticated with them.
-    #[expect(dead_code, reason = "for the checks of open streams")]
     pub(super) credentials: Option<Credentials>,
     /// Handle by which the transport resets the stream, if its connection polls it.
     pub(super) stream: Option<StreamHandle>,
@@ -45,6 +44,11 @@ impl Call {
             stream: extensions.get().cloned(),
             wait: wait_of(timeout_of(headers)),
         }
+    }
+
+    /// Returns the user and uid of the caller, to whom page tokens are bound.
+    pub(super) fn user(&self) -> Option<(&str, &str)> {
+        self.identity.as_ref().map(|identity| (identity.user(), &*identity.details().uid))
     }
 
     /// Returns the origin whose share of the limits the call uses, if its peer is known.

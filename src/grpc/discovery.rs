@@ -5,11 +5,12 @@ use std::sync::atomic::Ordering;
 use prost::Message;
 
 use super::{
-    call::Call, page::Continued, query, resource::ServedResource, service::Service, status::ApiError,
+    access::Wanted, call::Call, page::Continued, resource::ServedResource, service::Service, status::ApiError,
     time_slice::TimeSlice,
 };
 use crate::{
-    cache::Problem,
+    auth::Operation,
+    cache::{Problem, ProblemReason},
     model::{Namespaces, ResourceVersion},
     proto::{self, pb},
 };
@@ -19,8 +20,50 @@ const MAX_INDEX_VALUES: usize = 10_000;
 /// Size limit of a response with index values, in bytes; the last value may exceed it.
 const MAX_VALUES_BYTES: usize = 1 << 20;
 
+/// Answers `ListResources` with the resources that the caller may see.
+pub(super) async fn resources(service: &Service, call: &Call) -> Result<pb::ListResourcesResponse, ApiError> {
+    let mut resources = Vec::new();
+    for (resource, namespaces) in service.seen(call).await? {
+        let described = self::resource(resource);
+        resources.push(match namespaces {
+            Some(namespaces) => limited(resource, described, &namespaces).await,
+            None => described,
+        });
+    }
+    Ok(pb::ListResourcesResponse { resources })
+}
+
+/// Limits the description of a resource to these namespaces. Errors, and problems of a whole source, may name objects of others.
+async fn limited(resource: &ServedResource, described: pb::Resource, allowed: &Namespaces) -> pb::Resource {
+    let mut objects = 0;
+    if let Some(snapshot) = resource.informer.snapshot() {
+        let mut slice = TimeSlice::begin();
+        for namespace in allowed.iter() {
+            for _ in snapshot.objects(Some(namespace), None) {
+                objects += 1;
+                slice.end().await;
+            }
+        }
+    }
+    let pb::Resource { mut namespaces, .. } = described;
+    namespaces.retain(|namespace| allowed.contains(namespace));
+    let is_readable = |problem: &&Problem| match problem.reason {
+        ProblemReason::ObjectTooLarge => {
+            problem.subject.split_once('/').is_some_and(|(namespace, _)| allowed.contains(namespace))
+        }
+        ProblemReason::NamespaceNotFound => allowed.contains(&problem.subject),
+        _ => false,
+    };
+    let health = resource.informer.health();
+    let problems = health.problems().iter().filter(is_readable).map(problem).collect();
+    let history =
+        resource.informer.snapshot().map(|snapshot| resource.informer.history(snapshot.history_id(), Some(allowed)));
+    let history = history.unwrap_or_default();
+    pb::Resource { history, objects, watchers: 0, last_error: String::new(), problems, namespaces, ..described }
+}
+
 /// Describes one resource for `ListResources`.
-pub(super) fn resource(resource: &ServedResource) -> pb::Resource {
+fn resource(resource: &ServedResource) -> pb::Resource {
     let informer = &resource.informer;
     let snapshot = informer.snapshot();
     let health = informer.health();
@@ -60,22 +103,24 @@ fn problem(problem: &Problem) -> pb::Problem {
     }
 }
 
-/// Answers `ListIndexValues`: with the values and counts of these namespaces, if there are any.
+/// Answers `ListIndexValues` with the values and counts of the namespaces that the caller may read.
 pub(super) async fn index_values(
     service: &Service,
     request: &pb::ListIndexValuesRequest,
-    namespaces: Option<&Namespaces>,
     call: &Call,
 ) -> Result<pb::ListIndexValuesResponse, ApiError> {
-    let resource = service.resource(&request.resource)?;
+    let format = pb::PayloadFormat::Metadata.into();
+    let mut access = service.access(call, Wanted::objects(Operation::List, &request.resource, "", format)).await?;
+    let resource = access.resource;
     let index = &request.index;
     let indexers = resource.informer.indexers();
     let unknown = || ApiError::index("index", index, indexers.names());
     if indexers.get(index).ok_or_else(unknown)?.reads_body() {
-        query::check_body(resource, "index by other than namespace and labels")?;
+        access.require_bodies("index by other than namespace and labels").await?;
     }
     let bound = pb::ListIndexValuesRequest { page_size: 0, page_token: String::new(), ..request.clone() };
-    let query = service.pages().query_hash(&("ListIndexValues", bound.encode_to_vec(), namespaces));
+    let namespaces = access.namespaces.as_ref();
+    let query = service.pages().query_hash(&("ListIndexValues", bound.encode_to_vec(), call.user(), namespaces));
     let (snapshot, after) = if request.page_token.is_empty() {
         (service.snapshot(resource, None, call.wait).await?, None)
     } else {

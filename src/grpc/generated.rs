@@ -52,7 +52,7 @@ impl pb::informer_service_server::InformerService for Service {
         request: Request<pb::ListIndexValuesRequest>,
     ) -> Result<Response<pb::ListIndexValuesResponse>, Status> {
         let (request, call) = called(request);
-        let result = discovery::index_values(self, &request, None, &call).await;
+        let result = discovery::index_values(self, &request, &call).await;
         let answered = result.map_err(|refusal| self.metrics().refuse(&refusal))?;
         let value = |value: &pb::IndexValue| size_of::<pb::IndexValue>() + value.value.len();
         let decoded = answered.values.iter().map(value).sum();
@@ -61,10 +61,10 @@ impl pb::informer_service_server::InformerService for Service {
 
     async fn list_resources(
         &self,
-        _: Request<pb::ListResourcesRequest>,
+        request: Request<pb::ListResourcesRequest>,
     ) -> Result<Response<pb::ListResourcesResponse>, Status> {
-        let resources = self.resources().map(discovery::resource).collect();
-        let answered = pb::ListResourcesResponse { resources };
+        let (_, call) = called(request);
+        let answered = discovery::resources(self, &call).await?;
         let decoded = answered.encoded_len();
         Ok(answer(answered, decoded))
     }
@@ -83,11 +83,9 @@ impl pb::admin_service_server::AdminService for Service {
         &self,
         request: Request<pb::ListWatchersRequest>,
     ) -> Result<Response<pb::ListWatchersResponse>, Status> {
-        let request = request.into_inner();
-        if !request.resource.is_empty() {
-            self.resource(&request.resource)?;
-        }
-        let answered = self.watchers().list(&request)?;
+        let (request, call) = called(request);
+        let inspected = self.inspected(&call, &request.resource).await?;
+        let answered = self.watchers().list(&request, &inspected)?;
         let decoded = answered.encoded_len();
         Ok(answer(answered, decoded))
     }

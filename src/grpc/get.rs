@@ -13,12 +13,14 @@ use prost::Message;
 use tonic::Status;
 
 use super::{
+    access::{Access, Wanted},
     call::Call,
     frame, query,
     service::Service,
     status::{ApiError, final_frames, trailers},
 };
 use crate::{
+    auth::Operation,
     model::Object,
     proto::{self, EncodedObject, PayloadFormat, pb},
     transport::{BoundedBody, BoundedFrame, Chunk, FinalFrames, Room},
@@ -44,8 +46,15 @@ enum Stage {
 
 /// Answers Get.
 pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) -> Result<GetBody, ApiError> {
-    let resource = service.resource(&request.resource)?;
-    let format = query::format(resource, request.format)?;
+    let wanted = Wanted {
+        operation: Operation::Get,
+        resource: &request.resource,
+        // The empty text is no wildcard here: it stands for objects without a namespace.
+        namespace: Some(&request.namespace),
+        name: &request.name,
+        format: request.format,
+    };
+    let Access { resource, format, .. } = service.access(&call, wanted).await?;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
     let key = query::key("name", &request.namespace, &request.name)?;
     let snapshot = service.snapshot(resource, min_version.as_ref(), call.wait).await?;

@@ -165,10 +165,15 @@ fn credentials(request: &mut CallRequest) -> Result<Option<Credentials>, ApiErro
         // Debug of the request does not show it, whatever a layer of the program logs.
         value.set_sensitive(true);
     }
-    let values = request.headers().get_all(header::AUTHORIZATION).into_iter().map(HeaderValue::as_bytes);
-    let token = Token::from_headers(values).map_err(|_| ApiError::CredentialsInvalid)?;
+    let token = token(request.headers())?;
     let certificate = || request.extensions().get::<Identity>().cloned().map(Credentials::Certificate);
     Ok(token.map(Credentials::Token).or_else(certificate))
+}
+
+/// Returns the bearer token of a request, if it has one.
+pub(super) fn token(headers: &HeaderMap) -> Result<Option<Token>, ApiError> {
+    let values = headers.get_all(header::AUTHORIZATION).into_iter().map(HeaderValue::as_bytes);
+    Token::from_headers(values).map_err(|_| ApiError::CredentialsInvalid)
 }
 
 /// Checks that a request is a gRPC request: its HTTP method and content type.

@@ -17,6 +17,7 @@ use prost::Message;
 use tonic::Status;
 
 use super::{
+    access::{Access, Wanted},
     bulk_scheduler::BulkPermit,
     call::Call,
     frame::{self, CHUNK_BYTES},
@@ -29,6 +30,7 @@ use super::{
     time_slice::TimeSlice,
 };
 use crate::{
+    auth::Operation,
     cache::{HealthReport, Scan, Snapshot},
     model::{IndexFunc, IndexMatch, Namespaces, Object, ObjectKey, Selection},
     proto::{self, EncodedObject, PayloadFormat, pb},
@@ -103,20 +105,25 @@ const HEAD_BYTES: usize = 1 << 10;
 
 /// Answers ByIndex: a List by one value of one index, or by the values of one object.
 pub(super) async fn by_index(service: &Service, request: pb::ByIndexRequest, call: Call) -> Result<ListBody, ApiError> {
-    let resource = service.resource(&request.resource)?;
-    let indexers = resource.informer.indexers();
+    let wanted = Wanted::objects(Operation::List, &request.resource, &request.namespace, request.format);
+    let mut access = service.access(&call, wanted).await?;
+    let indexers = access.resource.informer.indexers();
     let Some(func) = indexers.get(&request.index) else {
         return Err(ApiError::index("index", &request.index, indexers.names()));
     };
     if func.reads_body() {
-        query::check_body(resource, "index by other than namespace and labels")?;
+        access.require_bodies("index by other than namespace and labels").await?;
     }
     let like = match &request.like {
         Some(_) if !request.value.is_empty() => {
             let message = "cannot be given together with value; leave out one of them".to_owned();
             return Err(ApiError::Invalid { reason: "INDEX_VALUES_INVALID", field: "like", message });
         }
-        Some(like) => Some(Like { func: func.clone(), key: query::key("like.name", &like.namespace, &like.name)? }),
+        Some(like) => {
+            // Its values of the index become known.
+            access.require_object(&like.namespace, &like.name).await?;
+            Some(Like { func: func.clone(), key: query::key("like.name", &like.namespace, &like.name)? })
+        }
         None => None,
     };
     let values = if like.is_some() { Vec::new() } else { vec![request.value] };
@@ -132,29 +139,28 @@ pub(super) async fn by_index(service: &Service, request: pb::ByIndexRequest, cal
         min_resource_version: request.min_resource_version,
         index: Some(pb::IndexMatch { name: request.index, values }),
     };
-    answer(service, request, like, call).await
+    answer(access, request, like, call).await
 }
 
 /// Answers List.
 pub(super) async fn list(service: &Service, request: pb::ListRequest, call: Call) -> Result<ListBody, ApiError> {
-    answer(service, request, None, call).await
+    let wanted = Wanted::objects(Operation::List, &request.resource, &request.namespace, request.format);
+    let access = service.access(&call, wanted).await?;
+    answer(access, request, None, call).await
 }
 
 /// Answers a List. With `like`, its index has no values yet: they are those of that object in the snapshot.
 async fn answer(
-    service: &Service,
+    mut access: Access<'_>,
     mut request: pb::ListRequest,
     like: Option<Like>,
     call: Call,
 ) -> Result<ListBody, ApiError> {
     let (page_size, page_token) = (std::mem::take(&mut request.page_size), std::mem::take(&mut request.page_token));
-    let resource = service.resource(&request.resource)?;
     let mut selection = query::selection(
-        service,
-        resource,
+        &mut access,
         Parts {
             namespace: &request.namespace,
-            namespaces: None,
             name: "",
             label_selector: &request.label_selector,
             field_selector: &request.field_selector,
@@ -164,10 +170,10 @@ async fn answer(
         },
     )
     .await?;
-    let format = query::format(resource, request.format)?;
+    let (service, resource, format) = (access.service, access.resource, access.format);
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
     let key = like.as_ref().map(|like| &like.key);
-    let query = service.pages().query_hash(&("List", request.encode_to_vec(), key, &selection.namespaces));
+    let query = service.pages().query_hash(&("List", request.encode_to_vec(), key, call.user(), &selection.namespaces));
     let (snapshot, after) = start(service, resource, &page_token, query, min_version.as_ref(), call.wait).await?;
     let mut value_bytes = 0;
     if let Some((Like { func, key }, index)) = like.zip(request.index) {

@@ -112,7 +112,9 @@ impl Pages {
             return Err(ApiError::PageTokenExpired);
         }
         if seal != self.seals.hash_one((id, query)) {
-            return Err(invalid("token of another query; only page_size may change between pages"));
+            return Err(invalid(
+                "token of another query, another caller or other rights; only page_size may change between pages, else list again",
+            ));
         }
         let mut retained = self.retained.lock();
         retained.expire(Instant::now());

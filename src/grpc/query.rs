@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use super::{compiler::Compiler, resource::ServedResource, service::Service, status::ApiError};
+use super::{access::Access, compiler::Compiler, resource::ServedResource, service::Service, status::ApiError};
 use crate::{
     model::{
         Condition, Expression, ExpressionError, FieldSelector, IndexMatch, Indexers, KeyError, LabelSelector,
-        Namespaces, ObjectKey, ResourceVersion, Selection,
+        ObjectKey, ResourceVersion, Selection,
     },
-    proto::{PayloadFormat, pb},
+    proto::pb,
     transport::{Peer, Quota},
 };
 
@@ -16,8 +16,6 @@ use crate::{
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Parts<'a> {
     pub(super) namespace: &'a str,
-    /// Namespaces to which the caller's rights limit the call.
-    pub(super) namespaces: Option<&'a Namespaces>,
     pub(super) name: &'a str,
     pub(super) label_selector: &'a str,
     pub(super) field_selector: &'a str,
@@ -28,16 +26,13 @@ pub(super) struct Parts<'a> {
 }
 
 /// Builds the selection of the parts.
-pub(super) async fn selection(
-    service: &Service,
-    resource: &ServedResource,
-    parts: Parts<'_>,
-) -> Result<Selection, ApiError> {
-    let Parts { namespace, namespaces, name, label_selector, field_selector, expression, index, peer } = parts;
+pub(super) async fn selection(access: &mut Access<'_>, parts: Parts<'_>) -> Result<Selection, ApiError> {
+    let resource = access.resource;
+    let Parts { namespace, name, label_selector, field_selector, expression, index, peer } = parts;
     let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     let selection = Selection {
         namespace: given(namespace),
-        namespaces: namespaces.cloned(),
+        namespaces: None,
         name: given(name),
         labels: LabelSelector::parse(label_selector).map_err(|error| ApiError::selector("label_selector", &error))?,
         fields: FieldSelector::parse(field_selector).map_err(|error| ApiError::selector("field_selector", &error))?,
@@ -45,22 +40,15 @@ pub(super) async fn selection(
         expression: None,
     };
     if selection.reads_body() || !expression.is_empty() {
-        check_body(resource, "selection by other than namespace, name and labels")?;
+        access.require_bodies("selection by other than namespace, name and labels").await?;
     }
+    let selection = Selection { namespaces: access.namespaces.clone(), ..selection };
     if expression.is_empty() {
         return Ok(selection);
     }
     // Compiling takes time, so it comes last.
-    let expression = self::expression(service, resource, expression, peer).await?;
+    let expression = self::expression(access.service, resource, expression, peer).await?;
     Ok(Selection { expression: Some(expression), ..selection })
-}
-
-/// Checks that a request may depend on the bodies of a resource.
-pub(super) fn check_body(resource: &ServedResource, part: &'static str) -> Result<(), ApiError> {
-    if !resource.is_secret {
-        return Ok(());
-    }
-    Err(ApiError::MetadataOnly { resource: resource.name.clone(), part })
 }
 
 /// Compiles an expression that selects objects; its evaluation errors are counted for the resource.
@@ -79,20 +67,20 @@ async fn expression(
 
 /// Compiles one of the conditions of an Until.
 pub(super) async fn condition(
-    service: &Service,
-    resource: &ServedResource,
+    access: &mut Access<'_>,
     at: usize,
     text: &str,
     peer: Option<Peer>,
 ) -> Result<Condition, ApiError> {
     check_expressions("conditions")?;
+    let service = access.service;
     let located = |error| not_compiled("conditions", &format!("[{at}]: "), &error);
     let condition = compiled(service.compilations(), service.conditions(), text, peer).await?.map_err(located)?;
     if condition.reads_body() {
-        check_body(resource, "condition with `object`")?;
+        access.require_bodies("condition with `object`").await?;
     }
     let max_steps = service.config().expression_steps;
-    Ok(condition.with_max_steps(max_steps).counted_in(&resource.informer.stats().expression_errors))
+    Ok(condition.with_max_steps(max_steps).counted_in(&access.resource.informer.stats().expression_errors))
 }
 
 /// Returns the cached outcome of a text, or compiles it. The number of calls that wait for the compiler is limited.
@@ -141,22 +129,6 @@ fn index_match(indexers: &Indexers, index: &pb::IndexMatch) -> Result<IndexMatch
 pub(super) fn key(field: &'static str, namespace: &str, name: &str) -> Result<ObjectKey, ApiError> {
     let invalid = |error: KeyError| ApiError::Invalid { reason: "NAME_INVALID", field, message: error.to_string() };
     ObjectKey::new(namespace, name).map_err(invalid)
-}
-
-/// Parses the payload format. Without one, it is STRUCT, or METADATA where a resource serves nothing else.
-pub(super) fn format(resource: &ServedResource, format: i32) -> Result<PayloadFormat, ApiError> {
-    if resource.is_secret && format == i32::from(pb::PayloadFormat::Unspecified) {
-        return Ok(PayloadFormat::Metadata);
-    }
-    let parsed = PayloadFormat::from_proto(format).ok_or_else(|| ApiError::Invalid {
-        reason: "PAYLOAD_FORMAT_INVALID",
-        field: "format",
-        message: format!("unsupported value {format}; supported: STRUCT (1), RAW (2), METADATA (3)"),
-    })?;
-    if parsed != PayloadFormat::Metadata {
-        check_body(resource, "format STRUCT or RAW")?;
-    }
-    Ok(parsed)
 }
 
 /// Parses an optional resource version.

@@ -20,7 +20,7 @@ use super::{
     watchers::Watchers,
 };
 use crate::{
-    auth::Authentication,
+    auth::{Authentication, Authorizer},
     cache::Snapshot,
     model::{Condition, Expression, ResourceVersion, excerpt},
     proto::Structs,
@@ -41,6 +41,15 @@ pub struct Lifecycle {
     pub unready: CancellationToken,
     /// Cancelled second: every watch ends.
     pub draining: CancellationToken,
+}
+
+/// Rights of callers.
+#[derive(Debug, Clone)]
+pub struct AccessConfig {
+    /// Decisions about calls; without it, every caller may read everything.
+    pub authorizer: Option<Authorizer>,
+    /// Interval at which the rights of open watches are checked again.
+    pub recheck: Duration,
 }
 
 /// Limits and defaults of all calls.
@@ -82,6 +91,8 @@ pub struct ServiceConfig {
     pub expression_steps: u64,
     /// Authenticators of the callers; without any, every caller is admitted.
     pub authentication: Option<Arc<Authentication>>,
+    /// Rights of callers.
+    pub access: AccessConfig,
 }
 
 #[derive(Debug)]
@@ -104,6 +115,14 @@ struct Inner {
 
 /// Interval at which streams are charged for the states that they reference; a tenth of it when the limit is near.
 const CHARGE_INTERVAL: Duration = Duration::from_secs(1);
+
+// === impl AccessConfig ===
+
+impl Default for AccessConfig {
+    fn default() -> Self {
+        Self { authorizer: None, recheck: Duration::from_secs(60) }
+    }
+}
 
 // === impl Service ===
 
@@ -141,8 +160,8 @@ impl Service {
     }
 
     /// Returns the resources, ordered by name.
-    pub fn resources(&self) -> impl Iterator<Item = &ServedResource> {
-        self.inner.resources.values().map(Arc::as_ref)
+    pub fn resources(&self) -> impl Iterator<Item = &Arc<ServedResource>> {
+        self.inner.resources.values()
     }
 
     /// Returns true if the server has begun to shut down.
@@ -192,11 +211,15 @@ impl Service {
         }
     }
 
+    /// Returns a resource for a caller who has rights to this name. The names of others are listed only where everybody has rights.
     pub(super) fn resource(&self, name: &str) -> Result<&Arc<ServedResource>, ApiError> {
-        self.inner.resources.get(name).ok_or_else(|| ApiError::ResourceNotFound {
-            resource: name.to_owned(),
-            known: self.inner.resources.keys().cloned().collect(),
-        })
+        let known = || if self.authorizes() { Vec::new() } else { self.inner.resources.keys().cloned().collect() };
+        self.find(name).ok_or_else(|| ApiError::ResourceNotFound { resource: name.to_owned(), known: known() })
+    }
+
+    /// Returns a resource, whoever may read it.
+    pub(super) fn find(&self, name: &str) -> Option<&Arc<ServedResource>> {
+        self.inner.resources.get(name)
     }
 
     pub(super) fn config(&self) -> &ServiceConfig {

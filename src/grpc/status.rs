@@ -37,8 +37,8 @@ pub(crate) enum ApiError {
     NotParsed { field: &'static str, message: String },
     /// A part of the contract that this build does not implement.
     NotImplemented { what: &'static str },
-    /// The resource serves only metadata, and this part of the request needs more.
-    MetadataOnly { resource: String, part: &'static str },
+    /// The caller lacks a right.
+    AccessDenied { message: String },
     /// The snapshot of a page token is no longer kept.
     PageTokenExpired,
     /// A watch cannot resume from this version: the history no longer has the events after it.
@@ -153,7 +153,7 @@ impl ApiError {
             Self::IndexNotFound { .. } => (Code::InvalidArgument, "INDEX_NOT_FOUND"),
             Self::NotParsed { .. } => (Code::Unavailable, "EXPRESSION_NOT_PARSED"),
             Self::NotImplemented { .. } => (Code::Unimplemented, "NOT_IMPLEMENTED"),
-            Self::MetadataOnly { .. } => (Code::PermissionDenied, "ACCESS_DENIED"),
+            Self::AccessDenied { .. } => (Code::PermissionDenied, "ACCESS_DENIED"),
             Self::PageTokenExpired => (Code::OutOfRange, "PAGE_TOKEN_EXPIRED"),
             Self::VersionExpired { .. } => (Code::OutOfRange, "RESOURCE_VERSION_EXPIRED"),
             Self::HistoryRewritten => (Code::OutOfRange, "HISTORY_CHANGED"),
@@ -175,6 +175,9 @@ impl ApiError {
 
     fn message(&self) -> String {
         match self {
+            Self::ResourceNotFound { resource, known } if known.is_empty() => {
+                format!("resource {:?} not found; `informerd resources` lists those that you may read", excerpt(resource))
+            }
             Self::ResourceNotFound { resource, known } if resource.is_empty() => {
                 format!("resource: missing; known: {}", known.join(", "))
             }
@@ -193,10 +196,7 @@ impl ApiError {
                 format!("{field}: index {:?} not found; known: {}", excerpt(index), known.join(", "))
             }
             Self::NotImplemented { what } => format!("{what} is not implemented by this version or build of informerd"),
-            Self::MetadataOnly { resource, part } => format!(
-                "resource {resource:?} serves METADATA only, and a {part} needs more: request METADATA, by namespace, name and labels, \
-                 or add an authorization rule with the format STRUCT or RAW of this resource"
-            ),
+            Self::AccessDenied { message } => message.clone(),
             Self::PageTokenExpired => {
                 "page_token: the snapshot of this list has expired: it is kept for 5 minutes, within a limit on snapshots \
                  (limits.page_snapshots; limits.peer_share of them for one peer); list again from the first page"
@@ -281,7 +281,6 @@ impl ApiError {
             Self::IndexNotFound { field, index, known } => {
                 vec![("field", (*field).to_owned()), ("index", excerpt(index).into_owned()), ("known", known.join(","))]
             }
-            Self::MetadataOnly { resource, .. } => vec![("resource", resource.clone())],
             Self::RequestTimeout { timeout } => vec![("limit", format!("{timeout:?}"))],
             Self::NotImplemented { what } => vec![("what", (*what).to_owned())],
             Self::VersionExpired { oldest, current, .. } => {
@@ -300,7 +299,8 @@ impl ApiError {
             Self::TooManyWatchers(exceeded) | Self::TooManyCompilations(exceeded) => {
                 vec![("limit", exceeded.limit().to_string())]
             }
-            Self::PageTokenExpired
+            Self::AccessDenied { .. }
+            | Self::PageTokenExpired
             | Self::HistoryRewritten
             | Self::AccessChanged
             | Self::Draining
@@ -330,7 +330,7 @@ impl ApiError {
             | Self::RequestTooLarge { .. }
             | Self::IndexNotFound { .. }
             | Self::NotImplemented { .. }
-            | Self::MetadataOnly { .. }
+            | Self::AccessDenied { .. }
             | Self::PageTokenExpired
             | Self::VersionExpired { .. }
             | Self::HistoryRewritten

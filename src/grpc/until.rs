@@ -12,7 +12,7 @@ use prost::Message;
 use tonic::{Code, Status};
 
 use super::{
-    bulk_scheduler::BulkPermit, call::Call, frame::PREFIX_BYTES, query, resource::ServedResource, service::Service,
+    access::Access, bulk_scheduler::BulkPermit, call::Call, frame::PREFIX_BYTES, query, service::Service,
     status::ApiError, time_slice::TimeSlice, watch,
 };
 use crate::{
@@ -45,19 +45,19 @@ pub(super) async fn until(
     let pb::UntilRequest { watch: request, conditions } = request;
     let request = request.unwrap_or_default();
     let checked = async {
-        let resource = service.resource(&request.resource)?;
+        let mut access = watch::access(service, &request, &call).await?;
         check(&request)?;
-        let format = query::format(resource, request.format)?;
-        Ok((resource, format, self::conditions(service, resource, &conditions, peer).await?))
+        let conditions = self::conditions(&mut access, &conditions, peer).await?;
+        Ok((access, conditions))
     };
-    let (resource, format, conditions) = checked.await.map_err(refuse)?;
+    let (mut access, conditions) = checked.await.map_err(refuse)?;
     let mut waiting = Waiting { conditions, count: 0, not_served: HashSet::new(), is_synced: false };
 
-    let queue = QueueOptions { policy: FullChannelPolicy::Replay, length: resource.queue.length };
-    // Without bodies where the resource serves none: then no condition reads them.
-    let watched = if resource.is_secret { pb::PayloadFormat::Metadata } else { pb::PayloadFormat::Raw };
-    let request = pb::WatchRequest { format: watched.into(), ..request };
-    let watch = watch::open_with(service, resource, &request, queue, call).await;
+    let queue = QueueOptions { policy: FullChannelPolicy::Replay, length: access.resource.queue.length };
+    let format = access.format;
+    // Conditions read bodies; without the right to read them, no condition does.
+    access.format = if access.may_read_bodies() { PayloadFormat::Raw } else { PayloadFormat::Metadata };
+    let watch = watch::open_with(access, &request, queue, call).await;
     let mut watch = std::pin::pin!(watch.map_err(refuse)?);
     let mut last = None;
     // Each turn has one slice of time: a publish cycle wakes all waiting calls, and each may have costly conditions.
@@ -164,8 +164,7 @@ fn check(request: &pb::WatchRequest) -> Result<(), ApiError> {
 }
 
 async fn conditions(
-    service: &Service,
-    resource: &ServedResource,
+    access: &mut Access<'_>,
     texts: &[String],
     peer: Option<Peer>,
 ) -> Result<Until<Condition>, ApiError> {
@@ -175,7 +174,7 @@ async fn conditions(
     }
     let mut conditions = Vec::new();
     for (at, text) in texts.iter().enumerate() {
-        conditions.push(query::condition(service, resource, at, text, peer).await?);
+        conditions.push(query::condition(access, at, text, peer).await?);
     }
     Ok(Until::new(conditions))
 }

@@ -10,4 +10,4 @@ mod initial_events;
 mod open;
 mod timer;
 
-pub(super) use open::{open, open_with};
+pub(super) use open::{access, open, open_with};

@@ -183,8 +183,12 @@ impl Watchers {
         coalescing.iter().filter_map(|watcher| watcher.merging(before, now)).collect()
     }
 
-    /// Answers `ListWatchers`.
-    pub(super) fn list(&self, request: &pb::ListWatchersRequest) -> Result<pb::ListWatchersResponse, ApiError> {
+    /// Answers `ListWatchers` with the watches of these resources.
+    pub(super) fn list(
+        &self,
+        request: &pb::ListWatchersRequest,
+        resources: &BTreeSet<&str>,
+    ) -> Result<pb::ListWatchersResponse, ApiError> {
         let after: u64 = match request.page_token.as_str() {
             "" => 0,
             token => token.parse().map_err(|_| ApiError::Invalid {
@@ -197,8 +201,7 @@ impl Watchers {
             0 => MAX_WATCHERS,
             size => size.min(MAX_WATCHERS),
         };
-        let is_asked_for =
-            |watcher: &Watcher| request.resource.is_empty() || watcher.info.resource.name == request.resource;
+        let is_asked_for = |watcher: &Watcher| resources.contains(&*watcher.info.resource.name);
         let mut found: Vec<(u64, Arc<Watcher>)> = {
             let open = self.open.lock();
             let following = open.watchers.range((Bound::Excluded(after), Bound::Unbounded));

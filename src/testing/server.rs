@@ -33,7 +33,7 @@ where
 {
     let config = Config {
         general: GeneralConfig { listen: ListenAddr::Tcp(([127, 0, 0, 1], 0).into()), ..GeneralConfig::default() },
-        admin: AdminConfig { listen: None },
+        admin: AdminConfig { listen: None, ..AdminConfig::default() },
         ..Config::default()
     };
     let builder = sources.into_iter().fold(App::builder(config), |builder, (name, source)| {

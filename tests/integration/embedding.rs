@@ -45,7 +45,7 @@ fn free_port() -> ListenAddr {
 
 fn config() -> Config {
     let general = GeneralConfig { listen: free_port(), ..GeneralConfig::default() };
-    Config { general, admin: AdminConfig { listen: None }, ..Config::default() }
+    Config { general, admin: AdminConfig { listen: None, ..AdminConfig::default() }, ..Config::default() }
 }
 
 /// Runs a server until the handle is dropped, and connects to it.

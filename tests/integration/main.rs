@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod access;
 mod attacks;
 mod authentication;
 #[path = "../upstreams/authority.rs"]

@@ -204,6 +204,7 @@ async fn errors_quote_long_texts_in_part() {
 #[test]
 fn the_api_page_lists_every_reason() {
     let source = include_str!("../../src/grpc/status.rs").split("#[cfg(test)]").next().unwrap().to_owned()
+        + include_str!("../../src/grpc/access.rs")
         + include_str!("../../src/grpc/call.rs")
         + include_str!("../../src/grpc/get.rs")
         + include_str!("../../src/grpc/query.rs")

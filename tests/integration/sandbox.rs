@@ -15,7 +15,7 @@ use informerd::{
         RealFifo, Reflector, ReflectorConfig, ReflectorStats, RewriteEvidence, SourceHealth,
     },
     config::WatchConfig,
-    grpc::{self, Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
+    grpc::{self, AccessConfig, Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::{Event, IndexFunc, Indexers, Lineage, Object, Path, ResourceVersion},
     proto::pb::{self, informer_service_client::InformerServiceClient},
     source::relay::{RelayConfig, RelaySource},
@@ -78,7 +78,11 @@ pub(crate) struct Options {
     pub(crate) is_secret: bool,
     /// Upstream server to relay; none if the test is the upstream.
     pub(crate) relay: Option<RelayConfig>,
+    pub(crate) access: AccessConfig,
 }
+
+/// Services of a server without a connection.
+pub(crate) type InProcess = BoxCloneService<http::Request<Body>, http::Response<Body>, Infallible>;
 
 impl Default for Options {
     fn default() -> Self {
@@ -98,6 +102,7 @@ impl Default for Options {
             source: "test",
             is_secret: false,
             relay: None,
+            access: AccessConfig::default(),
         }
     }
 }
@@ -176,6 +181,7 @@ impl Sandbox {
                 memory: options.memory,
                 expression_steps: 10_000,
                 authentication: None,
+                access: options.access,
             },
             lifecycle.clone(),
             Arc::new(RpcMetrics::default()),
@@ -251,14 +257,17 @@ impl Sandbox {
     }
 
     /// Returns a client without a connection: a draining server accepts no new ones.
-    pub(crate) fn in_process(
-        &self,
-    ) -> InformerServiceClient<BoxCloneService<http::Request<Body>, http::Response<Body>, Infallible>> {
+    pub(crate) fn in_process(&self) -> InformerServiceClient<InProcess> {
+        InformerServiceClient::new(self.service())
+    }
+
+    /// Returns the services without a connection, for clients.
+    pub(crate) fn service(&self) -> InProcess {
         let whole = |frame: http_body::Frame<Chunk>| frame.map_data(|mut data| data.copy_to_bytes(data.remaining()));
         let routes = ServiceExt::<http::Request<Body>>::map_response(self.routes.clone(), move |response| {
             response.map(|body: grpc::Body| Body::new(body.map_frame(whole)))
         });
-        InformerServiceClient::new(routes.boxed_clone())
+        routes.boxed_clone()
     }
 
     /// Returns a client with small buffers: the server keeps the unread rest but for 64 KiB and the kernel's buffers.

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use informerd::{
     app::App,
     config::{Config, ListenAddr, ServeFlags},
-    grpc::ServiceConfig,
+    grpc::{AccessConfig, ServiceConfig},
     proto::pb::{self, informer_service_client::InformerServiceClient},
     watch::FullChannelPolicy,
 };
@@ -53,6 +53,7 @@ pub(crate) fn service_config() -> ServiceConfig {
         memory: 1 << 30,
         expression_steps: 10_000,
         authentication: None,
+        access: AccessConfig::default(),
     }
 }
 

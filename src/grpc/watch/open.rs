@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     super::{
+        access::{Access, Wanted},
         call::{self, Call},
         frame::WireFrame,
         query::{self, Parts},
@@ -17,6 +18,7 @@ use super::{
     body::{Begin, Opened, WatchBody},
 };
 use crate::{
+    auth::Operation,
     cache::{InformerHandle, JoinError, Joined, Start},
     model::{ResourceVersion, Selection},
     proto::{self, pb},
@@ -32,26 +34,33 @@ pub(in super::super) async fn open(
     request: pb::WatchRequest,
     call: Call,
 ) -> Result<WatchBody, ApiError> {
-    let resource = service.resource(&request.resource)?;
-    let queue = queue(service, resource, request.queue.unwrap_or_default())?;
-    open_with(service, resource, &request, queue, call).await
+    let access = access(service, &request, &call).await?;
+    let queue = queue(service, access.resource, request.queue.unwrap_or_default())?;
+    open_with(access, &request, queue, call).await
+}
+
+/// Checks the rights of a watch.
+pub(in super::super) async fn access<'a>(
+    service: &'a Service,
+    request: &pb::WatchRequest,
+    call: &Call,
+) -> Result<Access<'a>, ApiError> {
+    let objects = Wanted::objects(Operation::Watch, &request.resource, &request.namespace, request.format);
+    service.access(call, Wanted { name: &request.name, ..objects }).await
 }
 
 /// Checks and joins a watch of a resource, with a queue that the server has chosen.
 pub(in super::super) async fn open_with(
-    service: &Service,
-    resource: &Arc<ServedResource>,
+    mut access: Access<'_>,
     request: &pb::WatchRequest,
     queue: QueueOptions,
     call: Call,
 ) -> Result<WatchBody, ApiError> {
     let Call { peer, identity, stream, wait, .. } = call;
     let selection = query::selection(
-        service,
-        resource,
+        &mut access,
         Parts {
             namespace: &request.namespace,
-            namespaces: None,
             name: &request.name,
             label_selector: &request.label_selector,
             field_selector: &request.field_selector,
@@ -61,7 +70,7 @@ pub(in super::super) async fn open_with(
         },
     )
     .await?;
-    let format = query::format(resource, request.format)?;
+    let (service, resource, format) = (access.service, access.resource, access.format);
     let from = query::version("resource_version", &request.resource_version)?;
     let begin = begin(request, from.clone())?;
     let bookmark_interval =

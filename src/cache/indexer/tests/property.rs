@@ -54,6 +54,8 @@ fn check(snapshot: &Snapshot, store: &Store) {
     let bodies = store.values().map(|object| object.body().len()).sum::<usize>();
     assert_eq!(snapshot.body_bytes(), bodies);
     assert_eq!(snapshot.size(), (bodies + store.len() * CHANGE_BYTES) as u64);
+    let namespaces: BTreeSet<&str> = store.keys().map(ObjectKey::namespace).collect();
+    assert!(snapshot.namespaces().iter().eq(namespaces));
     for (name, func) in snapshot.indexers.iter() {
         let naive = naive_index(store, func);
         let values = counted(snapshot, name, None);

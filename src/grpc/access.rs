@@ -1,0 +1,319 @@
+//! Access of a call to a resource: its rights are checked before anything else of its request, and before the resource is looked
+//! up. So a caller without rights cannot tell a resource that exists from one that does not.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use http::HeaderMap;
+use tonic::Status;
+
+use super::{call::Call, layer::token, resource::ServedResource, service::Service, status::ApiError};
+use crate::{
+    auth::{AccessError, Attributes, Credentials, Format, Identity, Operation, Scope},
+    model::{Namespaces, excerpt},
+    proto::{PayloadFormat, pb},
+};
+
+/// Access of a call to a resource.
+#[derive(Debug)]
+pub(super) struct Access<'a> {
+    pub(super) resource: &'a Arc<ServedResource>,
+    /// Format of the objects.
+    pub(super) format: PayloadFormat,
+    /// Namespaces that the call is limited to, because its caller may read no others.
+    pub(super) namespaces: Option<Namespaces>,
+    pub(super) service: &'a Service,
+    /// Rights that were checked; none where nobody is authorized.
+    grant: Option<Grant>,
+}
+
+/// Rights that a call was granted. Those of an open stream are checked again and again.
+#[derive(Debug, Clone)]
+pub(super) struct Grant {
+    pub(super) identity: Identity,
+    #[expect(dead_code, reason = "for the checks of open watches")]
+    pub(super) credentials: Option<Credentials>,
+    pub(super) attributes: Attributes,
+}
+
+/// Request of a call, as far as rights depend on it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted<'a> {
+    pub(super) operation: Operation,
+    pub(super) resource: &'a str,
+    /// Namespace; none for all.
+    pub(super) namespace: Option<&'a str>,
+    /// Name of one object; empty for all.
+    pub(super) name: &'a str,
+    /// Format of the objects, as in the request.
+    pub(super) format: i32,
+}
+
+// === impl Wanted ===
+
+impl<'a> Wanted<'a> {
+    /// Returns the request of objects of a namespace, where the empty text stands for all.
+    pub(super) fn objects(operation: Operation, resource: &'a str, namespace: &'a str, format: i32) -> Self {
+        let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());
+        Self { operation, resource, namespace, name: "", format }
+    }
+
+    fn attributes(&self, format: PayloadFormat, is_secret: bool) -> Attributes {
+        Attributes {
+            namespace: self.namespace.map(str::to_owned),
+            name: Some(self.name).filter(|name| !name.is_empty()).map(str::to_owned),
+            format: format_of(format),
+            is_secret,
+            ..Attributes::new(self.operation, self.resource)
+        }
+    }
+}
+
+// === impl Access ===
+
+impl Access<'_> {
+    /// Checks that the call may depend on the bodies of objects, for this part of its request. It may limit the namespaces further.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may read metadata only.
+    pub(super) async fn require_bodies(&mut self, part: &'static str) -> Result<(), ApiError> {
+        match &mut self.grant {
+            None if self.resource.is_secret => Err(metadata_only(&self.resource.name, part)),
+            None => Ok(()),
+            Some(grant) if grant.attributes.selects_content => Ok(()),
+            Some(grant) => {
+                grant.attributes.selects_content = true;
+                self.namespaces = self.service.authorize(&grant.identity, &grant.attributes).await?;
+                Ok(())
+            }
+        }
+    }
+
+    /// Checks that the caller may read another object of the resource, in the same form.
+    ///
+    /// # Errors
+    ///
+    /// If it may not, the same whether the object exists or not.
+    pub(super) async fn require_object(&self, namespace: &str, name: &str) -> Result<(), ApiError> {
+        let Some(Grant { identity, attributes, .. }) = &self.grant else { return Ok(()) };
+        let (namespace, name) = (Some(namespace.to_owned()), Some(name.to_owned()));
+        let attributes = Attributes { operation: Operation::Get, namespace, name, ..attributes.clone() };
+        self.service.authorize(identity, &attributes).await.map(drop)
+    }
+
+    /// Returns true if the call may depend on the bodies of objects, for what was checked.
+    pub(super) fn may_read_bodies(&self) -> bool {
+        let is_granted =
+            |grant: &Grant| grant.attributes.selects_content || grant.attributes.format != Format::Metadata;
+        self.grant.as_ref().map_or(!self.resource.is_secret, is_granted)
+    }
+}
+
+// === impl Service ===
+
+impl Service {
+    /// Checks the rights of a call, and returns its access to the resource.
+    ///
+    /// # Errors
+    ///
+    /// If the caller lacks a right, the same whether the resource exists or not: only a caller with rights learns that there is no
+    /// such resource.
+    pub(super) async fn access(&self, call: &Call, wanted: Wanted<'_>) -> Result<Access<'_>, ApiError> {
+        let parsed = PayloadFormat::from_proto(wanted.format);
+        let is_unspecified = wanted.format == i32::from(pb::PayloadFormat::Unspecified);
+        if !self.authorizes() {
+            let resource = self.resource(wanted.resource)?;
+            let format = if is_unspecified && resource.is_secret { Some(PayloadFormat::Metadata) } else { parsed };
+            let format = format.ok_or_else(|| unknown_format(wanted.format))?;
+            let mut access = Access { resource, format, namespaces: None, service: self, grant: None };
+            if format != PayloadFormat::Metadata {
+                access.require_bodies("format STRUCT or RAW").await?;
+            }
+            return Ok(access);
+        }
+        let is_secret = self.find(wanted.resource).is_some_and(|resource| resource.is_secret);
+        let mut attributes = wanted.attributes(parsed.unwrap_or(PayloadFormat::Metadata), is_secret);
+        let Some(identity) = call.identity.clone() else { return Err(denied(None, &attributes)) };
+        let mut format = parsed;
+        let mut answer = self.authorize(&identity, &attributes).await;
+        if is_unspecified && matches!(answer, Err(ApiError::AccessDenied { .. })) {
+            // Whoever may read metadata only need not know the formats.
+            attributes.format = Format::Metadata;
+            format = Some(PayloadFormat::Metadata);
+            answer = match self.authorize(&identity, &attributes).await {
+                Err(ApiError::AccessDenied { .. }) => answer,
+                answer => answer,
+            };
+        }
+        let namespaces = answer?;
+        let resource = self.resource(wanted.resource)?;
+        let format = format.ok_or_else(|| unknown_format(wanted.format))?;
+        let grant = Grant { identity, credentials: call.credentials.clone(), attributes };
+        Ok(Access { resource, format, namespaces, service: self, grant: Some(grant) })
+    }
+
+    /// Returns the namespaces to which a call is limited, or none if it is not.
+    pub(super) async fn authorize(
+        &self,
+        identity: &Identity,
+        attributes: &Attributes,
+    ) -> Result<Option<Namespaces>, ApiError> {
+        let Some(authorizer) = self.config().access.authorizer.as_ref() else { return Ok(None) };
+        let present = || {
+            let snapshot = self.find(&attributes.resource).and_then(|resource| resource.informer.snapshot());
+            snapshot.map(|snapshot| snapshot.namespaces()).unwrap_or_default()
+        };
+        match authorizer.authorize(identity, attributes, &present).await {
+            Ok(Scope::All) => Ok(None),
+            Ok(Scope::Only(namespaces)) => Ok(Some(namespaces)),
+            Err(AccessError::Denied) => Err(denied(Some(identity), attributes)),
+            Err(AccessError::Unavailable { problem }) => Err(ApiError::AuthorizerUnavailable { problem }),
+            Err(AccessError::TooManyNamespaces { limit }) => Err(namespace_required(limit)),
+        }
+    }
+
+    /// Returns the access of a call to each resource that it may see, with the namespaces to which it is limited.
+    pub(super) async fn seen(&self, call: &Call) -> Result<Vec<(&Arc<ServedResource>, Option<Namespaces>)>, ApiError> {
+        let mut seen = Vec::new();
+        for resource in self.resources() {
+            if !self.authorizes() {
+                seen.push((resource, None));
+                continue;
+            }
+            let attributes = Attributes::new(Operation::See, &*resource.name);
+            let Some(identity) = &call.identity else { continue };
+            match self.authorize(identity, &attributes).await {
+                Ok(namespaces) => seen.push((resource, namespaces)),
+                Err(ApiError::AccessDenied { .. }) => {}
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        Ok(seen)
+    }
+
+    /// Returns the names of the resources whose watches the caller may inspect: this one, or, without a name, all of those.
+    ///
+    /// # Errors
+    ///
+    /// If the caller may inspect none.
+    pub(super) async fn inspected(&self, call: &Call, resource: &str) -> Result<BTreeSet<&str>, ApiError> {
+        if !resource.is_empty() {
+            self.inspect(call.identity.as_ref(), resource).await?;
+            return Ok([&*self.resource(resource)?.name].into());
+        }
+        let mut inspected = BTreeSet::new();
+        let mut denied = None;
+        for resource in self.resources() {
+            match self.inspect(call.identity.as_ref(), &resource.name).await {
+                Ok(()) => {
+                    inspected.insert(&*resource.name);
+                }
+                Err(refusal @ ApiError::AccessDenied { .. }) => denied = Some(refusal),
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        denied.filter(|_| inspected.is_empty()).map_or(Ok(inspected), Err)
+    }
+
+    /// Checks that the sender of these headers may see what operators see of all resources: their metrics.
+    ///
+    /// # Errors
+    ///
+    /// The status that a call would have.
+    pub async fn check_operator(&self, headers: &HeaderMap) -> Result<(), Status> {
+        if !self.authorizes() {
+            return Ok(());
+        }
+        let identity = match &self.config().authentication {
+            Some(authentication) => {
+                let credentials = token(headers)?.map(Credentials::Token);
+                Some(authentication.authenticate(credentials.as_ref()).await.map_err(ApiError::authentication)?)
+            }
+            None => None,
+        };
+        for resource in self.resources() {
+            self.inspect(identity.as_ref(), &resource.name).await?;
+        }
+        Ok(())
+    }
+
+    /// Checks that a caller may inspect a resource in all namespaces: what is inspected has no namespaces.
+    async fn inspect(&self, identity: Option<&Identity>, resource: &str) -> Result<(), ApiError> {
+        if !self.authorizes() {
+            return Ok(());
+        }
+        let attributes = Attributes::new(Operation::Inspect, resource);
+        let refusal = || denied(identity, &attributes);
+        let namespaces = self.authorize(identity.ok_or_else(refusal)?, &attributes).await?;
+        namespaces.map_or(Ok(()), |_| Err(refusal()))
+    }
+
+    /// Returns true if callers need rights.
+    pub fn authorizes(&self) -> bool {
+        self.config().access.authorizer.is_some()
+    }
+}
+
+fn format_of(format: PayloadFormat) -> Format {
+    match format {
+        PayloadFormat::Metadata => Format::Metadata,
+        PayloadFormat::Struct => Format::Struct,
+        PayloadFormat::Raw => Format::Raw,
+    }
+}
+
+fn unknown_format(format: i32) -> ApiError {
+    ApiError::Invalid {
+        reason: "PAYLOAD_FORMAT_INVALID",
+        field: "format",
+        message: format!("unsupported value {format}; supported: STRUCT (1), RAW (2), METADATA (3)"),
+    }
+}
+
+/// Creates the error of a caller who lacks a right. It depends on the request alone, and not on what exists.
+fn denied(identity: Option<&Identity>, attributes: &Attributes) -> ApiError {
+    let Attributes { operation, resource, namespace, format, selects_content, .. } = attributes;
+    let user = identity.map_or_else(|| "a caller without an identity".to_owned(), |of| format!("{:?}", of.user()));
+    let verb = match operation {
+        Operation::Get => "get or list",
+        Operation::List => "list",
+        Operation::Watch => "list and watch",
+        Operation::Inspect => "inspect (verb admin)",
+        Operation::See => "see",
+    };
+    let place = match namespace.as_deref() {
+        None => String::new(),
+        Some("") => " outside of namespaces".to_owned(),
+        Some(namespace) => format!(" in namespace {:?}", excerpt(namespace)),
+    };
+    let form = match format {
+        Format::Metadata if *selects_content => ", selected by other than namespace, name and labels",
+        Format::Metadata => "",
+        Format::Struct => " as STRUCT; METADATA may be allowed",
+        Format::Raw => " as RAW; METADATA may be allowed",
+    };
+    let resource = excerpt(resource);
+    ApiError::AccessDenied {
+        message: format!("{user} may not {verb} {resource:?}{place}{form}: ask the server's operator for the right"),
+    }
+}
+
+/// Creates the error of a caller who may read some namespaces of too many to find out which.
+fn namespace_required(limit: usize) -> ApiError {
+    ApiError::AccessDenied {
+        message: format!(
+            "namespace: missing; you may not read all namespaces, and the resource has objects in more than {limit} of them \
+             (authorization.namespaces): name one"
+        ),
+    }
+}
+
+/// Creates the error of a request that needs more than a resource of Secrets serves where nobody is authorized.
+fn metadata_only(resource: &str, part: &str) -> ApiError {
+    ApiError::AccessDenied {
+        message: format!(
+            "resource {resource:?} serves METADATA only, and a {part} needs more: request METADATA, by namespace, name and labels, \
+             or add an authorization rule with the format STRUCT or RAW of this resource"
+        ),
+    }
+}

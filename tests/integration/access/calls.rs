@@ -1,0 +1,381 @@
+//! Every RPC in many shapes, with the answer that is expected of it.
+
+use std::collections::BTreeSet;
+
+use fastrand::Rng;
+use informerd::proto::pb::{self, admin_service_client::AdminServiceClient};
+use tonic::{Code, Request, Status, Streaming};
+
+use super::{objects_in, rules::Caller, rules::Right};
+use crate::sandbox::{DEADLINE, Sandbox, reason};
+
+/// Request of a test.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    method: Method,
+    resource: &'static str,
+    /// Namespace of the request; none for all.
+    namespace: Option<&'static str>,
+    format: pb::PayloadFormat,
+    select: Select,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Method {
+    List,
+    ByIndex,
+    Watch,
+    Until,
+    Values,
+    Get,
+    Resources,
+    Watchers,
+}
+
+/// Selection of the objects with the name "a", or of all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Select {
+    All,
+    Label,
+    NameField,
+    LabelIndex,
+    BodyField,
+    BodyIndex,
+    Expression,
+}
+
+/// Answer to a call, as far as rights decide about it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    Denied,
+    /// The resource or the object does not exist.
+    NotFound,
+    Whole(Found),
+    Limited(Vec<String>, Found),
+}
+
+/// Objects, or values of an index with their counts, in words.
+type Found = BTreeSet<String>;
+
+pub(super) const NAMESPACES: [&str; 5] = ["", "none", "x", "y", "z"];
+const METHODS: [Method; 8] = [
+    Method::List,
+    Method::ByIndex,
+    Method::Watch,
+    Method::Until,
+    Method::Values,
+    Method::Get,
+    Method::Resources,
+    Method::Watchers,
+];
+const SELECTS: [Select; 7] = [
+    Select::All,
+    Select::Label,
+    Select::NameField,
+    Select::LabelIndex,
+    Select::BodyField,
+    Select::BodyIndex,
+    Select::Expression,
+];
+const FORMATS: [pb::PayloadFormat; 4] =
+    [pb::PayloadFormat::Unspecified, pb::PayloadFormat::Metadata, pb::PayloadFormat::Raw, pb::PayloadFormat::Struct];
+
+// === impl Select ===
+
+impl Select {
+    fn reads_body(self) -> bool {
+        matches!(self, Self::BodyField | Self::BodyIndex | Self::Expression)
+    }
+
+    fn selects(self, name: &str) -> bool {
+        self == Self::All || name == "a"
+    }
+
+    fn label(self) -> String {
+        if self == Self::Label { "app=a".to_owned() } else { String::new() }
+    }
+
+    fn field(self) -> String {
+        match self {
+            Self::NameField => "metadata.name=a".to_owned(),
+            Self::BodyField => "spec.nodeName=node-a".to_owned(),
+            _ => String::new(),
+        }
+    }
+
+    fn expression(self) -> String {
+        if self == Self::Expression { r#"object.spec.nodeName == "node-a""#.to_owned() } else { String::new() }
+    }
+
+    fn index(self) -> Option<pb::IndexMatch> {
+        let of = |name: &str, value: &str| pb::IndexMatch { name: name.to_owned(), values: vec![value.to_owned()] };
+        match self {
+            Self::LabelIndex => Some(of("app", "a")),
+            Self::BodyIndex => Some(of("node", "node-a")),
+            _ => None,
+        }
+    }
+}
+
+// === impl Shape ===
+
+impl Shape {
+    pub(super) fn draw(random: &mut Rng) -> Self {
+        let mut select = SELECTS[random.usize(..SELECTS.len())];
+        let method = METHODS[random.usize(..METHODS.len())];
+        // A call of these has an index, and nothing else selects.
+        if [Method::ByIndex, Method::Values].contains(&method) {
+            select = if random.bool() { Select::LabelIndex } else { Select::BodyIndex };
+        }
+        let namespace = NAMESPACES[random.usize(..NAMESPACES.len())];
+        let resource = if random.u8(..8) == 0 { "nodes" } else { "pods" };
+        Self {
+            method,
+            resource,
+            namespace: Some(namespace).filter(|namespace| !namespace.is_empty() || method == Method::Get),
+            format: FORMATS[random.usize(..FORMATS.len())],
+            select,
+        }
+    }
+
+    /// Returns the answer for a caller with these rights.
+    pub(super) fn expected(&self, allows: impl Fn(Right) -> bool) -> Answer {
+        let may = |verb, namespace, format| allows(Right { verb, resource: self.resource, namespace, format });
+        let all = |verbs: &[&'static str], namespace, formats: &[&'static str]| {
+            verbs.iter().all(|verb| formats.iter().all(|format| may(verb, namespace, format)))
+        };
+        let any = |verbs: &[&'static str], namespace, formats: &[&'static str]| {
+            verbs.iter().any(|verb| all(&[verb], namespace, formats))
+        };
+        let is_granted = |namespace, formats: &[&'static str]| match self.method {
+            Method::List | Method::ByIndex | Method::Values => all(&["list"], namespace, formats),
+            Method::Watch | Method::Until => all(&["list", "watch"], namespace, formats),
+            Method::Get => any(&["get", "list"], namespace, formats),
+            Method::Resources => any(&["get", "list", "watch"], namespace, formats),
+            Method::Watchers => all(&["admin"], namespace, formats),
+        };
+        let asked = match self.method {
+            Method::Values | Method::Resources | Method::Watchers => None,
+            _ => self.namespace,
+        };
+        // The namespaces of the answer; none if it is not limited.
+        let scope = |formats: &[&'static str]| -> Result<Option<Vec<&'static str>>, Answer> {
+            match asked {
+                _ if is_granted("*", formats) => Ok(None),
+                Some(namespace) if is_granted(namespace, formats) => Ok(None),
+                Some(_) => Err(Answer::Denied),
+                None => {
+                    let granted: Vec<_> =
+                        NAMESPACES.into_iter().filter(|namespace| is_granted(namespace, formats)).collect();
+                    if granted.is_empty() { Err(Answer::Denied) } else { Ok(Some(granted)) }
+                }
+            }
+        };
+        match self.method {
+            Method::Resources => return Self::resources(&allows),
+            Method::Watchers => {
+                return match scope(&["METADATA"]) {
+                    Ok(None) if self.resource == "pods" => Answer::Whole(Found::new()),
+                    Ok(None) => Answer::NotFound,
+                    _ => Answer::Denied,
+                };
+            }
+            _ => {}
+        }
+        let mut format = match (self.method, self.format) {
+            (Method::Values, _) | (_, pb::PayloadFormat::Metadata) => "METADATA",
+            (_, pb::PayloadFormat::Raw) => "RAW",
+            (_, pb::PayloadFormat::Struct | pb::PayloadFormat::Unspecified) => "STRUCT",
+        };
+        if self.format == pb::PayloadFormat::Unspecified && scope(&[format]).is_err() {
+            format = "METADATA";
+        }
+        let mut granted = match scope(&[format]) {
+            Ok(_) if self.resource != "pods" => return Answer::NotFound,
+            Ok(granted) => granted,
+            Err(denied) => return denied,
+        };
+        if self.method != Method::Get && self.select.reads_body() {
+            granted = match scope(&[format, "content"]) {
+                Ok(granted) => granted,
+                Err(denied) => return denied,
+            };
+        }
+        let is_in = |namespace: &str| {
+            asked.is_none_or(|asked| asked == namespace)
+                && granted.as_ref().is_none_or(|granted| granted.contains(&namespace))
+        };
+        let selected: Vec<_> = objects_in(is_in).into_iter().filter(|(_, name)| self.select.selects(name)).collect();
+        let found: Found = match self.method {
+            Method::Values => {
+                let value = |(_, name): &(_, &str)| {
+                    if self.select.reads_body() { format!("node-{name}") } else { (*name).to_owned() }
+                };
+                let values: Vec<_> = objects_in(is_in).iter().map(value).collect();
+                let counted = |value: &String| format!("{value}: {}", values.iter().filter(|of| *of == value).count());
+                values.iter().map(counted).collect()
+            }
+            Method::Until => [format!("count {}", selected.len())].into(),
+            Method::Get => {
+                let object = objects_in(is_in).into_iter().find(|(_, name)| *name == "a");
+                let Some((namespace, name)) = object else { return Answer::NotFound };
+                [in_words(namespace, name, format != "METADATA")].into()
+            }
+            _ => selected.iter().map(|(namespace, name)| in_words(namespace, name, format != "METADATA")).collect(),
+        };
+        match granted.filter(|_| self.method != Method::Get) {
+            Some(namespaces) => Answer::Limited(namespaces.into_iter().map(str::to_owned).collect(), found),
+            None => Answer::Whole(found),
+        }
+    }
+
+    /// Returns the resources that a caller sees, with the number of objects that it may list, get or watch.
+    fn resources(allows: &impl Fn(Right) -> bool) -> Answer {
+        let is_seen = |namespace| {
+            ["get", "list", "watch"]
+                .into_iter()
+                .any(|verb| allows(Right { verb, resource: "pods", namespace, format: "METADATA" }))
+        };
+        if is_seen("*") {
+            return Answer::Whole([format!("pods: {}", objects_in(|_| true).len())].into());
+        }
+        let seen: Vec<_> = NAMESPACES.into_iter().filter(|namespace| is_seen(namespace)).collect();
+        let count = objects_in(|namespace| seen.contains(&namespace)).len();
+        Answer::Whole(if seen.is_empty() { Found::new() } else { [format!("pods: {count}")].into() })
+    }
+
+    /// Makes the call.
+    pub(super) async fn call(&self, server: &Sandbox, caller: &Caller, count: usize) -> Answer {
+        match self.answer(server, caller, count).await {
+            Ok(answer) => answer,
+            Err(status) => match (status.code(), &*reason(&status)) {
+                (Code::PermissionDenied, "ACCESS_DENIED") => Answer::Denied,
+                (Code::NotFound, "RESOURCE_NOT_FOUND" | "OBJECT_NOT_FOUND") => Answer::NotFound,
+                _ => panic!("{status:?}"),
+            },
+        }
+    }
+
+    async fn answer(&self, server: &Sandbox, caller: &Caller, count: usize) -> Result<Answer, Status> {
+        let Self { method, select, .. } = *self;
+        let (resource, namespace) = (self.resource.to_owned(), self.namespace.unwrap_or_default().to_owned());
+        let format = self.format.into();
+        let mut client = server.in_process();
+        let (label_selector, field_selector, expression) = (select.label(), select.field(), select.expression());
+        let mut found = Found::new();
+        let mut namespaces = Vec::new();
+        match method {
+            Method::List => {
+                let index = select.index();
+                let request = pb::ListRequest {
+                    resource,
+                    namespace,
+                    format,
+                    label_selector,
+                    field_selector,
+                    expression,
+                    index,
+                    ..Default::default()
+                };
+                let mut stream = client.list(by(caller, request)).await?.into_inner();
+                while let Some(message) = stream.message().await? {
+                    namespaces.extend(message.namespaces);
+                    found.extend(message.objects.iter().map(words));
+                }
+            }
+            Method::ByIndex => {
+                let pb::IndexMatch { name: index, values } = select.index().unwrap_or_default();
+                let value = values.concat();
+                let request = pb::ByIndexRequest { resource, namespace, format, index, value, ..Default::default() };
+                let mut stream = client.by_index(by(caller, request)).await?.into_inner();
+                while let Some(message) = stream.message().await? {
+                    namespaces.extend(message.namespaces);
+                    found.extend(message.objects.iter().map(words));
+                }
+            }
+            Method::Watch | Method::Until => {
+                let index = select.index();
+                let watch = pb::WatchRequest {
+                    resource,
+                    namespace,
+                    format,
+                    label_selector,
+                    field_selector,
+                    expression,
+                    index,
+                    ..Default::default()
+                };
+                if method == Method::Until {
+                    let conditions = vec![format!("count == {count}")];
+                    let request = pb::UntilRequest { watch: Some(watch), conditions };
+                    let call = tokio::time::timeout(DEADLINE, client.until(by(caller, request)));
+                    namespaces = call.await.expect("the count is the expected one")?.into_inner().namespaces;
+                    found.insert(format!("count {count}"));
+                } else {
+                    let stream = client.watch(by(caller, watch)).await?.into_inner();
+                    namespaces = initial(stream, &mut found).await?;
+                }
+            }
+            Method::Values => {
+                let index = select.index().unwrap_or_default().name;
+                let request = pb::ListIndexValuesRequest { resource, index, ..Default::default() };
+                let answer = client.list_index_values(by(caller, request)).await?.into_inner();
+                found.extend(answer.values.iter().map(|value| format!("{}: {}", value.value, value.objects)));
+                namespaces = answer.namespaces;
+            }
+            Method::Get => {
+                let request =
+                    pb::GetRequest { resource, namespace, format, name: "a".to_owned(), ..Default::default() };
+                found.extend(client.get(by(caller, request)).await?.into_inner().object.as_ref().map(words));
+            }
+            Method::Resources => {
+                let answer = client.list_resources(by(caller, pb::ListResourcesRequest::default())).await?.into_inner();
+                found.extend(answer.resources.iter().map(|of| format!("{}: {}", of.name, of.objects)));
+            }
+            Method::Watchers => {
+                let mut client = AdminServiceClient::new(server.service());
+                let request = pb::ListWatchersRequest { resource, ..Default::default() };
+                let answer = client.list_watchers(by(caller, request)).await?.into_inner();
+                found.extend(answer.watchers.iter().map(|watcher| watcher.selection.clone()));
+            }
+        }
+        Ok(if namespaces.is_empty() { Answer::Whole(found) } else { Answer::Limited(namespaces, found) })
+    }
+}
+
+// === impl Answer ===
+
+impl Answer {
+    /// Returns the number of objects that an answer has, for a condition that is met by exactly that many.
+    pub(super) fn count(&self) -> usize {
+        let (Self::Whole(found) | Self::Limited(_, found)) = self else { return 0 };
+        let counted = found.iter().find_map(|words| words.strip_prefix("count "));
+        counted.map_or(0, |count| count.parse().unwrap())
+    }
+}
+
+/// Reads the initial events, and returns the namespaces that the watch is limited to.
+async fn initial(mut stream: Streaming<pb::WatchResponse>, found: &mut Found) -> Result<Vec<String>, Status> {
+    while let Some(message) = stream.message().await? {
+        found.extend(message.object.as_ref().map(words));
+        if let Some(bookmark) = message.bookmark.filter(|bookmark| bookmark.initial_events_end) {
+            return Ok(bookmark.namespaces);
+        }
+    }
+    panic!("the watch has ended")
+}
+
+fn words(object: &pb::Object) -> String {
+    in_words(&object.namespace, &object.name, object.body.is_some())
+}
+
+fn in_words(namespace: &str, name: &str, has_body: bool) -> String {
+    format!("{namespace}/{name}{}", if has_body { " with its body" } else { "" })
+}
+
+/// Returns a request of a caller, as authentication passes it on.
+fn by<M>(caller: &Caller, message: M) -> Request<M> {
+    let mut request = Request::new(message);
+    request.extensions_mut().insert(caller.identity());
+    request
+}

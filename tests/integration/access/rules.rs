@@ -1,0 +1,129 @@
+//! Random rule sets and callers, and the direct evaluation of the rules.
+
+use fastrand::Rng;
+use informerd::auth::{Identity, IdentityDetails, Rules};
+use serde_json::{Value, json};
+
+use super::calls::NAMESPACES;
+
+/// Caller of a test: a user with groups.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Caller {
+    user: &'static str,
+    groups: &'static [&'static str],
+}
+
+#[derive(Debug)]
+pub(super) struct RuleSet(Vec<Rule>);
+
+#[derive(Debug)]
+struct Rule {
+    subjects: Vec<&'static str>,
+    verbs: Vec<&'static str>,
+    resources: Vec<&'static str>,
+    namespaces: Vec<&'static str>,
+    formats: Vec<&'static str>,
+}
+
+/// One right that a call may need: a verb, for a resource, in a namespace, for objects in this form.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Right {
+    pub(super) verb: &'static str,
+    pub(super) resource: &'static str,
+    /// Namespace; `*` for all of them, known or not.
+    pub(super) namespace: &'static str,
+    /// Format; "content" stands for the right to read bodies in either format.
+    pub(super) format: &'static str,
+}
+
+const CALLERS: [Caller; 3] = [
+    Caller { user: "ann", groups: &["web", "ops"] },
+    Caller { user: "bob", groups: &["web"] },
+    Caller { user: "system:serviceaccount:x:default", groups: &[] },
+];
+const SUBJECTS: [&str; 6] =
+    ["user:ann", "user:bob", "user:system:serviceaccount:x:default", "group:web", "group:ops", "*"];
+
+// === impl Caller ===
+
+impl Caller {
+    pub(super) fn draw(random: &mut Rng) -> Self {
+        CALLERS[random.usize(..CALLERS.len())]
+    }
+
+    pub(super) fn identity(self) -> Identity {
+        let groups = self.groups.iter().map(|group| (*group).to_owned()).collect();
+        Identity::new(IdentityDetails { user: self.user.to_owned(), groups, ..IdentityDetails::default() })
+    }
+}
+
+// === impl RuleSet ===
+
+impl RuleSet {
+    pub(super) fn draw(random: &mut Rng) -> Self {
+        Self((0..random.usize(0..6)).map(|_| Rule::draw(random)).collect())
+    }
+
+    pub(super) fn parsed(&self) -> Rules {
+        Rules::from_value(&self.0.iter().map(Rule::value).collect::<Value>()).unwrap()
+    }
+
+    /// Returns true if a rule grants the right to the caller.
+    pub(super) fn allows(&self, caller: &Caller, right: Right) -> bool {
+        self.0.iter().any(|rule| {
+            rule.is_for(caller)
+                && has(&rule.verbs, right.verb)
+                && has(&rule.resources, right.resource)
+                && has(&rule.namespaces, right.namespace)
+                && match right.format {
+                    // Whoever may read a body may read metadata, and a rule for METADATA alone grants that.
+                    "METADATA" => true,
+                    "content" => {
+                        rule.formats.is_empty() || ["RAW", "STRUCT"].iter().any(|of| rule.formats.contains(of))
+                    }
+                    format => rule.formats.is_empty() || rule.formats.contains(&format),
+                }
+        })
+    }
+}
+
+/// Returns true if a list names this, or everything.
+fn has(list: &[&str], name: &str) -> bool {
+    list.iter().any(|of| [name, "*"].contains(of))
+}
+
+// === impl Rule ===
+
+impl Rule {
+    fn draw(random: &mut Rng) -> Self {
+        Self {
+            subjects: some(random, &SUBJECTS),
+            verbs: some(random, &["get", "list", "list", "watch", "admin", "*"]),
+            resources: some(random, &["pods", "pods", "nodes", "*"]),
+            namespaces: some(random, &[NAMESPACES.as_slice(), &["x", "y", "*"]].concat()),
+            formats: if random.bool() { Vec::new() } else { some(random, &["METADATA", "RAW", "STRUCT"]) },
+        }
+    }
+
+    fn is_for(&self, caller: &Caller) -> bool {
+        self.subjects.iter().any(|subject| match subject.split_once(':') {
+            Some(("user", user)) => user == caller.user,
+            Some(("group", group)) => caller.groups.contains(&group),
+            _ => *subject == "*",
+        })
+    }
+
+    fn value(&self) -> Value {
+        let Self { subjects, verbs, resources, namespaces, formats } = self;
+        let mut rule = json!({"subjects": subjects, "verbs": verbs, "resources": resources, "namespaces": namespaces});
+        if !formats.is_empty() {
+            rule["formats"] = json!(formats);
+        }
+        rule
+    }
+}
+
+/// Draws one to three of these, perhaps one of them twice.
+fn some(random: &mut Rng, of: &[&'static str]) -> Vec<&'static str> {
+    (0..random.usize(1..4)).map(|_| of[random.usize(..of.len())]).collect()
+}
