@@ -2,10 +2,11 @@
 //!
 //! - [`Authentication`] finds the [`Identity`] of a caller by its [`Credentials`].
 //! - [`Token`] is a bearer token, which nothing shows.
-//! - [`Authorizer`] decides about the [`Attributes`] of a caller's calls, by [`Rules`].
+//! - [`Authorizer`] decides about the [`Attributes`] of a caller's calls, by [`Rules`] or by reviews.
 //! - [`Reviewer`] is another authority over users and their rights: Kubernetes.
 
 mod access;
+mod access_review;
 mod authentication;
 mod authorizer;
 mod identity;
@@ -17,6 +18,7 @@ mod token;
 mod token_file;
 
 pub use access::{AccessError, Attributes, Format, Operation, Scope};
+pub use access_review::ReviewConfig;
 pub use authentication::{Authentication, AuthenticationError, Credentials};
 pub use authorizer::Authorizer;
 pub use identity::{Identity, IdentityDetails};

@@ -7,7 +7,9 @@ use tokio::sync::watch;
 
 use super::{
     access::{AccessError, Attributes, Scope},
+    access_review::{AccessReviews, ReviewConfig},
     identity::Identity,
+    reviewer::Reviewer,
     rules::Rules,
 };
 
@@ -16,20 +18,36 @@ use super::{
 pub struct Authorizer(Arc<Shared>);
 
 struct Shared {
-    rules: ArcSwap<Rules>,
+    authority: Authority,
     changes: watch::Sender<()>,
+}
+
+#[derive(Debug)]
+enum Authority {
+    Rules(ArcSwap<Rules>),
+    Reviews(AccessReviews),
 }
 
 // === impl Authorizer ===
 
 impl Authorizer {
-    /// Returns the authority of these rules.
+    /// Returns the authority of these rules; without any, it denies everything.
     pub fn of_rules(rules: Rules) -> Self {
-        Self(Arc::new(Shared { rules: ArcSwap::from_pointee(rules), changes: watch::Sender::new(()) }))
+        Self::of(Authority::Rules(ArcSwap::from_pointee(rules)))
+    }
+
+    /// Returns the authority that reviews each access.
+    pub fn of_reviews(reviewer: Arc<dyn Reviewer>, config: ReviewConfig) -> Self {
+        Self::of(Authority::Reviews(AccessReviews::new(reviewer, config)))
+    }
+
+    fn of(authority: Authority) -> Self {
+        Self(Arc::new(Shared { authority, changes: watch::Sender::new(()) }))
     }
 
     /// Decides a call. A request for all namespaces of a caller who may not read all of them is narrowed to those that remain.
-    /// `present` returns the namespaces that the resource has objects in, for authorities that decide about each alone.
+    /// `present` returns the namespaces to decide about where each has a decision of its own: those that the resource has objects
+    /// in, and those that an open stream already reads.
     ///
     /// # Errors
     ///
@@ -38,20 +56,16 @@ impl Authorizer {
     /// # Cancel safety
     ///
     /// Dropping the future loses nothing.
-    #[expect(clippy::unused_async, reason = "reviews by another authority are requests to it")]
     pub async fn authorize(
         &self,
         identity: &Identity,
         attributes: &Attributes,
-        _present: &(dyn Fn() -> Vec<String> + Sync),
+        present: &(dyn Fn() -> Vec<String> + Sync),
     ) -> Result<Scope, AccessError> {
-        self.0.rules.load().authorize(identity, attributes)
-    }
-
-    /// Replaces the rules, and notifies the receivers of changes.
-    pub fn set_rules(&self, rules: Rules) {
-        self.0.rules.store(Arc::new(rules));
-        self.0.changes.send_replace(());
+        match &self.0.authority {
+            Authority::Rules(rules) => rules.load().authorize(identity, attributes),
+            Authority::Reviews(reviews) => reviews.authorize(identity, attributes, present).await,
+        }
     }
 
     /// Returns a receiver that is notified when decisions may have changed, so that those about open streams are due at once.
@@ -62,6 +76,6 @@ impl Authorizer {
 
 impl fmt::Debug for Authorizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Authorizer").finish_non_exhaustive()
+        f.debug_struct("Authorizer").field("authority", &self.0.authority).finish_non_exhaustive()
     }
 }

@@ -33,6 +33,8 @@
 //! - The first list of an API that streams initial events is a watch (`initial_events`). From any other API the source lists, and
 //!   tries initial events again at the next connection, then every 10 minutes.
 //!
+//! Through `reviews` the API server also decides who a caller of this server is, and what it may read.
+//!
 //! The Reflector waits, relists and backs off, not the source. The source itself obeys only Retry-After: it sends no request
 //! of the resource earlier.
 
@@ -78,6 +80,8 @@ mod replay;
 #[cfg(feature = "kube")]
 mod resume_check;
 #[cfg(feature = "kube")]
+mod reviews;
+#[cfg(feature = "kube")]
 mod sent_ahead;
 #[cfg(feature = "kube")]
 mod shared;
@@ -103,9 +107,11 @@ use std::{path::PathBuf, time::Duration};
 
 #[cfg(feature = "kube")]
 pub use self::client::KubeClients;
-#[cfg(not(feature = "kube"))]
-pub use self::source::KubeClients;
+#[cfg(feature = "kube")]
+pub use self::reviews::KubeReviewer;
 pub use self::source::KubeSource;
+#[cfg(not(feature = "kube"))]
+pub use self::source::{KubeClients, KubeReviewer};
 use crate::model::FieldCut;
 
 /// State for one caller at a time, which uses a connection or a plugin while the others wait for the result.

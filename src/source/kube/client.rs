@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use parking_lot::Mutex;
@@ -135,10 +136,20 @@ impl Client {
         target: &str,
         wish: RequestOptions,
     ) -> Result<(Arc<Access>, Response<Body>), Failure> {
+        self.post(target, Bytes::new(), wish).await
+    }
+
+    /// Sends JSON in the same way. It may be sent twice: only for reviews, which change nothing.
+    pub(super) async fn post(
+        self: &Arc<Self>,
+        target: &str,
+        json: Bytes,
+        wish: RequestOptions,
+    ) -> Result<(Arc<Access>, Response<Body>), Failure> {
         let mut need = Need::Any;
         loop {
             let access = self.authenticator.get(need).await?;
-            let sent = self.exchange(Arc::clone(&access), target, wish).await;
+            let sent = self.exchange(Arc::clone(&access), target, &json, wish).await;
             let refused = match &sent {
                 Ok((access, answer)) if answer.status() == StatusCode::UNAUTHORIZED => access.version,
                 Err(FailedRequest { is_refusal: true, access, .. }) => *access,
@@ -161,6 +172,7 @@ impl Client {
         self: &Arc<Self>,
         mut access: Arc<Access>,
         target: &str,
+        json: &Bytes,
         wish: RequestOptions,
     ) -> Result<(Arc<Access>, Response<Body>), FailedRequest> {
         let mut is_again = false;
@@ -176,8 +188,11 @@ impl Client {
             let Lease { mut sender, slot, is_reused } = lease;
             let mut headers = access.headers().await.map_err(|error| FailedRequest::before(&access, error))?;
             wish.write(&mut headers, &access);
+            if !json.is_empty() {
+                headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            }
             let contact = Arc::clone(&slot.0.contact);
-            match timeout(wish.timeout, sender.send(&access, headers, target)).await {
+            match timeout(wish.timeout, sender.send(&access, headers, target, json.clone())).await {
                 Ok(Ok(answer)) => {
                     let answer = answer.map(|incoming| Body::new(incoming, sender, slot, Arc::clone(&self.pool)));
                     return Ok((access, answer));

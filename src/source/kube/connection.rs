@@ -15,8 +15,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Request, Response, Uri, header, uri};
-use http_body_util::Empty;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri, header, uri};
+use http_body_util::Full;
 use hyper::{
     body::Incoming,
     client::conn::{http1, http2},
@@ -60,8 +60,8 @@ pub(super) struct Link {
 
 /// Request sender of one connection.
 pub(super) enum Sender {
-    Http1(http1::SendRequest<Empty<Bytes>>),
-    Http2(http2::SendRequest<Empty<Bytes>>),
+    Http1(http1::SendRequest<Full<Bytes>>),
+    Http2(http2::SendRequest<Full<Bytes>>),
 }
 
 /// State shared by all HTTP/1.1 connections of one client.
@@ -128,15 +128,18 @@ impl Sender {
         }
     }
 
-    /// Sends a request without a body, and waits for the head of the answer.
+    /// Sends a request, a POST if it has a body, and waits for the head of the answer.
     pub(super) async fn send(
         &mut self,
         access: &Access,
         headers: HeaderMap,
         target: &str,
+        body: Bytes,
     ) -> hyper::Result<Response<Incoming>> {
         let path = format!("{}{target}", access.root);
-        let mut request = Request::new(Empty::new());
+        let method = if body.is_empty() { Method::GET } else { Method::POST };
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = method;
         *request.headers_mut() = headers;
         let authority = access.authority();
         match self {

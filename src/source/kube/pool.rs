@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http_body_util::Empty;
+use http_body_util::Full;
 use hyper::client::conn::http2;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -19,7 +19,7 @@ pub(super) struct Pool {
     contact_timeout: Duration,
     /// Protocol of the last connection; `None` before the first.
     pub(super) is_http1: Option<bool>,
-    http2: Vec<(http2::SendRequest<Empty<Bytes>>, Arc<Link>)>,
+    http2: Vec<(http2::SendRequest<Full<Bytes>>, Arc<Link>)>,
     idle: Vec<Idle>,
     pub(super) http1: Http1Links,
 }

@@ -9,6 +9,7 @@ mod lists;
 mod metadata;
 mod namespaces;
 mod open;
+mod reviews;
 mod rewritten;
 mod warm;
 

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-use super::KubeConfig;
+use futures_util::future::{BoxFuture, ready};
+
+use super::{KubeCluster, KubeConfig};
 use crate::{
+    auth::{Identity, ReviewAttributes, ReviewError, Reviewer, Token, TokenReviewed},
     cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
     model::ResourceVersion,
 };
@@ -15,6 +18,10 @@ pub struct KubeSource;
 /// Empty set of clients.
 #[derive(Debug, Clone, Default)]
 pub struct KubeClients(());
+
+/// Reviews that fail.
+#[derive(Debug, Clone)]
+pub struct KubeReviewer;
 
 const PROBLEM: &str = "built without the Kubernetes API (cargo feature `kube`)";
 
@@ -52,5 +59,33 @@ impl ListerWatcher for KubeSource {
 
     fn heartbeat(&self) -> Duration {
         Duration::MAX
+    }
+}
+
+// === impl KubeReviewer ===
+
+impl KubeReviewer {
+    /// Returns reviews that fail.
+    pub fn new(_: &KubeCluster, _: Duration, _: &KubeClients) -> Self {
+        Self
+    }
+
+    /// Fails.
+    ///
+    /// # Errors
+    ///
+    /// Always.
+    pub fn check(_: &KubeCluster) -> Result<(), String> {
+        Err(PROBLEM.to_owned())
+    }
+}
+
+impl Reviewer for KubeReviewer {
+    fn review_token(&self, _: &Token, _: &[String]) -> BoxFuture<'static, Result<TokenReviewed, ReviewError>> {
+        Box::pin(ready(Err(ReviewError(PROBLEM.to_owned()))))
+    }
+
+    fn review_access(&self, _: &Identity, _: ReviewAttributes) -> BoxFuture<'static, Result<bool, ReviewError>> {
+        Box::pin(ready(Err(ReviewError(PROBLEM.to_owned()))))
     }
 }
