@@ -16,6 +16,7 @@
 //!    threads of the resources end.
 
 mod authentication;
+mod authorization;
 mod builder;
 mod cgroup;
 mod connector;
@@ -300,6 +301,7 @@ impl fmt::Debug for App {
 pub fn check(config: &Config) -> Result<(), AppError> {
     tls(config)?;
     authentication::load(config)?;
+    authorization::load(config, &KubeClients::default())?;
     config.resources.values().try_for_each(sources::check)
 }
 

@@ -19,6 +19,7 @@
 //! Not part of this module: checks that paths exist and ports are free, which the code that opens them does.
 
 mod authentication;
+mod authorization;
 mod error;
 mod etcd;
 mod file;
@@ -41,16 +42,20 @@ use serde_json::Map;
 
 use self::section::Input;
 pub use self::{
+    authorization::parse_rules,
     error::{ConfigError, ConfigErrors},
     flags::{LogFormat, ServeFlags},
     keys::reference,
     listen::ListenAddr,
-    resolved::{AuthenticationConfig, Config, EtcdResource, RelayResource, ResourceConfig, SourceConfig},
+    resolved::{
+        AuthenticationConfig, AuthorityConfig, AuthorizationConfig, Config, EtcdResource, RelayResource,
+        ResourceConfig, SourceConfig,
+    },
     rows::{Key, KeyFlag},
     section::KeyFlags,
     table::{
         AdminConfig, DrainConfig, FilesResource, GeneralConfig, KubeResource, LimitsConfig, ResourceOptions,
-        StreamResource, TlsConfig, WatchConfig,
+        StreamResource, SubjectAccessReviewConfig, TlsConfig, WatchConfig,
     },
     value::{MAX_DURATION, ValueError, parse_duration, parse_size},
 };

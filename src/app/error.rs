@@ -80,6 +80,12 @@ pub enum AppError {
     /// File of an authenticator that cannot be used.
     #[error("authentication: {0}")]
     Authentication(#[from] FileError),
+    /// File of rules that cannot be used, or missing cluster for reviews.
+    #[error("authorization: {problem}")]
+    Authorization {
+        /// File, and cause.
+        problem: String,
+    },
     /// Address that cannot be listened on.
     #[error("cannot listen on {address} for {what}: {error}; {hint}")]
     Listen {

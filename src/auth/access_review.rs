@@ -1,10 +1,10 @@
-//! Decisions of another authority about each access: Kubernetes' SubjectAccessReview.
+//! Decisions of another authority about each access: Kubernetes' `SubjectAccessReview`.
 //!
 //! Each verb that an operation needs is reviewed alone, first for all namespaces, then for each namespace that matters. Decisions
 //! are kept for a while; without one, and without an answer, the call is refused.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     hash::{Hash, Hasher},
     sync::Arc,
@@ -121,9 +121,11 @@ impl AccessReviews {
         if attributes.namespace.is_some() || attributes.operation == Operation::Inspect {
             return Err(AccessError::Denied);
         }
-        let mut namespaces = present();
+        let mut namespaces: BTreeSet<String> = present().into_iter().collect();
+        // The one of a service account matters also while nothing is in it: its stream begins before its first object.
+        namespaces.extend(own_namespace(identity).map(str::to_owned));
         // The empty one has just been denied, as all namespaces.
-        namespaces.retain(|namespace| !namespace.is_empty());
+        namespaces.remove("");
         let limit = self.config.namespaces;
         if namespaces.len() > limit {
             return Err(AccessError::TooManyNamespaces { limit });
@@ -185,6 +187,12 @@ impl fmt::Debug for AccessReviews {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AccessReviews").field("config", &self.config).finish_non_exhaustive()
     }
+}
+
+/// Returns the namespace of a service account.
+fn own_namespace(identity: &Identity) -> Option<&str> {
+    let (namespace, _) = identity.user().strip_prefix("system:serviceaccount:")?.split_once(':')?;
+    Some(namespace)
 }
 
 // === impl Decisions ===

@@ -1,6 +1,6 @@
 //! Decisions about calls.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, path::Path, sync::Arc};
 
 use arc_swap::ArcSwap;
 use tokio::sync::watch;
@@ -9,6 +9,7 @@ use super::{
     access::{AccessError, Attributes, Scope},
     access_review::{AccessReviews, ReviewConfig},
     identity::Identity,
+    reloaded_file::{FileError, Parse, ReloadedFile},
     reviewer::Reviewer,
     rules::Rules,
 };
@@ -25,6 +26,7 @@ struct Shared {
 #[derive(Debug)]
 enum Authority {
     Rules(ArcSwap<Rules>),
+    File(Arc<ReloadedFile<Rules>>),
     Reviews(AccessReviews),
 }
 
@@ -34,6 +36,15 @@ impl Authorizer {
     /// Returns the authority of these rules; without any, it denies everything.
     pub fn of_rules(rules: Rules) -> Self {
         Self::of(Authority::Rules(ArcSwap::from_pointee(rules)))
+    }
+
+    /// Returns the authority of the rules in a file, which [`reload`](Self::reload) reads again.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read or parsed.
+    pub fn of_file(path: &Path, parse: Parse<Rules>) -> Result<Self, FileError> {
+        Ok(Self::of(Authority::File(ReloadedFile::load(path, parse)?)))
     }
 
     /// Returns the authority that reviews each access.
@@ -64,7 +75,25 @@ impl Authorizer {
     ) -> Result<Scope, AccessError> {
         match &self.0.authority {
             Authority::Rules(rules) => rules.load().authorize(identity, attributes),
+            Authority::File(file) => file.with(|rules| rules.authorize(identity, attributes)),
             Authority::Reviews(reviews) => reviews.authorize(identity, attributes, present).await,
+        }
+    }
+
+    /// Replaces the rules that the authority was [made of](Self::of_rules), and notifies the receivers of changes. One of a file or
+    /// of reviews stays as it is.
+    pub fn set_rules(&self, rules: Rules) {
+        if let Authority::Rules(current) = &self.0.authority {
+            current.store(Arc::new(rules));
+            self.0.changes.send_replace(());
+        }
+    }
+
+    /// Reads the rules of a file again whenever it changes; never returns. While the file cannot be used, the last good rules are.
+    pub async fn reload(self) {
+        match &self.0.authority {
+            Authority::File(file) => Arc::clone(file).reload(|| self.0.changes.send_replace(())).await,
+            Authority::Rules(_) | Authority::Reviews(_) => std::future::pending().await,
         }
     }
 
@@ -77,5 +106,52 @@ impl Authorizer {
 impl fmt::Debug for Authorizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Authorizer").field("authority", &self.0.authority).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, time::Duration};
+
+    use super::*;
+    use crate::auth::{IdentityDetails, Operation};
+
+    /// Parses the texts `all` and `none`.
+    fn parse(content: &[u8]) -> Result<Rules, String> {
+        let rule = r#"[{"subjects": ["*"], "verbs": ["*"], "resources": ["*"], "namespaces": ["*"]}]"#;
+        match content {
+            b"all" => Ok(Rules::from_value(&serde_json::from_str(rule).unwrap()).unwrap()),
+            b"none" => Ok(Rules::default()),
+            _ => Err("is bad".to_owned()),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn rules_of_a_file_are_reloaded_with_a_notice_and_the_last_good_ones_stay() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("rules");
+        fs::write(&path, "none").unwrap();
+        let authorizer = Authorizer::of_file(&path, parse).unwrap();
+        let _reloading = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(authorizer.clone().reload()));
+        let mut changes = authorizer.changes();
+        let caller = Identity::new(IdentityDetails { user: "a".to_owned(), ..IdentityDetails::default() });
+        for (content, is_changed, is_allowed) in [
+            (Some("none"), false, false),
+            (Some("all"), true, true),
+            (Some("bad"), false, true),
+            (None, false, true),
+            (Some("none"), true, false),
+        ] {
+            match content {
+                Some(content) => fs::write(&path, content).unwrap(),
+                None => fs::remove_file(&path).unwrap(),
+            }
+            // The time stands still while the file is read.
+            tokio::time::sleep(Duration::from_secs(12)).await;
+            assert_eq!(changes.has_changed().unwrap(), is_changed, "{content:?}");
+            changes.mark_unchanged();
+            let decision = authorizer.authorize(&caller, &Attributes::new(Operation::List, "x"), &Vec::new).await;
+            assert_eq!(decision.is_ok(), is_allowed, "{content:?}");
+        }
     }
 }

@@ -80,7 +80,7 @@ impl JwtVerifier {
 
     /// Reads the keys again whenever their file changes; never returns.
     pub(super) async fn reload(&self) {
-        Arc::clone(&self.keys).reload().await;
+        Arc::clone(&self.keys).reload(|| {}).await;
     }
 
     /// Returns the user of a token, or `None` if it is no JWT of this issuer.

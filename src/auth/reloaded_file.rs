@@ -19,7 +19,7 @@ pub(super) struct ReloadedFile<T> {
     loaded: ArcSwap<(Vec<u8>, T)>,
 }
 
-/// Error of a file of credentials or keys; it shows nothing of the content.
+/// Error of a file that is parsed again when it changes; of credentials and keys it shows nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {problem}", path = path.display())]
 pub struct FileError {
@@ -27,8 +27,8 @@ pub struct FileError {
     problem: String,
 }
 
-/// Parser of the content. Its errors must not quote the content.
-type Parse<T> = fn(&[u8]) -> Result<T, String>;
+/// Parser of the content. Its errors must not quote credentials.
+pub(super) type Parse<T> = fn(&[u8]) -> Result<T, String>;
 
 /// Largest file, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
@@ -54,8 +54,9 @@ impl<T: Send + Sync + 'static> ReloadedFile<T> {
         read(&self.loaded.load().1)
     }
 
-    /// Reads the file again whenever it has changed; never returns. It logs the error of a file that cannot be used once.
-    pub(super) async fn reload(self: Arc<Self>) {
+    /// Reads the file again whenever it has changed, and calls a function then; never returns. It logs the error of a file that
+    /// cannot be used once.
+    pub(super) async fn reload(self: Arc<Self>, on_change: impl Fn()) {
         let mut last = None;
         loop {
             tokio::time::sleep(RELOAD_INTERVAL).await;
@@ -65,6 +66,7 @@ impl<T: Send + Sync + 'static> ReloadedFile<T> {
             let problem = match reloaded {
                 Ok(Ok(true)) => {
                     tracing::info!(file = %self.path.display(), "file reloaded");
+                    on_change();
                     None
                 }
                 Ok(Ok(false)) => None,
@@ -124,7 +126,7 @@ mod tests {
         let path = directory.path().join("file");
         fs::write(&path, "a").unwrap();
         let file = ReloadedFile::load(&path, parse).unwrap();
-        let _reloading = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(Arc::clone(&file).reload()));
+        let _reloading = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(Arc::clone(&file).reload(|| {})));
         let after = async |content: Option<&str>| {
             match content {
                 Some(content) => fs::write(&path, content).unwrap(),

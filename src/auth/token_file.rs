@@ -34,7 +34,7 @@ impl TokenFile {
 
     /// Reads the file again whenever it changes; never returns.
     pub(super) async fn reload(&self) {
-        Arc::clone(&self.0).reload().await;
+        Arc::clone(&self.0).reload(|| {}).await;
     }
 }
 

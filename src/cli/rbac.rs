@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::failure::Failure;
-use crate::config::{Config, KubeResource, ServeFlags, SourceConfig};
+use crate::config::{AuthorityConfig, Config, KubeResource, ServeFlags, SourceConfig, SubjectAccessReviewConfig};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -23,6 +23,8 @@ It contacts no cluster. The roles are for one service account; bind them with `k
 struct Roles<'a> {
     /// Rules for all namespaces.
     everywhere: Rules<'a>,
+    /// Reviews of callers.
+    reviews: Rules<'a>,
     by_namespace: BTreeMap<&'a str, Rules<'a>>,
 }
 
@@ -38,7 +40,8 @@ pub(super) fn run(flags: &ServeFlags) -> Result<(), Failure> {
         SourceConfig::Kube(kube) => Some(kube),
         _ => None,
     });
-    let clusters = clusters(kube);
+    let mut clusters = clusters(kube);
+    add_reviews(&config, &mut clusters);
     if clusters.is_empty() {
         return Err(Failure::usage("no resource has a kube source: add one with --kube, or in the file of --config"));
     }
@@ -67,6 +70,15 @@ fn clusters<'a>(resources: impl Iterator<Item = &'a KubeResource>) -> BTreeMap<C
     }
     clusters.values_mut().for_each(Roles::reduce);
     clusters
+}
+
+/// Adds the reviews that the configuration needs.
+fn add_reviews<'a>(config: &'a Config, clusters: &mut BTreeMap<Cluster<'a>, Roles<'a>>) {
+    if let Some(AuthorityConfig::SubjectAccessReview(review)) = &config.authorization.authority {
+        let SubjectAccessReviewConfig { kubeconfig, context, .. } = review;
+        let roles = clusters.entry((kubeconfig, context)).or_default();
+        roles.reviews.entry("authorization.k8s.io").or_default().insert("subjectaccessreviews");
+    }
 }
 
 fn text(clusters: &BTreeMap<Cluster<'_>, Roles<'_>>) -> String {
@@ -98,19 +110,26 @@ impl Roles<'_> {
 
 impl Display for Roles<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !self.everywhere.is_empty() {
+        let has_cluster_role = !self.everywhere.is_empty() || !self.reviews.is_empty();
+        if has_cluster_role {
             head(f, "ClusterRole", "")?;
-            rules(f, &self.everywhere)?;
+        }
+        if !self.everywhere.is_empty() {
+            rules(f, &self.everywhere, "list, watch")?;
             writeln!(f, "# To notice another cluster under the same address: the uid of this namespace.")?;
             let name = "  resourceNames: [kube-system]\n";
             write!(f, "- apiGroups: [\"\"]\n  resources: [namespaces]\n{name}  verbs: [get]\n")?;
         }
+        if !self.reviews.is_empty() {
+            writeln!(f, "# To learn from Kubernetes who a caller is, and what it may read.")?;
+            rules(f, &self.reviews, "create")?;
+        }
         for (at, (namespace, of_namespace)) in self.by_namespace.iter().enumerate() {
-            if at > 0 || !self.everywhere.is_empty() {
+            if at > 0 || has_cluster_role {
                 writeln!(f, "---")?;
             }
             head(f, "Role", &format!("\n  namespace: {namespace:?}"))?;
-            rules(f, of_namespace)?;
+            rules(f, of_namespace, "list, watch")?;
         }
         Ok(())
     }
@@ -121,11 +140,11 @@ fn head(f: &mut fmt::Formatter<'_>, kind: &str, metadata: &str) -> fmt::Result {
     writeln!(f, "apiVersion: {api_version}\nkind: {kind}\nmetadata:\n  name: informerd{metadata}\nrules:")
 }
 
-fn rules(f: &mut fmt::Formatter<'_>, rules: &Rules<'_>) -> fmt::Result {
+fn rules(f: &mut fmt::Formatter<'_>, rules: &Rules<'_>, verbs: &str) -> fmt::Result {
     for (group, plurals) in rules {
         let plurals: Vec<String> = plurals.iter().map(|plural| format!("{plural:?}")).collect();
         let plurals = plurals.join(", ");
-        writeln!(f, "- apiGroups: [{group:?}]\n  resources: [{plurals}]\n  verbs: [list, watch]")?;
+        writeln!(f, "- apiGroups: [{group:?}]\n  resources: [{plurals}]\n  verbs: [{verbs}]")?;
     }
     Ok(())
 }
@@ -189,6 +208,24 @@ mod tests {
             (&found[0]["kind"], &found[0]["rules"][0]),
             (&json!("ClusterRole"), &rule("", &["namespaces", "pods"]))
         );
+    }
+
+    #[test]
+    fn reviews_of_callers_are_for_the_whole_cluster() {
+        let review = AuthorityConfig::SubjectAccessReview(SubjectAccessReviewConfig::default());
+        let mut config = Config::default();
+        config.authorization.authority = Some(review);
+        let pods = [resource("", "pods", "shop")];
+        let mut clusters = clusters(pods.iter());
+        add_reviews(&config, &mut clusters);
+        let text = text(&clusters);
+        let found: Vec<Value> = text.split("---\n").map(|text| serde_saphyr::from_str(text).unwrap()).collect();
+        let kinds: Vec<_> = found.iter().map(|role| role["kind"].as_str().unwrap()).collect();
+        assert_eq!(kinds, ["ClusterRole", "Role"]);
+        let create =
+            json!({"apiGroups": ["authorization.k8s.io"], "resources": ["subjectaccessreviews"], "verbs": ["create"]});
+        assert_eq!(found[0]["rules"], json!([create]));
+        assert_eq!(found[1]["rules"], json!([rule("", &["pods"])]));
     }
 
     #[test]

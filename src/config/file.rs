@@ -45,19 +45,7 @@ pub(super) fn read(path: &Path, errors: &mut ConfigErrors) -> Option<Map<String,
 }
 
 pub(super) fn parse(name: &str, bytes: &[u8], errors: &mut ConfigErrors) -> Option<Map<String, Value>> {
-    if bytes.len() > MAX_FILE_BYTES {
-        errors.add(name, "is larger than 1 MiB");
-        return None;
-    }
-    let text = match std::str::from_utf8(bytes) {
-        Ok(text) => text.strip_prefix('\u{feff}').unwrap_or(text),
-        Err(error) => {
-            let line = bytes[..error.valid_up_to()].split(|b| *b == b'\n').count();
-            errors.add(&format!("{name}:{line}"), "is not UTF-8");
-            return None;
-        }
-    };
-    let document = match serde_saphyr::from_str_with_options(text, options()) {
+    let document = match document(name, bytes) {
         Ok(Value::Null) => Map::new(),
         Ok(Value::Object(document)) => document,
         Ok(other) => {
@@ -67,14 +55,30 @@ pub(super) fn parse(name: &str, bytes: &[u8], errors: &mut ConfigErrors) -> Opti
             );
             return None;
         }
-        Err(error) => {
-            let (at, problem) = explain(name, error.without_snippet());
+        Err((at, problem)) => {
             errors.add(&at, problem);
             return None;
         }
     };
     keys::check_known(&document, errors);
     Some(document)
+}
+
+/// Parses YAML, or JSON, within the limits of a file.
+///
+/// # Errors
+///
+/// The place, which begins with the name, and the problem.
+pub(super) fn document(name: &str, bytes: &[u8]) -> Result<Value, (String, String)> {
+    if bytes.len() > MAX_FILE_BYTES {
+        return Err((name.to_owned(), "is larger than 1 MiB".to_owned()));
+    }
+    let text = std::str::from_utf8(bytes).map_err(|error| {
+        let line = bytes[..error.valid_up_to()].split(|b| *b == b'\n').count();
+        (format!("{name}:{line}"), "is not UTF-8".to_owned())
+    })?;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    serde_saphyr::from_str_with_options(text, options()).map_err(|error| explain(name, error.without_snippet()))
 }
 
 fn options() -> Options {

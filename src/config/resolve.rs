@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     Config, FilesResource, LimitsConfig, ListenAddr, ResourceConfig, SourceConfig, StreamResource, TlsConfig,
-    WatchConfig, authentication, etcd,
+    WatchConfig, authentication, authorization, etcd,
     flags::ServeFlags,
     kube, relay,
     section::{Input, Section},
@@ -55,9 +55,11 @@ pub(super) fn resolve(file: &Section<'_>, is_file_read: bool, flags: &ServeFlags
     check_queue(&section, Some(watch.full_channel_policy), Some(watch.queue_length), &watch);
     let HistoryKeys { age, events, bytes } = HistoryKeys::read(&file.section_or_empty("history"));
     let limits = LimitsConfig::read(&file.section_or_empty("limits"));
+    let authentication = authentication::resolve(&file.section_or_empty("authentication"), tls.as_ref());
     Config {
         admin,
-        authentication: authentication::resolve(&file.section_or_empty("authentication"), tls.as_ref()),
+        authorization: authorization::resolve(&file.section_or_empty("authorization"), authentication.is_some()),
+        authentication,
         tls,
         history: Retention { age, events, size: bytes },
         drain: DrainConfig::read(&file.section_or_empty("drain")),

@@ -1,14 +1,15 @@
 //! Resolved configuration that the server runs with: sections of the table, and values combined from several keys.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use super::{
     AdminConfig, DrainConfig, FilesResource, GeneralConfig, KubeResource, LimitsConfig, ResourceOptions,
-    StreamResource, TlsConfig, WatchConfig,
+    StreamResource, SubjectAccessReviewConfig, TlsConfig, WatchConfig,
+    table::AuthorizationKeys,
     value::{self, ValueError},
 };
 use crate::{
-    auth::JwtConfig,
+    auth::{JwtConfig, Rules},
     client::Query,
     endpoint::{ServerAddress, TlsOptions},
     model::{FieldCut, Indexers, Path},
@@ -27,6 +28,8 @@ pub struct Config {
     pub tls: Option<TlsConfig>,
     /// Authenticators of clients; `None` admits every client that can connect.
     pub authentication: Option<AuthenticationConfig>,
+    /// Rights of authenticated clients.
+    pub authorization: AuthorizationConfig,
     /// Watches: bounds for requests of clients, and the defaults.
     pub watch: WatchConfig,
     /// History of each resource, kept for watches that lag or resume. Age: 5 minutes by default; events: 100 000; bytes:
@@ -49,6 +52,28 @@ pub struct AuthenticationConfig {
     pub token_file: Option<PathBuf>,
     /// JSON Web Tokens of one issuer.
     pub jwt: Option<JwtConfig>,
+}
+
+/// Rights of authenticated clients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuthorizationConfig {
+    /// Authority that decides; without one everything is denied. Only with an authenticator.
+    pub authority: Option<AuthorityConfig>,
+    /// Interval at which the rights of open streams are checked again.
+    pub recheck: Duration,
+    /// Most namespaces that are reviewed for a request for all.
+    pub namespaces: usize,
+}
+
+/// Authority over the rights of clients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AuthorityConfig {
+    /// Rules of the configuration.
+    Rules(Rules),
+    /// Rules of a file, which is relative to the same directory as files of a source.
+    RulesFile(PathBuf),
+    /// A `SubjectAccessReview` by Kubernetes of each access.
+    SubjectAccessReview(SubjectAccessReviewConfig),
 }
 
 /// Resource: objects of one source under one name.
@@ -164,12 +189,22 @@ impl Default for Config {
             admin: AdminConfig::default(),
             tls: None,
             authentication: None,
+            authorization: AuthorizationConfig::default(),
             watch: WatchConfig::default(),
             history: BroadcasterConfig::default().retention,
             limits: LimitsConfig::default(),
             drain: DrainConfig::default(),
             resources: BTreeMap::new(),
         }
+    }
+}
+
+// === impl AuthorizationConfig ===
+
+impl Default for AuthorizationConfig {
+    fn default() -> Self {
+        let AuthorizationKeys { recheck, namespaces, .. } = AuthorizationKeys::default();
+        Self { authority: None, recheck, namespaces }
     }
 }
 

@@ -8,6 +8,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use super::{
     ListenAddr,
+    authorization::rules,
     listen::address_or_socket,
     rows::rows,
     upstream::{endpoints, relay_endpoint as endpoint},
@@ -19,6 +20,7 @@ use super::{
     },
 };
 use crate::{
+    auth::Rules,
     endpoint::ServerAddress,
     model::{Expression, FieldCut, IndexFunc},
     watch::FullChannelPolicy,
@@ -34,6 +36,8 @@ rows! {
             flag("insecure", "BOOL", "INFORMERD_INSECURE");
         ..TlsConfig;
         ..AuthenticationKeys;
+        ..AuthorizationKeys;
+        ..SubjectAccessReviewConfig;
         ..WatchConfig;
         ..HistoryKeys;
         ..LimitsConfig;
@@ -102,6 +106,33 @@ rows! {
         user_claim: String = "sub", text where value::check_not_empty, "claim with the name of the user";
         user_prefix: String = empty, text, "prefix of the names of users";
         groups_claim: Option<String>, text, "claim with the groups of the user, a text or a list";
+    }
+}
+
+rows! {
+    /// Rights of authenticated clients: exactly one of `rules`, `rules_file` and `subject_access_review`.
+    pub(super) struct AuthorizationKeys at "authorization." {
+        rules: Option<Rules>, rules,
+            "list of rules, each a map of lists: subjects (user:NAME, group:NAME or \"*\"), verbs (get, list, watch, admin or \"*\"), resources, namespaces (names or \"*\") and perhaps formats (METADATA, STRUCT, RAW); what no rule grants is denied";
+        rules_file: Option<PathBuf>, file,
+            "file with such a list, in YAML or JSON, relative to the configuration file; read again when it changes";
+        recheck: Duration = "60s", duration in "10s"..="10m",
+            "interval at which the rights of open streams are checked again";
+        namespaces: usize = "200", count in 1..=10_000,
+            "maximum number of namespaces to review for a request for all namespaces of a caller who may not read all";
+    }
+}
+
+rows! {
+    /// Rights of clients by Kubernetes: a `SubjectAccessReview` of each access.
+    pub struct SubjectAccessReviewConfig at "authorization.subject_access_review." {
+        ttl ("cache"): Duration = "10s", duration in "0s"..="5m",
+            "time for which a decision is used, positive or negative";
+        group: String = "informerd", text where kube::check_group,
+            "API group under which resources that are not of Kubernetes are reviewed, by their own names";
+        kubeconfig: Option<PathBuf>, file,
+            "kubeconfig, relative to the configuration file; KUBECONFIG, ~/.kube/config or the service account in a cluster if left out";
+        context: Option<String>, text, "context of the kubeconfig; its current one if left out";
     }
 }
 
@@ -333,6 +364,8 @@ rows! {
             "serve Secrets, of a kube source of core secrets or of an informerd source of such a resource: their metadata only, unless an authorization rule allows more";
         snapshot: Option<bool>, boolean,
             "write snapshots of this resource to state_dir; if left out true, but false for Secrets";
+        authorize_as: Option<String>, text where kube::check_kind_name,
+            "PLURAL or PLURAL.GROUP, such as deployments.apps, that a SubjectAccessReview names for this resource; if left out the kind of a kube source, else the resource in the group of the section";
         full_channel_policy: Option<FullChannelPolicy>, policy, "overrides watch.full_channel_policy";
         queue_length: Option<usize>, count, "overrides watch.queue_length";
     }

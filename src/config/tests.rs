@@ -1,4 +1,5 @@
 mod authentication;
+mod authorization;
 mod etcd;
 mod files;
 #[cfg(feature = "kube")]
@@ -61,6 +62,7 @@ fn defaults() {
         options: ResourceOptions {
             drop_fields: None,
             allow_secrets: false,
+            authorize_as: None,
             ttl: None,
             optional: false,
             snapshot: None,
@@ -83,6 +85,7 @@ fn defaults() {
         admin: AdminConfig { listen: Some("127.0.0.1:9464".parse().unwrap()), open_metrics: false },
         tls: None,
         authentication: None,
+        authorization: AuthorizationConfig { authority: None, recheck: Duration::from_secs(60), namespaces: 200 },
         watch: WatchConfig {
             full_channel_policy: FullChannelPolicy::Replay,
             allowed_policies: vec![
@@ -218,6 +221,7 @@ fn a_file_with_everything() {
         indexers: Arc::new(indexers.unwrap()),
         options: ResourceOptions {
             allow_secrets: false,
+            authorize_as: None,
             drop_fields: None,
             ttl: None,
             optional: true,

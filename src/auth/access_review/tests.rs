@@ -1,5 +1,4 @@
 use std::{
-    collections::BTreeSet,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     time::SystemTime,
 };
@@ -123,6 +122,17 @@ async fn a_caller_gets_the_namespaces_in_which_each_verb_is_allowed() {
     let everywhere = FakeReviewer::of(&["list pods.", "watch pods."]);
     assert_eq!(decide(&everywhere.reviews(), &pods(Operation::Watch)).await, Ok(Scope::All));
     assert_eq!(everywhere.asked(), ["list pods.", "watch pods."]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_namespace_of_a_service_account_is_reviewed_also_without_objects() {
+    let reviews = FakeReviewer::of(&["list pods. shop", "list pods. other"]).reviews();
+    let list = pods(Operation::List);
+    let account = caller("system:serviceaccount:shop:web");
+    assert_eq!(reviews.authorize(&account, &list, &Vec::new).await, Ok(only(&["shop"])));
+    for user in ["shop", "system:serviceaccount:none:web", "system:serviceaccount::x", "system:serviceaccount:shop"] {
+        assert_eq!(reviews.authorize(&caller(user), &list, &Vec::new).await, Err(AccessError::Denied), "{user}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

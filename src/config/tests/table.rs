@@ -24,6 +24,12 @@ fn the_reference_lists_the_defaults() {
         }
         writeln!(yaml, " {text}").unwrap();
         let mut expected = default.clone();
+        if key.path.starts_with("authorization.subject_access_review") {
+            yaml.push_str("authentication: { token_file: /tokens }\n");
+            expected.authentication = load(&yaml, &["--files=pods=."]).unwrap().authentication;
+            let review = AuthorityConfig::SubjectAccessReview(SubjectAccessReviewConfig::default());
+            expected.authorization.authority = Some(review);
+        }
         if key.path.starts_with("resources") {
             let kube = KubeResource { version: "v1".to_owned(), plural: "pods".to_owned(), ..KubeResource::default() };
             let (rest, source) = match key.path.split('.').skip(2).find(|part| *part != "source") {

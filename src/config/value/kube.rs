@@ -66,6 +66,13 @@ pub(crate) fn check_plural(text: &str) -> Result<(), ValueError> {
     check(is_label(text), "the plural name of a kind, as in API paths, such as pods", text)
 }
 
+/// Checks `PLURAL` or `PLURAL.GROUP`, as kubectl writes it.
+pub(crate) fn check_kind_name(text: &str) -> Result<(), ValueError> {
+    let (plural, group) = text.split_once('.').unwrap_or((text, "apps"));
+    let is_good = is_label(plural) && !group.is_empty() && check_group(group).is_ok();
+    check(is_good, "a kind such as pods or deployments.apps", text)
+}
+
 pub(crate) fn check_namespace(text: &str) -> Result<(), ValueError> {
     check(is_label(text) || text.is_empty(), "one namespace, or \"\" for all", text)
 }

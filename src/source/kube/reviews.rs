@@ -1,4 +1,4 @@
-//! Reviews by an API server: a TokenReview for who a token belongs to, a SubjectAccessReview for what a user may do.
+//! Reviews by an API server: a `TokenReview` for who a token belongs to, a `SubjectAccessReview` for what a user may do.
 //!
 //! Nothing of a request or of the text of a response is in an error: either may have a token.
 
@@ -56,15 +56,17 @@ const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 const ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 /// Time limit of the head of an answer, and of its body.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Default of the sources, so that they share connections.
+const CONTACT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Largest answer, which repeats the request.
 const MAX_ANSWER_BYTES: usize = 1 << 20;
 
 // === impl KubeReviewer ===
 
 impl KubeReviewer {
-    /// Returns the reviews of a cluster, over the connections that its sources with the same contact timeout use.
-    pub fn new(cluster: &KubeCluster, contact_timeout: Duration, clients: &KubeClients) -> Self {
-        Self { client: clients.get(cluster, contact_timeout) }
+    /// Returns the reviews of a cluster, over the connections that its sources with the default contact timeout use.
+    pub fn new(cluster: &KubeCluster, clients: &KubeClients) -> Self {
+        Self { client: clients.get(cluster, CONTACT_TIMEOUT) }
     }
 
     /// Checks that the configuration files of a cluster are there.

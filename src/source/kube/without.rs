@@ -66,7 +66,7 @@ impl ListerWatcher for KubeSource {
 
 impl KubeReviewer {
     /// Returns reviews that fail.
-    pub fn new(_: &KubeCluster, _: Duration, _: &KubeClients) -> Self {
+    pub fn new(_: &KubeCluster, _: &KubeClients) -> Self {
         Self
     }
 

@@ -39,7 +39,7 @@ impl Reviews {
         address
     }
 
-    fn answer(&self, code: u16, body: impl ToString) {
+    fn answer(&self, code: u16, body: &impl ToString) {
         self.answers.lock().push_back((code, body.to_string()));
     }
 }
@@ -47,7 +47,7 @@ impl Reviews {
 async fn reviewer(reviews: &Reviews) -> (KubeReviewer, tempfile::TempPath) {
     let path = kubeconfig(&format!("http://{}", reviews.listen().await), "token: of-this-server");
     let cluster = KubeCluster { kubeconfig: Some(PathBuf::from(&*path)), context: None };
-    (KubeReviewer::new(&cluster, DEADLINE, &KubeClients::default()), path)
+    (KubeReviewer::new(&cluster, &KubeClients::default()), path)
 }
 
 fn token() -> Token {
@@ -72,10 +72,10 @@ async fn a_token_review_sends_the_token_with_its_audiences_and_returns_the_user(
         "username": "system:serviceaccount:shop:web", "uid": "u-1", "groups": ["system:authenticated"],
         "extra": {"example.com/pod": ["web-0"]},
     });
-    reviews.answer(201, json!({"status": {"authenticated": true, "user": user, "audiences": ["informerd"]}}));
-    let reviewed = reviewer.review_token(&token(), &["informerd".to_owned()]).await.unwrap();
+    reviews.answer(201, &json!({"status": {"authenticated": true, "user": user, "audiences": ["informerd"]}}));
+    let answer = reviewer.review_token(&token(), &["informerd".to_owned()]).await.unwrap();
     let audiences = vec!["informerd".to_owned()];
-    assert_eq!(reviewed, TokenReviewed { is_authenticated: true, user: caller().details().clone(), audiences });
+    assert_eq!(answer, TokenReviewed { is_authenticated: true, user: caller().details().clone(), audiences });
     let (target, headers, body) = reviews.asked.lock().remove(0);
     assert_eq!(target, "POST /apis/authentication.k8s.io/v1/tokenreviews");
     assert_eq!(
@@ -86,7 +86,7 @@ async fn a_token_review_sends_the_token_with_its_audiences_and_returns_the_user(
     assert_eq!(body, json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}));
 
     for status in [json!({"error": "invalid bearer token"}), json!({"authenticated": true}), json!({})] {
-        reviews.answer(201, json!({ "status": status }));
+        reviews.answer(201, &json!({ "status": status }));
         assert!(!reviewer.review_token(&token(), &[]).await.unwrap().is_authenticated, "{status}");
     }
 }
@@ -109,7 +109,7 @@ async fn an_access_review_is_on_behalf_of_the_caller() {
         (json!({"allowed": true, "denied": true}), false),
         (json!({"evaluationError": "x"}), false),
     ] {
-        reviews.answer(201, json!({ "status": status }));
+        reviews.answer(201, &json!({ "status": status }));
         assert_eq!(reviewer.review_access(&caller(), attributes.clone()).await, Ok(is_allowed), "{status}");
     }
     let (target, _, body) = reviews.asked.lock().remove(0);
@@ -144,7 +144,7 @@ async fn a_failed_review_is_an_error_without_the_token() {
             "response too large (limit: 1048576 bytes)",
         ),
     ] {
-        reviews.answer(code, body);
+        reviews.answer(code, &body);
         let problem = reviewer.review_token(&token(), &[]).await.unwrap_err().to_string();
         let end = format!("/apis/authentication.k8s.io/v1/tokenreviews: {expected}");
         assert!(
