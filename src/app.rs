@@ -102,6 +102,9 @@ impl App {
         check(&config)?;
         authentication::warn(&config);
         let authentication = authentication::load(&config)?;
+        authorization::warn(&config);
+        let kube_clients = KubeClients::default();
+        let authorizer = authorization::load(&config, &kube_clients)?;
         let limits = &config.limits;
         let most = descriptors::connections(limits.connections, descriptors::raise(), config.resources.len())?;
         let connections = Quota::new(most, limits.peer_share);
@@ -119,7 +122,7 @@ impl App {
             tasks: &mut tasks,
             threads: Arc::new(threads),
             snapshot_writer: SnapshotWriter::open(&config),
-            kube_clients: KubeClients::default(),
+            kube_clients,
             own,
         };
         let (mut observed, mut writers): (Vec<ObservedResource>, Vec<WriterThread>) = (Vec::new(), Vec::new());
@@ -132,6 +135,9 @@ impl App {
         let snapshot_writer = connector.snapshot_writer;
         if let Some(authentication) = &authentication {
             tasks.spawn(named("authentication", Arc::clone(authentication).reload()));
+        }
+        if let Some(authorizer) = &authorizer {
+            tasks.spawn(named("authorization", authorizer.clone().reload()));
         }
         let lifecycle = Lifecycle::default();
         let service = Service::new(
@@ -154,7 +160,7 @@ impl App {
                 expression_steps: config.limits.expression_steps,
                 bulk_streams: processors,
                 authentication,
-                access: AccessConfig::default(),
+                access: AccessConfig { authorizer, recheck: config.authorization.recheck },
             },
             lifecycle.clone(),
             Arc::new(RpcMetrics::default()),

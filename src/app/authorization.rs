@@ -9,9 +9,12 @@ use crate::{
     source::kube::{KubeClients, KubeCluster, KubeReviewer},
 };
 
-/// Returns the authority; without one in the configuration it denies everything.
-pub(super) fn load(config: &Config, clients: &KubeClients) -> Result<Authorizer, AppError> {
-    Ok(match &config.authorization.authority {
+/// Returns the authority, which denies everything if the configuration has none; `None` without an authenticator.
+pub(super) fn load(config: &Config, clients: &KubeClients) -> Result<Option<Authorizer>, AppError> {
+    if config.authentication.is_none() {
+        return Ok(None);
+    }
+    Ok(Some(match &config.authorization.authority {
         None => Authorizer::of_rules(Rules::default()),
         Some(AuthorityConfig::Rules(rules)) => Authorizer::of_rules(rules.clone()),
         Some(AuthorityConfig::RulesFile(path)) => {
@@ -28,7 +31,14 @@ pub(super) fn load(config: &Config, clients: &KubeClients) -> Result<Authorizer,
             let reviewer = KubeReviewer::new(&cluster, clients);
             Authorizer::of_reviews(Arc::new(reviewer), ReviewConfig { resources, group, ttl, namespaces })
         }
-    })
+    }))
+}
+
+/// Logs what an operator may not have meant.
+pub(super) fn warn(config: &Config) {
+    if config.authentication.is_some() && config.authorization.authority.is_none() {
+        tracing::warn!("every call is denied; add `authorization`");
+    }
 }
 
 /// Returns the kind that a resource is reviewed as; `None` for one that is not of Kubernetes.

@@ -1,10 +1,7 @@
 //! Keys of authorisation.
 
-use serde_json::Value;
-
 use super::{
     AuthorityConfig, AuthorizationConfig, SubjectAccessReviewConfig, file, section::Section, table::AuthorizationKeys,
-    value::ValueError,
 };
 use crate::auth::Rules;
 
@@ -37,11 +34,6 @@ fn review(section: &Section<'_>) -> AuthorityConfig {
     let keys = SubjectAccessReviewConfig::read(section);
     let kubeconfig = keys.kubeconfig.as_deref().map(|path| section.relative(path));
     AuthorityConfig::SubjectAccessReview(SubjectAccessReviewConfig { kubeconfig, ..keys })
-}
-
-/// Reads a list of rules.
-pub(super) fn rules(value: &Value) -> Result<Rules, ValueError> {
-    Rules::from_value(value).map_err(|error| ValueError::new(error.to_string()))
 }
 
 /// Parses the content of `authorization.rules_file`: a list of rules in YAML or JSON.

@@ -8,7 +8,6 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use super::{
     ListenAddr,
-    authorization::rules,
     listen::address_or_socket,
     rows::rows,
     upstream::{endpoints, relay_endpoint as endpoint},
@@ -16,7 +15,7 @@ use super::{
         self, admin_listen as address, boolean, count, duration, expression, file, integer, kind,
         kube::{self, auto_or_opaque, field_paths, namespaces},
         label_index as label, names, path as directory, path_index as field_path, policies, policy, positive_count,
-        positive_duration, positive_size, size, stream_path as file_or_dash, string as text, texts,
+        positive_duration, positive_size, rules, size, stream_path as file_or_dash, string as text, texts,
     },
 };
 use crate::{

@@ -7,6 +7,7 @@ use std::{fmt::Display, net::SocketAddr, path::PathBuf, time::Duration};
 use serde_json::Value;
 
 use crate::{
+    auth::Rules,
     model::{Expression, FieldSelector, IndexFunc, IndexMatch, LabelSelector, Path},
     watch::FullChannelPolicy,
 };
@@ -294,6 +295,11 @@ pub(super) fn policies(value: &Value) -> Result<Vec<FullChannelPolicy>, ValueErr
         }
     }
     Ok(policies)
+}
+
+/// Reads a list of authorization rules.
+pub(super) fn rules(value: &Value) -> Result<Rules, ValueError> {
+    Rules::from_value(value).map_err(|error| ValueError(error.to_string()))
 }
 
 pub(super) fn policy_name(policy: FullChannelPolicy) -> &'static str {

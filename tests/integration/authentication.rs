@@ -16,6 +16,9 @@ use crate::{authority::Authority, process::Process, sandbox::reason, tls::Secure
 
 /// Token that nothing may show.
 const CANARY: &str = "canary-0123456789";
+/// Rights to everything for every authenticated caller.
+pub(crate) const ALL: &str =
+    r#"authorization: { rules: [{ subjects: ["*"], verbs: ["*"], resources: ["*"], namespaces: ["*"] }] }"#;
 const PATHS: [&str; 12] = [
     "/informerd.v1.InformerService/Watch",
     "/informerd.v1.InformerService/List",
@@ -54,7 +57,8 @@ async fn call(address: &str, path: &'static str, authorization: &[&str]) -> Resu
     client.unary(request, path.parse().unwrap(), codec).await.map(drop)
 }
 
-fn reason_of(error: &ClientError) -> Option<&str> {
+/// Returns the reason of the status with which the server refused a call.
+pub(crate) fn reason_of(error: &ClientError) -> Option<&str> {
     match error {
         ClientError::Refused(status) => status.reason.as_deref(),
         _ => None,
@@ -69,10 +73,9 @@ async fn every_call_but_health_needs_a_token_and_nothing_shows_it() {
     write("pods/web.json", r#"{"kind":"Pod","metadata":{"name":"web"}}"#);
     write("tokens", &format!("# users\n{}", line(CANARY, "ci team-a")));
     write("token", &format!("{CANARY}\n"));
-    write(
-        "informerd.yaml",
-        "{ authentication: { token_file: tokens }, resources: { pods: { source: { files: { path: pods } } } } }",
-    );
+    let pods = "resources: { pods: { source: { files: { path: pods } } } }";
+    let admin = "admin: { open_metrics: true }";
+    write("informerd.yaml", &format!("{{ authentication: {{ token_file: tokens }}, {ALL}, {admin}, {pods} }}"));
     let config = directory.path().join("informerd.yaml");
     let server = Process::start(&["--config", config.to_str().unwrap(), "--log", "trace"], None);
 
@@ -119,9 +122,9 @@ async fn every_call_but_health_needs_a_token_and_nothing_shows_it() {
 async fn a_certificate_is_optional_beside_tokens_and_does_not_make_up_for_a_bad_one() {
     let (authority, clients, stranger) = (Authority::new(), Authority::new(), Authority::new());
     let tokens = line(CANARY, "ci");
-    let keys = "authentication: { client_certificates: true, token_file: tokens },";
+    let keys = format!("authentication: {{ client_certificates: true, token_file: tokens }}, {ALL},");
     let files = [("tokens", tokens.as_str()), ("good", CANARY), ("bad", "bad")];
-    let server = Secured::start_with(&authority, Some(&clients), keys, &files).await;
+    let server = Secured::start_with(&authority, Some(&clients), &keys, &files).await;
     let listed = async |identity: Option<(Vec<u8>, Vec<u8>)>, token: Option<&str>| {
         let options = TlsOptions { authority: Some(authority.pem()), identity, server_name: None };
         let address = server.address.with_tls(options).unwrap();
@@ -154,8 +157,8 @@ async fn a_certificate_is_optional_beside_tokens_and_does_not_make_up_for_a_bad_
 #[tokio::test]
 async fn without_another_authenticator_a_certificate_is_required() {
     let (authority, clients) = (Authority::new(), Authority::new());
-    let keys = "authentication: { client_certificates: true },";
-    let server = Secured::start_with(&authority, Some(&clients), keys, &[("good", CANARY)]).await;
+    let keys = format!("authentication: {{ client_certificates: true }}, {ALL},");
+    let server = Secured::start_with(&authority, Some(&clients), &keys, &[("good", CANARY)]).await;
     assert_eq!(server.names(&authority, Some(clients.sign(&["me"]))).await.unwrap(), ["web"]);
     assert_eq!(reason_of(&server.names(&authority, None).await.unwrap_err()), None);
     let identity = Some(clients.sign(&["me"]));

@@ -7,6 +7,7 @@ mod attacks;
 mod authentication;
 #[path = "../upstreams/authority.rs"]
 mod authority;
+mod authorization;
 mod bench;
 mod checker;
 mod client;
