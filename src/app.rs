@@ -48,8 +48,11 @@ pub use self::{
 pub use crate::grpc::{CallRequest, CallService, RequestBody, ResponseBody};
 use crate::{
     admin::Admin,
-    config::{AuthenticationConfig, Config, ListenAddr, TlsConfig},
-    grpc::{AccessConfig, GeneratedServices, Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig},
+    config::{AuthenticationConfig, Config, ListenAddr, QuotasConfig, TlsConfig},
+    grpc::{
+        AccessConfig, GeneratedServices, Lifecycle, ListRate, QuotaConfig, Routes, RpcMetrics, ServedResource, Service,
+        ServiceConfig,
+    },
     proto::pb,
     source::kube::KubeClients,
     telemetry::{self, ObservedResource},
@@ -157,6 +160,7 @@ impl App {
                 request_timeout: config.limits.request_timeout,
                 struct_bytes: config.limits.struct_bytes,
                 memory: config.limits.memory.unwrap_or_else(|| cgroup::share(Path::new("/"))),
+                quotas: quotas(&config.quotas),
                 expression_steps: config.limits.expression_steps,
                 bulk_streams: processors,
                 authentication,
@@ -318,6 +322,12 @@ fn tls(config: &Config) -> Result<Option<Tls>, TlsError> {
         |authentication: &AuthenticationConfig| authentication.accepts_certificates && authentication.accepts_tokens();
     let is_certificate_optional = config.authentication.as_ref().is_some_and(has_alternative);
     Tls::load(TlsFiles { cert, key, client_ca, is_certificate_optional }).map(Some)
+}
+
+fn quotas(config: &QuotasConfig) -> QuotaConfig {
+    let QuotasConfig { streams, lists_per_second, list_burst: burst, bulk_responses, bytes_held } = *config;
+    let lists = lists_per_second.map(|per_second| ListRate { per_second, burst });
+    QuotaConfig { streams, lists, bulk_responses, bytes_held }
 }
 
 fn reflection() -> tonic_reflection::server::Builder<'static> {

@@ -54,8 +54,8 @@ pub use self::{
     rows::{Key, KeyFlag},
     section::KeyFlags,
     table::{
-        AdminConfig, DrainConfig, FilesResource, GeneralConfig, KubeResource, LimitsConfig, ResourceOptions,
-        StreamResource, SubjectAccessReviewConfig, TlsConfig, WatchConfig,
+        AdminConfig, DrainConfig, FilesResource, GeneralConfig, KubeResource, LimitsConfig, QuotasConfig,
+        ResourceOptions, StreamResource, SubjectAccessReviewConfig, TlsConfig, WatchConfig,
     },
     value::{MAX_DURATION, ValueError, parse_duration, parse_size},
 };

@@ -10,6 +10,7 @@
 //! - `time_slice` limits the time that a call scans objects before it yields.
 //! - `bulk_scheduler` schedules bulk responses (lists, snapshots, replays), so that they do not delay live events.
 //! - `compiler` compiles the expressions of clients on threads that serve no other call.
+//! - `quotas` limits what each caller has open; `transport` limits what all of them hold.
 //! - `status` alone builds statuses; `frame` alone defines the wire encoding of a watch.
 //!
 //! Not in this module: listening, connections and TLS (`app` and `transport`), and the sources of objects.
@@ -19,6 +20,7 @@ mod bulk_scheduler;
 mod call;
 mod compiler;
 mod discovery;
+mod exceeded_quota;
 mod fair_queue;
 mod frame;
 mod generated;
@@ -29,6 +31,7 @@ mod list;
 mod metrics;
 mod page;
 mod query;
+mod quotas;
 mod request;
 mod resource;
 mod routes;
@@ -44,6 +47,7 @@ pub use layer::{Body, CallRequest, RequestBody, ResponseBody};
 pub use metrics::RpcMetrics;
 #[cfg(any(test, fuzzing))]
 pub(crate) use page::fuzzing;
+pub use quotas::{ListRate, QuotaConfig};
 pub use resource::ServedResource;
 pub use routes::{CallService, GeneratedServices, Routes};
 pub use service::{AccessConfig, Lifecycle, Service, ServiceConfig};

@@ -342,6 +342,7 @@ mod tests {
             (Code::ResourceExhausted, "SLOW_CONSUMER", Resume),
             (Code::ResourceExhausted, "MEMORY_EXCEEDED", Resume),
             (Code::ResourceExhausted, "TOO_MANY_WATCHERS", Resume),
+            (Code::ResourceExhausted, "QUOTA_EXCEEDED", Resume),
             (Code::Internal, "INTERNAL", Resume),
             (Code::Unknown, "", Resume),
             (Code::Cancelled, "", Resume),

@@ -13,7 +13,7 @@ use super::{
     flags::ServeFlags,
     kube, relay,
     section::{Input, Section},
-    table::{AdminConfig, DrainConfig, GeneralConfig, HistoryKeys, IndexKeys, ResourceOptions},
+    table::{AdminConfig, DrainConfig, GeneralConfig, HistoryKeys, IndexKeys, QuotasConfig, ResourceOptions},
     value,
 };
 use crate::{
@@ -66,6 +66,7 @@ pub(super) fn resolve(file: &Section<'_>, is_file_read: bool, flags: &ServeFlags
         general,
         resources: resolve_resources(file, is_file_read, flags, &watch, &limits),
         limits,
+        quotas: QuotasConfig::read(&file.section_or_empty("quotas")),
         watch,
     }
 }

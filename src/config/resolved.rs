@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use super::{
-    AdminConfig, DrainConfig, FilesResource, GeneralConfig, KubeResource, LimitsConfig, ResourceOptions,
+    AdminConfig, DrainConfig, FilesResource, GeneralConfig, KubeResource, LimitsConfig, QuotasConfig, ResourceOptions,
     StreamResource, SubjectAccessReviewConfig, TlsConfig, WatchConfig,
     table::AuthorizationKeys,
     value::{self, ValueError},
@@ -37,6 +37,8 @@ pub struct Config {
     pub history: Retention,
     /// Bounds on the usage by clients.
     pub limits: LimitsConfig,
+    /// Quotas of each caller.
+    pub quotas: QuotasConfig,
     /// Shutdown of the server.
     pub drain: DrainConfig,
     /// Resources by name; at least one, if the configuration was loaded.
@@ -193,6 +195,7 @@ impl Default for Config {
             watch: WatchConfig::default(),
             history: BroadcasterConfig::default().retention,
             limits: LimitsConfig::default(),
+            quotas: QuotasConfig::default(),
             drain: DrainConfig::default(),
             resources: BTreeMap::new(),
         }

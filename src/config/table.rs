@@ -40,6 +40,7 @@ rows! {
         ..WatchConfig;
         ..HistoryKeys;
         ..LimitsConfig;
+        ..QuotasConfig;
         ..DrainConfig;
         stale_after: Duration = "15s", positive_duration,
             "time without contact with the source after which a resource is STALE";
@@ -187,7 +188,7 @@ rows! {
         connections: Option<usize>, positive_count,
             "maximum number of open connections; if left out, what the limit on open files leaves, at most 100000";
         peer_share: u32 = "25", integer in 1..=100,
-            "maximum share of one peer (an IPv4 address, a /64 of IPv6, a user of a unix socket) in connections, watches, compilations and page snapshots, in percent; 100 behind a proxy";
+            "maximum share of one caller in watches, compilations and page snapshots, and of one peer in connections, in percent: a caller is an authenticated user, else its peer; a peer is an IPv4 address, a /64 of IPv6 or a user of a unix socket; 100 behind a proxy";
         compilations: usize = "4096", positive_count,
             "maximum number of expressions and conditions that wait to be compiled";
         page_snapshots: usize = "16", positive_count,
@@ -200,6 +201,22 @@ rows! {
             "memory held for all clients together; above it the stream that has read nothing for longest ends; if left out, a quarter of the cgroup's limit, 1GiB without one";
         expression_steps: u64 = "10000", integer in 100..=100_000,
             "steps of one evaluation of an expression (100000 take about 5 ms); beyond them it fails and is counted";
+    }
+}
+
+rows! {
+    /// Quotas of each caller: an authenticated user, or a peer where nobody has authenticated the user. Without a key there is none.
+    pub struct QuotasConfig at "quotas." {
+        streams: Option<usize>, positive_count,
+            "open calls of Watch, Until, List and ByIndex of one caller: an authenticated user, else its peer (limits.peer_share)";
+        lists_per_second: Option<u32>, integer in 1..=100_000,
+            "calls of List, ByIndex and ListIndexValues, and watches with initial events, of one caller in a second";
+        list_burst: u32 = "100", integer in 1..=100_000,
+            "the same calls at once, after a pause; for lists_per_second";
+        bulk_responses: Option<usize>, positive_count,
+            "lists, and watches that are at their initial events, of one caller at a time";
+        bytes_held: Option<usize>, size in "64KiB"..="1024GiB",
+            "memory held for the streams of one caller that wait for it to read; above it new calls are refused, and its stream that has read nothing for longest ends";
     }
 }
 

@@ -121,6 +121,13 @@ fn defaults() {
             memory: None,
             expression_steps: 10_000,
         },
+        quotas: QuotasConfig {
+            streams: None,
+            lists_per_second: None,
+            list_burst: 100,
+            bulk_responses: None,
+            bytes_held: None,
+        },
         drain: DrainConfig { delay: Duration::ZERO, period: Duration::from_secs(5) },
         resources: [("pods".to_owned(), pods)].into(),
     };

@@ -21,7 +21,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::fair_queue::{Connection, FairQueue};
+use super::{call::Caller, fair_queue::FairQueue};
 
 /// Scheduler of all bulk responses.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub(super) struct BulkScheduler {
 #[derive(Debug)]
 pub(super) struct BulkPermit {
     scheduler: Arc<BulkScheduler>,
-    connection: Connection,
+    caller: Caller,
     ticket: Option<Arc<WaitingWaker>>,
     /// True from its turn until its piece is encoded.
     is_scheduled: bool,
@@ -54,10 +54,10 @@ impl BulkScheduler {
         Arc::new(Self { at_once, count, waiting, queued: Notify::new() })
     }
 
-    /// Registers a bulk response of a connection.
-    pub(super) fn begin(self: &Arc<Self>, connection: Connection) -> BulkPermit {
+    /// Registers a bulk response to a caller.
+    pub(super) fn begin(self: &Arc<Self>, caller: Caller) -> BulkPermit {
         self.count.fetch_add(1, Ordering::Relaxed);
-        BulkPermit { scheduler: Arc::clone(self), connection, ticket: None, is_scheduled: false }
+        BulkPermit { scheduler: Arc::clone(self), caller, ticket: None, is_scheduled: false }
     }
 
     /// Wakes the waiting streams in order; never returns.
@@ -118,7 +118,7 @@ impl BulkPermit {
             return Poll::Ready(());
         }
         let ticket = Arc::new(Mutex::new(Some(cx.waker().clone())));
-        self.scheduler.waiting.lock().push(self.connection, Arc::clone(&ticket));
+        self.scheduler.waiting.lock().push(self.caller, Arc::clone(&ticket));
         self.ticket = Some(ticket);
         self.scheduler.queued.notify_one();
         Poll::Pending
@@ -155,7 +155,7 @@ mod tests {
     use crate::transport::Peer;
 
     fn turns(turns: &Arc<BulkScheduler>, count: usize) -> Vec<task::Spawn<BulkPermit>> {
-        (0..count).map(|_| task::spawn(turns.begin(None))).collect()
+        (0..count).map(|_| task::spawn(turns.begin(Caller::default()))).collect()
     }
 
     /// Encodes a piece if it is the stream's turn.
@@ -177,7 +177,7 @@ mod tests {
     #[tokio::test]
     async fn a_client_with_few_calls_does_not_wait_for_all_calls_of_another() {
         let turns = BulkScheduler::new(1);
-        let at = |port| Some(Peer::Tcp(([127, 0, 0, 1], port).into()));
+        let at = |port| Caller::new(Some(Peer::Tcp(([127, 0, 0, 1], port).into())), None);
         let mut some: Vec<_> = (0..1000).map(|_| task::spawn(turns.begin(at(1)))).collect();
         some.push(task::spawn(turns.begin(at(2))));
         for permit in &mut some {

@@ -1,6 +1,10 @@
 //! One call: its client, its deadline and its single request message.
 
-use std::time::Duration;
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::LazyLock,
+    time::Duration,
+};
 
 use bytes::Buf;
 use http::{Extensions, HeaderMap};
@@ -30,6 +34,15 @@ pub(super) struct Call {
     pub(super) wait: Duration,
 }
 
+/// Caller, as the limits see it: everything that is open for an origin shares them, and its connections take turns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(super) struct Caller {
+    /// Connection of the caller, by address and port. All unix sockets of one user count as one.
+    pub(super) peer: Option<Peer>,
+    /// Hash of the user's name.
+    user: Option<u64>,
+}
+
 /// Maximum time that a read waits for a resource that has not synced; a client's deadline shortens it.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 
@@ -51,18 +64,35 @@ impl Call {
         self.identity.as_ref().map(|identity| (identity.user(), &*identity.details().uid))
     }
 
-    /// Returns the origin whose share of the limits the call uses, if its peer is known.
-    pub(super) fn origin(&self) -> Option<Origin> {
-        self.peer.as_ref().map(Peer::origin)
+    /// Returns the caller, whose limits the call uses.
+    pub(super) fn caller(&self) -> Caller {
+        Caller::new(self.peer, self.identity.as_ref())
     }
 }
 
-/// Returns the client whose BLOCK budget the watches of a peer use. Without a known peer, each watch has a budget of its own.
-pub(super) fn client(peer: Option<Peer>) -> Client {
-    match peer.as_ref().map(Peer::origin) {
-        Some(Origin::Address(address)) => Client::Address(address),
-        Some(Origin::User(Some(uid))) => Client::User(uid),
-        Some(Origin::User(None)) | None => Client::Watch,
+// === impl Caller ===
+
+impl Caller {
+    pub(super) fn new(peer: Option<Peer>, identity: Option<&Identity>) -> Self {
+        // Without a secret key, a user could choose a name with the hash of another.
+        static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        Self { peer, user: identity.map(|identity| KEY.hash_one(identity.user())) }
+    }
+
+    /// Returns the origin whose share of the limits the calls use: the user, wherever its connections come from, or the peer if
+    /// nobody has authenticated the user. `None` if neither is known.
+    pub(super) fn origin(&self) -> Option<Origin> {
+        self.user.map(Origin::Identity).or_else(|| self.peer.as_ref().map(Peer::origin))
+    }
+
+    /// Returns the client whose BLOCK budget the watches use. Without a known origin, each watch has a budget of its own.
+    pub(super) fn client(&self) -> Client {
+        match self.origin() {
+            Some(Origin::Identity(user)) => Client::Identity(user),
+            Some(Origin::Address(address)) => Client::Address(address),
+            Some(Origin::User(Some(uid))) => Client::User(uid),
+            Some(Origin::User(None)) | None => Client::Watch,
+        }
     }
 }
 
@@ -111,9 +141,15 @@ pub(super) fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::auth::IdentityDetails;
+
+    fn named(user: &str) -> Identity {
+        Identity::new(IdentityDetails { user: user.to_owned(), ..IdentityDetails::default() })
+    }
 
     #[test]
     fn a_client_is_a_host_a_network_or_a_user() {
+        let client = |peer: Option<Peer>| Caller::new(peer, None).client();
         let tcp = |text: &str| client(Some(Peer::Tcp(text.parse().unwrap())));
         assert_eq!(tcp("10.1.2.3:1"), tcp("10.1.2.3:2"), "whatever its connection");
         assert_ne!(tcp("10.1.2.3:1"), tcp("10.1.2.4:1"));
@@ -121,6 +157,19 @@ mod tests {
         assert_eq!(client(Some(Peer::Unix { uid: Some(7) })), Client::User(7));
         assert_eq!(client(Some(Peer::Unix { uid: None })), Client::Watch);
         assert_eq!(client(None), Client::Watch);
+    }
+
+    #[test]
+    fn a_user_is_one_origin_behind_many_peers_and_one_peer_has_many_users() {
+        let at = |peer: &str, user: &str| Caller::new(Some(Peer::Tcp(peer.parse().unwrap())), Some(&named(user)));
+        let same = [at("10.0.0.1:1", "a"), at("10.0.0.2:2", "a")];
+        assert_eq!((same[0].origin(), same[0].client()), (same[1].origin(), same[1].client()));
+        assert_ne!(same[0], same[1], "its connections take turns");
+        let other = at("10.0.0.1:1", "b");
+        assert_ne!((same[0].origin(), same[0].client()), (other.origin(), other.client()));
+        let unnamed = Caller::new(same[0].peer, None);
+        assert_eq!(unnamed.origin(), same[0].peer.as_ref().map(Peer::origin));
+        assert!(matches!(Caller::new(None, Some(&named("a"))).origin(), Some(Origin::Identity(_))));
     }
 
     #[test]

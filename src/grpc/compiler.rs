@@ -12,10 +12,8 @@ use parking_lot::Mutex;
 use quick_cache::{Weighter, unsync::Cache};
 
 use self::fair_mutex::FairMutex;
-use crate::{
-    model::{ExpressionError, MAX_EXPRESSION_BYTES},
-    transport::Peer,
-};
+use super::call::Caller;
+use crate::model::{ExpressionError, MAX_EXPRESSION_BYTES};
 
 /// Compiler from texts to `T`.
 pub(super) struct Compiler<T> {
@@ -47,16 +45,16 @@ impl<T: Clone + Send + 'static> Compiler<T> {
         self.recent.lock().get(text).cloned()
     }
 
-    /// Compiles a text for a connection.
+    /// Compiles a text for a caller.
     ///
     /// # Cancel safety
     ///
     /// Safe. A compilation that has begun runs to its end.
-    pub(super) async fn compile(&self, text: &str, connection: Option<Peer>) -> Result<T, ExpressionError> {
+    pub(super) async fn compile(&self, text: &str, caller: Caller) -> Result<T, ExpressionError> {
         if let Some(known) = self.known(text) {
             return known;
         }
-        let turn = self.mutex.lock(connection).await;
+        let turn = self.mutex.lock(caller).await;
         // Another call may have compiled the same text meanwhile.
         if let Some(known) = self.known(text) {
             return known;
@@ -118,20 +116,20 @@ mod tests {
             parsed(text)
         });
         for _ in 0..3 {
-            assert_eq!(compiler.compile("a", None).await, Ok("A".to_owned()));
-            assert_eq!(compiler.compile("!", None).await, Err(SyntaxError::new("!", 0, "no").into()));
+            assert_eq!(compiler.compile("a", Caller::default()).await, Ok("A".to_owned()));
+            assert_eq!(compiler.compile("!", Caller::default()).await, Err(SyntaxError::new("!", 0, "no").into()));
         }
         assert_eq!(TIMES.load(Ordering::Relaxed), 2);
         for other in 0..MAX_TEXTS - 1 {
-            compiler.compile(&other.to_string(), None).await.unwrap();
-            compiler.compile("a", None).await.unwrap();
+            compiler.compile(&other.to_string(), Caller::default()).await.unwrap();
+            compiler.compile("a", Caller::default()).await.unwrap();
         }
         assert_eq!(TIMES.load(Ordering::Relaxed), MAX_TEXTS + 1, "what is asked for again stays");
         // The cache chooses the other text that it evicted for the last one.
         for other in 0..MAX_TEXTS - 1 {
-            compiler.compile(&other.to_string(), None).await.unwrap();
+            compiler.compile(&other.to_string(), Caller::default()).await.unwrap();
         }
-        compiler.compile("!", None).await.unwrap_err();
+        compiler.compile("!", Caller::default()).await.unwrap_err();
         assert!(TIMES.load(Ordering::Relaxed) > MAX_TEXTS + 1, "what was not has gone");
     }
 
@@ -142,24 +140,27 @@ mod tests {
             0 => Err(ExpressionError::NotParsed("no thread".to_owned())),
             _ => parsed(text),
         });
-        assert_eq!(compiler.compile("a", None).await, Err(ExpressionError::NotParsed("no thread".to_owned())));
-        assert_eq!(compiler.compile("a", None).await, Ok("A".to_owned()));
+        assert_eq!(
+            compiler.compile("a", Caller::default()).await,
+            Err(ExpressionError::NotParsed("no thread".to_owned()))
+        );
+        assert_eq!(compiler.compile("a", Caller::default()).await, Ok("A".to_owned()));
     }
 
     #[tokio::test]
     async fn the_cache_is_bounded() {
         let compiler = Compiler::new(parsed);
         for n in 0..MAX_TEXTS + 50 {
-            compiler.compile(&n.to_string(), None).await.unwrap();
+            compiler.compile(&n.to_string(), Caller::default()).await.unwrap();
         }
         // The cache reserves a part of its capacity for new entries.
         let kept = compiler.recent.lock().len();
         assert!((MAX_TEXTS * 9 / 10..=MAX_TEXTS).contains(&kept), "{kept}");
         for n in 100..120 {
-            compiler.compile(&n.to_string().repeat(MAX_EXPRESSION_BYTES / 3), None).await.unwrap();
+            compiler.compile(&n.to_string().repeat(MAX_EXPRESSION_BYTES / 3), Caller::default()).await.unwrap();
         }
         let kept = compiler.recent.lock().len();
-        compiler.compile(&"x".repeat(MAX_EXPRESSION_BYTES + 1), None).await.unwrap();
+        compiler.compile(&"x".repeat(MAX_EXPRESSION_BYTES + 1), Caller::default()).await.unwrap();
         let recent = compiler.recent.lock();
         assert_eq!(recent.len(), kept, "none that is too long");
         assert!(recent.iter().map(|(text, _)| text.len()).sum::<usize>() <= MAX_BYTES);
@@ -182,7 +183,7 @@ mod tests {
         }));
         let compile = |text: String| {
             let compiler = Arc::clone(&compiler);
-            tokio::spawn(async move { compiler.compile(&text, None).await })
+            tokio::spawn(async move { compiler.compile(&text, Caller::default()).await })
         };
         // Each text twice.
         let calls: Vec<_> = (0..100).map(|n| (n / 2).to_string()).map(|text| (text.clone(), compile(text))).collect();

@@ -118,6 +118,8 @@ pub(super) async fn index_values(
     if indexers.get(index).ok_or_else(unknown)?.reads_body() {
         access.require_bodies("index by other than namespace and labels").await?;
     }
+    service.quotas().call(call)?;
+    service.quotas().list(call)?;
     let bound = pb::ListIndexValuesRequest { page_size: 0, page_token: String::new(), ..request.clone() };
     let namespaces = access.namespaces.as_ref();
     let query = service.pages().query_hash(&("ListIndexValues", bound.encode_to_vec(), call.user(), namespaces));
@@ -147,7 +149,7 @@ pub(super) async fn index_values(
         }
         if values.len() == page_size || bytes > MAX_VALUES_BYTES {
             let last = values.last().map(|last| last.value.as_str()).unwrap_or_default();
-            next_page_token = service.pages().token(&snapshot, query, last, call.origin());
+            next_page_token = service.pages().token(&snapshot, query, last, call.caller().origin());
             break;
         }
         bytes += value.len();

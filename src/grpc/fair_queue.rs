@@ -5,14 +5,12 @@ use std::{
     hash::Hash,
 };
 
-use crate::transport::{Origin, Peer};
+use super::call::Caller;
+use crate::transport::Origin;
 
-/// Connection of a client, by address and port. All unix sockets of one user count as one, as do callers without a known peer.
-pub(super) type Connection = Option<Peer>;
-
-/// Waiting values, by origin and connection.
+/// Waiting values, by origin and connection. Callers without a known origin count as one.
 #[derive(Debug)]
-pub(super) struct FairQueue<T>(RoundRobin<Option<Origin>, RoundRobin<Connection, VecDeque<T>>>);
+pub(super) struct FairQueue<T>(RoundRobin<Option<Origin>, RoundRobin<Caller, VecDeque<T>>>);
 
 /// Queues that take turns, by key.
 #[derive(Debug)]
@@ -26,9 +24,8 @@ struct RoundRobin<K, V> {
 
 impl<T> FairQueue<T> {
     /// Adds a value, behind the others of its connection.
-    pub(super) fn push(&mut self, connection: Connection, value: T) {
-        let origin = connection.as_ref().map(Peer::origin);
-        self.0.of(origin).of(connection).push_back(value);
+    pub(super) fn push(&mut self, caller: Caller, value: T) {
+        self.0.of(caller.origin()).of(caller).push_back(value);
     }
 
     /// Takes the first value of the connection whose turn it is.

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     proto::{self, pb},
-    transport::{BoundedBody, BoundedFrame, Chunk, FinalFrames, Room},
+    transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Room},
 };
 
 /// Response body of a generated service. It encodes its messages when it is polled.
@@ -143,8 +143,8 @@ impl BoundedBody for Generated {
         self.decoded + self.next.as_ref().and_then(BodyFrame::data_ref).map_or(0, Buf::remaining)
     }
 
-    fn exhausted(&mut self, _: usize, limit: usize) -> FinalFrames {
-        final_frames(limit)
+    fn exhausted(&mut self, _: usize, exceeded: Exceeded) -> FinalFrames {
+        final_frames(exceeded)
     }
 }
 

@@ -23,7 +23,7 @@ use crate::{
     auth::Operation,
     model::Object,
     proto::{self, EncodedObject, PayloadFormat, pb},
-    transport::{BoundedBody, BoundedFrame, Chunk, FinalFrames, Room},
+    transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Room},
 };
 
 /// Body of one response.
@@ -57,6 +57,7 @@ pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) 
     let Access { resource, format, .. } = service.access(&call, wanted).await?;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
     let key = query::key("name", &request.namespace, &request.name)?;
+    service.quotas().call(&call)?;
     let snapshot = service.snapshot(resource, min_version.as_ref(), call.wait).await?;
     let object = snapshot.get(&key).ok_or_else(|| ApiError::object(&resource.name, &key))?;
     let report = resource.informer.report();
@@ -113,9 +114,9 @@ impl BoundedBody for GetBody {
         if self.stage == Stage::Object { self.object.body().len() } else { 0 }
     }
 
-    fn exhausted(&mut self, _: usize, limit: usize) -> FinalFrames {
+    fn exhausted(&mut self, _: usize, exceeded: Exceeded) -> FinalFrames {
         self.stage = Stage::Over;
-        final_frames(limit)
+        final_frames(exceeded)
     }
 }
 

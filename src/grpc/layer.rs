@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     auth::{Authentication, Credentials, Identity, Token},
-    transport::{BoundedBody, BoundedFrame, Chunk, FinalFrames, Room, StreamHandle},
+    transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Room, StreamHandle},
 };
 
 /// Layer around every RPC.
@@ -268,8 +268,9 @@ impl BoundedBody for Body {
         self.answer.as_ref().map_or(0, |answer| answer.encoded_bytes())
     }
 
-    fn exhausted(&mut self, room: usize, limit: usize) -> FinalFrames {
-        let words = self.answer.as_mut().map_or_else(|| final_frames(limit), |answer| answer.exhausted(room, limit));
+    fn exhausted(&mut self, room: usize, exceeded: Exceeded) -> FinalFrames {
+        let answer = self.answer.as_mut();
+        let words = answer.map_or_else(|| final_frames(exceeded), |answer| answer.exhausted(room, exceeded));
         self.ends(code_of(&words.trailers));
         words
     }

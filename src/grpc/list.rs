@@ -24,6 +24,7 @@ use super::{
     held_snapshots::HeldSnapshot,
     page::Continued,
     query::{self, Parts},
+    quotas::QuotaPermit,
     resource::ServedResource,
     service::Service,
     status::{ApiError, final_frames, trailers},
@@ -34,7 +35,7 @@ use crate::{
     cache::{HealthReport, Scan, Snapshot},
     model::{IndexFunc, IndexMatch, Namespaces, Object, ObjectKey, Selection},
     proto::{self, EncodedObject, PayloadFormat, pb},
-    transport::{BoundedBody, BoundedFrame, Chunk, FinalFrames, Origin, Room},
+    transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Origin, Room},
 };
 
 /// Body of one response.
@@ -67,6 +68,7 @@ pub(super) struct ListBody {
     has_answered: bool,
     stage: Stage,
     permit: BulkPermit,
+    _quotas: [QuotaPermit; 2],
 }
 
 /// Object whose values of an index select.
@@ -157,6 +159,7 @@ async fn answer(
     call: Call,
 ) -> Result<ListBody, ApiError> {
     let (page_size, page_token) = (std::mem::take(&mut request.page_size), std::mem::take(&mut request.page_token));
+    let caller = call.caller();
     let mut selection = query::selection(
         &mut access,
         Parts {
@@ -166,7 +169,7 @@ async fn answer(
             field_selector: &request.field_selector,
             expression: &request.expression,
             index: request.index.as_ref().filter(|_| like.is_none()),
-            peer: call.peer,
+            caller,
         },
     )
     .await?;
@@ -174,6 +177,7 @@ async fn answer(
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
     let key = like.as_ref().map(|like| &like.key);
     let query = service.pages().query_hash(&("List", request.encode_to_vec(), key, call.user(), &selection.namespaces));
+    let quotas = [service.quotas().stream(&call)?, service.quotas().bulk_response(&call)?];
     let (snapshot, after) = start(service, resource, &page_token, query, min_version.as_ref(), call.wait).await?;
     let mut value_bytes = 0;
     if let Some((Like { func, key }, index)) = like.zip(request.index) {
@@ -188,7 +192,7 @@ async fn answer(
     }
     Ok(ListBody {
         service: service.clone(),
-        origin: call.origin(),
+        origin: caller.origin(),
         history: resource.informer.history(snapshot.history_id(), selection.namespaces.as_ref()),
         _held: service.snapshots(resource).hold(&snapshot, call.stream),
         snapshot,
@@ -205,7 +209,8 @@ async fn answer(
         next_page_token: String::new(),
         has_answered: false,
         stage: Stage::Objects,
-        permit: service.bulk_scheduler().begin(call.peer),
+        permit: service.bulk_scheduler().begin(caller),
+        _quotas: quotas,
     })
 }
 
@@ -364,9 +369,9 @@ impl BoundedBody for ListBody {
         self.objects.capacity() + self.value_bytes
     }
 
-    fn exhausted(&mut self, _: usize, limit: usize) -> FinalFrames {
+    fn exhausted(&mut self, _: usize, exceeded: Exceeded) -> FinalFrames {
         self.stage = Stage::Over;
-        final_frames(limit)
+        final_frames(exceeded)
     }
 }
 

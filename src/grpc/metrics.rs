@@ -102,9 +102,9 @@ impl RpcMetrics {
         &self.refused
     }
 
-    /// Returns the counter of streams that the server ended because too much memory was held for clients.
-    pub(super) fn ended_for_memory(&self) -> Counter {
-        self.ended.get_or_create_owned(&ReasonLabels { reason: "memory" })
+    /// Returns the counter of streams that the server ended for a reason.
+    pub(super) fn ended(&self, reason: &'static str) -> Counter {
+        self.ended.get_or_create_owned(&ReasonLabels { reason })
     }
 
     /// Counts the start of a call by the path of its method; none if it is not one of [`METHODS`].

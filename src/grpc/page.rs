@@ -32,7 +32,7 @@ pub(super) struct Pages {
     process: u64,
     /// Secret key of the seals.
     seals: RandomState,
-    /// Maximum number of kept snapshots, in all and for one peer.
+    /// Maximum number of kept snapshots, in all and for one origin.
     all: usize,
     each: usize,
     refused: Rejections,
@@ -71,7 +71,7 @@ const MAX_TOKEN_BYTES: usize = 16 << 10;
 // === impl Pages ===
 
 impl Pages {
-    /// Creates an empty store for at most `all` snapshots, `peer_share` percent of them for one peer.
+    /// Creates an empty store for at most `all` snapshots, `peer_share` percent of them for one origin.
     pub(super) fn new(all: usize, peer_share: u32, refused: Rejections) -> Self {
         let (process, seals) = (random_id(), RandomState::new());
         Self { process, seals, all, each: share_of(all, peer_share), refused, retained: Mutex::default() }

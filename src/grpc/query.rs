@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use super::{access::Access, compiler::Compiler, resource::ServedResource, service::Service, status::ApiError};
+use super::{
+    access::Access, call::Caller, compiler::Compiler, resource::ServedResource, service::Service, status::ApiError,
+};
 use crate::{
     model::{
         Condition, Expression, ExpressionError, FieldSelector, IndexMatch, Indexers, KeyError, LabelSelector,
         ObjectKey, ResourceVersion, Selection,
     },
     proto::pb,
-    transport::{Peer, Quota},
+    transport::Quota,
 };
 
 /// Fields of a request that select objects, common to all RPCs.
@@ -21,14 +23,14 @@ pub(super) struct Parts<'a> {
     pub(super) field_selector: &'a str,
     pub(super) expression: &'a str,
     pub(super) index: Option<&'a pb::IndexMatch>,
-    /// Connection of the client, for fair turns at the compiler.
-    pub(super) peer: Option<Peer>,
+    /// Caller, for fair turns at the compiler.
+    pub(super) caller: Caller,
 }
 
 /// Builds the selection of the parts.
 pub(super) async fn selection(access: &mut Access<'_>, parts: Parts<'_>) -> Result<Selection, ApiError> {
     let resource = access.resource;
-    let Parts { namespace, name, label_selector, field_selector, expression, index, peer } = parts;
+    let Parts { namespace, name, label_selector, field_selector, expression, index, caller } = parts;
     let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     let selection = Selection {
         namespace: given(namespace),
@@ -47,7 +49,7 @@ pub(super) async fn selection(access: &mut Access<'_>, parts: Parts<'_>) -> Resu
         return Ok(selection);
     }
     // Compiling takes time, so it comes last.
-    let expression = self::expression(access.service, resource, expression, peer).await?;
+    let expression = self::expression(access.service, resource, expression, caller).await?;
     Ok(Selection { expression: Some(expression), ..selection })
 }
 
@@ -56,10 +58,10 @@ async fn expression(
     service: &Service,
     resource: &ServedResource,
     text: &str,
-    peer: Option<Peer>,
+    caller: Caller,
 ) -> Result<Expression, ApiError> {
     check_expressions("expression")?;
-    let expression = compiled(service.compilations(), service.expressions(), text, peer).await?;
+    let expression = compiled(service.compilations(), service.expressions(), text, caller).await?;
     let expression = expression.map_err(|error| not_compiled("expression", "", &error))?;
     let max_steps = service.config().expression_steps;
     Ok(expression.with_max_steps(max_steps).counted_in(&resource.informer.stats().expression_errors))
@@ -70,12 +72,12 @@ pub(super) async fn condition(
     access: &mut Access<'_>,
     at: usize,
     text: &str,
-    peer: Option<Peer>,
+    caller: Caller,
 ) -> Result<Condition, ApiError> {
     check_expressions("conditions")?;
     let service = access.service;
     let located = |error| not_compiled("conditions", &format!("[{at}]: "), &error);
-    let condition = compiled(service.compilations(), service.conditions(), text, peer).await?.map_err(located)?;
+    let condition = compiled(service.compilations(), service.conditions(), text, caller).await?.map_err(located)?;
     if condition.reads_body() {
         access.require_bodies("condition with `object`").await?;
     }
@@ -88,14 +90,14 @@ async fn compiled<T: Clone + Send + 'static>(
     waiting: &Arc<Quota>,
     compiler: &Compiler<T>,
     text: &str,
-    peer: Option<Peer>,
+    caller: Caller,
 ) -> Result<Result<T, ExpressionError>, ApiError> {
     if let Some(known) = compiler.known(text) {
         return Ok(known);
     }
-    let permit = waiting.take(peer.as_ref().map(Peer::origin));
+    let permit = waiting.take(caller.origin());
     let _permit = permit.map_err(ApiError::TooManyCompilations)?;
-    Ok(compiler.compile(text, peer).await)
+    Ok(compiler.compile(text, caller).await)
 }
 
 fn check_expressions(what: &'static str) -> Result<(), ApiError> {
@@ -146,7 +148,7 @@ mod tests {
     use tokio_test::{assert_pending, assert_ready, task};
 
     use super::*;
-    use crate::transport::Exceeded;
+    use crate::transport::{Exceeded, Peer};
 
     #[tokio::test]
     async fn a_peer_has_its_share_of_waiting_compilations() {
@@ -159,8 +161,8 @@ mod tests {
         });
         let waiting = Quota::new(3, 67);
         let compile = |text: &'static str, host: u8| {
-            let peer = Some(Peer::Tcp(([10, 0, 0, host], 1).into()));
-            task::spawn(Box::pin(compiled(&waiting, &compiler, text, peer)))
+            let caller = Caller::new(Some(Peer::Tcp(([10, 0, 0, host], 1).into())), None);
+            task::spawn(Box::pin(compiled(&waiting, &compiler, text, caller)))
         };
         compile("known", 1).await.unwrap().unwrap();
         let mut calls = [compile("a", 1), compile("b", 1), compile("c", 2)];

@@ -15,6 +15,7 @@ use super::{
     held_snapshots::{Age, HeldSnapshots},
     metrics::{RpcMetrics, WaitingBytes},
     page::Pages,
+    quotas::{QuotaConfig, Quotas},
     resource::ServedResource,
     status::ApiError,
     watchers::Watchers,
@@ -74,7 +75,7 @@ pub struct ServiceConfig {
     pub compilations: usize,
     /// Maximum number of snapshots that are kept for the next pages of lists.
     pub page_snapshots: usize,
-    /// Share of watches, compilations and page snapshots that one peer may have, in percent.
+    /// Share of watches, compilations and page snapshots that one origin may have, in percent.
     pub peer_share: u32,
     /// Maximum size of a request, in bytes.
     pub request_bytes: usize,
@@ -87,6 +88,8 @@ pub struct ServiceConfig {
     pub struct_bytes: usize,
     /// Maximum memory held for all clients together, in bytes; above it the server ends the streams that have waited longest.
     pub memory: usize,
+    /// Quotas of each caller.
+    pub quotas: QuotaConfig,
     /// Maximum number of steps for one evaluation of a client's expression or condition.
     pub expression_steps: u64,
     /// Authenticators of the callers; without any, every caller is admitted.
@@ -107,6 +110,7 @@ struct Inner {
     /// Snapshots that streams answer from, by name of the resource.
     snapshots: HashMap<String, Arc<HeldSnapshots>>,
     ledger: Arc<Ledger>,
+    quotas: Quotas,
     bulk_scheduler: Arc<BulkScheduler>,
     structs: Arc<Structs>,
     lifecycle: Lifecycle,
@@ -140,11 +144,16 @@ impl Service {
         let resources: BTreeMap<_, _> =
             resources.into_iter().map(|resource| (resource.name.clone(), Arc::new(resource))).collect();
         let snapshots = resources.keys().map(|name| (name.clone(), Arc::default())).collect();
-        let ledger = Ledger::new(config.memory, metrics.ended_for_memory());
+        let ledger = Ledger::new(config.memory, metrics.ended("memory"));
+        let ledger = Arc::new(match config.quotas.bytes_held {
+            Some(limit) => ledger.with_limit_for_each(limit, metrics.ended("quota_bytes_held")),
+            None => ledger,
+        });
         let inner = Inner {
             resources,
             bulk_scheduler: BulkScheduler::new(config.bulk_streams),
             structs: Arc::new(Structs::new(config.struct_bytes)),
+            quotas: Quotas::new(&config.quotas, Arc::clone(&ledger)),
             config,
             pages,
             expressions: Compiler::new(Expression::parse),
@@ -152,7 +161,7 @@ impl Service {
             compilations,
             watchers,
             snapshots,
-            ledger: Arc::new(ledger),
+            ledger,
             lifecycle,
             metrics,
         };
@@ -268,6 +277,10 @@ impl Service {
     /// Returns the ledger of the memory that is held for clients.
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.inner.ledger
+    }
+
+    pub(super) fn quotas(&self) -> &Quotas {
+        &self.inner.quotas
     }
 
     /// Registers the metrics of the calls and of the ledger.

@@ -10,6 +10,7 @@ use prost::Message;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
+use super::exceeded_quota::ExceededQuota;
 use crate::{
     auth::AuthenticationError,
     cache::JoinError,
@@ -69,6 +70,8 @@ pub(crate) enum ApiError {
     CredentialsExpired,
     /// The authority that authenticates callers, or decides what they may read, did not answer.
     AuthorizerUnavailable { problem: String },
+    /// The caller is at one of its quotas.
+    QuotaExceeded(ExceededQuota),
     /// A bug; the log has the details.
     Internal,
 }
@@ -93,6 +96,14 @@ impl ApiError {
     /// Creates the error of a text that is not a resource version.
     pub(crate) fn version(field: &'static str, error: &VersionError) -> Self {
         Self::Invalid { reason: "RESOURCE_VERSION_INVALID", field, message: error.to_string() }
+    }
+
+    /// Creates the error of a stream that ends because too many bytes are held, for all callers or for its own.
+    pub(crate) fn held(exceeded: Exceeded, after: Option<ResourceVersion>) -> Self {
+        match exceeded {
+            Exceeded::All(limit) => Self::MemoryExceeded { limit, after },
+            Exceeded::Share(limit) => Self::QuotaExceeded(ExceededQuota::BytesHeld { limit, after }),
+        }
     }
 
     /// Creates the error of an index that the resource does not have.
@@ -169,6 +180,7 @@ impl ApiError {
             Self::CredentialsInvalid => (Code::Unauthenticated, "CREDENTIALS_INVALID"),
             Self::CredentialsExpired => (Code::Unauthenticated, "CREDENTIALS_EXPIRED"),
             Self::AuthorizerUnavailable { .. } => (Code::Unavailable, "AUTHORIZER_UNAVAILABLE"),
+            Self::QuotaExceeded(_) => (Code::ResourceExhausted, "QUOTA_EXCEEDED"),
             Self::Internal => (Code::Internal, "INTERNAL"),
         }
     }
@@ -199,7 +211,7 @@ impl ApiError {
             Self::AccessDenied { message } => message.clone(),
             Self::PageTokenExpired => {
                 "page_token: the snapshot of this list has expired: it is kept for 5 minutes, within a limit on snapshots \
-                 (limits.page_snapshots; limits.peer_share of them for one peer); list again from the first page"
+                 (limits.page_snapshots; limits.peer_share of them for one caller); list again from the first page"
                     .to_owned()
             }
             Self::VersionExpired { wanted, oldest, current } => {
@@ -243,14 +255,14 @@ impl ApiError {
                 format!("too many watches: {limit} are open (watch.max_watchers); close some, or raise the limit")
             }
             Self::TooManyWatchers(Exceeded::Share(limit)) => format!(
-                "too many watches: {limit} of this peer are open, its share (limits.peer_share) of watch.max_watchers; close \
+                "too many watches: {limit} of this caller are open, its share (limits.peer_share) of watch.max_watchers; close \
                  some, or raise limits.peer_share if one address stands for many clients"
             ),
             Self::TooManyCompilations(Exceeded::All(limit)) => format!(
                 "too many expressions: {limit} wait to be compiled (limits.compilations); retry, or raise the limit"
             ),
             Self::TooManyCompilations(Exceeded::Share(limit)) => format!(
-                "too many expressions: {limit} of this peer wait to be compiled, its share (limits.peer_share) of \
+                "too many expressions: {limit} of this caller wait to be compiled, its share (limits.peer_share) of \
                  limits.compilations; retry, or raise limits.peer_share if one address stands for many clients"
             ),
             Self::CredentialsMissing => {
@@ -265,6 +277,7 @@ impl ApiError {
             }
             Self::CredentialsExpired => "the credentials have expired: renew the token or the certificate".to_owned(),
             Self::AuthorizerUnavailable { problem } => format!("access cannot be decided now: {problem}: retry"),
+            Self::QuotaExceeded(quota) => quota.message(),
             Self::Internal => "internal error: see the server's log".to_owned(),
         }
     }
@@ -299,6 +312,7 @@ impl ApiError {
             Self::TooManyWatchers(exceeded) | Self::TooManyCompilations(exceeded) => {
                 vec![("limit", exceeded.limit().to_string())]
             }
+            Self::QuotaExceeded(quota) => quota.metadata(),
             Self::AccessDenied { .. }
             | Self::PageTokenExpired
             | Self::HistoryRewritten
@@ -324,6 +338,7 @@ impl ApiError {
             | Self::TooManyWatchers(_)
             | Self::TooManyCompilations(_)
             | Self::AuthorizerUnavailable { .. } => Some(RETRY_SOON),
+            Self::QuotaExceeded(quota) => Some(quota.retry_after().unwrap_or(RETRY_SOON)),
             Self::ResourceNotFound { .. }
             | Self::ObjectNotFound { .. }
             | Self::Invalid { .. }
@@ -351,6 +366,7 @@ impl ApiError {
             Self::TooManyWatchers(Exceeded::Share(_)) => Some("peer_watchers"),
             Self::TooManyCompilations(Exceeded::All(_)) => Some("compilations"),
             Self::TooManyCompilations(Exceeded::Share(_)) => Some("peer_compilations"),
+            Self::QuotaExceeded(quota) => Some(quota.bound()),
             _ => None,
         }
     }
@@ -384,11 +400,17 @@ impl From<ApiError> for Status {
     }
 }
 
+impl From<ExceededQuota> for ApiError {
+    fn from(quota: ExceededQuota) -> Self {
+        Self::QuotaExceeded(quota)
+    }
+}
+
 const DOMAIN: &str = "informerd";
 
 /// Creates the end of a response from which a client cannot resume.
-pub(super) fn final_frames(limit: usize) -> FinalFrames {
-    let refusal = ApiError::MemoryExceeded { limit, after: None };
+pub(super) fn final_frames(exceeded: Exceeded) -> FinalFrames {
+    let refusal = ApiError::held(exceeded, None);
     FinalFrames { message: None, trailers: trailers(&refusal.to_status()) }
 }
 

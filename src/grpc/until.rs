@@ -12,13 +12,20 @@ use prost::Message;
 use tonic::{Code, Status};
 
 use super::{
-    access::Access, bulk_scheduler::BulkPermit, call::Call, frame::PREFIX_BYTES, query, service::Service,
-    status::ApiError, time_slice::TimeSlice, watch,
+    access::Access,
+    bulk_scheduler::BulkPermit,
+    call::{Call, Caller},
+    frame::PREFIX_BYTES,
+    query,
+    service::Service,
+    status::ApiError,
+    time_slice::TimeSlice,
+    watch,
 };
 use crate::{
     model::{Condition, EventView},
     proto::{self, PayloadFormat, pb},
-    transport::{Chunk, Peer},
+    transport::Chunk,
     watch::{FullChannelPolicy, QueueOptions, Until},
 };
 
@@ -41,13 +48,13 @@ pub(super) async fn until(
     request: pb::UntilRequest,
     call: Call,
 ) -> Result<pb::UntilResponse, Status> {
-    let (refuse, peer) = (|refusal: ApiError| service.metrics().refuse(&refusal), call.peer);
+    let (refuse, caller) = (|refusal: ApiError| service.metrics().refuse(&refusal), call.caller());
     let pb::UntilRequest { watch: request, conditions } = request;
     let request = request.unwrap_or_default();
     let checked = async {
         let mut access = watch::access(service, &request, &call).await?;
         check(&request)?;
-        let conditions = self::conditions(&mut access, &conditions, peer).await?;
+        let conditions = self::conditions(&mut access, &conditions, caller).await?;
         Ok((access, conditions))
     };
     let (mut access, conditions) = checked.await.map_err(refuse)?;
@@ -74,7 +81,7 @@ pub(super) async fn until(
         let (permit, slice) = if let Some(pace) = &mut pace {
             pace
         } else {
-            let mut permit = service.bulk_scheduler().begin(peer);
+            let mut permit = service.bulk_scheduler().begin(caller);
             permit.ready().await;
             pace.insert((permit, TimeSlice::begin()))
         };
@@ -163,18 +170,14 @@ fn check(request: &pb::WatchRequest) -> Result<(), ApiError> {
     Ok(())
 }
 
-async fn conditions(
-    access: &mut Access<'_>,
-    texts: &[String],
-    peer: Option<Peer>,
-) -> Result<Until<Condition>, ApiError> {
+async fn conditions(access: &mut Access<'_>, texts: &[String], caller: Caller) -> Result<Until<Condition>, ApiError> {
     if texts.is_empty() || texts.len() > MAX_CONDITIONS {
         let message = format!("expected 1 to {MAX_CONDITIONS} conditions, found {}", texts.len());
         return Err(ApiError::Invalid { reason: "CONDITIONS_INVALID", field: "conditions", message });
     }
     let mut conditions = Vec::new();
     for (at, text) in texts.iter().enumerate() {
-        conditions.push(query::condition(access, at, text, peer).await?);
+        conditions.push(query::condition(access, at, text, caller).await?);
     }
     Ok(Until::new(conditions))
 }

@@ -16,6 +16,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
+    call::Caller,
     frame::WireFrame,
     held_snapshots::{Age, Holder},
     resource::ServedResource,
@@ -25,7 +26,7 @@ use crate::{
     auth::Identity,
     model::{ResourceVersion, Selection},
     proto::{self, pb},
-    transport::{Peer, Permit, Quota, StreamHandle},
+    transport::{Permit, Quota, StreamHandle},
     watch::{
         Cursor, CursorGauge, CursorState,
         FullChannelPolicy::{Block, Coalesce},
@@ -61,7 +62,7 @@ pub(super) struct WatcherEntry {
 #[derive(Debug)]
 pub(super) struct WatcherInfo {
     pub(super) resource: Arc<ServedResource>,
-    pub(super) peer: Option<Peer>,
+    pub(super) caller: Caller,
     pub(super) identity: Option<Identity>,
     pub(super) queue: QueueOptions,
 }
@@ -113,7 +114,7 @@ const MAX_WATCHERS: usize = 10_000;
 // === impl Watchers ===
 
 impl Watchers {
-    /// Creates an empty registry for at most `limit` watches; one peer may have `peer_share` percent of them.
+    /// Creates an empty registry for at most `limit` watches; one origin may have `peer_share` percent of them.
     pub(super) fn new(limit: usize, peer_share: u32) -> Self {
         Self { quota: Quota::new(limit, peer_share), open: Mutex::default() }
     }
@@ -125,7 +126,7 @@ impl Watchers {
         selection: Arc<Selection>,
         stream: Option<StreamHandle>,
     ) -> Result<WatcherEntry, ApiError> {
-        let permit = self.quota.take(info.peer.as_ref().map(Peer::origin)).map_err(ApiError::TooManyWatchers)?;
+        let permit = self.quota.take(info.caller.origin()).map_err(ApiError::TooManyWatchers)?;
         let (now, state) = (SystemTime::now(), pb::WatcherState::Unspecified);
         let progress = Mutex::new(Progress { selection, state, is_merging: false, not_merging_at: None, gauge: None });
         let sent = Sent(Mutex::new(SentEvents { count: 0, at: now, version: None }));
@@ -159,8 +160,8 @@ impl Watchers {
                 }
                 match &watcher.stream {
                     Some(stream) if untold.contains(&id) => {
-                        let WatcherInfo { resource, peer, .. } = &watcher.info;
-                        tracing::debug!(resource = resource.name, ?peer, "stream reset");
+                        let WatcherInfo { resource, caller, .. } = &watcher.info;
+                        tracing::debug!(resource = resource.name, peer = ?caller.peer, "stream reset");
                         stream.reset();
                     }
                     _ => {
@@ -219,9 +220,9 @@ impl Watchers {
 // === impl WatcherEntry ===
 
 impl WatcherEntry {
-    /// Returns the peer that opened the watch.
-    pub(super) fn peer(&self) -> Option<Peer> {
-        self.watcher.info.peer
+    /// Returns the caller that opened the watch.
+    pub(super) fn caller(&self) -> Caller {
+        self.watcher.info.caller
     }
 
     /// Counts events that were handed to the transport, up to this version.
@@ -307,7 +308,7 @@ impl Watcher {
     }
 
     fn to_proto(&self, id: u64) -> pb::Watcher {
-        let WatcherInfo { resource, peer, identity, queue } = &self.info;
+        let WatcherInfo { resource, caller, identity, queue } = &self.info;
         let (selection, state, gauge) = {
             let Progress { selection, state, gauge, .. } = &*self.progress.lock();
             (Arc::clone(selection), *state, gauge.clone())
@@ -320,7 +321,7 @@ impl Watcher {
         pb::Watcher {
             id,
             resource: resource.name.clone(),
-            peer: peer.map(|peer| peer.to_string()).unwrap_or_default(),
+            peer: caller.peer.map(|peer| peer.to_string()).unwrap_or_default(),
             identity: identity.as_ref().map(Identity::to_string).unwrap_or_default(),
             selection: selection.to_string(),
             policy: proto::full_channel_policy_name(queue.policy).into(),

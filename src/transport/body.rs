@@ -11,7 +11,7 @@ use h2::{Reason, RecvStream};
 use http::HeaderMap;
 use http_body::{Body, Frame};
 
-use super::Chunk;
+use super::{Chunk, Exceeded};
 
 /// Body of a request. Reading from it enlarges the client's flow-control window.
 pub struct RequestBody(RecvStream);
@@ -24,9 +24,9 @@ pub trait BoundedBody: Body<Data = Chunk, Error: Into<BoxError>> + Send + Unpin 
     /// Returns the number of bytes that it has encoded and not handed out.
     fn encoded_bytes(&self) -> usize;
 
-    /// Ends the body, because more than `limit` bytes are held for all streams and its stream has waited longest. There is `room`
-    /// for a last message. The body is not polled again.
-    fn exhausted(&mut self, room: usize, limit: usize) -> FinalFrames;
+    /// Ends the body, because more bytes than the limit are held for all streams, or for those of its owner, and its stream has
+    /// waited longest. There is `room` for a last message. The body is not polled again.
+    fn exhausted(&mut self, room: usize, exceeded: Exceeded) -> FinalFrames;
 
     /// Polls for the next frame, of any size.
     fn poll_any(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Chunk>, Self::Error>>> {

@@ -14,7 +14,7 @@ use h2::{Reason, SendStream, server::SendResponse};
 use http::{HeaderMap, Response};
 
 use super::{
-    BoundedBody, BoundedFrame, FinalFrames, Room,
+    BoundedBody, BoundedFrame, Exceeded, FinalFrames, Room,
     body::{BoxError, MAX_ROOM},
     budget::{BudgetKind, QueuePosition, UNSENT_LARGE},
     data_payload::DataPayload,
@@ -76,17 +76,19 @@ impl<B: BoundedBody> Exchange<B> {
 
     /// Ends the stream, with the last words of its body if they can be sent.
     fn end(&mut self, reason: Reason) {
-        if self.handle.is_exhausted() && (!self.send_final_frames() || self.handle.is_socket_full()) {
+        if let Some(exceeded) = self.handle.exhausted()
+            && (!self.send_final_frames(exceeded) || self.handle.is_socket_full())
+        {
             self.handle.close_after_last();
         }
         self.reset(reason);
     }
 
     /// Sends the last words of the body, if no data is before them. Trailers need no window; the message takes what there is.
-    fn send_final_frames(&mut self) -> bool {
+    fn send_final_frames(&mut self, exceeded: Exceeded) -> bool {
         let Self { stage: Stage::Sending(body, stream), handle, .. } = self else { return false };
         stream.reserve_capacity(MAX_ROOM);
-        let FinalFrames { message, trailers } = body.exhausted(stream.capacity().min(MAX_ROOM), handle.memory_limit());
+        let FinalFrames { message, trailers } = body.exhausted(stream.capacity().min(MAX_ROOM), exceeded);
         if handle.has_unsent(1) {
             return false;
         }

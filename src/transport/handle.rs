@@ -10,7 +10,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, Weak,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
     },
     task::Wake,
@@ -23,6 +23,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{
+    Exceeded, Origin,
     body::MAX_ROOM,
     budget::{BudgetKind, Budgets},
     progress::{Progress, Wait},
@@ -48,6 +49,8 @@ pub(super) struct ConnectionWakes {
     buffered: AtomicUsize,
     /// Limit on the memory that is held for the streams of all connections, in bytes.
     pub(super) memory_limit: AtomicUsize,
+    /// The same for the streams of one owner.
+    pub(super) owner_limit: AtomicUsize,
     /// Streams that wait.
     pub(super) waiting: WaitingStreams,
 }
@@ -63,6 +66,8 @@ pub(super) struct StreamWaker {
     encoded_bytes: AtomicUsize,
     /// Number of bytes that other parts of the server hold for it.
     kept: AtomicUsize,
+    /// Owner of the bytes, if they count for a limit of its own; boxed, because few servers have such a limit.
+    owner: OnceLock<Box<Origin>>,
     /// True if the stream waits until fewer bytes are unsent.
     is_full: AtomicBool,
     /// [`NO_RESET`], or the way in which the stream must end.
@@ -124,6 +129,8 @@ const CANCELLED: u8 = 1;
 const STALLED: u8 = 2;
 /// The stream must end with the last words of its body if they can be sent, and otherwise like a stalled one.
 const EXHAUSTED: u8 = 3;
+/// The same, because of its owner's limit.
+const OWNER_EXHAUSTED: u8 = 4;
 
 /// The task is parked.
 pub(super) const PARKED: u8 = 0;
@@ -147,6 +154,16 @@ impl StreamHandle {
     /// Records the number of bytes that other parts of the server hold for the stream.
     pub fn keep(&self, bytes: usize) {
         self.0.kept.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Sets the owner, to whose limit the bytes of the stream count from now on.
+    pub fn belongs_to(&self, owner: Origin) {
+        self.0.owner.get_or_init(|| Box::new(owner));
+    }
+
+    /// Returns the owner.
+    pub(super) fn owner(&self) -> Option<Origin> {
+        self.0.owner.get().map(|owner| **owner)
     }
 
     /// Returns the number of bytes that the server holds for the stream.
@@ -178,16 +195,21 @@ impl StreamHandle {
         self.0.wake_by_ref();
     }
 
-    /// Ends the stream because too much memory is held for all. Returns the bytes that other parts of the server hold for it.
-    pub(super) fn exhaust(&self) -> usize {
-        self.0.reset.store(EXHAUSTED, Ordering::Release);
+    /// Ends the stream because too much memory is held for all, or for its owner. Returns the bytes that other parts of the server
+    /// hold for it.
+    pub(super) fn exhaust(&self, is_by_owner: bool) -> usize {
+        self.0.reset.store(if is_by_owner { OWNER_EXHAUSTED } else { EXHAUSTED }, Ordering::Release);
         self.0.wake_by_ref();
         self.0.kept.swap(0, Ordering::Relaxed)
     }
 
-    /// Returns true if the stream must end because too much memory is held for all.
-    pub(super) fn is_exhausted(&self) -> bool {
-        self.0.reset.load(Ordering::Acquire) == EXHAUSTED
+    /// Returns the limit because of which the stream must end, if too much memory is held.
+    pub(super) fn exhausted(&self) -> Option<Exceeded> {
+        match self.0.reset.load(Ordering::Acquire) {
+            EXHAUSTED => Some(Exceeded::All(self.0.wakes.memory_limit.load(Ordering::Relaxed))),
+            OWNER_EXHAUSTED => Some(Exceeded::Share(self.0.wakes.owner_limit.load(Ordering::Relaxed))),
+            _ => None,
+        }
     }
 
     /// Returns true if the socket is full.
@@ -204,14 +226,9 @@ impl StreamHandle {
     pub(super) fn wanted_reset(&self) -> Option<Reason> {
         match self.0.reset.load(Ordering::Acquire) {
             NO_RESET => None,
-            STALLED | EXHAUSTED => Some(Reason::ENHANCE_YOUR_CALM),
+            STALLED | EXHAUSTED | OWNER_EXHAUSTED => Some(Reason::ENHANCE_YOUR_CALM),
             _ => Some(Reason::CANCEL),
         }
-    }
-
-    /// Returns the limit on the memory that is held for all streams, in bytes.
-    pub(super) fn memory_limit(&self) -> usize {
-        self.0.wakes.memory_limit.load(Ordering::Relaxed)
     }
 
     /// Counts the stream as open.
@@ -307,6 +324,7 @@ impl ConnectionWakes {
             encoded_bytes: AtomicUsize::new(0),
             buffered: AtomicUsize::new(0),
             memory_limit: AtomicUsize::new(0),
+            owner_limit: AtomicUsize::new(0),
             waiting: WaitingStreams::default(),
         }
     }
@@ -351,6 +369,7 @@ impl StreamWaker {
             unsent: AtomicUsize::new(0),
             encoded_bytes: AtomicUsize::new(0),
             kept: AtomicUsize::new(0),
+            owner: OnceLock::new(),
             is_full: AtomicBool::new(false),
             reset: AtomicU8::new(NO_RESET),
             progress: Progress::default(),

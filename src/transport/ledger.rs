@@ -2,9 +2,11 @@
 //!
 //! Each connection counts its own bytes, and sending shares nothing between connections: the ledger sums them up several times a
 //! second. Above the limit it ends the streams that have waited longest: those whose clients have read nothing of their data for
-//! the longest time. A stream that does not wait for its client is never ended.
+//! the longest time. A stream that does not wait for its client is never ended. The same holds for the streams of one owner, if
+//! there is a limit for each: its streams end, whatever the others hold.
 
 use std::{
+    collections::{HashMap, HashSet},
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -16,15 +18,28 @@ use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use tokio::time::Instant;
 
-use super::handle::{ConnectionWakes, LongWaiting};
+use super::{
+    Origin,
+    handle::{ConnectionWakes, LongWaiting, StreamHandle},
+};
 
 /// Memory accounts of all connections.
 #[derive(Debug)]
 pub struct Ledger {
     limit: usize,
+    each: Option<OwnerLimit>,
     connections: Mutex<Vec<Weak<ConnectionWakes>>>,
     kept: AtomicUsize,
     is_near: AtomicBool,
+    ended: Counter,
+}
+
+/// Limit for the streams of each [owner](StreamHandle::belongs_to).
+#[derive(Debug)]
+struct OwnerLimit {
+    limit: usize,
+    /// Owners whose waiting streams held more at the last check.
+    over: Mutex<HashSet<Origin>>,
     ended: Counter,
 }
 
@@ -50,7 +65,25 @@ const NEAR: f64 = 0.75;
 impl Ledger {
     /// Creates the ledger of a server that holds at most `limit` bytes for its clients; `ended` counts the streams that it ends.
     pub fn new(limit: usize, ended: Counter) -> Self {
-        Self { limit, connections: Mutex::default(), kept: AtomicUsize::new(0), is_near: AtomicBool::new(false), ended }
+        let (kept, is_near) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Self { limit, each: None, connections: Mutex::default(), kept, is_near, ended }
+    }
+
+    /// Limits the bytes that are held for each owner of streams; `ended` counts the streams that end because of it.
+    #[must_use]
+    pub fn with_limit_for_each(self, limit: usize, ended: Counter) -> Self {
+        Self { each: Some(OwnerLimit { limit, over: Mutex::default(), ended }), ..self }
+    }
+
+    /// Returns the limit for each owner, if this one holds more.
+    pub fn exceeded_by(&self, owner: Origin) -> Option<usize> {
+        let each = self.each.as_ref()?;
+        each.over.lock().contains(&owner).then_some(each.limit)
+    }
+
+    /// Returns true if there is a limit for each owner.
+    pub fn has_limit_for_each(&self) -> bool {
+        self.each.is_some()
     }
 
     /// Ends streams while more than the limit is held; never returns.
@@ -72,7 +105,7 @@ impl Ledger {
 
     /// Returns the number of streams that the ledger has ended.
     pub fn ended(&self) -> u64 {
-        self.ended.get()
+        self.ended.get() + self.each.as_ref().map_or(0, |each| each.ended.get())
     }
 
     /// Returns the limit, in bytes.
@@ -83,6 +116,7 @@ impl Ledger {
     /// Adds a connection, until that is dropped.
     pub(super) fn add(&self, connection: &Arc<ConnectionWakes>) {
         connection.memory_limit.store(self.limit, Ordering::Relaxed);
+        connection.owner_limit.store(self.each.as_ref().map_or(0, |each| each.limit), Ordering::Relaxed);
         self.connections.lock().push(Arc::downgrade(connection));
     }
 
@@ -114,14 +148,14 @@ impl Ledger {
         let mut held = self.sum(|connection| connections.push(connection)).total();
         let is_near = held as f64 >= self.limit as f64 * NEAR;
         let was_near = self.is_near.swap(is_near, Ordering::Relaxed);
-        if !is_near {
+        if !is_near && self.each.is_none() {
             return;
         }
         let now = Instant::now();
         let mut longest = Vec::new();
         for connection in connections {
             connection.waiting.check(now, |waiting| {
-                if waiting.stream.is_exhausted() {
+                if waiting.stream.exhausted().is_some() {
                     // Its memory is about to be freed.
                     held = held.saturating_sub(waiting.stream.bytes_held());
                 } else {
@@ -129,18 +163,20 @@ impl Ledger {
                 }
             });
         }
+        longest.sort_by_key(|waiting| waiting.since);
+        if let Some(each) = &self.each {
+            held = held.saturating_sub(self.end_of_owners(each, &mut longest));
+        }
         // The first check near the limit has only recorded the progress of the streams.
-        if !was_near || held <= self.limit {
+        if !is_near || !was_near || held <= self.limit {
             return;
         }
-        longest.sort_by_key(|waiting| waiting.since);
         for LongWaiting { stream, .. } in longest {
             let bytes = stream.bytes_held();
             if bytes == 0 {
                 continue;
             }
-            let kept = stream.exhaust();
-            self.keep(self.kept.load(Ordering::Relaxed).saturating_sub(kept));
+            self.end(&stream, false);
             self.ended.inc();
             held = held.saturating_sub(bytes);
             if held <= self.limit {
@@ -148,6 +184,48 @@ impl Ledger {
             }
         }
         tracing::warn!(limit = self.limit, held, "streams ended: memory held for clients exceeds limits.memory");
+    }
+
+    /// Ends streams of each owner that holds more than its limit, and removes them from those that wait, the longest first.
+    /// Returns the bytes that they held.
+    fn end_of_owners(&self, each: &OwnerLimit, longest: &mut Vec<LongWaiting>) -> usize {
+        let mut over: HashMap<Origin, usize> = HashMap::new();
+        for LongWaiting { stream, .. } in &*longest {
+            if let Some(owner) = stream.owner() {
+                *over.entry(owner).or_default() += stream.bytes_held();
+            }
+        }
+        over.retain(|_, held| *held > each.limit);
+        *each.over.lock() = over.keys().copied().collect();
+        if over.is_empty() {
+            return 0;
+        }
+        let mut freed = 0;
+        longest.retain(|LongWaiting { stream, .. }| {
+            let held = stream.owner().and_then(|owner| over.get_mut(&owner));
+            let (Some(held), bytes) = (held.filter(|held| **held > each.limit), stream.bytes_held()) else {
+                return true;
+            };
+            if bytes == 0 {
+                return true;
+            }
+            self.end(stream, true);
+            each.ended.inc();
+            *held = held.saturating_sub(bytes);
+            freed += bytes;
+            false
+        });
+        tracing::warn!(
+            limit = each.limit,
+            freed,
+            "streams ended: memory held for one caller exceeds quotas.bytes_held"
+        );
+        freed
+    }
+
+    fn end(&self, stream: &StreamHandle, is_by_owner: bool) {
+        let kept = stream.exhaust(is_by_owner);
+        self.keep(self.kept.load(Ordering::Relaxed).saturating_sub(kept));
     }
 }
 

@@ -13,13 +13,15 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// Owner of connections and of everything that is open over them; all its connections share one quota.
+/// Owner of connections, or of what is open over them; everything that it has open shares one quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Origin {
     /// An IPv4 host, or the network (/64) of an IPv6 host, which may choose the other bits of its address for each connection.
     Address(IpAddr),
     /// A user of this machine at the other end of a unix socket, if the kernel reports it.
     User(Option<u32>),
+    /// An authenticated user, wherever its calls come from: a hash of its name under a key that only this process has.
+    Identity(u64),
 }
 
 /// Count of open things of one kind, and its limits.
@@ -88,6 +90,11 @@ impl Quota {
     /// Creates a quota of `all`, and of `percent` of that for one origin.
     pub fn new(all: usize, percent: u32) -> Arc<Self> {
         Arc::new(Self { all, each: share_of(all, percent), open: Mutex::default() })
+    }
+
+    /// Creates a quota of `each` for one origin, and without a limit for all.
+    pub fn of_each(each: usize) -> Arc<Self> {
+        Arc::new(Self { all: usize::MAX, each, open: Mutex::default() })
     }
 
     /// Takes a permit. Without an origin, only the limit for all applies.
@@ -181,6 +188,14 @@ mod tests {
             assert_eq!(share_of(all, percent), share, "{percent} % of {all}");
         }
         assert_eq!(share_of(usize::MAX, 100), usize::MAX);
+    }
+
+    #[test]
+    fn a_quota_of_each_has_no_limit_for_all() {
+        let quota = Quota::of_each(1);
+        let _open: Vec<Permit> = (0..1000).map(|user| quota.take(Some(Origin::Identity(user))).unwrap()).collect();
+        assert_eq!(quota.take(Some(Origin::Identity(7))).unwrap_err(), Exceeded::Share(1));
+        let _unknown: Vec<Permit> = (0..1000).map(|_| quota.take(None).unwrap()).collect();
     }
 
     #[test]

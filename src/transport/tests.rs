@@ -28,8 +28,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    BoundedBody, BoundedFrame, Chunk, FinalFrames, HeldBytes, Ledger, Peer, Quota, Rejections, RequestBody, Room,
-    ServerConfig, StreamHandle,
+    BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, HeldBytes, Ledger, Origin, Peer, Quota, Rejections,
+    RequestBody, Room, ServerConfig, StreamHandle,
     buffered_io::BufferPool,
     connection::{Connection, ConnectionError, ListenerShared},
     io::Io,
@@ -83,6 +83,8 @@ const PROGRESS_TIMEOUT: Duration = Duration::from_secs(30);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Limit on the bytes held for all clients, while the ledger runs.
 const MEMORY: usize = 8 << 20;
+/// The same for each owner of streams.
+const OWNER_MEMORY: usize = 4 << 20;
 
 /// A served connection, and its other end.
 struct Serving {
@@ -111,7 +113,8 @@ fn serve(pipe: usize) -> Serving {
         async move { Ok::<_, Infallible>(Response::new(body)) }
     });
     let (draining, cut) = (CancellationToken::new(), CancellationToken::new());
-    let ledger = Arc::new(Ledger::new(MEMORY, Counter::default()));
+    let ledger =
+        Arc::new(Ledger::new(MEMORY, Counter::default()).with_limit_for_each(OWNER_MEMORY, Counter::default()));
     let shared = ListenerShared {
         is_local: |request| request.uri().path() == "/local",
         buffers: BufferPool::default(),
@@ -198,9 +201,9 @@ impl BoundedBody for Body {
         self.next.as_ref().map_or(0, Bytes::len)
     }
 
-    fn exhausted(&mut self, room: usize, limit: usize) -> FinalFrames {
+    fn exhausted(&mut self, room: usize, exceeded: Exceeded) -> FinalFrames {
         let message = self.next.take().filter(|next| next.len() <= room).map(Chunk::from);
-        let trailers = HeaderMap::from_iter([(HeaderName::from_static("limit"), HeaderValue::from(limit))]);
+        let trailers = HeaderMap::from_iter([(HeaderName::from_static("limit"), HeaderValue::from(exceeded.limit()))]);
         FinalFrames { message, trailers }
     }
 }

@@ -31,6 +31,8 @@ pub enum Client {
     Address(IpAddr),
     /// User of this machine, connected through a Unix socket.
     User(u32),
+    /// User that the program has authenticated, wherever it connects from: a hash of its name under a key of the program.
+    Identity(u64),
 }
 
 /// Budget of waiting time that refills at a tenth of wall time.

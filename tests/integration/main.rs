@@ -36,6 +36,7 @@ mod operators;
 #[path = "../upstreams/port.rs"]
 mod port;
 mod process;
+mod quotas;
 mod record;
 mod refusals;
 mod relay;

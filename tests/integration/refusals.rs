@@ -153,7 +153,7 @@ async fn a_peer_has_its_share_of_watches() {
     }
     let status = watch_status(&sandbox, watch_pods()).await;
     assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "TOO_MANY_WATCHERS"));
-    for part in ["2 of this peer are open", "limits.peer_share", "watch.max_watchers"] {
+    for part in ["2 of this caller are open", "limits.peer_share", "watch.max_watchers"] {
         assert!(status.message().contains(part), "{}", status.message());
     }
     assert_eq!(sandbox.refused("peer_watchers"), 1);

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     convert::Infallible,
+    net::Ipv4Addr,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -15,7 +16,10 @@ use informerd::{
         RealFifo, Reflector, ReflectorConfig, ReflectorStats, RewriteEvidence, SourceHealth,
     },
     config::WatchConfig,
-    grpc::{self, AccessConfig, Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
+    grpc::{
+        self, AccessConfig, Lifecycle, QuotaConfig, Routes, RpcMetrics, ServedResource, Service, ServiceConfig,
+        WireFrame,
+    },
     model::{Event, IndexFunc, Indexers, Lineage, Object, Path, ResourceVersion},
     proto::pb::{self, informer_service_client::InformerServiceClient},
     source::relay::{RelayConfig, RelaySource},
@@ -63,6 +67,7 @@ pub(crate) struct Options {
     pub(crate) peer_share: u32,
     /// Limit of the memory held for all clients together, in bytes.
     pub(crate) memory: usize,
+    pub(crate) quotas: QuotaConfig,
     pub(crate) future_wait: Duration,
     pub(crate) drain_period: Duration,
     pub(crate) evicted_grace: Duration,
@@ -92,6 +97,7 @@ impl Default for Options {
             max_watchers: 100_000,
             peer_share: 100,
             memory: 1 << 30,
+            quotas: QuotaConfig::default(),
             future_wait: Duration::from_secs(90),
             drain_period: Duration::from_secs(5),
             evicted_grace: Duration::from_secs(5),
@@ -179,6 +185,7 @@ impl Sandbox {
                 bulk_streams: 2,
                 struct_bytes: 1 << 20,
                 memory: options.memory,
+                quotas: options.quotas,
                 expression_steps: 10_000,
                 authentication: None,
                 access: options.access,
@@ -272,7 +279,12 @@ impl Sandbox {
 
     /// Returns a client with small buffers: the server keeps the unread rest but for 64 KiB and the kernel's buffers.
     pub(crate) async fn slow_client(&self) -> InformerServiceClient<Channel> {
-        let endpoint = Endpoint::new(self.address.clone()).unwrap();
+        self.slow_client_from(Ipv4Addr::LOCALHOST).await
+    }
+
+    /// Returns a client with small buffers, at this address.
+    pub(crate) async fn slow_client_from(&self, address: Ipv4Addr) -> InformerServiceClient<Channel> {
+        let endpoint = Endpoint::new(self.address.clone()).unwrap().local_address(Some(address.into()));
         let endpoint = endpoint.initial_stream_window_size(65_535).initial_connection_window_size(65_535);
         InformerServiceClient::new(endpoint.connect().await.unwrap())
     }

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use informerd::{
     app::App,
     config::{Config, ListenAddr, ServeFlags},
-    grpc::{AccessConfig, ServiceConfig},
+    grpc::{AccessConfig, QuotaConfig, ServiceConfig},
     proto::pb::{self, informer_service_client::InformerServiceClient},
     watch::FullChannelPolicy,
 };
@@ -51,6 +51,7 @@ pub(crate) fn service_config() -> ServiceConfig {
         bulk_streams: 1,
         struct_bytes: 1 << 20,
         memory: 1 << 30,
+        quotas: QuotaConfig::default(),
         expression_steps: 10_000,
         authentication: None,
         access: AccessConfig::default(),

@@ -23,6 +23,7 @@ use super::{
     super::{
         bulk_scheduler::BulkPermit,
         frame::{self, CHUNK_BYTES, WireFrame},
+        quotas::QuotaPermit,
         resource::ServedResource,
         service::Service,
         status::ApiError,
@@ -76,6 +77,7 @@ pub(in super::super) struct WatchBody {
     end: Option<Status>,
     is_over: bool,
     watcher: WatcherEntry,
+    _quota: QuotaPermit,
 }
 
 /// A call that has been checked and joined.
@@ -90,12 +92,15 @@ pub(super) struct Opened {
     /// Time at which the watch ends with a bookmark and status OK.
     pub(super) ends_at: Option<Instant>,
     pub(super) watcher: WatcherEntry,
+    pub(super) stream_quota: QuotaPermit,
+    pub(super) bulk_quota: QuotaPermit,
 }
 
 /// Initial events, and the permit to encode them. Few watches are at them, so they are boxed.
 struct Initial {
     events: InitialEvents,
     permit: BulkPermit,
+    _quota: QuotaPermit,
 }
 
 /// Result of one step of the body.
@@ -125,7 +130,8 @@ impl WatchBody {
         let initial = has_initial_events.then(|| {
             let held = service.snapshots(&resource).hold(&snapshot, watcher.stream());
             let events = InitialEvents::new(snapshot, &watch.subscribe().selection).holding(held);
-            Box::new(Initial { events, permit: service.bulk_scheduler().begin(watcher.peer()) })
+            let permit = service.bulk_scheduler().begin(watcher.caller());
+            Box::new(Initial { events, permit, _quota: opened.bulk_quota })
         });
         let mut body = Self {
             service,
@@ -144,6 +150,7 @@ impl WatchBody {
             end: None,
             is_over: false,
             watcher,
+            _quota: opened.stream_quota,
         };
         body.watcher.reads(body.watch.cursor());
         body.watcher.enters(body.state());
@@ -284,7 +291,7 @@ impl WatchBody {
 
     fn poll_initial_events(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<StepResult> {
         let end_bytes = self.bookmark_bytes();
-        let Some(Initial { events, permit }) = self.initial.as_deref_mut() else {
+        let Some(Initial { events, permit, .. }) = self.initial.as_deref_mut() else {
             return Poll::Ready(StepResult::Progress);
         };
         ready!(permit.poll(cx));

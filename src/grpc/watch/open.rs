@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{
     super::{
         access::{Access, Wanted},
-        call::{self, Call},
+        call::Call,
         frame::WireFrame,
         query::{self, Parts},
         resource::ServedResource,
@@ -56,7 +56,7 @@ pub(in super::super) async fn open_with(
     queue: QueueOptions,
     call: Call,
 ) -> Result<WatchBody, ApiError> {
-    let Call { peer, identity, stream, wait, .. } = call;
+    let caller = call.caller();
     let selection = query::selection(
         &mut access,
         Parts {
@@ -66,7 +66,7 @@ pub(in super::super) async fn open_with(
             field_selector: &request.field_selector,
             expression: &request.expression,
             index: request.index.as_ref(),
-            peer,
+            caller,
         },
     )
     .await?;
@@ -79,7 +79,10 @@ pub(in super::super) async fn open_with(
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
 
     let selection = Arc::new(selection);
-    let info = WatcherInfo { resource: Arc::clone(resource), peer, identity, queue };
+    let stream_quota = service.quotas().stream(&call)?;
+    let bulk_quota = if begin == Begin::InitialEvents { service.quotas().bulk_response(&call)? } else { None };
+    let Call { identity, stream, wait, .. } = call;
+    let info = WatcherInfo { resource: Arc::clone(resource), caller, identity, queue };
     let watcher = service.watchers().enter(info, Arc::clone(&selection), stream)?;
 
     let is_same = |history_id: u64| {
@@ -98,7 +101,7 @@ pub(in super::super) async fn open_with(
         None => Start::Now,
     };
     let subscribe =
-        Subscribe { selection, format, queue, client: call::client(peer), initial_events: begin != Begin::Bookmark };
+        Subscribe { selection, format, queue, client: caller.client(), initial_events: begin != Begin::Bookmark };
     let joined = join(service, resource, start, &subscribe).await?;
     is_same(joined.history_id)?;
     tracing::debug!(resource = resource.name, selection = %subscribe.selection, "watch joined");
@@ -112,6 +115,8 @@ pub(in super::super) async fn open_with(
         waiting: (bookmark_interval <= MIN_BOOKMARK_INTERVAL).then(|| resource.informer.demand().wait()),
         ends_at: timeout.map(|timeout| Instant::now() + timeout),
         watcher,
+        stream_quota,
+        bulk_quota,
     }))
 }
 

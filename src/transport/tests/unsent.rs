@@ -271,6 +271,37 @@ async fn above_the_limit_the_streams_end_that_have_waited_longest() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn above_the_limit_of_an_owner_its_own_stream_ends_that_has_waited_longest() {
+    let mut pair = Pair::with_window(1 << 20, WINDOW).await;
+    let ledger = Arc::clone(&pair.ledger);
+    let sweeper = tokio::spawn(async move { ledger.run().await });
+    let [one, other] = [1, 2].map(Origin::Identity);
+    let mut stuck = Vec::new();
+    // The other's stream is large enough alone, has waited for longer, and is on the same connection.
+    for (owner, bytes) in [(other, LARGE), (one, LARGE), (one, LARGE / 4)] {
+        let (body, opened) = pair.open("/local").await;
+        opened.handle.belongs_to(owner);
+        opened.sends.try_send(Bytes::from(vec![7; bytes])).unwrap();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        stuck.push((body, opened));
+    }
+    let exceeded = |owner| pair.ledger.exceeded_by(owner);
+    assert_eq!((exceeded(one), exceeded(other)), (None, None), "less than the limit");
+
+    let (_late, to_late) = pair.open("/other").await;
+    to_late.handle.belongs_to(one);
+    to_late.sends.try_send(Bytes::from(vec![7; LARGE])).unwrap();
+    stuck[1].1.sends.closed().await;
+    let exceeded = |owner| pair.ledger.exceeded_by(owner);
+    assert_eq!((exceeded(one), exceeded(other)), (Some(OWNER_MEMORY), None), "new calls are refused meanwhile");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!((pair.ledger.exceeded_by(one), pair.ledger.ended()), (None, 1), "the others are less, and wait on");
+    let is_open = |at: usize| !stuck[at].1.sends.is_closed();
+    assert!(is_open(0) && is_open(2) && !to_late.sends.is_closed());
+    sweeper.abort();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_connection_without_streams_whose_client_reads_nothing_is_closed_soon() {
     let mut pair = Pair::with_window(1000, 1 << 20).await;
     let (_stuck, opened) = pair.open("/local").await;
@@ -279,7 +310,7 @@ async fn a_connection_without_streams_whose_client_reads_nothing_is_closed_soon(
         opened.sends.try_send(Bytes::from(vec![7; 60_000])).unwrap();
     }
     settle().await;
-    opened.handle.exhaust();
+    opened.handle.exhaust(false);
     let began = Instant::now();
     let ended = pair.server.await.unwrap();
     assert!(matches!(ended, Err(ConnectionError::Stuck(_))), "{ended:?}");

@@ -15,7 +15,7 @@ use crate::{
         frame,
         status::{ApiError, trailers},
     },
-    transport::{BoundedBody, BoundedFrame, Chunk, FinalFrames, Room},
+    transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Room},
     watch::Cursor,
 };
 
@@ -46,13 +46,13 @@ impl BoundedBody for WatchBody {
         ready + self.watch.cursor().map_or(0, Cursor::held)
     }
 
-    fn exhausted(&mut self, room: usize, limit: usize) -> FinalFrames {
+    fn exhausted(&mut self, room: usize, exceeded: Exceeded) -> FinalFrames {
         // An end that was not handed out yet is sent as it is.
         if self.end.is_none() {
             // A chunk that is ready has not reached the client, and the position is past it.
             let is_exact = self.ready.is_none();
             let after = self.position().filter(|_| is_exact).cloned();
-            let refusal = ApiError::MemoryExceeded { limit, after };
+            let refusal = ApiError::held(exceeded, after);
             if is_exact {
                 self.end_with(&refusal);
             } else {
