@@ -13,6 +13,7 @@ mod indexing;
 mod informer_watch;
 mod join;
 mod publish;
+mod reselection;
 mod waiters;
 
 use std::{
@@ -35,6 +36,7 @@ pub use self::{
     indexing::AddIndexersError,
     informer_watch::{InformerWatch, WatchItem},
     join::{JoinError, Joined, Start, Stopped},
+    reselection::Reselection,
 };
 use super::{
     Backlog, Checkpoint, Delta, History, Indexer, List, NotInHistory, ProgressDemand, Provenance, RealFifo,
@@ -326,17 +328,16 @@ impl<F: Frame> Writer<F> {
                 NotInHistory::Future => JoinError::TooLarge { current },
             }
         })?;
-        let cursor = (!backlog.has_more).then(|| match start {
+        let cursor = (!backlog.has_more).then(|| match start.version() {
             // The client has all changes of the version that is open here: it was complete at the client's previous server.
-            Start::After(version) => live.broadcaster.subscribe_after(subscribe, version),
-            Start::Now | Start::Complete | Start::AfterOffset(_) => live.broadcaster.subscribe(subscribe),
+            Some(version) => live.broadcaster.subscribe_after(subscribe, version),
+            None => live.broadcaster.subscribe(subscribe),
         });
-        let history_id = self.shared.history_id.load(Ordering::Acquire);
         let snapshot = match start {
             Start::Complete => live.indexer.snapshot_before(&live.history.ahead()),
             Start::Now | Start::After(_) | Start::AfterOffset(_) => live.indexer.snapshot(),
         };
-        Ok(Joined { snapshot, backlog, cursor, history_id })
+        Ok(Joined { snapshot, backlog, cursor, history_id: self.shared.history_id.load(Ordering::Acquire) })
     }
 
     /// Applies the drained deltas, then publishes them in one cycle.

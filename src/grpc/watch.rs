@@ -8,6 +8,8 @@
 mod body;
 mod initial_events;
 mod open;
+#[cfg(test)]
+mod tests;
 mod timer;
 
 pub(super) use open::{access, open, open_with};

@@ -8,7 +8,7 @@ use std::{
     ops::Bound,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
 };
@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     auth::Identity,
-    model::{ResourceVersion, Selection},
+    model::{Namespaces, ResourceVersion, Selection},
     proto::{self, pb},
     transport::{Permit, Quota, StreamHandle},
     watch::{
@@ -67,9 +67,36 @@ pub(super) struct WatcherInfo {
     pub(super) queue: QueueOptions,
 }
 
+/// Change of the rights of an open watch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(not(test), expect(dead_code, reason = "the checks of the rights of open watches make it"))]
+pub(super) enum WatchAccess {
+    /// The caller may read these namespaces now, or all.
+    Namespaces(Option<Namespaces>),
+    /// The watch ends.
+    Ended(ApiError),
+}
+
+/// Change of the rights of a watch, until its body acts on it: before it takes another event.
+#[derive(Debug)]
+struct NewAccess {
+    is_set: AtomicBool,
+    state: Mutex<AccessState>,
+}
+
+#[derive(Debug)]
+struct AccessState {
+    /// Newest namespaces.
+    namespaces: Option<Namespaces>,
+    change: Option<WatchAccess>,
+    /// True if the watch ends: no later change revokes that.
+    is_ended: bool,
+}
+
 #[derive(Debug)]
 struct Watcher {
     info: WatcherInfo,
+    access: NewAccess,
     stream: Option<StreamHandle>,
     since: SystemTime,
     sent: Sent,
@@ -128,9 +155,11 @@ impl Watchers {
     ) -> Result<WatcherEntry, ApiError> {
         let permit = self.quota.take(info.caller.origin()).map_err(ApiError::TooManyWatchers)?;
         let (now, state) = (SystemTime::now(), pb::WatcherState::Unspecified);
+        let access = NewAccess::new(selection.namespaces.clone());
         let progress = Mutex::new(Progress { selection, state, is_merging: false, not_merging_at: None, gauge: None });
         let sent = Sent(Mutex::new(SentEvents { count: 0, at: now, version: None }));
-        let watcher = Arc::new(Watcher { info, stream, since: now, sent, dropped: AtomicU64::new(0), progress });
+        let watcher =
+            Arc::new(Watcher { info, access, stream, since: now, sent, dropped: AtomicU64::new(0), progress });
         let mut open = self.open.lock();
         open.last_id += 1;
         let id = open.last_id;
@@ -139,6 +168,14 @@ impl Watchers {
         }
         open.watchers.insert(id, Arc::clone(&watcher));
         Ok(WatcherEntry { id, watcher, watchers: Arc::clone(self), _permit: permit })
+    }
+
+    /// Changes the rights of an open watch. Returns true if they are other ones than before: the caller then wakes the watches of
+    /// the resource ([`InformerHandle::notify_watches`](crate::cache::InformerHandle::notify_watches)).
+    #[cfg_attr(not(test), expect(dead_code, reason = "the checks of the rights of open watches call it"))]
+    pub(super) fn set_access(&self, id: u64, access: WatchAccess) -> bool {
+        let watcher = self.open.lock().watchers.get(&id).cloned();
+        watcher.is_some_and(|watcher| watcher.access.set(access))
     }
 
     /// Resets the streams of clients that were evicted under BLOCK and have not received the reason: a client that reads nothing
@@ -225,6 +262,23 @@ impl WatcherEntry {
         self.watcher.info.caller
     }
 
+    /// Returns the id of the watch.
+    #[cfg(test)]
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Returns true if the rights of the watch have changed, and nobody has taken the change.
+    pub(super) fn has_new_access(&self) -> bool {
+        // Whoever sees another value takes the change under a lock. Whoever does not is woken after it was set.
+        self.watcher.access.is_set.load(Ordering::Relaxed)
+    }
+
+    /// Takes the change of the rights of the watch.
+    pub(super) fn take_access(&self) -> Option<WatchAccess> {
+        self.watcher.access.take()
+    }
+
     /// Counts events that were handed to the transport, up to this version.
     pub(super) fn sent(&self, events: u64, version: Option<&ResourceVersion>) {
         let mut sent = self.watcher.sent.0.lock();
@@ -277,6 +331,34 @@ impl Drop for WatcherEntry {
         let mut open = self.watchers.open.lock();
         open.watchers.remove(&self.id);
         open.coalescing.remove(&self.id);
+    }
+}
+
+// === impl NewAccess ===
+
+impl NewAccess {
+    fn new(namespaces: Option<Namespaces>) -> Self {
+        let state = AccessState { namespaces, change: None, is_ended: false };
+        Self { is_set: AtomicBool::new(false), state: Mutex::new(state) }
+    }
+
+    fn set(&self, access: WatchAccess) -> bool {
+        let mut state = self.state.lock();
+        match &access {
+            _ if state.is_ended => return false,
+            WatchAccess::Ended(_) => state.is_ended = true,
+            WatchAccess::Namespaces(namespaces) if *namespaces == state.namespaces => return false,
+            WatchAccess::Namespaces(namespaces) => state.namespaces.clone_from(namespaces),
+        }
+        state.change = Some(access);
+        self.is_set.store(true, Ordering::Relaxed);
+        true
+    }
+
+    fn take(&self) -> Option<WatchAccess> {
+        let mut state = self.state.lock();
+        self.is_set.store(false, Ordering::Relaxed);
+        state.change.take()
     }
 }
 

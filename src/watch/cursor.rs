@@ -154,6 +154,11 @@ impl<F: Frame> Cursor<F> {
         slot.state.reads_log() && slot.position == log.head && self.draining.is_none() && log.end.is_none()
     }
 
+    /// Returns true if the client has received a part of a generation: it has the state of no position.
+    pub fn is_draining(&self) -> bool {
+        self.draining.is_some()
+    }
+
     /// Returns the number of events taken.
     pub fn taken(&self) -> u64 {
         self.taken

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The events that a parked cursor can no longer read are in the history: the watch joins again from there, at the offset
-//! that it has reached, and gets exactly those.
+//! that it has reached, and gets exactly those. So it does after its namespaces have changed ([`super::reselection`]).
 
 use std::{
     fmt,
@@ -17,10 +17,13 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use super::{InformerHandle, JoinError, Joined, Start};
+use super::{
+    InformerHandle, JoinError, Joined,
+    reselection::{Reselecting, Reselection},
+};
 use crate::{
     cache::Snapshot,
-    model::{HistoryPosition, ResourceVersion},
+    model::{HistoryPosition, Namespaces, ResourceVersion, Selection},
     watch::{BacklogReader, Cursor, End, Frame, Frames, Subscribe, Taken, TooLarge},
 };
 
@@ -67,6 +70,8 @@ pub enum WatchStep<F> {
     },
     /// The watch has entered another stage, without an event.
     Moved,
+    /// The namespaces have changed: these objects leave the selection or enter it before the watch continues.
+    Reselected(Box<Reselection>),
     /// The watch has ended; it must not be polled again.
     Ended(End),
     /// The watch has ended, because it cannot join again; it must not be polled again.
@@ -77,11 +82,13 @@ pub enum WatchStep<F> {
 enum Stage<F: Frame> {
     /// Missed events; without a cursor, the history has more after them.
     Replay(Box<BacklogReader<F>>, Option<Cursor<F>>),
-    Joining(HistoryPosition, Joining<F>),
+    /// With `true`, a relist on the way to the position must still be reported.
+    Joining(HistoryPosition, bool, Joining<F>),
+    Reselecting(Box<Reselecting<F>>),
     Live(Cursor<F>),
 }
 
-type Joining<F> = Pin<Box<dyn Future<Output = Result<Joined<F>, JoinError>> + Send>>;
+pub(super) type Joining<F> = Pin<Box<dyn Future<Output = Result<Joined<F>, JoinError>> + Send>>;
 
 // === impl CacheWatcher ===
 
@@ -119,7 +126,7 @@ impl<F: Frame> CacheWatcher<F> {
     pub fn stage(&self) -> WatcherStage {
         match &self.stage {
             Stage::Replay(..) => WatcherStage::Replay,
-            Stage::Joining(..) => WatcherStage::Joining,
+            Stage::Joining(..) | Stage::Reselecting(_) => WatcherStage::Joining,
             Stage::Live(_) => WatcherStage::Live,
         }
     }
@@ -128,7 +135,8 @@ impl<F: Frame> CacheWatcher<F> {
     pub fn version(&self) -> &ResourceVersion {
         match &self.stage {
             Stage::Replay(backlog, _) => backlog.version(),
-            Stage::Joining(reached, _) => &reached.version,
+            Stage::Joining(reached, ..) => &reached.version,
+            Stage::Reselecting(search) => &search.reached.version,
             Stage::Live(cursor) => cursor.version(),
         }
     }
@@ -137,7 +145,7 @@ impl<F: Frame> CacheWatcher<F> {
     pub fn cursor(&self) -> Option<&Cursor<F>> {
         match &self.stage {
             Stage::Replay(_, cursor) => cursor.as_ref(),
-            Stage::Joining(..) => None,
+            Stage::Joining(..) | Stage::Reselecting(_) => None,
             Stage::Live(cursor) => Some(cursor),
         }
     }
@@ -202,23 +210,32 @@ impl<F: Frame> CacheWatcher<F> {
                     }
                     None if is_done => {
                         let reached = backlog.reached();
-                        self.join_after(reached);
+                        self.join_after(reached, false);
                     }
                     None => {}
                 }
                 WatchStep::Events { frames: frame.into_iter().collect(), count, is_relisted }
             }
-            Stage::Joining(reached, joining) => match ready!(joining.as_mut().poll(cx)) {
+            Stage::Joining(reached, has_gap, joining) => match ready!(joining.as_mut().poll(cx)) {
                 // The same version may also exist in the new history, where it is another state.
                 Ok(Joined { history_id, .. }) if history_id != self.history_id => {
                     WatchStep::Ended(End::HistoryRewritten)
                 }
                 Ok(Joined { backlog, cursor, .. }) => {
-                    let is_gap = backlog.is_after_gap;
+                    let is_gap = backlog.is_after_gap || *has_gap;
                     let backlog = BacklogReader::new(backlog.batches, backlog.first, reached.clone(), is_gap);
                     self.stage = Stage::Replay(Box::new(backlog), cursor);
                     WatchStep::Moved
                 }
+                Err(error) => WatchStep::NotResumed(error),
+            },
+            Stage::Reselecting(search) => match ready!(search.poll(cx, &self.informer, self.history_id)) {
+                Ok(Some(reselection)) => {
+                    let (reached, has_gap) = (search.reached.clone(), search.has_gap);
+                    self.join_after(reached, has_gap);
+                    WatchStep::Reselected(reselection)
+                }
+                Ok(None) => WatchStep::Ended(End::HistoryRewritten),
                 Err(error) => WatchStep::NotResumed(error),
             },
             Stage::Live(cursor) => {
@@ -233,7 +250,7 @@ impl<F: Frame> CacheWatcher<F> {
                     Taken::Parked | Taken::Ended(End::Expired { .. }) => {
                         let reached = cursor.reached().clone();
                         self.informer.stats().parked.fetch_add(1, Ordering::Relaxed);
-                        self.join_after(reached);
+                        self.join_after(reached, false);
                         WatchStep::Moved
                     }
                     Taken::Ended(end) => WatchStep::Ended(end),
@@ -243,11 +260,31 @@ impl<F: Frame> CacheWatcher<F> {
         Poll::Ready(Ok(step))
     }
 
-    /// Drops the cursor, if there is one, and joins again from the history after this position.
-    fn join_after(&mut self, reached: HistoryPosition) {
+    /// Limits the selection to other namespaces, from the next step on. Before further events comes
+    /// [`WatchStep::Reselected`]. Returns false, and must not be polled again, if the client has no state of one position: it has
+    /// received a part of merged changes.
+    pub fn reselect(&mut self, namespaces: Option<Namespaces>) -> bool {
+        let (reached, has_gap, from) = match &self.stage {
+            Stage::Replay(backlog, _) => (backlog.reached(), backlog.has_gap(), None),
+            Stage::Joining(reached, has_gap, _) => (reached.clone(), *has_gap, None),
+            // Nothing has left or entered yet.
+            Stage::Reselecting(search) => (search.reached.clone(), search.has_gap, Some(Arc::clone(&search.from))),
+            Stage::Live(cursor) if cursor.is_draining() => return false,
+            Stage::Live(cursor) => (cursor.reached().clone(), false, None),
+        };
+        let to = Selection { namespaces, ..Selection::clone(&self.subscribe.selection) };
+        let selection = std::mem::replace(&mut self.subscribe.selection, Arc::new(to));
         let subscribe = Subscribe { initial_events: true, ..self.subscribe.clone() };
-        let (informer, start) = (self.informer.clone(), Start::AfterOffset(reached.clone()));
-        self.stage = Stage::Joining(reached, Box::pin(async move { informer.join(start, subscribe).await }));
+        let search = Reselecting::new(&self.informer, from.unwrap_or(selection), subscribe, reached, has_gap);
+        self.stage = Stage::Reselecting(Box::new(search));
+        true
+    }
+
+    /// Drops the cursor, if there is one, and joins again from the history after this position.
+    fn join_after(&mut self, reached: HistoryPosition, has_gap: bool) {
+        let subscribe = Subscribe { initial_events: true, ..self.subscribe.clone() };
+        let joining = self.informer.clone().join_after(reached.clone(), subscribe);
+        self.stage = Stage::Joining(reached, has_gap, Box::pin(joining));
     }
 }
 

@@ -179,6 +179,15 @@ impl<F: Frame> InformerHandle<F> {
         self.commands.send(command).await.map_err(|_| Stopped)?;
         joined.await.map_err(|_| Stopped)?
     }
+
+    /// Starts a watch at a position that one has reached.
+    pub(super) async fn join_after(
+        self,
+        reached: HistoryPosition,
+        subscribe: Subscribe<F>,
+    ) -> Result<Joined<F>, JoinError> {
+        self.join(Start::AfterOffset(reached), subscribe).await
+    }
 }
 
 impl<F: Frame> Clone for InformerHandle<F> {

@@ -294,8 +294,8 @@ impl Joined {
                     return Poll::Ready(WatchItem::Event(delivery.clone()));
                 }
                 Ok(WatchStep::Dropped { count, after }) => return Poll::Ready(WatchItem::Dropped { count, after }),
-                // Any size fits.
-                Ok(WatchStep::Moved) | Err(TooLarge(_)) => continue,
+                // Any size fits, and the namespaces of this watch do not change.
+                Ok(WatchStep::Moved | WatchStep::Reselected(_)) | Err(TooLarge(_)) => continue,
                 Ok(WatchStep::Ended(end)) => end,
                 Ok(WatchStep::NotResumed(error)) => end_of(error),
             };

@@ -62,3 +62,15 @@ pub enum JoinError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the informer has stopped")]
 pub struct Stopped;
+
+// === impl Start ===
+
+impl Start {
+    /// Returns the version up to which the client has everything; `None` if it has no version of its own.
+    pub(super) fn version(&self) -> Option<&ResourceVersion> {
+        match self {
+            Self::After(version) | Self::AfterOffset(HistoryPosition { version, .. }) => Some(version),
+            Self::Now | Self::Complete => None,
+        }
+    }
+}

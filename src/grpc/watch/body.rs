@@ -27,7 +27,7 @@ use super::{
         resource::ServedResource,
         service::Service,
         status::ApiError,
-        watchers::WatcherEntry,
+        watchers::{WatchAccess, WatcherEntry},
     },
     initial_events::{InitialEvents, InitialProgress},
     timer::BookmarkTimer,
@@ -58,6 +58,8 @@ pub(in super::super) struct WatchBody {
     /// State at which the watch joined, until all of it is sent.
     initial: Option<Box<Initial>>,
     watch: CacheWatcher<WireFrame>,
+    /// Namespaces of the state that the client has: others than those of the selection while they change.
+    namespaces: Option<Namespaces>,
     /// State of the source that the client last received.
     reported_state: SyncState,
     /// Demand for progress: the client wants to learn of the upstream's progress at once.
@@ -96,7 +98,8 @@ pub(super) struct Opened {
     pub(super) bulk_quota: QuotaPermit,
 }
 
-/// Initial events, and the permit to encode them. Few watches are at them, so they are boxed.
+/// Initial events, or those of a change of the namespaces, and the permit to encode them. Few watches are at them, so they are
+/// boxed.
 struct Initial {
     events: InitialEvents,
     permit: BulkPermit,
@@ -134,6 +137,7 @@ impl WatchBody {
             Box::new(Initial { events, permit, _quota: opened.bulk_quota })
         });
         let mut body = Self {
+            namespaces: watch.subscribe().selection.namespaces.clone(),
             service,
             resource,
             initial,
@@ -163,17 +167,29 @@ impl WatchBody {
 
     /// Returns the version to resume from; none while the initial events are incomplete.
     fn position(&self) -> Option<&ResourceVersion> {
-        self.initial.is_none().then(|| self.watch.version())
+        let has_state = self.initial.as_ref().is_none_or(|initial| initial.events.is_reselection());
+        has_state.then(|| self.watch.version())
     }
 
-    /// Returns the namespaces to which the caller's rights limit the watch.
+    /// Returns the id of the watch among the open ones.
+    #[cfg(test)]
+    pub(super) fn id(&self) -> u64 {
+        self.watcher.id()
+    }
+
+    /// Returns the namespaces to which the caller's rights limit the state that the client has.
     pub(in super::super) fn namespaces(&self) -> Option<&Namespaces> {
-        self.watch.subscribe().selection.namespaces.as_ref()
+        self.namespaces.as_ref()
+    }
+
+    /// Returns true while the namespaces change: the client has the state of neither the former nor the present ones.
+    fn is_changing(&self) -> bool {
+        self.namespaces != self.watch.subscribe().selection.namespaces
     }
 
     /// Returns the approximate maximum size of a bookmark, in bytes.
     fn bookmark_bytes(&self) -> usize {
-        BOOKMARK_BYTES + frame::namespaces_len(self.namespaces())
+        BOOKMARK_BYTES + frame::namespaces_len(self.watch.subscribe().selection.namespaces.as_ref())
     }
 
     /// Returns the stage of the watch; none while the initial events are incomplete.
@@ -197,9 +213,13 @@ impl WatchBody {
         (self.reported_state, self.status_changed) = (report.state, false);
         bookmark.set_source(proto::sync_state(report.state));
         bookmark.source_seen_at = report.seen_at.map(proto::timestamp);
-        let namespaces = self.namespaces();
-        bookmark.history = self.resource.informer.history(self.watch.history_id(), namespaces);
-        bookmark.namespaces = proto::namespaces(namespaces);
+        let (informer, history_id) = (&self.resource.informer, self.watch.history_id());
+        bookmark.history = if self.is_changing() {
+            informer.unfinished_history(history_id)
+        } else {
+            informer.history(history_id, self.namespaces())
+        };
+        bookmark.namespaces = proto::namespaces(self.namespaces());
         frame::bookmark(self.position(), bookmark)
     }
 
@@ -214,8 +234,13 @@ impl WatchBody {
     /// Ends the stream: with a bookmark, an ERROR as the last message, and the same status for the RPC.
     fn end_with(&mut self, refusal: &ApiError) {
         // Takes precedence over any other reason: the client must not resume with its version in the rewritten history.
-        let refusal = if self.watch.is_history_rewritten() { &ApiError::HistoryRewritten } else { refusal };
-        if *refusal == ApiError::HistoryRewritten {
+        let refusal = match refusal {
+            _ if self.watch.is_history_rewritten() => &ApiError::HistoryRewritten,
+            // Its namespaces have changed, and the objects that leave or enter can no longer be found.
+            ApiError::VersionExpired { .. } if self.is_changing() => &ApiError::AccessChanged,
+            refusal => refusal,
+        };
+        if matches!(refusal, ApiError::HistoryRewritten | ApiError::AccessChanged) {
             // No bookmark: there is no version to resume from.
             self.send(&[frame::error(None, refusal.to_proto())]);
         } else {
@@ -226,6 +251,35 @@ impl WatchBody {
         }
         self.end = Some(refusal.to_status());
         tracing::debug!(resource = self.resource.name, ?refusal, "watch ended");
+    }
+
+    /// Acts on a change of the caller's rights: ends the stream, or changes the namespaces.
+    fn change_access(&mut self) {
+        let Some(access) = self.watcher.take_access().filter(|_| self.end.is_none()) else { return };
+        let present = &self.watch.subscribe().selection.namespaces;
+        if matches!(&access, WatchAccess::Namespaces(namespaces) if namespaces == present) {
+            return;
+        }
+        // A chunk that is ready has not reached the client, and the position is past it.
+        let is_exact = self.ready.take().is_none();
+        let refusal = match access {
+            WatchAccess::Ended(refusal) => refusal,
+            WatchAccess::Namespaces(namespaces) => {
+                if is_exact && self.initial.is_none() && self.watch.reselect(namespaces) {
+                    self.watcher.reads(None);
+                    self.watcher.enters(self.state());
+                    // Until the change is complete, the client has a state from which it cannot resume.
+                    let bookmark = self.bookmark(pb::Bookmark::default());
+                    return self.send(&[bookmark]);
+                }
+                ApiError::AccessChanged
+            }
+        };
+        if is_exact {
+            return self.end_with(&refusal);
+        }
+        self.send(&[frame::error(None, refusal.to_proto())]);
+        self.end = Some(refusal.to_status());
     }
 
     /// Returns true if the server has begun to drain.
@@ -304,10 +358,11 @@ impl WatchBody {
         permit.release();
         self.watcher.sent(count, None);
         if went == InitialProgress::Done {
-            self.initial = None;
+            let is_reselection = self.initial.take().is_some_and(|initial| initial.events.is_reselection());
+            self.namespaces.clone_from(&self.watch.subscribe().selection.namespaces);
             self.watch.end_initial_events();
             self.watcher.enters(self.state());
-            let end = pb::Bookmark { initial_events_end: true, ..Default::default() };
+            let end = pb::Bookmark { initial_events_end: !is_reselection, ..Default::default() };
             frame::append(&mut buffer, &self.bookmark(end));
         }
         self.hand_out(buffer, cx)
@@ -337,6 +392,13 @@ impl WatchBody {
                 self.send(&[dropped]);
             }
             Poll::Ready(Ok(WatchStep::Moved)) => {}
+            Poll::Ready(Ok(WatchStep::Reselected(reselection))) => {
+                let held = self.service.snapshots(&self.resource).hold(&reselection.snapshot, self.watcher.stream());
+                let events = InitialEvents::of_reselection(reselection).holding(held);
+                let permit = self.service.bulk_scheduler().begin(self.watcher.caller());
+                // No quota: the client has not requested them.
+                self.initial = Some(Box::new(Initial { events, permit, _quota: None }));
+            }
             Poll::Ready(Ok(WatchStep::Ended(end))) => {
                 let refusal = ApiError::end(&end, self.watch.version());
                 self.end_with(&refusal);

@@ -1,6 +1,9 @@
-//! Initial events of a watch: the state at which it joined, encoded piece by piece.
+//! Events from a snapshot, encoded piece by piece: the initial events of a watch, which are the state at which it joined, or the
+//! objects that leave its selection and enter it when its namespaces change.
 
-use bytes::BytesMut;
+use std::collections::BTreeMap;
+
+use bytes::{Bytes, BytesMut};
 
 use super::super::{
     frame::{self, CHUNK_BYTES},
@@ -8,8 +11,8 @@ use super::super::{
     time_slice::TimeSlice,
 };
 use crate::{
-    cache::{Scan, Snapshot},
-    model::{Cause, EventType, ObjectKey, Selection},
+    cache::{Reselection, Scan, Snapshot},
+    model::{Cause, EventType, Object, ObjectKey, ObjectParts, Selection, Transition},
     proto::{EncodedEvent, EncodedObject, PayloadFormat, Structs},
     transport::Room,
 };
@@ -20,6 +23,8 @@ pub(super) struct InitialEvents {
     snapshot: Snapshot,
     scan: Scan,
     last_checked: Option<ObjectKey>,
+    /// Change of the namespaces; none for the initial events.
+    reselection: Option<Box<Reselection>>,
     _held: Option<HeldSnapshot>,
 }
 
@@ -34,12 +39,25 @@ pub(super) enum InitialProgress {
     Done,
 }
 
+const INITIAL: Transition = Transition { event_type: EventType::Added, cause: Cause::Initial };
+
 // === impl InitialEvents ===
 
 impl InitialEvents {
     /// Creates the initial events of a selection, from the first object on.
     pub(super) fn new(snapshot: Snapshot, selection: &Selection) -> Self {
-        Self { snapshot, scan: Scan::of(selection), last_checked: None, _held: None }
+        Self { snapshot, scan: Scan::of(selection), last_checked: None, reselection: None, _held: None }
+    }
+
+    /// Creates the events of a change of the namespaces.
+    pub(super) fn of_reselection(reselection: Box<Reselection>) -> Self {
+        let (snapshot, scan) = (reselection.snapshot.clone(), reselection.scan.clone());
+        Self { snapshot, scan, last_checked: None, reselection: Some(reselection), _held: None }
+    }
+
+    /// Returns true if the events are those of a change of the namespaces.
+    pub(super) fn is_reselection(&self) -> bool {
+        self.reselection.is_some()
     }
 
     /// Keeps the snapshot accounted for until the initial events are sent.
@@ -61,21 +79,38 @@ impl InitialEvents {
         let mut objects = self.scan.objects(&self.snapshot, after.as_ref());
         let slice = TimeSlice::begin();
         loop {
-            let Some(object) = objects.next() else { return (buffer, events, InitialProgress::Done) };
-            if selection.matches(object) {
-                let object = EncodedObject::shared(object, object.version(), format, structs);
-                let event = EncodedEvent::new(EventType::Added, Cause::Initial, None, object, 0);
+            let earlier = self.reselection.as_mut().and_then(|reselection| reselection.earlier.pop());
+            let is_earlier = earlier.is_some();
+            let next = earlier.as_ref().or_else(|| objects.next());
+            let Some(object) = next else { return (buffer, events, InitialProgress::Done) };
+            let (transition, version) = match &self.reselection {
+                None => (selection.matches(object).then_some(INITIAL), None),
+                Some(reselection) if !is_earlier && reselection.is_later(object.key()) => (None, None),
+                Some(reselection) => (reselection.transition(object), Some(&reselection.version)),
+            };
+            if let Some(Transition { event_type, cause }) = transition {
+                let bare = (event_type == EventType::Deleted).then(|| without_content(object));
+                let encoded = match &bare {
+                    Some(bare) => EncodedObject::new(bare, bare.version(), PayloadFormat::Metadata),
+                    None => EncodedObject::shared(object, object.version(), format, structs),
+                };
+                let event = EncodedEvent::new(event_type, cause, version, encoded, 0);
                 let length = buffer.len() + frame::event_len(&event);
                 if !room.allows(length) {
                     // The object is checked again when there is room.
                     self.last_checked = self.last_checked.take().or(after);
+                    if let Some(reselection) = &mut self.reselection {
+                        reselection.earlier.extend(earlier);
+                    }
                     let went = if events == 0 { InitialProgress::TooLarge(length) } else { InitialProgress::More };
                     return (buffer, events, went);
                 }
                 frame::append_event(&mut buffer, &event);
                 events += 1;
             }
-            self.last_checked = Some(object.key().clone());
+            if !is_earlier {
+                self.last_checked = Some(object.key().clone());
+            }
             if buffer.len() >= CHUNK_BYTES.min(room.bytes) {
                 break;
             }
@@ -83,8 +118,23 @@ impl InitialEvents {
                 break;
             }
         }
+        self.last_checked = self.last_checked.take().or(after);
         (buffer, events, InitialProgress::More)
     }
+}
+
+/// Returns an object of which only key, uid and version are left: its watcher may no longer read the others.
+fn without_content(object: &Object) -> Object {
+    Object::new(ObjectParts {
+        key: object.key().clone(),
+        uid: object.uid().to_owned(),
+        version: object.version().clone(),
+        labels: BTreeMap::new(),
+        api_version: String::new(),
+        kind: String::new(),
+        media_type: "",
+        body: Bytes::new(),
+    })
 }
 
 #[cfg(all(test, feature = "cel"))]

@@ -46,6 +46,8 @@ pub(super) struct RelayWatch {
     gathered: Vec<Event>,
     /// Cause of the deletions in `gathered`.
     deletion: Cause,
+    /// Namespaces to which the upstream limits this relay; not known before the first bookmark.
+    namespaces: Option<Vec<String>>,
     /// True if the upstream has relisted since the position.
     is_relisted: bool,
     /// Delta of the same message as the one delivered last.
@@ -69,6 +71,7 @@ impl RelayWatch {
             check: None,
             gathered: Vec::new(),
             deletion: Cause::Change,
+            namespaces: None,
             is_relisted: false,
             ready: VecDeque::new(),
             last_message_at: Instant::now(),
@@ -160,6 +163,7 @@ impl RelayWatch {
         let version = message.resource_version.clone();
         self.is_relisted |= message.relisted;
         match message.r#type() {
+            EventType::Deleted if message::is_withheld(&message) => Err(self.shared.upstream.access_changed()),
             EventType::Added | EventType::Modified | EventType::Deleted => {
                 let version = self.not_before(&version)?;
                 let (is_inferred, is_open) = (message.cause() == pb::Cause::Inferred, message.open);
@@ -263,6 +267,9 @@ impl RelayWatch {
 
     fn bookmark(&mut self, bookmark: Bookmark, version: ResourceVersion) -> Result<Delta, SourceError> {
         message::report_origin(&bookmark, &self.shared.health);
+        if self.namespaces.get_or_insert_with(|| bookmark.namespaces.clone()) != &bookmark.namespaces {
+            return Err(self.shared.upstream.access_changed());
+        }
         if *bookmark.history != *self.position.history {
             self.position.history = bookmark.history.into();
         }

@@ -32,6 +32,11 @@ pub(super) fn event(message: WatchResponse) -> Result<Event, SourceError> {
     })
 }
 
+/// Returns true if an object is deleted because this relay may no longer read it.
+pub(super) fn is_withheld(message: &WatchResponse) -> bool {
+    message.cause() == Cause::LeftSelection && message.object.as_ref().is_some_and(|object| object.body.is_none())
+}
+
 /// Converts an object with its version.
 pub(super) fn object(object: Option<pb::Object>) -> Result<Object, SourceError> {
     let object = object.ok_or_else(|| SourceError::Undecodable("event without an object".to_owned()))?;

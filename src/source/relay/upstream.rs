@@ -180,6 +180,14 @@ impl Upstream {
         SourceError::Busy(format!("{}: stream closed", self.config.endpoint.uri()))
     }
 
+    /// Returns the error after a change of the namespaces that this relay may read: the state has to be listed again.
+    pub(super) fn access_changed(&self) -> SourceError {
+        SourceError::Expired(format!(
+            "{}: the namespaces that this relay may read have changed",
+            self.config.endpoint.uri()
+        ))
+    }
+
     pub(super) fn silent(&self) -> SourceError {
         SourceError::Busy(format!("{}: no data for {:?}", self.config.endpoint.uri(), self.silence()))
     }

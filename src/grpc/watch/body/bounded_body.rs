@@ -21,6 +21,9 @@ use crate::{
 
 impl BoundedBody for WatchBody {
     fn poll_bounded(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<BoundedFrame, Status>>> {
+        if self.watcher.has_new_access() {
+            self.change_access();
+        }
         loop {
             if let Some(chunk) = self.ready.take_if(|chunk| room.allows(chunk.remaining())) {
                 return Poll::Ready(Some(Ok(BoundedFrame::Frame(Frame::data(chunk)))));
