@@ -5,6 +5,7 @@
 //! - [`Routes`] dispatches every request. It sends Watch to `watch`, List and ByIndex to `list`, and Get to `get`, past the
 //!   generated traits (`generated`): so the frames of a watch are encoded once for all watchers, and objects are encoded without
 //!   building messages of them.
+//! - `access` checks the rights of every call before its resource is looked up, and `recheck` those of open watches.
 //! - `until` implements Until: it reads a watch within this process.
 //! - `held_snapshots` charges each stream for the old states that only it still references.
 //! - `time_slice` limits the time that a call scans objects before it yields.
@@ -32,6 +33,7 @@ mod metrics;
 mod page;
 mod query;
 mod quotas;
+mod recheck;
 mod request;
 mod resource;
 mod routes;

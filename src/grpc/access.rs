@@ -30,7 +30,6 @@ pub(super) struct Access<'a> {
 #[derive(Debug, Clone)]
 pub(super) struct Grant {
     pub(super) identity: Identity,
-    #[expect(dead_code, reason = "for the checks of open watches")]
     pub(super) credentials: Option<Credentials>,
     pub(super) attributes: Attributes,
 }
@@ -87,6 +86,11 @@ impl Access<'_> {
                 Ok(())
             }
         }
+    }
+
+    /// Returns the rights that were checked, to check them again while a watch is open.
+    pub(super) fn take_grant(&mut self) -> Option<Arc<Grant>> {
+        self.grant.take().map(Arc::new)
     }
 
     /// Checks that the caller may read another object of the resource, in the same form.
@@ -159,10 +163,7 @@ impl Service {
         attributes: &Attributes,
     ) -> Result<Option<Namespaces>, ApiError> {
         let Some(authorizer) = self.config().access.authorizer.as_ref() else { return Ok(None) };
-        let present = || {
-            let snapshot = self.find(&attributes.resource).and_then(|resource| resource.informer.snapshot());
-            snapshot.map(|snapshot| snapshot.namespaces()).unwrap_or_default()
-        };
+        let present = || self.namespaces_of(&attributes.resource);
         match authorizer.authorize(identity, attributes, &present).await {
             Ok(Scope::All) => Ok(None),
             Ok(Scope::Only(namespaces)) => Ok(Some(namespaces)),
@@ -170,6 +171,12 @@ impl Service {
             Err(AccessError::Unavailable { problem }) => Err(ApiError::AuthorizerUnavailable { problem }),
             Err(AccessError::TooManyNamespaces { limit }) => Err(namespace_required(limit)),
         }
+    }
+
+    /// Returns the namespaces that a resource has objects in; none if there is no such resource.
+    pub(super) fn namespaces_of(&self, resource: &str) -> Vec<String> {
+        let snapshot = self.find(resource).and_then(|resource| resource.informer.snapshot());
+        snapshot.map(|snapshot| snapshot.namespaces()).unwrap_or_default()
     }
 
     /// Returns the access of a call to each resource that it may see, with the namespaces to which it is limited.

@@ -185,7 +185,8 @@ impl Service {
     }
 
     /// Runs the tasks beside the calls: schedules bulk streams, notifies the watches of a drain, resets the streams of evicted
-    /// clients that do not read, and keeps the memory held for clients within its limit. Never returns.
+    /// clients that do not read, keeps the memory held for clients within its limit, and checks the rights of open watches again. Never
+    /// returns.
     ///
     /// # Cancel safety
     ///
@@ -198,7 +199,7 @@ impl Service {
             }
         };
         let evicted = self.watchers().reset_evicted(self.config().evicted_grace);
-        tokio::join!(drain, self.bulk_scheduler().run(), evicted, self.charge(), self.ledger().run());
+        tokio::join!(drain, self.bulk_scheduler().run(), evicted, self.charge(), self.ledger().run(), self.recheck());
     }
 
     /// Charges the streams for the old states that they reference, at each interval; never returns.

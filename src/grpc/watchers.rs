@@ -16,6 +16,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
+    access::Grant,
     call::Caller,
     frame::WireFrame,
     held_snapshots::{Age, Holder},
@@ -64,12 +65,13 @@ pub(super) struct WatcherInfo {
     pub(super) resource: Arc<ServedResource>,
     pub(super) caller: Caller,
     pub(super) identity: Option<Identity>,
+    /// Rights that were checked when it was opened; none where nobody is authorized.
+    pub(super) grant: Option<Arc<Grant>>,
     pub(super) queue: QueueOptions,
 }
 
 /// Change of the rights of an open watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(not(test), expect(dead_code, reason = "the checks of the rights of open watches make it"))]
 pub(super) enum WatchAccess {
     /// The caller may read these namespaces now, or all.
     Namespaces(Option<Namespaces>),
@@ -91,6 +93,16 @@ struct AccessState {
     change: Option<WatchAccess>,
     /// True if the watch ends: no later change revokes that.
     is_ended: bool,
+}
+
+/// Open watch whose rights were checked.
+#[derive(Debug)]
+pub(super) struct GrantedWatch {
+    pub(super) id: u64,
+    pub(super) resource: Arc<ServedResource>,
+    pub(super) grant: Arc<Grant>,
+    /// True if it is limited to some namespaces.
+    pub(super) is_limited: bool,
 }
 
 #[derive(Debug)]
@@ -172,10 +184,20 @@ impl Watchers {
 
     /// Changes the rights of an open watch. Returns true if they are other ones than before: the caller then wakes the watches of
     /// the resource ([`InformerHandle::notify_watches`](crate::cache::InformerHandle::notify_watches)).
-    #[cfg_attr(not(test), expect(dead_code, reason = "the checks of the rights of open watches call it"))]
     pub(super) fn set_access(&self, id: u64, access: WatchAccess) -> bool {
         let watcher = self.open.lock().watchers.get(&id).cloned();
         watcher.is_some_and(|watcher| watcher.access.set(access))
+    }
+
+    /// Returns the open watches whose rights were checked, to check them again.
+    pub(super) fn granted(&self) -> Vec<GrantedWatch> {
+        let open = self.open.lock();
+        let granted = |(id, watcher): (&u64, &Arc<Watcher>)| {
+            let grant = Arc::clone(watcher.info.grant.as_ref()?);
+            let is_limited = watcher.access.state.lock().namespaces.is_some();
+            Some(GrantedWatch { id: *id, resource: Arc::clone(&watcher.info.resource), grant, is_limited })
+        };
+        open.watchers.iter().filter_map(granted).collect()
     }
 
     /// Resets the streams of clients that were evicted under BLOCK and have not received the reason: a client that reads nothing
@@ -390,7 +412,7 @@ impl Watcher {
     }
 
     fn to_proto(&self, id: u64) -> pb::Watcher {
-        let WatcherInfo { resource, caller, identity, queue } = &self.info;
+        let WatcherInfo { resource, caller, identity, queue, .. } = &self.info;
         let (selection, state, gauge) = {
             let Progress { selection, state, gauge, .. } = &*self.progress.lock();
             (Arc::clone(selection), *state, gauge.clone())

@@ -2,6 +2,7 @@
 
 mod calls;
 mod interference;
+mod recheck;
 mod rules;
 
 use std::collections::BTreeSet;

@@ -11,6 +11,7 @@ use std::{
 use bytes::{Buf, Bytes};
 use http_body_util::BodyExt;
 use informerd::{
+    auth::Authentication,
     cache::{
         BackoffConfig, Delta, FifoBounds, Informer, InformerConfig, InformerHandle, List, ListVersion, ListerWatcher,
         RealFifo, Reflector, ReflectorConfig, ReflectorStats, RewriteEvidence, SourceHealth,
@@ -84,6 +85,7 @@ pub(crate) struct Options {
     /// Upstream server to relay; none if the test is the upstream.
     pub(crate) relay: Option<RelayConfig>,
     pub(crate) access: AccessConfig,
+    pub(crate) authentication: Option<Arc<Authentication>>,
 }
 
 /// Services of a server without a connection.
@@ -109,6 +111,7 @@ impl Default for Options {
             is_secret: false,
             relay: None,
             access: AccessConfig::default(),
+            authentication: None,
         }
     }
 }
@@ -187,7 +190,7 @@ impl Sandbox {
                 memory: options.memory,
                 quotas: options.quotas,
                 expression_steps: 10_000,
-                authentication: None,
+                authentication: options.authentication,
                 access: options.access,
             },
             lifecycle.clone(),

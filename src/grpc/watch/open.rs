@@ -82,7 +82,7 @@ pub(in super::super) async fn open_with(
     let stream_quota = service.quotas().stream(&call)?;
     let bulk_quota = if begin == Begin::InitialEvents { service.quotas().bulk_response(&call)? } else { None };
     let Call { identity, stream, wait, .. } = call;
-    let info = WatcherInfo { resource: Arc::clone(resource), caller, identity, queue };
+    let info = WatcherInfo { resource: Arc::clone(resource), caller, identity, grant: access.take_grant(), queue };
     let watcher = service.watchers().enter(info, Arc::clone(&selection), stream)?;
 
     let is_same = |history_id: u64| {
