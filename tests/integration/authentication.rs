@@ -35,7 +35,7 @@ const PATHS: [&str; 12] = [
 ];
 
 /// Returns the line of a token file.
-fn line(token: &str, user: &str) -> String {
+pub(crate) fn line(token: &str, user: &str) -> String {
     let hash = digest(&SHA256, token.as_bytes());
     let hex = hash.as_ref().iter().fold(String::new(), |mut hex, byte| {
         write!(hex, "{byte:02x}").unwrap();

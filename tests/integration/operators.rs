@@ -2,11 +2,18 @@
 
 use std::time::Duration;
 
-use informerd::proto::pb::{self, admin_service_client::AdminServiceClient};
+use informerd::{
+    config::ServeFlags,
+    proto::pb::{self, admin_service_client::AdminServiceClient},
+};
 use tokio::time::Instant;
 use tonic::Code;
 
-use crate::sandbox::{DEADLINE, Options, Sandbox, end, next, pod, queue, reason, watch_from_now, watch_pods};
+use crate::{
+    authentication::line,
+    sandbox::{DEADLINE, Options, Sandbox, end, next, pod, queue, reason, watch_from_now, watch_pods},
+    served::Served,
+};
 
 pub(crate) async fn watchers(sandbox: &Sandbox, request: pb::ListWatchersRequest) -> pb::ListWatchersResponse {
     let mut admin = AdminServiceClient::connect(sandbox.address().to_owned()).await.unwrap();
@@ -108,4 +115,41 @@ async fn a_drain_spreads_the_ends_of_many_watches() {
     assert_eq!(ends.len(), WATCHES);
     let first_half = ends.iter().filter(|at| **at < Duration::from_millis(WATCHES as u64 / 2)).count();
     assert!(first_half < WATCHES * 9 / 10, "not all at once: {first_half}");
+}
+
+/// Metrics count the objects of every resource, so they are for those who may inspect all of them.
+#[tokio::test]
+async fn metrics_need_the_right_to_inspect_where_callers_are_authorized() {
+    let tokens = [line("operator", "operator"), line("reader", "reader")].concat();
+    let pod = r#"{"kind":"Pod","metadata":{"name":"web"}}"#;
+    let rule =
+        |user, verbs| format!("{{ subjects: ['user:{user}'], verbs: {verbs}, resources: ['*'], namespaces: ['*'] }}");
+    let rules = [rule("operator", "[admin]"), rule("reader", "[list, watch]")].join(", ");
+    let serve = async |more: &str| {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
+        std::fs::create_dir(directory.path().join("pods")).unwrap();
+        write("pods/web.json", pod);
+        write("tokens", &tokens);
+        write(
+            "informerd.yaml",
+            &format!(
+                "{{ authentication: {{ token_file: tokens }}, authorization: {{ rules: [{rules}] }}, {more} \
+                 resources: {{ pods: {{ source: {{ files: {{ path: pods }} }} }} }} }}"
+            ),
+        );
+        let config = Some(directory.path().join("informerd.yaml"));
+        Served::start(directory, ServeFlags { config, ..ServeFlags::default() }).await
+    };
+    let server = serve("").await;
+    for (token, expected) in [(None, 401), (Some("wrong"), 401), (Some("reader"), 403), (Some("operator"), 200)] {
+        let (status, text) = server.get_with("/metrics", token).await;
+        assert_eq!(status, expected, "{token:?}");
+        assert_eq!(text.contains(r#"resource="pods""#), expected == 200, "{text}");
+    }
+    // A probe has no credentials, and learns no more than the name of a resource.
+    assert_eq!(server.get("/livez").await.0, 200);
+    assert!([200, 503].contains(&server.get("/readyz").await.0));
+    let open = serve("admin: { open_metrics: true },").await;
+    assert_eq!(open.get("/metrics").await.0, 200);
 }

@@ -81,8 +81,15 @@ impl Served {
 
     /// Sends a GET to the admin port over HTTP/1.0, on a plain socket.
     pub(crate) async fn get(&self, path: &str) -> (u16, String) {
+        self.get_with(path, None).await
+    }
+
+    /// Does the same with a bearer token.
+    pub(crate) async fn get_with(&self, path: &str, token: Option<&str>) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.admin).await.unwrap();
-        stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: x\r\n\r\n").as_bytes()).await.unwrap();
+        let authorization = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+        let request = format!("GET {path} HTTP/1.0\r\nHost: x\r\n{authorization}\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();

@@ -216,7 +216,7 @@ async fn a_watch_follows_the_namespaces_that_its_caller_may_read() {
             let drawn: BTreeSet<&str> = NAMESPACES.into_iter().filter(|_| random.bool()).collect();
             readers = if drawn.is_empty() { ["*"].into() } else { drawn };
             authorizer.set_rules(readable(&readers.iter().copied().collect::<Vec<_>>()));
-            // An event by which the client knows that it has everything.
+            // The last event of the round: with it the client has everything.
             let version = server.version();
             let may = |namespaces: &BTreeSet<&str>, namespace: &str| {
                 namespaces.contains("*") || namespaces.contains(namespace)
