@@ -12,13 +12,13 @@
 
 use std::{
     fmt,
-    pin::Pin,
     sync::{Arc, atomic::Ordering},
     task::{Context, Poll, ready},
 };
 
 use super::{
     InformerHandle, JoinError, Joined,
+    join::Joining,
     reselection::{Reselecting, Reselection},
 };
 use crate::{
@@ -87,8 +87,6 @@ enum Stage<F: Frame> {
     Reselecting(Box<Reselecting<F>>),
     Live(Cursor<F>),
 }
-
-pub(super) type Joining<F> = Pin<Box<dyn Future<Output = Result<Joined<F>, JoinError>> + Send>>;
 
 // === impl CacheWatcher ===
 

@@ -1,5 +1,7 @@
 //! Start of a watch: its position, its result, and its errors.
 
+use std::pin::Pin;
+
 use crate::{
     cache::{Backlog, Snapshot},
     model::{HistoryPosition, ResourceVersion},
@@ -18,6 +20,9 @@ pub enum Start {
     /// Position of a cursor of this informer, in changes ([`HistoryPosition::offset`]), possibly inside a batch.
     AfterOffset(HistoryPosition),
 }
+
+/// Join that a watch waits for.
+pub(super) type Joining<F> = Pin<Box<dyn Future<Output = Result<Joined<F>, JoinError>> + Send>>;
 
 /// Watch that has joined: its start, and every later event.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{InformerHandle, Joined, cache_watcher::Joining};
+use super::{InformerHandle, Joined, join::Joining};
 use crate::{
     cache::{JoinError, Scan, Snapshot},
     model::{Cause, EventType, HistoryPosition, Namespaces, Object, ObjectKey, ResourceVersion, Selection, Transition},

@@ -7,11 +7,11 @@ use std::{
 
 use bytes::Buf;
 use prost::Message;
+use tonic_types::RpcStatusExt;
 
 use super::{NAMESPACES, set};
 use crate::{
     cache::InformerHandle,
-    client::ClientError,
     grpc::{
         frame::{PREFIX_BYTES, WireFrame},
         watch::body::WatchBody,
@@ -94,8 +94,8 @@ impl Reader {
             EventType::Bookmark => self.bookmark(message.bookmark.as_ref().unwrap()),
             EventType::Dropped => self.has_gap = true,
             EventType::Error => {
-                let status = ClientError::from_proto(message.error.as_ref().unwrap());
-                self.end = Some(status.reason().unwrap_or_default().to_owned());
+                let details = message.error.as_ref().unwrap().get_error_details();
+                self.end = Some(details.error_info().map(|info| info.reason.clone()).unwrap_or_default());
                 self.body = None;
             }
             EventType::Unspecified => panic!("{message:?}"),
