@@ -26,6 +26,7 @@ mod fair_queue;
 mod frame;
 mod generated;
 mod get;
+mod grant;
 mod held_snapshots;
 mod layer;
 mod list;

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use http::HeaderMap;
 use tonic::Status;
 
-use super::{call::Call, layer::token, resource::ServedResource, service::Service, status::ApiError};
+use super::{call::Call, grant::Grant, layer::token, resource::ServedResource, service::Service, status::ApiError};
 use crate::{
     auth::{AccessError, Attributes, Credentials, Format, Identity, Operation, Scope},
     model::{Namespaces, excerpt},
@@ -24,14 +24,6 @@ pub(super) struct Access<'a> {
     pub(super) service: &'a Service,
     /// Rights that were checked; none where nobody is authorized.
     grant: Option<Grant>,
-}
-
-/// Rights that a call was granted. Those of an open stream are checked again and again.
-#[derive(Debug, Clone)]
-pub(super) struct Grant {
-    pub(super) identity: Identity,
-    pub(super) credentials: Option<Credentials>,
-    pub(super) attributes: Attributes,
 }
 
 /// Request of a call, as far as rights depend on it.

@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::{
-    access::Grant,
+    grant::Grant,
     service::Service,
     status::ApiError,
     time_slice::TimeSlice,

@@ -16,9 +16,9 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
-    access::Grant,
     call::Caller,
     frame::WireFrame,
+    grant::Grant,
     held_snapshots::{Age, Holder},
     resource::ServedResource,
     status::ApiError,

@@ -1,0 +1,11 @@
+//! The grant of a call: its caller and the rights that it was given.
+
+use crate::auth::{Attributes, Credentials, Identity};
+
+/// Rights that a call was granted. Those of an open stream are checked again and again.
+#[derive(Debug, Clone)]
+pub(super) struct Grant {
+    pub(super) identity: Identity,
+    pub(super) credentials: Option<Credentials>,
+    pub(super) attributes: Attributes,
+}
