@@ -104,9 +104,9 @@ impl App {
     async fn connect(config: Config, own: BTreeMap<String, OwnSource>, layers: Vec<Wrap>) -> Result<Self, AppError> {
         check(&config)?;
         authentication::warn(&config);
-        let authentication = authentication::load(&config)?;
         authorization::warn(&config);
         let kube_clients = KubeClients::default();
+        let authentication = authentication::load(&config, &kube_clients)?;
         let authorizer = authorization::load(&config, &kube_clients)?;
         let limits = &config.limits;
         let most = descriptors::connections(limits.connections, descriptors::raise(), config.resources.len())?;
@@ -310,8 +310,9 @@ impl fmt::Debug for App {
 /// The first source that cannot be read.
 pub fn check(config: &Config) -> Result<(), AppError> {
     tls(config)?;
-    authentication::load(config)?;
-    authorization::load(config, &KubeClients::default())?;
+    let clients = KubeClients::default();
+    authentication::load(config, &clients)?;
+    authorization::load(config, &clients)?;
     config.resources.values().try_for_each(sources::check)
 }
 

@@ -16,6 +16,7 @@ mod reviewer;
 mod rules;
 mod token;
 mod token_file;
+mod token_review;
 
 pub use access::{AccessError, Attributes, Format, Operation, Scope};
 pub use access_review::ReviewConfig;
@@ -28,3 +29,4 @@ pub use reviewer::{ReviewAttributes, ReviewError, Reviewer, TokenReviewed};
 pub use rules::{Rules, RulesError};
 pub use token::{Token, TokenError};
 pub use token_file::TokenFile;
+pub use token_review::TokenReviews;

@@ -55,7 +55,7 @@ pub use self::{
     section::KeyFlags,
     table::{
         AdminConfig, DrainConfig, FilesResource, GeneralConfig, KubeResource, LimitsConfig, QuotasConfig,
-        ResourceOptions, StreamResource, SubjectAccessReviewConfig, TlsConfig, WatchConfig,
+        ResourceOptions, StreamResource, SubjectAccessReviewConfig, TlsConfig, TokenReviewConfig, WatchConfig,
     },
     value::{MAX_DURATION, ValueError, parse_duration, parse_size},
 };

@@ -4,18 +4,32 @@ use std::sync::Arc;
 
 use super::error::AppError;
 use crate::{
-    auth::{Authentication, JwtVerifier, TokenFile},
-    config::{AuthenticationConfig, Config},
+    auth::{Authentication, JwtVerifier, TokenFile, TokenReviews},
+    config::{AuthenticationConfig, Config, TokenReviewConfig},
+    source::kube::{KubeClients, KubeCluster, KubeReviewer},
 };
 
 /// Loads the authenticators; `None` if none is configured.
-pub(super) fn load(config: &Config) -> Result<Option<Arc<Authentication>>, AppError> {
-    let Some(AuthenticationConfig { accepts_certificates, token_file, jwt }) = &config.authentication else {
+pub(super) fn load(config: &Config, clients: &KubeClients) -> Result<Option<Arc<Authentication>>, AppError> {
+    let Some(AuthenticationConfig { accepts_certificates, token_file, jwt, token_review }) =
+        config.authentication.clone()
+    else {
         return Ok(None);
     };
-    let token_file = token_file.as_deref().map(TokenFile::load).transpose()?;
-    let jwt = jwt.clone().map(JwtVerifier::load).transpose()?;
-    Ok(Some(Arc::new(Authentication { accepts_certificates: *accepts_certificates, token_file, jwt })))
+    let authentication = Authentication {
+        accepts_certificates,
+        token_file: token_file.as_deref().map(TokenFile::load).transpose().map_err(AppError::authentication)?,
+        jwt: jwt.map(JwtVerifier::load).transpose().map_err(AppError::authentication)?,
+        token_reviews: token_review.map(|review| reviews(review, clients)).transpose()?,
+    };
+    Ok(Some(Arc::new(authentication)))
+}
+
+fn reviews(config: TokenReviewConfig, clients: &KubeClients) -> Result<TokenReviews, AppError> {
+    let TokenReviewConfig { audiences, ttl, kubeconfig, context } = config;
+    let cluster = KubeCluster { kubeconfig, context };
+    KubeReviewer::check(&cluster).map_err(AppError::authentication)?;
+    Ok(TokenReviews::new(Arc::new(KubeReviewer::new(&cluster, clients)), audiences, ttl))
 }
 
 /// Logs what an operator may not have meant.

@@ -1,11 +1,10 @@
 //! Errors that end the server, and the names of tasks whose end is one.
 
-use std::io;
+use std::{fmt, io};
 
 use tokio::task::JoinError;
 
 use crate::{
-    auth::FileError,
     config::ValueError,
     source::{files::DirectoryError, stream::StreamError},
     transport::TlsError,
@@ -77,9 +76,12 @@ pub enum AppError {
     /// TLS that cannot be served.
     #[error("tls: {0}")]
     Tls(#[from] TlsError),
-    /// File of an authenticator that cannot be used.
-    #[error("authentication: {0}")]
-    Authentication(#[from] FileError),
+    /// File of an authenticator that cannot be used, or missing cluster for reviews.
+    #[error("authentication: {problem}")]
+    Authentication {
+        /// File, and cause.
+        problem: String,
+    },
     /// File of rules that cannot be used, or missing cluster for reviews.
     #[error("authorization: {problem}")]
     Authorization {
@@ -133,6 +135,10 @@ impl AppError {
             _ => "choose an address of this machine",
         };
         Self::Listen { what, address, error, hint }
+    }
+
+    pub(super) fn authentication(problem: impl fmt::Display) -> Self {
+        Self::Authentication { problem: problem.to_string() }
     }
 
     pub(super) fn reflection(error: &tonic_reflection::server::Error) -> Self {

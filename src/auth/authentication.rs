@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use super::{Identity, JwtVerifier, Token, TokenFile};
+use prometheus_client::registry::Registry;
+
+use super::{Identity, JwtVerifier, Token, TokenFile, TokenReviews};
 
 /// Authenticators of a server. A caller who sends a token is judged by the token alone, whatever certificate it presents: who
 /// sends one means it.
@@ -14,6 +16,8 @@ pub struct Authentication {
     pub token_file: Option<TokenFile>,
     /// Tokens of an issuer whose keys are known.
     pub jwt: Option<JwtVerifier>,
+    /// Tokens that another authority reviews.
+    pub token_reviews: Option<TokenReviews>,
 }
 
 /// Credentials with which a call was authenticated. An open stream keeps them, to be authenticated again.
@@ -56,8 +60,7 @@ impl Authentication {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future changes nothing.
-    #[expect(clippy::unused_async, reason = "reviews by another authority are requests to it")]
+    /// Dropping the future ends a review of the token, unless others wait for it.
     pub async fn authenticate(&self, credentials: Option<&Credentials>) -> Result<Identity, AuthenticationError> {
         let identity = match credentials {
             None => return Err(AuthenticationError::Missing),
@@ -65,12 +68,19 @@ impl Authentication {
                 return Err(AuthenticationError::Missing);
             }
             Some(Credentials::Certificate(identity)) => identity.clone(),
-            Some(Credentials::Token(token)) => self.user(token)?,
+            Some(Credentials::Token(token)) => self.user(token).await?,
         };
         // TLS verifies the time only at the handshake, and a connection stays open for long.
         match identity.details().expires {
             Some(expires) if expires <= SystemTime::now() => Err(AuthenticationError::Expired),
             _ => Ok(identity),
+        }
+    }
+
+    /// Registers the metrics.
+    pub fn register(&self, registry: &mut Registry) {
+        if let Some(reviews) = &self.token_reviews {
+            reviews.register(registry);
         }
     }
 
@@ -91,14 +101,17 @@ impl Authentication {
         tokio::join!(tokens, keys);
     }
 
-    fn user(&self, token: &Token) -> Result<Identity, AuthenticationError> {
+    async fn user(&self, token: &Token) -> Result<Identity, AuthenticationError> {
         if let Some(identity) = self.token_file.as_ref().and_then(|tokens| tokens.user(token)) {
             return Ok(identity);
         }
         if let Some(user) = self.jwt.as_ref().and_then(|jwt| jwt.user(token, SystemTime::now())) {
             return user;
         }
-        Err(AuthenticationError::Invalid)
+        match &self.token_reviews {
+            Some(reviews) => reviews.user(token).await,
+            None => Err(AuthenticationError::Invalid),
+        }
     }
 }
 

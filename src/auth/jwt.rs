@@ -140,6 +140,11 @@ impl<'a> Parts<'a> {
     }
 }
 
+/// Returns the time at which a token expires that another authority has verified, if it is a JWT.
+pub(super) fn expires(token: &Token) -> Option<SystemTime> {
+    time(Parts::decode(token)?.claims.get("exp")?)
+}
+
 /// Reads seconds since 1970, perhaps with a fraction.
 fn time(seconds: &Value) -> Option<SystemTime> {
     let since = Duration::try_from_secs_f64(seconds.as_f64()?).ok()?;

@@ -1,11 +1,14 @@
 //! Keys of the authenticators.
 
 use super::{
-    AuthenticationConfig, TlsConfig,
+    AuthenticationConfig, TlsConfig, TokenReviewConfig,
     section::Section,
     table::{AuthenticationKeys, JwtKeys},
 };
 use crate::auth::JwtConfig;
+
+const WITHOUT: &str =
+    "this informerd was built without the Kubernetes API (cargo feature `kube`); write `token_file` or `jwt`";
 
 /// Reads the section; `None` without an authenticator.
 pub(super) fn resolve(section: &Section<'_>, tls: Option<&TlsConfig>) -> Option<AuthenticationConfig> {
@@ -17,10 +20,20 @@ pub(super) fn resolve(section: &Section<'_>, tls: Option<&TlsConfig>) -> Option<
         let JwtKeys { issuer, audiences, keys, user_claim, user_prefix, groups_claim } = JwtKeys::read(&section);
         JwtConfig { issuer, audiences, keys: section.relative(&keys), user_claim, user_prefix, groups_claim }
     });
+    let token_review = section.is_written("token_review").then(|| section.section("token_review")).flatten();
+    let token_review = token_review.map(|section| {
+        if !cfg!(feature = "kube") {
+            section.add_here(WITHOUT);
+        }
+        let read = TokenReviewConfig::read(&section);
+        let kubeconfig = read.kubeconfig.as_deref().map(|path| section.relative(path));
+        TokenReviewConfig { kubeconfig, ..read }
+    });
     let config = AuthenticationConfig {
         accepts_certificates: client_certificates,
         token_file: token_file.map(|path| section.relative(&path)),
         jwt,
+        token_review,
     };
     (config.accepts_certificates || config.accepts_tokens()).then_some(config)
 }
@@ -30,6 +43,6 @@ pub(super) fn resolve(section: &Section<'_>, tls: Option<&TlsConfig>) -> Option<
 impl AuthenticationConfig {
     /// Returns true if callers may send a bearer token.
     pub fn accepts_tokens(&self) -> bool {
-        self.token_file.is_some() || self.jwt.is_some()
+        self.token_file.is_some() || self.jwt.is_some() || self.token_review.is_some()
     }
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use super::{
     AdminConfig, DrainConfig, FilesResource, GeneralConfig, KubeResource, LimitsConfig, QuotasConfig, ResourceOptions,
-    StreamResource, SubjectAccessReviewConfig, TlsConfig, WatchConfig,
+    StreamResource, SubjectAccessReviewConfig, TlsConfig, TokenReviewConfig, WatchConfig,
     table::AuthorizationKeys,
     value::{self, ValueError},
 };
@@ -54,6 +54,8 @@ pub struct AuthenticationConfig {
     pub token_file: Option<PathBuf>,
     /// JSON Web Tokens of one issuer.
     pub jwt: Option<JwtConfig>,
+    /// Bearer tokens that Kubernetes reviews; only in a build with the Kubernetes API.
+    pub token_review: Option<TokenReviewConfig>,
 }
 
 /// Rights of authenticated clients.

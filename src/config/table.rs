@@ -91,6 +91,7 @@ rows! {
         token_file: Option<PathBuf>, file,
             "accept the bearer tokens whose SHA-256 is in this file, with a line `HASH USER [GROUP,GROUP…]` for each, relative to the configuration file; read again when it changes";
         ..JwtKeys;
+        ..TokenReviewConfig;
     }
 }
 
@@ -106,6 +107,19 @@ rows! {
         user_claim: String = "sub", text where value::check_not_empty, "claim with the name of the user";
         user_prefix: String = empty, text, "prefix of the names of users";
         groups_claim: Option<String>, text, "claim with the groups of the user, a text or a list";
+    }
+}
+
+rows! {
+    /// Bearer tokens that Kubernetes reviews: a `TokenReview` of each.
+    pub struct TokenReviewConfig at "authentication.token_review." {
+        audiences: Vec<String> = (required "is missing; write for example [informerd]"), names,
+            "accept the bearer tokens that a Kubernetes API server authenticates for one of these audiences: 1 to 32, such as [informerd]";
+        ttl ("cache"): Duration = "2m", duration in "10s"..="10m",
+            "time for which a token that was authenticated is not reviewed again";
+        kubeconfig: Option<PathBuf>, file,
+            "kubeconfig, relative to the configuration file; KUBECONFIG, ~/.kube/config or the service account in a cluster if left out";
+        context: Option<String>, text, "context of the kubeconfig; its current one if left out";
     }
 }
 

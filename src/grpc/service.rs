@@ -284,9 +284,12 @@ impl Service {
         &self.inner.quotas
     }
 
-    /// Registers the metrics of the calls and of the ledger.
+    /// Registers the metrics of the calls, of their authentication and of the ledger.
     pub fn register(&self, registry: &mut Registry) {
         self.metrics().register(registry);
+        if let Some(authentication) = &self.config().authentication {
+            authentication.register(registry);
+        }
         registry.register_collector(Box::new(WaitingBytes(Arc::clone(self.ledger()))));
     }
 

@@ -327,6 +327,8 @@ fn a_text_that_is_no_jwt_is_left_to_the_next_authenticator() {
         assert_eq!(verifier.user(&raw(&text), at(NOW)), None, "{text}");
     }
     assert!(is_valid(&verifier, &raw(good)));
+    assert_eq!(expires(&raw(good)), Some(at(NOW + 600)));
+    assert_eq!(expires(&raw("x")), None);
 }
 
 #[test]

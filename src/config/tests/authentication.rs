@@ -9,11 +9,15 @@ fn authentication(yaml: &str) -> Option<AuthenticationConfig> {
 fn authenticators_are_read_and_paths_are_relative_to_the_file() {
     assert_eq!(authentication("authentication: { client_certificates: false }"), None);
     assert_eq!(authentication("tls: { cert: c, key: k, client_ca: a }"), None, "a certificate admits to everything");
-    let tokens =
-        AuthenticationConfig { accepts_certificates: false, token_file: Some("/run/tokens".into()), jwt: None };
+    let tokens = AuthenticationConfig {
+        accepts_certificates: false,
+        token_file: Some("/run/tokens".into()),
+        jwt: None,
+        token_review: None,
+    };
     assert_eq!(authentication("authentication: { token_file: /run/tokens }").as_ref(), Some(&tokens));
     let yaml = "authentication: { client_certificates: true }\ntls: { cert: c, key: k, client_ca: a }";
-    let both = AuthenticationConfig { accepts_certificates: true, token_file: None, jwt: None };
+    let both = AuthenticationConfig { accepts_certificates: true, token_file: None, jwt: None, token_review: None };
     assert_eq!(authentication(yaml), Some(both));
     let (directory, flags) = file("authentication: { token_file: tokens }", &["--files=x=."]);
     let loaded = Config::load(&flags).unwrap().authentication.unwrap();
@@ -53,4 +57,31 @@ fn an_issuer_needs_its_audiences_and_keys() {
         "authentication.jwt.user_claim: expected a name, found \"\"",
     ];
     assert_eq!(problems, expected.join("\n"));
+}
+
+#[test]
+#[cfg(feature = "kube")]
+fn token_reviews_need_audiences_and_are_kept_for_a_bounded_time() {
+    let review = |keys: &str| format!("authentication: {{ token_review: {{ {keys} }} }}");
+    let (directory, flags) = file(review("audiences: [informerd], kubeconfig: config, context: c"), &["--files=x=."]);
+    let read = Config::load(&flags).unwrap().authentication.unwrap().token_review.unwrap();
+    let expected = TokenReviewConfig {
+        audiences: vec!["informerd".to_owned()],
+        ttl: Duration::from_secs(120),
+        kubeconfig: Some(directory.path().join("config")),
+        context: Some("c".to_owned()),
+    };
+    assert_eq!(read, expected);
+    assert!(authentication(&review("audiences: [a], cache: 10s")).unwrap().accepts_tokens());
+    assert!(load(&review("audiences: [a], cache: 10m"), &["--files=x=."]).is_ok());
+    let missing = "authentication.token_review.audiences: is missing; write for example [informerd]";
+    assert_eq!(problems(&review("cache: 10s")), missing);
+    for cache in ["9s", "601s", "0"] {
+        let problem = problems(&review(&format!("audiences: [a], cache: {cache}")));
+        assert!(
+            problem.starts_with("authentication.token_review.cache: expected a duration from 10s to 10m"),
+            "{problem}"
+        );
+    }
+    assert!(problems(&review("audiences: ['']")).contains("expected a name, found \"\""));
 }

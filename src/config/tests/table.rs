@@ -9,7 +9,7 @@ use crate::auth::JwtConfig;
 
 /// Returns the keys that this build reads.
 fn served() -> impl Iterator<Item = &'static Key> {
-    let is_for_kube = |key: &Key| key.path.contains(".kube.");
+    let is_for_kube = |key: &Key| [".kube.", "_review."].iter().any(|part| key.path.contains(part));
     reference().iter().filter(move |key| cfg!(feature = "kube") || !is_for_kube(key))
 }
 
@@ -42,6 +42,16 @@ fn the_reference_lists_the_defaults() {
             let other = ResourceConfig { source, name: "other".into(), ..default.resources["pods"].clone() };
             expected.resources.insert("other".into(), other);
         }
+        if key.path.starts_with("authentication.token_review.") {
+            yaml.push_str("    audiences: [a]\n");
+            let review = TokenReviewConfig { audiences: vec!["a".into()], ..TokenReviewConfig::default() };
+            expected.authentication = Some(AuthenticationConfig {
+                accepts_certificates: false,
+                token_file: None,
+                jwt: None,
+                token_review: Some(review),
+            });
+        }
         if key.path.starts_with("authentication.jwt.") {
             yaml.push_str("    issuer: i\n    audiences: [a]\n    keys: /k\n");
             let jwt = JwtConfig {
@@ -52,8 +62,12 @@ fn the_reference_lists_the_defaults() {
                 user_prefix: String::new(),
                 groups_claim: None,
             };
-            expected.authentication =
-                Some(AuthenticationConfig { accepts_certificates: false, token_file: None, jwt: Some(jwt) });
+            expected.authentication = Some(AuthenticationConfig {
+                accepts_certificates: false,
+                token_file: None,
+                jwt: Some(jwt),
+                token_review: None,
+            });
         }
         assert_eq!(load(&yaml, &["--files=pods=."]), Ok(expected), "{yaml}");
         assert_eq!(reference().iter().filter(|other| other.path == key.path).count(), 1);

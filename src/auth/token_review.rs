@@ -1,0 +1,240 @@
+//! Reviews of tokens by another authority, and a cache of its answers.
+//!
+//! Each token is reviewed once at a time, whoever sends it. An answer is kept for a short time; without one, and while the authority
+//! does not answer, a caller is not admitted.
+
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, Shared, WeakShared},
+};
+use parking_lot::Mutex;
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
+use quick_cache::unsync::Cache;
+use ring::{
+    digest::SHA256_OUTPUT_LEN,
+    hmac::{self, HMAC_SHA256},
+    rand::SystemRandom,
+};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout},
+};
+
+use super::{AuthenticationError, Identity, IdentityDetails, ReviewError, Reviewer, Token, TokenReviewed, jwt};
+
+/// Reviewed tokens, and the authority that reviews the others.
+pub struct TokenReviews {
+    reviewer: Arc<dyn Reviewer>,
+    audiences: Arc<[String]>,
+    answers: Arc<Answers>,
+}
+
+/// Answers that are kept, and reviews that run.
+struct Answers {
+    /// Key of the hashes of tokens; of this process, so that a hash is of no use elsewhere.
+    key: hmac::Key,
+    kept: Mutex<Kept>,
+    /// Longest time for which a user is kept.
+    ttl: Duration,
+    permits: Semaphore,
+    metrics: Metrics,
+    /// Time of the last logged failure.
+    logged: Mutex<Option<Instant>>,
+}
+
+/// Users have a cache of their own: no flood of bad tokens evicts them.
+struct Kept {
+    users: Cache<Hash, (Identity, Instant)>,
+    others: Cache<Hash, Other>,
+}
+
+#[derive(Clone)]
+enum Other {
+    /// Review that some callers wait for, and that ends with the last of them.
+    Running(WeakShared<Review>),
+    Refused {
+        until: Instant,
+    },
+}
+
+#[derive(Debug, Default)]
+struct Metrics {
+    reviews: Family<ResultLabels, Counter>,
+    hits: Counter,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabels {
+    result: &'static str,
+}
+
+type Hash = [u8; SHA256_OUTPUT_LEN];
+type Answer = Result<Identity, AuthenticationError>;
+type Review = BoxFuture<'static, Answer>;
+
+/// Most users, and most other tokens, that are kept.
+const MAX_KEPT: usize = 8192;
+/// Time for which a refusal is kept: a token may become valid.
+const REFUSED_TTL: Duration = Duration::from_secs(10);
+/// Time limit of a review, with the time that it waits for others.
+const REVIEW_TIMEOUT: Duration = Duration::from_secs(5);
+/// Most reviews at a time.
+const MAX_REVIEWS: usize = 64;
+/// Shortest time between two logged failures.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+// === impl TokenReviews ===
+
+impl TokenReviews {
+    /// Returns reviews by this authority, for tokens with one of these audiences. A user is kept for at most `ttl`.
+    pub fn new(reviewer: Arc<dyn Reviewer>, audiences: Vec<String>, ttl: Duration) -> Self {
+        let key = hmac::Key::generate(HMAC_SHA256, &SystemRandom::new()).expect("the system has random numbers");
+        let kept = Kept { users: Cache::new(MAX_KEPT), others: Cache::new(MAX_KEPT) };
+        let answers = Answers {
+            key,
+            kept: Mutex::new(kept),
+            ttl,
+            permits: Semaphore::new(MAX_REVIEWS),
+            metrics: Metrics::default(),
+            logged: Mutex::default(),
+        };
+        Self { reviewer, audiences: audiences.into(), answers: Arc::new(answers) }
+    }
+
+    /// Registers the metrics.
+    pub(super) fn register(&self, registry: &mut Registry) {
+        let Metrics { reviews, hits } = &self.answers.metrics;
+        registry.register("informerd_token_reviews", "Reviews of bearer tokens, by result", reviews.clone());
+        let help = "Calls whose bearer token had an answer in the cache of reviews";
+        registry.register("informerd_token_review_cache_hits", help, hits.clone());
+    }
+
+    /// Returns the user of a token: from the cache, or by a review that all who send the token wait for.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future ends the review unless others wait for it.
+    pub(super) async fn user(&self, token: &Token) -> Answer {
+        let mut hash = Hash::default();
+        hash.copy_from_slice(hmac::sign(&self.answers.key, token.expose().as_bytes()).as_ref());
+        let review = {
+            let mut kept = self.answers.kept.lock();
+            let now = Instant::now();
+            if let Some((user, until)) = kept.users.get(&hash)
+                && now < *until
+            {
+                self.answers.metrics.hits.inc();
+                return Ok(user.clone());
+            }
+            let running = match kept.others.get(&hash) {
+                Some(Other::Refused { until }) if now < *until => {
+                    self.answers.metrics.hits.inc();
+                    return Err(AuthenticationError::Invalid);
+                }
+                Some(Other::Running(review)) => review.upgrade(),
+                _ => None,
+            };
+            running.unwrap_or_else(|| {
+                let review = self.review(hash, token);
+                if let Some(running) = review.downgrade() {
+                    kept.others.insert(hash, Other::Running(running));
+                }
+                review
+            })
+        };
+        review.await
+    }
+
+    fn review(&self, hash: Hash, token: &Token) -> Shared<Review> {
+        let (answers, audiences) = (Arc::clone(&self.answers), Arc::clone(&self.audiences));
+        let request = self.reviewer.review_token(token, &audiences);
+        let expires = jwt::expires(token);
+        let review = async move {
+            let limited = timeout(REVIEW_TIMEOUT, async {
+                let _permit = answers.permits.acquire().await;
+                request.await
+            });
+            let reviewed =
+                limited.await.unwrap_or_else(|_| Err(ReviewError(format!("no answer within {REVIEW_TIMEOUT:?}"))));
+            let user = reviewed.and_then(|reviewed| user(reviewed, &audiences, expires));
+            answers.keep(hash, user)
+        };
+        review.boxed().shared()
+    }
+}
+
+impl fmt::Debug for TokenReviews {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TokenReviews").field("audiences", &self.audiences).finish_non_exhaustive()
+    }
+}
+
+/// Reads the answer to a review. An authority that does not know about audiences returns none, and has not checked them.
+fn user(
+    reviewed: TokenReviewed,
+    audiences: &[String],
+    expires: Option<SystemTime>,
+) -> Result<Option<Identity>, ReviewError> {
+    let TokenReviewed { is_authenticated, user, audiences: reviewed } = reviewed;
+    if !is_authenticated || !reviewed.iter().any(|audience| audiences.contains(audience)) {
+        return Ok(None);
+    }
+    if user.user.is_empty() {
+        return Err(ReviewError("an authenticated user without a name".to_owned()));
+    }
+    Ok(Some(Identity::new(IdentityDetails { expires, ..user })))
+}
+
+// === impl Answers ===
+
+impl Answers {
+    /// Keeps the answer to a review: the user, or none for a token that is of nobody. A failure is not kept: the next caller tries
+    /// again.
+    fn keep(&self, hash: Hash, reviewed: Result<Option<Identity>, ReviewError>) -> Answer {
+        let now = Instant::now();
+        let mut kept = self.kept.lock();
+        kept.others.remove(&hash);
+        let (result, answer) = match reviewed {
+            Ok(Some(user)) => {
+                let until_expiry =
+                    user.details().expires.map(|expires| expires.duration_since(SystemTime::now()).unwrap_or_default());
+                let ttl = until_expiry.map_or(self.ttl, |left| left.min(self.ttl));
+                kept.users.insert(hash, (user.clone(), now + ttl));
+                ("authenticated", Ok(user))
+            }
+            Ok(None) => {
+                kept.users.remove(&hash);
+                kept.others.insert(hash, Other::Refused { until: now + REFUSED_TTL });
+                ("refused", Err(AuthenticationError::Invalid))
+            }
+            Err(error) => {
+                self.log(&error, now);
+                let problem = "the review of the token failed".to_owned();
+                ("failed", Err(AuthenticationError::Unavailable { problem }))
+            }
+        };
+        self.metrics.reviews.get_or_create(&ResultLabels { result }).inc();
+        answer
+    }
+
+    fn log(&self, error: &ReviewError, now: Instant) {
+        let mut logged = self.logged.lock();
+        if logged.is_none_or(|last| now.duration_since(last) >= LOG_INTERVAL) {
+            *logged = Some(now);
+            tracing::warn!(%error, "token review failed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,215 @@
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use futures_util::{FutureExt, future::join_all};
+use tokio::time::{advance, sleep};
+
+use super::*;
+use crate::auth::ReviewAttributes;
+
+const TTL: Duration = Duration::from_secs(120);
+
+/// Authority of the tests.
+#[derive(Debug)]
+struct Fake {
+    answer: Mutex<Result<TokenReviewed, ReviewError>>,
+    /// Time until it answers.
+    delay: Mutex<Duration>,
+    reviews: AtomicUsize,
+    running: Arc<AtomicUsize>,
+    most_running: AtomicUsize,
+}
+
+/// Counts a running review.
+struct Running(Arc<AtomicUsize>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Reviewer for Arc<Fake> {
+    fn review_token(
+        &self,
+        token: &Token,
+        audiences: &[String],
+    ) -> BoxFuture<'static, Result<TokenReviewed, ReviewError>> {
+        assert_eq!(audiences, ["informerd"]);
+        let (this, token) = (Arc::clone(self), token.clone());
+        async move {
+            this.reviews.fetch_add(1, Ordering::Relaxed);
+            let running = this.running.fetch_add(1, Ordering::Relaxed) + 1;
+            let _running = Running(Arc::clone(&this.running));
+            this.most_running.fetch_max(running, Ordering::Relaxed);
+            let delay = *this.delay.lock();
+            sleep(delay).await;
+            if token.expose().starts_with("bad") { Ok(TokenReviewed::default()) } else { this.answer.lock().clone() }
+        }
+        .boxed()
+    }
+
+    fn review_access(&self, _: &Identity, _: ReviewAttributes) -> BoxFuture<'static, Result<bool, ReviewError>> {
+        unreachable!("the access is not reviewed")
+    }
+}
+
+impl Fake {
+    fn reviews(&self) -> usize {
+        self.reviews.load(Ordering::Relaxed)
+    }
+}
+
+fn reviewed() -> TokenReviewed {
+    let user = IdentityDetails {
+        user: "system:serviceaccount:shop:web".to_owned(),
+        groups: vec!["system:serviceaccounts".to_owned(), "system:authenticated".to_owned()],
+        uid: "1".to_owned(),
+        extra: BTreeMap::from([("pod".to_owned(), vec!["web-0".to_owned()])]),
+        expires: None,
+    };
+    TokenReviewed { is_authenticated: true, user, audiences: vec!["informerd".to_owned()] }
+}
+
+fn reviews() -> (Arc<Fake>, TokenReviews) {
+    let fake = Arc::new(Fake {
+        answer: Mutex::new(Ok(reviewed())),
+        delay: Mutex::default(),
+        reviews: AtomicUsize::new(0),
+        running: Arc::default(),
+        most_running: AtomicUsize::new(0),
+    });
+    (Arc::clone(&fake), TokenReviews::new(Arc::new(fake), vec!["informerd".to_owned()], TTL))
+}
+
+fn token(text: &str) -> Token {
+    Token::from_headers([format!("Bearer {text}").as_bytes()]).unwrap().unwrap()
+}
+
+fn is_unavailable(answer: &Answer) -> bool {
+    matches!(answer, Err(AuthenticationError::Unavailable { .. }))
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_who_send_a_token_wait_for_one_review_whose_answer_is_kept_for_its_time() {
+    let (fake, reviews) = reviews();
+    *fake.delay.lock() = Duration::from_secs(1);
+    let good = token("good");
+    let answers = join_all((0..100).map(|_| reviews.user(&good))).await;
+    let user = Identity::new(reviewed().user);
+    assert!(answers.iter().all(|answer| *answer == Ok(user.clone())) && fake.reviews() == 1);
+    assert_eq!(reviews.answers.metrics.hits.get(), 0);
+    advance(TTL.saturating_sub(Duration::from_millis(1))).await;
+    assert_eq!((reviews.user(&good).await, fake.reviews()), (Ok(user.clone()), 1));
+    assert_eq!(reviews.answers.metrics.hits.get(), 1);
+    advance(Duration::from_millis(1)).await;
+    assert_eq!((reviews.user(&good).await, fake.reviews()), (Ok(user), 2));
+    let bad = token("bad");
+    let answers = join_all((0..100).map(|_| reviews.user(&bad))).await;
+    assert!(answers.iter().all(|answer| *answer == Err(AuthenticationError::Invalid)) && fake.reviews() == 3);
+    advance(REFUSED_TTL.saturating_sub(Duration::from_millis(1))).await;
+    assert_eq!((reviews.user(&bad).await, fake.reviews()), (Err(AuthenticationError::Invalid), 3));
+    advance(Duration::from_millis(1)).await;
+    assert_eq!((reviews.user(&bad).await, fake.reviews()), (Err(AuthenticationError::Invalid), 4));
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_authority_does_not_answer_only_known_callers_are_admitted_until_their_time_is_over() {
+    let (fake, reviews) = reviews();
+    let (known, new) = (token("known"), token("new"));
+    reviews.user(&known).await.unwrap();
+    *fake.answer.lock() = Err(ReviewError("500".to_owned()));
+    assert!(reviews.user(&known).await.is_ok());
+    for at in 2..5 {
+        assert!(is_unavailable(&reviews.user(&new).await) && fake.reviews() == at, "a failure is not kept");
+    }
+    advance(TTL).await;
+    assert!(is_unavailable(&reviews.user(&known).await));
+    // A user without a name is no answer either.
+    *fake.answer.lock() = Ok(TokenReviewed { user: IdentityDetails::default(), ..reviewed() });
+    assert!(is_unavailable(&reviews.user(&new).await));
+    // One that hangs is given up after its time, for all who wait.
+    *fake.delay.lock() = Duration::from_secs(3600);
+    let began = Instant::now();
+    let answers = join_all((0..10).map(|_| reviews.user(&new))).await;
+    assert!(answers.iter().all(is_unavailable) && began.elapsed() == REVIEW_TIMEOUT);
+    *fake.delay.lock() = Duration::ZERO;
+    *fake.answer.lock() = Ok(reviewed());
+    assert!(reviews.user(&known).await.is_ok() && reviews.user(&new).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_for_another_audience_is_refused() {
+    let (fake, reviews) = reviews();
+    for (at, audiences) in [vec!["other".to_owned()], Vec::new()].into_iter().enumerate() {
+        *fake.answer.lock() = Ok(TokenReviewed { audiences, ..reviewed() });
+        assert_eq!(reviews.user(&token(&at.to_string())).await, Err(AuthenticationError::Invalid));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_user_is_not_kept_after_the_token_expires() {
+    let (fake, reviews) = reviews();
+    let expires = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() + 20;
+    let encode = |text: &str| base64::Engine::encode(&base64::prelude::BASE64_URL_SAFE_NO_PAD, text);
+    let jwt = format!("{}.{}.x", encode(r#"{"alg":"RS256"}"#), encode(&format!(r#"{{"exp":{expires}}}"#)));
+    let jwt = token(&jwt.replace(".x", ".eA"));
+    let user = reviews.user(&jwt).await.unwrap();
+    assert_eq!(user.details().expires, Some(SystemTime::UNIX_EPOCH + Duration::from_secs(expires)));
+    advance(Duration::from_secs(18)).await;
+    reviews.user(&jwt).await.unwrap();
+    assert_eq!(fake.reviews(), 1);
+    advance(Duration::from_secs(2)).await;
+    reviews.user(&jwt).await.unwrap();
+    assert_eq!(fake.reviews(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_and_running_reviews_are_bounded_and_bad_tokens_evict_no_good_one() {
+    let (fake, reviews) = reviews();
+    let good = token("good");
+    reviews.user(&good).await.unwrap();
+    for at in 0..2 * MAX_KEPT {
+        reviews.user(&token(&format!("bad{at}"))).await.unwrap_err();
+    }
+    let asked = fake.reviews();
+    reviews.user(&good).await.unwrap();
+    assert_eq!(fake.reviews(), asked);
+    for at in 0..2 * MAX_KEPT {
+        reviews.user(&token(&at.to_string())).await.unwrap();
+    }
+    let kept = || {
+        let kept = reviews.answers.kept.lock();
+        (kept.users.len(), kept.others.len())
+    };
+    assert!(kept().0 <= MAX_KEPT && kept().1 <= MAX_KEPT, "{:?}", kept());
+    *fake.delay.lock() = Duration::from_secs(1);
+    let tokens: Vec<Token> = (0..4 * MAX_REVIEWS).map(|at| token(&format!("slow{at}"))).collect();
+    let answers = join_all(tokens.iter().map(|token| reviews.user(token))).await;
+    assert!(answers.iter().all(Result::is_ok));
+    assert_eq!(fake.most_running.load(Ordering::Relaxed), MAX_REVIEWS);
+    // A review that cannot begin in time fails like one without an answer.
+    let tokens: Vec<Token> = (0..8 * MAX_REVIEWS).map(|at| token(&format!("many{at}"))).collect();
+    let answers = join_all(tokens.iter().map(|token| reviews.user(token))).await;
+    assert!(answers.iter().any(Result::is_ok) && answers.iter().any(is_unavailable));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_review_ends_with_the_last_caller_that_waits_for_it() {
+    let (fake, reviews) = reviews();
+    *fake.delay.lock() = Duration::from_secs(1);
+    let good = token("good");
+    let mut first = Box::pin(reviews.user(&good));
+    let mut second = Box::pin(reviews.user(&good));
+    assert!(first.as_mut().now_or_never().is_none() && second.as_mut().now_or_never().is_none());
+    drop(first);
+    assert!(second.await.is_ok() && fake.reviews() == 1);
+    let other = token("other");
+    let mut abandoned = Box::pin(reviews.user(&other));
+    assert!(abandoned.as_mut().now_or_never().is_none());
+    drop(abandoned);
+    assert_eq!(fake.running.load(Ordering::Relaxed), 0);
+    assert!(reviews.user(&other).await.is_ok() && fake.reviews() == 3);
+}
