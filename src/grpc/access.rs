@@ -154,8 +154,23 @@ impl Service {
         identity: &Identity,
         attributes: &Attributes,
     ) -> Result<Option<Namespaces>, ApiError> {
+        self.authorize_again(identity, attributes, None).await
+    }
+
+    /// Returns the same for an open watch that is limited to some namespaces: it keeps those of them that the caller may read, also
+    /// one whose last object has been deleted.
+    pub(super) async fn authorize_again(
+        &self,
+        identity: &Identity,
+        attributes: &Attributes,
+        current: Option<&Namespaces>,
+    ) -> Result<Option<Namespaces>, ApiError> {
         let Some(authorizer) = self.config().access.authorizer.as_ref() else { return Ok(None) };
-        let present = || self.namespaces_of(&attributes.resource);
+        let present = || {
+            let mut namespaces = self.namespaces_of(&attributes.resource);
+            namespaces.extend(current.into_iter().flat_map(Namespaces::iter).map(str::to_owned));
+            namespaces
+        };
         match authorizer.authorize(identity, attributes, &present).await {
             Ok(Scope::All) => Ok(None),
             Ok(Scope::Only(namespaces)) => Ok(Some(namespaces)),

@@ -11,7 +11,6 @@ use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::{
-    grant::Grant,
     service::Service,
     status::ApiError,
     time_slice::TimeSlice,
@@ -59,7 +58,8 @@ impl Service {
     }
 
     /// Authenticates and authorizes the caller of an open watch again.
-    async fn check(&self, grant: &Grant) -> Result<Option<Namespaces>, ApiError> {
+    async fn check(&self, watch: &GrantedWatch) -> Result<Option<Namespaces>, ApiError> {
+        let GrantedWatch { grant, namespaces, .. } = watch;
         let identity = match &self.config().authentication {
             Some(authentication) => {
                 let again = authentication.authenticate(grant.credentials.as_ref()).await;
@@ -67,7 +67,7 @@ impl Service {
             }
             None => &grant.identity,
         };
-        self.authorize(identity, &grant.attributes).await
+        self.authorize_again(identity, &grant.attributes, namespaces.as_ref()).await
     }
 }
 
@@ -81,13 +81,13 @@ impl Rechecks {
         let now = SystemTime::now();
         let is_chosen = |watch: &&GrantedWatch| {
             let has_expired = watch.grant.identity.details().expires.is_some_and(|expires| expires <= now);
-            is_due || has_expired || watch.is_limited && moved.contains(&*watch.resource.name)
+            is_due || has_expired || watch.namespaces.is_some() && moved.contains(&*watch.resource.name)
         };
         let chosen: Vec<&GrantedWatch> = watches.iter().filter(is_chosen).collect();
         let mut changed = BTreeSet::new();
         let mut slice = TimeSlice::begin();
         for some in chosen.chunks(AT_A_TIME) {
-            let found = join_all(some.iter().map(|watch| service.check(&watch.grant))).await;
+            let found = join_all(some.iter().map(|watch| service.check(watch))).await;
             for (watch, found) in some.iter().zip(found) {
                 let access = self.change(watch.id, found, is_due);
                 if access.is_some_and(|access| service.watchers().set_access(watch.id, access)) {
@@ -121,7 +121,7 @@ impl Rechecks {
 
     /// Returns the resources with limited watches that have objects in other namespaces than at the last call.
     fn moved<'a>(&mut self, service: &Service, watches: &'a [GrantedWatch]) -> BTreeSet<&'a str> {
-        let limited = watches.iter().filter(|watch| watch.is_limited).map(|watch| &*watch.resource.name);
+        let limited = watches.iter().filter(|watch| watch.namespaces.is_some()).map(|watch| &*watch.resource.name);
         let limited: BTreeSet<&str> = limited.collect();
         self.namespaces.retain(|resource, _| limited.contains(&**resource));
         let mut moved = BTreeSet::new();

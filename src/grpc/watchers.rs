@@ -101,8 +101,8 @@ pub(super) struct GrantedWatch {
     pub(super) id: u64,
     pub(super) resource: Arc<ServedResource>,
     pub(super) grant: Arc<Grant>,
-    /// True if it is limited to some namespaces.
-    pub(super) is_limited: bool,
+    /// Namespaces that it is limited to, if it is.
+    pub(super) namespaces: Option<Namespaces>,
 }
 
 #[derive(Debug)]
@@ -194,8 +194,8 @@ impl Watchers {
         let open = self.open.lock();
         let granted = |(id, watcher): (&u64, &Arc<Watcher>)| {
             let grant = Arc::clone(watcher.info.grant.as_ref()?);
-            let is_limited = watcher.access.state.lock().namespaces.is_some();
-            Some(GrantedWatch { id: *id, resource: Arc::clone(&watcher.info.resource), grant, is_limited })
+            let namespaces = watcher.access.state.lock().namespaces.clone();
+            Some(GrantedWatch { id: *id, resource: Arc::clone(&watcher.info.resource), grant, namespaces })
         };
         open.watchers.iter().filter_map(granted).collect()
     }
