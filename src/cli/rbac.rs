@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::failure::Failure;
-use crate::config::{AuthorityConfig, Config, KubeResource, ServeFlags, SourceConfig, SubjectAccessReviewConfig};
+use crate::config::{AuthorityConfig, Config, KubeResource, ServeFlags, SourceConfig};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -74,10 +74,16 @@ fn clusters<'a>(resources: impl Iterator<Item = &'a KubeResource>) -> BTreeMap<C
 
 /// Adds the reviews that the configuration needs.
 fn add_reviews<'a>(config: &'a Config, clusters: &mut BTreeMap<Cluster<'a>, Roles<'a>>) {
+    let mut add = |cluster, group, plural| {
+        let roles: &mut Roles<'a> = clusters.entry(cluster).or_default();
+        roles.reviews.entry(group).or_default().insert(plural);
+    };
+    let authentication = config.authentication.as_ref();
+    if let Some(review) = authentication.and_then(|authentication| authentication.token_review.as_ref()) {
+        add((&review.kubeconfig, &review.context), "authentication.k8s.io", "tokenreviews");
+    }
     if let Some(AuthorityConfig::SubjectAccessReview(review)) = &config.authorization.authority {
-        let SubjectAccessReviewConfig { kubeconfig, context, .. } = review;
-        let roles = clusters.entry((kubeconfig, context)).or_default();
-        roles.reviews.entry("authorization.k8s.io").or_default().insert("subjectaccessreviews");
+        add((&review.kubeconfig, &review.context), "authorization.k8s.io", "subjectaccessreviews");
     }
 }
 
@@ -154,6 +160,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::config::{AuthenticationConfig, SubjectAccessReviewConfig, TokenReviewConfig};
 
     fn resource(group: &str, plural: &str, namespace: &str) -> KubeResource {
         KubeResource {
@@ -215,6 +222,12 @@ mod tests {
         let review = AuthorityConfig::SubjectAccessReview(SubjectAccessReviewConfig::default());
         let mut config = Config::default();
         config.authorization.authority = Some(review);
+        config.authentication = Some(AuthenticationConfig {
+            accepts_certificates: false,
+            token_file: None,
+            jwt: None,
+            token_review: Some(TokenReviewConfig::default()),
+        });
         let pods = [resource("", "pods", "shop")];
         let mut clusters = clusters(pods.iter());
         add_reviews(&config, &mut clusters);
@@ -223,8 +236,10 @@ mod tests {
         let kinds: Vec<_> = found.iter().map(|role| role["kind"].as_str().unwrap()).collect();
         assert_eq!(kinds, ["ClusterRole", "Role"]);
         let create =
-            json!({"apiGroups": ["authorization.k8s.io"], "resources": ["subjectaccessreviews"], "verbs": ["create"]});
-        assert_eq!(found[0]["rules"], json!([create]));
+            |group: &str, plural: &str| json!({"apiGroups": [group], "resources": [plural], "verbs": ["create"]});
+        let reviews =
+            [create("authentication.k8s.io", "tokenreviews"), create("authorization.k8s.io", "subjectaccessreviews")];
+        assert_eq!(found[0]["rules"], json!(reviews));
         assert_eq!(found[1]["rules"], json!([rule("", &["pods"])]));
     }
 

@@ -84,14 +84,19 @@ impl Served {
     }
 
     async fn serve_among(directory: TempDir, gates: Vec<Gate>, source: &Value, others: &[(&str, Value)]) -> Self {
-        // JSON is YAML.
-        let config = directory.path().join("config.yaml");
         let allow_secrets = source["kube"]["plural"] == "secrets";
         let mut resources = json!({ "things": { "source": source, "allow_secrets": allow_secrets } });
         for (name, resource) in others {
             resources[*name] = resource.clone();
         }
-        fs::write(&config, json!({ "resources": resources }).to_string()).unwrap();
+        Self::configured(directory, gates, &json!({ "resources": resources })).await
+    }
+
+    /// Starts one with this configuration, whose paths are relative to the directory.
+    pub(crate) async fn configured(directory: TempDir, gates: Vec<Gate>, content: &Value) -> Self {
+        // JSON is YAML.
+        let config = directory.path().join("config.yaml");
+        fs::write(&config, content.to_string()).unwrap();
         let flags = ServeFlags { config: Some(config), ..ServeFlags::default() };
         let flags = flags.with("listen", "127.0.0.1:0").with("admin.listen", "127.0.0.1:0");
         let app = App::start(Config::load(&flags).unwrap()).await.unwrap();
