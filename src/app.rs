@@ -48,6 +48,7 @@ pub use self::{
 pub use crate::grpc::{CallRequest, CallService, RequestBody, ResponseBody};
 use crate::{
     admin::Admin,
+    audit::AuditLog,
     config::{AuthenticationConfig, Config, ListenAddr, QuotasConfig, TlsConfig},
     grpc::{
         AccessConfig, GeneratedServices, Lifecycle, ListRate, QuotaConfig, Routes, RpcMetrics, ServedResource, Service,
@@ -72,6 +73,7 @@ pub struct App {
     grpc: GrpcListener,
     admin: Option<(TcpListener, Admin)>,
     connections: Arc<Quota>,
+    audit: Option<AuditLog>,
     layers: Vec<Wrap>,
 }
 
@@ -142,6 +144,12 @@ impl App {
         if let Some(authorizer) = &authorizer {
             tasks.spawn(named("authorization", authorizer.clone().reload()));
         }
+        let audit = config
+            .audit
+            .file
+            .as_deref()
+            .map(|path| AuditLog::open(path).map_err(|error| AppError::Audit { path: path.to_owned(), error }));
+        let audit = audit.transpose()?;
         let lifecycle = Lifecycle::default();
         let service = Service::new(
             observed.iter().map(|observed| observed.resource.clone()),
@@ -160,6 +168,7 @@ impl App {
                 request_timeout: config.limits.request_timeout,
                 struct_bytes: config.limits.struct_bytes,
                 memory: config.limits.memory.unwrap_or_else(|| cgroup::share(Path::new("/"))),
+                audit: audit.clone(),
                 quotas: quotas(&config.quotas),
                 expression_steps: config.limits.expression_steps,
                 bulk_streams: processors,
@@ -174,7 +183,19 @@ impl App {
         let admin = admin_listener.map(|listener| {
             (listener, Admin::new(service.clone(), registry, config.limits.request_timeout, config.admin.open_metrics))
         });
-        Ok(Self { config, service, lifecycle, tasks, writers, snapshot_writer, grpc, admin, connections, layers })
+        Ok(Self {
+            config,
+            service,
+            lifecycle,
+            tasks,
+            writers,
+            snapshot_writer,
+            grpc,
+            admin,
+            connections,
+            audit,
+            layers,
+        })
     }
 
     /// Returns the address of gRPC, with the real port instead of a configured 0.
@@ -213,6 +234,7 @@ impl App {
             grpc,
             admin,
             connections,
+            audit,
             layers,
         } = self;
 
@@ -280,6 +302,9 @@ impl App {
         // Aborts all tasks at once: one that saw others end would report a failure of its upstream. The bound is for the wait
         // only.
         drop(tokio::time::timeout(ABORT_TIMEOUT, tasks.shutdown()).await);
+        if let Some(audit) = audit {
+            drop(tokio::task::spawn_blocking(move || audit.flush(ABORT_TIMEOUT)).await);
+        }
         tracing::info!("shut down");
         Ok(())
     }

@@ -54,7 +54,7 @@ pub use self::{
     rows::{Key, KeyFlag},
     section::KeyFlags,
     table::{
-        AdminConfig, DrainConfig, FilesResource, GeneralConfig, KubeResource, LimitsConfig, QuotasConfig,
+        AdminConfig, AuditConfig, DrainConfig, FilesResource, GeneralConfig, KubeResource, LimitsConfig, QuotasConfig,
         ResourceOptions, StreamResource, SubjectAccessReviewConfig, TlsConfig, TokenReviewConfig, WatchConfig,
     },
     value::{MAX_DURATION, ValueError, parse_duration, parse_size},

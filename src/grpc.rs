@@ -11,12 +11,14 @@
 //! - `time_slice` limits the time that a call scans objects before it yields.
 //! - `bulk_scheduler` schedules bulk responses (lists, snapshots, replays), so that they do not delay live events.
 //! - `compiler` compiles the expressions of clients on threads that serve no other call.
+//! - `audited_call` writes the lines of a call to the audit log.
 //! - `quotas` limits what each caller has open; `transport` limits what all of them hold.
 //! - `status` alone builds statuses; `frame` alone defines the wire encoding of a watch.
 //!
 //! Not in this module: listening, connections and TLS (`app` and `transport`), and the sources of objects.
 
 mod access;
+mod audited_call;
 mod bulk_scheduler;
 mod call;
 mod compiler;

@@ -24,6 +24,7 @@
 //!   of watch events, and another informerd.
 //! - [`grpc`]: requests to queries; snapshots and cursors to responses.
 //! - [`auth`]: who a caller is, and what it may read.
+//! - [`audit`]: the audit log, as lines that a thread writes.
 //! - [`transport`]: connections and their bytes; none of the messages.
 //! - [`client`]: the client library: calls with typed errors, and watches that resume when their stream ends.
 //! - `endpoint`: the address of a server and TLS with it, for the configuration, the client and the sources.
@@ -36,7 +37,7 @@
 //! Imports point inward; a test reads the sources to enforce it:
 //! `main → cli → {app, client, mirror}`, `mirror → {admin, source}`,
 //! `app → {config, telemetry, admin, transport, grpc, source} → proto → {cache, watch} → model`,
-//! `grpc → transport → auth → model`, `{source, config} → {client → proto, auth}` (a relay is a client). `model`, `watch` and
+//! `grpc → {transport → auth → model, audit}`, `{source, config} → {client → proto, auth}` (a relay is a client). `model`, `watch` and
 //! `cache` never name tonic, prost, clap or hyper; `grpc` and `source` never import each other; only `app` sees all layers of
 //! the server.
 //!
@@ -48,6 +49,9 @@
 pub mod admin;
 #[cfg(feature = "server")]
 pub mod app;
+#[cfg(feature = "server")]
+#[doc(hidden)]
+pub mod audit;
 #[cfg(feature = "server")]
 #[doc(hidden)]
 pub mod auth;

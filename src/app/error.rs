@@ -1,6 +1,6 @@
 //! Errors that end the server, and the names of tasks whose end is one.
 
-use std::{fmt, io};
+use std::{fmt, io, path::PathBuf};
 
 use tokio::task::JoinError;
 
@@ -87,6 +87,14 @@ pub enum AppError {
     Authorization {
         /// File, and cause.
         problem: String,
+    },
+    /// Audit log that cannot be written.
+    #[error("audit.file: {} cannot be opened: {error}; correct the path, or give the user of informerd permission to write it", path.display())]
+    Audit {
+        /// Path as configured.
+        path: PathBuf,
+        /// Error of the system.
+        error: io::Error,
     },
     /// Address that cannot be listened on.
     #[error("cannot listen on {address} for {what}: {error}; {hint}")]

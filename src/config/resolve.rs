@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
     sync::Arc,
 };
 
@@ -13,7 +14,9 @@ use super::{
     flags::ServeFlags,
     kube, relay,
     section::{Input, Section},
-    table::{AdminConfig, DrainConfig, GeneralConfig, HistoryKeys, IndexKeys, QuotasConfig, ResourceOptions},
+    table::{
+        AdminConfig, AuditConfig, DrainConfig, GeneralConfig, HistoryKeys, IndexKeys, QuotasConfig, ResourceOptions,
+    },
     value,
 };
 use crate::{
@@ -66,9 +69,16 @@ pub(super) fn resolve(file: &Section<'_>, is_file_read: bool, flags: &ServeFlags
         general,
         resources: resolve_resources(file, is_file_read, flags, &watch, &limits),
         limits,
+        audit: resolve_audit(&file.section_or_empty("audit")),
         quotas: QuotasConfig::read(&file.section_or_empty("quotas")),
         watch,
     }
+}
+
+fn resolve_audit(section: &Section<'_>) -> AuditConfig {
+    let AuditConfig { file } = AuditConfig::read(section);
+    let relative = |file: PathBuf| if file.as_os_str() == "-" { file } else { section.relative(&file) };
+    AuditConfig { file: file.map(relative) }
 }
 
 fn resolve_tls(section: &Section<'_>, listen: &ListenAddr) -> Option<TlsConfig> {

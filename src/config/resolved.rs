@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use super::{
-    AdminConfig, DrainConfig, FilesResource, GeneralConfig, KubeResource, LimitsConfig, QuotasConfig, ResourceOptions,
-    StreamResource, SubjectAccessReviewConfig, TlsConfig, TokenReviewConfig, WatchConfig,
+    AdminConfig, AuditConfig, DrainConfig, FilesResource, GeneralConfig, KubeResource, LimitsConfig, QuotasConfig,
+    ResourceOptions, StreamResource, SubjectAccessReviewConfig, TlsConfig, TokenReviewConfig, WatchConfig,
     table::AuthorizationKeys,
     value::{self, ValueError},
 };
@@ -39,6 +39,8 @@ pub struct Config {
     pub limits: LimitsConfig,
     /// Quotas of each caller.
     pub quotas: QuotasConfig,
+    /// Audit log of the calls. A path other than `-` is relative to the same directory as the TLS files.
+    pub audit: AuditConfig,
     /// Shutdown of the server.
     pub drain: DrainConfig,
     /// Resources by name; at least one, if the configuration was loaded.
@@ -198,6 +200,7 @@ impl Default for Config {
             history: BroadcasterConfig::default().retention,
             limits: LimitsConfig::default(),
             quotas: QuotasConfig::default(),
+            audit: AuditConfig::default(),
             drain: DrainConfig::default(),
             resources: BTreeMap::new(),
         }

@@ -41,6 +41,7 @@ rows! {
         ..HistoryKeys;
         ..LimitsConfig;
         ..QuotasConfig;
+        ..AuditConfig;
         ..DrainConfig;
         stale_after: Duration = "15s", positive_duration,
             "time without contact with the source after which a resource is STALE";
@@ -231,6 +232,14 @@ rows! {
             "lists, and watches that are at their initial events, of one caller at a time";
         bytes_held: Option<usize>, size in "64KiB"..="1024GiB",
             "memory held for the streams of one caller that wait for it to read; above it new calls are refused, and its stream that has read nothing for longest ends";
+    }
+}
+
+rows! {
+    /// Audit log of the calls.
+    pub struct AuditConfig at "audit." {
+        file: Option<PathBuf>, file,
+            "file for a line of JSON at the beginning and the end of each Watch, Until, List and ByIndex, and for each denied call, or - for standard error; relative to the configuration file, and created again when it was renamed; none if left out";
     }
 }
 

@@ -121,6 +121,7 @@ fn defaults() {
             memory: None,
             expression_steps: 10_000,
         },
+        audit: AuditConfig { file: None },
         quotas: QuotasConfig {
             streams: None,
             lists_per_second: None,

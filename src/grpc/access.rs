@@ -115,6 +115,9 @@ impl Service {
     /// If the caller lacks a right, the same whether the resource exists or not: only a caller with rights learns that there is no
     /// such resource.
     pub(super) async fn access(&self, call: &Call, wanted: Wanted<'_>) -> Result<Access<'_>, ApiError> {
+        if let Some(audited) = &call.audited {
+            audited.requests(wanted.resource, wanted.namespace, wanted.format);
+        }
         let parsed = PayloadFormat::from_proto(wanted.format);
         let is_unspecified = wanted.format == i32::from(pb::PayloadFormat::Unspecified);
         if !self.authorizes() {

@@ -12,7 +12,7 @@ use http_body_util::BodyExt;
 use prost::Message;
 use tonic::body::Body;
 
-use super::{frame, request::RequestMessages, status::ApiError};
+use super::{audited_call::AuditedCall, frame, request::RequestMessages, status::ApiError};
 use crate::{
     auth::{Credentials, Identity},
     transport::{Origin, Peer, StreamHandle},
@@ -30,6 +30,8 @@ pub(super) struct Call {
     pub(super) credentials: Option<Credentials>,
     /// Handle by which the transport resets the stream, if its connection polls it.
     pub(super) stream: Option<StreamHandle>,
+    /// Entry in the audit log, if there is one.
+    pub(super) audited: Option<AuditedCall>,
     /// Maximum time to wait for the first list.
     pub(super) wait: Duration,
 }
@@ -55,6 +57,7 @@ impl Call {
             identity: extensions.get().cloned(),
             credentials: extensions.get().cloned(),
             stream: extensions.get().cloned(),
+            audited: extensions.get().cloned(),
             wait: wait_of(timeout_of(headers)),
         }
     }

@@ -12,7 +12,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use futures_util::future::Either;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Frame as BodyFrame;
@@ -21,6 +21,7 @@ use tonic::{Code, Status};
 use tower::{Layer, ServiceExt};
 
 use super::{
+    audited_call::AuditedCall,
     call::timeout_of,
     metrics::RpcObserver,
     request::{RequestBounds, RequestMessages},
@@ -49,6 +50,7 @@ pub struct Body {
     /// Deadline of the client, which ignores anything sent later.
     deadline: Option<Pin<Box<Sleep>>>,
     observer: Option<RpcObserver>,
+    audited: Option<AuditedCall>,
 }
 
 /// Request of a call.
@@ -102,7 +104,7 @@ where
         let (metrics, config) = (self.service.metrics(), self.service.config());
         if let Err((status, reason)) = check_grpc(&request) {
             metrics.refused().count(reason);
-            let mut response = Response::new(Body::new(None, None, None));
+            let mut response = Response::new(Body::new(None, None, None, None));
             *response.status_mut() = status;
             return Box::pin(std::future::ready(Ok(response)));
         }
@@ -114,8 +116,13 @@ where
             is_stream: request.uri().path().starts_with(REFLECTION_PATHS),
         };
         let stream = request.extensions().get::<StreamHandle>().cloned();
-        let request =
+        let audit = config.audit.as_ref();
+        let audited = audit.and_then(|log| AuditedCall::new(log, request.uri().path(), request.extensions()));
+        let mut request =
             request.map(|body| RequestBody(RequestMessages::new(tonic::body::Body::new(body), bounds, stream)));
+        if let Some(audited) = &audited {
+            request.extensions_mut().insert(audited.clone());
+        }
         let is_open = request.uri().path().starts_with(HEALTH_PATHS);
         let answer = match self.service.config().authentication.clone().filter(|_| !is_open) {
             None => Either::Left(self.inner.call(request)),
@@ -126,7 +133,10 @@ where
                 Some(answer) => answer?,
                 None => refused(deadline_exceeded()),
             };
-            let mut body = Body::new(None, deadline, observer);
+            if let Some(audited) = &audited {
+                audited.answers(response.headers());
+            }
+            let mut body = Body::new(None, deadline, observer, audited);
             body.ends(code_of(response.headers()));
             Ok(response.map(|ResponseBody(answer)| Body { answer, ..body }))
         })
@@ -152,6 +162,9 @@ async fn authenticate(authentication: &Authentication, request: &mut CallRequest
     let credentials = credentials(request)?;
     let identity = authentication.authenticate(credentials.as_ref()).await.map_err(ApiError::authentication)?;
     let extensions = request.extensions_mut();
+    if let Some(audited) = extensions.get::<AuditedCall>() {
+        audited.is_of(&identity);
+    }
     extensions.insert(identity);
     if let Some(credentials) = credentials {
         extensions.insert(credentials);
@@ -226,15 +239,20 @@ impl Body {
         answer: Option<Box<dyn BoundedBody<Error = Status>>>,
         deadline: Option<Instant>,
         observer: Option<RpcObserver>,
+        audited: Option<AuditedCall>,
     ) -> Self {
         let deadline = deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline)));
-        Self { answer, deadline, observer }
+        Self { answer, deadline, observer, audited }
     }
 
     /// Records the status code of the call, if there is one.
     fn ends(&mut self, code: Option<Code>) {
-        if let (Some(observer), Some(code)) = (&mut self.observer, code) {
+        let Some(code) = code else { return };
+        if let Some(observer) = &mut self.observer {
             observer.ends(code);
+        }
+        if let Some(audited) = &self.audited {
+            audited.ends(code);
         }
     }
 }
@@ -245,6 +263,9 @@ impl BoundedBody for Body {
         let polled = answer.poll_bounded(cx, room);
         match &polled {
             Poll::Ready(Some(Ok(BoundedFrame::Frame(frame)))) => {
+                if let (Some(audited), Some(data)) = (&self.audited, frame.data_ref()) {
+                    audited.sends_bytes(data.remaining());
+                }
                 let code = frame.trailers_ref().and_then(code_of);
                 self.ends(code);
             }
@@ -315,7 +336,7 @@ mod tests {
         let answer = Box::new(Generated::new(body, None, Arc::default()));
         let metrics = Arc::new(RpcMetrics::default());
         let observer = metrics.start("/informerd.v1.InformerService/Watch");
-        let body = Body::new(Some(answer), Some(began + Duration::from_secs(5)), observer);
+        let body = Body::new(Some(answer), Some(began + Duration::from_secs(5)), observer, None);
         let collected = body.collect().await.unwrap();
         let status = Status::from_header_map(collected.trailers().unwrap()).unwrap();
         assert_eq!((status.code(), began.elapsed().as_secs()), (Code::DeadlineExceeded, 5));

@@ -18,6 +18,7 @@ use tonic::Status;
 
 use super::{
     access::{Access, Wanted},
+    audited_call::AuditedCall,
     bulk_scheduler::BulkPermit,
     call::Call,
     frame::{self, CHUNK_BYTES},
@@ -68,6 +69,7 @@ pub(super) struct ListBody {
     has_answered: bool,
     stage: Stage,
     permit: BulkPermit,
+    audited: Option<AuditedCall>,
     _quotas: [QuotaPermit; 2],
 }
 
@@ -190,6 +192,9 @@ async fn answer(
         value_bytes = values.iter().map(|value| size_of::<String>() + value.capacity()).sum();
         selection.index = Some(IndexMatch { name: index.name, func, values: values.into_iter().collect() });
     }
+    if let Some(audited) = &call.audited {
+        audited.begins(&selection, format);
+    }
     Ok(ListBody {
         service: service.clone(),
         origin: caller.origin(),
@@ -210,6 +215,7 @@ async fn answer(
         has_answered: false,
         stage: Stage::Objects,
         permit: service.bulk_scheduler().begin(caller),
+        audited: call.audited,
         _quotas: quotas,
     })
 }
@@ -247,6 +253,7 @@ impl ListBody {
         let mut objects = scan.objects(&snapshot, after.as_ref());
         let mut last = None;
         let mut filled = Filled::Some;
+        let mut encoded_objects = 0;
         let slice = TimeSlice::begin();
         loop {
             let Some(object) = objects.next() else {
@@ -271,6 +278,7 @@ impl ListBody {
                 encoded.write(frame::OBJECTS, &mut self.objects);
                 self.room = self.room.map(|room| room - 1);
                 self.sent = Some(object.key().clone());
+                encoded_objects += 1;
             }
             last = Some(object.key().clone());
             if self.objects.len() >= CHUNK_BYTES.min(room.bytes) {
@@ -280,6 +288,9 @@ impl ListBody {
             if slice.is_over() {
                 break;
             }
+        }
+        if let Some(audited) = &self.audited {
+            audited.sends(encoded_objects);
         }
         self.last_checked = last.or(after);
         filled

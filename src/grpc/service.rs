@@ -21,6 +21,7 @@ use super::{
     watchers::Watchers,
 };
 use crate::{
+    audit::AuditLog,
     auth::{Authentication, Authorizer},
     cache::Snapshot,
     model::{Condition, Expression, ResourceVersion, excerpt},
@@ -88,6 +89,8 @@ pub struct ServiceConfig {
     pub struct_bytes: usize,
     /// Maximum memory held for all clients together, in bytes; above it the server ends the streams that have waited longest.
     pub memory: usize,
+    /// Audit log, if there is one.
+    pub audit: Option<AuditLog>,
     /// Quotas of each caller.
     pub quotas: QuotaConfig,
     /// Maximum number of steps for one evaluation of a client's expression or condition.
@@ -289,6 +292,9 @@ impl Service {
         self.metrics().register(registry);
         if let Some(authentication) = &self.config().authentication {
             authentication.register(registry);
+        }
+        if let Some(audit) = &self.config().audit {
+            audit.register(registry);
         }
         registry.register_collector(Box::new(WaitingBytes(Arc::clone(self.ledger()))));
     }

@@ -16,6 +16,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
+    audited_call::AuditedCall,
     call::Caller,
     frame::WireFrame,
     grant::Grant,
@@ -68,6 +69,7 @@ pub(super) struct WatcherInfo {
     /// Rights that were checked when it was opened; none where nobody is authorized.
     pub(super) grant: Option<Arc<Grant>>,
     pub(super) queue: QueueOptions,
+    pub(super) audited: Option<AuditedCall>,
 }
 
 /// Change of the rights of an open watch.
@@ -350,6 +352,9 @@ impl WatcherEntry {
 
 impl Drop for WatcherEntry {
     fn drop(&mut self) {
+        if let Some(audited) = &self.watcher.info.audited {
+            audited.sends(self.watcher.sent.0.lock().count);
+        }
         let mut open = self.watchers.open.lock();
         open.watchers.remove(&self.id);
         open.coalescing.remove(&self.id);

@@ -4,6 +4,7 @@
 
 mod access;
 mod attacks;
+mod audit;
 mod authentication;
 #[path = "../upstreams/authority.rs"]
 mod authority;

@@ -11,6 +11,7 @@ use std::{
 use bytes::{Buf, Bytes};
 use http_body_util::BodyExt;
 use informerd::{
+    audit::AuditLog,
     auth::Authentication,
     cache::{
         BackoffConfig, Delta, FifoBounds, Informer, InformerConfig, InformerHandle, List, ListVersion, ListerWatcher,
@@ -69,6 +70,7 @@ pub(crate) struct Options {
     /// Limit of the memory held for all clients together, in bytes.
     pub(crate) memory: usize,
     pub(crate) quotas: QuotaConfig,
+    pub(crate) audit: Option<AuditLog>,
     pub(crate) future_wait: Duration,
     pub(crate) drain_period: Duration,
     pub(crate) evicted_grace: Duration,
@@ -100,6 +102,7 @@ impl Default for Options {
             peer_share: 100,
             memory: 1 << 30,
             quotas: QuotaConfig::default(),
+            audit: None,
             future_wait: Duration::from_secs(90),
             drain_period: Duration::from_secs(5),
             evicted_grace: Duration::from_secs(5),
@@ -188,6 +191,7 @@ impl Sandbox {
                 bulk_streams: 2,
                 struct_bytes: 1 << 20,
                 memory: options.memory,
+                audit: options.audit,
                 quotas: options.quotas,
                 expression_steps: 10_000,
                 authentication: options.authentication,

@@ -51,6 +51,7 @@ pub(crate) fn service_config() -> ServiceConfig {
         bulk_streams: 1,
         struct_bytes: 1 << 20,
         memory: 1 << 30,
+        audit: None,
         quotas: QuotaConfig::default(),
         expression_steps: 10_000,
         authentication: None,

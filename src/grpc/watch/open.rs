@@ -81,9 +81,14 @@ pub(in super::super) async fn open_with(
     let selection = Arc::new(selection);
     let stream_quota = service.quotas().stream(&call)?;
     let bulk_quota = if begin == Begin::InitialEvents { service.quotas().bulk_response(&call)? } else { None };
-    let Call { identity, stream, wait, .. } = call;
-    let info = WatcherInfo { resource: Arc::clone(resource), caller, identity, grant: access.take_grant(), queue };
+    let Call { identity, stream, wait, audited, .. } = call;
+    let user = identity.as_ref().map_or_else(String::new, ToString::to_string);
+    let grant = access.take_grant();
+    let info = WatcherInfo { resource: Arc::clone(resource), caller, identity, grant, queue, audited: audited.clone() };
     let watcher = service.watchers().enter(info, Arc::clone(&selection), stream)?;
+    if let Some(audited) = audited {
+        audited.begins(&selection, format);
+    }
 
     let is_same = |history_id: u64| {
         let is_another = from.is_some() && resource.informer.is_another_history(&request.history, history_id);
@@ -104,7 +109,7 @@ pub(in super::super) async fn open_with(
         Subscribe { selection, format, queue, client: caller.client(), initial_events: begin != Begin::Bookmark };
     let joined = join(service, resource, start, &subscribe).await?;
     is_same(joined.history_id)?;
-    tracing::debug!(resource = resource.name, selection = %subscribe.selection, "watch joined");
+    tracing::debug!(resource = resource.name, selection = %subscribe.selection, user, "watch joined");
     Ok(WatchBody::new(Opened {
         service: service.clone(),
         resource: Arc::clone(resource),

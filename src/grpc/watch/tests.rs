@@ -144,6 +144,7 @@ impl World {
             struct_bytes: 0,
             memory: 1 << 30,
             expression_steps: 1000,
+            audit: None,
             quotas: QuotaConfig::default(),
             authentication: None,
             access: AccessConfig::default(),

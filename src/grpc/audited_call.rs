@@ -1,0 +1,243 @@
+//! Call in the audit log: a line when its stream begins and when it ends, and a line if it is denied.
+//!
+//! The layer around every call creates the entry, and learns the outcome; the handlers add what the call requests. A line has names,
+//! selections and numbers: never credentials, and never an object.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::SystemTime,
+};
+
+use http::{Extensions, HeaderMap};
+use parking_lot::Mutex;
+use serde::Serialize;
+use tokio::time::Instant;
+use tonic::{Code, Status};
+use tonic_types::StatusExt;
+
+use crate::{
+    audit::AuditLog,
+    auth::Identity,
+    model::{Selection, excerpt},
+    proto::{PayloadFormat, pb},
+    transport::Peer,
+};
+
+/// Entry of a call; clones share it. When the last is dropped, the stream has ended.
+#[derive(Clone)]
+pub(super) struct AuditedCall(Arc<Entry>);
+
+struct Entry {
+    log: AuditLog,
+    id: u64,
+    peer: Option<Peer>,
+    method: String,
+    started: Instant,
+    requested: Mutex<Requested>,
+    bytes: AtomicU64,
+    events: AtomicU64,
+}
+
+/// Properties of a call, as far as they are known.
+#[derive(Default)]
+struct Requested {
+    user: Option<String>,
+    resource: String,
+    namespace: Option<String>,
+    selection: Option<String>,
+    namespaces: Option<Vec<String>>,
+    format: Option<&'static str>,
+    has_begun: bool,
+    /// Code with which the call has ended; a stream that is dropped without one was cancelled.
+    code: Option<Code>,
+}
+
+/// Line of the log.
+#[derive(Serialize)]
+struct Line<'a> {
+    time: String,
+    event: &'static str,
+    /// Number of the call in this run of the server: the same at the beginning and at the end.
+    call: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peer: Option<String>,
+    method: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    resource: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespace: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    selection: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespaces: Option<&'a [String]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    format: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    duration_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    events: Option<u64>,
+}
+
+/// Service whose calls are not in the log: probes.
+const HEALTH_PATHS: &str = "/grpc.health.";
+/// Reasons of denials with codes that have other reasons, too.
+const DENIALS: [&str; 2] = ["QUOTA_EXCEEDED", "AUTHORIZER_UNAVAILABLE"];
+
+// === impl AuditedCall ===
+
+impl AuditedCall {
+    /// Creates the entry of a request; none for a probe.
+    pub(super) fn new(log: &AuditLog, path: &str, extensions: &Extensions) -> Option<Self> {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        if path.starts_with(HEALTH_PATHS) {
+            return None;
+        }
+        let method = path.rsplit('/').next().unwrap_or_default();
+        let entry = Entry {
+            log: log.clone(),
+            id: LAST.fetch_add(1, Ordering::Relaxed) + 1,
+            peer: extensions.get().copied(),
+            method: excerpt(method).into_owned(),
+            started: Instant::now(),
+            requested: Mutex::default(),
+            bytes: AtomicU64::new(0),
+            events: AtomicU64::new(0),
+        };
+        let call = Self(Arc::new(entry));
+        if let Some(identity) = extensions.get() {
+            call.is_of(identity);
+        }
+        Some(call)
+    }
+
+    /// Records the caller.
+    pub(super) fn is_of(&self, identity: &Identity) {
+        self.0.requested.lock().user = Some(identity.user().to_owned());
+    }
+
+    /// Records the resource, before the rights are checked.
+    pub(super) fn requests(&self, resource: &str, namespace: Option<&str>, format: i32) {
+        let mut requested = self.0.requested.lock();
+        requested.resource = excerpt(resource).into_owned();
+        requested.namespace = namespace.map(|namespace| excerpt(namespace).into_owned());
+        requested.format = PayloadFormat::from_proto(format)
+            .filter(|_| format != i32::from(pb::PayloadFormat::Unspecified))
+            .map(name_of);
+    }
+
+    /// Records that the stream begins.
+    pub(super) fn begins(&self, selection: &Selection, format: PayloadFormat) {
+        let mut requested = self.0.requested.lock();
+        requested.selection = Some(selection.to_string());
+        let namespaces = selection.namespaces.as_ref();
+        requested.namespaces = namespaces.map(|namespaces| namespaces.iter().map(str::to_owned).collect());
+        // An Until reads other bodies than it sends.
+        if requested.format.is_none() && self.0.method != "Until" {
+            requested.format = Some(name_of(format));
+        }
+        requested.has_begun = true;
+        self.0.write(&requested, "begin", |line| line);
+    }
+
+    /// Counts events or objects that were sent.
+    pub(super) fn sends(&self, events: u64) {
+        self.0.events.fetch_add(events, Ordering::Relaxed);
+    }
+
+    /// Counts bytes of the response.
+    pub(super) fn sends_bytes(&self, bytes: usize) {
+        self.0.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Records the code with which the call ends.
+    pub(super) fn ends(&self, code: Code) {
+        self.0.requested.lock().code = Some(code);
+    }
+
+    /// Records the headers of the response, which have a status if the call is refused.
+    pub(super) fn answers(&self, headers: &HeaderMap) {
+        let Some(status) = Status::from_header_map(headers) else { return };
+        let reason = status.get_details_error_info().map(|info| info.reason);
+        let is_denial = matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied)
+            || reason.as_ref().is_some_and(|reason| DENIALS.contains(&&**reason));
+        if is_denial {
+            let status = Some(format!("{:?}", status.code()));
+            self.0.write(&self.0.requested.lock(), "denied", |line| Line { reason, status, ..line });
+        }
+    }
+}
+
+impl fmt::Debug for AuditedCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AuditedCall").field("id", &self.0.id).finish_non_exhaustive()
+    }
+}
+
+fn name_of(format: PayloadFormat) -> &'static str {
+    match format {
+        PayloadFormat::Struct => "STRUCT",
+        PayloadFormat::Raw => "RAW",
+        PayloadFormat::Metadata => "METADATA",
+    }
+}
+
+// === impl Entry ===
+
+impl Entry {
+    fn write<'a>(&'a self, requested: &'a Requested, event: &'static str, with: impl FnOnce(Line<'a>) -> Line<'a>) {
+        let Requested { user, resource, namespace, selection, namespaces, format, .. } = requested;
+        let line = with(Line {
+            time: prost_types::Timestamp::from(SystemTime::now()).to_string(),
+            event,
+            call: self.id,
+            user: user.as_deref(),
+            peer: self.peer.map(|peer| peer.to_string()),
+            method: &self.method,
+            resource,
+            namespace: namespace.as_deref(),
+            selection: selection.as_deref(),
+            namespaces: namespaces.as_deref(),
+            format: *format,
+            reason: None,
+            status: None,
+            duration_ms: None,
+            bytes: None,
+            events: None,
+        });
+        // Texts and numbers are always JSON.
+        if let Ok(line) = serde_json::to_string(&line) {
+            self.log.add(line);
+        }
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let requested = std::mem::take(self.requested.get_mut());
+        if !requested.has_begun {
+            return;
+        }
+        let code = requested.code.unwrap_or(Code::Cancelled);
+        let duration = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let [bytes, events] = [&self.bytes, &self.events].map(|count| Some(count.load(Ordering::Relaxed)));
+        self.write(&requested, "end", |line| Line {
+            status: Some(format!("{code:?}")),
+            duration_ms: Some(duration),
+            bytes,
+            events,
+            ..line
+        });
+    }
+}

@@ -1,0 +1,144 @@
+//! The audit log: a line for the beginning and the end of each stream and for each denial, and nothing of an object.
+
+use std::{net::Ipv4Addr, path::Path};
+
+use informerd::{
+    audit::AuditLog,
+    auth::{Identity, IdentityDetails},
+    grpc::QuotaConfig,
+    proto::pb,
+    transport::Peer,
+};
+use serde_json::Value;
+use tonic::Request;
+
+use crate::sandbox::{DEADLINE, Options, Sandbox, pod, watch_from_now, watch_pods};
+
+/// Text of a body.
+const CANARY: &str = "canary-of-a-body";
+/// Text of credentials.
+const TOKEN: &str = "canary-of-a-token";
+
+fn by<M>(user: &str, message: M) -> Request<M> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("authorization", format!("Bearer {TOKEN}").parse().unwrap());
+    request.extensions_mut().insert(Peer::Tcp((Ipv4Addr::new(10, 0, 0, 1), 1000).into()));
+    let user = user.to_owned();
+    request.extensions_mut().insert(Identity::new(IdentityDetails { user, ..IdentityDetails::default() }));
+    request
+}
+
+/// Waits for this number of lines. Their contents must be neither of a body nor of credentials.
+async fn lines(log: &AuditLog, file: &Path, count: usize) -> Vec<Value> {
+    let read = async {
+        loop {
+            log.flush(DEADLINE);
+            let text = std::fs::read_to_string(file).unwrap();
+            assert!(!text.contains(CANARY) && !text.contains(TOKEN), "{text}");
+            let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+            if lines.len() >= count {
+                return lines;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, read).await.expect("the lines are written")
+}
+
+/// Returns the text of each of these fields, `-` for a missing one.
+fn fields(line: &Value, names: &str) -> String {
+    let text = |name: &str| match &line[name] {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    names.split(' ').map(text).collect::<Vec<_>>().join(" ")
+}
+
+struct Rig {
+    sandbox: Sandbox,
+    log: AuditLog,
+    directory: tempfile::TempDir,
+}
+
+impl Rig {
+    async fn new(options: Options) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let log = AuditLog::open(&directory.path().join("audit.log")).unwrap();
+        let objects = ["a", "b"].map(|name| pod("shop", name, &format!(r#""text":"{CANARY}""#)));
+        let sandbox = Sandbox::start_with(Options { audit: Some(log.clone()), ..options }, objects.into()).await;
+        Self { sandbox, log, directory }
+    }
+
+    async fn lines(&self, count: usize) -> Vec<Value> {
+        lines(&self.log, &self.directory.path().join("audit.log"), count).await
+    }
+}
+
+#[tokio::test]
+async fn a_stream_has_a_line_at_its_beginning_and_at_its_end() {
+    let rig = Rig::new(Options::default()).await;
+    let mut client = rig.sandbox.in_process();
+    let request =
+        pb::WatchRequest { label_selector: "!x".into(), format: pb::PayloadFormat::Raw.into(), ..watch_pods() };
+    let mut watch = client.watch(by("alice", request)).await.unwrap().into_inner();
+    let begin = &rig.lines(1).await[0];
+    let names = "event user peer method resource selection format duration_ms status";
+    assert_eq!(fields(begin, names), "begin alice 10.0.0.1:1000 Watch pods labels=!x RAW - -");
+    for _ in 0..3 {
+        watch.message().await.unwrap().unwrap();
+    }
+    drop(watch);
+    let end = &rig.lines(2).await[1];
+    assert_eq!(fields(end, "event user method resource status events"), "end alice Watch pods Cancelled 2");
+    assert_eq!(end["call"], begin["call"]);
+    assert!(end["bytes"].as_u64().unwrap() > CANARY.len() as u64 && end["duration_ms"].is_u64(), "{end}");
+    assert!(end["time"].as_str().unwrap() >= begin["time"].as_str().unwrap(), "{end}");
+
+    let list = pb::ListRequest { resource: "pods".into(), namespace: "shop".into(), ..Default::default() };
+    let mut list = client.list(by("bob", list)).await.unwrap().into_inner();
+    while list.message().await.unwrap().is_some() {}
+    drop(list);
+    let found = rig.lines(4).await;
+    assert_eq!(
+        fields(&found[2], "event user method namespace selection format"),
+        "begin bob List shop namespace=shop STRUCT"
+    );
+    assert_eq!(fields(&found[3], "event status events"), "end Ok 2");
+    let until = pb::UntilRequest { watch: Some(watch_pods()), conditions: vec!["count == 2".into()] };
+    client.until(by("bob", until)).await.unwrap();
+    let found = rig.lines(6).await;
+    assert_eq!(fields(&found[4], "event method"), "begin Until");
+    assert_eq!(fields(&found[5], "event method status"), "end Until Ok");
+    // Single answers have no lines, and invalid requests are no denials.
+    let get =
+        pb::GetRequest { resource: "pods".into(), namespace: "shop".into(), name: "a".into(), ..Default::default() };
+    client.get(by("bob", get)).await.unwrap();
+    client.watch(by("bob", pb::WatchRequest { label_selector: "a in".into(), ..watch_pods() })).await.unwrap_err();
+    client.watch(by("bob", watch_from_now())).await.unwrap();
+    assert_eq!(fields(&rig.lines(7).await[6], "event user method"), "begin bob Watch");
+}
+
+#[tokio::test]
+async fn a_denied_call_of_any_kind_has_a_line_with_its_reason() {
+    let quotas = QuotaConfig { streams: Some(1), ..QuotaConfig::default() };
+    let rig = Rig::new(Options { is_secret: true, quotas, ..Options::default() }).await;
+    let mut client = rig.sandbox.in_process();
+    let names = "event user method resource format status reason";
+    let get = pb::GetRequest {
+        resource: "pods".into(),
+        name: "a".into(),
+        format: pb::PayloadFormat::Raw.into(),
+        ..Default::default()
+    };
+    client.get(by("alice", get)).await.unwrap_err();
+    let values = pb::ListIndexValuesRequest { resource: "pods".into(), index: "node".into(), ..Default::default() };
+    client.list_index_values(by("alice", values)).await.unwrap_err();
+    let watch = pb::WatchRequest { format: pb::PayloadFormat::Metadata.into(), ..watch_pods() };
+    let _open = client.watch(by("alice", watch.clone())).await.unwrap();
+    client.watch(by("alice", watch)).await.unwrap_err();
+    let found = rig.lines(4).await;
+    assert_eq!(fields(&found[0], names), "denied alice Get pods RAW PermissionDenied ACCESS_DENIED");
+    assert_eq!(fields(&found[1], "event method reason"), "denied ListIndexValues ACCESS_DENIED");
+    assert_eq!(fields(&found[3], "event method status reason"), "denied Watch ResourceExhausted QUOTA_EXCEEDED");
+}
