@@ -482,7 +482,7 @@ mod tests {
             ("w1 --program x --server 127.0.0.1:5 --feed x", "cannot be used with"),
             ("w1 --server 127.0.0.1:5", "--feed"),
             ("w1 --server unix:/run/x.sock --feed x", "speaks TCP"),
-            ("w1 --local --baseline slow=/a", "naive=PROGRAM"),
+            ("w1 --local --baseline slow=/a", "one of them with =PROGRAM"),
             ("w1 --local --baseline naive=", "program is missing"),
             ("w1 --local --rate 0", "events a second"),
             ("w1 --local --watchers 0", "0 is not in"),

@@ -225,7 +225,7 @@ mod tests {
         settings_ack(&mut frames);
         ping_ack(&mut frames, b"12345678");
         header(&mut frames, 0, DATA, END_STREAM, 7);
-        let block = 2 + (2 + 4) + (2 + 9) + (3 + 16) + (5 + 8);
+        let block = 2 + (2 + 4) + (2 + 9) + (3 + 16) + (5 + 8) + (3 + 12);
         let expected = [
             "4 0 0 24".to_owned(),
             "8 0 0 4".to_owned(),
