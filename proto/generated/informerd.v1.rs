@@ -480,6 +480,20 @@ pub struct ListResourcesResponse {
     /// Sorted by name.
     #[prost(message, repeated, tag = "1")]
     pub resources: ::prost::alloc::vec::Vec<Resource>,
+    /// The server itself; unset by servers that predate it, which have no capabilities.
+    #[prost(message, optional, tag = "2")]
+    pub server: ::core::option::Option<ServerInfo>,
+}
+/// A server's version and abilities.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ServerInfo {
+    /// Of the program, for example "0.3.1".
+    #[prost(string, tag = "1")]
+    pub version: ::prost::alloc::string::String,
+    /// The "Since:" names of this contract that the server implements in full, sorted, of "identity", "library", "limits",
+    /// "sources".
+    #[prost(string, repeated, tag = "3")]
+    pub capabilities: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// One resource. For a caller limited to some namespaces, counts, problems and namespaces cover only these, and
 /// `watchers` is 0.

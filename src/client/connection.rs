@@ -130,6 +130,12 @@ impl Client {
         Ok(answer.map_err(|status| self.error(&status))?.into_inner().resources)
     }
 
+    /// Returns the version and the capabilities of the server; no capabilities of one that predates them.
+    pub async fn server(&self) -> Result<pb::ServerInfo, ClientError> {
+        let answer = self.service.clone().list_resources(pb::ListResourcesRequest {}).await;
+        Ok(answer.map_err(|status| self.error(&status))?.into_inner().server.unwrap_or_default())
+    }
+
     /// Returns the open watches of one resource of the server, or of all if `resource` is empty, sorted by id.
     pub async fn watchers(&self, resource: &str) -> Result<Vec<pb::Watcher>, ClientError> {
         let mut request = pb::ListWatchersRequest { resource: resource.to_owned(), ..Default::default() };

@@ -15,6 +15,8 @@ use crate::{
     proto::{self, pb},
 };
 
+/// The "Since:" names of the contract that are implemented in full, sorted.
+const CAPABILITIES: &[&str] = &["identity", "library", "limits", "sources"];
 /// Maximum and default number of index values in one response.
 const MAX_INDEX_VALUES: usize = 10_000;
 /// Size limit of a response with index values, in bytes; the last value may exceed it.
@@ -30,7 +32,13 @@ pub(super) async fn resources(service: &Service, call: &Call) -> Result<pb::List
             None => described,
         });
     }
-    Ok(pb::ListResourcesResponse { resources })
+    Ok(pb::ListResourcesResponse { resources, server: Some(server()) })
+}
+
+/// Describes the server.
+fn server() -> pb::ServerInfo {
+    let capabilities = CAPABILITIES.iter().map(|&name| name.to_owned()).collect();
+    pb::ServerInfo { version: env!("CARGO_PKG_VERSION").to_owned(), capabilities }
 }
 
 /// Limits the description of a resource to these namespaces. Errors, and problems of a whole source, may name objects of others.

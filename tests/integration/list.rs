@@ -289,8 +289,11 @@ async fn get_values_and_resources_answer() {
     assert_eq!(values, [("n1", 2), ("n2", 1)]);
     assert!(second.next_page_token.is_empty());
 
-    let resources = client.list_resources(pb::ListResourcesRequest {}).await.unwrap().into_inner().resources;
+    let answer = client.list_resources(pb::ListResourcesRequest {}).await.unwrap().into_inner();
+    let (resources, server) = (answer.resources, answer.server.unwrap());
     assert_eq!(resources.len(), 1);
+    assert_eq!(server.version, env!("CARGO_PKG_VERSION"));
+    assert!(server.capabilities.is_sorted() && server.capabilities.contains(&"sources".to_owned()));
     assert_eq!((resources[0].objects, resources[0].resource_version.as_str()), (4, "1"));
     assert_eq!(resources[0].indexes, ["app", "namespace", "node"]);
 }
