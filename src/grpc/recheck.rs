@@ -51,7 +51,8 @@ impl Service {
             };
             let is_due = is_changed || Instant::now() >= due;
             if is_due {
-                due = Instant::now() + interval;
+                // After a change soon again: a watch that was being opened may have rights of before.
+                due = Instant::now() + if is_changed { TICK } else { interval };
             }
             rechecks.check(self, is_due).await;
         }
