@@ -12,6 +12,7 @@ mod expressions;
 mod field_cut;
 mod naive;
 mod selectors;
+mod views;
 
 use crate::{
     cache, grpc,
@@ -34,6 +35,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("selectors", selectors),
     ("snapshot", snapshot),
     ("tokens", tokens),
+    ("views", views),
 ];
 
 /// Follows the responses of an etcd watch.
@@ -91,6 +93,14 @@ pub fn tokens(data: &[u8]) {
     grpc::fuzzing::page_token(data);
     if let Ok(text) = str::from_utf8(data) {
         naive::check_versions(text);
+    }
+}
+
+/// Projects the JSON after some paths, one per line, to them; those that begin with `-` are left out.
+pub fn views(data: &[u8]) {
+    let (paths, json) = split(data);
+    if let Ok(paths) = str::from_utf8(paths) {
+        views::check(paths, json);
     }
 }
 

@@ -36,7 +36,7 @@ pub use key::{KeyError, ObjectKey};
 pub use namespaces::Namespaces;
 pub(crate) use object::JSON;
 pub use object::{Labels, MAX_OBJECT_BYTES, Object, ObjectError, ObjectParts};
-pub use path::{FieldCut, FieldCutError, Path};
+pub use path::{FieldCut, FieldCutError, Path, View, ViewError};
 pub(crate) use random::random_id;
 pub use selection::{Selection, Transition};
 pub use selector::{FieldSelector, LabelSelector};

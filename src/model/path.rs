@@ -1,6 +1,8 @@
 //! Path to the scalars of a JSON text.
 
 mod cut;
+mod scan;
+mod view;
 
 use std::{fmt, sync::Arc};
 
@@ -10,14 +12,17 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-pub use self::cut::{FieldCut, FieldCutError};
+pub use self::{
+    cut::{FieldCut, FieldCutError},
+    view::{View, ViewError},
+};
 use super::SyntaxError;
 
 /// Path into JSON, such as `.spec.nodeName`, `.spec.containers[*].image` or `.metadata.labels['app.kubernetes.io/name']`.
 ///
 /// A subset of kubectl's `JSONPath`, with or without its braces: `{.spec.nodeName}`. The first dot may be left out. A plain
 /// key consists of letters, digits and `-_/:@$`; any other key is quoted, with `\` before `\`, `'` and `"`. `[0]` is one
-/// element of an array, `[*]` is every one; neither applies to a map. At most 32 steps and 1024 bytes.
+/// element of an array, `[*]` or `[]` is every one; neither applies to a map. At most 32 steps and 1024 bytes.
 ///
 /// Each call walks the text from end to end and builds no tree. The last value of a repeated key counts. A text that is not
 /// JSON has no values. Skipped values may be nested at any depth, and a path goes at most 32 deep.
@@ -217,7 +222,7 @@ impl<'a> Parser<'a> {
     /// Parses the step after `[`.
     fn bracket(&mut self) -> Result<Step, SyntaxError> {
         let start = self.at - 1;
-        let step = if self.eat('*') {
+        let step = if self.eat('*') || self.rest().starts_with(']') {
             self.wildcard.get_or_insert(start);
             Step::Every
         } else if self.eat('\'') {

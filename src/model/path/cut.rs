@@ -2,7 +2,10 @@
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
-use super::{Path, Step};
+use super::{
+    Path, Step,
+    scan::{Scan, after_key},
+};
 
 /// Fields that are removed from bodies, such as `.metadata.managedFields`; by default none.
 ///
@@ -23,10 +26,9 @@ pub enum FieldCutError {
     Needed(Path),
 }
 
-/// Scanner of a presumed JSON text; it stops where the text is not JSON.
-struct Scan<'a> {
-    json: &'a [u8],
-    at: usize,
+/// Search for the fields to remove.
+struct Cuts<'a> {
+    scan: Scan<'a>,
     cuts: Vec<Range<usize>>,
 }
 
@@ -70,13 +72,13 @@ impl FieldCut {
             return json.into();
         }
         let tails: Vec<&[Step]> = self.paths.iter().map(|path| &*path.steps).collect();
-        let mut scan = Scan { json, at: 0, cuts: Vec::new() };
-        if scan.value(&tails).is_none() || scan.cuts.is_empty() {
+        let mut cuts = Cuts { scan: Scan::new(json), cuts: Vec::new() };
+        if cuts.value(&tails).is_none() || cuts.cuts.is_empty() {
             return json.into();
         }
         let mut rest = Vec::with_capacity(json.len());
         let mut from = 0;
-        for Range { start, end } in scan.cuts {
+        for Range { start, end } in cuts.cuts {
             rest.extend_from_slice(&json[from..start]);
             from = end;
         }
@@ -85,46 +87,47 @@ impl FieldCut {
     }
 }
 
-// === impl Scan ===
+// === impl Cuts ===
 
-impl Scan<'_> {
+impl Cuts<'_> {
     /// Passes a value, and removes the fields that the tails of paths lead to from here. Returns `None` where the text is
     /// not JSON.
     fn value(&mut self, tails: &[&[Step]]) -> Option<()> {
-        match self.next()? {
+        match self.scan.next()? {
             b'{' if !tails.is_empty() => self.map(tails),
             b'[' if !tails.is_empty() => self.array(tails),
-            _ => self.skip(),
+            _ => self.scan.skip(),
         }
     }
 
     fn map(&mut self, tails: &[&[Step]]) -> Option<()> {
-        self.at += 1;
-        if self.eat(b'}')? {
+        self.scan.at += 1;
+        if self.scan.eat(b'}')? {
             return Some(());
         }
         // End of the last member, and true if a member stays.
-        let (mut last_end, mut is_kept) = (self.at, false);
+        let (mut last_end, mut is_kept) = (self.scan.at, false);
         loop {
-            self.next()?;
-            let member = self.at;
-            let key = self.text()?;
-            self.eat(b':')?.then_some(())?;
-            let tails: Vec<&[Step]> = tails.iter().filter_map(|tail| tail_of(tail, self.json, &key)).collect();
+            self.scan.next()?;
+            let member = self.scan.at;
+            let key = self.scan.text()?;
+            self.scan.eat(b':')?.then_some(())?;
+            let tails: Vec<&[Step]> =
+                tails.iter().filter_map(|tail| after_key(tail, &self.scan.json[key.clone()])).collect();
             let is_cut = tails.iter().any(|tail| tail.is_empty());
             self.value(if is_cut { &[] } else { &tails })?;
-            let end = self.at;
-            let is_last = !self.eat(b',')?;
+            let end = self.scan.at;
+            let is_last = !self.scan.eat(b',')?;
             if is_last {
-                self.eat(b'}')?.then_some(())?;
+                self.scan.eat(b'}')?.then_some(())?;
             }
             if is_cut && is_kept {
                 self.cuts.push(last_end..end);
             } else if is_cut && is_last {
                 self.cuts.push(member..end);
             } else if is_cut {
-                self.next()?;
-                self.cuts.push(member..self.at);
+                self.scan.next()?;
+                self.cuts.push(member..self.scan.at);
             }
             is_kept |= !is_cut;
             last_end = end;
@@ -137,85 +140,17 @@ impl Scan<'_> {
     fn array(&mut self, tails: &[&[Step]]) -> Option<()> {
         let of_every = |tail: &&'_ [Step]| tail.first() == Some(&Step::Every);
         let tails: Vec<&[Step]> = tails.iter().filter(|tail| of_every(tail)).map(|tail| &tail[1..]).collect();
-        self.at += 1;
-        if self.eat(b']')? {
+        self.scan.at += 1;
+        if self.scan.eat(b']')? {
             return Some(());
         }
         loop {
             self.value(&tails)?;
-            if !self.eat(b',')? {
-                return self.eat(b']')?.then_some(());
+            if !self.scan.eat(b',')? {
+                return self.scan.eat(b']')?.then_some(());
             }
         }
     }
-
-    /// Passes a value without reading its content.
-    fn skip(&mut self) -> Option<()> {
-        let mut depth = 0_usize;
-        loop {
-            match self.next()? {
-                b'"' => {
-                    self.text()?;
-                }
-                b'{' | b'[' => {
-                    depth += 1;
-                    self.at += 1;
-                }
-                b'}' | b']' => {
-                    depth = depth.checked_sub(1)?;
-                    self.at += 1;
-                }
-                b',' | b':' => self.at += 1,
-                _ => {
-                    let rest = &self.json[self.at..];
-                    let is_end = |b: &u8| b.is_ascii_whitespace() || b"{}[],:\"".contains(b);
-                    self.at += rest.iter().position(is_end).unwrap_or(rest.len());
-                }
-            }
-            if depth == 0 {
-                return Some(());
-            }
-        }
-    }
-
-    /// Passes a string, and returns its position, with its quotes.
-    fn text(&mut self) -> Option<Range<usize>> {
-        let start = self.at;
-        (self.json.get(start) == Some(&b'"')).then_some(())?;
-        self.at += 1;
-        loop {
-            let rest = self.json.get(self.at..)?;
-            self.at += memchr::memchr2(b'"', b'\\', rest)? + 1;
-            if self.json[self.at - 1] == b'"' {
-                return Some(start..self.at);
-            }
-            self.at += 1;
-        }
-    }
-
-    /// Returns the next byte that is not blank.
-    fn next(&mut self) -> Option<u8> {
-        let rest = self.json.get(self.at..)?;
-        self.at += rest.iter().position(|b| !b.is_ascii_whitespace())?;
-        self.json.get(self.at).copied()
-    }
-
-    fn eat(&mut self, byte: u8) -> Option<bool> {
-        let is_next = self.next()? == byte;
-        self.at += usize::from(is_next);
-        Some(is_next)
-    }
-}
-
-/// Returns the rest of a path that begins with a key.
-fn tail_of<'a>(tail: &'a [Step], json: &[u8], key: &Range<usize>) -> Option<&'a [Step]> {
-    let (Step::Key(wanted), rest) = tail.split_first()? else { return None };
-    let raw = &json[key.clone()];
-    let is_wanted = match memchr::memchr(b'\\', raw) {
-        None => raw[1..raw.len() - 1] == *wanted.as_bytes(),
-        Some(_) => serde_json::from_slice::<String>(raw).is_ok_and(|key| key == **wanted),
-    };
-    is_wanted.then_some(rest)
 }
 
 #[cfg(test)]

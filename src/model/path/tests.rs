@@ -34,6 +34,7 @@ fn every_spelling_of_a_path_has_one_canonical_text() {
         (".metadata.labels[\"app.kubernetes.io/name\"]", ".metadata.labels['app.kubernetes.io/name']"),
         (".spec.containers[*].image", ".spec.containers[*].image"),
         (".spec.containers[007]", ".spec.containers[7]"),
+        (".spec.containers[].image", ".spec.containers[*].image"),
         ("[*]", "[*]"),
         ("['']", "['']"),
         (r#"["it's \"so\""]"#, r#"['it\'s "so"']"#),
