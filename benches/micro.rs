@@ -160,7 +160,7 @@ fn encoding(micro: &mut Micro, pods: &[Arc<Object>]) {
                 relisted: false,
                 open: false,
             };
-            WireFrame::encode(&mut arena, format, &notice);
+            WireFrame::encode(&mut arena, &format.into(), &notice);
             if WireFrame::size(&arena) > 64 << 10 {
                 drop(WireFrame::freeze(std::mem::take(&mut arena)));
             }
@@ -193,7 +193,7 @@ fn measure_cycles(
         .map(|selection| {
             broadcaster.subscribe(Subscribe {
                 selection: Arc::new(selection),
-                format: PayloadFormat::Raw,
+                format: PayloadFormat::Raw.into(),
                 queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
                 client: Client::Watch,
                 initial_events: false,

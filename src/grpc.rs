@@ -6,6 +6,7 @@
 //!   generated traits (`generated`): so the frames of a watch are encoded once for all watchers, and objects are encoded without
 //!   building messages of them.
 //! - `access` checks the rights of every call before its resource is looked up, and `recheck` those of open watches.
+//! - `views` parses the view of a request, and limits the number of different ones.
 //! - `until` implements Until: it reads a watch within this process.
 //! - `held_snapshots` charges each stream for the old states that only it still references.
 //! - `time_slice` limits the time that a call scans objects before it yields.
@@ -44,6 +45,7 @@ mod service;
 mod status;
 mod time_slice;
 mod until;
+mod views;
 mod watch;
 mod watchers;
 
@@ -56,3 +58,4 @@ pub use quotas::{ListRate, QuotaConfig};
 pub use resource::ServedResource;
 pub use routes::{CallService, GeneratedServices, Routes};
 pub use service::{AccessConfig, Lifecycle, Service, ServiceConfig};
+pub use views::ResourceViews;

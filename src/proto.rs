@@ -2,11 +2,12 @@
 
 use std::time::SystemTime;
 
+use bytes::Bytes;
 use prost_types::{Struct, Timestamp, Value, value::Kind};
 
 use crate::{
     cache::SyncState,
-    model::{Cause, EventType, Namespaces, Object, ResourceVersion},
+    model::{Cause, EventType, Namespaces, Object, ResourceVersion, View},
     watch::FullChannelPolicy,
 };
 
@@ -44,6 +45,24 @@ pub enum PayloadFormat {
     Metadata,
 }
 
+/// Form of objects in messages.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ObjectFormat {
+    /// Format of their bodies.
+    pub payload: PayloadFormat,
+    /// Part of their bodies; none for all.
+    pub view: Option<View>,
+}
+
+// === impl ObjectFormat ===
+
+impl From<PayloadFormat> for ObjectFormat {
+    /// Returns the form with whole bodies.
+    fn from(payload: PayloadFormat) -> Self {
+        Self { payload, view: None }
+    }
+}
+
 // === impl PayloadFormat ===
 
 impl PayloadFormat {
@@ -73,14 +92,19 @@ pub fn object(object: &Object, version: &ResourceVersion, format: PayloadFormat)
 }
 
 /// Converts an object with a RAW body to another format, with the same result as [`object`].
-pub fn in_format(object: pb::Object, format: PayloadFormat) -> pb::Object {
-    let body = match (format, object.body) {
-        (PayloadFormat::Metadata, _) => None,
-        (PayloadFormat::Struct, Some(pb::object::Body::Raw(bytes))) if object.media_type == "application/json" => {
-            let fields = json::to_struct(&bytes);
-            Some(fields.map_or(pb::object::Body::Raw(bytes), pb::object::Body::Struct))
-        }
-        (_, body) => body,
+pub fn in_format(object: pb::Object, format: &ObjectFormat) -> pb::Object {
+    let viewed = |bytes: Bytes| match &format.view {
+        Some(view) => view.body(&bytes, &object.media_type).map(|body| Bytes::copy_from_slice(&body)),
+        None => Some(bytes),
+    };
+    let body = match object.body {
+        _ if format.payload == PayloadFormat::Metadata => None,
+        Some(pb::object::Body::Raw(bytes)) => viewed(bytes).map(|bytes| {
+            let is_struct = format.payload == PayloadFormat::Struct && object.media_type == "application/json";
+            let fields = is_struct.then(|| json::to_struct(&bytes)).flatten();
+            fields.map_or(pb::object::Body::Raw(bytes), pb::object::Body::Struct)
+        }),
+        body => body,
     };
     pb::Object { body, ..object }
 }

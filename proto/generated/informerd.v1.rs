@@ -59,6 +59,29 @@ pub struct ObjectKey {
     #[prost(string, tag = "2")]
     pub name: ::prost::alloc::string::String,
 }
+/// The part of each body that is sent. The envelope (all fields of Object except `body`) is always sent. Since: views.
+///
+/// Paths are dotted: "metadata.labels", "spec.nodeName"; "status.podIPs\[\].ip" is `ip` of every element. The viewed body
+/// is the source's JSON with everything else cut out; keys and elements stay in their order. Maps and arrays that a path
+/// goes through stay, also when nothing of them is left: {}, \[\]. A body that is not a JSON map is sent whole by a view
+/// without `fields`, and left out by one with them.
+///
+/// Selection, indexes and conditions look at the whole object: a view saves bytes, and is no access control. METADATA
+/// together with a view is INVALID_ARGUMENT / VIEW_INVALID; too many distinct views of a resource are RESOURCE_EXHAUSTED /
+/// VIEW_LIMIT.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct View {
+    /// Paths to keep, at most 64 together with `drop`; empty = everything.
+    #[prost(string, repeated, tag = "1")]
+    pub fields: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Paths to leave out of what `fields` keeps.
+    #[prost(string, repeated, tag = "2")]
+    pub drop: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// A view by name, instead of `fields` and `drop`: "@metadata" (apiVersion, kind, metadata), "@no-status",
+    /// "@no-managed-fields".
+    #[prost(string, tag = "4")]
+    pub name: ::prost::alloc::string::String,
+}
 /// The queue of a client: the events between its position and the newest event of its selection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct QueueOptions {
@@ -76,7 +99,7 @@ pub struct WatchRequest {
     /// A name from ListResources, for example "pods".
     #[prost(string, tag = "1")]
     pub resource: ::prost::alloc::string::String,
-    /// Resume strictly after this version, with the same selection as before; empty = from now. Not together with
+    /// Resume strictly after this version, with the same selection and view as before; empty = from now. Not together with
     /// INITIAL_EVENTS_SEND. "0" has no meaning here. A version that is older than the server's history, lies inside a
     /// relist or belongs to another lineage is OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED (metadata: oldest, current). A
     /// version that this server has not reached yet is awaited for the server's future_wait (90 s by default), then
@@ -131,6 +154,9 @@ pub struct WatchRequest {
     /// namespaces who sends none. A Watch of one namespace needs no such check. Empty = unknown.
     #[prost(string, tag = "15")]
     pub history: ::prost::alloc::string::String,
+    /// The part of each body that is sent; unset = whole bodies. Since: views.
+    #[prost(message, optional, tag = "16")]
+    pub view: ::core::option::Option<View>,
     /// For relays. With initial events: they are the state at the version of initial_events_end, and the changes of a
     /// version that is still open follow as events (WatchResponse.open). Otherwise the initial events contain these
     /// changes already.
@@ -270,6 +296,9 @@ pub struct ListRequest {
     /// Only objects under one of these values of an index.
     #[prost(message, optional, tag = "10")]
     pub index: ::core::option::Option<IndexMatch>,
+    /// The part of each body that is sent; unset = whole bodies. Since: views.
+    #[prost(message, optional, tag = "11")]
+    pub view: ::core::option::Option<View>,
 }
 /// One chunk of a list.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -335,6 +364,9 @@ pub struct ByIndexRequest {
     /// As in ListRequest.
     #[prost(string, tag = "11")]
     pub min_resource_version: ::prost::alloc::string::String,
+    /// As in ListRequest. Since: views.
+    #[prost(message, optional, tag = "12")]
+    pub view: ::core::option::Option<View>,
     /// In place of `value`: objects that share at least one value of the index with this object, each once, itself
     /// included. An object without a value of the index yields none; one that does not exist is NOT_FOUND /
     /// OBJECT_NOT_FOUND.
@@ -384,6 +416,9 @@ pub struct GetRequest {
     /// As in ListRequest.
     #[prost(string, tag = "5")]
     pub min_resource_version: ::prost::alloc::string::String,
+    /// As in ListRequest. Since: views.
+    #[prost(message, optional, tag = "6")]
+    pub view: ::core::option::Option<View>,
 }
 /// One object.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -415,7 +450,8 @@ pub struct UntilRequest {
     /// each first tested on the event that met the one before. They are also tested at the end of the initial events, with
     /// type "SYNCED" and a null object. `count` is the number of selected objects after the event, from SYNCED on, so that
     /// absence can be awaited: "count == 0". An object that still exists and can no longer be served (CAUSE_NOT_SERVED) is
-    /// not tested, and counts. A missing field or a failed evaluation is false.
+    /// not tested, and counts. A missing field or a failed evaluation is false. Conditions see whole objects, whatever the
+    /// view.
     #[prost(string, repeated, tag = "2")]
     pub conditions: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }

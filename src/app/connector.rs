@@ -17,7 +17,7 @@ use crate::{
         SourceHealth,
     },
     config::{Config, ResourceConfig, SourceConfig},
-    grpc::{ServedResource, WireFrame},
+    grpc::{ResourceViews, ServedResource, WireFrame},
     model::FieldCut,
     source::{
         etcd::EtcdSource,
@@ -142,6 +142,7 @@ impl Connector<'_> {
             optional: resource.options.optional,
             is_secret: resource.is_secret(),
             queue: resource.queue_options(&config.watch),
+            views: ResourceViews::default(),
             informer,
         };
         ObservedResource {

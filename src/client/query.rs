@@ -2,7 +2,7 @@
 
 use crate::proto::pb;
 
-/// Selection of objects of a resource, and the format of their bodies. The default has the resource "", which no server has:
+/// Selection of objects of a resource, and the form of their bodies. The default has the resource "", which no server has:
 /// set a name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Query {
@@ -22,6 +22,8 @@ pub struct Query {
     pub index: Option<(String, Vec<String>)>,
     /// Format of the bodies; unspecified is STRUCT.
     pub format: pb::PayloadFormat,
+    /// Part of each body to receive; all if none. A server without the capability "views" ignores it.
+    pub view: Option<pb::View>,
 }
 
 // === impl Query ===
@@ -42,6 +44,7 @@ impl Query {
             expression: self.expression.clone(),
             index: self.index_match(),
             format: self.format.into(),
+            view: self.view.clone(),
             ..Default::default()
         }
     }
@@ -55,6 +58,7 @@ impl Query {
             expression: self.expression.clone(),
             index: self.index_match(),
             format: self.format.into(),
+            view: self.view.clone(),
             ..Default::default()
         }
     }
@@ -68,6 +72,7 @@ impl Query {
             field_selector: self.field_selector_with_name(),
             expression: self.expression.clone(),
             format: self.format.into(),
+            view: self.view.clone(),
             ..Default::default()
         }
     }

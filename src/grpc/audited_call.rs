@@ -23,7 +23,7 @@ use crate::{
     audit::AuditLog,
     auth::Identity,
     model::{Selection, excerpt},
-    proto::{PayloadFormat, pb},
+    proto::{ObjectFormat, PayloadFormat, pb},
     transport::Peer,
 };
 
@@ -51,6 +51,7 @@ struct Requested {
     selection: Option<String>,
     namespaces: Option<Vec<String>>,
     format: Option<&'static str>,
+    view: Option<String>,
     has_begun: bool,
     /// Code with which the call has ended; a stream that is dropped without one was cancelled.
     code: Option<Code>,
@@ -78,6 +79,8 @@ struct Line<'a> {
     namespaces: Option<&'a [String]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     format: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    view: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -138,15 +141,16 @@ impl AuditedCall {
     }
 
     /// Records that the stream begins.
-    pub(super) fn begins(&self, selection: &Selection, format: PayloadFormat) {
+    pub(super) fn begins(&self, selection: &Selection, format: &ObjectFormat) {
         let mut requested = self.0.requested.lock();
         requested.selection = Some(selection.to_string());
         let namespaces = selection.namespaces.as_ref();
         requested.namespaces = namespaces.map(|namespaces| namespaces.iter().map(str::to_owned).collect());
         // An Until reads other bodies than it sends.
         if requested.format.is_none() && self.0.method != "Until" {
-            requested.format = Some(name_of(format));
+            requested.format = Some(name_of(format.payload));
         }
+        requested.view = format.view.as_ref().map(ToString::to_string);
         requested.has_begun = true;
         self.0.write(&requested, "begin", |line| line);
     }
@@ -197,7 +201,7 @@ fn name_of(format: PayloadFormat) -> &'static str {
 
 impl Entry {
     fn write<'a>(&'a self, requested: &'a Requested, event: &'static str, with: impl FnOnce(Line<'a>) -> Line<'a>) {
-        let Requested { user, resource, namespace, selection, namespaces, format, .. } = requested;
+        let Requested { user, resource, namespace, selection, namespaces, format, view, .. } = requested;
         let line = with(Line {
             time: prost_types::Timestamp::from(SystemTime::now()).to_string(),
             event,
@@ -210,6 +214,7 @@ impl Entry {
             selection: selection.as_deref(),
             namespaces: namespaces.as_deref(),
             format: *format,
+            view: view.as_deref(),
             reason: None,
             status: None,
             duration_ms: None,

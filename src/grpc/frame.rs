@@ -5,7 +5,7 @@ use prost::Message;
 
 use crate::{
     model::{Namespaces, ResourceVersion},
-    proto::{EncodedEvent, EncodedObject, PayloadFormat, pb},
+    proto::{EncodedEvent, EncodedObject, ObjectFormat, pb},
     watch::{Frame, GroupEvent},
 };
 
@@ -28,12 +28,12 @@ pub(super) const CHUNK_BYTES: usize = 64 << 10;
 // === impl WireFrame ===
 
 impl Frame for WireFrame {
-    type Format = PayloadFormat;
+    type Format = ObjectFormat;
     type Arena = WireArena;
 
     const HAS_PREVIOUS: bool = false;
 
-    fn encode(arena: &mut WireArena, format: PayloadFormat, notice: &GroupEvent<'_>) {
+    fn encode(arena: &mut WireArena, format: &ObjectFormat, notice: &GroupEvent<'_>) {
         let GroupEvent { event_type, cause, object, object_version, version, coalesced, relisted, open, .. } = *notice;
         let object = EncodedObject::new(object, object_version, format);
         let event = EncodedEvent::new(event_type, cause, Some(version), object, coalesced).in_batch(relisted, open);
@@ -135,7 +135,10 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::model::{Cause, EventType, Object};
+    use crate::{
+        model::{Cause, EventType, Object},
+        proto::PayloadFormat,
+    };
 
     #[test]
     fn frames_are_prefixed_messages_that_decode_one_after_the_other() {
@@ -155,7 +158,7 @@ mod tests {
                 relisted: true,
                 open: true,
             };
-            WireFrame::encode(&mut arena, PayloadFormat::Raw, &notice);
+            WireFrame::encode(&mut arena, &PayloadFormat::Raw.into(), &notice);
         }
         let end = WireFrame::size(&arena);
         let frame = WireFrame::freeze(arena);

@@ -18,11 +18,12 @@ use super::{
     frame, query,
     service::Service,
     status::{ApiError, final_frames, trailers},
+    views::ResourceViews,
 };
 use crate::{
     auth::Operation,
     model::Object,
-    proto::{self, EncodedObject, PayloadFormat, pb},
+    proto::{self, EncodedObject, ObjectFormat, pb},
     transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Room},
 };
 
@@ -30,7 +31,7 @@ use crate::{
 pub(super) struct GetBody {
     service: Service,
     object: Arc<Object>,
-    format: PayloadFormat,
+    format: ObjectFormat,
     /// Response without the object.
     rest: pb::GetResponse,
     stage: Stage,
@@ -55,6 +56,7 @@ pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) 
         format: request.format,
     };
     let Access { resource, format, .. } = service.access(&call, wanted).await?;
+    let format = ResourceViews::format(format, request.view.as_ref())?;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
     let key = query::key("name", &request.namespace, &request.name)?;
     service.quotas().call(&call)?;
@@ -78,7 +80,7 @@ impl GetBody {
     /// Encodes the response, or returns the room that it needs.
     fn message(&self, room: Room) -> Result<Chunk, usize> {
         let Self { object, format, rest, .. } = self;
-        let encoded = EncodedObject::shared(object, object.version(), *format, self.service.structs());
+        let encoded = EncodedObject::shared(object, object.version(), format, self.service.structs());
         let length = encoded.field_len(frame::OBJECTS);
         let needed = frame::PREFIX_BYTES + rest.encoded_len() + length;
         if !room.allows(needed) {

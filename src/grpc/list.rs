@@ -30,12 +30,13 @@ use super::{
     service::Service,
     status::{ApiError, final_frames, trailers},
     time_slice::TimeSlice,
+    views::ResourceViews,
 };
 use crate::{
     auth::Operation,
     cache::{HealthReport, Scan, Snapshot},
     model::{IndexFunc, IndexMatch, Namespaces, Object, ObjectKey, Selection},
-    proto::{self, EncodedObject, PayloadFormat, pb},
+    proto::{self, EncodedObject, ObjectFormat, pb},
     transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Origin, Room},
 };
 
@@ -49,7 +50,7 @@ pub(super) struct ListBody {
     source: HealthReport,
     scan: Arc<Scan>,
     selection: Selection,
-    format: PayloadFormat,
+    format: ObjectFormat,
     /// Hash of the query, which page tokens contain.
     query: u64,
     /// Number of objects that the page may still have.
@@ -142,6 +143,7 @@ pub(super) async fn by_index(service: &Service, request: pb::ByIndexRequest, cal
         page_token: request.page_token,
         min_resource_version: request.min_resource_version,
         index: Some(pb::IndexMatch { name: request.index, values }),
+        view: request.view,
     };
     answer(access, request, like, call).await
 }
@@ -175,7 +177,8 @@ async fn answer(
         },
     )
     .await?;
-    let (service, resource, format) = (access.service, access.resource, access.format);
+    let (service, resource) = (access.service, access.resource);
+    let format = ResourceViews::format(access.format, request.view.as_ref())?;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
     let key = like.as_ref().map(|like| &like.key);
     let query = service.pages().query_hash(&("List", request.encode_to_vec(), key, call.user(), &selection.namespaces));
@@ -193,7 +196,7 @@ async fn answer(
         selection.index = Some(IndexMatch { name: index.name, func, values: values.into_iter().collect() });
     }
     if let Some(audited) = &call.audited {
-        audited.begins(&selection, format);
+        audited.begins(&selection, &format);
     }
     Ok(ListBody {
         service: service.clone(),
@@ -266,7 +269,7 @@ impl ListBody {
                     filled = Filled::All;
                     break;
                 }
-                let encoded = EncodedObject::shared(object, object.version(), self.format, self.service.structs());
+                let encoded = EncodedObject::shared(object, object.version(), &self.format, self.service.structs());
                 let length = encoded.field_len(frame::OBJECTS);
                 let (is_first, held) = (self.objects.is_empty(), self.objects.len() + length);
                 if if is_first { !room.allows(held) } else { held > room.bytes } {

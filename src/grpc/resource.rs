@@ -1,6 +1,6 @@
 //! One resource as the API serves it.
 
-use super::frame::WireFrame;
+use super::{frame::WireFrame, views::ResourceViews};
 use crate::{cache::InformerHandle, watch::QueueOptions};
 
 /// One resource as the API serves it.
@@ -16,6 +16,8 @@ pub struct ServedResource {
     pub is_secret: bool,
     /// Queue of a client that requests no queue options.
     pub queue: QueueOptions,
+    /// Views of its objects.
+    pub views: ResourceViews,
     /// Handle to the cache of the resource.
     pub informer: InformerHandle<WireFrame>,
 }

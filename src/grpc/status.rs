@@ -62,6 +62,8 @@ pub(crate) enum ApiError {
     TooManyWatchers(Exceeded),
     /// The maximum number of expressions waits to be compiled, in all or for the peer.
     TooManyCompilations(Exceeded),
+    /// The maximum number of different views is in use by open watches of the resource.
+    TooManyViews { resource: String, limit: usize },
     /// The call has no credentials.
     CredentialsMissing,
     /// The credentials are of nobody.
@@ -176,6 +178,7 @@ impl ApiError {
             Self::MemoryExceeded { .. } => (Code::ResourceExhausted, "MEMORY_EXCEEDED"),
             Self::TooManyWatchers(_) => (Code::ResourceExhausted, "TOO_MANY_WATCHERS"),
             Self::TooManyCompilations(_) => (Code::ResourceExhausted, "TOO_MANY_COMPILATIONS"),
+            Self::TooManyViews { .. } => (Code::ResourceExhausted, "VIEW_LIMIT"),
             Self::CredentialsMissing => (Code::Unauthenticated, "CREDENTIALS_MISSING"),
             Self::CredentialsInvalid => (Code::Unauthenticated, "CREDENTIALS_INVALID"),
             Self::CredentialsExpired => (Code::Unauthenticated, "CREDENTIALS_EXPIRED"),
@@ -265,6 +268,10 @@ impl ApiError {
                 "too many expressions: {limit} of this caller wait to be compiled, its share (limits.peer_share) of \
                  limits.compilations; retry, or raise limits.peer_share if one address stands for many clients"
             ),
+            Self::TooManyViews { resource, limit } => format!(
+                "view: open watches of {resource:?} have {limit} different views; use one of them, or retry when others have \
+                 ended"
+            ),
             Self::CredentialsMissing => {
                 "credentials are missing: send \"authorization: Bearer TOKEN\" (informerd's commands: --token-file), or use a \
                  client certificate, as the server's operator says"
@@ -308,7 +315,7 @@ impl ApiError {
                 let after = after.iter().map(|after| ("after", after.to_string()));
                 [("limit", limit.to_string())].into_iter().chain(after).collect()
             }
-            Self::RequestTooLarge { limit } => vec![("limit", limit.to_string())],
+            Self::RequestTooLarge { limit } | Self::TooManyViews { limit, .. } => vec![("limit", limit.to_string())],
             Self::TooManyWatchers(exceeded) | Self::TooManyCompilations(exceeded) => {
                 vec![("limit", exceeded.limit().to_string())]
             }
@@ -337,6 +344,7 @@ impl ApiError {
             | Self::MemoryExceeded { .. }
             | Self::TooManyWatchers(_)
             | Self::TooManyCompilations(_)
+            | Self::TooManyViews { .. }
             | Self::AuthorizerUnavailable { .. } => Some(RETRY_SOON),
             Self::QuotaExceeded(quota) => Some(quota.retry_after().unwrap_or(RETRY_SOON)),
             Self::ResourceNotFound { .. }
@@ -366,6 +374,7 @@ impl ApiError {
             Self::TooManyWatchers(Exceeded::Share(_)) => Some("peer_watchers"),
             Self::TooManyCompilations(Exceeded::All(_)) => Some("compilations"),
             Self::TooManyCompilations(Exceeded::Share(_)) => Some("peer_compilations"),
+            Self::TooManyViews { .. } => Some("views"),
             Self::QuotaExceeded(quota) => Some(quota.bound()),
             _ => None,
         }

@@ -20,11 +20,12 @@ use super::{
     service::Service,
     status::ApiError,
     time_slice::TimeSlice,
+    views::ResourceViews,
     watch,
 };
 use crate::{
     model::{Condition, EventView},
-    proto::{self, PayloadFormat, pb},
+    proto::{self, ObjectFormat, PayloadFormat, pb},
     transport::Chunk,
     watch::{FullChannelPolicy, QueueOptions, Until},
 };
@@ -50,19 +51,20 @@ pub(super) async fn until(
 ) -> Result<pb::UntilResponse, Status> {
     let (refuse, caller) = (|refusal: ApiError| service.metrics().refuse(&refusal), call.caller());
     let pb::UntilRequest { watch: request, conditions } = request;
-    let request = request.unwrap_or_default();
+    let mut request = request.unwrap_or_default();
     let checked = async {
         let mut access = watch::access(service, &request, &call).await?;
         check(&request)?;
+        let format = ResourceViews::format(access.format, request.view.as_ref())?;
         let conditions = self::conditions(&mut access, &conditions, caller).await?;
-        Ok((access, conditions))
+        Ok((access, format, conditions))
     };
-    let (mut access, conditions) = checked.await.map_err(refuse)?;
+    let (mut access, format, conditions) = checked.await.map_err(refuse)?;
     let mut waiting = Waiting { conditions, count: 0, not_served: HashSet::new(), is_synced: false };
 
     let queue = QueueOptions { policy: FullChannelPolicy::Replay, length: access.resource.queue.length };
-    let format = access.format;
-    // Conditions read bodies; without the right to read them, no condition does.
+    // Conditions read whole bodies; without the right to read them, no condition does.
+    request.view = None;
     access.format = if access.may_read_bodies() { PayloadFormat::Raw } else { PayloadFormat::Metadata };
     let watch = watch::open_with(access, &request, queue, call).await;
     let mut watch = std::pin::pin!(watch.map_err(refuse)?);
@@ -100,7 +102,7 @@ pub(super) async fn until(
             }
             if waiting.see(&event) {
                 let namespaces = proto::namespaces(watch.namespaces());
-                return Ok(pb::UntilResponse { event: Some(in_format(event, format)), namespaces });
+                return Ok(pb::UntilResponse { event: Some(in_format(event, &format)), namespaces });
             }
         }
     }
@@ -192,7 +194,7 @@ fn next(messages: &mut Chunk) -> Option<pb::WatchResponse> {
     pb::WatchResponse::decode(messages.copy_to_bytes(length.min(messages.remaining()))).ok()
 }
 
-fn in_format(mut event: pb::WatchResponse, format: PayloadFormat) -> pb::WatchResponse {
+fn in_format(mut event: pb::WatchResponse, format: &ObjectFormat) -> pb::WatchResponse {
     event.object = event.object.map(|object| proto::in_format(object, format));
     event
 }

@@ -1,7 +1,7 @@
 //! Direct encoding of objects and events from the model: the same bytes as from the generated messages, without building those,
 //! which would cost an allocation for each of their strings.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use bytes::{BufMut, Bytes};
 use prost::{
@@ -10,7 +10,7 @@ use prost::{
 };
 use prost_types::Struct;
 
-use super::{PayloadFormat, Structs, json};
+use super::{ObjectFormat, PayloadFormat, Structs, json};
 use crate::{
     model::{Cause, EventType, Object, ResourceVersion},
     proto,
@@ -28,7 +28,7 @@ pub struct EncodedObject<'a> {
 #[derive(Debug)]
 enum Body<'a> {
     None,
-    Raw(&'a [u8]),
+    Raw(Cow<'a, [u8]>),
     Struct(Struct),
     EncodedStruct(Bytes),
 }
@@ -75,7 +75,7 @@ mod event_field {
 
 impl<'a> EncodedObject<'a> {
     /// Creates the encoder of an object at `version`: its own, or that of the event that removes it.
-    pub fn new(object: &'a Object, version: &ResourceVersion, format: PayloadFormat) -> Self {
+    pub fn new(object: &'a Object, version: &ResourceVersion, format: &ObjectFormat) -> Self {
         Self::with_struct(object, version, format, || object.json().and_then(json::to_struct).map(Body::Struct))
     }
 
@@ -83,7 +83,7 @@ impl<'a> EncodedObject<'a> {
     pub fn shared(
         object: &'a Arc<Object>,
         version: &ResourceVersion,
-        format: PayloadFormat,
+        format: &ObjectFormat,
         structs: &Structs,
     ) -> Self {
         Self::with_struct(object, version, format, || structs.get(object).map(Body::EncodedStruct))
@@ -92,14 +92,19 @@ impl<'a> EncodedObject<'a> {
     fn with_struct(
         object: &'a Object,
         version: &ResourceVersion,
-        format: PayloadFormat,
+        format: &ObjectFormat,
         make: impl FnOnce() -> Option<Body<'a>>,
     ) -> Self {
-        let raw = || Body::Raw(object.body());
-        let body = match format {
-            PayloadFormat::Metadata => Body::None,
-            PayloadFormat::Raw => raw(),
-            PayloadFormat::Struct => make().unwrap_or_else(raw),
+        let raw = || Body::Raw(object.body().into());
+        let body = match (&format.view, format.payload) {
+            (_, PayloadFormat::Metadata) => Body::None,
+            (Some(view), payload) => match view.body(object.body(), object.media_type()) {
+                None => Body::None,
+                Some(body) if payload == PayloadFormat::Raw => Body::Raw(body),
+                Some(body) => json::to_struct(&body).map_or(Body::Raw(body), Body::Struct),
+            },
+            (None, PayloadFormat::Raw) => raw(),
+            (None, PayloadFormat::Struct) => make().unwrap_or_else(raw),
         };
         let version = version.to_string();
         let labels: usize = object.labels().iter().map(|label| bytes_len(field::LABELS, label_len(label))).sum();
@@ -304,14 +309,14 @@ mod tests {
                 open,
                 ..Default::default()
             };
-            let encoded = EncodedObject::new(&object, &at, format);
+            let encoded = EncodedObject::new(&object, &at, &format.into());
             let event = EncodedEvent::new(event_type, cause, version, encoded, coalesced).in_batch(relisted, open);
             let mut written = Vec::new();
             event.write(&mut written);
             prop_assert_eq!(event.len(), written.len());
             prop_assert_eq!(&written, &message.encode_to_vec());
             let shared = Arc::new(object);
-            let shared = EncodedObject::shared(&shared, &at, format, &Structs::new(1 << 10));
+            let shared = EncodedObject::shared(&shared, &at, &format.into(), &Structs::new(1 << 10));
             let event = EncodedEvent::new(event_type, cause, version, shared, coalesced).in_batch(relisted, open);
             let mut again = Vec::new();
             event.write(&mut again);

@@ -260,7 +260,7 @@ impl<F: Frame> BlockBuilder<F> {
         let Self { key: (selection, format, begin), replay, arena, steps, encoded } = self;
         let until = clock.now().saturating_add(SLICE);
         while !replay.is_done() {
-            let told = replay.step::<F>(selection, *format, arena);
+            let told = replay.step::<F>(selection, format, arena);
             *encoded += told;
             if told > 0 || replay.is_between() {
                 let (end, position) = (F::size(arena), replay.position());

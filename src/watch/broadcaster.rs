@@ -158,7 +158,7 @@ impl<F: Frame> Broadcaster<F> {
         self.next_slot_id += 1;
         let id = self.next_slot_id;
         let (group, slot) = loop {
-            let selection = Arc::clone(&selection);
+            let (selection, format) = (Arc::clone(&selection), format.clone());
             let group = Arc::clone(self.groups.get_or_create(selection, format, &self.reached, &self.writer_signals));
             let mut log = group.log.lock();
             if self.stopped.is_none() && log.end.is_some() {

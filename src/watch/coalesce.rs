@@ -309,7 +309,7 @@ impl DrainingGeneration {
     pub(super) fn encode<F: Frame>(
         &mut self,
         before: &HistoryPosition,
-        format: F::Format,
+        format: &F::Format,
         max_size: usize,
     ) -> (F, u64) {
         let (mut arena, mut events) = (F::Arena::default(), 0);

@@ -291,7 +291,7 @@ impl<F: Frame> Cursor<F> {
     fn drain(&mut self, max_size: usize) -> Option<Taken<F>> {
         let mut draining = self.draining.take()?;
         let taken = (!draining.is_done()).then(|| {
-            let (frame, events) = draining.encode::<F>(&self.reached, self.group.format, max_size);
+            let (frame, events) = draining.encode::<F>(&self.reached, &self.group.format, max_size);
             self.taken += events;
             self.stats.delivered.fetch_add(events, Ordering::Relaxed);
             Taken::Frames(smallvec![frame])

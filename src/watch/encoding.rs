@@ -100,12 +100,12 @@ impl<'a, F: Frame> Encoding<'a, F> {
     /// reports it, also if the selection has no change of the relist itself.
     pub(super) fn share(
         &mut self,
-        format: F::Format,
+        format: &F::Format,
         mut reached: u64,
         selected: impl IntoIterator<Item = (usize, Transition)>,
     ) -> Vec<Share> {
         let Self { changes: all, first, relists, formats, encoded } = self;
-        let arenas = formats.entry(format).or_default();
+        let arenas = formats.entry(format.clone()).or_default();
         let mut selected = selected.into_iter().peekable();
         let mut share = Vec::new();
         while let Some((at, transition)) = selected.next() {
@@ -152,7 +152,7 @@ fn encode<F: Frame>(
     full: &mut Vec<F>,
     full_bytes: &mut usize,
     open: &mut F::Arena,
-    format: F::Format,
+    format: &F::Format,
     notice: &GroupEvent<'_>,
 ) -> Span {
     let size = F::size(open);

@@ -275,7 +275,7 @@ impl<F: Frame> Filler<F> {
         let Job { groups, selected, block: Block { batches, mut last_relist, first, end }, .. } = job;
         let mut encoding = Encoding::<F>::new(&batches, first, &mut last_relist);
         let mut share = |(filled, selected): (Filled<F>, Vec<(usize, Transition)>)| {
-            let share = encoding.share(filled.group.format, filled.group.reached(), selected);
+            let share = encoding.share(&filled.group.format, filled.group.reached(), selected);
             (filled, share)
         };
         let shares: Vec<(Filled<F>, Vec<Share>)> = groups.into_iter().zip(selected).map(&mut share).collect();

@@ -10,8 +10,8 @@ use crate::model::{Cause, Change, EventType, Object, ResourceVersion, Transition
 ///
 /// The grpc layer's frame is bytes on the wire; [`Deliveries`] is that of watches in the same process.
 pub trait Frame: Clone + fmt::Debug + Send + Sync + 'static {
-    /// Further input of the encoding (the payload format).
-    type Format: Copy + Eq + std::hash::Hash + fmt::Debug + Send + Sync + 'static;
+    /// Further input of the encoding (the payload format, and a view).
+    type Format: Clone + Eq + std::hash::Hash + fmt::Debug + Send + Sync + 'static;
     /// Arena that is being filled.
     type Arena: Default + Send;
 
@@ -19,7 +19,7 @@ pub trait Frame: Clone + fmt::Debug + Send + Sync + 'static {
     const HAS_PREVIOUS: bool;
 
     /// Appends one event.
-    fn encode(arena: &mut Self::Arena, format: Self::Format, notice: &GroupEvent<'_>);
+    fn encode(arena: &mut Self::Arena, format: &Self::Format, notice: &GroupEvent<'_>);
 
     /// Returns the size of the arena, which is the position of the next event. At most `u32::MAX`.
     fn size(arena: &Self::Arena) -> usize;
@@ -124,7 +124,7 @@ impl Frame for Deliveries {
 
     const HAS_PREVIOUS: bool = true;
 
-    fn encode(arena: &mut Vec<Delivery>, (): (), notice: &GroupEvent<'_>) {
+    fn encode(arena: &mut Vec<Delivery>, (): &(), notice: &GroupEvent<'_>) {
         arena.push(Delivery {
             event_type: notice.event_type,
             cause: notice.cause,

@@ -78,7 +78,7 @@ impl Replay {
 
     /// Evaluates the next change, or ends a batch. Appends the event of a selection that this completes, if any; returns
     /// their number. Selection and format must be the same for the whole replay.
-    pub fn step<F: Frame>(&mut self, selection: &Selection, format: F::Format, arena: &mut F::Arena) -> u64 {
+    pub fn step<F: Frame>(&mut self, selection: &Selection, format: &F::Format, arena: &mut F::Arena) -> u64 {
         let Some(batch) = self.batches.front().cloned() else { return 0 };
         self.is_gap |= batch.is_relist && batch.before != batch.after && !self.has_passed(&batch);
         let Some(change) = batch.changes.get(self.at) else {
@@ -118,7 +118,7 @@ impl Replay {
         &mut self,
         batch: &Batch,
         version: &ResourceVersion,
-        format: F::Format,
+        format: &F::Format,
         arena: &mut F::Arena,
     ) -> u64 {
         let Some((at, transition)) = self.held.take() else { return 0 };

@@ -87,7 +87,7 @@ mod tests {
         let batches = [Batch { before, after: version, changes, is_relist: false, is_open: true }];
         let mut encoding = Encoding::<Deliveries>::new(&batches, 0, &mut None);
         let added = Transition { event_type: EventType::Added, cause: Cause::Change };
-        let mut share = |changes: &[usize]| encoding.share((), 0, changes.iter().map(|at| (*at, added)));
+        let mut share = |changes: &[usize]| encoding.share(&(), 0, changes.iter().map(|at| (*at, added)));
         // Encoded in this order in the arena.
         share(&[0, 1, 3, 2]);
         let (run, mark) = (2 * size_of::<Run<Deliveries>>(), size_of::<Mark>());

@@ -52,6 +52,7 @@ mod tcp_proxy;
 mod tidy;
 mod tls;
 mod until;
+mod views;
 mod warm;
 mod watch;
 mod windows;

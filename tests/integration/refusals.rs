@@ -211,6 +211,7 @@ fn the_api_page_lists_every_reason() {
         + include_str!("../../src/grpc/page.rs").split("#[cfg(test)]").next().unwrap()
         + include_str!("../../src/grpc/service.rs").split("#[cfg(test)]").next().unwrap()
         + include_str!("../../src/grpc/until.rs")
+        + include_str!("../../src/grpc/views.rs").split("#[cfg(test)]").next().unwrap()
         + include_str!("../../src/grpc/watch/open.rs");
     let is_reason = |word: &&str| {
         word.len() > 6 && word.bytes().all(|b| b.is_ascii_uppercase() || b == b'_') && !word.starts_with("FULL_CHANNEL")

@@ -19,8 +19,8 @@ use informerd::{
     },
     config::WatchConfig,
     grpc::{
-        self, AccessConfig, Lifecycle, QuotaConfig, Routes, RpcMetrics, ServedResource, Service, ServiceConfig,
-        WireFrame,
+        self, AccessConfig, Lifecycle, QuotaConfig, ResourceViews, Routes, RpcMetrics, ServedResource, Service,
+        ServiceConfig, WireFrame,
     },
     model::{Event, IndexFunc, Indexers, Lineage, Object, Path, ResourceVersion},
     proto::pb::{self, informer_service_client::InformerServiceClient},
@@ -170,6 +170,7 @@ impl Sandbox {
             optional: false,
             is_secret: options.is_secret,
             queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
+            views: ResourceViews::default(),
             informer: handle.clone(),
         };
         let lifecycle = Lifecycle::default();

@@ -195,7 +195,7 @@ impl<F: Frame> CacheWatcher<F> {
         let step = match &mut self.stage {
             Stage::Replay(backlog, cursor) => {
                 let Subscribe { selection, format, .. } = &self.subscribe;
-                let taken = backlog.poll_take(cx, self.informer.backfill(), selection, *format, max_size, must_fit);
+                let taken = backlog.poll_take(cx, self.informer.backfill(), selection, format, max_size, must_fit);
                 let (frame, count) = ready!(taken)?;
                 let is_done = backlog.is_done();
                 let is_relisted = is_done && backlog.has_gap();

@@ -138,7 +138,7 @@ impl<F: Frame> Reselecting<F> {
                 Step::Reading(replay, snapshot) => {
                     let mut events = Vec::new();
                     for _ in 0..CHANGES {
-                        replay.step::<Deliveries>(&self.differing, (), &mut events);
+                        replay.step::<Deliveries>(&self.differing, &(), &mut events);
                     }
                     for event in events {
                         let key = event.object.key().clone();

@@ -27,6 +27,7 @@ use super::{
         resource::ServedResource,
         service::Service,
         status::ApiError,
+        views::OpenView,
         watchers::{WatchAccess, WatcherEntry},
     },
     initial_events::{InitialEvents, InitialProgress},
@@ -80,6 +81,7 @@ pub(in super::super) struct WatchBody {
     is_over: bool,
     watcher: WatcherEntry,
     _quota: QuotaPermit,
+    _open_view: Option<OpenView>,
 }
 
 /// A call that has been checked and joined.
@@ -96,6 +98,7 @@ pub(super) struct Opened {
     pub(super) watcher: WatcherEntry,
     pub(super) stream_quota: QuotaPermit,
     pub(super) bulk_quota: QuotaPermit,
+    pub(super) open_view: Option<OpenView>,
 }
 
 /// Initial events, or those of a change of the namespaces, and the permit to encode them. Few watches are at them, so they are
@@ -155,6 +158,7 @@ impl WatchBody {
             is_over: false,
             watcher,
             _quota: opened.stream_quota,
+            _open_view: opened.open_view,
         };
         body.watcher.reads(body.watch.cursor());
         body.watcher.enters(body.state());
@@ -350,8 +354,7 @@ impl WatchBody {
         };
         ready!(permit.poll(cx));
         let Subscribe { selection, format, .. } = self.watch.subscribe();
-        let (mut buffer, count, went) =
-            events.next(selection, *format, self.service.structs(), room.without(end_bytes));
+        let (mut buffer, count, went) = events.next(selection, format, self.service.structs(), room.without(end_bytes));
         if let InitialProgress::TooLarge(needed) = went {
             return Poll::Ready(StepResult::TooLarge(needed + end_bytes));
         }

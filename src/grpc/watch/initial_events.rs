@@ -13,7 +13,7 @@ use super::super::{
 use crate::{
     cache::{Reselection, Scan, Snapshot},
     model::{Cause, EventType, Object, ObjectKey, ObjectParts, Selection, Transition},
-    proto::{EncodedEvent, EncodedObject, PayloadFormat, Structs},
+    proto::{EncodedEvent, EncodedObject, ObjectFormat, PayloadFormat, Structs},
     transport::Room,
 };
 
@@ -70,7 +70,7 @@ impl InitialEvents {
     pub(super) fn next(
         &mut self,
         selection: &Selection,
-        format: PayloadFormat,
+        format: &ObjectFormat,
         structs: &Structs,
         room: Room,
     ) -> (BytesMut, u64, InitialProgress) {
@@ -91,7 +91,7 @@ impl InitialEvents {
             if let Some(Transition { event_type, cause }) = transition {
                 let bare = (event_type == EventType::Deleted).then(|| without_content(object));
                 let encoded = match &bare {
-                    Some(bare) => EncodedObject::new(bare, bare.version(), PayloadFormat::Metadata),
+                    Some(bare) => EncodedObject::new(bare, bare.version(), &PayloadFormat::Metadata.into()),
                     None => EncodedObject::shared(object, object.version(), format, structs),
                 };
                 let event = EncodedEvent::new(event_type, cause, version, encoded, 0);
@@ -164,7 +164,8 @@ mod tests {
             (1..1000)
                 .find(|_| {
                     let room = Room { bytes: usize::MAX, is_strict: false };
-                    initial.next(&selection, PayloadFormat::Metadata, &Structs::new(1), room).2 == InitialProgress::Done
+                    initial.next(&selection, &PayloadFormat::Metadata.into(), &Structs::new(1), room).2
+                        == InitialProgress::Done
                 })
                 .unwrap()
         };

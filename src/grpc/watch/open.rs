@@ -13,6 +13,7 @@ use super::{
         resource::ServedResource,
         service::Service,
         status::ApiError,
+        views::ResourceViews,
         watchers::WatcherInfo,
     },
     body::{Begin, Opened, WatchBody},
@@ -70,7 +71,8 @@ pub(in super::super) async fn open_with(
         },
     )
     .await?;
-    let (service, resource, format) = (access.service, access.resource, access.format);
+    let (service, resource) = (access.service, access.resource);
+    let mut format = ResourceViews::format(access.format, request.view.as_ref())?;
     let from = query::version("resource_version", &request.resource_version)?;
     let begin = begin(request, from.clone())?;
     let bookmark_interval =
@@ -85,9 +87,10 @@ pub(in super::super) async fn open_with(
     let user = identity.as_ref().map_or_else(String::new, ToString::to_string);
     let grant = access.take_grant();
     let info = WatcherInfo { resource: Arc::clone(resource), caller, identity, grant, queue, audited: audited.clone() };
+    let open_view = resource.views.open(&resource.name, &mut format)?;
     let watcher = service.watchers().enter(info, Arc::clone(&selection), stream)?;
     if let Some(audited) = audited {
-        audited.begins(&selection, format);
+        audited.begins(&selection, &format);
     }
 
     let is_same = |history_id: u64| {
@@ -122,6 +125,7 @@ pub(in super::super) async fn open_with(
         watcher,
         stream_quota,
         bulk_quota,
+        open_view,
     }))
 }
 

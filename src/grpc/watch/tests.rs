@@ -18,8 +18,8 @@ use super::{access, open_with};
 use crate::{
     cache::{Delta, FifoBounds, Informer, InformerConfig, List, RealFifo, SourceHealth},
     grpc::{
-        AccessConfig, Lifecycle, QuotaConfig, RpcMetrics, ServedResource, Service, ServiceConfig, call::Call,
-        status::ApiError, watchers::WatchAccess,
+        AccessConfig, Lifecycle, QuotaConfig, ResourceViews, RpcMetrics, ServedResource, Service, ServiceConfig,
+        call::Call, status::ApiError, watchers::WatchAccess,
     },
     model::{Event, Namespaces, Object, ObjectKey, ResourceVersion},
     proto::pb,
@@ -125,6 +125,7 @@ impl World {
             optional: false,
             is_secret: false,
             queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 10 },
+            views: ResourceViews::default(),
             informer: handle,
         };
         let config = ServiceConfig {

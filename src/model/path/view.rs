@@ -1,6 +1,7 @@
 //! Part of a JSON body: the source's text with everything else cut out.
 
 use std::{
+    borrow::Cow,
     fmt,
     hash::{BuildHasher, Hash, Hasher},
     sync::Arc,
@@ -12,7 +13,7 @@ use super::{
     Path, Step,
     scan::{Scan, after_key},
 };
-use crate::model::SyntaxError;
+use crate::model::{JSON, SyntaxError};
 
 /// Part of each body that a client receives: the fields to keep, without the fields to drop.
 ///
@@ -121,7 +122,13 @@ impl View {
         self.fields().is_empty() && self.dropped().is_empty()
     }
 
-    /// Returns what is kept of a body, without the blanks around it; `None` if it is not a JSON map.
+    /// Returns what a client receives of a body. One that is not a JSON map is kept or left out as a whole.
+    pub fn body<'a>(&self, body: &'a [u8], media_type: &str) -> Option<Cow<'a, [u8]>> {
+        let viewed = (media_type == JSON).then(|| self.project(body)).flatten();
+        viewed.map(Cow::Owned).or_else(|| self.fields().is_empty().then_some(Cow::Borrowed(body)))
+    }
+
+    /// Returns what is kept of a JSON text, without the blanks around it; `None` if it is not a JSON map.
     pub fn project(&self, json: &[u8]) -> Option<Vec<u8>> {
         let Paths { fields, drop, .. } = &*self.0;
         let mut keep: Tails<'_> = fields.iter().map(|path| &*path.steps).collect();

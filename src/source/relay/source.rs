@@ -107,11 +107,13 @@ impl ListerWatcher for RelaySource {
 impl WarmStart for RelaySource {
     fn identity(&self) -> String {
         let RelayConfig { endpoint, query, .. } = &self.shared.config;
-        let Query { resource, namespace, name, label_selector, field_selector, expression, index, format } = query;
-        let is_whole = *query == Query { format: *format, ..Query::of(resource) };
+        let Query { resource, namespace, name, label_selector, field_selector, expression, index, format, view } =
+            query;
+        let is_whole = *query == Query { format: *format, view: view.clone(), ..Query::of(resource) };
         let selection = (namespace, name, label_selector, field_selector, expression, index);
         let selection = if is_whole { String::new() } else { format!(" by {selection:?}") };
-        format!("{resource:?} of informerd at {}{selection}", endpoint.uri())
+        let view = view.as_ref().map(|view| format!(" in {view:?}")).unwrap_or_default();
+        format!("{resource:?} of informerd at {}{selection}{view}", endpoint.uri())
     }
 
     fn proof(&self) -> Option<Bytes> {

@@ -114,6 +114,7 @@ impl Upstream {
             name: key.name().to_owned(),
             format: PayloadFormat::Raw.into(),
             min_resource_version: not_before.map(ToString::to_string).unwrap_or_default(),
+            view: self.config.query.view.clone(),
         };
         let limit = self.config.answer_timeout;
         let client = self.client().await?;

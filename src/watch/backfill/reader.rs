@@ -75,7 +75,7 @@ impl<F: Frame> BacklogReader<F> {
         cx: &Context<'_>,
         backfill: &Arc<Backfill<F>>,
         selection: &Arc<Selection>,
-        format: F::Format,
+        format: &F::Format,
         max_size: usize,
         must_fit: bool,
     ) -> Poll<Result<Taken<F>, TooLarge>> {
@@ -87,7 +87,7 @@ impl<F: Frame> BacklogReader<F> {
             let block = if let Some(kept) = kept {
                 kept
             } else {
-                let key = (Arc::clone(selection), format, self.position.clone());
+                let key = (Arc::clone(selection), format.clone(), self.position.clone());
                 let block = ready!(backfill.poll_block(cx, &key, || self.replay()));
                 (self.block, self.at) = (Arc::downgrade(&block), 0);
                 if block.steps.is_empty() {

@@ -38,7 +38,7 @@ fn poll(
     selection: &Arc<Selection>,
     max_size: usize,
 ) -> Poll<Result<(Option<Deliveries>, u64), TooLarge>> {
-    reader.poll_take(&Context::from_waker(Waker::noop()), backfill, selection, (), max_size, false)
+    reader.poll_take(&Context::from_waker(Waker::noop()), backfill, selection, &(), max_size, false)
 }
 
 /// Takes once, after the threads have done their work.
@@ -156,7 +156,7 @@ fn all_waiters_of_a_block_are_woken_and_it_counts_once_even_if_encoded_twice() {
         let mut reader = Reader::new(batches.clone(), 0, at(version(1)), false);
         let waker = Waker::from(Arc::clone(flag));
         for _ in 0..2 {
-            let polled = reader.poll_take(&Context::from_waker(&waker), &backfill, &selection, (), 1, false);
+            let polled = reader.poll_take(&Context::from_waker(&waker), &backfill, &selection, &(), 1, false);
             assert!(polled.is_pending());
         }
     }
@@ -253,7 +253,7 @@ fn an_event_that_does_not_fit_reports_its_size_and_stays() {
     let backfill = Arc::new(Backfill::<Deliveries>::new(1 << 20));
     let mut reader = Reader::new(batches, 0, at(version(1)), false);
     let context = Context::from_waker(Waker::noop());
-    let mut take = |size, must_fit| match reader.poll_take(&context, &backfill, &selection, (), size, must_fit) {
+    let mut take = |size, must_fit| match reader.poll_take(&context, &backfill, &selection, &(), size, must_fit) {
         Poll::Ready(taken) => taken.map(|(_, events)| events),
         Poll::Pending => panic!("there are no threads"),
     };

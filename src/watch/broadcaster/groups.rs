@@ -57,7 +57,14 @@ impl<F: Frame> Groups<F> {
             let is_selective = routes.insert(selection, id);
             let is_budgeted = is_budgeted(selection, is_selective);
             let (selection, writer_signals) = (Arc::clone(selection), Arc::clone(writer_signals));
-            entry.insert(Arc::new(Group::new(id, selection, *format, is_budgeted, reached.clone(), writer_signals)));
+            entry.insert(Arc::new(Group::new(
+                id,
+                selection,
+                format.clone(),
+                is_budgeted,
+                reached.clone(),
+                writer_signals,
+            )));
             id
         });
         stats.groups.store(by_id.len() as u64, Ordering::Relaxed);
@@ -85,7 +92,7 @@ impl<F: Frame> Groups<F> {
     pub(super) fn remove(&mut self, id: usize) {
         let group = self.by_id.remove(id);
         self.routes.remove(&group.selection, id);
-        self.by_key.remove(&(Arc::clone(&group.selection), group.format));
+        self.by_key.remove(&(Arc::clone(&group.selection), group.format.clone()));
     }
 
     /// Removes all groups.

@@ -143,7 +143,7 @@ impl<F: Frame> Selecting<F> {
         let mut shares = Vec::new();
         for (id, selected) in chosen.into_iter().filter(|(_, selected)| !selected.is_empty()) {
             let group = &groups[id];
-            let share = encoding.share(group.format, group.reached(), selected);
+            let share = encoding.share(&group.format, group.reached(), selected);
             if !share.is_empty() {
                 shares.push((Arc::clone(group), share));
             }

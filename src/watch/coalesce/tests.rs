@@ -41,7 +41,7 @@ fn told(generation: Generation, max_size: usize) -> Vec<Delivery> {
     let is_empty = telling.is_done();
     let mut all = Vec::new();
     while !telling.is_done() {
-        let (frames, events) = telling.encode::<Deliveries>(&before, (), max_size);
+        let (frames, events) = telling.encode::<Deliveries>(&before, &(), max_size);
         assert_eq!(frames.as_slice().len() as u64, events);
         all.extend(frames.as_slice().to_vec());
     }

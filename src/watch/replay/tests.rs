@@ -93,7 +93,7 @@ pub(in crate::watch) fn replayed(replay: &mut Replay, selection: &Selection) -> 
     let mut all = Vec::new();
     while !replay.is_done() {
         let before = all.len();
-        let told = replay.step::<Deliveries>(selection, (), &mut all);
+        let told = replay.step::<Deliveries>(selection, &(), &mut all);
         assert_eq!(all.len(), before + told as usize);
         assert!(all[before..].iter().all(|event| *replay.version() >= event.version));
     }
@@ -125,7 +125,7 @@ fn an_offset_inside_a_batch_counts_from_the_first_change_of_all() {
     let batches = batches(&[vec![(1, Some(true)), (2, Some(true)), (3, Some(true))]]);
     let mut replay = Replay::new(batches, 10, HistoryPosition { version: version(1), offset: 11 });
     assert_eq!(replay.reached(), HistoryPosition { version: version(1), offset: 11 });
-    replay.step::<Deliveries>(&selection(""), (), &mut Vec::new());
+    replay.step::<Deliveries>(&selection(""), &(), &mut Vec::new());
     assert_eq!(replay.reached().offset, 12);
 }
 

@@ -52,8 +52,8 @@ impl Frame for Text {
 
     const HAS_PREVIOUS: bool = false;
 
-    fn encode(arena: &mut BytesMut, format: Letter, notice: &GroupEvent<'_>) {
-        arena.extend_from_slice(line(format, notice).as_bytes());
+    fn encode(arena: &mut BytesMut, format: &Letter, notice: &GroupEvent<'_>) {
+        arena.extend_from_slice(line(*format, notice).as_bytes());
     }
 
     fn size(arena: &BytesMut) -> usize {

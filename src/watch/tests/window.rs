@@ -116,7 +116,7 @@ async fn a_cycle_dropped_before_it_is_appended_is_not_retained() {
     let batches = [World::at(0).one("a", "web")];
     let mut encoding = Encoding::new(&batches, 0, &mut None);
     let added = Transition { event_type: EventType::Added, cause: Cause::Change };
-    let share = encoding.share(letter, 0, [(0, added)]);
+    let share = encoding.share(&letter, 0, [(0, added)]);
     let (arenas, bytes, changes) = encoding.freeze();
     let now = tokio::time::Instant::now();
 

@@ -125,7 +125,8 @@ impl Ask {
             }
             What::Get((namespace, name)) => {
                 let (namespace, name) = ((*namespace).to_owned(), (*name).to_owned());
-                let request = pb::GetRequest { resource, namespace, name, format, min_resource_version };
+                let view = None;
+                let request = pb::GetRequest { resource, namespace, name, format, min_resource_version, view };
                 ("Get", request.encode_to_vec())
             }
             What::List { query, page_size, page } => {
@@ -176,6 +177,7 @@ impl Ask {
                     page_token,
                     min_resource_version,
                     index: watch.index,
+                    ..Default::default()
                 };
                 ("List", request.encode_to_vec())
             }

@@ -7,7 +7,7 @@ use informerd::{
         CheckpointRequests, FifoBounds, Informer, InformerConfig, InformerHandle, ListVersion, ListerWatcher, RealFifo,
         Reflector, ReflectorConfig, ReflectorStats, SavedState, SnapshotDirectory, SnapshotFile, SourceHealth,
     },
-    grpc::{Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
+    grpc::{Lifecycle, ResourceViews, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::Indexers,
     transport::{Listener, Quota, Rejections, Server, ServerConfig},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
@@ -85,6 +85,7 @@ impl Served {
             optional: false,
             is_secret: false,
             queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
+            views: ResourceViews::default(),
             informer: handle.clone(),
         };
         let config = ServiceConfig { allowed_policies: vec![FullChannelPolicy::Replay], ..service_config() };

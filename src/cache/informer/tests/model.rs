@@ -116,7 +116,7 @@ impl Reader {
         let mut replay = Replay::new(backlog.batches, backlog.first, reached);
         let mut replayed = Vec::new();
         while !replay.is_done() {
-            replay.step::<Deliveries>(&self.selection, (), &mut replayed);
+            replay.step::<Deliveries>(&self.selection, &(), &mut replayed);
         }
         for delivery in &replayed {
             self.see(delivery);

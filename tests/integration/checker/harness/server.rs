@@ -14,7 +14,7 @@ use informerd::{
         Delta, FifoBounds, Informer, InformerConfig, InformerHandle, ProgressDemand, Provenance, RealFifo,
         RewriteEvidence, Snapshot, SourceHealth,
     },
-    grpc::{Body, Lifecycle, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
+    grpc::{Body, Lifecycle, ResourceViews, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::{IndexFunc, Indexers, Path, ResourceVersion},
     proto::pb,
     watch::{BroadcasterConfig, BroadcasterStats, BulkThreads, FullChannelPolicy, QueueOptions, Retention},
@@ -73,6 +73,7 @@ impl Server {
             optional: false,
             is_secret: false,
             queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
+            views: ResourceViews::default(),
             informer: resource.informer.clone(),
         });
         let config = ServiceConfig {

@@ -77,7 +77,7 @@ fn resumed(history: &History, from: u128, step: usize, state: &mut State) -> Res
         let mut replay = Replay::new(batches, first, reached);
         let mut arena = Vec::new();
         while !replay.is_done() {
-            replay.step::<Deliveries>(&selection, (), &mut arena);
+            replay.step::<Deliveries>(&selection, &(), &mut arena);
         }
         for told in arena {
             assert!(told.version >= version(from), "{told:?} after {from}");
