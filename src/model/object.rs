@@ -180,6 +180,7 @@ impl Object {
 
     /// Returns the media type and the envelope of any bytes, for sources that have the key from elsewhere. JSON counts as JSON
     /// whatever its fields are, but only in UTF-8.
+    #[cfg(feature = "client")]
     pub(crate) fn any_envelope(body: &[u8]) -> (&'static str, Envelope<'_>) {
         if let Ok(envelope) = Self::envelope(body) {
             return (JSON, envelope);
