@@ -22,6 +22,7 @@ mod path;
 mod random;
 mod selection;
 mod selector;
+mod shard;
 mod syntax;
 mod version;
 
@@ -41,5 +42,6 @@ pub use path::{FieldCut, FieldCutError, Path, View, ViewError};
 pub(crate) use random::random_id;
 pub use selection::{Selection, Transition};
 pub use selector::{FieldSelector, LabelSelector};
+pub use shard::{Shard, ShardError, ShardKey, ShardRange};
 pub use syntax::{SyntaxError, excerpt};
 pub use version::{Lineage, ResourceVersion, VersionError};

@@ -7,7 +7,7 @@ use prost_types::{Struct, Timestamp, Value, value::Kind};
 
 use crate::{
     cache::SyncState,
-    model::{Cause, EventType, Namespaces, Object, ResourceVersion, View},
+    model::{Cause, EventType, Namespaces, Object, ResourceVersion, Shard, ShardError, ShardKey, ShardRange, View},
     watch::FullChannelPolicy,
 };
 
@@ -73,6 +73,20 @@ impl PayloadFormat {
             pb::PayloadFormat::Raw => Self::Raw,
             pb::PayloadFormat::Metadata => Self::Metadata,
         })
+    }
+}
+
+/// Converts the shard of a request.
+pub fn shard(shard: &pb::Shard) -> Result<Shard, ShardError> {
+    let ranges: Vec<_> = shard.ranges.iter().map(|range| (range.start, range.end)).collect();
+    Shard::new(ShardKey::parse(&shard.key)?, &ranges)
+}
+
+impl From<&Shard> for pb::Shard {
+    fn from(shard: &Shard) -> Self {
+        // The end after the last hash is 0.
+        let range = |range: &ShardRange| pb::ShardRange { start: range.first(), end: range.last().wrapping_add(1) };
+        Self { key: shard.key().as_str().to_owned(), ranges: shard.ranges().iter().map(range).collect() }
     }
 }
 

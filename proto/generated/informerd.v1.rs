@@ -92,9 +92,34 @@ pub struct QueueOptions {
     #[prost(uint32, tag = "2")]
     pub length: u32,
 }
+/// One part of a resource, for fleets of workers that divide it among them: the objects whose hash lies in a range. The
+/// hash is FNV-1a with 64 bits over the value of `key`, the same as Kubernetes' shardRange, so an object is in the same
+/// shard there. An object whose value moves to another shard leaves and enters the selection. A server without the
+/// capability "shards" ignores this and sends every object. Since: shards.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Shard {
+    /// "uid" (objects without one share a hash), "namespace", "key" (namespace/name; the name alone when there is no
+    /// namespace), or a path of a scalar such as "spec.nodeName"; a missing field is the empty string.
+    #[prost(string, tag = "1")]
+    pub key: ::prost::alloc::string::String,
+    /// Between 1 and 64; an object is chosen when its hash lies in any of them. Shard i of n is from i * 2^64 / n (rounded
+    /// down) to (i + 1) * 2^64 / n.
+    #[prost(message, repeated, tag = "2")]
+    pub ranges: ::prost::alloc::vec::Vec<ShardRange>,
+}
+/// A half-open range of hashes, with at least one. Since: shards.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ShardRange {
+    /// The first hash.
+    #[prost(uint64, tag = "1")]
+    pub start: u64,
+    /// The hash after the last one; 0 = 2^64, to the end.
+    #[prost(uint64, tag = "2")]
+    pub end: u64,
+}
 /// The selection of a Watch, its beginning and its form. An object is selected when all of namespace, name, selectors,
-/// expression and index select it.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+/// expression, index and shard select it.
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WatchRequest {
     /// A name from ListResources, for example "pods".
     #[prost(string, tag = "1")]
@@ -162,6 +187,9 @@ pub struct WatchRequest {
     /// changes already.
     #[prost(bool, tag = "21")]
     pub complete_initial_events: bool,
+    /// Only objects of this shard; unset = all. Since: shards.
+    #[prost(message, optional, tag = "20")]
+    pub shard: ::core::option::Option<Shard>,
 }
 /// A choice of objects by an index.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -260,7 +288,7 @@ pub struct Dropped {
     pub after_resource_version: ::prost::alloc::string::String,
 }
 /// The selection of a List and its pages.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListRequest {
     /// A name from ListResources.
     #[prost(string, tag = "1")]
@@ -299,6 +327,9 @@ pub struct ListRequest {
     /// The part of each body that is sent; unset = whole bodies. Since: views.
     #[prost(message, optional, tag = "11")]
     pub view: ::core::option::Option<View>,
+    /// Only objects of this shard; unset = all. Since: shards.
+    #[prost(message, optional, tag = "15")]
+    pub shard: ::core::option::Option<Shard>,
 }
 /// One chunk of a list.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -329,7 +360,7 @@ pub struct ListResponse {
     pub namespaces: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// The objects to look up.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ByIndexRequest {
     /// A name from ListResources.
     #[prost(string, tag = "1")]
@@ -372,6 +403,9 @@ pub struct ByIndexRequest {
     /// OBJECT_NOT_FOUND.
     #[prost(message, optional, tag = "17")]
     pub like: ::core::option::Option<ObjectKey>,
+    /// Only objects of this shard; unset = all. Since: shards.
+    #[prost(message, optional, tag = "16")]
+    pub shard: ::core::option::Option<Shard>,
 }
 /// One chunk of the objects found.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -440,7 +474,7 @@ pub struct GetResponse {
     pub history: ::prost::alloc::string::String,
 }
 /// The conditions to wait for.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct UntilRequest {
     /// The selection. Until always begins with the initial events and uses REPLAY; queue, timeout, resource_version and
     /// INITIAL_EVENTS_NONE are refused. With several objects, different ones may meet different conditions.
@@ -527,7 +561,7 @@ pub struct ServerInfo {
     #[prost(string, tag = "1")]
     pub version: ::prost::alloc::string::String,
     /// The "Since:" names of this contract that the server implements in full, sorted, of "identity", "library", "limits",
-    /// "sources".
+    /// "shards", "sources".
     #[prost(string, repeated, tag = "3")]
     pub capabilities: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -1049,10 +1083,11 @@ pub mod informer_service_client {
     /// and watch, List, ByIndex and ListIndexValues to list, Get to get or list. A caller without them receives
     /// PERMISSION_DENIED / ACCESS_DENIED, the same whether the resource, object or index value exists or not. A caller who
     /// may read some namespaces and requests all receives exactly these, and the response names them (`namespaces`). A
-    /// caller who may read only metadata selects by namespace, name and labels, not by other fields. Missing, invalid or
-    /// expired credentials are UNAUTHENTICATED / CREDENTIALS_MISSING, CREDENTIALS_INVALID or CREDENTIALS_EXPIRED. While the
-    /// authenticator or authorizer cannot be reached: UNAVAILABLE / AUTHORIZER_UNAVAILABLE. Above a quota of the caller:
-    /// RESOURCE_EXHAUSTED / QUOTA_EXCEEDED, with the quota's name in the metadata.
+    /// caller who may read only metadata selects by namespace, name, labels and a shard of uid, namespace or key, not by
+    /// other fields. Missing, invalid or expired credentials are UNAUTHENTICATED / CREDENTIALS_MISSING, CREDENTIALS_INVALID
+    /// or CREDENTIALS_EXPIRED. While the authenticator or authorizer cannot be reached: UNAVAILABLE /
+    /// AUTHORIZER_UNAVAILABLE. Above a quota of the caller: RESOURCE_EXHAUSTED / QUOTA_EXCEEDED, with the quota's name in the
+    /// metadata.
     #[derive(Debug, Clone)]
     pub struct InformerServiceClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -1458,10 +1493,11 @@ pub mod informer_service_server {
     /// and watch, List, ByIndex and ListIndexValues to list, Get to get or list. A caller without them receives
     /// PERMISSION_DENIED / ACCESS_DENIED, the same whether the resource, object or index value exists or not. A caller who
     /// may read some namespaces and requests all receives exactly these, and the response names them (`namespaces`). A
-    /// caller who may read only metadata selects by namespace, name and labels, not by other fields. Missing, invalid or
-    /// expired credentials are UNAUTHENTICATED / CREDENTIALS_MISSING, CREDENTIALS_INVALID or CREDENTIALS_EXPIRED. While the
-    /// authenticator or authorizer cannot be reached: UNAVAILABLE / AUTHORIZER_UNAVAILABLE. Above a quota of the caller:
-    /// RESOURCE_EXHAUSTED / QUOTA_EXCEEDED, with the quota's name in the metadata.
+    /// caller who may read only metadata selects by namespace, name, labels and a shard of uid, namespace or key, not by
+    /// other fields. Missing, invalid or expired credentials are UNAUTHENTICATED / CREDENTIALS_MISSING, CREDENTIALS_INVALID
+    /// or CREDENTIALS_EXPIRED. While the authenticator or authorizer cannot be reached: UNAVAILABLE /
+    /// AUTHORIZER_UNAVAILABLE. Above a quota of the caller: RESOURCE_EXHAUSTED / QUOTA_EXCEEDED, with the quota's name in the
+    /// metadata.
     #[derive(Debug)]
     pub struct InformerServiceServer<T> {
         inner: Arc<T>,

@@ -18,6 +18,7 @@ use super::{
 use crate::{
     client::{Client, Query, ServerAddress, TlsOptions},
     config::parse_duration,
+    model::Shard,
     proto::pb::{self, SyncState},
 };
 
@@ -59,6 +60,11 @@ pub(super) struct SelectionFlags {
     /// Only objects for which this CEL expression is true: `object.spec.containers.size() > 1`
     #[arg(long, value_name = "CEL")]
     expression: Option<String>,
+
+    /// Only this part of the objects, by a hash of their uid: `2/8` is the third of eight, which are 0/8 to 7/8; `spec.nodeName:2/8`,
+    /// `namespace:2/8`: by another value; or Kubernetes' `shardRange(object.metadata.uid, '0x0', '0x8000000000000000')`
+    #[arg(long, value_name = "SHARD", visible_alias = "shard-selector")]
+    shard: Option<Shard>,
 }
 
 /// Flags of the server to call, and of the notes beside the data.
@@ -147,12 +153,13 @@ impl ObjectFlags {
 impl SelectionFlags {
     /// Returns the query for the selected objects, with their bodies as the source delivers them.
     pub(super) fn query(&self, resource: &str) -> Query {
-        let Self { selector, field_selector, expression, .. } = self.clone();
+        let Self { selector, field_selector, expression, shard, .. } = self.clone();
         Query {
             namespace: self.namespace().map(str::to_owned),
             label_selector: selector.unwrap_or_default(),
             field_selector: field_selector.unwrap_or_default(),
             expression: expression.unwrap_or_default(),
+            shard,
             format: pb::PayloadFormat::Raw,
             ..Query::of(resource)
         }
@@ -183,7 +190,8 @@ impl SelectionFlags {
     }
 
     pub(super) fn has_selectors(&self) -> bool {
-        self.selector.is_some() || self.field_selector.is_some() || self.expression.is_some()
+        let Self { selector, field_selector, expression, shard, .. } = self;
+        selector.is_some() || field_selector.is_some() || expression.is_some() || shard.is_some()
     }
 }
 

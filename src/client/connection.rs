@@ -75,6 +75,8 @@ const MAX_MESSAGE_BYTES: usize = 64 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
 /// Bytes that a server may send ahead on one stream.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
+/// Capability of servers that select by a shard.
+const SHARDS: &str = "shards";
 /// Attempts to read all pages. The snapshot of a page token is valid for minutes; to lose it more often is no accident.
 const MAX_STARTS: usize = 3;
 
@@ -156,7 +158,9 @@ impl Client {
 
     /// Returns the objects that a query selects, from one snapshot.
     pub async fn list(&self, query: &Query) -> Result<ListResult, ClientError> {
-        let answer = self.service.clone().list(query.list_request()).await;
+        let request = query.list_request();
+        self.require(SHARDS, request.shard.is_some()).await?;
+        let answer = self.service.clone().list(request).await;
         self.collect(answer.map_err(|status| self.error(&status))?.into_inner()).await
     }
 
@@ -188,6 +192,7 @@ impl Client {
             let problem = "a lookup by index takes one index; leave out that of the query".to_owned();
             return Err(ClientError::Request { problem });
         }
+        self.require(SHARDS, request.shard.is_some()).await?;
         let answer = self.service.clone().by_index(request).await;
         let chunks = answer.map_err(|status| self.error(&status))?.into_inner();
         self.collect(chunks.map_ok(|chunk| pb::ListResponse {
@@ -300,15 +305,30 @@ impl Client {
 
     /// Opens one stream of a watch without resuming it, for callers that need every message. [`Self::watch`] resumes.
     pub async fn open(&self, request: pb::WatchRequest) -> Result<tonic::Streaming<pb::WatchResponse>, ClientError> {
+        self.require(SHARDS, request.shard.is_some()).await?;
         let answer = self.service.clone().watch(request).await;
         Ok(answer.map_err(|status| self.error(&status))?.into_inner())
     }
 
     /// Waits for the conditions in one call, without a retry.
     pub(super) async fn until_once(&self, request: pb::UntilRequest) -> Result<pb::WatchResponse, ClientError> {
+        self.require(SHARDS, request.watch.as_ref().is_some_and(|watch| watch.shard.is_some())).await?;
         let answer = self.service.clone().until(request).await;
         let event = answer.map_err(|status| self.error(&status))?.into_inner().event;
         event.ok_or_else(|| ClientError::contract("Until without an event"))
+    }
+
+    /// Checks, if a request needs it, that the server has a capability: one without it would ignore that part of the request. Each
+    /// request checks, because an older server may have replaced this one.
+    async fn require(&self, capability: &'static str, is_needed: bool) -> Result<(), ClientError> {
+        if !is_needed {
+            return Ok(());
+        }
+        let pb::ServerInfo { version, capabilities } = self.server().await?;
+        if capabilities.iter().any(|known| known == capability) {
+            return Ok(());
+        }
+        Err(ClientError::unsupported(&self.address, &version, capability))
     }
 
     /// Leaves the connection to the clones that share it; the next call of this client opens its own.

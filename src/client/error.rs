@@ -130,6 +130,18 @@ impl ClientError {
         }))
     }
 
+    /// Returns the error of a server that would ignore a part of the request.
+    pub(super) fn unsupported(address: &ServerAddress, version: &str, capability: &str) -> Self {
+        let version = if version.is_empty() { String::new() } else { format!(" (version {version})") };
+        Self::Refused(Box::new(ServerStatus {
+            code: Code::Unimplemented,
+            message: format!("informerd at {address}{version} has no {capability}: update it, or request all objects"),
+            reason: Some("NOT_IMPLEMENTED".to_owned()),
+            metadata: BTreeMap::new(),
+            retry_after: None,
+        }))
+    }
+
     pub(super) fn contract(problem: impl Into<String>) -> Self {
         Self::Contract { problem: problem.into() }
     }

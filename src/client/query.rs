@@ -1,6 +1,6 @@
 //! Selection of objects by a caller, and its translation to requests.
 
-use crate::proto::pb;
+use crate::{model::Shard, proto::pb};
 
 /// Selection of objects of a resource, and the form of their bodies. The default has the resource "", which no server has:
 /// set a name.
@@ -20,6 +20,8 @@ pub struct Query {
     pub expression: String,
     /// Index, and the values of which an object must have at least one.
     pub index: Option<(String, Vec<String>)>,
+    /// Shard of the objects; all if none. A server without the capability "shards" is an error.
+    pub shard: Option<Shard>,
     /// Format of the bodies; unspecified is STRUCT.
     pub format: pb::PayloadFormat,
     /// Part of each body to receive; all if none. A server without the capability "views" ignores it.
@@ -43,6 +45,7 @@ impl Query {
             field_selector: self.field_selector.clone(),
             expression: self.expression.clone(),
             index: self.index_match(),
+            shard: self.shard.as_ref().map(pb::Shard::from),
             format: self.format.into(),
             view: self.view.clone(),
             ..Default::default()
@@ -57,6 +60,7 @@ impl Query {
             field_selector: self.field_selector_with_name(),
             expression: self.expression.clone(),
             index: self.index_match(),
+            shard: self.shard.as_ref().map(pb::Shard::from),
             format: self.format.into(),
             view: self.view.clone(),
             ..Default::default()
@@ -71,6 +75,7 @@ impl Query {
             label_selector: self.label_selector.clone(),
             field_selector: self.field_selector_with_name(),
             expression: self.expression.clone(),
+            shard: self.shard.as_ref().map(pb::Shard::from),
             format: self.format.into(),
             view: self.view.clone(),
             ..Default::default()

@@ -28,6 +28,7 @@ pub(super) fn resolve(section: &Section<'_>, name: &str) -> Option<SourceConfig>
         label_selector,
         field_selector,
         expression,
+        shard,
     } = RelayKeys::read(section);
     let index = section.is_written("index").then(|| section.section("index")).flatten().map(|index| {
         let RelayIndexKeys { name, values } = RelayIndexKeys::read(&index);
@@ -58,6 +59,7 @@ pub(super) fn resolve(section: &Section<'_>, name: &str) -> Option<SourceConfig>
         field_selector,
         expression,
         index,
+        shard,
         ..Query::of(resource.unwrap_or_else(|| name.to_owned()))
     };
     Some(SourceConfig::Informerd(RelayResource { endpoint: endpoint?, query, tls }))

@@ -15,13 +15,13 @@ use super::{
         self, admin_listen as address, boolean, count, duration, expression, file, integer, kind,
         kube::{self, auto_or_opaque, field_paths, namespaces},
         label_index as label, names, path as directory, path_index as field_path, policies, policy, positive_count,
-        positive_duration, positive_size, rules, size, stream_path as file_or_dash, string as text, texts,
+        positive_duration, positive_size, rules, shard, size, stream_path as file_or_dash, string as text, texts,
     },
 };
 use crate::{
     auth::Rules,
     endpoint::ServerAddress,
-    model::{Expression, FieldCut, IndexFunc},
+    model::{Expression, FieldCut, IndexFunc, Shard},
     watch::FullChannelPolicy,
 };
 
@@ -356,6 +356,8 @@ rows! {
             "only objects with these fields, such as spec.nodeName=node-a";
         expression: String = empty, text where value::check_expression,
             "only objects for which this CEL expression over `object` is true, such as object.spec.replicas > 1";
+        shard: Option<Shard>, shard,
+            "only this part of the objects, such as 2/8 (of 0/8 to 7/8) by their uid, or spec.nodeName:2/8";
     }
 }
 

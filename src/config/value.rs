@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::{
     auth::Rules,
-    model::{Expression, FieldSelector, IndexFunc, IndexMatch, LabelSelector, Path},
+    model::{Expression, FieldSelector, IndexFunc, IndexMatch, LabelSelector, Path, Shard, SyntaxError},
     watch::FullChannelPolicy,
 };
 
@@ -386,6 +386,10 @@ pub(super) fn expression(value: &Value) -> Result<Expression, ValueError> {
     }
     Expression::parse(text)
         .map_err(|error| ValueError(format!("{error}; an example: object.spec.containers.map(c, c.image)")))
+}
+
+pub(super) fn shard(value: &Value) -> Result<Shard, ValueError> {
+    text(value)?.parse().map_err(|error: SyntaxError| ValueError(error.to_string()))
 }
 
 /// Checks an expression that selects objects. One that only this build cannot compile is checked where it is evaluated.

@@ -144,6 +144,7 @@ pub(super) async fn by_index(service: &Service, request: pb::ByIndexRequest, cal
         min_resource_version: request.min_resource_version,
         index: Some(pb::IndexMatch { name: request.index, values }),
         view: request.view,
+        shard: request.shard,
     };
     answer(access, request, like, call).await
 }
@@ -173,6 +174,7 @@ async fn answer(
             field_selector: &request.field_selector,
             expression: &request.expression,
             index: request.index.as_ref().filter(|_| like.is_none()),
+            shard: request.shard.as_ref(),
             caller,
         },
     )

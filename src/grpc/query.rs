@@ -10,7 +10,7 @@ use crate::{
         Condition, Expression, ExpressionError, FieldSelector, IndexMatch, Indexers, KeyError, LabelSelector,
         ObjectKey, ResourceVersion, Selection,
     },
-    proto::pb,
+    proto::{self, pb},
     transport::Quota,
 };
 
@@ -23,6 +23,7 @@ pub(super) struct Parts<'a> {
     pub(super) field_selector: &'a str,
     pub(super) expression: &'a str,
     pub(super) index: Option<&'a pb::IndexMatch>,
+    pub(super) shard: Option<&'a pb::Shard>,
     /// Caller, for fair turns at the compiler.
     pub(super) caller: Caller,
 }
@@ -30,7 +31,7 @@ pub(super) struct Parts<'a> {
 /// Builds the selection of the parts.
 pub(super) async fn selection(access: &mut Access<'_>, parts: Parts<'_>) -> Result<Selection, ApiError> {
     let resource = access.resource;
-    let Parts { namespace, name, label_selector, field_selector, expression, index, caller } = parts;
+    let Parts { namespace, name, label_selector, field_selector, expression, index, shard, caller } = parts;
     let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     let selection = Selection {
         namespace: given(namespace),
@@ -39,6 +40,7 @@ pub(super) async fn selection(access: &mut Access<'_>, parts: Parts<'_>) -> Resu
         labels: LabelSelector::parse(label_selector).map_err(|error| ApiError::selector("label_selector", &error))?,
         fields: FieldSelector::parse(field_selector).map_err(|error| ApiError::selector("field_selector", &error))?,
         index: index.map(|index| index_match(&resource.informer.indexers(), index)).transpose()?,
+        shard: shard.map(|shard| proto::shard(shard).map_err(|error| ApiError::shard(&error))).transpose()?,
         expression: None,
     };
     if selection.reads_body() || !expression.is_empty() {

@@ -14,7 +14,7 @@ use super::exceeded_quota::ExceededQuota;
 use crate::{
     auth::AuthenticationError,
     cache::JoinError,
-    model::{ObjectKey, ResourceVersion, SyntaxError, VersionError, excerpt},
+    model::{ObjectKey, ResourceVersion, ShardError, SyntaxError, VersionError, excerpt},
     transport::{Exceeded, FinalFrames},
     watch::End,
 };
@@ -106,6 +106,12 @@ impl ApiError {
             Exceeded::All(limit) => Self::MemoryExceeded { limit, after },
             Exceeded::Share(limit) => Self::QuotaExceeded(ExceededQuota::BytesHeld { limit, after }),
         }
+    }
+
+    /// Creates the error of a shard that cannot be.
+    pub(crate) fn shard(error: &ShardError) -> Self {
+        let field = if matches!(error, ShardError::Key(_)) { "shard.key" } else { "shard.ranges" };
+        Self::Invalid { reason: "SHARD_INVALID", field, message: error.to_string() }
     }
 
     /// Creates the error of an index that the resource does not have.

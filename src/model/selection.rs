@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::{
     Cause, Change, EventType, Expression, FieldSelector, IndexMatch, IndexedObject, LabelSelector, Namespaces, Object,
+    Shard,
 };
 
 /// Choice among the objects of a resource: those that meet every part. The default chooses all of them.
@@ -21,6 +22,8 @@ pub struct Selection {
     pub fields: FieldSelector,
     /// Values of one index.
     pub index: Option<IndexMatch>,
+    /// Shard.
+    pub shard: Option<Shard>,
     /// Expression.
     pub expression: Option<Expression>,
 }
@@ -40,20 +43,21 @@ pub struct Transition {
 // === impl Selection ===
 
 impl Selection {
-    /// Returns true if the object meets every part. Cheap parts are tested first: key, labels, index, fields, then the
-    /// expression.
+    /// Returns true if the object meets every part. Cheap parts are tested first: key, labels, shard, index, fields, then
+    /// the expression.
     pub fn matches(&self, object: &Object) -> bool {
         self.matches_indexed(object.into())
     }
 
     fn matches_indexed(&self, indexed: IndexedObject<'_>) -> bool {
-        let Self { namespace, namespaces, name, labels, fields, index, expression } = self;
+        let Self { namespace, namespaces, name, labels, fields, index, shard, expression } = self;
         let object = indexed.object();
         let key = object.key();
         namespace.as_ref().is_none_or(|namespace| namespace == key.namespace())
             && namespaces.as_ref().is_none_or(|namespaces| namespaces.contains(key.namespace()))
             && name.as_ref().is_none_or(|name| name == key.name())
             && labels.matches(object.labels())
+            && shard.as_ref().is_none_or(|shard| shard.matches(object))
             && index.as_ref().is_none_or(|index| index.matches(indexed))
             && fields.matches(object)
             && expression.as_ref().is_none_or(|expression| expression.matches(object))
@@ -61,20 +65,24 @@ impl Selection {
 
     /// Returns true if all objects are chosen.
     pub fn selects_all(&self) -> bool {
-        let Self { namespace, namespaces, name, labels, fields, index, expression } = self;
+        let Self { namespace, namespaces, name, labels, fields, index, shard, expression } = self;
         namespace.is_none()
             && namespaces.is_none()
             && name.is_none()
             && labels.is_empty()
             && fields.is_empty()
             && index.is_none()
+            && shard.is_none()
             && expression.is_none()
     }
 
-    /// Returns true if the selection depends on more than the key and the labels of an object.
+    /// Returns true if the selection depends on more than the key, the uid and the labels of an object.
     pub fn reads_body(&self) -> bool {
-        let Self { fields, index, expression, .. } = self;
-        fields.reads_body() || index.as_ref().is_some_and(|index| index.func.reads_body()) || expression.is_some()
+        let Self { fields, index, shard, expression, .. } = self;
+        fields.reads_body()
+            || index.as_ref().is_some_and(|index| index.func.reads_body())
+            || shard.as_ref().is_some_and(Shard::reads_body)
+            || expression.is_some()
     }
 
     /// Returns the effect of the change on this selection; `None` if the object matches neither before nor after it.
@@ -97,7 +105,7 @@ impl Selection {
 
 impl fmt::Display for Selection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { namespace, namespaces, name, labels, fields, index, expression } = self;
+        let Self { namespace, namespaces, name, labels, fields, index, shard, expression } = self;
         let mut parts = Vec::new();
         if let Some(namespace) = namespace {
             parts.push(format!("namespace={namespace}"));
@@ -117,6 +125,9 @@ impl fmt::Display for Selection {
         if let Some(IndexMatch { name, values, .. }) = index {
             let values: Vec<_> = values.iter().map(String::as_str).collect();
             parts.push(format!("index={name} in ({})", values.join(",")));
+        }
+        if let Some(shard) = shard {
+            parts.push(format!("shard={shard}"));
         }
         if let Some(expression) = expression {
             parts.push(format!("expression={expression}"));

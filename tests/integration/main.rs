@@ -45,6 +45,7 @@ mod resume;
 mod sandbox;
 mod secrets;
 mod served;
+mod shards;
 mod slow_client;
 mod source_checker;
 mod stream;

@@ -9,6 +9,11 @@ fn index(name: &str, values: &[&str]) -> pb::IndexMatch {
     pb::IndexMatch { name: name.to_owned(), values: values.iter().map(|&value| value.to_owned()).collect() }
 }
 
+fn shard(key: &str, ranges: &[(u64, u64)]) -> pb::Shard {
+    let ranges = ranges.iter().map(|&(start, end)| pb::ShardRange { start, end }).collect();
+    pb::Shard { key: key.to_owned(), ranges }
+}
+
 async fn watch_status(sandbox: &Sandbox, request: pb::WatchRequest) -> Status {
     sandbox.client().await.watch(request).await.expect_err("a refusal")
 }
@@ -40,6 +45,12 @@ async fn every_bad_watch_is_refused_with_its_reason() {
         (pb::WatchRequest { index: Some(index("nodes", &["a"])), ..base() }, Code::InvalidArgument, "INDEX_NOT_FOUND", "known: app, namespace, node"),
         (pb::WatchRequest { index: Some(index("node", &[])), ..base() }, Code::InvalidArgument, "INDEX_VALUES_INVALID", "at least one value"),
         (pb::WatchRequest { index: Some(index("node", &["a"; 257])), ..base() }, Code::InvalidArgument, "INDEX_VALUES_INVALID", "257 values are more than 256"),
+        (pb::WatchRequest { shard: Some(shard("", &[(0, 1)])), ..base() }, Code::InvalidArgument, "SHARD_INVALID", "shard.key: expected a key"),
+        (pb::WatchRequest { shard: Some(shard("spec.list[*]", &[(0, 1)])), ..base() }, Code::InvalidArgument, "SHARD_INVALID", "shard.key: [*] is not allowed"),
+        (pb::WatchRequest { shard: Some(shard("uid", &[])), ..base() }, Code::InvalidArgument, "SHARD_INVALID", "shard.ranges: expected 1 to 64 ranges, found 0"),
+        (pb::WatchRequest { shard: Some(shard("uid", &[(0, 1); 65])), ..base() }, Code::InvalidArgument, "SHARD_INVALID", "shard.ranges: expected 1 to 64 ranges, found 65"),
+        (pb::WatchRequest { shard: Some(shard("uid", &[(0, 0), (1, 1)])), ..base() }, Code::InvalidArgument, "SHARD_INVALID", "shard.ranges: range 0x0000000000000001 to 0x0000000000000001 is empty or reversed"),
+        (pb::WatchRequest { shard: Some(shard("uid", &[(2, 1)])), ..base() }, Code::InvalidArgument, "SHARD_INVALID", "is empty or reversed"),
         (pb::WatchRequest { timeout: duration(0), ..base() }, Code::InvalidArgument, "DURATION_INVALID", "timeout"),
         (pb::WatchRequest { bookmark_interval: duration(-5), ..base() }, Code::InvalidArgument, "DURATION_INVALID", "bookmark_interval"),
         (pb::WatchRequest { min_resource_version: "x".into(), ..base() }, Code::InvalidArgument, "RESOURCE_VERSION_INVALID", "min_resource_version"),
@@ -73,6 +84,16 @@ async fn every_bad_read_is_refused_with_its_reason() {
     assert_eq!(reason(&status), "INDEX_NOT_FOUND");
     let status = list(pb::ListRequest { expression: "type == 'ADDED'".into(), ..Default::default() }).await;
     assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, "EXPRESSION_INVALID"));
+
+    let status = list(pb::ListRequest { shard: Some(shard("uid", &[])), ..Default::default() }).await;
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::InvalidArgument, "SHARD_INVALID"));
+    let by_shard = pb::ByIndexRequest {
+        resource: "pods".into(),
+        index: "node".into(),
+        shard: Some(shard("uid", &[(3, 2)])),
+        ..Default::default()
+    };
+    assert_eq!(reason(&client.by_index(by_shard).await.unwrap_err()), "SHARD_INVALID");
 
     let by_index = pb::ByIndexRequest { resource: "pods".into(), index: "none".into(), ..Default::default() };
     assert_eq!(reason(&client.by_index(by_index).await.unwrap_err()), "INDEX_NOT_FOUND");

@@ -17,7 +17,7 @@ fn relay(config: &Config, name: &str) -> RelayResource {
 fn a_relay_is_read_with_everything_that_it_can_have() {
     let yaml = "resources: { a: { source: { informerd: { endpoint: 'https://h:1/', resource: pods, \
                 namespace: shop, name: web-0, label_selector: 'app=web,!canary', field_selector: spec.x=1, \
-                expression: object.spec.x == 1, index: { name: node, values: [a, b] }, \
+                expression: object.spec.x == 1, index: { name: node, values: [a, b] }, shard: spec.n:2/8, \
                 tls: { ca: ca.crt, cert: /tls.crt, key: tls.key } } } }, \
                 b: { source: { informerd: { endpoint: 'unix:/run/x.sock' } } } }";
     let (directory, flags) = file(yaml, &["--relay=c=http://127.0.0.1:50051", "--relay=d=http://h:1/pods"]);
@@ -32,6 +32,7 @@ fn a_relay_is_read_with_everything_that_it_can_have() {
             field_selector: "spec.x=1".to_owned(),
             expression: "object.spec.x == 1".to_owned(),
             index: Some(("node".to_owned(), vec!["a".to_owned(), "b".to_owned()])),
+            shard: Some("spec.n:2/8".parse().unwrap()),
             ..Query::of("pods")
         },
         tls: TlsOptions {
@@ -68,6 +69,7 @@ fn missing_and_conflicting_keys_are_reported() {
         ("endpoint: 'https://h:1', tls: { cert: x }", format!("{key}.tls.key: is missing")),
         ("endpoint: 'http://h:1', label_selector: 'app in'", format!("{key}.label_selector: ")),
         ("endpoint: 'http://h:1', field_selector: spec.x", format!("{key}.field_selector: ")),
+        ("endpoint: 'http://h:1', shard: 8/8", format!("{key}.shard: the first of 8 is 0/8, and the last 7/8")),
         ("endpoint: 'http://h:1', index: node", format!("{key}.index: expected a map of keys, found \"node\"")),
         ("endpoint: 'http://h:1', index: { values: [a] }", format!("{key}.index.name: is missing")),
         ("endpoint: 'http://h:1', index: { name: node }", format!("{key}.index.values: is missing")),

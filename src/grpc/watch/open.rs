@@ -67,6 +67,7 @@ pub(in super::super) async fn open_with(
             field_selector: &request.field_selector,
             expression: &request.expression,
             index: request.index.as_ref(),
+            shard: request.shard.as_ref(),
             caller,
         },
     )

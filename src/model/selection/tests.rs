@@ -1,12 +1,15 @@
 //! Selections: upstream's scripts, the table of transitions, and any history of one key.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use proptest::{collection::vec, prelude::*, sample::select};
 
 use super::*;
-use crate::model::{IndexFunc, Path, ResourceVersion};
+use crate::model::{IndexFunc, Path, ResourceVersion, ShardKey};
 
 fn object(json: &str, version: u128) -> Arc<Object> {
     let body = Bytes::copy_from_slice(json.as_bytes());
@@ -136,6 +139,7 @@ fn every_part_has_to_match() {
         name: Some("web".into()),
         labels: LabelSelector::parse("app in (web)").unwrap(),
         index: index(&["2", "1"]),
+        shard: Shard::part(ShardKey::Key, 0, 2),
         ..on_host()
     };
     assert!(all.matches(&web));
@@ -149,12 +153,14 @@ fn every_part_has_to_match() {
         Selection { fields: FieldSelector::parse("spec.n=2").unwrap(), ..all.clone() },
         Selection { index: index(&["2"]), ..all.clone() },
         Selection { index: index(&[]), ..all.clone() },
+        Selection { shard: Shard::part(ShardKey::Key, 1, 2), ..all.clone() },
     ] {
         assert!(!other.matches(&web), "{other}");
     }
     assert_eq!(
         all.to_string(),
-        "namespace=shop namespace in (bank,shop) name=web labels=app=web fields=spec.nodeName=host index=n in (1,2)"
+        "namespace=shop namespace in (bank,shop) name=web labels=app=web fields=spec.nodeName=host index=n in (1,2) \
+         shard=shardRange(key, '0x0000000000000000', '0x8000000000000000')"
     );
 }
 
@@ -173,9 +179,14 @@ fn the_default_is_everything() {
             index: Some(IndexMatch { name: "namespace".into(), func: IndexFunc::Namespace, values: BTreeSet::new() }),
             ..Selection::default()
         },
+        Selection { shard: Shard::part(ShardKey::Uid, 0, 1), ..Selection::default() },
     ] {
         assert!(!part.selects_all(), "{part}");
     }
+}
+
+fn text(object: &Arc<Object>) -> String {
+    String::from_utf8_lossy(object.body()).into_owned()
 }
 
 proptest! {
@@ -205,6 +216,56 @@ proptest! {
                 None => {}
             }
             prop_assert_eq!(&held, &change.new.filter(|new| selection.matches(new)));
+        }
+    }
+
+    /// Each worker of a fleet folds the events of its shard. At every version they hold the state together, and no object twice, while
+    /// objects move between shards. At times the fleet is divided anew, and each worker begins with the state.
+    #[test]
+    fn a_fleet_holds_the_state_at_every_version(
+        steps in vec((0..6_usize, select(vec![None, Some("host"), Some(""), Some("other"), Some("n1")]), any::<bool>()), 1..40),
+        fleets in vec(vec(any::<u64>(), 0..6), 1..4),
+        key in select(vec!["spec.nodeName", "uid", "key"]),
+    ) {
+        let key = ShardKey::parse(key).unwrap();
+        let mut fleets = fleets.into_iter().cycle();
+        let mut state: BTreeMap<usize, Arc<Object>> = BTreeMap::new();
+        let mut fleet: Vec<(Selection, BTreeSet<String>)> = Vec::new();
+        for ((number, node, is_new_fleet), version) in steps.into_iter().zip(1..) {
+            if is_new_fleet || fleet.is_empty() {
+                let borders: BTreeSet<u64> = fleets.next().unwrap().into_iter().chain([0]).collect();
+                let ends = borders.iter().skip(1).copied().chain([0]);
+                let shards = borders.iter().zip(ends).map(|(start, end)| Shard::new(key.clone(), &[(*start, end)]).ok());
+                let worker = |shard| {
+                    let selection = Selection { shard, ..Selection::default() };
+                    let held = state.values().filter(|object| selection.matches(object)).map(text);
+                    (selection.clone(), held.collect())
+                };
+                fleet = shards.map(worker).collect();
+            }
+            let old = state.remove(&number);
+            let new = node.map(|node| {
+                let metadata = format!(r#"{{"name":"web-{number}","uid":"{number}-{}"}}"#, number * 7919);
+                object(&format!(r#"{{"metadata":{metadata},"spec":{{"nodeName":"{node}","n":{version}}}}}"#), version)
+            });
+            state.extend(new.iter().map(|new| (number, Arc::clone(new))));
+            if old.is_none() && new.is_none() {
+                continue;
+            }
+            let change =
+                Change { old, new, version: ResourceVersion::decimal(version), cause: Cause::Change, index_values: None };
+            for (selection, held) in &mut fleet {
+                let Some(Transition { event_type, .. }) = selection.transition(&change) else { continue };
+                if event_type != EventType::Added {
+                    prop_assert!(held.remove(&text(change.old.as_ref().unwrap())), "{event_type:?} of what it had not");
+                }
+                if event_type != EventType::Deleted {
+                    held.insert(text(change.new.as_ref().unwrap()));
+                }
+            }
+            let held: Vec<String> = fleet.iter().flat_map(|(_, held)| held).cloned().collect();
+            prop_assert_eq!(held.len(), state.len(), "an object is held twice, or by nobody");
+            prop_assert_eq!(BTreeSet::from_iter(held), state.values().map(text).collect::<BTreeSet<_>>());
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::{
         WarmStart, Watch,
     },
     client::Query,
-    model::ResourceVersion,
+    model::{ResourceVersion, Shard},
 };
 
 /// A resource of another informerd as an upstream.
@@ -86,8 +86,11 @@ impl ListerWatcher for RelaySource {
 
     fn rewrite_evidence(&self) -> RewriteEvidence {
         // Another replica may have other bytes for the same version of an object, and thus select it or not.
-        let Query { field_selector, expression, index, .. } = &self.shared.config.query;
-        let is_by_body = !field_selector.is_empty() || !expression.is_empty() || index.is_some();
+        let Query { field_selector, expression, index, shard, .. } = &self.shared.config.query;
+        let is_by_body = !field_selector.is_empty()
+            || !expression.is_empty()
+            || index.is_some()
+            || shard.as_ref().is_some_and(Shard::reads_body);
         if is_by_body { RewriteEvidence::Held } else { RewriteEvidence::Listed }
     }
 
@@ -107,13 +110,15 @@ impl ListerWatcher for RelaySource {
 impl WarmStart for RelaySource {
     fn identity(&self) -> String {
         let RelayConfig { endpoint, query, .. } = &self.shared.config;
-        let Query { resource, namespace, name, label_selector, field_selector, expression, index, format, view } =
+        let Query { resource, namespace, name, label_selector, field_selector, expression, index, shard, format, view } =
             query;
         let is_whole = *query == Query { format: *format, view: view.clone(), ..Query::of(resource) };
         let selection = (namespace, name, label_selector, field_selector, expression, index);
         let selection = if is_whole { String::new() } else { format!(" by {selection:?}") };
+        // As it was before there were shards, for a snapshot of that time.
+        let shard = shard.as_ref().map(|shard| format!(" in {shard}")).unwrap_or_default();
         let view = view.as_ref().map(|view| format!(" in {view:?}")).unwrap_or_default();
-        format!("{resource:?} of informerd at {}{selection}{view}", endpoint.uri())
+        format!("{resource:?} of informerd at {}{selection}{shard}{view}", endpoint.uri())
     }
 
     fn proof(&self) -> Option<Bytes> {

@@ -112,8 +112,8 @@ impl<F: Frame> std::ops::Index<usize> for Groups<F> {
     }
 }
 
-/// Returns true if the writer's time for a selection is bounded. `is_selective` is true if more than its namespaces
-/// routes to it.
+/// Returns true if the writer's time for a selection is bounded. `is_selective` is true if it is found for few changes that it
+/// does not select.
 pub(super) fn is_budgeted(selection: &Selection, is_selective: bool) -> bool {
     let is_exact = || Selection { namespace: None, namespaces: None, ..selection.clone() }.selects_all();
     selection.expression.is_some() || !is_selective && !is_exact()

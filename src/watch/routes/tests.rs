@@ -4,7 +4,7 @@ use bytes::Bytes;
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::*;
-use crate::model::{Cause, FieldSelector, LabelSelector, Object, ResourceVersion};
+use crate::model::{Cause, FieldSelector, LabelSelector, Object, ResourceVersion, Shard};
 
 fn object(namespace: &str, name: &str, app: &str) -> Arc<Object> {
     let json = format!(r#"{{"metadata":{{"namespace":"{namespace}","name":"{name}","labels":{{"app":"{app}"}}}}}}"#);
@@ -59,13 +59,14 @@ fn a_change_leads_to_the_groups_of_its_name_its_namespace_and_the_values_before_
 }
 
 fn is_empty(routes: &Routes) -> bool {
-    let Routes { unrouted, names, namespaces, indexes, fields, labels } = routes;
+    let Routes { unrouted, names, namespaces, indexes, fields, labels, shards } = routes;
     unrouted.is_empty()
         && names.is_empty()
         && namespaces.is_empty()
         && indexes.is_empty()
         && fields.is_empty()
         && labels.is_empty()
+        && shards.is_empty()
 }
 
 fn any_selection() -> impl Strategy<Value = Selection> {
@@ -83,16 +84,38 @@ fn any_selection() -> impl Strategy<Value = Selection> {
     let labels = option::weighted(0.4, select(labels.to_vec()));
     let namespaces = option::weighted(0.2, select(vec![vec!["shop"], vec!["", "bank"], vec!["shop", "bank"], vec![]]));
     let namespaces = (part(&["shop", "bank", ""]), namespaces);
-    (namespaces, part(&["a", "b"]), labels, option::weighted(0.5, fields), index).prop_map(
-        |((namespace, namespaces), name, labels, fields, index)| Selection {
+    let shard = option::weighted(0.3, any_shard());
+    (namespaces, part(&["a", "b"]), labels, option::weighted(0.5, fields), index, shard).prop_map(
+        |((namespace, namespaces), name, labels, fields, index, shard)| Selection {
             namespace,
             namespaces: namespaces.map(|namespaces| namespaces.into_iter().collect()),
             name,
             labels: LabelSelector::parse(labels.unwrap_or_default()).unwrap(),
             fields: FieldSelector::parse(&fields.unwrap_or_default()).unwrap(),
+            shard,
             ..index.map(|values| by_app(&values)).unwrap_or_default()
         },
     )
+}
+
+/// Shard whose borders may be next to the hashes of objects.
+fn any_shard() -> impl Strategy<Value = Shard> {
+    let keys = prop_oneof![
+        select(vec!["namespace", "key", "uid", "n", "list"]).prop_map(str::to_owned),
+        (0..60).prop_map(|path| format!("other{path}"))
+    ];
+    let values = select(vec!["", "shop", "bank", "shop/a", "b", "1", "2"]);
+    let border = prop_oneof![any::<u64>(), (values, 0..3_u64).prop_map(|(value, more)| hash(value).wrapping_add(more))];
+    (keys, vec((border.clone(), border), 1..4)).prop_map(|(key, borders)| {
+        let ranges: Vec<_> =
+            borders.into_iter().map(|(a, b)| (a.min(b), a.max(b).checked_add(1).unwrap_or_default())).collect();
+        Shard::new(ShardKey::parse(&key).unwrap(), &ranges).unwrap()
+    })
+}
+
+/// Returns the hash of a text, as that of the namespace of an object.
+fn hash(text: &str) -> u64 {
+    ShardKey::Namespace.hash(&object(text, "x", ""))
 }
 
 /// States before and after a change of one object, at least one of which is present.
@@ -131,6 +154,8 @@ proptest! {
             routes.insert(selection, group);
         }
         prop_assert!(routes.fields.len() <= MAX_PATHS);
+        let paths = routes.shards.keys().filter(|key| matches!(key, ShardKey::Path(_)));
+        prop_assert!(paths.count() <= MAX_PATHS);
         for (group, (selection, _)) in selections.iter().enumerate().filter(|(_, (_, stays))| !stays) {
             routes.remove(selection, group);
         }
@@ -183,4 +208,53 @@ fn a_group_with_one_value_is_not_found_for_other_values() {
     }
     assert_eq!((routes.fields.len(), routes.unrouted().len()), (MAX_PATHS, 0));
     assert_eq!(found(&routes, None, Some(object("", "a", "web"))), [MAX_PATHS]);
+}
+
+/// A change costs the same however many shards there are: the groups that are found for it are counted, and the lookups are as many as
+/// there are sizes of blocks.
+#[test]
+fn a_change_is_found_for_its_shard_however_many_there_are() {
+    for key in ["uid", "namespace", "key", "metadata.labels.app"] {
+        let key = ShardKey::parse(key).unwrap();
+        for shards in [1, 3, 8, 100, 4096, 10_000] {
+            let of = |part| Selection { shard: Shard::part(key.clone(), part, shards), ..Selection::default() };
+            let mut routes = Routes::default();
+            for part in 0..shards {
+                assert!(routes.insert(&of(part), part as usize), "nothing but the shard selects");
+            }
+            assert!(routes.unrouted().is_empty());
+            for number in 0..200 {
+                let name = format!("pod-{number}");
+                let object = object(&name, &name, &name);
+                let part = ((u128::from(key.hash(&object)) * u128::from(shards)) >> 64) as u64;
+                assert!(of(part).matches(&object));
+                let groups = found(&routes, None, Some(object));
+                assert!(groups.contains(&(part as usize)), "shard {part} of {shards} by {key}");
+                assert!(groups.len() <= 2, "{groups:?} of {shards} by {key}: at most one border is in a block");
+            }
+            for part in 0..shards {
+                routes.remove(&of(part), part as usize);
+            }
+            assert!(is_empty(&routes));
+        }
+    }
+}
+
+/// A change between shards leads to both, and each range, however wide, to few blocks.
+#[test]
+fn a_range_is_in_few_blocks() {
+    let mut routes = Routes::default();
+    let shard = |start, end| Shard::new(ShardKey::parse("metadata.labels.app").unwrap(), &[(start, end)]);
+    for group in 0..100 {
+        let selection = Selection { shard: shard(group + 1, u64::MAX - group).ok(), ..Selection::default() };
+        routes.insert(&selection, group as usize);
+    }
+    let groups: usize = routes.shards.values().flat_map(Map::values).map(BTreeSet::len).sum();
+    assert!(groups <= 100 * 32, "{groups} for ranges within one another");
+    let at = |app: &str| Selection { shard: shard(hash(app), hash(app) + 1).ok(), ..Selection::default() };
+    let mut routes = Routes::default();
+    routes.insert(&at("web"), 1);
+    routes.insert(&at("db"), 2);
+    assert_eq!(found(&routes, Some(object("", "a", "web")), Some(object("", "a", "db"))), [1, 2]);
+    assert!(!routes.insert(&Selection { namespace: Some("shop".into()), ..at("web") }, 3), "its namespace selects too");
 }

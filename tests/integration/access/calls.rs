@@ -42,6 +42,8 @@ enum Select {
     BodyField,
     BodyIndex,
     Expression,
+    KeyShard,
+    BodyShard,
 }
 
 /// Answer to a call, as far as rights decide about it.
@@ -68,7 +70,7 @@ const METHODS: [Method; 8] = [
     Method::Resources,
     Method::Watchers,
 ];
-const SELECTS: [Select; 7] = [
+const SELECTS: [Select; 9] = [
     Select::All,
     Select::Label,
     Select::NameField,
@@ -76,6 +78,8 @@ const SELECTS: [Select; 7] = [
     Select::BodyField,
     Select::BodyIndex,
     Select::Expression,
+    Select::KeyShard,
+    Select::BodyShard,
 ];
 const FORMATS: [pb::PayloadFormat; 4] =
     [pb::PayloadFormat::Unspecified, pb::PayloadFormat::Metadata, pb::PayloadFormat::Raw, pb::PayloadFormat::Struct];
@@ -84,7 +88,7 @@ const FORMATS: [pb::PayloadFormat; 4] =
 
 impl Select {
     fn reads_body(self) -> bool {
-        matches!(self, Self::BodyField | Self::BodyIndex | Self::Expression)
+        matches!(self, Self::BodyField | Self::BodyIndex | Self::Expression | Self::BodyShard)
     }
 
     fn selects(self, name: &str) -> bool {
@@ -105,6 +109,23 @@ impl Select {
 
     fn expression(self) -> String {
         if self == Self::Expression { r#"object.spec.nodeName == "node-a""#.to_owned() } else { String::new() }
+    }
+
+    fn shard(self) -> Option<pb::Shard> {
+        let of = |key: &str, values: &[&str]| {
+            let hash = |value: &&str| {
+                value
+                    .bytes()
+                    .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+            };
+            let ranges = values.iter().map(hash).map(|start| pb::ShardRange { start, end: start + 1 }).collect();
+            Some(pb::Shard { key: key.to_owned(), ranges })
+        };
+        match self {
+            Self::KeyShard => of("key", &["a", "x/a", "y/a"]),
+            Self::BodyShard => of("spec.nodeName", &["node-a"]),
+            _ => None,
+        }
     }
 
     fn index(self) -> Option<pb::IndexMatch> {
@@ -275,6 +296,7 @@ impl Shape {
                     field_selector,
                     expression,
                     index,
+                    shard: select.shard(),
                     ..Default::default()
                 };
                 let mut stream = client.list(by(caller, request)).await?.into_inner();
@@ -303,6 +325,7 @@ impl Shape {
                     field_selector,
                     expression,
                     index,
+                    shard: select.shard(),
                     ..Default::default()
                 };
                 if method == Method::Until {

@@ -161,6 +161,7 @@ impl Ask {
                         page_size,
                         page_token,
                         min_resource_version,
+                        shard: watch.shard,
                         like: Some(pb::ObjectKey { namespace: namespace.to_owned(), name: name.to_owned() }),
                         ..Default::default()
                     };
@@ -177,6 +178,7 @@ impl Ask {
                     page_token,
                     min_resource_version,
                     index: watch.index,
+                    shard: watch.shard,
                     ..Default::default()
                 };
                 ("List", request.encode_to_vec())
@@ -215,7 +217,7 @@ impl Query {
             _ if !self.is_by_index => None,
             Selection::LabelSet => Some((("shop", "a"), Index::Node)),
             Selection::NotField => Some((("shop", "b"), Index::App)),
-            Selection::NoLabel => Some((("shop", "a"), Index::Namespace)),
+            Selection::NoLabel | Selection::NodeShard => Some((("shop", "a"), Index::Namespace)),
             _ => None,
         }
     }

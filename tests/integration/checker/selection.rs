@@ -23,10 +23,30 @@ pub(crate) enum Selection {
     Expression,
     NotExpression,
     LabelAndExpression,
+    UidShard,
+    OtherUidShard,
+    NodeShard,
+    OtherNodeShard,
+    NamespaceShard,
+    LabelAndKeyShard,
 }
 
+/// First hash of a range, and the one after its last; 0 stands for 2^64.
+type Range = (u64, u64);
+
+/// Uids u1 and u2, u5 and some later ones.
+const UIDS: [Range; 2] = [(0, 0x08c4_7d00_0000_0000), (0x08c4_7f00_0000_0000, 0x4000_0000_0000_0000)];
+const OTHER_UIDS: [Range; 2] = [(0x08c4_7d00_0000_0000, 0x08c4_7f00_0000_0000), (0x4000_0000_0000_0000, 0)];
+/// Node n1, and objects without a node.
+const NODES: [Range; 2] = [(0, 0x08b3_7c00_0000_0000), (1 << 63, 0)];
+const OTHER_NODES: [Range; 1] = [(0x08b3_7c00_0000_0000, 1 << 63)];
+/// Namespace ship.
+const NAMESPACES: [Range; 1] = [(0x46e0_0000_0000_0000, 0)];
+/// All keys but shop/a.
+const KEYS: [Range; 1] = [(0, 0x8bc6_6b00_0000_0000)];
+
 impl Selection {
-    pub(crate) const EVERY: [Self; 16] = [
+    pub(crate) const EVERY: [Self; 22] = [
         Self::All,
         Self::Namespace,
         Self::Name,
@@ -43,10 +63,16 @@ impl Selection {
         Self::Expression,
         Self::NotExpression,
         Self::LabelAndExpression,
+        Self::UidShard,
+        Self::OtherUidShard,
+        Self::NodeShard,
+        Self::OtherNodeShard,
+        Self::NamespaceShard,
+        Self::LabelAndKeyShard,
     ];
 
     /// Selections that a List can have: all but a name.
-    pub(crate) const LISTED: [Self; 14] = [
+    pub(crate) const LISTED: [Self; 20] = [
         Self::All,
         Self::Namespace,
         Self::Label,
@@ -61,6 +87,12 @@ impl Selection {
         Self::Expression,
         Self::NotExpression,
         Self::LabelAndExpression,
+        Self::UidShard,
+        Self::OtherUidShard,
+        Self::NodeShard,
+        Self::OtherNodeShard,
+        Self::NamespaceShard,
+        Self::LabelAndKeyShard,
     ];
 
     /// Returns its expression; empty if it has none.
@@ -75,6 +107,10 @@ impl Selection {
         let index = |name: &str, values: &[&str]| {
             let values = values.iter().map(|value| (*value).to_owned()).collect();
             Some(pb::IndexMatch { name: name.to_owned(), values })
+        };
+        let shard = |key: &str, ranges: &[Range]| {
+            let ranges = ranges.iter().map(|&(start, end)| pb::ShardRange { start, end }).collect();
+            Some(pb::Shard { key: key.to_owned(), ranges })
         };
         match self {
             Self::All => {}
@@ -109,11 +145,20 @@ impl Selection {
                 "app".clone_into(&mut request.label_selector);
                 "object.metadata.name in ['a', 'c']".clone_into(&mut request.expression);
             }
+            Self::UidShard => request.shard = shard("uid", &UIDS),
+            Self::OtherUidShard => request.shard = shard("uid", &OTHER_UIDS),
+            Self::NodeShard => request.shard = shard("spec.nodeName", &NODES),
+            Self::OtherNodeShard => request.shard = shard("spec.nodeName", &OTHER_NODES),
+            Self::NamespaceShard => request.shard = shard("namespace", &NAMESPACES),
+            Self::LabelAndKeyShard => {
+                "app".clone_into(&mut request.label_selector);
+                request.shard = shard("key", &KEYS);
+            }
         }
     }
 
     /// Returns true if it selects the object. A missing value is the empty string to a field selector, is in no index, and
-    /// matches no expression.
+    /// matches no expression. The other shard of two has what the first has not.
     pub(crate) fn matches(self, pod: &Pod) -> bool {
         let (namespace, name) = pod.key;
         match self {
@@ -132,6 +177,20 @@ impl Selection {
             Self::IndexOfSeveral => pod.app.is_some() && (pod.node == Some("n1") || pod.node == Some("n3")),
             Self::NotExpression => pod.node.is_some() && pod.node != Some("n1"),
             Self::LabelAndExpression => pod.app.is_some() && (name == "a" || name == "c"),
+            Self::UidShard => is_in(&format!("u{}", pod.uid), &UIDS),
+            Self::OtherUidShard => !is_in(&format!("u{}", pod.uid), &UIDS),
+            Self::NodeShard => is_in(pod.node.unwrap_or_default(), &NODES),
+            Self::OtherNodeShard => !is_in(pod.node.unwrap_or_default(), &NODES),
+            Self::NamespaceShard => namespace == "ship",
+            Self::LabelAndKeyShard => pod.app.is_some() && pod.key != ("shop", "a"),
         }
     }
+}
+
+/// Returns true if the hash of a value is in one of the ranges.
+fn is_in(value: &str, ranges: &[Range]) -> bool {
+    let hash = value
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    ranges.iter().any(|&(start, end)| start <= hash && (end == 0 || hash < end))
 }

@@ -3,8 +3,9 @@
 use proptest::{collection::vec, prelude::*, sample::select};
 
 use super::super::*;
+use crate::model::{Shard, ShardKey};
 
-/// Options of a client; selections by label, by name, by namespace and by index, and some that nothing routes to.
+/// Options of a client; selections by label, by name, by namespace, by index and by shard, and some that nothing routes to.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Client {
     pub(super) selection: usize,
@@ -44,7 +45,7 @@ pub(super) enum Op {
 
 pub(crate) const NAMES: [&str; 3] = ["a", "b", "c"];
 pub(crate) const APPS: [&str; 3] = ["web", "db", "none"];
-pub(crate) const SELECTIONS: usize = 12;
+pub(crate) const SELECTIONS: usize = 14;
 
 pub(crate) fn selection(number: usize) -> Selection {
     let index = |values: &[&str]| IndexMatch {
@@ -52,6 +53,7 @@ pub(crate) fn selection(number: usize) -> Selection {
         func: IndexFunc::Label("app".into()),
         values: values.iter().map(|value| (*value).to_owned()).collect(),
     };
+    let shard = |start, end| Shard::new(ShardKey::Key, &[(start, end)]).ok();
     let mut selection = Selection::default();
     match number {
         0 => {}
@@ -68,6 +70,11 @@ pub(crate) fn selection(number: usize) -> Selection {
         8 => selection.labels = LabelSelector::parse("app!=none").unwrap(),
         10 => selection.namespaces = Some(["bank", "shop"].into_iter().collect()),
         11 => selection.namespaces = Some(["bank"].into_iter().collect()),
+        12 => selection.shard = shard(0x8bc6_6b00_0000_0000, 0),
+        13 => {
+            selection.namespace = Some("shop".into());
+            selection.shard = shard(0, 0x8bc6_6b00_0000_0000);
+        }
         _ => {
             selection.namespace = Some("shop".into());
             selection.labels = LabelSelector::parse("app!=db").unwrap();
@@ -82,11 +89,12 @@ pub(crate) fn is_selected(number: usize, object: &Object) -> bool {
     match number {
         1 => app == "web",
         2 | 8 => app != "none",
-        3 => name == "a",
+        3 | 12 => name == "a",
         4 | 9 => app != "db",
         5 => app == "db" && name == "b",
         7 => app != "web",
         11 => false,
+        13 => name != "a",
         _ => true,
     }
 }
