@@ -37,6 +37,7 @@ pub use key::{KeyError, ObjectKey};
 pub use namespaces::Namespaces;
 #[cfg(feature = "client")]
 pub(crate) use object::JSON;
+pub(crate) use object::json_problem;
 pub use object::{Labels, MAX_OBJECT_BYTES, Object, ObjectError, ObjectParts};
 pub use path::{FieldCut, FieldCutError, Path, View, ViewError};
 pub(crate) use random::random_id;

@@ -1,6 +1,7 @@
 //! Flags that the client commands share. Their letters and meanings are kubectl's.
 
 use std::{
+    ffi::OsStr,
     fmt::Display,
     fs,
     io::Write,
@@ -8,7 +9,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use clap::{Args, builder::NonEmptyStringValueParser};
+use clap::{
+    Args,
+    builder::{NonEmptyStringValueParser, TypedValueParser},
+    error::ErrorKind,
+};
 use prost_types::Timestamp;
 
 use super::{
@@ -16,7 +21,7 @@ use super::{
     print::{self, Color, ColumnOptions, Output, PrintOptions},
 };
 use crate::{
-    client::{Client, Query, ServerAddress, TlsOptions},
+    client::{AddressError, Client, Query, ServerAddress, TlsOptions},
     config::parse_duration,
     model::Shard,
     proto::pb::{self, SyncState},
@@ -72,7 +77,7 @@ pub(super) struct SelectionFlags {
 #[command(next_help_heading = "Server")]
 pub(super) struct ServerFlags {
     /// Address of the server: `HOST:PORT`, `http://HOST:PORT`, `https://HOST:PORT` or `unix:/path/of/socket`
-    #[arg(long, value_name = "URL", env = "INFORMERD_SERVER", default_value = "127.0.0.1:50051")]
+    #[arg(long, value_name = "URL", env = "INFORMERD_SERVER", default_value = "127.0.0.1:50051", value_parser = AddressParser)]
     server: ServerAddress,
 
     /// CA certificates in PEM to verify the server under https [default: those of the system]
@@ -95,6 +100,10 @@ pub(super) struct ServerFlags {
     #[arg(short, long)]
     pub(super) quiet: bool,
 }
+
+/// Parser of an address. clap's own errors quote the argument, which may have a password.
+#[derive(Debug, Clone)]
+struct AddressParser;
 
 /// Bound of the time for an answer.
 #[derive(Debug, Clone, Args)]
@@ -192,6 +201,25 @@ impl SelectionFlags {
     pub(super) fn has_selectors(&self) -> bool {
         let Self { selector, field_selector, expression, shard, .. } = self;
         selector.is_some() || field_selector.is_some() || expression.is_some() || shard.is_some()
+    }
+}
+
+// === impl AddressParser ===
+
+impl TypedValueParser for AddressParser {
+    type Value = ServerAddress;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        argument: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<ServerAddress, clap::Error> {
+        value.to_string_lossy().parse().map_err(|error: AddressError| {
+            let argument = argument.map(ToString::to_string).unwrap_or_default();
+            clap::Error::raw(ErrorKind::ValueValidation, format!("invalid value for '{argument}': {error}\n"))
+                .with_cmd(command)
+        })
     }
 }
 

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::{
     auth::Rules,
+    endpoint::without_credentials,
     model::{Expression, FieldSelector, IndexFunc, IndexMatch, LabelSelector, Path, Shard, SyntaxError},
     watch::FullChannelPolicy,
 };
@@ -455,8 +456,9 @@ pub(super) fn found(value: &Value) -> String {
     }
 }
 
-/// Quotes a user's text; of a long text, the beginning.
+/// Quotes a user's text; of a long text, the beginning, and of a URL no credentials.
 pub(super) fn quote(text: &str) -> String {
+    let text = if text.contains("://") { without_credentials(text) } else { text.into() };
     let beginning: String = text.chars().take(MAX_QUOTE_CHARS).collect();
     let more = if beginning.len() < text.len() { "…" } else { "" };
     format!("{beginning:?}{more}")

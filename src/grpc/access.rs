@@ -219,17 +219,20 @@ impl Service {
             return Ok([&*self.resource(resource)?.name].into());
         }
         let mut inspected = BTreeSet::new();
-        let mut denied = None;
         for resource in self.resources() {
             match self.inspect(call.identity.as_ref(), &resource.name).await {
                 Ok(()) => {
                     inspected.insert(&*resource.name);
                 }
-                Err(refusal @ ApiError::AccessDenied { .. }) => denied = Some(refusal),
+                Err(ApiError::AccessDenied { .. }) => {}
                 Err(refusal) => return Err(refusal),
             }
         }
-        denied.filter(|_| inspected.is_empty()).map_or(Ok(inspected), Err)
+        if inspected.is_empty() {
+            // Not that of one of them: it has the name of a resource.
+            return Err(denied(call.identity.as_ref(), &Attributes::new(Operation::Inspect, "*")));
+        }
+        Ok(inspected)
     }
 
     /// Checks that the sender of these headers may see what operators see of all resources: their metrics.

@@ -141,9 +141,9 @@ impl AuditedCall {
     }
 
     /// Records that the stream begins.
-    pub(super) fn begins(&self, selection: &Selection, format: &ObjectFormat) {
+    pub(super) fn begins(&self, selection: &Selection, format: &ObjectFormat, is_secret: bool) {
         let mut requested = self.0.requested.lock();
-        requested.selection = Some(selection.to_string());
+        requested.selection = Some(selection.described(is_secret));
         let namespaces = selection.namespaces.as_ref();
         requested.namespaces = namespaces.map(|namespaces| namespaces.iter().map(str::to_owned).collect());
         // An Until reads other bodies than it sends.

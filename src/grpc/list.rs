@@ -198,7 +198,7 @@ async fn answer(
         selection.index = Some(IndexMatch { name: index.name, func, values: values.into_iter().collect() });
     }
     if let Some(audited) = &call.audited {
-        audited.begins(&selection, &format);
+        audited.begins(&selection, &format, resource.is_secret);
     }
     Ok(ListBody {
         service: service.clone(),

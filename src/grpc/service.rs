@@ -342,20 +342,18 @@ impl Service {
             biased;
             // Cancel-safe: `wait_for` documents it.
             snapshot = resource.informer.wait_for(version.map_or(0, ResourceVersion::number), is_enough) => Ok(snapshot),
-            () = tokio::time::sleep(wait) => Err(not_reached(resource, version)),
+            () = tokio::time::sleep(wait) => Err(self.not_reached(resource, version)),
             () = self.draining().cancelled() => Err(ApiError::Draining),
         }
     }
-}
 
-/// Returns the error for a wait that timed out.
-fn not_reached(resource: &ServedResource, min_version: Option<&ResourceVersion>) -> ApiError {
-    match (resource.informer.snapshot(), min_version) {
-        (Some(snapshot), Some(wanted)) => {
-            ApiError::VersionTooLarge { wanted: wanted.clone(), current: snapshot.version().to_string() }
+    /// Returns the error for a wait that timed out. Errors of the upstream may name objects: only where everybody has rights do
+    /// clients receive them.
+    fn not_reached(&self, resource: &ServedResource, min_version: Option<&ResourceVersion>) -> ApiError {
+        if let Some((snapshot, wanted)) = resource.informer.snapshot().zip(min_version) {
+            return ApiError::VersionTooLarge { wanted: wanted.clone(), current: snapshot.version().to_string() };
         }
-        (_, _) => {
-            ApiError::NotSynced { resource: resource.name.clone(), last_error: resource.informer.report().last_error }
-        }
+        let last_error = resource.informer.report().last_error.filter(|_| !self.authorizes());
+        ApiError::NotSynced { resource: resource.name.clone(), last_error }
     }
 }

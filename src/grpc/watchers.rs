@@ -432,7 +432,7 @@ impl Watcher {
             resource: resource.name.clone(),
             peer: caller.peer.map(|peer| peer.to_string()).unwrap_or_default(),
             identity: identity.as_ref().map(Identity::to_string).unwrap_or_default(),
-            selection: selection.to_string(),
+            selection: selection.described(resource.is_secret),
             policy: proto::full_channel_policy_name(queue.policy).into(),
             queue_length: u32::try_from(queue.length).unwrap_or(u32::MAX),
             queued: lag.map_or(0, |lag| u32::try_from(lag).unwrap_or(u32::MAX)),

@@ -66,7 +66,7 @@ pub enum ObjectError {
     #[error("not UTF-8: {0}")]
     Encoding(#[from] std::str::Utf8Error),
     /// Text that is not JSON, or whose envelope has fields of the wrong type.
-    #[error("{0}")]
+    #[error("{}", json_problem(.0))]
     Json(#[from] serde_json::Error),
     /// Namespace or name that cannot be a key.
     #[error("metadata: {0}")]
@@ -393,6 +393,19 @@ impl fmt::Debug for Labels<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.iter()).finish()
     }
+}
+
+/// Returns the problem of a text as JSON, and its place. A value that is not as expected is not quoted: it may be a secret.
+pub(crate) fn json_problem(error: &serde_json::Error) -> String {
+    let problem = error.to_string();
+    if problem.starts_with("unknown field") {
+        return problem;
+    }
+    let unquoted = problem.rsplit_once(", expected ").and_then(|(found, expected)| {
+        let (found, _) = found.split_once(['"', '`'])?;
+        Some(format!("{}, expected {expected}", found.trim_end()))
+    });
+    unquoted.unwrap_or(problem)
 }
 
 // === impl Span ===

@@ -101,11 +101,11 @@ impl Selection {
         };
         Some(Transition { event_type, cause })
     }
-}
 
-impl fmt::Display for Selection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// Returns the selection as a text for logs and operators. That of secrets omits what it compares bodies with.
+    pub fn described(&self, is_secret: bool) -> String {
         let Self { namespace, namespaces, name, labels, fields, index, shard, expression } = self;
+        let shown = |part: String, reads_body: bool| if is_secret && reads_body { "…".to_owned() } else { part };
         let mut parts = Vec::new();
         if let Some(namespace) = namespace {
             parts.push(format!("namespace={namespace}"));
@@ -120,22 +120,28 @@ impl fmt::Display for Selection {
             parts.push(format!("labels={labels}"));
         }
         if !fields.is_empty() {
-            parts.push(format!("fields={fields}"));
+            parts.push(format!("fields={}", shown(fields.to_string(), fields.reads_body())));
         }
-        if let Some(IndexMatch { name, values, .. }) = index {
+        if let Some(IndexMatch { name, values, func }) = index {
             let values: Vec<_> = values.iter().map(String::as_str).collect();
-            parts.push(format!("index={name} in ({})", values.join(",")));
+            parts.push(format!("index={name} in ({})", shown(values.join(","), func.reads_body())));
         }
         if let Some(shard) = shard {
-            parts.push(format!("shard={shard}"));
+            parts.push(format!("shard={}", shown(shard.to_string(), shard.reads_body())));
         }
         if let Some(expression) = expression {
-            parts.push(format!("expression={expression}"));
+            parts.push(format!("expression={}", shown(expression.to_string(), true)));
         }
         if parts.is_empty() {
             parts.push("everything".to_owned());
         }
-        f.write_str(&parts.join(" "))
+        parts.join(" ")
+    }
+}
+
+impl fmt::Display for Selection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.described(false))
     }
 }
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use super::text::one_line;
-use crate::model::{EventType, JsonText, ObjectError};
+use crate::model::{EventType, JsonText, ObjectError, json_problem};
 
 /// Decoded event. The objects of bookmarks and failures are JSON, or empty if absent.
 #[derive(Debug, PartialEq, Eq)]
@@ -134,6 +134,6 @@ pub(super) fn describe(error: &ObjectError) -> String {
 }
 
 fn explain(error: &serde_json::Error) -> String {
-    let text = error.to_string();
+    let text = json_problem(error);
     one_line(text.rsplit_once(" at line ").map_or(&*text, |(problem, _)| problem))
 }

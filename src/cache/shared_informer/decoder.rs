@@ -9,7 +9,7 @@ use std::{
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 
-use crate::model::{Object, ObjectKey, ResourceVersion};
+use crate::model::{Object, ObjectKey, ResourceVersion, json_problem};
 
 /// Type of the objects that a [`SharedInformer`](super::SharedInformer) returns: anything that serde makes of JSON, or [`Object`]
 /// itself, which is not decoded.
@@ -60,7 +60,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> Decode for T {
     fn decode(object: &Arc<Object>, decoder: &Decoder<Self>) -> Decoded<Self> {
         decoder.get_or_decode(object, || {
             let json = object.json().ok_or_else(|| format!("{} is not JSON", object.media_type()))?;
-            serde_json::from_slice(json).map_err(|error| error.to_string())
+            serde_json::from_slice(json).map_err(|error| json_problem(&error))
         })
     }
 }

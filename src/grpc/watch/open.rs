@@ -91,7 +91,7 @@ pub(in super::super) async fn open_with(
     let open_view = resource.views.open(&resource.name, &mut format)?;
     let watcher = service.watchers().enter(info, Arc::clone(&selection), stream)?;
     if let Some(audited) = audited {
-        audited.begins(&selection, &format);
+        audited.begins(&selection, &format, resource.is_secret);
     }
 
     let is_same = |history_id: u64| {
@@ -113,7 +113,12 @@ pub(in super::super) async fn open_with(
         Subscribe { selection, format, queue, client: caller.client(), initial_events: begin != Begin::Bookmark };
     let joined = join(service, resource, start, &subscribe).await?;
     is_same(joined.history_id)?;
-    tracing::debug!(resource = resource.name, selection = %subscribe.selection, user, "watch joined");
+    tracing::debug!(
+        resource = resource.name,
+        selection = subscribe.selection.described(resource.is_secret),
+        user,
+        "watch joined"
+    );
     Ok(WatchBody::new(Opened {
         service: service.clone(),
         resource: Arc::clone(resource),

@@ -136,3 +136,17 @@ proptest! {
         prop_assert_eq!(parsed.at_version(ResourceVersion::decimal(8)).shared_body(), made.body());
     }
 }
+
+#[test]
+fn a_value_of_the_wrong_type_is_not_quoted() {
+    for (body, problem) in [
+        (r#"{"metadata":"canary\", expected x"}"#, "invalid type: string, expected struct Metadata at line 1 column "),
+        (r#"{"metadata":{"labels":"canary"}}"#, "invalid type: string, expected a map at line 1 column "),
+        (r#"{"metadata":{"labels":{"a":12345}}}"#, "invalid type: integer, expected a string at line 1 column "),
+        (r#"{"kind":["canary"]}"#, "invalid type: sequence, expected a string at line 1 column "),
+        (r#"{"kind":"canary"#, "EOF while parsing a string at line 1 column "),
+    ] {
+        let found = Object::from_json(body, "x", ResourceVersion::decimal(1)).unwrap_err().to_string();
+        assert!(found.starts_with(problem) && !found.contains("canary") && !found.contains("12345"), "{found}");
+    }
+}

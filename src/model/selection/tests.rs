@@ -269,3 +269,18 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn the_description_of_a_selection_of_secrets_has_nothing_of_their_bodies() {
+    let index = |path: &str| {
+        let func = IndexFunc::Path(Path::parse(path).unwrap());
+        Some(IndexMatch { name: "key".to_owned(), func, values: BTreeSet::from(["canary".to_owned()]) })
+    };
+    let fields = |text: &str| FieldSelector::parse(text).unwrap();
+    let by_body = Selection { fields: fields("data.key=canary"), index: index(".data.key"), ..Selection::default() };
+    assert_eq!(by_body.described(true), "fields=… index=key in (…)");
+    assert_eq!(by_body.described(false), by_body.to_string());
+    assert_eq!(by_body.to_string(), "fields=data.key=canary index=key in (canary)");
+    let by_name = Selection { fields: fields("metadata.name=canary"), ..Selection::default() };
+    assert_eq!(by_name.described(true), by_name.to_string(), "no secret");
+}

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 
 use crate::{
-    model::{Object, ObjectError, ResourceVersion},
+    model::{Object, ObjectError, ResourceVersion, json_problem},
     source::text::one_line,
 };
 
@@ -185,7 +185,8 @@ impl Decoder<'_> {
                 if depth >= MAX_LIST_DEPTH {
                     return Err(format!("lists nested too deeply (limit: {MAX_LIST_DEPTH})"));
                 }
-                let items: Vec<&RawValue> = serde_json::from_str(items).map_err(|e| format!("items: {e}"))?;
+                let items: Vec<&RawValue> =
+                    serde_json::from_str(items).map_err(|e| format!("items: {}", json_problem(&e)))?;
                 for (at, item) in items.into_iter().enumerate() {
                     self.value(item.get().as_bytes(), &head, depth + 1)
                         .map_err(|error| format!("items[{at}]: {error}"))?;

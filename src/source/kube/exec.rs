@@ -13,7 +13,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::kubeconfig::{Cluster, ExecConfig};
+use super::kubeconfig::{self, Cluster, ExecConfig};
 use crate::source::text::one_line;
 
 /// Answer of a plugin.
@@ -145,7 +145,7 @@ async fn last(stream: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
 fn read(printed: &[u8], api_version: &str) -> Result<ExecCredential, String> {
     let printed = std::str::from_utf8(printed).map_err(|_| "the output is not UTF-8".to_owned())?;
     let printed: Printed = serde_saphyr::from_str(printed)
-        .map_err(|error| format!("the output is not an ExecCredential: {}", one_line(&error.to_string())))?;
+        .map_err(|error| format!("the output is not an ExecCredential, at {}", kubeconfig::place(&error)))?;
     if printed.kind != "ExecCredential" {
         return Err(format!("the output has kind {:?}, expected \"ExecCredential\"", printed.kind));
     }

@@ -12,10 +12,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::KubeCluster;
-use crate::source::{
-    small_file::{read, read_text},
-    text::one_line,
-};
+use crate::source::small_file::{read, read_text};
 
 /// Cluster and user of a context: client-go's `rest.Config`. Paths are absolute, or relative to the working directory.
 pub(super) struct RestConfig {
@@ -187,7 +184,8 @@ impl Kubeconfig {
             }
             let text = read_text(path)?;
             let parsed = serde_saphyr::from_str::<Option<Self>>(&text);
-            let parsed = parsed.map_err(|error| format!("{}: {}", path.display(), one_line(&error.to_string())))?;
+            let parsed =
+                parsed.map_err(|error| format!("{}: is not a kubeconfig, at {}", path.display(), place(&error)))?;
             let directory = path.parent().unwrap_or(Path::new(""));
             let next = parsed.unwrap_or_default().relative_to(directory);
             match &mut merged {
@@ -344,6 +342,12 @@ fn pem(key: &str, data: Option<&str>, path: Option<&Path>) -> Result<Option<Vec<
         return decoded.map(Some).map_err(|error| format!("{key} of the kubeconfig is not base64: {error}"));
     }
     path.filter(|path| !path.as_os_str().is_empty()).map(read).transpose()
+}
+
+/// Returns the place of an error in YAML with credentials, which its message may quote.
+pub(super) fn place(error: &serde_saphyr::Error) -> String {
+    let location = error.location().map_or((0, 0), |location| (location.line(), location.column()));
+    format!("line {} column {}", location.0, location.1)
 }
 
 /// Deserializes null as the default, as Go does.

@@ -63,7 +63,7 @@ async fn an_unusable_plugin_is_reported_with_the_reason() {
     for (script, why) in [
         ("exit 3", "failed (exit status: 3): no output on stderr"),
         ("echo a >&2; echo b >&2; exit 1", "failed (exit status: 1): a b"),
-        ("echo nonsense", "the output is not an ExecCredential"),
+        ("echo nonsense", "the output is not an ExecCredential, at line 1 column 1"),
         ("echo '{\"kind\":\"Pod\"}'", "the output has kind \"Pod\""),
         (version, "the output has apiVersion \"v2\""),
         (&*printed("null"), "the output has no status"),

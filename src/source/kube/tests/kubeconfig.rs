@@ -106,3 +106,13 @@ fn values_in_the_file_win_over_files_that_it_names() {
     let problem = load(&path, None).unwrap().cluster.authority().unwrap_err();
     assert!(problem.starts_with("certificate-authority-data of the kubeconfig is not base64"), "{problem}");
 }
+
+#[test]
+fn a_file_that_cannot_be_parsed_is_not_quoted() {
+    let directory = tempfile::tempdir().unwrap();
+    for user in ["    token: canary\n    ]\n", "    token: [canary]\n", "    exec: canary\n"] {
+        let path = write(directory.path(), "config", &format!("users:\n- name: canary\n  user:\n{user}"));
+        let problem = load(&path, None).err().unwrap();
+        assert!(problem.contains("config: is not a kubeconfig, at line ") && !problem.contains("canary"), "{problem}");
+    }
+}
