@@ -10,6 +10,7 @@ mod authentication;
 mod authority;
 mod authorization;
 mod bench;
+mod canaries;
 mod checker;
 mod client;
 mod client_commands;

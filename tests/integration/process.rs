@@ -6,6 +6,7 @@ use std::{
     net::SocketAddr,
     process::{Child, ChildStdin, Command, ExitStatus, Stdio},
     sync::Arc,
+    thread::JoinHandle,
 };
 
 use parking_lot::Mutex;
@@ -25,6 +26,8 @@ pub(crate) struct Process {
     /// Standard input, until a test takes it.
     pub(crate) stdin: Option<ChildStdin>,
     log: Arc<Mutex<String>>,
+    /// Reads the log until the process ends.
+    logging: Option<JoinHandle<()>>,
 }
 
 /// Answer of `/metrics`.
@@ -68,18 +71,19 @@ impl Process {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let log: Arc<Mutex<String>> = Arc::default();
+        let kept = Arc::clone(&log);
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let mut lines = lines.inspect(move |line| kept.lock().extend([line, "\n"]));
         let mut listens = |what: &str| {
             let line = lines.by_ref().find(|line| line.contains(what)).expect("the server listens");
             let port = line.split("127.0.0.1:").nth(1).unwrap().trim_matches(|c: char| !c.is_ascii_digit());
             SocketAddr::from(([127, 0, 0, 1], port.parse().unwrap()))
         };
         let (grpc, admin) = (listens("grpc listening"), listens("admin listening"));
-        let log: Arc<Mutex<String>> = Arc::default();
-        let rest = Arc::clone(&log);
         // Reads the log, or the server would block when it writes to the pipe.
-        std::thread::spawn(move || lines.for_each(|line| rest.lock().extend([&line, "\n"])));
-        Self { stdin: child.stdin.take(), child, grpc, admin, log }
+        let logging = Some(std::thread::spawn(move || lines.for_each(drop)));
+        Self { stdin: child.stdin.take(), child, grpc, admin, log, logging }
     }
 
     /// Returns the address of the server as clients write it.
@@ -92,7 +96,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Returns the log since the server listens.
+    /// Returns the log.
     pub(crate) fn log(&self) -> String {
         self.log.lock().clone()
     }
@@ -140,9 +144,19 @@ impl Process {
     }
 
     /// Sends SIGTERM and waits for the exit; the test's connections are closed meanwhile.
-    pub(crate) async fn terminate(mut self) -> ExitStatus {
+    pub(crate) async fn terminate(self) -> ExitStatus {
+        self.terminate_with_log().await.0
+    }
+
+    /// Does the same, and returns the whole log, too.
+    pub(crate) async fn terminate_with_log(mut self) -> (ExitStatus, String) {
         assert!(Command::new("kill").args(["-TERM", &self.id().to_string()]).status().unwrap().success());
-        tokio::task::spawn_blocking(move || self.child.wait().unwrap()).await.unwrap()
+        let waited = tokio::task::spawn_blocking(move || {
+            let status = self.child.wait().unwrap();
+            self.logging.take().expect("it logs until it ends").join().unwrap();
+            (status, self.log())
+        });
+        waited.await.unwrap()
     }
 }
 
