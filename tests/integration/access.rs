@@ -3,6 +3,7 @@
 mod calls;
 mod interference;
 mod recheck;
+mod reviews;
 mod rules;
 
 use std::collections::BTreeSet;

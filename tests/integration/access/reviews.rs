@@ -1,0 +1,254 @@
+//! Open watches whose rights Kubernetes reviews: an authority that does not answer, and namespaces that appear. Time is paused.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::{FutureExt, future::BoxFuture};
+use informerd::{
+    auth::{
+        Authentication, Authorizer, Identity, IdentityDetails, ReviewAttributes, ReviewConfig, ReviewError, Reviewer,
+        Rules, Token, TokenReviewed, TokenReviews,
+    },
+    grpc::AccessConfig,
+    proto::pb,
+};
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+use tonic::{Code, Request, Status, Streaming};
+
+use crate::sandbox::{Options, Sandbox, pod, reason, watch_pods};
+
+/// Authority over tokens, which are the names of their users, and over the namespaces that each user may read.
+#[derive(Debug, Clone, Default)]
+pub(super) struct FakeReviewer(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// User and namespace; without one, all.
+    allowed: Mutex<BTreeSet<(&'static str, &'static str)>>,
+    is_down: AtomicBool,
+}
+
+const MOMENT: Duration = Duration::from_secs(1);
+const RECHECK: Duration = Duration::from_secs(60);
+/// Time for which a decision about an access is used.
+const DECIDED: Duration = Duration::from_secs(10);
+/// Time for which the user of a token is known.
+const KNOWN: Duration = Duration::from_secs(90);
+
+// === impl FakeReviewer ===
+
+impl FakeReviewer {
+    pub(super) fn allow(&self, user: &'static str, namespaces: &[&'static str]) {
+        self.0.allowed.lock().extend(namespaces.iter().map(|namespace| (user, *namespace)));
+    }
+
+    fn is_down(&self, is_down: bool) {
+        self.0.is_down.store(is_down, Ordering::Relaxed);
+    }
+
+    fn answer<T: Send + 'static>(&self, answer: T) -> BoxFuture<'static, Result<T, ReviewError>> {
+        let is_down = self.0.is_down.load(Ordering::Relaxed);
+        std::future::ready(if is_down { Err(ReviewError("connection refused".to_owned())) } else { Ok(answer) }).boxed()
+    }
+
+    pub(super) fn authorizer(&self) -> Authorizer {
+        let config =
+            ReviewConfig { resources: [].into(), group: "informerd".to_owned(), ttl: DECIDED, namespaces: 200 };
+        Authorizer::of_reviews(Arc::new(self.clone()), config)
+    }
+}
+
+impl Reviewer for FakeReviewer {
+    fn review_token(
+        &self,
+        token: &Token,
+        audiences: &[String],
+    ) -> BoxFuture<'static, Result<TokenReviewed, ReviewError>> {
+        let user = IdentityDetails { user: token.expose().to_owned(), ..IdentityDetails::default() };
+        self.answer(TokenReviewed { is_authenticated: true, user, audiences: audiences.to_vec() })
+    }
+
+    fn review_access(
+        &self,
+        identity: &Identity,
+        attributes: ReviewAttributes,
+    ) -> BoxFuture<'static, Result<bool, ReviewError>> {
+        let allowed = self.0.allowed.lock();
+        self.answer(allowed.contains(&(identity.user(), &*attributes.namespace)))
+    }
+}
+
+async fn server(authorizer: Authorizer, authentication: Option<Authentication>, namespaces: &[&str]) -> Sandbox {
+    let access = AccessConfig { authorizer: Some(authorizer), recheck: RECHECK };
+    let authentication = authentication.map(Arc::new);
+    let objects = namespaces.iter().map(|namespace| pod(namespace, "a", "")).collect();
+    Sandbox::start_with(Options { access, authentication, ..Options::default() }, objects).await
+}
+
+/// Opens a watch of a user, whose token has its name.
+async fn watch(server: &Sandbox, user: &str) -> Result<Streaming<pb::WatchResponse>, Status> {
+    let mut request = Request::new(watch_pods());
+    request.metadata_mut().insert("authorization", format!("Bearer {user}").parse().unwrap());
+    let user = user.to_owned();
+    request.extensions_mut().insert(Identity::new(IdentityDetails { user, ..IdentityDetails::default() }));
+    Ok(server.in_process().watch(request).await?.into_inner())
+}
+
+/// Reads to the message with an object of this name, or to the complete bookmark after the initial events.
+async fn read_to(stream: &mut Streaming<pb::WatchResponse>, name: &str) -> pb::WatchResponse {
+    loop {
+        let message = stream.message().await.unwrap().expect("no end");
+        let is_synced = message.bookmark.as_ref().is_some_and(|bookmark| bookmark.initial_events_end);
+        if name.is_empty() && is_synced || message.object.as_ref().is_some_and(|object| object.name == name) {
+            return message;
+        }
+    }
+}
+
+/// Reads to the end: nothing but bookmarks, an ERROR with the version to resume from, and the same status.
+async fn end(stream: &mut Streaming<pb::WatchResponse>) -> (String, Status) {
+    let mut version = String::new();
+    loop {
+        match stream.message().await {
+            Ok(message) => {
+                let message = message.expect("a status");
+                assert!(message.object.is_none(), "{message:?}");
+                version = message.resource_version;
+            }
+            Err(status) => return (version, status),
+        }
+    }
+}
+
+/// Returns the reason for which a call is refused; `None` if it is served.
+async fn refusal(server: &Sandbox, user: &str) -> Option<String> {
+    watch(server, user).await.err().map(|status| reason(&status))
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_kubernetes_is_down_known_callers_are_served_until_their_decision_expires() {
+    let reviewer = FakeReviewer::default();
+    reviewer.allow("ann", &["x"]);
+    reviewer.allow("bob", &["x"]);
+    let mut server = server(reviewer.authorizer(), None, &["x", "z"]).await;
+    let opened = Instant::now();
+    let mut stream = watch(&server, "ann").await.unwrap();
+    read_to(&mut stream, "").await;
+    reviewer.is_down(true);
+    sleep(DECIDED.saturating_sub(MOMENT)).await;
+    assert_eq!(refusal(&server, "ann").await, None, "decided, and not expired");
+    assert_eq!(refusal(&server, "bob").await.as_deref(), Some("AUTHORIZER_UNAVAILABLE"), "nobody is admitted unseen");
+    sleep(2 * MOMENT).await;
+    assert_eq!(refusal(&server, "ann").await.as_deref(), Some("AUTHORIZER_UNAVAILABLE"), "expired");
+
+    // The first check without an answer is due, and the stream goes on.
+    sleep(RECHECK).await;
+    let seen = server.put("x", "during", "").await;
+    assert_eq!(read_to(&mut stream, "during").await.resource_version, seen.version().to_string());
+    assert!(opened.elapsed() > RECHECK);
+    let (version, status) = end(&mut stream).await;
+    assert_eq!((status.code(), &*reason(&status)), (Code::Unavailable, "AUTHORIZER_UNAVAILABLE"));
+    assert_eq!(version, seen.version().to_string(), "to resume from");
+    let lasted = opened.elapsed();
+    assert!((2 * RECHECK..2 * RECHECK + Duration::from_secs(3)).contains(&lasted), "{lasted:?}");
+
+    reviewer.is_down(false);
+    assert_eq!(refusal(&server, "ann").await, None);
+    assert_eq!(refusal(&server, "bob").await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_ends_only_after_two_checks_in_a_row_without_an_answer() {
+    let reviewer = FakeReviewer::default();
+    reviewer.allow("ann", &["x"]);
+    let mut server = server(reviewer.authorizer(), None, &["x"]).await;
+    let opened = Instant::now();
+    let mut stream = watch(&server, "ann").await.unwrap();
+    read_to(&mut stream, "").await;
+    let mut last = String::new();
+    for round in 0..6 {
+        // Down at every other check.
+        reviewer.is_down(round % 2 == 0);
+        sleep(RECHECK + Duration::from_secs(2)).await;
+        last = server.put("x", &format!("in-{round}"), "").await.version().to_string();
+        assert_eq!(read_to(&mut stream, &format!("in-{round}")).await.resource_version, last);
+    }
+    assert!(opened.elapsed() > 6 * RECHECK);
+    // An answer decides at once.
+    reviewer.0.allowed.lock().clear();
+    let (version, status) = end(&mut stream).await;
+    assert_eq!((status.code(), &*reason(&status), version), (Code::PermissionDenied, "ACCESS_DENIED", last));
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_tokens_are_not_reviewed_known_ones_are_accepted_until_their_entry_expires() {
+    let reviewer = FakeReviewer::default();
+    let token_reviews = TokenReviews::new(Arc::new(reviewer.clone()), vec!["informerd".to_owned()], KNOWN);
+    let authentication = Authentication { token_reviews: Some(token_reviews), ..Authentication::default() };
+    let rules = json!([{"subjects": ["*"], "verbs": ["*"], "resources": ["*"], "namespaces": ["*"]}]);
+    let authorizer = Authorizer::of_rules(Rules::from_value(&rules).unwrap());
+    let mut server = server(authorizer, Some(authentication), &["x"]).await;
+    let opened = Instant::now();
+    let mut stream = watch(&server, "ann").await.unwrap();
+    read_to(&mut stream, "").await;
+    reviewer.is_down(true);
+    sleep(KNOWN.saturating_sub(MOMENT)).await;
+    assert_eq!(refusal(&server, "ann").await, None, "known");
+    assert_eq!(refusal(&server, "bob").await.as_deref(), Some("AUTHORIZER_UNAVAILABLE"));
+    sleep(2 * MOMENT).await;
+    assert_eq!(refusal(&server, "ann").await.as_deref(), Some("AUTHORIZER_UNAVAILABLE"), "expired");
+    let seen = server.put("x", "during", "").await.version().to_string();
+    assert_eq!(read_to(&mut stream, "during").await.resource_version, seen);
+    // The check after 60 s finds the entry, those after 120 s and 180 s find none.
+    let (version, status) = end(&mut stream).await;
+    assert_eq!((status.code(), &*reason(&status)), (Code::Unavailable, "AUTHORIZER_UNAVAILABLE"));
+    assert_eq!(version, seen);
+    let lasted = opened.elapsed();
+    assert!((3 * RECHECK..3 * RECHECK + Duration::from_secs(3)).contains(&lasted), "{lasted:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_namespace_that_appears_enters_if_its_review_allows_it() {
+    let reviewer = FakeReviewer::default();
+    reviewer.allow("ann", &["x", "new"]);
+    let mut server = server(reviewer.authorizer(), None, &["x", "z"]).await;
+    let opened = Instant::now();
+    let mut stream = watch(&server, "ann").await.unwrap();
+    assert_eq!(read_to(&mut stream, "").await.bookmark.unwrap().namespaces, ["x"]);
+    server.put("denied", "hidden", "").await;
+    let object = server.put("new", "shown", "").await;
+    assert_eq!(read_to(&mut stream, "shown").await.r#type(), pb::EventType::Added);
+    assert!(opened.elapsed() < Duration::from_secs(5), "not only when the next check is due");
+    let bookmark = loop {
+        let message = stream.message().await.unwrap().unwrap();
+        assert!(message.object.is_none(), "{message:?}");
+        if let Some(bookmark) = message.bookmark.filter(|bookmark| !bookmark.history.ends_with('-')) {
+            break bookmark;
+        }
+    };
+    assert_eq!(bookmark.namespaces, ["new", "x"]);
+
+    // The namespace stays while it is allowed, also without objects.
+    server.delete(&object).await;
+    assert_eq!(read_to(&mut stream, "shown").await.r#type(), pb::EventType::Deleted);
+    server.put("denied", "hidden-too", "").await;
+    sleep(RECHECK * 2).await;
+    server.put("new", "back", "").await;
+    let back = read_to(&mut stream, "back").await;
+    assert_eq!((back.r#type(), back.cause()), (pb::EventType::Added, pb::Cause::Unspecified), "it had not left");
+
+    // A right that is granted later takes effect at the check that is due.
+    reviewer.allow("ann", &["denied"]);
+    let granted = Instant::now();
+    let names = [read_to(&mut stream, "hidden").await, read_to(&mut stream, "hidden-too").await];
+    assert!(names.iter().all(|message| message.cause() == pb::Cause::EnteredSelection), "{names:?}");
+    assert!(granted.elapsed() < RECHECK + DECIDED, "{:?}", granted.elapsed());
+}
