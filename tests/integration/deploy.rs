@@ -11,7 +11,7 @@ use crate::{
     manifest::{Manifest, items, named, text},
 };
 
-const FILES: [&str; 3] = ["mirror.yaml", "sidecar.yaml", "standalone.yaml"];
+const FILES: [&str; 4] = ["mirror.yaml", "shared.yaml", "sidecar.yaml", "standalone.yaml"];
 /// Longest time that a draining server takes to write its snapshot file.
 const LAST_WRITE: Duration = Duration::from_secs(10);
 
@@ -65,7 +65,7 @@ fn ports_probes_and_periods_are_those_of_the_configuration() {
         let annotations = &manifest.pod()["metadata"]["annotations"];
         assert_eq!(annotations["prometheus.io/port"], admin.port().to_string(), "{file}");
         let ListenAddr::Tcp(grpc) = config.general.listen else { panic!("{file}: TCP") };
-        assert_eq!(grpc.ip().is_loopback(), file != "standalone.yaml", "{file}");
+        assert_eq!(grpc.ip().is_loopback(), !["shared.yaml", "standalone.yaml"].contains(&file), "{file}");
         if !grpc.ip().is_loopback() {
             assert_eq!(named(&container["ports"], "grpc")["containerPort"], grpc.port(), "{file}");
             assert_eq!(named(&manifest.object("Service")["spec"]["ports"], "grpc")["port"], grpc.port(), "{file}");
