@@ -52,6 +52,8 @@ pub struct ObjectFormat {
     pub payload: PayloadFormat,
     /// Part of their bodies; none for all.
     pub view: Option<View>,
+    /// True if a MODIFIED is suppressed whose body and labels are those that the client has.
+    pub only_if_changed: bool,
 }
 
 // === impl ObjectFormat ===
@@ -59,7 +61,18 @@ pub struct ObjectFormat {
 impl From<PayloadFormat> for ObjectFormat {
     /// Returns the form with whole bodies.
     fn from(payload: PayloadFormat) -> Self {
-        Self { payload, view: None }
+        Self { payload, view: None, only_if_changed: false }
+    }
+}
+
+impl ObjectFormat {
+    /// Returns true if a client that has one state of an object does not receive the other as MODIFIED.
+    pub fn is_suppressed(&self, had: &Object, now: &Object) -> bool {
+        let body = |object| match &self.view {
+            Some(view) => view.body(Object::body(object), object.media_type()),
+            None => Some(object.body().into()),
+        };
+        self.only_if_changed && had.uid() == now.uid() && had.labels() == now.labels() && body(had) == body(now)
     }
 }
 
@@ -244,6 +257,27 @@ mod tests {
         assert_eq!((&*object.namespace, &*object.name, &*object.resource_version), ("shop", "web", "9"));
         assert_eq!(object.labels["a"], "b");
         assert_eq!(object.body, Some(pb::object::Body::Raw(model.shared_body())));
+    }
+
+    #[test]
+    fn a_change_is_suppressed_if_uid_labels_and_viewed_body_stay() {
+        let view = View::parse(&["spec.n"], &[]).unwrap();
+        let format = ObjectFormat { view: Some(view), only_if_changed: true, ..PayloadFormat::Raw.into() };
+        let had = parse(r#"{"metadata":{"name":"a","uid":"1","labels":{"a":"b"}},"spec":{"n":1,"m":1}}"#);
+        for (now, is_suppressed) in [
+            (r#"{"metadata":{"name":"a","uid":"1","labels":{"a":"b"}},"spec":{"n":1,"m":2}}"#, true),
+            (r#"{"metadata":{"name":"a","uid":"1","labels":{"a":"b"}},"spec":{"n":1.0,"m":1}}"#, false),
+            (r#"{"metadata":{"name":"a","uid":"1","labels":{"a":"c"}},"spec":{"n":1,"m":1}}"#, false),
+            (r#"{"metadata":{"name":"a","uid":"2","labels":{"a":"b"}},"spec":{"n":1,"m":1}}"#, false),
+        ] {
+            assert_eq!(format.is_suppressed(&had, &parse(now)), is_suppressed, "{now}");
+            let always = ObjectFormat { only_if_changed: false, ..format.clone() };
+            assert!(!always.is_suppressed(&had, &parse(now)));
+        }
+        let whole = ObjectFormat { only_if_changed: true, ..PayloadFormat::Raw.into() };
+        assert!(whole.is_suppressed(&had, &had.at_version(ResourceVersion::decimal(9))));
+        assert!(!whole.is_suppressed(&parse("[1]"), &parse("[2]")));
+        assert!(format.is_suppressed(&parse("[1]"), &parse("[2]")), "both are left out");
     }
 
     #[test]

@@ -13,6 +13,8 @@
 //! - Expressions, and selections that must be evaluated for every change, have a bounded share of the writer's time. A
 //!   group that does not fit is deferred: separate threads fill its log, until it fits again or ends because it has not
 //!   kept up with the history.
+//! - A format may suppress a MODIFIED that changes nothing in it: the change takes no place in the log, and is counted. It is
+//!   decided from the two states of the change alone, so it is the same live, in a replay, and after a resume.
 //! - A client's queue is its position in the group's log. Its length is a subtraction; the [`FullChannelPolicy`] decides
 //!   what follows when it is full (`policy`).
 //! - Under COALESCE, separate threads merge all that a full queue holds, from the published batches and not from the log.
@@ -89,6 +91,7 @@ mod recorder;
 mod replay;
 mod routes;
 mod run;
+mod selected;
 mod selection_budget;
 mod until;
 mod window;

@@ -77,6 +77,11 @@ pub struct View {
     /// Paths to leave out of what `fields` keeps.
     #[prost(string, repeated, tag = "2")]
     pub drop: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Suppress a MODIFIED whose viewed body equals the last one's byte for byte and whose labels are equal. ADDED,
+    /// DELETED and another uid are never suppressed. A DELETED carries the last viewed state. List, ByIndex, Get and Until
+    /// ignore this.
+    #[prost(bool, tag = "3")]
+    pub only_if_changed: bool,
     /// A view by name, instead of `fields` and `drop`: "@metadata" (apiVersion, kind, metadata), "@no-status",
     /// "@no-managed-fields".
     #[prost(string, tag = "4")]
@@ -179,7 +184,7 @@ pub struct WatchRequest {
     /// namespaces who sends none. A Watch of one namespace needs no such check. Empty = unknown.
     #[prost(string, tag = "15")]
     pub history: ::prost::alloc::string::String,
-    /// The part of each body that is sent; unset = whole bodies. Since: views.
+    /// The part of each body that is sent, and suppression of changes outside it; unset = whole bodies. Since: views.
     #[prost(message, optional, tag = "16")]
     pub view: ::core::option::Option<View>,
     /// For relays. With initial events: they are the state at the version of initial_events_end, and the changes of a
@@ -211,8 +216,8 @@ pub struct WatchResponse {
     /// an atomic batch (a relist, one upstream transaction, all changes at one version) every event carries the version
     /// before the batch, and the last one of this selection the batch's own; while the version has not advanced, or is
     /// lower than the object's own, the batch is open, and a resume repeats it. After a resume treat ADDED and MODIFIED as
-    /// upserts and DELETED as idempotent. Under COALESCE the version advances when a generation is complete. On a DROPPED
-    /// it lies after the hole. Empty on initial events, on an ERROR or draining BOOKMARK among them, and on an ERROR that
+    /// upserts and DELETED as idempotent. Under COALESCE the version advances when a generation is complete. It also
+    /// advances over suppressed changes. On a DROPPED it lies after the hole. Empty on initial events, on an ERROR or draining BOOKMARK among them, and on an ERROR that
     /// cannot be resumed from.
     #[prost(string, tag = "2")]
     pub resource_version: ::prost::alloc::string::String,
@@ -274,6 +279,10 @@ pub struct Bookmark {
     /// ACCESS_CHANGED. Since: identity.
     #[prost(string, repeated, tag = "7")]
     pub namespaces: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The number of changes that the view has suppressed on this stream since the bookmark before. DROP does not count
+    /// them as dropped. Since: views.
+    #[prost(uint64, tag = "8")]
+    pub suppressed: u64,
 }
 /// A hole in a stream under DROP.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -711,6 +720,12 @@ pub struct Watcher {
     /// of events that are kept for it. Since: limits.
     #[prost(uint64, tag = "16")]
     pub bytes_held: u64,
+    /// Changes suppressed by its view, as its bookmarks have reported them. Since: views.
+    #[prost(uint64, tag = "19")]
+    pub suppressed: u64,
+    /// Its view; unset = whole bodies. Since: views.
+    #[prost(message, optional, tag = "21")]
+    pub view: ::core::option::Option<View>,
 }
 /// The representation of an object's body. Programs use RAW and parse the JSON: STRUCT turns integers above 2^53 into
 /// inexact doubles, is larger, and is awkward in most languages. STRUCT is the default for people with grpcurl.

@@ -4,7 +4,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
 use crate::{
-    model::{Namespaces, ResourceVersion},
+    model::{Namespaces, Object, ResourceVersion},
     proto::{EncodedEvent, EncodedObject, ObjectFormat, pb},
     watch::{Frame, GroupEvent},
 };
@@ -32,6 +32,14 @@ impl Frame for WireFrame {
     type Arena = WireArena;
 
     const HAS_PREVIOUS: bool = false;
+
+    fn is_suppressed(format: &ObjectFormat, had: &Object, now: &Object) -> bool {
+        format.is_suppressed(had, now)
+    }
+
+    fn compares(format: &ObjectFormat) -> bool {
+        format.only_if_changed
+    }
 
     fn encode(arena: &mut WireArena, format: &ObjectFormat, notice: &GroupEvent<'_>) {
         let GroupEvent { event_type, cause, object, object_version, version, coalesced, relisted, open, .. } = *notice;

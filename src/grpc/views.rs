@@ -40,7 +40,7 @@ impl ResourceViews {
         if payload == PayloadFormat::Metadata {
             return Err(invalid("view", "cannot be given together with METADATA; leave out one of them"));
         }
-        let pb::View { fields, drop, name } = view;
+        let pb::View { fields, drop, only_if_changed, name } = view;
         let view = if name.is_empty() {
             View::parse(fields, drop).map_err(|error| {
                 let field = match &error {
@@ -58,7 +58,8 @@ impl ResourceViews {
             };
             View::built_in(name).ok_or_else(unknown)?
         };
-        Ok(ObjectFormat { payload, view: Some(view).filter(|view| !view.is_whole()) })
+        let view = Some(view).filter(|view| !view.is_whole());
+        Ok(ObjectFormat { payload, view, only_if_changed: *only_if_changed })
     }
 
     /// Counts the view of a watch while it is open. Equal views are the same one from then on.
@@ -101,7 +102,7 @@ mod tests {
 
     fn view(fields: &[&str], drop: &[&str], name: &str) -> pb::View {
         let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
-        pb::View { fields: texts(fields), drop: texts(drop), name: name.to_owned() }
+        pb::View { fields: texts(fields), drop: texts(drop), name: name.to_owned(), only_if_changed: false }
     }
 
     fn refusal(payload: PayloadFormat, view: &pb::View) -> String {

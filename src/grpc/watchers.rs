@@ -69,6 +69,8 @@ pub(super) struct WatcherInfo {
     /// Rights that were checked when it was opened; none where nobody is authorized.
     pub(super) grant: Option<Arc<Grant>>,
     pub(super) queue: QueueOptions,
+    /// View as the client requested it.
+    pub(super) view: Option<pb::View>,
     pub(super) audited: Option<AuditedCall>,
 }
 
@@ -115,6 +117,7 @@ struct Watcher {
     since: SystemTime,
     sent: Sent,
     dropped: AtomicU64,
+    suppressed: AtomicU64,
     progress: Mutex<Progress>,
 }
 
@@ -172,8 +175,16 @@ impl Watchers {
         let access = NewAccess::new(selection.namespaces.clone());
         let progress = Mutex::new(Progress { selection, state, is_merging: false, not_merging_at: None, gauge: None });
         let sent = Sent(Mutex::new(SentEvents { count: 0, at: now, version: None }));
-        let watcher =
-            Arc::new(Watcher { info, access, stream, since: now, sent, dropped: AtomicU64::new(0), progress });
+        let watcher = Arc::new(Watcher {
+            info,
+            access,
+            stream,
+            since: now,
+            sent,
+            dropped: AtomicU64::new(0),
+            suppressed: AtomicU64::new(0),
+            progress,
+        });
         let mut open = self.open.lock();
         open.last_id += 1;
         let id = open.last_id;
@@ -330,6 +341,11 @@ impl WatcherEntry {
         self.watcher.dropped.fetch_add(events, Ordering::Relaxed);
     }
 
+    /// Counts changes that the view suppressed.
+    pub(super) fn suppressed(&self, changes: u64) {
+        self.watcher.suppressed.fetch_add(changes, Ordering::Relaxed);
+    }
+
     /// Returns the handle by which the transport ends this stream.
     pub(super) fn stream(&self) -> Option<StreamHandle> {
         self.watcher.stream.clone()
@@ -417,7 +433,7 @@ impl Watcher {
     }
 
     fn to_proto(&self, id: u64) -> pb::Watcher {
-        let WatcherInfo { resource, caller, identity, queue, .. } = &self.info;
+        let WatcherInfo { resource, caller, identity, queue, view, .. } = &self.info;
         let (selection, state, gauge) = {
             let Progress { selection, state, gauge, .. } = &*self.progress.lock();
             (Arc::clone(selection), *state, gauge.clone())
@@ -444,6 +460,8 @@ impl Watcher {
             parked: gauge.is_none(),
             state: Self::state(state, gauge.as_ref()).into(),
             bytes_held: self.stream.as_ref().map_or(0, StreamHandle::bytes_held) as u64,
+            suppressed: self.suppressed.load(Ordering::Relaxed),
+            view: view.clone(),
         }
     }
 }

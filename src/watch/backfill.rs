@@ -75,6 +75,8 @@ struct Step {
     /// End of the step in the frame.
     end: usize,
     is_event: bool,
+    /// Number of suppressed changes before that position, since the last step.
+    suppressed: u64,
     /// Position reached with it.
     position: ReplayPosition,
 }
@@ -265,7 +267,7 @@ impl<F: Frame> BlockBuilder<F> {
             if told > 0 || replay.is_between() {
                 let (end, position) = (F::size(arena), replay.position());
                 let is_whole = end >= BLOCK_SIZE || position.offset / BLOCK_CHANGES != begin.offset / BLOCK_CHANGES;
-                steps.push(Step { end, is_event: told > 0, position });
+                steps.push(Step { end, is_event: told > 0, suppressed: replay.take_suppressed(), position });
                 if is_whole {
                     return true;
                 }

@@ -203,7 +203,7 @@ impl<F: Frame> Broadcaster<F> {
         self.stats.encoded.fetch_add(encoding.encoded(), Ordering::Relaxed);
         let (arenas, bytes, changes) = encoding.freeze();
         let now = Instant::now();
-        let its = shares.iter().map(|(group, share)| (group, &share[..]));
+        let its = shares.iter().map(|(group, share)| (group, &share.events[..]));
         let cycle = self.window.push(events, bytes, its, now);
 
         let left = self.writer_signals.left(now);

@@ -101,6 +101,8 @@ pub(super) struct DrainingGeneration {
     /// Offset that is reached after its last event.
     offset: u64,
     size: Size,
+    /// Number of merged changes that the format suppresses.
+    suppressed: u64,
     _alive: Alive,
 }
 
@@ -178,13 +180,23 @@ impl Generation {
 
     /// Returns the events to deliver, ordered by each key's last change, to the client that reaches an offset with them.
     /// The last event also counts the events that vanished without a trace. With `has_previous`, each MODIFIED keeps the state
-    /// that the client has.
-    pub(super) fn drain(self, offset: u64, has_previous: bool) -> DrainingGeneration {
+    /// that the client has. Of a key whose MODIFIED is suppressed nothing is delivered, and all its events count as suppressed.
+    pub(super) fn drain(
+        self,
+        offset: u64,
+        has_previous: bool,
+        is_suppressed: impl Fn(&Object, &Object) -> bool,
+    ) -> DrainingGeneration {
         let Self { pending, mut vanished, versions, .. } = self;
         let mut pending: Vec<Pending> = pending.into_values().collect();
         pending.sort_unstable_by_key(|pending| pending.order);
         let mut drained = VecDeque::with_capacity(pending.len());
+        let mut suppressed = 0;
         for pending in pending {
+            if pending.is_modified().is_some_and(|(had, now)| is_suppressed(had, now)) {
+                suppressed += u64::from(pending.events);
+                continue;
+            }
             vanished = vanished.saturating_add(pending.drain(&mut drained, has_previous));
         }
         if let Some(CoalescedEvent { coalesced, .. }) = drained.back_mut() {
@@ -197,7 +209,7 @@ impl Generation {
             had += size_of_body(deleted.or(previous.as_ref()));
         }
         let size = Size { entries: drained.capacity() * size_of::<CoalescedEvent>(), bodies, had };
-        DrainingGeneration { drained, versions, offset, size, _alive: Alive::new(Kind::Merging, 0) }
+        DrainingGeneration { drained, versions, offset, size, suppressed, _alive: Alive::new(Kind::Merging, 0) }
     }
 }
 
@@ -231,6 +243,13 @@ impl Coalescing {
 // === impl Pending ===
 
 impl Pending {
+    /// Returns the states between which the client would receive a MODIFIED; `None` if it would receive anything else.
+    fn is_modified(&self) -> Option<(&Object, &Object)> {
+        let states = self.had.as_ref().zip(self.now.as_ref());
+        let (had, now) = states.filter(|(had, now)| !Arc::ptr_eq(had, now) && is_same(had, now))?;
+        Some((had, now))
+    }
+
     /// Appends the events of this key. Returns the number of events that left no trace.
     fn drain(self, drained: &mut VecDeque<CoalescedEvent>, has_previous: bool) -> u32 {
         let Self { had, now, deleted_by: (deleted_at, deleted_by), added_by, events, .. } = self;
@@ -283,6 +302,11 @@ impl DrainingGeneration {
     /// Returns the memory of its entries, and the size of the bodies that it had at first.
     pub(super) fn size(&self) -> Size {
         self.size
+    }
+
+    /// Returns the number of merged changes that were suppressed.
+    pub(super) fn suppressed(&self) -> u64 {
+        self.suppressed
     }
 
     /// Returns true if everything has been delivered.

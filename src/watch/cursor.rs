@@ -31,6 +31,8 @@ pub struct Cursor<F: Frame> {
     queue_size: usize,
     reached: HistoryPosition,
     taken: u64,
+    /// Number of suppressed changes of delivered generations.
+    suppressed: u64,
     /// Under COALESCE: the generation that is being delivered.
     draining: Option<Box<DrainingGeneration>>,
 }
@@ -74,7 +76,7 @@ impl<F: Frame> Cursor<F> {
         reached: HistoryPosition,
     ) -> Self {
         stats.watchers.fetch_add(1, Ordering::Relaxed);
-        Self { group, slot, stats, merger, queue_size, reached, taken: 0, draining: None }
+        Self { group, slot, stats, merger, queue_size, reached, taken: 0, suppressed: 0, draining: None }
     }
 
     /// Returns the selection, which all watchers of the group share.
@@ -110,10 +112,12 @@ impl<F: Frame> Cursor<F> {
     /// caller must read `distributed` before this call. In a deferred group, only what its threads have filled counts as
     /// distributed.
     pub fn advance_at_head(&mut self, distributed: Option<&HistoryPosition>) -> bool {
-        let log = self.group.log.lock();
+        let mut log = self.group.log.lock();
         if !self.is_at_head_of(&log) {
             return false;
         }
+        let to = distributed.map_or(0, |distributed| distributed.offset).max(self.reached.offset);
+        log.count_at_head(self.slot, to);
         // Read together with the head: as soon as more is filled, there is something to take first.
         let filled = log.deferred.as_ref().map(|deferred| deferred.filled.clone());
         drop(log);
@@ -123,6 +127,11 @@ impl<F: Frame> Cursor<F> {
             self.advance(reached);
         }
         true
+    }
+
+    /// Takes the number of changes that the format suppressed up to the position of this cursor, since the last call.
+    pub fn take_suppressed(&mut self) -> u64 {
+        std::mem::take(&mut self.suppressed) + self.group.log.lock().take_suppressed(self.slot)
     }
 
     /// Returns the position to which threads have filled its group, if it is deferred.
@@ -299,6 +308,7 @@ impl<F: Frame> Cursor<F> {
         // Reached also if all of its events have vanished.
         if draining.is_done() {
             self.reached = draining.after(&self.reached);
+            self.suppressed += draining.suppressed();
         }
         self.draining = Some(draining).filter(|draining| !draining.is_done());
         taken

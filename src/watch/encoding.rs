@@ -2,7 +2,7 @@
 
 use std::{borrow::Borrow, collections::HashMap};
 
-use super::{Frame, GroupEvent};
+use super::{Frame, GroupEvent, selected::Selected};
 use crate::model::{Batch, Cause, Change, ResourceVersion, Transition};
 
 /// Arenas of one publish cycle, and the position of each event in them.
@@ -16,6 +16,13 @@ pub(super) struct Encoding<'a, F: Frame> {
     encoded: u64,
 }
 
+/// A group's share of a publish cycle.
+pub(super) struct GroupShare {
+    pub(super) events: Vec<Share>,
+    /// Positions of the changes in the cycle that its format suppresses.
+    pub(super) suppressed: Vec<usize>,
+}
+
 /// One event of a group's share of a publish cycle.
 pub(super) struct Share {
     pub(super) span: Span,
@@ -23,6 +30,8 @@ pub(super) struct Share {
     pub(super) version: ResourceVersion,
     /// Position of the change in the cycle.
     pub(super) at: usize,
+    /// Number of suppressed changes of the cycle before it.
+    pub(super) suppressed: u32,
 }
 
 /// Position of an event: arena, start, end.
@@ -56,6 +65,23 @@ enum Variant {
 
 /// Size beyond which an arena is frozen and the next begun: a retained slice keeps its whole arena in memory.
 const ARENA_SIZE: usize = 128 << 10;
+
+// === impl GroupShare ===
+
+impl GroupShare {
+    pub(super) fn is_empty(&self) -> bool {
+        self.events.is_empty() && self.suppressed.is_empty()
+    }
+}
+
+// === impl Share ===
+
+impl Share {
+    /// Returns true if the next event can follow this one in a run.
+    pub(super) fn is_before(&self, next: &Self) -> bool {
+        self.span.is_before(next.span) && self.suppressed == next.suppressed
+    }
+}
 
 // === impl Span ===
 
@@ -98,15 +124,11 @@ impl<'a, F: Frame> Encoding<'a, F> {
     /// its selection carries the batch's version, and the earlier ones the version before the batch, because no client may
     /// resume from inside a batch. In an open batch every event carries the version before it. The first batch after a relist
     /// reports it, also if the selection has no change of the relist itself.
-    pub(super) fn share(
-        &mut self,
-        format: &F::Format,
-        mut reached: u64,
-        selected: impl IntoIterator<Item = (usize, Transition)>,
-    ) -> Vec<Share> {
+    pub(super) fn share(&mut self, format: &F::Format, mut reached: u64, selected: Selected) -> GroupShare {
         let Self { changes: all, first, relists, formats, encoded } = self;
         let arenas = formats.entry(format.clone()).or_default();
-        let mut selected = selected.into_iter().peekable();
+        let Selected { events, suppressed } = selected;
+        let mut selected = events.into_iter().peekable();
         let mut share = Vec::new();
         while let Some((at, transition)) = selected.next() {
             let (batch, change) = all[at];
@@ -124,9 +146,10 @@ impl<'a, F: Frame> Encoding<'a, F> {
                 *encoded += 1;
                 encode(&mut arenas.full, &mut arenas.bytes, &mut arenas.open, format, &notice)
             });
-            share.push(Share { span: *span, version: version.clone(), at });
+            let before = suppressed.partition_point(|suppressed| *suppressed < at) as u32;
+            share.push(Share { span: *span, version: version.clone(), at, suppressed: before });
         }
-        share
+        GroupShare { events: share, suppressed }
     }
 
     /// Returns the number of encoded events.

@@ -33,14 +33,15 @@ use super::{
     End, Frame,
     bulk::{BulkQueue, Work},
     config::BroadcasterStats,
-    encoding::{Encoding, Share},
+    encoding::{Encoding, GroupShare},
     group::{Group, Part},
+    selected::Selected,
     selection_budget::{Clock, Meter},
     window::Window,
     writer_signals::WriterSignals,
 };
 use crate::{
-    model::{Batch, HistoryPosition, ResourceVersion, Transition, sharing_bodies},
+    model::{Batch, HistoryPosition, ResourceVersion, sharing_bodies},
     sync::{AtomicBool, Mutex},
 };
 
@@ -106,7 +107,7 @@ struct State<F: Frame> {
 struct Job<F: Frame> {
     groups: Vec<Filled<F>>,
     /// Changes found for each group.
-    selected: Vec<Vec<(usize, Transition)>>,
+    selected: Vec<Selected>,
     block: Block,
     is_costly: bool,
     /// Next change to evaluate: its batch, its position there, and its position in the block.
@@ -274,16 +275,16 @@ impl<F: Frame> Filler<F> {
     fn fill(&self, job: Job<F>) -> Vec<Filled<F>> {
         let Job { groups, selected, block: Block { batches, mut last_relist, first, end }, .. } = job;
         let mut encoding = Encoding::<F>::new(&batches, first, &mut last_relist);
-        let mut share = |(filled, selected): (Filled<F>, Vec<(usize, Transition)>)| {
+        let mut share = |(filled, selected): (Filled<F>, Selected)| {
             let share = encoding.share(&filled.group.format, filled.group.reached(), selected);
             (filled, share)
         };
-        let shares: Vec<(Filled<F>, Vec<Share>)> = groups.into_iter().zip(selected).map(&mut share).collect();
+        let shares: Vec<(Filled<F>, GroupShare)> = groups.into_iter().zip(selected).map(&mut share).collect();
         self.stats.encoded.fetch_add(encoding.encoded(), Ordering::Relaxed);
         let (arenas, bytes, changes) = encoding.freeze();
-        let cycle = if shares.iter().any(|(_, share)| !share.is_empty()) {
+        let cycle = if shares.iter().any(|(_, share)| !share.events.is_empty()) {
             // Its events were counted when they were published.
-            let its = shares.iter().map(|(filled, share)| (&filled.group, &share[..]));
+            let its = shares.iter().map(|(filled, share)| (&filled.group, &share.events[..]));
             self.window.push(0, bytes, its, Instant::now())
         } else {
             0
@@ -417,7 +418,7 @@ impl<F: Frame> State<F> {
             lost.extend(groups);
             return;
         };
-        let selected = groups.iter().map(|_| Vec::new()).collect();
+        let selected = groups.iter().map(|_| Selected::default()).collect();
         let job = Job { groups, selected, block, is_costly, batch: 0, change: 0, at: 0 };
         let jobs = if is_costly { &mut self.costly } else { &mut self.cheap };
         jobs.push_back(job);
@@ -474,11 +475,8 @@ impl<F: Frame> Job<F> {
             sharing_bodies(|| {
                 let mut meter = Meter::begin(clock);
                 for (number, (Filled { group, .. }, selected)) in groups.iter().zip(&mut *selected).enumerate() {
-                    let evaluate = || {
-                        let transition = group.selection.transition(next);
-                        selected.extend(transition.map(|transition| (*at, transition)));
-                    };
-                    meter.evaluate(number, group.is_expression(), evaluate, note);
+                    let evaluate = || selected.add(*at, group.outcome(next));
+                    meter.evaluate(number, group.is_costly(), evaluate, note);
                 }
                 meter.settle(note);
             });

@@ -18,6 +18,17 @@ pub trait Frame: Clone + fmt::Debug + Send + Sync + 'static {
     /// True if the frame refers to [`GroupEvent::previous`]: merged changes then keep it in memory.
     const HAS_PREVIOUS: bool;
 
+    /// Returns true if a MODIFIED is suppressed for a client that has the state `had`, because the new one is no other in this
+    /// format.
+    fn is_suppressed(_format: &Self::Format, _had: &Object, _now: &Object) -> bool {
+        false
+    }
+
+    /// Returns true if [`Self::is_suppressed`] takes time.
+    fn compares(_format: &Self::Format) -> bool {
+        false
+    }
+
     /// Appends one event.
     fn encode(arena: &mut Self::Arena, format: &Self::Format, notice: &GroupEvent<'_>);
 

@@ -32,12 +32,13 @@ use super::{
     config::BroadcasterStats,
     policy::{End, Lag, OnPublish, State, on_publish},
     run::{Mark, Run},
+    selected::{Outcome, outcome},
     selection_budget::Cost,
     writer_signals::WriterSignals,
 };
 use crate::{
     census::{Alive, Kind},
-    model::{HistoryPosition, ResourceVersion, Selection},
+    model::{Change, HistoryPosition, ResourceVersion, Selection},
     sync::Mutex,
 };
 
@@ -74,6 +75,10 @@ pub(super) struct Log<F: Frame> {
     pub(super) head_size: u64,
     /// Version and offset reached at the head.
     pub(super) head_reached: HistoryPosition,
+    /// Number of changes that were suppressed up to the head, modulo 2^32: readers count differences.
+    pub(super) suppressed: u32,
+    /// Offset after the last of them.
+    suppressed_to: u64,
     /// Set once no further event will come.
     pub(super) end: Option<End>,
     /// Set while threads fill the group. Then only they push; otherwise only the writer does.
@@ -130,6 +135,10 @@ pub(super) struct Slot {
     pub(super) position_size: u64,
     /// Offset before which the client has, did not select, or has merged everything.
     since: u64,
+    /// [`Log::suppressed`] up to which suppressed changes were counted for the client.
+    suppressed: u32,
+    /// Number of suppressed changes that no bookmark has reported.
+    unreported: u64,
     pub(super) queue: QueueOptions,
     pub(super) state: State,
     /// Set if the writer may wait for the reader.
@@ -164,6 +173,8 @@ impl<F: Frame> Group<F> {
             head: 0,
             head_size: 0,
             head_reached,
+            suppressed: 0,
+            suppressed_to: 0,
             end: None,
             deferred: None,
             slots: Slab::new(),
@@ -173,12 +184,18 @@ impl<F: Frame> Group<F> {
             skipping: Vec::new(),
             removed_slots: 0,
         };
-        let cost = Cost::unknown(selection.expression.is_some());
+        let cost = Cost::unknown(selection.expression.is_some() || F::compares(&format));
         Self { id, selection, format, is_budgeted, cost, log: Mutex::new(log), writer_signals }
     }
 
-    pub(super) fn is_expression(&self) -> bool {
-        self.selection.expression.is_some()
+    /// Returns true if an evaluation takes long enough to be measured alone.
+    pub(super) fn is_costly(&self) -> bool {
+        self.selection.expression.is_some() || F::compares(&self.format)
+    }
+
+    /// Returns the consequence of a change for the group's watchers.
+    pub(super) fn outcome(&self, change: &Change) -> Option<Outcome> {
+        outcome::<F>(&self.selection, &self.format, change)
     }
 
     /// Returns the offset after the last event in the log.
@@ -235,6 +252,11 @@ impl<F: Frame> Log<F> {
         self.runs.front().map_or(self.head, |run| run.first)
     }
 
+    /// Returns the offset after the last change that concerns the group.
+    fn head_offset(&self) -> u64 {
+        self.head_reached.offset.max(self.suppressed_to)
+    }
+
     /// Adds a slot at the head, for a client that has everything before the offset `since`. The writer may wait for it only
     /// if it has a budget.
     pub(super) fn subscribe(
@@ -250,6 +272,8 @@ impl<F: Frame> Log<F> {
             position: self.head,
             position_size: self.head_size,
             since,
+            suppressed: self.suppressed,
+            unreported: 0,
             queue,
             state: if has_initial_events { State::CatchingUp { has_initial_events } } else { State::Live },
             block: budget.map(|budget| BlockRight { left_to_read: queue.length.max(1) as u64, budget }),
@@ -266,11 +290,18 @@ impl<F: Frame> Log<F> {
     }
 
     /// Appends a run at the head of the log.
-    pub(super) fn push(&mut self, (cycle, offset): (u64, u64), frame: F, size: u64, marks: Box<[Mark]>) {
+    pub(super) fn push(
+        &mut self,
+        (cycle, offset): (u64, u64),
+        suppressed: u32,
+        frame: F,
+        size: u64,
+        marks: Box<[Mark]>,
+    ) {
         let Some(last) = marks.last() else { return };
         last.reach(offset, &mut self.head_reached);
         let (first, size_before, alive) = (self.head, self.head_size, Alive::new(Kind::Run, Run::<F>::size(&marks)));
-        let run = Run { first, size_before, cycle, offset, frame, marks, _alive: alive };
+        let run = Run { first, size_before, cycle, offset, suppressed, frame, marks, _alive: alive };
         self.head += run.marks.len() as u64;
         self.head_size += size;
         self.reserve_run();
@@ -360,6 +391,16 @@ impl<F: Frame> Log<F> {
         for index in lost {
             self.slots[index].lose_block();
         }
+    }
+}
+
+// === impl Slot ===
+
+impl Slot {
+    /// Counts the suppressed changes up to where the log counted `suppressed` of them.
+    fn count_suppressed(&mut self, suppressed: u32) {
+        self.unreported += u64::from(suppressed.wrapping_sub(self.suppressed));
+        self.suppressed = suppressed;
     }
 }
 

@@ -287,7 +287,9 @@ impl<F: Frame> Merger<F> {
                 }
             }
             MergeOutcome::Drain(generation) => {
-                let telling = Box::new(generation.drain(to, F::HAS_PREVIOUS));
+                let telling =
+                    generation.drain(to, F::HAS_PREVIOUS, |had, now| F::is_suppressed(&group.format, had, now));
+                let telling = Box::new(telling);
                 let given = group.log.lock().give(slot, telling);
                 match given {
                     Ok(waker) => wake(waker),

@@ -6,7 +6,10 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use super::{Frame, GroupEvent};
+use super::{
+    Frame, GroupEvent,
+    selected::{Outcome, outcome},
+};
 use crate::model::{Batch, HistoryPosition, ResourceVersion, Selection, Transition};
 
 /// Batches that are still to be replayed, and the position of the client.
@@ -19,6 +22,8 @@ pub struct Replay {
     at: usize,
     /// Selected change that is not encoded yet, because a later one may prove to be the batch's last.
     held: Option<(usize, Transition)>,
+    /// Number of suppressed changes before the one that is held back, and after it.
+    suppressed: (u64, u64),
     version: ResourceVersion,
     /// True if there was a relist since the last event.
     is_gap: bool,
@@ -41,7 +46,15 @@ impl Replay {
     pub fn new(batches: impl IntoIterator<Item = Arc<Batch>>, first: u64, reached: HistoryPosition) -> Self {
         let HistoryPosition { version, offset } = reached;
         let at = offset.saturating_sub(first) as usize;
-        Self { batches: batches.into_iter().collect(), first, at, held: None, version, is_gap: false }
+        Self {
+            batches: batches.into_iter().collect(),
+            first,
+            at,
+            held: None,
+            suppressed: (0, 0),
+            version,
+            is_gap: false,
+        }
     }
 
     /// Sets if a relist before the first batch must be reported to the client.
@@ -64,6 +77,11 @@ impl Replay {
     pub(super) fn position(&self) -> ReplayPosition {
         let at = self.held.map_or(self.at, |(at, _)| at);
         ReplayPosition { version: self.version.clone(), offset: self.first + at as u64, is_gap: self.is_gap }
+    }
+
+    /// Takes the number of changes before [`Self::position`] that the format suppresses, since the last call.
+    pub(super) fn take_suppressed(&mut self) -> u64 {
+        std::mem::take(&mut self.suppressed.0)
     }
 
     /// Returns true if it is between two batches.
@@ -92,10 +110,15 @@ impl Replay {
         };
         let is_known = self.has_passed(&batch) && change.version <= self.version;
         let (mut told, at) = (0, self.at);
-        if let Some(transition) = selection.transition(change).filter(|_| !is_known) {
-            let before = self.not_before(&batch.before);
-            told = self.encode_held::<F>(&batch, &before, format, arena);
-            self.held = Some((at, transition));
+        match outcome::<F>(selection, format, change).filter(|_| !is_known) {
+            Some(Outcome::Event(transition)) => {
+                let before = self.not_before(&batch.before);
+                told = self.encode_held::<F>(&batch, &before, format, arena);
+                self.held = Some((at, transition));
+            }
+            Some(Outcome::Suppressed) if self.held.is_some() => self.suppressed.1 += 1,
+            Some(Outcome::Suppressed) => self.suppressed.0 += 1,
+            None => {}
         }
         self.at += 1;
         told
@@ -122,6 +145,7 @@ impl Replay {
         arena: &mut F::Arena,
     ) -> u64 {
         let Some((at, transition)) = self.held.take() else { return 0 };
+        self.suppressed.0 += std::mem::take(&mut self.suppressed.1);
         let Some(notice) = GroupEvent::new(&batch.changes[at], transition, version) else { return 0 };
         let notice = GroupEvent { relisted: self.is_gap, open: batch.is_open, ..notice };
         F::encode(arena, format, &notice);

@@ -16,6 +16,8 @@ pub(super) struct Run<F> {
     pub(super) cycle: u64,
     /// Offset of its first change ([`HistoryPosition::offset`]).
     pub(super) offset: u64,
+    /// [`Log::suppressed`](super::group::Log::suppressed) before its events.
+    pub(super) suppressed: u32,
     pub(super) frame: F,
     pub(super) marks: Box<[Mark]>,
     pub(super) _alive: Alive,
@@ -35,7 +37,7 @@ pub(super) struct Mark {
 /// Returns the bytes that the runs of a share take in a log, besides their arenas. Runs count twice, as the list of runs
 /// may be half empty.
 pub(super) fn bytes<F: Frame>(share: &[Share]) -> usize {
-    let is_together = |pair: &&[Share]| pair[0].span.is_before(pair[1].span);
+    let is_together = |pair: &&[Share]| pair[0].is_before(&pair[1]);
     let runs = share.len() - share.windows(2).filter(is_together).count();
     2 * runs * size_of::<Run<F>>() + share.len() * size_of::<Mark>()
 }
@@ -73,7 +75,7 @@ mod tests {
     use super::*;
     use crate::{
         model::{Batch, Cause, Change, EventType, Object, Transition},
-        watch::{Deliveries, encoding::Encoding},
+        watch::{Deliveries, encoding::Encoding, selected::Selected},
     };
 
     #[test]
@@ -87,7 +89,10 @@ mod tests {
         let batches = [Batch { before, after: version, changes, is_relist: false, is_open: true }];
         let mut encoding = Encoding::<Deliveries>::new(&batches, 0, &mut None);
         let added = Transition { event_type: EventType::Added, cause: Cause::Change };
-        let mut share = |changes: &[usize]| encoding.share(&(), 0, changes.iter().map(|at| (*at, added)));
+        let mut share = |changes: &[usize]| {
+            let events = changes.iter().map(|at| (*at, added)).collect();
+            encoding.share(&(), 0, Selected { events, suppressed: Vec::new() }).events
+        };
         // Encoded in this order in the arena.
         share(&[0, 1, 3, 2]);
         let (run, mark) = (2 * size_of::<Run<Deliveries>>(), size_of::<Mark>());

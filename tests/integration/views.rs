@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
-use informerd::{model::Object, proto::pb};
-use tonic::Code;
+use informerd::{
+    model::{Event, Object, ResourceVersion},
+    proto::pb::{self, admin_service_client::AdminServiceClient},
+};
+use tonic::{Code, Streaming};
 
 use crate::sandbox::{Sandbox, next, pod, raw, reason, watch_pods, words};
 
@@ -115,4 +118,102 @@ async fn conditions_see_whole_objects_whatever_the_view() {
     let request = pb::UntilRequest { watch: Some(watch), conditions: vec!["object.spec.x[1].ip == '2'".to_owned()] };
     let event = sandbox.client().await.until(request).await.unwrap().into_inner().event.unwrap();
     assert_eq!(text(event.object.as_ref().unwrap()), NODE);
+}
+
+/// Returns a request for the node of each pod, and for changes of it and of the labels alone.
+fn nodes() -> pb::WatchRequest {
+    let view = pb::View { only_if_changed: true, ..view(&["spec.nodeName"], &[]) };
+    let bookmark_interval = Some(prost_types::Duration { seconds: 0, nanos: 100_000_000 });
+    pb::WatchRequest { view: Some(view), bookmark_interval, ..watch_pods() }
+}
+
+fn labelled(version: u128, uid: &str, label: &str, spec: &str) -> Arc<Object> {
+    let json = format!(
+        r#"{{"metadata":{{"namespace":"shop","name":"a","uid":"{uid}","labels":{{"app":"{label}"}}}},"spec":{{{spec}}}}}"#
+    );
+    Arc::new(Object::from_json(json, "unnamed", ResourceVersion::decimal(version)).unwrap())
+}
+
+/// Reads a stream up to a bookmark at a version. Returns the events, and the number of suppressed changes.
+async fn to_bookmark(stream: &mut Streaming<pb::WatchResponse>, version: &str) -> (Vec<String>, u64) {
+    let (mut events, mut suppressed) = (Vec::new(), 0);
+    loop {
+        let response = next(stream).await;
+        let Some(bookmark) = &response.bookmark else {
+            events.push(format!("{} {}", words(&response), text(response.object.as_ref().unwrap())));
+            continue;
+        };
+        suppressed += bookmark.suppressed;
+        if response.resource_version == version {
+            return (events, suppressed);
+        }
+    }
+}
+
+const CHANGES: [&str; 5] = [
+    r#"MODIFIED a @3 {"spec":{"nodeName":"n2"}}"#,
+    r#"MODIFIED a @5 {"spec":{"nodeName":"n2"}}"#,
+    r#"DELETED a @5 {"spec":{"nodeName":"n2"}}"#,
+    r#"ADDED a @7 {"spec":{"nodeName":"n2"}}"#,
+    r#"DELETED a @9 {"spec":{"nodeName":"n2"}}"#,
+];
+
+/// Writes changes at the versions 2 to 9, of which three are outside of the view.
+async fn change(sandbox: &Sandbox) {
+    let (first, second) = (r#""nodeName":"n1","x":1"#, r#""nodeName":"n2","x":2"#);
+    for object in [
+        labelled(2, "1", "a", first),
+        labelled(3, "1", "a", r#""nodeName":"n2""#),
+        labelled(4, "1", "a", second),
+        labelled(5, "1", "b", second),
+        labelled(7, "2", "b", second),
+        labelled(8, "2", "b", r#""nodeName":"n2","x":3"#),
+    ] {
+        sandbox.push(Event::Modified(object)).await;
+    }
+    sandbox.push(Event::Deleted(labelled(9, "2", "b", r#""nodeName":"n2","x":3"#))).await;
+}
+
+#[tokio::test]
+async fn changes_outside_of_the_view_are_suppressed_and_counted_in_bookmarks() {
+    let sandbox = Sandbox::start(vec![labelled(1, "1", "a", r#""nodeName":"n1""#)]).await;
+    let mut live = sandbox.client().await.watch(nodes()).await.unwrap().into_inner();
+    assert_eq!(to_bookmark(&mut live, "1").await.0.len(), 1);
+    change(&sandbox).await;
+    assert_eq!(to_bookmark(&mut live, "9").await, (CHANGES.map(str::to_owned).to_vec(), 3));
+
+    // The same ones are suppressed for a client that resumes, from wherever it does.
+    let left = [(1, 5, 3), (2, 5, 2), (3, 4, 2), (4, 4, 1), (5, 3, 1), (7, 1, 1), (8, 1, 0)];
+    for (version, events, suppressed) in left {
+        let request = pb::WatchRequest { resource_version: version.to_string(), ..nodes() };
+        let mut resumed = sandbox.client().await.watch(request).await.unwrap().into_inner();
+        let expected = CHANGES[CHANGES.len() - events..].iter().map(|&event| event.to_owned()).collect();
+        assert_eq!(to_bookmark(&mut resumed, "9").await, (expected, suppressed), "after {version}");
+    }
+}
+
+#[tokio::test]
+async fn reads_ignore_only_if_changed() {
+    let sandbox = Sandbox::start(pods()).await;
+    let view = Some(pb::View { only_if_changed: true, ..pb::View::default() });
+    let list = pb::ListRequest { resource: "pods".to_owned(), view: view.clone(), ..Default::default() };
+    let chunk = sandbox.client().await.list(list).await.unwrap().into_inner().message().await.unwrap().unwrap();
+    assert_eq!(chunk.objects.len(), 2);
+    let until = pb::UntilRequest {
+        watch: Some(pb::WatchRequest { view, ..watch_pods() }),
+        conditions: vec!["object.spec.nodeName == 'n2'".to_owned()],
+    };
+    assert!(sandbox.client().await.until(until).await.unwrap().into_inner().event.is_some());
+}
+
+#[tokio::test]
+async fn operators_see_views_and_suppressed_changes() {
+    let sandbox = Sandbox::start(vec![labelled(1, "1", "a", r#""nodeName":"n1""#)]).await;
+    let mut stream = sandbox.client().await.watch(nodes()).await.unwrap().into_inner();
+    to_bookmark(&mut stream, "1").await;
+    change(&sandbox).await;
+    to_bookmark(&mut stream, "9").await;
+    let mut admin = AdminServiceClient::connect(sandbox.address().to_owned()).await.unwrap();
+    let watchers = admin.list_watchers(pb::ListWatchersRequest::default()).await.unwrap().into_inner();
+    assert_eq!((watchers.watchers[0].suppressed, &watchers.watchers[0].view), (3, &nodes().view));
 }

@@ -36,6 +36,8 @@ pub struct CacheWatcher<F: Frame> {
     stage: Stage<F>,
     /// Number of the history that the versions belong to.
     history_id: u64,
+    /// Number of suppressed changes of former stages that were not taken.
+    suppressed: u64,
 }
 
 /// Stage of a [`CacheWatcher`].
@@ -112,7 +114,7 @@ impl<F: Frame> CacheWatcher<F> {
                 Stage::Replay(Box::new(BacklogReader::new(backlog.batches, backlog.first, reached, false)), cursor)
             }
         };
-        (Self { informer, subscribe, stage, history_id }, snapshot)
+        (Self { informer, subscribe, stage, history_id, suppressed: 0 }, snapshot)
     }
 
     /// Returns the options of the client.
@@ -166,6 +168,15 @@ impl<F: Frame> CacheWatcher<F> {
         }
     }
 
+    /// Takes the number of changes that the format suppressed up to the version, since the last call.
+    pub fn take_suppressed(&mut self) -> u64 {
+        let suppressed = std::mem::take(&mut self.suppressed);
+        match &mut self.stage {
+            Stage::Live(cursor) => suppressed + cursor.take_suppressed(),
+            Stage::Replay(..) | Stage::Joining(..) | Stage::Reselecting(_) => suppressed,
+        }
+    }
+
     /// Advances to everything published, if the watch has all of its events; returns true if so. Without it, a watch of few events
     /// stays where its last one was, and the history may drop what comes after that.
     pub fn advance_at_head(&mut self) -> bool {
@@ -197,6 +208,7 @@ impl<F: Frame> CacheWatcher<F> {
                 let Subscribe { selection, format, .. } = &self.subscribe;
                 let taken = backlog.poll_take(cx, self.informer.backfill(), selection, format, max_size, must_fit);
                 let (frame, count) = ready!(taken)?;
+                self.suppressed += backlog.take_suppressed();
                 let is_done = backlog.is_done();
                 let is_relisted = is_done && backlog.has_gap();
                 self.informer.stats().replayed.fetch_add(count, Ordering::Relaxed);
@@ -247,6 +259,7 @@ impl<F: Frame> CacheWatcher<F> {
                     // even those of an expired cursor: under COALESCE it may be ahead of its group.
                     Taken::Parked | Taken::Ended(End::Expired { .. }) => {
                         let reached = cursor.reached().clone();
+                        self.suppressed += cursor.take_suppressed();
                         self.informer.stats().parked.fetch_add(1, Ordering::Relaxed);
                         self.join_after(reached, false);
                         WatchStep::Moved
@@ -262,13 +275,16 @@ impl<F: Frame> CacheWatcher<F> {
     /// [`WatchStep::Reselected`]. Returns false, and must not be polled again, if the client has no state of one position: it has
     /// received a part of merged changes.
     pub fn reselect(&mut self, namespaces: Option<Namespaces>) -> bool {
-        let (reached, has_gap, from) = match &self.stage {
+        let (reached, has_gap, from) = match &mut self.stage {
             Stage::Replay(backlog, _) => (backlog.reached(), backlog.has_gap(), None),
             Stage::Joining(reached, has_gap, _) => (reached.clone(), *has_gap, None),
             // Nothing has left or entered yet.
             Stage::Reselecting(search) => (search.reached.clone(), search.has_gap, Some(Arc::clone(&search.from))),
             Stage::Live(cursor) if cursor.is_draining() => return false,
-            Stage::Live(cursor) => (cursor.reached().clone(), false, None),
+            Stage::Live(cursor) => {
+                self.suppressed += cursor.take_suppressed();
+                (cursor.reached().clone(), false, None)
+            }
         };
         let to = Selection { namespaces, ..Selection::clone(&self.subscribe.selection) };
         let selection = std::mem::replace(&mut self.subscribe.selection, Arc::new(to));

@@ -224,6 +224,8 @@ impl WatchBody {
             informer.history(history_id, self.namespaces())
         };
         bookmark.namespaces = proto::namespaces(self.namespaces());
+        bookmark.suppressed = self.watch.take_suppressed();
+        self.watcher.suppressed(bookmark.suppressed);
         frame::bookmark(self.position(), bookmark)
     }
 

@@ -87,7 +87,8 @@ pub(in super::super) async fn open_with(
     let Call { identity, stream, wait, audited, .. } = call;
     let user = identity.as_ref().map_or_else(String::new, ToString::to_string);
     let grant = access.take_grant();
-    let info = WatcherInfo { resource: Arc::clone(resource), caller, identity, grant, queue, audited: audited.clone() };
+    let (view, audit) = (request.view.clone(), audited.clone());
+    let info = WatcherInfo { resource: Arc::clone(resource), caller, identity, grant, queue, view, audited: audit };
     let open_view = resource.views.open(&resource.name, &mut format)?;
     let watcher = service.watchers().enter(info, Arc::clone(&selection), stream)?;
     if let Some(audited) = audited {

@@ -23,6 +23,8 @@ pub struct BacklogReader<F: Frame> {
     /// Block that it reads, if that is still kept, and its next step there.
     block: Weak<Block<F>>,
     at: usize,
+    /// Number of suppressed changes that were passed.
+    suppressed: u64,
 }
 
 /// Slice of consecutive events, and their number.
@@ -44,7 +46,15 @@ impl<F: Frame> BacklogReader<F> {
         }
         let changes: usize = batches.iter().map(|batch| batch.changes.len()).sum();
         let end = HistoryPosition { version: last.clone(), offset: first + changes as u64 };
-        Self { end, batches, first, position: ReplayPosition { version, offset, is_gap }, block: Weak::new(), at: 0 }
+        Self {
+            end,
+            batches,
+            first,
+            position: ReplayPosition { version, offset, is_gap },
+            block: Weak::new(),
+            at: 0,
+            suppressed: 0,
+        }
     }
 
     /// Returns the version that is safe to resume from after what was taken up to now.
@@ -55,6 +65,11 @@ impl<F: Frame> BacklogReader<F> {
     /// Returns the same with its offset.
     pub fn reached(&self) -> HistoryPosition {
         HistoryPosition { version: self.position.version.clone(), offset: self.position.offset }
+    }
+
+    /// Takes the number of changes that were suppressed up to its position, since the last call.
+    pub fn take_suppressed(&mut self) -> u64 {
+        std::mem::take(&mut self.suppressed)
     }
 
     /// Returns true if a relist on the way to the version must still be reported to the client.
@@ -121,6 +136,7 @@ impl<F: Frame> BacklogReader<F> {
                 break;
             }
             events += u64::from(step.is_event);
+            self.suppressed += step.suppressed;
             end = step.end;
             self.position.clone_from(&step.position);
             self.at += 1;

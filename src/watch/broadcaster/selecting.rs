@@ -14,14 +14,15 @@ use std::{
 
 use super::groups::Groups;
 use crate::{
-    model::{Batch, Change, HistoryPosition, ResourceVersion, Transition},
+    model::{Batch, Change, HistoryPosition, ResourceVersion},
     watch::{
         BroadcasterConfig, Frame,
         bulk::BulkQueue,
         config::BroadcasterStats,
-        encoding::{Encoding, Share},
+        encoding::{Encoding, GroupShare},
         filler::{Filled, Filler, Published},
         group::{Deferred, Group},
+        selected::Selected,
         selection_budget::{Clock, Meter, SelectionBudget, nanos},
         window::Window,
         writer_signals::WriterSignals,
@@ -30,7 +31,7 @@ use crate::{
 
 /// Result of selecting for one publish cycle, by group.
 pub(super) struct Selecting<F: Frame> {
-    pub(super) shares: Vec<(Arc<Group<F>>, Vec<Share>)>,
+    pub(super) shares: Vec<(Arc<Group<F>>, GroupShare)>,
     /// Groups that did not fit: their logs have nothing of this cycle.
     pub(super) deferred: Vec<usize>,
 }
@@ -74,8 +75,6 @@ struct Time {
     is_deferred: Vec<bool>,
 }
 
-type Selected = Vec<(usize, Transition)>;
-
 /// Deferred groups that are checked in a cycle.
 const CHECKED_GROUPS: usize = 16;
 /// Minimum time for which a group stays deferred.
@@ -101,15 +100,14 @@ impl<F: Frame> Selecting<F> {
         let selects_all = |id: &usize| groups[*id].selection.selects_all();
         let (all, selective): (Vec<usize>, Vec<usize>) = free.into_iter().partition(selects_all);
         let mut unrouted: Vec<(usize, Selected)> =
-            all.into_iter().chain(selective).map(|id| (id, Vec::new())).collect();
+            all.into_iter().chain(selective).map(|id| (id, Selected::default())).collect();
         let mut routed: HashMap<usize, Selected, foldhash::fast::RandomState> = HashMap::default();
         let mut budgeted = BudgetedGroups::new(within.iter().map(|id| &groups[*id]), changes, left.unwrap_or(0));
         let mut found = Vec::new();
         // Change by change: what one group has read of an object is available to the others, and is not kept for long.
         for (at, (_, change)) in encoding.changes().iter().enumerate() {
             let select = |id: usize, selected: &mut Selected| {
-                let transition = groups[id].selection.transition(change);
-                selected.extend(transition.map(|transition| (at, transition)));
+                selected.add(at, groups[id].outcome(change));
             };
             for (id, selected) in &mut unrouted {
                 select(*id, selected);
@@ -281,7 +279,7 @@ impl<F: Frame> BudgetedGroups<F> {
         let groups: Vec<_> = groups.into_iter().map(|(_, group)| group).collect();
         let always = groups.len();
         Self {
-            selected: vec![Vec::new(); always],
+            selected: (0..always).map(|_| Selected::default()).collect(),
             time: Time { left, spent: 0, is_deferred },
             groups,
             evaluated: (0..always).collect(),
@@ -296,7 +294,7 @@ impl<F: Frame> BudgetedGroups<F> {
     fn add(&mut self, group: &Arc<Group<F>>) {
         let number = *self.found.entry(group.id).or_insert_with(|| {
             self.groups.push(Arc::clone(group));
-            self.selected.push(Vec::new());
+            self.selected.push(Selected::default());
             self.time.is_deferred.push(false);
             self.groups.len() - 1
         });
@@ -316,12 +314,9 @@ impl<F: Frame> BudgetedGroups<F> {
             if !time.admits(number, group.cost.get()) {
                 continue;
             }
-            let evaluate = || {
-                let transition = group.selection.transition(change);
-                selected[number].extend(transition.map(|transition| (at, transition)));
-            };
+            let evaluate = || selected[number].add(at, group.outcome(change));
             let settle = |run: &[usize], each| time.settle(groups, run, each, is_last);
-            meter.evaluate(number, group.is_expression(), evaluate, settle);
+            meter.evaluate(number, group.is_costly(), evaluate, settle);
         }
         meter.settle(|run, each| time.settle(groups, run, each, is_last));
         evaluated.truncate(*always);

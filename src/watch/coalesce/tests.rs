@@ -37,7 +37,8 @@ fn merged(selection: &Selection, changes: &[Change]) -> Generation {
 }
 
 fn told(generation: Generation, max_size: usize) -> Vec<Delivery> {
-    let (mut telling, before) = (generation.drain(9, true), HistoryPosition { version: version(1), offset: 3 });
+    let (mut telling, before) =
+        (generation.drain(9, true, |_, _| false), HistoryPosition { version: version(1), offset: 3 });
     let is_empty = telling.is_done();
     let mut all = Vec::new();
     while !telling.is_done() {
@@ -170,13 +171,13 @@ fn old_states_are_held_while_they_may_be_delivered() {
     let size = a1.body().len();
     let modified = merged(&Selection::default(), &[change(Some(&a1), Some(&a2), 2)]);
     assert_eq!((modified.size().had, modified.size().bodies), (size, 2 * size));
-    let telling = modified.drain(9, false);
+    let telling = modified.drain(9, false, |_, _| false);
     assert_eq!((telling.size().had, telling.size().bodies), (0, size));
     assert_eq!(Arc::strong_count(&a1), 1);
     drop(telling);
-    let modified = merged(&Selection::default(), &[change(Some(&a1), Some(&a2), 2)]).drain(9, true);
+    let modified = merged(&Selection::default(), &[change(Some(&a1), Some(&a2), 2)]).drain(9, true, |_, _| false);
     assert_eq!((modified.size().had, modified.size().bodies), (size, 2 * size), "a frame with the previous state");
-    let deleted = merged(&Selection::default(), &[change(Some(&a1), None, 2)]).drain(9, false);
+    let deleted = merged(&Selection::default(), &[change(Some(&a1), None, 2)]).drain(9, false, |_, _| false);
     assert_eq!((deleted.size().had, deleted.size().bodies), (size, size));
 }
 
@@ -253,12 +254,12 @@ proptest! {
 fn the_size_of_a_draining_generation_is_its_list_and_its_bodies() {
     let states = ["a", "b", "c", "d"].map(|name| object(name, "u", "web", 1));
     let came = states.each_ref().map(|state| change(None, Some(state), 1));
-    let size = merged(&Selection::default(), &came).drain(9, true).size();
+    let size = merged(&Selection::default(), &came).drain(9, true, |_, _| false).size();
     let bodies: usize = states.iter().map(|state| state.body().len()).sum();
     assert!(size.entries >= 4 * size_of::<CoalescedEvent>(), "{size:?}");
     assert_eq!((size.bodies, size.had), (bodies, 0));
     let gone = states.each_ref().map(|state| change(Some(state), None, 2));
-    let size = merged(&Selection::default(), &gone).drain(9, true).size();
+    let size = merged(&Selection::default(), &gone).drain(9, true, |_, _| false).size();
     assert_eq!((size.bodies, size.had), (bodies, bodies), "old states are held for it alone");
 }
 
@@ -271,4 +272,24 @@ fn unchanged_objects_are_not_delivered_and_count_with_the_last_event() {
     assert_eq!(lines(&back, ""), none);
     let all = [vec![change(None, Some(&a1), 1), change(Some(&a1), Some(&a2), 2)], back.to_vec()].concat();
     assert_eq!(lines(&all, ""), ["Added Change a 2 +3 @99"]);
+}
+
+#[test]
+fn a_merged_change_is_suppressed_if_it_leaves_what_the_client_has() {
+    let [a1, a2, a3] = [("x", 1), ("y", 2), ("x", 3)].map(|(app, number)| object("a", "1", app, number));
+    let [b1, b2] = [("1", 4), ("2", 5)].map(|(uid, number)| object("b", uid, "x", number));
+    let c = object("c", "1", "x", 6);
+    let [there_and_back, further] =
+        [(&a1, &a2, 2), (&a2, &a3, 3)].map(|(old, new, at)| change(Some(old), Some(new), at));
+    let is_suppressed = |had: &Object, now: &Object| had.labels() == now.labels();
+    let drain = |changes: &[Change]| {
+        let telling = merged(&Selection::default(), changes).drain(9, false, is_suppressed);
+        (telling.drained.iter().map(|event| event.event_type).collect::<Vec<_>>(), telling.suppressed())
+    };
+    assert_eq!(drain(&[there_and_back.clone(), further.clone()]), (vec![], 2), "compared with what the client has");
+    assert_eq!(drain(&[there_and_back]), (vec![EventType::Modified], 0));
+    assert_eq!(drain(&[further.clone(), change(None, Some(&c), 4)]), (vec![EventType::Modified, EventType::Added], 0));
+    assert_eq!(drain(&[change(Some(&a3), None, 4)]), (vec![EventType::Deleted], 0));
+    let replaced = drain(&[change(Some(&b1), None, 5), change(None, Some(&b2), 5)]);
+    assert_eq!(replaced, (vec![EventType::Deleted, EventType::Added], 0), "another uid");
 }

@@ -9,7 +9,7 @@ use crate::{
     sync::AtomicU64,
     watch::{
         Frame,
-        encoding::{Share, Span},
+        encoding::{GroupShare, Share, Span},
         run::Mark,
     },
 };
@@ -41,15 +41,21 @@ impl<F: Frame> Log<F> {
     pub(in crate::watch) fn append(
         &mut self,
         part: &Part<'_, F>,
-        share: Vec<Share>,
+        share: GroupShare,
         full: &mut Vec<usize>,
         wakers: &mut Vec<Waker>,
     ) {
         self.pass(part, &share);
-        if share.is_empty() {
+        let GroupShare { events, suppressed } = share;
+        let is_quiet = events.is_empty();
+        self.push_runs(part, events);
+        if let Some(last) = suppressed.last() {
+            self.suppressed = self.suppressed.wrapping_add(suppressed.len() as u32);
+            self.suppressed_to = part.offset + *last as u64 + 1;
+        }
+        if is_quiet {
             return;
         }
-        self.push_runs(part, share);
         let floor = part.floor.load(Ordering::Acquire);
         if part.cycle < floor {
             // Another thread has already dropped this cycle from the window.
@@ -62,18 +68,22 @@ impl<F: Frame> Log<F> {
 
     /// Moves slots past those of the events, about to be pushed, that they skip. A slot with an event to read skips no
     /// more.
-    fn pass(&mut self, part: &Part<'_, F>, share: &[Share]) {
+    fn pass(&mut self, part: &Part<'_, F>, GroupShare { events: share, suppressed }: &GroupShare) {
         let Self { skipping, slots, head, head_size, .. } = self;
         skipping.retain_mut(|skipping| {
             if skipping.is_over {
                 return true;
             }
-            let is_left_out = |share: &&Share| {
-                let (batch, _) = part.changes[share.at];
+            let is_left_out = |at: usize| {
+                let (batch, _) = part.changes[at];
                 let has = |version: &ResourceVersion| batch.after <= *version && !batch.is_late();
-                part.offset + (share.at as u64) < skipping.from || skipping.version.as_ref().is_some_and(has)
+                part.offset + (at as u64) < skipping.from || skipping.version.as_ref().is_some_and(has)
             };
-            let left_out = share.iter().take_while(is_left_out);
+            if let Some(slot) = slots.get_mut(skipping.slot) {
+                let left_out = suppressed.iter().filter(|at| is_left_out(**at)).count();
+                slot.suppressed = slot.suppressed.wrapping_add(left_out as u32);
+            }
+            let left_out = share.iter().take_while(|share| is_left_out(share.at));
             let (count, last) = (left_out.clone().count(), left_out.last());
             skipping.is_over = count < share.len();
             if let Some((slot, last)) = slots.get_mut(skipping.slot).zip(last) {
@@ -91,14 +101,16 @@ impl<F: Frame> Log<F> {
         let mut share = share.into_iter().peekable();
         while let Some(first) = share.next() {
             let Span { arena, start, mut end } = first.span;
+            let suppressed = self.suppressed.wrapping_add(first.suppressed);
             let mut marks = vec![Mark { end: (end - start) as u32, changes: 1, version: first.version }];
-            while let Some(next) = share.next_if(|next| Span { arena, start, end }.is_before(next.span)) {
+            let follows = |next: &Share, end| Span { arena, start, end }.is_before(next.span);
+            while let Some(next) = share.next_if(|next| follows(next, end) && next.suppressed == first.suppressed) {
                 end = next.span.end;
                 let changes = (next.at - first.at + 1) as u32;
                 marks.push(Mark { end: (end - start) as u32, changes, version: next.version });
             }
             let (place, size) = ((part.cycle, part.offset + first.at as u64), (end - start) as u64);
-            self.push(place, part.arenas[arena].slice(start..end), size, marks.into());
+            self.push(place, suppressed, part.arenas[arena].slice(start..end), size, marks.into());
         }
     }
 

@@ -51,13 +51,16 @@ impl<F: Frame> Log<F> {
     /// Lets a reader that has reached a position wait until everything unread has merged. Returns true if the caller has to
     /// start the merge.
     pub(in crate::watch) fn merge(&mut self, index: usize, reached: &HistoryPosition) -> bool {
-        let unread = self.unread(index).unwrap_or_default();
+        let (unread, suppressed) = self.unread(index).unzip();
         let slot = &mut self.slots[index];
         if let State::Coalescing(coalescing) = &mut slot.state {
             (coalescing.sizes.drained, coalescing.is_wanted) = (Size::default(), true);
             return !std::mem::replace(&mut coalescing.is_queued, true);
         }
-        slot.since = slot.since.max(reached.offset).max(unread);
+        slot.since = slot.since.max(reached.offset).max(unread.unwrap_or_default());
+        if let Some(suppressed) = suppressed {
+            slot.count_suppressed(suppressed);
+        }
         slot.state = State::Coalescing(Box::new(Coalescing::new(true)));
         true
     }
@@ -73,6 +76,8 @@ impl<F: Frame> Log<F> {
     pub(in crate::watch) fn follow(&mut self, index: usize) {
         let slot = &mut self.slots[index];
         (slot.position, slot.position_size) = (self.head, self.head_size);
+        // Those that have merged were counted with the generation.
+        slot.suppressed = self.suppressed;
         slot.state = State::Live;
         let since = slot.since;
         // A deferred group may be filled to less.
@@ -84,7 +89,8 @@ impl<F: Frame> Log<F> {
     pub(in crate::watch) fn check(&mut self, (index, id): (usize, u64), to: u64, limit: u64) -> Option<SlotNeed> {
         let is_at_head = self.slots.get(index).filter(|slot| slot.id == id)?.position == self.head;
         let filled = self.deferred.as_ref().map_or(to, |deferred| deferred.filled.offset.min(to));
-        let at = if is_at_head { Some(filled) } else { self.unread(index) };
+        let unread = self.unread(index);
+        let at = if is_at_head { Some(filled) } else { unread.map(|(offset, _)| offset) };
         let slot = &mut self.slots[index];
         if let State::CatchingUp { .. } | State::Live = slot.state {
             slot.since = slot.since.max(at.unwrap_or_default());
@@ -98,6 +104,9 @@ impl<F: Frame> Log<F> {
                 let is_due = is_near && !is_at_head;
                 if is_due {
                     slot.state = State::Coalescing(Box::new(Coalescing::new(false)));
+                    if let Some((_, suppressed)) = unread {
+                        slot.count_suppressed(suppressed);
+                    }
                 }
                 Some(SlotNeed { since, lags: !is_at_head && !is_due, is_due })
             }
@@ -126,7 +135,7 @@ impl<F: Frame> Log<F> {
         (to, is_all): (u64, bool),
         bound: usize,
     ) -> MergeOutcome {
-        let head_offset = self.head_reached.offset;
+        let head_offset = self.head_offset();
         let Some((coalescing, since)) = self.coalescing(slot) else { return MergeOutcome::Gone(generation) };
         let sizes = &mut coalescing.sizes;
         *since = to;
@@ -178,11 +187,12 @@ impl<F: Frame> Log<F> {
         }
     }
 
-    /// Returns the offset of the next event of a slot; `None` if it is at the head, or the log no longer has its position.
-    fn unread(&self, index: usize) -> Option<u64> {
+    /// Returns the offset of the next event of a slot, and the number of changes suppressed before it; `None` if the slot is at the
+    /// head, or the log no longer has its position.
+    fn unread(&self, index: usize) -> Option<(u64, u32)> {
         let position = self.slots[index].position;
         let run = self.runs.get(self.runs.partition_point(|run| run.end() <= position))?;
         let mark = run.marks.get(position.checked_sub(run.first)? as usize)?;
-        Some(run.offset + u64::from(mark.changes) - 1)
+        Some((run.offset + u64::from(mark.changes) - 1, run.suppressed))
     }
 }

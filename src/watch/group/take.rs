@@ -22,7 +22,7 @@ impl<F: Frame> Log<F> {
             queue_length: slot.queue.length.max(1) as u64,
             queue_size: queue_size as u64,
             since: slot.since,
-            head_offset: self.head_reached.offset,
+            head_offset: self.head_offset(),
             is_deferred: self.deferred.is_some(),
             is_ahead: false,
             goes_back: false,
@@ -75,6 +75,7 @@ impl<F: Frame> Log<F> {
         let slot = &mut self.slots[index];
         let count = self.head - slot.position;
         (slot.position, slot.position_size, slot.state) = (self.head, self.head_size, State::Live);
+        slot.count_suppressed(self.suppressed);
         (count, std::mem::replace(reached, self.head_reached.clone()).version)
     }
 
@@ -89,7 +90,7 @@ impl<F: Frame> Log<F> {
     ) -> (Frames<F>, u64) {
         let begin = self.slots[index].position;
         let (mut position, mut left) = (begin, max_size);
-        let (mut frames, mut size) = (Frames::new(), 0);
+        let (mut frames, mut size, mut suppressed) = (Frames::new(), 0, None);
         let first = self.runs.partition_point(|run| run.end() <= position);
         for run in self.runs.range(first..) {
             if position >= until {
@@ -107,6 +108,7 @@ impl<F: Frame> Log<F> {
             mark.reach(run.offset, reached);
             position += count as u64;
             size = run.size_before + end as u64;
+            suppressed = Some(run.suppressed);
             left = left.saturating_sub(end - start);
             if from + count < run.marks.len() {
                 break;
@@ -114,8 +116,24 @@ impl<F: Frame> Log<F> {
         }
         let slot = &mut self.slots[index];
         (slot.position, slot.position_size) = (position, size);
+        if let Some(suppressed) = suppressed {
+            slot.count_suppressed(suppressed);
+        }
         slot.since = slot.since.max(reached.offset);
         (frames, position - begin)
+    }
+
+    /// Counts what was suppressed up to the head for the reader of a slot, which is there and has reached an offset.
+    pub(in crate::watch) fn count_at_head(&mut self, index: usize, reached: u64) {
+        // More may have been suppressed since the reader has looked up what is distributed.
+        if self.suppressed_to <= reached {
+            self.slots[index].count_suppressed(self.suppressed);
+        }
+    }
+
+    /// Takes the number of changes that were suppressed for the reader of a slot, and that it has not taken yet.
+    pub(in crate::watch) fn take_suppressed(&mut self, index: usize) -> u64 {
+        std::mem::take(&mut self.slots[index].unreported)
     }
 
     /// Returns the size of the next event of a slot, 0 if there is none.

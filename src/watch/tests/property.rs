@@ -30,6 +30,12 @@ struct Reader {
     expected: Vec<Expected>,
     /// Events after them that have not been filled yet.
     unfilled: VecDeque<Expected>,
+    /// Offsets of the suppressed changes since it joined.
+    suppressed: Vec<u64>,
+    /// Number of those that it has taken, and the offset before which it has counted them.
+    counted: (u64, u64),
+    /// Offset to which its group is filled, if it is deferred.
+    filled_to: u64,
     /// Offset at which it joined.
     joined: u64,
     position: usize,
@@ -129,6 +135,30 @@ impl Reader {
         Some(end).filter(|end| *end < self.expected.len())
     }
 
+    fn is_suppressed(&self, change: &Change) -> bool {
+        let labels = |object: &Option<Arc<Object>>| {
+            object.as_ref().and_then(|object| object.labels().get("app").map(str::to_owned))
+        };
+        self.client.format == 's' && labels(&change.old) == labels(&change.new)
+    }
+
+    /// Ends it: nothing more is filled.
+    fn end(&mut self, end: End) {
+        self.end = Some(end);
+        self.unfilled.clear();
+        self.suppressed.retain(|offset| *offset < self.filled_to);
+        assert_eq!(self.flag.is_set(), self.is_parked, "everybody that waits is woken");
+        self.is_parked = false;
+    }
+
+    /// Compares the number of suppressed changes that it has taken with those before an offset that it has reached.
+    fn count_suppressed(&mut self, to: u64) {
+        let (count, before) = &mut self.counted;
+        (*count, *before) = (*count + self.cursor.take_suppressed(), to.max(*before));
+        let expected = self.suppressed.iter().filter(|offset| **offset < *before).count();
+        assert_eq!(*count, expected as u64, "suppressed before {before}");
+    }
+
     fn offer(&mut self, batch: &Batch, offset: u64, lines: &mut BTreeSet<String>) {
         let number = self.client.selection;
         let of = |object: Option<&Arc<Object>>| object.map(|object| is_selected(number, object));
@@ -137,6 +167,10 @@ impl Reader {
             let (event_type, cause) = match (of(change.old.as_ref()), of(change.new.as_ref())) {
                 (None, Some(true)) => (EventType::Added, Cause::Change),
                 (Some(false), Some(true)) => (EventType::Added, Cause::EnteredSelection),
+                (Some(true), Some(true)) if self.is_suppressed(change) => {
+                    self.suppressed.push(offset);
+                    continue;
+                }
                 (Some(true), Some(true)) => (EventType::Modified, Cause::Change),
                 (Some(true), Some(false)) => (EventType::Deleted, Cause::LeftSelection),
                 (Some(true), None) => (EventType::Deleted, Cause::Change),
@@ -170,6 +204,7 @@ impl Reader {
     /// more than before.
     fn expect(&mut self, cycle: u64) -> bool {
         let filled = self.cursor.filled();
+        self.filled_to = filled.as_ref().map_or(u64::MAX, |filled| filled.offset);
         let before = self.expected.len();
         while let Some(next) = self.unfilled.pop_front_if(|next| filled.as_ref().is_none_or(|to| next.at.0 < to.offset))
         {

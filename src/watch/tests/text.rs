@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::*;
 
-/// Lines; the format is a letter that every line begins with.
+/// Lines; the format is a letter that every line begins with. Under `s`, a change is suppressed if the labels stay the same.
 #[derive(Debug, Clone)]
 pub(super) struct Text(Bytes);
 
@@ -51,6 +51,14 @@ impl Frame for Text {
     type Arena = BytesMut;
 
     const HAS_PREVIOUS: bool = false;
+
+    fn is_suppressed(format: &Letter, had: &Object, now: &Object) -> bool {
+        format.0 == 's' && had.labels() == now.labels()
+    }
+
+    fn compares(format: &Letter) -> bool {
+        format.0 == 's'
+    }
 
     fn encode(arena: &mut BytesMut, format: &Letter, notice: &GroupEvent<'_>) {
         arena.extend_from_slice(line(*format, notice).as_bytes());

@@ -8,6 +8,7 @@ use crate::{
     watch::{
         encoding::Encoding,
         group::{Group, Part},
+        selected::Selected,
         window::Window,
         writer_signals::WriterSignals,
     },
@@ -116,11 +117,11 @@ async fn a_cycle_dropped_before_it_is_appended_is_not_retained() {
     let batches = [World::at(0).one("a", "web")];
     let mut encoding = Encoding::new(&batches, 0, &mut None);
     let added = Transition { event_type: EventType::Added, cause: Cause::Change };
-    let share = encoding.share(&letter, 0, [(0, added)]);
+    let share = encoding.share(&letter, 0, Selected { events: vec![(0, added)], suppressed: Vec::new() });
     let (arenas, bytes, changes) = encoding.freeze();
     let now = tokio::time::Instant::now();
 
-    let cycle = window.push(1, bytes, [(&group, &share[..])].into_iter(), now);
+    let cycle = window.push(1, bytes, [(&group, &share.events[..])].into_iter(), now);
     window.push(1, 0, [].into_iter(), now);
     let (changes, arenas) = (&changes[..], &arenas[&letter][..]);
     let part = Part { cycle, changes, offset: 0, end: 1, arenas, queue_size: usize::MAX, floor: window.floor() };

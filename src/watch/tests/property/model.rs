@@ -103,10 +103,7 @@ impl Model {
     fn end_all(&mut self, end: &End) {
         for reader in &mut self.readers {
             if reader.end.is_none() {
-                reader.end = Some(end.clone());
-                reader.unfilled.clear();
-                assert_eq!(reader.flag.is_set(), reader.is_parked, "everybody that waits is woken");
-                reader.is_parked = false;
+                reader.end(end.clone());
             }
         }
     }
@@ -168,12 +165,9 @@ impl Model {
         }
         assert_eq!(self.broadcaster.cycle(), self.cycle, "one for a piece of work, however many groups");
         for (reader, before) in self.readers.iter_mut().zip(filled).filter(|(reader, _)| reader.end.is_none()) {
-            reader.end = reader.cursor.end();
-            if let Some(end) = &reader.end {
+            if let Some(end) = reader.cursor.end() {
                 assert!(matches!(end, End::Expired { .. }) && before.is_some(), "{end:?}");
-                assert_eq!(reader.flag.is_set(), reader.is_parked, "everybody that waits is woken");
-                reader.is_parked = false;
-                reader.unfilled.clear();
+                reader.end(end);
                 continue;
             }
             let is_concerned = reader.expect(self.cycle);
@@ -200,10 +194,11 @@ impl Model {
             assert_eq!(reader.cursor.version(), &before);
             return;
         }
-        let reached = match reader.cursor.filled() {
-            Some(filled) if filled.offset < distributed.offset => filled.version,
-            _ => distributed.version,
+        let HistoryPosition { version: reached, offset } = match reader.cursor.filled() {
+            Some(filled) if filled.offset < distributed.offset => filled,
+            _ => distributed,
         };
+        reader.count_suppressed(offset);
         assert_eq!(reader.cursor.version(), if before > reached { &before } else { &reached });
         let is_behind = |next: &Expected| *reader.cursor.version() < next.at.1;
         assert!(reader.unfilled.front().is_none_or(is_behind), "a bookmark is never ahead of an event");
@@ -231,6 +226,9 @@ impl Model {
             client,
             expected: Vec::new(),
             unfilled: VecDeque::new(),
+            suppressed: Vec::new(),
+            filled_to: u64::MAX,
+            counted: (0, self.broadcaster.reached().offset),
             joined: self.broadcaster.reached().offset,
             position: 0,
             phase: if initial_events { Phase::Initial } else { Phase::Live },
@@ -277,6 +275,8 @@ impl Model {
                     assert!(size.saturating_add(reader.expected[end].line.len()) > max_size, "it takes all that fits");
                 }
                 reader.taken += lines.len() as u64;
+                let reached = expected.last().unwrap().at.0;
+                reader.count_suppressed(reached);
                 reader.position = end;
                 reader.left_to_read = reader.left_to_read.saturating_sub(lines.len());
             }
@@ -286,6 +286,8 @@ impl Model {
                 assert!(count > 0);
                 assert_eq!((count, &after), (reader.lag() as u64, &before));
                 assert_eq!(reader.cursor.version(), &reader.expected.last().unwrap().version);
+                let filled = reader.cursor.filled().unwrap_or_else(|| self.broadcaster.reached().clone());
+                reader.count_suppressed(filled.offset);
                 reader.dropped += count;
                 (reader.position, reader.frozen_at) = (head, None);
             }
@@ -320,6 +322,7 @@ impl Model {
                     break;
                 }
             }
+            self.bookmark(at);
             let reader = &self.readers[at];
             if reader.position == reader.expected.len() && !reader.evicted {
                 assert_eq!(

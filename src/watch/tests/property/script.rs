@@ -105,7 +105,7 @@ pub(crate) fn any_put() -> impl Strategy<Value = Put> {
 
 pub(super) fn any_op() -> impl Strategy<Value = Op> {
     let policy = select(vec![FullChannelPolicy::Drop, FullChannelPolicy::Block, FullChannelPolicy::Replay]);
-    let client = (0..SELECTIONS, select(vec!['a', 'b']), policy, 0_usize..5, any::<bool>()).prop_map(
+    let client = (0..SELECTIONS, select(vec!['a', 'b', 's', 's']), policy, 0_usize..5, any::<bool>()).prop_map(
         |(selection, format, policy, length, initial_events)| Client {
             selection,
             format,
