@@ -16,7 +16,10 @@ use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use crate::sandbox::{DEADLINE, Options, Sandbox, next, reason, relay_of, watch_pods, words};
+use crate::{
+    client_commands::Server,
+    sandbox::{DEADLINE, Options, Sandbox, next, reason, relay_of, watch_pods, words},
+};
 
 const KEYS: [&str; 4] = ["uid", "namespace", "key", "spec.nodeName"];
 
@@ -252,4 +255,35 @@ async fn a_server_that_would_ignore_the_shard_is_an_error() {
     let error = client.list(&Query::of("pods")).await.unwrap_err();
     assert!(!error.to_string().contains("shards"), "a request without one asks for nothing: {error}");
     serving.abort();
+}
+
+#[test]
+fn the_commands_select_a_part() {
+    let server = Server::shop();
+    let names = |arguments: &[&str]| {
+        let (code, out, err) = server.run(&[arguments, &["-o", "name"]].concat());
+        assert_eq!((code, err.as_str()), (0, ""), "{arguments:?}");
+        out.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    for command in [&["list", "pods"][..], &["by-index", "pods", "node", "node-a"]] {
+        let mut whole = names(command);
+        let halves = ["shardRange(object.metadata.uid, '0x0', '0x8000000000000000')", "1/2"];
+        let halves: Vec<_> = halves.iter().map(|half| names(&[command, &["--shard", half]].concat())).collect();
+        let mut together = halves.concat();
+        whole.sort();
+        together.sort();
+        assert_eq!(together, whole, "{command:?}");
+        let by_namespace = names(&[command, &["--shard-selector", "namespace:0/1"]].concat());
+        assert_eq!(by_namespace.len(), whole.len());
+    }
+    for command in ["list", "watch", "record", "until", "mirror"] {
+        let more: &[&str] = match command {
+            "mirror" => &["/nowhere"],
+            "until" => &["--for", "true"],
+            _ => &[],
+        };
+        let (code, _, err) = server.run(&[&[command, "pods"], more, &["--shard", "8/8"]].concat());
+        assert_eq!(code, 2, "{command}: {err}");
+        assert!(err.contains("the first of 8 is 0/8, and the last 7/8"), "{command}: {err}");
+    }
 }

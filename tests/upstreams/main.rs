@@ -37,6 +37,7 @@ mod restore;
 mod root;
 mod selection;
 mod served;
+mod shards;
 mod storm;
 mod truth;
 mod warm;
