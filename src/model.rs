@@ -35,9 +35,7 @@ pub use expression::{Condition, EventView, Expression, ExpressionError, MAX_EXPR
 pub use index::{IndexClosure, IndexFunc, IndexMatch, IndexValues, IndexedObject, Indexers, IndexersError};
 pub use key::{KeyError, ObjectKey};
 pub use namespaces::Namespaces;
-#[cfg(feature = "client")]
-pub(crate) use object::JSON;
-pub(crate) use object::json_problem;
+pub(crate) use object::{JSON, json_problem};
 pub use object::{Labels, MAX_OBJECT_BYTES, Object, ObjectError, ObjectParts};
 pub use path::{FieldCut, FieldCutError, Path, View, ViewError};
 pub(crate) use random::random_id;
