@@ -3,13 +3,17 @@
 //! - [`Authentication`] finds the [`Identity`] of a caller by its [`Credentials`].
 //! - [`Token`] is a bearer token, which nothing shows.
 //! - [`Authorizer`] decides about the [`Attributes`] of a caller's calls, by [`Rules`] or by reviews.
-//! - [`Reviewer`] is another authority over users and their rights: Kubernetes.
+//! - [`Reviewer`] is another authority over users and their rights: Kubernetes. [`CallReviewer`] is the upstream of a relay.
+//! - [`impersonated`] finds the user on whose behalf a caller makes a call.
 
 mod access;
 mod access_review;
 mod authentication;
 mod authorizer;
+mod decisions;
+mod forwarded_access;
 mod identity;
+mod impersonation;
 mod jwt;
 mod reloaded_file;
 mod reviewer;
@@ -23,9 +27,12 @@ pub use access_review::ReviewConfig;
 pub use authentication::{Authentication, AuthenticationError, Credentials};
 pub use authorizer::Authorizer;
 pub use identity::{Identity, IdentityDetails};
+pub use impersonation::{
+    IMPERSONATED_USER, ImpersonationError, impersonated, impersonated_user, impersonation_headers, is_impersonating,
+};
 pub use jwt::{JwtConfig, JwtVerifier};
 pub use reloaded_file::FileError;
-pub use reviewer::{ReviewAttributes, ReviewError, Reviewer, TokenReviewed};
+pub use reviewer::{CallReviewer, ReviewAttributes, ReviewError, Reviewer, TokenReviewed};
 pub use rules::{Rules, RulesError};
 pub use token::{Token, TokenError};
 pub use token_file::TokenFile;

@@ -49,6 +49,8 @@ mod view;
 mod watch;
 mod watch_event;
 
+#[cfg(feature = "server")]
+pub(crate) use connection::Connection;
 pub use connection::{Client, GetResult, ListResult};
 pub use error::{ClientError, ServerStatus};
 pub use query::Query;

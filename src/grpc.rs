@@ -5,6 +5,7 @@
 //! - [`Routes`] dispatches every request. It sends Watch to `watch`, List and ByIndex to `list`, and Get to `get`, past the
 //!   generated traits (`generated`): so the frames of a watch are encoded once for all watchers, and objects are encoded without
 //!   building messages of them.
+//! - `authenticate` finds the identity of a call, which may be made on behalf of another.
 //! - `access` checks the rights of every call before its resource is looked up, and `recheck` those of open watches.
 //! - `views` parses the view of a request, and limits the number of different ones.
 //! - `until` implements Until: it reads a watch within this process.
@@ -20,6 +21,7 @@
 
 mod access;
 mod audited_call;
+mod authenticate;
 mod bulk_scheduler;
 mod call;
 mod compiler;

@@ -1,20 +1,33 @@
 //! Authority over the calls of authenticated clients, from the configuration.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use super::error::AppError;
+use super::{error::AppError, sources::relay_config};
 use crate::{
-    auth::{Authorizer, ReviewAttributes, ReviewConfig, Rules},
-    config::{self, AuthorityConfig, Config, ResourceConfig, SourceConfig, SubjectAccessReviewConfig},
-    source::kube::{KubeClients, KubeCluster, KubeReviewer},
+    auth::{Authorizer, CallReviewer, ReviewAttributes, ReviewConfig, Rules},
+    config::{self, AuthorityConfig, Config, RelayResource, ResourceConfig, SourceConfig, SubjectAccessReviewConfig},
+    source::{
+        kube::{KubeClients, KubeCluster, KubeReviewer},
+        relay::RelayReviewer,
+    },
 };
+
+/// Time for which a decision of an upstream is used: that of the decisions of Kubernetes by default.
+const FORWARDED_TTL: Duration = Duration::from_secs(10);
 
 /// Returns the authority, which denies everything if the configuration has none; `None` without an authenticator.
 pub(super) fn load(config: &Config, clients: &KubeClients) -> Result<Option<Authorizer>, AppError> {
     if config.authentication.is_none() {
-        return Ok(None);
+        let forwarding = config.resources.values().find(|resource| forwarded(resource).is_some());
+        return forwarding.map_or(Ok(None), |ResourceConfig { name, .. }| {
+            let problem = format!(
+                "resources.{name}.source.informerd.forward_identity: needs to know the callers; add `authentication` with an \
+                 authenticator, or remove the key"
+            );
+            Err(AppError::Authorization { problem })
+        });
     }
-    Ok(Some(match &config.authorization.authority {
+    let authorizer = match &config.authorization.authority {
         None => Authorizer::of_rules(Rules::default()),
         Some(AuthorityConfig::Rules(rules)) => Authorizer::of_rules(rules.clone()),
         Some(AuthorityConfig::RulesFile(path)) => {
@@ -31,13 +44,30 @@ pub(super) fn load(config: &Config, clients: &KubeClients) -> Result<Option<Auth
             let reviewer = KubeReviewer::new(&cluster, clients);
             Authorizer::of_reviews(Arc::new(reviewer), ReviewConfig { resources, group, ttl, namespaces })
         }
-    }))
+    };
+    let reviewer = |(resource, relay): (&ResourceConfig, &RelayResource)| {
+        let reviewer: Arc<dyn CallReviewer> = Arc::new(RelayReviewer::new(relay_config(resource, relay)));
+        (resource.name.clone(), reviewer)
+    };
+    let upstreams: BTreeMap<_, _> =
+        config.resources.values().filter_map(|resource| Some((resource, forwarded(resource)?))).map(reviewer).collect();
+    Ok(Some(if upstreams.is_empty() { authorizer } else { authorizer.forwarding(upstreams, FORWARDED_TTL) }))
 }
 
 /// Logs what an operator may not have meant.
 pub(super) fn warn(config: &Config) {
-    if config.authentication.is_some() && config.authorization.authority.is_none() {
+    let is_forwarded = |resource: &ResourceConfig| forwarded(resource).is_some();
+    let are_forwarded = !config.resources.is_empty() && config.resources.values().all(is_forwarded);
+    if config.authentication.is_some() && config.authorization.authority.is_none() && !are_forwarded {
         tracing::warn!("every call is denied; add `authorization`");
+    }
+}
+
+/// Returns the upstream of a resource if it decides about the callers.
+fn forwarded(resource: &ResourceConfig) -> Option<&RelayResource> {
+    match &resource.source {
+        SourceConfig::Informerd(relay) if relay.forwards_identity => Some(relay),
+        _ => None,
     }
 }
 

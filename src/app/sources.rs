@@ -96,7 +96,7 @@ pub(super) fn kube_config(resource: &ResourceConfig, config: &KubeResource) -> K
 }
 
 pub(super) fn relay_config(resource: &ResourceConfig, config: &RelayResource) -> RelayConfig {
-    let RelayResource { endpoint, query, tls } = config.clone();
+    let RelayResource { endpoint, query, tls, forwards_identity: _ } = config.clone();
     let defaults = RelayConfig::new(endpoint, &query.resource);
     RelayConfig { query, tls, allows_secrets: resource.options.allow_secrets, ..defaults }
 }

@@ -31,7 +31,7 @@ pub enum Format {
 }
 
 /// Attributes of a call: those that rights depend on.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Attributes {
     /// Operation on the resource.
     pub operation: Operation,
@@ -55,7 +55,7 @@ pub struct Attributes {
 pub enum Scope {
     /// All namespaces of the request.
     All,
-    /// These only; at least one.
+    /// These only; none only for [`Operation::See`].
     Only(Namespaces),
 }
 

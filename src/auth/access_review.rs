@@ -6,25 +6,15 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    hash::{Hash, Hasher},
     sync::Arc,
     time::Duration,
 };
 
-use futures_util::{
-    FutureExt, StreamExt, TryStreamExt,
-    future::{BoxFuture, Shared, WeakShared},
-    stream,
-};
-use parking_lot::Mutex;
-use quick_cache::{Weighter, unsync::Cache};
-use tokio::{
-    sync::Semaphore,
-    time::{Instant, timeout},
-};
+use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::{
     access::{AccessError, Attributes, Format, Names, Operation, Scope},
+    decisions::{Decisions, HeapBytes},
     identity::Identity,
     reviewer::{ReviewAttributes, ReviewError, Reviewer},
 };
@@ -34,7 +24,7 @@ use super::{
 pub struct ReviewConfig {
     /// Kind that each resource is reviewed as: group, version and plural.
     pub resources: BTreeMap<String, ReviewAttributes>,
-    /// Group of resources that are not of Kubernetes, which are reviewed by their own names.
+    /// Group of resources that are not of Kubernetes, which are reviewed by their own names, and of impersonation.
     pub group: String,
     /// Time for which a decision is used.
     pub ttl: Duration,
@@ -46,62 +36,18 @@ pub struct ReviewConfig {
 pub(super) struct AccessReviews {
     config: ReviewConfig,
     reviewer: Arc<dyn Reviewer>,
-    decisions: Arc<Decisions>,
+    decisions: Arc<Decisions<ReviewAttributes, bool>>,
 }
 
-struct Decisions {
-    known: Mutex<Cache<Key, Entry, KeyWeighter>>,
-    ttl: Duration,
-    /// Permits for reviews.
-    in_flight: Semaphore,
-}
-
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct Key {
-    caller: Caller,
-    attributes: ReviewAttributes,
-}
-
-/// Identity without the time at which it expires, which changes with each token.
-#[derive(Clone)]
-struct Caller(Identity);
-
-#[derive(Clone)]
-enum Entry {
-    /// Review that some callers wait for, and that ends with the last of them.
-    Running(WeakShared<Review>),
-    Known {
-        is_allowed: bool,
-        until: Instant,
-    },
-}
-
-type Review = BoxFuture<'static, Result<bool, ReviewError>>;
-
-#[derive(Clone)]
-struct KeyWeighter;
-
-/// Time limit of one review.
-const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most reviews at a time.
-const MAX_IN_FLIGHT: usize = 64;
 /// Most reviews at a time for one call.
 const MAX_IN_FLIGHT_PER_CALL: usize = 8;
-/// Bytes of the decisions kept.
-const MAX_BYTES: u64 = 16 << 20;
-/// Bytes of a decision without its texts.
-const ENTRY_BYTES: usize = 256;
 
 // === impl AccessReviews ===
 
 impl AccessReviews {
     pub(super) fn new(reviewer: Arc<dyn Reviewer>, config: ReviewConfig) -> Self {
-        let decisions = Decisions {
-            known: Mutex::new(Cache::with_weighter(MAX_BYTES as usize / ENTRY_BYTES, MAX_BYTES, KeyWeighter)),
-            ttl: config.ttl,
-            in_flight: Semaphore::new(MAX_IN_FLIGHT),
-        };
-        Self { config, reviewer, decisions: Arc::new(decisions) }
+        let decisions = Decisions::new(config.ttl);
+        Self { config, reviewer, decisions }
     }
 
     pub(super) async fn authorize(
@@ -137,6 +83,24 @@ impl AccessReviews {
         let allowed = stream::iter(reviews).buffer_unordered(MAX_IN_FLIGHT_PER_CALL);
         let allowed: Vec<Option<String>> = allowed.try_collect().await?;
         Names::Only(allowed.into_iter().flatten().collect()).scope(None)
+    }
+
+    /// Decides if a caller may make calls on behalf of another: of the user and of each of its groups. They are reviewed in the
+    /// group of this server: in that of Kubernetes, the right would be one to act for them at the API server, too.
+    pub(super) async fn impersonate(&self, identity: &Identity, impersonated: &Identity) -> Result<(), AccessError> {
+        let attributes = |resource: &str, name: &str| ReviewAttributes {
+            verb: "impersonate".to_owned(),
+            group: self.config.group.clone(),
+            resource: resource.to_owned(),
+            name: name.to_owned(),
+            ..ReviewAttributes::default()
+        };
+        let mut needed = vec![attributes("users", impersonated.user())];
+        needed.extend(impersonated.details().groups.iter().map(|group| attributes("groups", group)));
+        let reviews = needed.into_iter().map(async |attributes| {
+            if self.decide(identity, attributes).await? { Ok(()) } else { Err(AccessError::Denied) }
+        });
+        stream::iter(reviews).buffer_unordered(MAX_IN_FLIGHT_PER_CALL).try_collect().await
     }
 
     /// Returns true if each verb of the operation is allowed in a namespace; the empty one stands for all.
@@ -177,8 +141,12 @@ impl AccessReviews {
             name: name.clone().unwrap_or_default(),
             ..kind
         };
-        let key = Key { caller: Caller(identity.clone()), attributes };
-        let decision = self.decisions.get(key, &*self.reviewer).await;
+        self.decide(identity, attributes).await
+    }
+
+    async fn decide(&self, identity: &Identity, attributes: ReviewAttributes) -> Result<bool, AccessError> {
+        let request = |attributes| self.reviewer.review_access(identity, attributes);
+        let decision = self.decisions.get(identity, attributes, request).await;
         decision.map_err(|ReviewError(problem)| AccessError::Unavailable { problem })
     }
 }
@@ -195,91 +163,10 @@ fn own_namespace(identity: &Identity) -> Option<&str> {
     Some(namespace)
 }
 
-// === impl Decisions ===
-
-impl Decisions {
-    /// Returns a known decision, or the one of a review, which all who need it at the time wait for.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future ends the review unless others wait for it.
-    async fn get(self: &Arc<Self>, key: Key, reviewer: &dyn Reviewer) -> Result<bool, ReviewError> {
-        let review = {
-            let mut known = self.known.lock();
-            let running = match known.get(&key) {
-                Some(Entry::Known { is_allowed, until }) if Instant::now() < *until => return Ok(*is_allowed),
-                Some(Entry::Running(review)) => review.upgrade(),
-                _ => None,
-            };
-            running.unwrap_or_else(|| {
-                let review = self.review(key.clone(), reviewer);
-                if let Some(running) = review.downgrade() {
-                    known.insert(key, Entry::Running(running));
-                }
-                review
-            })
-        };
-        review.await
-    }
-
-    fn review(self: &Arc<Self>, key: Key, reviewer: &dyn Reviewer) -> Shared<Review> {
-        let this = Arc::clone(self);
-        let request = reviewer.review_access(&key.caller.0, key.attributes.clone());
-        let review = async move {
-            let limited = timeout(REVIEW_TIMEOUT, async {
-                let _permit = this.in_flight.acquire().await;
-                request.await
-            });
-            let decision = limited.await.unwrap_or_else(|_| {
-                Err(ReviewError(format!("review of an access not answered within {REVIEW_TIMEOUT:?}")))
-            });
-            let mut known = this.known.lock();
-            match decision {
-                Ok(is_allowed) => known.insert(key, Entry::Known { is_allowed, until: Instant::now() + this.ttl }),
-                // The next caller tries again.
-                Err(_) => drop(known.remove(&key)),
-            }
-            decision
-        };
-        review.boxed().shared()
-    }
-}
-
-// === impl Caller ===
-
-impl Caller {
-    fn parts(&self) -> (&str, &[String], &str, &BTreeMap<String, Vec<String>>) {
-        let details = self.0.details();
-        (&details.user, &details.groups, &details.uid, &details.extra)
-    }
-}
-
-impl PartialEq for Caller {
-    fn eq(&self, other: &Self) -> bool {
-        self.parts() == other.parts()
-    }
-}
-
-impl Eq for Caller {}
-
-impl Hash for Caller {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.parts().hash(state);
-    }
-}
-
-// === impl KeyWeighter ===
-
-impl Weighter<Key, Entry> for KeyWeighter {
-    fn weight(&self, key: &Key, _: &Entry) -> u64 {
-        let (user, groups, uid, extra) = key.caller.parts();
-        let groups: usize = groups.iter().map(String::len).sum();
-        let extra: usize =
-            extra.iter().map(|(key, values)| key.len() + values.iter().map(String::len).sum::<usize>()).sum();
-        let ReviewAttributes { verb, group, version, resource, subresource, namespace, name } = &key.attributes;
-        let texts = [user, uid, verb, group, version, resource, subresource, namespace, name];
-        let texts: usize = texts.iter().map(|text| text.len()).sum();
-        (ENTRY_BYTES + groups + extra + texts) as u64
+impl HeapBytes for ReviewAttributes {
+    fn heap_bytes(&self) -> usize {
+        let Self { verb, group, version, resource, subresource, namespace, name } = self;
+        [verb, group, version, resource, subresource, namespace, name].iter().map(|text| text.len()).sum()
     }
 }
 

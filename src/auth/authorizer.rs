@@ -1,6 +1,6 @@
 //! Decisions about calls.
 
-use std::{fmt, path::Path, sync::Arc};
+use std::{collections::BTreeMap, fmt, path::Path, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use tokio::sync::watch;
@@ -8,15 +8,20 @@ use tokio::sync::watch;
 use super::{
     access::{AccessError, Attributes, Scope},
     access_review::{AccessReviews, ReviewConfig},
+    forwarded_access::ForwardedAccess,
     identity::Identity,
     reloaded_file::{FileError, Parse, ReloadedFile},
-    reviewer::Reviewer,
+    reviewer::{CallReviewer, Reviewer},
     rules::Rules,
 };
 
 /// Authority over the calls of authenticated callers. Clones share it.
 #[derive(Clone)]
-pub struct Authorizer(Arc<Shared>);
+pub struct Authorizer {
+    shared: Arc<Shared>,
+    /// Upstreams that decide about calls in place of the authority, if there are any.
+    forwarded: Option<Arc<ForwardedAccess>>,
+}
 
 struct Shared {
     authority: Authority,
@@ -53,12 +58,18 @@ impl Authorizer {
     }
 
     fn of(authority: Authority) -> Self {
-        Self(Arc::new(Shared { authority, changes: watch::Sender::new(()) }))
+        Self { shared: Arc::new(Shared { authority, changes: watch::Sender::new(()) }), forwarded: None }
+    }
+
+    /// Leaves the decisions about reading some resources to their upstreams. Each decision is used for `ttl`.
+    #[must_use]
+    pub fn forwarding(self, upstreams: BTreeMap<String, Arc<dyn CallReviewer>>, ttl: Duration) -> Self {
+        Self { forwarded: Some(Arc::new(ForwardedAccess::new(upstreams, ttl))), ..self }
     }
 
     /// Decides a call. A request for all namespaces of a caller who may not read all of them is narrowed to those that remain.
     /// `present` returns the namespaces to decide about where each has a decision of its own: those that the resource has objects
-    /// in, and those that an open stream already reads.
+    /// in.
     ///
     /// # Errors
     ///
@@ -73,39 +84,61 @@ impl Authorizer {
         attributes: &Attributes,
         present: &(dyn Fn() -> Vec<String> + Sync),
     ) -> Result<Scope, AccessError> {
-        match &self.0.authority {
+        if let Some(forwarded) = &self.forwarded
+            && let Some(upstream) = forwarded.upstream_of(attributes)
+        {
+            return forwarded.authorize(upstream, identity, attributes, present).await;
+        }
+        match &self.shared.authority {
             Authority::Rules(rules) => rules.load().authorize(identity, attributes),
             Authority::File(file) => file.with(|rules| rules.authorize(identity, attributes)),
             Authority::Reviews(reviews) => reviews.authorize(identity, attributes, present).await,
         }
     }
 
+    /// Decides if a caller may make calls on behalf of another identity.
+    ///
+    /// # Errors
+    ///
+    /// If it may not, or that cannot be decided now.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses nothing.
+    pub async fn impersonate(&self, identity: &Identity, impersonated: &Identity) -> Result<(), AccessError> {
+        match &self.shared.authority {
+            Authority::Rules(rules) => rules.load().impersonate(identity, impersonated),
+            Authority::File(file) => file.with(|rules| rules.impersonate(identity, impersonated)),
+            Authority::Reviews(reviews) => reviews.impersonate(identity, impersonated).await,
+        }
+    }
+
     /// Replaces the rules that the authority was [made of](Self::of_rules), and notifies the receivers of changes. One of a file or
     /// of reviews stays as it is.
     pub fn set_rules(&self, rules: Rules) {
-        if let Authority::Rules(current) = &self.0.authority {
+        if let Authority::Rules(current) = &self.shared.authority {
             current.store(Arc::new(rules));
-            self.0.changes.send_replace(());
+            self.shared.changes.send_replace(());
         }
     }
 
     /// Reads the rules of a file again whenever it changes; never returns. While the file cannot be used, the last good rules are.
     pub async fn reload(self) {
-        match &self.0.authority {
-            Authority::File(file) => Arc::clone(file).reload(|| self.0.changes.send_replace(())).await,
+        match &self.shared.authority {
+            Authority::File(file) => Arc::clone(file).reload(|| self.shared.changes.send_replace(())).await,
             Authority::Rules(_) | Authority::Reviews(_) => std::future::pending().await,
         }
     }
 
     /// Returns a receiver that is notified when decisions may have changed, so that those about open streams are due at once.
     pub fn changes(&self) -> watch::Receiver<()> {
-        self.0.changes.subscribe()
+        self.shared.changes.subscribe()
     }
 }
 
 impl fmt::Debug for Authorizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Authorizer").field("authority", &self.0.authority).finish_non_exhaustive()
+        f.debug_struct("Authorizer").field("authority", &self.shared.authority).finish_non_exhaustive()
     }
 }
 

@@ -1,10 +1,13 @@
-//! Reviews by another authority: Kubernetes' `TokenReview` and `SubjectAccessReview`.
+//! Reviews by another authority: Kubernetes' `TokenReview` and `SubjectAccessReview`, and the upstream of a relay.
 
 use std::fmt;
 
 use futures_util::future::BoxFuture;
 
-use super::{Identity, IdentityDetails, Token};
+use super::{
+    Identity, IdentityDetails, Token,
+    access::{Attributes, Scope},
+};
 
 /// Authority over tokens, and over what a user may do. It fails rather than to guess: a caller is admitted only
 /// by an answer.
@@ -22,6 +25,16 @@ pub trait Reviewer: fmt::Debug + Send + Sync + 'static {
         identity: &Identity,
         attributes: ReviewAttributes,
     ) -> BoxFuture<'static, Result<bool, ReviewError>>;
+}
+
+/// Authority over the calls to one resource that decides them whole: the upstream of a relay. It fails rather than to guess.
+pub trait CallReviewer: fmt::Debug + Send + Sync + 'static {
+    /// Requests a review of a call on behalf of a caller. Returns the namespaces that it may read; `None` if the call is denied.
+    fn review_call(
+        &self,
+        identity: &Identity,
+        attributes: Attributes,
+    ) -> BoxFuture<'static, Result<Option<Scope>, ReviewError>>;
 }
 
 /// Answer to the review of a token: the status of a `TokenReview`.

@@ -9,7 +9,10 @@ use super::{
 
 /// List of rules. Empty, it denies everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Rules(Vec<Rule>);
+pub struct Rules {
+    reading: Vec<Rule>,
+    impersonation: Vec<ImpersonationRule>,
+}
 
 /// Error for a list of rules: the number of the rule, and its problem, in one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -24,6 +27,14 @@ struct Rule {
     namespaces: Names,
     /// Formats besides METADATA, which each rule grants; `None` if the rule does not name any.
     formats: Option<Vec<Format>>,
+}
+
+/// Rule for calls on behalf of others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct ImpersonationRule {
+    subjects: Vec<Subject>,
+    users: Names,
+    groups: Names,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +54,10 @@ enum Verb {
 
 const KEYS: [&str; 5] = ["subjects", "verbs", "resources", "namespaces", "formats"];
 const EXAMPLE: &str = r#"{subjects: ["group:web"], verbs: [list, watch], resources: [pods], namespaces: [shop]}"#;
+const IMPERSONATION_KEYS: [&str; 4] = ["subjects", "verbs", "users", "groups"];
+const IMPERSONATION_EXAMPLE: &str = r#"{subjects: ["user:relay"], verbs: [impersonate], users: ["*"], groups: [web]}"#;
+/// Verb of the rules for calls on behalf of others. `"*"` does not stand for it, too: it would grant the rights of everybody.
+const IMPERSONATE: &str = "impersonate";
 const VERBS: [(&str, Verb); 4] =
     [("get", Verb::Get), ("list", Verb::List), ("watch", Verb::Watch), ("admin", Verb::Admin)];
 const FORMATS: [(&str, Format); 3] = [("METADATA", Format::Metadata), ("STRUCT", Format::Struct), ("RAW", Format::Raw)];
@@ -65,15 +80,36 @@ impl Rules {
         if list.len() > MAX_RULES {
             return Err(RulesError(format!("has {} rules; expected at most {MAX_RULES}", list.len())));
         }
-        let rules = list.iter().zip(1..).map(|(rule, number)| {
-            Rule::from_value(rule).map_err(|RulesError(problem)| RulesError(format!("rule {number}: {problem}")))
-        });
-        Ok(Self(rules.collect::<Result<_, _>>()?))
+        let mut rules = Self::default();
+        for (rule, number) in list.iter().zip(1..) {
+            rules.add(rule).map_err(|RulesError(problem)| RulesError(format!("rule {number}: {problem}")))?;
+        }
+        Ok(rules)
+    }
+
+    fn add(&mut self, rule: &Value) -> Result<(), RulesError> {
+        let keys = rule.as_object().ok_or_else(|| RulesError::expected(&format!("a map such as {EXAMPLE}"), rule))?;
+        let verbs = texts(keys, "verbs")?.unwrap_or_default();
+        if verbs.contains(&IMPERSONATE) {
+            self.impersonation.push(ImpersonationRule::from_keys(keys, &verbs)?);
+        } else {
+            self.reading.push(Rule::from_keys(keys)?);
+        }
+        Ok(())
+    }
+
+    /// Decides if a caller may make calls on behalf of another: of the user and of each of its groups.
+    pub(super) fn impersonate(&self, identity: &Identity, impersonated: &Identity) -> Result<(), AccessError> {
+        let granting = || self.impersonation.iter().filter(|rule| rule.subjects.iter().any(|of| of.is(identity)));
+        let is_user = granting().any(|rule| rule.users.contains(impersonated.user()));
+        let groups = &impersonated.details().groups;
+        let is_granted = is_user && groups.iter().all(|group| granting().any(|rule| rule.groups.contains(group)));
+        if is_granted { Ok(()) } else { Err(AccessError::Denied) }
     }
 
     /// Decides a call, without regard to the resources and namespaces that exist.
     pub(super) fn authorize(&self, identity: &Identity, attributes: &Attributes) -> Result<Scope, AccessError> {
-        let granting: Vec<_> = self.0.iter().filter(|rule| rule.grants(identity, attributes)).collect();
+        let granting: Vec<_> = self.reading.iter().filter(|rule| rule.grants(identity, attributes)).collect();
         // The namespaces in which one of the verbs is granted.
         let any_of = |verbs: &[Verb]| {
             let rules = granting.iter().filter(|rule| verbs.iter().any(|verb| rule.verbs.contains(verb)));
@@ -114,21 +150,47 @@ impl Rule {
         }
     }
 
-    fn from_value(value: &Value) -> Result<Self, RulesError> {
-        let keys = value.as_object().ok_or_else(|| RulesError::expected(&format!("a map such as {EXAMPLE}"), value))?;
-        if let Some(unknown) = keys.keys().find(|key| !KEYS.contains(&key.as_str())) {
-            let problem = format!("unknown key {}; known here: {}", quoted(unknown), KEYS.join(", "));
-            return Err(RulesError(problem));
-        }
-        let names = |key| Ok(required(keys, key)?.into_iter().collect());
+    fn from_keys(keys: &Map<String, Value>) -> Result<Self, RulesError> {
+        check_keys(keys, &KEYS)?;
+        let required = |key| required(keys, key, EXAMPLE);
+        let names = |key| Ok(required(key)?.into_iter().collect());
         Ok(Self {
-            subjects: required(keys, "subjects")?.into_iter().map(Subject::parse).collect::<Result<_, _>>()?,
-            verbs: verbs(&required(keys, "verbs")?)?,
+            subjects: subjects(&required("subjects")?)?,
+            verbs: verbs(&required("verbs")?)?,
             resources: names("resources")?,
             namespaces: names("namespaces")?,
             formats: texts(keys, "formats")?.map(|formats| formats.into_iter().map(format).collect()).transpose()?,
         })
     }
+}
+
+// === impl ImpersonationRule ===
+
+impl ImpersonationRule {
+    fn from_keys(keys: &Map<String, Value>, verbs: &[&str]) -> Result<Self, RulesError> {
+        if verbs != [IMPERSONATE] {
+            return Err(RulesError(format!(
+                "`{IMPERSONATE}` needs a rule of its own, such as {IMPERSONATION_EXAMPLE}"
+            )));
+        }
+        check_keys(keys, &IMPERSONATION_KEYS)?;
+        let required = |key| required(keys, key, IMPERSONATION_EXAMPLE);
+        Ok(Self {
+            subjects: subjects(&required("subjects")?)?,
+            users: required("users")?.into_iter().collect(),
+            groups: texts(keys, "groups")?.unwrap_or_default().into_iter().collect(),
+        })
+    }
+}
+
+fn check_keys(keys: &Map<String, Value>, known: &[&str]) -> Result<(), RulesError> {
+    let unknown = keys.keys().find(|key| !known.contains(&key.as_str()));
+    let problem = |key: &String| format!("unknown key {}; known here: {}", quoted(key), known.join(", "));
+    unknown.map_or(Ok(()), |key| Err(RulesError(problem(key))))
+}
+
+fn subjects(texts: &[&str]) -> Result<Vec<Subject>, RulesError> {
+    texts.iter().map(|text| Subject::parse(text)).collect()
 }
 
 // === impl Subject ===
@@ -161,7 +223,8 @@ fn verbs(names: &[&str]) -> Result<Vec<Verb>, RulesError> {
             None if *name == "*" => verbs.extend(VERBS.map(|(_, verb)| verb)),
             None => {
                 let found = quoted(name);
-                return Err(RulesError(format!("expected a verb get, list, watch, admin or \"*\", found {found}")));
+                let expected = "expected a verb get, list, watch, admin or \"*\", or impersonate";
+                return Err(RulesError(format!("{expected}, found {found}")));
             }
         }
     }
@@ -175,8 +238,8 @@ fn format(name: &str) -> Result<Format, RulesError> {
 }
 
 /// Reads a list of at least one text.
-fn required<'a>(keys: &'a Map<String, Value>, key: &str) -> Result<Vec<&'a str>, RulesError> {
-    texts(keys, key)?.ok_or_else(|| RulesError(format!("`{key}` is missing; a rule is such as {EXAMPLE}")))
+fn required<'a>(keys: &'a Map<String, Value>, key: &str, example: &str) -> Result<Vec<&'a str>, RulesError> {
+    texts(keys, key)?.ok_or_else(|| RulesError(format!("`{key}` is missing; a rule is such as {example}")))
 }
 
 /// Reads a list of at least one text; `None` without the key.

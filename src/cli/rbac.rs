@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::failure::Failure;
-use crate::config::{AuthorityConfig, Config, KubeResource, ServeFlags, SourceConfig};
+use crate::config::{AuthorityConfig, Config, KubeResource, ServeFlags, SourceConfig, SubjectAccessReviewConfig};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -28,6 +28,8 @@ struct Roles<'a> {
     by_namespace: BTreeMap<&'a str, Rules<'a>>,
 }
 
+const API_VERSION: &str = "rbac.authorization.k8s.io/v1";
+
 /// Plurals by API group.
 type Rules<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
 
@@ -42,11 +44,13 @@ pub(super) fn run(flags: &ServeFlags) -> Result<(), Failure> {
     });
     let mut clusters = clusters(kube);
     add_reviews(&config, &mut clusters);
-    if clusters.is_empty() {
+    let documents: Vec<_> =
+        clusters_text(&clusters).into_iter().chain(upstreams(&config).into_iter().map(impersonation)).collect();
+    if documents.is_empty() {
         return Err(Failure::usage("no resource has a kube source: add one with --kube, or in the file of --config"));
     }
     let mut out = io::stdout().lock();
-    write!(out, "{}", text(&clusters))?;
+    write!(out, "{}", documents.join("---\n"))?;
     Ok(out.flush()?)
 }
 
@@ -87,7 +91,26 @@ fn add_reviews<'a>(config: &'a Config, clusters: &mut BTreeMap<Cluster<'a>, Role
     }
 }
 
-fn text(clusters: &BTreeMap<Cluster<'_>, Roles<'_>>) -> String {
+/// Returns the upstreams that a relay calls on behalf of its callers.
+fn upstreams(config: &Config) -> BTreeSet<&str> {
+    let resources = config.resources.values().filter_map(|resource| match &resource.source {
+        SourceConfig::Informerd(relay) if relay.forwards_identity => Some(relay.endpoint.uri()),
+        _ => None,
+    });
+    resources.collect()
+}
+
+/// Returns the role that a relay needs in the cluster of an upstream. It gives no right at the API server itself.
+fn impersonation(upstream: &str) -> String {
+    format!(
+        "# For the cluster that decides about the callers of {upstream}, if it has `subject_access_review`: to forward those of this \
+         relay. `resourceNames` limits whom.\napiVersion: {API_VERSION}\nkind: ClusterRole\nmetadata:\n  name: informerd-relay\nrules:\n\
+         - apiGroups: [{:?}]\n  resources: [\"groups\", \"users\"]\n  verbs: [impersonate]\n",
+        SubjectAccessReviewConfig::default().group
+    )
+}
+
+fn clusters_text(clusters: &BTreeMap<Cluster<'_>, Roles<'_>>) -> Vec<String> {
     let of_cluster = |(cluster, roles): (&Cluster<'_>, &Roles<'_>)| match cluster {
         (None, None) if clusters.len() == 1 => roles.to_string(),
         (kubeconfig, context) => {
@@ -96,7 +119,7 @@ fn text(clusters: &BTreeMap<Cluster<'_>, Roles<'_>>) -> String {
             format!("# {kubeconfig}, {context}\n{roles}")
         }
     };
-    clusters.iter().map(of_cluster).collect::<Vec<_>>().join("---\n")
+    clusters.iter().map(of_cluster).collect()
 }
 
 // === impl Roles ===
@@ -142,8 +165,7 @@ impl Display for Roles<'_> {
 }
 
 fn head(f: &mut fmt::Formatter<'_>, kind: &str, metadata: &str) -> fmt::Result {
-    let api_version = "rbac.authorization.k8s.io/v1";
-    writeln!(f, "apiVersion: {api_version}\nkind: {kind}\nmetadata:\n  name: informerd{metadata}\nrules:")
+    writeln!(f, "apiVersion: {API_VERSION}\nkind: {kind}\nmetadata:\n  name: informerd{metadata}\nrules:")
 }
 
 fn rules(f: &mut fmt::Formatter<'_>, rules: &Rules<'_>, verbs: &str) -> fmt::Result {
@@ -160,7 +182,11 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::config::{AuthenticationConfig, SubjectAccessReviewConfig, TokenReviewConfig};
+    use crate::config::{AuthenticationConfig, RelayResource, ResourceConfig, TokenReviewConfig};
+
+    fn text(clusters: &BTreeMap<Cluster<'_>, Roles<'_>>) -> String {
+        clusters_text(clusters).join("---\n")
+    }
 
     fn resource(group: &str, plural: &str, namespace: &str) -> KubeResource {
         KubeResource {
@@ -241,6 +267,28 @@ mod tests {
             [create("authentication.k8s.io", "tokenreviews"), create("authorization.k8s.io", "subjectaccessreviews")];
         assert_eq!(found[0]["rules"], json!(reviews));
         assert_eq!(found[1]["rules"], json!([rule("", &["pods"])]));
+    }
+
+    #[test]
+    fn a_relay_that_forwards_identities_needs_the_right_to_impersonate() {
+        let mut config = Config::default();
+        for (name, forwards_identity) in [("a", true), ("b", true), ("c", false)] {
+            let endpoint = format!("https://{name}:1").parse().unwrap();
+            let relay = RelayResource { forwards_identity, ..RelayResource::new(endpoint, name) };
+            let source = SourceConfig::Informerd(relay);
+            let (indexers, options) = Default::default();
+            config
+                .resources
+                .insert(name.to_owned(), ResourceConfig { name: name.to_owned(), source, indexers, options });
+        }
+        let upstreams = upstreams(&config);
+        assert_eq!(Vec::from_iter(upstreams), ["https://a:1", "https://b:1"]);
+        let text = impersonation("https://a:1");
+        assert!(text.starts_with("# For the cluster that decides about the callers of https://a:1,"), "{text}");
+        let document: Value = serde_saphyr::from_str(&text).unwrap();
+        assert_eq!(document["metadata"]["name"], "informerd-relay", "not the role of the server itself");
+        let rule = json!({"apiGroups": ["informerd"], "resources": ["groups", "users"], "verbs": ["impersonate"]});
+        assert_eq!(document["rules"], json!([rule]));
     }
 
     #[test]

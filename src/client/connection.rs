@@ -6,6 +6,7 @@ use futures_util::{Stream, StreamExt, TryStreamExt};
 use prost_types::Timestamp;
 use tonic::{
     Request, Status,
+    metadata::MetadataMap,
     service::{Interceptor, interceptor::InterceptedService},
     transport::{Channel, Endpoint},
 };
@@ -24,16 +25,20 @@ use crate::{
 pub struct Client {
     address: ServerAddress,
     endpoint: Endpoint,
+    channel: Channel,
     service: InformerServiceClient<Connection>,
     admin: AdminServiceClient<Connection>,
 }
 
 /// Connection whose calls carry the token of the address.
-type Connection = InterceptedService<Channel, Credentials>;
+pub(crate) type Connection = InterceptedService<Channel, Credentials>;
 
-/// Interceptor that adds the token of an address to each call.
+/// Interceptor that adds the token of an address, and perhaps other headers, to each call.
 #[derive(Debug, Clone)]
-struct Credentials(ServerAddress);
+pub(crate) struct Credentials {
+    address: ServerAddress,
+    headers: MetadataMap,
+}
 
 /// Objects of one snapshot.
 #[derive(Debug, Clone, PartialEq)]
@@ -115,9 +120,16 @@ impl Client {
     }
 
     fn over(address: &ServerAddress, endpoint: Endpoint, channel: Channel) -> Self {
-        let connection = Connection::new(channel, Credentials(address.clone()));
+        let connection = Connection::new(channel.clone(), Credentials::of(address));
         let admin = AdminServiceClient::new(connection.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        Self { address: address.clone(), endpoint, service: service(connection), admin }
+        Self { address: address.clone(), endpoint, channel, service: service(connection), admin }
+    }
+
+    /// Returns the service over the same connection, with these headers in each call.
+    #[cfg(feature = "server")]
+    pub(crate) fn service_with(&self, headers: http::HeaderMap) -> InformerServiceClient<Connection> {
+        let credentials = Credentials { headers: MetadataMap::from_headers(headers), ..Credentials::of(&self.address) };
+        service(Connection::new(self.channel.clone(), credentials))
     }
 
     /// Returns the address of the server.
@@ -333,8 +345,8 @@ impl Client {
 
     /// Leaves the connection to the clones that share it; the next call of this client opens its own.
     pub(super) fn drop_connection(&mut self) {
-        let channel = self.endpoint.connect_lazy();
-        self.service = service(Connection::new(channel, Credentials(self.address.clone())));
+        self.channel = self.endpoint.connect_lazy();
+        self.service = service(Connection::new(self.channel.clone(), Credentials::of(&self.address)));
     }
 
     pub(super) fn error(&self, status: &Status) -> ClientError {
@@ -363,9 +375,20 @@ fn endpoint(address: &ServerAddress) -> Result<Endpoint, ClientError> {
 
 // === impl Credentials ===
 
+impl Credentials {
+    fn of(address: &ServerAddress) -> Self {
+        Self { address: address.clone(), headers: MetadataMap::new() }
+    }
+}
+
 impl Interceptor for Credentials {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        if let Some(authorization) = self.0.authorization().map_err(Status::unauthenticated)? {
+        if !self.headers.is_empty() {
+            let mut headers = std::mem::take(request.metadata_mut()).into_headers();
+            headers.extend(self.headers.clone().into_headers());
+            *request.metadata_mut() = MetadataMap::from_headers(headers);
+        }
+        if let Some(authorization) = self.address.authorization().map_err(Status::unauthenticated)? {
             request.metadata_mut().insert("authorization", authorization);
         }
         Ok(request)

@@ -142,7 +142,7 @@ impl ClientError {
         }))
     }
 
-    pub(super) fn contract(problem: impl Into<String>) -> Self {
+    pub(crate) fn contract(problem: impl Into<String>) -> Self {
         Self::Contract { problem: problem.into() }
     }
 

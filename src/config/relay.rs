@@ -23,6 +23,7 @@ pub(super) fn resolve(section: &Section<'_>, name: &str) -> Option<SourceConfig>
         endpoint,
         resource,
         token_file,
+        forwards_identity,
         namespace,
         name: object,
         label_selector,
@@ -62,7 +63,7 @@ pub(super) fn resolve(section: &Section<'_>, name: &str) -> Option<SourceConfig>
         shard,
         ..Query::of(resource.unwrap_or_else(|| name.to_owned()))
     };
-    Some(SourceConfig::Informerd(RelayResource { endpoint: endpoint?, query, tls }))
+    Some(SourceConfig::Informerd(RelayResource { endpoint: endpoint?, query, tls, forwards_identity }))
 }
 
 /// Returns the resources that flags define.

@@ -118,6 +118,8 @@ pub struct RelayResource {
     pub query: Query,
     /// TLS options for an endpoint with `https`.
     pub tls: TlsOptions<PathBuf>,
+    /// True if the upstream decides what each caller may read; only with an authenticator.
+    pub forwards_identity: bool,
 }
 
 /// Source of the objects of a resource.
@@ -160,7 +162,7 @@ impl StreamResource {
 impl RelayResource {
     /// Returns the configuration of a whole resource, without TLS.
     pub fn new(endpoint: ServerAddress, resource: &str) -> Self {
-        Self { endpoint, query: Query::of(resource), tls: TlsOptions::default() }
+        Self { endpoint, query: Query::of(resource), tls: TlsOptions::default(), forwards_identity: false }
     }
 }
 

@@ -128,7 +128,7 @@ rows! {
     /// Rights of authenticated clients: exactly one of `rules`, `rules_file` and `subject_access_review`.
     pub(super) struct AuthorizationKeys at "authorization." {
         rules: Option<Rules>, rules,
-            "list of rules, each a map of lists: subjects (user:NAME, group:NAME or \"*\"), verbs (get, list, watch, admin or \"*\"), resources, namespaces (names or \"*\") and perhaps formats (METADATA, STRUCT, RAW); what no rule grants is denied";
+            "list of rules, each a map of lists: subjects (user:NAME, group:NAME or \"*\"), verbs (get, list, watch, admin or \"*\"), resources, namespaces (names or \"*\") and perhaps formats (METADATA, STRUCT, RAW), or subjects, the verb impersonate, users and perhaps groups; what no rule grants is denied";
         rules_file: Option<PathBuf>, file,
             "file with such a list, in YAML or JSON, relative to the configuration file; read again when it changes";
         recheck: Duration = "60s", duration in "10s"..="10m",
@@ -144,7 +144,7 @@ rows! {
         ttl ("cache"): Duration = "10s", duration in "0s"..="5m",
             "time for which a decision is used, positive or negative";
         group: String = "informerd", text where kube::check_group,
-            "API group under which resources that are not of Kubernetes are reviewed, by their own names";
+            "API group under which resources that are not of Kubernetes are reviewed, by their own names, and the right to impersonate users and groups";
         kubeconfig: Option<PathBuf>, file,
             "kubeconfig, relative to the configuration file; KUBECONFIG, ~/.kube/config or the service account in a cluster if left out";
         context: Option<String>, text, "context of the kubeconfig; its current one if left out";
@@ -348,6 +348,8 @@ rows! {
             "name of the resource there; the same if left out";
         token_file: Option<PathBuf>, file,
             "file with a bearer token for each call, read at each call; for https, a Unix socket or this host";
+        forwards_identity ("forward_identity"): bool = "false", boolean,
+            "the other informerd decides what each caller may read, by calls on its behalf: this one needs the right to impersonate there, and authenticated callers";
         namespace: Option<String>, text, "only objects of this namespace; all if left out";
         name: Option<String>, text, "only objects of this name; all if left out";
         label_selector: String = empty, text where kube::check_label_selector,

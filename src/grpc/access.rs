@@ -6,9 +6,11 @@ use std::{collections::BTreeSet, sync::Arc};
 use http::HeaderMap;
 use tonic::Status;
 
-use super::{call::Call, grant::Grant, layer::token, resource::ServedResource, service::Service, status::ApiError};
+use super::{
+    authenticate::token, call::Call, grant::Grant, resource::ServedResource, service::Service, status::ApiError,
+};
 use crate::{
-    auth::{AccessError, Attributes, Credentials, Format, Identity, Operation, Scope},
+    auth::{AccessError, Attributes, Authorizer, Credentials, Format, Identity, Operation, Scope},
     model::{Namespaces, excerpt},
     proto::{PayloadFormat, pb},
 };
@@ -147,7 +149,8 @@ impl Service {
         let namespaces = answer?;
         let resource = self.resource(wanted.resource)?;
         let format = format.ok_or_else(|| unknown_format(wanted.format))?;
-        let grant = Grant { identity, credentials: call.credentials.clone(), attributes };
+        let (impersonator, credentials) = (call.impersonator.clone(), call.credentials.clone());
+        let grant = Grant { identity, impersonator, credentials, attributes };
         Ok(Access { resource, format, namespaces, service: self, grant: Some(grant) })
     }
 
@@ -169,12 +172,18 @@ impl Service {
         current: Option<&Namespaces>,
     ) -> Result<Option<Namespaces>, ApiError> {
         let Some(authorizer) = self.config().access.authorizer.as_ref() else { return Ok(None) };
-        let present = || {
-            let mut namespaces = self.namespaces_of(&attributes.resource);
-            namespaces.extend(current.into_iter().flat_map(Namespaces::iter).map(str::to_owned));
-            namespaces
-        };
-        match authorizer.authorize(identity, attributes, &present).await {
+        let present = || self.namespaces_of(&attributes.resource);
+        let mut scope = authorizer.authorize(identity, attributes, &present).await;
+        if let Some(current) = current
+            && matches!(scope, Ok(Scope::Only(_)) | Err(AccessError::Denied))
+        {
+            let found = match scope {
+                Ok(Scope::Only(found)) => found,
+                _ => Namespaces::default(),
+            };
+            scope = keep(authorizer, identity, attributes, current, &found).await;
+        }
+        match scope {
             Ok(Scope::All) => Ok(None),
             Ok(Scope::Only(namespaces)) => Ok(Some(namespaces)),
             Err(AccessError::Denied) => Err(denied(Some(identity), attributes)),
@@ -247,7 +256,8 @@ impl Service {
         let identity = match &self.config().authentication {
             Some(authentication) => {
                 let credentials = token(headers)?.map(Credentials::Token);
-                Some(authentication.authenticate(credentials.as_ref()).await.map_err(ApiError::authentication)?)
+                let (identity, _) = self.identity(authentication, credentials.as_ref(), headers).await?;
+                Some(identity)
             }
             None => None,
         };
@@ -272,6 +282,28 @@ impl Service {
     pub fn authorizes(&self) -> bool {
         self.config().access.authorizer.is_some()
     }
+}
+
+/// Adds to the namespaces that were found those of an open watch that its caller may still read. Each is decided by itself: an
+/// authority that decides about all namespaces may consider only those with objects.
+async fn keep(
+    authorizer: &Authorizer,
+    identity: &Identity,
+    attributes: &Attributes,
+    current: &Namespaces,
+    found: &Namespaces,
+) -> Result<Scope, AccessError> {
+    let mut kept = Vec::new();
+    for namespace in current.iter().filter(|namespace| !found.contains(namespace)) {
+        let of_one = Attributes { namespace: Some(namespace.to_owned()), ..attributes.clone() };
+        match authorizer.authorize(identity, &of_one, &Vec::new).await {
+            Ok(_) => kept.push(namespace),
+            Err(AccessError::Denied) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let namespaces: Namespaces = found.iter().chain(kept).collect();
+    if namespaces.iter().len() == 0 { Err(AccessError::Denied) } else { Ok(Scope::Only(namespaces)) }
 }
 
 fn format_of(format: PayloadFormat) -> Format {

@@ -46,6 +46,7 @@ struct Entry {
 #[derive(Default)]
 struct Requested {
     user: Option<String>,
+    impersonator: Option<String>,
     resource: String,
     namespace: Option<String>,
     selection: Option<String>,
@@ -66,6 +67,8 @@ struct Line<'a> {
     call: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     user: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    impersonator: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     peer: Option<String>,
     method: &'a str,
@@ -120,14 +123,16 @@ impl AuditedCall {
         };
         let call = Self(Arc::new(entry));
         if let Some(identity) = extensions.get() {
-            call.is_of(identity);
+            call.is_of(identity, None);
         }
         Some(call)
     }
 
-    /// Records the caller.
-    pub(super) fn is_of(&self, identity: &Identity) {
-        self.0.requested.lock().user = Some(identity.user().to_owned());
+    /// Records the caller, and who makes the call on its behalf.
+    pub(super) fn is_of(&self, identity: &Identity, impersonator: Option<&Identity>) {
+        let mut requested = self.0.requested.lock();
+        requested.user = Some(identity.user().to_owned());
+        requested.impersonator = impersonator.map(|identity| identity.user().to_owned());
     }
 
     /// Records the resource, before the rights are checked.
@@ -201,12 +206,13 @@ fn name_of(format: PayloadFormat) -> &'static str {
 
 impl Entry {
     fn write<'a>(&'a self, requested: &'a Requested, event: &'static str, with: impl FnOnce(Line<'a>) -> Line<'a>) {
-        let Requested { user, resource, namespace, selection, namespaces, format, view, .. } = requested;
+        let Requested { user, impersonator, resource, namespace, selection, namespaces, format, view, .. } = requested;
         let line = with(Line {
             time: prost_types::Timestamp::from(SystemTime::now()).to_string(),
             event,
             call: self.id,
             user: user.as_deref(),
+            impersonator: impersonator.as_deref(),
             peer: self.peer.map(|peer| peer.to_string()),
             method: &self.method,
             resource,

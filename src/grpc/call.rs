@@ -26,6 +26,8 @@ pub(super) struct Call {
     pub(super) peer: Option<Peer>,
     /// Identity of the client, if it was authenticated, or if its certificate has a name.
     pub(super) identity: Option<Identity>,
+    /// Identity of the client whose credentials these are, if it makes the call on behalf of another.
+    pub(super) impersonator: Option<Identity>,
     /// Credentials of the client, if it was authenticated with them.
     pub(super) credentials: Option<Credentials>,
     /// Handle by which the transport resets the stream, if its connection polls it.
@@ -35,6 +37,10 @@ pub(super) struct Call {
     /// Maximum time to wait for the first list.
     pub(super) wait: Duration,
 }
+
+/// Authenticated client that makes a call on behalf of another: an extension of the request.
+#[derive(Debug, Clone)]
+pub(super) struct Impersonator(pub(super) Identity);
 
 /// Caller, as the limits see it: everything that is open for an origin shares them, and its connections take turns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -55,6 +61,7 @@ impl Call {
         Self {
             peer: extensions.get().copied(),
             identity: extensions.get().cloned(),
+            impersonator: extensions.get::<Impersonator>().map(|Impersonator(identity)| identity.clone()),
             credentials: extensions.get().cloned(),
             stream: extensions.get().cloned(),
             audited: extensions.get().cloned(),

@@ -6,6 +6,8 @@ use crate::auth::{Attributes, Credentials, Identity};
 #[derive(Debug, Clone)]
 pub(super) struct Grant {
     pub(super) identity: Identity,
+    /// Caller whose credentials these are, if it makes the call on behalf of another.
+    pub(super) impersonator: Option<Identity>,
     pub(super) credentials: Option<Credentials>,
     pub(super) attributes: Attributes,
 }

@@ -14,7 +14,7 @@ use std::{
 
 use bytes::{Buf, Bytes};
 use futures_util::future::Either;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, Method, Request, Response, StatusCode, header};
 use http_body::Frame as BodyFrame;
 use tokio::time::{Instant, Sleep};
 use tonic::{Code, Status};
@@ -22,14 +22,14 @@ use tower::{Layer, ServiceExt};
 
 use super::{
     audited_call::AuditedCall,
-    call::timeout_of,
+    call::{Impersonator, timeout_of},
     metrics::RpcObserver,
     request::{RequestBounds, RequestMessages},
     service::Service,
-    status::{ApiError, final_frames, trailers},
+    status::{final_frames, trailers},
 };
 use crate::{
-    auth::{Authentication, Credentials, Identity, Token},
+    auth::{Authentication, IMPERSONATED_USER, impersonated_user, is_impersonating},
     transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Room, StreamHandle},
 };
 
@@ -124,9 +124,11 @@ where
             request.extensions_mut().insert(audited.clone());
         }
         let is_open = request.uri().path().starts_with(HEALTH_PATHS);
-        let answer = match self.service.config().authentication.clone().filter(|_| !is_open) {
-            None => Either::Left(self.inner.call(request)),
-            Some(authentication) => Either::Right(authenticated(authentication, self.inner.clone(), request)),
+        let authentication = config.authentication.clone().filter(|_| !is_open);
+        let answer = if authentication.is_none() && !is_impersonating(request.headers()) {
+            Either::Left(self.inner.call(request))
+        } else {
+            Either::Right(authenticated(self.service.clone(), authentication, self.inner.clone(), request))
         };
         Box::pin(async move {
             let response = match within(deadline, answer).await {
@@ -145,48 +147,24 @@ where
 
 /// Authenticates the caller of a request, and calls the inner service with its identity and its credentials.
 async fn authenticated<S>(
-    authentication: Arc<Authentication>,
+    service: Service,
+    authentication: Option<Arc<Authentication>>,
     inner: S,
     mut request: CallRequest,
 ) -> Result<Response<ResponseBody>, Infallible>
 where
     S: tower::Service<CallRequest, Response = Response<ResponseBody>, Error = Infallible>,
 {
-    match authenticate(&authentication, &mut request).await {
-        Ok(()) => inner.oneshot(request).await,
-        Err(refusal) => Ok(refused(refusal.to_status())),
+    if let Err(refusal) = service.authenticate(authentication.as_deref(), &mut request).await {
+        return Ok(refused(refusal.to_status()));
     }
-}
-
-async fn authenticate(authentication: &Authentication, request: &mut CallRequest) -> Result<(), ApiError> {
-    let credentials = credentials(request)?;
-    let identity = authentication.authenticate(credentials.as_ref()).await.map_err(ApiError::authentication)?;
-    let extensions = request.extensions_mut();
-    if let Some(audited) = extensions.get::<AuditedCall>() {
-        audited.is_of(&identity);
+    let is_impersonated = request.extensions().get::<Impersonator>().is_some();
+    let user = request.extensions().get().filter(|_| is_impersonated).and_then(impersonated_user);
+    let mut response = inner.oneshot(request).await?;
+    if let Some(user) = user {
+        response.headers_mut().insert(IMPERSONATED_USER, user);
     }
-    extensions.insert(identity);
-    if let Some(credentials) = credentials {
-        extensions.insert(credentials);
-    }
-    Ok(())
-}
-
-/// Returns the credentials of a request: its bearer token, otherwise the certificate that TLS has verified.
-fn credentials(request: &mut CallRequest) -> Result<Option<Credentials>, ApiError> {
-    if let Some(value) = request.headers_mut().get_mut(header::AUTHORIZATION) {
-        // Debug of the request does not show it, whatever a layer of the program logs.
-        value.set_sensitive(true);
-    }
-    let token = token(request.headers())?;
-    let certificate = || request.extensions().get::<Identity>().cloned().map(Credentials::Certificate);
-    Ok(token.map(Credentials::Token).or_else(certificate))
-}
-
-/// Returns the bearer token of a request, if it has one.
-pub(super) fn token(headers: &HeaderMap) -> Result<Option<Token>, ApiError> {
-    let values = headers.get_all(header::AUTHORIZATION).into_iter().map(HeaderValue::as_bytes);
-    Token::from_headers(values).map_err(|_| ApiError::CredentialsInvalid)
+    Ok(response)
 }
 
 /// Checks that a request is a gRPC request: its HTTP method and content type.

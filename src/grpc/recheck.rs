@@ -64,11 +64,15 @@ impl Service {
         let identity = match &self.config().authentication {
             Some(authentication) => {
                 let again = authentication.authenticate(grant.credentials.as_ref()).await;
-                &again.map_err(ApiError::authentication)?
+                let caller = again.map_err(ApiError::authentication)?;
+                match &grant.impersonator {
+                    Some(_) => self.impersonate(&caller, &grant.identity).await?,
+                    None => caller,
+                }
             }
-            None => &grant.identity,
+            None => grant.identity.clone(),
         };
-        self.authorize_again(identity, &grant.attributes, namespaces.as_ref()).await
+        self.authorize_again(&identity, &grant.attributes, namespaces.as_ref()).await
     }
 }
 

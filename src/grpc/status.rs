@@ -40,6 +40,8 @@ pub(crate) enum ApiError {
     NotImplemented { what: &'static str },
     /// The caller lacks a right.
     AccessDenied { message: String },
+    /// The caller may not make calls on behalf of others, or not of this one.
+    ImpersonationDenied { message: String },
     /// The snapshot of a page token is no longer kept.
     PageTokenExpired,
     /// A watch cannot resume from this version: the history no longer has the events after it.
@@ -173,6 +175,7 @@ impl ApiError {
             Self::NotParsed { .. } => (Code::Unavailable, "EXPRESSION_NOT_PARSED"),
             Self::NotImplemented { .. } => (Code::Unimplemented, "NOT_IMPLEMENTED"),
             Self::AccessDenied { .. } => (Code::PermissionDenied, "ACCESS_DENIED"),
+            Self::ImpersonationDenied { .. } => (Code::PermissionDenied, "IMPERSONATION_DENIED"),
             Self::PageTokenExpired => (Code::OutOfRange, "PAGE_TOKEN_EXPIRED"),
             Self::VersionExpired { .. } => (Code::OutOfRange, "RESOURCE_VERSION_EXPIRED"),
             Self::HistoryRewritten => (Code::OutOfRange, "HISTORY_CHANGED"),
@@ -217,7 +220,7 @@ impl ApiError {
                 format!("{field}: index {:?} not found; known: {}", excerpt(index), known.join(", "))
             }
             Self::NotImplemented { what } => format!("{what} is not implemented by this version or build of informerd"),
-            Self::AccessDenied { message } => message.clone(),
+            Self::AccessDenied { message } | Self::ImpersonationDenied { message } => message.clone(),
             Self::PageTokenExpired => {
                 "page_token: the snapshot of this list has expired: it is kept for 5 minutes, within a limit on snapshots \
                  (limits.page_snapshots; limits.peer_share of them for one caller); list again from the first page"
@@ -327,6 +330,7 @@ impl ApiError {
             }
             Self::QuotaExceeded(quota) => quota.metadata(),
             Self::AccessDenied { .. }
+            | Self::ImpersonationDenied { .. }
             | Self::PageTokenExpired
             | Self::HistoryRewritten
             | Self::AccessChanged
@@ -360,6 +364,7 @@ impl ApiError {
             | Self::IndexNotFound { .. }
             | Self::NotImplemented { .. }
             | Self::AccessDenied { .. }
+            | Self::ImpersonationDenied { .. }
             | Self::PageTokenExpired
             | Self::VersionExpired { .. }
             | Self::HistoryRewritten

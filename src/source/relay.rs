@@ -26,19 +26,22 @@
 //!   than `resume_timeout` has another history.
 //! - A path of servers leads to the origin. A relay that finds itself on it, or 16 others, reports an error.
 //!
+//! A relay that forwards the identity of its callers also requests from the upstream what each of them may read ([`RelayReviewer`]).
+//!
 //! Waiting, relisting and backing off are the Reflector's, deliberately. The client library's own
 //! [`Watch`](crate::client::Watch) is not used, because it hides batches, relists and histories, which a relay passes on.
 
 mod live;
 mod message;
 mod resume_check;
+mod reviewer;
 mod source;
 mod state;
 mod upstream;
 
 use std::{path::PathBuf, time::Duration};
 
-pub use self::source::RelaySource;
+pub use self::{reviewer::RelayReviewer, source::RelaySource};
 use crate::{
     client::Query,
     endpoint::{ServerAddress, TlsOptions},

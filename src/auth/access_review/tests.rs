@@ -3,11 +3,18 @@ use std::{
     time::SystemTime,
 };
 
-use futures_util::future::join_all;
-use tokio::time::{advance, sleep};
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, join_all},
+};
+use parking_lot::Mutex;
+use tokio::time::{Instant, advance, sleep};
 
 use super::*;
-use crate::auth::{IdentityDetails, Token, TokenReviewed};
+use crate::auth::{
+    IdentityDetails, Token, TokenReviewed,
+    decisions::{MAX_BYTES, REVIEW_TIMEOUT},
+};
 
 /// Authority with a set of allowed accesses.
 #[derive(Debug, Clone, Default)]
@@ -278,4 +285,25 @@ async fn decisions_are_of_a_caller_whatever_its_token_and_bounded_in_memory() {
         assert_eq!(reviews.authorize(&caller("a"), &attributes, &Vec::new).await, Err(AccessError::Denied));
     }
     assert!(reviews.decisions.known.lock().weight() <= MAX_BYTES);
+}
+
+/// The group of the server: the right gives nothing at the API server itself.
+#[tokio::test(start_paused = true)]
+async fn impersonation_is_reviewed_for_the_user_and_each_group() {
+    let relay = caller("relay");
+    let groups = vec!["web".to_owned(), "ops".to_owned()];
+    let ann = Identity::new(IdentityDetails { groups, ..caller("ann").details().clone() });
+    let needed =
+        ["impersonate users.informerd  ann", "impersonate groups.informerd  ops", "impersonate groups.informerd  web"];
+    assert_eq!(FakeReviewer::of(&needed).reviews().impersonate(&relay, &ann).await, Ok(()));
+    for missing in 0..needed.len() {
+        let reviewer = FakeReviewer::of(&needed);
+        reviewer.0.allowed.lock().remove(needed[missing]);
+        assert_eq!(reviewer.reviews().impersonate(&relay, &ann).await, Err(AccessError::Denied), "{missing}");
+    }
+    assert_eq!(FakeReviewer::of(&needed).reviews().impersonate(&relay, &caller("ann")).await, Ok(()));
+    let failing = FakeReviewer::of(&needed);
+    failing.fail(true);
+    let unavailable = failing.reviews().impersonate(&relay, &ann).await;
+    assert!(matches!(unavailable, Err(AccessError::Unavailable { .. })));
 }

@@ -112,7 +112,19 @@ fn a_bad_rule_is_one_line_with_its_number() {
         ),
         (
             with("verbs", json!(["patch\n"])),
-            "rule 2: expected a verb get, list, watch, admin or \"*\", found \"patch\\n\"",
+            "rule 2: expected a verb get, list, watch, admin or \"*\", or impersonate, found \"patch\\n\"",
+        ),
+        (
+            with("verbs", json!(["list", "impersonate"])),
+            "rule 2: `impersonate` needs a rule of its own, such as {subjects: [\"user:relay\"], verbs: [impersonate], users: [\"*\"], groups: [web]}",
+        ),
+        (
+            with("verbs", json!(["impersonate"])),
+            "rule 2: unknown key \"namespaces\"; known here: subjects, verbs, users, groups",
+        ),
+        (
+            json!([{"subjects": ["*"], "verbs": ["impersonate"]}]),
+            "rule 1: `users` is missing; a rule is such as {subjects: [\"user:relay\"], verbs: [impersonate], users: [\"*\"], groups: [web]}",
         ),
         (with("subjects", json!(["bob"])), "rule 2: expected a subject user:NAME, group:NAME or \"*\", found \"bob\""),
         (
@@ -124,6 +136,33 @@ fn a_bad_rule_is_one_line_with_its_number() {
     ] {
         assert_eq!(Rules::from_value(&value).unwrap_err().to_string(), problem);
     }
+}
+
+/// A right to read everything is none to read as somebody else.
+#[test]
+fn impersonation_needs_a_right_to_the_user_and_to_each_group() {
+    let all = json!({"subjects": ["*"], "verbs": ["*"], "resources": ["*"], "namespaces": ["*"]});
+    let rules = rules(&json!([
+        all,
+        {"subjects": ["user:relay"], "verbs": ["impersonate"], "users": ["*"], "groups": ["web"]},
+        {"subjects": ["group:relays"], "verbs": ["impersonate"], "users": ["ann"]},
+        {"subjects": ["group:relays"], "verbs": ["impersonate"], "users": ["bob"], "groups": ["*"]},
+    ]));
+    for (caller, user, groups, is_allowed) in [
+        (identity("relay", &[]), "ann", &[][..], true),
+        (identity("relay", &[]), "ann", &["web"], true),
+        (identity("relay", &[]), "ann", &["ops", "web"], false),
+        (identity("relay", &["relays"]), "ann", &["ops", "web"], true),
+        (identity("x", &["relays"]), "ann", &["ops"], true),
+        (identity("x", &["relays"]), "eve", &["ops"], false),
+        (identity("x", &[]), "x", &[], false),
+    ] {
+        let expected = if is_allowed { Ok(()) } else { Err(AccessError::Denied) };
+        assert_eq!(rules.impersonate(&caller, &identity(user, groups)), expected, "{caller:?} {user} {groups:?}");
+    }
+    let reads = Attributes::new(Operation::List, "pods");
+    let only_acts = Rules::from_value(&json!([{"subjects": ["*"], "verbs": ["impersonate"], "users": ["*"]}])).unwrap();
+    assert_eq!(only_acts.authorize(&identity("relay", &[]), &reads), Err(AccessError::Denied));
 }
 
 /// Decides for one namespace, by the texts of the rules alone.

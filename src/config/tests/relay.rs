@@ -18,7 +18,7 @@ fn a_relay_is_read_with_everything_that_it_can_have() {
     let yaml = "resources: { a: { source: { informerd: { endpoint: 'https://h:1/', resource: pods, \
                 namespace: shop, name: web-0, label_selector: 'app=web,!canary', field_selector: spec.x=1, \
                 expression: object.spec.x == 1, index: { name: node, values: [a, b] }, shard: spec.n:2/8, \
-                tls: { ca: ca.crt, cert: /tls.crt, key: tls.key } } } }, \
+                forward_identity: true, tls: { ca: ca.crt, cert: /tls.crt, key: tls.key } } } }, \
                 b: { source: { informerd: { endpoint: 'unix:/run/x.sock' } } } }";
     let (directory, flags) = file(yaml, &["--relay=c=http://127.0.0.1:50051", "--relay=d=http://h:1/pods"]);
     let config = Config::load(&flags).unwrap();
@@ -40,6 +40,7 @@ fn a_relay_is_read_with_everything_that_it_can_have() {
             identity: Some(("/tls.crt".into(), directory.join("tls.key"))),
             server_name: None,
         },
+        forwards_identity: true,
     };
     assert_eq!(relay(&config, "a"), expected);
     let yaml = "resources: { a: { source: { informerd: { endpoint: 'https://h:1/', token_file: token } } } }";

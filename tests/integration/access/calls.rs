@@ -159,6 +159,11 @@ impl Shape {
         }
     }
 
+    /// Returns true if the upstream of a relay decides about the call, to the last object.
+    pub(super) fn is_forwarded(&self) -> bool {
+        self.resource == "pods" && ![Method::Resources, Method::Watchers].contains(&self.method)
+    }
+
     /// Returns the answer for a caller with these rights.
     pub(super) fn expected(&self, allows: impl Fn(Right) -> bool) -> Answer {
         let may = |verb, namespace, format| allows(Right { verb, resource: self.resource, namespace, format });

@@ -26,7 +26,7 @@ const POLICIES: [pb::FullChannelPolicy; 4] = [
 ];
 
 /// Returns the rules that let Ann read these namespaces.
-fn readable(namespaces: &[&str]) -> Rules {
+pub(super) fn readable(namespaces: &[&str]) -> Rules {
     let rules = if namespaces.is_empty() {
         json!([])
     } else {
@@ -42,7 +42,7 @@ async fn server(authorizer: &Authorizer, authentication: Option<Authentication>)
     Sandbox::start_with(Options { access, authentication, ..Options::default() }, objects.into()).await
 }
 
-async fn watch(
+pub(super) async fn watch(
     server: &Sandbox,
     request: pb::WatchRequest,
     expires: Option<SystemTime>,
@@ -54,7 +54,7 @@ async fn watch(
 }
 
 /// Reads until the end of the initial events, and returns the last bookmark.
-async fn synced(stream: &mut Streaming<pb::WatchResponse>) -> pb::Bookmark {
+pub(super) async fn synced(stream: &mut Streaming<pb::WatchResponse>) -> pb::Bookmark {
     loop {
         if let Some(bookmark) = next(stream).await.bookmark.filter(|bookmark| bookmark.initial_events_end) {
             return bookmark;
@@ -63,7 +63,7 @@ async fn synced(stream: &mut Streaming<pb::WatchResponse>) -> pb::Bookmark {
 }
 
 /// Reads the end of a stream: a bookmark, an ERROR with the version to resume from, and the same status.
-async fn ended(stream: &mut Streaming<pb::WatchResponse>) -> (String, Status) {
+pub(super) async fn ended(stream: &mut Streaming<pb::WatchResponse>) -> (String, Status) {
     let bookmark = next(stream).await;
     assert_eq!(bookmark.r#type(), pb::EventType::Bookmark, "{bookmark:?}");
     let error = next(stream).await;

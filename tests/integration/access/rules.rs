@@ -65,7 +65,13 @@ impl RuleSet {
     }
 
     pub(super) fn parsed(&self) -> Rules {
-        Rules::from_value(&self.0.iter().map(Rule::value).collect::<Value>()).unwrap()
+        self.parsed_with(&[])
+    }
+
+    /// Returns these rules and others.
+    pub(super) fn parsed_with(&self, others: &[Value]) -> Rules {
+        let rules = self.0.iter().map(Rule::value).chain(others.iter().cloned());
+        Rules::from_value(&rules.collect::<Value>()).unwrap()
     }
 
     /// Returns true if a rule grants the right to the caller.

@@ -1,0 +1,187 @@
+//! Decisions of another authority about callers, each requested once for all calls that need it, and used for a while. Without an
+//! answer there is no decision.
+
+use std::{
+    collections::BTreeMap,
+    hash::{Hash, Hasher},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, Shared, WeakShared},
+};
+use parking_lot::Mutex;
+use quick_cache::{Weighter, unsync::Cache};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout},
+};
+
+use super::{identity::Identity, reviewer::ReviewError};
+
+/// Decisions `D` about the accesses `A` of callers.
+pub(super) struct Decisions<A, D> {
+    pub(super) known: Mutex<Cache<Key<A>, Entry<D>, ByteWeighter>>,
+    ttl: Duration,
+    /// Permits for reviews.
+    in_flight: Semaphore,
+}
+
+/// Bytes of a value besides those of its type.
+pub(super) trait HeapBytes {
+    /// Returns the approximate number.
+    fn heap_bytes(&self) -> usize;
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) struct Key<A> {
+    caller: Caller,
+    access: A,
+}
+
+/// Identity without the time at which it expires, which changes with each token.
+#[derive(Clone)]
+struct Caller(Identity);
+
+#[derive(Clone)]
+pub(super) enum Entry<D> {
+    /// Review that some callers wait for, and that ends with the last of them.
+    Running(WeakShared<Review<D>>),
+    Known {
+        decision: D,
+        until: Instant,
+    },
+}
+
+/// Review of one access.
+pub(super) type Review<D> = BoxFuture<'static, Result<D, ReviewError>>;
+
+#[derive(Clone)]
+pub(super) struct ByteWeighter;
+
+/// Time limit of one review.
+pub(super) const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes of the decisions kept.
+pub(super) const MAX_BYTES: u64 = 16 << 20;
+/// Most reviews at a time.
+const MAX_IN_FLIGHT: usize = 64;
+/// Bytes of a decision without its texts.
+const ENTRY_BYTES: usize = 256;
+
+// === impl Decisions ===
+
+impl<A, D> Decisions<A, D>
+where
+    A: Clone + Eq + Hash + HeapBytes + Send + 'static,
+    D: Clone + HeapBytes + Send + Sync + 'static,
+{
+    /// Creates an empty set of decisions, each of which is used for `ttl`.
+    pub(super) fn new(ttl: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            known: Mutex::new(Cache::with_weighter(MAX_BYTES as usize / ENTRY_BYTES, MAX_BYTES, ByteWeighter)),
+            ttl,
+            in_flight: Semaphore::new(MAX_IN_FLIGHT),
+        })
+    }
+
+    /// Returns a known decision, or the one of a review, which all who need it at the time wait for.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future ends the review unless others wait for it.
+    pub(super) async fn get(
+        self: &Arc<Self>,
+        caller: &Identity,
+        access: A,
+        request: impl FnOnce(A) -> Review<D>,
+    ) -> Result<D, ReviewError> {
+        let key = Key { caller: Caller(caller.clone()), access };
+        let review = {
+            let mut known = self.known.lock();
+            let running = match known.get(&key) {
+                Some(Entry::Known { decision, until }) if Instant::now() < *until => return Ok(decision.clone()),
+                Some(Entry::Running(review)) => review.upgrade(),
+                _ => None,
+            };
+            running.unwrap_or_else(|| {
+                let review = self.review(key.clone(), request(key.access.clone()));
+                if let Some(running) = review.downgrade() {
+                    known.insert(key, Entry::Running(running));
+                }
+                review
+            })
+        };
+        review.await
+    }
+
+    fn review(self: &Arc<Self>, key: Key<A>, request: Review<D>) -> Shared<Review<D>> {
+        let this = Arc::clone(self);
+        let review = async move {
+            let limited = timeout(REVIEW_TIMEOUT, async {
+                let _permit = this.in_flight.acquire().await;
+                request.await
+            });
+            let decision = limited.await.unwrap_or_else(|_| {
+                Err(ReviewError(format!("review of an access not answered within {REVIEW_TIMEOUT:?}")))
+            });
+            let mut known = this.known.lock();
+            match &decision {
+                Ok(decision) => {
+                    let until = Instant::now() + this.ttl;
+                    known.insert(key, Entry::Known { decision: decision.clone(), until });
+                }
+                // The next caller tries again.
+                Err(_) => drop(known.remove(&key)),
+            }
+            decision
+        };
+        review.boxed().shared()
+    }
+}
+
+// === impl Caller ===
+
+impl Caller {
+    fn parts(&self) -> (&str, &[String], &str, &BTreeMap<String, Vec<String>>) {
+        let details = self.0.details();
+        (&details.user, &details.groups, &details.uid, &details.extra)
+    }
+}
+
+impl PartialEq for Caller {
+    fn eq(&self, other: &Self) -> bool {
+        self.parts() == other.parts()
+    }
+}
+
+impl Eq for Caller {}
+
+impl Hash for Caller {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.parts().hash(state);
+    }
+}
+
+// === impl ByteWeighter ===
+
+impl<A: HeapBytes, D: HeapBytes> Weighter<Key<A>, Entry<D>> for ByteWeighter {
+    fn weight(&self, key: &Key<A>, entry: &Entry<D>) -> u64 {
+        let (user, groups, uid, extra) = key.caller.parts();
+        let groups: usize = groups.iter().map(String::len).sum();
+        let extra: usize =
+            extra.iter().map(|(key, values)| key.len() + values.iter().map(String::len).sum::<usize>()).sum();
+        let decision = match entry {
+            Entry::Known { decision, .. } => decision.heap_bytes(),
+            Entry::Running(_) => 0,
+        };
+        (ENTRY_BYTES + user.len() + groups + uid.len() + extra + key.access.heap_bytes() + decision) as u64
+    }
+}
+
+impl HeapBytes for bool {
+    fn heap_bytes(&self) -> usize {
+        0
+    }
+}

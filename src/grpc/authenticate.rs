@@ -1,0 +1,98 @@
+//! Authentication of a call: its identity is that of its credentials, or the one on whose behalf they may make it.
+
+use http::{HeaderMap, HeaderValue, Request, header};
+
+use super::{audited_call::AuditedCall, call::Impersonator, service::Service, status::ApiError};
+use crate::{
+    auth::{AccessError, Authentication, Credentials, Identity, IdentityDetails, Token, impersonated},
+    model::excerpt,
+};
+
+// === impl Service ===
+
+impl Service {
+    /// Authenticates the caller of a request, and leaves its identity and its credentials in the extensions. Without authenticators
+    /// nobody can make a call on behalf of others.
+    pub(super) async fn authenticate<B>(
+        &self,
+        authentication: Option<&Authentication>,
+        request: &mut Request<B>,
+    ) -> Result<(), ApiError> {
+        let Some(authentication) = authentication else {
+            let message = "this call has no authenticated caller who could impersonate another: remove the headers `impersonate-*`";
+            return Err(ApiError::ImpersonationDenied { message: message.to_owned() });
+        };
+        if let Some(value) = request.headers_mut().get_mut(header::AUTHORIZATION) {
+            // Debug of the request does not show it, whatever a layer of the program logs.
+            value.set_sensitive(true);
+        }
+        let credentials = credentials(request)?;
+        let (identity, impersonator) = self.identity(authentication, credentials.as_ref(), request.headers()).await?;
+        let extensions = request.extensions_mut();
+        if let Some(audited) = extensions.get::<AuditedCall>() {
+            audited.is_of(&identity, impersonator.as_ref());
+        }
+        extensions.insert(identity);
+        if let Some(impersonator) = impersonator {
+            extensions.insert(Impersonator(impersonator));
+        }
+        if let Some(credentials) = credentials {
+            extensions.insert(credentials);
+        }
+        Ok(())
+    }
+
+    /// Returns the identity with which a call is made, and that of the caller if it is another one.
+    pub(super) async fn identity(
+        &self,
+        authentication: &Authentication,
+        credentials: Option<&Credentials>,
+        headers: &HeaderMap,
+    ) -> Result<(Identity, Option<Identity>), ApiError> {
+        let caller = authentication.authenticate(credentials).await.map_err(ApiError::authentication)?;
+        let requested = impersonated(headers);
+        let requested = requested.map_err(|error| ApiError::ImpersonationDenied { message: error.to_string() })?;
+        Ok(match requested {
+            None => (caller, None),
+            Some(requested) => (self.impersonate(&caller, &requested).await?, Some(caller)),
+        })
+    }
+
+    /// Returns the identity of a call that a caller makes on behalf of another: as long as the caller's own credentials are valid.
+    pub(super) async fn impersonate(&self, caller: &Identity, requested: &Identity) -> Result<Identity, ApiError> {
+        let decision = match &self.config().access.authorizer {
+            Some(authorizer) => authorizer.impersonate(caller, requested).await,
+            None => Err(AccessError::Denied),
+        };
+        match decision {
+            Ok(()) => {
+                let expires = caller.details().expires;
+                Ok(Identity::new(IdentityDetails { expires, ..requested.details().clone() }))
+            }
+            Err(AccessError::Unavailable { problem }) => Err(ApiError::AuthorizerUnavailable { problem }),
+            Err(AccessError::Denied | AccessError::TooManyNamespaces { .. }) => {
+                let groups = format!("{:?}", requested.details().groups);
+                let message = format!(
+                    "{:?} may not impersonate {:?} with the groups {}: ask the server's operator for the right (verb impersonate)",
+                    caller.user(),
+                    excerpt(requested.user()),
+                    excerpt(&groups)
+                );
+                Err(ApiError::ImpersonationDenied { message })
+            }
+        }
+    }
+}
+
+/// Returns the credentials of a request: its bearer token, otherwise the certificate that TLS has verified.
+fn credentials<B>(request: &Request<B>) -> Result<Option<Credentials>, ApiError> {
+    let token = token(request.headers())?;
+    let certificate = || request.extensions().get::<Identity>().cloned().map(Credentials::Certificate);
+    Ok(token.map(Credentials::Token).or_else(certificate))
+}
+
+/// Returns the bearer token of a request, if it has one.
+pub(super) fn token(headers: &HeaderMap) -> Result<Option<Token>, ApiError> {
+    let values = headers.get_all(header::AUTHORIZATION).into_iter().map(HeaderValue::as_bytes);
+    Token::from_headers(values).map_err(|_| ApiError::CredentialsInvalid)
+}
