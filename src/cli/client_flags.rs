@@ -70,6 +70,30 @@ pub(super) struct SelectionFlags {
     /// `namespace:2/8`: by another value; or Kubernetes' `shardRange(object.metadata.uid, '0x0', '0x8000000000000000')`
     #[arg(long, value_name = "SHARD", visible_alias = "shard-selector")]
     shard: Option<Shard>,
+
+    #[command(flatten)]
+    pub(super) view: ViewFlags,
+}
+
+/// Part of each body that the server sends.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "View")]
+pub(super) struct ViewFlags {
+    /// Only these fields of each object: `metadata.labels,spec.nodeName,status.podIPs[].ip`
+    #[arg(long, value_name = "PATHS", value_delimiter = ',')]
+    fields: Vec<String>,
+
+    /// Not these fields: `metadata.managedFields`
+    #[arg(long, value_name = "PATHS", value_delimiter = ',')]
+    drop: Vec<String>,
+
+    /// A view by name, instead: `@metadata`, `@no-status`, `@no-managed-fields`
+    #[arg(long = "view", value_name = "NAME", conflicts_with_all = ["fields", "drop"])]
+    view_name: Option<String>,
+
+    /// In a watch, only changes of these fields and of labels
+    #[arg(long)]
+    changed: bool,
 }
 
 /// Flags of the server to call, and of the notes beside the data.
@@ -169,6 +193,7 @@ impl SelectionFlags {
             field_selector: field_selector.unwrap_or_default(),
             expression: expression.unwrap_or_default(),
             shard,
+            view: self.view.view(),
             format: pb::PayloadFormat::Raw,
             ..Query::of(resource)
         }
@@ -220,6 +245,17 @@ impl TypedValueParser for AddressParser {
             clap::Error::raw(ErrorKind::ValueValidation, format!("invalid value for '{argument}': {error}\n"))
                 .with_cmd(command)
         })
+    }
+}
+
+// === impl ViewFlags ===
+
+impl ViewFlags {
+    /// Returns the view of a request; none if the flags name none.
+    pub(super) fn view(&self) -> Option<pb::View> {
+        let Self { fields, drop, view_name, changed } = self.clone();
+        let view = pb::View { fields, drop, only_if_changed: changed, name: view_name.unwrap_or_default() };
+        Some(view).filter(|view| *view != pb::View::default())
     }
 }
 
@@ -352,6 +388,23 @@ mod tests {
             Command::try_parse_from(["test", "-n", ""]).is_err(),
             "an empty variable of a script means no namespace"
         );
+    }
+
+    #[test]
+    fn a_view_has_paths_or_a_name() {
+        let view = |arguments: &[&str]| parse(arguments).selection.query("pods").view;
+        let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
+        let (fields, drop) = (texts(&["metadata.labels", "spec"]), texts(&["spec.x"]));
+        let expected = pb::View { fields, drop, only_if_changed: true, ..pb::View::default() };
+        assert_eq!(view(&["--fields", "metadata.labels,spec", "--drop", "spec.x", "--changed"]), Some(expected));
+        assert_eq!(
+            view(&["--view", "@metadata"]),
+            Some(pb::View { name: "@metadata".to_owned(), ..pb::View::default() })
+        );
+        assert_eq!(view(&[]), None);
+        for other in ["--fields", "--drop"] {
+            assert!(Command::try_parse_from(["test", "--view", "@metadata", other, "a"]).is_err());
+        }
     }
 
     #[test]

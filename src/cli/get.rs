@@ -60,6 +60,8 @@ enum LookupError {
 struct Finder<'a> {
     client: Client,
     resource: &'a str,
+    /// Form of the objects.
+    query: Query,
     server: &'a ServerFlags,
 }
 
@@ -74,7 +76,8 @@ pub(super) async fn run(flags: &GetFlags) -> Result<(), Failure> {
     }
     let options = objects.options();
     let client = server.connect().await?;
-    let finder = Finder { client, resource, server };
+    let query = Query { view: objects.selection.view.view(), format: pb::PayloadFormat::Raw, ..Query::of(resource) };
+    let finder = Finder { client, resource, query, server };
     if let [name] = names.as_slice() {
         let object = finder.find(name, selection.namespace()).await?;
         return Ok(write_one(object, stdout(), &options)?);
@@ -143,14 +146,13 @@ impl Finder<'_> {
     }
 
     async fn get(&self, namespace: &str, name: &str) -> Result<pb::Object, LookupError> {
-        let got = self.client.get(self.resource, namespace, name, pb::PayloadFormat::Raw).await?;
+        let got = self.client.get_as(&self.query, namespace, name).await?;
         self.note_stale(got.source, got.source_seen_at);
         Ok(got.object)
     }
 
     async fn look_up(&self, name: &str) -> Result<pb::Object, LookupError> {
-        let format = pb::PayloadFormat::Raw;
-        let query = Query { name: Some(name.to_owned()), format, ..Query::of(self.resource) };
+        let query = Query { name: Some(name.to_owned()), ..self.query.clone() };
         let listed = self.client.list(&query).await?;
         let found = one_of(self.resource, name, listed.objects).map_err(LookupError::Name)?;
         self.note_stale(listed.source, listed.source_seen_at);

@@ -82,6 +82,8 @@ const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 /// Capability of servers that select by a shard.
 const SHARDS: &str = "shards";
+/// Capability of servers that send a part of each body.
+const VIEWS: &str = "views";
 /// Attempts to read all pages. The snapshot of a page token is valid for minutes; to lose it more often is no accident.
 const MAX_STARTS: usize = 3;
 
@@ -171,7 +173,7 @@ impl Client {
     /// Returns the objects that a query selects, from one snapshot.
     pub async fn list(&self, query: &Query) -> Result<ListResult, ClientError> {
         let request = query.list_request();
-        self.require(SHARDS, request.shard.is_some()).await?;
+        self.require(request.shard.is_some(), request.view.is_some()).await?;
         let answer = self.service.clone().list(request).await;
         self.collect(answer.map_err(|status| self.error(&status))?.into_inner()).await
     }
@@ -204,7 +206,7 @@ impl Client {
             let problem = "a lookup by index takes one index; leave out that of the query".to_owned();
             return Err(ClientError::Request { problem });
         }
-        self.require(SHARDS, request.shard.is_some()).await?;
+        self.require(request.shard.is_some(), request.view.is_some()).await?;
         let answer = self.service.clone().by_index(request).await;
         let chunks = answer.map_err(|status| self.error(&status))?.into_inner();
         self.collect(chunks.map_ok(|chunk| pb::ListResponse {
@@ -231,13 +233,24 @@ impl Client {
         name: &str,
         format: pb::PayloadFormat,
     ) -> Result<GetResult, ClientError> {
+        self.get_as(&Query { format, ..Query::of(resource) }, namespace, name).await
+    }
+
+    /// Returns one object in the form of a query: in its format and its view. What the query selects is ignored.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::get`].
+    pub async fn get_as(&self, query: &Query, namespace: &str, name: &str) -> Result<GetResult, ClientError> {
         let request = pb::GetRequest {
-            resource: resource.to_owned(),
+            resource: query.resource.clone(),
             namespace: namespace.to_owned(),
             name: name.to_owned(),
-            format: format.into(),
+            format: query.format.into(),
+            view: query.view.clone(),
             ..Default::default()
         };
+        self.require(false, request.view.is_some()).await?;
         let answer = self.service.clone().get(request).await;
         let answer = answer.map_err(|status| self.error(&status))?.into_inner();
         let source = answer.source();
@@ -317,30 +330,34 @@ impl Client {
 
     /// Opens one stream of a watch without resuming it, for callers that need every message. [`Self::watch`] resumes.
     pub async fn open(&self, request: pb::WatchRequest) -> Result<tonic::Streaming<pb::WatchResponse>, ClientError> {
-        self.require(SHARDS, request.shard.is_some()).await?;
+        self.require(request.shard.is_some(), request.view.is_some()).await?;
         let answer = self.service.clone().watch(request).await;
         Ok(answer.map_err(|status| self.error(&status))?.into_inner())
     }
 
     /// Waits for the conditions in one call, without a retry.
     pub(super) async fn until_once(&self, request: pb::UntilRequest) -> Result<pb::WatchResponse, ClientError> {
-        self.require(SHARDS, request.watch.as_ref().is_some_and(|watch| watch.shard.is_some())).await?;
+        let (has_shard, has_view) =
+            request.watch.as_ref().map_or((false, false), |watch| (watch.shard.is_some(), watch.view.is_some()));
+        self.require(has_shard, has_view).await?;
         let answer = self.service.clone().until(request).await;
         let event = answer.map_err(|status| self.error(&status))?.into_inner().event;
         event.ok_or_else(|| ClientError::contract("Until without an event"))
     }
 
-    /// Checks, if a request needs it, that the server has a capability: one without it would ignore that part of the request. Each
-    /// request checks, because an older server may have replaced this one.
-    async fn require(&self, capability: &'static str, is_needed: bool) -> Result<(), ClientError> {
-        if !is_needed {
+    /// Checks that the server has the capabilities that a request needs: one without them would ignore that part of the request.
+    /// Each request checks, because an older server may have replaced this one.
+    async fn require(&self, has_shard: bool, has_view: bool) -> Result<(), ClientError> {
+        if !has_shard && !has_view {
             return Ok(());
         }
         let pb::ServerInfo { version, capabilities } = self.server().await?;
-        if capabilities.iter().any(|known| known == capability) {
-            return Ok(());
+        let needed = [(SHARDS, has_shard), (VIEWS, has_view)].into_iter().filter(|(_, is_needed)| *is_needed);
+        let has = |needed: &str| capabilities.iter().any(|known| known == needed);
+        match needed.map(|(capability, _)| capability).find(|capability| !has(capability)) {
+            Some(missing) => Err(ClientError::unsupported(&self.address, &version, missing)),
+            None => Ok(()),
         }
-        Err(ClientError::unsupported(&self.address, &version, capability))
     }
 
     /// Leaves the connection to the clones that share it; the next call of this client opens its own.

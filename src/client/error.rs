@@ -135,7 +135,7 @@ impl ClientError {
         let version = if version.is_empty() { String::new() } else { format!(" (version {version})") };
         Self::Refused(Box::new(ServerStatus {
             code: Code::Unimplemented,
-            message: format!("informerd at {address}{version} has no {capability}: update it, or request all objects"),
+            message: format!("informerd at {address}{version} has no {capability}: update it, or request without"),
             reason: Some("NOT_IMPLEMENTED".to_owned()),
             metadata: BTreeMap::new(),
             retry_after: None,

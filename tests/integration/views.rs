@@ -8,7 +8,10 @@ use informerd::{
 };
 use tonic::{Code, Streaming};
 
-use crate::sandbox::{Sandbox, next, pod, raw, reason, watch_pods, words};
+use crate::{
+    client_commands::Server,
+    sandbox::{Sandbox, next, pod, raw, reason, watch_pods, words},
+};
 
 fn view(fields: &[&str], drop: &[&str]) -> pb::View {
     let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
@@ -216,4 +219,24 @@ async fn operators_see_views_and_suppressed_changes() {
     let mut admin = AdminServiceClient::connect(sandbox.address().to_owned()).await.unwrap();
     let watchers = admin.list_watchers(pb::ListWatchersRequest::default()).await.unwrap().into_inner();
     assert_eq!((watchers.watchers[0].suppressed, &watchers.watchers[0].view), (3, &nodes().view));
+}
+
+#[test]
+fn commands_print_the_part_of_the_bodies_that_their_flags_keep() {
+    let server = Server::shop();
+    let run = |arguments: &[&str]| {
+        let (code, out, err) = server.run(arguments);
+        assert_eq!((code, &*err), (0, ""), "{arguments:?}");
+        out
+    };
+    let fields = ["--fields", "kind,spec.replicas", "-o", "jsonl", "-n", "platform"];
+    let list = run(&[&["list", "deployments"], &fields[..]].concat());
+    assert!(
+        list.lines().count() > 1 && list.lines().all(|line| line.starts_with(r#"{"kind":"Deployment","spec":{"#)),
+        "{list}"
+    );
+    let get = run(&["get", "deployments", "web", "--view", "@metadata", "-o", "json"]);
+    assert!(get.contains("\"metadata\"") && !get.contains("\"spec\""), "{get}");
+    let (code, _, err) = server.run(&["list", "pods", "--fields", "a["]);
+    assert!(code == 2 && err.contains("view.fields: expected '*', an index or a quoted key"), "{code} {err}");
 }
