@@ -66,6 +66,7 @@ async fn the_manifests_grant_exactly_the_necessary_rights() {
         ),
         ("mirror.yaml", "system:serviceaccount:dashboards:informerd", &["configmaps"], &[]),
         ("standalone.yaml", "system:serviceaccount:informerd:informerd", &["pods", "services"], &["pods", "services"]),
+        ("shared.yaml", "system:serviceaccount:informerd:informerd", &["configmaps", "pods"], &["configmaps", "pods"]),
     ] {
         let manifest = text(file);
         assert_eq!(apply(&apiserver, &manifest), apply(&apiserver, &manifest), "{file}: nothing is written again");
@@ -77,7 +78,10 @@ async fn the_manifests_grant_exactly_the_necessary_rights() {
             let line = |words: &str| words.split(' ').map(str::to_owned).collect::<Vec<_>>();
             let rules = resources.iter().map(|resource| line(&format!("{resource} [] [] [list watch]")));
             let of_namespaces = (!elsewhere.is_empty()).then(|| line("namespaces [] [kube-system] [get]"));
-            let expected: BTreeSet<_> = rules.chain(of_namespaces).collect();
+            let reviews = ["tokenreviews.authentication.k8s.io", "subjectaccessreviews.authorization.k8s.io"];
+            let reviews = reviews.iter().filter(|_| file == "shared.yaml");
+            let of_reviews = reviews.map(|review| line(&format!("{review} [] [] [create]")));
+            let expected: BTreeSet<_> = rules.chain(of_namespaces).chain(of_reviews).collect();
             assert_eq!(rights(&apiserver, namespace, account), expected, "{file} in {namespace}");
         }
 
