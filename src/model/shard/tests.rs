@@ -102,6 +102,8 @@ fn a_shard_prints_kubernetes_syntax_for_its_hashes() {
     let text = "shardRange(object.metadata.uid, '0x0000000000000000', '0x0000000000000080')";
     assert_eq!(uid(&[(0, 0x80)]).to_string(), text);
     assert_eq!(uid(&[(0x40, 0x80), (0, 0x20), (0x20, 0x50)]).to_string(), text);
+    assert_eq!(uid(&[(0, 0x80), (0x10, 0x20), (0x7f, 0x80)]).to_string(), text);
+    assert_ne!(uid(&[(0, 0x7f), (0x10, 0x20)]).to_string(), text);
     let namespaces = Shard::new(ShardKey::Namespace, &[(0xf << 60, 0), (1, 2)]).unwrap();
     assert_eq!(
         namespaces.to_string(),
