@@ -343,3 +343,21 @@ fn a_rewritten_history_ends_every_cursor_and_serves_later_ones_at_the_new_versio
     assert_eq!(drain(&mut before), [event(EventType::Added, "a", 101), Ended(End::HistoryRewritten)]);
     assert_eq!(drain(&mut after), [event(EventType::Added, "a", 6)]);
 }
+
+/// Those after the last event of a batch count too.
+#[test]
+fn a_replay_counts_the_suppressed_changes_of_a_batch() {
+    let mut world = World::at(0);
+    let batch = world.batch(|world| {
+        [("web", 0), ("web", 1), ("db", 0), ("db", 1), ("db", 2)]
+            .map(|(app, size)| world.put_sized("a", app, size))
+            .into()
+    });
+    let mut replay = Replay::new([Arc::new(batch)], 0, HistoryPosition { version: version(0), offset: 0 });
+    let (mut events, mut suppressed, mut arena) = (0, 0, bytes::BytesMut::new());
+    while !replay.is_done() {
+        events += replay.step::<Text>(&Selection::default(), &text::Letter('s'), &mut arena);
+        suppressed += replay.take_suppressed();
+    }
+    assert_eq!((events, suppressed), (2, 3));
+}
