@@ -217,8 +217,8 @@ pub struct WatchResponse {
     /// before the batch, and the last one of this selection the batch's own; while the version has not advanced, or is
     /// lower than the object's own, the batch is open, and a resume repeats it. After a resume treat ADDED and MODIFIED as
     /// upserts and DELETED as idempotent. Under COALESCE the version advances when a generation is complete. It also
-    /// advances over suppressed changes. On a DROPPED it lies after the hole. Empty on initial events, on an ERROR or draining BOOKMARK among them, and on an ERROR that
-    /// cannot be resumed from.
+    /// advances over suppressed changes. On a DROPPED it lies after the hole. Empty on initial events, on an ERROR or
+    /// draining BOOKMARK among them, and on an ERROR that cannot be resumed from.
     #[prost(string, tag = "2")]
     pub resource_version: ::prost::alloc::string::String,
     /// With ADDED, MODIFIED, DELETED.
@@ -570,7 +570,7 @@ pub struct ServerInfo {
     #[prost(string, tag = "1")]
     pub version: ::prost::alloc::string::String,
     /// The "Since:" names of this contract that the server implements in full, sorted, of "identity", "library", "limits",
-    /// "shards", "sources".
+    /// "shards", "sources", "views".
     #[prost(string, repeated, tag = "3")]
     pub capabilities: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -776,7 +776,7 @@ pub enum InitialEvents {
     /// between them. They carry no version: a stream that breaks before the BOOKMARK begins anew.
     Send = 1,
     /// Without resource_version: a BOOKMARK at the version where the watch joins, then changes. With it: every missed
-    /// change first, then further changes.
+    /// change first, and a BOOKMARK as soon as the client has caught up.
     None = 2,
 }
 impl InitialEvents {
@@ -1195,23 +1195,30 @@ pub mod informer_service_client {
         /// * UNAVAILABLE / RESOURCE_VERSION_TOO_LARGE: resume; after a second one in a row, list again.
         /// * UNAVAILABLE with another reason: resume.
         /// * INTERNAL, UNKNOWN, ABORTED, CANCELLED, DEADLINE_EXCEEDED: resume.
+        /// * A broken connection, or one that is silent for three intervals: resume on a new connection.
         /// * RESOURCE_EXHAUSTED / SLOW_CONSUMER, MEMORY_EXCEEDED: resume; read faster, or choose another policy.
-        /// * RESOURCE_EXHAUSTED with another reason, a limit: resume later.
-        /// * RESOURCE_EXHAUSTED without a reason: the client's own limit on message size; 4 MiB, the usual default, is enough.
+        /// * RESOURCE_EXHAUSTED with another reason, a limit or a quota: resume later.
+        /// * RESOURCE_EXHAUSTED without a reason: resume later. The server has reset a stream of which the client read nothing
+        ///  for its progress_timeout, or that held too much memory. The client's own limit on message size has the same code;
+        ///  4 MiB, the usual default, is enough.
         /// * OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED, HISTORY_CHANGED, ACCESS_CHANGED: list again.
         /// * UNAUTHENTICATED: renew the credentials once and resume, or give up.
-        /// * NOT_FOUND / RESOURCE_NOT_FOUND: give up, or resume later if it was served before.
+        /// * NOT_FOUND / RESOURCE_NOT_FOUND: give up, or resume later if it was served before: in a rollout some servers do not
+        ///  have it yet.
         /// * Any other: give up.
         ///
-        /// To resume: open the Watch with the last resource_version received and the last Bookmark.history. To list again:
-        /// open it without both, and compare the initial events with the state at hand by uid and body, not by version; what
-        /// is missing at initial_events_end was deleted. Before each attempt wait for RetryInfo, if there is one, plus a
-        /// back-off with jitter.
+        /// To resume: open the Watch with the last resource_version received and the last Bookmark.history; until the new
+        /// stream's first bookmark, the history of the stream before remains the last. To list again: open it without both,
+        /// and compare the initial events with the state at hand by uid and body, not by version (another lineage gives the
+        /// same objects other versions); what is missing at initial_events_end was deleted. Before each attempt wait for
+        /// RetryInfo, if there is one, plus a back-off with jitter. gRPC libraries add a reconnect back-off of their own, up
+        /// to 2 minutes by default: limit it to about 10 s.
         ///
-        /// Dead connections: a client that has received no message for three bookmark_intervals resumes on a new connection.
-        /// After opening, the first message may take longer: up to 10 s for a resource that has no state yet or for
-        /// min_resource_version, up to future_wait (90 s by default) after a resume. The server pings every connection every
-        /// 30 s and closes it when no answer arrives within 20 s.
+        /// Dead connections: the server sends a message at least every bookmark_interval, so a client that has received none
+        /// for three intervals (it sets the interval, to be sure of it) treats the connection as dead. After opening, the
+        /// first message may take longer: up to 10 s for a resource that has no state yet or for min_resource_version, up to
+        /// future_wait (90 s by default) after a resume. The server pings every connection every 30 s and closes it when no
+        /// answer arrives within 20 s. Clients may ping as often as every 10 s, also without an open stream.
         pub async fn watch(
             &mut self,
             request: impl tonic::IntoRequest<super::WatchRequest>,
@@ -1416,23 +1423,30 @@ pub mod informer_service_server {
         /// * UNAVAILABLE / RESOURCE_VERSION_TOO_LARGE: resume; after a second one in a row, list again.
         /// * UNAVAILABLE with another reason: resume.
         /// * INTERNAL, UNKNOWN, ABORTED, CANCELLED, DEADLINE_EXCEEDED: resume.
+        /// * A broken connection, or one that is silent for three intervals: resume on a new connection.
         /// * RESOURCE_EXHAUSTED / SLOW_CONSUMER, MEMORY_EXCEEDED: resume; read faster, or choose another policy.
-        /// * RESOURCE_EXHAUSTED with another reason, a limit: resume later.
-        /// * RESOURCE_EXHAUSTED without a reason: the client's own limit on message size; 4 MiB, the usual default, is enough.
+        /// * RESOURCE_EXHAUSTED with another reason, a limit or a quota: resume later.
+        /// * RESOURCE_EXHAUSTED without a reason: resume later. The server has reset a stream of which the client read nothing
+        ///  for its progress_timeout, or that held too much memory. The client's own limit on message size has the same code;
+        ///  4 MiB, the usual default, is enough.
         /// * OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED, HISTORY_CHANGED, ACCESS_CHANGED: list again.
         /// * UNAUTHENTICATED: renew the credentials once and resume, or give up.
-        /// * NOT_FOUND / RESOURCE_NOT_FOUND: give up, or resume later if it was served before.
+        /// * NOT_FOUND / RESOURCE_NOT_FOUND: give up, or resume later if it was served before: in a rollout some servers do not
+        ///  have it yet.
         /// * Any other: give up.
         ///
-        /// To resume: open the Watch with the last resource_version received and the last Bookmark.history. To list again:
-        /// open it without both, and compare the initial events with the state at hand by uid and body, not by version; what
-        /// is missing at initial_events_end was deleted. Before each attempt wait for RetryInfo, if there is one, plus a
-        /// back-off with jitter.
+        /// To resume: open the Watch with the last resource_version received and the last Bookmark.history; until the new
+        /// stream's first bookmark, the history of the stream before remains the last. To list again: open it without both,
+        /// and compare the initial events with the state at hand by uid and body, not by version (another lineage gives the
+        /// same objects other versions); what is missing at initial_events_end was deleted. Before each attempt wait for
+        /// RetryInfo, if there is one, plus a back-off with jitter. gRPC libraries add a reconnect back-off of their own, up
+        /// to 2 minutes by default: limit it to about 10 s.
         ///
-        /// Dead connections: a client that has received no message for three bookmark_intervals resumes on a new connection.
-        /// After opening, the first message may take longer: up to 10 s for a resource that has no state yet or for
-        /// min_resource_version, up to future_wait (90 s by default) after a resume. The server pings every connection every
-        /// 30 s and closes it when no answer arrives within 20 s.
+        /// Dead connections: the server sends a message at least every bookmark_interval, so a client that has received none
+        /// for three intervals (it sets the interval, to be sure of it) treats the connection as dead. After opening, the
+        /// first message may take longer: up to 10 s for a resource that has no state yet or for min_resource_version, up to
+        /// future_wait (90 s by default) after a resume. The server pings every connection every 30 s and closes it when no
+        /// answer arrives within 20 s. Clients may ping as often as every 10 s, also without an open stream.
         async fn watch(
             &self,
             request: tonic::Request<super::WatchRequest>,
