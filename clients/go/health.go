@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package informerd
+
+import (
+	"sync"
+	"time"
+
+	"informerd/clients/go/informerdv1"
+)
+
+// State is the relation of a local store to the server's.
+type State int
+
+// States.
+const (
+	// StateDisconnected: there is no stream, or none that has sent anything for three bookmark intervals.
+	StateDisconnected State = iota
+	// StateSyncing: the store is not yet known to be current.
+	StateSyncing
+	// StateLive: the store is the server's state as of its last message, and the server reaches its upstream.
+	StateLive
+	// StateStale is like StateLive, but the server does not reach its upstream.
+	StateStale
+)
+
+// Freshness says how fresh a local store is.
+type Freshness struct {
+	// State is the relation to the server's store.
+	State State
+	// SourceSeenAt is the time of the server's last contact with its upstream, as its last message about that says; zero before.
+	SourceSeenAt time.Time
+	// LastMessageAge is the time since the last message of the server; negative before the first one.
+	LastMessageAge time.Duration
+}
+
+// silentIntervals are bookmark intervals without a message that no living server lets pass.
+const silentIntervals = 3
+
+// health is what an informer knows about its connection.
+type health struct {
+	// silence is the time without a message after which the connection counts as dead.
+	silence time.Duration
+
+	mu          sync.Mutex
+	err         error
+	isStarted   bool
+	phase       phase
+	phaseAt     time.Time
+	lastMessage time.Time
+	// isCurrent: nothing is missing in the store.
+	isCurrent    bool
+	isStale      bool
+	sourceSeenAt time.Time
+}
+
+type phase int
+
+const (
+	// connecting: no stream yet, and none has failed; or a hole is being healed.
+	connecting phase = iota
+	open
+	closed
+)
+
+func newHealth(silence time.Duration) *health { return &health{silence: silence} }
+
+// String returns for example "LIVE".
+func (s State) String() string {
+	switch s {
+	case StateSyncing:
+		return "SYNCING"
+	case StateLive:
+		return "LIVE"
+	case StateStale:
+		return "STALE"
+	default:
+		return "DISCONNECTED"
+	}
+}
+
+func (h *health) start() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.isStarted, h.phaseAt = true, time.Now()
+}
+
+// end ends the informer; the first error counts.
+func (h *health) end(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.err == nil {
+		h.err = err
+	}
+}
+
+func (h *health) ended() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.err
+}
+
+// opened records an open stream.
+func (h *health) opened() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.phase, h.phaseAt = open, time.Now()
+}
+
+// lost records the end of a stream. A hole leaves the connection as it is.
+func (h *health) lost(isHole bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.isCurrent = false
+	h.phase = closed
+	if isHole {
+		h.phase, h.phaseAt = connecting, time.Now()
+	}
+}
+
+// received records a message.
+func (h *health) received(bookmark *informerdv1.Bookmark) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.lastMessage = time.Now()
+	if bookmark == nil {
+		return
+	}
+	if bookmark.GetSource() != informerdv1.SyncState_SYNC_STATE_UNSPECIFIED {
+		h.isStale = isStale(bookmark.GetSource())
+	}
+	if bookmark.GetSourceSeenAt() != nil {
+		h.sourceSeenAt = bookmark.GetSourceSeenAt().AsTime()
+	}
+}
+
+// caughtUp records that nothing is missing in the store.
+func (h *health) caughtUp() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.isCurrent = true
+}
+
+func (h *health) freshness() Freshness {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := time.Now()
+	freshness := Freshness{SourceSeenAt: h.sourceSeenAt, LastMessageAge: -1}
+	last := h.phaseAt
+	if !h.lastMessage.IsZero() {
+		freshness.LastMessageAge = now.Sub(h.lastMessage)
+		if h.lastMessage.After(last) {
+			last = h.lastMessage
+		}
+	}
+	isConnected := h.isStarted && h.err == nil && h.phase != closed && now.Sub(last) < h.silence
+	switch {
+	case !isConnected:
+		freshness.State = StateDisconnected
+	case !h.isCurrent:
+		freshness.State = StateSyncing
+	case h.isStale:
+		freshness.State = StateStale
+	default:
+		freshness.State = StateLive
+	}
+	return freshness
+}
