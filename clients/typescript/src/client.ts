@@ -1,0 +1,292 @@
+/** The plain calls: one request, one answer. */
+import type { ClientReadableStream, Metadata, ServiceError } from "@grpc/grpc-js";
+import { type ConnectionOptions, Endpoint } from "./connection.js";
+import { InformerdError } from "./core/errors.js";
+import { type BodyParser, InformerObject, parseJson } from "./core/object.js";
+import {
+  ByIndexRequest,
+  type ByIndexResponse,
+  EventType,
+  type InformerServiceClient,
+  ListRequest,
+  type ListResponse,
+  SyncState,
+  VersionFormat,
+  WatchRequest,
+  type Resource as WireResource,
+} from "./generated/informerd/v1/informerd.js";
+import { type Format, type Selection, toFormat, toSelection, toView, type View } from "./selection.js";
+
+/** Options of every call. */
+export interface CallOptions {
+  /** Longest wait for the whole answer in milliseconds; by default the client's `requestTimeoutMs`. */
+  timeoutMs?: number;
+  /** Cancels the call. */
+  signal?: AbortSignal;
+}
+
+/** Options of calls that return objects. */
+export interface ReadOptions<T> extends CallOptions {
+  /** By default RAW. */
+  format?: Format;
+  /** By default whole bodies. */
+  view?: View;
+  /** Read-your-writes: wait until the server has reached this version, at most 10 s. Not for until. */
+  minVersion?: string;
+  /** Converts bodies; by default JSON is parsed and other bodies stay bytes. */
+  parseBody?: BodyParser<T>;
+}
+
+/** Pages of a list. */
+export interface PageOptions {
+  /** Objects per page; by default everything is one page. */
+  pageSize?: number;
+  /** `nextPageToken` of the page before, which the server keeps for 5 minutes. */
+  pageToken?: string;
+}
+
+/** Freshness of a resource at the server; the proto's `SyncState` has the details. */
+export type SourceState = "SYNCING" | "SYNCED" | "STALE" | "UNKNOWN";
+
+/** What every answer says of the snapshot that it comes from. */
+interface Snapshot {
+  /** Version of the snapshot. */
+  version: string;
+  state: SourceState;
+  /** Time of the server's last contact with its upstream. */
+  sourceSeenAt: Date | undefined;
+}
+
+/** Objects of one consistent snapshot, sorted by namespace and name. */
+export interface ObjectList<T> extends Snapshot {
+  objects: InformerObject<T>[];
+  /** Empty on the last page. */
+  nextPageToken: string;
+  /** Namespaces that the answer is limited to, because the caller may read no others; empty = not limited. */
+  namespaces: string[];
+}
+
+/** One object. */
+export interface ObjectResult<T> extends Snapshot {
+  object: InformerObject<T>;
+}
+
+/** The event that met the last condition of an until. */
+export interface UntilResult<T> {
+  /** SYNCED: the end of the initial events. */
+  type: "ADDED" | "MODIFIED" | "DELETED" | "SYNCED";
+  /** Undefined with SYNCED. */
+  object: InformerObject<T> | undefined;
+  /** Version of the event; empty when it is one of the initial events. */
+  version: string;
+}
+
+/** A resource of a server; the proto's `Resource` has the details. Counts of 64 bits are bigint. */
+export interface Resource extends Omit<WireResource, "state" | "versionFormat"> {
+  state: SourceState;
+  versionFormat: "DECIMAL" | "LINEAGE" | "UNKNOWN";
+}
+
+/** The resources of a server, and the server itself. */
+export interface Resources {
+  resources: Resource[];
+  /** Version of the server's program; empty if the server predates the field. */
+  serverVersion: string;
+  /** The "Since:" names of the proto that the server implements. */
+  capabilities: string[];
+}
+
+/** A value of an index of the server. */
+export interface IndexValue {
+  value: string;
+  /** Number of objects under it. */
+  objects: bigint;
+}
+
+const REQUEST_TIMEOUT_MS = 30_000;
+
+/** Calls of a server, over one connection that is made when it is needed. Failures reject with an `InformerdError`; nothing is retried. */
+export class Client {
+  readonly #endpoint: Endpoint;
+  readonly #client: InformerServiceClient;
+  readonly #timeoutMs: number;
+
+  /** Throws if the options are invalid or a file cannot be read. */
+  constructor(options: ConnectionOptions & { requestTimeoutMs?: number }) {
+    this.#endpoint = new Endpoint(options);
+    this.#client = this.#endpoint.client();
+    this.#timeoutMs = options.requestTimeoutMs ?? REQUEST_TIMEOUT_MS;
+  }
+
+  /** Returns the objects of a resource from one snapshot. */
+  async list<T = unknown>(
+    resource: string,
+    selection: Omit<Selection, "name"> = {},
+    options: ReadOptions<T> & PageOptions = {},
+  ): Promise<ObjectList<T>> {
+    const request = { ...ListRequest.create(), ...toSelection(selection), ...toRead(options), resource };
+    request.index = selection.index;
+    return this.#objects(this.#client.list(request, ...this.#call(options)), options);
+  }
+
+  /** Returns the objects under a value of an index of the server, or with `like` those that share a value with that object. */
+  async byIndex<T = unknown>(
+    resource: string,
+    index: string,
+    value: string | { like: { namespace?: string; name: string } },
+    selection: Omit<Selection, "name" | "index"> = {},
+    options: ReadOptions<T> & PageOptions = {},
+  ): Promise<ObjectList<T>> {
+    const request = { ...ByIndexRequest.create(), ...toSelection(selection), ...toRead(options), resource, index };
+    if (typeof value === "string") request.value = value;
+    else request.like = { namespace: "", ...value.like };
+    return this.#objects(this.#client.byIndex(request, ...this.#call(options)), options);
+  }
+
+  /** Returns one object; rejects with NOT_FOUND / OBJECT_NOT_FOUND if there is none. */
+  async get<T = unknown>(
+    resource: string,
+    key: { namespace?: string; name: string },
+    options: ReadOptions<T> = {},
+  ): Promise<ObjectResult<T>> {
+    const { format, view, minResourceVersion } = toRead(options);
+    const request = { resource, namespace: "", ...key, format, view, minResourceVersion };
+    const answer = await this.#unary(this.#client.get, request, options);
+    if (!answer.object) throw new InformerdError("invalid answer of the server: no object", { code: "INTERNAL" });
+    return { ...snapshotOf(answer), object: toObject(answer.object, options) };
+  }
+
+  /**
+   * Waits until each condition (CEL over `type`, `object` and `count`) has held in turn, and returns the event that met the last one.
+   * Give `timeoutMs`: it rejects with DEADLINE_EXCEEDED after it.
+   */
+  async until<T = unknown>(
+    resource: string,
+    conditions: string[],
+    selection: Selection = {},
+    options: Omit<ReadOptions<T>, "minVersion"> = {},
+  ): Promise<UntilResult<T>> {
+    const { format, view } = toRead(options);
+    const watch = { ...WatchRequest.create(), ...toSelection(selection), resource, format, view };
+    watch.name = selection.name ?? "";
+    watch.index = selection.index;
+    const { event } = await this.#unary(this.#client.until, { watch, conditions }, options);
+    return {
+      type: UNTIL_TYPES[event?.type ?? EventType.EVENT_TYPE_BOOKMARK] ?? "SYNCED",
+      object: event?.object && toObject(event.object, options),
+      version: event?.resourceVersion ?? "",
+    };
+  }
+
+  /** Returns the values of an index of the server, sorted, from one snapshot. */
+  async indexValues(resource: string, index: string, options: CallOptions = {}): Promise<IndexValue[]> {
+    const found: IndexValue[] = [];
+    let pageToken = "";
+    do {
+      const request = { resource, index, pageSize: 0, pageToken };
+      const page = await this.#unary(this.#client.listIndexValues, request, options);
+      found.push(...page.values);
+      pageToken = page.nextPageToken;
+    } while (pageToken !== "");
+    return found;
+  }
+
+  /** Returns the resources of the server that the caller may read, sorted by name. */
+  async resources(options: CallOptions = {}): Promise<Resources> {
+    const { resources, server } = await this.#unary(this.#client.listResources, {}, options);
+    return {
+      resources: resources.map((each) => ({
+        ...each,
+        state: sourceState(each.state),
+        versionFormat: VERSION_FORMATS[each.versionFormat] ?? "UNKNOWN",
+      })),
+      serverVersion: server?.version ?? "",
+      capabilities: server?.capabilities ?? [],
+    };
+  }
+
+  /** Ends open calls and the connection. */
+  close(): void {
+    this.#client.close();
+  }
+
+  #call({ timeoutMs, signal }: CallOptions) {
+    signal?.throwIfAborted();
+    return [this.#endpoint.metadata(), { deadline: Date.now() + (timeoutMs ?? this.#timeoutMs) }] as const;
+  }
+
+  #unary<Q, A>(method: Unary<Q, A>, request: Q, options: CallOptions): Promise<A> {
+    return new Promise((resolve, reject) => {
+      const open = method.call(this.#client, request, ...this.#call(options), (error, answer) => {
+        options.signal?.removeEventListener("abort", aborted);
+        if (options.signal?.aborted) reject(options.signal.reason);
+        else if (error) reject(this.#endpoint.error(error));
+        else resolve(answer);
+      });
+      const aborted = () => open.cancel();
+      options.signal?.addEventListener("abort", aborted);
+    });
+  }
+
+  /** Reads a stream of chunks to its end. */
+  async #objects<T>(call: ClientReadableStream<ListResponse | ByIndexResponse>, options: ReadOptions<T>): Promise<ObjectList<T>> {
+    const { signal } = options;
+    const aborted = () => call.cancel();
+    signal?.addEventListener("abort", aborted);
+    let list: ObjectList<T> | undefined;
+    try {
+      for await (const chunk of call as AsyncIterable<ListResponse>) {
+        list ??= { ...snapshotOf(chunk), objects: [], nextPageToken: "", namespaces: chunk.namespaces };
+        for (const object of chunk.objects) list.objects.push(toObject(object, options));
+        list.nextPageToken = chunk.nextPageToken;
+      }
+    } catch (error) {
+      signal?.throwIfAborted();
+      throw this.#endpoint.error(error);
+    } finally {
+      signal?.removeEventListener("abort", aborted);
+    }
+    if (!list) throw new InformerdError("invalid answer of the server: no chunk", { code: "INTERNAL" });
+    return list;
+  }
+}
+
+type Unary<Q, A> = (
+  request: Q,
+  metadata: Metadata,
+  options: { deadline: number },
+  callback: (error: ServiceError | null, answer: A) => void,
+) => { cancel(): void };
+
+const STATES: Partial<Record<SyncState, SourceState>> = {
+  [SyncState.SYNC_STATE_SYNCING]: "SYNCING",
+  [SyncState.SYNC_STATE_SYNCED]: "SYNCED",
+  [SyncState.SYNC_STATE_STALE]: "STALE",
+};
+
+const VERSION_FORMATS: Partial<Record<VersionFormat, Resource["versionFormat"]>> = {
+  [VersionFormat.VERSION_FORMAT_DECIMAL]: "DECIMAL",
+  [VersionFormat.VERSION_FORMAT_LINEAGE]: "LINEAGE",
+};
+
+const UNTIL_TYPES: Partial<Record<EventType, UntilResult<unknown>["type"]>> = {
+  [EventType.EVENT_TYPE_ADDED]: "ADDED",
+  [EventType.EVENT_TYPE_MODIFIED]: "MODIFIED",
+  [EventType.EVENT_TYPE_DELETED]: "DELETED",
+};
+
+function sourceState(state: SyncState): SourceState {
+  return STATES[state] ?? "UNKNOWN";
+}
+
+function snapshotOf(answer: { resourceVersion: string; source: SyncState; sourceSeenAt?: Date | undefined }): Snapshot {
+  return { version: answer.resourceVersion, state: sourceState(answer.source), sourceSeenAt: answer.sourceSeenAt };
+}
+
+function toRead<T>({ format, view, minVersion = "", pageSize = 0, pageToken = "" }: ReadOptions<T> & PageOptions) {
+  return { format: toFormat(format), view: toView(view), minResourceVersion: minVersion, pageSize, pageToken };
+}
+
+function toObject<T>(object: ConstructorParameters<typeof InformerObject>[0], { parseBody }: ReadOptions<T>): InformerObject<T> {
+  return new InformerObject(object, parseBody ?? (parseJson as BodyParser<T>));
+}
