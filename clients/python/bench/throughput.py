@@ -1,0 +1,132 @@
+"""Measures the events a second that an informer takes into its store, from a real server on loopback.
+
+    INFORMERD=…/target/release/informerd python bench/throughput.py [--aio] [--events N] [--objects N]
+
+The server follows changes that a child process writes to its standard input: N events of 1 KiB on some objects. The
+informer has an index, and a handler that counts. The cost is the processor time of this process from the first event to
+the last, without that of the child and of the server; the rate is for one core, and Python uses one at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import multiprocessing.synchronize
+import os
+import socket
+import subprocess
+import time
+from typing import IO
+
+import informerd
+import informerd.aio
+from informerd import Object, Options, Policy
+
+OPTIONS = Options(policy=Policy.REPLAY, lag_limit=10_000_000)
+
+
+def free_address() -> str:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+def feed(pipe: IO[bytes], begin: multiprocessing.synchronize.Event, events: int, objects: int) -> None:
+    """Writes the events, and after them one of an object `end`."""
+    begin.wait()
+    padding = "x" * 800
+    for number in range(events):
+        labels = {"app": f"app-{number % 20}"}
+        metadata = {"namespace": "bench", "name": f"object-{number % objects}", "labels": labels}
+        event = {"type": "MODIFIED", "object": {"metadata": metadata, "number": number, "padding": padding}}
+        pipe.write(json.dumps(event).encode() + b"\n")
+    pipe.write(b'{"type":"ADDED","object":{"metadata":{"namespace":"bench","name":"end"}}}\n')
+    pipe.flush()
+
+
+def by_app(o: Object) -> list[str]:
+    return [o.labels["app"]] if "app" in o.labels else []
+
+
+class Count:
+    """A handler that counts."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def changed(self, *_: object) -> None:
+        self.calls += 1
+
+
+class Measurement:
+    """Wall and processor time of this process since the start."""
+
+    def __init__(self) -> None:
+        self.wall, self.cpu = time.perf_counter(), time.process_time()
+
+    def show(self, form: str, events: int, count: Count) -> None:
+        wall, cpu = time.perf_counter() - self.wall, time.process_time() - self.cpu
+        if count.calls != events + 1:
+            raise SystemExit(f"error: the handler had {count.calls} calls, not {events + 1}")
+        print(
+            f"{form}: {events} events in {wall:.2f} s; {cpu:.2f} s of one core: "
+            f"{events / cpu:,.0f} events/s a core, {cpu / events * 1e6:.1f} us each"
+        )
+
+
+def threads(address: str, begin: multiprocessing.synchronize.Event, events: int) -> None:
+    count = Count()
+    informer = informerd.Informer(address, "bench", indexers={"app": by_app}, options=OPTIONS)
+    informer.add_handler(added=count.changed, updated=count.changed)
+    with informer:
+        informer.wait_synced(30)
+        measurement = Measurement()
+        begin.set()
+        while count.calls <= events:
+            time.sleep(0.01)
+        measurement.show("threads", events, count)
+
+
+async def tasks(address: str, begin: multiprocessing.synchronize.Event, events: int) -> None:
+    count = Count()
+    informer = informerd.aio.Informer(address, "bench", indexers={"app": by_app}, options=OPTIONS)
+    informer.add_handler(added=count.changed, updated=count.changed)
+    async with informer:
+        await informer.wait_synced(30)
+        measurement = Measurement()
+        begin.set()
+        while count.calls <= events:  # noqa: ASYNC110 (an Event would cost the handler time that is not the informer's)
+            await asyncio.sleep(0.01)
+        measurement.show("asyncio", events, count)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--aio", action="store_true")
+    parser.add_argument("--events", type=int, default=200_000)
+    parser.add_argument("--objects", type=int, default=1_000)
+    arguments = parser.parse_args()
+
+    address = free_address()
+    command = [os.environ["INFORMERD"], "serve", "--listen", address, "--admin-listen", "none", "--stream", "bench=-"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
+        assert server.stdin is not None
+        # A process of its own, so that its work is not counted. It forks before gRPC has any thread.
+        context = multiprocessing.get_context("fork")
+        begin = context.Event()
+        context.Process(
+            target=feed, args=(server.stdin, begin, arguments.events, arguments.objects), daemon=True
+        ).start()
+        try:
+            if arguments.aio:
+                asyncio.run(tasks(address, begin, arguments.events))
+            else:
+                threads(address, begin, arguments.events)
+        finally:
+            server.kill()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Client of plain calls, for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from informerd import _calls
+from informerd._calls import GetResult, ListResult, Resources, UntilResult
+from informerd._objects import Key
+from informerd._options import Credentials, Selection, View
+from informerd._target import parse_target
+from informerd.v1 import informerd_pb2 as pb
+
+T = TypeVar("T")
+
+
+class Client:
+    """Plain calls to an informerd server, over one connection. `target` is as of `Informer`.
+
+    Every call has a deadline: its `timeout`, by default `request_timeout`, in seconds. A failed call raises `Error`.
+    A client belongs to the event loop that it is made in.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        credentials: Credentials | None = None,
+        request_timeout: float = 30.0,
+        connect_timeout: float = 5.0,
+    ) -> None:
+        self._target = parse_target(target, credentials)
+        self._timeout = request_timeout
+        options = self._target.channel_options(connect_timeout, retries=True)
+        tls = self._target.channel_credentials()
+        self._channel = (
+            grpc.aio.insecure_channel(self._target.name, options=options)
+            if tls is None
+            else grpc.aio.secure_channel(self._target.name, tls, options=options)
+        )
+
+    async def list(
+        self,
+        resource: str,
+        selection: Selection | None = None,
+        *,
+        view: View | None = None,
+        min_version: str = "",
+        page_size: int = 0,
+        page_token: str = "",
+        timeout: float | None = None,
+    ) -> ListResult:
+        """Returns the objects of a resource; a page of them if `page_size` is not 0.
+
+        With `min_version` the server waits until its cache has reached that version: a read of one's own write.
+        """
+        request = _calls.list_request(resource, selection, view, min_version, page_size, page_token)
+        return await self._stream("List", request, pb.ListResponse.FromString, timeout)
+
+    async def by_index(
+        self,
+        resource: str,
+        index: str,
+        value: str = "",
+        selection: Selection | None = None,
+        *,
+        like: Key | None = None,
+        view: View | None = None,
+        min_version: str = "",
+        page_size: int = 0,
+        page_token: str = "",
+        timeout: float | None = None,
+    ) -> ListResult:
+        """Returns the objects with a value in an index of the server.
+
+        With `like`, a namespace and name, in place of the value: those that share one with that object.
+        """
+        request = _calls.by_index_request(
+            resource, index, value, like, selection, view, min_version, page_size, page_token
+        )
+        return await self._stream("ByIndex", request, pb.ByIndexResponse.FromString, timeout)
+
+    async def get(
+        self,
+        resource: str,
+        name: str,
+        namespace: str = "",
+        *,
+        view: View | None = None,
+        min_version: str = "",
+        timeout: float | None = None,
+    ) -> GetResult:
+        """Returns one object. Raises NotFoundError if there is none of that name."""
+        request = _calls.get_request(resource, name, namespace, view, min_version)
+        return _calls.get_result(await self._call("Get", request, pb.GetResponse.FromString, timeout))
+
+    async def until(
+        self,
+        resource: str,
+        conditions: str | Sequence[str],
+        selection: Selection | None = None,
+        *,
+        view: View | None = None,
+        timeout: float | None = None,
+    ) -> UntilResult:
+        """Waits until conditions in CEL over ``type``, ``object`` and ``count`` have held, one after the other.
+
+        Raises Error with DEADLINE_EXCEEDED when the timeout has passed.
+        """
+        request = _calls.until_request(resource, conditions, selection, view)
+        return _calls.until_result(await self._call("Until", request, pb.UntilResponse.FromString, timeout))
+
+    async def resources(self, *, timeout: float | None = None) -> Resources:
+        """Returns the resources of the server."""
+        request = pb.ListResourcesRequest()
+        response = await self._call("ListResources", request, pb.ListResourcesResponse.FromString, timeout)
+        return _calls.resources_result(response)
+
+    async def close(self) -> None:
+        """Closes the connection; idempotent. Calls in progress fail."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _call(self, name: str, request: _calls.Request, decode: Callable[[bytes], T], timeout: float | None) -> T:
+        method: grpc.aio.UnaryUnaryMultiCallable[_calls.Request, T] = self._channel.unary_unary(
+            _calls.SERVICE + name, type(request).SerializeToString, decode
+        )
+        timeout = self._timeout if timeout is None else timeout
+        try:
+            return await method(request, timeout=timeout, metadata=self._target.metadata())
+        except grpc.RpcError as error:
+            raise _calls.error_of(error, name, self._target, timeout) from None
+
+    async def _stream(
+        self,
+        name: str,
+        request: _calls.Request,
+        decode: Callable[[bytes], _calls.Chunk],
+        timeout: float | None,
+    ) -> ListResult:
+        method: grpc.aio.UnaryStreamMultiCallable[_calls.Request, _calls.Chunk] = self._channel.unary_stream(
+            _calls.SERVICE + name, type(request).SerializeToString, decode
+        )
+        timeout = self._timeout if timeout is None else timeout
+        try:
+            call = method(request, timeout=timeout, metadata=self._target.metadata())
+            return _calls.list_result([chunk async for chunk in call])
+        except grpc.RpcError as error:
+            raise _calls.error_of(error, name, self._target, timeout) from None

@@ -1,0 +1,1 @@
+"""Messages and stubs that ``clients/python/generate`` makes of the proto."""
