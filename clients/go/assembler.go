@@ -25,7 +25,7 @@ type assembler[T any] struct {
 	pending          []change[T]
 }
 
-// progress is what a message tells besides its step.
+// progress is the content of a message besides its step.
 type progress struct {
 	// hasCaughtUp: the state at the version is complete.
 	hasCaughtUp bool
@@ -116,29 +116,29 @@ func (a *assembler[T]) event(m *informerdv1.WatchResponse) (*step[T], error) {
 
 func (a *assembler[T]) bookmark(m *informerdv1.WatchResponse) (*step[T], progress, error) {
 	bookmark := m.GetBookmark()
-	told := progress{bookmark: bookmark}
+	p := progress{bookmark: bookmark}
 	version := m.GetResourceVersion()
 	switch {
 	case a.isListing && !bookmark.GetInitialEventsEnd():
-		return nil, told, nil
+		return nil, p, nil
 	case version == "" && a.isListing:
-		return nil, told, contractError("end of the initial events without a version")
+		return nil, p, contractError("end of the initial events without a version")
 	case version == "":
-		return nil, told, nil
+		return nil, p, nil
 	}
-	told.hasCaughtUp = true
+	p.hasCaughtUp = true
 	hasOtherNamespaces := !slices.Equal(a.namespaces, bookmark.GetNamespaces())
 	a.history, a.namespaces = bookmark.GetHistory(), bookmark.GetNamespaces()
 	if a.isListing {
 		list := &step[T]{list: a.initial, isList: true, version: version}
 		a.version, a.isListing, a.initial = version, false, nil
-		return list, told, nil
+		return list, p, nil
 	}
 	if hasOtherNamespaces && len(a.pending) > 0 {
 		// Objects have left and entered with the namespaces, at the version that the stream had already.
-		return a.complete(version), told, nil
+		return a.complete(version), p, nil
 	}
-	return a.advance(version), told, nil
+	return a.advance(version), p, nil
 }
 
 func (a *assembler[T]) dropped(m *informerdv1.WatchResponse) (*step[T], progress, error) {

@@ -51,7 +51,7 @@ type HandlerError struct {
 
 // LagError reports that an event handler lags behind the store. It is reported once, until the handler has caught up.
 type LagError struct {
-	// Waiting is the number of notifications that wait for the handler.
+	// Waiting is the number of notifications that wait for the handler, without those of the initial list.
 	Waiting int
 }
 
@@ -102,7 +102,7 @@ func (e *HandlerError) Error() string {
 }
 
 func (e *LagError) Error() string {
-	return fmt.Sprintf("event handler lags: %d notifications are waiting for it", e.Waiting)
+	return fmt.Sprintf("event handler lags: %d notifications wait for it", e.Waiting)
 }
 
 func (e *DecodeError) Error() string {

@@ -62,8 +62,9 @@ type Registration[T any] struct {
 	mu sync.Mutex
 	// waiting are the notifications that are not yet in the batch that is being handled.
 	waiting []notification[T]
-	// inBatch is the number of notifications in that batch whose call has not begun.
-	inBatch  int
+	// changes is the number of notifications whose call has not begun, without those of the initial list: that is no lag,
+	// however long it is.
+	changes  int
 	isInCall bool
 	// callEnded is closed after the call in progress; nil unless somebody waits for that.
 	callEnded chan struct{}
@@ -114,12 +115,14 @@ func (r *Registration[T]) push(notifications []notification[T], isSynced bool) {
 	for i := range notifications {
 		if notifications[i].isInitial {
 			r.initial++
+		} else {
+			r.changes++
 		}
 	}
 	r.waiting = append(r.waiting, notifications...)
-	if count := len(r.waiting) + r.inBatch; count > r.threshold && !r.isLagging {
+	if r.changes > r.threshold && !r.isLagging {
 		r.isLagging = true
-		r.report(&LagError{Waiting: count})
+		r.report(&LagError{Waiting: r.changes})
 	}
 	r.signal()
 }
@@ -133,7 +136,6 @@ func (r *Registration[T]) run() {
 			r.mu.Lock()
 			clear(batch)
 			batch, r.waiting = r.waiting, batch[:0]
-			r.inBatch = len(batch)
 			isOver := r.isStopped || r.isClosed && len(batch) == 0
 			if len(batch) == 0 {
 				r.isLagging = false
@@ -146,7 +148,7 @@ func (r *Registration[T]) run() {
 				break
 			}
 			for i := range batch {
-				if !r.begin() {
+				if !r.begin(batch[i].isInitial) {
 					return
 				}
 				r.call(&batch[i])
@@ -157,13 +159,15 @@ func (r *Registration[T]) run() {
 	}
 }
 
-func (r *Registration[T]) begin() bool {
+func (r *Registration[T]) begin(isInitial bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.isStopped {
 		return false
 	}
-	r.inBatch--
+	if !isInitial {
+		r.changes--
+	}
 	r.isInCall = true
 	return true
 }

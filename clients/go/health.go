@@ -24,20 +24,20 @@ const (
 	StateStale
 )
 
-// Freshness says how fresh a local store is.
+// Freshness is the state of a local store, and the age of what it is based on.
 type Freshness struct {
 	// State is the relation to the server's store.
 	State State
-	// SourceSeenAt is the time of the server's last contact with its upstream, as its last message about that says; zero before.
+	// SourceSeenAt is the time of the server's last contact with its upstream, from the last message about it; zero before.
 	SourceSeenAt time.Time
 	// LastMessageAge is the time since the last message of the server; negative before the first one.
 	LastMessageAge time.Duration
 }
 
-// silentIntervals are bookmark intervals without a message that no living server lets pass.
+// silentIntervals are bookmark intervals without a message that no server lets pass while it runs.
 const silentIntervals = 3
 
-// health is what an informer knows about its connection.
+// health is the state of the connection of an informer.
 type health struct {
 	// silence is the time without a message after which the connection counts as dead.
 	silence time.Duration

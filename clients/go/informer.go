@@ -37,8 +37,8 @@ type InformerOptions struct {
 	Backoff, MaxBackoff time.Duration
 	// DrainJitter is the limit of the random time after which the informer leaves a server that is shutting down; default 1 s.
 	DrainJitter time.Duration
-	// LagThreshold is the number of waiting notifications above which a handler is reported as lagging; default 10,000. They are
-	// kept, however many they are.
+	// LagThreshold is the number of waiting notifications above which a handler is reported as lagging, without those of the
+	// initial list; default 10,000. They are kept, however many they are.
 	LagThreshold int
 	// OnError receives what the informer recovers from: [HandlerError], [LagError], [DecodeError], [InterruptedError]. By default
 	// they are logged with [slog.Default]. It runs apart from the store; while it is busy, at most 64 errors wait, and further

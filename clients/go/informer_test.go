@@ -55,6 +55,26 @@ func TestAHandlerThatFailsOrLagsDoesNotStopTheStore(t *testing.T) {
 	})
 }
 
+func TestALongInitialListIsNoLag(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, InformerOptions{LagThreshold: 2})
+		release := make(chan struct{})
+		f.recorder.before = func(string) { <-release }
+		stream := f.server.next()
+		stream.send(initial("a", "u1", "1", "1"), initial("b", "u2", "1", "1"), initial("c", "u3", "1", "1"), endOfList("10"))
+		stream.send(added("11", "d", "u4", "11", "1"), added("12", "e", "u5", "12", "1"))
+		if errs := f.takeErrors(); len(errs) > 0 {
+			t.Fatalf("%v", errs)
+		}
+		stream.send(added("13", "f", "u6", "13", "1"))
+		if errs := f.takeErrors(); len(errs) != 1 {
+			t.Fatalf("%v", errs)
+		}
+		close(release)
+		f.expectState(StateLive, "13", "a=1", "b=1", "c=1", "d=1", "e=1", "f=1")
+	})
+}
+
 func TestAHookThatBlocksOrPanicsDoesNotStopTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := newScriptedServer(t)

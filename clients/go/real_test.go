@@ -62,7 +62,7 @@ func newRealServer(t *testing.T, isPiped bool) *realServer {
 	t.Cleanup(func() {
 		s.signal(syscall.SIGCONT)
 		s.signal(syscall.SIGKILL)
-		// Its error says that it was killed.
+		// The error is that it was killed.
 		_ = s.command.Wait()
 		if t.Failed() {
 			t.Logf("log of the server:\n%s", s.log.String())

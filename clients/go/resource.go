@@ -53,7 +53,7 @@ type UntilOptions struct {
 	MetadataOnly bool
 }
 
-// Snapshot says what an answer is a snapshot of.
+// Snapshot describes the snapshot that an answer is from.
 type Snapshot struct {
 	// ResourceVersion is its version.
 	ResourceVersion string

@@ -86,7 +86,7 @@ func (w *watch[T]) stream(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	silence := time.AfterFunc(timeout, func() { cancel(fmt.Errorf("%w for %v", errSilent, timeout)) })
+	silence := time.AfterFunc(timeout, func() { cancel(errSilent) })
 	defer silence.Stop()
 	defer func() {
 		if w.leave != nil {
@@ -96,7 +96,7 @@ func (w *watch[T]) stream(ctx context.Context) error {
 
 	stream, err := w.open(ctx, isListing)
 	if err != nil {
-		return endOf(ctx, err)
+		return endOf(ctx, err, timeout)
 	}
 	// An error comes again from Recv.
 	if header, _ := stream.Header(); header != nil {
@@ -107,7 +107,7 @@ func (w *watch[T]) stream(ctx context.Context) error {
 		if errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
-			return endOf(ctx, err)
+			return endOf(ctx, err, timeout)
 		}
 		// The time that the informer itself takes is no silence of the server.
 		silence.Stop()
@@ -119,9 +119,12 @@ func (w *watch[T]) stream(ctx context.Context) error {
 	}
 }
 
-// endOf returns the reason for which a stream was cancelled, or else the error of the call.
-func endOf(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); cause != nil {
+// endOf returns the reason for which a stream was cancelled, with the timeout if it was silence, or else the error of the call.
+func endOf(ctx context.Context, err error, timeout time.Duration) error {
+	cause := context.Cause(ctx)
+	if errors.Is(cause, errSilent) {
+		return fmt.Errorf("%w for %v", errSilent, timeout)
+	} else if cause != nil {
 		return cause
 	}
 	return err
@@ -152,25 +155,25 @@ func (w *watch[T]) open(ctx context.Context, isListing bool) (informerdv1.Inform
 // receive applies a message. An error ends the stream.
 func (w *watch[T]) receive(message *informerdv1.WatchResponse, cancel context.CancelCauseFunc) error {
 	w.health.received(message.GetBookmark())
-	step, told, err := w.assembler.receive(message)
+	step, progress, err := w.assembler.receive(message)
 	if err != nil {
 		return violation{err}
 	}
 	if step != nil {
 		w.apply(step)
 	}
-	if told.failure != nil {
-		return told.failure
+	if progress.failure != nil {
+		return progress.failure
 	}
 	w.hasMessage, w.isRejected, w.tooLarge = true, false, 0
-	if told.hasHole {
+	if progress.hasHole {
 		return errHole
 	}
-	if told.hasCaughtUp {
+	if progress.hasCaughtUp {
 		w.health.caughtUp()
 		w.delays.reset()
 	}
-	if told.bookmark.GetDraining() && w.leaveAt.IsZero() {
+	if progress.bookmark.GetDraining() && w.leaveAt.IsZero() {
 		// Until then the stream is as good as ever.
 		w.leaveAt = time.Now().Add(rand.N(w.options.DrainJitter))
 		w.leave = time.AfterFunc(time.Until(w.leaveAt), func() { cancel(errDraining) })
@@ -262,7 +265,7 @@ func (w *watch[T]) interrupted(err error, delay time.Duration) time.Duration {
 
 func (w *watch[T]) disconnect() {
 	if w.conn != nil {
-		// Its error says only that it was closed already.
+		// The error is only that it was closed already.
 		_ = w.conn.Close()
 		w.conn = nil
 	}

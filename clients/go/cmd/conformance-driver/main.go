@@ -286,7 +286,7 @@ func (o *output) write(l line) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if err := o.encoder.Encode(l); err != nil {
-		// The suite has gone.
+		// The suite has ended.
 		os.Exit(1)
 	}
 }
