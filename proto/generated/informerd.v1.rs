@@ -1198,14 +1198,15 @@ pub mod informer_service_client {
         /// * A broken connection, or one that is silent for three intervals: resume on a new connection.
         /// * RESOURCE_EXHAUSTED / SLOW_CONSUMER, MEMORY_EXCEEDED: resume; read faster, or choose another policy.
         /// * RESOURCE_EXHAUSTED with another reason, a limit or a quota: resume later.
-        /// * RESOURCE_EXHAUSTED without a reason: resume later. The server has reset a stream of which the client read nothing
-        ///  for its progress_timeout, or that held too much memory. The client's own limit on message size has the same code;
-        ///  4 MiB, the usual default, is enough.
+        /// * RESOURCE_EXHAUSTED without a reason: resume later; the client read nothing (see below).
         /// * OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED, HISTORY_CHANGED, ACCESS_CHANGED: list again.
         /// * UNAUTHENTICATED: renew the credentials once and resume, or give up.
-        /// * NOT_FOUND / RESOURCE_NOT_FOUND: give up, or resume later if it was served before: in a rollout some servers do not
-        ///  have it yet.
+        /// * NOT_FOUND / RESOURCE_NOT_FOUND: give up, or resume later if it was served before: servers may differ in a rollout.
         /// * Any other: give up.
+        ///
+        /// RESOURCE_EXHAUSTED without a reason: the server has reset a stream of which the client read nothing for its
+        /// progress_timeout, or that held too much memory. The client's own limit on message size has the same code; 4 MiB, the
+        /// usual default, is enough.
         ///
         /// To resume: open the Watch with the last resource_version received and the last Bookmark.history; until the new
         /// stream's first bookmark, the history of the stream before remains the last. To list again: open it without both,
@@ -1426,14 +1427,15 @@ pub mod informer_service_server {
         /// * A broken connection, or one that is silent for three intervals: resume on a new connection.
         /// * RESOURCE_EXHAUSTED / SLOW_CONSUMER, MEMORY_EXCEEDED: resume; read faster, or choose another policy.
         /// * RESOURCE_EXHAUSTED with another reason, a limit or a quota: resume later.
-        /// * RESOURCE_EXHAUSTED without a reason: resume later. The server has reset a stream of which the client read nothing
-        ///  for its progress_timeout, or that held too much memory. The client's own limit on message size has the same code;
-        ///  4 MiB, the usual default, is enough.
+        /// * RESOURCE_EXHAUSTED without a reason: resume later; the client read nothing (see below).
         /// * OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED, HISTORY_CHANGED, ACCESS_CHANGED: list again.
         /// * UNAUTHENTICATED: renew the credentials once and resume, or give up.
-        /// * NOT_FOUND / RESOURCE_NOT_FOUND: give up, or resume later if it was served before: in a rollout some servers do not
-        ///  have it yet.
+        /// * NOT_FOUND / RESOURCE_NOT_FOUND: give up, or resume later if it was served before: servers may differ in a rollout.
         /// * Any other: give up.
+        ///
+        /// RESOURCE_EXHAUSTED without a reason: the server has reset a stream of which the client read nothing for its
+        /// progress_timeout, or that held too much memory. The client's own limit on message size has the same code; 4 MiB, the
+        /// usual default, is enough.
         ///
         /// To resume: open the Watch with the last resource_version received and the last Bookmark.history; until the new
         /// stream's first bookmark, the history of the stream before remains the last. To list again: open it without both,
