@@ -120,6 +120,7 @@ export class Informer<T = unknown> implements AsyncIterable<InformerEvent<T>> {
     this.#dispatcher.stop();
     this.#close(new InformerdError("the informer has been stopped", { code: "CANCELLED" }));
     for (const subscription of this.#subscriptions) subscription.end();
+    this.#subscriptions.clear();
     this.#watch.stop();
     this.#schedule();
   }
@@ -208,11 +209,13 @@ export class Informer<T = unknown> implements AsyncIterable<InformerEvent<T>> {
 
   #effects(): Watch<T>["effects"] {
     return {
-      open: (position, fresh) => this.#open(position, fresh),
+      open: (position) => this.#open(position),
       close: (connection) => {
         this.#call?.cancel();
         this.#call = undefined;
-        if (connection) this.#disconnect();
+        if (!connection) return;
+        this.#client?.close();
+        this.#client = undefined;
       },
       changed: (changes) => {
         for (const change of changes) {
@@ -247,13 +250,7 @@ export class Informer<T = unknown> implements AsyncIterable<InformerEvent<T>> {
     this.#versionWaiters.reject(error);
   }
 
-  #disconnect(): void {
-    this.#client?.close();
-    this.#client = undefined;
-  }
-
-  #open(position: Position, fresh: boolean): void {
-    if (fresh) this.#disconnect();
+  #open(position: Position): void {
     // What arrives of an earlier stream is ignored.
     const attempt = { cancel: () => {} };
     this.#call = attempt;

@@ -28,7 +28,7 @@ class Bench {
     this.store,
     SETTINGS,
     {
-      open: ({ version, history }: Position, fresh) => this.log.push(`open ${version}/${history}${fresh ? " fresh" : ""}`),
+      open: ({ version, history }: Position) => this.log.push(`open ${version}/${history}`),
       close: (connection) => this.log.push(connection ? "close connection" : "close"),
       changed: (changes) => this.log.push(...changes.map(describe)),
       synced: () => this.log.push("synced"),
@@ -85,14 +85,14 @@ function live(): Bench {
   const bench = new Bench();
   bench.watch.start(bench.now);
   bench.send(initial("a"), initial("b"), end("10"));
-  return bench.saw("open / fresh", 'added a{"x":1}', 'added b{"x":1}', "synced").is("LIVE", "10");
+  return bench.saw("open /", 'added a{"x":1}', 'added b{"x":1}', "synced").is("LIVE", "10");
 }
 
 /** The same, after its stream has broken and been resumed. */
 function resumed(): Bench {
   const bench = live();
   bench.watch.ended(bench.now, new InformerdError("cut", { code: "UNAVAILABLE" }));
-  return bench.is("DISCONNECTED").pass(100).saw("UNAVAILABLE wait 100", "open 10/h1 fresh").is("SYNCING");
+  return bench.is("DISCONNECTED").pass(100).saw("close connection", "UNAVAILABLE wait 100", "open 10/h1").is("SYNCING");
 }
 
 test("the first list is applied at its end, as a whole", () => {
@@ -100,7 +100,7 @@ test("the first list is applied at its end, as a whole", () => {
   bench.is("DISCONNECTED", "");
   bench.watch.start(bench.now);
   bench.send(initial("a"), initial("b"), bookmark("", {}));
-  bench.saw("open / fresh").is("SYNCING", "");
+  bench.saw("open /").is("SYNCING", "");
   assert.equal(bench.store.size, 0);
   bench.send(end("10")).saw('added a{"x":1}', 'added b{"x":1}', "synced").is("LIVE", "10");
 });
@@ -110,7 +110,7 @@ test("a first list that breaks off is discarded", () => {
   bench.watch.start(bench.now);
   bench.send(initial("a"));
   bench.watch.ended(bench.now, new InformerdError("cut", { code: "INTERNAL" }));
-  bench.pass(100).saw("open / fresh", "INTERNAL wait 100", "open / fresh");
+  bench.pass(100).saw("open /", "close connection", "INTERNAL wait 100", "open /");
   bench.send(initial("b"), end("11")).saw('added b{"x":1}', "synced").is("LIVE", "11");
 });
 
@@ -173,7 +173,7 @@ test("a batch that breaks off is discarded, and its repetition applied", () => {
   const bench = live();
   bench.send(added("c", { at: "10", v: "12" }));
   bench.watch.ended(bench.now, new InformerdError("cut", { code: "UNAVAILABLE" }));
-  bench.pass(100).saw("UNAVAILABLE wait 100", "open 10/h1 fresh");
+  bench.pass(100).saw("close connection", "UNAVAILABLE wait 100", "open 10/h1");
   bench.send(added("c", { at: "10", v: "12" }), added("d", { at: "12" }), bookmark("12"));
   bench.saw('added c{"x":1}', 'added d{"x":1}').is("LIVE", "12");
 });
@@ -253,7 +253,7 @@ test("silence for three intervals ends the connection, and shows at once", () =>
   bench.is("DISCONNECTED");
   bench.now -= 1;
   bench.pass(1).saw("close connection", "UNAVAILABLE wait 100").is("DISCONNECTED");
-  bench.pass(100).saw("open 10/h1 fresh").is("DISCONNECTED");
+  bench.pass(100).saw("open 10/h1").is("DISCONNECTED");
   bench.send(bookmark("10")).is("LIVE");
   assert.equal(bench.watch.freshness(bench.now + 7).lastMessageAge, 7);
 });
@@ -267,7 +267,7 @@ test("messages keep a connection", () => {
 test("no connection within its time", () => {
   const bench = new Bench();
   bench.watch.start(bench.now);
-  bench.pass(499).saw("open / fresh").pass(1).saw("close connection", "UNAVAILABLE wait 100");
+  bench.pass(499).saw("open /").pass(1).saw("close connection", "UNAVAILABLE wait 100");
 });
 
 test("the first message of a stream may take longer", () => {
@@ -279,7 +279,7 @@ test("the back-off doubles to its limit, and progress resets it", () => {
   const bench = live();
   for (const ms of [100, 200, 400, 800, 1_600, 1_600]) {
     bench.watch.ended(bench.now, new InformerdError("refused", { code: "UNAVAILABLE" }));
-    bench.saw(`UNAVAILABLE wait ${ms}`).pass(ms).saw("open 10/h1 fresh");
+    bench.saw("close connection", `UNAVAILABLE wait ${ms}`).pass(ms).saw("open 10/h1");
   }
   bench.send(bookmark("10"));
   bench.watch.ended(bench.now);
@@ -324,7 +324,7 @@ test("RESOURCE_VERSION_TOO_LARGE twice in a row lists again", () => {
   const tooLarge = failure(UNAVAILABLE, "RESOURCE_VERSION_TOO_LARGE");
   bench.send(tooLarge).pass(100).saw("close", "UNAVAILABLE RESOURCE_VERSION_TOO_LARGE wait 100", "open 10/h1");
   bench.watch.ended(bench.now, new InformerdError("cut", { code: "UNAVAILABLE" }));
-  bench.pass(200).saw("UNAVAILABLE wait 200", "open 10/h1 fresh");
+  bench.pass(200).saw("close connection", "UNAVAILABLE wait 200", "open 10/h1");
   bench.send(tooLarge).pass(400).saw("close", "UNAVAILABLE RESOURCE_VERSION_TOO_LARGE wait 400", "open /");
 });
 
@@ -346,25 +346,27 @@ test("a draining server is left for another connection, after a random delay", (
     .pass(100)
     .send(added("c", { at: "12" }))
     .saw('added c{"x":1}');
-  bench.pass(299).saw().pass(1).saw("close connection", "open 12/h1 fresh");
+  bench.pass(299).saw().pass(1).saw("close connection", "open 12/h1");
 });
 
 test("a draining server that ends the stream first is left after the same delay", () => {
   const bench = live();
   bench.send(bookmark("11", { draining: true })).pass(100);
-  bench.send(failure(UNAVAILABLE, "DRAINING", { retryMs: 50 })).saw("close", "UNAVAILABLE DRAINING wait 300");
+  bench.send(failure(UNAVAILABLE, "DRAINING", { retryMs: 50 })).saw("close", "close connection", "UNAVAILABLE DRAINING wait 300");
   bench
     .pass(300)
-    .saw("open 11/h1 fresh")
+    .saw("open 11/h1")
     .send(bookmark("11", { draining: true }));
-  bench.send(failure(UNAVAILABLE, "DRAINING", { retryMs: 900 })).saw("close", "UNAVAILABLE DRAINING wait 900");
+  bench
+    .send(failure(UNAVAILABLE, "DRAINING", { retryMs: 900 }))
+    .saw("close", "close connection", "UNAVAILABLE DRAINING wait 900");
 });
 
 test("DRAINING without a bookmark", () => {
   const bench = live();
-  bench.send(failure(UNAVAILABLE, "DRAINING", { retryMs: 50 })).saw("close", "UNAVAILABLE DRAINING wait 450");
-  bench.pass(450).saw("open 10/h1 fresh").send(failure(UNAVAILABLE, "DRAINING"));
-  bench.saw("close", "UNAVAILABLE DRAINING wait 600");
+  bench.send(failure(UNAVAILABLE, "DRAINING", { retryMs: 50 })).saw("close", "close connection", "UNAVAILABLE DRAINING wait 450");
+  bench.pass(450).saw("open 10/h1").send(failure(UNAVAILABLE, "DRAINING"));
+  bench.saw("close", "close connection", "UNAVAILABLE DRAINING wait 600");
 });
 
 test("dropped events are fetched again", () => {
@@ -416,15 +418,13 @@ for (const [code, name] of [
 test("a resource that does not exist is an error, one that did exist is awaited", () => {
   const bench = new Bench();
   bench.watch.start(bench.now);
-  bench
-    .send(failure(5, "RESOURCE_NOT_FOUND"))
-    .saw("open / fresh", "close", "close connection", "failed NOT_FOUND RESOURCE_NOT_FOUND");
+  bench.send(failure(5, "RESOURCE_NOT_FOUND")).saw("open /", "close", "close connection", "failed NOT_FOUND RESOURCE_NOT_FOUND");
   live().send(failure(5, "RESOURCE_NOT_FOUND")).pass(100).saw("close", "NOT_FOUND RESOURCE_NOT_FOUND wait 100", "open 10/h1");
 });
 
 test("credentials are read again once", () => {
   const bench = live().send(failure(16, "CREDENTIALS_EXPIRED")).pass(100);
-  bench.saw("close", "UNAUTHENTICATED CREDENTIALS_EXPIRED wait 100", "open 10/h1 fresh");
+  bench.saw("close", "close connection", "UNAUTHENTICATED CREDENTIALS_EXPIRED wait 100", "open 10/h1");
   bench.send(failure(16, "CREDENTIALS_EXPIRED")).saw("close", "close connection", "failed UNAUTHENTICATED CREDENTIALS_EXPIRED");
 });
 
@@ -443,7 +443,7 @@ for (const [name, message] of [
     assert.match(violated ?? "", /^violated: invalid message of the server: /);
     assert.equal(bench.names(), "a b");
     bench.log = [];
-    bench.pass(100).saw("open / fresh");
+    bench.pass(100).saw("open /");
   });
 }
 

@@ -38,9 +38,9 @@ export interface Position {
 
 /** What the watch requests of its surroundings. */
 export interface WatchEffects<T> {
-  /** Open a stream from this position; over a new connection if `fresh`, else over the present one if there is one. */
-  open(position: Position, fresh: boolean): void;
-  /** Cancel the stream; close its connection too if `connection`. Nothing of it is passed in any more. */
+  /** Open a stream from this position: over the connection of the one before unless it was closed, else over a new one. */
+  open(position: Position): void;
+  /** Cancel the stream, if there is one; close its connection too if `connection`. Nothing of it is passed in any more. */
   close(connection: boolean): void;
   /** The store has changed, or its version has. */
   changed(changes: Change<T>[]): void;
@@ -105,8 +105,8 @@ export class Watch<T> {
   #phase: Phase = "new";
   #position: Position = { version: "", history: "" };
   #stream: Stream<T> | undefined;
-  /** With the phase "waiting": the time of the next attempt, and whether it needs a new connection. */
-  #next = { at: 0, fresh: true };
+  /** With the phase "waiting": the time of the next attempt. */
+  #nextAt = 0;
   /** Attempts in a row without progress. */
   #failures = 0;
   /** RESOURCE_VERSION_TOO_LARGE since the last progress. */
@@ -131,7 +131,7 @@ export class Watch<T> {
   start(now: number): void {
     if (this.#phase !== "new") return;
     this.#startedAt = now;
-    this.#open(now, true);
+    this.#open(now);
   }
 
   stop(): void {
@@ -164,35 +164,35 @@ export class Watch<T> {
     if (!stream) return;
     this.#stream = undefined;
     const end = error ?? new InformerdError("the server has ended the watch", { code: "OK" });
-    const isAnswer = end.code === "OK" || end.reason !== "";
     // A status without a reason comes from a broken connection, or from what lies between.
-    let fresh = !isAnswer || stream.leavesAt !== undefined;
+    let keepsConnection = (end.code === "OK" || end.reason !== "") && stream.leavesAt === undefined;
     let next = recovery(end, this.hasSynced);
     if (next === "authenticate") {
       // A new connection presents the client certificate that is there now.
-      fresh = true;
+      keepsConnection = false;
       next = ++this.#unauthenticated > 1 ? "give-up" : "resume";
     }
     if (next === "resume-once") next = ++this.#tooLarge > 1 ? "list" : "resume";
     if (next === "give-up") return this.#fail(end);
     if (next === "list") this.#position = { version: "", history: "" };
-    if (stream.leavesAt !== undefined) return this.#wait(Math.max(stream.leavesAt, now + end.retryDelayMs), true, end, now);
+    if (!keepsConnection || next === "drain") this.effects.close(true);
+    if (stream.leavesAt !== undefined) return this.#wait(now, Math.max(stream.leavesAt - now, end.retryDelayMs), end);
     if (next === "drain") {
       const delay = this.random() * this.settings.drainJitterMs + (this.#failures > 0 ? this.#backoff() : 0);
       this.#failures++;
-      return this.#wait(now + end.retryDelayMs + delay, true, end, now);
+      return this.#wait(now, end.retryDelayMs + delay, end);
     }
-    this.#waitBackoff(now, fresh, end);
+    this.#waitBackoff(now, end);
   }
 
   /** Carries out what is due. */
   tick(now: number): void {
     const due = this.nextTimer();
     if (due === undefined || now < due) return;
-    if (!this.#stream) return this.#open(now, this.#next.fresh);
+    if (!this.#stream) return this.#open(now);
     if (this.#stream.leavesAt !== undefined && now >= this.#stream.leavesAt) {
       this.effects.close(true);
-      return this.#open(now, true);
+      return this.#open(now);
     }
     const { connectedAt, openedAt } = this.#stream;
     const problem =
@@ -201,12 +201,12 @@ export class Watch<T> {
         : `no message for ${Math.round(now - (this.#stream.lastMessageAt ?? connectedAt ?? openedAt))} ms`;
     this.#stream = undefined;
     this.effects.close(true);
-    this.#waitBackoff(now, true, new InformerdError(problem, { code: "UNAVAILABLE" }));
+    this.#waitBackoff(now, new InformerdError(problem, { code: "UNAVAILABLE" }));
   }
 
   /** Returns the time of the next call of `tick`. It may be later after any input. */
   nextTimer(): number | undefined {
-    if (this.#phase === "waiting") return this.#next.at;
+    if (this.#phase === "waiting") return this.#nextAt;
     if (!this.#stream) return undefined;
     const { leavesAt } = this.#stream;
     const silent = this.#silentAt(this.#stream);
@@ -235,7 +235,7 @@ export class Watch<T> {
     return connectedAt + (initial ? Math.min(firstMessageTimeoutMs, MAX_LIST_SILENCE_MS) : firstMessageTimeoutMs);
   }
 
-  #open(now: number, fresh: boolean): void {
+  #open(now: number): void {
     const { version } = this.#position;
     this.#phase = "streaming";
     this.#stream = {
@@ -245,7 +245,7 @@ export class Watch<T> {
       pending: [],
       isCurrent: false,
     };
-    this.effects.open({ ...this.#position }, fresh);
+    this.effects.open({ ...this.#position });
   }
 
   #apply(now: number, stream: Stream<T>, message: WatchResponse): void {
@@ -356,7 +356,7 @@ export class Watch<T> {
     this.#hasHole = true;
     this.#stream = undefined;
     this.effects.close(false);
-    this.#waitBackoff(now, false, new InformerdError("events were dropped: resuming from before them", { code: "OK" }));
+    this.#waitBackoff(now, new InformerdError("events were dropped: resuming from before them", { code: "OK" }));
   }
 
   #violated(now: number, error: ContractError): void {
@@ -364,7 +364,7 @@ export class Watch<T> {
     this.#position = { version: "", history: "" };
     this.effects.close(true);
     this.effects.violated(error);
-    this.#waitBackoff(now, true, error);
+    this.#waitBackoff(now, error);
   }
 
   #fail(error: InformerdError): void {
@@ -383,18 +383,18 @@ export class Watch<T> {
     return this.random() * Math.min(maxBackoffMs, backoffMs * 2 ** Math.min(this.#failures, 30));
   }
 
-  #waitBackoff(now: number, fresh: boolean, error: InformerdError): void {
+  #waitBackoff(now: number, error: InformerdError): void {
     const delay = error.retryDelayMs + this.#backoff();
     this.#failures++;
-    this.#wait(now + delay, fresh, error, now);
+    this.#wait(now, delay, error);
   }
 
-  #wait(at: number, fresh: boolean, error: InformerdError, now: number): void {
+  #wait(now: number, ms: number, error: InformerdError): void {
     // An effect may have stopped the watch.
     if (this.#phase === "stopped") return;
     this.#phase = "waiting";
-    this.#next = { at, fresh };
-    this.effects.disconnected(error, Math.max(at - now, 0));
+    this.#nextAt = now + ms;
+    this.effects.disconnected(error, ms);
   }
 }
 
