@@ -53,7 +53,7 @@ func (f ResourceEventHandlerFuncs[T]) OnDelete(obj *Object[T], cause Cause) {
 type Registration[T any] struct {
 	handler   ResourceEventHandler[T]
 	threshold int
-	report    func(error)
+	reporter  *reporter
 	// wake holds one token while there may be something to do.
 	wake chan struct{}
 	// ended is closed when no call follows any more.
@@ -87,11 +87,11 @@ type notification[T any] struct {
 // maxStopWait limits the wait for handler calls that are in progress: only their beginning has to be waited for.
 const maxStopWait = time.Second
 
-func newRegistration[T any](handler ResourceEventHandler[T], threshold int, report func(error)) *Registration[T] {
+func newRegistration[T any](handler ResourceEventHandler[T], threshold int, reporter *reporter) *Registration[T] {
 	return &Registration[T]{
 		handler:   handler,
 		threshold: threshold,
-		report:    report,
+		reporter:  reporter,
 		wake:      make(chan struct{}, 1),
 		ended:     make(chan struct{}),
 	}
@@ -122,7 +122,7 @@ func (r *Registration[T]) push(notifications []notification[T], isSynced bool) {
 	r.waiting = append(r.waiting, notifications...)
 	if r.changes > r.threshold && !r.isLagging {
 		r.isLagging = true
-		r.report(&LagError{Waiting: r.changes})
+		r.reporter.report(&LagError{Waiting: r.changes})
 	}
 	r.signal()
 }
@@ -189,7 +189,7 @@ func (r *Registration[T]) call(n *notification[T]) {
 	callback, object := "OnUpdate", n.new
 	defer func() {
 		if value := recover(); value != nil {
-			r.report(&HandlerError{Callback: callback, Object: object.Key(), Value: value, Stack: debug.Stack()})
+			r.reporter.reportNow(&HandlerError{Callback: callback, Object: object.Key(), Value: value, Stack: debug.Stack()})
 		}
 	}()
 	switch {

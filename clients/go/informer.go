@@ -41,8 +41,8 @@ type InformerOptions struct {
 	// initial list; default 10,000. They are kept, however many they are.
 	LagThreshold int
 	// OnError receives what the informer recovers from: [HandlerError], [LagError], [DecodeError], [InterruptedError]. By default
-	// they are logged with [slog.Default]. It runs apart from the store; while it is busy, at most 64 errors wait, and further
-	// ones are counted.
+	// they are logged with [slog.Default]. It runs apart from the store, for the panic of a handler before that handler's next
+	// call; calls may overlap. While it is busy, at most 64 errors wait, and further ones are counted.
 	OnError func(error)
 }
 
@@ -153,7 +153,7 @@ func (o *InformerOptions) complete(resource string) error {
 
 // AddEventHandler adds a handler. If the store has objects already, the handler is called with each of them first.
 func (i *Informer[T]) AddEventHandler(handler ResourceEventHandler[T]) *Registration[T] {
-	registration := newRegistration(handler, i.options.LagThreshold, i.reporter.report)
+	registration := newRegistration(handler, i.options.LagThreshold, i.reporter)
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.isStopped {

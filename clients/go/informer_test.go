@@ -91,9 +91,12 @@ func TestAHookThatBlocksOrPanicsDoesNotStopTheStore(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		informer.AddEventHandler(ResourceEventHandlerFuncs[json.RawMessage]{
-			AddFunc: func(*Object[json.RawMessage]) { panic("handler") },
-		})
+		err = informer.AddIndexers(Indexers[json.RawMessage]{"none": func(*Object[json.RawMessage]) ([]string, error) {
+			return nil, errors.New("no value")
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
 		informer.Start()
 		defer func() { informer.Stop(); <-informer.Done() }()
 		stream := server.next()
@@ -108,6 +111,38 @@ func TestAHookThatBlocksOrPanicsDoesNotStopTheStore(t *testing.T) {
 		synctest.Wait()
 		if calls != 1+maxWaitingErrors+1 {
 			t.Fatalf("%d calls of the hook", calls)
+		}
+	})
+}
+
+func TestAHandlerIsNotCalledBeforeItsPanicIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := newScriptedServer(t)
+		release, order := make(chan struct{}), ""
+		informer, err := NewInformer[json.RawMessage](server.client(ClientOptions{}), "things", InformerOptions{
+			OnError: func(err error) { <-release; order += "reported " },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		informer.AddEventHandler(ResourceEventHandlerFuncs[json.RawMessage]{
+			AddFunc: func(o *Object[json.RawMessage]) {
+				order += o.Name + " "
+				if o.Name == "a" {
+					panic("no a")
+				}
+			},
+		})
+		informer.Start()
+		defer func() { informer.Stop(); <-informer.Done() }()
+		server.next().send(initial("a", "u", "1", "1"), endOfList("10"), added("11", "b", "u", "1", "1"))
+		if informer.GetStore().Len() != 2 {
+			t.Fatal("the hook has stopped the store")
+		}
+		close(release)
+		synctest.Wait()
+		if order != "a reported b " {
+			t.Fatal(order)
 		}
 	})
 }

@@ -8,7 +8,7 @@ import (
 	"sync"
 )
 
-// reporter calls the error hook of an informer, apart from everything else: a hook that blocks or panics holds up nothing.
+// reporter calls the error hook of an informer, apart from the store: a hook that blocks or panics does not hold it up.
 type reporter struct {
 	hook func(error)
 	wake chan struct{}
@@ -76,17 +76,31 @@ func (r *reporter) next() (err error, isClosed bool) {
 	return err, r.isClosed
 }
 
+// reportNow calls the hook before it returns: for callers that nothing but their own next step waits for.
+func (r *reporter) reportNow(err error) {
+	r.mu.Lock()
+	isSilent := r.isSilent
+	r.mu.Unlock()
+	if !isSilent {
+		r.invoke(err)
+	}
+}
+
 func (r *reporter) call(err error) {
+	r.invoke(err)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.isInCall = false
+	if r.callEnded != nil {
+		close(r.callEnded)
+		r.callEnded = nil
+	}
+}
+
+func (r *reporter) invoke(err error) {
 	defer func() {
 		if value := recover(); value != nil {
 			slog.Default().Error("OnError of an informer panicked", "panic", value, "error", err)
-		}
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.isInCall = false
-		if r.callEnded != nil {
-			close(r.callEnded)
-			r.callEnded = nil
 		}
 	}()
 	r.hook(err)
