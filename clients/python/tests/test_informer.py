@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -125,7 +126,7 @@ def test_silence_leads_to_another_connection(form: Any, server: Scripted) -> Non
         assert not informer.healthy()
         assert second.request.resource_version == "5"
         assert second.peer != first.peer
-        case.log.wait_for("Error: no message of the server: its connection is taken for dead (UNAVAILABLE)")
+        case.log.wait_for("Error: the server sent no message in time: reconnecting (UNAVAILABLE)")
         second.send(added("6", obj("b")), bookmark("6"))
         informer.read_after("6", 20)
         assert [o.name for o in informer.list()] == ["a", "b"]
@@ -197,6 +198,28 @@ def test_handlers_that_fail_and_lag(form: Any, server: Scripted) -> None:
         case.log.wait_for("+j")
         lags = [call for call in case.log.calls if call.startswith("HandlerLag")]
         assert len(lags) == (0 if form is AioInformer else 1)
+
+
+def test_handlers_that_exit_or_are_cancelled(form: Any, server: Scripted) -> None:
+    case = Case(form, server.address)
+
+    def exits(o: informerd.Object) -> None:
+        if o.name == "a":
+            raise SystemExit
+
+    async def awaits_what_is_cancelled(o: informerd.Object) -> None:
+        if o.name == "a":
+            never = asyncio.get_running_loop().create_future()
+            never.cancel()
+            await never
+
+    # asyncio itself ends the loop on SystemExit, and Python 3.10 cannot tell who has been cancelled.
+    if form is AioInformer and sys.version_info < (3, 11):
+        pytest.skip("Python 3.10")
+    case.informer.add_handler(added=awaits_what_is_cancelled if form is AioInformer else exits)
+    with case.informer:
+        server.stream().send(initial(obj("a")), end("5"), added("6", obj("b")))
+        case.log.wait_for("+a", "HandlerError: a handler failed on ADDED of 'ns/a'", "+b")
 
 
 def test_a_handler_added_later_gets_what_is_there(form: Any, server: Scripted) -> None:

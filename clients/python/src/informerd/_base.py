@@ -212,7 +212,7 @@ class BaseInformer(Generic[Sink]):
         error = Error(grpc.StatusCode.UNKNOWN, f"cannot watch: {cause}")
         error.__cause__ = cause
         with self._lock:
-            step = self._core.failed_to_open(error, now())
+            step = self._core.failed_to_open(error)
         self._log(step)
         return step
 
@@ -231,7 +231,7 @@ class BaseInformer(Generic[Sink]):
         raise NotImplementedError
 
     def _ended(self) -> None:
-        """Wakes the handlers and the iterators: nothing follows."""
+        """Wakes everything that waits for more of the stream: nothing follows."""
         raise NotImplementedError
 
     def _reaches(self, version: str) -> bool:
@@ -253,7 +253,7 @@ class BaseInformer(Generic[Sink]):
 
     # ------------------------------------------------------------------------------------------ reports
 
-    def _handler_failed(self, event: Event, cause: Exception) -> None:
+    def _handler_failed(self, event: Event, cause: BaseException) -> None:
         error = HandlerError(event)
         error.__cause__ = cause
         self._report(error)

@@ -201,22 +201,17 @@ class Core:
         ending, drain_at, is_resume = self.ending, self._drain_at, self._initial is None
         if ending is not None:
             error = self._stream_error
-        self._is_open = self._is_current = False
-        self._initial = None
-        self._pending.clear()
-        self.deadline = None
-        self.ending = None
+        self._discard_stream()
         self._is_healing = ending is Ending.DROPPED
         if self._has_progressed:
             self._failures = 0
-
         if self._is_drained(ending, error):
             jitter = self._random(self._options.drain_jitter) if drain_at is None else max(0.0, drain_at - now)
             return Next(jitter + _requested(error) + self._graceful_delay(), True, None)
         if ending is Ending.DROPPED:
             return Next(self._graceful_delay(), False, None)
         if ending is Ending.SILENT:
-            silent = Error(grpc.StatusCode.UNAVAILABLE, "no message of the server: its connection is taken for dead")
+            silent = Error(grpc.StatusCode.UNAVAILABLE, "the server sent no message in time: reconnecting")
             return Next(self._failure_delay(), True, silent)
         if error is None:
             return Next(self._graceful_delay(), False, None)
@@ -242,14 +237,21 @@ class Core:
         # A server that has announced its end may end a stream in any way.
         return self._drain_at is not None and ending is not Ending.ERROR and (error is None or error.code in _RESUME)
 
-    def failed_to_open(self, error: Error, now: float) -> Next:
+    def failed_to_open(self, error: Error) -> Next:
         """Ends a stream that failed on this side: it could not be requested, or its messages could not be applied."""
         # An exception amid a change may have left a part of it.
         self._lists_again = self._lists_again or self._is_open
+        self._discard_stream()
+        self._is_healing = False
         self._streams += 1
-        self.ending = None
-        self.close_stream(None, now)
         return Next(self._failure_delay(), True, error)
+
+    def _discard_stream(self) -> None:
+        self._is_open = self._is_current = False
+        self._initial = None
+        self._pending.clear()
+        self.deadline = None
+        self.ending = None
 
     def _end(self, ending: Ending, error: Error | None = None) -> None:
         self.ending = ending

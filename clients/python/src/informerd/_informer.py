@@ -84,7 +84,6 @@ class Informer(BaseInformer[_Sink]):
         with self._lock:
             self._stopping = True
             call = self._call
-            self._stream_changed.notify_all()
             self._changed()
             self._ended()
         if call is not None:
@@ -167,6 +166,7 @@ class Informer(BaseInformer[_Sink]):
         self._stream_changed.notify_all()
 
     def _ended(self) -> None:
+        self._stream_changed.notify_all()
         for sink in (self._sink, *self._sinks):
             sink.wake()
 
@@ -249,6 +249,6 @@ class Informer(BaseInformer[_Sink]):
                         return
                     try:
                         handler.call(event)
-                    except Exception as error:
+                    except BaseException as error:  # SystemExit too: it would end this thread, and no program.
                         self._handler_failed(event, error)
                 self._sink.done()

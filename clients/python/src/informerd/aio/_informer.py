@@ -231,9 +231,8 @@ class Informer(BaseInformer[_Sink]):
         except grpc.RpcError as problem:
             error = error_of_rpc(problem)
         except asyncio.CancelledError:
-            # Also raised for a stream that the supervisor has cancelled. (Python 3.10 cannot tell if the task is, too.)
-            is_cancelled = getattr(asyncio.current_task(), "cancelling", bool)()
-            if self._stopping or self._core.ending is None or is_cancelled:
+            # Also raised for a stream that the supervisor has cancelled.
+            if self._stopping or self._core.ending is None or _is_cancelled(default=False):
                 raise
         finally:
             supervisor.cancel()
@@ -264,8 +263,19 @@ class Informer(BaseInformer[_Sink]):
                         result = handler.call(event)
                         if inspect.isawaitable(result):
                             await result
+                    except asyncio.CancelledError as error:
+                        # Also raised by a handler that awaits what somebody has cancelled.
+                        if self._stopping or _is_cancelled(default=True):
+                            raise
+                        self._handler_failed(event, error)
                     except Exception as error:
                         self._handler_failed(event, error)
                 self._sink.done()
             # Handlers that await nothing must not keep the loop from the stream.
             await asyncio.sleep(0)
+
+
+def _is_cancelled(*, default: bool) -> bool:
+    """Returns True if the current task is being cancelled. Python 3.10 cannot tell."""
+    cancelling = getattr(asyncio.current_task(), "cancelling", None)
+    return default if cancelling is None else bool(cancelling())
