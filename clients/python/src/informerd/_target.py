@@ -97,7 +97,7 @@ def parse_target(text: str, credentials: Credentials | None) -> Target:
     credentials = credentials or Credentials()
 
     def problem(what: str) -> ValueError:
-        return ValueError(f"invalid server address {text[:80].rpartition('@')[2]!r}: {what}; {_EXAMPLES}")
+        return ValueError(f"invalid server address {text.rpartition('@')[2][:80]!r}: {what}; {_EXAMPLES}")
 
     scheme, separator, rest = text.partition("://")
     if text.startswith("unix:"):

@@ -19,6 +19,9 @@ from informerd._errors import Error, error_of_rpc
 from informerd._objects import Cause, Event, Object
 from informerd.v1 import informerd_pb2 as pb
 
+EVENTS_IN_A_ROW = 100
+"""Calls of handlers that await nothing, after which other tasks get their turn."""
+
 
 class _Sink(Backlog[Handlers]):
     """Backlog whose consumer is a task."""
@@ -255,7 +258,9 @@ class Informer(BaseInformer[_Sink]):
     async def _handle(self) -> None:
         while (batch := await self._take(self._sink)) is not None:
             handlers, events = batch
-            for event in events:
+            for number, event in enumerate(events, 1):
+                if number % EVENTS_IN_A_ROW == 0:
+                    await asyncio.sleep(0)
                 for handler in handlers:
                     if self._stopping:
                         return
@@ -271,7 +276,6 @@ class Informer(BaseInformer[_Sink]):
                     except Exception as error:
                         self._handler_failed(event, error)
                 self._sink.done()
-            # Handlers that await nothing must not keep the loop from the stream.
             await asyncio.sleep(0)
 
 
