@@ -40,6 +40,7 @@ async fn a_watch_resumes_after_any_version_and_gets_exactly_what_came_after() {
     for start in 1..=6_usize {
         let mut watch = sandbox.client().await.watch(from(&start.to_string())).await.unwrap().into_inner();
         assert_eq!(take(&mut watch, 6 - start).await, seen[start - 1..], "after {start}");
+        assert_eq!(take(&mut watch, 1).await, ["BOOKMARK @6"], "it has caught up");
         resumed.push(watch);
     }
     sandbox.put("shop", "p9", "").await;
@@ -85,6 +86,7 @@ async fn a_watch_resumes_across_a_relist_and_not_from_inside_it() {
         assert_eq!((status.code(), reason(&status).as_str()), (Code::OutOfRange, "RESOURCE_VERSION_EXPIRED"));
     }
     let mut watch = sandbox.client().await.watch(from("10")).await.unwrap().into_inner();
+    assert_eq!(take(&mut watch, 1).await, ["BOOKMARK @10"]);
     sandbox.push(Event::Deleted(pod_at("shop", "c", "", &ResourceVersion::decimal(11)))).await;
     assert_eq!(take(&mut watch, 1).await, ["DELETED c @11"]);
 }

@@ -128,6 +128,7 @@ impl WatchBody {
         let Opened { service, resource, subscribe, begin, joined, watcher, .. } = opened;
         let opened_state = resource.informer.state();
         let (has_initial_events, is_bookmark_first) = (begin == Begin::InitialEvents, begin == Begin::Bookmark);
+        let is_resumed = matches!(begin, Begin::After(_));
         let after = match begin {
             Begin::After(version) => Some(version),
             Begin::InitialEvents | Begin::Bookmark => None,
@@ -147,7 +148,8 @@ impl WatchBody {
             watch,
             reported_state: opened_state,
             _waiting: opened.waiting,
-            bookmarks: BookmarkTimer::new(opened.bookmark_interval),
+            // The first bookmark of a resumed watch shows its client that it has caught up.
+            bookmarks: BookmarkTimer::new(opened.bookmark_interval, is_resumed),
             ends_at: opened.ends_at.map(|at| Box::pin(tokio::time::sleep_until(at))),
             drained: None,
             notify_seq: 0,

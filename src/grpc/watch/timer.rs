@@ -16,18 +16,23 @@ pub(super) struct BookmarkTimer {
     due: Pin<Box<Sleep>>,
     /// Waker that the runtime timer will wake.
     registered_waker: Option<Waker>,
+    /// True if the first bookmark is due at once.
+    is_due: bool,
 }
 
 // === impl BookmarkTimer ===
 
 impl BookmarkTimer {
-    /// Creates a timer that is due after the interval.
-    pub(super) fn new(interval: Duration) -> Self {
-        Self { interval, due: Box::pin(tokio::time::sleep(interval)), registered_waker: None }
+    /// Creates a timer that is due after the interval, or else at once.
+    pub(super) fn new(interval: Duration, is_due: bool) -> Self {
+        Self { interval, due: Box::pin(tokio::time::sleep(interval)), registered_waker: None, is_due }
     }
 
     /// Returns ready if the timer is due, and stays ready until [`reset`](Self::reset).
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.is_due {
+            return Poll::Ready(());
+        }
         let is_asked = self.registered_waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
         if is_asked && !self.due.is_elapsed() {
             return Poll::Pending;
@@ -41,6 +46,7 @@ impl BookmarkTimer {
     pub(super) fn reset(&mut self) {
         self.due.as_mut().reset(Instant::now() + self.interval);
         self.registered_waker = None;
+        self.is_due = false;
     }
 }
 
@@ -54,7 +60,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_timer_wakes_the_waker_that_polled_it_last() {
-        let mut timer = BookmarkTimer::new(INTERVAL);
+        let mut timer = BookmarkTimer::new(INTERVAL, false);
         let (mut first, mut last) = (task::spawn(()), task::spawn(()));
         for _ in 0..2 {
             first.enter(|cx, _| assert_pending!(timer.poll(cx)));

@@ -102,7 +102,7 @@ impl<'a> Follower<'a> {
             has_had_all: false,
             is_full: false,
             told_source: joined.source(),
-            bookmarks: bookmarks::due(plan, joined.at),
+            bookmarks: bookmarks::first_due(plan, &segment.start, joined.at),
             stage,
         }
     }

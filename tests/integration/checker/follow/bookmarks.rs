@@ -1,7 +1,8 @@
 //! Verifier of bookmarks: the content and the time of each.
 //!
-//! While there is nothing else to send, the server sends one at each interval that the client requested. Others come only with a
-//! changed state of the upstream, at the end of the stream, or for a relist that no event shows.
+//! While there is nothing else to send, the server sends one at each interval that the client requested; the first one of a resumed
+//! watch as soon as the client has what it missed. Others come only with a changed state of the upstream, at the end of the stream,
+//! or for a relist that no event shows.
 
 use std::{ops::Range, time::Duration};
 
@@ -9,7 +10,7 @@ use informerd::proto::pb::{self, EventType};
 
 use super::{Follower, Stage, Tally, Verdict};
 use crate::checker::{
-    record::{Moment, Plan},
+    record::{Moment, Plan, Start},
     truth::Batch,
 };
 
@@ -20,6 +21,14 @@ const RESOLUTION: Duration = Duration::from_millis(1);
 pub(super) fn due(plan: &Plan, after: Duration) -> Range<Duration> {
     let due = after + plan.bookmark_interval();
     due..due + RESOLUTION
+}
+
+/// Returns the earliest and the latest time of the first bookmark of a connection, while there is nothing else to send.
+pub(super) fn first_due(plan: &Plan, start: &Start, joined: Duration) -> Range<Duration> {
+    match start {
+        Start::After(_) => joined..joined + RESOLUTION,
+        Start::InitialEvents | Start::Bookmark => due(plan, joined),
+    }
 }
 
 impl Follower<'_> {
