@@ -135,6 +135,9 @@ func (r *Registration[T]) run() {
 		for {
 			r.mu.Lock()
 			clear(batch)
+			if cap(batch) > maxKeptNotes {
+				batch = nil
+			}
 			batch, r.waiting = r.waiting, batch[:0]
 			isOver := r.isStopped || r.isClosed && len(batch) == 0
 			if len(batch) == 0 {

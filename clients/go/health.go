@@ -3,6 +3,8 @@
 package informerd
 
 import (
+	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -52,6 +54,8 @@ type health struct {
 	isCurrent    bool
 	isStale      bool
 	sourceSeenAt time.Time
+	// interruption is the last error of a stream, until the store is current again.
+	interruption error
 }
 
 type phase int
@@ -138,7 +142,24 @@ func (h *health) received(bookmark *informerdv1.Bookmark) {
 func (h *health) caughtUp() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.isCurrent = true
+	h.isCurrent, h.interruption = true, nil
+}
+
+// interrupted records the error of a stream.
+func (h *health) interrupted(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.interruption = err
+}
+
+// waited returns the error of a wait that its context has ended.
+func (h *health) waited(ctx context.Context, what string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.interruption == nil {
+		return fmt.Errorf("%s: %w", what, context.Cause(ctx))
+	}
+	return fmt.Errorf("%s: %w; last error: %v", what, context.Cause(ctx), h.interruption)
 }
 
 func (h *health) freshness() Freshness {

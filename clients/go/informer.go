@@ -279,7 +279,7 @@ func (i *Informer[T]) WaitForCacheSync(ctx context.Context) error {
 		}
 		return i.Err()
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return i.health.waited(ctx, fmt.Sprintf("%q has not synced", i.watch.request.GetResource()))
 	}
 }
 
@@ -312,7 +312,7 @@ func (i *Informer[T]) ReadAfter(ctx context.Context, version string) error {
 			}
 			return i.Err()
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return i.health.waited(ctx, fmt.Sprintf("the store is at version %q, not yet at %q", i.Version(), version))
 		}
 	}
 }

@@ -55,6 +55,26 @@ func TestAHandlerThatFailsOrLagsDoesNotStopTheStore(t *testing.T) {
 	})
 }
 
+func TestAWaitThatTimesOutHasTheReason(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, InformerOptions{})
+		ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+		defer cancel()
+		f.server.next().end(failure(codes.Unavailable, "NOT_SYNCED", 50*time.Second).Err())
+		err := f.informer.WaitForCacheSync(ctx)
+		if !errors.Is(err, context.DeadlineExceeded) ||
+			err.Error() != `"things" has not synced: context deadline exceeded; last error: scripted (UNAVAILABLE / NOT_SYNCED)` {
+			t.Fatal(err)
+		}
+		f.server.next().send(endOfList("10"))
+		err = f.informer.ReadAfter(ctx, "11")
+		if !errors.Is(err, context.DeadlineExceeded) ||
+			err.Error() != `the store is at version "10", not yet at "11": context deadline exceeded` {
+			t.Fatal(err)
+		}
+	})
+}
+
 func TestALongInitialListIsNoLag(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, InformerOptions{LagThreshold: 2})

@@ -126,7 +126,7 @@ func (c *cache[T]) apply(s *step[T]) {
 	}
 }
 
-// maxKeptNotes is the capacity of the buffer of notifications that is kept for the next step.
+// maxKeptNotes is the largest capacity of a buffer of notifications that is kept for the next ones.
 const maxKeptNotes = 1024
 
 func (c *cache[T]) replace(list map[objectKey]*Object[T]) {

@@ -259,6 +259,7 @@ func (w *watch[T]) decide(ended error) (time.Duration, error) {
 }
 
 func (w *watch[T]) interrupted(err error, delay time.Duration) time.Duration {
+	w.health.interrupted(err)
 	w.report(&InterruptedError{Resource: w.request.GetResource(), Err: err, RetryIn: delay})
 	return delay
 }
