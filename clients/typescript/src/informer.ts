@@ -236,10 +236,10 @@ export class Informer<T = unknown> implements AsyncIterable<InformerEvent<T>> {
       failed: (error) => {
         this.#hasFailed = true;
         this.#dispatcher.emit("failed", error);
-        this.#report(error);
         this.#close(error);
         for (const subscription of this.#subscriptions) subscription.end(error);
         this.#subscriptions.clear();
+        this.#report(error);
       },
     };
   }

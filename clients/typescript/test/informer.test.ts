@@ -198,6 +198,16 @@ test("the informer gives up with the server's reason", async () => {
   assert.deepEqual([started.healthy(), started.freshness().state, errors.length], [false, "DISCONNECTED", 1]);
 });
 
+test("onError may stop the informer, and waits have the reason", async () => {
+  const server = await serve();
+  const started: Informer<Body> = informer(server.target, { onError: () => started.stop() });
+  const synced = assert.rejects(started.waitSynced(), { reason: "ACCESS_DENIED" });
+  started.start();
+  (await server.watch()).fail(7, "ACCESS_DENIED");
+  await synced;
+  await assert.rejects(started.readAfter("1"), { reason: "ACCESS_DENIED" });
+});
+
 test("a handler that throws or rejects is reported, and the next call follows", async () => {
   const server = await serve();
   const errors: string[] = [];
