@@ -157,6 +157,14 @@ def test_a_server_that_accepts_and_never_answers(form: Any) -> None:
                 informer.wait_synced(0.01)
 
 
+def test_a_timeout_has_the_reason_and_the_log_the_failures(form: Any, caplog: pytest.LogCaptureFixture) -> None:
+    options = Options(backoff=60, max_backoff=60, connect_timeout=0.5)
+    with form("127.0.0.1:1", "things", options=options) as informer:
+        with pytest.raises(TimeoutError, match=r"the last failure: .*127\.0\.0\.1:1"):
+            informer.wait_synced(2)
+    assert "watch failed resource=things target=127.0.0.1:1 error=" in caplog.text
+
+
 def test_giving_up(form: Any, server: Scripted) -> None:
     case = Case(form, server.address)
     with case.informer as informer:

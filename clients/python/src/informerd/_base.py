@@ -81,6 +81,7 @@ class BaseInformer(Generic[Sink]):
         options: Options | None = None,
         on_error: Callable[[Exception], None] | None = None,
     ) -> None:
+        self._resource = resource
         self._target = parse_target(target, credentials)
         self._options = options or Options()
         self._on_error = on_error
@@ -91,6 +92,7 @@ class BaseInformer(Generic[Sink]):
         self._handlers: Handlers = ()
         self._sinks: list[Sink] = []
         self._stopping = False
+        self._last_failure: Error | None = None
         self._set_up()
         self._sink = self._new_sink()
 
@@ -217,10 +219,22 @@ class BaseInformer(Generic[Sink]):
         return step
 
     def _log(self, step: Next) -> None:
+        subject = f"resource={self._resource} target={self._target.name}"
         if step.error is None:
-            logger.info("watch ended, next one in %.1f s", step.delay)
-        else:
+            logger.info("watch ended %s retry_in=%.1fs", subject, step.delay)
+            return
+        self._last_failure = step.error
+        if self._on_error is not None:
             self._report(step.error)
+        elif step.failed:
+            logger.error('watch failed for good %s error="%s"', subject, step.error)
+        else:
+            logger.warning('watch failed %s error="%s" retry_in=%.1fs', subject, step.error, step.delay)
+
+    def _timeout(self, timeout: float | None, what: str) -> TimeoutError:
+        freshness, failure = self.freshness(), self._last_failure
+        text = f"timed out after {timeout} s waiting for {what}: the state is {freshness.state.name}"
+        return TimeoutError(text if freshness.healthy or not failure else f"{text}; the last failure: {failure}")
 
     def _changed(self) -> None:
         """Wakes those who wait for a sync, for a version or for a failure."""

@@ -143,8 +143,7 @@ class Informer(BaseInformer[_Sink]):
     def _wait(self, condition: Callable[[], bool], timeout: float | None, what: str) -> None:
         with self._store_changed:
             if not self._store_changed.wait_for(condition, timeout):
-                state = self.freshness().state.name
-                raise TimeoutError(f"timed out after {timeout} s waiting for {what}: the state is {state}")
+                raise self._timeout(timeout, what)
 
     def _take(self, sink: _Sink) -> tuple[Handlers, Sequence[Event]] | None:
         """Waits for a batch; returns None if the informer has been stopped, or has given up and nothing waits."""

@@ -154,8 +154,7 @@ class Informer(BaseInformer[_Sink]):
             try:
                 await asyncio.wait_for(waiter, rest)
             except asyncio.TimeoutError:
-                state = self.freshness().state.name
-                raise TimeoutError(f"timed out after {timeout} s waiting for {what}: the state is {state}") from None
+                raise self._timeout(timeout, what) from None
             finally:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
