@@ -48,7 +48,7 @@ func (a *assembler[T]) begin() bool {
 }
 
 // expire makes the next stream list: the version cannot be resumed from.
-func (a *assembler[T]) expire() { a.version, a.history = "", "" }
+func (a *assembler[T]) expire() { a.version = "" }
 
 // receive takes a message. It returns the step that it completes, if any. An error is a violation of the contract.
 func (a *assembler[T]) receive(m *informerdv1.WatchResponse) (*step[T], progress, error) {

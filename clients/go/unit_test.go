@@ -55,6 +55,35 @@ func TestVersionsCompareWithinOneLineage(t *testing.T) {
 	}
 }
 
+// The timer that ends a silent stream may be late; the state is not.
+func TestSilenceIsComputedWhenTheStateIsRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHealth(3 * interval)
+		expect := func(state State) {
+			t.Helper()
+			if is := h.freshness().State; is != state {
+				t.Fatalf("%v, expected %v", is, state)
+			}
+		}
+		expect(StateDisconnected)
+		h.start()
+		expect(StateSyncing)
+		time.Sleep(interval)
+		h.opened()
+		h.received(bookmark("1").Bookmark)
+		h.caughtUp()
+		time.Sleep(3*interval - 1)
+		expect(StateLive)
+		time.Sleep(1)
+		expect(StateDisconnected)
+		if age := h.freshness().LastMessageAge; age != 3*interval {
+			t.Fatal(age)
+		}
+		h.received(nil)
+		expect(StateLive)
+	})
+}
+
 func TestTargets(t *testing.T) {
 	for address, expected := range map[string]string{
 		"127.0.0.1:50051":        "127.0.0.1:50051 false",

@@ -63,6 +63,11 @@ func TestThreeSilentIntervalsAreADeadConnection(t *testing.T) {
 		next.send(bookmark("11"))
 		f.expectState(StateLive, "11", "a=2")
 		f.expectNotes("a:1>2")
+		began := time.Now()
+		expectResume(t, f.server.next(), "11", "h11")
+		if took := time.Since(began); took > 3*interval+defaultMaxBackoff {
+			t.Fatalf("reconnected after %v", took)
+		}
 	})
 }
 
@@ -130,6 +135,19 @@ func TestABatchThatBreaksOffIsDiscardedAndRepeated(t *testing.T) {
 		next.send(modified("10", "a", "u1", "11", "2"), added("11", "b", "u2", "11", "1"), bookmark("11"))
 		f.expectNotes("a:1>2", "+b=1")
 		f.expectState(StateLive, "11", "a=2", "b=1")
+	})
+}
+
+func TestABatchThatBreaksOffIsNotInTheNextList(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, InformerOptions{})
+		stream := f.synced(initial("a", "u1", "1", "1"))
+		stream.send(modified("10", "a", "u1", "11", "2"))
+		stream.end(failure(codes.OutOfRange, "HISTORY_CHANGED", 0).Err())
+		stream = f.server.next()
+		stream.send(initial("a", "u1", "1", "1"), endOfList("5"), added("6", "b", "u2", "6", "1"))
+		f.expectNotes("+b=1")
+		f.expectState(StateLive, "6", "a=1", "b=1")
 	})
 }
 
