@@ -10,7 +10,7 @@ import { added, bookmark, deleted, dropped, end, failure, initial, modified } fr
 
 const SETTINGS = {
   bookmarkIntervalMs: 1_000,
-  firstMessageTimeoutMs: 20_000,
+  firstMessageTimeoutMs: 40_000,
   connectTimeoutMs: 500,
   backoffMs: 100,
   maxBackoffMs: 1_600,
@@ -121,6 +121,10 @@ test("events change the store with their version", () => {
   assert.deepEqual(
     bench.store.byIndex("x", "2").map(({ name }) => name),
     ["a"],
+  );
+  assert.deepEqual(
+    bench.store.byIndex("x", "1").map(({ name }) => name),
+    ["c"],
   );
   assert.deepEqual(bench.store.indexValues("x").sort(), ["1", "2"]);
 });
@@ -272,7 +276,10 @@ test("no connection within its time", () => {
 
 test("the first message of a stream may take longer", () => {
   const bench = resumed();
-  bench.send().pass(19_999).saw().pass(1).saw("close connection", "UNAVAILABLE wait 200");
+  bench.send().pass(39_999).saw().pass(1).saw("close connection", "UNAVAILABLE wait 200");
+  const listing = new Bench();
+  listing.watch.start(listing.now);
+  listing.send().pass(29_999).saw("open /").pass(1).saw("close connection", "UNAVAILABLE wait 100");
 });
 
 test("the back-off doubles to its limit, and progress resets it", () => {
@@ -362,6 +369,12 @@ test("a draining server that ends the stream first is left after the same delay"
     .saw("close", "close connection", "UNAVAILABLE DRAINING wait 900");
 });
 
+test("a draining server that ends the stream well is left, too", () => {
+  const bench = live().send(bookmark("11", { draining: true }));
+  bench.watch.ended(bench.now);
+  bench.saw("close connection", "OK wait 400").pass(400).saw("open 11/h1");
+});
+
 test("DRAINING without a bookmark", () => {
   const bench = live();
   bench.send(failure(UNAVAILABLE, "DRAINING", { retryMs: 50 })).saw("close", "close connection", "UNAVAILABLE DRAINING wait 450");
@@ -425,6 +438,8 @@ test("a resource that does not exist is an error, one that did exist is awaited"
 test("credentials are read again once", () => {
   const bench = live().send(failure(16, "CREDENTIALS_EXPIRED")).pass(100);
   bench.saw("close", "close connection", "UNAUTHENTICATED CREDENTIALS_EXPIRED wait 100", "open 10/h1");
+  bench.send(bookmark("10"), failure(16, "CREDENTIALS_EXPIRED")).pass(100);
+  bench.saw("close", "close connection", "UNAUTHENTICATED CREDENTIALS_EXPIRED wait 100", "open 10/h1");
   bench.send(failure(16, "CREDENTIALS_EXPIRED")).saw("close", "close connection", "failed UNAUTHENTICATED CREDENTIALS_EXPIRED");
 });
 
@@ -446,6 +461,17 @@ for (const [name, message] of [
     bench.pass(100).saw("open /");
   });
 }
+
+test("a DROPPED among initial events is a violation: there is no version to resume from", () => {
+  const bench = new Bench();
+  bench.watch.start(bench.now);
+  bench.send(initial("a"), dropped("9", "10")).pass(100);
+  assert.equal(bench.log.at(-1), "open /");
+});
+
+test("the end of initial events that nobody requested is a bookmark", () => {
+  resumed().send(end("12", "h2")).saw().is("LIVE", "12");
+});
 
 test("an effect may stop the watch", () => {
   const bench = live();
