@@ -35,6 +35,7 @@ mod section;
 mod table;
 mod upstream;
 mod value;
+mod views;
 
 use std::{cell::RefCell, path::Path};
 

@@ -7,7 +7,9 @@ use prost_types::{Struct, Timestamp, Value, value::Kind};
 
 use crate::{
     cache::SyncState,
-    model::{Cause, EventType, Namespaces, Object, ResourceVersion, Shard, ShardError, ShardKey, ShardRange, View},
+    model::{
+        Cause, EventType, Namespaces, Object, Path, ResourceVersion, Shard, ShardError, ShardKey, ShardRange, View,
+    },
     watch::FullChannelPolicy,
 };
 
@@ -100,6 +102,13 @@ impl From<&Shard> for pb::Shard {
         // The end after the last hash is 0.
         let range = |range: &ShardRange| pb::ShardRange { start: range.first(), end: range.last().wrapping_add(1) };
         Self { key: shard.key().as_str().to_owned(), ranges: shard.ranges().iter().map(range).collect() }
+    }
+}
+
+impl From<&View> for pb::View {
+    fn from(view: &View) -> Self {
+        let texts = |paths: &[Path]| paths.iter().map(ToString::to_string).collect();
+        Self { fields: texts(view.fields()), drop: texts(view.dropped()), ..Self::default() }
     }
 }
 

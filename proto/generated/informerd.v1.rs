@@ -66,9 +66,11 @@ pub struct ObjectKey {
 /// goes through stay, also when nothing of them is left: {}, \[\]. A body that is not a JSON map is sent whole by a view
 /// without `fields`, and left out by one with them.
 ///
-/// Selection, indexes and conditions look at the whole object: a view saves bytes, and is no access control. METADATA
-/// together with a view is INVALID_ARGUMENT / VIEW_INVALID; too many distinct views of a resource are RESOURCE_EXHAUSTED /
-/// VIEW_LIMIT.
+/// Selection, indexes and conditions look at the whole object: a view of the client's choice saves bytes, and is no access
+/// control. Where views are required, and for a caller who may read only named views, these need the right to whole
+/// bodies. METADATA together with a view is INVALID_ARGUMENT / VIEW_INVALID; a view that is not one of Resource.views
+/// where these are required is PERMISSION_DENIED / VIEW_NOT_ALLOWED; too many distinct views of a resource are
+/// RESOURCE_EXHAUSTED / VIEW_LIMIT.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct View {
     /// Paths to keep, at most 64 together with `drop`; empty = everything.
@@ -82,8 +84,8 @@ pub struct View {
     /// ignore this.
     #[prost(bool, tag = "3")]
     pub only_if_changed: bool,
-    /// A view by name, instead of `fields` and `drop`: "@metadata" (apiVersion, kind, metadata), "@no-status",
-    /// "@no-managed-fields".
+    /// A view by name, instead of `fields` and `drop`: one of Resource.views, or "@metadata" (apiVersion, kind, metadata),
+    /// "@no-status", "@no-managed-fields".
     #[prost(string, tag = "4")]
     pub name: ::prost::alloc::string::String,
 }
@@ -625,6 +627,23 @@ pub struct Resource {
     /// Of the applied version, as in Bookmark; empty while SYNCING. Since: sources.
     #[prost(string, tag = "15")]
     pub history: ::prost::alloc::string::String,
+    /// Views of the configuration, sorted by name; where a view is required, those that requests may name. Since: views.
+    #[prost(message, repeated, tag = "16")]
+    pub views: ::prost::alloc::vec::Vec<NamedView>,
+    /// Requests of bodies must name one of `views`, and select by namespace, name, labels and a shard of uid, namespace or
+    /// key only. METADATA needs no view. Since: views.
+    #[prost(bool, tag = "17")]
+    pub view_required: bool,
+}
+/// A view of the configuration. Since: views.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NamedView {
+    /// For View.name.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Its paths.
+    #[prost(message, optional, tag = "2")]
+    pub view: ::core::option::Option<View>,
 }
 /// A standing problem of a resource. Since: sources.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1098,9 +1117,9 @@ pub mod informer_service_client {
     /// and watch, List, ByIndex and ListIndexValues to list, Get to get or list. A caller without them receives
     /// PERMISSION_DENIED / ACCESS_DENIED, the same whether the resource, object or index value exists or not. A caller who
     /// may read some namespaces and requests all receives exactly these, and the response names them (`namespaces`). A
-    /// caller who may read only metadata selects by namespace, name, labels and a shard of uid, namespace or key, not by
-    /// other fields. Missing, invalid or expired credentials are UNAUTHENTICATED / CREDENTIALS_MISSING, CREDENTIALS_INVALID
-    /// or CREDENTIALS_EXPIRED. While the authenticator or authorizer cannot be reached: UNAVAILABLE /
+    /// caller who may read only metadata or named views selects by namespace, name, labels and a shard of uid, namespace or
+    /// key, not by other fields. Missing, invalid or expired credentials are UNAUTHENTICATED / CREDENTIALS_MISSING,
+    /// CREDENTIALS_INVALID or CREDENTIALS_EXPIRED. While the authenticator or authorizer cannot be reached: UNAVAILABLE /
     /// AUTHORIZER_UNAVAILABLE. Above a quota of the caller: RESOURCE_EXHAUSTED / QUOTA_EXCEEDED, with the quota's name in the
     /// metadata.
     #[derive(Debug, Clone)]
@@ -1524,9 +1543,9 @@ pub mod informer_service_server {
     /// and watch, List, ByIndex and ListIndexValues to list, Get to get or list. A caller without them receives
     /// PERMISSION_DENIED / ACCESS_DENIED, the same whether the resource, object or index value exists or not. A caller who
     /// may read some namespaces and requests all receives exactly these, and the response names them (`namespaces`). A
-    /// caller who may read only metadata selects by namespace, name, labels and a shard of uid, namespace or key, not by
-    /// other fields. Missing, invalid or expired credentials are UNAUTHENTICATED / CREDENTIALS_MISSING, CREDENTIALS_INVALID
-    /// or CREDENTIALS_EXPIRED. While the authenticator or authorizer cannot be reached: UNAVAILABLE /
+    /// caller who may read only metadata or named views selects by namespace, name, labels and a shard of uid, namespace or
+    /// key, not by other fields. Missing, invalid or expired credentials are UNAUTHENTICATED / CREDENTIALS_MISSING,
+    /// CREDENTIALS_INVALID or CREDENTIALS_EXPIRED. While the authenticator or authorizer cannot be reached: UNAVAILABLE /
     /// AUTHORIZER_UNAVAILABLE. Above a quota of the caller: RESOURCE_EXHAUSTED / QUOTA_EXCEEDED, with the quota's name in the
     /// metadata.
     #[derive(Debug)]

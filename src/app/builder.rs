@@ -10,7 +10,7 @@ use crate::{
     cache::ListerWatcher,
     config::{Config, ResourceConfig, ResourceOptions, SourceConfig},
     grpc::{CallRequest, CallService, ResponseBody, Routes},
-    model::Indexers,
+    model::{Indexers, NamedViews},
 };
 
 /// Server that has not started yet, from [`App::builder`](super::App::builder).
@@ -29,6 +29,8 @@ pub struct AppBuilder {
 pub struct ServeOptions {
     /// Indexes besides `namespace`.
     pub indexers: Arc<Indexers>,
+    /// Views that requests may name, beside or in place of those that every server has.
+    pub views: Arc<NamedViews>,
     /// Options as in the configuration file; `ttl` is only for the source `stream`.
     pub resource: ResourceOptions,
 }
@@ -46,9 +48,9 @@ impl AppBuilder {
     /// Adds a resource that this source feeds. A name that is not valid, or that another resource has, fails the start, and so does
     /// a `ttl`.
     pub fn serve(mut self, name: &str, options: ServeOptions, source: impl ListerWatcher) -> Self {
-        let ServeOptions { indexers, resource: options } = options;
+        let ServeOptions { indexers, views, resource: options } = options;
         let has_ttl = options.ttl.is_some();
-        let resource = ResourceConfig { name: name.to_owned(), source: SourceConfig::Own, indexers, options };
+        let resource = ResourceConfig { name: name.to_owned(), source: SourceConfig::Own, indexers, views, options };
         let is_taken = self.config.resources.contains_key(name);
         let checked = ResourceConfig::check_name(name).map_err(|error| error.to_string());
         let checked = checked.and_then(|()| match (is_taken, has_ttl) {

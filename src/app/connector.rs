@@ -142,7 +142,7 @@ impl Connector<'_> {
             optional: resource.options.optional,
             is_secret: resource.is_secret(),
             queue: resource.queue_options(&config.watch),
-            views: ResourceViews::default(),
+            views: ResourceViews::new(Arc::clone(&resource.views)),
             informer,
         };
         ObservedResource {

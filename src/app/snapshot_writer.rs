@@ -310,6 +310,7 @@ mod tests {
                     name: "x".into(),
                     source: source.clone(),
                     indexers: Arc::default(),
+                    views: Arc::default(),
                     options: ResourceOptions { snapshot, ..ResourceOptions::default() },
                 })
             };

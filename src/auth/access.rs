@@ -43,8 +43,10 @@ pub struct Attributes {
     pub name: Option<String>,
     /// Format of the objects.
     pub format: Format,
+    /// Name of the view that the bodies are limited to; `None` for whole bodies, and for parts that the call itself describes.
+    pub view: Option<String>,
     /// True if the call selects by the body, for example by a field, so that the selection alone gives content away. It needs the
-    /// right to read bodies, in any format.
+    /// right to read whole bodies, in any format.
     pub selects_content: bool,
     /// True if the resource holds Secrets.
     pub is_secret: bool,
@@ -97,6 +99,7 @@ impl Attributes {
             namespace: None,
             name: None,
             format: Format::Metadata,
+            view: None,
             selects_content: false,
             is_secret: false,
         }

@@ -62,8 +62,8 @@ impl ForwardedAccess {
 
 impl HeapBytes for Question {
     fn heap_bytes(&self) -> usize {
-        let Attributes { resource, namespace, name, .. } = &self.attributes;
-        resource.len() + [namespace, name].iter().map(|text| text.as_ref().map_or(0, String::len)).sum::<usize>()
+        let Attributes { resource, namespace, name, view, .. } = &self.attributes;
+        resource.len() + [namespace, name, view].iter().map(|text| text.as_ref().map_or(0, String::len)).sum::<usize>()
     }
 }
 

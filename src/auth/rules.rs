@@ -1,4 +1,6 @@
-//! Rules: subjects × verbs × resources × namespaces × formats. Nothing is allowed that no rule grants.
+//! Rules: subjects × verbs × resources × namespaces × formats × views. Nothing is allowed that no rule grants.
+
+use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
@@ -27,6 +29,18 @@ struct Rule {
     namespaces: Names,
     /// Formats besides METADATA, which each rule grants; `None` if the rule does not name any.
     formats: Option<Vec<Format>>,
+    /// Names of the views that it grants in these formats; `None` for whole bodies and every part of them.
+    views: Option<BTreeSet<String>>,
+}
+
+/// Part of the objects that a call needs a right to.
+#[derive(Debug, Clone, Copy)]
+enum Part<'a> {
+    Metadata,
+    /// Bodies in a format, whole or in the view of this name.
+    Body(Format, Option<&'a str>),
+    /// Whole bodies in any format, for a selection by them.
+    Content,
 }
 
 /// Rule for calls on behalf of others.
@@ -52,7 +66,7 @@ enum Verb {
     Admin,
 }
 
-const KEYS: [&str; 5] = ["subjects", "verbs", "resources", "namespaces", "formats"];
+const KEYS: [&str; 6] = ["subjects", "verbs", "resources", "namespaces", "formats", "views"];
 const EXAMPLE: &str = r#"{subjects: ["group:web"], verbs: [list, watch], resources: [pods], namespaces: [shop]}"#;
 const IMPERSONATION_KEYS: [&str; 4] = ["subjects", "verbs", "users", "groups"];
 const IMPERSONATION_EXAMPLE: &str = r#"{subjects: ["user:relay"], verbs: [impersonate], users: ["*"], groups: [web]}"#;
@@ -109,18 +123,27 @@ impl Rules {
 
     /// Decides a call, without regard to the resources and namespaces that exist.
     pub(super) fn authorize(&self, identity: &Identity, attributes: &Attributes) -> Result<Scope, AccessError> {
-        let granting: Vec<_> = self.reading.iter().filter(|rule| rule.grants(identity, attributes)).collect();
-        // The namespaces in which one of the verbs is granted.
-        let any_of = |verbs: &[Verb]| {
-            let rules = granting.iter().filter(|rule| verbs.iter().any(|verb| rule.verbs.contains(verb)));
+        let granting: Vec<_> = self.reading.iter().filter(|rule| rule.is_for(identity, attributes)).collect();
+        // The namespaces in which a verb is granted for a part of the objects.
+        let part_of = |verb, part| {
+            let rules =
+                granting.iter().filter(|rule| rule.verbs.contains(&verb) && rule.has(part, attributes.is_secret));
             rules.fold(Names::default(), |names, rule| names.union(&rule.namespaces))
         };
+        let part = match attributes.format {
+            Format::Metadata => Part::Metadata,
+            format => Part::Body(format, attributes.view.as_deref()),
+        };
+        let of = |verb| {
+            let namespaces = part_of(verb, part);
+            if attributes.selects_content { namespaces.intersection(part_of(verb, Part::Content)) } else { namespaces }
+        };
         let namespaces = match attributes.operation {
-            Operation::Get => any_of(&[Verb::Get, Verb::List]),
-            Operation::List => any_of(&[Verb::List]),
-            Operation::Watch => any_of(&[Verb::List]).intersection(any_of(&[Verb::Watch])),
-            Operation::Inspect => any_of(&[Verb::Admin]),
-            Operation::See => any_of(&[Verb::Get, Verb::List, Verb::Watch]),
+            Operation::Get => of(Verb::Get).union(&of(Verb::List)),
+            Operation::List => of(Verb::List),
+            Operation::Watch => of(Verb::List).intersection(of(Verb::Watch)),
+            Operation::Inspect => of(Verb::Admin),
+            Operation::See => of(Verb::Get).union(&of(Verb::List)).union(&of(Verb::Watch)),
         };
         namespaces.scope(attributes.namespace.as_deref())
     }
@@ -129,24 +152,26 @@ impl Rules {
 // === impl Rule ===
 
 impl Rule {
-    /// Returns true if the rule is for this caller, resource and format.
-    fn grants(&self, identity: &Identity, attributes: &Attributes) -> bool {
-        self.subjects.iter().any(|subject| subject.is(identity))
-            && self.resources.contains(&attributes.resource)
-            && self.has_format(attributes)
+    /// Returns true if the rule is for this caller and resource.
+    fn is_for(&self, identity: &Identity, attributes: &Attributes) -> bool {
+        self.subjects.iter().any(|subject| subject.is(identity)) && self.resources.contains(&attributes.resource)
     }
 
-    fn has_format(&self, attributes: &Attributes) -> bool {
-        let allows = |format: &Format| match &self.formats {
+    /// Returns true if the rule grants a part of the objects.
+    fn has(&self, part: Part<'_>, is_secret: bool) -> bool {
+        let has_format = |format: &Format| match &self.formats {
             // Secrets are not granted by the way: the content needs a rule that names both the resource and the format.
-            _ if attributes.is_secret && self.resources == Names::All => false,
-            None => !attributes.is_secret,
+            _ if is_secret && self.resources == Names::All => false,
+            None => !is_secret,
             Some(formats) => formats.contains(format),
         };
-        match attributes.format {
-            Format::Metadata if attributes.selects_content => [Format::Struct, Format::Raw].iter().any(allows),
-            Format::Metadata => true,
-            format => allows(&format),
+        // Whole bodies have every view.
+        let has_view =
+            |view: Option<&str>| self.views.as_ref().is_none_or(|views| view.is_some_and(|view| views.contains(view)));
+        match part {
+            Part::Metadata => true,
+            Part::Body(format, view) => has_format(&format) && has_view(view),
+            Part::Content => has_view(None) && [Format::Struct, Format::Raw].iter().any(has_format),
         }
     }
 
@@ -154,12 +179,27 @@ impl Rule {
         check_keys(keys, &KEYS)?;
         let required = |key| required(keys, key, EXAMPLE);
         let names = |key| Ok(required(key)?.into_iter().collect());
+        let formats: Option<Vec<_>> =
+            texts(keys, "formats")?.map(|formats| formats.into_iter().map(format).collect()).transpose()?;
+        let views = texts(keys, "views")?;
+        if views.as_ref().is_some_and(|views| views.contains(&"*")) {
+            return Err(RulesError(
+                "`views` has \"*\": name each view, or leave the key out to grant whole bodies".to_owned(),
+            ));
+        }
+        if views.is_some() && formats.as_ref().is_some_and(|formats| !formats.iter().any(|of| *of != Format::Metadata))
+        {
+            let problem =
+                "`views` are parts of bodies, which `formats` excludes: add STRUCT or RAW, or remove one of the keys";
+            return Err(RulesError(problem.to_owned()));
+        }
         Ok(Self {
             subjects: subjects(&required("subjects")?)?,
             verbs: verbs(&required("verbs")?)?,
             resources: names("resources")?,
             namespaces: names("namespaces")?,
-            formats: texts(keys, "formats")?.map(|formats| formats.into_iter().map(format).collect()).transpose()?,
+            formats,
+            views: views.map(|views| views.into_iter().map(str::to_owned).collect()),
         })
     }
 }

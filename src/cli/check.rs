@@ -7,6 +7,7 @@ use crate::{
     app,
     client::ServerAddress,
     config::{Config, FilesResource, KubeResource, ServeFlags, SourceConfig, StreamResource},
+    proto::pb,
 };
 
 pub(super) const EXAMPLES: &str = "\
@@ -42,18 +43,33 @@ fn print(config: &Config, out: &mut impl Write) -> io::Result<()> {
             }
             SourceConfig::Kube(kube) => kube_text(kube),
             SourceConfig::Informerd(relay) => {
-                format!("{} of informerd at {}", relay.query.resource, relay.endpoint.uri())
+                let view = relay.query.view.as_ref().map(|view| format!(" in the view {}", view_text(view)));
+                let view = view.unwrap_or_default();
+                format!("{} of informerd at {}{view}", relay.query.resource, relay.endpoint.uri())
             }
             SourceConfig::Own => "objects of this program".to_owned(),
         };
         let indexes: Vec<&str> = resource.indexers.names().collect();
         let optional = if resource.options.optional { ", optional" } else { "" };
         writeln!(out, "{}: {source}, indexed by {}{optional}", resource.name, indexes.join(", "))?;
+        for (name, view) in resource.views.iter() {
+            writeln!(out, "{}: view {name} of {view}", resource.name)?;
+        }
+        if resource.views.is_required() {
+            writeln!(out, "{}: requests of bodies have to name one of {}", resource.name, resource.views.known())?;
+        }
     }
     if let Some(state_dir) = &config.general.state_dir {
         writeln!(out, "snapshots of kube, etcd and informerd resources in {}", state_dir.display())?;
     }
     out.flush()
+}
+
+fn view_text(view: &pb::View) -> String {
+    let pb::View { fields, drop, name, .. } = view;
+    let dropped = drop.iter().map(|path| format!("-{path}"));
+    let paths: Vec<String> = fields.iter().cloned().chain(dropped).collect();
+    if name.is_empty() { paths.join(",") } else { name.clone() }
 }
 
 fn kube_text(kube: &KubeResource) -> String {

@@ -87,11 +87,17 @@ pub(super) struct ViewFlags {
     #[arg(long, value_name = "PATHS", value_delimiter = ',')]
     drop: Vec<String>,
 
-    /// A view by name, instead: `@metadata`, `@no-status`, `@no-managed-fields`
+    /// A view by name, instead: one of the resource (`informerd resources -o wide`), `@metadata`, `@no-status` or
+    /// `@no-managed-fields`
     #[arg(long = "view", value_name = "NAME", conflicts_with_all = ["fields", "drop"])]
     view_name: Option<String>,
+}
 
-    /// In a watch, only changes of these fields and of labels
+/// Flag of the commands that follow changes.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "View")]
+pub(super) struct ChangedFlag {
+    /// Only changes of these fields and of labels
     #[arg(long)]
     changed: bool,
 }
@@ -253,9 +259,21 @@ impl TypedValueParser for AddressParser {
 impl ViewFlags {
     /// Returns the view of a request; none if the flags name none.
     pub(super) fn view(&self) -> Option<pb::View> {
-        let Self { fields, drop, view_name, changed } = self.clone();
-        let view = pb::View { fields, drop, only_if_changed: changed, name: view_name.unwrap_or_default() };
+        let Self { fields, drop, view_name } = self.clone();
+        let view = pb::View { fields, drop, name: view_name.unwrap_or_default(), ..pb::View::default() };
         Some(view).filter(|view| *view != pb::View::default())
+    }
+}
+
+// === impl ChangedFlag ===
+
+impl ChangedFlag {
+    /// Returns a query that suppresses other changes, if the flag is given.
+    pub(super) fn applied_to(&self, query: Query) -> Query {
+        if !self.changed {
+            return query;
+        }
+        Query { view: Some(pb::View { only_if_changed: true, ..query.view.unwrap_or_default() }), ..query }
     }
 }
 
@@ -395,8 +413,13 @@ mod tests {
         let view = |arguments: &[&str]| parse(arguments).selection.query("pods").view;
         let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
         let (fields, drop) = (texts(&["metadata.labels", "spec"]), texts(&["spec.x"]));
-        let expected = pb::View { fields, drop, only_if_changed: true, ..pb::View::default() };
-        assert_eq!(view(&["--fields", "metadata.labels,spec", "--drop", "spec.x", "--changed"]), Some(expected));
+        let expected = pb::View { fields, drop, ..pb::View::default() };
+        assert_eq!(view(&["--fields", "metadata.labels,spec", "--drop", "spec.x"]), Some(expected.clone()));
+        let changed = |changed, view| ChangedFlag { changed }.applied_to(Query { view, ..Query::of("pods") }).view;
+        let only_if_changed = |view| Some(pb::View { only_if_changed: true, ..view });
+        assert_eq!(changed(true, Some(expected.clone())), only_if_changed(expected.clone()));
+        assert_eq!(changed(true, None), only_if_changed(pb::View::default()), "of anything in the body");
+        assert_eq!(changed(false, Some(expected.clone())), Some(expected));
         assert_eq!(
             view(&["--view", "@metadata"]),
             Some(pb::View { name: "@metadata".to_owned(), ..pb::View::default() })

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use super::{
-    client_flags::{SelectionFlags, ServerFlags},
+    client_flags::{ChangedFlag, SelectionFlags, ServerFlags},
     failure::{FAILED, Failure},
     signals::Signals,
 };
@@ -62,6 +62,8 @@ pub(super) struct MirrorFlags {
     #[command(flatten)]
     selection: SelectionFlags,
     #[command(flatten)]
+    changed: ChangedFlag,
+    #[command(flatten)]
     server: ServerFlags,
 }
 
@@ -69,8 +71,9 @@ pub(super) struct MirrorFlags {
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
 
 pub(super) async fn run(flags: &MirrorFlags) -> Result<(), Failure> {
-    let MirrorFlags { resource, directory, once, resync, replace, keys, then, health, selection, server } = flags;
-    let query = selection.query(resource);
+    let MirrorFlags { resource, directory, once, resync, replace, keys, then, health, selection, changed, server } =
+        flags;
+    let query = changed.applied_to(selection.query(resource));
     let notes: Notes = {
         let server = server.clone();
         Arc::new(move |note: &dyn Display| server.note(note))

@@ -276,10 +276,10 @@ mod tests {
             let endpoint = format!("https://{name}:1").parse().unwrap();
             let relay = RelayResource { forwards_identity, ..RelayResource::new(endpoint, name) };
             let source = SourceConfig::Informerd(relay);
-            let (indexers, options) = Default::default();
+            let (indexers, views, options) = Default::default();
             config
                 .resources
-                .insert(name.to_owned(), ResourceConfig { name: name.to_owned(), source, indexers, options });
+                .insert(name.to_owned(), ResourceConfig { name: name.to_owned(), source, indexers, views, options });
         }
         let upstreams = upstreams(&config);
         assert_eq!(Vec::from_iter(upstreams), ["https://a:1", "https://b:1"]);

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{
-    client_flags::{SelectionFlags, ServerFlags},
+    client_flags::{ChangedFlag, SelectionFlags, ServerFlags},
     failure::{FAILED, Failure},
     signals::Signals,
     watch::WatchNotes,
@@ -53,6 +53,8 @@ pub(super) struct RecordFlags {
     #[command(flatten)]
     selection: SelectionFlags,
     #[command(flatten)]
+    changed: ChangedFlag,
+    #[command(flatten)]
     server: ServerFlags,
 }
 
@@ -67,7 +69,7 @@ struct Output<'a> {
 const MAX_LINES_BYTES: usize = 64 << 10;
 
 pub(super) async fn run(flags: &RecordFlags) -> Result<(), Failure> {
-    let RecordFlags { resource, name, selection, server, .. } = flags;
+    let RecordFlags { resource, name, selection, changed, server, .. } = flags;
     let mut output = Output::new(flags)?;
     let options = WatchOptions {
         // An object that vanished is deleted with its last body.
@@ -75,7 +77,7 @@ pub(super) async fn run(flags: &RecordFlags) -> Result<(), Failure> {
         fail_fast: true,
         ..WatchOptions::default()
     };
-    let query = selection.query_of_name(resource, name.as_deref());
+    let query = changed.applied_to(selection.query_of_name(resource, name.as_deref()));
     let mut watch = server.connect_lazy()?.watch(&query, &options);
     let mut signals = Signals::new()?;
     let (mut encoder, mut notes) = (WatchEventEncoder::new(), WatchNotes::default());

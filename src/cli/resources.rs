@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use anstyle::Style;
 use clap::Args;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{
     client_flags::{FormatFlags, ServerFlags, TimeoutFlags},
@@ -31,8 +31,10 @@ pub(super) struct ResourcesFlags {
 }
 
 const HEADER: &[&str] = &["NAME", "SOURCE", "STATE", "OBJECTS", "WATCHERS", "INDEXES"];
-const WIDE_HEADER: &[&str] =
-    &["NAME", "SOURCE", "STATE", "OBJECTS", "WATCHERS", "INDEXES", "SEEN", "VERSION", "OLDEST", "PROBLEMS", "ERROR"];
+const WIDE_HEADER: &[&str] = &[
+    "NAME", "SOURCE", "STATE", "OBJECTS", "WATCHERS", "INDEXES", "VIEWS", "SEEN", "VERSION", "OLDEST", "PROBLEMS",
+    "ERROR",
+];
 
 pub(super) async fn run(flags: &ResourcesFlags) -> Result<(), Failure> {
     let ResourcesFlags { format, server, .. } = flags;
@@ -73,6 +75,8 @@ fn record(resource: &pb::Resource, now: SystemTime, columns: usize) -> Record {
     };
     let state = resource.state().as_str_name().trim_start_matches("SYNC_STATE_");
     let seen = age_of(resource.source_seen_at, now).map_or_else(|| "never".to_owned(), |age| format!("{age} ago"));
+    let views: Vec<&str> = resource.views.iter().map(|view| view.name.as_str()).collect();
+    let required = if resource.view_required { " (required)" } else { "" };
     let mut cells = vec![
         Cell::new(&resource.name),
         Cell::new(&resource.source),
@@ -80,6 +84,7 @@ fn record(resource: &pb::Resource, now: SystemTime, columns: usize) -> Record {
         Cell::new(&resource.objects.to_string()),
         Cell::new(&resource.watchers.to_string()),
         Cell::or_none(&resource.indexes.join(",")),
+        Cell::or_none(&format!("{}{required}", views.join(","))),
         Cell::new(&seen),
         Cell::or_none(&resource.resource_version),
         Cell::or_none(&resource.oldest_resource_version),
@@ -97,8 +102,10 @@ fn to_document(resource: &pb::Resource, state: &str) -> Document<'static> {
         pb::VersionFormat::Unspecified => "",
         format => format.as_str_name().trim_start_matches("VERSION_FORMAT_"),
     };
-    let is_empty = |value: &Value| value.as_str() == Some("") || value.as_array().is_some_and(Vec::is_empty);
-    let parts: [(&str, Value); 14] = [
+    let is_empty = |value: &Value| {
+        matches!(value, Value::Bool(false)) || value.as_str() == Some("") || value.as_array().is_some_and(Vec::is_empty)
+    };
+    let parts: [(&str, Value); 16] = [
         ("name", resource.name.as_str().into()),
         ("source", resource.source.as_str().into()),
         ("state", state.into()),
@@ -113,8 +120,18 @@ fn to_document(resource: &pb::Resource, state: &str) -> Document<'static> {
         ("versionFormat", version_format.into()),
         ("namespaces", resource.namespaces.clone().into()),
         ("history", resource.history.as_str().into()),
+        ("views", resource.views.iter().map(view_to_json).collect()),
+        ("viewRequired", resource.view_required.into()),
     ];
     Document::from_fields(parts.into_iter().filter(|(_, value)| !is_empty(value)))
+}
+
+fn view_to_json(view: &pb::NamedView) -> Value {
+    let pb::NamedView { name, view } = view;
+    let pb::View { fields, drop, .. } = view.clone().unwrap_or_default();
+    let paths = [("fields", fields), ("drop", drop)].into_iter().filter(|(_, paths)| !paths.is_empty());
+    let paths: Map<_, _> = paths.map(|(key, paths)| (key.to_owned(), paths.into())).collect();
+    json!({ "name": name, "view": paths })
 }
 
 fn problem_to_json(problem: &pb::Problem) -> Value {
@@ -167,6 +184,11 @@ mod tests {
             namespaces: vec!["shop".to_owned()],
             history: "h.0".to_owned(),
             path: Vec::new(),
+            views: vec![pb::NamedView {
+                name: "small".to_owned(),
+                view: Some(pb::View { fields: vec![".spec".to_owned()], ..pb::View::default() }),
+            }],
+            view_required: true,
         };
         let new = pb::Resource { name: "new".to_owned(), state: SyncState::Syncing.into(), ..Default::default() };
         let header = if output == Output::Wide { WIDE_HEADER } else { HEADER };
@@ -187,7 +209,13 @@ pods   files    STALE     24        2          namespace,node
 ";
         assert_eq!(printed(Output::Table), expected);
         let wide = printed(Output::Wide);
-        assert!(wide.contains("42s ago") && wide.contains("x.7") && wide.ends_with("no\\u{1b}\n"), "{wide}");
+        assert!(
+            wide.contains("42s ago")
+                && wide.contains("x.7")
+                && wide.contains("small (required)")
+                && wide.ends_with("no\\u{1b}\n"),
+            "{wide}"
+        );
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(90);
         let of = |problem| pb::Resource { name: "pods".to_owned(), problems: vec![problem], ..Default::default() };
         let epoch = prost_types::Timestamp { seconds: 0, nanos: 0 };
@@ -195,7 +223,7 @@ pods   files    STALE     24        2          namespace,node
         let whole = pb::Problem { subject: String::new(), since: None, ..problem(epoch) };
         assert_eq!(notes(&of(whole), now), ["# pods: FILE_INVALID: bad"]);
         let jsonl = printed(Output::Jsonl);
-        let expected = r#"{"name":"pods","source":"files","state":"STALE","resourceVersion":"x.7","oldestResourceVersion":"x.1","objects":24,"watchers":2,"indexes":["namespace","node"],"sourceSeenAt":"2001-09-09T01:46:40Z","lastError":"no\u001b","problems":[{"message":"bad","reason":"FILE_INVALID","since":"2001-09-09T01:46:40Z","subject":"a.yaml"}],"versionFormat":"LINEAGE","namespaces":["shop"],"history":"h.0"}"#;
+        let expected = r#"{"name":"pods","source":"files","state":"STALE","resourceVersion":"x.7","oldestResourceVersion":"x.1","objects":24,"watchers":2,"indexes":["namespace","node"],"sourceSeenAt":"2001-09-09T01:46:40Z","lastError":"no\u001b","problems":[{"message":"bad","reason":"FILE_INVALID","since":"2001-09-09T01:46:40Z","subject":"a.yaml"}],"versionFormat":"LINEAGE","namespaces":["shop"],"history":"h.0","views":[{"name":"small","view":{"fields":[".spec"]}}],"viewRequired":true}"#;
         assert_eq!(jsonl.lines().nth(1), Some(expected));
         assert!(
             printed(Output::Json).starts_with("{\n    \"resources\": [\n        {\n            \"name\": \"new\",\n")

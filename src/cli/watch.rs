@@ -8,7 +8,7 @@ use clap::{Args, builder::BoolishValueParser};
 use futures_util::FutureExt;
 
 use super::{
-    client_flags::ObjectFlags,
+    client_flags::{ChangedFlag, ObjectFlags},
     failure::Failure,
     print::{Event, EventPrinter, Output, stdout},
     signals::Signals,
@@ -57,6 +57,8 @@ pub(super) struct WatchFlags {
     #[arg(long, help_heading = "Selection", conflicts_with_all = ["initial", "watch_only"])]
     state: bool,
     #[command(flatten)]
+    changed: ChangedFlag,
+    #[command(flatten)]
     objects: ObjectFlags,
 }
 
@@ -77,11 +79,12 @@ pub(super) struct WatchNotes {
 }
 
 pub(super) async fn run(flags: &WatchFlags) -> Result<(), Failure> {
+    let query = flags.objects.selection.query_of_name(&flags.resource, flags.name.as_deref());
+    let query = flags.changed.applied_to(query);
     if flags.state {
-        return state::run(&flags.resource, flags.name.as_deref(), &flags.objects).await;
+        return state::run(&flags.resource, query, &flags.objects).await;
     }
     let options = flags.objects.options();
-    let query = flags.objects.selection.query_of_name(&flags.resource, flags.name.as_deref());
     let watch_options = WatchOptions {
         // A deleted object is printed with its last state.
         keep_objects: options.output != Output::Name,

@@ -24,7 +24,7 @@ pub struct Query {
     pub shard: Option<Shard>,
     /// Format of the bodies; unspecified is STRUCT.
     pub format: pb::PayloadFormat,
-    /// Part of each body to receive; all if none. A server without the capability "views" ignores it.
+    /// Part of each body to receive; all if none. A server without the capability "views" is an error.
     pub view: Option<pb::View>,
 }
 

@@ -3,11 +3,11 @@
 use super::{
     RelayResource, ServeFlags, SourceConfig,
     section::{Input, Section},
-    table::{RelayIndexKeys, RelayKeys, RelayTlsKeys},
+    table::{RelayIndexKeys, RelayKeys, RelayTlsKeys, RelayViewKeys},
     upstream::{self, parse_endpoint},
     value::{self, ValueError, quote},
 };
-use crate::{client::Query, endpoint::ServerAddress};
+use crate::{client::Query, endpoint::ServerAddress, model::View, proto::pb};
 
 /// Parsed `--relay NAME=URL[/RESOURCE]`.
 #[derive(Debug, PartialEq, Eq)]
@@ -61,9 +61,28 @@ pub(super) fn resolve(section: &Section<'_>, name: &str) -> Option<SourceConfig>
         expression,
         index,
         shard,
+        view: view(section),
         ..Query::of(resource.unwrap_or_else(|| name.to_owned()))
     };
     Some(SourceConfig::Informerd(RelayResource { endpoint: endpoint?, query, tls, forwards_identity }))
+}
+
+/// Reads the part of each body to receive; all if the section is left out.
+fn view(section: &Section<'_>) -> Option<pb::View> {
+    let keys = section.is_written("view").then(|| section.section("view")).flatten()?;
+    let RelayViewKeys { fields, drop, name } = RelayViewKeys::read(&keys);
+    if section.has_problem("view") {
+        return None;
+    }
+    let paths = keys.written_of(&["fields", "drop"]);
+    match (&name, paths.first()) {
+        (Some(_), Some(key)) => keys.add("name", format!("excludes `{key}`; keep one")),
+        (None, None) => keys.add_here("is empty; write `fields`, `drop` or `name`, or remove it"),
+        _ => {
+            keys.check_here(View::parse(&fields, &drop));
+        }
+    }
+    Some(pb::View { fields, drop, name: name.unwrap_or_default(), only_if_changed: false })
 }
 
 /// Returns the resources that flags define.

@@ -17,7 +17,7 @@ use super::{
     table::{
         AdminConfig, AuditConfig, DrainConfig, GeneralConfig, HistoryKeys, IndexKeys, QuotasConfig, ResourceOptions,
     },
-    value,
+    value, views,
 };
 use crate::{
     model::{IndexFunc, Indexers},
@@ -119,7 +119,8 @@ fn resolve_resources(
     }
     for (flag, name, source) in flagged_sources(flags, input) {
         let options = ResourceOptions::default();
-        let resource = ResourceConfig { name: name.clone(), source, indexers: Arc::default(), options };
+        let (indexers, views) = Default::default();
+        let resource = ResourceConfig { name: name.clone(), source, indexers, views, options };
         input.check(flag, resource.check_secrets());
         if in_file.contains(name.as_str()) {
             input.add(flag, format!("resource {name:?} is also defined in the file, as resources.{name}; keep one"));
@@ -172,6 +173,7 @@ fn resolve_resource(
     check_queue(section, options.full_channel_policy, options.queue_length, watch);
     let index_section = section.section_or_empty("indexes");
     let indexers = Arc::new(resolve_indexes(&index_section, limits.expression_steps));
+    let views = Arc::new(views::resolve(section));
     let source = section.section("source")?;
     if section.is_written("drop_fields") && (source.is_written("etcd") || source.is_written("informerd")) {
         section.add("drop_fields", "is only for `kube`, `files` and `stream` sources; remove it");
@@ -204,7 +206,7 @@ fn resolve_resource(
         section
             .add("allow_secrets", "is only for `kube` sources of core secrets, and for `informerd` sources; remove it");
     }
-    let resource = ResourceConfig { name: name.to_owned(), source, indexers, options };
+    let resource = ResourceConfig { name: name.to_owned(), source, indexers, views, options };
     section.check_here(resource.check_secrets());
     Some(resource)
 }

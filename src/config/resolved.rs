@@ -12,7 +12,7 @@ use crate::{
     auth::{JwtConfig, Rules},
     client::Query,
     endpoint::{ServerAddress, TlsOptions},
-    model::{FieldCut, Indexers, Path},
+    model::{FieldCut, Indexers, NamedViews, Path},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 
@@ -91,6 +91,8 @@ pub struct ResourceConfig {
     pub source: SourceConfig,
     /// Indexes; `namespace` is always among them.
     pub indexers: Arc<Indexers>,
+    /// Views that requests may name, beside or in place of those that every server has.
+    pub views: Arc<NamedViews>,
     /// Other options. Policy and queue are within the bounds for clients; `snapshot` is never true for files and streams, whose
     /// state a later run cannot resume.
     pub options: ResourceOptions,

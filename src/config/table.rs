@@ -16,6 +16,7 @@ use super::{
         kube::{self, auto_or_opaque, field_paths, namespaces},
         label_index as label, names, path as directory, path_index as field_path, policies, policy, positive_count,
         positive_duration, positive_size, rules, shard, size, stream_path as file_or_dash, string as text, texts,
+        view_names, view_paths as paths,
     },
 };
 use crate::{
@@ -57,6 +58,7 @@ rows! {
         ..KubeResource;
         ..RelayKeys;
         ..RelayIndexKeys;
+        ..RelayViewKeys;
         ..RelayTlsKeys;
         ..ResourceOptions;
     }
@@ -128,7 +130,7 @@ rows! {
     /// Rights of authenticated clients: exactly one of `rules`, `rules_file` and `subject_access_review`.
     pub(super) struct AuthorizationKeys at "authorization." {
         rules: Option<Rules>, rules,
-            "list of rules, each a map of lists: subjects (user:NAME, group:NAME or \"*\"), verbs (get, list, watch, admin or \"*\"), resources, namespaces (names or \"*\") and perhaps formats (METADATA, STRUCT, RAW), or subjects, the verb impersonate, users and perhaps groups; what no rule grants is denied";
+            "list of rules, each a map of lists: subjects (user:NAME, group:NAME or \"*\"), verbs (get, list, watch, admin or \"*\"), resources, namespaces (names or \"*\") and perhaps formats (METADATA, STRUCT, RAW) and views (names, of which the bodies are limited to one), or subjects, the verb impersonate, users and perhaps groups; what no rule grants is denied";
         rules_file: Option<PathBuf>, file,
             "file with such a list, in YAML or JSON, relative to the configuration file; read again when it changes";
         recheck: Duration = "60s", duration in "10s"..="10m",
@@ -374,6 +376,17 @@ rows! {
 }
 
 rows! {
+    /// Part of each body to receive from another informerd.
+    pub(super) struct RelayViewKeys at "resources.<name>.source.informerd.view." {
+        fields: Vec<String> = empty, paths,
+            "paths of the bodies to receive, such as [spec.nodeName, \"status.podIPs[].ip\"]; everything if left out";
+        drop: Vec<String> = empty, paths, "paths not to receive, such as [metadata.managedFields]";
+        name: Option<String>, text where value::check_not_empty,
+            "a view by its name there, or @metadata, @no-status or @no-managed-fields, in place of fields and drop";
+    }
+}
+
+rows! {
     /// TLS with another informerd.
     pub(super) struct RelayTlsKeys at "resources.<name>.source.informerd.tls." {
         ca: Option<PathBuf>, file,
@@ -394,12 +407,31 @@ rows! {
 }
 
 rows! {
+    /// View of a resource that requests may name.
+    pub(super) struct ViewKeys at "resources.<name>.views.<view>." {
+        fields: Vec<String> = empty, paths,
+            "paths of the bodies that a client receives which names this view, such as [spec.nodeName, \"status.podIPs[].ip\"]; everything if left out; at most 32 views of a resource";
+        drop: Vec<String> = empty, paths, "paths to leave out of that, such as [metadata.managedFields]";
+    }
+}
+
+rows! {
+    /// Bound of what clients receive of each body.
+    pub(super) struct AllowedViewsKeys at "resources.<name>." {
+        allowed_views: Option<Vec<String>>, view_names,
+            "names of views, also of @metadata, @no-status and @no-managed-fields: each request of bodies has to name one of them, and selects by namespace, name and labels only; if left out whole bodies are served";
+    }
+}
+
+rows! {
     /// Options of a resource besides its source.
     pub struct ResourceOptions at "resources.<name>." {
         drop_fields: Option<FieldCut>, field_paths,
             "fields removed from the objects of a kube, files or stream source; if left out nothing, but for kube \
              metadata.managedFields and metadata.annotations['kubectl.kubernetes.io/last-applied-configuration']";
         ..IndexKeys;
+        ..ViewKeys;
+        ..AllowedViewsKeys;
         ttl: Option<Duration>, duration in "1s"..="720h",
             "stream sources only: an object that the stream has not reported for that long is deleted, with CAUSE_EXPIRED; if left out never";
         optional: bool = "false", boolean, "the server is ready also without this resource";

@@ -6,6 +6,7 @@ mod files;
 mod kube;
 mod relay;
 mod table;
+mod views;
 
 use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
@@ -59,6 +60,7 @@ fn defaults() {
         name: "pods".into(),
         source: files("./manifests", Some("Pod")),
         indexers: Arc::default(),
+        views: Arc::default(),
         options: ResourceOptions {
             drop_fields: None,
             allow_secrets: false,
@@ -227,6 +229,7 @@ fn a_file_with_everything() {
         name: "pods".into(),
         source: files(directory.path().join("pods/a"), Some("Pod")),
         indexers: Arc::new(indexers.unwrap()),
+        views: Arc::default(),
         options: ResourceOptions {
             allow_secrets: false,
             authorize_as: None,

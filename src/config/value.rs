@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::{
     auth::Rules,
     endpoint::without_credentials,
-    model::{Expression, FieldSelector, IndexFunc, IndexMatch, LabelSelector, Path, Shard, SyntaxError},
+    model::{Expression, FieldSelector, IndexFunc, IndexMatch, LabelSelector, Path, Shard, SyntaxError, View},
     watch::FullChannelPolicy,
 };
 
@@ -254,11 +254,28 @@ pub(super) fn texts(value: &Value) -> Result<Vec<String>, ValueError> {
     list.ok_or_else(|| ValueError::expected(&what, found()))?.iter().map(string).collect()
 }
 
+/// Reads the paths of a view.
+pub(super) fn view_paths(value: &Value) -> Result<Vec<String>, ValueError> {
+    let list = value.as_array().filter(|list| !list.is_empty());
+    let what = "a list of paths such as [spec.nodeName, \"status.podIPs[].ip\"]";
+    let found = || if value.is_array() { "an empty list".to_owned() } else { found(value) };
+    let check = |text: &str| View::parse(&[text], &[]).map(drop).map_err(|error| ValueError(error.to_string()));
+    list.ok_or_else(|| ValueError::expected(what, found()))?.iter().map(checked(string, check)).collect()
+}
+
 /// Reads a list of names, none of them empty.
 pub(super) fn names(value: &Value) -> Result<Vec<String>, ValueError> {
+    names_such_as(value, "[informerd]")
+}
+
+pub(super) fn view_names(value: &Value) -> Result<Vec<String>, ValueError> {
+    names_such_as(value, "[small]")
+}
+
+fn names_such_as(value: &Value, example: &str) -> Result<Vec<String>, ValueError> {
     let list = value.as_array().filter(|list| (1..=MAX_NAMES).contains(&list.len()));
     let found = || value.as_array().map_or(found(value), |list| list.len().to_string());
-    let what = format!("a list of 1 to {MAX_NAMES} names such as [informerd]");
+    let what = format!("a list of 1 to {MAX_NAMES} names such as {example}");
     let checked = checked(string, check_not_empty);
     list.ok_or_else(|| ValueError::expected(&what, found()))?.iter().map(checked).collect()
 }

@@ -12,15 +12,15 @@ use super::{
 use crate::{
     auth::{AccessError, Attributes, Authorizer, Credentials, Format, Identity, Operation, Scope},
     model::{Namespaces, excerpt},
-    proto::{PayloadFormat, pb},
+    proto::{ObjectFormat, PayloadFormat, pb},
 };
 
 /// Access of a call to a resource.
 #[derive(Debug)]
 pub(super) struct Access<'a> {
     pub(super) resource: &'a Arc<ServedResource>,
-    /// Format of the objects.
-    pub(super) format: PayloadFormat,
+    /// Form of the objects.
+    pub(super) format: ObjectFormat,
     /// Namespaces that the call is limited to, because its caller may read no others.
     pub(super) namespaces: Option<Namespaces>,
     pub(super) service: &'a Service,
@@ -39,6 +39,8 @@ pub(super) struct Wanted<'a> {
     pub(super) name: &'a str,
     /// Format of the objects, as in the request.
     pub(super) format: i32,
+    /// Part of each body.
+    pub(super) view: Option<&'a pb::View>,
 }
 
 // === impl Wanted ===
@@ -47,14 +49,17 @@ impl<'a> Wanted<'a> {
     /// Returns the request of objects of a namespace, where the empty text stands for all.
     pub(super) fn objects(operation: Operation, resource: &'a str, namespace: &'a str, format: i32) -> Self {
         let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());
-        Self { operation, resource, namespace, name: "", format }
+        Self { operation, resource, namespace, name: "", format, view: None }
     }
 
     fn attributes(&self, format: PayloadFormat, is_secret: bool) -> Attributes {
+        // Rights are to whole bodies, which include any part that a request describes, or to a view by its name.
+        let view = self.view.filter(|view| !view.name.is_empty() && format != PayloadFormat::Metadata);
         Attributes {
             namespace: self.namespace.map(str::to_owned),
             name: Some(self.name).filter(|name| !name.is_empty()).map(str::to_owned),
             format: format_of(format),
+            view: view.map(|view| view.name.clone()),
             is_secret,
             ..Attributes::new(self.operation, self.resource)
         }
@@ -68,18 +73,18 @@ impl Access<'_> {
     ///
     /// # Errors
     ///
-    /// If the caller may read metadata only.
+    /// If the caller may read metadata or views only, or nobody may read whole bodies.
     pub(super) async fn require_bodies(&mut self, part: &'static str) -> Result<(), ApiError> {
+        let resource = self.resource;
         match &mut self.grant {
-            None if self.resource.is_secret => Err(metadata_only(&self.resource.name, part)),
-            None => Ok(()),
-            Some(grant) if grant.attributes.selects_content => Ok(()),
-            Some(grant) => {
+            None if resource.is_secret => return Err(metadata_only(&resource.name, part)),
+            Some(grant) if !grant.attributes.selects_content => {
                 grant.attributes.selects_content = true;
                 self.namespaces = self.service.authorize(&grant.identity, &grant.attributes).await?;
-                Ok(())
             }
+            _ => {}
         }
+        resource.views.check_selection(&resource.name, part)
     }
 
     /// Returns the rights that were checked, to check them again while a watch is open.
@@ -99,8 +104,8 @@ impl Access<'_> {
         self.service.authorize(identity, &attributes).await.map(drop)
     }
 
-    /// Returns true if the call may depend on the bodies of objects, for what was checked.
-    pub(super) fn may_read_bodies(&self) -> bool {
+    /// Returns true if the call returns bodies, whole or in part, or may depend on them, for what was checked.
+    pub(super) fn has_bodies(&self) -> bool {
         let is_granted =
             |grant: &Grant| grant.attributes.selects_content || grant.attributes.format != Format::Metadata;
         self.grant.as_ref().map_or(!self.resource.is_secret, is_granted)
@@ -124,20 +129,21 @@ impl Service {
         let is_unspecified = wanted.format == i32::from(pb::PayloadFormat::Unspecified);
         if !self.authorizes() {
             let resource = self.resource(wanted.resource)?;
-            let format = if is_unspecified && resource.is_secret { Some(PayloadFormat::Metadata) } else { parsed };
+            let is_metadata = is_unspecified && resource.is_secret && wanted.view.is_none();
+            let format = if is_metadata { Some(PayloadFormat::Metadata) } else { parsed };
             let format = format.ok_or_else(|| unknown_format(wanted.format))?;
-            let mut access = Access { resource, format, namespaces: None, service: self, grant: None };
-            if format != PayloadFormat::Metadata {
-                access.require_bodies("format STRUCT or RAW").await?;
+            if resource.is_secret && format != PayloadFormat::Metadata {
+                return Err(metadata_only(&resource.name, "format STRUCT or RAW"));
             }
-            return Ok(access);
+            let format = resource.views.format(&resource.name, format, wanted.view)?;
+            return Ok(Access { resource, format, namespaces: None, service: self, grant: None });
         }
         let is_secret = self.find(wanted.resource).is_some_and(|resource| resource.is_secret);
         let mut attributes = wanted.attributes(parsed.unwrap_or(PayloadFormat::Metadata), is_secret);
         let Some(identity) = call.identity.clone() else { return Err(denied(None, &attributes)) };
         let mut format = parsed;
         let mut answer = self.authorize(&identity, &attributes).await;
-        if is_unspecified && matches!(answer, Err(ApiError::AccessDenied { .. })) {
+        if is_unspecified && wanted.view.is_none() && matches!(answer, Err(ApiError::AccessDenied { .. })) {
             // Whoever may read metadata only need not know the formats.
             attributes.format = Format::Metadata;
             format = Some(PayloadFormat::Metadata);
@@ -149,6 +155,7 @@ impl Service {
         let namespaces = answer?;
         let resource = self.resource(wanted.resource)?;
         let format = format.ok_or_else(|| unknown_format(wanted.format))?;
+        let format = resource.views.format(&resource.name, format, wanted.view)?;
         let (impersonator, credentials) = (call.impersonator.clone(), call.credentials.clone());
         let grant = Grant { identity, impersonator, credentials, attributes };
         Ok(Access { resource, format, namespaces, service: self, grant: Some(grant) })
@@ -324,7 +331,7 @@ fn unknown_format(format: i32) -> ApiError {
 
 /// Creates the error of a caller who lacks a right. It depends on the request alone, and not on what exists.
 fn denied(identity: Option<&Identity>, attributes: &Attributes) -> ApiError {
-    let Attributes { operation, resource, namespace, format, selects_content, .. } = attributes;
+    let Attributes { operation, resource, namespace, format, view, selects_content, .. } = attributes;
     let user = identity.map_or_else(|| "a caller without an identity".to_owned(), |of| format!("{:?}", of.user()));
     let verb = match operation {
         Operation::Get => "get or list",
@@ -338,11 +345,12 @@ fn denied(identity: Option<&Identity>, attributes: &Attributes) -> ApiError {
         Some("") => " outside of namespaces".to_owned(),
         Some(namespace) => format!(" in namespace {:?}", excerpt(namespace)),
     };
-    let form = match format {
-        Format::Metadata if *selects_content => ", selected by other than namespace, name and labels",
-        Format::Metadata => "",
-        Format::Struct => " as STRUCT; METADATA may be allowed",
-        Format::Raw => " as RAW; METADATA may be allowed",
+    let form = match (format, view) {
+        (Format::Metadata, _) if !*selects_content => String::new(),
+        _ if *selects_content => ", selected by other than namespace, name and labels".to_owned(),
+        (_, Some(view)) => format!(" in the view {:?}; METADATA may be allowed", excerpt(view)),
+        (Format::Raw, None) => " as RAW; METADATA or a view by its name may be allowed".to_owned(),
+        (_, None) => " as STRUCT; METADATA or a view by its name may be allowed".to_owned(),
     };
     let resource = excerpt(resource);
     ApiError::AccessDenied {

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     auth::Operation,
     cache::{Problem, ProblemReason},
-    model::{Namespaces, ResourceVersion},
+    model::{Namespaces, ResourceVersion, View},
     proto::{self, pb},
 };
 
@@ -91,8 +91,14 @@ fn resource(resource: &ServedResource) -> pb::Resource {
         problems: health.problems().iter().map(problem).collect(),
         version_format: snapshot.as_ref().map_or_else(Default::default, |of| version_format(of.version())).into(),
         namespaces: health.namespaces(),
+        views: resource.views.named().iter().map(named_view).collect(),
+        view_required: resource.views.named().is_required(),
         history: snapshot.map(|snapshot| informer.history(snapshot.history_id(), None)).unwrap_or_default(),
     }
+}
+
+fn named_view((name, view): (&str, &View)) -> pb::NamedView {
+    pb::NamedView { name: name.to_owned(), view: Some(view.into()) }
 }
 
 fn version_format(version: &ResourceVersion) -> pb::VersionFormat {

@@ -18,7 +18,6 @@ use super::{
     frame, query,
     service::Service,
     status::{ApiError, final_frames, trailers},
-    views::ResourceViews,
 };
 use crate::{
     auth::Operation,
@@ -54,9 +53,9 @@ pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) 
         namespace: Some(&request.namespace),
         name: &request.name,
         format: request.format,
+        view: request.view.as_ref(),
     };
     let Access { resource, format, .. } = service.access(&call, wanted).await?;
-    let format = ResourceViews::format(format, request.view.as_ref())?;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
     let key = query::key("name", &request.namespace, &request.name)?;
     service.quotas().call(&call)?;

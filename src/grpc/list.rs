@@ -30,7 +30,6 @@ use super::{
     service::Service,
     status::{ApiError, final_frames, trailers},
     time_slice::TimeSlice,
-    views::ResourceViews,
 };
 use crate::{
     auth::Operation,
@@ -110,8 +109,8 @@ const HEAD_BYTES: usize = 1 << 10;
 
 /// Answers ByIndex: a List by one value of one index, or by the values of one object.
 pub(super) async fn by_index(service: &Service, request: pb::ByIndexRequest, call: Call) -> Result<ListBody, ApiError> {
-    let wanted = Wanted::objects(Operation::List, &request.resource, &request.namespace, request.format);
-    let mut access = service.access(&call, wanted).await?;
+    let objects = Wanted::objects(Operation::List, &request.resource, &request.namespace, request.format);
+    let mut access = service.access(&call, Wanted { view: request.view.as_ref(), ..objects }).await?;
     let indexers = access.resource.informer.indexers();
     let Some(func) = indexers.get(&request.index) else {
         return Err(ApiError::index("index", &request.index, indexers.names()));
@@ -151,8 +150,8 @@ pub(super) async fn by_index(service: &Service, request: pb::ByIndexRequest, cal
 
 /// Answers List.
 pub(super) async fn list(service: &Service, request: pb::ListRequest, call: Call) -> Result<ListBody, ApiError> {
-    let wanted = Wanted::objects(Operation::List, &request.resource, &request.namespace, request.format);
-    let access = service.access(&call, wanted).await?;
+    let objects = Wanted::objects(Operation::List, &request.resource, &request.namespace, request.format);
+    let access = service.access(&call, Wanted { view: request.view.as_ref(), ..objects }).await?;
     answer(access, request, None, call).await
 }
 
@@ -179,8 +178,7 @@ async fn answer(
         },
     )
     .await?;
-    let (service, resource) = (access.service, access.resource);
-    let format = ResourceViews::format(access.format, request.view.as_ref())?;
+    let Access { service, resource, format, .. } = access;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
     let key = like.as_ref().map(|like| &like.key);
     let query = service.pages().query_hash(&("List", request.encode_to_vec(), key, call.user(), &selection.namespaces));

@@ -64,6 +64,8 @@ pub(crate) enum ApiError {
     TooManyWatchers(Exceeded),
     /// The maximum number of expressions waits to be compiled, in all or for the peer.
     TooManyCompilations(Exceeded),
+    /// The operator allows other views of the resource only.
+    ViewNotAllowed { resource: String, allowed: String },
     /// The maximum number of different views is in use by open watches of the resource.
     TooManyViews { resource: String, limit: usize },
     /// The call has no credentials.
@@ -176,6 +178,7 @@ impl ApiError {
             Self::NotImplemented { .. } => (Code::Unimplemented, "NOT_IMPLEMENTED"),
             Self::AccessDenied { .. } => (Code::PermissionDenied, "ACCESS_DENIED"),
             Self::ImpersonationDenied { .. } => (Code::PermissionDenied, "IMPERSONATION_DENIED"),
+            Self::ViewNotAllowed { .. } => (Code::PermissionDenied, "VIEW_NOT_ALLOWED"),
             Self::PageTokenExpired => (Code::OutOfRange, "PAGE_TOKEN_EXPIRED"),
             Self::VersionExpired { .. } => (Code::OutOfRange, "RESOURCE_VERSION_EXPIRED"),
             Self::HistoryRewritten => (Code::OutOfRange, "HISTORY_CHANGED"),
@@ -277,6 +280,7 @@ impl ApiError {
                 "too many expressions: {limit} of this caller wait to be compiled, its share (limits.peer_share) of \
                  limits.compilations; retry, or raise limits.peer_share if one address stands for many clients"
             ),
+            Self::ViewNotAllowed { resource, allowed } => view_not_allowed(resource, allowed),
             Self::TooManyViews { resource, limit } => format!(
                 "view: open watches of {resource:?} have {limit} different views; use one of them, or retry when others have \
                  ended"
@@ -309,6 +313,9 @@ impl ApiError {
             Self::Invalid { field, .. } | Self::NotParsed { field, .. } => vec![("field", (*field).to_owned())],
             Self::IndexNotFound { field, index, known } => {
                 vec![("field", (*field).to_owned()), ("index", excerpt(index).into_owned()), ("known", known.join(","))]
+            }
+            Self::ViewNotAllowed { allowed, .. } => {
+                vec![("field", "view.name".to_owned()), ("known", allowed.replace(", ", ","))]
             }
             Self::RequestTimeout { timeout } => vec![("limit", format!("{timeout:?}"))],
             Self::NotImplemented { what } => vec![("what", (*what).to_owned())],
@@ -365,6 +372,7 @@ impl ApiError {
             | Self::NotImplemented { .. }
             | Self::AccessDenied { .. }
             | Self::ImpersonationDenied { .. }
+            | Self::ViewNotAllowed { .. }
             | Self::PageTokenExpired
             | Self::VersionExpired { .. }
             | Self::HistoryRewritten
@@ -412,6 +420,10 @@ impl ApiError {
             details: Vec::new(),
         })
     }
+}
+
+fn view_not_allowed(resource: &str, allowed: &str) -> String {
+    format!("view.name: resource {resource:?} serves views only: name one of {allowed}, or request METADATA")
 }
 
 impl From<ApiError> for Status {

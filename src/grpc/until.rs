@@ -20,7 +20,6 @@ use super::{
     service::Service,
     status::ApiError,
     time_slice::TimeSlice,
-    views::ResourceViews,
     watch,
 };
 use crate::{
@@ -51,21 +50,20 @@ pub(super) async fn until(
 ) -> Result<pb::UntilResponse, Status> {
     let (refuse, caller) = (|refusal: ApiError| service.metrics().refuse(&refusal), call.caller());
     let pb::UntilRequest { watch: request, conditions } = request;
-    let mut request = request.unwrap_or_default();
+    let request = request.unwrap_or_default();
     let checked = async {
         let mut access = watch::access(service, &request, &call).await?;
         check(&request)?;
-        let format = ResourceViews::format(access.format, request.view.as_ref())?;
         let conditions = self::conditions(&mut access, &conditions, caller).await?;
-        Ok((access, format, conditions))
+        Ok((access, conditions))
     };
-    let (mut access, format, conditions) = checked.await.map_err(refuse)?;
+    let (mut access, conditions) = checked.await.map_err(refuse)?;
     let mut waiting = Waiting { conditions, count: 0, not_served: HashSet::new(), is_synced: false };
 
     let queue = QueueOptions { policy: FullChannelPolicy::Replay, length: access.resource.queue.length };
     // Conditions read whole bodies; without the right to read them, no condition does.
-    request.view = None;
-    access.format = if access.may_read_bodies() { PayloadFormat::Raw } else { PayloadFormat::Metadata };
+    let internal = if access.has_bodies() { PayloadFormat::Raw } else { PayloadFormat::Metadata };
+    let format = std::mem::replace(&mut access.format, internal.into());
     let watch = watch::open_with(access, &request, queue, call).await;
     let mut watch = std::pin::pin!(watch.map_err(refuse)?);
     let mut last = None;

@@ -1,18 +1,19 @@
 //! Views of a resource: the part of each body that a request names, and the number of different ones that its watches use.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, fmt::Display, sync::Arc};
 
 use parking_lot::Mutex;
 
 use super::status::ApiError;
 use crate::{
-    model::{View, ViewError, excerpt},
+    model::{NamedViews, View, ViewError, excerpt},
     proto::{ObjectFormat, PayloadFormat, pb},
 };
 
 /// Views of a resource. A clone shares them.
 #[derive(Debug, Clone, Default)]
 pub struct ResourceViews {
+    named: Arc<NamedViews>,
     /// Views of the open watches, each with their number.
     open: Arc<Mutex<HashMap<View, usize>>>,
 }
@@ -30,18 +31,46 @@ const MAX_OPEN_VIEWS: usize = 32;
 // === impl ResourceViews ===
 
 impl ResourceViews {
-    /// Returns the form of objects that a request names.
+    /// Returns the views of a resource, with those that its operator has named.
+    pub fn new(named: Arc<NamedViews>) -> Self {
+        Self { named, open: Arc::default() }
+    }
+
+    /// Returns the views that the operator has named.
+    pub(super) fn named(&self) -> &NamedViews {
+        &self.named
+    }
+
+    /// Returns the form of objects that a request of a resource names.
     ///
     /// # Errors
     ///
-    /// If the view has no meaning.
-    pub(super) fn format(payload: PayloadFormat, view: Option<&pb::View>) -> Result<ObjectFormat, ApiError> {
-        let Some(view) = view else { return Ok(payload.into()) };
-        if payload == PayloadFormat::Metadata {
+    /// If the view has no meaning, or the operator does not allow it.
+    pub(super) fn format(
+        &self,
+        resource: &str,
+        payload: PayloadFormat,
+        view: Option<&pb::View>,
+    ) -> Result<ObjectFormat, ApiError> {
+        let is_metadata = payload == PayloadFormat::Metadata;
+        let Some(view) = view else {
+            // METADATA has no body.
+            return if self.named.is_required() && !is_metadata {
+                Err(self.not_allowed(resource))
+            } else {
+                Ok(payload.into())
+            };
+        };
+        if is_metadata {
             return Err(invalid("view", "cannot be given together with METADATA; leave out one of them"));
         }
         let pb::View { fields, drop, only_if_changed, name } = view;
-        let view = if name.is_empty() {
+        let has_paths = !fields.is_empty() || !drop.is_empty();
+        let view = if !name.is_empty() && has_paths {
+            return Err(invalid("view.name", "cannot be given together with fields or drop; leave out one of them"));
+        } else if self.named.is_required() {
+            self.named.get(name).ok_or_else(|| self.not_allowed(resource))?
+        } else if name.is_empty() {
             View::parse(fields, drop).map_err(|error| {
                 let field = match &error {
                     ViewError::Path { list: "drop", .. } => "view.drop",
@@ -49,17 +78,37 @@ impl ResourceViews {
                 };
                 invalid(field, error.to_string())
             })?
-        } else if !fields.is_empty() || !drop.is_empty() {
-            return Err(invalid("view.name", "cannot be given together with fields or drop; leave out one of them"));
         } else {
             let unknown = || {
-                let known = View::BUILT_IN.join(", ");
+                let known = self.named.known();
                 invalid("view.name", format!("view {:?} not found; known: {known}", excerpt(name)))
             };
-            View::built_in(name).ok_or_else(unknown)?
+            self.named.get(name).ok_or_else(unknown)?
         };
         let view = Some(view).filter(|view| !view.is_whole());
         Ok(ObjectFormat { payload, view, only_if_changed: *only_if_changed })
+    }
+
+    /// Checks that a selection or a condition may depend on whole bodies, for this part of a request.
+    ///
+    /// # Errors
+    ///
+    /// If requests have to name a view: what the view leaves out could be found out by many of them.
+    pub(super) fn check_selection(&self, resource: &str, part: impl Display) -> Result<(), ApiError> {
+        if !self.named.is_required() {
+            return Ok(());
+        }
+        Err(ApiError::AccessDenied {
+            message: format!(
+                "resource {resource:?} serves the views {} only, and a {part} could find out what they leave out: select by namespace, \
+                 name and labels",
+                self.named.known()
+            ),
+        })
+    }
+
+    fn not_allowed(&self, resource: &str) -> ApiError {
+        ApiError::ViewNotAllowed { resource: resource.to_owned(), allowed: self.named.known() }
     }
 
     /// Counts the view of a watch while it is open. Equal views are the same one from then on.
@@ -105,8 +154,12 @@ mod tests {
         pb::View { fields: texts(fields), drop: texts(drop), name: name.to_owned(), only_if_changed: false }
     }
 
+    fn format(payload: PayloadFormat, view: Option<&pb::View>) -> Result<ObjectFormat, ApiError> {
+        ResourceViews::default().format("pods", payload, view)
+    }
+
     fn refusal(payload: PayloadFormat, view: &pb::View) -> String {
-        let error = ResourceViews::format(payload, Some(view)).unwrap_err();
+        let error = format(payload, Some(view)).unwrap_err();
         assert_eq!(error.code_and_reason(), (tonic::Code::InvalidArgument, "VIEW_INVALID"));
         error.to_status().message().to_owned()
     }
@@ -128,17 +181,82 @@ mod tests {
 
     #[test]
     fn a_view_of_everything_is_none() {
-        assert_eq!(ResourceViews::format(PayloadFormat::Raw, Some(&view(&[], &[], ""))), Ok(PayloadFormat::Raw.into()));
-        assert_eq!(ResourceViews::format(PayloadFormat::Metadata, None), Ok(PayloadFormat::Metadata.into()));
-        let built_in = ResourceViews::format(PayloadFormat::Struct, Some(&view(&[], &[], "@no-status"))).unwrap();
+        assert_eq!(format(PayloadFormat::Raw, Some(&view(&[], &[], ""))), Ok(PayloadFormat::Raw.into()));
+        assert_eq!(format(PayloadFormat::Metadata, None), Ok(PayloadFormat::Metadata.into()));
+        let built_in = format(PayloadFormat::Struct, Some(&view(&[], &[], "@no-status"))).unwrap();
         assert_eq!(built_in.view, View::built_in("@no-status"));
+    }
+
+    fn named(required: Option<&[&str]>) -> ResourceViews {
+        let view = |field: &str| View::parse(&[field], &[]).unwrap();
+        let views = ["small", "other"].map(|name| (name.to_owned(), view(name)));
+        let views = NamedViews::new(views).unwrap();
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        ResourceViews::new(Arc::new(match required {
+            Some(required) => views.required(&names(required)).unwrap(),
+            None => views,
+        }))
+    }
+
+    #[test]
+    fn a_view_of_the_operator_is_found_by_its_name() {
+        let views = named(None);
+        let found = views.format("pods", PayloadFormat::Raw, Some(&view(&[], &[], "small"))).unwrap();
+        assert_eq!(found.view, View::parse(&["small"], &[]).ok());
+        assert_eq!(views.format("pods", PayloadFormat::Raw, None), Ok(PayloadFormat::Raw.into()));
+        let unknown = views.format("pods", PayloadFormat::Raw, Some(&view(&[], &[], "smal"))).unwrap_err().to_status();
+        let expected =
+            "view.name: view \"smal\" not found; known: @metadata, @no-managed-fields, @no-status, other, small";
+        assert_eq!(unknown.message(), expected);
+        assert_eq!(views.check_selection("pods", "condition"), Ok(()));
+    }
+
+    #[test]
+    fn where_views_are_required_a_request_names_one_of_them() {
+        let views = named(Some(&["small", "@metadata"]));
+        let of = |payload, view: Option<pb::View>| views.format("pods", payload, view.as_ref());
+        let raw = PayloadFormat::Raw;
+        for name in ["small", "@metadata"] {
+            assert_eq!(of(raw, Some(view(&[], &[], name))).unwrap().view, views.named.get(name), "{name}");
+        }
+        assert_eq!(of(PayloadFormat::Metadata, None), Ok(PayloadFormat::Metadata.into()));
+        let others = [
+            None,
+            Some(view(&[], &[], "")),
+            Some(view(&["small"], &[], "")),
+            Some(view(&["a["], &[], "")),
+            Some(view(&[], &["spec"], "")),
+            Some(view(&[], &[], "other")),
+            Some(view(&[], &[], "@no-status")),
+            Some(view(&[], &[], "unknown")),
+        ];
+        for other in others {
+            let refusal = of(raw, other).unwrap_err();
+            assert_eq!(refusal.code_and_reason(), (tonic::Code::PermissionDenied, "VIEW_NOT_ALLOWED"));
+            let message =
+                "view.name: resource \"pods\" serves views only: name one of @metadata, small, or request METADATA";
+            assert_eq!(refusal.to_status().message(), message);
+        }
+        let both = of(raw, Some(view(&["small"], &[], "small"))).unwrap_err();
+        assert_eq!(both.code_and_reason().1, "VIEW_INVALID");
+        assert_eq!(
+            of(PayloadFormat::Metadata, Some(view(&[], &[], "small"))).unwrap_err().code_and_reason().1,
+            "VIEW_INVALID"
+        );
+        let refusal = views.check_selection("pods", "selection by a field").unwrap_err();
+        assert_eq!(refusal.code_and_reason(), (tonic::Code::PermissionDenied, "ACCESS_DENIED"));
+        assert_eq!(
+            refusal.to_status().message(),
+            "resource \"pods\" serves the views @metadata, small only, and a selection by a field could find out what they leave out: \
+             select by namespace, name and labels"
+        );
     }
 
     #[test]
     fn distinct_views_of_open_watches_are_limited() {
         let views = ResourceViews::default();
         let open = |path: &str| {
-            let mut format = ResourceViews::format(PayloadFormat::Raw, Some(&view(&[path], &[], ""))).unwrap();
+            let mut format = format(PayloadFormat::Raw, Some(&view(&[path], &[], ""))).unwrap();
             views.open("pods", &mut format)
         };
         let mut held: Vec<_> = (0..MAX_OPEN_VIEWS).map(|n| open(&format!("f{n}")).unwrap()).collect();

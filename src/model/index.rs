@@ -283,7 +283,8 @@ impl<'a> From<&'a Object> for IndexedObject<'a> {
     }
 }
 
-fn is_name(name: &str) -> bool {
+/// Returns true if a text has the form of the names of indexes and views.
+pub(super) fn is_name(name: &str) -> bool {
     let edge = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     let inner = |b: u8| edge(b) || matches!(b, b'-' | b'_' | b'.');
     let (Some(first), Some(last)) = (name.bytes().next(), name.bytes().last()) else {

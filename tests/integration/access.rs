@@ -13,6 +13,7 @@ use std::collections::BTreeSet;
 use informerd::{
     auth::{Authorizer, Rules},
     grpc::AccessConfig,
+    model::{NamedViews, View},
 };
 
 use self::{
@@ -33,7 +34,12 @@ const OBJECTS: [(&str, &str); 7] = [("", "a"), ("", "b"), ("x", "a"), ("x", "c")
 async fn server(authorizer: &Authorizer) -> Sandbox {
     let access = AccessConfig { authorizer: Some(authorizer.clone()), ..AccessConfig::default() };
     let objects = OBJECTS.map(|(namespace, name)| pod(namespace, name, &format!(r#""nodeName":"node-{name}""#)));
-    Sandbox::start_with(Options { access, ..Options::default() }, objects.into()).await
+    Sandbox::start_with(Options { access, views: views(), ..Options::default() }, objects.into()).await
+}
+
+/// Returns the views of the server: one that leaves out the specs.
+fn views() -> NamedViews {
+    NamedViews::new([("small".to_owned(), View::parse(&["metadata.name"], &[]).unwrap())]).unwrap()
 }
 
 /// Every call returns exactly the objects that the rules grant, or is denied, whether the resource exists or not.
@@ -42,7 +48,7 @@ async fn a_caller_receives_exactly_what_the_rules_grant() {
     let authorizer = Authorizer::of_rules(Rules::default());
     let server = server(&authorizer).await;
     let mut random = fastrand::Rng::with_seed(SEED);
-    let (mut denied, mut limited, mut whole) = (0, 0, 0);
+    let (mut denied, mut limited, mut whole, mut viewed) = (0, 0, 0, 0);
     for number in 0..RULE_SETS {
         let rules = RuleSet::draw(&mut random);
         authorizer.set_rules(rules.parsed());
@@ -51,13 +57,16 @@ async fn a_caller_receives_exactly_what_the_rules_grant() {
             let expected = shape.expected(|wanted| rules.allows(&caller, wanted));
             let found = shape.call(&server, &caller, expected.count()).await;
             assert_eq!(found, expected, "rule set {number}: {rules:#?} {caller:?} {shape:?}");
-            match found {
+            match &found {
                 Answer::Denied => denied += 1,
                 Answer::Limited(..) => limited += 1,
-                Answer::Whole(_) | Answer::NotFound => whole += 1,
+                Answer::Whole(_) | Answer::NotFound | Answer::Invalid => whole += 1,
             }
+            let (Answer::Whole(found) | Answer::Limited(_, found)) = &found else { continue };
+            viewed += usize::from(found.iter().any(|words| words.ends_with(" with a view")));
         }
     }
+    assert!(viewed > 500, "{viewed}");
     assert!([denied, limited, whole].iter().all(|count| *count > 1000), "{denied} {limited} {whole}");
 }
 

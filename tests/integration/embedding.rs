@@ -124,6 +124,7 @@ async fn calls_carry_the_token_in_a_file() {
         name: "clocks".to_owned(),
         source,
         indexers: Arc::default(),
+        views: Arc::default(),
         options: ResourceOptions::default(),
     };
     let config = Config { resources: [("clocks".to_owned(), resource)].into(), ..config() };
@@ -220,6 +221,7 @@ async fn a_resource_of_the_program_needs_a_name_of_its_own() {
         name: "pods".to_owned(),
         source: SourceConfig::Own,
         indexers: Arc::default(),
+        views: Arc::default(),
         options: ResourceOptions::default(),
     };
     let no_source = Config { resources: [("pods".to_owned(), unknown)].into(), ..config() };

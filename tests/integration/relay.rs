@@ -4,6 +4,7 @@ mod open;
 mod restored;
 mod selection;
 mod upstream;
+mod view;
 
 use std::{
     collections::BTreeMap,

@@ -22,7 +22,7 @@ use informerd::{
         self, AccessConfig, Lifecycle, QuotaConfig, ResourceViews, Routes, RpcMetrics, ServedResource, Service,
         ServiceConfig, WireFrame,
     },
-    model::{Event, IndexFunc, Indexers, Lineage, Object, Path, ResourceVersion},
+    model::{Event, IndexFunc, Indexers, Lineage, NamedViews, Object, Path, ResourceVersion},
     proto::pb::{self, informer_service_client::InformerServiceClient},
     source::relay::{RelayConfig, RelaySource},
     transport::{Chunk, Ledger, Listener, Quota, Rejections, Server, ServerConfig},
@@ -77,6 +77,8 @@ pub(crate) struct Options {
     pub(crate) history: Retention,
     /// Indexes besides `node` and `app`.
     pub(crate) indexes: Vec<(String, IndexFunc)>,
+    /// Views that requests may name.
+    pub(crate) views: NamedViews,
     /// Lineage of the versions; none for decimals.
     pub(crate) lineage: Option<&'static str>,
     pub(crate) allowed_policies: Vec<FullChannelPolicy>,
@@ -108,6 +110,7 @@ impl Default for Options {
             evicted_grace: Duration::from_secs(5),
             history: BroadcasterConfig::default().retention,
             indexes: Vec::new(),
+            views: NamedViews::default(),
             lineage: None,
             allowed_policies: WatchConfig::default().allowed_policies,
             source: "test",
@@ -170,7 +173,7 @@ impl Sandbox {
             optional: false,
             is_secret: options.is_secret,
             queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
-            views: ResourceViews::default(),
+            views: ResourceViews::new(Arc::new(options.views)),
             informer: handle.clone(),
         };
         let lifecycle = Lifecycle::default();

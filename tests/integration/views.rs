@@ -1,5 +1,7 @@
 //! Views: the part of each body that a client receives.
 
+mod named;
+
 use std::sync::Arc;
 
 use informerd::{

@@ -80,6 +80,65 @@ fn the_content_of_secrets_needs_a_rule_that_names_resource_and_format() {
 }
 
 #[test]
+fn a_view_is_granted_by_its_name_and_never_more() {
+    let rule = |more: Value| {
+        let mut rule = json!({"subjects": ["*"], "verbs": ["*"], "resources": ["*"], "namespaces": ["*"]});
+        rule.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        rules(&json!([rule]))
+    };
+    let of = |format, view: Option<&str>, selects_content| Attributes {
+        format,
+        view: view.map(str::to_owned),
+        selects_content,
+        ..Attributes::new(Operation::Watch, "pods")
+    };
+    let (raw, metadata) = (Format::Raw, Format::Metadata);
+    let requests = [
+        of(metadata, None, false),
+        of(metadata, None, true),
+        of(raw, Some("small"), false),
+        of(raw, Some("small"), true),
+        of(raw, Some("other"), false),
+        of(raw, None, false),
+        of(Format::Struct, Some("small"), false),
+    ];
+    for (rules, allowed) in [
+        (rule(json!({})), [true; 7]),
+        (rule(json!({"views": ["small"]})), [true, false, true, false, false, false, true]),
+        (rule(json!({"views": ["small"], "formats": ["RAW"]})), [true, false, true, false, false, false, false]),
+        (rule(json!({"formats": ["RAW"]})), [true, true, true, true, true, true, false]),
+        (rule(json!({"formats": ["METADATA"]})), [true, false, false, false, false, false, false]),
+    ] {
+        let found = requests.each_ref().map(|request| rules.authorize(&identity("a", &[]), request).is_ok());
+        assert_eq!(found, allowed, "{rules:?}");
+    }
+}
+
+/// A view by one rule and whole bodies by another are each in the namespaces of their rule.
+#[test]
+fn rules_of_views_and_of_whole_bodies_add_up() {
+    let rules = rules(&json!([
+        {"subjects": ["*"], "verbs": ["list"], "resources": ["pods"], "namespaces": ["a", "b"], "formats": ["RAW"], "views": ["small"]},
+        {"subjects": ["*"], "verbs": ["list"], "resources": ["pods"], "namespaces": ["b", "c"], "formats": ["STRUCT"]},
+    ]));
+    let ask = |format, view: Option<&str>, selects_content| {
+        let view = view.map(str::to_owned);
+        let attributes = Attributes { format, view, selects_content, ..Attributes::new(Operation::List, "pods") };
+        rules.authorize(&identity("x", &[]), &attributes)
+    };
+    assert_eq!(ask(Format::Raw, Some("small"), false), Ok(only(&["a", "b"])));
+    assert_eq!(
+        ask(Format::Raw, Some("small"), true),
+        Ok(only(&["b"])),
+        "the selection needs whole bodies in any format"
+    );
+    assert_eq!(ask(Format::Raw, None, false), Err(AccessError::Denied));
+    assert_eq!(ask(Format::Struct, Some("small"), false), Ok(only(&["b", "c"])));
+    assert_eq!(ask(Format::Metadata, None, false), Ok(only(&["a", "b", "c"])));
+    assert_eq!(ask(Format::Metadata, None, true), Ok(only(&["b", "c"])));
+}
+
+#[test]
 fn a_bad_rule_is_one_line_with_its_number() {
     let good = json!({"subjects": ["*"], "verbs": ["list"], "resources": ["a"], "namespaces": ["*"]});
     let with = |key: &str, value: Value| {
@@ -98,7 +157,16 @@ fn a_bad_rule_is_one_line_with_its_number() {
         ),
         (
             with("verb", json!(["list"])),
-            "rule 2: unknown key \"verb\"; known here: subjects, verbs, resources, namespaces, formats",
+            "rule 2: unknown key \"verb\"; known here: subjects, verbs, resources, namespaces, formats, views",
+        ),
+        (with("views", json!([])), "rule 2: expected a list of at least one text for `views`, found an empty list"),
+        (
+            with("views", json!(["small", "*"])),
+            "rule 2: `views` has \"*\": name each view, or leave the key out to grant whole bodies",
+        ),
+        (
+            json!([{"subjects": ["*"], "verbs": ["list"], "resources": ["a"], "namespaces": ["*"], "formats": ["METADATA"], "views": ["x"]}]),
+            "rule 1: `views` are parts of bodies, which `formats` excludes: add STRUCT or RAW, or remove one of the keys",
         ),
         (
             with("namespaces", Value::Null),
@@ -170,7 +238,8 @@ fn is_granted(rules: &[Value], caller: &Identity, attributes: &Attributes, names
     let has = |rule: &Value, key: &str, name: &str| {
         rule[key].as_array().unwrap().iter().any(|text| *text == json!(name) || *text == json!("*"))
     };
-    let is_granted_in = |verb: &str, format: &str| {
+    // Without a view whole bodies are wanted.
+    let is_granted_in = |verb: &str, format: &str, view: Option<&str>| {
         rules.iter().any(|rule| {
             let is_caller = rule["subjects"].as_array().unwrap().iter().any(|subject| {
                 let groups = &caller.details().groups;
@@ -178,6 +247,8 @@ fn is_granted(rules: &[Value], caller: &Identity, attributes: &Attributes, names
                     || *subject == json!(format!("user:{}", caller.user()))
                     || groups.iter().any(|group| *subject == json!(format!("group:{group}")))
             });
+            let is_named = |views: &Value| view.is_some_and(|view| views.as_array().unwrap().contains(&json!(view)));
+            let has_view = format == "METADATA" || rule.get("views").is_none_or(is_named);
             let names_resource = !rule["resources"].as_array().unwrap().contains(&json!("*"));
             let reads = match rule.get("formats") {
                 _ if format == "METADATA" => true,
@@ -188,6 +259,7 @@ fn is_granted(rules: &[Value], caller: &Identity, attributes: &Attributes, names
             };
             is_caller
                 && reads
+                && has_view
                 && has(rule, "verbs", verb)
                 && has(rule, "resources", &attributes.resource)
                 && has(rule, "namespaces", namespace)
@@ -195,8 +267,8 @@ fn is_granted(rules: &[Value], caller: &Identity, attributes: &Attributes, names
     };
     let format = FORMATS.iter().find(|(_, format)| *format == attributes.format).unwrap().0;
     let allows = |verb: &str| {
-        let reads_content = is_granted_in(verb, "RAW") || is_granted_in(verb, "STRUCT");
-        is_granted_in(verb, format) && (reads_content || !attributes.selects_content)
+        let reads_content = is_granted_in(verb, "RAW", None) || is_granted_in(verb, "STRUCT", None);
+        is_granted_in(verb, format, attributes.view.as_deref()) && (reads_content || !attributes.selects_content)
     };
     match attributes.operation {
         Operation::Get => allows("get") || allows("list"),
@@ -235,6 +307,9 @@ fn random_rules_grant_what_each_of_their_texts_grants() {
                 if random.bool() {
                     rule["formats"] = json!(some(&mut random, &["METADATA", "STRUCT", "RAW"]));
                 }
+                if random.bool() && rule.get("formats") != Some(&json!(["METADATA"])) {
+                    rule["views"] = json!(some(&mut random, &["small", "@metadata"]));
+                }
                 rule
             })
             .collect();
@@ -247,9 +322,12 @@ fn random_rules_grant_what_each_of_their_texts_grants() {
             let is_metadata = matches!(operation, Operation::Inspect | Operation::See);
             let resource = ["pods", "secrets", "none"][random.usize(..3)];
             let namespace = ["a", "b", "c", "", "d"][random.usize(..5)];
+            let format = if is_metadata { Format::Metadata } else { FORMATS[random.usize(..3)].1 };
+            let view = [None, Some("small"), Some("@metadata"), Some("none")][random.usize(..4)];
             let attributes = Attributes {
                 namespace: random.bool().then(|| namespace.to_owned()),
-                format: if is_metadata { Format::Metadata } else { FORMATS[random.usize(..3)].1 },
+                view: view.filter(|_| format != Format::Metadata).map(str::to_owned),
+                format,
                 selects_content: !is_metadata && random.bool(),
                 is_secret: resource == "secrets",
                 ..Attributes::new(operation, resource)

@@ -15,6 +15,7 @@ use crate::{
         print::{PrintOptions, stdout, write_list},
         signals::Signals,
     },
+    client::Query,
     model::Object,
     proto::pb,
     source::relay::{RelayConfig, RelaySource},
@@ -37,9 +38,8 @@ const STALE_AFTER: Duration = Duration::from_secs(15);
 /// Interval at which the health of the upstream is compared with the one that was noted.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
-pub(super) async fn run(resource: &str, name: Option<&str>, objects: &ObjectFlags) -> Result<(), Failure> {
+pub(super) async fn run(resource: &str, query: Query, objects: &ObjectFlags) -> Result<(), Failure> {
     let server = &objects.server;
-    let query = objects.selection.query_of_name(resource, name);
     let mut signals = Signals::new()?;
     // The first failure ends the command, as without --state: later ones are repeated.
     let client = server.connect_lazy()?;

@@ -4,6 +4,7 @@ use super::*;
 use crate::{
     client::Query,
     endpoint::{ServerAddress, TlsOptions},
+    proto::pb,
 };
 
 fn relay(config: &Config, name: &str) -> RelayResource {
@@ -18,7 +19,7 @@ fn a_relay_is_read_with_everything_that_it_can_have() {
     let yaml = "resources: { a: { source: { informerd: { endpoint: 'https://h:1/', resource: pods, \
                 namespace: shop, name: web-0, label_selector: 'app=web,!canary', field_selector: spec.x=1, \
                 expression: object.spec.x == 1, index: { name: node, values: [a, b] }, shard: spec.n:2/8, \
-                forward_identity: true, tls: { ca: ca.crt, cert: /tls.crt, key: tls.key } } } }, \
+                view: { fields: [spec.x], drop: [spec.x.y] }, forward_identity: true, tls: { ca: ca.crt, cert: /tls.crt, key: tls.key } } } }, \
                 b: { source: { informerd: { endpoint: 'unix:/run/x.sock' } } } }";
     let (directory, flags) = file(yaml, &["--relay=c=http://127.0.0.1:50051", "--relay=d=http://h:1/pods"]);
     let config = Config::load(&flags).unwrap();
@@ -33,6 +34,11 @@ fn a_relay_is_read_with_everything_that_it_can_have() {
             expression: "object.spec.x == 1".to_owned(),
             index: Some(("node".to_owned(), vec!["a".to_owned(), "b".to_owned()])),
             shard: Some("spec.n:2/8".parse().unwrap()),
+            view: Some(pb::View {
+                fields: vec!["spec.x".to_owned()],
+                drop: vec!["spec.x.y".to_owned()],
+                ..pb::View::default()
+            }),
             ..Query::of("pods")
         },
         tls: TlsOptions {
@@ -43,6 +49,9 @@ fn a_relay_is_read_with_everything_that_it_can_have() {
         forwards_identity: true,
     };
     assert_eq!(relay(&config, "a"), expected);
+    let yaml = "resources: { a: { source: { informerd: { endpoint: 'http://h:1', view: { name: '@no-status' } } } } }";
+    let view = relay(&load(yaml, &[]).unwrap(), "a").query.view;
+    assert_eq!(view, Some(pb::View { name: "@no-status".to_owned(), ..pb::View::default() }));
     let yaml = "resources: { a: { source: { informerd: { endpoint: 'https://h:1/', token_file: token } } } }";
     let (directory, flags) = file(yaml, &[]);
     let endpoint: ServerAddress = "https://h:1".parse().unwrap();
@@ -77,6 +86,15 @@ fn missing_and_conflicting_keys_are_reported() {
         (
             "endpoint: 'http://h:1', index: { name: node, values: [] }",
             format!("{key}.index.values: expected a list of 1 to 256 texts such as [node-a], found 0"),
+        ),
+        ("endpoint: 'http://h:1', view: small", format!("{key}.view: expected a map of keys, found \"small\"")),
+        ("endpoint: 'http://h:1', view: { }", format!("{key}.view: is empty; write `fields`, `drop` or `name`")),
+        ("endpoint: 'http://h:1', view: { fields: ['a['] }", format!("{key}.view.fields: expected '*', an index")),
+        ("endpoint: 'http://h:1', view: { name: '' }", format!("{key}.view.name: expected a name, found \"\"")),
+        ("endpoint: 'http://h:1', view: { name: a, drop: [b] }", format!("{key}.view.name: excludes `drop`; keep one")),
+        (
+            "endpoint: 'http://h:1', view: { fields: [a], only_if_changed: true }",
+            format!("{key}.view.only_if_changed: unknown key; known here: fields, drop, name"),
         ),
         ("endpoints: ['http://h:1']", format!("{key}.endpoints: unknown key; did you mean `endpoint`?")),
     ] {

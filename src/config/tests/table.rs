@@ -80,7 +80,7 @@ fn the_reference_lists_the_defaults() {
 #[test]
 fn every_key_of_the_table_is_read() {
     for key in served() {
-        let path = key.path.replace("<name>", "other").replace("<index>", "owner");
+        let path = key.path.replace("<name>", "other").replace("<index>", "owner").replace("<view>", "small");
         let mut yaml = String::new();
         for (depth, part) in path.split('.').enumerate() {
             write!(yaml, "\n{}{part}:", "  ".repeat(depth)).unwrap();

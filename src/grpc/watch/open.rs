@@ -13,7 +13,6 @@ use super::{
         resource::ServedResource,
         service::Service,
         status::ApiError,
-        views::ResourceViews,
         watchers::WatcherInfo,
     },
     body::{Begin, Opened, WatchBody},
@@ -47,7 +46,7 @@ pub(in super::super) async fn access<'a>(
     call: &Call,
 ) -> Result<Access<'a>, ApiError> {
     let objects = Wanted::objects(Operation::Watch, &request.resource, &request.namespace, request.format);
-    service.access(call, Wanted { name: &request.name, ..objects }).await
+    service.access(call, Wanted { name: &request.name, view: request.view.as_ref(), ..objects }).await
 }
 
 /// Checks and joins a watch of a resource, with a queue that the server has chosen.
@@ -72,8 +71,7 @@ pub(in super::super) async fn open_with(
         },
     )
     .await?;
-    let (service, resource) = (access.service, access.resource);
-    let mut format = ResourceViews::format(access.format, request.view.as_ref())?;
+    let (service, resource, mut format) = (access.service, access.resource, access.format.clone());
     let from = query::version("resource_version", &request.resource_version)?;
     let begin = begin(request, from.clone())?;
     let bookmark_interval =

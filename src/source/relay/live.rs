@@ -156,14 +156,16 @@ impl RelayWatch {
         Ok(false)
     }
 
-    fn take(&mut self, message: WatchResponse) -> Result<Option<Delta>, SourceError> {
+    fn take(&mut self, mut message: WatchResponse) -> Result<Option<Delta>, SourceError> {
+        let is_withheld = message::is_withheld(&message);
+        message.object = self.shared.upstream.with_body(message.object);
         if !self.is_new(&message)? {
             return Ok(None);
         }
         let version = message.resource_version.clone();
         self.is_relisted |= message.relisted;
         match message.r#type() {
-            EventType::Deleted if message::is_withheld(&message) => Err(self.shared.upstream.access_changed()),
+            EventType::Deleted if is_withheld => Err(self.shared.upstream.access_changed()),
             EventType::Added | EventType::Modified | EventType::Deleted => {
                 let version = self.not_before(&version)?;
                 let (is_inferred, is_open) = (message.cause() == pb::Cause::Inferred, message.open);

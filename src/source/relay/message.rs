@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
+use bytes::Bytes;
+
 use crate::{
     cache::{SourceError, SourceHealth, SyncState},
     model::{Event, MAX_OBJECT_BYTES, Object, ObjectKey, ObjectParts, ResourceVersion},
@@ -32,9 +34,17 @@ pub(super) fn event(message: WatchResponse) -> Result<Event, SourceError> {
     })
 }
 
-/// Returns true if an object is deleted because this relay may no longer read it.
+/// Returns true if an object is deleted because this relay may no longer read it: it has neither a body nor a media type, which
+/// one has whose body a view leaves out.
 pub(super) fn is_withheld(message: &WatchResponse) -> bool {
-    message.cause() == Cause::LeftSelection && message.object.as_ref().is_some_and(|object| object.body.is_none())
+    let is_bare = |object: &pb::Object| object.body.is_none() && object.media_type.is_empty();
+    message.cause() == Cause::LeftSelection && message.object.as_ref().is_some_and(is_bare)
+}
+
+/// Returns an object of which a view may have left out the body, because that is no JSON map: it has an empty one.
+pub(super) fn with_body(object: Option<pb::Object>) -> Option<pb::Object> {
+    let empty = pb::object::Body::Raw(Bytes::new());
+    object.map(|object| pb::Object { body: object.body.or(Some(empty)), ..object })
 }
 
 /// Converts an object with its version.
@@ -84,7 +94,6 @@ fn read(object: pb::Object) -> Result<Object, String> {
 
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
     use proptest::prelude::*;
 
     use super::*;

@@ -26,7 +26,7 @@ use crate::{
         impersonated_user, impersonation_headers,
     },
     client::{Client, ClientError, Connection},
-    model::Namespaces,
+    model::{Namespaces, View},
     proto::pb::{self, informer_service_client::InformerServiceClient},
 };
 
@@ -63,8 +63,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 const INDEX: &str = "namespace";
 /// Namespace of no object: a key cannot contain it.
 const NO_NAMESPACE: &str = "\0";
-/// Smallest part of a body.
-const VIEW: &str = "@metadata";
+/// Small part of a body, to which only the right to the whole is one.
+const SMALL_PART: &str = "kind";
 /// Selection that depends on the bodies of objects.
 const BODY_SELECTOR: &str = "spec.x=x";
 /// Reasons of errors that only a caller with the right receives.
@@ -160,12 +160,19 @@ impl Question<'_> {
     }
 
     async fn get(&mut self) -> Result<Scope, Failure> {
-        let Attributes { namespace, name, format, selects_content, .. } = self.attributes;
-        let formats: &[Format] = match format {
-            // The right to read bodies in any format.
-            Format::Metadata if *selects_content => &[Format::Raw, Format::Struct],
-            format => std::slice::from_ref(format),
-        };
+        let Attributes { format, selects_content, .. } = self.attributes;
+        self.get_any(&[*format], self.view()).await?;
+        if *selects_content {
+            self.get_any(&[Format::Raw, Format::Struct], None).await?;
+        }
+        Ok(Scope::All)
+    }
+
+    /// Requests the object in one of these formats; without a view, by the right to whole bodies.
+    async fn get_any(&mut self, formats: &[Format], view: Option<pb::View>) -> Result<(), Failure> {
+        let Attributes { namespace, name, .. } = self.attributes;
+        let small = || pb::View { fields: vec![SMALL_PART.to_owned()], ..Default::default() };
+        let view = view.unwrap_or_else(small);
         let mut denied = None;
         for format in formats {
             let request = pb::GetRequest {
@@ -173,12 +180,12 @@ impl Question<'_> {
                 namespace: namespace.clone().unwrap_or_default(),
                 name: name.clone().unwrap_or_default(),
                 format: format_of(*format).into(),
-                view: (*format != Format::Metadata).then(|| pb::View { name: VIEW.to_owned(), ..Default::default() }),
+                view: Some(view.clone()).filter(|_| *format != Format::Metadata),
                 ..Default::default()
             };
             let answer = self.service.get(request).await;
             match self.answer(answer) {
-                Ok(_) => return Ok(Scope::All),
+                Ok(_) => return Ok(()),
                 Err(Failure::Denied(error)) => denied = Some(error),
                 Err(failure) => return Err(failure),
             }
@@ -186,9 +193,22 @@ impl Question<'_> {
         denied.map_or(Err(Failure::Unconfirmed), |error| Err(Failure::Denied(error)))
     }
 
+    /// Returns the view that the caller needs a right to: that of the relay, which has no more, or else the one of the call if it
+    /// means the same at the upstream. None if it needs the right to whole bodies.
+    fn view(&self) -> Option<pb::View> {
+        let Attributes { format, view, .. } = self.attributes;
+        if *format == Format::Metadata {
+            return None;
+        }
+        let named = || view.as_ref().filter(|name| View::built_in(name).is_some());
+        let of_call = || named().map(|name| pb::View { name: name.clone(), ..pb::View::default() });
+        self.config.query.view.clone().or_else(of_call)
+    }
+
     async fn list(&mut self) -> Result<Scope, Failure> {
-        let pb::WatchRequest { resource, namespace, field_selector, index, format, .. } = self.nothing();
-        let request = pb::ListRequest { resource, namespace, field_selector, index, format, ..Default::default() };
+        let pb::WatchRequest { resource, namespace, field_selector, index, format, view, .. } = self.nothing();
+        let request =
+            pb::ListRequest { resource, namespace, field_selector, index, format, view, ..Default::default() };
         let answer = self.service.list(request).await;
         let Some(mut chunks) = self.answer(answer)? else { return Ok(Scope::All) };
         match chunks.message().await {
@@ -238,6 +258,7 @@ impl Question<'_> {
             field_selector: if *selects_content { BODY_SELECTOR.to_owned() } else { String::new() },
             index: Some(index),
             format: format_of(*format).into(),
+            view: self.view(),
             ..Default::default()
         }
     }
@@ -266,7 +287,7 @@ impl Question<'_> {
     fn failure(&self, status: &Status) -> Failure {
         let error = ClientError::from_status(&self.config.endpoint, status);
         match error.reason() {
-            Some("ACCESS_DENIED" | "IMPERSONATION_DENIED") => Failure::Denied(error),
+            Some("ACCESS_DENIED" | "IMPERSONATION_DENIED" | "VIEW_NOT_ALLOWED") => Failure::Denied(error),
             _ => Failure::Unanswered(error),
         }
     }

@@ -37,6 +37,9 @@ struct SavedPosition {
     resume_point: Option<SavedResumePoint>,
     #[serde(default)]
     has_sent_ahead: bool,
+    /// Paths of the view of the upstream's configuration, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    view: Option<String>,
 }
 
 // === impl RelaySource ===
@@ -122,14 +125,19 @@ impl WarmStart for RelaySource {
     }
 
     fn proof(&self) -> Option<Bytes> {
-        let (position, has_sent_ahead) = {
+        let (position, has_sent_ahead, view) = {
             let state = self.shared.state.lock();
-            (state.position.clone()?, state.has_sent_ahead)
+            (state.position.clone()?, state.has_sent_ahead, state.view.clone())
         };
         let Position { version, history, resume_point } = position;
         let resume_point = resume_point.as_ref().map(ResumePoint::keep);
-        let kept =
-            SavedPosition { version: version.to_string(), history: history.to_string(), resume_point, has_sent_ahead };
+        let kept = SavedPosition {
+            version: version.to_string(),
+            history: history.to_string(),
+            resume_point,
+            has_sent_ahead,
+            view,
+        };
         serde_json::to_vec(&kept).ok().map(Bytes::from)
     }
 
@@ -143,7 +151,7 @@ impl WarmStart for RelaySource {
         let position = Position { version: at.clone(), history: kept.history.into(), resume_point };
         let (has_sent_ahead, may_hide_ahead) = (kept.has_sent_ahead, kept.has_sent_ahead);
         *self.shared.state.lock() =
-            State { position: Some(position), has_sent_ahead, may_hide_ahead, ..State::default() };
+            State { position: Some(position), has_sent_ahead, may_hide_ahead, view: kept.view, ..State::default() };
         Ok(())
     }
 }

@@ -34,6 +34,8 @@ pub(super) struct RelayShared {
 pub(super) struct State {
     /// Position of the resource; `None` before the first list, and after the history was rewritten.
     pub(super) position: Option<Position>,
+    /// Paths of the view of the upstream's configuration in which the objects up to the position were received, if it is one.
+    pub(super) view: Option<String>,
     /// Stream of the last list, which continues from the position.
     pub(super) listed: Option<Messages>,
     pub(super) server: Option<Server>,
@@ -119,7 +121,7 @@ impl RelayShared {
         };
         let not_before =
             known.as_ref().map(|known| opened.filter(|opened| **opened > known.version).unwrap_or(&known.version));
-        self.check_server().await?;
+        let view = self.check_server().await?;
         self.check_history(known.as_ref())?;
         let mut messages = self.upstream.open(Start::List { not_before }, self.config.heartbeat).await?;
         let mut objects = Vec::new();
@@ -128,7 +130,7 @@ impl RelayShared {
             match message.r#type() {
                 EventType::Added => {
                     self.upstream.check_secret(message.object.as_ref())?;
-                    objects.push(Arc::new(message::object(message.object)?));
+                    objects.push(Arc::new(message::object(self.upstream.with_body(message.object))?));
                 }
                 EventType::Bookmark => {
                     let bookmark = message.bookmark.unwrap_or_default();
@@ -142,13 +144,15 @@ impl RelayShared {
                         return Err(SourceError::Busy(format!("{endpoint}: version {known} is open again upstream")));
                     }
                     // An upstream that was syncing before has its path only now.
-                    self.check_server().await?;
+                    if self.check_server().await? != view {
+                        return Err(self.redefined());
+                    }
                     message::report_origin(&bookmark, &self.health);
                     let resume_point = ResumePoint::of_list(&objects, &version);
                     let position =
                         Position { version: version.clone(), history: bookmark.history.into(), resume_point };
                     let mut state = self.state.lock();
-                    (state.position, state.listed) = (Some(position), Some(messages));
+                    (state.position, state.view, state.listed) = (Some(position), view, Some(messages));
                     state.behind.clear();
                     let expires_older = std::mem::take(&mut state.may_hide_ahead);
                     return Ok(List { expires_older, ..List::new(objects, version) });
@@ -182,17 +186,30 @@ impl RelayShared {
         error
     }
 
-    /// Reads the upstream's name, state and history, and checks that the relay may follow it.
-    async fn check_server(&self) -> Result<(), SourceError> {
+    /// Reads the upstream's name, state and history, and checks that the relay may follow it. Returns the paths of the view of the
+    /// upstream's configuration that it follows, if it is one.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError::HistoryRewritten`] if the view had other paths at the position: objects that have not changed since have others
+    /// now.
+    async fn check_server(&self) -> Result<Option<String>, SourceError> {
         let resource = self.upstream.check_path().await?;
+        let view = self.upstream.named_view(&resource)?;
         let server = Server {
             is_synced: resource.state() == SyncState::Synced,
             version: resource.resource_version.parse().ok(),
             history: resource.history,
             name: resource.path.into_iter().last().unwrap_or_default(),
         };
-        self.state.lock().server = Some(server);
-        Ok(())
+        let mut state = self.state.lock();
+        state.server = Some(server);
+        if state.position.is_some() && state.view != view { Err(self.redefined()) } else { Ok(view) }
+    }
+
+    fn redefined(&self) -> SourceError {
+        let name = self.upstream.view_name().unwrap_or_default();
+        SourceError::HistoryRewritten(format!("{}: view {name:?} has other paths", self.config.endpoint.uri()))
     }
 
     /// Checks that the history of a position is the server's present one, if the server has named it.
@@ -222,14 +239,22 @@ impl RelayShared {
         let Some(history) = other else {
             let start = Start::After { version: &position.version, history: &position.history };
             let messages = self.upstream.open(start, bookmark_interval).await?;
+            self.check_view().await?;
             self.state.lock().behind.clear();
             return Ok((messages, None));
         };
         let (after, check) = self.prove(position).await?;
         // The check does not hold for the next history of that server.
         let start = Start::After { version: &after, history: &history };
-        let messages = self.upstream.open(start, bookmark_interval).await;
-        Ok((messages.map_err(unchecked_history)?, Some(check)))
+        let messages = self.upstream.open(start, bookmark_interval).await.map_err(unchecked_history)?;
+        self.check_view().await?;
+        Ok((messages, Some(check)))
+    }
+
+    /// Checks once more that the view has the paths that it had at the position: another server may have opened the stream than the
+    /// one that was checked before.
+    async fn check_view(&self) -> Result<(), SourceError> {
+        if self.upstream.view_name().is_some() { self.check_server().await.map(drop) } else { Ok(()) }
     }
 
     /// Determines how another server can show that it has the history of a position: by a stream after the returned version.
@@ -239,7 +264,10 @@ impl RelayShared {
         if found == ServerVerdict::Behind {
             found = self.find(&resume_point, position, Some(resume_point.version())).await?;
         }
+        let suppresses = self.config.query.view.as_ref().is_some_and(|view| view.only_if_changed);
         match found {
+            // Neither the version of the object nor a replay shows changes that were suppressed.
+            _ if suppresses && found != ServerVerdict::AsKnown => Err(unclear("changes may have been suppressed")),
             ServerVerdict::AsKnown => {
                 Ok((resume_point.version().clone(), ResumeCheck::after(resume_point, position.version.clone())))
             }

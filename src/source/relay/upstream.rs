@@ -126,7 +126,32 @@ impl Upstream {
         };
         let Some(answer) = self.answer(limit, call).await? else { return Ok(None) };
         let at = message::version(&answer.resource_version)?;
-        Ok(Some((message::object(answer.object)?, at)))
+        Ok(Some((message::object(self.with_body(answer.object))?, at)))
+    }
+
+    /// Returns an object as the upstream has sent it, with an empty body if the view leaves out the whole of it.
+    pub(super) fn with_body(&self, object: Option<pb::Object>) -> Option<pb::Object> {
+        if self.config.query.view.is_some() { message::with_body(object) } else { object }
+    }
+
+    /// Returns the name of the view of the upstream's configuration that this relay follows, if it follows one.
+    pub(super) fn view_name(&self) -> Option<&str> {
+        let name = self.config.query.view.as_ref().map(|view| view.name.as_str())?;
+        // Names with this sign mean the same at every server.
+        Some(name).filter(|name| !name.is_empty() && !name.starts_with('@'))
+    }
+
+    /// Returns the paths of that view, as a text; none if this relay follows none.
+    pub(super) fn named_view(&self, resource: &Resource) -> Result<Option<String>, SourceError> {
+        let Some(name) = self.view_name() else { return Ok(None) };
+        let Some(named) = resource.views.iter().find(|view| view.name == name) else {
+            let known: Vec<&str> = resource.views.iter().map(|view| view.name.as_str()).collect();
+            let (endpoint, resource, known) = (self.config.endpoint.uri(), &resource.name, known.join(", "));
+            let problem = format!("{endpoint}: resource {resource:?} has no view {name:?} (known: {known})");
+            return Err(SourceError::Unavailable(problem));
+        };
+        let pb::View { fields, drop, .. } = named.view.clone().unwrap_or_default();
+        Ok(Some(format!("{fields:?} {drop:?}")))
     }
 
     /// Waits for the next message of a stream, which has to arrive in time and be no error.

@@ -6,7 +6,10 @@ use fastrand::Rng;
 use informerd::proto::pb::{self, admin_service_client::AdminServiceClient};
 use tonic::{Code, Request, Status, Streaming};
 
-use super::{objects_in, rules::Caller, rules::Right};
+use super::{
+    objects_in,
+    rules::{Caller, Form, Right},
+};
 use crate::sandbox::{DEADLINE, Sandbox, reason};
 
 /// Request of a test.
@@ -17,7 +20,16 @@ pub(super) struct Shape {
     /// Namespace of the request; none for all.
     namespace: Option<&'static str>,
     format: pb::PayloadFormat,
+    view: View,
     select: Select,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum View {
+    None,
+    Named(&'static str),
+    /// Paths of the request's own.
+    Paths,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +64,8 @@ pub(super) enum Answer {
     Denied,
     /// The resource or the object does not exist.
     NotFound,
+    /// The view does not exist, or is one of METADATA.
+    Invalid,
     Whole(Found),
     Limited(Vec<String>, Found),
 }
@@ -138,6 +152,29 @@ impl Select {
     }
 }
 
+// === impl View ===
+
+impl View {
+    fn draw(random: &mut Rng) -> Self {
+        let views =
+            [Self::None, Self::None, Self::Named("small"), Self::Named("@metadata"), Self::Named("none"), Self::Paths];
+        views[random.usize(..views.len())]
+    }
+
+    /// Returns the name that rights are to; whoever names paths needs whole bodies.
+    fn name(self) -> Option<&'static str> {
+        if let Self::Named(name) = self { Some(name) } else { None }
+    }
+
+    fn message(self) -> Option<pb::View> {
+        match self {
+            Self::None => None,
+            Self::Named(name) => Some(pb::View { name: name.to_owned(), ..Default::default() }),
+            Self::Paths => Some(pb::View { fields: vec!["kind".to_owned()], ..Default::default() }),
+        }
+    }
+}
+
 // === impl Shape ===
 
 impl Shape {
@@ -155,8 +192,25 @@ impl Shape {
             resource,
             namespace: Some(namespace).filter(|namespace| !namespace.is_empty() || method == Method::Get),
             format: FORMATS[random.usize(..FORMATS.len())],
+            view: if [Method::Values, Method::Resources, Method::Watchers].contains(&method) {
+                View::None
+            } else {
+                View::draw(random)
+            },
             select,
         }
+    }
+
+    /// Returns the call with the view that the upstream of a relay decides about: a name means the same there only if every server
+    /// has it.
+    pub(super) fn forwarded(self) -> Self {
+        let is_other = self.view.name().is_some_and(|name| !name.starts_with('@'));
+        Self { view: if is_other { View::Paths } else { self.view }, ..self }
+    }
+
+    /// Returns true if the relay has the view of the call.
+    pub(super) fn has_view(&self) -> bool {
+        self.view != View::Named("none")
     }
 
     /// Returns true if the upstream of a relay decides about the call, to the last object.
@@ -166,14 +220,14 @@ impl Shape {
 
     /// Returns the answer for a caller with these rights.
     pub(super) fn expected(&self, allows: impl Fn(Right) -> bool) -> Answer {
-        let may = |verb, namespace, format| allows(Right { verb, resource: self.resource, namespace, format });
-        let all = |verbs: &[&'static str], namespace, formats: &[&'static str]| {
-            verbs.iter().all(|verb| formats.iter().all(|format| may(verb, namespace, format)))
+        let may = |verb, namespace, form| allows(Right { verb, resource: self.resource, namespace, form });
+        let all = |verbs: &[&'static str], namespace, formats: &[Form]| {
+            verbs.iter().all(|verb| formats.iter().all(|format| may(verb, namespace, *format)))
         };
-        let any = |verbs: &[&'static str], namespace, formats: &[&'static str]| {
+        let any = |verbs: &[&'static str], namespace, formats: &[Form]| {
             verbs.iter().any(|verb| all(&[verb], namespace, formats))
         };
-        let is_granted = |namespace, formats: &[&'static str]| match self.method {
+        let is_granted = |namespace, formats: &[Form]| match self.method {
             Method::List | Method::ByIndex | Method::Values => all(&["list"], namespace, formats),
             Method::Watch | Method::Until => all(&["list", "watch"], namespace, formats),
             Method::Get => any(&["get", "list"], namespace, formats),
@@ -185,7 +239,7 @@ impl Shape {
             _ => self.namespace,
         };
         // The namespaces of the answer; none if it is not limited.
-        let scope = |formats: &[&'static str]| -> Result<Option<Vec<&'static str>>, Answer> {
+        let scope = |formats: &[Form]| -> Result<Option<Vec<&'static str>>, Answer> {
             match asked {
                 _ if is_granted("*", formats) => Ok(None),
                 Some(namespace) if is_granted(namespace, formats) => Ok(None),
@@ -200,7 +254,7 @@ impl Shape {
         match self.method {
             Method::Resources => return Self::resources(&allows),
             Method::Watchers => {
-                return match scope(&["METADATA"]) {
+                return match scope(&[("METADATA", None)]) {
                     Ok(None) if self.resource == "pods" => Answer::Whole(Found::new()),
                     Ok(None) => Answer::NotFound,
                     _ => Answer::Denied,
@@ -213,16 +267,20 @@ impl Shape {
             (_, pb::PayloadFormat::Raw) => "RAW",
             (_, pb::PayloadFormat::Struct | pb::PayloadFormat::Unspecified) => "STRUCT",
         };
-        if self.format == pb::PayloadFormat::Unspecified && scope(&[format]).is_err() {
+        let view = self.view.name().filter(|_| format != "METADATA");
+        if self.format == pb::PayloadFormat::Unspecified && self.view == View::None && scope(&[(format, None)]).is_err()
+        {
             format = "METADATA";
         }
-        let mut granted = match scope(&[format]) {
+        let is_invalid = self.view == View::Named("none") || format == "METADATA" && self.view != View::None;
+        let mut granted = match scope(&[(format, view)]) {
             Ok(_) if self.resource != "pods" => return Answer::NotFound,
+            Ok(_) if is_invalid => return Answer::Invalid,
             Ok(granted) => granted,
             Err(denied) => return denied,
         };
         if self.method != Method::Get && self.select.reads_body() {
-            granted = match scope(&[format, "content"]) {
+            granted = match scope(&[(format, view), ("content", None)]) {
                 Ok(granted) => granted,
                 Err(denied) => return denied,
             };
@@ -230,6 +288,11 @@ impl Shape {
         let is_in = |namespace: &str| {
             asked.is_none_or(|asked| asked == namespace)
                 && granted.as_ref().is_none_or(|granted| granted.contains(&namespace))
+        };
+        let body = match self.view {
+            _ if format == "METADATA" => "",
+            View::None => " with its body",
+            View::Named(_) | View::Paths => " with a view",
         };
         let selected: Vec<_> = objects_in(is_in).into_iter().filter(|(_, name)| self.select.selects(name)).collect();
         let found: Found = match self.method {
@@ -245,9 +308,9 @@ impl Shape {
             Method::Get => {
                 let object = objects_in(is_in).into_iter().find(|(_, name)| *name == "a");
                 let Some((namespace, name)) = object else { return Answer::NotFound };
-                [in_words(namespace, name, format != "METADATA")].into()
+                [in_words(namespace, name, body)].into()
             }
-            _ => selected.iter().map(|(namespace, name)| in_words(namespace, name, format != "METADATA")).collect(),
+            _ => selected.iter().map(|(namespace, name)| in_words(namespace, name, body)).collect(),
         };
         match granted.filter(|_| self.method != Method::Get) {
             Some(namespaces) => Answer::Limited(namespaces.into_iter().map(str::to_owned).collect(), found),
@@ -260,7 +323,7 @@ impl Shape {
         let is_seen = |namespace| {
             ["get", "list", "watch"]
                 .into_iter()
-                .any(|verb| allows(Right { verb, resource: "pods", namespace, format: "METADATA" }))
+                .any(|verb| allows(Right { verb, resource: "pods", namespace, form: ("METADATA", None) }))
         };
         if is_seen("*") {
             return Answer::Whole([format!("pods: {}", objects_in(|_| true).len())].into());
@@ -277,6 +340,7 @@ impl Shape {
             Err(status) => match (status.code(), &*reason(&status)) {
                 (Code::PermissionDenied, "ACCESS_DENIED") => Answer::Denied,
                 (Code::NotFound, "RESOURCE_NOT_FOUND" | "OBJECT_NOT_FOUND") => Answer::NotFound,
+                (Code::InvalidArgument, "VIEW_INVALID") => Answer::Invalid,
                 _ => panic!("{status:?}"),
             },
         }
@@ -285,7 +349,7 @@ impl Shape {
     async fn answer(&self, server: &Sandbox, caller: &Caller, count: usize) -> Result<Answer, Status> {
         let Self { method, select, .. } = *self;
         let (resource, namespace) = (self.resource.to_owned(), self.namespace.unwrap_or_default().to_owned());
-        let format = self.format.into();
+        let (format, view) = (self.format.into(), self.view.message());
         let mut client = server.in_process();
         let (label_selector, field_selector, expression) = (select.label(), select.field(), select.expression());
         let mut found = Found::new();
@@ -301,6 +365,7 @@ impl Shape {
                     field_selector,
                     expression,
                     index,
+                    view,
                     shard: select.shard(),
                     ..Default::default()
                 };
@@ -313,7 +378,8 @@ impl Shape {
             Method::ByIndex => {
                 let pb::IndexMatch { name: index, values } = select.index().unwrap_or_default();
                 let value = values.concat();
-                let request = pb::ByIndexRequest { resource, namespace, format, index, value, ..Default::default() };
+                let request =
+                    pb::ByIndexRequest { resource, namespace, format, index, value, view, ..Default::default() };
                 let mut stream = client.by_index(by(caller, request)).await?.into_inner();
                 while let Some(message) = stream.message().await? {
                     namespaces.extend(message.namespaces);
@@ -330,6 +396,7 @@ impl Shape {
                     field_selector,
                     expression,
                     index,
+                    view,
                     shard: select.shard(),
                     ..Default::default()
                 };
@@ -353,7 +420,7 @@ impl Shape {
             }
             Method::Get => {
                 let request =
-                    pb::GetRequest { resource, namespace, format, name: "a".to_owned(), ..Default::default() };
+                    pb::GetRequest { resource, namespace, format, view, name: "a".to_owned(), ..Default::default() };
                 found.extend(client.get(by(caller, request)).await?.into_inner().object.as_ref().map(words));
             }
             Method::Resources => {
@@ -394,11 +461,17 @@ async fn initial(mut stream: Streaming<pb::WatchResponse>, found: &mut Found) ->
 }
 
 fn words(object: &pb::Object) -> String {
-    in_words(&object.namespace, &object.name, object.body.is_some())
+    let is_whole = match &object.body {
+        None => None,
+        Some(pb::object::Body::Raw(body)) => Some(memchr::memmem::find(body, b"nodeName").is_some()),
+        Some(pb::object::Body::Struct(body)) => Some(body.fields.contains_key("spec")),
+    };
+    let body = is_whole.map_or("", |is_whole| if is_whole { " with its body" } else { " with a view" });
+    in_words(&object.namespace, &object.name, body)
 }
 
-fn in_words(namespace: &str, name: &str, has_body: bool) -> String {
-    format!("{namespace}/{name}{}", if has_body { " with its body" } else { "" })
+fn in_words(namespace: &str, name: &str, body: &str) -> String {
+    format!("{namespace}/{name}{body}")
 }
 
 /// Returns a request of a caller, as authentication passes it on.

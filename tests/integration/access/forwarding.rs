@@ -20,6 +20,7 @@ use super::{
     calls::{Answer, Shape},
     recheck::{ended, readable, synced, watch},
     rules::{Caller, RuleSet},
+    views,
 };
 use crate::{
     authentication::line,
@@ -28,7 +29,7 @@ use crate::{
 };
 
 /// Number of rule sets, each with [`SHAPES`] calls.
-const RULE_SETS: u64 = 40;
+const RULE_SETS: u64 = 60;
 const SHAPES: usize = 24;
 const SEED: u64 = 5;
 /// Lifetime of a decision that no test outlives.
@@ -72,7 +73,7 @@ impl Server {
         let access = AccessConfig { authorizer: Some(rules.clone()), ..AccessConfig::default() };
         let authentication = Some(tokens.authentication());
         let objects = OBJECTS.map(|(namespace, name)| pod(namespace, name, &format!(r#""nodeName":"node-{name}""#)));
-        let options = Options { access, authentication, ..Options::default() };
+        let options = Options { access, authentication, views: views(), ..Options::default() };
         Self { sandbox: Sandbox::start_with(options, objects.into()).await, rules }
     }
 
@@ -82,7 +83,8 @@ impl Server {
         let reviewer: Arc<dyn CallReviewer> = Arc::new(RelayReviewer::new(upstream.clone()));
         let authorizer = rules.clone().forwarding(BTreeMap::from([("pods".to_owned(), reviewer)]), ttl);
         let access = AccessConfig { authorizer: Some(authorizer), ..AccessConfig::default() };
-        let options = Options { access, authentication, relay: Some(upstream.clone()), ..Options::default() };
+        let relay = Some(upstream.clone());
+        let options = Options { access, authentication, relay, views: views(), ..Options::default() };
         let sandbox = Sandbox::start_unsynced(options).await;
         sandbox.reached(&ResourceVersion::decimal(1)).await;
         Self { sandbox, rules }
@@ -145,21 +147,79 @@ async fn a_caller_receives_through_a_relay_what_its_upstream_grants() {
         parent.rules.set_rules(rules.parsed_with(&of_relay()));
         for _ in 0..SHAPES {
             let (caller, shape) = (Caller::draw(&mut random), Shape::draw(&mut random));
-            if !shape.is_forwarded() {
+            if !shape.is_forwarded() || !shape.has_view() {
                 continue;
             }
-            let count = shape.expected(|wanted| rules.allows(&caller, wanted)).count();
-            let expected = shape.call(&parent.sandbox, &caller, count).await;
+            let asked = shape.forwarded();
+            let count = asked.expected(|wanted| rules.allows(&caller, wanted)).count();
+            let expected = asked.call(&parent.sandbox, &caller, count).await;
             let found = shape.call(&relay.sandbox, &caller, count).await;
             assert_eq!(found, expected, "rule set {number}: {rules:#?} {caller:?} {shape:?}");
             match found {
                 Answer::Denied => denied += 1,
                 Answer::Limited(..) => limited += 1,
-                Answer::Whole(_) | Answer::NotFound => whole += 1,
+                Answer::Whole(_) | Answer::NotFound | Answer::Invalid => whole += 1,
             }
         }
     }
     assert!([denied, limited, whole].iter().all(|count| *count > 50), "{denied} {limited} {whole}");
+}
+
+/// The right to a view of the upstream is one to what a relay of that view has, and to no more of another relay.
+#[tokio::test]
+async fn a_caller_of_a_view_reads_a_relay_of_that_view() {
+    let tokens = Tokens::new();
+    let parent = Server::parent(&tokens, with_ann(&[])).await;
+    let upstream = tokens.relay_of(parent.sandbox.address());
+    let small = || pb::View { name: "small".to_owned(), ..pb::View::default() };
+    let query = informerd::client::Query { view: Some(small()), ..upstream.query.clone() };
+    let of_view = Server::relay(&RelayConfig { query, ..upstream.clone() }, Duration::ZERO, None).await;
+    let whole = Server::relay(&upstream, Duration::ZERO, None).await;
+    let base =
+        pb::ListRequest { resource: "pods".to_owned(), format: pb::PayloadFormat::Raw.into(), ..Default::default() };
+    let field_selector = "spec.x=1".to_owned();
+    let metadata = pb::View { name: "@metadata".to_owned(), ..pb::View::default() };
+    let requests = [
+        base.clone(),
+        pb::ListRequest { view: Some(small()), ..base.clone() },
+        pb::ListRequest { field_selector, ..base.clone() },
+        pb::ListRequest { format: pb::PayloadFormat::Metadata.into(), ..base.clone() },
+        pb::ListRequest { view: Some(metadata), ..base.clone() },
+    ];
+    // Of the relay of the view, then of the relay of everything.
+    for (views, expected) in [
+        (&["small"][..], [[true, true, false, true, true], [false, false, false, true, false]]),
+        (&["@metadata"], [[false, false, false, true, false], [false, false, false, true, true]]),
+        (&["none"], [[false, false, false, true, false], [false, false, false, true, false]]),
+        (&[], [[true; 5], [true; 5]]),
+    ] {
+        let mut ann =
+            json!({"subjects": ["user:ann"], "verbs": ["list", "get"], "resources": ["pods"], "namespaces": ["x"]});
+        if !views.is_empty() {
+            ann["views"] = json!(views);
+        }
+        parent.rules.set_rules(Rules::from_value(&of_relay().into_iter().chain([ann]).collect()).unwrap());
+        for (relay, expected) in [&of_view, &whole].into_iter().zip(expected) {
+            let mut found = Vec::new();
+            for request in &requests {
+                let mut request = Request::new(request.clone());
+                request.extensions_mut().insert(named("ann"));
+                found.push(relay.sandbox.in_process().list(request).await.is_ok());
+            }
+            assert_eq!(found, expected, "{views:?}");
+            let get = pb::GetRequest {
+                resource: "pods".to_owned(),
+                namespace: "x".to_owned(),
+                name: "a".to_owned(),
+                format: pb::PayloadFormat::Raw.into(),
+                ..Default::default()
+            };
+            let mut request = Request::new(get);
+            request.extensions_mut().insert(named("ann"));
+            let got = relay.sandbox.in_process().get(request).await;
+            assert_eq!(got.is_ok(), expected[0], "{views:?}: {got:?}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -1,7 +1,8 @@
 //! Two servers that differ only in what a caller may not see give it the same answers.
 //!
 //! Requests, changes of what the caller may see and changes of its rights are drawn once, for both. What it may not see is drawn
-//! for each: objects with their namespaces, names, labels and bodies, problems and errors of the upstream, and watches of others.
+//! for each: objects with their namespaces, names, labels and bodies, problems and errors of the upstream, watches of others, and
+//! what a view leaves out of the bodies of a caller who may read no more than that.
 
 mod calls;
 
@@ -17,7 +18,7 @@ use informerd::{
     auth::{Authorizer, Identity, IdentityDetails, Rules},
     cache::{Delta, List, Problem, ProblemReason},
     grpc::AccessConfig,
-    model::{Event, Object, ResourceVersion},
+    model::{Event, NamedViews, Object, ResourceVersion, View},
     proto::pb,
 };
 use serde_json::json;
@@ -39,6 +40,8 @@ struct Run {
     places: &'static [&'static str],
     objects: BTreeMap<(String, String), Arc<Object>>,
     readable: &'static [&'static str],
+    /// True if the caller may read a view only.
+    is_of_view: bool,
     answers: Vec<String>,
     watches: Vec<Streaming<pb::WatchResponse>>,
     /// Watches of others.
@@ -77,18 +80,19 @@ const POLICIES: [pb::FullChannelPolicy; 4] = [
     pb::FullChannelPolicy::Coalesce,
 ];
 
-/// Returns the rules that let Ann read these namespaces, and Bob everything.
-fn rules(readable: &[&str]) -> Rules {
-    let rules = json!([
-        { "subjects": ["user:ann"], "verbs": ["get", "list", "watch"], "resources": ["*"], "namespaces": readable },
-        { "subjects": ["user:bob"], "verbs": ["*"], "resources": ["*"], "namespaces": ["*"] },
-    ]);
-    Rules::from_value(&rules).unwrap()
+/// Returns the rules that let Ann read these namespaces, perhaps in a view only, and Bob everything.
+fn rules(readable: &[&str], is_of_view: bool) -> Rules {
+    let mut ann = json!({ "subjects": ["user:ann"], "verbs": ["get", "list", "watch"], "resources": ["*"], "namespaces": readable });
+    if is_of_view {
+        ann["views"] = json!(["small"]);
+    }
+    let bob = json!({ "subjects": ["user:bob"], "verbs": ["*"], "resources": ["*"], "namespaces": ["*"] });
+    Rules::from_value(&json!([ann, bob])).unwrap()
 }
 
 /// Draws the steps of a round. At most one seen change comes before the last event of a round, so that no queue is full.
-fn steps(random: &mut Rng) -> Vec<Step> {
-    let mut steps: Vec<Step> = (0..STEPS).map(|_| Step::Call(Call::draw(random))).collect();
+fn steps(random: &mut Rng, is_of_view: bool) -> Vec<Step> {
+    let mut steps: Vec<Step> = (0..STEPS).map(|_| Step::Call(Call::draw(random, is_of_view))).collect();
     let mut add = |step: Step, random: &mut Rng| steps.insert(random.usize(..=steps.len()), step);
     add(Step::Seen(pick(random, &["x", "y"]), pick(random, &NAMES), random.bool()), random);
     for _ in 0..random.usize(1..6) {
@@ -100,8 +104,9 @@ fn steps(random: &mut Rng) -> Vec<Step> {
         2 => {
             let (format, policy) = (random.i32(1..3), pick(random, &POLICIES));
             // Bookmarks count what a view suppresses.
-            let view = pb::View { name: "@metadata".to_owned(), only_if_changed: true, ..Default::default() };
-            let view = random.bool().then_some(view);
+            let name = if is_of_view { "small" } else { "@metadata" }.to_owned();
+            let view = pb::View { name, only_if_changed: random.bool(), ..Default::default() };
+            let view = (is_of_view || random.bool()).then_some(view);
             add(Step::Watch(pb::WatchRequest { format, view, queue: Some(queue(policy, 3)), ..watch_pods() }), random);
         }
         _ => {}
@@ -118,19 +123,23 @@ fn pick<T: Copy>(random: &mut Rng, of: &[T]) -> T {
 
 impl Run {
     /// Starts a server that has not synced.
-    async fn start(hidden: Rng, places: &'static [&'static str], is_reviewed: bool) -> Self {
+    async fn start(hidden: Rng, places: &'static [&'static str], is_reviewed: bool, is_of_view: bool) -> Self {
         let reviewer = FakeReviewer::default();
         reviewer.allow("ann", READABLE[0]);
         reviewer.allow("bob", &[""]);
-        let authorizer = if is_reviewed { reviewer.authorizer() } else { Authorizer::of_rules(rules(READABLE[0])) };
+        let of_rules = || Authorizer::of_rules(rules(READABLE[0], is_of_view));
+        let authorizer = if is_reviewed { reviewer.authorizer() } else { of_rules() };
         let access = AccessConfig { authorizer: Some(authorizer.clone()), ..AccessConfig::default() };
+        let small = View::parse(&["metadata.namespace", "metadata.name", "spec.nodeName"], &[]).unwrap();
+        let views = NamedViews::new([("small".to_owned(), small)]).unwrap();
         Self {
-            server: Sandbox::start_unsynced(Options { access, ..Options::default() }).await,
+            server: Sandbox::start_unsynced(Options { views, access, ..Options::default() }).await,
             rules: Some(authorizer).filter(|_| !is_reviewed),
             hidden,
             places,
             objects: BTreeMap::new(),
             readable: READABLE[0],
+            is_of_view,
             answers: Vec::new(),
             watches: Vec::new(),
             others: Vec::new(),
@@ -147,8 +156,8 @@ impl Run {
             Step::Call(call) => call.make(self).await,
             Step::Seen(namespace, name, is_deleted) => {
                 let version = self.server.version();
-                let spec = format!(r#""nodeName":"node-{name}","at":"{version}""#);
-                self.publish(pod_at(namespace, name, &spec, &version), is_deleted).await;
+                let pod = self.seen_pod(namespace, name, &version);
+                self.publish(pod, is_deleted).await;
             }
             Step::Hidden => {
                 let version = self.server.version();
@@ -184,7 +193,7 @@ impl Run {
     /// Replaces the rights, and reads each watch until it has them.
     async fn allow(&mut self, readable: &'static [&'static str]) {
         let Some(authorizer) = self.rules.as_ref().filter(|_| self.readable != readable) else { return };
-        authorizer.set_rules(rules(readable));
+        authorizer.set_rules(rules(readable, self.is_of_view));
         self.readable = readable;
         for at in 0..self.watches.len() {
             let has_them = |message: pb::WatchResponse| {
@@ -208,6 +217,13 @@ impl Run {
         };
         self.server.push(event).await;
         self.server.reached(&version).await;
+    }
+
+    /// Returns an object that the caller may see, up to what a view leaves out of it.
+    fn seen_pod(&mut self, namespace: &str, name: &str, version: &ResourceVersion) -> Arc<Object> {
+        let left_out = if self.is_of_view { self.hidden.u64(..).to_string() } else { "0".to_owned() };
+        let spec = format!(r#""nodeName":"node-{name}","at":"{version}","secret":{left_out}"#);
+        pod_at(namespace, name, &spec, version)
     }
 
     fn hidden_pod(&mut self, version: &ResourceVersion) -> Arc<Object> {
@@ -265,11 +281,11 @@ impl Run {
 async fn what_a_caller_may_not_see_changes_no_answer() {
     let mut answers = BTreeSet::new();
     for seed in 0..SEEDS {
-        let is_reviewed = seed % 3 == 0;
+        let (is_reviewed, is_of_view) = (seed % 3 == 0, seed % 3 == 1);
         let places: [&[&str]; 2] = [&["z"], &["", "w", "z", "z2"]];
         let mut runs = Vec::new();
         for (number, places) in (0..).zip(places) {
-            runs.push(Run::start(Rng::with_seed(1000 * seed + number), places, is_reviewed).await);
+            runs.push(Run::start(Rng::with_seed(1000 * seed + number), places, is_reviewed, is_of_view).await);
         }
         let mut random = Rng::with_seed(seed);
         // Before the first list, calls wait, and then fail with the same error, whatever the upstream's is.
@@ -277,19 +293,19 @@ async fn what_a_caller_may_not_see_changes_no_answer() {
             run.problem().await;
         }
         if seed < WAITING {
-            let waiting: Vec<Call> = (0..40).map(|_| Call::draw(&mut random)).collect();
+            let waiting: Vec<Call> = (0..40).map(|_| Call::draw(&mut random, is_of_view)).collect();
             join_all(runs.iter_mut().map(|run| Call::make_all(&waiting, run))).await;
         }
         for run in &mut runs {
             let version = run.server.version();
             for (namespace, name) in [("x", "a"), ("x", "b"), ("y", "a")] {
-                let pod = pod_at(namespace, name, r#""nodeName":"node-a""#, &version);
+                let pod = run.seen_pod(namespace, name, &version);
                 run.objects.insert((namespace.to_owned(), name.to_owned()), pod);
             }
             run.hide(&version);
             run.list(version).await;
         }
-        let steps: Vec<Step> = (0..ROUNDS).flat_map(|_| steps(&mut random)).collect();
+        let steps: Vec<Step> = (0..ROUNDS).flat_map(|_| steps(&mut random, is_of_view)).collect();
         for step in steps {
             for run in &mut runs {
                 run.take(step.clone()).await;

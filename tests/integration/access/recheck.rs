@@ -15,6 +15,7 @@ use informerd::{
 use serde_json::json;
 use tonic::{Code, Request, Status, Streaming};
 
+use super::views;
 use crate::sandbox::{DEADLINE, Options, Sandbox, next, pod, queue, reason, watch_pods};
 
 const NAMESPACES: [&str; 4] = ["", "x", "y", "z"];
@@ -39,7 +40,8 @@ async fn server(authorizer: &Authorizer, authentication: Option<Authentication>)
     let access = AccessConfig { authorizer: Some(authorizer.clone()), ..AccessConfig::default() };
     let authentication = authentication.map(Arc::new);
     let objects = NAMESPACES.map(|namespace| pod(namespace, &format!("in-{namespace}"), ""));
-    Sandbox::start_with(Options { access, authentication, ..Options::default() }, objects.into()).await
+    let options = Options { access, authentication, views: views(), ..Options::default() };
+    Sandbox::start_with(options, objects.into()).await
 }
 
 pub(super) async fn watch(
@@ -118,6 +120,33 @@ async fn a_watch_resumes_with_the_namespaces_of_its_version_only() {
     }
     authorizer.set_rules(readable(&["y", "x"]));
     assert!(watch(&server, resume(&bookmark.history), None).await.is_ok());
+}
+
+/// A rule with other views, or for other formats, is a change of rights as one of namespaces is.
+#[tokio::test]
+async fn a_watch_ends_when_its_view_is_withdrawn() {
+    let of_views = |views: &[&str]| {
+        let ann = json!({"subjects": ["user:ann"], "verbs": ["list", "watch"], "resources": ["pods"], "namespaces": ["x"], "views": views});
+        Rules::from_value(&json!([ann])).unwrap()
+    };
+    for policy in POLICIES {
+        let authorizer = Authorizer::of_rules(of_views(&["small", "@metadata"]));
+        let mut server = server(&authorizer, None).await;
+        let view = Some(pb::View { name: "small".to_owned(), only_if_changed: true, ..pb::View::default() });
+        let request = pb::WatchRequest { view, queue: Some(queue(policy, 16)), ..watch_pods() };
+        let mut stream = watch(&server, request.clone(), None).await.unwrap();
+        assert_eq!(synced(&mut stream).await.namespaces, ["x"]);
+        authorizer.set_rules(of_views(&["other", "small"]));
+        let seen = server.put("x", "new", "").await;
+        assert_eq!(next(&mut stream).await.resource_version, seen.version().to_string(), "{policy:?}");
+        authorizer.set_rules(of_views(&["@metadata"]));
+        let (version, status) = ended(&mut stream).await;
+        assert_eq!((status.code(), &*reason(&status)), (Code::PermissionDenied, "ACCESS_DENIED"), "{policy:?}");
+        assert!(status.message().contains("in the view \"small\""), "{}", status.message());
+        assert_eq!(version, seen.version().to_string());
+        let resumed = pb::WatchRequest { resource_version: version, ..request };
+        assert_eq!(reason(&watch(&server, resumed, None).await.unwrap_err()), "ACCESS_DENIED");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -23,6 +23,7 @@ struct Rule {
     resources: Vec<&'static str>,
     namespaces: Vec<&'static str>,
     formats: Vec<&'static str>,
+    views: Vec<&'static str>,
 }
 
 /// One right that a call may need: a verb, for a resource, in a namespace, for objects in this form.
@@ -32,9 +33,12 @@ pub(super) struct Right {
     pub(super) resource: &'static str,
     /// Namespace; `*` for all of them, known or not.
     pub(super) namespace: &'static str,
-    /// Format; "content" stands for the right to read bodies in either format.
-    pub(super) format: &'static str,
+    pub(super) form: Form,
 }
+
+/// Form of the objects: a format, and the name of a view of their bodies; without one, whole bodies. The format "content" stands for
+/// the right to read whole bodies in either format.
+pub(super) type Form = (&'static str, Option<&'static str>);
 
 const CALLERS: [Caller; 3] = [
     Caller { user: "ann", groups: &["web", "ops"] },
@@ -81,13 +85,17 @@ impl RuleSet {
                 && has(&rule.verbs, right.verb)
                 && has(&rule.resources, right.resource)
                 && has(&rule.namespaces, right.namespace)
-                && match right.format {
+                && match right.form {
                     // Whoever may read a body may read metadata, and a rule for METADATA alone grants that.
-                    "METADATA" => true,
-                    "content" => {
-                        rule.formats.is_empty() || ["RAW", "STRUCT"].iter().any(|of| rule.formats.contains(of))
+                    ("METADATA", _) => true,
+                    ("content", _) => {
+                        rule.views.is_empty()
+                            && (rule.formats.is_empty() || ["RAW", "STRUCT"].iter().any(|of| rule.formats.contains(of)))
                     }
-                    format => rule.formats.is_empty() || rule.formats.contains(&format),
+                    (format, view) => {
+                        (rule.views.is_empty() || view.is_some_and(|view| rule.views.contains(&view)))
+                            && (rule.formats.is_empty() || rule.formats.contains(&format))
+                    }
                 }
         })
     }
@@ -108,7 +116,17 @@ impl Rule {
             resources: some(random, &["pods", "pods", "nodes", "*"]),
             namespaces: some(random, &[NAMESPACES.as_slice(), &["x", "y", "*"]].concat()),
             formats: if random.bool() { Vec::new() } else { some(random, &["METADATA", "RAW", "STRUCT"]) },
+            views: if random.u8(..3) > 0 { Vec::new() } else { some(random, &["small", "small", "@metadata", "none"]) },
         }
+        .without_contradiction()
+    }
+
+    /// Removes the views of a rule that grants no bodies.
+    fn without_contradiction(mut self) -> Self {
+        if !self.formats.is_empty() && self.formats.iter().all(|format| *format == "METADATA") {
+            self.views.clear();
+        }
+        self
     }
 
     fn is_for(&self, caller: &Caller) -> bool {
@@ -120,10 +138,13 @@ impl Rule {
     }
 
     fn value(&self) -> Value {
-        let Self { subjects, verbs, resources, namespaces, formats } = self;
+        let Self { subjects, verbs, resources, namespaces, formats, views } = self;
         let mut rule = json!({"subjects": subjects, "verbs": verbs, "resources": resources, "namespaces": namespaces});
         if !formats.is_empty() {
             rule["formats"] = json!(formats);
+        }
+        if !views.is_empty() {
+            rule["views"] = json!(views);
         }
         rule
     }

@@ -35,7 +35,8 @@ const DEADLINE: Duration = Duration::from_secs(3);
 // === impl Call ===
 
 impl Call {
-    pub(super) fn draw(random: &mut Rng) -> Self {
+    /// Draws a call, more often of a view where the caller may read no more than that.
+    pub(super) fn draw(random: &mut Rng, is_of_view: bool) -> Self {
         let text = |random: &mut Rng, of: &[&str]| pick(random, of).to_owned();
         let resource = if random.u8(..12) == 0 { "nodes".to_owned() } else { "pods".to_owned() };
         let (namespace, format) = (text(random, &NAMESPACES), random.i32(0..4));
@@ -47,15 +48,14 @@ impl Call {
                 let fields = ["spec.nodeName=hidden", "spec.nodeName!=node-a", "metadata.namespace=z"];
                 field_selector = text(random, &fields);
             }
-            2 => expression = text(random, &["object.spec.secret > 0", "object.metadata.namespace != 'x'"]),
+            2 => {
+                let half = "object.spec.secret > 9000000000000000000";
+                expression = text(random, &["object.spec.secret > 0", half, "object.metadata.namespace != 'x'"]);
+            }
             3 | 4 => index = Some(pb::IndexMatch { name: text(random, &INDEXES), values: vec![text(random, &VALUES)] }),
             _ => {}
         }
-        let view = match random.u8(..6) {
-            0 => Some(pb::View { fields: vec!["spec.nodeName".to_owned()], ..Default::default() }),
-            1 => Some(pb::View { name: "@metadata".to_owned(), ..Default::default() }),
-            _ => None,
-        };
+        let view = draw_view(random, is_of_view);
         let keys = ["uid", "key", "namespace", "spec.nodeName"];
         let half = |random: &mut Rng| pb::Shard {
             key: text(random, &keys),
@@ -99,6 +99,7 @@ impl Call {
                 let value = if like.is_some() { String::new() } else { text(random, &VALUES) };
                 let index = text(random, &INDEXES);
                 let request = pb::ByIndexRequest {
+                    view,
                     resource,
                     namespace,
                     format,
@@ -116,6 +117,7 @@ impl Call {
                 Self::Until(pb::UntilRequest { watch: Some(watch(random)), conditions })
             }
             5 => Self::Get(pb::GetRequest {
+                view,
                 resource,
                 namespace,
                 name: text(random, &NAMES),
@@ -217,6 +219,19 @@ impl Call {
         };
         let answer = answer.await;
         (answer, next.into_iter().find(|token| !token.is_empty()))
+    }
+}
+
+/// Draws a view, more often the one that a caller may read who may read no more.
+fn draw_view(random: &mut Rng, is_of_view: bool) -> Option<pb::View> {
+    let named = |name: &str| Some(pb::View { name: name.to_owned(), ..Default::default() });
+    match random.u8(..8) {
+        0 => Some(pb::View { fields: vec!["spec.nodeName".to_owned()], ..Default::default() }),
+        1 => named("@metadata"),
+        2 => named("none"),
+        3 => named("small"),
+        _ if is_of_view => named("small"),
+        _ => None,
     }
 }
 
