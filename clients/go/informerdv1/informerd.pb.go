@@ -781,9 +781,11 @@ func (x *ObjectKey) GetName() string {
 // goes through stay, also when nothing of them is left: {}, []. A body that is not a JSON map is sent whole by a view
 // without `fields`, and left out by one with them.
 //
-// Selection, indexes and conditions look at the whole object: a view saves bytes, and is no access control. METADATA
-// together with a view is INVALID_ARGUMENT / VIEW_INVALID; too many distinct views of a resource are RESOURCE_EXHAUSTED /
-// VIEW_LIMIT.
+// Selection, indexes and conditions look at the whole object: a view of the client's choice saves bytes, and is no access
+// control. Where views are required, and for a caller who may read only named views, these need the right to whole
+// bodies. METADATA together with a view is INVALID_ARGUMENT / VIEW_INVALID; a view that is not one of Resource.views
+// where these are required is PERMISSION_DENIED / VIEW_NOT_ALLOWED; too many distinct views of a resource are
+// RESOURCE_EXHAUSTED / VIEW_LIMIT.
 type View struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Paths to keep, at most 64 together with `drop`; empty = everything.
@@ -794,8 +796,8 @@ type View struct {
 	// DELETED and another uid are never suppressed. A DELETED carries the last viewed state. List, ByIndex, Get and Until
 	// ignore this.
 	OnlyIfChanged bool `protobuf:"varint,3,opt,name=only_if_changed,json=onlyIfChanged,proto3" json:"only_if_changed,omitempty"`
-	// A view by name, instead of `fields` and `drop`: "@metadata" (apiVersion, kind, metadata), "@no-status",
-	// "@no-managed-fields".
+	// A view by name, instead of `fields` and `drop`: one of Resource.views, or "@metadata" (apiVersion, kind, metadata),
+	// "@no-status", "@no-managed-fields".
 	Name          string `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2792,7 +2794,12 @@ type Resource struct {
 	// The namespaces that the source follows, sorted; empty = all. Since: sources.
 	Namespaces []string `protobuf:"bytes,14,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
 	// Of the applied version, as in Bookmark; empty while SYNCING. Since: sources.
-	History       string `protobuf:"bytes,15,opt,name=history,proto3" json:"history,omitempty"`
+	History string `protobuf:"bytes,15,opt,name=history,proto3" json:"history,omitempty"`
+	// Views of the configuration, sorted by name; where a view is required, those that requests may name. Since: views.
+	Views []*NamedView `protobuf:"bytes,16,rep,name=views,proto3" json:"views,omitempty"`
+	// Requests of bodies must name one of `views`, and select by namespace, name, labels and a shard of uid, namespace or
+	// key only. METADATA needs no view. Since: views.
+	ViewRequired  bool `protobuf:"varint,17,opt,name=view_required,json=viewRequired,proto3" json:"view_required,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2932,6 +2939,75 @@ func (x *Resource) GetHistory() string {
 	return ""
 }
 
+func (x *Resource) GetViews() []*NamedView {
+	if x != nil {
+		return x.Views
+	}
+	return nil
+}
+
+func (x *Resource) GetViewRequired() bool {
+	if x != nil {
+		return x.ViewRequired
+	}
+	return false
+}
+
+// A view of the configuration. Since: views.
+type NamedView struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// For View.name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Its paths.
+	View          *View `protobuf:"bytes,2,opt,name=view,proto3" json:"view,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NamedView) Reset() {
+	*x = NamedView{}
+	mi := &file_informerd_v1_informerd_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NamedView) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NamedView) ProtoMessage() {}
+
+func (x *NamedView) ProtoReflect() protoreflect.Message {
+	mi := &file_informerd_v1_informerd_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NamedView.ProtoReflect.Descriptor instead.
+func (*NamedView) Descriptor() ([]byte, []int) {
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *NamedView) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NamedView) GetView() *View {
+	if x != nil {
+		return x.View
+	}
+	return nil
+}
+
 // A standing problem of a resource. Since: sources.
 type Problem struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2952,7 +3028,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[26]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2964,7 +3040,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[26]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2977,7 +3053,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{26}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Problem) GetReason() string {
@@ -3023,7 +3099,7 @@ type ListWatchersRequest struct {
 
 func (x *ListWatchersRequest) Reset() {
 	*x = ListWatchersRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[27]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3035,7 +3111,7 @@ func (x *ListWatchersRequest) String() string {
 func (*ListWatchersRequest) ProtoMessage() {}
 
 func (x *ListWatchersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[27]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3048,7 +3124,7 @@ func (x *ListWatchersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWatchersRequest.ProtoReflect.Descriptor instead.
 func (*ListWatchersRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{27}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListWatchersRequest) GetResource() string {
@@ -3085,7 +3161,7 @@ type ListWatchersResponse struct {
 
 func (x *ListWatchersResponse) Reset() {
 	*x = ListWatchersResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[28]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3097,7 +3173,7 @@ func (x *ListWatchersResponse) String() string {
 func (*ListWatchersResponse) ProtoMessage() {}
 
 func (x *ListWatchersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[28]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3110,7 +3186,7 @@ func (x *ListWatchersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWatchersResponse.ProtoReflect.Descriptor instead.
 func (*ListWatchersResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{28}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListWatchersResponse) GetWatchers() []*Watcher {
@@ -3173,7 +3249,7 @@ type Watcher struct {
 
 func (x *Watcher) Reset() {
 	*x = Watcher{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[29]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3185,7 +3261,7 @@ func (x *Watcher) String() string {
 func (*Watcher) ProtoMessage() {}
 
 func (x *Watcher) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[29]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3198,7 +3274,7 @@ func (x *Watcher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Watcher.ProtoReflect.Descriptor instead.
 func (*Watcher) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{29}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Watcher) GetId() uint64 {
@@ -3525,7 +3601,7 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\n" +
 	"ServerInfo\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\"\n" +
-	"\fcapabilities\x18\x03 \x03(\tR\fcapabilities\"\xbe\x04\n" +
+	"\fcapabilities\x18\x03 \x03(\tR\fcapabilities\"\x92\x05\n" +
 	"\bResource\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06source\x18\x02 \x01(\tR\x06source\x12-\n" +
@@ -3545,7 +3621,12 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\n" +
 	"namespaces\x18\x0e \x03(\tR\n" +
 	"namespaces\x12\x18\n" +
-	"\ahistory\x18\x0f \x01(\tR\ahistory\"\x87\x01\n" +
+	"\ahistory\x18\x0f \x01(\tR\ahistory\x12-\n" +
+	"\x05views\x18\x10 \x03(\v2\x17.informerd.v1.NamedViewR\x05views\x12#\n" +
+	"\rview_required\x18\x11 \x01(\bR\fviewRequired\"G\n" +
+	"\tNamedView\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12&\n" +
+	"\x04view\x18\x02 \x01(\v2\x12.informerd.v1.ViewR\x04view\"\x87\x01\n" +
 	"\aProblem\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x18\n" +
@@ -3656,7 +3737,7 @@ func file_informerd_v1_informerd_proto_rawDescGZIP() []byte {
 }
 
 var file_informerd_v1_informerd_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_informerd_v1_informerd_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_informerd_v1_informerd_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_informerd_v1_informerd_proto_goTypes = []any{
 	(PayloadFormat)(0),              // 0: informerd.v1.PayloadFormat
 	(InitialEvents)(0),              // 1: informerd.v1.InitialEvents
@@ -3692,27 +3773,28 @@ var file_informerd_v1_informerd_proto_goTypes = []any{
 	(*ListResourcesResponse)(nil),   // 31: informerd.v1.ListResourcesResponse
 	(*ServerInfo)(nil),              // 32: informerd.v1.ServerInfo
 	(*Resource)(nil),                // 33: informerd.v1.Resource
-	(*Problem)(nil),                 // 34: informerd.v1.Problem
-	(*ListWatchersRequest)(nil),     // 35: informerd.v1.ListWatchersRequest
-	(*ListWatchersResponse)(nil),    // 36: informerd.v1.ListWatchersResponse
-	(*Watcher)(nil),                 // 37: informerd.v1.Watcher
-	nil,                             // 38: informerd.v1.Object.LabelsEntry
-	(*structpb.Struct)(nil),         // 39: google.protobuf.Struct
-	(*durationpb.Duration)(nil),     // 40: google.protobuf.Duration
-	(*status.Status)(nil),           // 41: google.rpc.Status
-	(*timestamppb.Timestamp)(nil),   // 42: google.protobuf.Timestamp
+	(*NamedView)(nil),               // 34: informerd.v1.NamedView
+	(*Problem)(nil),                 // 35: informerd.v1.Problem
+	(*ListWatchersRequest)(nil),     // 36: informerd.v1.ListWatchersRequest
+	(*ListWatchersResponse)(nil),    // 37: informerd.v1.ListWatchersResponse
+	(*Watcher)(nil),                 // 38: informerd.v1.Watcher
+	nil,                             // 39: informerd.v1.Object.LabelsEntry
+	(*structpb.Struct)(nil),         // 40: google.protobuf.Struct
+	(*durationpb.Duration)(nil),     // 41: google.protobuf.Duration
+	(*status.Status)(nil),           // 42: google.rpc.Status
+	(*timestamppb.Timestamp)(nil),   // 43: google.protobuf.Timestamp
 }
 var file_informerd_v1_informerd_proto_depIdxs = []int32{
-	38, // 0: informerd.v1.Object.labels:type_name -> informerd.v1.Object.LabelsEntry
-	39, // 1: informerd.v1.Object.struct:type_name -> google.protobuf.Struct
+	39, // 0: informerd.v1.Object.labels:type_name -> informerd.v1.Object.LabelsEntry
+	40, // 1: informerd.v1.Object.struct:type_name -> google.protobuf.Struct
 	2,  // 2: informerd.v1.QueueOptions.policy:type_name -> informerd.v1.FullChannelPolicy
 	13, // 3: informerd.v1.Shard.ranges:type_name -> informerd.v1.ShardRange
 	1,  // 4: informerd.v1.WatchRequest.initial_events:type_name -> informerd.v1.InitialEvents
 	15, // 5: informerd.v1.WatchRequest.index:type_name -> informerd.v1.IndexMatch
 	0,  // 6: informerd.v1.WatchRequest.format:type_name -> informerd.v1.PayloadFormat
 	11, // 7: informerd.v1.WatchRequest.queue:type_name -> informerd.v1.QueueOptions
-	40, // 8: informerd.v1.WatchRequest.bookmark_interval:type_name -> google.protobuf.Duration
-	40, // 9: informerd.v1.WatchRequest.timeout:type_name -> google.protobuf.Duration
+	41, // 8: informerd.v1.WatchRequest.bookmark_interval:type_name -> google.protobuf.Duration
+	41, // 9: informerd.v1.WatchRequest.timeout:type_name -> google.protobuf.Duration
 	10, // 10: informerd.v1.WatchRequest.view:type_name -> informerd.v1.View
 	12, // 11: informerd.v1.WatchRequest.shard:type_name -> informerd.v1.Shard
 	3,  // 12: informerd.v1.WatchResponse.type:type_name -> informerd.v1.EventType
@@ -3720,65 +3802,67 @@ var file_informerd_v1_informerd_proto_depIdxs = []int32{
 	4,  // 14: informerd.v1.WatchResponse.cause:type_name -> informerd.v1.Cause
 	17, // 15: informerd.v1.WatchResponse.bookmark:type_name -> informerd.v1.Bookmark
 	18, // 16: informerd.v1.WatchResponse.dropped:type_name -> informerd.v1.Dropped
-	41, // 17: informerd.v1.WatchResponse.error:type_name -> google.rpc.Status
+	42, // 17: informerd.v1.WatchResponse.error:type_name -> google.rpc.Status
 	5,  // 18: informerd.v1.Bookmark.source:type_name -> informerd.v1.SyncState
-	42, // 19: informerd.v1.Bookmark.source_seen_at:type_name -> google.protobuf.Timestamp
+	43, // 19: informerd.v1.Bookmark.source_seen_at:type_name -> google.protobuf.Timestamp
 	0,  // 20: informerd.v1.ListRequest.format:type_name -> informerd.v1.PayloadFormat
 	15, // 21: informerd.v1.ListRequest.index:type_name -> informerd.v1.IndexMatch
 	10, // 22: informerd.v1.ListRequest.view:type_name -> informerd.v1.View
 	12, // 23: informerd.v1.ListRequest.shard:type_name -> informerd.v1.Shard
 	8,  // 24: informerd.v1.ListResponse.objects:type_name -> informerd.v1.Object
 	5,  // 25: informerd.v1.ListResponse.source:type_name -> informerd.v1.SyncState
-	42, // 26: informerd.v1.ListResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	43, // 26: informerd.v1.ListResponse.source_seen_at:type_name -> google.protobuf.Timestamp
 	0,  // 27: informerd.v1.ByIndexRequest.format:type_name -> informerd.v1.PayloadFormat
 	10, // 28: informerd.v1.ByIndexRequest.view:type_name -> informerd.v1.View
 	9,  // 29: informerd.v1.ByIndexRequest.like:type_name -> informerd.v1.ObjectKey
 	12, // 30: informerd.v1.ByIndexRequest.shard:type_name -> informerd.v1.Shard
 	8,  // 31: informerd.v1.ByIndexResponse.objects:type_name -> informerd.v1.Object
 	5,  // 32: informerd.v1.ByIndexResponse.source:type_name -> informerd.v1.SyncState
-	42, // 33: informerd.v1.ByIndexResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	43, // 33: informerd.v1.ByIndexResponse.source_seen_at:type_name -> google.protobuf.Timestamp
 	0,  // 34: informerd.v1.GetRequest.format:type_name -> informerd.v1.PayloadFormat
 	10, // 35: informerd.v1.GetRequest.view:type_name -> informerd.v1.View
 	8,  // 36: informerd.v1.GetResponse.object:type_name -> informerd.v1.Object
 	5,  // 37: informerd.v1.GetResponse.source:type_name -> informerd.v1.SyncState
-	42, // 38: informerd.v1.GetResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	43, // 38: informerd.v1.GetResponse.source_seen_at:type_name -> google.protobuf.Timestamp
 	14, // 39: informerd.v1.UntilRequest.watch:type_name -> informerd.v1.WatchRequest
 	16, // 40: informerd.v1.UntilResponse.event:type_name -> informerd.v1.WatchResponse
 	29, // 41: informerd.v1.ListIndexValuesResponse.values:type_name -> informerd.v1.IndexValue
 	33, // 42: informerd.v1.ListResourcesResponse.resources:type_name -> informerd.v1.Resource
 	32, // 43: informerd.v1.ListResourcesResponse.server:type_name -> informerd.v1.ServerInfo
 	5,  // 44: informerd.v1.Resource.state:type_name -> informerd.v1.SyncState
-	42, // 45: informerd.v1.Resource.source_seen_at:type_name -> google.protobuf.Timestamp
-	34, // 46: informerd.v1.Resource.problems:type_name -> informerd.v1.Problem
+	43, // 45: informerd.v1.Resource.source_seen_at:type_name -> google.protobuf.Timestamp
+	35, // 46: informerd.v1.Resource.problems:type_name -> informerd.v1.Problem
 	6,  // 47: informerd.v1.Resource.version_format:type_name -> informerd.v1.VersionFormat
-	42, // 48: informerd.v1.Problem.since:type_name -> google.protobuf.Timestamp
-	37, // 49: informerd.v1.ListWatchersResponse.watchers:type_name -> informerd.v1.Watcher
-	2,  // 50: informerd.v1.Watcher.policy:type_name -> informerd.v1.FullChannelPolicy
-	42, // 51: informerd.v1.Watcher.since:type_name -> google.protobuf.Timestamp
-	42, // 52: informerd.v1.Watcher.last_progress:type_name -> google.protobuf.Timestamp
-	7,  // 53: informerd.v1.Watcher.state:type_name -> informerd.v1.WatcherState
-	10, // 54: informerd.v1.Watcher.view:type_name -> informerd.v1.View
-	14, // 55: informerd.v1.InformerService.Watch:input_type -> informerd.v1.WatchRequest
-	19, // 56: informerd.v1.InformerService.List:input_type -> informerd.v1.ListRequest
-	21, // 57: informerd.v1.InformerService.ByIndex:input_type -> informerd.v1.ByIndexRequest
-	23, // 58: informerd.v1.InformerService.Get:input_type -> informerd.v1.GetRequest
-	25, // 59: informerd.v1.InformerService.Until:input_type -> informerd.v1.UntilRequest
-	27, // 60: informerd.v1.InformerService.ListIndexValues:input_type -> informerd.v1.ListIndexValuesRequest
-	30, // 61: informerd.v1.InformerService.ListResources:input_type -> informerd.v1.ListResourcesRequest
-	35, // 62: informerd.v1.AdminService.ListWatchers:input_type -> informerd.v1.ListWatchersRequest
-	16, // 63: informerd.v1.InformerService.Watch:output_type -> informerd.v1.WatchResponse
-	20, // 64: informerd.v1.InformerService.List:output_type -> informerd.v1.ListResponse
-	22, // 65: informerd.v1.InformerService.ByIndex:output_type -> informerd.v1.ByIndexResponse
-	24, // 66: informerd.v1.InformerService.Get:output_type -> informerd.v1.GetResponse
-	26, // 67: informerd.v1.InformerService.Until:output_type -> informerd.v1.UntilResponse
-	28, // 68: informerd.v1.InformerService.ListIndexValues:output_type -> informerd.v1.ListIndexValuesResponse
-	31, // 69: informerd.v1.InformerService.ListResources:output_type -> informerd.v1.ListResourcesResponse
-	36, // 70: informerd.v1.AdminService.ListWatchers:output_type -> informerd.v1.ListWatchersResponse
-	63, // [63:71] is the sub-list for method output_type
-	55, // [55:63] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	34, // 48: informerd.v1.Resource.views:type_name -> informerd.v1.NamedView
+	10, // 49: informerd.v1.NamedView.view:type_name -> informerd.v1.View
+	43, // 50: informerd.v1.Problem.since:type_name -> google.protobuf.Timestamp
+	38, // 51: informerd.v1.ListWatchersResponse.watchers:type_name -> informerd.v1.Watcher
+	2,  // 52: informerd.v1.Watcher.policy:type_name -> informerd.v1.FullChannelPolicy
+	43, // 53: informerd.v1.Watcher.since:type_name -> google.protobuf.Timestamp
+	43, // 54: informerd.v1.Watcher.last_progress:type_name -> google.protobuf.Timestamp
+	7,  // 55: informerd.v1.Watcher.state:type_name -> informerd.v1.WatcherState
+	10, // 56: informerd.v1.Watcher.view:type_name -> informerd.v1.View
+	14, // 57: informerd.v1.InformerService.Watch:input_type -> informerd.v1.WatchRequest
+	19, // 58: informerd.v1.InformerService.List:input_type -> informerd.v1.ListRequest
+	21, // 59: informerd.v1.InformerService.ByIndex:input_type -> informerd.v1.ByIndexRequest
+	23, // 60: informerd.v1.InformerService.Get:input_type -> informerd.v1.GetRequest
+	25, // 61: informerd.v1.InformerService.Until:input_type -> informerd.v1.UntilRequest
+	27, // 62: informerd.v1.InformerService.ListIndexValues:input_type -> informerd.v1.ListIndexValuesRequest
+	30, // 63: informerd.v1.InformerService.ListResources:input_type -> informerd.v1.ListResourcesRequest
+	36, // 64: informerd.v1.AdminService.ListWatchers:input_type -> informerd.v1.ListWatchersRequest
+	16, // 65: informerd.v1.InformerService.Watch:output_type -> informerd.v1.WatchResponse
+	20, // 66: informerd.v1.InformerService.List:output_type -> informerd.v1.ListResponse
+	22, // 67: informerd.v1.InformerService.ByIndex:output_type -> informerd.v1.ByIndexResponse
+	24, // 68: informerd.v1.InformerService.Get:output_type -> informerd.v1.GetResponse
+	26, // 69: informerd.v1.InformerService.Until:output_type -> informerd.v1.UntilResponse
+	28, // 70: informerd.v1.InformerService.ListIndexValues:output_type -> informerd.v1.ListIndexValuesResponse
+	31, // 71: informerd.v1.InformerService.ListResources:output_type -> informerd.v1.ListResourcesResponse
+	37, // 72: informerd.v1.AdminService.ListWatchers:output_type -> informerd.v1.ListWatchersResponse
+	65, // [65:73] is the sub-list for method output_type
+	57, // [57:65] is the sub-list for method input_type
+	57, // [57:57] is the sub-list for extension type_name
+	57, // [57:57] is the sub-list for extension extendee
+	0,  // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_informerd_v1_informerd_proto_init() }
@@ -3796,7 +3880,7 @@ func file_informerd_v1_informerd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_informerd_v1_informerd_proto_rawDesc), len(file_informerd_v1_informerd_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   31,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -56,9 +56,9 @@ const (
 // and watch, List, ByIndex and ListIndexValues to list, Get to get or list. A caller without them receives
 // PERMISSION_DENIED / ACCESS_DENIED, the same whether the resource, object or index value exists or not. A caller who
 // may read some namespaces and requests all receives exactly these, and the response names them (`namespaces`). A
-// caller who may read only metadata selects by namespace, name, labels and a shard of uid, namespace or key, not by
-// other fields. Missing, invalid or expired credentials are UNAUTHENTICATED / CREDENTIALS_MISSING, CREDENTIALS_INVALID
-// or CREDENTIALS_EXPIRED. While the authenticator or authorizer cannot be reached: UNAVAILABLE /
+// caller who may read only metadata or named views selects by namespace, name, labels and a shard of uid, namespace or
+// key, not by other fields. Missing, invalid or expired credentials are UNAUTHENTICATED / CREDENTIALS_MISSING,
+// CREDENTIALS_INVALID or CREDENTIALS_EXPIRED. While the authenticator or authorizer cannot be reached: UNAVAILABLE /
 // AUTHORIZER_UNAVAILABLE. Above a quota of the caller: RESOURCE_EXHAUSTED / QUOTA_EXCEEDED, with the quota's name in the
 // metadata.
 type InformerServiceClient interface {
@@ -233,9 +233,9 @@ func (c *informerServiceClient) ListResources(ctx context.Context, in *ListResou
 // and watch, List, ByIndex and ListIndexValues to list, Get to get or list. A caller without them receives
 // PERMISSION_DENIED / ACCESS_DENIED, the same whether the resource, object or index value exists or not. A caller who
 // may read some namespaces and requests all receives exactly these, and the response names them (`namespaces`). A
-// caller who may read only metadata selects by namespace, name, labels and a shard of uid, namespace or key, not by
-// other fields. Missing, invalid or expired credentials are UNAUTHENTICATED / CREDENTIALS_MISSING, CREDENTIALS_INVALID
-// or CREDENTIALS_EXPIRED. While the authenticator or authorizer cannot be reached: UNAVAILABLE /
+// caller who may read only metadata or named views selects by namespace, name, labels and a shard of uid, namespace or
+// key, not by other fields. Missing, invalid or expired credentials are UNAUTHENTICATED / CREDENTIALS_MISSING,
+// CREDENTIALS_INVALID or CREDENTIALS_EXPIRED. While the authenticator or authorizer cannot be reached: UNAVAILABLE /
 // AUTHORIZER_UNAVAILABLE. Above a quota of the caller: RESOURCE_EXHAUSTED / QUOTA_EXCEEDED, with the quota's name in the
 // metadata.
 type InformerServiceServer interface {

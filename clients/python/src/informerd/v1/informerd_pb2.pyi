@@ -484,7 +484,7 @@ class ServerInfo(_message.Message):
     def __init__(self, version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Resource(_message.Message):
-    __slots__ = ("name", "source", "state", "resource_version", "oldest_resource_version", "objects", "watchers", "indexes", "source_seen_at", "last_error", "path", "problems", "version_format", "namespaces", "history")
+    __slots__ = ("name", "source", "state", "resource_version", "oldest_resource_version", "objects", "watchers", "indexes", "source_seen_at", "last_error", "path", "problems", "version_format", "namespaces", "history", "views", "view_required")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -500,6 +500,8 @@ class Resource(_message.Message):
     VERSION_FORMAT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACES_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    VIEWS_FIELD_NUMBER: _ClassVar[int]
+    VIEW_REQUIRED_FIELD_NUMBER: _ClassVar[int]
     name: str
     source: str
     state: SyncState
@@ -515,7 +517,17 @@ class Resource(_message.Message):
     version_format: VersionFormat
     namespaces: _containers.RepeatedScalarFieldContainer[str]
     history: str
-    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., state: _Optional[_Union[SyncState, str]] = ..., resource_version: _Optional[str] = ..., oldest_resource_version: _Optional[str] = ..., objects: _Optional[int] = ..., watchers: _Optional[int] = ..., indexes: _Optional[_Iterable[str]] = ..., source_seen_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., last_error: _Optional[str] = ..., path: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[_Union[Problem, _Mapping]]] = ..., version_format: _Optional[_Union[VersionFormat, str]] = ..., namespaces: _Optional[_Iterable[str]] = ..., history: _Optional[str] = ...) -> None: ...
+    views: _containers.RepeatedCompositeFieldContainer[NamedView]
+    view_required: bool
+    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., state: _Optional[_Union[SyncState, str]] = ..., resource_version: _Optional[str] = ..., oldest_resource_version: _Optional[str] = ..., objects: _Optional[int] = ..., watchers: _Optional[int] = ..., indexes: _Optional[_Iterable[str]] = ..., source_seen_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., last_error: _Optional[str] = ..., path: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[_Union[Problem, _Mapping]]] = ..., version_format: _Optional[_Union[VersionFormat, str]] = ..., namespaces: _Optional[_Iterable[str]] = ..., history: _Optional[str] = ..., views: _Optional[_Iterable[_Union[NamedView, _Mapping]]] = ..., view_required: bool = ...) -> None: ...
+
+class NamedView(_message.Message):
+    __slots__ = ("name", "view")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    view: View
+    def __init__(self, name: _Optional[str] = ..., view: _Optional[_Union[View, _Mapping]] = ...) -> None: ...
 
 class Problem(_message.Message):
     __slots__ = ("reason", "message", "subject", "since")

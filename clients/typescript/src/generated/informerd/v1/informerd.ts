@@ -327,6 +327,13 @@ export interface Resource {
   versionFormat: VersionFormat;
   namespaces: string[];
   history: string;
+  views: NamedView[];
+  viewRequired: boolean;
+}
+
+export interface NamedView {
+  name: string;
+  view?: View | undefined;
 }
 
 export interface Problem {
@@ -3247,6 +3254,8 @@ function createBaseResource(): Resource {
     versionFormat: 0,
     namespaces: [],
     history: "",
+    views: [],
+    viewRequired: false,
   };
 }
 
@@ -3302,6 +3311,12 @@ export const Resource: MessageFns<Resource> = {
     }
     if (message.history !== "") {
       writer.uint32(122).string(message.history);
+    }
+    for (const v of message.views) {
+      NamedView.encode(v!, writer.uint32(130).fork()).join();
+    }
+    if (message.viewRequired !== false) {
+      writer.uint32(136).bool(message.viewRequired);
     }
     return writer;
   },
@@ -3439,6 +3454,22 @@ export const Resource: MessageFns<Resource> = {
             message.history = reader.string();
             continue;
           }
+          case 16: {
+            if (tag !== 130) {
+              break;
+            }
+
+            message.views.push(NamedView.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 17: {
+            if (tag !== 136) {
+              break;
+            }
+
+            message.viewRequired = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3471,6 +3502,75 @@ export const Resource: MessageFns<Resource> = {
     message.versionFormat = object.versionFormat ?? 0;
     message.namespaces = object.namespaces?.map((e) => e) || [];
     message.history = object.history ?? "";
+    message.views = object.views?.map((e) => NamedView.fromPartial(e)) || [];
+    message.viewRequired = object.viewRequired ?? false;
+    return message;
+  },
+};
+
+function createBaseNamedView(): NamedView {
+  return { name: "", view: undefined };
+}
+
+export const NamedView: MessageFns<NamedView> = {
+  encode(message: NamedView, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.name !== "") {
+      writer.uint32(10).string(message.name);
+    }
+    if (message.view !== undefined) {
+      View.encode(message.view, writer.uint32(18).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): NamedView {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseNamedView();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.name = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.view = View.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<NamedView>): NamedView {
+    return NamedView.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<NamedView>): NamedView {
+    const message = createBaseNamedView();
+    message.name = object.name ?? "";
+    message.view = (object.view !== undefined && object.view !== null) ? View.fromPartial(object.view) : undefined;
     return message;
   },
 };
