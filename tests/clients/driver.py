@@ -34,6 +34,7 @@ class Driver:
 
     def __init__(self, name, command, log_path):
         self.name, self.command, self.log_path = name, command, log_path
+        self.process = None
         self.ids = itertools.count(1)
         self.replies = {}
         self.folded = {}
@@ -121,9 +122,10 @@ class Driver:
         self.process.stdin.close()
         return await asyncio.wait_for(self.process.wait(), REPLY_SECONDS)
 
-    def kill(self):
-        if self.process.returncode is None:
+    async def kill(self):
+        if self.process and self.process.returncode is None:
             self.process.kill()
+            await self.process.wait()
 
 
 def without_version(item):

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import struct
+import time
 
 CHUNK_BYTES = 1 << 16
 
@@ -22,6 +23,8 @@ class Proxy:
     def __init__(self, server_port):
         self.server_port = server_port
         self.pairs = set()
+        # Times of the connections of the client.
+        self.accepted = []
         self.is_hole = False
 
     async def start(self):
@@ -58,6 +61,7 @@ class Proxy:
     async def _accept(self, reader, writer):
         pair = Pair(writer, None)
         self.pairs.add(pair)
+        self.accepted.append(time.monotonic())
         if self.is_hole:
             pair.flows.clear()
         try:
