@@ -31,10 +31,12 @@ mod relay;
 mod resolve;
 mod resolved;
 mod rows;
+mod schema;
 mod section;
 mod table;
 mod upstream;
 mod value;
+mod variables;
 mod views;
 
 use std::{cell::RefCell, path::Path};
@@ -53,6 +55,7 @@ pub use self::{
         ResourceConfig, SourceConfig,
     },
     rows::{Key, KeyFlag},
+    schema::json_schema,
     section::KeyFlags,
     table::{
         AdminConfig, AuditConfig, DrainConfig, FilesResource, GeneralConfig, KubeResource, LimitsConfig, QuotasConfig,

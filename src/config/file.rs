@@ -1,6 +1,6 @@
 //! Configuration file: its bytes parsed to a map of keys, some of which may be unknown.
 
-use std::{fs::File, io::ErrorKind, io::Read, path::Path};
+use std::{env, fs::File, io::ErrorKind, io::Read, path::Path};
 
 use serde_json::{Map, Value};
 use serde_saphyr::{Error, MessageFormatter, Options, UserMessageFormatter};
@@ -9,6 +9,7 @@ use super::{
     error::ConfigErrors,
     keys,
     value::{found, quote},
+    variables,
 };
 
 /// Largest file, enough for thousands of resources. The limits below bound the repetitions by aliases.
@@ -32,7 +33,11 @@ pub(super) fn read(path: &Path, errors: &mut ConfigErrors) -> Option<Map<String,
     let mut bytes = Vec::new();
     let result = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes));
     match result {
-        Ok(_) => parse(&name, &bytes, errors),
+        Ok(_) => {
+            let mut document = parse(&name, &bytes, errors)?;
+            variables::expand(&mut document, |name| env::var(name).ok(), errors);
+            Some(document)
+        }
         Err(error) if error.kind() == ErrorKind::NotFound => {
             errors.add(&name, "no such file: set --config (or INFORMERD_CONFIG) to the path of a YAML file");
             None
