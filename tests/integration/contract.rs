@@ -64,7 +64,7 @@ fn reflection_can_resolve_what_is_in_the_details_of_a_status() {
 }
 
 /// Returns the rows of the first table below a heading, each with the text of its first column.
-fn table<'a>(page: &'a str, heading: &str) -> Vec<&'a str> {
+pub(crate) fn table<'a>(page: &'a str, heading: &str) -> Vec<&'a str> {
     let section = page.split(&format!("\n{heading}\n")).nth(1).unwrap_or_else(|| panic!("no heading {heading:?}"));
     let rows = section.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
     rows.skip(2).map(|row| row.split('|').nth(1).unwrap().trim().trim_matches('`')).collect()

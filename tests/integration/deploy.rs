@@ -1,13 +1,14 @@
 //! The files of `deploy/` are consistent with each other and with informerd. tests/upstreams applies them to a real API server.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{collections::BTreeSet, env, fs, path::PathBuf, time::Duration};
 
-use informerd::config::{Config, ListenAddr, ServeFlags};
+use informerd::config::{Config, ListenAddr, ServeFlags, json_schema, parse_size};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{
     command_line::informerd,
+    contract::table,
     manifest::{Manifest, items, named, text},
 };
 
@@ -162,4 +163,56 @@ fn the_image_is_of_this_version() {
     let manifest = Manifest::read("sidecar.yaml");
     let user = &manifest.pod()["spec"]["securityContext"];
     assert!(dockerfile.contains(&format!("\nUSER {}:{}\n", user["runAsUser"], user["runAsGroup"])), "{dockerfile}");
+}
+
+/// Checks that the limit of each container leaves a quarter for objects, beside what the program and its bounds take at most.
+#[test]
+fn the_memory_of_the_manifests_has_room_for_their_bounds() {
+    for file in FILES {
+        let manifest = Manifest::read(file);
+        let config = config(config_text(&manifest));
+        let limit = container(&manifest)["resources"]["limits"]["memory"].as_str().unwrap();
+        let limit = parse_size(limit).unwrap();
+        // Without `limits.memory`, it is a quarter of the cgroup's limit.
+        let clients = config.limits.memory.unwrap_or(limit / 4);
+        let of_resources = config.resources.len() * (config.history.size + 2 * config.watch.window_bytes);
+        let bounds = (64 << 20) + of_resources + config.limits.struct_bytes + clients;
+        assert!(bounds <= limit / 4 * 3, "{file}: {} MiB of {} MiB", bounds >> 20, limit >> 20);
+    }
+}
+
+#[test]
+fn the_chart_is_of_this_version() {
+    let chart: Value = serde_saphyr::from_str(&text("helm/informerd/Chart.yaml")).unwrap();
+    assert_eq!((&chart["version"], &chart["appVersion"]), (&json!(env!("CARGO_PKG_VERSION")), &chart["version"]));
+}
+
+/// Compares the configuration in the schema of the chart's values with the keys; writes it with `UPDATE_DOCS=1`.
+#[test]
+fn the_values_of_the_chart_have_every_key_of_the_configuration() {
+    let file = "helm/informerd/values.schema.json";
+    let mut schema: Value = serde_json::from_str(&text(file)).unwrap();
+    let mut config = json_schema();
+    config.as_object_mut().unwrap().remove("$schema").expect("the draft");
+    let resources = config["properties"].as_object_mut().unwrap().remove("resources").expect("the resources");
+    let definitions = json!({ "config": config, "resources": resources });
+    if env::var_os("UPDATE_DOCS").is_some() {
+        schema["$defs"] = definitions;
+        fs::write(format!("deploy/{file}"), serde_json::to_string_pretty(&schema).unwrap() + "\n").unwrap();
+    } else {
+        assert!(schema["$defs"] == definitions, "deploy/{file} is not as the code: run with UPDATE_DOCS=1");
+    }
+    let values: Value = serde_saphyr::from_str(&text("helm/informerd/values.yaml")).unwrap();
+    let keys = |map: &Value| map.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
+    let mut known = keys(&schema["properties"]);
+    // Helm adds it to the values of a chart that is a part of another one.
+    assert!(known.remove("global") && known == keys(&values), "{known:?}");
+}
+
+#[test]
+fn the_operations_page_has_every_alert_and_no_other() {
+    let rule: Value = serde_saphyr::from_str(&text("helm/informerd/monitoring/prometheusrule.yaml")).unwrap();
+    let rules = items(&rule["spec"]["groups"]).iter().flat_map(|group| items(&group["rules"]));
+    let alerts: Vec<&str> = rules.map(|rule| rule["alert"].as_str().unwrap()).collect();
+    assert_eq!(table(include_str!("../../docs/operations.md"), "## Alerts"), alerts);
 }

@@ -21,10 +21,10 @@ use crate::{
     truth::Truth,
 };
 
-const RESTRICTED: &str = "pod-security.kubernetes.io/enforce=restricted";
+pub(crate) const RESTRICTED: &str = "pod-security.kubernetes.io/enforce=restricted";
 
 /// Applies a manifest as users do, and returns it with the versions of its objects. The API server rejects unknown fields.
-fn apply(apiserver: &ApiServer, manifest: &str) -> String {
+pub(crate) fn apply(apiserver: &ApiServer, manifest: &str) -> String {
     let directory = TempDir::new().unwrap();
     let file = directory.path().join("manifest.yaml");
     fs::write(&file, manifest).unwrap();
@@ -38,7 +38,7 @@ fn apply(apiserver: &ApiServer, manifest: &str) -> String {
 }
 
 /// Publishes the authority of the cluster in a namespace, as its controllers do for each.
-fn publish_authority(apiserver: &ApiServer, namespace: &str) {
+pub(crate) fn publish_authority(apiserver: &ApiServer, namespace: &str) {
     let authority = format!("--from-literal=ca.crt={}", apiserver.authority());
     apiserver.kubectl(&["create", "configmap", "kube-root-ca.crt", "-n", namespace, &authority]);
 }
@@ -98,7 +98,7 @@ async fn the_manifests_grant_exactly_the_necessary_rights() {
 }
 
 /// Creates an object as far as the API server alone does it.
-fn create(apiserver: &ApiServer, object: &Value) -> Result<(), String> {
+pub(crate) fn create(apiserver: &ApiServer, object: &Value) -> Result<(), String> {
     let directory = TempDir::new().unwrap();
     let file = directory.path().join("object.json");
     fs::write(&file, object.to_string()).unwrap();

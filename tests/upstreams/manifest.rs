@@ -17,7 +17,8 @@ impl Manifest {
     }
 
     pub(crate) fn parse(text: &str) -> Self {
-        Self { objects: serde_saphyr::from_multiple(text).unwrap() }
+        let documents: Vec<Value> = serde_saphyr::from_multiple(text).unwrap();
+        Self { objects: documents.into_iter().filter(|document| !document.is_null()).collect() }
     }
 
     /// Returns the only object of a kind.
@@ -28,9 +29,10 @@ impl Manifest {
         object
     }
 
-    /// Returns the pod template of the Deployment.
+    /// Returns the pod template of the Deployment or DaemonSet.
     pub(crate) fn pod(&self) -> &Value {
-        &self.object("Deployment")["spec"]["template"]
+        let is_daemon = self.objects.iter().any(|object| object["kind"] == "DaemonSet");
+        &self.object(if is_daemon { "DaemonSet" } else { "Deployment" })["spec"]["template"]
     }
 }
 

@@ -41,7 +41,7 @@ pub(crate) struct Container {
     root: Root,
     command: Vec<String>,
     user: (u32, u32),
-    environment: Vec<(&'static str, String)>,
+    environment: Vec<(String, String)>,
     log: PathBuf,
     pub(crate) starts: usize,
     process: Option<First>,
@@ -49,6 +49,9 @@ pub(crate) struct Container {
 
 /// Address of the pod that probes use, and not its loopback: 0.0.0.0 listens here, and 127.0.0.1 does not.
 pub(crate) const ADDRESS: &str = "127.0.0.2";
+
+/// Node of every pod here.
+pub(crate) const NODE: &str = "node-a";
 
 static PORTS: Semaphore = Semaphore::const_new(1);
 
@@ -82,10 +85,11 @@ impl Pod {
             root,
             command: image.entrypoint.iter().cloned().chain(arguments).collect(),
             user: (user("runAsUser", image.user), user("runAsGroup", image.group)),
-            environment: vec![
-                ("KUBERNETES_SERVICE_HOST", "127.0.0.1".to_owned()),
-                ("KUBERNETES_SERVICE_PORT", self.api.to_string()),
-            ],
+            environment: [("KUBERNETES_SERVICE_HOST", "127.0.0.1"), ("KUBERNETES_SERVICE_PORT", &self.api.to_string())]
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into_iter()
+                .chain(items(&spec["env"]).iter().map(variable))
+                .collect(),
             starts: 0,
             process: None,
         }
@@ -141,6 +145,15 @@ impl Pod {
     }
 }
 
+/// Returns a variable of a container.
+fn variable(variable: &Value) -> (String, String) {
+    let value = variable["value"].as_str().unwrap_or_else(|| {
+        assert_eq!(variable["valueFrom"]["fieldRef"]["fieldPath"], "spec.nodeName", "a field that is known here");
+        NODE
+    });
+    (variable["name"].as_str().unwrap().to_owned(), value.to_owned())
+}
+
 // === impl Container ===
 
 impl Container {
@@ -161,7 +174,7 @@ impl Container {
 
     fn command(&self, words: &[String]) -> Command {
         let mut command = self.root.command(self.user.0, self.user.1, words);
-        command.envs(self.environment.iter().map(|(name, value)| (*name, value)));
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command
     }
 
