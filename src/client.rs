@@ -8,9 +8,11 @@
 //!              │ ▲
 //!              ▼ │ messages of successive streams (the rules of client-go's RetryWatcher)
 //!             View: key → uid, version, hash                the state that the user holds
+//!
+//!   Informer: Streams ──▶ Replica ──▶ Store, snapshots, handler    the same in a task, with a store of the objects
 //! ```
 //!
-//! All work happens in the task that polls: the library spawns no task and has no queue of its own.
+//! The work of a call or a watch happens in the task that polls it. An informer has a task, and a thread for its handler.
 //!
 //! - **A watch is complete.** Folding the events of a [`Watch`] gives the server's state, across broken streams, restarts,
 //!   expired versions and new lineages, even when a stream breaks in the middle of its initial events. The one exception is
@@ -19,7 +21,7 @@
 //!   difference to the user's state is delivered.
 //! - **An error names the next step.** The variants of [`ClientError`] differ by what the caller does next; its text is one line.
 //! - **Everything has a bound**: connecting (5 s), a message (64 MiB), silence (three bookmark intervals; 30 s for a response,
-//!   100 s for the response to a resume) and delays (10 s, plus up to 60 s that the server requests). The memory of a watch
+//!   100 s for the first message of a resume) and delays (10 s, plus up to 60 s that the server requests). The memory of a watch
 //!   grows with the number of selected objects, not with their changes.
 //!
 //! ```no_run
@@ -37,26 +39,33 @@
 //! # }
 //! ```
 //!
-//! Not part of this module: a cache for lookups (fold the updates, or run an `Informer`), and watches that begin without
-//! the initial events.
+//! Not part of this module: watches that begin without the initial events.
 
 mod connection;
 mod error;
+mod informer;
 mod query;
+mod streams;
 mod until;
 mod update;
 mod view;
 mod watch;
 mod watch_event;
+mod watch_options;
 
 #[cfg(feature = "server")]
 pub(crate) use connection::Connection;
 pub use connection::{Client, GetResult, ListResult};
 pub use error::{ClientError, ServerStatus};
+pub use informer::{
+    Freshness, FreshnessState, Handler, HandlerProblem, Informer, InformerBuilder, InformerError, InformerSnapshot,
+    ReadError,
+};
 pub use query::Query;
 pub use until::UntilOptions;
 pub use update::{Note, Progress, Update};
-pub use watch::{Watch, WatchOptions};
+pub use watch::Watch;
 pub use watch_event::WatchEventEncoder;
+pub use watch_options::WatchOptions;
 
 pub use crate::endpoint::{AddressError, ServerAddress, TlsOptions};

@@ -26,7 +26,7 @@
 //! - [`auth`]: who a caller is, and what it may read.
 //! - [`audit`]: the audit log, as lines that a thread writes.
 //! - [`transport`]: connections and their bytes; none of the messages.
-//! - [`client`]: the client library: calls with typed errors, and watches that resume when their stream ends.
+//! - [`client`]: the client library: calls with typed errors, watches that resume when their stream ends, and informers.
 //! - `endpoint`: the address of a server and TLS with it, for the configuration, the client and the sources.
 //! - [`config`], [`telemetry`], [`admin`]: the configuration; logs and metrics; the probes.
 //! - [`mirror`]: a directory with a file for each object of a resource of a server.

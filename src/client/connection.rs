@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use futures_util::{Stream, StreamExt, TryStreamExt};
+use futures_util::{Stream, TryStreamExt};
 use prost_types::Timestamp;
 use tonic::{
     Request, Status,
@@ -19,8 +19,8 @@ use crate::{
 
 /// Connection to one server. Clones share it; it reconnects when it breaks.
 ///
-/// The calls have no deadline of their own: wrap them in `tokio::time::timeout` to have one. Every future here may be dropped
-/// at any time, which cancels the call.
+/// A call that receives nothing for 30 seconds fails with [`ClientError::Silent`]; wrap it in `tokio::time::timeout` to limit it as a
+/// whole. Every future here may be dropped at any time, which cancels the call.
 #[derive(Debug, Clone)]
 pub struct Client {
     address: ServerAddress,
@@ -74,6 +74,12 @@ pub struct GetResult {
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Keepalive interval after which the kernel probes an idle peer, which may have disappeared without closing the connection.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
+/// Interval of HTTP/2 PINGs, also without a call: what is between client and server forgets idle connections.
+const PING_INTERVAL: Duration = Duration::from_secs(15);
+/// Time for the answer to a PING, after which the connection is dead.
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest silence of a call with one response, and before each chunk of a list. A server waits up to 10 s for its first list.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Largest message accepted; larger than any that a server sends: the largest object (8 MiB) with its Struct's overhead.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
 /// Largest window of HTTP/2: one stream that is not read must not use up the window of all the others.
@@ -142,14 +148,14 @@ impl Client {
     /// Returns the resources of the server, sorted by name.
     pub async fn resources(&self) -> Result<Vec<pb::Resource>, ClientError> {
         let mut service = self.service.clone();
-        let answer = service.list_resources(pb::ListResourcesRequest {}).await;
-        Ok(answer.map_err(|status| self.error(&status))?.into_inner().resources)
+        Ok(self.within(service.list_resources(pb::ListResourcesRequest {})).await?.into_inner().resources)
     }
 
     /// Returns the version and the capabilities of the server; no capabilities of one that predates them.
     pub async fn server(&self) -> Result<pb::ServerInfo, ClientError> {
-        let answer = self.service.clone().list_resources(pb::ListResourcesRequest {}).await;
-        Ok(answer.map_err(|status| self.error(&status))?.into_inner().server.unwrap_or_default())
+        let mut service = self.service.clone();
+        let answer = self.within(service.list_resources(pb::ListResourcesRequest {})).await?;
+        Ok(answer.into_inner().server.unwrap_or_default())
     }
 
     /// Returns the open watches of one resource of the server, or of all if `resource` is empty, sorted by id.
@@ -157,8 +163,8 @@ impl Client {
         let mut request = pb::ListWatchersRequest { resource: resource.to_owned(), ..Default::default() };
         let mut watchers = Vec::new();
         loop {
-            let page = self.admin.clone().list_watchers(request.clone()).await;
-            let page = page.map_err(|status| self.error(&status))?.into_inner();
+            let mut admin = self.admin.clone();
+            let page = self.within(admin.list_watchers(request.clone())).await?.into_inner();
             watchers.extend(page.watchers);
             if page.next_page_token.is_empty() {
                 return Ok(watchers);
@@ -174,8 +180,9 @@ impl Client {
     pub async fn list(&self, query: &Query) -> Result<ListResult, ClientError> {
         let request = query.list_request();
         self.require(request.shard.is_some(), request.view.is_some()).await?;
-        let answer = self.service.clone().list(request).await;
-        self.collect(answer.map_err(|status| self.error(&status))?.into_inner()).await
+        let mut service = self.service.clone();
+        let chunks = self.within(service.list(request)).await?.into_inner();
+        self.collect(chunks).await
     }
 
     /// Returns the objects with a value of an index that a query selects, from one snapshot. The query must not name an index of
@@ -207,8 +214,8 @@ impl Client {
             return Err(ClientError::Request { problem });
         }
         self.require(request.shard.is_some(), request.view.is_some()).await?;
-        let answer = self.service.clone().by_index(request).await;
-        let chunks = answer.map_err(|status| self.error(&status))?.into_inner();
+        let mut service = self.service.clone();
+        let chunks = self.within(service.by_index(request)).await?.into_inner();
         self.collect(chunks.map_ok(|chunk| pb::ListResponse {
             resource_version: chunk.resource_version,
             objects: chunk.objects,
@@ -251,8 +258,8 @@ impl Client {
             ..Default::default()
         };
         self.require(false, request.view.is_some()).await?;
-        let answer = self.service.clone().get(request).await;
-        let answer = answer.map_err(|status| self.error(&status))?.into_inner();
+        let mut service = self.service.clone();
+        let answer = self.within(service.get(request)).await?.into_inner();
         let source = answer.source();
         Ok(GetResult {
             resource_version: answer.resource_version,
@@ -292,8 +299,8 @@ impl Client {
             pb::ListIndexValuesRequest { resource: resource.to_owned(), index: index.to_owned(), ..Default::default() };
         let (mut values, mut version) = (Vec::new(), None);
         loop {
-            let page = self.service.clone().list_index_values(request.clone()).await;
-            let page = page.map_err(|status| self.error(&status))?.into_inner();
+            let mut service = self.service.clone();
+            let page = self.within(service.list_index_values(request.clone())).await?.into_inner();
             check_version(&mut version, page.resource_version)?;
             values.extend(page.values);
             if page.next_page_token.is_empty() {
@@ -312,8 +319,7 @@ impl Client {
     ) -> Result<ListResult, ClientError> {
         let mut chunks = std::pin::pin!(chunks);
         let (mut objects, mut version, mut last) = (Vec::new(), None, None);
-        while let Some(chunk) = chunks.next().await {
-            let mut chunk = chunk.map_err(|status| self.error(&status))?;
+        while let Some(mut chunk) = self.within(chunks.try_next()).await? {
             check_version(&mut version, std::mem::take(&mut chunk.resource_version))?;
             objects.append(&mut chunk.objects);
             last = Some(chunk);
@@ -326,6 +332,13 @@ impl Client {
         }
         let source = last.source();
         Ok(ListResult { resource_version, objects, source, source_seen_at: last.source_seen_at, history: last.history })
+    }
+
+    /// Waits for one message of a response.
+    async fn within<T>(&self, message: impl Future<Output = Result<T, Status>>) -> Result<T, ClientError> {
+        let silent = |_| ClientError::Silent { address: self.address.clone(), after: REQUEST_TIMEOUT };
+        let answer = tokio::time::timeout(REQUEST_TIMEOUT, message).await.map_err(silent)?;
+        answer.map_err(|status| self.error(&status))
     }
 
     /// Opens one stream of a watch without resuming it, for callers that need every message. [`Self::watch`] resumes.
@@ -385,6 +398,9 @@ fn endpoint(address: &ServerAddress) -> Result<Endpoint, ClientError> {
         .connect_timeout(CONNECT_TIMEOUT)
         .tcp_nodelay(true)
         .tcp_keepalive(Some(TCP_KEEPALIVE))
+        .http2_keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .keep_alive_while_idle(true)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .initial_stream_window_size(STREAM_WINDOW_BYTES);
     endpoint.user_agent(concat!("informerd/", env!("CARGO_PKG_VERSION"))).map_err(invalid)

@@ -47,7 +47,7 @@ pub enum ClientError {
         /// Error that ended the last completed call, if there was one.
         last: Option<Box<ClientError>>,
     },
-    /// Server violates its contract. A retry does not help; the server may be another version.
+    /// Server violates its contract; it may be another version. A call fails for good, a watch lists again.
     #[error("invalid response of the server: {problem}")]
     Contract {
         /// Violation that was found.
@@ -208,7 +208,7 @@ impl ClientError {
         }
     }
 
-    /// Returns the reaction of a watch to this error.
+    /// Returns the reaction to this error, without those before it.
     pub(super) fn recovery(&self) -> Recovery {
         if self.code() == Code::OutOfRange && self.reason().is_some_and(|reason| EXPIRED.contains(&reason)) {
             Recovery::Relist
@@ -226,7 +226,12 @@ impl ClientError {
 
     /// Returns true if the client has to leave the connection: it is dead, or its server is draining.
     pub(super) fn invalidates_connection(&self) -> bool {
-        matches!(self, Self::Silent { .. }) || self.reason() == Some(DRAINING)
+        matches!(self, Self::Silent { .. }) || self.is_draining()
+    }
+
+    /// Returns true if the server is about to end.
+    pub(super) fn is_draining(&self) -> bool {
+        self.reason() == Some(DRAINING)
     }
 }
 

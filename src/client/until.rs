@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-use super::{Client, ClientError, Query, WatchOptions, error::Recovery, watch::MAX_RETRY_AFTER};
+use super::{Client, ClientError, Query, WatchOptions, error::Recovery, streams::MAX_RETRY_AFTER};
 use crate::{
     cache::{Backoff, BackoffConfig},
     proto::pb,

@@ -1,0 +1,151 @@
+//! Freshness of the store of an informer.
+
+use std::{fmt, time::Duration};
+
+use parking_lot::Mutex;
+use prost_types::Timestamp;
+use tokio::time::Instant;
+
+use crate::proto::pb;
+
+/// Relation of the store to the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FreshnessState {
+    /// The store is not known to be current: the first list, a list that is repeated, a resumed stream before its first bookmark,
+    /// or a hole that is being healed.
+    Syncing,
+    /// A stream is open, its last message is younger than three bookmark intervals, nothing is missing, and the server reaches
+    /// its upstream.
+    Live,
+    /// Like LIVE, but the server does not reach its upstream. A state, not an error.
+    Stale,
+    /// No stream, or no message for three bookmark intervals.
+    Disconnected,
+}
+
+/// Freshness of the store of an informer, at one time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Freshness {
+    /// Relation to the server.
+    pub state: FreshnessState,
+    /// Time of the server's last contact with its upstream, as its last bookmark has it.
+    pub source_seen_at: Option<Timestamp>,
+    /// Time since the last message of any stream; none before the first.
+    pub last_message_age: Option<Duration>,
+}
+
+/// State of the stream of an informer.
+#[derive(Debug)]
+pub(super) struct Connection {
+    idle_timeout: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    is_open: bool,
+    /// True once the stream has shown that nothing is missing.
+    is_current: bool,
+    is_stale: bool,
+    source_seen_at: Option<Timestamp>,
+    last_message_at: Option<Instant>,
+}
+
+// === impl FreshnessState ===
+
+impl FreshnessState {
+    /// Returns true for LIVE and STALE: the store is the server's state as of its last message.
+    pub fn is_healthy(self) -> bool {
+        matches!(self, Self::Live | Self::Stale)
+    }
+}
+
+impl fmt::Display for FreshnessState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Syncing => "SYNCING",
+            Self::Live => "LIVE",
+            Self::Stale => "STALE",
+            Self::Disconnected => "DISCONNECTED",
+        })
+    }
+}
+
+// === impl Connection ===
+
+impl Connection {
+    pub(super) fn new(idle_timeout: Duration) -> Self {
+        Self { idle_timeout, state: Mutex::default() }
+    }
+
+    /// Records a stream that lists or resumes.
+    pub(super) fn opened(&self) {
+        let mut state = self.state.lock();
+        (state.is_open, state.is_current) = (true, false);
+    }
+
+    /// Records the end of the stream.
+    pub(super) fn closed(&self) {
+        let mut state = self.state.lock();
+        (state.is_open, state.is_current) = (false, false);
+    }
+
+    /// Records a message.
+    pub(super) fn received(&self) {
+        self.state.lock().last_message_at = Some(Instant::now());
+    }
+
+    /// Records the content of a bookmark, which shows that the store is current if it is.
+    pub(super) fn bookmark(&self, bookmark: &pb::Bookmark, is_current: bool) {
+        let mut state = self.state.lock();
+        state.is_stale = matches!(bookmark.source(), pb::SyncState::Stale | pb::SyncState::Syncing);
+        state.source_seen_at = bookmark.source_seen_at.or(state.source_seen_at);
+        state.is_current |= is_current;
+    }
+
+    pub(super) fn freshness(&self) -> Freshness {
+        let state = self.state.lock();
+        let last_message_age = state.last_message_at.map(|at| at.elapsed());
+        let is_silent = last_message_age.is_some_and(|age| age >= self.idle_timeout);
+        let shown = match (state.is_open, state.is_current) {
+            (false, _) => FreshnessState::Disconnected,
+            (true, true) if is_silent => FreshnessState::Disconnected,
+            (true, false) => FreshnessState::Syncing,
+            (true, true) if state.is_stale => FreshnessState::Stale,
+            (true, true) => FreshnessState::Live,
+        };
+        Freshness { state: shown, source_seen_at: state.source_seen_at, last_message_age }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_state_follows_stream_bookmarks_source_and_silence() {
+        let connection = Connection::new(Duration::from_secs(3));
+        let state = || connection.freshness().state;
+        assert_eq!(state(), FreshnessState::Disconnected);
+        connection.opened();
+        assert_eq!(state(), FreshnessState::Syncing);
+        connection.received();
+        connection.bookmark(&pb::Bookmark::default(), true);
+        assert_eq!(state(), FreshnessState::Live);
+        tokio::time::advance(Duration::from_millis(2999)).await;
+        assert_eq!(state(), FreshnessState::Live);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(state(), FreshnessState::Disconnected, "at once, without a timer");
+        connection.received();
+        let mut stale = pb::Bookmark::default();
+        stale.set_source(pb::SyncState::Stale);
+        connection.bookmark(&stale, true);
+        assert_eq!(state(), FreshnessState::Stale);
+        assert!(state().is_healthy());
+        connection.closed();
+        assert_eq!(state(), FreshnessState::Disconnected);
+        connection.opened();
+        connection.bookmark(&pb::Bookmark::default(), false);
+        assert_eq!(state(), FreshnessState::Syncing, "not current yet");
+    }
+}
