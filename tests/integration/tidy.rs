@@ -55,6 +55,8 @@ const MODULES: &[(&str, &[&str])] = &[
     ("cli", &["model", "cache", "source", "app", "client", "config", "mirror", "proto", "telemetry"]),
     ("fuzzing", &["model", "cache", "grpc", "source"]),
     ("main", &["cli"]),
+    // Development programs, each a crate of its own.
+    ("bin", &[]),
     ("lib", &[]),
 ];
 

@@ -1,0 +1,217 @@
+//! Driver of the Rust client for the conformance suite, and an example of an informer with every option.
+//!
+//! ```sh
+//! cargo build --example conformance_driver
+//! cargo run --features conformance --bin informerd-conformance -- target/debug/examples/conformance_driver
+//! ```
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "the suite bounds the lines; a handler that blocks is a case that it checks"
+)]
+
+use std::{collections::BTreeMap, error::Error, io, sync::Arc, thread, time::Duration};
+
+use informerd::{
+    cache::BackoffConfig,
+    client::{Client, Handler, Informer, InformerError, InformerSnapshot, Query, ServerAddress, WatchOptions},
+    proto::pb,
+};
+use serde_json::{Value, json};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+/// Runs the driver: answers each command, until there are no more.
+pub(crate) async fn run(
+    mut commands: UnboundedReceiver<String>,
+    lines: UnboundedSender<Value>,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let mut informer = None;
+    while let Some(command) = commands.recv().await {
+        let command: Value = serde_json::from_str(&command)?;
+        if command["do"] == "start" {
+            informer = Some(start(&command, &lines)?);
+            continue;
+        }
+        let informer = informer.as_ref().ok_or("the first command is not `start`")?;
+        answer(informer, &command, &lines).await;
+    }
+    Ok(())
+}
+
+fn start(command: &Value, lines: &UnboundedSender<Value>) -> Result<Arc<Informer>, Box<dyn Error + Send + Sync>> {
+    let text = |name: &str| command[name].as_str().unwrap_or_default().to_owned();
+    let time = |name: &str| Duration::from_millis(command[name].as_u64().unwrap_or_default());
+    let mut address: ServerAddress = text("target").parse()?;
+    if !text("token_file").is_empty() {
+        address = address.with_token_file(text("token_file")).ok_or("a token would be sent in the clear")?;
+    }
+    let policy = pb::FullChannelPolicy::from_str_name(&format!("FULL_CHANNEL_POLICY_{}", text("policy")));
+    let options = WatchOptions {
+        queue: policy.map(|policy| pb::QueueOptions { policy: policy.into(), length: 0 }),
+        bookmark_interval: time("bookmark_interval_ms"),
+        list_timeout: time("first_message_timeout_ms"),
+        resume_timeout: time("first_message_timeout_ms"),
+        drain_jitter: time("drain_jitter_ms"),
+        backoff: BackoffConfig {
+            initial: time("backoff_ms"),
+            max: time("max_backoff_ms"),
+            ..WatchOptions::default().backoff
+        },
+        ..WatchOptions::default()
+    };
+    let query = Query {
+        namespace: Some(text("namespace")).filter(|namespace| !namespace.is_empty()),
+        label_selector: text("label_selector"),
+        format: pb::PayloadFormat::Raw,
+        ..Query::of(text("resource"))
+    };
+    let handler = Printer { lines: lines.clone(), options: command["handler"].clone() };
+    let problems = lines.clone();
+    let informer = Informer::builder(&Client::connect_lazy(&address)?, &query)
+        .options(&options)
+        .index("app", |object| object.labels.get("app").cloned().into_iter().collect())
+        .handler(handler)
+        .on_error(move |problem| {
+            drop(problems.send(json!({ "event": "handler_error", "message": problem.to_string() })));
+        })
+        .start();
+    let informer = Arc::new(informer);
+    let (waiting, lines) = (Arc::clone(&informer), lines.clone());
+    tokio::spawn(async move {
+        if waiting.wait_synced().await.is_ok() {
+            drop(lines.send(json!({ "event": "synced" })));
+        }
+        if let InformerError::Failed(error) = waiting.ended().await {
+            let code = code_name(&error);
+            drop(lines.send(json!({ "event": "failed", "code": code, "reason": error.reason() })));
+        }
+    });
+    Ok(informer)
+}
+
+async fn answer(informer: &Arc<Informer>, command: &Value, lines: &UnboundedSender<Value>) {
+    let reply = match command["do"].as_str() {
+        Some("state") => state(informer, command),
+        Some("stop") => {
+            informer.stop().await;
+            json!({ "reply": command["id"] })
+        }
+        Some("read_after") => {
+            let (informer, command, lines) = (Arc::clone(informer), command.clone(), lines.clone());
+            tokio::spawn(async move {
+                let version = command["version"].as_str().unwrap_or_default();
+                let timeout = Duration::from_millis(command["timeout_ms"].as_u64().unwrap_or_default());
+                let error = match tokio::time::timeout(timeout, informer.read_after(version)).await {
+                    Ok(read) => read.err().map(|error| error.to_string()),
+                    Err(_) => Some(format!("version {version} was not reached within {timeout:?}")),
+                };
+                let reply = json!({ "reply": command["id"], "ok": error.is_none(), "error": error });
+                drop(lines.send(reply));
+            });
+            return;
+        }
+        _ => return,
+    };
+    drop(lines.send(reply));
+}
+
+fn state(informer: &Informer, command: &Value) -> Value {
+    let (snapshot, freshness) = (informer.snapshot(), informer.freshness());
+    json!({
+        "reply": command["id"],
+        "version": snapshot.version(),
+        "state": freshness.state.to_string(),
+        "healthy": freshness.state.is_healthy(),
+        "last_message_age_ms": freshness.last_message_age.map(|age| age.as_millis() as u64),
+        "source_seen_at": freshness.source_seen_at.map(|at| at.to_string()),
+        "objects": snapshot.list().map(|object| object_json(object)).collect::<Vec<_>>(),
+        "by_app": by_app(&snapshot),
+    })
+}
+
+fn by_app(snapshot: &InformerSnapshot) -> BTreeMap<&str, Vec<String>> {
+    let key = |object: &pb::Object| match object.namespace.as_str() {
+        "" => object.name.clone(),
+        namespace => format!("{namespace}/{}", object.name),
+    };
+    let keys = |app| snapshot.by_index("app", app).into_iter().map(|object| key(object)).collect();
+    snapshot.index_values("app").into_iter().map(|app| (app, keys(app))).collect()
+}
+
+fn object_json(object: &pb::Object) -> Value {
+    let body = match &object.body {
+        Some(pb::object::Body::Raw(bytes)) if object.media_type == "application/json" => {
+            serde_json::from_slice(bytes).ok()
+        }
+        _ => None,
+    };
+    json!({
+        "namespace": object.namespace, "name": object.name, "uid": object.uid, "version": object.resource_version,
+        "labels": object.labels, "body": body.unwrap_or(Value::Null),
+    })
+}
+
+/// Returns the name of a code as gRPC has it: `PERMISSION_DENIED` of `PermissionDenied`.
+fn code_name(error: &informerd::client::ClientError) -> String {
+    let mut name = String::new();
+    for c in format!("{:?}", error.code()).chars() {
+        if c.is_uppercase() && !name.is_empty() {
+            name.push('_');
+        }
+        name.push(c.to_ascii_uppercase());
+    }
+    name
+}
+
+/// Handler that prints each call.
+struct Printer {
+    lines: UnboundedSender<Value>,
+    options: Value,
+}
+
+impl Printer {
+    fn print(&self, object: &pb::Object, line: Value) {
+        let Value::Object(options) = &self.options else { return };
+        let names = |option: &str| options.get(option).and_then(Value::as_str).unwrap_or_default().to_owned();
+        if ["*", object.name.as_str()].contains(&names("delay_on").as_str()) {
+            let delay = options.get("delay_ms").and_then(Value::as_u64).unwrap_or_default();
+            thread::sleep(Duration::from_millis(delay));
+        }
+        drop(self.lines.send(line));
+        assert!(names("fail_on") != object.name, "the handler fails on {}", object.name);
+    }
+}
+
+impl Handler for Printer {
+    fn added(&mut self, object: &Arc<pb::Object>) {
+        self.print(object, json!({ "event": "added", "object": object_json(object) }));
+    }
+
+    fn updated(&mut self, old: &Arc<pb::Object>, new: &Arc<pb::Object>) {
+        self.print(new, json!({ "event": "updated", "old": object_json(old), "object": object_json(new) }));
+    }
+
+    fn deleted(&mut self, last: &Arc<pb::Object>, cause: pb::Cause) {
+        let cause = cause.as_str_name().trim_start_matches("CAUSE_");
+        let cause = if cause == "UNSPECIFIED" { "DELETED" } else { cause };
+        self.print(last, json!({ "event": "deleted", "object": object_json(last), "cause": cause }));
+    }
+}
+
+#[tokio::main]
+#[allow(clippy::print_stdout, reason = "the output of the program")]
+async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
+    let (sender, commands) = unbounded_channel();
+    // Threads: stdin and stdout block.
+    thread::spawn(move || io::stdin().lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    let (lines, mut queue) = unbounded_channel::<Value>();
+    let printer = thread::spawn(move || {
+        while let Some(line) = queue.blocking_recv() {
+            println!("{line}");
+        }
+    });
+    run(commands, lines).await?;
+    // Its lines may not all be printed yet; those of handler calls that go on are none of a driver that has ended.
+    drop(printer);
+    Ok(())
+}
