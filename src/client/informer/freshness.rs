@@ -137,9 +137,9 @@ mod tests {
         tokio::time::advance(Duration::from_millis(1)).await;
         assert_eq!(state(), FreshnessState::Disconnected, "at once, without a timer");
         connection.received();
-        let mut stale = pb::Bookmark::default();
-        stale.set_source(pb::SyncState::Stale);
-        connection.bookmark(&stale, true);
+        let mut bookmark = pb::Bookmark::default();
+        bookmark.set_source(pb::SyncState::Stale);
+        connection.bookmark(&bookmark, true);
         assert_eq!(state(), FreshnessState::Stale);
         assert!(state().is_healthy());
         connection.closed();

@@ -179,10 +179,11 @@ mod tests {
         has_begun.recv().unwrap();
         // One of these four may wait without a report.
         notify(4);
-        assert_eq!(*problems.lock(), [HandlerProblem::Lags { waiting: 2 }]);
+        let lags = || HandlerProblem::Lags { waiting: 2 };
+        assert_eq!(*problems.lock(), [lags()]);
         finish(4);
         notify(3);
-        assert_eq!(*problems.lock(), [HandlerProblem::Lags { waiting: 2 }; 2]);
+        assert_eq!(*problems.lock(), [lags(), lags()]);
         finish(3);
         end.send(()).unwrap();
         drop(notifier);
