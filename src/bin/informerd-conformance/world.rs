@@ -232,8 +232,13 @@ impl World {
 
     /// Waits for an event line that is no handler call.
     pub(crate) async fn event(&mut self, name: &str) -> Result<Value, Failure> {
-        let what = format!("no event {name:?} within {:?}", self.driver.patience);
-        let find = |events: &[Value]| events.iter().find(|event| event["event"] == name).cloned();
+        self.nth_event(name, 0).await
+    }
+
+    /// Waits for an event line after a number of others with the same name. Its place among the handler calls is free.
+    pub(crate) async fn nth_event(&mut self, name: &str, after: usize) -> Result<Value, Failure> {
+        let what = format!("no event {name:?} after {after} others within {:?}", self.driver.patience);
+        let find = |events: &[Value]| events.iter().filter(|event| event["event"] == name).nth(after).cloned();
         self.driver.wait(&what, |received| find(&received.events)).await
     }
 
@@ -304,6 +309,7 @@ impl World {
         let last = thing("zz-last", &version);
         watch.send([message::added(&version, &last)]);
         self.calls(&[call::added(&last)]).await?;
+        self.event("synced").await?;
         if self.count("synced") != 1 {
             return Err(format!("{} events \"synced\" in place of one", self.count("synced")));
         }

@@ -23,7 +23,7 @@ async fn handler_throws(w: &mut World) -> Outcome {
     let (bad7, b) = (bad.clone().n(2).at(7), thing("b", 8));
     watch.send([added(6, &bad), modified(7, &bad7), added(8, &b)]);
     w.calls(&[call::added(&bad), call::updated(&bad, &bad7), call::added(&b)]).await?;
-    w.event("handler_error").await?;
+    w.nth_event("handler_error", 1).await?;
     if w.count("handler_error") != 2 {
         return Err(format!("{} events \"handler_error\" in place of two", w.count("handler_error")));
     }
