@@ -80,8 +80,8 @@ pub struct View {
     #[prost(string, repeated, tag = "2")]
     pub drop: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Suppress a MODIFIED whose viewed body equals the last one's byte for byte and whose labels are equal. ADDED,
-    /// DELETED and another uid are never suppressed. A DELETED carries the last viewed state. List, ByIndex, Get and Until
-    /// ignore this.
+    /// DELETED, another uid and what a relist has changed are never suppressed: the client may have received a state in
+    /// between, inside of a batch. A DELETED carries the last viewed state. List, ByIndex, Get and Until ignore this.
     #[prost(bool, tag = "3")]
     pub only_if_changed: bool,
     /// A view by name, instead of `fields` and `drop`: one of Resource.views, or "@metadata" (apiVersion, kind, metadata),

@@ -138,7 +138,7 @@ impl History {
         self.current.version.clone_from(batch.safe());
         self.applied.clone_from(&batch.after);
         // A relist without changes is recorded for its gap.
-        if batch.changes.is_empty() && !(batch.is_relist && batch.before != batch.after) {
+        if batch.changes.is_empty() && !batch.is_gap() {
             return;
         }
         if let Some(ahead) = batch.ahead()

@@ -123,6 +123,11 @@ impl Batch {
         self.before == self.after && !self.changes.is_empty()
     }
 
+    /// Returns true for a relist that moved the version: other changes in between are unknown.
+    pub fn is_gap(&self) -> bool {
+        self.is_relist && self.before != self.after
+    }
+
     /// Returns the highest version of its changes, if that is above the version after them: where several watches make up a
     /// resource, one of them may be ahead of the version that all have reached. A client that resumes from a version below
     /// needs these changes again.

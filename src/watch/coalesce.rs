@@ -88,6 +88,8 @@ struct Pending {
     /// Cause of the addition of the latest state.
     added_by: Cause,
     events: u32,
+    /// True if a relist has changed it: then the client may have received another state than `had`.
+    is_in_gap: bool,
     /// Position of the last change among all.
     order: u64,
 }
@@ -155,10 +157,19 @@ impl Generation {
                 let had = change.old.clone().filter(|_| transition.event_type != EventType::Added);
                 self.had += size_of_body(had.as_ref());
                 let deleted_by = (change.version.clone(), transition.cause);
-                entry.insert_entry(Pending { had, now: None, deleted_by, added_by: Cause::Change, events: 0, order })
+                entry.insert_entry(Pending {
+                    had,
+                    now: None,
+                    deleted_by,
+                    added_by: Cause::Change,
+                    events: 0,
+                    is_in_gap: false,
+                    order,
+                })
             }
         };
         let pending = entry.get_mut();
+        pending.is_in_gap |= batch.is_gap();
         match transition.event_type {
             EventType::Added => pending.added_by = transition.cause,
             EventType::Modified => {}
@@ -193,7 +204,8 @@ impl Generation {
         let mut drained = VecDeque::with_capacity(pending.len());
         let mut suppressed = 0;
         for pending in pending {
-            if pending.is_modified().is_some_and(|(had, now)| is_suppressed(had, now)) {
+            let may_be_suppressed = pending.is_modified().filter(|_| !pending.is_in_gap);
+            if may_be_suppressed.is_some_and(|(had, now)| is_suppressed(had, now)) {
                 suppressed += u64::from(pending.events);
                 continue;
             }

@@ -32,6 +32,9 @@ pub(super) struct Share {
     pub(super) at: usize,
     /// Number of suppressed changes of the cycle before it.
     pub(super) suppressed: u32,
+    /// The same with those after it in its batch, if it carries the version after that; and the position after them.
+    pub(super) passed: u32,
+    pub(super) end: usize,
 }
 
 /// Position of an event: arena, start, end.
@@ -105,7 +108,7 @@ impl<'a, F: Frame> Encoding<'a, F> {
         let (mut changes, mut relists) = (Vec::new(), Vec::from_iter(last_relist.map(|relist| (0, relist))));
         for batch in batches.iter().map(Borrow::borrow) {
             // A relist that does not change the version leaves no gap.
-            if batch.is_relist && batch.before != batch.after {
+            if batch.is_gap() {
                 let relist = first + changes.len() as u64;
                 relists.push((changes.len(), relist));
                 *last_relist = Some(relist);
@@ -146,8 +149,11 @@ impl<'a, F: Frame> Encoding<'a, F> {
                 *encoded += 1;
                 encode(&mut arenas.full, &mut arenas.bytes, &mut arenas.open, format, &notice)
             });
-            let before = suppressed.partition_point(|suppressed| *suppressed < at) as u32;
-            share.push(Share { span: *span, version: version.clone(), at, suppressed: before });
+            let is_passed = |passed: &usize| *passed < at || closes && std::ptr::eq(all[*passed].0, batch);
+            let before = suppressed.partition_point(|before| *before < at) as u32;
+            let passed = suppressed.partition_point(is_passed) as u32;
+            let end = suppressed[..passed as usize].last().map_or(0, |last| last + 1).max(at + 1);
+            share.push(Share { span: *span, version: version.clone(), at, suppressed: before, passed, end });
         }
         GroupShare { events: share, suppressed }
     }

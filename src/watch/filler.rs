@@ -475,7 +475,7 @@ impl<F: Frame> Job<F> {
             sharing_bodies(|| {
                 let mut meter = Meter::begin(clock);
                 for (number, (Filled { group, .. }, selected)) in groups.iter().zip(&mut *selected).enumerate() {
-                    let evaluate = || selected.add(*at, group.outcome(next));
+                    let evaluate = || selected.add(*at, group.outcome(of, next));
                     meter.evaluate(number, group.is_costly(), evaluate, note);
                 }
                 meter.settle(note);

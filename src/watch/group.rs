@@ -38,7 +38,7 @@ use super::{
 };
 use crate::{
     census::{Alive, Kind},
-    model::{Change, HistoryPosition, ResourceVersion, Selection},
+    model::{Batch, Change, HistoryPosition, ResourceVersion, Selection},
     sync::Mutex,
 };
 
@@ -79,6 +79,8 @@ pub(super) struct Log<F: Frame> {
     pub(super) suppressed: u32,
     /// Offset after the last of them.
     suppressed_to: u64,
+    /// The same number up to [`Self::head_reached`].
+    head_suppressed: u32,
     /// Set once no further event will come.
     pub(super) end: Option<End>,
     /// Set while threads fill the group. Then only they push; otherwise only the writer does.
@@ -135,6 +137,8 @@ pub(super) struct Slot {
     pub(super) position_size: u64,
     /// Offset before which the client has, did not select, or has merged everything.
     since: u64,
+    /// [`Log::suppressed`] before that offset.
+    suppressed_since: u32,
     /// [`Log::suppressed`] up to which suppressed changes were counted for the client.
     suppressed: u32,
     /// Number of suppressed changes that no bookmark has reported.
@@ -175,6 +179,7 @@ impl<F: Frame> Group<F> {
             head_reached,
             suppressed: 0,
             suppressed_to: 0,
+            head_suppressed: 0,
             end: None,
             deferred: None,
             slots: Slab::new(),
@@ -194,8 +199,8 @@ impl<F: Frame> Group<F> {
     }
 
     /// Returns the consequence of a change for the group's watchers.
-    pub(super) fn outcome(&self, change: &Change) -> Option<Outcome> {
-        outcome::<F>(&self.selection, &self.format, change)
+    pub(super) fn outcome(&self, batch: &Batch, change: &Change) -> Option<Outcome> {
+        outcome::<F>(&self.selection, &self.format, batch, change)
     }
 
     /// Returns the offset after the last event in the log.
@@ -272,6 +277,7 @@ impl<F: Frame> Log<F> {
             position: self.head,
             position_size: self.head_size,
             since,
+            suppressed_since: self.suppressed,
             suppressed: self.suppressed,
             unreported: 0,
             queue,
@@ -293,15 +299,16 @@ impl<F: Frame> Log<F> {
     pub(super) fn push(
         &mut self,
         (cycle, offset): (u64, u64),
-        suppressed: u32,
+        (suppressed, passed): (u32, u32),
         frame: F,
         size: u64,
         marks: Box<[Mark]>,
     ) {
         let Some(last) = marks.last() else { return };
         last.reach(offset, &mut self.head_reached);
+        self.head_suppressed = passed;
         let (first, size_before, alive) = (self.head, self.head_size, Alive::new(Kind::Run, Run::<F>::size(&marks)));
-        let run = Run { first, size_before, cycle, offset, suppressed, frame, marks, _alive: alive };
+        let run = Run { first, size_before, cycle, offset, suppressed, passed, frame, marks, _alive: alive };
         self.head += run.marks.len() as u64;
         self.head_size += size;
         self.reserve_run();
@@ -397,6 +404,20 @@ impl<F: Frame> Log<F> {
 // === impl Slot ===
 
 impl Slot {
+    /// Notes that the reader needs only batches from an offset on, before which the log counted `suppressed` changes.
+    fn needs_from(&mut self, offset: u64, suppressed: u32) {
+        if offset > self.since {
+            (self.since, self.suppressed_since) = (offset, suppressed);
+        }
+    }
+
+    /// Counts the suppressed changes before the offset from which on changes merge.
+    fn count_up_to_since(&mut self) {
+        if self.suppressed_since.wrapping_sub(self.suppressed).cast_signed() > 0 {
+            self.count_suppressed(self.suppressed_since);
+        }
+    }
+
     /// Counts the suppressed changes up to where the log counted `suppressed` of them.
     fn count_suppressed(&mut self, suppressed: u32) {
         self.unreported += u64::from(suppressed.wrapping_sub(self.suppressed));

@@ -98,7 +98,7 @@ impl Replay {
     /// their number. Selection and format must be the same for the whole replay.
     pub fn step<F: Frame>(&mut self, selection: &Selection, format: &F::Format, arena: &mut F::Arena) -> u64 {
         let Some(batch) = self.batches.front().cloned() else { return 0 };
-        self.is_gap |= batch.is_relist && batch.before != batch.after && !self.has_passed(&batch);
+        self.is_gap |= batch.is_gap() && !self.has_passed(&batch);
         let Some(change) = batch.changes.get(self.at) else {
             let end = self.not_before(batch.safe());
             let told = self.encode_held::<F>(&batch, &end, format, arena);
@@ -110,7 +110,7 @@ impl Replay {
         };
         let is_known = self.has_passed(&batch) && change.version <= self.version;
         let (mut told, at) = (0, self.at);
-        match outcome::<F>(selection, format, change).filter(|_| !is_known) {
+        match outcome::<F>(selection, format, &batch, change).filter(|_| !is_known) {
             Some(Outcome::Event(transition)) => {
                 let before = self.not_before(&batch.before);
                 told = self.encode_held::<F>(&batch, &before, format, arena);

@@ -18,6 +18,8 @@ pub(super) struct Run<F> {
     pub(super) offset: u64,
     /// [`Log::suppressed`](super::group::Log::suppressed) before its events.
     pub(super) suppressed: u32,
+    /// The same after its events, with all changes up to the version of the last one.
+    pub(super) passed: u32,
     pub(super) frame: F,
     pub(super) marks: Box<[Mark]>,
     pub(super) _alive: Alive,
@@ -28,7 +30,8 @@ pub(super) struct Run<F> {
 pub(super) struct Mark {
     /// Relative to the run's frame.
     pub(super) end: u32,
-    /// Number of changes, of all selections, from the run's first one up to this one.
+    /// Number of changes, of all selections, from the run's first one up to this one, or up to the last suppressed one that counts
+    /// with it.
     pub(super) changes: u32,
     /// Version to resume from once this event has been delivered.
     pub(super) version: ResourceVersion,

@@ -1,7 +1,7 @@
 //! Changes that concern a group: those that its watchers receive, and those that its format suppresses.
 
 use super::Frame;
-use crate::model::{Change, EventType, Selection, Transition};
+use crate::model::{Batch, Change, EventType, Selection, Transition};
 
 /// Changes of a publish cycle that concern a group, by their position in the cycle.
 #[derive(Debug, Default)]
@@ -35,14 +35,22 @@ impl Selected {
     }
 }
 
-/// Returns the consequence of a change. It depends on the two states of the change alone: so it is the same live, for a client
-/// that resumes, and on any server. A client has the old state, because each change before it was sent, or suppressed as equal.
-pub(super) fn outcome<F: Frame>(selection: &Selection, format: &F::Format, change: &Change) -> Option<Outcome> {
+/// Returns the consequence of a change. It depends on the two states of the change alone: so it is the same live and for a client
+/// that resumes. A client has the old state, because each change before it was sent, or suppressed as equal.
+///
+/// What a relist has changed is never suppressed: a client that was cut off inside of a batch, and resumes before it, may have
+/// received a state in between from the server that had this batch.
+pub(super) fn outcome<F: Frame>(
+    selection: &Selection,
+    format: &F::Format,
+    batch: &Batch,
+    change: &Change,
+) -> Option<Outcome> {
     let transition = selection.transition(change)?;
     let states = change.old.as_deref().zip(change.new.as_deref());
     let is_suppressed = |(had, now)| F::is_suppressed(format, had, now);
-    let is_modified = transition.event_type == EventType::Modified;
-    Some(if is_modified && states.is_some_and(is_suppressed) {
+    let may_be_suppressed = transition.event_type == EventType::Modified && !batch.is_gap();
+    Some(if may_be_suppressed && states.is_some_and(is_suppressed) {
         Outcome::Suppressed
     } else {
         Outcome::Event(transition)

@@ -19,6 +19,9 @@
 //!   upstream; EXPIRED is returned exactly where it must be;
 //! - true bookmarks: never ahead of an event, never behind what the server has sent, never decreasing; a draining server sends
 //!   each client its position;
+//! - exact views: what a view keeps of each body, and without changes that it does not show; those that are sent, and those that
+//!   bookmarks count as suppressed, are what a watch of whole bodies is sent. At each bookmark the client holds what a List with
+//!   the same view would have;
 //! - exact selection: objects enter and leave it with their cause and the last matching state, at the right version;
 //! - prompt and converged: a client that has read everything has received all events; when writes stop, every client that reads
 //!   holds the current state, and the server has woken it for that;
@@ -31,7 +34,7 @@
 //! for time that others spent. A server has one or two resources: objects, histories, sources and page tokens of one never appear
 //! in the other, and nothing that happens to one affects clients of the other.
 //!
-//! `truth`, `pod`, `selection`, `ask`, `record`, `expect`, `follow`, `blocking`, `verify`, `answers` and `untils` use nothing of
+//! `truth`, `pod`, `view`, `selection`, `ask`, `record`, `expect`, `follow`, `blocking`, `verify`, `answers` and `untils` use nothing of
 //! the server but the generated messages; a test checks their imports. Sockets and flow control are not covered here, but in the
 //! other tests.
 
@@ -51,6 +54,7 @@ mod selection;
 mod truth;
 mod untils;
 mod verify;
+mod view;
 
 use std::{
     cell::{Cell, RefCell},
@@ -70,6 +74,7 @@ use self::{
     selection::Selection,
     truth::{Bounds, Write},
     verify::Violation,
+    view::Form,
 };
 
 /// Counts over all runs.
@@ -210,6 +215,8 @@ impl Totals {
             ("cut batch", &told.cut_batches),
             ("eviction under BLOCK", &told.evictions),
             ("bookmark", &told.bookmarks),
+            ("change that a view suppressed", &told.suppressed),
+            ("generation in which changes were suppressed", &told.suppressed_generations),
             ("drain", &told.drains),
             ("generation", &told.long_generations),
             ("generation that was not read to its end", &told.cut_generations),
@@ -266,7 +273,8 @@ fn setting(name: &str, default: u64) -> u64 {
         .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))
 }
 
-fn runner(cases: u64, seed: u64) -> TestRunner {
+/// Returns a runner whose cases depend on the seed alone.
+pub(crate) fn runner(cases: u64, seed: u64) -> TestRunner {
     // A generator that is cheap in a debug build. Its seed must not begin with zeros only.
     let mut bytes = [1; 16];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
@@ -319,7 +327,7 @@ fn wide_config() -> ScriptConfig {
 fn plain_plan() -> Plan {
     Plan {
         selection: Selection::All,
-        format: pb::PayloadFormat::Raw,
+        form: Form::of(pb::PayloadFormat::Raw),
         policy: pb::FullChannelPolicy::Replay,
         length: 5,
         peer: 1,
@@ -413,6 +421,7 @@ fn the_checker_does_not_depend_on_the_server() {
         ("lists", include_str!("checker/truth/lists.rs")),
         ("untils", include_str!("checker/untils.rs")),
         ("verify", include_str!("checker/verify.rs")),
+        ("view", include_str!("checker/view.rs")),
     ];
     for (name, source) in sources {
         for named in source.split("informerd::").skip(1) {

@@ -793,8 +793,8 @@ type View struct {
 	// Paths to leave out of what `fields` keeps.
 	Drop []string `protobuf:"bytes,2,rep,name=drop,proto3" json:"drop,omitempty"`
 	// Suppress a MODIFIED whose viewed body equals the last one's byte for byte and whose labels are equal. ADDED,
-	// DELETED and another uid are never suppressed. A DELETED carries the last viewed state. List, ByIndex, Get and Until
-	// ignore this.
+	// DELETED, another uid and what a relist has changed are never suppressed: the client may have received a state in
+	// between, inside of a batch. A DELETED carries the last viewed state. List, ByIndex, Get and Until ignore this.
 	OnlyIfChanged bool `protobuf:"varint,3,opt,name=only_if_changed,json=onlyIfChanged,proto3" json:"only_if_changed,omitempty"`
 	// A view by name, instead of `fields` and `drop`: one of Resource.views, or "@metadata" (apiVersion, kind, metadata),
 	// "@no-status", "@no-managed-fields".

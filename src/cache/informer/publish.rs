@@ -44,8 +44,7 @@ impl<F: Frame> Writer<F> {
 impl InformerShared {
     /// Notes a relist before its version is distributed, so that a reader of that version finds the gap.
     fn note_gap(&self, batches: &[Arc<Batch>]) {
-        let is_gap = |batch: &&Arc<Batch>| batch.is_relist && batch.before != batch.after;
-        if let Some(batch) = batches.iter().rfind(is_gap) {
+        if let Some(batch) = batches.iter().rfind(|batch| batch.is_gap()) {
             let (last, _) = &**self.relists.load();
             self.relists.store(Arc::new((Some(batch.after.clone()), last.clone())));
         }

@@ -105,9 +105,9 @@ impl<F: Frame> Selecting<F> {
         let mut budgeted = BudgetedGroups::new(within.iter().map(|id| &groups[*id]), changes, left.unwrap_or(0));
         let mut found = Vec::new();
         // Change by change: what one group has read of an object is available to the others, and is not kept for long.
-        for (at, (_, change)) in encoding.changes().iter().enumerate() {
+        for (at, (batch, change)) in encoding.changes().iter().enumerate() {
             let select = |id: usize, selected: &mut Selected| {
-                selected.add(at, groups[id].outcome(change));
+                selected.add(at, groups[id].outcome(batch, change));
             };
             for (id, selected) in &mut unrouted {
                 select(*id, selected);
@@ -121,7 +121,7 @@ impl<F: Frame> Selecting<F> {
                 }
             }
             if let Some(deferral) = &deferral {
-                budgeted.evaluate(change, at, deferral.filler.clock());
+                budgeted.evaluate((*batch, *change), at, deferral.filler.clock());
             }
         }
         let BudgetedGroups { groups: within, selected, time, cost, .. } = budgeted;
@@ -302,7 +302,7 @@ impl<F: Frame> BudgetedGroups<F> {
     }
 
     /// Evaluates the groups' selections for a change, as long as there is time.
-    fn evaluate(&mut self, change: &Change, at: usize, clock: &Clock) {
+    fn evaluate(&mut self, (batch, change): (&Batch, &Change), at: usize, clock: &Clock) {
         if self.evaluated.is_empty() {
             return;
         }
@@ -314,7 +314,7 @@ impl<F: Frame> BudgetedGroups<F> {
             if !time.admits(number, group.cost.get()) {
                 continue;
             }
-            let evaluate = || selected[number].add(at, group.outcome(change));
+            let evaluate = || selected[number].add(at, group.outcome(batch, change));
             let settle = |run: &[usize], each| time.settle(groups, run, each, is_last);
             meter.evaluate(number, group.is_costly(), evaluate, settle);
         }

@@ -25,9 +25,13 @@ fn change(old: Option<&Arc<Object>>, new: Option<&Arc<Object>>, number: u128) ->
 }
 
 fn merged(selection: &Selection, changes: &[Change]) -> Generation {
+    merged_in(selection, changes, false)
+}
+
+fn merged_in(selection: &Selection, changes: &[Change], is_relist: bool) -> Generation {
     let mut generation = Generation::default();
     let (before, after) = (version(1), version(99));
-    let batch = Batch { before, after, changes: Vec::new(), is_relist: false, is_open: false };
+    let batch = Batch { before, after, changes: Vec::new(), is_relist, is_open: false };
     for change in changes {
         if let Some(transition) = selection.transition(change) {
             generation.merge(&batch, change, transition);
@@ -282,11 +286,13 @@ fn a_merged_change_is_suppressed_if_it_leaves_what_the_client_has() {
     let [there_and_back, further] =
         [(&a1, &a2, 2), (&a2, &a3, 3)].map(|(old, new, at)| change(Some(old), Some(new), at));
     let is_suppressed = |had: &Object, now: &Object| had.labels() == now.labels();
-    let drain = |changes: &[Change]| {
-        let telling = merged(&Selection::default(), changes).drain(9, false, is_suppressed);
+    let drain_in = |changes: &[Change], is_relist| {
+        let telling = merged_in(&Selection::default(), changes, is_relist).drain(9, false, is_suppressed);
         (telling.drained.iter().map(|event| event.event_type).collect::<Vec<_>>(), telling.suppressed())
     };
+    let drain = |changes: &[Change]| drain_in(changes, false);
     assert_eq!(drain(&[there_and_back.clone(), further.clone()]), (vec![], 2), "compared with what the client has");
+    assert_eq!(drain_in(&[there_and_back.clone(), further.clone()], true), (vec![EventType::Modified], 0), "a relist");
     assert_eq!(drain(&[there_and_back]), (vec![EventType::Modified], 0));
     assert_eq!(drain(&[further.clone(), change(None, Some(&c), 4)]), (vec![EventType::Modified, EventType::Added], 0));
     assert_eq!(drain(&[change(Some(&a3), None, 4)]), (vec![EventType::Deleted], 0));

@@ -102,15 +102,21 @@ impl<F: Frame> Log<F> {
         while let Some(first) = share.next() {
             let Span { arena, start, mut end } = first.span;
             let suppressed = self.suppressed.wrapping_add(first.suppressed);
-            let mut marks = vec![Mark { end: (end - start) as u32, changes: 1, version: first.version }];
+            let mut passed = first.passed;
+            let mut marks = vec![Mark {
+                end: (end - start) as u32,
+                changes: (first.end - first.at) as u32,
+                version: first.version,
+            }];
             let follows = |next: &Share, end| Span { arena, start, end }.is_before(next.span);
             while let Some(next) = share.next_if(|next| follows(next, end) && next.suppressed == first.suppressed) {
-                end = next.span.end;
-                let changes = (next.at - first.at + 1) as u32;
+                (end, passed) = (next.span.end, next.passed);
+                let changes = (next.end - first.at) as u32;
                 marks.push(Mark { end: (end - start) as u32, changes, version: next.version });
             }
             let (place, size) = ((part.cycle, part.offset + first.at as u64), (end - start) as u64);
-            self.push(place, suppressed, part.arenas[arena].slice(start..end), size, marks.into());
+            let counts = (suppressed, self.suppressed.wrapping_add(passed));
+            self.push(place, counts, part.arenas[arena].slice(start..end), size, marks.into());
         }
     }
 

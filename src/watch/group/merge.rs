@@ -51,16 +51,17 @@ impl<F: Frame> Log<F> {
     /// Lets a reader that has reached a position wait until everything unread has merged. Returns true if the caller has to
     /// start the merge.
     pub(in crate::watch) fn merge(&mut self, index: usize, reached: &HistoryPosition) -> bool {
-        let (unread, suppressed) = self.unread(index).unzip();
+        let unread = self.unread(index);
         let slot = &mut self.slots[index];
         if let State::Coalescing(coalescing) = &mut slot.state {
             (coalescing.sizes.drained, coalescing.is_wanted) = (Size::default(), true);
             return !std::mem::replace(&mut coalescing.is_queued, true);
         }
-        slot.since = slot.since.max(reached.offset).max(unread.unwrap_or_default());
-        if let Some(suppressed) = suppressed {
-            slot.count_suppressed(suppressed);
+        slot.needs_from(reached.offset, slot.suppressed);
+        if let Some((offset, suppressed)) = unread {
+            slot.needs_from(offset, suppressed);
         }
+        slot.count_up_to_since();
         slot.state = State::Coalescing(Box::new(Coalescing::new(true)));
         true
     }
@@ -77,7 +78,7 @@ impl<F: Frame> Log<F> {
         let slot = &mut self.slots[index];
         (slot.position, slot.position_size) = (self.head, self.head_size);
         // Those that have merged were counted with the generation.
-        slot.suppressed = self.suppressed;
+        (slot.suppressed, slot.suppressed_since) = (self.suppressed, self.suppressed);
         slot.state = State::Live;
         let since = slot.since;
         // A deferred group may be filled to less.
@@ -89,11 +90,13 @@ impl<F: Frame> Log<F> {
     pub(in crate::watch) fn check(&mut self, (index, id): (usize, u64), to: u64, limit: u64) -> Option<SlotNeed> {
         let is_at_head = self.slots.get(index).filter(|slot| slot.id == id)?.position == self.head;
         let filled = self.deferred.as_ref().map_or(to, |deferred| deferred.filled.offset.min(to));
-        let unread = self.unread(index);
-        let at = if is_at_head { Some(filled) } else { unread.map(|(offset, _)| offset) };
+        let at = if is_at_head { Some((filled, self.suppressed)) } else { self.unread(index) };
+        let is_counted = !is_at_head || self.suppressed_to <= filled;
         let slot = &mut self.slots[index];
-        if let State::CatchingUp { .. } | State::Live = slot.state {
-            slot.since = slot.since.max(at.unwrap_or_default());
+        if let State::CatchingUp { .. } | State::Live = slot.state
+            && let Some((offset, suppressed)) = at.filter(|_| is_counted)
+        {
+            slot.needs_from(offset, suppressed);
         }
         let since = slot.since;
         let is_near = since < limit;
@@ -104,9 +107,7 @@ impl<F: Frame> Log<F> {
                 let is_due = is_near && !is_at_head;
                 if is_due {
                     slot.state = State::Coalescing(Box::new(Coalescing::new(false)));
-                    if let Some((_, suppressed)) = unread {
-                        slot.count_suppressed(suppressed);
-                    }
+                    slot.count_up_to_since();
                 }
                 Some(SlotNeed { since, lags: !is_at_head && !is_due, is_due })
             }
@@ -187,12 +188,13 @@ impl<F: Frame> Log<F> {
         }
     }
 
-    /// Returns the offset of the next event of a slot, and the number of changes suppressed before it; `None` if the slot is at the
+    /// Returns an offset that only the next event of a slot and those after it follow, and the number of changes suppressed before it; `None` if the slot is at the
     /// head, or the log no longer has its position.
     fn unread(&self, index: usize) -> Option<(u64, u32)> {
         let position = self.slots[index].position;
         let run = self.runs.get(self.runs.partition_point(|run| run.end() <= position))?;
-        let mark = run.marks.get(position.checked_sub(run.first)? as usize)?;
-        Some((run.offset + u64::from(mark.changes) - 1, run.suppressed))
+        let at = position.checked_sub(run.first)? as usize;
+        let before = at.checked_sub(1).and_then(|before| run.marks.get(before)).map_or(0, |mark| mark.changes);
+        Some((run.offset + u64::from(before), run.suppressed))
     }
 }

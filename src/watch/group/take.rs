@@ -75,7 +75,7 @@ impl<F: Frame> Log<F> {
         let slot = &mut self.slots[index];
         let count = self.head - slot.position;
         (slot.position, slot.position_size, slot.state) = (self.head, self.head_size, State::Live);
-        slot.count_suppressed(self.suppressed);
+        slot.count_suppressed(self.head_suppressed);
         (count, std::mem::replace(reached, self.head_reached.clone()).version)
     }
 
@@ -108,7 +108,7 @@ impl<F: Frame> Log<F> {
             mark.reach(run.offset, reached);
             position += count as u64;
             size = run.size_before + end as u64;
-            suppressed = Some(run.suppressed);
+            suppressed = Some(if from + count == run.marks.len() { run.passed } else { run.suppressed });
             left = left.saturating_sub(end - start);
             if from + count < run.marks.len() {
                 break;
@@ -119,7 +119,7 @@ impl<F: Frame> Log<F> {
         if let Some(suppressed) = suppressed {
             slot.count_suppressed(suppressed);
         }
-        slot.since = slot.since.max(reached.offset);
+        slot.needs_from(reached.offset, slot.suppressed);
         (frames, position - begin)
     }
 

@@ -21,6 +21,8 @@ struct Expected {
     cycle: u64,
     /// Offset and version of the change.
     at: (u64, ResourceVersion),
+    /// Offset before which suppressed changes count with it: those of its batch, if it is the last one sent of that.
+    passed: u64,
 }
 
 /// Cursor, and its expected events.
@@ -162,7 +164,7 @@ impl Reader {
     fn offer(&mut self, batch: &Batch, offset: u64, lines: &mut BTreeSet<String>) {
         let number = self.client.selection;
         let of = |object: Option<&Arc<Object>>| object.map(|object| is_selected(number, object));
-        let mut told = Vec::new();
+        let (mut told, after) = (Vec::new(), offset + batch.changes.len() as u64);
         for (offset, change) in (offset..).zip(&batch.changes) {
             let (event_type, cause) = match (of(change.old.as_ref()), of(change.new.as_ref())) {
                 (None, Some(true)) => (EventType::Added, Cause::Change),
@@ -180,7 +182,8 @@ impl Reader {
         }
         let count = told.len();
         for (at, (offset, change, event_type, cause)) in told.into_iter().enumerate() {
-            let version = if at + 1 == count { &batch.after } else { &batch.before };
+            let at_end = at + 1 == count;
+            let version = if at_end { &batch.after } else { &batch.before };
             let object = if event_type == EventType::Deleted { &change.old } else { &change.new };
             let notice = GroupEvent {
                 event_type,
@@ -196,7 +199,8 @@ impl Reader {
             let line = text::line(Letter(self.client.format), &notice);
             lines.insert(line.clone());
             let at = (offset, change.version.clone());
-            self.unfilled.push_back(Expected { line, version: version.clone(), cycle: 0, at });
+            let passed = if at_end { after } else { at.0 };
+            self.unfilled.push_back(Expected { line, version: version.clone(), cycle: 0, at, passed });
         }
     }
 

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use informerd::proto::pb::{self, PayloadFormat};
+use informerd::proto::pb;
 use prost::Message;
 use prost_types::Timestamp;
 
@@ -22,6 +22,7 @@ use super::{
     selection::Selection,
     truth::Truth,
     untils,
+    view::Form,
 };
 
 /// Counts over all calls.
@@ -153,7 +154,7 @@ fn answer(
             let held = state.get(key).ok_or("there is no such object")?;
             announced(truth, &response.resource_version, moment.epoch, moment.safe)?;
             said_of_source(response.source(), response.source_seen_at, call)?;
-            object(truth, moment.epoch, &response.object.unwrap_or_default(), held, call.ask.format)?;
+            object(truth, moment.epoch, &response.object.unwrap_or_default(), held, call.ask.form)?;
             Ok(None)
         }
         What::Until { .. } => Ok(None),
@@ -227,7 +228,7 @@ fn list(
         said_of_source(chunk.source(), chunk.source_seen_at, call)?;
         for is in &chunk.objects {
             let held = due.next().ok_or("there are more objects than the state or the page has")?;
-            object(truth, epoch, is, held, call.ask.format)?;
+            object(truth, epoch, is, held, call.ask.form)?;
             end += 1;
         }
         last = Some((!chunk.next_page_token.is_empty(), *moment));
@@ -290,8 +291,8 @@ fn said_of_source(is: pb::SyncState, seen_at: Option<Timestamp>, call: &CallReco
     Err(format!("the upstream is said to be {is:?}, seen at {seen_at:?}, instead of {should:?}"))
 }
 
-fn object(truth: &Truth, epoch: usize, is: &pb::Object, held: &Rc<Held>, format: PayloadFormat) -> Result<(), String> {
-    let fields = object_fields(is, held, &truth.text(epoch, held.version), format);
+fn object(truth: &Truth, epoch: usize, is: &pb::Object, held: &Rc<Held>, form: Form) -> Result<(), String> {
+    let fields = object_fields(is, held, &truth.text(epoch, held.version), form);
     match fields.into_iter().find(|(_, is, should)| is != should) {
         Some((what, is, should)) => Err(format!("an object's {what} is {is:?} instead of {should:?}")),
         None => Ok(()),

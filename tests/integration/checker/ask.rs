@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use informerd::proto::pb::{self, PayloadFormat};
+use informerd::proto::pb;
 use prost::Message;
 
 use super::{
     pod::{Key, Pod},
     selection::Selection,
+    view::Form,
 };
 
 /// Names of resources; a server has the first, or the first two.
@@ -19,7 +20,7 @@ pub(crate) struct Ask {
     /// Index of its resource.
     pub(crate) resource: usize,
     pub(crate) what: What,
-    pub(crate) format: PayloadFormat,
+    pub(crate) form: Form,
     /// Minimum version of the state.
     pub(crate) min: Option<String>,
     /// Deadline of the call.
@@ -100,7 +101,8 @@ pub(crate) enum Min {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Twist {
     None,
-    /// Used with another format (0), another `min_resource_version` (1), another resource (2), or another selection.
+    /// Used with another format (0), another `min_resource_version` (1), another resource (2), another view (3), or another
+    /// selection.
     OtherQuery(u8),
     /// Not a token.
     Garbage,
@@ -109,11 +111,12 @@ pub(crate) enum Twist {
 impl Ask {
     /// Returns the path and the encoded request.
     pub(crate) fn encode(&self) -> (&'static str, Vec<u8>) {
-        let (format, resource) = (self.format.into(), RESOURCES[self.resource].to_owned());
+        let (format, view) = (self.form.format.into(), self.form.ask());
+        let resource = RESOURCES[self.resource].to_owned();
         let min_resource_version = self.min.clone().unwrap_or_default();
         match &self.what {
             What::Until { selection, conditions } => {
-                let mut watch = pb::WatchRequest { resource, format, min_resource_version, ..Default::default() };
+                let mut watch = pb::WatchRequest { resource, format, view, min_resource_version, ..Default::default() };
                 selection.ask(&mut watch);
                 let conditions = conditions.iter().map(|condition| condition.text()).collect();
                 ("Until", pb::UntilRequest { watch: Some(watch), conditions }.encode_to_vec())
@@ -125,7 +128,6 @@ impl Ask {
             }
             What::Get((namespace, name)) => {
                 let (namespace, name) = ((*namespace).to_owned(), (*name).to_owned());
-                let view = None;
                 let request = pb::GetRequest { resource, namespace, name, format, min_resource_version, view };
                 ("Get", request.encode_to_vec())
             }
@@ -140,6 +142,7 @@ impl Ask {
                         value,
                         namespace,
                         format,
+                        view,
                         page_size,
                         page_token,
                         min_resource_version,
@@ -158,6 +161,7 @@ impl Ask {
                         field_selector: watch.field_selector,
                         expression: watch.expression,
                         format,
+                        view,
                         page_size,
                         page_token,
                         min_resource_version,
@@ -174,6 +178,7 @@ impl Ask {
                     field_selector: watch.field_selector,
                     expression: watch.expression,
                     format,
+                    view,
                     page_size,
                     page_token,
                     min_resource_version,

@@ -2,12 +2,13 @@
 
 use std::{collections::BTreeMap, rc::Rc};
 
-use informerd::proto::pb::{self, Cause, EventType, PayloadFormat};
+use informerd::proto::pb::{self, Cause, EventType};
 
 use super::{
     pod::Held,
     selection::Selection,
     truth::{Epoch, State},
+    view::Form,
 };
 
 /// Event that a client must receive.
@@ -25,21 +26,25 @@ pub(crate) struct Expected {
     pub(crate) safe: u64,
     /// Number of batches applied, including its own.
     pub(crate) batch: usize,
-    /// True if it is the first of its batch in the selection, and true if it is the last.
+    /// True if the client's view suppresses it.
+    pub(crate) is_suppressed: bool,
+    /// True if it is the first of its batch that is sent to the selection, and true if it is the last.
     pub(crate) opens: bool,
     pub(crate) ends: bool,
     /// True if more changes may come at its version.
     is_open: bool,
+    /// True if it comes from a relist that moved the version.
+    is_in_gap: bool,
     /// Number of further events that it replaces.
     coalesced: u32,
 }
 
 impl Expected {
-    /// Returns all events after so many batches.
-    pub(crate) fn after(epoch: &Epoch, selection: Selection, batches: usize) -> Vec<Self> {
+    /// Returns all events after so many batches, those that are suppressed among them.
+    pub(crate) fn after(epoch: &Epoch, (selection, form): (Selection, Form), batches: usize) -> Vec<Self> {
         let mut all = Vec::new();
         for (at, batch) in epoch.batches.iter().enumerate().skip(batches) {
-            let first = all.len();
+            let (first, mut opens) = (all.len(), true);
             for change in &batch.changes {
                 let matches = |held: &Option<Rc<Held>>| held.as_ref().map(|held| selection.matches(&held.pod));
                 let (event_type, cause) = match (matches(&change.old), matches(&change.new)) {
@@ -52,6 +57,11 @@ impl Expected {
                 };
                 // A DELETED carries the last state that the client has.
                 let held = if event_type == EventType::Deleted { &change.old } else { &change.new };
+                let states = change.old.as_ref().zip(change.new.as_ref());
+                // A client may have received a state between two that a relist has found.
+                let is_suppressed = event_type == EventType::Modified
+                    && !batch.is_gap()
+                    && states.is_some_and(|(had, now)| form.suppresses(had, now));
                 all.push(Self {
                     event_type,
                     cause,
@@ -61,13 +71,15 @@ impl Expected {
                     after: batch.after,
                     safe: batch.safe(),
                     batch: at + 1,
-                    opens: all.len() == first,
+                    is_suppressed,
+                    opens: !is_suppressed && std::mem::take(&mut opens),
                     ends: false,
                     is_open: batch.is_open,
+                    is_in_gap: batch.is_gap(),
                     coalesced: 0,
                 });
             }
-            if let Some(last) = all[first..].last_mut() {
+            if let Some(last) = all[first..].iter_mut().rfind(|event| !event.is_suppressed) {
                 last.ends = true;
             }
         }
@@ -76,10 +88,10 @@ impl Expected {
 
     /// Merges events for a client that lags under COALESCE and holds `had`: the result has for each key the difference between
     /// that and the final state, at its last change. Its last event is at the end of the last batch, and also counts the events
-    /// of objects that were created and deleted in between.
-    pub(crate) fn merged(had: &State, events: &[Self]) -> Vec<Self> {
+    /// of objects that were created and deleted in between. Returns too how many events merged to what is suppressed.
+    pub(crate) fn merged(had: &State, events: &[Self], form: Form) -> (Vec<Self>, u64) {
         let (mut now, mut of_keys) = (had.clone(), BTreeMap::<_, (usize, Vec<&Self>)>::new());
-        let mut vanished: u32 = 0;
+        let (mut vanished, mut suppressed) = (0, 0);
         for (at, event) in events.iter().enumerate() {
             event.apply(&mut now);
             let key = event.held.pod.key;
@@ -113,13 +125,20 @@ impl Expected {
                     after,
                     safe,
                     batch,
+                    is_suppressed: false,
                     opens: false,
                     ends: false,
                     is_open: false,
+                    is_in_gap: false,
                     coalesced: 0,
                 }
             };
             let is_same = had.zip(now).is_some_and(|(had, now)| had.pod.uid == now.pod.uid);
+            let may_be_suppressed = had.zip(now).filter(|_| !of_key.iter().any(|event| event.is_in_gap));
+            if may_be_suppressed.is_some_and(|(had, now)| form.suppresses(had, now)) {
+                suppressed += of_key.len() as u64;
+                continue;
+            }
             if let (true, Some(now)) = (is_same, now) {
                 all.push(told(EventType::Modified, Cause::Unspecified, now, now.version));
             } else {
@@ -139,7 +158,7 @@ impl Expected {
         if let Some(last) = all.last_mut() {
             last.coalesced += vanished;
         }
-        all
+        (all, suppressed)
     }
 
     /// Returns the version that the event carries for a client that was given `position`.
@@ -174,7 +193,7 @@ impl Expected {
     pub(crate) fn differences(
         &self,
         message: &pb::WatchResponse,
-        format: PayloadFormat,
+        form: Form,
         version: u64,
         text: impl Fn(u64) -> String,
     ) -> Vec<String> {
@@ -190,7 +209,7 @@ impl Expected {
         compare("open", message.open.to_string(), self.is_open.to_string());
         compare("coalesced", message.coalesced.to_string(), self.coalesced.to_string());
         let object = message.object.clone().unwrap_or_default();
-        for (what, is, should) in object_fields(&object, &self.held, &text(self.object_version), format) {
+        for (what, is, should) in object_fields(&object, &self.held, &text(self.object_version), form) {
             compare(what, is, should);
         }
         wrong
@@ -211,7 +230,10 @@ impl Expected {
         let event_type = self.event_type.as_str_name().trim_start_matches("EVENT_TYPE_");
         let Self { before, after, object_version, coalesced, .. } = self;
         let further = if *coalesced > 0 { format!(" and {coalesced} further") } else { String::new() };
-        format!("{event_type}{cause} {namespace}/{name} at {object_version}{further}, of the batch {before}..{after}")
+        let suppressed = if self.is_suppressed { " (suppressed)" } else { "" };
+        format!(
+            "{event_type}{cause} {namespace}/{name} at {object_version}{further}, of the batch {before}..{after}{suppressed}"
+        )
     }
 }
 
@@ -220,16 +242,16 @@ pub(crate) fn object_fields(
     object: &pb::Object,
     held: &Held,
     version: &str,
-    format: PayloadFormat,
+    form: Form,
 ) -> Vec<(&'static str, String, String)> {
     let body = match &object.body {
         None => "none".to_owned(),
         Some(pb::object::Body::Raw(raw)) => String::from_utf8_lossy(raw).into_owned(),
         Some(pb::object::Body::Struct(value)) => format!("{value:?}"),
     };
-    let expected = match held.body(format) {
+    let expected = match held.body(form) {
         None => "none".to_owned(),
-        Some(pb::object::Body::Raw(_)) => held.body.clone(),
+        Some(pb::object::Body::Raw(raw)) => String::from_utf8_lossy(&raw).into_owned(),
         Some(pb::object::Body::Struct(value)) => format!("{value:?}"),
     };
     let labels = held.pod.app.map(|app| ("app".to_owned(), app.to_owned()));

@@ -10,12 +10,13 @@ mod merging;
 
 use std::{collections::VecDeque, ops::Range, time::Duration};
 
-use informerd::proto::pb::{self, EventType, PayloadFormat};
+use informerd::proto::pb::{self, EventType};
 
 use super::{
     expect::{Expected, object_fields},
     record::{End, Moment, Plan, Received, Segment, Start, Status},
     truth::{Epoch, State, Truth},
+    view::Form,
 };
 
 /// Counts over all streams.
@@ -23,6 +24,8 @@ use super::{
 pub(crate) struct Tally {
     pub(crate) events: u64,
     pub(crate) bookmarks: u64,
+    /// Changes that views suppressed, as bookmarks count them.
+    pub(crate) suppressed: u64,
     pub(crate) drops: u64,
     pub(crate) cut_batches: u64,
     pub(crate) evictions: u64,
@@ -37,6 +40,8 @@ pub(crate) struct Tally {
     pub(crate) cut_generations: u64,
     pub(crate) merged: u64,
     pub(crate) vanished: u64,
+    /// Generations in which changes were suppressed.
+    pub(crate) suppressed_generations: u64,
 }
 
 pub(crate) struct Follower<'a> {
@@ -45,14 +50,19 @@ pub(crate) struct Follower<'a> {
     segment: &'a Segment,
     epoch_at: usize,
     epoch: &'a Epoch,
+    /// All events, those that are suppressed among them, and the number of those that are sent or passed.
     expected: Vec<Expected>,
     next: usize,
+    /// Number of suppressed changes among them that no bookmark has counted.
+    suppressed: u64,
     /// Last version that the client was given; None while initial events are not complete.
     pub(crate) position: Option<u64>,
     /// State after all events before [`Follower::next`].
     held: State,
-    /// Under COALESCE: the events of a generation that are still to be sent.
+    /// Under COALESCE: the events of a generation that are still to be sent, and the number of suppressed changes that count with
+    /// the last of them.
     generation: VecDeque<Expected>,
+    generation_suppressed: u64,
     /// Under COALESCE: true if changes merge, until the client has received everything.
     merges: bool,
     /// Set once the client has received everything.
@@ -93,11 +103,13 @@ impl<'a> Follower<'a> {
             segment,
             epoch_at: joined.epoch,
             epoch,
-            expected: Expected::after(epoch, plan.selection, begins),
+            expected: Expected::after(epoch, (plan.selection, plan.form), begins),
             next: 0,
+            suppressed: 0,
             position,
             held: epoch.state_at(begins, plan.selection),
             generation: VecDeque::new(),
+            generation_suppressed: 0,
             merges: false,
             has_had_all: false,
             is_full: false,
@@ -117,11 +129,11 @@ impl<'a> Follower<'a> {
 
     pub(crate) fn message(&mut self, at: usize, tally: &mut Tally) -> Verdict {
         let (length, moment) = (self.plan.length as usize, &self.segment.messages[at].moment);
-        self.is_full |= self.untold(moment).len() >= length;
+        self.is_full |= self.untold_events(moment) >= length;
         let before = self.position;
         let verdict = self.tells(at, tally).and_then(|()| self.relisted(at, before));
         // A full queue blocks the writer until it is half empty.
-        self.is_full &= self.untold(moment).len() > length / 2;
+        self.is_full &= self.untold_events(moment) > length / 2;
         verdict
     }
 
@@ -153,12 +165,12 @@ impl<'a> Follower<'a> {
             (Stage::InitialEvents(missing), EventType::Added) => {
                 tally.events += 1;
                 let text = |version| self.truth.text(self.epoch_at, version);
-                initial_event(missing, message, self.plan.format, text)
+                initial_event(missing, message, self.plan.form, text)
             }
             (Stage::InitialEvents(_), _) => Err("the initial events are not complete".to_owned()),
             (Stage::Live, EventType::Dropped) => {
                 tally.drops += 1;
-                let is_inside = self.expected.get(self.next).is_some_and(|expected| !expected.opens);
+                let is_inside = self.next_event().is_some_and(|at| !self.expected[at].opens);
                 tally.cut_batches += u64::from(is_inside);
                 self.dropped(message, moment)
             }
@@ -193,15 +205,34 @@ impl<'a> Follower<'a> {
 
     /// Returns for each event of the selection the number of batches up to it.
     pub(crate) fn due(&self) -> Vec<usize> {
-        self.expected.iter().map(|expected| expected.batch).collect()
+        self.expected.iter().filter(|expected| !expected.is_suppressed).map(|expected| expected.batch).collect()
     }
 
     /// Returns the number of events that were sent.
     pub(crate) fn told(&self) -> usize {
-        self.next
+        count_sent(&self.expected[..self.next])
     }
 
-    /// Returns the events that have happened and were not sent.
+    /// Returns the index of the next event that is to be sent, whether it has happened or not.
+    fn next_event(&self) -> Option<usize> {
+        (self.next..self.expected.len()).find(|at| !self.expected[*at].is_suppressed)
+    }
+
+    /// Returns the number of events that have happened and were not sent.
+    fn untold_events(&self, moment: &Moment) -> usize {
+        count_sent(self.untold(moment))
+    }
+
+    /// Passes events, and counts those of them that are suppressed.
+    fn pass(&mut self, end: usize) {
+        for event in &self.expected[self.next..end] {
+            event.apply(&mut self.held);
+            self.suppressed += u64::from(event.is_suppressed);
+        }
+        self.next = end;
+    }
+
+    /// Returns the events that have happened and were not sent, those that are suppressed among them.
     fn untold(&self, moment: &Moment) -> &[Expected] {
         let is_past = self.epoch_at != moment.epoch;
         let rest = self.expected.get(self.next..).unwrap_or_default();
@@ -210,22 +241,23 @@ impl<'a> Follower<'a> {
 
     fn event(&mut self, message: &pb::WatchResponse) -> Verdict {
         let text = |version| self.truth.text(self.epoch_at, version);
-        let Some(due) = self.expected.get(self.next) else {
+        let Some(at) = self.next_event() else {
             return Err("nothing more has happened to the selection".to_owned());
         };
+        let due = &self.expected[at];
         let version = due.version_after(self.position.unwrap_or_default());
-        let differences = due.differences(message, self.plan.format, version, text);
+        let differences = due.differences(message, self.plan.form, version, text);
         if differences.is_empty() {
-            due.apply(&mut self.held);
             self.position = Some(version);
-            self.next += 1;
+            self.pass(at + 1);
             return Ok(());
         }
         let place = self.expected.iter().position(|expected| expected.is_meant_by(message, text));
         let diagnosis = match place {
-            Some(at) if at < self.next => "it was told before, or lies before where the client resumed".to_owned(),
-            Some(at) if at > self.next => {
-                format!("{} events before it are missing, and nothing says so", at - self.next)
+            Some(meant) if self.expected[meant].is_suppressed => "it is outside of the client's view".to_owned(),
+            Some(meant) if meant < at => "it was told before, or lies before where the client resumed".to_owned(),
+            Some(meant) if meant > at => {
+                format!("{} events before it are missing, and nothing says so", count_sent(&self.expected[at..meant]))
             }
             _ => differences.join("; "),
         };
@@ -237,18 +269,13 @@ impl<'a> Follower<'a> {
         if self.plan.policy != pb::FullChannelPolicy::Drop {
             return Err("the client's policy is not DROP".to_owned());
         }
-        let end = self.next + dropped.count as usize;
-        let hole = self.expected.get(self.next..end).unwrap_or_default();
-        for event in hole {
-            event.apply(&mut self.held);
-        }
-        let Some(last) = hole.last() else {
-            return Err(format!(
-                "{} events are left, {} are said to be missing",
-                self.expected.len() - self.next,
-                dropped.count
-            ));
+        let left = self.next..self.expected.len();
+        let hole = left.filter(|at| !self.expected[*at].is_suppressed).take(dropped.count as usize);
+        let hole: Vec<usize> = hole.collect();
+        let Some((first, end)) = hole.first().zip(hole.last()).filter(|_| hole.len() == dropped.count as usize) else {
+            return Err(format!("{} events are left, {} are said to be missing", hole.len(), dropped.count));
         };
+        let (first, last, end) = (&self.expected[*first], &self.expected[*end], end + 1);
         if self.epoch_at == moment.epoch && last.batch > moment.batches {
             return Err(format!("the hole ends with what has not happened: {}", last.words()));
         }
@@ -257,13 +284,14 @@ impl<'a> Follower<'a> {
         }
         // A client that resumed may have joined at a later version than its own, with no events in between.
         let begins = self.truth.number(self.epoch_at, &dropped.after_resource_version);
-        let is_between = |begins| hole[0].opens && self.position < Some(begins) && begins <= hole[0].before;
+        let is_between = |begins| first.opens && self.position < Some(begins) && begins <= first.before;
         if begins.is_none() || begins != self.position && !begins.is_some_and(is_between) {
             return Err(format!("the hole begins after {:?}", self.position_text()));
         }
         let after = last.version_after(self.position.unwrap_or_default());
         self.expect_version(message, after, "after the hole")?;
-        (self.position, self.next) = (Some(after), end);
+        self.position = Some(after);
+        self.pass(end);
         Ok(())
     }
 
@@ -300,7 +328,7 @@ impl<'a> Follower<'a> {
 
     /// Verifies the end of the connection, after its last message.
     pub(crate) fn end(&self, tally: &mut Tally) -> Verdict {
-        let is_cut = self.next > 0 && self.expected.get(self.next).is_some_and(|expected| !expected.opens);
+        let is_cut = self.next > 0 && self.next_event().is_some_and(|at| !self.expected[at].opens);
         tally.cut_batches += u64::from(is_cut);
         tally.cut_generations += u64::from(!self.generation.is_empty());
         let (status, moment) = match &self.segment.end {
@@ -335,7 +363,7 @@ impl<'a> Follower<'a> {
             ("HISTORY_CHANGED", 11) => tally.history_rewrites += 1,
             ("SLOW_CONSUMER", 8) => {
                 tally.evictions += 1;
-                let (untold, length) = (self.untold(moment).len(), self.plan.length as usize);
+                let (untold, length) = (self.untold_events(moment), self.plan.length as usize);
                 if self.plan.policy != pb::FullChannelPolicy::Block || !self.is_full && untold < length {
                     return Err(format!(
                         "SLOW_CONSUMER with {untold} of {length} events untold, {:?}",
@@ -360,9 +388,22 @@ impl<'a> Follower<'a> {
         Ok(())
     }
 
+    /// Returns the state of the client after everything that it was sent; None if the stream has ended, or lies inside initial
+    /// events or a generation.
+    pub(crate) fn state(&self) -> Option<&State> {
+        (matches!(self.stage, Stage::Live) && self.generation.is_empty()).then_some(&self.held)
+    }
+
+    /// Returns the version from which on any server has everything that the client was sent.
+    pub(crate) fn reaches(&self) -> u64 {
+        let told = self.expected[..self.next].iter().map(|event| event.after + u64::from(event.is_late()));
+        told.max().unwrap_or_default()
+    }
+
     /// Verifies that nothing is left to send: writes have stopped, and the client has read everything.
     pub(crate) fn settled(&self, moment: &Moment) -> Verdict {
-        if let Some(due) = self.expected.get(self.next).filter(|due| due.batch <= moment.batches) {
+        let due = self.next_event().map(|at| &self.expected[at]);
+        if let Some(due) = due.filter(|due| due.batch <= moment.batches) {
             return Err(format!("the client waits, and was never told: {}", due.words()));
         }
         let at = self.position.unwrap_or_default().max(moment.safe);
@@ -384,10 +425,15 @@ impl<'a> Follower<'a> {
     }
 }
 
+/// Returns how many of the events are sent.
+fn count_sent(events: &[Expected]) -> usize {
+    events.iter().filter(|event| !event.is_suppressed).count()
+}
+
 fn initial_event(
     missing: &mut State,
     message: &pb::WatchResponse,
-    format: PayloadFormat,
+    form: Form,
     text: impl Fn(u64) -> String,
 ) -> Verdict {
     let object = message.object.clone().unwrap_or_default();
@@ -399,7 +445,7 @@ fn initial_event(
         return Err("an initial event has CAUSE_INITIAL and no version".to_owned());
     }
     let version = text(held.version);
-    match object_fields(&object, &held, &version, format).into_iter().find(|(_, is, should)| is != should) {
+    match object_fields(&object, &held, &version, form).into_iter().find(|(_, is, should)| is != should) {
         Some((what, is, should)) => Err(format!("its {what} is {is:?} instead of {should:?}")),
         None => Ok(()),
     }

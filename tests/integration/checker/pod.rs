@@ -4,6 +4,8 @@ use informerd::proto::pb::{PayloadFormat, object::Body};
 use prost_types::{ListValue, Struct, value::Kind};
 use serde_json::Value;
 
+use super::view::Form;
+
 /// Namespace and name.
 pub(crate) type Key = (&'static str, &'static str);
 
@@ -46,12 +48,12 @@ impl Pod {
 }
 
 impl Held {
-    /// Returns the body in a format.
-    pub(crate) fn body(&self, format: PayloadFormat) -> Option<Body> {
-        match format {
-            PayloadFormat::Raw => Some(Body::Raw(self.body.clone().into())),
+    /// Returns the body in a form.
+    pub(crate) fn body(&self, form: Form) -> Option<Body> {
+        match form.format {
+            PayloadFormat::Raw => Some(Body::Raw(form.view.body(self).into())),
             PayloadFormat::Unspecified | PayloadFormat::Struct => {
-                let body: Value = serde_json::from_str(&self.body).expect("bodies are JSON");
+                let body: Value = serde_json::from_str(&form.view.body(self)).expect("bodies are JSON");
                 let Some(Kind::StructValue(fields)) = structured(&body).kind else { unreachable!("an object") };
                 Some(Body::Struct(fields))
             }

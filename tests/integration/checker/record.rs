@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
-use informerd::proto::pb::{self, PayloadFormat};
+use informerd::proto::pb;
 use prost::Message;
 use prost_types::Timestamp;
 
@@ -13,6 +13,7 @@ use super::{
     ask::{Ask, Min},
     script::{DEFAULT_BOOKMARK_INTERVAL, SILENCE},
     selection::Selection,
+    view::Form,
 };
 
 /// Shortest interval between bookmarks that the server allows.
@@ -31,7 +32,7 @@ pub(crate) struct Record {
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) selection: Selection,
-    pub(crate) format: PayloadFormat,
+    pub(crate) form: Form,
     pub(crate) policy: pb::FullChannelPolicy,
     pub(crate) length: u32,
     /// Host that it connects from.

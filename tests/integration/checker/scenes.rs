@@ -9,11 +9,12 @@ use super::{
     ask::{Query, Twist},
     record::Plan,
     script::{
-        CALLS, KEYS, PLACES, Question, QuestionKind, ResumeFrom, Step, any_list, any_next_page, any_open, any_plan,
-        any_reconnect, any_step, any_transaction, any_until, any_write,
+        CALLS, KEYS, PLACES, Question, QuestionKind, ResumeFrom, Step, any_fleet, any_list, any_next_page, any_open,
+        any_plan, any_reconnect, any_step, any_transaction, any_until, any_write,
     },
-    selection::Selection,
+    selection::{Fleet, Selection},
     truth::Write,
+    view::Form,
 };
 
 type Scene = BoxedStrategy<Vec<Step>>;
@@ -35,6 +36,7 @@ pub(super) fn any_scene() -> impl Strategy<Value = Vec<Step>> {
         10 => quiet(),
         15 => lags(),
         5 => vanishes(),
+        5 => divided(),
         30 => paged(),
         20 => awaited(),
         10 => drained(),
@@ -126,7 +128,7 @@ fn parked_past() -> Scene {
 fn torn() -> Scene {
     let scene = (any_place(), any_plan(), vec(any_write(), 4..9), any::<bool>(), say(2..6), say(2..6));
     let scene = scene.prop_map(|(place, plan, writes, is_relist, after, later)| {
-        let plan = Plan { format: PayloadFormat::Raw, ..replays_all(&plan) };
+        let plan = Plan { form: Form::of(PayloadFormat::Raw), ..replays_all(&plan) };
         let at_once = writes.iter().map(|(write, _)| write.clone()).collect();
         let batch = if is_relist { Step::Relist(writes, 1) } else { Step::SayAtOnce(at_once, 1) };
         let then = [batch, Step::Read(place, 1), after, later, Step::Read(place, 3)];
@@ -234,6 +236,24 @@ fn vanishes() -> Scene {
         let comes_and_goes = [Write::Put(key, Some("web"), None), Write::Delete(key)].map(say);
         let then = [Step::Say(vec![full])].into_iter().chain(comes_and_goes).chain([Step::Read(place, pieces)]);
         [say(Write::Delete(key))].into_iter().chain(opened(place, plan)).chain(then).collect()
+    });
+    scene.boxed()
+}
+
+/// Draws a fleet that is divided among all places, and then divided anew.
+fn divided() -> Scene {
+    let scene = (any_plan(), [any_fleet(), any_fleet()], [say(2..8), say(2..8)], any::<bool>());
+    let scene = scene.prop_map(|(plan, fleets, says, moves)| {
+        let plan = Plan { sends_initial_events: true, ..replays_all(&plan) };
+        let division = |(fleet, say): (Fleet, Step)| {
+            let parts = (0..fleet.parts()).map(move |part| (usize::from(part), Selection::Part(fleet, part)));
+            let open = parts.clone().flat_map(|(place, selection)| opened(place, Plan { selection, ..plan.clone() }));
+            let reads = parts.map(|(place, _)| Step::Read(place, 9));
+            open.chain([say]).chain(reads).collect::<Vec<_>>()
+        };
+        let steps = fleets.into_iter().zip(says).flat_map(division);
+        // Elsewhere the fleet begins with another state.
+        steps.chain(moves.then_some(Step::Elsewhere)).collect()
     });
     scene.boxed()
 }

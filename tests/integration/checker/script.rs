@@ -15,8 +15,9 @@ use super::{
     pod::Key,
     record::Plan,
     scenes::any_scene,
-    selection::Selection,
+    selection::{Fleet, Selection, ShardBy},
     truth::{Bounds, Write},
+    view::{Form, View},
 };
 
 /// One run.
@@ -113,7 +114,7 @@ pub(crate) enum Reconnected {
 #[derive(Debug, Clone)]
 pub(crate) struct Question {
     pub(crate) asked: QuestionKind,
-    pub(crate) format: PayloadFormat,
+    pub(crate) form: Form,
     pub(crate) min: Option<Min>,
     pub(crate) deadline: Option<Duration>,
     /// True if its answer is read only in [`Step::Poll`].
@@ -258,10 +259,10 @@ pub(super) fn any_plan() -> impl Strategy<Value = Plan> {
     // The shortest interval is below the minimum of the server.
     let interval = (30_u64..=MAX_BOOKMARK_INTERVAL.as_millis() as u64).prop_map(Duration::from_millis);
     let times = (timeout, weighted(0.3, interval));
-    (any_selection(), any_format(), queue, weighted(0.6, Just(())), times, is_min).prop_map(
-        |(selection, format, (policy, length, peer), sends_initial_events, (timeout, bookmark_interval), min)| Plan {
+    (any_selection(), any_form(), queue, weighted(0.6, Just(())), times, is_min).prop_map(
+        |(selection, form, (policy, length, peer), sends_initial_events, (timeout, bookmark_interval), min)| Plan {
             selection,
-            format,
+            form,
             policy,
             length,
             peer,
@@ -274,13 +275,32 @@ pub(super) fn any_plan() -> impl Strategy<Value = Plan> {
     )
 }
 
+/// Returns a form: whole bodies, or a view, which mostly suppresses changes.
+fn any_form() -> impl Strategy<Value = Form> {
+    let view = (select(&View::EVERY[..]), weighted(0.7, Just(())));
+    (any_format(), weighted(0.4, view)).prop_map(|(format, view)| {
+        let (view, only_if_changed) = view.map_or((View::Whole, None), |view| view);
+        Form { format, view, only_if_changed: only_if_changed.is_some() }.in_format(format)
+    })
+}
+
 /// Returns a format; RAW, the cheapest, the most often.
 fn any_format() -> impl Strategy<Value = PayloadFormat> {
     prop_oneof![3 => Just(PayloadFormat::Raw), 2 => select(&FORMATS[..])]
 }
 
 fn any_selection() -> impl Strategy<Value = Selection> {
-    prop_oneof![2 => Just(Selection::All), 5 => select(&Selection::EVERY[..])]
+    prop_oneof![4 => Just(Selection::All), 9 => select(&Selection::EVERY[..]), 1 => any_part()]
+}
+
+fn any_part() -> impl Strategy<Value = Selection> {
+    (any_fleet(), any::<u8>()).prop_map(|(fleet, part)| Selection::Part(fleet, part % fleet.parts()))
+}
+
+pub(super) fn any_fleet() -> impl Strategy<Value = Fleet> {
+    // At most as many parts as places.
+    let borders = any::<u8>().prop_filter("few parts", |borders| borders.count_ones() < PLACES as u32);
+    (select(&ShardBy::EVERY[..]), borders).prop_map(|(by, borders)| Fleet { by, borders })
 }
 
 fn any_min() -> impl Strategy<Value = Min> {
@@ -288,7 +308,7 @@ fn any_min() -> impl Strategy<Value = Min> {
 }
 
 pub(super) fn any_list(page_size: impl Strategy<Value = u32>) -> impl Strategy<Value = Question> {
-    let query = (select(&Selection::LISTED[..]), any::<bool>());
+    let query = (prop_oneof![9 => select(&Selection::LISTED[..]), 1 => any_part()], any::<bool>());
     let query = query.prop_map(|(selection, is_by_index)| Query { selection, is_by_index });
     any_question((query, page_size).prop_map(|(query, page_size)| QuestionKind::List { query, page_size }))
 }
@@ -318,10 +338,10 @@ fn any_values() -> impl Strategy<Value = QuestionKind> {
 
 fn any_question(asked: impl Strategy<Value = QuestionKind>) -> impl Strategy<Value = Question> {
     let deadline = weighted(0.5, 200_u64..3000);
-    (asked, any_format(), weighted(0.3, any_min()), deadline, weighted(0.3, Just(()))).prop_map(
-        |(asked, format, min, deadline, is_slow)| Question {
+    (asked, any_form(), weighted(0.3, any_min()), deadline, weighted(0.3, Just(()))).prop_map(
+        |(asked, form, min, deadline, is_slow)| Question {
             asked,
-            format,
+            form,
             min,
             deadline: deadline.map(Duration::from_millis),
             is_slow: is_slow.is_some(),
@@ -331,7 +351,7 @@ fn any_question(asked: impl Strategy<Value = QuestionKind>) -> impl Strategy<Val
 
 pub(super) fn any_next_page(place: usize) -> impl Strategy<Value = Step> {
     let twist =
-        prop_oneof![12 => Just(Twist::None), 4 => (0_u8..4).prop_map(Twist::OtherQuery), 1 => Just(Twist::Garbage)];
+        prop_oneof![12 => Just(Twist::None), 5 => (0_u8..5).prop_map(Twist::OtherQuery), 1 => Just(Twist::Garbage)];
     (twist, select(vec![1_u32, 1, 2, 3, 0]), weighted(0.2, Just(()))).prop_map(move |(twist, page_size, is_slow)| {
         Step::NextPage { place, twist, page_size, is_slow: is_slow.is_some() }
     })

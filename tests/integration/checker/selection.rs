@@ -29,6 +29,23 @@ pub(crate) enum Selection {
     OtherNodeShard,
     NamespaceShard,
     LabelAndKeyShard,
+    /// One part of a fleet.
+    Part(Fleet, u8),
+}
+
+/// Division of all hashes of a value: into ranges that begin with the hashes of some of its values, given as bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Fleet {
+    pub(crate) by: ShardBy,
+    pub(crate) borders: u8,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ShardBy {
+    Uid,
+    Namespace,
+    Key,
+    Node,
 }
 
 /// First hash of a range, and the one after its last; 0 stands for 2^64.
@@ -154,6 +171,7 @@ impl Selection {
                 "app".clone_into(&mut request.label_selector);
                 request.shard = shard("key", &KEYS);
             }
+            Self::Part(fleet, part) => request.shard = shard(fleet.by.name(), &[fleet.range(part)]),
         }
     }
 
@@ -183,14 +201,70 @@ impl Selection {
             Self::OtherNodeShard => !is_in(pod.node.unwrap_or_default(), &NODES),
             Self::NamespaceShard => namespace == "ship",
             Self::LabelAndKeyShard => pod.app.is_some() && pod.key != ("shop", "a"),
+            Self::Part(fleet, part) => is_in(&fleet.by.value(pod), &[fleet.range(part)]),
+        }
+    }
+}
+
+impl Fleet {
+    /// Returns the number of its parts.
+    pub(crate) fn parts(self) -> u8 {
+        self.starts().len() as u8
+    }
+
+    fn starts(self) -> Vec<u64> {
+        let values = self.by.values().iter().enumerate();
+        let borders = values.filter(|(at, _)| self.borders >> at & 1 == 1).map(|(_, value)| hash(value));
+        let mut starts: Vec<u64> = [0].into_iter().chain(borders).collect();
+        starts.sort_unstable();
+        starts
+    }
+
+    fn range(self, part: u8) -> Range {
+        let (starts, part) = (self.starts(), usize::from(part));
+        (starts[part], starts.get(part + 1).copied().unwrap_or_default())
+    }
+}
+
+impl ShardBy {
+    pub(crate) const EVERY: [Self; 4] = [Self::Uid, Self::Namespace, Self::Key, Self::Node];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Uid => "uid",
+            Self::Namespace => "namespace",
+            Self::Key => "key",
+            Self::Node => "spec.nodeName",
+        }
+    }
+
+    /// Returns values that objects have, at most one for each bit of [`Fleet::borders`].
+    fn values(self) -> &'static [&'static str] {
+        match self {
+            Self::Uid => &["u1", "u2", "u3", "u5", "u8", "u13", "u21", "u34"],
+            Self::Namespace => &["shop", "ship"],
+            Self::Key => &["shop/a", "shop/b", "shop/c", "ship/a", "ship/b", "ship/d"],
+            Self::Node => &["n1", "n2", "n3", ""],
+        }
+    }
+
+    fn value(self, pod: &Pod) -> String {
+        match self {
+            Self::Uid => format!("u{}", pod.uid),
+            Self::Namespace => pod.key.0.to_owned(),
+            Self::Key => format!("{}/{}", pod.key.0, pod.key.1),
+            Self::Node => pod.node.unwrap_or_default().to_owned(),
         }
     }
 }
 
 /// Returns true if the hash of a value is in one of the ranges.
 fn is_in(value: &str, ranges: &[Range]) -> bool {
-    let hash = value
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    let hash = hash(value);
     ranges.iter().any(|&(start, end)| start <= hash && (end == 0 || hash < end))
+}
+
+fn hash(value: &str) -> u64 {
+    let add = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    value.bytes().fold(0xcbf2_9ce4_8422_2325, add)
 }

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeSet, rc::Rc};
 
-use informerd::proto::pb::{self, EventType, PayloadFormat};
+use informerd::proto::pb::{self, EventType};
 use prost::Message;
 
 use super::{
@@ -16,6 +16,7 @@ use super::{
     record::{CallRecord, End, Moment},
     selection::Selection,
     truth::Truth,
+    view::Form,
 };
 
 /// Event on which conditions are tested.
@@ -46,9 +47,9 @@ pub(super) fn verify(
             _ => Err("it was never answered".to_owned()),
         };
     };
-    let epoch = &truth.epochs[joined.epoch];
+    let (epoch, form) = (&truth.epochs[joined.epoch], call.ask.form.of_all_changes());
     let (state, events) =
-        (epoch.state_at(joined.batches, selection), Expected::after(epoch, selection, joined.batches));
+        (epoch.state_at(joined.batches, selection), Expected::after(epoch, (selection, form), joined.batches));
     let all = state.values().map(Seen::Initial).chain([Seen::Synced]).chain(events.iter().map(Seen::Event));
     let met = met(conditions, state.len(), all);
     let is_met_at = |moment: &Moment| {
@@ -88,7 +89,7 @@ pub(super) fn verify(
     let response = pb::UntilResponse::decode(message.clone()).map_err(|error| error.to_string())?;
     let event = response.event.ok_or("there is no event")?;
     tally.untils += 1;
-    let wrong = met.differences(&event, joined, call.ask.format, |version| truth.text(joined.epoch, version));
+    let wrong = met.differences(&event, joined, form, |version| truth.text(joined.epoch, version));
     if let Seen::Event(event) = met {
         tally.met_later += 1;
         tally.met_in_a_batch += u64::from(!event.ends);
@@ -151,14 +152,14 @@ impl Seen<'_> {
         &self,
         message: &pb::WatchResponse,
         joined: &Moment,
-        format: PayloadFormat,
+        form: Form,
         text: impl Fn(u64) -> String,
     ) -> Vec<String> {
         let mut wrong = Vec::new();
         match self {
             Seen::Event(due) => {
                 let version = due.version_after(joined.safe);
-                return due.differences(message, format, version, text);
+                return due.differences(message, form, version, text);
             }
             Seen::Initial(held) => {
                 if (message.r#type(), message.cause()) != (EventType::Added, pb::Cause::Initial) {
@@ -168,7 +169,7 @@ impl Seen<'_> {
                     wrong.push("it has a version".to_owned());
                 }
                 let object = message.object.clone().unwrap_or_default();
-                let fields = object_fields(&object, held, &text(held.version), format);
+                let fields = object_fields(&object, held, &text(held.version), form);
                 let different = fields.into_iter().filter(|(_, is, should)| is != should);
                 wrong.extend(different.map(|(what, is, should)| format!("its {what} is {is:?} instead of {should:?}")));
             }

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use informerd::proto::pb::{self, EventType, PayloadFormat};
+use informerd::proto::pb::{self, EventType};
 use prost::Message;
 
 use super::{
@@ -15,20 +15,23 @@ use super::{
     blocking::{Read, Trace},
     expect::Expected,
     follow::{Follower, Tally},
-    pod::Held,
+    pod::{Held, Pod},
     record::{CallRecord, End, History, Moment, Plan, Received, Record, Segment, Start, Status},
     truth::{State, Truth},
+    view::Form,
 };
 
-/// Objects that the client holds: uid, version and body by key. None while the client cannot know them.
-type View = Option<BTreeMap<Key, Content>>;
+/// Objects that the client holds, by key. None while the client cannot know them.
+type Objects = Option<BTreeMap<Key, Content>>;
 
 /// State of a client after all of its connections up to now.
 #[derive(Default)]
 struct Joined {
-    view: View,
+    objects: Objects,
     epoch: usize,
     position: Option<u64>,
+    /// Version from which on a server has everything that earlier connections have delivered.
+    ahead: u64,
     /// Version before the first gap from which the client has not resumed.
     hole_after: Option<u64>,
 }
@@ -70,6 +73,7 @@ pub(crate) fn verify(
             Violation(format!("{what}\nin {place}\n{around}\nthe truth:\n{}", follower.around()))
         })?;
         joined.position = follower.position;
+        joined.ahead = joined.ahead.max(follower.reaches());
         if record.plan.policy == pb::FullChannelPolicy::Block {
             traces.push(trace(record, segment, moment, &follower, reads));
         }
@@ -143,12 +147,15 @@ fn follow(
         if let Some((_, moment)) = segment.settled.as_ref().filter(|(settled, _)| *settled == at) {
             follower.settled(moment).map_err(|what| (at, what))?;
             let state = truth.epochs[moment.epoch].state_at(moment.batches, record.plan.selection);
-            joined.converged(truth, &state, record.plan.format).map_err(|what| (at, what))?;
+            joined.converged(truth, &state, record.plan.form).map_err(|what| (at, what))?;
         }
         if at < count {
             follower.message(at, tally).map_err(|what| (at, what))?;
             let Received { message, moment, .. } = &segment.messages[at];
-            joined.fold(truth, message);
+            joined.fold(truth, message, record.plan.form);
+            if let Some(state) = follower.state().filter(|_| message.bookmark.is_some()) {
+                joined.is_current(truth, state, record.plan.form, follower.position).map_err(|what| (at, what))?;
+            }
             events += usize::from(is_event(message));
             reads.push(Read { turn: moment.turn, events, next: follower.told() });
         }
@@ -299,22 +306,22 @@ impl Joined {
     fn begin(&mut self, truth: &Truth, segment: &Segment, moment: Moment, record: &Record) {
         let from = match &segment.start {
             Start::InitialEvents => {
-                self.view = Some(BTreeMap::new());
-                self.hole_after = None;
+                self.objects = Some(BTreeMap::new());
+                (self.hole_after, self.ahead) = (None, moment.applied);
                 None
             }
             // A client that requests no initial events counts as having the state.
             Start::Bookmark => {
                 let state = truth.epochs[moment.epoch].state_at(moment.batches, record.plan.selection);
-                self.view = Some(view_of(truth, moment.epoch, &state, record.plan.format));
-                self.hole_after = None;
+                self.objects = Some(objects_of(truth, moment.epoch, &state, record.plan.form));
+                (self.hole_after, self.ahead) = (None, moment.applied);
                 None
             }
             Start::After(version) => truth.number(moment.epoch, version),
         };
         if let Some(from) = from {
             if self.epoch != moment.epoch || self.position.is_none_or(|position| from > position) {
-                self.view = None;
+                self.objects = None;
             }
             self.hole_after = self.hole_after.filter(|after| from > *after);
             self.skip(truth, truth.never_told(from, &moment), moment.epoch, &record.plan);
@@ -324,54 +331,87 @@ impl Joined {
 
     /// Skips batches that the server does not send to the client; the client may have had them from another server.
     fn skip(&mut self, truth: &Truth, batches: Range<usize>, epoch: usize, plan: &Plan) {
-        let Some(view) = &mut self.view else { return };
-        let skipped = Expected::after(&truth.epochs[epoch], plan.selection, batches.start);
+        let Some(objects) = &mut self.objects else { return };
+        let skipped = Expected::after(&truth.epochs[epoch], (plan.selection, plan.form), batches.start);
         for event in skipped.iter().filter(|event| event.batch <= batches.end) {
             let (event_type, held) = event.told();
-            let (key, content) = entry(truth, epoch, held, plan.format);
+            let (key, content) = entry(truth, epoch, held, plan.form);
             match event_type {
-                EventType::Deleted => drop(view.remove(&key)),
-                _ => drop(view.insert(key, content)),
+                EventType::Deleted => drop(objects.remove(&key)),
+                _ => drop(objects.insert(key, content)),
             }
         }
     }
 
     /// Applies a message. After a resume ADDED and MODIFIED are upserts, and DELETED is idempotent.
-    fn fold(&mut self, truth: &Truth, message: &pb::WatchResponse) {
+    fn fold(&mut self, truth: &Truth, message: &pb::WatchResponse, form: Form) {
         if let Some(dropped) = &message.dropped {
             let after = truth.number(self.epoch, &dropped.after_resource_version);
             self.hole_after = self.hole_after.or(after);
         }
-        let (Some(view), Some(object)) = (&mut self.view, &message.object) else { return };
+        let (Some(objects), Some(object)) = (&mut self.objects, &message.object) else { return };
         let key = (object.namespace.clone(), object.name.clone());
         if message.r#type() == EventType::Deleted {
-            view.remove(&key);
+            objects.remove(&key);
         } else {
-            view.insert(key, (object.uid.clone(), object.resource_version.clone(), object.body.clone()));
+            objects.insert(key, Content::of(object, form));
         }
     }
 
-    fn converged(&self, truth: &Truth, state: &State, format: PayloadFormat) -> Result<(), String> {
-        let Some(view) = self.view.as_ref().filter(|_| self.hole_after.is_none()) else { return Ok(()) };
-        let right = view_of(truth, self.epoch, state, format);
-        if *view == right {
+    /// Verifies that the client holds a state as a List in its form has it.
+    fn converged(&self, truth: &Truth, state: &State, form: Form) -> Result<(), String> {
+        let Some(objects) = self.objects.as_ref().filter(|_| self.hole_after.is_none()) else { return Ok(()) };
+        let right = objects_of(truth, self.epoch, state, form);
+        if *objects == right {
             return Ok(());
         }
-        Err(format!("the client holds {:?} and the truth is {:?}", view.keys(), right.keys()))
+        let keys = objects.keys().chain(right.keys()).filter(|key| objects.get(*key) != right.get(*key));
+        let different = keys.map(|key| format!("{key:?} as {:?}, which is {:?}", objects.get(key), right.get(key)));
+        Err(format!("the client holds {}", different.collect::<Vec<_>>().join("; ")))
+    }
+
+    /// Verifies the same at a bookmark, unless an earlier connection has delivered what comes after its version.
+    fn is_current(&self, truth: &Truth, state: &State, form: Form, position: Option<u64>) -> Result<(), String> {
+        if position.is_none_or(|position| position < self.ahead) {
+            return Ok(());
+        }
+        self.converged(truth, state, form).map_err(|what| format!("at this bookmark {what}"))
     }
 }
 
 type Key = (String, String);
-type Content = (String, String, Option<pb::object::Body>);
 
-fn view_of(truth: &Truth, epoch: usize, state: &State, format: PayloadFormat) -> BTreeMap<Key, Content> {
-    state.values().map(|held| entry(truth, epoch, held, format)).collect()
+/// Object as a client holds it.
+#[derive(Debug, Clone, PartialEq)]
+struct Content {
+    uid: String,
+    /// None where a view suppresses changes: then it may be an older one.
+    version: Option<String>,
+    labels: BTreeMap<String, String>,
+    body: Option<pb::object::Body>,
 }
 
-fn entry(truth: &Truth, epoch: usize, held: &Held, format: PayloadFormat) -> (Key, Content) {
-    let (namespace, name) = held.pod.key;
-    let content = (format!("u{}", held.pod.uid), truth.text(epoch, held.version), held.body(format));
-    ((namespace.to_owned(), name.to_owned()), content)
+impl Content {
+    fn of(object: &pb::Object, form: Form) -> Self {
+        let pb::Object { uid, resource_version, labels, body, .. } = object.clone();
+        let version = Some(resource_version).filter(|_| !form.only_if_changed);
+        Self { uid, version, labels: labels.into_iter().collect(), body }
+    }
+}
+
+fn objects_of(truth: &Truth, epoch: usize, state: &State, form: Form) -> BTreeMap<Key, Content> {
+    state.values().map(|held| entry(truth, epoch, held, form)).collect()
+}
+
+fn entry(truth: &Truth, epoch: usize, held: &Held, form: Form) -> (Key, Content) {
+    let Pod { key: (namespace, name), uid, app, .. } = &held.pod;
+    let content = Content {
+        uid: format!("u{uid}"),
+        version: Some(truth.text(epoch, held.version)).filter(|_| !form.only_if_changed),
+        labels: app.iter().map(|app| ("app".to_owned(), (*app).to_owned())).collect(),
+        body: held.body(form),
+    };
+    (((*namespace).to_owned(), (*name).to_owned()), content)
 }
 
 /// Formats the messages around a wrong one.

@@ -1,4 +1,5 @@
-//! Clients of the server: one that stays, one that leaves after every few events and resumes, and one that lists.
+//! Clients of the server: two that stay, two that leave after every few events and resume, and one that lists. One of each two
+//! receives whole bodies, the other a part of them, and changes of that part alone.
 //!
 //! Each applies what it receives to a state, by the rules of the contract alone.
 
@@ -16,6 +17,7 @@ use informerd::{
 };
 use parking_lot::Mutex;
 use prost::Message;
+use serde_json::{Map, Value};
 use tokio::{sync::watch, task::JoinSet};
 use tower::Service;
 
@@ -46,12 +48,16 @@ pub(crate) struct View {
     pub(crate) ends: BTreeMap<String, u64>,
     pub(crate) resumes: u64,
     pub(crate) events: u64,
+    /// Number of changes that bookmarks count as suppressed.
+    pub(crate) suppressed: u64,
     /// Objects that were DELETED by "the change itself".
     pub(crate) deleted: BTreeSet<Key>,
     /// First message that breaks the contract.
     pub(crate) wrong: Option<String>,
     /// True if the stream began with the initial events, so that every event must fit.
     is_exact: bool,
+    /// True if it requests a part of each body.
+    pub(crate) is_part: bool,
     /// Number of consecutive errors for a version that the server has not reached yet.
     too_large: u32,
     /// Last messages, each with the number of its repetitions, for the report.
@@ -66,17 +72,20 @@ pub(crate) struct Listed {
     pub(crate) source: i32,
 }
 
-/// Both watching clients.
+/// Watching clients.
 #[derive(Debug)]
 pub(crate) struct Clients {
     server: watch::Sender<Option<Routes>>,
-    pub(crate) staying: Arc<Mutex<View>>,
-    pub(crate) hopping: Arc<Mutex<View>>,
+    views: Vec<(&'static str, Arc<Mutex<View>>)>,
     _tasks: JoinSet<()>,
 }
 
 const RETRY: Duration = Duration::from_millis(50);
 const RESOURCE: &str = "things";
+
+/// Fields of the bodies that a part has, each with the field of the map there that it has alone.
+const PART: [(&str, Option<&str>); 4] =
+    [("metadata", Some("labels")), ("spec", Some("color")), ("half", None), ("restored", None)];
 
 // === impl Clients ===
 
@@ -84,11 +93,19 @@ impl Clients {
     /// Returns clients without a server.
     pub(crate) fn new(hop: usize) -> Self {
         let (server, servers) = watch::channel(None);
-        let (staying, hopping) = (Arc::<Mutex<View>>::default(), Arc::<Mutex<View>>::default());
         let mut tasks = JoinSet::new();
-        tasks.spawn(follow(servers.clone(), Arc::clone(&staying), None));
-        tasks.spawn(follow(servers, Arc::clone(&hopping), Some(hop)));
-        Self { server, staying, hopping, _tasks: tasks }
+        let clients = [
+            ("the client that stays", None, false),
+            ("the client that hops", Some(hop), false),
+            ("the client of a part that stays", None, true),
+            ("the client of a part that hops", Some(hop), true),
+        ];
+        let views = clients.map(|(name, hop, is_part)| {
+            let view = Arc::new(Mutex::new(View { is_part, ..View::default() }));
+            tasks.spawn(follow(servers.clone(), Arc::clone(&view), hop));
+            (name, view)
+        });
+        Self { server, views: views.into(), _tasks: tasks }
     }
 
     /// Sets the server from now on; `None` while there is none.
@@ -98,13 +115,13 @@ impl Clients {
 
     /// Discards all versions, as a client must whose version may be of a rewritten history.
     pub(crate) fn forget(&self) {
-        for view in [&self.staying, &self.hopping] {
+        for (_, view) in &self.views {
             view.lock().reset();
         }
     }
 
-    pub(crate) fn views(&self) -> [(&'static str, &Arc<Mutex<View>>); 2] {
-        [("the client that stays", &self.staying), ("the client that hops", &self.hopping)]
+    pub(crate) fn views(&self) -> &[(&'static str, Arc<Mutex<View>>)] {
+        &self.views
     }
 }
 
@@ -206,6 +223,7 @@ impl View {
             initial_events: initial_events.into(),
             history: self.history.clone(),
             format: pb::PayloadFormat::Raw.into(),
+            view: self.is_part.then(|| pb::View { fields: fields(), only_if_changed: true, ..Default::default() }),
             ..Default::default()
         }
     }
@@ -242,6 +260,17 @@ impl View {
         self.wrong.get_or_insert(why);
     }
 
+    /// Returns an object as the client holds it: of a part the values alone, and not the version, which may be an older one.
+    fn held(&self, object: pb::Object) -> (Key, Held) {
+        let (key, held) = if self.is_part && object.body.is_none() {
+            held(pb::Object { body: Some(pb::object::Body::Raw(Vec::new().into())), ..object })
+        } else {
+            held(object)
+        };
+        let values = serde_json::from_slice::<Value>(&held.body).ok().filter(|_| self.is_part);
+        (key, Held { body: values.map_or(held.body, |values| serde_json::to_vec(&values).unwrap()), ..held })
+    }
+
     fn take(&mut self, message: pb::WatchResponse) {
         let event_type = message.r#type();
         let version = &message.resource_version;
@@ -256,25 +285,35 @@ impl View {
             self.source = Some(bookmark.source());
             self.history.clone_from(&bookmark.history);
             self.is_complete |= bookmark.initial_events_end;
+            self.suppressed += bookmark.suppressed;
             write!(text, " {:?} {}", bookmark.source(), bookmark.history).unwrap();
         }
-        let cause = message.cause();
+        // A relist repeats what it has changed: a client may have received a state in between.
+        let (cause, is_repeated) = (message.cause(), self.is_part && message.relisted);
         let Some(object) = message.object else { return self.note(text) };
         self.events += 1;
         let (namespace, name, uid, at) = (&object.namespace, &object.name, &object.uid, &object.resource_version);
         write!(text, " {namespace}/{name} {uid} at {at}").unwrap();
         self.note(text);
         if object.media_type == "application/json" && event_type != EventType::Deleted {
-            let is_json = matches!(&object.body, Some(pb::object::Body::Raw(body)) if is_json(body));
+            let is_json = match &object.body {
+                Some(pb::object::Body::Raw(body)) => is_json(body),
+                // Of what is not a map there is no part.
+                None => self.is_part,
+                Some(pb::object::Body::Struct(_)) => false,
+            };
             if !is_json {
                 self.break_off(format!("{}/{} as application/json, which it is not", object.namespace, object.name));
             }
         }
-        let (key, held) = held(object);
+        let (key, held) = self.held(object);
         let before = self.objects.get(&key);
+        let is_another = |before: &Held| if self.is_part { before.body != held.body } else { *before != held };
         let fits = match event_type {
             EventType::Added => before.is_none(),
-            EventType::Modified => before.is_some_and(|before| *before != held && before.uid == held.uid),
+            EventType::Modified => {
+                before.is_some_and(|before| (is_another(before) || is_repeated) && before.uid == held.uid)
+            }
             EventType::Deleted => before.is_some_and(|before| before.uid == held.uid),
             _ => false,
         };
@@ -299,6 +338,29 @@ fn held(object: pb::Object) -> (Key, Held) {
         other => format!("{other:?}").into_bytes(),
     };
     ((object.namespace, object.name), Held { uid: object.uid, version: object.resource_version, body })
+}
+
+/// Returns the fields of a part as paths.
+fn fields() -> Vec<String> {
+    let paths = PART.iter().map(|(outer, inner)| inner.map_or((*outer).to_owned(), |inner| format!("{outer}.{inner}")));
+    paths.collect()
+}
+
+/// Returns a part of a body; empty for one that is not a map.
+pub(crate) fn part(body: &[u8]) -> Vec<u8> {
+    let Ok(Value::Object(body)) = serde_json::from_slice(body) else { return Vec::new() };
+    let mut kept = Map::new();
+    for (outer, inner) in PART {
+        match (body.get(outer), inner) {
+            (Some(value), None) => drop(kept.insert(outer.to_owned(), value.clone())),
+            (Some(Value::Object(map)), Some(inner)) => {
+                let of_it = map.get_key_value(inner).map(|(key, value)| (key.clone(), value.clone()));
+                kept.insert(outer.to_owned(), Value::Object(of_it.into_iter().collect()));
+            }
+            (Some(_) | None, _) => {}
+        }
+    }
+    serde_json::to_vec(&kept).unwrap()
 }
 
 fn is_json(body: &[u8]) -> bool {

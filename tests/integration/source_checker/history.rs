@@ -6,12 +6,12 @@ use informerd::proto::pb::SyncState;
 use tokio::time::Instant;
 
 use super::{
-    client::{Clients, Held, Listed, list},
+    client::{Clients, Held, Listed, list, part},
     proxy::Proxy,
     script::{Script, Step},
     served::Served,
     totals::Totals,
-    upstream::{Bounds, Key, Truth, Upstream, UpstreamSetup, UpstreamStep},
+    upstream::{Bounds, Fact, Key, Truth, Upstream, UpstreamSetup, UpstreamStep},
 };
 
 struct History<'a, U: Upstream> {
@@ -361,9 +361,10 @@ impl<U: Upstream> History<'_, U> {
         };
         let listed = list(&mut served.routes.clone(), self.script.page).await;
         let truths = self.upstream.truths();
-        let wrong = |name: &str, objects: &BTreeMap<Key, Held>| {
+        let parts: Vec<Truth> = truths.iter().map(part_of).collect();
+        let wrong = |name: &str, truths: &[Truth], objects: &BTreeMap<Key, Held>| {
             let mut nearest = String::new();
-            for truth in &truths {
+            for truth in truths {
                 let differences = differences(truth, objects);
                 if differences.is_empty() {
                     return String::new();
@@ -379,10 +380,10 @@ impl<U: Upstream> History<'_, U> {
             "\n  there is no list".clone_into(&mut seen.wrong);
             return seen;
         };
-        seen.wrong = wrong("the list", &listed.objects);
+        seen.wrong = wrong("the list", &truths, &listed.objects);
         for (name, view) in self.clients.views() {
             let view = view.lock();
-            seen.wrong += &wrong(name, &view.objects);
+            seen.wrong += &wrong(name, if view.is_part { &parts } else { &truths }, &view.objects);
             let source = view.source.map_or(0, |source| source as i32);
             if !view.is_connected || source != listed.source {
                 let told = view.source.map_or("nothing", |source| source.as_str_name());
@@ -430,6 +431,7 @@ impl<U: Upstream> History<'_, U> {
         for (_, view) in self.clients.views() {
             let view = view.lock();
             (totals.events, totals.resumes) = (totals.events + view.events, totals.resumes + view.resumes);
+            totals.suppressed += view.suppressed;
             for (reason, count) in &view.ends {
                 *totals.ends.entry(reason.clone()).or_default() += count;
             }
@@ -441,6 +443,12 @@ impl Seen {
     fn is(&self, state: SyncState) -> bool {
         self.listed.as_ref().is_ok_and(|listed| listed.source == state as i32)
     }
+}
+
+/// Returns what a client of a part holds of the objects.
+fn part_of(truth: &Truth) -> Truth {
+    let part = |fact: &Fact| Fact { uid: fact.uid.clone(), version: None, body: part(&fact.body) };
+    truth.iter().map(|(key, fact)| (key.clone(), part(fact))).collect()
 }
 
 fn differences(truth: &Truth, objects: &BTreeMap<Key, Held>) -> String {

@@ -14,6 +14,8 @@ pub(crate) struct Totals {
     pub(crate) ends: BTreeMap<String, u64>,
     pub(crate) events: u64,
     pub(crate) resumes: u64,
+    /// Changes that a view suppressed.
+    pub(crate) suppressed: u64,
     pub(crate) restarts: u64,
     pub(crate) warm_starts: u64,
     pub(crate) rewrites: u64,
@@ -40,6 +42,7 @@ impl Totals {
         add(&mut self.ends, ends);
         self.events += events;
         self.resumes += resumes;
+        self.suppressed += other.suppressed;
         self.restarts += restarts;
         self.warm_starts += warm_starts;
         self.rewrites += rewrites;
@@ -56,6 +59,7 @@ impl Totals {
         let counted = [
             ("event", self.events),
             ("resume", self.resumes),
+            ("suppressed change", self.suppressed),
             ("restart", self.restarts),
             ("verdict", self.verdicts.get("SYNCED, and equal").copied().unwrap_or_default()),
         ];

@@ -275,8 +275,8 @@ impl Model {
                     assert!(size.saturating_add(reader.expected[end].line.len()) > max_size, "it takes all that fits");
                 }
                 reader.taken += lines.len() as u64;
-                let reached = expected.last().unwrap().at.0;
-                reader.count_suppressed(reached);
+                let passed = expected.last().unwrap().passed;
+                reader.count_suppressed(passed);
                 reader.position = end;
                 reader.left_to_read = reader.left_to_read.saturating_sub(lines.len());
             }
@@ -286,8 +286,8 @@ impl Model {
                 assert!(count > 0);
                 assert_eq!((count, &after), (reader.lag() as u64, &before));
                 assert_eq!(reader.cursor.version(), &reader.expected.last().unwrap().version);
-                let filled = reader.cursor.filled().unwrap_or_else(|| self.broadcaster.reached().clone());
-                reader.count_suppressed(filled.offset);
+                let passed = reader.expected.last().unwrap().passed;
+                reader.count_suppressed(passed);
                 reader.dropped += count;
                 (reader.position, reader.frozen_at) = (head, None);
             }

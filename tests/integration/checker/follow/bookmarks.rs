@@ -10,6 +10,7 @@ use informerd::proto::pb::{self, EventType};
 
 use super::{Follower, Stage, Tally, Verdict};
 use crate::checker::{
+    expect::Expected,
     record::{Moment, Plan, Start},
     truth::Batch,
 };
@@ -59,6 +60,12 @@ impl Follower<'_> {
             self.is_in_time(message, moment, is_closing)?;
         }
         self.told_source = bookmark.source();
+        if !matches!(self.stage, Stage::Live) && bookmark.suppressed > 0 {
+            return Err(format!(
+                "it counts {} suppressed changes, and the client has received none",
+                bookmark.suppressed
+            ));
+        }
         match &self.stage {
             Stage::InitialEvents(missing) if bookmark.initial_events_end => {
                 if let Some((namespace, name)) = missing.keys().next() {
@@ -112,11 +119,11 @@ impl Follower<'_> {
         } else {
             self.waits(moment, tally)?;
         }
-        if let Some(due) = self.expected.get(self.next) {
+        if let Some(due) = self.next_event().map(|at| &self.expected[at]) {
             if version >= due.after && !due.is_late() {
                 return Err(format!("it is ahead of an event that was not told: {}", due.words()));
             }
-            if !due.opens && version != position && self.next > 0 {
+            if !due.opens && version != position && self.told() > 0 {
                 return Err(format!("it lies inside a batch: due is {}", due.words()));
             }
         }
@@ -133,6 +140,36 @@ impl Follower<'_> {
             return Err(format!("nothing is missing up to {}, and it says less", self.text(moment.safe)));
         }
         self.position = Some(version);
+        self.counts(message, version, moment, is_closing, tally)
+    }
+
+    /// Verifies the number of suppressed changes since the bookmark before: all up to its version, and none that the client would
+    /// not pass again when it resumes from there. The end of a stream may lie inside a batch.
+    fn counts(
+        &mut self,
+        message: &pb::WatchResponse,
+        version: u64,
+        moment: &Moment,
+        is_closing: bool,
+        tally: &mut Tally,
+    ) -> Verdict {
+        let leading = self.untold(moment).iter().take_while(|event| event.is_suppressed);
+        let is_passed = |event: &&Expected| event.after <= version && !event.is_late();
+        let (least, most) = if is_closing || message.relisted {
+            let least = leading.clone().take_while(is_passed).count();
+            (least, leading.take_while(|event| event.before <= version).count())
+        } else {
+            let all = leading.count();
+            (all, all)
+        };
+        let is = message.bookmark.as_ref().map_or(0, |bookmark| bookmark.suppressed);
+        let should = self.suppressed + least as u64..=self.suppressed + most as u64;
+        if !should.contains(&is) {
+            return Err(format!("it counts {is} suppressed changes, and there were {should:?}"));
+        }
+        tally.suppressed += is;
+        self.pass(self.next + (is - self.suppressed) as usize);
+        self.suppressed = 0;
         Ok(())
     }
 

@@ -12,23 +12,44 @@ impl Follower<'_> {
     /// Returns the events that the server may send merged, instead of all unsent ones; None unless the queue is full, has merged
     /// since, or the server may discard events first.
     pub(super) fn merged(&self, moment: &Moment) -> Option<Vec<Expected>> {
-        let untold = self.untold(moment);
-        self.may_merge(untold, moment).then(|| self.merged_of(untold)).flatten()
+        let end = self.next + self.untold(moment).len();
+        let start = self.merge_starts(end).next().filter(|_| self.may_merge(moment))?;
+        Some(self.merged_of(start, end).0)
     }
 
-    fn merged_of(&self, untold: &[Expected]) -> Option<Vec<Expected>> {
-        let is_between = self.is_coalescing() && self.generation.is_empty() && !untold.is_empty();
-        is_between.then(|| Expected::merged(&self.held, untold))
+    /// Returns the indexes at which merging may begin: at the next event that is sent; or, if the client merges already, at what
+    /// is suppressed before it.
+    fn merge_starts(&self, end: usize) -> impl Iterator<Item = usize> + use<> {
+        let first = self.next_event().filter(|first| *first < end && self.is_between_generations());
+        let earlier = Some(self.next).filter(|next| self.merges && first.is_some_and(|first| *next < first));
+        earlier.into_iter().chain(first)
+    }
+
+    fn is_between_generations(&self) -> bool {
+        self.is_coalescing() && self.generation.is_empty()
+    }
+
+    /// Returns what the events of a range merge to, and the number of changes that are suppressed for that. The changes between
+    /// the client's position and the range are suppressed.
+    fn merged_of(&self, start: usize, end: usize) -> (Vec<Expected>, u64) {
+        let mut held = self.held.clone();
+        self.expected[self.next..start].iter().for_each(|event| event.apply(&mut held));
+        Expected::merged(&held, &self.expected[start..end], self.plan.form)
     }
 
     fn is_coalescing(&self) -> bool {
         self.plan.policy == pb::FullChannelPolicy::Coalesce
     }
 
-    fn may_merge(&self, untold: &[Expected], moment: &Moment) -> bool {
-        let is_full = untold.len() > self.plan.length.max(1) as usize;
-        let first = untold.first().map_or(moment.batches, |first| first.batch - 1);
-        self.merges || is_full || self.truth.may_be_forgotten(self.epoch_at, first)
+    fn may_merge(&self, moment: &Moment) -> bool {
+        let is_full = self.untold_events(moment) > self.plan.length.max(1) as usize;
+        self.merges || is_full || self.truth.may_be_forgotten(self.epoch_at, self.batches_told(moment))
+    }
+
+    /// Returns the number of batches before the next event that is sent.
+    fn batches_told(&self, moment: &Moment) -> usize {
+        let first = self.untold(moment).iter().find(|event| !event.is_suppressed);
+        first.map_or(moment.batches, |first| first.batch - 1)
     }
 
     pub(super) fn merged_words(&self, moment: &Moment) -> Vec<String> {
@@ -38,7 +59,7 @@ impl Follower<'_> {
     /// Verifies that an event may be sent one by one: once the client has received everything, a full queue must merge. Until
     /// then its policy does not apply.
     pub(super) fn one_by_one(&self, moment: &Moment) -> Verdict {
-        let is_full = self.untold(moment).len() > self.plan.length.max(1) as usize;
+        let is_full = self.untold_events(moment) > self.plan.length.max(1) as usize;
         if self.is_coalescing() && self.has_had_all && is_full {
             let merged = self.merged_words(moment);
             return Err(format!("its queue is full, and it is not told what that merges to: {merged:?}"));
@@ -57,11 +78,21 @@ impl Follower<'_> {
 
     /// Accepts the version at the end of a stream, which may be past events that merged to nothing.
     pub(super) fn closes(&mut self, version: u64, tally: &mut Tally) {
-        let untold = &self.expected[self.next..];
-        let passed = untold.partition_point(|event| event.after <= version);
-        if self.merged_of(&untold[..passed]).is_some_and(|merged| merged.is_empty()) {
-            tally.vanished += 1;
-            self.tell(passed);
+        let end = self.next + self.expected[self.next..].partition_point(|event| event.after <= version);
+        self.vanishes(end, tally);
+    }
+
+    /// Passes events if they merge to nothing.
+    fn vanishes(&mut self, end: usize, tally: &mut Tally) {
+        for start in self.merge_starts(end) {
+            let (merged, suppressed) = self.merged_of(start, end);
+            if merged.is_empty() {
+                tally.vanished += 1;
+                self.pass(start);
+                self.tell(end);
+                self.suppressed += suppressed;
+                return;
+            }
         }
     }
 
@@ -69,28 +100,32 @@ impl Follower<'_> {
     /// to its first message, or fewer, up to the end of a batch, when the threads that fill its group are too late: then the
     /// stream expires, its history is rewritten, or it receives the rest from the history.
     pub(super) fn begin_generation(&mut self, at: usize, moment: &Moment, tally: &mut Tally) {
-        let untold = self.untold(moment);
-        if !self.may_merge(untold, moment) {
+        if !self.may_merge(moment) {
             return;
         }
         let is_cut_short = match &self.segment.end {
             End::Status(status, _) => matches!(&*status.reason, "RESOURCE_VERSION_EXPIRED" | "HISTORY_CHANGED"),
             _ => false,
         };
-        let first = untold.first().map_or(moment.batches, |first| first.batch - 1);
-        let may_lose_group = !self.truth.has_time && self.truth.may_be_forgotten(self.epoch_at, first);
-        let earlier = (1..untold.len()).rev().filter(|end| (is_cut_short || may_lose_group) && untold[*end].opens);
-        let ends = [untold.len()].into_iter().chain(earlier);
-        let told = ends.map(|end| (end, self.merged_of(&untold[..end]).unwrap_or_default()));
-        let told = told.filter(|(_, merged)| !merged.is_empty()).find(|(_, merged)| self.is_told(at, merged));
-        if let Some((end, merged)) = told {
+        let may_lose_group =
+            !self.truth.has_time && self.truth.may_be_forgotten(self.epoch_at, self.batches_told(moment));
+        let all = self.next + self.untold(moment).len();
+        let is_between = |end: &usize| self.expected[*end].batch != self.expected[end - 1].batch;
+        let earlier = (self.next + 1..all).rev().filter(|end| (is_cut_short || may_lose_group) && is_between(end));
+        let ends = [all].into_iter().chain(earlier);
+        let ranges = ends.flat_map(|end| self.merge_starts(end).map(move |start| (start, end)));
+        let mut told = ranges.map(|(start, end)| (start, end, self.merged_of(start, end)));
+        let told = told.find(|(.., (merged, _))| !merged.is_empty() && self.is_told(at, merged));
+        if let Some((start, end, (merged, suppressed))) = told {
             // From the history events come one by one.
-            self.has_had_all &= end == untold.len();
+            self.has_had_all &= end == all;
             tally.generations += 1;
             tally.long_generations += u64::from(merged.len() > 1);
-            tally.merged += (end - merged.len()) as u64;
+            tally.merged += (end - start).saturating_sub(merged.len()) as u64;
+            tally.suppressed_generations += u64::from(suppressed > 0);
+            self.pass(start);
             self.tell(end);
-            (self.generation, self.merges) = (merged.into(), true);
+            (self.generation, self.generation_suppressed, self.merges) = (merged.into(), suppressed, true);
         }
     }
 
@@ -99,17 +134,12 @@ impl Follower<'_> {
         let mut events = messages.take_while(|message| message.object.is_some()).zip(1..).zip(merged);
         events.all(|((message, nth), due)| {
             let version = self.version_in_generation(due, nth == merged.len());
-            due.differences(message, self.plan.format, version, |version| self.text(version)).is_empty()
+            due.differences(message, self.plan.form, version, |version| self.text(version)).is_empty()
         })
     }
 
-    /// Counts all events as sent.
-    pub(super) fn tell_all(&mut self, moment: &Moment) {
-        self.tell(self.untold(moment).len());
-    }
-
-    fn tell(&mut self, count: usize) {
-        let end = self.next + count;
+    /// Counts merged events as sent.
+    fn tell(&mut self, end: usize) {
         for event in &self.expected[self.next..end] {
             event.apply(&mut self.held);
         }
@@ -124,7 +154,10 @@ impl Follower<'_> {
     pub(super) fn merged_event(&mut self, message: &pb::WatchResponse) -> Verdict {
         let Some(due) = self.generation.pop_front() else { return Ok(()) };
         let version = self.version_in_generation(&due, self.generation.is_empty());
-        let differences = due.differences(message, self.plan.format, version, |version| self.text(version));
+        if self.generation.is_empty() {
+            self.suppressed += std::mem::take(&mut self.generation_suppressed);
+        }
+        let differences = due.differences(message, self.plan.form, version, |version| self.text(version));
         self.position = Some(version);
         if differences.is_empty() {
             return Ok(());
@@ -143,15 +176,14 @@ impl Follower<'_> {
         if !self.generation.is_empty() {
             return Err("the client waits within a generation".to_owned());
         }
-        if self.merged(moment).is_some_and(|merged| merged.is_empty()) {
-            tally.vanished += 1;
-            self.tell_all(moment);
+        if self.may_merge(moment) {
+            self.vanishes(self.next + self.untold(moment).len(), tally);
         }
-        if let Some(due) = self.untold(moment).first() {
+        if let Some(due) = self.untold(moment).iter().find(|event| !event.is_suppressed) {
             return Err(format!("the client waits, and was never told: {}", due.words()));
         }
         // A client that resumes from an open version has caught up only with the events after it.
-        self.has_had_all |= self.next > 0 || !matches!(self.segment.start, Start::After(_));
+        self.has_had_all |= self.told() > 0 || !matches!(self.segment.start, Start::After(_));
         self.merges = false;
         Ok(())
     }

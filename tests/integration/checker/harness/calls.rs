@@ -1,6 +1,6 @@
 //! Unary calls: requests, and the polls of their answers.
 
-use informerd::proto::pb;
+use informerd::proto::pb::{self, PayloadFormat};
 use prost::Message;
 
 use super::{Harness, MANY};
@@ -10,12 +10,13 @@ use crate::checker::{
     record::{CallRecord, End, Served},
     script::{FORMATS, Question, QuestionKind},
     selection::Selection,
+    view::View,
 };
 
 impl Harness {
     /// Makes a call, and replaces the one in this place.
     pub(super) async fn ask(&mut self, place: usize, question: &Question) {
-        let Question { asked, format, min, deadline, is_slow } = question.clone();
+        let Question { asked, form, min, deadline, is_slow } = question.clone();
         let what = match asked {
             QuestionKind::List { query, page_size } => What::List { query, page_size, page: None },
             QuestionKind::Get(key) => What::Get(key),
@@ -25,7 +26,7 @@ impl Harness {
         // The values are those of this moment.
         let served = Served { server: self.current, resource: self.resource };
         let min = min.filter(|_| !matches!(what, What::Values { .. })).map(|min| self.min_version(served, min));
-        self.call(place, Ask { resource: self.resource, what, format, min, deadline }, is_slow).await;
+        self.call(place, Ask { resource: self.resource, what, form, min, deadline }, is_slow).await;
     }
 
     /// Requests the page after the one that was read in a place, if there is one.
@@ -35,13 +36,14 @@ impl Harness {
         let (What::List { query, .. }, Some(token)) = (&record.ask.what, next_page_token(record)) else { return };
         let (mut query, mut ask) = (*query, record.ask.clone());
         let twist = match twist {
-            Twist::OtherQuery(2..) => Twist::OtherQuery(if self.truths.len() > 1 { 2 } else { 3 }),
+            Twist::OtherQuery(2) if self.truths.len() == 1 => Twist::OtherQuery(4),
+            Twist::OtherQuery(3) if ask.form.format == PayloadFormat::Metadata => Twist::OtherQuery(4),
             twist => twist,
         };
         match twist {
             Twist::OtherQuery(0) => {
-                let at = FORMATS.iter().position(|format| *format == ask.format).unwrap_or_default();
-                ask.format = FORMATS[(at + 1) % FORMATS.len()];
+                let at = FORMATS.iter().position(|format| *format == ask.form.format).unwrap_or_default();
+                ask.form = ask.form.in_format(FORMATS[(at + 1) % FORMATS.len()]);
             }
             Twist::OtherQuery(1) if ask.min.is_none() => {
                 let served = Served { server: self.current, resource: ask.resource };
@@ -49,6 +51,10 @@ impl Harness {
             }
             Twist::OtherQuery(1) => ask.min = None,
             Twist::OtherQuery(2) => ask.resource = 1 - ask.resource,
+            Twist::OtherQuery(3) => {
+                let at = View::EVERY.iter().position(|view| *view == ask.form.view).unwrap_or_default();
+                ask.form.view = View::EVERY[(at + 1) % View::EVERY.len()];
+            }
             Twist::OtherQuery(_) => {
                 let at = Selection::LISTED.iter().position(|listed| *listed == query.selection).unwrap_or_default();
                 query = Query { selection: Selection::LISTED[(at + 1) % Selection::LISTED.len()], ..query };

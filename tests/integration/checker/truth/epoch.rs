@@ -22,6 +22,11 @@ impl Batch {
         if self.is_open { self.before } else { self.after }
     }
 
+    /// Returns true for a relist that moved the version.
+    pub(crate) fn is_gap(&self) -> bool {
+        self.is_relist && self.before != self.after
+    }
+
     /// Returns true if it came at a version that was already complete.
     pub(crate) fn is_late(&self) -> bool {
         self.before == self.after && !self.changes.is_empty()
@@ -57,7 +62,7 @@ impl Epoch {
     /// Returns the oldest version that exact bounds keep, for a server that began at `start`, after the `first` batches. Batches
     /// of one version are discarded together; a version that may still get more is kept.
     pub(super) fn oldest(&self, bounds: Bounds, (start, first): (u64, usize), moment: &Moment) -> u64 {
-        let is_kept = |batch: &&Batch| !batch.changes.is_empty() || (batch.is_relist && batch.before != batch.after);
+        let is_kept = |batch: &&Batch| !batch.changes.is_empty() || batch.is_gap();
         let kept: Vec<&Batch> =
             self.batches[first.min(moment.batches)..moment.batches].iter().filter(is_kept).collect();
         let mut oldest = start;
