@@ -98,7 +98,10 @@ pub fn tokens(data: &[u8]) {
 
 /// Projects the JSON after some paths, one per line, to them; those that begin with `-` are left out.
 pub fn views(data: &[u8]) {
-    let (paths, json) = split(data);
+    // A body that is not a map is the last line.
+    let last_line = || memchr::memrchr(b'\n', data).map(|end| (&data[..end], &data[end + 1..]));
+    let (paths, json) =
+        Some(split(data)).filter(|(_, json)| !json.is_empty()).or_else(last_line).unwrap_or((data, &[]));
     if let Ok(paths) = str::from_utf8(paths) {
         views::check(paths, json);
     }

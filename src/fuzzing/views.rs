@@ -9,7 +9,7 @@ use super::{
     check_error,
     naive::{self, Step},
 };
-use crate::model::{Path, View, ViewError};
+use crate::model::{JSON, Path, View, ViewError};
 
 /// Members of a map in the order of the text, each key as its JSON string.
 struct Members<'a>(Vec<(&'a RawValue, &'a RawValue)>);
@@ -22,8 +22,21 @@ struct Paths {
     drop: Vec<Vec<Step>>,
 }
 
-/// Checks the part of the JSON that a view keeps: each line is a path, of a field to drop after `-`, else of one to keep.
+/// Checks the part of the JSON that a view keeps: each line is a path, of a field to drop after `-`, else of one to keep; or the only
+/// line is the name of a view that every server has.
 pub(super) fn check(paths: &str, json: &[u8]) {
+    let (keep, drop): (&[&str], &[&str]) = match paths {
+        "@metadata" => (&["apiVersion", "kind", "metadata"], &[]),
+        "@no-managed-fields" => (&[], &["metadata.managedFields"]),
+        "@no-status" => (&[], &["status"]),
+        _ => return check_paths(paths, json),
+    };
+    let view = View::built_in(paths).expect("a view that every server has");
+    assert_eq!(view, View::parse(keep, drop).expect("its paths"), "{paths}");
+    check_view(&view, json);
+}
+
+fn check_paths(paths: &str, json: &[u8]) {
     let (drop, keep): (Vec<&str>, Vec<&str>) = paths.lines().partition(|line| line.starts_with('-'));
     let drop: Vec<&str> = drop.iter().map(|line| &line[1..]).collect();
     let view = match View::parse(&keep, &drop) {
@@ -35,7 +48,15 @@ pub(super) fn check(paths: &str, json: &[u8]) {
         }
         Err(ViewError::TooManyPaths { count }) => return assert_eq!(count, keep.len() + drop.len()),
     };
+    check_view(&view, json);
+}
+
+fn check_view(view: &View, json: &[u8]) {
     let viewed = view.project(json);
+    // What has no part is kept or left out as a whole.
+    let rest = view.fields().is_empty().then_some(json);
+    assert_eq!(view.body(json, JSON).as_deref(), viewed.as_deref().or(rest), "{view}");
+    assert_eq!(view.body(json, "application/octet-stream").as_deref(), rest, "{view}");
     let Some(text) = str::from_utf8(json).ok().filter(|_| naive::tree(json).is_some()) else { return };
     let steps = |paths: &[Path]| paths.iter().map(naive::steps).collect::<Vec<_>>();
     let mut paths = Paths { keep: steps(view.fields()), drop: steps(view.dropped()) };
@@ -138,12 +159,16 @@ impl<'de> Visitor<'de> for MembersVisitor {
 mod tests {
     use proptest::{collection::vec, prelude::*, sample::select};
 
+    use crate::model::View;
+
     fn json() -> impl Strategy<Value = String> {
         let leaf =
             select(vec!["1", "-0.50", "null", "true", "\"x\"", "\"\\\"}\\\\\"", "{}", "[ ]"]).prop_map(str::to_owned);
         leaf.prop_recursive(4, 32, 4, |inner| {
             let blank = || select(vec!["", " ", "\n"]);
-            let member = (select(vec!["x", "y", "\\u0078", "z z"]), inner.clone(), blank());
+            let keys =
+                vec!["x", "y", "\\u0078", "z z", "q\\\"]", "\\ud83d\\ude00", "status", "metadata", "managedFields"];
+            let member = (select(keys), inner.clone(), blank());
             let map = vec(member, 0..4).prop_map(|members| {
                 let members =
                     members.iter().map(|(key, value, blank)| format!("{blank}\"{key}\"{blank}:{value}{blank}"));
@@ -156,11 +181,13 @@ mod tests {
     }
 
     fn path() -> impl Strategy<Value = String> {
-        let step = select(vec![".x", ".y", "['z z']", "[]", "[*]", "[0]", "[1]"]);
-        (any::<bool>(), select(vec![".x", ".y", "['z z']", "x"]), vec(step, 0..4)).prop_map(|(drops, first, steps)| {
-            let sign = if drops { "-" } else { "" };
-            format!("{sign}{first}{}", steps.concat())
-        })
+        let step = select(vec![".x", ".y", "['z z']", "['q\\\"]']", "[\"😀\"]", "[]", "[*]", "[0]", "[1]"]);
+        (any::<bool>(), select(vec![".x", ".y", "['z z']", "x", "['😀']"]), vec(step, 0..4)).prop_map(
+            |(drops, first, steps)| {
+                let sign = if drops { "-" } else { "" };
+                format!("{sign}{first}{}", steps.concat())
+            },
+        )
     }
 
     proptest! {
@@ -170,6 +197,12 @@ mod tests {
         fn a_view_equals_its_definition_over_a_tree(paths in vec(path(), 0..5), json in json()) {
             super::check(&paths.join("\n"), json.as_bytes());
             super::check(&paths.join("\n"), format!("{{\"x\":{json},\"y\":[{json}, {{\"x\" :{json}}}]}}").as_bytes());
+        }
+
+        #[test]
+        fn a_view_that_every_server_has_is_one_of_paths(name in select(View::BUILT_IN.to_vec()), json in json()) {
+            super::check(name, json.as_bytes());
+            super::check(name, format!("{{\"kind\":{json},\"metadata\":{json}, \"status\":{json}}}").as_bytes());
         }
 
         #[test]
