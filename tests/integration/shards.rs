@@ -12,13 +12,15 @@ use informerd::{
     },
     source::relay::RelayConfig,
 };
+use proptest::{collection::vec, prelude::*, sample::select, test_runner::TestCaseError};
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::{
+    checker::runner,
     client_commands::Server,
-    sandbox::{DEADLINE, Options, Sandbox, next, reason, relay_of, watch_pods, words},
+    sandbox::{DEADLINE, Options, Sandbox, fold, next, raw, reason, relay_of, watch_pods, words},
 };
 
 const KEYS: [&str; 4] = ["uid", "namespace", "key", "spec.nodeName"];
@@ -138,6 +140,89 @@ async fn events(stream: &mut Streaming<pb::WatchResponse>, count: usize) -> Vec<
         found.extend(message.bookmark.is_none().then(|| words(&message)));
     }
     found
+}
+
+/// Borders of the ranges of a fleet, and changes of objects: a node, or none for a deletion.
+type Division = (Vec<u64>, Vec<(usize, Option<usize>)>);
+
+/// Divides a fleet anew again and again. At every version Lists of all shards are the whole, and so are the watches of each division
+/// at its last one; a key of the whole is in one of them.
+async fn divide_anew(key: &'static str, divisions: Vec<Division>) {
+    let server = Sandbox::start(Vec::new()).await;
+    let client = client(&server).await;
+    let (mut state, mut version) = (BTreeMap::<String, Bytes>::new(), 1);
+    for (borders, changes) in divisions {
+        let mut borders: Vec<u64> = borders.into_iter().chain([0]).collect();
+        borders.sort_unstable();
+        borders.dedup();
+        let ends = borders[1..].iter().chain([&0]);
+        let shards = borders.iter().zip(ends).map(|(start, end)| {
+            let key = ShardKey::parse(key).unwrap();
+            Shard::new(key, &[(*start, *end)]).unwrap()
+        });
+        let shards: Vec<Shard> = shards.collect();
+        let mut watches = Vec::new();
+        for shard in &shards {
+            let bookmark_interval = Some(prost_types::Duration { seconds: 0, nanos: 100_000_000 });
+            let request = pb::WatchRequest { shard: Some(shard.into()), bookmark_interval, ..watch_pods() };
+            watches.push((client.open(request).await.unwrap(), BTreeMap::new()));
+        }
+        for (number, node) in changes {
+            let name = format!("web-{number}");
+            version += 1;
+            let namespace = ["shop", "bank", "stock"][number % 3];
+            let object = pod(namespace, &name, &format!("node-{}", node.unwrap_or_default()), version);
+            let event = if node.is_some() {
+                state.insert(name, Bytes::copy_from_slice(object.body()));
+                Event::Modified(object)
+            } else {
+                state.remove(&name);
+                Event::Deleted(object)
+            };
+            server.push(event).await;
+            server.reached(&ResourceVersion::decimal(version)).await;
+            let mut listed = BTreeMap::new();
+            for shard in &shards {
+                let query = Query { format: pb::PayloadFormat::Raw, ..query(shard.clone()) };
+                for object in client.list(&query).await.unwrap().objects {
+                    assert_eq!(
+                        listed.insert(object.name.clone(), raw(&object)),
+                        None,
+                        "{} is in two shards",
+                        object.name
+                    );
+                }
+            }
+            assert_eq!(listed, state, "at {version}");
+        }
+        let mut watched = BTreeMap::new();
+        for (stream, view) in &mut watches {
+            loop {
+                let message = next(stream).await;
+                fold(view, &message);
+                if message.bookmark.is_some() && message.resource_version == version.to_string() {
+                    break;
+                }
+            }
+            for (name, body) in std::mem::take(view) {
+                assert_eq!(watched.insert(name, body), None, "an object is in two shards");
+            }
+        }
+        assert_eq!(watched, state, "at {version}");
+    }
+}
+
+#[test]
+fn a_fleet_has_every_object_once_at_every_version_however_it_is_divided_anew() {
+    let change = (0..12_usize, proptest::option::weighted(0.8, 0..5_usize));
+    let division = (vec(any::<u64>(), 0..6), vec(change, 1..8));
+    let fleet = (select(&KEYS[..]), vec(division, 2..5));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let divided = runner(8, 1).run(&fleet, |(key, divisions)| {
+        runtime.block_on(divide_anew(key, divisions));
+        Ok::<_, TestCaseError>(())
+    });
+    divided.unwrap();
 }
 
 /// A relay of a part has the same events, and parts of a relay are those of its upstream.
