@@ -44,7 +44,7 @@ pub(super) struct Tally {
     pub(super) changes: u64,
     /// Changes before the first BOOKMARK.
     pub(super) initial: u64,
-    /// Live changes that were dropped or merged, as the server reports.
+    /// Live changes that were dropped, merged or suppressed, as the server reports.
     pub(super) missed: u64,
     /// Calls that have ended.
     pub(super) ended: u64,
@@ -444,7 +444,9 @@ impl Sink<'_> {
             (Call::Watch, MessageKind::Bookmark) if own.joined == 0 => {
                 own.joined = decode(message).is_some_and(|response| !response.resource_version.is_empty()).into();
             }
-            (Call::Watch, MessageKind::Bookmark) => {}
+            (Call::Watch, MessageKind::Bookmark) => {
+                own.missed += decode(message).and_then(|response| response.bookmark).map_or(0, |told| told.suppressed);
+            }
             (Call::Watch, MessageKind::Dropped) => {
                 own.missed += decode(message).and_then(|response| response.dropped).map_or(0, |hole| hole.count);
             }

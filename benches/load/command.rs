@@ -19,6 +19,9 @@ Examples:
   cargo bench --bench load -- storm --local --watchers 100
   cargo bench --bench load -- list --local
 
+  # a small view that suppresses heartbeats, beside whole objects
+  cargo bench --bench load -- views --local
+
   # with a running server; its watch.block_timeout bounds a saturated run under BLOCK
   mkfifo /tmp/feed
   informerd serve --stream bench=/tmp/feed &
@@ -36,6 +39,7 @@ times better informerd's median is.
 
   SERVER us   processor time of the server, user and system, for each delivery (w3: each event)
   BOTH us     the same with that of the load client: full sockets move cost from one to the other
+  us/event    processor time for each event of mode views, for all watchers together
   k/s         thousands of deliveries (w3: of events) a second
   P50, P99    latency from the publisher's write to the client's read; of a saturated run, the time in
               full queues and sockets

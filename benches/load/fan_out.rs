@@ -105,6 +105,7 @@ impl FanOut {
                 first: values,
                 is_random: true,
                 watched: Some((self.watchers as u64).min(values)),
+                new_every: None,
             },
             None => Pattern::in_turn(OBJECTS),
         }

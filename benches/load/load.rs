@@ -35,6 +35,7 @@ mod stopped;
 mod storm;
 mod subject;
 mod template;
+mod views;
 mod witness;
 
 pub(super) use self::command::execute;

@@ -9,6 +9,7 @@ use super::{
     stopped::Stopped,
     storm::{Lists, Storm},
     subject::Subject,
+    views::Views,
 };
 
 /// Benchmark to run.
@@ -24,6 +25,8 @@ pub(super) enum Mode {
     Storm(Storm),
     /// Lists of everything.
     Lists(Lists),
+    /// Subscribers of a small view; each run is compared with one of whole objects.
+    Views(Views),
 }
 
 /// Runs the mode as often as requested, alternating the subjects; reports the name of each run before it.
@@ -42,6 +45,7 @@ pub(super) fn run(bench: &Bench, mode: &Mode, mut say: impl FnMut(&str)) -> Resu
                 Mode::Stopped(stopped) => stopped.run(bench, subject, !is_control)?,
                 Mode::Storm(storm) => storm.run(bench, subject)?,
                 Mode::Lists(lists) => lists.run(bench, subject)?,
+                Mode::Views(views) => views.run(bench, subject, !is_control)?,
             };
             report.add(name, measured);
         }
@@ -61,8 +65,13 @@ impl Mode {
             Subject::Floor { .. } => matches!(self, Self::FanOut(_)),
         };
         let mut runs: Vec<_> = subjects.iter().filter(has).map(|subject| (subject.name(), subject, false)).collect();
-        if let (Self::Stopped(_), Some((_, subject, _))) = (self, runs.first().copied()) {
-            runs = vec![("one stopped", subject, false), ("nobody stopped", subject, true)];
+        let names = match self {
+            Self::Stopped(_) => Some(["one stopped", "nobody stopped"]),
+            Self::Views(_) => Some(["a view", "whole objects"]),
+            Self::FanOut(_) | Self::Idle(_) | Self::Storm(_) | Self::Lists(_) => None,
+        };
+        if let (Some([name, control]), Some((_, subject, _))) = (names, runs.first().copied()) {
+            runs = vec![(name, subject, false), (control, subject, true)];
         }
         runs
     }

@@ -36,6 +36,8 @@ pub(super) struct Pattern {
     pub(super) is_random: bool,
     /// Number of objects with a watcher of their own; none if everybody watches everything.
     pub(super) watched: Option<u64>,
+    /// After those that create each object once, one event in so many is a new object; none if there are no new ones.
+    pub(super) new_every: Option<u64>,
 }
 
 /// Running publisher.
@@ -53,16 +55,25 @@ const BATCH: u64 = 32;
 impl Pattern {
     /// Returns a pattern of this many objects in turn; everybody watches all of them.
     pub(super) fn in_turn(objects: u64) -> Self {
-        Self { objects, first: 0, is_random: false, watched: None }
+        Self { objects, first: 0, is_random: false, watched: None, new_every: None }
     }
 
     pub(super) fn object(&self, event: u64) -> u64 {
+        if let Some(every) = self.new_every.filter(|every| event >= self.objects && (event + 1).is_multiple_of(*every))
+        {
+            return self.objects + event / every;
+        }
         if self.is_random && event >= self.first { mix(event) % self.objects } else { event % self.objects }
     }
 
     /// Returns the watcher that an object has to itself.
     fn watcher(&self, object: u64) -> u32 {
         self.watched.map_or(EVERYBODY, |_| object as u32)
+    }
+
+    /// Returns how many of these events are new objects, after those that create each object once.
+    pub(super) fn new_objects(&self, events: Range<u64>) -> u64 {
+        self.new_every.map_or(0, |every| events.end / every - events.start / every)
     }
 
     /// Returns the number of these events for each watcher.
@@ -201,7 +212,7 @@ mod tests {
         }
     }
 
-    const EVERYTHING: Pattern = Pattern { objects: 3, first: 3, is_random: false, watched: None };
+    const EVERYTHING: Pattern = Pattern { objects: 3, first: 3, is_random: false, watched: None, new_every: None };
 
     #[test]
     fn every_event_is_written_once_and_in_order_at_any_rate() {
@@ -223,12 +234,21 @@ mod tests {
     #[test]
     fn the_shares_of_the_watchers_are_those_of_the_events() {
         assert_eq!(EVERYTHING.shares(5..15, 4), [10; 4]);
-        let pattern = Pattern { objects: 10, first: 10, is_random: true, watched: Some(4) };
+        let pattern = Pattern { first: 10, is_random: true, watched: Some(4), ..Pattern::in_turn(10) };
         assert_eq!(pattern.shares(0..10, 4), [1; 4], "first each of them");
         let shares = pattern.shares(10..100_010, 10);
         assert_eq!(shares.iter().sum::<u64>(), 100_000);
         assert!(shares.iter().all(|share| (9_000..11_000).contains(share)), "{shares:?}");
         assert_eq!(pattern.shares(10..1010, 4), pattern.shares(10..1010, 10)[..4]);
+    }
+
+    #[test]
+    fn new_objects_come_among_the_others() {
+        let pattern = Pattern { new_every: Some(4), ..Pattern::in_turn(6) };
+        let objects: Vec<u64> = (0..16).map(|event| pattern.object(event)).collect();
+        assert_eq!(objects, [0, 1, 2, 3, 4, 5, 0, 7, 2, 3, 4, 8, 0, 1, 2, 9]);
+        assert_eq!(pattern.new_objects(6..16), 3);
+        assert_eq!(Pattern::in_turn(6).new_objects(6..16), 0);
     }
 
     #[test]

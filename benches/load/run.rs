@@ -45,6 +45,8 @@ pub(super) struct Bench {
 pub(super) struct Run<'a> {
     pub(super) bench: &'a Bench,
     pub(super) client: Client,
+    /// View that further watches request, with a bookmark every second, which counts what it suppresses.
+    pub(super) view: Option<pb::View>,
     epoch: Instant,
     /// Feed; none while a publisher uses it.
     feed: Option<Feed>,
@@ -87,7 +89,7 @@ impl<'a> Run<'a> {
         let epoch = Instant::now();
         let client = Client::connect(running.address, setup.connections, bench.client, epoch)?;
         let feed = Feed::new(writer, subject.form(), bench.size, pattern, epoch);
-        Ok(Self { bench, client, epoch, feed: Some(feed), running })
+        Ok(Self { bench, client, view: None, epoch, feed: Some(feed), running })
     }
 
     /// Opens a watch of everything, or of one value of the index; with or without the current objects.
@@ -115,6 +117,8 @@ impl<'a> Run<'a> {
             format: pb::PayloadFormat::Raw.into(),
             index: value.map(|value| pb::IndexMatch { name: INDEX.to_owned(), values: vec![node(value)] }),
             queue: Some(pb::QueueOptions { policy: self.bench.policy.into(), length: self.bench.queue }),
+            bookmark_interval: self.view.as_ref().map(|_| prost_types::Duration { seconds: 1, nanos: 0 }),
+            view: self.view.clone(),
             ..Default::default()
         };
         request.encode_to_vec()

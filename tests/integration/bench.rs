@@ -25,7 +25,7 @@ fn measured(arguments: &str) -> Value {
     assert!(exit_code == 0 && notes.is_empty(), "{arguments}: {notes}");
     let mut document: Value = serde_json::from_str(&out).unwrap();
     let subject = document["bench"][0]["subject"].as_str().unwrap();
-    assert!(["informerd", "one stopped"].contains(&subject), "{subject}");
+    assert!(["informerd", "one stopped", "a view"].contains(&subject), "{subject}");
     document["bench"][0]["measured"].take()
 }
 
@@ -107,6 +107,14 @@ fn a_storm_of_snapshots_and_lists_sends_every_object_to_every_client() {
             assert!(measured[metric]["median"].as_f64().unwrap() > 0.0, "{mode}: {metric} of {measured}");
         }
     }
+}
+
+/// Checks that heartbeats are suppressed; the run itself checks that each is sent or counted.
+#[test]
+fn a_small_view_suppresses_what_does_not_concern_it() {
+    let measured = measured("views --local --watchers 5 --objects 500 --events 1000 --reps 1");
+    assert_eq!((count(&measured, "received"), count(&measured, "suppressed")), (10, 990));
+    assert!(measured["sent_mib"]["median"].as_f64().unwrap() > 0.0, "{measured}");
 }
 
 struct Server(Child);
