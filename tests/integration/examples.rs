@@ -9,11 +9,14 @@ use tokio::{
     time::timeout,
 };
 
-use crate::sandbox::DEADLINE;
+use crate::{client_commands::Server, sandbox::DEADLINE};
 
 #[path = "../../examples/embedded.rs"]
 #[expect(dead_code, reason = "its main is that of a program")]
 mod embedded;
+#[path = "../../examples/node-metadata/main.rs"]
+#[expect(dead_code, reason = "its main is that of a program")]
+mod node_metadata;
 #[path = "../../examples/typed_informer.rs"]
 #[expect(dead_code, reason = "its main is that of a program")]
 mod typed_informer;
@@ -93,6 +96,70 @@ async fn the_typed_example_prints_the_apps_of_a_server_and_each_change() {
     let run = typed_informer::run([&address, "pods", "app in (web)"], print, end);
     let (ran, ()) = timeout(DEADLINE, async { tokio::join!(run, changes) }).await.unwrap();
     ran.unwrap();
+}
+
+/// With its configuration, over a directory in place of Kubernetes.
+#[tokio::test]
+async fn the_example_of_node_metadata_prints_small_records_when_they_change() {
+    let directory = tempfile::tempdir().unwrap();
+    let pods = directory.path().join("pods");
+    fs::create_dir(&pods).unwrap();
+    let write = |name: &str, node: &str, ip: &str, app: &str, heartbeat: u32| {
+        let owner = json!([{ "kind": "ReplicaSet", "name": "web" }]);
+        let metadata = json!({ "namespace": "shop", "name": name, "labels": { "app": app }, "ownerReferences": owner });
+        let status = json!({ "podIPs": [{ "ip": ip }, { "ip": format!("fd00::{name}") }], "heartbeat": heartbeat });
+        let manifest = json!({ "kind": "Pod", "metadata": metadata, "spec": { "nodeName": node }, "status": status });
+        // Renamed, so that a reader never finds half of it.
+        fs::write(directory.path().join("draft"), manifest.to_string()).unwrap();
+        fs::rename(directory.path().join("draft"), pods.join(format!("{name}.json"))).unwrap();
+    };
+    write("a", "n1", "10.0.0.1", "web", 1);
+    write("b", "n1", "10.0.0.2", "web", 1);
+    write("other", "n2", "10.0.0.3", "web", 1);
+    let config = include_str!("../../examples/node-metadata/informerd.yaml");
+    let files = format!("{{ files: {{ path: {} }} }}", pods.display());
+    let of_files = config.replace("{ kube: { version: v1, plural: pods } }", &files);
+    assert_ne!(of_files, config);
+    let config = directory.path().join("informerd.yaml");
+    fs::write(&config, of_files).unwrap();
+    let server = Server::start_at("127.0.0.1:0", &["--config", config.to_str().unwrap()]);
+
+    let (mut example, print, _) = example();
+    let line = |ip: &str, name: &str, app: &str| {
+        format!("{ip} shop/{name} {{\"labels\":{{\"app\":\"{app}\"}},\"ownerReferences\":[{{\"name\":\"web\"}}]}}")
+    };
+    let of = |ip: &str, name: &str, app: &str| [line(ip, name, app), line(&format!("fd00::{name}"), name, app)];
+    let table = |pods: &[[String; 2]]| {
+        let mut lines = pods.concat();
+        lines.sort();
+        lines.join("\n")
+    };
+    let changes = async {
+        let (a, b) = (of("10.0.0.1", "a", "web"), of("10.0.0.2", "b", "web"));
+        example.expect(&table(std::slice::from_ref(&a))).await;
+        example.expect(&table(&[a.clone(), b.clone()])).await;
+        // A heartbeat, and a pod of another node, are not printed.
+        write("a", "n1", "10.0.0.1", "web", 2);
+        write("other", "n2", "10.0.0.4", "db", 2);
+        write("b", "n1", "10.0.0.2", "db", 2);
+        example.expect(&table(&[a.clone(), of("10.0.0.2", "b", "db")])).await;
+        write("a", "n1", "10.0.0.9", "web", 3);
+        example.expect(&table(&[of("10.0.0.9", "a", "web"), of("10.0.0.2", "b", "db")])).await;
+        write("a", "n2", "10.0.0.9", "web", 3);
+        example.expect(&table(&[of("10.0.0.2", "b", "db")])).await;
+        fs::remove_file(pods.join("b.json")).unwrap();
+        example.expect("").await;
+    };
+    let address = format!("http://{}", server.address);
+    let run = node_metadata::run(&address, "n1", print);
+    timeout(DEADLINE, async {
+        tokio::select! {
+            ran = run => panic!("it has ended: {ran:?}"),
+            () = changes => {}
+        }
+    })
+    .await
+    .unwrap();
 }
 
 #[tokio::test]
