@@ -24,8 +24,9 @@ pub(crate) async fn run(server: &str, node: &str, print: impl Fn(String)) -> Res
                 by_ip.insert(ip.to_owned(), (pod.clone(), record["metadata"].clone()));
             }
         }
-        let lines: Vec<String> = by_ip.iter().map(|(ip, (pod, metadata))| format!("{ip} {pod} {metadata}")).collect();
-        print(lines.join("\n"));
+        print(
+            by_ip.iter().map(|(ip, (pod, metadata))| format!("{ip} {pod} {metadata}\n")).collect::<Vec<_>>().concat(),
+        );
     }
     Ok(())
 }

@@ -126,13 +126,13 @@ async fn the_example_of_node_metadata_prints_small_records_when_they_change() {
 
     let (mut example, print, _) = example();
     let line = |ip: &str, name: &str, app: &str| {
-        format!("{ip} shop/{name} {{\"labels\":{{\"app\":\"{app}\"}},\"ownerReferences\":[{{\"name\":\"web\"}}]}}")
+        format!("{ip} shop/{name} {{\"labels\":{{\"app\":\"{app}\"}},\"ownerReferences\":[{{\"name\":\"web\"}}]}}\n")
     };
     let of = |ip: &str, name: &str, app: &str| [line(ip, name, app), line(&format!("fd00::{name}"), name, app)];
     let table = |pods: &[[String; 2]]| {
         let mut lines = pods.concat();
         lines.sort();
-        lines.join("\n")
+        lines.concat()
     };
     let changes = async {
         let (a, b) = (of("10.0.0.1", "a", "web"), of("10.0.0.2", "b", "web"));

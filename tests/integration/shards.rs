@@ -195,7 +195,7 @@ async fn divide_anew(key: &'static str, divisions: Vec<Division>) {
             }
             assert_eq!(listed, state, "at {version}");
         }
-        let mut watched = BTreeMap::new();
+        let mut followed = BTreeMap::new();
         for (stream, view) in &mut watches {
             loop {
                 let message = next(stream).await;
@@ -205,10 +205,10 @@ async fn divide_anew(key: &'static str, divisions: Vec<Division>) {
                 }
             }
             for (name, body) in std::mem::take(view) {
-                assert_eq!(watched.insert(name, body), None, "an object is in two shards");
+                assert_eq!(followed.insert(name, body), None, "an object is in two shards");
             }
         }
-        assert_eq!(watched, state, "at {version}");
+        assert_eq!(followed, state, "at {version}");
     }
 }
 
@@ -322,9 +322,9 @@ async fn a_server_that_would_ignore_the_shard_is_an_error() {
     let client = Client::connect(&format!("http://{address}").parse().unwrap()).await.unwrap();
     let query = query(part("uid", 0));
     let conditions = ["true".to_owned()];
-    let watched = client.watch(&query, &WatchOptions::default()).next().await.unwrap().map(drop);
+    let followed = client.watch(&query, &WatchOptions::default()).next().await.unwrap().map(drop);
     for answer in [
-        watched,
+        followed,
         client.list(&query).await.map(drop),
         client.by_index(&query, "node", "a").await.map(drop),
         client.by_index_like(&query, "node", "a", "b").await.map(drop),

@@ -50,10 +50,10 @@ fn example(mode: &str) -> String {
 }
 
 /// Returns the objects of the chart for the example of a mode, as `helm template` prints them.
-fn rendered(mode: &str, namespace: &str, more: &[&str]) -> Manifest {
+fn rendered(mode: &str, namespace: &str, flags: &[&str]) -> Manifest {
     let example = example(mode);
     let words = ["template", "informerd", CHART, "--namespace", namespace, "--values", &example];
-    Manifest::parse(&helm(&[&words, more].concat()))
+    Manifest::parse(&helm(&[&words, flags].concat()))
 }
 
 /// Returns the objects of the chart for these values, in the mode `standalone`.
@@ -88,7 +88,7 @@ fn monitored(mode: &str, namespace: &str) -> Manifest {
 }
 
 /// Returns the objects by kind and name, without what each tool has of its own: its labels, and how a change of the configuration
-/// replaces the pods, which is a hash in the name of the ConfigMap or in an annotation.
+/// replaces the pods, which is a hash in the name of the `ConfigMap` or in an annotation.
 fn compared(manifest: Manifest, is_helm: bool) -> BTreeMap<String, Value> {
     let mut by_name = BTreeMap::new();
     let plain = |name: &Value| {
@@ -137,7 +137,7 @@ fn the_chart_and_the_overlays_render_the_same_objects() {
             [(rendered(mode, namespace, &[]), kustomized(&overlay)), (with_monitoring, monitored(mode, namespace))]
         {
             let (chart, overlay) = (compared(chart, true), compared(overlay, false));
-            assert_eq!(Vec::from_iter(chart.keys()), Vec::from_iter(overlay.keys()), "{mode}");
+            assert!(chart.keys().eq(overlay.keys()), "{mode}: {:?}, {:?}", chart.keys(), overlay.keys());
             for (name, object) in &chart {
                 assert_eq!(*object, overlay[name], "{mode}: {name}: the chart, and then the overlay");
             }

@@ -29,7 +29,7 @@ impl Manifest {
         object
     }
 
-    /// Returns the pod template of the Deployment or DaemonSet.
+    /// Returns the pod template of the `Deployment` or `DaemonSet`.
     pub(crate) fn pod(&self) -> &Value {
         let is_daemon = self.objects.iter().any(|object| object["kind"] == "DaemonSet");
         &self.object(if is_daemon { "DaemonSet" } else { "Deployment" })["spec"]["template"]

@@ -188,8 +188,8 @@ impl<F: Frame> Log<F> {
         }
     }
 
-    /// Returns an offset that only the next event of a slot and those after it follow, and the number of changes suppressed before it; `None` if the slot is at the
-    /// head, or the log no longer has its position.
+    /// Returns an offset that only the next event of a slot and those after it follow, and the number of changes suppressed before
+    /// it; `None` if the slot is at the head, or the log no longer has its position.
     fn unread(&self, index: usize) -> Option<(u64, u32)> {
         let position = self.slots[index].position;
         let run = self.runs.get(self.runs.partition_point(|run| run.end() <= position))?;

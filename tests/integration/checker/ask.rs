@@ -184,7 +184,6 @@ impl Ask {
                     min_resource_version,
                     index: watch.index,
                     shard: watch.shard,
-                    ..Default::default()
                 };
                 ("List", request.encode_to_vec())
             }

@@ -92,8 +92,8 @@ impl View {
     pub(crate) fn body(self, held: &Held) -> String {
         let Pod { key: (namespace, name), uid, app, node, .. } = &held.pod;
         let quoted =
-            |key: &str, value: &Option<&str>| value.map(|value| format!(r#""{key}":"{value}""#)).unwrap_or_default();
-        let (labels, node) = (quoted("app", app), quoted("nodeName", node));
+            |key: &str, value: Option<&str>| value.map(|value| format!(r#""{key}":"{value}""#)).unwrap_or_default();
+        let (labels, node) = (quoted("app", *app), quoted("nodeName", *node));
         let named = format!(r#""namespace":"{namespace}","name":"{name}","uid":"u{uid}""#);
         let metadata = format!(r#""apiVersion":"v1","kind":"Pod","metadata":{{{named},"labels":{{{labels}}}}}"#);
         match self {

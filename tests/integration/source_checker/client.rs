@@ -34,6 +34,7 @@ pub(crate) struct Held {
 
 /// State of one client after everything that it received.
 #[derive(Debug, Default)]
+#[allow(clippy::struct_excessive_bools, reason = "independent facts, not a state machine")]
 pub(crate) struct View {
     pub(crate) objects: BTreeMap<Key, Held>,
     /// True if the initial events are complete.
