@@ -23,40 +23,52 @@ mod connector;
 mod descriptors;
 mod error;
 mod listener;
+mod reload;
+mod resources;
 mod snapshot_writer;
 mod sources;
 mod writer;
 
-use std::{collections::BTreeMap, fmt, net::SocketAddr, num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::SocketAddr,
+    num::NonZeroUsize,
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 
 use futures_util::future::join_all;
-use tokio::{net::TcpListener, task::JoinSet};
+use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 use tonic_health::{ServingStatus, server::HealthReporter};
 
 use self::{
     builder::Wrap,
-    connector::{Connector, OwnSource},
+    connector::Connector,
     error::named,
     listener::{GrpcListener, bind_tcp},
+    reload::{ConfigSource, Loaded},
+    resources::{Exchanged, Resources},
     snapshot_writer::SnapshotWriter,
-    writer::WriterThread,
 };
 pub use self::{
     builder::{AppBuilder, ServeOptions},
     error::AppError,
+    reload::Reloader,
 };
 pub use crate::grpc::{CallRequest, CallService, RequestBody, ResponseBody};
 use crate::{
     admin::Admin,
     audit::AuditLog,
-    config::{AuthenticationConfig, Config, ListenAddr, QuotasConfig, TlsConfig},
+    config::{AuthenticationConfig, Config, ConfigErrors, KeyValue, ListenAddr, QuotasConfig, ServeFlags, TlsConfig},
     grpc::{
         AccessConfig, GeneratedServices, Lifecycle, ListRate, QuotaConfig, Routes, RpcMetrics, ServedResource, Service,
         ServiceConfig,
     },
     proto::pb,
     source::kube::KubeClients,
-    telemetry::{self, ObservedResource},
+    telemetry,
     transport::{Listener, Quota, Server, ServerConfig, Tls, TlsError, TlsFiles},
     watch::BulkThreads,
 };
@@ -68,7 +80,8 @@ pub struct App {
     lifecycle: Lifecycle,
     /// Tasks that end with their name.
     tasks: JoinSet<String>,
-    writers: Vec<WriterThread>,
+    resources: Resources,
+    source: Option<ConfigSource>,
     snapshot_writer: Option<SnapshotWriter>,
     grpc: GrpcListener,
     admin: Option<(TcpListener, Admin)>,
@@ -92,6 +105,18 @@ impl App {
         AppBuilder::new(config)
     }
 
+    /// Returns a builder with the configuration of these flags, which the server reads again when [requested](Reloader::reload) and
+    /// when its file has changed. It then exchanges the resources that differ; the others and their watches stay as they are, and
+    /// so do those that the program serves itself.
+    ///
+    /// # Errors
+    ///
+    /// All problems of flags and file.
+    pub fn builder_of(flags: ServeFlags) -> Result<AppBuilder, ConfigErrors> {
+        let (config, values) = Config::load_with_values(&flags)?;
+        Ok(AppBuilder::new(config).reloading(ConfigSource::new(flags, values)))
+    }
+
     /// Starts a server with nothing but the configuration: checks the sources, listens, and begins to sync.
     ///
     /// # Errors
@@ -103,7 +128,8 @@ impl App {
 
     /// Connects everything. `own` has a source for the name of each resource whose source is
     /// [`SourceConfig::Own`](crate::config::SourceConfig::Own).
-    async fn connect(config: Config, own: BTreeMap<String, OwnSource>, layers: Vec<Wrap>) -> Result<Self, AppError> {
+    async fn connect(builder: AppBuilder) -> Result<Self, AppError> {
+        let AppBuilder { config, own, layers, source, .. } = builder;
         check(&config)?;
         authentication::warn(&config);
         authorization::warn(&config);
@@ -122,22 +148,15 @@ impl App {
         let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let threads = BulkThreads::start((processors / 2).max(1)).map_err(|error| AppError::BulkThreads { error })?;
         let mut tasks = JoinSet::new();
-        let mut connector = Connector {
-            config: &config,
-            tasks: &mut tasks,
+        let snapshot_writer = SnapshotWriter::open(&config);
+        let connector = Connector {
+            config: config.clone(),
             threads: Arc::new(threads),
-            snapshot_writer: SnapshotWriter::open(&config),
+            snapshot_writer: snapshot_writer.clone(),
             kube_clients,
             own,
         };
-        let (mut observed, mut writers): (Vec<ObservedResource>, Vec<WriterThread>) = (Vec::new(), Vec::new());
-        for (name, resource) in &config.resources {
-            let started = WriterThread::start();
-            let writer = started.map_err(|error| AppError::Thread { resource: name.clone(), error })?;
-            observed.push(connector.resource(&writer, resource));
-            writers.push(writer);
-        }
-        let snapshot_writer = connector.snapshot_writer;
+        let resources = Resources::start(connector, &config.resources)?;
         if let Some(authentication) = &authentication {
             tasks.spawn(named("authentication", Arc::clone(authentication).reload()));
         }
@@ -152,7 +171,7 @@ impl App {
         let audit = audit.transpose()?;
         let lifecycle = Lifecycle::default();
         let service = Service::new(
-            observed.iter().map(|observed| observed.resource.clone()),
+            resources.observed().load().iter().map(|observed| observed.resource.clone()),
             ServiceConfig {
                 allowed_policies: config.watch.allowed_policies.clone(),
                 max_queue_length: config.watch.max_queue_length,
@@ -178,8 +197,11 @@ impl App {
             lifecycle.clone(),
             Arc::new(RpcMetrics::default()),
         );
-        let mut registry = telemetry::registry(observed);
+        let mut registry = telemetry::registry(resources.observed());
         service.register(&mut registry);
+        if let Some(source) = &source {
+            source.register(&mut registry);
+        }
         let admin = admin_listener.map(|listener| {
             (listener, Admin::new(service.clone(), registry, config.limits.request_timeout, config.admin.open_metrics))
         });
@@ -188,7 +210,8 @@ impl App {
             service,
             lifecycle,
             tasks,
-            writers,
+            resources,
+            source,
             snapshot_writer,
             grpc,
             admin,
@@ -208,6 +231,12 @@ impl App {
         }
     }
 
+    /// Returns the handle to request a reload of the configuration; none if the server was [built](App::builder) with one that does
+    /// not change.
+    pub fn reloader(&self) -> Option<Reloader> {
+        self.source.as_ref().map(|source| source.reloader().clone())
+    }
+
     /// Returns the address of the admin port.
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin.as_ref().and_then(|(listener, _)| listener.local_addr().ok())
@@ -223,13 +252,13 @@ impl App {
         if let Some(address) = self.admin_address() {
             tracing::info!(%address, "admin listening");
         }
-        // The tasks are dropped before the threads that some of them run on.
         let Self {
-            config,
+            mut config,
             service,
             lifecycle,
-            writers: _writers,
             mut tasks,
+            mut resources,
+            mut source,
             snapshot_writer,
             grpc,
             admin,
@@ -276,17 +305,29 @@ impl App {
             keeping.spawn(snapshot_writer.run(lifecycle.draining.clone()));
         }
         tasks.spawn(named("grpc service", service.clone().run()));
-        tasks.spawn(named("health", report_health(service.clone(), reporter.clone())));
+        tasks.spawn(named("health", report_health(service.clone(), reporter.clone(), resources.changes())));
         if let Some((listener, admin)) = admin {
             // The admin server runs until the very end, for probes and the last metrics.
             tasks.spawn(named("admin server", admin.serve(listener)));
         }
 
-        tokio::select! {
-            () = shutdown => {}
-            // Cancel-safe: `join_next` loses nothing when another arm wins.
-            Some(ended) = tasks.join_next() => return Err(AppError::ended(ended)),
-            Some(ended) = server.join_next() => return Err(AppError::ended(ended)),
+        tokio::pin!(shutdown);
+        loop {
+            let loaded = tokio::select! {
+                () = &mut shutdown => break,
+                // Cancel-safe: `join_next` and `failed` lose nothing when another arm wins.
+                Some(ended) = tasks.join_next() => return Err(AppError::ended(ended)),
+                Some(ended) = server.join_next() => return Err(AppError::ended(ended)),
+                error = resources.failed() => return Err(error),
+                loaded = next_config(&mut source, &config) => loaded,
+            };
+            let outcome = match loaded {
+                Ok(loaded) => reload(loaded, &mut config, &mut resources, &service).await,
+                Err(problem) => Err(problem),
+            };
+            if let Some(source) = &mut source {
+                service.set_config_error(source.record(outcome));
+            }
         }
         tracing::info!("shutting down");
         lifecycle.unready.cancel();
@@ -301,7 +342,8 @@ impl App {
         tokio::join!(server.join_next(), reserved);
         // Aborts all tasks at once: one that saw others end would report a failure of its upstream. The bound is for the wait
         // only.
-        drop(tokio::time::timeout(ABORT_TIMEOUT, tasks.shutdown()).await);
+        let aborted = async { tokio::join!(tasks.shutdown(), resources.shutdown()) };
+        drop(tokio::time::timeout(ABORT_TIMEOUT, aborted).await);
         if let Some(audit) = audit {
             drop(tokio::task::spawn_blocking(move || audit.flush(ABORT_TIMEOUT)).await);
         }
@@ -318,7 +360,7 @@ impl AppBuilder {
     /// If a source cannot be read or is missing, an address cannot be listened on, or a resource cannot have its name.
     pub async fn start(mut self) -> Result<App, AppError> {
         self.check()?;
-        App::connect(self.config, self.own, self.layers).await
+        App::connect(self).await
     }
 }
 
@@ -362,26 +404,66 @@ fn reflection() -> tonic_reflection::server::Builder<'static> {
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
 }
 
+/// Waits for another configuration; for ever if there is no source of any.
+async fn next_config(source: &mut Option<ConfigSource>, current: &Config) -> Result<Loaded, String> {
+    match source {
+        Some(source) => source.next(current).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Exchanges what differs in a configuration that was read again. Returns the values of its keys.
+///
+/// # Errors
+///
+/// If it cannot be served, as one line; then nothing is exchanged.
+async fn reload(
+    (config, values): Loaded,
+    current: &mut Config,
+    resources: &mut Resources,
+    service: &Service,
+) -> Result<BTreeMap<String, KeyValue>, String> {
+    authorization::load(&config, &KubeClients::default()).map_err(|error| error.to_string())?;
+    let exchanged = resources.exchange(&config, service).await.map_err(|error| error.to_string())?;
+    *current = config;
+    let Exchanged { added, replaced, removed } = exchanged;
+    tracing::info!(?added, ?replaced, ?removed, "configuration reloaded");
+    Ok(values)
+}
+
 /// Reports a resource as serving once it has had a state, and the server once all resources that are not optional have.
-async fn report_health(service: Service, reporter: HealthReporter) {
-    let watched = service.resources().map(async |resource| {
-        resource.informer.wait_for(0, |_| true).await;
-        if !service.is_shutting_down() {
-            reporter.set_service_status(health_name(resource), ServingStatus::Serving).await;
+async fn report_health(service: Service, mut reporter: HealthReporter, mut changes: watch::Receiver<()>) {
+    let mut known: BTreeSet<String> = BTreeSet::new();
+    loop {
+        let present: BTreeSet<String> = service.resources().map(|resource| health_name(&resource)).collect();
+        for gone in known.difference(&present) {
+            reporter.clear_service_status(gone).await;
         }
-        if service.is_ready() {
-            reporter.set_service_status("", ServingStatus::Serving).await;
+        known = present;
+        let watched = service.resources().map(async |resource| {
+            if resource.informer.snapshot().is_none() {
+                reporter.set_service_status(health_name(&resource), ServingStatus::NotServing).await;
+            }
+            resource.informer.wait_for(0, |_| true).await;
+            if !service.is_shutting_down() {
+                reporter.set_service_status(health_name(&resource), ServingStatus::Serving).await;
+            }
+            if service.is_ready() {
+                reporter.set_service_status("", ServingStatus::Serving).await;
+            }
+        });
+        tokio::select! {
+            () = async { join_all(watched).await; std::future::pending::<()>().await } => {}
+            next = changes.changed() => if next.is_err() { return std::future::pending().await },
         }
-    });
-    join_all(watched).await;
-    std::future::pending::<()>().await;
+    }
 }
 
 /// Sets the same status for the server and for every resource.
 async fn set_health(reporter: &HealthReporter, service: &Service, status: ServingStatus) {
     reporter.set_service_status("", status).await;
     for resource in service.resources() {
-        reporter.set_service_status(health_name(resource), status).await;
+        reporter.set_service_status(health_name(&resource), status).await;
     }
 }
 

@@ -6,7 +6,7 @@
 //!   file ──▶ YAML ──▶ map, unknown keys ────────┘
 //! ```
 //!
-//! `app` reads it once, at the start; nothing changes it afterwards.
+//! `app` reads it at the start, and again for a reload, which changes `resources` and rules alone.
 //!
 //! - Precedence: flag, then environment (`INFORMERD_…`), then file, then default.
 //! - [`Config::load`] checks all values, alone and against each other. [`Config::default`] is for programs that serve resources of
@@ -39,7 +39,7 @@ mod value;
 mod variables;
 mod views;
 
-use std::{cell::RefCell, path::Path};
+use std::{collections::BTreeMap, path::Path};
 
 use serde_json::Map;
 
@@ -56,7 +56,7 @@ pub use self::{
     },
     rows::{Key, KeyFlag},
     schema::json_schema,
-    section::KeyFlags,
+    section::{KeyFlags, KeyOrigin, KeyValue},
     table::{
         AdminConfig, AuditConfig, DrainConfig, FilesResource, GeneralConfig, KubeResource, LimitsConfig, QuotasConfig,
         ResourceOptions, StreamResource, SubjectAccessReviewConfig, TlsConfig, TokenReviewConfig, WatchConfig,
@@ -73,16 +73,25 @@ impl Config {
     ///
     /// All problems of flags and file. Of a file that is not YAML, only the first.
     pub fn load(flags: &ServeFlags) -> Result<Self, ConfigErrors> {
+        Self::load_with_values(flags).map(|(config, _)| config)
+    }
+
+    /// Does the same, and returns the values of all keys, too, by the paths of the keys.
+    ///
+    /// # Errors
+    ///
+    /// The same.
+    pub fn load_with_values(flags: &ServeFlags) -> Result<(Self, BTreeMap<String, KeyValue>), ConfigErrors> {
         let mut errors = ConfigErrors::default();
         let file = match &flags.config {
             None => Some(Map::new()),
             Some(path) => file::read(path, &mut errors),
         };
         let directory = flags.config.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
-        let input = Input { directory, flags: &flags.keys, errors: RefCell::new(errors) };
+        let input = Input::new(directory, &flags.keys, errors);
         let config = resolve::resolve(&input.file(file.as_ref()), file.is_some(), flags);
         let errors = input.errors.into_inner();
-        if errors.is_empty() { Ok(config) } else { Err(errors) }
+        if errors.is_empty() { Ok((config, input.values.into_inner())) } else { Err(errors) }
     }
 }
 

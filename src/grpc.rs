@@ -42,6 +42,7 @@ mod quotas;
 mod recheck;
 mod request;
 mod resource;
+mod resource_end;
 mod routes;
 mod service;
 mod status;
@@ -57,7 +58,8 @@ pub use metrics::RpcMetrics;
 #[cfg(any(test, fuzzing))]
 pub(crate) use page::fuzzing;
 pub use quotas::{ListRate, QuotaConfig};
-pub use resource::ServedResource;
+pub use resource::{ResourceCalls, ServedResource};
+pub use resource_end::ResourceEnd;
 pub use routes::{CallService, GeneratedServices, Routes};
 pub use service::{AccessConfig, Lifecycle, Service, ServiceConfig};
 pub use views::ResourceViews;

@@ -13,6 +13,7 @@ use std::{
     time::UNIX_EPOCH,
 };
 
+use arc_swap::ArcSwap;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
@@ -55,7 +56,7 @@ pub struct ObservedResource {
 
 #[derive(Debug)]
 struct ResourceCollector {
-    resources: Vec<ObservedResource>,
+    resources: Arc<ArcSwap<Vec<ObservedResource>>>,
 }
 
 /// Values of one resource at one moment.
@@ -83,8 +84,8 @@ pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), LogFilterError> 
     Ok(())
 }
 
-/// Returns a registry with all metrics of the resources.
-pub fn registry(resources: Vec<ObservedResource>) -> Registry {
+/// Returns a registry with all metrics of the resources, which may change.
+pub fn registry(resources: Arc<ArcSwap<Vec<ObservedResource>>>) -> Registry {
     let mut registry = Registry::default();
     let build_info = prometheus_client::metrics::info::Info::new([("version", env!("CARGO_PKG_VERSION"))]);
     registry.register("informerd_build", "Build information of the server", build_info);
@@ -96,7 +97,8 @@ pub fn registry(resources: Vec<ObservedResource>) -> Registry {
 
 impl Collector for ResourceCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let readings: Vec<Reading<'_>> = self.resources.iter().map(Reading::of).collect();
+        let resources = self.resources.load();
+        let readings: Vec<Reading<'_>> = resources.iter().map(Reading::of).collect();
         let mut family = Family { encoder: &mut encoder, readings: &readings };
         family.reflector()?;
         family.cache()?;

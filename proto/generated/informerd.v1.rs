@@ -575,6 +575,10 @@ pub struct ServerInfo {
     /// "shards", "sources", "views".
     #[prost(string, repeated, tag = "3")]
     pub capabilities: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The reason why the newest configuration was rejected and the last good one is in use; empty when there is none, and
+    /// for callers without the rights of AdminService. Since: operations.
+    #[prost(string, tag = "4")]
+    pub config_error: ::prost::alloc::string::String,
 }
 /// One resource. For a caller limited to some namespaces, counts, problems and namespaces cover only these, and
 /// `watchers` is 0.
@@ -1220,7 +1224,7 @@ pub mod informer_service_client {
         /// * RESOURCE_EXHAUSTED without a reason: resume later; the client read nothing (see below).
         /// * OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED, HISTORY_CHANGED, ACCESS_CHANGED: list again.
         /// * UNAUTHENTICATED: renew the credentials once and resume, or give up.
-        /// * NOT_FOUND / RESOURCE_NOT_FOUND: give up, or resume later if it was served before: servers may differ in a rollout.
+        /// * NOT_FOUND / RESOURCE_NOT_FOUND, RESOURCE_REMOVED: give up, or resume later if it was served before: servers may differ in a rollout.
         /// * Any other: give up.
         ///
         /// RESOURCE_EXHAUSTED without a reason: the server has reset a stream of which the client read nothing for its
@@ -1449,7 +1453,7 @@ pub mod informer_service_server {
         /// * RESOURCE_EXHAUSTED without a reason: resume later; the client read nothing (see below).
         /// * OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED, HISTORY_CHANGED, ACCESS_CHANGED: list again.
         /// * UNAUTHENTICATED: renew the credentials once and resume, or give up.
-        /// * NOT_FOUND / RESOURCE_NOT_FOUND: give up, or resume later if it was served before: servers may differ in a rollout.
+        /// * NOT_FOUND / RESOURCE_NOT_FOUND, RESOURCE_REMOVED: give up, or resume later if it was served before: servers may differ in a rollout.
         /// * Any other: give up.
         ///
         /// RESOURCE_EXHAUSTED without a reason: the server has reset a stream of which the client read nothing for its

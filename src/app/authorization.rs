@@ -15,6 +15,15 @@ use crate::{
 /// Time for which a decision of an upstream is used: that of the decisions of Kubernetes by default.
 const FORWARDED_TTL: Duration = Duration::from_secs(10);
 
+/// Lets an authority decide about the resources of another configuration, and by its rules.
+pub(super) fn update(authorizer: &Authorizer, config: &Config) {
+    if let Some(AuthorityConfig::Rules(rules)) = &config.authorization.authority {
+        authorizer.set_rules(rules.clone());
+    }
+    authorizer.set_kinds(kinds(config));
+    authorizer.set_upstreams(upstreams(config), FORWARDED_TTL);
+}
+
 /// Returns the authority, which denies everything if the configuration has none; `None` without an authenticator.
 pub(super) fn load(config: &Config, clients: &KubeClients) -> Result<Option<Authorizer>, AppError> {
     if config.authentication.is_none() {
@@ -38,20 +47,27 @@ pub(super) fn load(config: &Config, clients: &KubeClients) -> Result<Option<Auth
             let SubjectAccessReviewConfig { ttl, group, kubeconfig, context } = review.clone();
             let cluster = KubeCluster { kubeconfig, context };
             KubeReviewer::check(&cluster).map_err(|problem| AppError::Authorization { problem })?;
-            let resources = config.resources.values();
-            let resources = resources.filter_map(|resource| Some((resource.name.clone(), kind(resource)?))).collect();
-            let namespaces = config.authorization.namespaces;
+            let (resources, namespaces) = (kinds(config), config.authorization.namespaces);
             let reviewer = KubeReviewer::new(&cluster, clients);
             Authorizer::of_reviews(Arc::new(reviewer), ReviewConfig { resources, group, ttl, namespaces })
         }
     };
-    let reviewer = |(resource, relay): (&ResourceConfig, &RelayResource)| {
-        let reviewer: Arc<dyn CallReviewer> = Arc::new(RelayReviewer::new(relay_config(resource, relay)));
-        (resource.name.clone(), reviewer)
+    Ok(Some(authorizer.forwarding(upstreams(config), FORWARDED_TTL)))
+}
+
+/// Returns the kinds that resources are reviewed as.
+fn kinds(config: &Config) -> BTreeMap<String, ReviewAttributes> {
+    config.resources.values().filter_map(|resource| Some((resource.name.clone(), kind(resource)?))).collect()
+}
+
+/// Returns the upstreams that decide about the callers of their resources.
+fn upstreams(config: &Config) -> BTreeMap<String, Arc<dyn CallReviewer>> {
+    let reviewer = |resource: &ResourceConfig| {
+        let reviewer: Arc<dyn CallReviewer> =
+            Arc::new(RelayReviewer::new(relay_config(resource, forwarded(resource)?)));
+        Some((resource.name.clone(), reviewer))
     };
-    let upstreams: BTreeMap<_, _> =
-        config.resources.values().filter_map(|resource| Some((resource, forwarded(resource)?))).map(reviewer).collect();
-    Ok(Some(if upstreams.is_empty() { authorizer } else { authorizer.forwarding(upstreams, FORWARDED_TTL) }))
+    config.resources.values().filter_map(reviewer).collect()
 }
 
 /// Logs what an operator may not have meant.

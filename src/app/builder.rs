@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 use http::Response;
 use tower::{BoxError, Layer, Service};
 
-use super::{connector::OwnSource, error::AppError};
+use super::{connector::OwnSource, error::AppError, reload::ConfigSource};
 use crate::{
     cache::ListerWatcher,
     config::{Config, ResourceConfig, ResourceOptions, SourceConfig},
@@ -20,6 +20,8 @@ pub struct AppBuilder {
     pub(super) own: BTreeMap<String, OwnSource>,
     /// Layers, the outermost first.
     pub(super) layers: Vec<Wrap>,
+    /// Origin of the configuration, if it is reloaded.
+    pub(super) source: Option<ConfigSource>,
     /// First resource that cannot be served.
     error: Option<AppError>,
 }
@@ -42,7 +44,11 @@ pub(super) type Wrap = Box<dyn FnOnce(Routes) -> Routes + Send>;
 
 impl AppBuilder {
     pub(super) fn new(config: Config) -> Self {
-        Self { config, own: BTreeMap::new(), layers: Vec::new(), error: None }
+        Self { config, own: BTreeMap::new(), layers: Vec::new(), source: None, error: None }
+    }
+
+    pub(super) fn reloading(self, source: ConfigSource) -> Self {
+        Self { source: Some(source), ..self }
     }
 
     /// Adds a resource that this source feeds. A name that is not valid, or that another resource has, fails the start, and so does

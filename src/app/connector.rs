@@ -17,7 +17,7 @@ use crate::{
         SourceHealth,
     },
     config::{Config, ResourceConfig, SourceConfig},
-    grpc::{ResourceViews, ServedResource, WireFrame},
+    grpc::{ResourceCalls, ResourceViews, ServedResource, WireFrame},
     model::FieldCut,
     source::{
         etcd::EtcdSource,
@@ -31,9 +31,9 @@ use crate::{
 };
 
 /// Shared parts that resources are connected with.
-pub(super) struct Connector<'a> {
-    pub(super) config: &'a Config,
-    pub(super) tasks: &'a mut JoinSet<String>,
+pub(super) struct Connector {
+    /// Values outside of the resources.
+    pub(super) config: Config,
     pub(super) snapshot_writer: Option<SnapshotWriter>,
     /// Threads for the selections that writers have no time for.
     pub(super) threads: Arc<BulkThreads>,
@@ -43,16 +43,25 @@ pub(super) struct Connector<'a> {
     pub(super) own: BTreeMap<String, OwnSource>,
 }
 
+/// Resource whose tasks run.
+pub(super) struct Connected {
+    pub(super) observed: ObservedResource,
+    /// Reflector and informer, which end with their names.
+    pub(super) tasks: JoinSet<String>,
+    /// Ends the tasks in order: what is queued is applied, then the watches end.
+    pub(super) stop: CancellationToken,
+}
+
 /// Source that a program brings itself: the call that connects it.
 pub(super) struct OwnSource(Box<Connect>);
 
-type Connect = dyn FnOnce(&mut Connector<'_>, &WriterThread, &ResourceConfig) -> ObservedResource + Send;
+type Connect = dyn FnOnce(&mut Connector, &WriterThread, &ResourceConfig) -> Connected + Send;
 
 // === impl Connector ===
 
-impl Connector<'_> {
+impl Connector {
     /// Connects one resource: source, Reflector, queue, informer.
-    pub(super) fn resource(&mut self, writer: &WriterThread, resource: &ResourceConfig) -> ObservedResource {
+    pub(super) fn resource(&mut self, writer: &WriterThread, resource: &ResourceConfig) -> Connected {
         let stale_after = self.config.general.stale_after;
         match &resource.source {
             SourceConfig::Files(files) => {
@@ -100,8 +109,8 @@ impl Connector<'_> {
         kind: &'static str,
         source: S,
         health: SourceHealth,
-    ) -> ObservedResource {
-        let config = self.config;
+    ) -> Connected {
+        let config = &self.config;
         let name = resource.name.as_str();
         let reflector = ReflectorConfig {
             first_list: ListVersion::MostRecent,
@@ -122,7 +131,7 @@ impl Connector<'_> {
         let informer_tasks = InformerTasks::new(source, options);
         let (informer, reflector) = (informer_tasks.handle().clone(), informer_tasks.reflector());
         let (fifo, stats) = (Arc::clone(informer_tasks.fifo()), Arc::clone(reflector.stats()));
-        let kept = self.snapshot_writer.as_mut().zip(reflector.identity()).and_then(|(snapshot_writer, identity)| {
+        let kept = self.snapshot_writer.as_ref().zip(reflector.identity()).and_then(|(snapshot_writer, identity)| {
             snapshot_writer.add(resource, &identity, reflector.checkpoints(), &informer)
         });
         let begins_with = kept.clone();
@@ -131,9 +140,9 @@ impl Connector<'_> {
                 kept.begin(informer, reflector);
             }
         };
-        // The server ends its tasks by aborting them.
-        for (task, running) in informer_tasks.into_tasks(CancellationToken::new(), begin) {
-            writer.spawn(self.tasks, named(task, running));
+        let (mut tasks, stop) = (JoinSet::new(), CancellationToken::new());
+        for (task, running) in informer_tasks.into_tasks(stop.clone(), begin) {
+            writer.spawn(&mut tasks, named(task, running));
         }
 
         let served = ServedResource {
@@ -144,12 +153,13 @@ impl Connector<'_> {
             queue: resource.queue_options(&config.watch),
             views: ResourceViews::new(Arc::clone(&resource.views)),
             informer,
+            calls: ResourceCalls::default(),
         };
-        ObservedResource {
-            resource: served,
-            reflector: stats,
-            fifo,
-            snapshot_file: kept.map(|kept| Arc::clone(kept.file().stats())),
+        let snapshot_file = kept.map(|kept| Arc::clone(kept.file().stats()));
+        Connected {
+            observed: ObservedResource { resource: served, reflector: stats, fifo, snapshot_file },
+            tasks,
+            stop,
         }
     }
 }

@@ -28,13 +28,18 @@ use crate::{
     model::{Object, ResourceVersion},
 };
 
-/// Snapshot files of all resources.
-#[derive(Debug)]
+/// Snapshot files of all resources; clones share them.
+#[derive(Debug, Clone)]
 pub(super) struct SnapshotWriter {
+    shared: Arc<SnapshotWriterShared>,
+}
+
+#[derive(Debug)]
+struct SnapshotWriterShared {
     /// Directory of the files, or the reason why there is none.
     directory: Result<SnapshotDirectory, String>,
     interval: Duration,
-    writers: Vec<ResourceSnapshotWriter>,
+    writers: Mutex<Vec<ResourceSnapshotWriter>>,
 }
 
 /// Snapshot file of one resource; clones share it.
@@ -63,6 +68,8 @@ struct ResourceSnapshotShared {
     informer: InformerHandle<WireFrame>,
     /// Last state that was written.
     written: Mutex<Option<LastWrite>>,
+    /// Time of the next write, and number of the history at the last attempt.
+    due: Mutex<(Instant, u64)>,
 }
 
 /// Last write of a file.
@@ -97,18 +104,19 @@ impl SnapshotWriter {
             Err(error) => tracing::warn!(%error, "state_dir not usable, writing no snapshots"),
         }
         let directory = directory.map_err(|error| format!("state_dir: {error}"));
-        Some(Self { directory, interval: config.general.state_interval, writers: Vec::new() })
+        let interval = config.general.state_interval;
+        Some(Self { shared: Arc::new(SnapshotWriterShared { directory, interval, writers: Mutex::default() }) })
     }
 
     /// Adds a resource with the identity of its source. `None` if its state must not or cannot be written.
     pub(super) fn add(
-        &mut self,
+        &self,
         resource: &ResourceConfig,
         identity: &str,
         checkpoints: &CheckpointRequests,
         informer: &InformerHandle<WireFrame>,
     ) -> Option<ResourceSnapshotWriter> {
-        let directory = match &self.directory {
+        let directory = match &self.shared.directory {
             Ok(directory) => directory,
             Err(problem) => {
                 report(informer.health(), Some(problem.clone()));
@@ -127,23 +135,29 @@ impl SnapshotWriter {
             checkpoints: checkpoints.clone(),
             informer: informer.clone(),
             written: Mutex::default(),
+            due: Mutex::new((Instant::now(), 0)),
         };
         let writer = ResourceSnapshotWriter { shared: Arc::new(shared) };
-        self.writers.push(writer.clone());
+        self.shared.writers.lock().push(writer.clone());
         Some(writer)
+    }
+
+    /// Removes a resource: its file stays as it is.
+    pub(super) fn remove(&self, resource: &str) {
+        self.shared.writers.lock().retain(|writer| writer.shared.resource != resource);
     }
 
     /// Writes changed states at intervals, and a last time when the server drains; then it returns.
     pub(super) async fn run(self, draining: CancellationToken) {
-        let Self { directory: _locked, interval, writers: writer } = self;
-        // Time of the next write, and number of the history at the last attempt.
-        let mut due = vec![(Instant::now(), 0); writer.len()];
+        let interval = self.shared.interval;
+        let writers = || self.shared.writers.lock().clone();
         while !draining.is_cancelled() {
-            for (writer, (due, tried)) in writer.iter().zip(&mut due) {
+            for writer in writers() {
+                let (due, tried) = *writer.shared.due.lock();
                 let (_, history) = writer.changes();
                 // The file still has the old history: the next run would serve it, and find the rewrite again.
-                if (Instant::now() >= *due || history != *tried) && writer.write().await {
-                    (*due, *tried) = (Instant::now() + interval, history);
+                if (Instant::now() >= due || history != tried) && writer.write().await {
+                    *writer.shared.due.lock() = (Instant::now() + interval, history);
                 }
             }
             tokio::select! {
@@ -151,7 +165,7 @@ impl SnapshotWriter {
                 () = time::sleep(CHECK_INTERVAL.min(interval)) => {}
             }
         }
-        for writer in &writer {
+        for writer in writers() {
             writer.write().await;
         }
     }
@@ -188,7 +202,7 @@ impl ResourceSnapshotWriter {
 
     /// Writes the state if objects have changed. Returns true if it tried.
     async fn write(&self) -> bool {
-        let ResourceSnapshotShared { contents, resource, file, checkpoints, informer, written } = &*self.shared;
+        let ResourceSnapshotShared { contents, resource, file, checkpoints, informer, written, .. } = &*self.shared;
         // Read before the state is taken: changes counted meanwhile are written again, and not lost.
         let changes = self.changes();
         let Some(snapshot) = informer.snapshot() else { return false };

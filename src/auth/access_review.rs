@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use arc_swap::ArcSwap;
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::{
@@ -35,6 +36,8 @@ pub struct ReviewConfig {
 /// Decisions of a [`Reviewer`].
 pub(super) struct AccessReviews {
     config: ReviewConfig,
+    /// Kinds of the resources: those of the configuration, until they are replaced.
+    kinds: ArcSwap<BTreeMap<String, ReviewAttributes>>,
     reviewer: Arc<dyn Reviewer>,
     decisions: Arc<Decisions<ReviewAttributes, bool>>,
 }
@@ -47,7 +50,12 @@ const MAX_IN_FLIGHT_PER_CALL: usize = 8;
 impl AccessReviews {
     pub(super) fn new(reviewer: Arc<dyn Reviewer>, config: ReviewConfig) -> Self {
         let decisions = Decisions::new(config.ttl);
-        Self { config, reviewer, decisions }
+        let kinds = ArcSwap::from_pointee(config.resources.clone());
+        Self { config, kinds, reviewer, decisions }
+    }
+
+    pub(super) fn set_kinds(&self, kinds: BTreeMap<String, ReviewAttributes>) {
+        self.kinds.store(Arc::new(kinds));
     }
 
     pub(super) async fn authorize(
@@ -129,7 +137,7 @@ impl AccessReviews {
         verb: &str,
     ) -> Result<bool, AccessError> {
         let Attributes { resource, name, .. } = attributes;
-        let kind = self.config.resources.get(resource).cloned();
+        let kind = self.kinds.load().get(resource).cloned();
         let kind = kind.unwrap_or_else(|| ReviewAttributes {
             group: self.config.group.clone(),
             resource: resource.clone(),

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, path::Path, sync::Arc, time::Duration};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::watch;
 
 use super::{
@@ -11,7 +11,7 @@ use super::{
     forwarded_access::ForwardedAccess,
     identity::Identity,
     reloaded_file::{FileError, Parse, ReloadedFile},
-    reviewer::{CallReviewer, Reviewer},
+    reviewer::{CallReviewer, ReviewAttributes, Reviewer},
     rules::Rules,
 };
 
@@ -19,12 +19,12 @@ use super::{
 #[derive(Clone)]
 pub struct Authorizer {
     shared: Arc<Shared>,
-    /// Upstreams that decide about calls in place of the authority, if there are any.
-    forwarded: Option<Arc<ForwardedAccess>>,
 }
 
 struct Shared {
     authority: Authority,
+    /// Upstreams that decide about calls in place of the authority, if there are any.
+    forwarded: ArcSwapOption<ForwardedAccess>,
     changes: watch::Sender<()>,
 }
 
@@ -58,13 +58,32 @@ impl Authorizer {
     }
 
     fn of(authority: Authority) -> Self {
-        Self { shared: Arc::new(Shared { authority, changes: watch::Sender::new(()) }), forwarded: None }
+        let (forwarded, changes) = (ArcSwapOption::empty(), watch::Sender::new(()));
+        Self { shared: Arc::new(Shared { authority, forwarded, changes }) }
     }
 
     /// Leaves the decisions about reading some resources to their upstreams. Each decision is used for `ttl`.
     #[must_use]
     pub fn forwarding(self, upstreams: BTreeMap<String, Arc<dyn CallReviewer>>, ttl: Duration) -> Self {
-        Self { forwarded: Some(Arc::new(ForwardedAccess::new(upstreams, ttl))), ..self }
+        self.set_upstreams(upstreams, ttl);
+        self
+    }
+
+    /// Replaces the upstreams that decide about reading some resources, with what they have decided, and notifies the receivers of
+    /// changes.
+    pub fn set_upstreams(&self, upstreams: BTreeMap<String, Arc<dyn CallReviewer>>, ttl: Duration) {
+        let forwarded = (!upstreams.is_empty()).then(|| Arc::new(ForwardedAccess::new(upstreams, ttl)));
+        self.shared.forwarded.store(forwarded);
+        self.shared.changes.send_replace(());
+    }
+
+    /// Replaces the kinds that resources are reviewed as, by an authority that [reviews](Self::of_reviews) each access, and notifies
+    /// the receivers of changes. Another authority stays as it is.
+    pub fn set_kinds(&self, kinds: BTreeMap<String, ReviewAttributes>) {
+        if let Authority::Reviews(reviews) = &self.shared.authority {
+            reviews.set_kinds(kinds);
+            self.shared.changes.send_replace(());
+        }
     }
 
     /// Decides a call. A request for all namespaces of a caller who may not read all of them is narrowed to those that remain.
@@ -84,7 +103,7 @@ impl Authorizer {
         attributes: &Attributes,
         present: &(dyn Fn() -> Vec<String> + Sync),
     ) -> Result<Scope, AccessError> {
-        if let Some(forwarded) = &self.forwarded
+        if let Some(forwarded) = self.shared.forwarded.load_full()
             && let Some(upstream) = forwarded.upstream_of(attributes)
         {
             return forwarded.authorize(upstream, identity, attributes, present).await;

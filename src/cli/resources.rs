@@ -38,12 +38,15 @@ const WIDE_HEADER: &[&str] = &[
 
 pub(super) async fn run(flags: &ResourcesFlags) -> Result<(), Failure> {
     let ResourcesFlags { format, server, .. } = flags;
-    let resources = server.connect().await?.resources().await?;
+    let pb::ListResourcesResponse { resources, server: info } = server.connect().await?.list_resources().await?;
     let options = format.options();
     let header = if options.output == Output::Wide { WIDE_HEADER } else { HEADER };
     let now = SystemTime::now();
     let records = resources.iter().map(|resource| record(resource, now, header.len())).collect();
     write_records(stdout(), &options, ("resources", header), records)?;
+    if let Some(info) = info.filter(|info| !info.config_error.is_empty()) {
+        server.note(&format_args!("# configuration not reloaded, last good one in use: {}", info.config_error));
+    }
     for resource in &resources {
         match options.output {
             Output::Table if !resource.last_error.is_empty() => {

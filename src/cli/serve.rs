@@ -3,10 +3,13 @@
 use tokio::runtime::Builder;
 use tokio_util::sync::CancellationToken;
 
-use super::{failure::Failure, signals::Signals};
+use super::{
+    failure::Failure,
+    signals::{Hangup, Signals},
+};
 use crate::{
-    app::App,
-    config::{Config, ServeFlags},
+    app::{App, AppBuilder, Reloader},
+    config::ServeFlags,
     telemetry,
 };
 
@@ -33,26 +36,35 @@ Examples:
   informerd serve --config examples/shop.yaml
 
 A flag overrides its environment variable, which overrides the file, which overrides the default.
+The configuration is read again on SIGHUP and when its file changes: resources are added, replaced and removed.
 SIGINT and SIGTERM shut it down gracefully, within `drain.delay` and `drain.period`; a second signal ends it at once.";
 
 pub(super) fn run(flags: &ServeFlags) -> Result<(), Failure> {
-    let config = Config::load(flags)?;
+    let builder = App::builder_of(flags.clone())?;
     telemetry::init_logs(&flags.log, flags.log_format).map_err(|error| Failure::usage(error.to_string()))?;
     let runtime = Builder::new_multi_thread().enable_all().build().map_err(|error| Failure::start(&error))?;
-    let ended = runtime.block_on(serve(config));
+    let ended = runtime.block_on(serve(builder));
     // Does not wait for connections that were cut off or a scan in progress.
     runtime.shutdown_background();
     ended
 }
 
-async fn serve(config: Config) -> Result<(), Failure> {
-    let mut signals = Signals::new()?;
-    let app = App::start(config).await?;
+async fn serve(builder: AppBuilder) -> Result<(), Failure> {
+    let (mut signals, mut hangup) = (Signals::new()?, Hangup::new()?);
+    let app = builder.start().await?;
+    let reloader = app.reloader();
+    let reloading = async {
+        loop {
+            hangup.next().await;
+            reloader.iter().for_each(Reloader::reload);
+        }
+    };
     let shutdown = CancellationToken::new();
     let running = app.run(shutdown.cancelled());
     tokio::pin!(running);
     tokio::select! {
         ended = &mut running => return Ok(ended?),
+        () = reloading => {}
         _ = signals.next() => shutdown.cancel(),
     }
     tokio::select! {

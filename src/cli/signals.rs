@@ -1,4 +1,4 @@
-//! SIGINT and SIGTERM. The first process of a container receives only signals that it handles.
+//! SIGINT, SIGTERM and, for a server, SIGHUP. The first process of a container receives only signals that it handles.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -10,13 +10,14 @@ pub(super) struct Signals {
     terminate: Signal,
 }
 
+/// SIGHUP, by which administrators let a server read its configuration again.
+pub(super) struct Hangup(Signal);
+
 // === impl Signals ===
 
 impl Signals {
     /// Installs the handlers.
     pub(super) fn new() -> Result<Self, Failure> {
-        let listen =
-            |kind| signal(kind).map_err(|error| Failure::new(FAILED, format!("cannot listen for signals: {error}")));
         Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
     }
 
@@ -28,4 +29,22 @@ impl Signals {
             _ = self.terminate.recv() => 128 + 15,
         }
     }
+}
+
+// === impl Hangup ===
+
+impl Hangup {
+    /// Installs the handler.
+    pub(super) fn new() -> Result<Self, Failure> {
+        listen(SignalKind::hangup()).map(Self)
+    }
+
+    /// Waits for the signal. Cancel-safe, as [`Signals::next`] is.
+    pub(super) async fn next(&mut self) {
+        self.0.recv().await;
+    }
+}
+
+fn listen(kind: SignalKind) -> Result<Signal, Failure> {
+    signal(kind).map_err(|error| Failure::new(FAILED, format!("cannot listen for signals: {error}")))
 }

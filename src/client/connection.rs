@@ -147,15 +147,18 @@ impl Client {
 
     /// Returns the resources of the server, sorted by name.
     pub async fn resources(&self) -> Result<Vec<pb::Resource>, ClientError> {
-        let mut service = self.service.clone();
-        Ok(self.within(service.list_resources(pb::ListResourcesRequest {})).await?.into_inner().resources)
+        self.list_resources().await.map(|answer| answer.resources)
     }
 
     /// Returns the version and the capabilities of the server; no capabilities of one that predates them.
     pub async fn server(&self) -> Result<pb::ServerInfo, ClientError> {
+        self.list_resources().await.map(|answer| answer.server.unwrap_or_default())
+    }
+
+    /// Returns both.
+    pub async fn list_resources(&self) -> Result<pb::ListResourcesResponse, ClientError> {
         let mut service = self.service.clone();
-        let answer = self.within(service.list_resources(pb::ListResourcesRequest {})).await?;
-        Ok(answer.into_inner().server.unwrap_or_default())
+        self.within(service.list_resources(pb::ListResourcesRequest {})).await.map(tonic::Response::into_inner)
     }
 
     /// Returns the open watches of one resource of the server, or of all if `resource` is empty, sorted by id.
@@ -364,7 +367,7 @@ impl Client {
         if !has_shard && !has_view {
             return Ok(());
         }
-        let pb::ServerInfo { version, capabilities } = self.server().await?;
+        let pb::ServerInfo { version, capabilities, .. } = self.server().await?;
         let needed = [(SHARDS, has_shard), (VIEWS, has_view)].into_iter().filter(|(_, is_needed)| *is_needed);
         let has = |needed: &str| capabilities.iter().any(|known| known == needed);
         match needed.map(|(capability, _)| capability).find(|capability| !has(capability)) {

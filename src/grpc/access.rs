@@ -7,7 +7,8 @@ use http::HeaderMap;
 use tonic::Status;
 
 use super::{
-    authenticate::token, call::Call, grant::Grant, resource::ServedResource, service::Service, status::ApiError,
+    authenticate::token, call::Call, grant::Grant, resource::ServedResource, resource_end::ResourceEnd,
+    service::Service, status::ApiError,
 };
 use crate::{
     auth::{AccessError, Attributes, Authorizer, Credentials, Format, Identity, Operation, Scope},
@@ -18,7 +19,7 @@ use crate::{
 /// Access of a call to a resource.
 #[derive(Debug)]
 pub(super) struct Access<'a> {
-    pub(super) resource: &'a Arc<ServedResource>,
+    pub(super) resource: Arc<ServedResource>,
     /// Form of the objects.
     pub(super) format: ObjectFormat,
     /// Namespaces that the call is limited to, because its caller may read no others.
@@ -75,7 +76,7 @@ impl Access<'_> {
     ///
     /// If the caller may read metadata or views only, or nobody may read whole bodies.
     pub(super) async fn require_bodies(&mut self, part: &'static str) -> Result<(), ApiError> {
-        let resource = self.resource;
+        let resource = &self.resource;
         match &mut self.grant {
             None if resource.is_secret => return Err(metadata_only(&resource.name, part)),
             Some(grant) if !grant.attributes.selects_content => {
@@ -138,7 +139,8 @@ impl Service {
             let format = resource.views.format(&resource.name, format, wanted.view)?;
             return Ok(Access { resource, format, namespaces: None, service: self, grant: None });
         }
-        let is_secret = self.find(wanted.resource).is_some_and(|resource| resource.is_secret);
+        let found = self.find(wanted.resource);
+        let is_secret = found.as_ref().is_some_and(|resource| resource.is_secret);
         let mut attributes = wanted.attributes(parsed.unwrap_or(PayloadFormat::Metadata), is_secret);
         let Some(identity) = call.identity.clone() else { return Err(denied(None, &attributes)) };
         let mut format = parsed;
@@ -154,6 +156,10 @@ impl Service {
         }
         let namespaces = answer?;
         let resource = self.resource(wanted.resource)?;
+        if found.is_none_or(|found| found.calls.id() != resource.calls.id()) {
+            // The rights are those to another resource, which had this name until now.
+            return Err(ApiError::ResourceEnded { resource: resource.name.clone(), end: ResourceEnd::Replaced });
+        }
         let format = format.ok_or_else(|| unknown_format(wanted.format))?;
         let format = resource.views.format(&resource.name, format, wanted.view)?;
         let (impersonator, credentials) = (call.impersonator.clone(), call.credentials.clone());
@@ -206,7 +212,7 @@ impl Service {
     }
 
     /// Returns the access of a call to each resource that it may see, with the namespaces to which it is limited.
-    pub(super) async fn seen(&self, call: &Call) -> Result<Vec<(&Arc<ServedResource>, Option<Namespaces>)>, ApiError> {
+    pub(super) async fn seen(&self, call: &Call) -> Result<Vec<(Arc<ServedResource>, Option<Namespaces>)>, ApiError> {
         let mut seen = Vec::new();
         for resource in self.resources() {
             if !self.authorizes() {
@@ -229,16 +235,16 @@ impl Service {
     /// # Errors
     ///
     /// If the caller may inspect none.
-    pub(super) async fn inspected(&self, call: &Call, resource: &str) -> Result<BTreeSet<&str>, ApiError> {
+    pub(super) async fn inspected(&self, call: &Call, resource: &str) -> Result<BTreeSet<String>, ApiError> {
         if !resource.is_empty() {
             self.inspect(call.identity.as_ref(), resource).await?;
-            return Ok([&*self.resource(resource)?.name].into());
+            return Ok([self.resource(resource)?.name.clone()].into());
         }
         let mut inspected = BTreeSet::new();
         for resource in self.resources() {
             match self.inspect(call.identity.as_ref(), &resource.name).await {
                 Ok(()) => {
-                    inspected.insert(&*resource.name);
+                    inspected.insert(resource.name.clone());
                 }
                 Err(ApiError::AccessDenied { .. }) => {}
                 Err(refusal) => return Err(refusal),
@@ -249,6 +255,18 @@ impl Service {
             return Err(denied(call.identity.as_ref(), &Attributes::new(Operation::Inspect, "*")));
         }
         Ok(inspected)
+    }
+
+    /// Returns true if the caller may inspect the watches of every resource.
+    pub(super) async fn inspects_all(&self, call: &Call) -> Result<bool, ApiError> {
+        for resource in self.resources() {
+            match self.inspect(call.identity.as_ref(), &resource.name).await {
+                Ok(()) => {}
+                Err(ApiError::AccessDenied { .. }) => return Ok(false),
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        Ok(true)
     }
 
     /// Checks that the sender of these headers may see what operators see of all resources: their metrics.

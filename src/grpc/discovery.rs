@@ -1,6 +1,6 @@
 //! Discovery: the served resources, and the values of an index.
 
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, atomic::Ordering};
 
 use prost::Message;
 
@@ -26,19 +26,23 @@ const MAX_VALUES_BYTES: usize = 1 << 20;
 pub(super) async fn resources(service: &Service, call: &Call) -> Result<pb::ListResourcesResponse, ApiError> {
     let mut resources = Vec::new();
     for (resource, namespaces) in service.seen(call).await? {
-        let described = self::resource(resource);
+        let described = self::resource(&resource);
         resources.push(match namespaces {
-            Some(namespaces) => limited(resource, described, &namespaces).await,
+            Some(namespaces) => limited(&resource, described, &namespaces).await,
             None => described,
         });
     }
-    Ok(pb::ListResourcesResponse { resources, server: Some(server()) })
+    Ok(pb::ListResourcesResponse { resources, server: Some(server(service, call).await?) })
 }
 
-/// Describes the server.
-fn server() -> pb::ServerInfo {
+/// Describes the server. The reason why its configuration is not the newest is for operators: it names files and resources.
+async fn server(service: &Service, call: &Call) -> Result<pb::ServerInfo, ApiError> {
+    let config_error = match service.config_error() {
+        Some(error) if service.inspects_all(call).await? => error.to_string(),
+        _ => String::new(),
+    };
     let capabilities = CAPABILITIES.iter().map(|&name| name.to_owned()).collect();
-    pb::ServerInfo { version: env!("CARGO_PKG_VERSION").to_owned(), capabilities }
+    Ok(pb::ServerInfo { version: env!("CARGO_PKG_VERSION").to_owned(), capabilities, config_error })
 }
 
 /// Limits the description of a resource to these namespaces. Errors, and problems of a whole source, may name objects of others.
@@ -125,7 +129,7 @@ pub(super) async fn index_values(
 ) -> Result<pb::ListIndexValuesResponse, ApiError> {
     let format = pb::PayloadFormat::Metadata.into();
     let mut access = service.access(call, Wanted::objects(Operation::List, &request.resource, "", format)).await?;
-    let resource = access.resource;
+    let resource = Arc::clone(&access.resource);
     let index = &request.index;
     let indexers = resource.informer.indexers();
     let unknown = || ApiError::index("index", index, indexers.names());
@@ -136,9 +140,10 @@ pub(super) async fn index_values(
     service.quotas().list(call)?;
     let bound = pb::ListIndexValuesRequest { page_size: 0, page_token: String::new(), ..request.clone() };
     let namespaces = access.namespaces.as_ref();
-    let query = service.pages().query_hash(&("ListIndexValues", bound.encode_to_vec(), call.user(), namespaces));
+    let (id, bound) = (resource.calls.id(), bound.encode_to_vec());
+    let query = service.pages().query_hash(&("ListIndexValues", id, bound, call.user(), namespaces));
     let (snapshot, after) = if request.page_token.is_empty() {
-        (service.snapshot(resource, None, call.wait).await?, None)
+        (service.snapshot(&resource, None, call.wait).await?, None)
     } else {
         let Continued { snapshot, after } = service.pages().resume(&request.page_token, query)?;
         (snapshot, Some(after))

@@ -59,7 +59,7 @@ pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) 
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
     let key = query::key("name", &request.namespace, &request.name)?;
     service.quotas().call(&call)?;
-    let snapshot = service.snapshot(resource, min_version.as_ref(), call.wait).await?;
+    let snapshot = service.snapshot(&resource, min_version.as_ref(), call.wait).await?;
     let object = snapshot.get(&key).ok_or_else(|| ApiError::object(&resource.name, &key))?;
     let report = resource.informer.report();
     let rest = pb::GetResponse {

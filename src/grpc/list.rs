@@ -181,9 +181,10 @@ async fn answer(
     let Access { service, resource, format, .. } = access;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
     let key = like.as_ref().map(|like| &like.key);
-    let query = service.pages().query_hash(&("List", request.encode_to_vec(), key, call.user(), &selection.namespaces));
+    let rights = (call.user(), &selection.namespaces);
+    let query = service.pages().query_hash(&("List", resource.calls.id(), request.encode_to_vec(), key, rights));
     let quotas = [service.quotas().stream(&call)?, service.quotas().bulk_response(&call)?];
-    let (snapshot, after) = start(service, resource, &page_token, query, min_version.as_ref(), call.wait).await?;
+    let (snapshot, after) = start(service, &resource, &page_token, query, min_version.as_ref(), call.wait).await?;
     let mut value_bytes = 0;
     if let Some((Like { func, key }, index)) = like.zip(request.index) {
         // An object of another namespace is not found, whether it exists or not.
@@ -202,7 +203,7 @@ async fn answer(
         service: service.clone(),
         origin: caller.origin(),
         history: resource.informer.history(snapshot.history_id(), selection.namespaces.as_ref()),
-        _held: service.snapshots(resource).hold(&snapshot, call.stream),
+        _held: resource.calls.snapshots().hold(&snapshot, call.stream),
         snapshot,
         source: resource.informer.report(),
         scan: Arc::new(Scan::of(&selection)),

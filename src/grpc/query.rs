@@ -30,7 +30,7 @@ pub(super) struct Parts<'a> {
 
 /// Builds the selection of the parts.
 pub(super) async fn selection(access: &mut Access<'_>, parts: Parts<'_>) -> Result<Selection, ApiError> {
-    let resource = access.resource;
+    let resource = Arc::clone(&access.resource);
     let Parts { namespace, name, label_selector, field_selector, expression, index, shard, caller } = parts;
     let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     let selection = Selection {
@@ -51,7 +51,7 @@ pub(super) async fn selection(access: &mut Access<'_>, parts: Parts<'_>) -> Resu
         return Ok(selection);
     }
     // Compiling takes time, so it comes last.
-    let expression = self::expression(access.service, resource, expression, caller).await?;
+    let expression = self::expression(access.service, &resource, expression, caller).await?;
     Ok(Selection { expression: Some(expression), ..selection })
 }
 

@@ -1,18 +1,22 @@
 //! Shared state of the server: the resources, the limits, and the data that all calls use.
 
 use std::{
-    collections::{BTreeMap, HashMap},
-    sync::{Arc, atomic::Ordering},
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
+use arc_swap::{ArcSwap, ArcSwapOption};
 use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     bulk_scheduler::BulkScheduler,
     compiler::Compiler,
-    held_snapshots::{Age, HeldSnapshots},
+    held_snapshots::Age,
     metrics::{RpcMetrics, WaitingBytes},
     page::Pages,
     quotas::{QuotaConfig, Quotas},
@@ -103,15 +107,17 @@ pub struct ServiceConfig {
 
 #[derive(Debug)]
 struct Inner {
-    resources: BTreeMap<String, Arc<ServedResource>>,
+    resources: ArcSwap<BTreeMap<String, Arc<ServedResource>>>,
+    /// True once all resources that are not optional have synced.
+    was_ready: AtomicBool,
+    /// Reason why the newest configuration is not in use.
+    config_error: ArcSwapOption<String>,
     config: ServiceConfig,
     pages: Pages,
     expressions: Compiler<Expression>,
     conditions: Compiler<Condition>,
     compilations: Arc<Quota>,
     watchers: Arc<Watchers>,
-    /// Snapshots that streams answer from, by name of the resource.
-    snapshots: HashMap<String, Arc<HeldSnapshots>>,
     ledger: Arc<Ledger>,
     quotas: Quotas,
     bulk_scheduler: Arc<BulkScheduler>,
@@ -144,16 +150,15 @@ impl Service {
         let watchers = Arc::new(Watchers::new(config.max_watchers, config.peer_share));
         let compilations = Quota::new(config.compilations, config.peer_share);
         let pages = Pages::new(config.page_snapshots, config.peer_share, metrics.refused().clone());
-        let resources: BTreeMap<_, _> =
-            resources.into_iter().map(|resource| (resource.name.clone(), Arc::new(resource))).collect();
-        let snapshots = resources.keys().map(|name| (name.clone(), Arc::default())).collect();
         let ledger = Ledger::new(config.memory, metrics.ended("memory"));
         let ledger = Arc::new(match config.quotas.bytes_held {
             Some(limit) => ledger.with_limit_for_each(limit, metrics.ended("quota_bytes_held")),
             None => ledger,
         });
         let inner = Inner {
-            resources,
+            resources: ArcSwap::new(by_name(resources)),
+            was_ready: AtomicBool::new(false),
+            config_error: ArcSwapOption::empty(),
             bulk_scheduler: BulkScheduler::new(config.bulk_streams),
             structs: Arc::new(Structs::new(config.struct_bytes)),
             quotas: Quotas::new(&config.quotas, Arc::clone(&ledger)),
@@ -163,7 +168,6 @@ impl Service {
             conditions: Compiler::new(Condition::parse),
             compilations,
             watchers,
-            snapshots,
             ledger,
             lifecycle,
             metrics,
@@ -172,8 +176,24 @@ impl Service {
     }
 
     /// Returns the resources, ordered by name.
-    pub fn resources(&self) -> impl Iterator<Item = &Arc<ServedResource>> {
-        self.inner.resources.values()
+    pub fn resources(&self) -> impl Iterator<Item = Arc<ServedResource>> + use<> {
+        let resources: Vec<_> = self.inner.resources.load().values().cloned().collect();
+        resources.into_iter()
+    }
+
+    /// Replaces the resources. A call that has begun goes on with the one that it has; the caller
+    /// [ends](super::ResourceCalls::end) those that are gone.
+    pub fn set_resources(&self, resources: impl IntoIterator<Item = ServedResource>) {
+        self.inner.resources.store(by_name(resources));
+    }
+
+    /// Sets the reason why the newest configuration was rejected and the last good one is in use; `None` if it is in use.
+    pub fn set_config_error(&self, error: Option<String>) {
+        self.inner.config_error.store(error.map(Arc::new));
+    }
+
+    pub(super) fn config_error(&self) -> Option<Arc<String>> {
+        self.inner.config_error.load_full()
     }
 
     /// Returns true if the server has begun to shut down.
@@ -181,10 +201,15 @@ impl Service {
         self.inner.lifecycle.unready.is_cancelled()
     }
 
-    /// Returns true if every resource that is not optional has synced once, and the server has not begun to shut down.
+    /// Returns true if every resource that is not optional has synced once, and the server has not begun to shut down. One that is
+    /// added later does not make the server unready: the others are served.
     pub fn is_ready(&self) -> bool {
-        !self.is_shutting_down()
-            && self.resources().all(|resource| resource.optional || resource.informer.snapshot().is_some())
+        let is_synced = |resource: Arc<ServedResource>| resource.optional || resource.informer.snapshot().is_some();
+        let was_ready = &self.inner.was_ready;
+        if !was_ready.load(Ordering::Relaxed) && self.resources().all(is_synced) {
+            was_ready.store(true, Ordering::Relaxed);
+        }
+        !self.is_shutting_down() && was_ready.load(Ordering::Relaxed)
     }
 
     /// Runs the tasks beside the calls: schedules bulk streams, notifies the watches of a drain, resets the streams of evicted
@@ -207,35 +232,44 @@ impl Service {
 
     /// Charges the streams for the old states that they reference, at each interval; never returns.
     async fn charge(&self) {
-        let mut last: BTreeMap<&str, Age> = BTreeMap::new();
+        let mut last: BTreeMap<u64, Age> = BTreeMap::new();
         loop {
             let is_near = self.ledger().is_near();
             tokio::time::sleep(if is_near { CHARGE_INTERVAL / 10 } else { CHARGE_INTERVAL }).await;
-            let mut kept = 0;
+            let (mut kept, mut ages) = (0, BTreeMap::new());
             for resource in self.resources() {
                 let Some(snapshot) = resource.informer.snapshot() else { continue };
                 let now = Age::of(&snapshot);
                 let begin = now.before(resource.informer.stats().history_bytes.load(Ordering::Relaxed));
-                let before = last.insert(&resource.name, now).unwrap_or_default();
-                let merging = self.watchers().merging(resource, before, now);
-                kept += self.snapshots(resource).charge(merging, begin);
+                let before = last.get(&resource.calls.id()).copied().unwrap_or_default();
+                ages.insert(resource.calls.id(), now);
+                let merging = self.watchers().merging(&resource, before, now);
+                kept += resource.calls.snapshots().charge(merging, begin);
             }
+            last = ages;
             self.ledger().keep(kept);
         }
     }
 
     /// Returns a resource for a caller who has rights to this name. The names of others are listed only where everybody has rights.
-    pub(super) fn resource(&self, name: &str) -> Result<&Arc<ServedResource>, ApiError> {
-        let known = || if self.authorizes() { Vec::new() } else { self.inner.resources.keys().cloned().collect() };
+    pub(super) fn resource(&self, name: &str) -> Result<Arc<ServedResource>, ApiError> {
+        let known = || {
+            if self.authorizes() {
+                Vec::new()
+            } else {
+                self.resources().map(|resource| resource.name.clone()).collect()
+            }
+        };
         self.find(name).ok_or_else(|| ApiError::ResourceNotFound { resource: name.to_owned(), known: known() })
     }
 
     /// Returns a resource, whoever may read it.
-    pub(super) fn find(&self, name: &str) -> Option<&Arc<ServedResource>> {
-        self.inner.resources.get(name)
+    pub(super) fn find(&self, name: &str) -> Option<Arc<ServedResource>> {
+        self.inner.resources.load().get(name).cloned()
     }
 
-    pub(super) fn config(&self) -> &ServiceConfig {
+    /// Returns the limits and defaults of all calls.
+    pub fn config(&self) -> &ServiceConfig {
         &self.inner.config
     }
 
@@ -258,12 +292,6 @@ impl Service {
 
     pub(super) fn watchers(&self) -> &Arc<Watchers> {
         &self.inner.watchers
-    }
-
-    /// Returns the snapshots of a resource that streams answer from.
-    pub(super) fn snapshots(&self, resource: &ServedResource) -> &Arc<HeldSnapshots> {
-        // `new` creates one for each resource.
-        &self.inner.snapshots[&resource.name]
     }
 
     pub(super) fn structs(&self) -> &Arc<Structs> {
@@ -344,6 +372,7 @@ impl Service {
             snapshot = resource.informer.wait_for(version.map_or(0, ResourceVersion::number), is_enough) => Ok(snapshot),
             () = tokio::time::sleep(wait) => Err(self.not_reached(resource, version)),
             () = self.draining().cancelled() => Err(ApiError::Draining),
+            () = resource.calls.until_ended() => Err(resource.or_ended(ApiError::Draining)),
         }
     }
 
@@ -356,4 +385,8 @@ impl Service {
         let last_error = resource.informer.report().last_error.filter(|_| !self.authorizes());
         ApiError::NotSynced { resource: resource.name.clone(), last_error }
     }
+}
+
+fn by_name(resources: impl IntoIterator<Item = ServedResource>) -> Arc<BTreeMap<String, Arc<ServedResource>>> {
+    Arc::new(resources.into_iter().map(|resource| (resource.name.clone(), Arc::new(resource))).collect())
 }

@@ -10,7 +10,7 @@ use prost::Message;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
-use super::exceeded_quota::ExceededQuota;
+use super::{exceeded_quota::ExceededQuota, resource_end::ResourceEnd};
 use crate::{
     auth::AuthenticationError,
     cache::JoinError,
@@ -24,6 +24,8 @@ use crate::{
 pub(crate) enum ApiError {
     /// The server has no such resource.
     ResourceNotFound { resource: String, known: Vec<String> },
+    /// The resource was served until a reload of the configuration.
+    ResourceEnded { resource: String, end: ResourceEnd },
     /// The cache has no such object.
     ObjectNotFound { resource: String, key: String },
     /// A field of the request is invalid. Each field has one reason.
@@ -169,6 +171,8 @@ impl ApiError {
     pub(crate) fn code_and_reason(&self) -> (Code, &'static str) {
         match self {
             Self::ResourceNotFound { .. } => (Code::NotFound, "RESOURCE_NOT_FOUND"),
+            Self::ResourceEnded { end: ResourceEnd::Removed, .. } => (Code::NotFound, "RESOURCE_REMOVED"),
+            Self::ResourceEnded { end: ResourceEnd::Replaced, .. } => (Code::Unavailable, "RESOURCE_REPLACED"),
             Self::ObjectNotFound { .. } => (Code::NotFound, "OBJECT_NOT_FOUND"),
             Self::Invalid { reason, .. } => (Code::InvalidArgument, reason),
             Self::RequestTooLarge { .. } => (Code::InvalidArgument, "REQUEST_INVALID"),
@@ -211,6 +215,7 @@ impl ApiError {
             Self::ResourceNotFound { resource, known } => {
                 format!("resource {:?} not found; known: {}", excerpt(resource), known.join(", "))
             }
+            Self::ResourceEnded { resource, end } => end.message(resource),
             Self::ObjectNotFound { resource, key } => format!("{resource} {:?} not found", excerpt(key)),
             Self::Invalid { field, message, .. } | Self::NotParsed { field, message } => format!("{field}: {message}"),
             Self::RequestTooLarge { limit } => {
@@ -307,6 +312,7 @@ impl ApiError {
             Self::ResourceNotFound { resource, known } => {
                 vec![("resource", excerpt(resource).into_owned()), ("known", known.join(","))]
             }
+            Self::ResourceEnded { resource, .. } => vec![("resource", resource.clone())],
             Self::ObjectNotFound { resource, key } => {
                 vec![("resource", resource.clone()), ("key", excerpt(key).into_owned())]
             }
@@ -352,7 +358,8 @@ impl ApiError {
 
     fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::VersionTooLarge { .. }
+            Self::ResourceEnded { end: ResourceEnd::Replaced, .. }
+            | Self::VersionTooLarge { .. }
             | Self::RequestTimeout { .. }
             | Self::NotSynced { .. }
             | Self::NotParsed { .. }
@@ -365,6 +372,7 @@ impl ApiError {
             | Self::AuthorizerUnavailable { .. } => Some(RETRY_SOON),
             Self::QuotaExceeded(quota) => Some(quota.retry_after().unwrap_or(RETRY_SOON)),
             Self::ResourceNotFound { .. }
+            | Self::ResourceEnded { .. }
             | Self::ObjectNotFound { .. }
             | Self::Invalid { .. }
             | Self::RequestTooLarge { .. }
@@ -457,44 +465,4 @@ pub(super) fn trailers(status: &Status) -> HeaderMap {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_status_carries_its_reason_metadata_and_delay() {
-        let current = ResourceVersion::decimal(9);
-        let refusal = ApiError::VersionTooLarge { wanted: ResourceVersion::decimal(12), current: current.to_string() };
-        let status = refusal.to_status();
-        assert_eq!(status.code(), Code::Unavailable);
-        let details = status.get_error_details();
-        let info = details.error_info().unwrap();
-        assert_eq!(
-            (&*info.reason, &*info.domain, &*info.metadata["current"]),
-            ("RESOURCE_VERSION_TOO_LARGE", "informerd", "9")
-        );
-        assert_eq!(details.retry_info().unwrap().retry_delay, Some(RETRY_SOON));
-    }
-
-    #[test]
-    fn the_last_message_of_a_watch_is_the_status_of_its_end() {
-        let refusal = ApiError::SlowConsumer { after: ResourceVersion::decimal(4) };
-        let message = refusal.to_proto();
-        assert_eq!(message.code, Code::ResourceExhausted as i32);
-        assert_eq!(message.message, refusal.to_status().message());
-        assert_eq!(message.details.len(), 2, "ErrorInfo and RetryInfo");
-    }
-
-    #[test]
-    fn messages_are_one_line_with_the_next_step() {
-        let refusal = ApiError::ResourceNotFound { resource: "pod".into(), known: vec!["pods".into(), "nodes".into()] };
-        assert_eq!(refusal.to_status().message(), "resource \"pod\" not found; known: pods, nodes");
-        let refusal = ApiError::ObjectNotFound { resource: "pods".into(), key: "shop/x".into() };
-        assert_eq!(refusal.to_status().message(), "pods \"shop/x\" not found");
-        let after = ResourceVersion::decimal(812);
-        let expired = ApiError::end(&End::Expired { oldest: ResourceVersion::decimal(900) }, &after).to_status();
-        assert!(expired.message().starts_with("resource version 812 has expired (oldest: 900, "), "{expired:?}");
-        let error = crate::model::LabelSelector::parse("app in x").unwrap_err();
-        let message = ApiError::selector("label_selector", &error).to_status().message().to_owned();
-        assert!(message.starts_with("label_selector: ") && !message.contains('\n'), "{message}");
-    }
-}
+mod tests;

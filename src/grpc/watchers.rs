@@ -260,7 +260,7 @@ impl Watchers {
     pub(super) fn list(
         &self,
         request: &pb::ListWatchersRequest,
-        resources: &BTreeSet<&str>,
+        resources: &BTreeSet<String>,
     ) -> Result<pb::ListWatchersResponse, ApiError> {
         let after: u64 = match request.page_token.as_str() {
             "" => 0,

@@ -43,6 +43,7 @@ mod quotas;
 mod record;
 mod refusals;
 mod relay;
+mod reload;
 mod resume;
 mod sandbox;
 mod secrets;

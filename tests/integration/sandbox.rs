@@ -19,8 +19,8 @@ use informerd::{
     },
     config::WatchConfig,
     grpc::{
-        self, AccessConfig, Lifecycle, QuotaConfig, ResourceViews, Routes, RpcMetrics, ServedResource, Service,
-        ServiceConfig, WireFrame,
+        self, AccessConfig, Lifecycle, QuotaConfig, ResourceCalls, ResourceViews, Routes, RpcMetrics, ServedResource,
+        Service, ServiceConfig, WireFrame,
     },
     model::{Event, IndexFunc, Indexers, Lineage, NamedViews, Object, Path, ResourceVersion},
     proto::pb::{self, informer_service_client::InformerServiceClient},
@@ -155,9 +155,8 @@ impl Sandbox {
             batch_window: Duration::from_micros(500),
         };
         let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);
-        let mut tasks = JoinSet::new();
+        let (mut tasks, mut reflector) = (JoinSet::new(), Arc::default());
         tasks.spawn(informer.run());
-        let mut reflector = Arc::default();
         if let Some(source) = relay {
             let (initial, max) = (Duration::from_millis(1), Duration::from_millis(20));
             let backoff = BackoffConfig { initial, max, ..BackoffConfig::default() };
@@ -174,6 +173,7 @@ impl Sandbox {
             is_secret: options.is_secret,
             queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
             views: ResourceViews::new(Arc::new(options.views)),
+            calls: ResourceCalls::default(),
             informer: handle.clone(),
         };
         let lifecycle = Lifecycle::default();

@@ -2710,7 +2710,10 @@ type ServerInfo struct {
 	Version string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
 	// The "Since:" names of this contract that the server implements in full, sorted, of "identity", "library", "limits",
 	// "shards", "sources", "views".
-	Capabilities  []string `protobuf:"bytes,3,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
+	Capabilities []string `protobuf:"bytes,3,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
+	// The reason why the newest configuration was rejected and the last good one is in use; empty when there is none, and
+	// for callers without the rights of AdminService. Since: operations.
+	ConfigError   string `protobuf:"bytes,4,opt,name=config_error,json=configError,proto3" json:"config_error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2757,6 +2760,13 @@ func (x *ServerInfo) GetCapabilities() []string {
 		return x.Capabilities
 	}
 	return nil
+}
+
+func (x *ServerInfo) GetConfigError() string {
+	if x != nil {
+		return x.ConfigError
+	}
+	return ""
 }
 
 // One resource. For a caller limited to some namespaces, counts, problems and namespaces cover only these, and
@@ -3597,11 +3607,12 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\x14ListResourcesRequest\"\x7f\n" +
 	"\x15ListResourcesResponse\x124\n" +
 	"\tresources\x18\x01 \x03(\v2\x16.informerd.v1.ResourceR\tresources\x120\n" +
-	"\x06server\x18\x02 \x01(\v2\x18.informerd.v1.ServerInfoR\x06server\"J\n" +
+	"\x06server\x18\x02 \x01(\v2\x18.informerd.v1.ServerInfoR\x06server\"m\n" +
 	"\n" +
 	"ServerInfo\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\"\n" +
-	"\fcapabilities\x18\x03 \x03(\tR\fcapabilities\"\x92\x05\n" +
+	"\fcapabilities\x18\x03 \x03(\tR\fcapabilities\x12!\n" +
+	"\fconfig_error\x18\x04 \x01(\tR\vconfigError\"\x92\x05\n" +
 	"\bResource\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06source\x18\x02 \x01(\tR\x06source\x12-\n" +

@@ -222,7 +222,7 @@ fn resources() -> pb::ListResourcesResponse {
         ..pb::Resource::default()
     };
     let capabilities = ["identity", "library", "limits", "shards", "sources", "views"].map(str::to_owned).to_vec();
-    let server = pb::ServerInfo { version: env!("CARGO_PKG_VERSION").to_owned(), capabilities };
+    let server = pb::ServerInfo { version: env!("CARGO_PKG_VERSION").to_owned(), capabilities, ..Default::default() };
     pb::ListResourcesResponse { resources: vec![resource], server: Some(server) }
 }
 

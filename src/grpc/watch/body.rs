@@ -135,7 +135,7 @@ impl WatchBody {
         };
         let (watch, snapshot) = CacheWatcher::new(resource.informer.clone(), subscribe, joined, after);
         let initial = has_initial_events.then(|| {
-            let held = service.snapshots(&resource).hold(&snapshot, watcher.stream());
+            let held = resource.calls.snapshots().hold(&snapshot, watcher.stream());
             let events = InitialEvents::new(snapshot, &watch.subscribe().selection).holding(held);
             let permit = service.bulk_scheduler().begin(watcher.caller());
             Box::new(Initial { events, permit, _quota: opened.bulk_quota })
@@ -400,18 +400,19 @@ impl WatchBody {
             }
             Poll::Ready(Ok(WatchStep::Moved)) => {}
             Poll::Ready(Ok(WatchStep::Reselected(reselection))) => {
-                let held = self.service.snapshots(&self.resource).hold(&reselection.snapshot, self.watcher.stream());
+                let held = self.resource.calls.snapshots().hold(&reselection.snapshot, self.watcher.stream());
                 let events = InitialEvents::of_reselection(reselection).holding(held);
                 let permit = self.service.bulk_scheduler().begin(self.watcher.caller());
                 // No quota: the client has not requested them.
                 self.initial = Some(Box::new(Initial { events, permit, _quota: None }));
             }
             Poll::Ready(Ok(WatchStep::Ended(end))) => {
-                let refusal = ApiError::end(&end, self.watch.version());
+                let refusal = self.resource.or_ended(ApiError::end(&end, self.watch.version()));
                 self.end_with(&refusal);
             }
             Poll::Ready(Ok(WatchStep::NotResumed(error))) => {
                 let refusal = ApiError::join(error, Some(self.watch.version()), &self.resource.name);
+                let refusal = self.resource.or_ended(refusal);
                 self.end_with(&refusal);
             }
             Poll::Ready(Err(TooLarge(needed))) => return Poll::Ready(StepResult::TooLarge(needed.unwrap_or(UNKNOWN))),

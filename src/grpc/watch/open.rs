@@ -35,7 +35,7 @@ pub(in super::super) async fn open(
     call: Call,
 ) -> Result<WatchBody, ApiError> {
     let access = access(service, &request, &call).await?;
-    let queue = queue(service, access.resource, request.queue.unwrap_or_default())?;
+    let queue = queue(service, &access.resource, request.queue.unwrap_or_default())?;
     open_with(access, &request, queue, call).await
 }
 
@@ -71,7 +71,7 @@ pub(in super::super) async fn open_with(
         },
     )
     .await?;
-    let (service, resource, mut format) = (access.service, access.resource, access.format.clone());
+    let (service, resource, mut format) = (access.service, Arc::clone(&access.resource), access.format.clone());
     let from = query::version("resource_version", &request.resource_version)?;
     let begin = begin(request, from.clone())?;
     let bookmark_interval =
@@ -86,7 +86,7 @@ pub(in super::super) async fn open_with(
     let user = identity.as_ref().map_or_else(String::new, ToString::to_string);
     let grant = access.take_grant();
     let (view, audit) = (request.view.clone(), audited.clone());
-    let info = WatcherInfo { resource: Arc::clone(resource), caller, identity, grant, queue, view, audited: audit };
+    let info = WatcherInfo { resource: Arc::clone(&resource), caller, identity, grant, queue, view, audited: audit };
     let open_view = resource.views.open(&resource.name, &mut format)?;
     let watcher = service.watchers().enter(info, Arc::clone(&selection), stream)?;
     if let Some(audited) = audited {
@@ -102,7 +102,7 @@ pub(in super::super) async fn open_with(
     }
     // A version of another history is rejected at once instead of waited for.
     is_same(resource.informer.history_id())?;
-    service.snapshot(resource, min_version.as_ref(), wait).await?;
+    service.snapshot(&resource, min_version.as_ref(), wait).await?;
     let start = match &from {
         Some(from) => Start::After(from.clone()),
         None if request.complete_initial_events && begin == Begin::InitialEvents => Start::Complete,
@@ -110,7 +110,7 @@ pub(in super::super) async fn open_with(
     };
     let subscribe =
         Subscribe { selection, format, queue, client: caller.client(), initial_events: begin != Begin::Bookmark };
-    let joined = join(service, resource, start, &subscribe).await?;
+    let joined = join(service, &resource, start, &subscribe).await?;
     is_same(joined.history_id)?;
     tracing::debug!(
         resource = resource.name,
@@ -120,7 +120,7 @@ pub(in super::super) async fn open_with(
     );
     Ok(WatchBody::new(Opened {
         service: service.clone(),
-        resource: Arc::clone(resource),
+        resource: Arc::clone(&resource),
         subscribe,
         begin,
         joined,
@@ -158,7 +158,7 @@ async fn join(
             (Err(JoinError::TooLarge { .. }), Some(from)) => {
                 service.reached(resource, Some(from), service.config().future_wait).await?;
             }
-            (Err(error), _) => return Err(ApiError::join(error, from, &resource.name)),
+            (Err(error), _) => return Err(resource.or_ended(ApiError::join(error, from, &resource.name))),
         }
     }
 }

@@ -18,8 +18,8 @@ use super::{access, open_with};
 use crate::{
     cache::{Delta, FifoBounds, Informer, InformerConfig, List, RealFifo, SourceHealth},
     grpc::{
-        AccessConfig, Lifecycle, QuotaConfig, ResourceViews, RpcMetrics, ServedResource, Service, ServiceConfig,
-        call::Call, status::ApiError, watchers::WatchAccess,
+        AccessConfig, Lifecycle, QuotaConfig, ResourceCalls, ResourceViews, RpcMetrics, ServedResource, Service,
+        ServiceConfig, call::Call, status::ApiError, watchers::WatchAccess,
     },
     model::{Event, Namespaces, Object, ObjectKey, ResourceVersion},
     proto::pb,
@@ -126,6 +126,7 @@ impl World {
             is_secret: false,
             queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 10 },
             views: ResourceViews::default(),
+            calls: ResourceCalls::default(),
             informer: handle,
         };
         let config = ServiceConfig {
@@ -151,7 +152,7 @@ impl World {
             access: AccessConfig::default(),
         };
         let service = Service::new([resource], config, Lifecycle::default(), Arc::new(RpcMetrics::default()));
-        let resource = Arc::clone(service.resource("pods").unwrap());
+        let resource = service.resource("pods").unwrap();
         let (objects, readers) = (BTreeMap::new(), Vec::new());
         Self { fifo, service, resource, is_history_long: history > 1000, number: 1, objects, readers }
     }

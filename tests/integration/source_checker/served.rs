@@ -86,6 +86,7 @@ impl Served {
             is_secret: false,
             queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
             views: ResourceViews::default(),
+            calls: informerd::grpc::ResourceCalls::default(),
             informer: handle.clone(),
         };
         let config = ServiceConfig { allowed_policies: vec![FullChannelPolicy::Replay], ..service_config() };

@@ -74,6 +74,7 @@ impl Server {
             is_secret: false,
             queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
             views: ResourceViews::default(),
+            calls: informerd::grpc::ResourceCalls::default(),
             informer: resource.informer.clone(),
         });
         let config = ServiceConfig {

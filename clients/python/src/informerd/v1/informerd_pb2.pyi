@@ -476,12 +476,14 @@ class ListResourcesResponse(_message.Message):
     def __init__(self, resources: _Optional[_Iterable[_Union[Resource, _Mapping]]] = ..., server: _Optional[_Union[ServerInfo, _Mapping]] = ...) -> None: ...
 
 class ServerInfo(_message.Message):
-    __slots__ = ("version", "capabilities")
+    __slots__ = ("version", "capabilities", "config_error")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_ERROR_FIELD_NUMBER: _ClassVar[int]
     version: str
     capabilities: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
+    config_error: str
+    def __init__(self, version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., config_error: _Optional[str] = ...) -> None: ...
 
 class Resource(_message.Message):
     __slots__ = ("name", "source", "state", "resource_version", "oldest_resource_version", "objects", "watchers", "indexes", "source_seen_at", "last_error", "path", "problems", "version_format", "namespaces", "history", "views", "view_required")

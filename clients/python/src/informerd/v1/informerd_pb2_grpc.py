@@ -94,7 +94,7 @@ class InformerServiceServicer(object):
         - RESOURCE_EXHAUSTED without a reason: resume later; the client read nothing (see below).
         - OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED, HISTORY_CHANGED, ACCESS_CHANGED: list again.
         - UNAUTHENTICATED: renew the credentials once and resume, or give up.
-        - NOT_FOUND / RESOURCE_NOT_FOUND: give up, or resume later if it was served before: servers may differ in a rollout.
+        - NOT_FOUND / RESOURCE_NOT_FOUND, RESOURCE_REMOVED: give up, or resume later if it was served before: servers may differ in a rollout.
         - Any other: give up.
 
         RESOURCE_EXHAUSTED without a reason: the server has reset a stream of which the client read nothing for its

@@ -309,6 +309,7 @@ export interface ListResourcesResponse {
 export interface ServerInfo {
   version: string;
   capabilities: string[];
+  configError: string;
 }
 
 export interface Resource {
@@ -3171,7 +3172,7 @@ export const ListResourcesResponse: MessageFns<ListResourcesResponse> = {
 };
 
 function createBaseServerInfo(): ServerInfo {
-  return { version: "", capabilities: [] };
+  return { version: "", capabilities: [], configError: "" };
 }
 
 export const ServerInfo: MessageFns<ServerInfo> = {
@@ -3181,6 +3182,9 @@ export const ServerInfo: MessageFns<ServerInfo> = {
     }
     for (const v of message.capabilities) {
       writer.uint32(26).string(v!);
+    }
+    if (message.configError !== "") {
+      writer.uint32(34).string(message.configError);
     }
     return writer;
   },
@@ -3214,6 +3218,14 @@ export const ServerInfo: MessageFns<ServerInfo> = {
             message.capabilities.push(reader.string());
             continue;
           }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.configError = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3233,6 +3245,7 @@ export const ServerInfo: MessageFns<ServerInfo> = {
     const message = createBaseServerInfo();
     message.version = object.version ?? "";
     message.capabilities = object.capabilities?.map((e) => e) || [];
+    message.configError = object.configError ?? "";
     return message;
   },
 };

@@ -1,0 +1,256 @@
+//! Reload of the configuration while the server runs.
+
+use std::{fs, future::pending, path::Path};
+
+use informerd::{
+    app::{App, Reloader},
+    client::{Client, ListResult, Query, ServerAddress},
+    config::ServeFlags,
+    proto::pb,
+};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use tokio_util::task::AbortOnDropHandle;
+use tonic::{Code, Status, Streaming, transport::Channel};
+
+use crate::{
+    authentication::line,
+    process::Process,
+    sandbox::{DEADLINE, next, reason, watch_pods, words},
+};
+
+/// Server whose configuration is a file.
+struct Reloading {
+    directory: TempDir,
+    reloader: Reloader,
+    address: ServerAddress,
+    _running: AbortOnDropHandle<()>,
+}
+
+fn write(path: &Path, text: &str) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+// === impl Reloading ===
+
+impl Reloading {
+    /// Starts a server of the resources `kept`, `replaced` and `removed`, each of an object in a directory of its name, and of
+    /// further keys.
+    async fn start(keys: &str, files: &[(&str, &str)]) -> Self {
+        let directory = TempDir::new().unwrap();
+        for name in ["kept", "replaced", "removed", "added", "other"] {
+            let object = format!(r#"{{"kind":"Pod","metadata":{{"namespace":"x","name":"of-{name}"}}}}"#);
+            write(&directory.path().join(name).join("object.json"), &object);
+        }
+        for (name, text) in files {
+            write(&directory.path().join(name), text);
+        }
+        let config = directory.path().join("informerd.yaml");
+        write(&config, &text(keys, "kept: kept, replaced: replaced, removed: removed"));
+        let flags = ServeFlags { config: Some(config), ..ServeFlags::default() };
+        let app = App::builder_of(flags).unwrap().start().await.unwrap();
+        let (address, reloader) = (app.grpc_address().to_string().parse().unwrap(), app.reloader().unwrap());
+        let running = tokio::spawn(async { app.run(pending()).await.unwrap() });
+        Self { directory, reloader, address, _running: AbortOnDropHandle::new(running) }
+    }
+
+    /// Reloads these keys and resources, each with its directory.
+    fn reload(&self, keys: &str, resources: &str) {
+        write(&self.directory.path().join("informerd.yaml"), &text(keys, resources));
+        self.reloader.reload();
+    }
+
+    async fn client(&self) -> Client {
+        Client::connect(&self.address).await.unwrap()
+    }
+
+    async fn raw_client(&self) -> pb::informer_service_client::InformerServiceClient<Channel> {
+        pb::informer_service_client::InformerServiceClient::connect(format!("http://{}", self.address)).await.unwrap()
+    }
+
+    async fn watch(&self, resource: &str) -> Streaming<pb::WatchResponse> {
+        let request = pb::WatchRequest { resource: resource.to_owned(), ..watch_pods() };
+        let mut stream = self.raw_client().await.watch(request).await.unwrap().into_inner();
+        assert_eq!(words(&next(&mut stream).await), format!("ADDED INITIAL of-{resource}"));
+        assert!(next(&mut stream).await.bookmark.unwrap().initial_events_end);
+        stream
+    }
+
+    /// Returns the names of the resources that are served.
+    async fn served(&self) -> Vec<String> {
+        self.client().await.resources().await.unwrap().into_iter().map(|resource| resource.name).collect()
+    }
+
+    /// Waits until a condition of the server's description holds, and returns that.
+    async fn until(&self, is_met: impl Fn(&pb::ListResourcesResponse) -> bool) -> pb::ListResourcesResponse {
+        let client = self.client().await;
+        let met = async {
+            loop {
+                let answer = client.list_resources().await.unwrap();
+                if is_met(&answer) {
+                    break answer;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(DEADLINE, met).await.expect("reloaded in time")
+    }
+
+    /// Reloads a configuration that cannot be used, and returns the reason.
+    async fn rejected(&self, keys: &str, resources: &str) -> String {
+        self.reload(keys, resources);
+        let is_rejected = |answer: &pb::ListResourcesResponse| !answer.server.as_ref().unwrap().config_error.is_empty();
+        let error = self.until(is_rejected).await.server.unwrap().config_error;
+        assert_eq!(self.served().await, ["kept", "removed", "replaced"]);
+        self.reload("", "kept: kept, replaced: replaced, removed: removed");
+        self.until(|answer| !is_rejected(answer)).await;
+        error
+    }
+}
+
+/// Returns a configuration of files.
+fn text(keys: &str, resources: &str) -> String {
+    let resource = |resource: &str| {
+        let (name, path) = resource.trim().split_once(": ").unwrap();
+        format!("{name}: {{ source: {{ files: {{ path: {path}, rescan: 100ms, quiet: 10ms }} }} }}")
+    };
+    let resources: Vec<String> = resources.split(',').map(resource).collect();
+    format!("{{ listen: '127.0.0.1:0', admin: {{ listen: none }}, {keys} resources: {{ {} }} }}", resources.join(", "))
+}
+
+/// Reads the last message and the status of a stream.
+async fn ended(mut stream: Streaming<pb::WatchResponse>) -> Status {
+    loop {
+        match tokio::time::timeout(DEADLINE, stream.message()).await.expect("ended in time") {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("ended with OK"),
+            Err(status) => break status,
+        }
+    }
+}
+
+#[tokio::test]
+async fn resources_are_added_replaced_and_removed_and_the_watches_of_others_stay() {
+    let server = Reloading::start("", &[]).await;
+    let (mut kept, replaced) = (server.watch("kept").await, server.watch("replaced").await);
+    let removed = server.watch("removed").await;
+    server.reload("", "kept: kept, replaced: other, added: added");
+    let replaced = ended(replaced).await;
+    assert_eq!((replaced.code(), &*reason(&replaced)), (Code::Unavailable, "RESOURCE_REPLACED"), "{replaced:?}");
+    let removed = ended(removed).await;
+    assert_eq!((removed.code(), &*reason(&removed)), (Code::NotFound, "RESOURCE_REMOVED"), "{removed:?}");
+
+    let client = server.client().await;
+    let has_added =
+        |answer: &pb::ListResourcesResponse| answer.resources.iter().any(|resource| resource.name == "added");
+    server.until(has_added).await;
+    assert_eq!(server.served().await, ["added", "kept", "replaced"]);
+    let names = |listed: ListResult| listed.objects.into_iter().map(|object| object.name).collect::<Vec<_>>();
+    assert_eq!(names(client.list(&Query::of("added")).await.unwrap()), ["of-added"]);
+    assert_eq!(names(client.list(&Query::of("replaced")).await.unwrap()), ["of-other"]);
+    assert!(client.list(&Query::of("removed")).await.unwrap_err().to_string().contains("not found"));
+
+    let object = r#"{"kind":"Pod","metadata":{"namespace":"x","name":"later"}}"#;
+    write(&server.directory.path().join("kept/later.json"), object);
+    let later = words(&next(&mut kept).await);
+    assert!(later.starts_with("ADDED later"), "the watch has stayed open: {later}");
+}
+
+#[tokio::test]
+async fn a_call_that_waits_for_a_resource_ends_when_it_is_removed() {
+    let dead = "dead: { source: { informerd: { endpoint: 'http://127.0.0.1:1' } } },";
+    let of = |more: &str| {
+        format!(
+            "{{ listen: '127.0.0.1:0', admin: {{ listen: none }}, resources: {{ {more} \
+             kept: {{ source: {{ files: {{ path: kept }} }} }} }} }}"
+        )
+    };
+    let server = Reloading::start("", &[]).await;
+    let path = server.directory.path().join("informerd.yaml");
+    write(&path, &of(dead));
+    server.reloader.reload();
+    let is_served = |answer: &pb::ListResourcesResponse| answer.resources.iter().any(|of| of.name == "dead");
+    server.until(is_served).await;
+    let mut client = server.raw_client().await;
+    let request = pb::ListRequest { resource: "dead".to_owned(), ..Default::default() };
+    let waiting = AbortOnDropHandle::new(tokio::spawn(async move { client.list(request).await.map(drop) }));
+    write(&path, &of(""));
+    server.reloader.reload();
+    let status = tokio::time::timeout(DEADLINE, waiting).await.unwrap().unwrap().unwrap_err();
+    // A call that comes after the removal finds no such resource.
+    assert!(["RESOURCE_REMOVED", "RESOURCE_NOT_FOUND"].contains(&&*reason(&status)), "{status:?}");
+}
+
+#[tokio::test]
+async fn a_configuration_that_cannot_be_used_changes_nothing_and_is_reported() {
+    let server = Reloading::start("", &[]).await;
+    let mut kept = server.watch("kept").await;
+    let resources = "kept: kept, added: added";
+    let error = server.rejected("lisen: x,", resources).await;
+    assert_eq!(error, "lisen: unknown key; did you mean `listen`?");
+    let error = server.rejected("watch: { max_watchers: 7 }, limits: { connections: 9 },", resources).await;
+    let expected = "`limits.connections`, `watch.max_watchers` cannot change while the server runs: restart it, or restore the \
+                    former value";
+    assert_eq!(error, expected);
+    let error = server.rejected("", "kept: kept, added: nowhere").await;
+    assert!(error.starts_with("resource added: ") && error.contains("nowhere"), "{error}");
+
+    let object = r#"{"kind":"Pod","metadata":{"namespace":"x","name":"later"}}"#;
+    write(&server.directory.path().join("kept/later.json"), object);
+    let later = words(&next(&mut kept).await);
+    assert!(later.starts_with("ADDED later"), "the watch has stayed open: {later}");
+}
+
+#[tokio::test]
+async fn rules_of_the_configuration_are_reloaded_and_decide_about_open_watches() {
+    let keys = |resources: &str| {
+        format!(
+            "authentication: {{ token_file: tokens }}, authorization: {{ rules: [{{ subjects: ['*'], verbs: ['*'], \
+             resources: [{resources}], namespaces: ['*'] }}] }},"
+        )
+    };
+    let resources = "kept: kept, replaced: replaced, removed: removed";
+    let files = [("tokens", &*line("secret", "ann")), ("token", "secret")];
+    let server = Reloading::start(&keys("kept, replaced"), &files).await;
+    let address = server.address.with_token_file(server.directory.path().join("token")).unwrap();
+    let client = Client::connect(&address).await.unwrap();
+    assert!(client.list(&Query::of("removed")).await.is_err());
+    let mut request = tonic::Request::new(pb::WatchRequest { resource: "replaced".to_owned(), ..watch_pods() });
+    request.metadata_mut().insert("authorization", "Bearer secret".parse().unwrap());
+    let stream = server.raw_client().await.watch(request).await.unwrap().into_inner();
+    server.reload(&keys("kept, removed"), resources);
+    let status = ended(stream).await;
+    assert_eq!((status.code(), &*reason(&status)), (Code::PermissionDenied, "ACCESS_DENIED"), "{status:?}");
+    assert!(client.list(&Query::of("removed")).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_process_reloads_its_configuration_on_sighup() {
+    let directory = TempDir::new().unwrap();
+    let (config, kept) = (directory.path().join("informerd.yaml"), directory.path().join("kept"));
+    fs::create_dir(&kept).unwrap();
+    let text = |name: &str| format!("{{ resources: {{ {name}: {{ source: {{ files: {{ path: kept }} }} }} }} }}");
+    write(&config, &text("first"));
+    let server = Process::start(&["--config", config.to_str().unwrap()], None);
+    assert!(server.metrics().await.sum("informerd_config_last_reload_successful") > 0.0);
+    for (name, is_good) in [("second", true), ("Third", false), ("fourth", true)] {
+        write(&config, &text(name));
+        let pid = Pid::from_raw(i32::try_from(server.id()).unwrap()).unwrap();
+        kill_process(pid, Signal::HUP).unwrap();
+        let reloaded = async {
+            loop {
+                let metrics = server.metrics().await;
+                let is_served = metrics.0.contains(&format!("{{resource=\"{name}\"}}"));
+                let is_successful = metrics.sum("informerd_config_last_reload_successful") > 0.0;
+                if is_successful == is_good && is_served == is_good {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(DEADLINE, reloaded).await.expect("reloaded in time");
+    }
+    assert!(server.log().contains("configuration not reloaded, last good one in use"), "{}", server.log());
+    assert!(server.terminate().await.success());
+}
