@@ -95,6 +95,7 @@ async fn a_snapshot_is_served_at_once_as_stale() {
     assert_eq!(bookmark.history, resource.history);
 
     let mut resumed = client.watch(watch("10")).await.unwrap().into_inner();
+    assert_eq!(words(&next(&mut resumed).await), "BOOKMARK @10", "it has caught up");
     for older in ["3", "9"] {
         let status = match client.watch(watch(older)).await {
             Ok(stream) => end(&mut stream.into_inner()).await,
