@@ -47,7 +47,9 @@ def shop(tmp_path: Path) -> Iterator[str]:
 
 def run(program: str, address: str, wanted: str) -> None:
     """Runs a program until it prints the wanted text, then interrupts it."""
-    code = program.replace("127.0.0.1:50051", address)
+    # A job in the background of a script ignores the signal, and so would the program.
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += program.replace("127.0.0.1:50051", address)
     with subprocess.Popen(
         [sys.executable, "-uc", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as p:
