@@ -22,7 +22,8 @@ pub struct WatchOptions {
     pub drain_jitter: Duration,
     /// True to keep a copy of every object, so that an inferred DELETED has the last known body; default false.
     pub keep_objects: bool,
-    /// True to fetch dropped events again under DROP; default true. If false, an [`Update::Dropped`] reports the hole.
+    /// True to fetch dropped events again under DROP; default true. If false, an [`Update::Dropped`](super::Update::Dropped)
+    /// reports the hole.
     pub heal_drops: bool,
     /// True to end with the error if the first attempt reaches no server, instead of trying again; default false.
     pub fail_fast: bool,
