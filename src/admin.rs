@@ -59,7 +59,8 @@ impl Admin {
                 None => format!("{}: not synced\n", resource.name),
             })
             .collect();
-        if missing.is_empty() {
+        // A resource that a reload has added may be missing.
+        if missing.is_empty() || self.service.is_ready() {
             (StatusCode::OK, "ok\n".to_owned())
         } else {
             (StatusCode::SERVICE_UNAVAILABLE, missing)

@@ -7,6 +7,8 @@
 //! reflection, the admin server, and the writer of snapshot files. No other module depends on all layers, and this one has no
 //! logic.
 //!
+//! While it runs, a reload of the configuration exchanges resources; the tasks and watches of the others stay as they are.
+//!
 //! The shutdown, from the first signal on:
 //!
 //! 1. `/readyz` and the health service report not ready; for `drain.delay` everything is served as before.
@@ -29,17 +31,10 @@ mod snapshot_writer;
 mod sources;
 mod writer;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    net::SocketAddr,
-    num::NonZeroUsize,
-    path::Path,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, fmt, net::SocketAddr, num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
+use serde_json::{Map, Value};
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 use tonic_health::{ServingStatus, server::HealthReporter};
 
@@ -61,7 +56,7 @@ pub use crate::grpc::{CallRequest, CallService, RequestBody, ResponseBody};
 use crate::{
     admin::Admin,
     audit::AuditLog,
-    config::{AuthenticationConfig, Config, ConfigErrors, KeyValue, ListenAddr, QuotasConfig, ServeFlags, TlsConfig},
+    config::{AuthenticationConfig, Config, ConfigErrors, ListenAddr, QuotasConfig, ServeFlags, TlsConfig},
     grpc::{
         AccessConfig, GeneratedServices, Lifecycle, ListRate, QuotaConfig, Routes, RpcMetrics, ServedResource, Service,
         ServiceConfig,
@@ -113,8 +108,8 @@ impl App {
     ///
     /// All problems of flags and file.
     pub fn builder_of(flags: ServeFlags) -> Result<AppBuilder, ConfigErrors> {
-        let (config, values) = Config::load_with_values(&flags)?;
-        Ok(AppBuilder::new(config).reloading(ConfigSource::new(flags, values)))
+        let (config, source) = ConfigSource::load(flags)?;
+        Ok(AppBuilder::new(config).reloading(source))
     }
 
     /// Starts a server with nothing but the configuration: checks the sources, listens, and begins to sync.
@@ -412,23 +407,23 @@ async fn next_config(source: &mut Option<ConfigSource>, current: &Config) -> Res
     }
 }
 
-/// Exchanges what differs in a configuration that was read again. Returns the values of its keys.
+/// Exchanges what differs in a configuration that was read again. Returns the keys of its file.
 ///
 /// # Errors
 ///
 /// If it cannot be served, as one line; then nothing is exchanged.
 async fn reload(
-    (config, values): Loaded,
+    (config, file): Loaded,
     current: &mut Config,
     resources: &mut Resources,
     service: &Service,
-) -> Result<BTreeMap<String, KeyValue>, String> {
+) -> Result<Map<String, Value>, String> {
     authorization::load(&config, &KubeClients::default()).map_err(|error| error.to_string())?;
     let exchanged = resources.exchange(&config, service).await.map_err(|error| error.to_string())?;
     *current = config;
     let Exchanged { added, replaced, removed } = exchanged;
     tracing::info!(?added, ?replaced, ?removed, "configuration reloaded");
-    Ok(values)
+    Ok(file)
 }
 
 /// Reports a resource as serving once it has had a state, and the server once all resources that are not optional have.

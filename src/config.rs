@@ -6,7 +6,7 @@
 //!   file ──▶ YAML ──▶ map, unknown keys ────────┘
 //! ```
 //!
-//! `app` reads it at the start, and again for a reload, which changes `resources` and rules alone.
+//! `app` reads it at the start, and again for a reload, which changes `resources` and `authorization.rules` alone.
 //!
 //! - Precedence: flag, then environment (`INFORMERD_…`), then file, then default.
 //! - [`Config::load`] checks all values, alone and against each other. [`Config::default`] is for programs that serve resources of
@@ -39,10 +39,11 @@ mod value;
 mod variables;
 mod views;
 
-use std::{collections::BTreeMap, path::Path};
+use std::{cell::RefCell, path::Path};
 
-use serde_json::Map;
+use serde_json::{Map, Value};
 
+pub(crate) use self::file::{changed_keys, content};
 use self::section::Input;
 pub use self::{
     authorization::parse_rules,
@@ -56,7 +57,7 @@ pub use self::{
     },
     rows::{Key, KeyFlag},
     schema::json_schema,
-    section::{KeyFlags, KeyOrigin, KeyValue},
+    section::KeyFlags,
     table::{
         AdminConfig, AuditConfig, DrainConfig, FilesResource, GeneralConfig, KubeResource, LimitsConfig, QuotasConfig,
         ResourceOptions, StreamResource, SubjectAccessReviewConfig, TlsConfig, TokenReviewConfig, WatchConfig,
@@ -73,25 +74,21 @@ impl Config {
     ///
     /// All problems of flags and file. Of a file that is not YAML, only the first.
     pub fn load(flags: &ServeFlags) -> Result<Self, ConfigErrors> {
-        Self::load_with_values(flags).map(|(config, _)| config)
+        Self::load_with_file(flags).map(|(config, _)| config)
     }
 
-    /// Does the same, and returns the values of all keys, too, by the paths of the keys.
-    ///
-    /// # Errors
-    ///
-    /// The same.
-    pub fn load_with_values(flags: &ServeFlags) -> Result<(Self, BTreeMap<String, KeyValue>), ConfigErrors> {
+    /// Does the same, and returns the keys of the file, too.
+    pub(crate) fn load_with_file(flags: &ServeFlags) -> Result<(Self, Map<String, Value>), ConfigErrors> {
         let mut errors = ConfigErrors::default();
         let file = match &flags.config {
             None => Some(Map::new()),
             Some(path) => file::read(path, &mut errors),
         };
         let directory = flags.config.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
-        let input = Input::new(directory, &flags.keys, errors);
+        let input = Input { directory, flags: &flags.keys, errors: RefCell::new(errors) };
         let config = resolve::resolve(&input.file(file.as_ref()), file.is_some(), flags);
         let errors = input.errors.into_inner();
-        if errors.is_empty() { Ok((config, input.values.into_inner())) } else { Err(errors) }
+        if errors.is_empty() { Ok((config, file.unwrap_or_default())) } else { Err(errors) }
     }
 }
 

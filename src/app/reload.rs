@@ -4,8 +4,7 @@
 //! changes nothing, and the last good one stays in use. What can change: `resources`, and the rules of `authorization.rules`.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs,
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -14,10 +13,13 @@ use prometheus_client::{
     metrics::gauge::Gauge,
     registry::{Registry, Unit},
 };
-use ring::digest::{SHA256, digest};
+use serde_json::{Map, Value};
 use tokio::{sync::Notify, time};
 
-use crate::config::{AuthorityConfig, Config, KeyValue, ServeFlags};
+use crate::{
+    auth::Rules,
+    config::{self, AuthorityConfig, Config, ConfigErrors, ServeFlags, changed_keys},
+};
 
 /// Handle to request a reload of the configuration; clones are handles of the same server.
 #[derive(Debug, Clone, Default)]
@@ -29,11 +31,11 @@ pub struct Reloader {
 #[derive(Debug)]
 pub(super) struct ConfigSource {
     flags: ServeFlags,
-    /// Values of the keys in use.
-    values: BTreeMap<String, KeyValue>,
+    /// Keys of the file that is in use.
+    file: Map<String, Value>,
     reloader: Reloader,
-    /// Digest of the file at the last attempt; none if it could not be read.
-    digest: Option<Vec<u8>>,
+    /// Content of the file at the last attempt, at most 1 MiB; none if it could not be read.
+    content: Option<Vec<u8>>,
     metrics: ReloadMetrics,
 }
 
@@ -44,8 +46,8 @@ struct ReloadMetrics {
     success_time: Gauge,
 }
 
-/// Configuration that was read, and the values of its keys.
-pub(super) type Loaded = (Config, BTreeMap<String, KeyValue>);
+/// Configuration that was read, and the keys of its file.
+pub(super) type Loaded = (Config, Map<String, Value>);
 
 /// Interval at which the file is checked for changes.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -62,12 +64,14 @@ impl Reloader {
 // === impl ConfigSource ===
 
 impl ConfigSource {
-    /// Returns the source of a configuration that was loaded from these flags.
-    pub(super) fn new(flags: ServeFlags, values: BTreeMap<String, KeyValue>) -> Self {
-        let digest = digest_of(&flags);
-        let source = Self { flags, values, reloader: Reloader::default(), digest, metrics: ReloadMetrics::default() };
+    /// Loads the configuration of these flags, and returns its source, too.
+    pub(super) fn load(flags: ServeFlags) -> Result<(Config, Self), ConfigErrors> {
+        // Read first: a change in between leads to a reload.
+        let content = content(&flags);
+        let (config, file) = Config::load_with_file(&flags)?;
+        let source = Self { flags, file, reloader: Reloader::default(), content, metrics: ReloadMetrics::default() };
         source.metrics.succeed();
-        source
+        Ok((config, source))
     }
 
     pub(super) fn reloader(&self) -> &Reloader {
@@ -104,44 +108,38 @@ impl ConfigSource {
                 () = self.reloader.requests.notified() => true,
                 () = time::sleep(CHECK_INTERVAL) => false,
             };
-            let (flags, last) = (self.flags.clone(), self.digest.take());
+            let (flags, last) = (self.flags.clone(), self.content.take());
             // The reads would block a thread of the runtime, on a network file system for long.
             let reading = tokio::task::spawn_blocking(move || {
-                let digest = digest_of(&flags);
-                let is_changed = is_requested || digest != last;
-                (digest, is_changed.then(|| Config::load_with_values(&flags)))
+                let content = content(&flags);
+                let is_changed = is_requested || content != last;
+                (content, is_changed.then(|| load(&flags)))
             });
-            let (digest, loaded) = reading.await.map_err(|error| error.to_string())?;
-            self.digest = digest;
+            let (content, loaded) = reading.await.map_err(|error| error.to_string())?;
+            self.content = content;
             let Some(loaded) = loaded else { continue };
-            let loaded = loaded.map_err(|errors| errors.to_string().replace('\n', "; "))?;
+            let loaded = loaded?;
             self.check(current, &loaded)?;
             return Ok(loaded);
         }
     }
 
     /// Checks that no key differs that cannot change while the server runs.
-    fn check(&self, current: &Config, (config, values): &Loaded) -> Result<(), String> {
-        let is_fixed = |key: &&String| !key.starts_with("resources.") && *key != "authorization.rules";
-        let value = |values: &BTreeMap<String, KeyValue>, key: &String| values.get(key).map(|of| of.value.clone());
-        let keys: BTreeSet<&String> = self.values.keys().chain(values.keys()).filter(is_fixed).collect();
-        let changed = keys.into_iter().filter(|key| value(&self.values, key) != value(values, key));
-        let mut changed: Vec<String> = changed.map(|key| format!("`{key}`")).collect();
-        if changed.is_empty() && fixed(current) != fixed(config) {
-            changed.push("a key outside of `resources`".to_owned());
-        }
-        if changed.is_empty() {
+    fn check(&self, current: &Config, (config, file): &Loaded) -> Result<(), String> {
+        if fixed(current) == fixed(config) {
             return Ok(());
         }
-        let keys = changed.join(", ");
+        let is_fixed = |key: &String| !key.starts_with("resources.") && key != "authorization.rules";
+        let changed = changed_keys(&self.file, file).into_iter().filter(is_fixed);
+        let keys = changed.map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
         Err(format!("{keys} cannot change while the server runs: restart it, or restore the former value"))
     }
 
-    /// Records the outcome of a reload: the values in use, or the reason why they stay. Returns the reason.
-    pub(super) fn record(&mut self, outcome: Result<BTreeMap<String, KeyValue>, String>) -> Option<String> {
+    /// Records the outcome of a reload: the file that is in use now, or the reason why it is not. Returns the reason.
+    pub(super) fn record(&mut self, outcome: Result<Map<String, Value>, String>) -> Option<String> {
         match outcome {
-            Ok(values) => {
-                self.values = values;
+            Ok(file) => {
+                self.file = file;
                 self.metrics.succeed();
                 None
             }
@@ -158,15 +156,26 @@ impl ConfigSource {
 fn fixed(config: &Config) -> Config {
     let mut fixed = Config { resources: BTreeMap::new(), ..config.clone() };
     if let Some(AuthorityConfig::Rules(rules)) = &mut fixed.authorization.authority {
-        *rules = crate::auth::Rules::default();
+        *rules = Rules::default();
     }
     fixed
 }
 
-/// Returns the digest of the file that these flags name; none if it cannot be read.
-fn digest_of(flags: &ServeFlags) -> Option<Vec<u8>> {
-    let content = fs::read(flags.config.as_deref()?).ok()?;
-    Some(digest(&SHA256, &content).as_ref().to_vec())
+/// Returns the content of the file that these flags name.
+fn content(flags: &ServeFlags) -> Option<Vec<u8>> {
+    config::content(flags.config.as_deref()?)
+}
+
+/// Reads the configuration again.
+///
+/// # Errors
+///
+/// All problems, as one line. A pipe, which may have no content a second time and would block, is not read.
+fn load(flags: &ServeFlags) -> Result<Loaded, String> {
+    if let Some(path) = flags.config.as_deref().filter(|path| path.exists() && !path.is_file()) {
+        return Err(format!("{}: not a regular file, and can be read only once: restart the server", path.display()));
+    }
+    Config::load_with_file(flags).map_err(|errors| errors.to_string().replace('\n', "; "))
 }
 
 // === impl ReloadMetrics ===
@@ -181,6 +190,8 @@ impl ReloadMetrics {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -193,8 +204,7 @@ mod tests {
         };
         write("");
         let flags = ServeFlags { config: Some(path.clone()), ..ServeFlags::default() };
-        let (config, values) = Config::load_with_values(&flags).unwrap();
-        let mut source = ConfigSource::new(flags, values);
+        let (config, mut source) = ConfigSource::load(flags).unwrap();
         let quiet = async |source: &mut ConfigSource| {
             // The time stands still while the file is read.
             time::timeout(CHECK_INTERVAL * 3, source.next(&config)).await.is_err()
@@ -212,6 +222,10 @@ mod tests {
         assert_eq!(source.next(&config).await.unwrap_err(), expected, "a request reads it again");
         fs::remove_file(&path).unwrap();
         assert!(source.next(&config).await.unwrap_err().contains("no such file"));
+        fs::create_dir(&path).unwrap();
+        source.reloader().reload();
+        assert!(source.next(&config).await.unwrap_err().contains("not a regular file, and can be read only once"));
+        fs::remove_dir(&path).unwrap();
         // With the defaults written out, the values are the same.
         write("watch: { queue_length: 1024 },");
         assert_eq!(source.next(&config).await.unwrap().0, config);

@@ -29,6 +29,8 @@ pub(super) struct Resources {
     running: BTreeMap<String, Running>,
     /// Tasks that each end with the name of their resource, once its own tasks have ended.
     tasks: JoinSet<Result<String, AppError>>,
+    /// Error of a task that ended during an exchange.
+    failure: Option<AppError>,
     observed: Arc<ArcSwap<Vec<ObservedResource>>>,
     changes: watch::Sender<()>,
 }
@@ -61,7 +63,8 @@ impl Resources {
     /// If a thread cannot be started.
     pub(super) fn start(connector: Connector, resources: &BTreeMap<String, ResourceConfig>) -> Result<Self, AppError> {
         let (tasks, changes) = (JoinSet::new(), watch::Sender::new(()));
-        let mut started = Self { connector, running: BTreeMap::new(), tasks, observed: Arc::default(), changes };
+        let (running, failure, observed) = (BTreeMap::new(), None, Arc::default());
+        let mut started = Self { connector, running, tasks, failure, observed, changes };
         for resource in resources.values() {
             let writer = thread(&resource.name)?;
             started.connect(writer, resource);
@@ -82,14 +85,25 @@ impl Resources {
 
     /// Waits until a task of a resource ends that should not, and returns the error. Cancel-safe.
     pub(super) async fn failed(&mut self) -> AppError {
-        while let Some(ended) = self.tasks.join_next().await {
-            match ended {
-                Ok(Ok(_removed)) => {}
-                Ok(Err(error)) => return error,
-                Err(error) => return AppError::ended(Err(error)),
+        loop {
+            if let Some(failure) = self.failure.take() {
+                return failure;
+            }
+            if self.ended().await.is_none() && self.failure.is_none() {
+                return pending().await;
             }
         }
-        pending().await
+    }
+
+    /// Waits until the tasks of a resource have ended. Returns its name, or keeps the error; `None` also if there are no tasks.
+    /// Cancel-safe.
+    async fn ended(&mut self) -> Option<String> {
+        match self.tasks.join_next().await? {
+            Ok(Ok(resource)) => return Some(resource),
+            Ok(Err(error)) => self.failure = Some(error),
+            Err(error) => self.failure = Some(AppError::ended(Err(error))),
+        }
+        None
     }
 
     /// Exchanges the resources that differ from those of a configuration, and leaves the others as they are. The watches of those
@@ -123,7 +137,7 @@ impl Resources {
         self.end(&exchanged.removed, ResourceEnd::Removed);
         self.end(&exchanged.replaced, ResourceEnd::Replaced);
         self.publish(service);
-        self.until_ended(&exchanged.replaced).await?;
+        self.until_ended(&exchanged.replaced).await;
         // While no resource has the name, nobody reads the new one with rights to the old one, or the other way round.
         if let Some(authorizer) = &service.config().access.authorizer {
             authorization::update(authorizer, config);
@@ -158,18 +172,14 @@ impl Resources {
     }
 
     /// Waits until the tasks of these resources have ended, for a limited time.
-    async fn until_ended(&mut self, names: &[String]) -> Result<(), AppError> {
+    async fn until_ended(&mut self, names: &[String]) {
         let deadline = Instant::now() + END_TIMEOUT;
         let mut missing = names.to_vec();
-        while !missing.is_empty() {
-            match timeout_at(deadline, self.tasks.join_next()).await {
-                Ok(Some(Ok(Ok(ended)))) => missing.retain(|name| *name != ended),
-                Ok(Some(Ok(Err(error)))) => return Err(error),
-                Ok(Some(Err(error))) => return Err(AppError::ended(Err(error))),
-                Ok(None) | Err(_) => break,
-            }
+        while !missing.is_empty()
+            && let Ok(Some(ended)) = timeout_at(deadline, self.ended()).await
+        {
+            missing.retain(|name| *name != ended);
         }
-        Ok(())
     }
 
     fn publish(&self, service: &Service) {

@@ -1,12 +1,18 @@
 //! Configuration file: its bytes parsed to a map of keys, some of which may be unknown.
 
-use std::{env, fs::File, io::ErrorKind, io::Read, path::Path};
+use std::{
+    collections::BTreeSet,
+    env,
+    fs::File,
+    io::{self, ErrorKind, Read},
+    path::Path,
+};
 
 use serde_json::{Map, Value};
 use serde_saphyr::{Error, MessageFormatter, Options, UserMessageFormatter};
 
 use super::{
-    error::ConfigErrors,
+    error::{ConfigErrors, join},
     keys,
     value::{found, quote},
     variables,
@@ -30,10 +36,8 @@ const MAX_TEXT_BYTES: usize = 4 * MAX_FILE_BYTES;
 /// Reads the file; adds a problem for every unknown key, or for the file if it cannot be read.
 pub(super) fn read(path: &Path, errors: &mut ConfigErrors) -> Option<Map<String, Value>> {
     let name = path.display().to_string();
-    let mut bytes = Vec::new();
-    let result = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes));
-    match result {
-        Ok(_) => {
+    match read_bytes(path) {
+        Ok(bytes) => {
             let mut document = parse(&name, &bytes, errors)?;
             variables::expand(&mut document, |name| env::var(name).ok(), errors);
             Some(document)
@@ -46,6 +50,47 @@ pub(super) fn read(path: &Path, errors: &mut ConfigErrors) -> Option<Map<String,
             errors.add(&name, format!("cannot be read: {error}"));
             None
         }
+    }
+}
+
+/// Returns the content of a regular file; `None` if it cannot be read. A pipe can be read only once.
+pub(crate) fn content(path: &Path) -> Option<Vec<u8>> {
+    path.is_file().then(|| read_bytes(path).ok()).flatten()
+}
+
+/// Reads at most one byte more than a file may have.
+fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Returns the paths of the keys whose values differ in two files, in order.
+pub(crate) fn changed_keys(one: &Map<String, Value>, other: &Map<String, Value>) -> Vec<String> {
+    let mut changed = Vec::new();
+    add_changed(&mut Vec::new(), one, other, &mut changed);
+    changed
+}
+
+fn add_changed(
+    path: &mut Vec<String>,
+    one: &Map<String, Value>,
+    other: &Map<String, Value>,
+    changed: &mut Vec<String>,
+) {
+    let (mut names, none): (BTreeSet<&String>, _) = (one.keys().collect(), Map::new());
+    names.extend(other.keys());
+    for name in names {
+        path.push(name.clone());
+        match (one.get(name), other.get(name)) {
+            (one, other) if one == other => {}
+            (Some(Value::Object(one)), Some(Value::Object(other))) => add_changed(path, one, other, changed),
+            (Some(Value::Object(section)), None) | (None, Some(Value::Object(section))) => {
+                add_changed(path, section, &none, changed);
+            }
+            _ => changed.push(join(path)),
+        }
+        path.pop();
     }
 }
 

@@ -18,35 +18,13 @@ use super::{
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KeyFlags(BTreeMap<&'static str, (String, Value)>);
 
-/// Value of a key that is in use, and where it is set.
-#[derive(Debug, Clone, PartialEq)]
-pub struct KeyValue {
-    /// Value as it would be written in the file.
-    pub value: Value,
-    /// Place where it is set.
-    pub origin: KeyOrigin,
-}
-
-/// Place where the value of a key is set.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum KeyOrigin {
-    /// Default of the key.
-    Default,
-    /// Configuration file.
-    File,
-    /// Flag or its environment variable, by the name for errors.
-    Flag(String),
-}
-
-/// Sources of a configuration besides the file's keys, with the values and the problems found so far.
+/// Sources of a configuration besides the file's keys, and the problems found so far.
 #[derive(Debug)]
 pub(super) struct Input<'a> {
     /// Directory of the file, to which its paths are relative.
     pub(super) directory: &'a Path,
     pub(super) flags: &'a KeyFlags,
     pub(super) errors: RefCell<ConfigErrors>,
-    /// Values in use, by the paths of their keys.
-    pub(super) values: RefCell<BTreeMap<String, KeyValue>>,
 }
 
 /// Map of keys in the file, and its place there. A key without a value counts as omitted.
@@ -74,15 +52,12 @@ impl KeyFlags {
 
 // === impl Input ===
 
-impl<'i> Input<'i> {
-    pub(super) fn new(directory: &'i Path, flags: &'i KeyFlags, errors: ConfigErrors) -> Self {
-        Self { directory, flags, errors: errors.into(), values: RefCell::default() }
-    }
-
+impl Input<'_> {
     /// Reads an empty section.
     pub(super) fn none<T>(read: impl FnOnce(&Section<'_>) -> T) -> T {
         let flags = KeyFlags::default();
-        read(&Input::new(Path::new(""), &flags, ConfigErrors::default()).file(None))
+        let input = Input { directory: Path::new(""), flags: &flags, errors: RefCell::default() };
+        read(&input.file(None))
     }
 
     /// Returns the file as a whole.
@@ -185,14 +160,8 @@ impl<'a> Section<'a> {
     /// Reads an optional key; a flag takes precedence.
     pub(super) fn optional<T>(&self, key: &str, read: impl Fn(&Value) -> Result<T, ValueError>) -> Option<T> {
         let path = self.at(key);
-        let (written, flagged) = (self.written(key), self.input.flags.get(&path));
-        let in_file = written.and_then(|value| self.input.check(&path, read(value)));
-        let in_flag = flagged.and_then(|(flag, value)| self.input.check(flag, read(value)));
-        match (flagged, written) {
-            (Some((flag, value)), _) => self.record(path, value.clone(), KeyOrigin::Flag(flag.clone())),
-            (None, Some(value)) => self.record(path, value.clone(), KeyOrigin::File),
-            (None, None) => {}
-        }
+        let in_file = self.written(key).and_then(|value| self.input.check(&path, read(value)));
+        let in_flag = self.input.flags.get(&path).and_then(|(flag, value)| self.input.check(flag, read(value)));
         in_flag.or(in_file)
     }
 
@@ -215,16 +184,8 @@ impl<'a> Section<'a> {
     ///
     /// If the default is not valid for the key. A test reads all defaults.
     pub(super) fn or_default<T>(&self, key: &str, default: &str, read: impl Fn(&Value) -> Result<T, ValueError>) -> T {
-        self.optional(key, &read).unwrap_or_else(|| {
-            let default = value::written(default);
-            let value = read(&default).expect("a default is within its bounds");
-            self.record(self.at(key), default, KeyOrigin::Default);
-            value
-        })
-    }
-
-    fn record(&self, path: String, value: Value, origin: KeyOrigin) {
-        self.input.values.borrow_mut().insert(path, KeyValue { value, origin });
+        self.optional(key, &read)
+            .unwrap_or_else(|| read(&value::written(default)).expect("a default is within its bounds"))
     }
 
     fn written(&self, key: &str) -> Option<&'a Value> {

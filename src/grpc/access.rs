@@ -257,16 +257,12 @@ impl Service {
         Ok(inspected)
     }
 
-    /// Returns true if the caller may inspect the watches of every resource.
-    pub(super) async fn inspects_all(&self, call: &Call) -> Result<bool, ApiError> {
+    /// Checks that a caller may inspect every resource.
+    pub(super) async fn inspect_all(&self, identity: Option<&Identity>) -> Result<(), ApiError> {
         for resource in self.resources() {
-            match self.inspect(call.identity.as_ref(), &resource.name).await {
-                Ok(()) => {}
-                Err(ApiError::AccessDenied { .. }) => return Ok(false),
-                Err(refusal) => return Err(refusal),
-            }
+            self.inspect(identity, &resource.name).await?;
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Checks that the sender of these headers may see what operators see of all resources: their metrics.
@@ -286,10 +282,7 @@ impl Service {
             }
             None => None,
         };
-        for resource in self.resources() {
-            self.inspect(identity.as_ref(), &resource.name).await?;
-        }
-        Ok(())
+        Ok(self.inspect_all(identity.as_ref()).await?)
     }
 
     /// Checks that a caller may inspect a resource in all namespaces: what is inspected has no namespaces.

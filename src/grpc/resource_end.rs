@@ -15,7 +15,9 @@ impl ResourceEnd {
     pub(super) fn message(self, resource: &str) -> String {
         match self {
             Self::Removed => {
-                format!("resource {resource:?} is no longer served: the server's configuration has changed")
+                format!(
+                    "resource {resource:?} is no longer served: the server's configuration has changed; `informerd resources` lists the others"
+                )
             }
             Self::Replaced => {
                 format!(

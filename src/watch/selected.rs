@@ -38,7 +38,7 @@ impl Selected {
 /// Returns the consequence of a change. It depends on the two states of the change alone: so it is the same live and for a client
 /// that resumes. A client has the old state, because each change before it was sent, or suppressed as equal.
 ///
-/// What a relist has changed is never suppressed: a client that was cut off inside of a batch, and resumes before it, may have
+/// Changes of a relist are never suppressed: a client that was cut off inside of a batch, and resumes before it, may have
 /// received a state in between from the server that had this batch.
 pub(super) fn outcome<F: Frame>(
     selection: &Selection,

@@ -252,5 +252,17 @@ async fn a_process_reloads_its_configuration_on_sighup() {
         tokio::time::timeout(DEADLINE, reloaded).await.expect("reloaded in time");
     }
     assert!(server.log().contains("configuration not reloaded, last good one in use"), "{}", server.log());
+
+    let unreachable = "dead: { source: { informerd: { endpoint: 'http://127.0.0.1:1' } } }";
+    write(&config, &text("fourth").replace("resources: {", &format!("resources: {{ {unreachable},")));
+    kill_process(Pid::from_raw(i32::try_from(server.id()).unwrap()).unwrap(), Signal::HUP).unwrap();
+    let added = async {
+        while !server.metrics().await.0.contains("{resource=\"dead\"}") {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, added).await.expect("reloaded in time");
+    let ready = server.get("/readyz").await;
+    assert!(ready.starts_with("HTTP/1.0 200"), "a resource that is added does not make the server unready: {ready}");
     assert!(server.terminate().await.success());
 }
