@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 import json
+import os
+import signal
 import time
 from asyncio import FIRST_COMPLETED
 
@@ -51,6 +53,8 @@ class Driver:
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
             limit=LINE_BYTES,
+            # A driver can be a script that starts the client as another process.
+            start_new_session=True,
         )
         log.close()
         self.reading = asyncio.create_task(self._read())
@@ -123,9 +127,13 @@ class Driver:
         return await asyncio.wait_for(self.process.wait(), REPLY_SECONDS)
 
     async def kill(self):
-        if self.process and self.process.returncode is None:
-            self.process.kill()
-            await self.process.wait()
+        """Kills the driver and all processes that it has started, if they still run."""
+        if self.process:
+            try:
+                os.killpg(self.process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                return
+            await asyncio.wait_for(self.process.wait(), REPLY_SECONDS)
 
 
 def without_version(item):

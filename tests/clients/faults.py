@@ -13,6 +13,7 @@ point. Checked are, for each client:
 
 import argparse
 import asyncio
+import math
 import random
 import shlex
 import signal
@@ -34,6 +35,8 @@ SLACK_SECONDS = 1.0
 # Back-off, connecting and the first message, twice.
 RECOVERY_SECONDS = 20
 QUIET_SECONDS = 60
+# All other waits have an end of their own; this is for those that were forgotten.
+ANY_SECONDS = 900
 START = {
     "resource": "things",
     "namespace": "",
@@ -188,13 +191,12 @@ class Loop:
         first = next((sample for sample in samples if sample.asked >= fault.began and not sample.is_healthy), None)
         limit = fault.began + SILENT_SECONDS + SLACK_SECONDS
         limit += self._stalled(fault.began, limit)
-        late = [sample for sample in during if sample.is_healthy and sample.asked > limit]
-        is_noticed = first is not None and first.asked <= limit and not late
-        if fault.has_way_around:
-            # Between two samples the client may have been unhealthy, and healthy again on another connection.
-            is_noticed = any(fault.began <= accepted <= limit for accepted in proxy.accepted)
+        # From here on the client can be healthy, on another connection; between two samples it may have been unhealthy before.
+        around = next((at for at in proxy.accepted if at >= fault.began), math.inf) if fault.has_way_around else math.inf
+        late = [sample for sample in during if sample.is_healthy and sample.asked > limit and sample.answered < around]
+        is_noticed = (around <= limit or first is not None and first.asked <= limit) and not late
         if fault.is_silent and not is_noticed:
-            raise Failed(f"{driver.name}: {fault.name} at {fault.began:.2f} was not noticed in time: {(late or during)[0]}")
+            raise Failed(f"{driver.name}: {fault.name} at {fault.began:.2f} was not noticed by {limit:.2f}: {(late or during)[0]}")
         unhealthy = [sample for sample in samples if not sample.is_healthy]
         before = [sample for sample in unhealthy if began <= sample.asked and sample.answered < fault.began]
         if any(self._stalled(sample.asked - SILENT_SECONDS, sample.answered) < BOOKMARK_SECONDS for sample in before):
@@ -325,7 +327,8 @@ async def main():
     with tempfile.TemporaryDirectory() as directory:
         loop = Loop(arguments, Path(directory))
         try:
-            await loop.run(arguments.seconds)
+            async with asyncio.timeout(arguments.seconds + ANY_SECONDS):
+                await loop.run(arguments.seconds)
         except Failed as failure:
             for server in (loop.origin, loop.relay):
                 print(f"-- log of the {server.name}\n{server.log()}")
