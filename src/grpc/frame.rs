@@ -37,8 +37,8 @@ impl Frame for WireFrame {
         format.is_suppressed(had, now)
     }
 
-    fn compares(format: &ObjectFormat) -> bool {
-        format.only_if_changed
+    fn projects(format: &ObjectFormat) -> bool {
+        format.view.is_some()
     }
 
     fn encode(arena: &mut WireArena, format: &ObjectFormat, notice: &GroupEvent<'_>) {

@@ -17,6 +17,7 @@ pub(super) struct Encoding<'a, F: Frame> {
 }
 
 /// A group's share of a publish cycle.
+#[derive(Default)]
 pub(super) struct GroupShare {
     pub(super) events: Vec<Share>,
     /// Positions of the changes in the cycle that its format suppresses.

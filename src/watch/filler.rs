@@ -276,7 +276,7 @@ impl<F: Frame> Filler<F> {
         let Job { groups, selected, block: Block { batches, mut last_relist, first, end }, .. } = job;
         let mut encoding = Encoding::<F>::new(&batches, first, &mut last_relist);
         let mut share = |(filled, selected): (Filled<F>, Selected)| {
-            let share = encoding.share(&filled.group.format, filled.group.reached(), selected);
+            let (share, _) = filled.group.share(&mut encoding, selected, Some(self.clock()));
             (filled, share)
         };
         let shares: Vec<(Filled<F>, GroupShare)> = groups.into_iter().zip(selected).map(&mut share).collect();
@@ -365,7 +365,7 @@ type Cohort<F> = (Vec<Filled<F>>, bool);
 /// Divides groups by offset and cost.
 fn parts<F: Frame>(groups: Vec<Vec<Filled<F>>>) -> Vec<Cohort<F>> {
     let mut groups: Vec<(u64, Filled<F>)> =
-        groups.into_iter().flatten().map(|filled| (filled.group.cost.get(), filled)).collect();
+        groups.into_iter().flatten().map(|filled| (filled.group.cost(), filled)).collect();
     groups.sort_by_key(|(cost, filled)| (filled.at, *cost));
     let (mut parts, mut sum): (Vec<Cohort<F>>, u64) = (Vec::new(), 0);
     for (cost, filled) in groups {

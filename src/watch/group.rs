@@ -30,10 +30,11 @@ use super::{
     Frame, QueueOptions,
     budget::SharedBudget,
     config::BroadcasterStats,
+    encoding::{Encoding, GroupShare},
     policy::{End, Lag, OnPublish, State, on_publish},
     run::{Mark, Run},
-    selected::{Outcome, outcome},
-    selection_budget::Cost,
+    selected::{Outcome, Selected, outcome},
+    selection_budget::{Clock, Cost},
     writer_signals::WriterSignals,
 };
 use crate::{
@@ -51,7 +52,10 @@ pub(super) struct Group<F: Frame> {
     pub(super) format: F::Format,
     /// True if its selection is evaluated within a budget.
     pub(super) is_budgeted: bool,
+    /// Cost of its selection, for each change.
     pub(super) cost: Cost,
+    /// Cost of encoding its events, for each change; 0 if its format is no view.
+    encoding_cost: Cost,
     pub(super) log: Mutex<Log<F>>,
     /// Notifies the writer of slots with room again, and of a group without readers.
     pub(super) writer_signals: Arc<WriterSignals>,
@@ -189,13 +193,14 @@ impl<F: Frame> Group<F> {
             skipping: Vec::new(),
             removed_slots: 0,
         };
-        let cost = Cost::unknown(selection.expression.is_some() || F::compares(&format));
-        Self { id, selection, format, is_budgeted, cost, log: Mutex::new(log), writer_signals }
+        let cost = Cost::unknown(selection.expression.is_some() || F::projects(&format));
+        let (encoding_cost, log) = (Cost::none(), Mutex::new(log));
+        Self { id, selection, format, is_budgeted, cost, encoding_cost, log, writer_signals }
     }
 
     /// Returns true if an evaluation takes long enough to be measured alone.
     pub(super) fn is_costly(&self) -> bool {
-        self.selection.expression.is_some() || F::compares(&self.format)
+        self.selection.expression.is_some() || F::projects(&self.format)
     }
 
     /// Returns the consequence of a change for the group's watchers.
@@ -203,8 +208,34 @@ impl<F: Frame> Group<F> {
         outcome::<F>(&self.selection, &self.format, batch, change)
     }
 
+    /// Returns the time that each change takes for this group, in nanoseconds.
+    pub(super) fn cost(&self) -> u64 {
+        self.cost.get().saturating_add(self.encoding_cost.get())
+    }
+
+    /// Encodes the selected changes of a cycle. Returns the time, too, in nanoseconds: of a view, if there is a clock.
+    pub(super) fn share(
+        &self,
+        encoding: &mut Encoding<'_, F>,
+        selected: Selected,
+        clock: Option<&Clock>,
+    ) -> (GroupShare, u64) {
+        let since = clock.filter(|_| F::projects(&self.format)).map(|clock| (clock, clock.now()));
+        let changes = encoding.changes().len().max(1) as u64;
+        let share = if selected.is_empty() {
+            GroupShare::default()
+        } else {
+            encoding.share(&self.format, self.reached(), selected)
+        };
+        let time = since.map_or(0, |(clock, since)| clock.now().saturating_sub(since));
+        if since.is_some() {
+            self.encoding_cost.note(time / changes);
+        }
+        (share, time)
+    }
+
     /// Returns the offset after the last event in the log.
-    pub(super) fn reached(&self) -> u64 {
+    fn reached(&self) -> u64 {
         self.log.lock().head_reached.offset
     }
 }

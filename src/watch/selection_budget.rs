@@ -1,4 +1,4 @@
-//! Time of the writer for selections: its bounds, and the measured cost of each selection.
+//! Time of the writer for selections and views: its bounds, and the measured cost of each.
 //!
 //! All times are in nanoseconds of a [`Clock`].
 
@@ -28,11 +28,11 @@ pub(crate) struct Stepped {
     pub(crate) step: AtomicU64,
 }
 
-/// Cost of one selection for each change: a moving average.
+/// Cost of one selection or view for each change: a moving average.
 #[derive(Debug)]
 pub(super) struct Cost(AtomicU64);
 
-/// Time that selections may take of the writer, of each publish cycle and of all its time: a token bucket.
+/// Time that selections and views may take of the writer, of each publish cycle and of all its time: a token bucket.
 #[derive(Debug)]
 pub(super) struct SelectionBudget {
     cycle: u64,
@@ -81,6 +81,10 @@ pub(super) fn nanos(duration: Duration) -> u64 {
 impl Cost {
     pub(super) fn unknown(is_expression: bool) -> Self {
         Self(AtomicU64::new(nanos(if is_expression { EXPRESSION } else { OTHER })))
+    }
+
+    pub(super) fn none() -> Self {
+        Self(AtomicU64::new(0))
     }
 
     pub(super) fn get(&self) -> u64 {

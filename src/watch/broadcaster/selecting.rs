@@ -1,6 +1,7 @@
 //! Selection of the groups that a publish cycle concerns, within the time that selections may take of the writer.
 //!
-//! Groups are budgeted if they have an expression, or if they must be evaluated for every change, of all or of a namespace.
+//! Groups are budgeted if they have an expression or a view, or if they must be evaluated for every change, of all or of a
+//! namespace. What a view's events took to encode counts from the next cycle on.
 //! The writer evaluates them in rising order of cost while they fit. It defers the others: threads fill them ([`Filler`]),
 //! until they fit again. A group is never deferred in the middle of a cycle: of a cycle that was not evaluated to its end,
 //! nothing is pushed.
@@ -134,17 +135,19 @@ impl<F: Frame> Selecting<F> {
             }
         }
         chosen.extend(routed);
-        if let Some(deferral) = deferral {
-            deferral.budget.spend(time.spent);
-            deferral.cost = cost;
-        }
-        let mut shares = Vec::new();
-        for (id, selected) in chosen.into_iter().filter(|(_, selected)| !selected.is_empty()) {
+        let (mut shares, mut spent) = (Vec::new(), time.spent);
+        for (id, selected) in chosen {
             let group = &groups[id];
-            let share = encoding.share(&group.format, group.reached(), selected);
+            let (share, time) =
+                group.share(encoding, selected, deferral.as_ref().map(|deferral| deferral.filler.clock()));
+            spent = spent.saturating_add(time);
             if !share.is_empty() {
                 shares.push((Arc::clone(group), share));
             }
+        }
+        if let Some(deferral) = deferral {
+            deferral.budget.spend(spent);
+            deferral.cost = cost;
         }
         Self { shares, deferred }
     }
@@ -207,7 +210,7 @@ impl<F: Frame> Deferral<F> {
             }
             let Some((id, time, since)) = self.deferred.pop_front() else { break };
             let Some(group) = groups.get(id).cloned() else { continue };
-            let cost = self.cost.saturating_add(group.cost.get());
+            let cost = self.cost.saturating_add(group.cost());
             let fits = cost.saturating_mul(self.changes) <= left * TAKE_BACK_PERCENT / 100
                 && now - since >= nanos(MIN_DEFERRAL);
             let mut log = group.log.lock();
@@ -266,7 +269,7 @@ impl<F: Frame> Deferral<F> {
 impl<F: Frame> BudgetedGroups<F> {
     /// Takes the groups that see every change, in rising order of cost, as far as they fit.
     fn new<'a>(groups: impl Iterator<Item = &'a Arc<Group<F>>>, changes: u64, left: u64) -> Self {
-        let mut groups: Vec<_> = groups.map(|group| (group.cost.get(), Arc::clone(group))).collect();
+        let mut groups: Vec<_> = groups.map(|group| (group.cost(), Arc::clone(group))).collect();
         groups.sort_by_key(|(cost, _)| *cost);
         let (mut sum, mut cost) = (0_u64, 0);
         let mut fits = |each: u64| {
@@ -311,7 +314,7 @@ impl<F: Frame> BudgetedGroups<F> {
         let mut meter = Meter::begin(clock);
         for number in evaluated.iter().copied() {
             let group = &groups[number];
-            if !time.admits(number, group.cost.get()) {
+            if !time.admits(number, group.cost()) {
                 continue;
             }
             let evaluate = || selected[number].add(at, group.outcome(batch, change));

@@ -61,7 +61,6 @@ impl<F: Frame> Log<F> {
         if let Some((offset, suppressed)) = unread {
             slot.needs_from(offset, suppressed);
         }
-        slot.count_up_to_since();
         slot.state = State::Coalescing(Box::new(Coalescing::new(true)));
         true
     }
@@ -70,7 +69,10 @@ impl<F: Frame> Log<F> {
     pub(in crate::watch) fn take_ready(&mut self, index: usize) -> Option<Box<DrainingGeneration>> {
         let State::Coalescing(coalescing) = &mut self.slots[index].state else { return None };
         coalescing.sizes.drained = std::mem::take(&mut coalescing.sizes.ready);
-        coalescing.ready.take()
+        let ready = coalescing.ready.take();
+        // Its first event has the version after what was suppressed before it; until then a client resumes before that.
+        self.slots[index].count_up_to_since();
+        ready
     }
 
     /// Lets a reader that has everything published follow the log again.
@@ -107,7 +109,6 @@ impl<F: Frame> Log<F> {
                 let is_due = is_near && !is_at_head;
                 if is_due {
                     slot.state = State::Coalescing(Box::new(Coalescing::new(false)));
-                    slot.count_up_to_since();
                 }
                 Some(SlotNeed { since, lags: !is_at_head && !is_due, is_due })
             }

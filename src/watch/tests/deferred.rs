@@ -111,6 +111,26 @@ fn groups_that_see_every_change_are_taken_in_rising_order_of_cost() {
 }
 
 #[test]
+fn the_time_to_encode_the_events_of_a_view_counts() {
+    for (format, deferred) in [('a', 0), ('p', 1)] {
+        let clock: Arc<Stepped> = Arc::default();
+        let threads = BulkThreads::manual(Arc::clone(&clock));
+        let config = BroadcasterConfig { selection_share: 1, ..BroadcasterConfig::default() };
+        let mut broadcaster = Broadcaster::<Text>::new(config, version(0)).deferring_to(Some(&threads));
+        let mut world = World::at(0);
+        let format = Letter(format);
+        let cursor = broadcaster.subscribe(Subscribe { format, ..live(not("db"), queue(Replay, 4)) });
+        // To select and to encode take a little more than the half of the budget of a cycle, each.
+        clock.step.store(101_000, Ordering::SeqCst);
+        broadcaster.publish(&world.several(1));
+        clock.step.store(0, Ordering::SeqCst);
+        broadcaster.publish(&world.several(1));
+        assert_eq!(broadcaster.stats().deferred.load(Ordering::Relaxed), deferred, "{format:?}");
+        drop(cursor);
+    }
+}
+
+#[test]
 fn the_share_of_all_time_is_bounded_as_well() {
     let config = BroadcasterConfig { selection_share: 10, ..BroadcasterConfig::default() };
     let mut rig = Rig::with(config);

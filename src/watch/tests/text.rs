@@ -56,8 +56,8 @@ impl Frame for Text {
         format.0 == 's' && had.labels() == now.labels()
     }
 
-    fn compares(format: &Letter) -> bool {
-        format.0 == 's'
+    fn projects(format: &Letter) -> bool {
+        matches!(format.0, 's' | 'p')
     }
 
     fn encode(arena: &mut BytesMut, format: &Letter, notice: &GroupEvent<'_>) {

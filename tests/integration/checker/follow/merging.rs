@@ -17,11 +17,12 @@ impl Follower<'_> {
         Some(self.merged_of(start, end).0)
     }
 
-    /// Returns the indexes at which merging may begin: at the next event that is sent; or, if the client merges already, at what
-    /// is suppressed before it.
+    /// Returns the indexes at which merging may begin: at the next event that is sent; or at what is suppressed before it, if the
+    /// client merges already, or the server has dropped the next event from the client's queue for its bytes.
     fn merge_starts(&self, end: usize) -> impl Iterator<Item = usize> + use<> {
         let first = self.next_event().filter(|first| *first < end && self.is_between_generations());
-        let earlier = Some(self.next).filter(|next| self.merges && first.is_some_and(|first| *next < first));
+        let is_earlier = self.merges || self.truth.keeps_few_bytes();
+        let earlier = Some(self.next).filter(|next| is_earlier && first.is_some_and(|first| *next < first));
         earlier.into_iter().chain(first)
     }
 
