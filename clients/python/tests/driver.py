@@ -71,14 +71,18 @@ def failed(error: Error) -> None:
 
 
 def state(informer: Informer | informerd.aio.Informer, number: int) -> None:
-    objects = informer.list()
+    # The store may advance between two calls.
+    while True:
+        version, objects = informer.version, informer.list()
+        if version == informer.version:
+            break
     values = sorted({value for o in objects for value in app_of(o)})
     freshness = informer.freshness()
     age, seen = freshness.last_message_age, freshness.source_seen_at
     say(
         {
             "reply": number,
-            "version": informer.version,
+            "version": version,
             "state": freshness.state.name,
             "healthy": informer.healthy(),
             "last_message_age_ms": None if age is None else round(age * 1000),

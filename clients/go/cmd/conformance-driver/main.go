@@ -201,7 +201,11 @@ func (d *driver) onError(err error) {
 
 func (d *driver) state(id int64) line {
 	indexer := d.informer.GetIndexer()
-	objects := indexer.List()
+	version, objects := d.informer.Version(), indexer.List()
+	// The store may advance between two calls.
+	for version != d.informer.Version() {
+		version, objects = d.informer.Version(), indexer.List()
+	}
 	slices.SortFunc(objects, func(a, b *object) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
@@ -221,7 +225,7 @@ func (d *driver) state(id int64) line {
 	freshness := d.informer.Freshness()
 	reply := line{
 		"reply":               id,
-		"version":             d.informer.Version(),
+		"version":             version,
 		"state":               freshness.State.String(),
 		"healthy":             d.informer.Healthy(),
 		"last_message_age_ms": nil,
