@@ -1,82 +1,18 @@
 """Runs the code blocks of the README's start section in a clone, and checks their output."""
 
-import atexit
-import os
-import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
+from pages import SECONDS, Background, blocks, fail, ok, section, until
+
 BUILD_SECONDS = 1800
-SECONDS = 30
 # A closed connection of a client keeps its port for a minute, and it may be one of the README's.
 PORT_SECONDS = 90
-
-
-def fail(message):
-    print(f"FAILED  {message}", file=sys.stderr)
-    sys.exit(1)
-
-
-def ok(message):
-    print(f"ok  {message}", flush=True)
-
-
-def until(what, condition, seconds=SECONDS, of=None):
-    """Waits until a condition returns a value, and returns it. Shows the output of a background command that has failed."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and (of is None or of.process.poll() is None):
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.05)
-    fail(f"not within {seconds} s: {what}\n{of.text() if of else ''}")
-
-
-class Background:
-    """Command of the README that runs until it gets a signal."""
-
-    def __init__(self, command, clone):
-        self.command, self.clone = command, clone
-        self.log = clone.parent / f"log-{time.monotonic_ns()}"
-        with open(self.log, "w", encoding="utf-8") as log:
-            self.process = subprocess.Popen(
-                ["bash", "-c", command], cwd=clone, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        # After a failure, too.
-        atexit.register(self.signal, signal.SIGKILL)
-
-    def text(self):
-        return self.log.read_text(encoding="utf-8")
-
-    def servers(self):
-        """Returns the informerd processes of this command's session, without cargo and the shell."""
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                if (entry / "comm").read_text().strip() == "informerd" and os.getsid(int(entry.name)) == self.process.pid:
-                    found.append(int(entry.name))
-            except (OSError, ValueError):
-                continue
-        return found
-
-    def signal(self, number):
-        for pid in self.servers():
-            os.kill(pid, number)
-
-    def end(self, number):
-        self.signal(number)
-        return self.process.wait(SECONDS)
-
-
-def blocks(readme):
-    section = readme.split("\n## Start\n")[1].split("\n## ")[0]
-    return [block.strip() for block in re.findall(r"```sh\n(.*?)```", section, re.S)]
 
 
 def await_port(port):
@@ -104,7 +40,7 @@ def is_ready():
 
 def main():
     clone = Path(sys.argv[1])
-    found = blocks((clone / "README.md").read_text(encoding="utf-8"))
+    found = blocks(section((clone / "README.md").read_text(encoding="utf-8"), "Start"))
     if len(found) != 6:
         fail(f"the start section has {len(found)} blocks of commands, and this knows 6")
     serve, ask, watch, edit, grpcurl, directory = found
