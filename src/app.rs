@@ -29,6 +29,7 @@ mod reload;
 mod resources;
 mod snapshot_writer;
 mod sources;
+mod upstream;
 mod writer;
 
 use std::{collections::BTreeSet, fmt, net::SocketAddr, num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
@@ -51,6 +52,7 @@ pub use self::{
     builder::{AppBuilder, ServeOptions},
     error::AppError,
     reload::Reloader,
+    upstream::Upstream,
 };
 pub use crate::grpc::{CallRequest, CallService, RequestBody, ResponseBody};
 use crate::{

@@ -18,6 +18,7 @@ mod serve;
 mod signals;
 mod until;
 mod values;
+mod verify;
 mod watch;
 mod watchers;
 
@@ -76,6 +77,9 @@ enum Command {
     /// Wait until objects meet conditions
     #[command(after_help = help(until::EXAMPLES))]
     Until(until::UntilFlags),
+    /// Compare the objects that a server serves with those of its upstream
+    #[command(after_help = help(verify::EXAMPLES))]
+    Verify(verify::VerifyFlags),
     /// Show the open watches: client, selection, policy, lag
     #[command(after_help = help(watchers::EXAMPLES))]
     Watchers(watchers::WatchersFlags),
@@ -111,6 +115,7 @@ impl Cli {
             Command::Record(flags) => call(record::run(&flags)),
             Command::Mirror(flags) => call(mirror::run(&flags)),
             Command::Until(flags) => call(until::run(&flags)),
+            Command::Verify(flags) => call(flags.timeout.limit(verify::run(&flags))),
             Command::Watchers(flags) => call(flags.timeout.limit(watchers::run(&flags))),
         };
         match ended {

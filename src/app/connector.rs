@@ -177,7 +177,7 @@ impl OwnSource {
 }
 
 /// Returns the filter that removes fields from objects; `None` if there are none to remove, or the source removes them itself.
-fn filter(resource: &ResourceConfig) -> Option<ObjectFilter> {
+pub(super) fn filter(resource: &ResourceConfig) -> Option<ObjectFilter> {
     let fields = resource.drop_fields();
     let is_removed_here = !matches!(resource.source, SourceConfig::Kube(_)) && fields != FieldCut::default();
     is_removed_here.then(|| -> ObjectFilter { Arc::new(move |object| Some(object.without(&fields))) })

@@ -65,7 +65,7 @@ pub enum AppError {
         /// Resource, and what to do about it.
         error: ValueError,
     },
-    /// Resource of the program that cannot have its name, or has no source.
+    /// Resource of the program that cannot have its name, or has no source; or an upstream that cannot be listed.
     #[error("resource {resource}: {problem}")]
     Name {
         /// Name of the resource.

@@ -56,6 +56,7 @@ mod tcp_proxy;
 mod tidy;
 mod tls;
 mod until;
+mod verify;
 mod views;
 mod warm;
 mod watch;

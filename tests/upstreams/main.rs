@@ -42,6 +42,7 @@ mod served;
 mod shards;
 mod storm;
 mod truth;
+mod verify;
 mod warm;
 mod warm_kube;
 

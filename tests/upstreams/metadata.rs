@@ -60,6 +60,11 @@ async fn secrets_are_served_without_their_data_and_followed() {
 
         Follower::of(served.client().await, Selection::default().resource("all")).await.reach(last).await;
         assert_eq!(bodies(served.client().await, "all").await, expected, "to the byte");
+        let is_equal =
+            |name: &str| (Some(0), format!("# {name}: {} objects are those of the upstream\n", expected.len()));
+        assert_eq!(served.verify("things").await, is_equal("things"));
+        let (code, note) = served.verify("all").await;
+        assert_eq!((code, note.contains("are those of the upstream")), (Some(0), true), "{note}");
         assert_eq!(served.count("reflector_lists_total").await, 2, "one for each resource");
         assert_eq!(served.count("cache_rewinds_total").await, 0);
     }

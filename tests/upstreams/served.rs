@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
+    process::Command,
 };
 use tonic::transport::{Channel, Endpoint};
 
@@ -20,7 +21,7 @@ use crate::{apiserver::ApiServer, etcd::Etcd, follow::Follower, gate::Gate, trut
 /// Server, and the proxy before each member of its upstream.
 pub(crate) struct Served {
     pub(crate) gates: Vec<Gate>,
-    _directory: TempDir,
+    directory: TempDir,
     address: String,
     admin: SocketAddr,
     running: tokio::task::JoinHandle<()>,
@@ -103,11 +104,22 @@ impl Served {
         let ListenAddr::Tcp(address) = app.grpc_address() else { panic!("a TCP address") };
         let admin = app.admin_address().unwrap();
         let running = tokio::spawn(async move { app.run(std::future::pending()).await.unwrap() });
-        Self { gates, _directory: directory, address: format!("http://{address}"), admin, running }
+        Self { gates, directory, address: format!("http://{address}"), admin, running }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.address.trim_start_matches("http://").parse().unwrap()
+    }
+
+    /// Compares a resource with its upstream. Returns the exit code of `informerd verify`, and its message.
+    pub(crate) async fn verify(&self, resource: &str) -> (Option<i32>, String) {
+        let mut verify = Command::new(env!("CARGO_BIN_EXE_informerd"));
+        verify
+            .args(["verify", resource, "--server", &self.address, "--config"])
+            .arg(self.directory.path().join("config.yaml"));
+        let output = verify.output().await.unwrap();
+        assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
     }
 
     /// Closes every connection to the upstream.

@@ -1,0 +1,139 @@
+//! `informerd verify`: the objects of a server, and those of its upstream.
+
+mod comparison;
+
+use std::{path::PathBuf, time::Duration};
+
+use bytes::Bytes;
+use clap::Args;
+use tokio::time::{Instant, sleep};
+
+use self::comparison::{Comparison, Difference, State, States};
+use super::{
+    client_flags::{FormatFlags, ServerFlags, TimeoutFlags},
+    failure::{FAILED, Failure},
+    print::{Record, json::Document, stdout, table::Cell, write_records},
+};
+use crate::{
+    app::Upstream,
+    client::{Client, Query},
+    config::{Config, ServeFlags, parse_duration},
+    model::{Object, ObjectKey},
+    proto::pb::{self, PayloadFormat, object::Body},
+};
+
+pub(super) const EXAMPLES: &str = "\
+Examples, with a server of examples/shop.yaml:
+  informerd verify pods --config examples/shop.yaml
+  informerd verify pods --config examples/shop.yaml -o json
+
+It lists the upstream with the source of the file, and the server, and compares key by key: uid, body, and the version where the \
+upstream assigns it. An object counts that differs for the time --settle, in which its upstream state has not changed; one that \
+changes is compared again, ten times at most. A stream, which has no list, is refused. Exit code 1: there is a difference.";
+
+/// Flags of `informerd verify`.
+#[derive(Debug, Clone, Args)]
+pub(super) struct VerifyFlags {
+    /// A resource of the file, which the server serves by the same name
+    #[arg(value_name = "RESOURCE")]
+    resource: String,
+    /// Configuration file of the server, with the resource's source
+    #[arg(long, value_name = "FILE", env = "INFORMERD_CONFIG")]
+    config: PathBuf,
+    /// Time for which an object must differ without a change in the upstream, 0s to 1h; both sides are listed again twice in it
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
+    settle: Duration,
+    #[command(flatten)]
+    format: FormatFlags,
+    #[command(flatten)]
+    server: ServerFlags,
+    #[command(flatten)]
+    pub(super) timeout: TimeoutFlags,
+}
+
+const HEADER: &[&str] = &["KEY", "DIFFERENCE", "SERVED", "UPSTREAM"];
+/// Rounds of a comparison.
+const MAX_ROUNDS: u32 = 10;
+/// Largest value of `--settle`.
+const MAX_SETTLE: Duration = Duration::from_secs(3600);
+
+pub(super) async fn run(flags: &VerifyFlags) -> Result<(), Failure> {
+    let VerifyFlags { resource, settle, format, server, .. } = flags;
+    if *settle > MAX_SETTLE {
+        return Err(Failure::usage(format!("--settle {settle:?} is longer than {MAX_SETTLE:?}")));
+    }
+    let upstream = upstream(flags)?;
+    let client = server.connect().await?;
+    let mut comparison = Comparison::new(upstream.assigns_versions(), *settle);
+    let (mut count, mut rounds) = (0, 0);
+    while rounds == 0 || comparison.open() > 0 && rounds < MAX_ROUNDS {
+        if rounds > 0 {
+            server.note(&format_args!("# {resource}: {} objects differ now: comparing again", comparison.open()));
+            sleep(*settle / 2).await;
+        }
+        let listed = upstream.list().await?;
+        let served = served(&client, resource).await?;
+        count = listed.objects.len();
+        let listed = listed.objects.iter().map(|object| (object.key().clone(), of_upstream(object))).collect();
+        comparison.compare(&listed, &served, Instant::now());
+        rounds += 1;
+    }
+    let (differences, open) = (comparison.differences(), comparison.open());
+    let records = differences.iter().map(|(key, difference)| record(key, difference)).collect();
+    write_records(stdout(), &format.options(), ("differences", HEADER), records)?;
+    if open > 0 {
+        server.note(&format_args!("# {resource}: {open} objects change all the time, and were not compared"));
+    }
+    let found = differences.len();
+    if found > 0 {
+        return Err(Failure::new(FAILED, format!("{found} objects of {resource} are not those of the upstream")));
+    }
+    server.note(&format_args!("# {resource}: {} objects are those of the upstream", count - open.min(count)));
+    Ok(())
+}
+
+fn upstream(flags: &VerifyFlags) -> Result<Upstream, Failure> {
+    let VerifyFlags { resource, config: path, .. } = flags;
+    let serve = ServeFlags { config: Some(path.clone()), ..ServeFlags::default() };
+    let config = Config::load(&serve)?;
+    let Some(found) = config.resources.get(resource) else {
+        let known: Vec<&str> = config.resources.keys().map(String::as_str).collect();
+        let problem = format!("there is no resource {resource} in {}; it has {}", path.display(), known.join(", "));
+        return Err(Failure::usage(problem));
+    };
+    Ok(Upstream::new(found))
+}
+
+/// Returns the objects that the server has.
+async fn served(client: &Client, resource: &str) -> Result<States, Failure> {
+    let query = Query { format: PayloadFormat::Raw, ..Query::of(resource) };
+    client.list(&query).await?.objects.into_iter().map(of_server).collect()
+}
+
+fn of_upstream(object: &Object) -> State {
+    State { uid: object.uid().to_owned(), version: object.version().to_string(), body: object.shared_body() }
+}
+
+fn of_server(object: pb::Object) -> Result<(ObjectKey, State), Failure> {
+    let key = ObjectKey::new(&object.namespace, &object.name);
+    let key = key
+        .map_err(|error| Failure::new(FAILED, format!("the server has sent an object without a valid key: {error}")))?;
+    let body = match object.body {
+        Some(Body::Raw(body)) => body,
+        Some(Body::Struct(_)) | None => Bytes::new(),
+    };
+    Ok((key, State { uid: object.uid, version: object.resource_version, body }))
+}
+
+fn record(key: &ObjectKey, difference: &Difference) -> Record {
+    let Difference { what, served, upstream } = difference;
+    let cells = vec![Cell::new(&key.to_string()), Cell::new(what), Cell::or_none(served), Cell::or_none(upstream)];
+    let parts = [
+        ("namespace", key.namespace().into()),
+        ("name", key.name().into()),
+        ("difference", (*what).into()),
+        ("served", served.as_str().into()),
+        ("upstream", upstream.as_str().into()),
+    ];
+    Record { name: key.to_string(), cells, document: Document::from_fields(parts) }
+}
