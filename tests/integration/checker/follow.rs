@@ -223,6 +223,12 @@ impl<'a> Follower<'a> {
         count_sent(self.untold(moment))
     }
 
+    /// Returns true if changes at the client's version are still to be sent. It may have them from an earlier connection.
+    pub(crate) fn lacks_late_changes(&self) -> bool {
+        let due = self.next_event().map(|at| &self.expected[at]);
+        due.is_some_and(|due| due.is_late() && Some(due.after) <= self.position)
+    }
+
     /// Passes events, and counts those of them that are suppressed.
     fn pass(&mut self, end: usize) {
         for event in &self.expected[self.next..end] {

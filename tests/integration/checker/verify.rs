@@ -153,7 +153,10 @@ fn follow(
             follower.message(at, tally).map_err(|what| (at, what))?;
             let Received { message, moment, .. } = &segment.messages[at];
             joined.fold(truth, message, record.plan.form);
-            if let Some(state) = follower.state().filter(|_| message.bookmark.is_some()) {
+            if message.bookmark.is_some()
+                && !follower.lacks_late_changes()
+                && let Some(state) = follower.state()
+            {
                 joined.is_current(truth, state, record.plan.form, follower.position).map_err(|what| (at, what))?;
             }
             events += usize::from(is_event(message));

@@ -18,11 +18,10 @@ impl Follower<'_> {
     }
 
     /// Returns the indexes at which merging may begin: at the next event that is sent; or at what is suppressed before it, if the
-    /// client merges already, or the server has dropped the next event from the client's queue for its bytes.
+    /// client merges already, or the server no longer has the next event in the client's queue.
     fn merge_starts(&self, end: usize) -> impl Iterator<Item = usize> + use<> {
         let first = self.next_event().filter(|first| *first < end && self.is_between_generations());
-        let is_earlier = self.merges || self.truth.keeps_few_bytes();
-        let earlier = Some(self.next).filter(|next| is_earlier && first.is_some_and(|first| *next < first));
+        let earlier = Some(self.next).filter(|next| first.is_some_and(|first| *next < first));
         earlier.into_iter().chain(first)
     }
 
