@@ -208,9 +208,21 @@ def kubernetes(page):
     page.done("the chart accepts the values")
 
 
+def sizing(page):
+    page.expect(shell=0)
+    text = (REPOSITORY / page.page).read_text(encoding="utf-8")
+    stated = re.search(r"a\s+memory\s+limit\s+of\s+(\d+)\s+MiB:((?:[^.]|\n)*)\.", text)
+    terms = re.sub(r"(\d+) · (\d+)", lambda term: str(int(term[1]) * int(term[2])), stated[2])
+    total = sum(int(number) for number in re.findall(r"\d+", terms))
+    if total != int(stated[1]) or f"limits: {{ memory: {stated[1]}Mi }}" not in chart_values(page):
+        fail(f"{page.name}: {stated[1]} MiB are stated, the terms add up to {total}, and the chart has another limit")
+    page.done(f"the chart sets the memory limit of {total} MiB that the page calculates")
+
+
 # The pages, the headings of their commands where some are run elsewhere, and what checks them.
 PAGES = [
     ("docs/kubernetes.md", None, kubernetes),
+    ("docs/operations.md", None, sizing),
     ("docs/sources/etcd.md", None, etcd),
     ("docs/sources/files.md", None, files),
     ("docs/sources/informerd.md", None, relay),
