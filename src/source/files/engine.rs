@@ -360,12 +360,21 @@ impl Engine {
         Scanned { events, again_at }
     }
 
-    /// Reports a directory without any manifest since the start: its volume may be mounted later.
+    /// Reports a directory without any manifest since the start, whose volume may be mounted later, or without any of the kind.
     fn report_empty(&mut self) {
-        self.has_had_files |= self.catalog.len() > 0;
+        let has_files = self.catalog.len() > 0;
+        let kind = self.config.kind.as_deref().filter(|_| has_files && self.catalog.kinds().len() == 0);
+        self.has_had_files |= has_files && kind.is_none();
         let message = || {
             let directory = self.config.path.display();
-            format!("the directory {directory} has no .json, .yaml or .yml file: mount its volume, or correct the path")
+            match kind {
+                Some(kind) => {
+                    format!("the directory {directory} has no object of kind {kind:?}: write it as the files do")
+                }
+                None => format!(
+                    "the directory {directory} has no .json, .yaml or .yml file: mount its volume, or correct the path"
+                ),
+            }
         };
         let found = (!self.has_had_files).then(|| Problem::new(ProblemReason::DirectoryEmpty, "", message()));
         self.problems.replace(&[ProblemReason::DirectoryEmpty], found.into_iter().collect());

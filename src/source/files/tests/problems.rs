@@ -55,6 +55,19 @@ async fn a_directory_without_manifests_is_reported_until_it_has_one() {
 }
 
 #[tokio::test]
+async fn a_directory_without_the_kind_is_reported_until_it_has_one() {
+    let rig = Rig::with(SOON, |config| config.kind = Some("Pods".to_owned()), notices::subscribe);
+    rig.write("a.json", pod("a", 1));
+    let mut follower = rig.follow().await;
+    let error = rig.health.report().last_error.unwrap();
+    assert!(error.ends_with("has no object of kind \"Pods\": write it as the files do"), "{error}");
+    rig.write("b.json", pod("b", 1).replace("Pod", "Pods"));
+    assert_eq!(follower.changes(1).await, ["+b"]);
+    follower.bookmark().await;
+    assert_eq!(rig.health.problems(), []);
+}
+
+#[tokio::test]
 async fn a_failed_subscription_is_reported() {
     let rig = Rig::scanning(SOON);
     rig.write("a.json", pod("a", 1));
