@@ -4,10 +4,16 @@
 //! configuration; 130 and 143 when a second SIGINT or SIGTERM cuts a graceful shutdown short, or the first one an `until`. The
 //! client commands also have 3, not found; 4, unavailable or timed out; 5, not allowed.
 
+mod alias;
 mod check;
 mod client_flags;
+mod completion;
+mod config;
+mod describe;
+mod explain;
 mod failure;
 mod get;
+mod healthcheck;
 mod list;
 mod mirror;
 mod print;
@@ -19,15 +25,17 @@ mod signals;
 mod until;
 mod values;
 mod verify;
+mod version;
+mod waiting;
 mod watch;
 mod watchers;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use tokio::runtime::Builder;
 
-use self::failure::Failure;
+use self::{alias::resolved, failure::Failure};
 use crate::config::ServeFlags;
 
 /// Shared informer caches as a network service: every upstream is listed and watched once, and any number of clients watch,
@@ -47,14 +55,17 @@ enum Command {
     /// Check a configuration and its sources, and print what would be served
     #[command(after_help = check::EXAMPLES)]
     Check(ServeFlags),
+    /// Print the configuration in use, or its JSON schema
+    #[command(subcommand, after_help = config::EXAMPLES)]
+    Config(config::ConfigCommand),
     /// Print the minimal RBAC role for the Kubernetes sources of a configuration
     #[command(after_help = rbac::EXAMPLES)]
     Rbac(ServeFlags),
     /// Show the resources of a server
-    #[command(after_help = help(resources::EXAMPLES))]
+    #[command(visible_alias = "api-resources", after_help = help(resources::EXAMPLES))]
     Resources(resources::ResourcesFlags),
     /// List the objects of a resource
-    #[command(after_help = help(list::EXAMPLES))]
+    #[command(visible_alias = "ls", after_help = help(list::EXAMPLES))]
     List(list::ListFlags),
     /// Get objects by name
     #[command(after_help = help(get::EXAMPLES))]
@@ -75,7 +86,7 @@ enum Command {
     #[command(after_help = help(mirror::EXAMPLES))]
     Mirror(mirror::MirrorFlags),
     /// Wait until objects meet conditions
-    #[command(after_help = help(until::EXAMPLES))]
+    #[command(visible_alias = "wait", after_help = help(until::EXAMPLES))]
     Until(until::UntilFlags),
     /// Compare the objects that a server serves with those of its upstream
     #[command(after_help = help(verify::EXAMPLES))]
@@ -83,6 +94,20 @@ enum Command {
     /// Show the open watches: client, selection, policy, lag
     #[command(after_help = help(watchers::EXAMPLES))]
     Watchers(watchers::WatchersFlags),
+    /// Show everything about a resource, or about one object
+    #[command(after_help = help(describe::EXAMPLES))]
+    Describe(describe::DescribeFlags),
+    /// Explain why a watch has an object or not
+    #[command(after_help = help(explain::EXAMPLES))]
+    Explain(explain::ExplainFlags),
+    /// Check that a server is ready, for probes
+    #[command(after_help = healthcheck::EXAMPLES)]
+    Healthcheck(healthcheck::HealthcheckFlags),
+    /// Print the completion script of a shell
+    #[command(after_help = completion::EXAMPLES)]
+    Completion(completion::CompletionFlags),
+    /// Print version, commit and features
+    Version(version::VersionFlags),
 }
 
 const EXAMPLES: &str = "\
@@ -106,17 +131,23 @@ impl Cli {
             Command::Serve(flags) => serve::run(&flags),
             Command::Check(flags) => check::run(&flags),
             Command::Rbac(flags) => rbac::run(&flags),
-            Command::Resources(flags) => call(flags.timeout.limit(resources::run(&flags))),
-            Command::List(flags) => call(flags.timeout.limit(list::run(&flags.resource, &flags.objects))),
-            Command::Get(flags) => call(flags.timeout.limit(get::run(&flags))),
-            Command::ByIndex(flags) => call(flags.timeout.limit(list::by_index(&flags))),
-            Command::Values(flags) => call(flags.timeout.limit(values::run(&flags))),
-            Command::Watch(flags) => call(watch::run(&flags)),
-            Command::Record(flags) => call(record::run(&flags)),
+            Command::Config(command) => config::run(&command),
+            Command::Resources(flags) => call(resources::run(&flags)),
+            Command::List(flags) => call(resolved(&flags, list::run)),
+            Command::Get(flags) => call(resolved(&flags, get::run)),
+            Command::ByIndex(flags) => call(resolved(&flags, list::by_index)),
+            Command::Values(flags) => call(resolved(&flags, values::run)),
+            Command::Watch(flags) => call(resolved(&flags, watch::run)),
+            Command::Record(flags) => call(resolved(&flags, record::run)),
             Command::Mirror(flags) => call(mirror::run(&flags)),
-            Command::Until(flags) => call(until::run(&flags)),
-            Command::Verify(flags) => call(flags.timeout.limit(verify::run(&flags))),
-            Command::Watchers(flags) => call(flags.timeout.limit(watchers::run(&flags))),
+            Command::Until(flags) => call(resolved(&flags, until::run)),
+            Command::Verify(flags) => call(verify::run(&flags)),
+            Command::Watchers(flags) => call(watchers::run(&flags)),
+            Command::Describe(flags) => call(resolved(&flags, describe::run)),
+            Command::Explain(flags) => call(resolved(&flags, explain::run)),
+            Command::Healthcheck(flags) => call(healthcheck::run(&flags)),
+            Command::Completion(flags) => completion::run(&flags, Self::command()),
+            Command::Version(flags) => version::run(&flags),
         };
         match ended {
             Ok(()) => ExitCode::SUCCESS,

@@ -27,6 +27,7 @@ mod flags;
 mod keys;
 mod kube;
 mod listen;
+mod origin;
 mod relay;
 mod resolve;
 mod resolved;
@@ -51,6 +52,7 @@ pub use self::{
     flags::{LogFormat, ServeFlags},
     keys::reference,
     listen::ListenAddr,
+    origin::{Origin, Setting, settings},
     resolved::{
         AuthenticationConfig, AuthorityConfig, AuthorizationConfig, Config, EtcdResource, RelayResource,
         ResourceConfig, SourceConfig,

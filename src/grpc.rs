@@ -27,6 +27,7 @@ mod call;
 mod compiler;
 mod discovery;
 mod exceeded_quota;
+mod explain;
 mod fair_queue;
 mod frame;
 mod generated;

@@ -25,6 +25,7 @@ mod selection;
 mod selector;
 mod shard;
 mod syntax;
+mod term_result;
 mod version;
 
 pub(crate) use envelope::Envelope;
@@ -41,8 +42,9 @@ pub(crate) use object::{JSON, json_problem};
 pub use object::{Labels, MAX_OBJECT_BYTES, Object, ObjectError, ObjectParts};
 pub use path::{FieldCut, FieldCutError, Path, View, ViewError};
 pub(crate) use random::random_id;
-pub use selection::{Selection, Transition};
+pub use selection::{Part, Selection, Term, Transition};
 pub use selector::{FieldSelector, LabelSelector};
 pub use shard::{Shard, ShardError, ShardKey, ShardRange};
 pub use syntax::{SyntaxError, excerpt};
+pub use term_result::TermResult;
 pub use version::{Lineage, ResourceVersion, VersionError};

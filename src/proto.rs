@@ -25,6 +25,7 @@ pub use structs::Structs;
     missing_docs,
     missing_debug_implementations,
     unreachable_pub,
+    clippy::large_enum_variant,
     clippy::pedantic,
     clippy::unwrap_used,
     reason = "generated code; the proto documents it"

@@ -510,6 +510,69 @@ pub struct UntilResponse {
     #[prost(string, repeated, tag = "2")]
     pub namespaces: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
+/// A selection and an object. Since: operations.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ExplainRequest {
+    /// The object's key.
+    #[prost(message, optional, tag = "3")]
+    pub key: ::core::option::Option<ObjectKey>,
+    /// The selection.
+    #[prost(oneof = "explain_request::Selection", tags = "1, 2")]
+    pub selection: ::core::option::Option<explain_request::Selection>,
+}
+/// Nested message and enum types in `ExplainRequest`.
+pub mod explain_request {
+    /// The selection.
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Selection {
+        /// As a Watch would have it; only what selects is used.
+        #[prost(message, tag = "1")]
+        Watch(super::WatchRequest),
+        /// That of an open watch: Watcher.id. Needs the rights of AdminService. An unknown id is NOT_FOUND /
+        /// WATCHER_NOT_FOUND.
+        #[prost(uint64, tag = "2")]
+        WatcherId(u64),
+    }
+}
+/// The selection, term by term, on the object's current state. Since: operations.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ExplainResponse {
+    /// The snapshot's version.
+    #[prost(string, tag = "1")]
+    pub resource_version: ::prost::alloc::string::String,
+    /// The object without its body; unset when the cache does not hold it.
+    #[prost(message, optional, tag = "2")]
+    pub object: ::core::option::Option<Object>,
+    /// True when all terms match.
+    #[prost(bool, tag = "3")]
+    pub selected: bool,
+    /// Every term, also after one that does not match; empty when the cache does not hold the object.
+    #[prost(message, repeated, tag = "4")]
+    pub terms: ::prost::alloc::vec::Vec<SelectionTerm>,
+    /// The reason why the source cannot serve this key; unset when there is none.
+    #[prost(message, optional, tag = "5")]
+    pub problem: ::core::option::Option<Problem>,
+    /// With watcher_id: the watch, its last version and its lag.
+    #[prost(message, optional, tag = "6")]
+    pub watcher: ::core::option::Option<Watcher>,
+}
+/// One term of a selection and its result. Since: operations.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SelectionTerm {
+    /// The field of WatchRequest that it comes from, for example "label_selector"; "access" for the caller's namespaces.
+    #[prost(string, tag = "1")]
+    pub field: ::prost::alloc::string::String,
+    /// The term, for example "tier in (a,b)".
+    #[prost(string, tag = "2")]
+    pub term: ::prost::alloc::string::String,
+    /// The result.
+    #[prost(enumeration = "TermResult", tag = "3")]
+    pub result: i32,
+    /// The value found (for a shard, the hash), or the error of a failed evaluation. Empty for a caller who may not read the
+    /// object's body, where it depends on that.
+    #[prost(string, tag = "4")]
+    pub found: ::prost::alloc::string::String,
+}
 /// The index to read.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListIndexValuesRequest {
@@ -638,6 +701,10 @@ pub struct Resource {
     /// key only. METADATA needs no view. Since: views.
     #[prost(bool, tag = "17")]
     pub view_required: bool,
+    /// Other names of the kind upstream, singular and short, for example "pod", "po". The CLI accepts them, requests do
+    /// not. Since: operations.
+    #[prost(string, repeated, tag = "18")]
+    pub aliases: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// A view of the configuration. Since: views.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -978,6 +1045,43 @@ impl Cause {
         }
     }
 }
+/// The result of a term. Since: operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum TermResult {
+    /// Never sent.
+    Unspecified = 0,
+    /// It selects the object.
+    Match = 1,
+    /// It does not select the object.
+    NoMatch = 2,
+    /// The expression failed, which counts as no match.
+    Failed = 3,
+}
+impl TermResult {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "TERM_RESULT_UNSPECIFIED",
+            Self::Match => "TERM_RESULT_MATCH",
+            Self::NoMatch => "TERM_RESULT_NO_MATCH",
+            Self::Failed => "TERM_RESULT_FAILED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "TERM_RESULT_UNSPECIFIED" => Some(Self::Unspecified),
+            "TERM_RESULT_MATCH" => Some(Self::Match),
+            "TERM_RESULT_NO_MATCH" => Some(Self::NoMatch),
+            "TERM_RESULT_FAILED" => Some(Self::Failed),
+            _ => None,
+        }
+    }
+}
 /// The freshness of a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -1118,7 +1222,7 @@ pub mod informer_service_client {
     /// Shared informer caches: each resource is listed and watched upstream once, whatever the number of clients.
     ///
     /// Access (since: identity). A server with an authenticator denies by default. Watch and Until need the rights to list
-    /// and watch, List, ByIndex and ListIndexValues to list, Get to get or list. A caller without them receives
+    /// and watch, List, ByIndex and ListIndexValues to list, Get and Explain to get or list. A caller without them receives
     /// PERMISSION_DENIED / ACCESS_DENIED, the same whether the resource, object or index value exists or not. A caller who
     /// may read some namespaces and requests all receives exactly these, and the response names them (`namespaces`). A
     /// caller who may read only metadata or named views selects by namespace, name, labels and a shard of uid, namespace or
@@ -1366,6 +1470,32 @@ pub mod informer_service_client {
                 .insert(GrpcMethod::new("informerd.v1.InformerService", "Until"));
             self.inner.unary(req, path, codec).await
         }
+        /// Explains why a watch does or does not contain an object: every term of its selection with its result. Since:
+        /// operations.
+        pub async fn explain(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ExplainRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ExplainResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/informerd.v1.InformerService/Explain",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("informerd.v1.InformerService", "Explain"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Returns the current values of an index, sorted, with the number of objects under each.
         pub async fn list_index_values(
             &mut self,
@@ -1520,6 +1650,17 @@ pub mod informer_service_server {
         ) -> std::result::Result<tonic::Response<super::UntilResponse>, tonic::Status> {
             Err(tonic::Status::unimplemented("Not yet implemented"))
         }
+        /// Explains why a watch does or does not contain an object: every term of its selection with its result. Since:
+        /// operations.
+        async fn explain(
+            &self,
+            request: tonic::Request<super::ExplainRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ExplainResponse>,
+            tonic::Status,
+        > {
+            Err(tonic::Status::unimplemented("Not yet implemented"))
+        }
         /// Returns the current values of an index, sorted, with the number of objects under each.
         async fn list_index_values(
             &self,
@@ -1544,7 +1685,7 @@ pub mod informer_service_server {
     /// Shared informer caches: each resource is listed and watched upstream once, whatever the number of clients.
     ///
     /// Access (since: identity). A server with an authenticator denies by default. Watch and Until need the rights to list
-    /// and watch, List, ByIndex and ListIndexValues to list, Get to get or list. A caller without them receives
+    /// and watch, List, ByIndex and ListIndexValues to list, Get and Explain to get or list. A caller without them receives
     /// PERMISSION_DENIED / ACCESS_DENIED, the same whether the resource, object or index value exists or not. A caller who
     /// may read some namespaces and requests all receives exactly these, and the response names them (`namespaces`). A
     /// caller who may read only metadata or named views selects by namespace, name, labels and a shard of uid, namespace or
@@ -1839,6 +1980,51 @@ pub mod informer_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = UntilSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/informerd.v1.InformerService/Explain" => {
+                    #[allow(non_camel_case_types)]
+                    struct ExplainSvc<T: InformerService>(pub Arc<T>);
+                    impl<
+                        T: InformerService,
+                    > tonic::server::UnaryService<super::ExplainRequest>
+                    for ExplainSvc<T> {
+                        type Response = super::ExplainResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ExplainRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as InformerService>::explain(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ExplainSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

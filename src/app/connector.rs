@@ -46,7 +46,7 @@ pub(super) struct Connector {
 /// Resource whose tasks run.
 pub(super) struct Connected {
     pub(super) observed: ObservedResource,
-    /// Reflector and informer, which end with their names.
+    /// Reflector, informer and what is beside them; they end with their names.
     pub(super) tasks: JoinSet<String>,
     /// Ends the tasks in order: what is queued is applied, then the watches end.
     pub(super) stop: CancellationToken,
@@ -85,8 +85,18 @@ impl Connector {
             SourceConfig::Kube(kube) => {
                 let kube = kube_config(resource, kube);
                 let health = SourceHealth::new(kube.contact_timeout, stale_after);
+                let discovery = KubeSource::discover(&kube, health.clone(), &self.kube_clients);
                 let source = KubeSource::with_clients(kube, health.clone(), &self.kube_clients);
-                self.connect(writer, resource, "kube", source, health)
+                let mut connected = self.connect(writer, resource, "kube", source, health);
+                let stop = connected.stop.clone();
+                let discovery = async move {
+                    tokio::select! {
+                        () = discovery => stop.cancelled().await,
+                        () = stop.cancelled() => {}
+                    }
+                };
+                writer.spawn(&mut connected.tasks, named("discovery", discovery));
+                connected
             }
             SourceConfig::Informerd(relay) => {
                 let relay = relay_config(resource, relay);

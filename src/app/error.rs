@@ -138,7 +138,10 @@ pub enum AppError {
 impl AppError {
     pub(super) fn listen(what: &'static str, address: String, error: io::Error) -> Self {
         let hint = match error.kind() {
-            io::ErrorKind::AddrInUse => "stop the process that uses it, or choose another address",
+            io::ErrorKind::AddrInUse if what == "admin" => {
+                "stop the process that uses it, choose another address with --admin-listen, or none: --admin-listen none"
+            }
+            io::ErrorKind::AddrInUse => "stop the process that uses it, or choose another address with --listen",
             io::ErrorKind::PermissionDenied => "choose a port above 1023, or a path that this user can write to",
             _ => "choose an address of this machine",
         };

@@ -75,6 +75,8 @@ struct HealthRecord {
     problems: Problems,
     /// Namespaces that the source follows, sorted; empty for all.
     namespaces: Vec<String>,
+    /// Other names of the kind upstream, sorted.
+    aliases: Vec<String>,
 }
 
 // === impl SourceHealth ===
@@ -181,6 +183,19 @@ impl SourceHealth {
     pub fn problems_of(&self, reasons: &[ProblemReason]) -> Vec<Problem> {
         let record = self.shared.record.lock();
         record.problems.iter().filter(|problem| reasons.contains(&problem.reason)).cloned().collect()
+    }
+
+    /// Reports the other names of the kind, singular and short ones.
+    pub fn set_aliases(&self, mut aliases: Vec<String>) {
+        aliases.retain(|alias| !alias.is_empty());
+        aliases.sort();
+        aliases.dedup();
+        self.shared.record.lock().aliases = aliases;
+    }
+
+    /// Returns the other names of the kind, sorted; empty until the source has reported them.
+    pub fn aliases(&self) -> Vec<String> {
+        self.shared.record.lock().aliases.clone()
     }
 
     /// Reports the namespaces that the source follows; none means all.

@@ -17,8 +17,8 @@ use clap::{
 use prost_types::Timestamp;
 
 use super::{
-    failure::{Failure, UNAVAILABLE},
-    print::{self, Color, ColumnOptions, Output, PrintOptions},
+    failure::Failure,
+    print::{self, Color, ColumnOptions, Output, OutputFlag, OutputParser, PrintOptions, jsonpath::JsonPath},
 };
 use crate::{
     client::{AddressError, Client, Query, ServerAddress, TlsOptions},
@@ -65,6 +65,11 @@ pub(super) struct SelectionFlags {
     /// Only objects for which this CEL expression is true: `object.spec.containers.size() > 1`
     #[arg(long, value_name = "CEL")]
     expression: Option<String>,
+
+    /// Only objects with this value of an index, `node=node-a`; repeated for more values of the same index, of which an object needs
+    /// one
+    #[arg(id = "index_value", long = "index", value_name = "INDEX=VALUE", value_parser = parse_index)]
+    index: Vec<(String, String)>,
 
     /// Only this part of the objects, by a hash of their uid: `2/8` is the third of eight, which are 0/8 to 7/8; `spec.nodeName:2/8`,
     /// `namespace:2/8`: by another value; or Kubernetes' `shardRange(object.metadata.uid, '0x0', '0x8000000000000000')`
@@ -139,9 +144,22 @@ struct AddressParser;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Server")]
 pub(super) struct TimeoutFlags {
-    /// Time limit for the complete response
-    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse_duration)]
-    timeout: Duration,
+    /// Time limit for the complete response [default: 1m]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub(super) timeout: Option<Duration>,
+}
+
+/// Order and number of the objects of a list.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Output")]
+pub(super) struct OrderFlags {
+    /// Sort by the value at this path: `.metadata.creationTimestamp`; objects without it come first
+    #[arg(long, value_name = "JSONPATH", value_parser = JsonPath::parse)]
+    pub(super) sort_by: Option<JsonPath>,
+
+    /// Print at most this number of objects, the first in the order
+    #[arg(long, value_name = "NUMBER")]
+    pub(super) limit: Option<usize>,
 }
 
 /// Form of the output.
@@ -149,8 +167,8 @@ pub(super) struct TimeoutFlags {
 #[command(next_help_heading = "Output")]
 pub(super) struct FormatFlags {
     /// Format of the output
-    #[arg(short, long, value_name = "FORM", value_enum, default_value_t)]
-    pub(super) output: Output,
+    #[arg(short, long, value_name = "FORM", default_value = "table", value_parser = OutputParser)]
+    pub(super) output: OutputFlag,
 
     /// Print no header line
     #[arg(long)]
@@ -192,8 +210,11 @@ impl ObjectFlags {
 impl SelectionFlags {
     /// Returns the query for the selected objects, with their bodies as the source delivers them.
     pub(super) fn query(&self, resource: &str) -> Query {
-        let Self { selector, field_selector, expression, shard, .. } = self.clone();
+        let Self { selector, field_selector, expression, index, shard, .. } = self.clone();
+        let index_name = index.first().map(|(name, _)| name.clone());
+        let values = index.into_iter().map(|(_, value)| value).collect();
         Query {
+            index: index_name.map(|name| (name, values)),
             namespace: self.namespace().map(str::to_owned),
             label_selector: selector.unwrap_or_default(),
             field_selector: field_selector.unwrap_or_default(),
@@ -219,6 +240,23 @@ impl SelectionFlags {
         query
     }
 
+    /// Checks that the values of `--index` are those of one index.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        match &*self.index {
+            [(first, _), others @ ..] => match others.iter().find(|(name, _)| name != first) {
+                Some((other, _)) => Err(Failure::usage(format!(
+                    "--index: {first:?} and {other:?} are two indexes; select by one, and by the other with --expression"
+                ))),
+                None => Ok(()),
+            },
+            [] => Ok(()),
+        }
+    }
+
+    pub(super) fn has_index(&self) -> bool {
+        !self.index.is_empty()
+    }
+
     /// Returns the one selected namespace; none for all.
     pub(super) fn namespace(&self) -> Option<&str> {
         self.namespace.as_deref().filter(|_| !self.all_namespaces)
@@ -230,8 +268,15 @@ impl SelectionFlags {
     }
 
     pub(super) fn has_selectors(&self) -> bool {
-        let Self { selector, field_selector, expression, shard, .. } = self;
-        selector.is_some() || field_selector.is_some() || expression.is_some() || shard.is_some()
+        let Self { selector, field_selector, expression, index, shard, .. } = self;
+        !index.is_empty() || selector.is_some() || field_selector.is_some() || expression.is_some() || shard.is_some()
+    }
+}
+
+fn parse_index(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("expected INDEX=VALUE, such as node=node-a".to_owned()),
     }
 }
 
@@ -348,28 +393,16 @@ impl ServerFlags {
     }
 }
 
-// === impl TimeoutFlags ===
-
-impl TimeoutFlags {
-    /// Waits for a call and the processing of its response, up to the timeout.
-    pub(super) async fn limit(&self, call: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
-        tokio::time::timeout(self.timeout, call).await.unwrap_or_else(|_| {
-            Err(Failure::new(
-                UNAVAILABLE,
-                format!("timed out after {:?}: no complete response (--timeout)", self.timeout),
-            ))
-        })
-    }
-}
-
 // === impl FormatFlags ===
 
 impl FormatFlags {
     /// Returns the print options of output other than the objects of a resource.
     pub(super) fn options(&self) -> PrintOptions {
+        let OutputFlag { output, template, columns } = self.output.clone();
         PrintOptions {
-            output: self.output,
-            columns: ColumnOptions { wide: self.output == Output::Wide, ..ColumnOptions::default() },
+            output,
+            template,
+            columns: ColumnOptions { wide: output == Output::Wide, custom: columns, ..ColumnOptions::default() },
             no_headers: self.no_headers,
             colors: self.color.is_on(),
         }

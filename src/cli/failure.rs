@@ -36,6 +36,11 @@ impl Failure {
         Self { message: Some(message.into()), exit_code }
     }
 
+    /// Returns the failure for a name that the server does not have.
+    pub(super) fn unknown(what: &str, wanted: &str, known: &[&str]) -> Self {
+        Self::new(NOT_FOUND, escape(&unknown(what, wanted, known)))
+    }
+
     pub(super) fn usage(message: impl Into<String>) -> Self {
         Self::new(WRONG_USAGE, message)
     }
@@ -124,11 +129,15 @@ fn unknown_name(error: &ClientError) -> Option<String> {
     };
     let wanted = error.metadata(what)?;
     let known: Vec<&str> = error.metadata("known")?.split(',').filter(|name| !name.is_empty()).collect();
-    let meant = nearest(wanted, &known).map(|name| format!("; did you mean {name:?}?")).unwrap_or_default();
+    Some(unknown(what, wanted, &known))
+}
+
+fn unknown(what: &str, wanted: &str, known: &[&str]) -> String {
+    let meant = nearest(wanted, known).map(|name| format!("; did you mean {name:?}?")).unwrap_or_default();
     let more = known.len().saturating_sub(MAX_KNOWN);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     let listed = known[..known.len().min(MAX_KNOWN)].join(", ");
-    Some(format!("{what} {wanted:?} not found{meant} (known: {listed}{more})"))
+    format!("{what} {wanted:?} not found{meant} (known: {listed}{more})")
 }
 
 /// Returns the known name that was probably meant: the same in another case or number, the one of a kubectl short name, one

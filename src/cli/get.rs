@@ -3,10 +3,13 @@
 use clap::Args;
 
 use super::{
-    client_flags::{ObjectFlags, ServerFlags, TimeoutFlags},
+    alias::of_resource,
+    client_flags::{ObjectFlags, OrderFlags, ServerFlags, TimeoutFlags},
     failure::{Failure, NOT_FOUND},
     list,
     print::{ObjectPrinter, escape, reference, stdout, write_one},
+    waiting,
+    watch::{self, FollowFlags},
 };
 use crate::{
     client::{Client, ClientError, Query},
@@ -18,6 +21,7 @@ Examples, with a server of examples/shop.yaml:
   informerd get deployments web
   informerd get services platform/edge -o yaml
   informerd get configmaps feature-flags -n platform -o json
+  informerd get deployments storefront/web -w
   informerd get pods $(informerd list pods -l app=cart -o name) -o wide
 
 A NAME without a namespace is looked up in all namespaces; if several have it, the error lists them. \
@@ -33,10 +37,16 @@ pub(super) struct GetFlags {
     #[arg(value_name = "NAME")]
     names: Vec<String>,
     #[command(flatten)]
+    follow: FollowFlags,
+    #[command(flatten)]
+    order: OrderFlags,
+    #[command(flatten)]
     objects: ObjectFlags,
     #[command(flatten)]
-    pub(super) timeout: TimeoutFlags,
+    timeout: TimeoutFlags,
 }
+
+of_resource!(GetFlags, objects.server);
 
 /// Meaning of a name on the command line.
 #[derive(Debug, PartialEq, Eq)]
@@ -49,7 +59,7 @@ enum Target<'a> {
 
 /// Reason why a lookup has not found one object.
 #[derive(Debug, PartialEq, Eq)]
-enum LookupError {
+pub(super) enum LookupError {
     /// Failure of this name only; others may be found.
     Name(Failure),
     /// Failure of all lookups.
@@ -57,19 +67,31 @@ enum LookupError {
 }
 
 /// Lookup of objects of one resource.
-struct Finder<'a> {
-    client: Client,
-    resource: &'a str,
+pub(super) struct Finder<'a> {
+    pub(super) client: Client,
+    pub(super) resource: &'a str,
     /// Form of the objects.
-    query: Query,
-    server: &'a ServerFlags,
+    pub(super) query: Query,
+    pub(super) server: &'a ServerFlags,
 }
 
 pub(super) async fn run(flags: &GetFlags) -> Result<(), Failure> {
-    let GetFlags { resource, names, objects, .. } = flags;
+    let GetFlags { resource, names, follow, objects, timeout, .. } = flags;
+    if !follow.watch {
+        return waiting::limited(timeout, &objects.server, resource, Box::pin(get(flags))).await;
+    }
+    if let [_, _, ..] = &**names {
+        return Err(Failure::usage("--watch: with one NAME or none; several are selected with -l or --field-selector"));
+    }
+    let name = names.first().map(String::as_str);
+    watch::run(&follow.flags(resource, name, timeout, objects)).await
+}
+
+async fn get(flags: &GetFlags) -> Result<(), Failure> {
+    let GetFlags { resource, names, order, objects, .. } = flags;
     let ObjectFlags { selection, server, .. } = objects;
     if names.is_empty() {
-        return list::run(resource, objects).await;
+        return list::list(resource, order, objects).await;
     }
     if selection.has_selectors() {
         return Err(Failure::usage("a name cannot be given together with selectors; leave out one of them"));
@@ -131,7 +153,7 @@ impl From<LookupError> for Failure {
 // === impl Finder ===
 
 impl Finder<'_> {
-    async fn find(&self, text: &str, namespace: Option<&str>) -> Result<pb::Object, LookupError> {
+    pub(super) async fn find(&self, text: &str, namespace: Option<&str>) -> Result<pb::Object, LookupError> {
         match Target::parse(text, namespace) {
             Target::Anywhere { name } => self.look_up(name).await,
             Target::Key { namespace: of, name } => match self.get(of, name).await {

@@ -1,12 +1,15 @@
 //! Output of the client commands on stdout: tables for people, documents for programs.
 //!
-//! Objects arrive as messages with RAW bodies and are printed unchanged: numbers keep all digits and keys their order. Text from
-//! objects cannot control a terminal or begin another line, wherever it is printed.
+//! Objects arrive as messages with RAW bodies and are printed unchanged, except that a body without its key gets it: numbers keep
+//! all digits and keys their order. Text from objects cannot control a terminal or begin another line, wherever it is printed;
+//! `-o jsonpath` into a file or pipe is the exception.
 
 pub(crate) mod age;
 mod columns;
+pub(crate) mod diff;
 mod events;
 pub(crate) mod json;
+pub(crate) mod jsonpath;
 mod kinds;
 mod objects;
 mod options;
@@ -21,7 +24,7 @@ pub(crate) use self::{
     columns::ColumnOptions,
     events::{Event, EventPrinter},
     objects::{ObjectPrinter, write_list, write_one},
-    options::{Color, Output, PrintOptions},
+    options::{Color, Output, OutputFlag, OutputParser, PrintOptions},
     records::{Record, write_records},
     table::{RED, YELLOW},
     text::{escape, reference},

@@ -15,6 +15,7 @@ use tokio::{
 };
 
 use super::{
+    alias::of_resource,
     client_flags::{ChangedFlag, SelectionFlags, ServerFlags},
     failure::{FAILED, Failure},
     signals::Signals,
@@ -57,6 +58,8 @@ pub(super) struct RecordFlags {
     #[command(flatten)]
     server: ServerFlags,
 }
+
+of_resource!(RecordFlags, server);
 
 /// Destination of the lines. A file is opened for the first of them: a record that does not begin leaves everything as it was.
 struct Output<'a> {

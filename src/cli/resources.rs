@@ -10,6 +10,7 @@ use super::{
     client_flags::{FormatFlags, ServerFlags, TimeoutFlags},
     failure::Failure,
     print::{Output, RED, Record, YELLOW, age::age_of, json::Document, stdout, table::Cell, write_records},
+    waiting,
 };
 use crate::proto::pb::{self, SyncState};
 
@@ -27,7 +28,7 @@ pub(super) struct ResourcesFlags {
     #[command(flatten)]
     server: ServerFlags,
     #[command(flatten)]
-    pub(super) timeout: TimeoutFlags,
+    timeout: TimeoutFlags,
 }
 
 const HEADER: &[&str] = &["NAME", "SOURCE", "STATE", "OBJECTS", "WATCHERS", "INDEXES"];
@@ -37,6 +38,10 @@ const WIDE_HEADER: &[&str] = &[
 ];
 
 pub(super) async fn run(flags: &ResourcesFlags) -> Result<(), Failure> {
+    waiting::limited(&flags.timeout, &flags.server, "", Box::pin(show(flags))).await
+}
+
+async fn show(flags: &ResourcesFlags) -> Result<(), Failure> {
     let ResourcesFlags { format, server, .. } = flags;
     let pb::ListResourcesResponse { resources, server: info } = server.connect().await?.list_resources().await?;
     let options = format.options();
@@ -108,7 +113,7 @@ fn to_document(resource: &pb::Resource, state: &str) -> Document<'static> {
     let is_empty = |value: &Value| {
         matches!(value, Value::Bool(false)) || value.as_str() == Some("") || value.as_array().is_some_and(Vec::is_empty)
     };
-    let parts: [(&str, Value); 16] = [
+    let parts: [(&str, Value); 17] = [
         ("name", resource.name.as_str().into()),
         ("source", resource.source.as_str().into()),
         ("state", state.into()),
@@ -125,6 +130,7 @@ fn to_document(resource: &pb::Resource, state: &str) -> Document<'static> {
         ("history", resource.history.as_str().into()),
         ("views", resource.views.iter().map(view_to_json).collect()),
         ("viewRequired", resource.view_required.into()),
+        ("aliases", resource.aliases.clone().into()),
     ];
     Document::from_fields(parts.into_iter().filter(|(_, value)| !is_empty(value)))
 }
@@ -192,6 +198,7 @@ mod tests {
                 view: Some(pb::View { fields: vec![".spec".to_owned()], ..pb::View::default() }),
             }],
             view_required: true,
+            aliases: vec!["po".to_owned(), "pod".to_owned()],
         };
         let new = pb::Resource { name: "new".to_owned(), state: SyncState::Syncing.into(), ..Default::default() };
         let header = if output == Output::Wide { WIDE_HEADER } else { HEADER };
@@ -226,7 +233,7 @@ pods   files    STALE     24        2          namespace,node
         let whole = pb::Problem { subject: String::new(), since: None, ..problem(epoch) };
         assert_eq!(notes(&of(whole), now), ["# pods: FILE_INVALID: bad"]);
         let jsonl = printed(Output::Jsonl);
-        let expected = r#"{"name":"pods","source":"files","state":"STALE","resourceVersion":"x.7","oldestResourceVersion":"x.1","objects":24,"watchers":2,"indexes":["namespace","node"],"sourceSeenAt":"2001-09-09T01:46:40Z","lastError":"no\u001b","problems":[{"message":"bad","reason":"FILE_INVALID","since":"2001-09-09T01:46:40Z","subject":"a.yaml"}],"versionFormat":"LINEAGE","namespaces":["shop"],"history":"h.0","views":[{"name":"small","view":{"fields":[".spec"]}}],"viewRequired":true}"#;
+        let expected = r#"{"name":"pods","source":"files","state":"STALE","resourceVersion":"x.7","oldestResourceVersion":"x.1","objects":24,"watchers":2,"indexes":["namespace","node"],"sourceSeenAt":"2001-09-09T01:46:40Z","lastError":"no\u001b","problems":[{"message":"bad","reason":"FILE_INVALID","since":"2001-09-09T01:46:40Z","subject":"a.yaml"}],"versionFormat":"LINEAGE","namespaces":["shop"],"history":"h.0","views":[{"name":"small","view":{"fields":[".spec"]}}],"viewRequired":true,"aliases":["po","pod"]}"#;
         assert_eq!(jsonl.lines().nth(1), Some(expected));
         assert!(
             printed(Output::Json).starts_with("{\n    \"resources\": [\n        {\n            \"name\": \"new\",\n")

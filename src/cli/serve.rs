@@ -27,7 +27,7 @@ Examples:
   informerd serve --etcd settings=http://127.0.0.1:2379/settings/ --state-dir /var/lib/informerd
 
   # a resource of another informerd, for more clients than that one has connections for
-  informerd serve --listen 127.0.0.1:50052 --relay pods=http://127.0.0.1:50051
+  informerd serve --listen 127.0.0.1:50052 --admin-listen none --relay pods=http://127.0.0.1:50051
 
   # the pods of all namespaces of the cluster that kubectl uses, or that informerd runs in
   informerd serve --kube pods=v1/pods

@@ -5,13 +5,14 @@ use std::time::Duration;
 use clap::Args;
 
 use super::{
+    alias::of_resource,
     client_flags::ObjectFlags,
     failure::{Failure, UNAVAILABLE},
     print::{reference, stdout, write_one},
     signals::Signals,
 };
 use crate::{
-    client::{ClientError, UntilOptions},
+    client::{Client, ClientError, Query, UntilOptions},
     config::parse_duration,
     proto::pb,
 };
@@ -46,9 +47,13 @@ pub(super) struct UntilFlags {
     objects: ObjectFlags,
 }
 
+of_resource!(UntilFlags, objects.server);
+
 /// Condition of kubectl's `--for=delete`: true at once if there is no object.
 const DELETE: &str = "delete";
 const NOTHING_LEFT: &str = "count == 0";
+/// Time for the number of objects in the error.
+const COUNT_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(flags: &UntilFlags) -> Result<(), Failure> {
     let UntilFlags { resource, name, conditions, timeout, objects } = flags;
@@ -64,15 +69,26 @@ pub(super) async fn run(flags: &UntilFlags) -> Result<(), Failure> {
         met = client.until(&query, &conditions, &options) => met,
         code = signals.next() => return Err(Failure::new(code, format!("{resource}: interrupted before the conditions were met"))),
     };
-    let event = met.map_err(|error| match error {
-        error @ ClientError::NotMet { .. } => Failure::new(UNAVAILABLE, format!("{resource}: {error} (--timeout)")),
-        error => error.into(),
-    })?;
+    let event = match met {
+        Ok(event) => event,
+        Err(error @ ClientError::NotMet { .. }) => {
+            let now = selected_now(&client, query).await.unwrap_or_default();
+            return Err(Failure::new(UNAVAILABLE, format!("{resource}: {error} (--timeout){now}")));
+        }
+        Err(error) => return Err(error.into()),
+    };
     server.note(&format_args!("# met: {}", describe(&event)));
     match event.object {
         Some(object) => Ok(write_one(object, stdout(), &objects.options())?),
         None => Ok(()),
     }
+}
+
+/// Returns the number of objects that the conditions are about, if the server tells it in time.
+async fn selected_now(client: &Client, query: Query) -> Option<String> {
+    let query = Query { format: pb::PayloadFormat::Metadata, view: None, ..query };
+    let listed = tokio::time::timeout(COUNT_TIMEOUT, client.list(&query)).await.ok()?.ok()?;
+    Some(format!("; selected now: {}", listed.objects.len()))
 }
 
 /// Describes the event that met the conditions.

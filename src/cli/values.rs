@@ -3,9 +3,11 @@
 use clap::Args;
 
 use super::{
+    alias::of_resource,
     client_flags::{FormatFlags, ServerFlags, TimeoutFlags},
     failure::Failure,
     print::{Record, json::Document, stdout, table::Cell, write_records},
+    waiting,
 };
 use crate::proto::pb;
 
@@ -29,10 +31,16 @@ pub(super) struct ValuesFlags {
     #[command(flatten)]
     server: ServerFlags,
     #[command(flatten)]
-    pub(super) timeout: TimeoutFlags,
+    timeout: TimeoutFlags,
 }
 
+of_resource!(ValuesFlags, server);
+
 pub(super) async fn run(flags: &ValuesFlags) -> Result<(), Failure> {
+    waiting::limited(&flags.timeout, &flags.server, &flags.resource, Box::pin(show(flags))).await
+}
+
+async fn show(flags: &ValuesFlags) -> Result<(), Failure> {
     let ValuesFlags { resource, index, format, server, .. } = flags;
     let values = server.connect().await?.values(resource, index).await?;
     let (is_empty, options) = (values.is_empty(), format.options());

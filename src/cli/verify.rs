@@ -13,6 +13,7 @@ use super::{
     client_flags::{FormatFlags, ServerFlags, TimeoutFlags},
     failure::{FAILED, Failure},
     print::{Record, json::Document, stdout, table::Cell, write_records},
+    waiting,
 };
 use crate::{
     app::Upstream,
@@ -48,7 +49,7 @@ pub(super) struct VerifyFlags {
     #[command(flatten)]
     server: ServerFlags,
     #[command(flatten)]
-    pub(super) timeout: TimeoutFlags,
+    timeout: TimeoutFlags,
 }
 
 const HEADER: &[&str] = &["KEY", "DIFFERENCE", "SERVED", "UPSTREAM"];
@@ -58,6 +59,10 @@ const MAX_ROUNDS: u32 = 10;
 const MAX_SETTLE: Duration = Duration::from_secs(3600);
 
 pub(super) async fn run(flags: &VerifyFlags) -> Result<(), Failure> {
+    waiting::limited(&flags.timeout, &flags.server, &flags.resource, Box::pin(verify(flags))).await
+}
+
+async fn verify(flags: &VerifyFlags) -> Result<(), Failure> {
     let VerifyFlags { resource, settle, format, server, .. } = flags;
     if *settle > MAX_SETTLE {
         return Err(Failure::usage(format!("--settle {settle:?} is longer than {MAX_SETTLE:?}")));

@@ -1,20 +1,30 @@
 //! `informerd watch`: rows on stdout, notes about the watch on stderr.
 
+mod exec;
 mod state;
 
-use std::io::Write;
+use std::{
+    collections::HashMap,
+    io::Write,
+    ops::ControlFlow,
+    time::{Duration, SystemTime},
+};
 
-use clap::{Args, builder::BoolishValueParser};
+use clap::{Args, ValueEnum, builder::BoolishValueParser};
 use futures_util::FutureExt;
 
+use self::exec::EventCommand;
 use super::{
-    client_flags::{ChangedFlag, ObjectFlags},
+    alias::of_resource,
+    client_flags::{ChangedFlag, ObjectFlags, TimeoutFlags},
     failure::Failure,
     print::{Event, EventPrinter, Output, stdout},
     signals::Signals,
+    waiting,
 };
 use crate::{
-    client::{Note, Progress, Update, WatchOptions},
+    client::{Note, Progress, Query, Update, WatchOptions},
+    config::parse_duration,
     proto::pb::{self, SyncState},
 };
 
@@ -26,9 +36,17 @@ Examples, with a server of examples/shop.yaml (edit a file in examples/manifests
   informerd watch pods --expression 'object.spec.containers.size() > 1'
   informerd watch pods -n orders -o jsonl | jq .object.status.phase
   informerd watch pods -l app=web --state -o jsonl | jq '.items | length'
+  informerd watch pods --index node=node-a --policy coalesce
+  informerd watch deployments --diff --timestamps
+  informerd watch configmaps --exec 'echo $INFORMERD_EVENT $INFORMERD_NAME; cat' --timeout 10m
 
 It resumes after a restart of the server, and misses nothing. With --state a reader that is slow gets the last state, and not every \
-one before it; -o jsonl prints one List a line. Ctrl-C and SIGTERM end it with exit code 0.";
+one before it; -o jsonl prints one List a line. Ctrl-C and SIGTERM end it with exit code 0.
+
+--exec runs its command with sh, for one event after the other: the next event waits, and if the queue at the server fills \
+meanwhile, the policy applies. The command has INFORMERD_EVENT (ADDED, MODIFIED, DELETED), INFORMERD_CAUSE, INFORMERD_RESOURCE, \
+INFORMERD_NAMESPACE, INFORMERD_NAME, INFORMERD_UID, INFORMERD_OBJECT_VERSION and INFORMERD_RESOURCE_VERSION in its environment, \
+and on its standard input what -o jsonl prints for the event. A note reports a command that fails.";
 
 /// Flags of `informerd watch`.
 #[derive(Debug, Clone, Args)]
@@ -54,12 +72,83 @@ pub(super) struct WatchFlags {
     #[arg(long, help_heading = "Selection")]
     watch_only: bool,
     /// In place of events, print the whole list, sorted, once it is complete and after changes
-    #[arg(long, help_heading = "Selection", conflicts_with_all = ["initial", "watch_only"])]
+    #[arg(
+        long,
+        help_heading = "Selection",
+        conflicts_with_all = ["initial", "watch_only", "since", "policy", "queue_length", "diff", "timestamps", "exec"]
+    )]
     state: bool,
     #[command(flatten)]
     changed: ChangedFlag,
     #[command(flatten)]
+    events: EventFlags,
+    #[command(flatten)]
     objects: ObjectFlags,
+}
+
+of_resource!(WatchFlags, objects.server);
+
+/// Flags about the events of a watch.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Events")]
+struct EventFlags {
+    /// Begin with the changes after this version, as `list` and `watch -o json` print it, in place of the current objects
+    #[arg(long, value_name = "VERSION", conflicts_with_all = ["initial", "watch_only"])]
+    since: Option<String>,
+
+    /// Policy of the server when the queue of this watch is full [default: the server's]
+    #[arg(long, value_name = "POLICY", value_enum)]
+    policy: Option<Policy>,
+
+    /// Length of the queue at the server, in events [default: the server's]
+    #[arg(long, value_name = "NUMBER")]
+    queue_length: Option<u32>,
+
+    /// End after this time, with exit code 0 [default: never]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    timeout: Option<Duration>,
+
+    /// Print the time at which each event was received
+    #[arg(long)]
+    timestamps: bool,
+
+    /// Print the fields that each change has altered, for tables
+    #[arg(long)]
+    diff: bool,
+
+    /// Run this command for each event that is printed, one at a time
+    #[arg(long, value_name = "COMMAND")]
+    exec: Option<String>,
+
+    /// Kill a command that runs longer than this
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse_duration, requires = "exec")]
+    exec_timeout: Duration,
+}
+
+/// Flags of the commands that print the current objects, and can go on as `informerd watch`.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Events")]
+pub(super) struct FollowFlags {
+    /// Print the objects and every change to them, as `informerd watch` does
+    #[arg(short, long, conflicts_with_all = ["sort_by", "limit"])]
+    pub(super) watch: bool,
+
+    /// With -w: changes only
+    #[arg(long, requires = "watch")]
+    watch_only: bool,
+}
+
+/// Policy of a full queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Policy {
+    /// Events are dropped, and fetched again later
+    Drop,
+    /// Other watches wait for this one, for a while
+    Block,
+    /// The server reads its history for this watch
+    Replay,
+    /// Changes of an object merge
+    Coalesce,
 }
 
 /// Output of a watch so far.
@@ -69,6 +158,8 @@ struct WatchPrinter<'a, W> {
     with_initial: bool,
     is_stale: bool,
     notes: WatchNotes,
+    /// Last states, to compare with.
+    last: HashMap<(String, String), pb::Object>,
 }
 
 /// Notes about a watch for its user.
@@ -79,60 +170,140 @@ pub(super) struct WatchNotes {
 }
 
 pub(super) async fn run(flags: &WatchFlags) -> Result<(), Failure> {
-    let query = flags.objects.selection.query_of_name(&flags.resource, flags.name.as_deref());
-    let query = flags.changed.applied_to(query);
-    if flags.state {
-        return state::run(&flags.resource, query, &flags.objects).await;
+    let WatchFlags { resource, name, objects, events, .. } = flags;
+    objects.selection.check()?;
+    let options = objects.options();
+    if events.diff && !options.output.is_table() {
+        return Err(Failure::usage("--diff is for tables: leave out -o; -o jsonl prints whole objects to compare"));
     }
-    let options = flags.objects.options();
-    let watch_options = WatchOptions {
-        // A deleted object is printed with its last state.
-        keep_objects: options.output != Output::Name,
-        fail_fast: true,
-        ..WatchOptions::default()
-    };
-    let mut watch = flags.objects.server.connect_lazy()?.watch(&query, &watch_options);
-    let mut teller = WatchPrinter {
-        printer: EventPrinter::new(stdout(), &options),
-        flags,
-        with_initial: flags.initial && !flags.watch_only,
-        is_stale: false,
-        notes: WatchNotes::default(),
-    };
-    let mut signals = Signals::new()?;
-    loop {
-        // Flushes only when no update is ready.
-        let update = if let Some(update) = watch.next().now_or_never() {
-            update
-        } else {
-            teller.printer.flush()?;
-            tokio::select! {
-                // Cancel-safe: a watch loses nothing when another branch wins.
-                _ = signals.next() => return teller.end(),
-                update = watch.next() => update,
-            }
-        };
-        match update {
-            Some(Ok(update)) => teller.print(update)?,
-            Some(Err(error)) => {
-                teller.end()?;
-                return Err(error.into());
-            }
-            None => return teller.end(),
+    let query = objects.selection.query_of_name(resource, name.as_deref());
+    let query = flags.changed.applied_to(query);
+    let following = async {
+        if flags.state {
+            return state::run(resource, query, objects).await;
         }
+        let mut printer = WatchPrinter::new(flags, EventPrinter::new(stdout(), &options))?;
+        printer.run(&query).await
+    };
+    match events.timeout {
+        None => following.await,
+        // What was received is printed: the printer flushes when it waits.
+        Some(timeout) => tokio::time::timeout(timeout, following).await.unwrap_or(Ok(())),
+    }
+}
+
+// === impl FollowFlags ===
+
+impl FollowFlags {
+    /// Returns the flags of the same watch.
+    pub(super) fn flags(
+        &self,
+        resource: &str,
+        name: Option<&str>,
+        timeout: &TimeoutFlags,
+        objects: &ObjectFlags,
+    ) -> WatchFlags {
+        WatchFlags {
+            resource: resource.to_owned(),
+            name: name.map(str::to_owned),
+            initial: true,
+            watch_only: self.watch_only,
+            state: false,
+            changed: ChangedFlag::default(),
+            events: EventFlags { timeout: timeout.timeout, ..EventFlags::default() },
+            objects: objects.clone(),
+        }
+    }
+}
+
+// === impl EventFlags ===
+
+impl EventFlags {
+    /// Returns the options of the queue; none if they are all the server's.
+    fn queue(&self) -> Option<pb::QueueOptions> {
+        let policy = match self.policy {
+            None => pb::FullChannelPolicy::Unspecified,
+            Some(Policy::Drop) => pb::FullChannelPolicy::Drop,
+            Some(Policy::Block) => pb::FullChannelPolicy::Block,
+            Some(Policy::Replay) => pb::FullChannelPolicy::Replay,
+            Some(Policy::Coalesce) => pb::FullChannelPolicy::Coalesce,
+        };
+        let options = pb::QueueOptions { policy: policy.into(), length: self.queue_length.unwrap_or_default() };
+        Some(options).filter(|options| *options != pb::QueueOptions::default())
     }
 }
 
 // === impl WatchPrinter ===
 
-impl<W: Write> WatchPrinter<'_, W> {
-    fn print(&mut self, update: Update) -> Result<(), Failure> {
+impl<'a, W: Write> WatchPrinter<'a, W> {
+    fn new(flags: &'a WatchFlags, mut printer: EventPrinter<'a, W>) -> Result<Self, Failure> {
+        let is_since = flags.events.since.is_some();
+        if is_since || flags.events.exec.is_some() {
+            // There are no initial events to wait for, or the row of each precedes what its command prints.
+            printer.synced()?;
+        }
+        let with_initial = is_since || (flags.initial && !flags.watch_only);
+        Ok(Self { printer, flags, with_initial, is_stale: false, notes: WatchNotes::default(), last: HashMap::new() })
+    }
+
+    async fn run(&mut self, query: &Query) -> Result<(), Failure> {
+        let EventFlags { since, .. } = &self.flags.events;
+        let options = WatchOptions {
+            // A deleted object is printed with its last state.
+            keep_objects: self.flags.objects.options().output != Output::Name,
+            fail_fast: true,
+            queue: self.flags.events.queue(),
+            ..WatchOptions::default()
+        };
+        let client = self.flags.objects.server.connect_lazy()?;
+        let mut watch = match since {
+            Some(version) => client.watch_since(query, &options, version),
+            None => client.watch(query, &options),
+        };
+        let mut signals = Signals::new()?;
+        let waiting = waiting::note(&self.flags.objects.server, &self.flags.resource);
+        tokio::pin!(waiting);
+        let mut is_waiting = true;
+        loop {
+            // Flushes only when no update is ready.
+            let update = if let Some(update) = watch.next().now_or_never() {
+                update
+            } else {
+                self.printer.flush()?;
+                tokio::select! {
+                    // Cancel-safe: a watch loses nothing when another branch wins.
+                    _ = signals.next() => return self.end(),
+                    update = watch.next() => update,
+                    note = &mut waiting, if is_waiting => {
+                        is_waiting = false;
+                        self.note(&note)?;
+                        continue;
+                    }
+                }
+            };
+            is_waiting = false;
+            match update {
+                Some(Ok(update)) => {
+                    if self.print(update, &mut signals).await?.is_break() {
+                        return self.end();
+                    }
+                }
+                Some(Err(error)) => {
+                    self.end()?;
+                    return Err(error.into());
+                }
+                None => return self.end(),
+            }
+        }
+    }
+
+    /// Prints an update, and runs the command for it. Breaks if a signal has ended the command.
+    async fn print(&mut self, update: Update, signals: &mut Signals) -> Result<ControlFlow<()>, Failure> {
         let note = self.notes.of(&update);
         match update {
             Update::Event { event_type, cause, object, resource_version } => {
-                if self.notes.is_synced || self.with_initial {
-                    self.printer.push(Event { change: event_type, cause, resource_version, object })?;
-                }
+                let time = self.flags.events.timestamps.then(SystemTime::now);
+                return self.event(Event { change: event_type, cause, resource_version, object, time }, signals).await;
             }
             Update::Synced(progress) => {
                 self.printer.synced()?;
@@ -148,7 +319,44 @@ impl<W: Write> WatchPrinter<'_, W> {
                 }
             }
         }
-        Ok(())
+        Ok(ControlFlow::Continue(()))
+    }
+
+    async fn event(&mut self, event: Event, signals: &mut Signals) -> Result<ControlFlow<()>, Failure> {
+        let EventFlags { diff, exec, exec_timeout, .. } = &self.flags.events;
+        let last = if *diff { self.replace_last(&event) } else { None };
+        if !self.notes.is_synced && !self.with_initial {
+            return Ok(ControlFlow::Continue(()));
+        }
+        let command = exec.as_deref().map(|command| {
+            (EventCommand { command, resource: &self.flags.resource, timeout: *exec_timeout }, event.clone())
+        });
+        let new = last.is_some().then(|| event.object.clone());
+        self.printer.push(event)?;
+        if let Some((last, new)) = last.zip(new) {
+            self.printer.differences(&last, &new)?;
+        }
+        let Some((command, event)) = command else { return Ok(ControlFlow::Continue(())) };
+        self.printer.flush()?;
+        let note = tokio::select! {
+            note = command.run(&event) => note,
+            _ = signals.next() => return Ok(ControlFlow::Break(())),
+        };
+        if let Some(note) = note {
+            self.note(&note)?;
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Keeps the state of an object; returns the last one if the event has changed it.
+    fn replace_last(&mut self, event: &Event) -> Option<pb::Object> {
+        let key = (event.object.namespace.clone(), event.object.name.clone());
+        if event.change == pb::EventType::Deleted {
+            self.last.remove(&key);
+            return None;
+        }
+        let last = self.last.insert(key, event.object.clone());
+        last.filter(|_| event.change == pb::EventType::Modified)
     }
 
     /// Prints a note if the state of the upstream has changed.
@@ -169,7 +377,7 @@ impl<W: Write> WatchPrinter<'_, W> {
         Ok(())
     }
 
-    fn end(mut self) -> Result<(), Failure> {
+    fn end(&mut self) -> Result<(), Failure> {
         self.printer.synced()?;
         Ok(self.printer.flush()?)
     }

@@ -9,6 +9,7 @@ use super::{
     client_flags::{FormatFlags, ServerFlags, TimeoutFlags},
     failure::Failure,
     print::{RED, Record, YELLOW, age::age_of, json::Document, stdout, table::Cell, write_records},
+    waiting,
 };
 use crate::proto::pb;
 
@@ -28,7 +29,7 @@ pub(super) struct WatchersFlags {
     #[command(flatten)]
     server: ServerFlags,
     #[command(flatten)]
-    pub(super) timeout: TimeoutFlags,
+    timeout: TimeoutFlags,
 }
 
 const HEADER: &[&str] = &[
@@ -48,6 +49,10 @@ const HEADER: &[&str] = &[
 ];
 
 pub(super) async fn run(flags: &WatchersFlags) -> Result<(), Failure> {
+    waiting::limited(&flags.timeout, &flags.server, "", Box::pin(show(flags))).await
+}
+
+async fn show(flags: &WatchersFlags) -> Result<(), Failure> {
     let WatchersFlags { resource, format, server, .. } = flags;
     let watchers = server.connect().await?.watchers(resource).await?;
     let (is_empty, options, now) = (watchers.is_empty(), format.options(), SystemTime::now());

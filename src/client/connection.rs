@@ -140,6 +140,12 @@ impl Client {
         service(Connection::new(self.channel.clone(), credentials))
     }
 
+    /// Returns the connection, for calls of other services.
+    #[cfg(feature = "cli")]
+    pub(crate) fn connection(&self) -> Connection {
+        Connection::new(self.channel.clone(), Credentials::of(&self.address))
+    }
+
     /// Returns the address of the server.
     pub fn address(&self) -> &ServerAddress {
         &self.address
@@ -286,6 +292,12 @@ impl Client {
         Ok(answer.map_err(|status| self.error(&status))?.into_inner())
     }
 
+    /// Explains why a watch has an object or not: every term of its selection with its result.
+    pub async fn explain(&self, request: pb::ExplainRequest) -> Result<pb::ExplainResponse, ClientError> {
+        let mut service = self.service.clone();
+        Ok(self.within(service.explain(request)).await?.into_inner())
+    }
+
     /// Returns every value of an index with its number of objects, sorted, from one snapshot.
     pub async fn values(&self, resource: &str, index: &str) -> Result<Vec<pb::IndexValue>, ClientError> {
         for _ in 1..MAX_STARTS {
@@ -382,7 +394,7 @@ impl Client {
         self.service = service(Connection::new(self.channel.clone(), Credentials::of(&self.address)));
     }
 
-    pub(super) fn error(&self, status: &Status) -> ClientError {
+    pub(crate) fn error(&self, status: &Status) -> ClientError {
         ClientError::from_status(&self.address, status)
     }
 }

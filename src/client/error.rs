@@ -99,7 +99,7 @@ impl ClientError {
     pub fn from_status(address: &ServerAddress, status: &Status) -> Self {
         // Only a status that was created on this side has a source.
         let Some(source) = status.source() else { return Self::Refused(Box::new(ServerStatus::from_status(status))) };
-        let (address, problem) = (address.clone(), root_cause(source));
+        let (address, problem) = (address.clone(), with_tls_hint(address, root_cause(source)));
         if chain(source).any(<dyn Error>::is::<ConnectError>) {
             Self::Unreachable { address, problem }
         } else {
@@ -109,7 +109,7 @@ impl ClientError {
 
     /// Translates the failure of the first connection.
     pub(super) fn from_connect(address: &ServerAddress, error: &tonic::transport::Error) -> Self {
-        Self::Unreachable { address: address.clone(), problem: root_cause(error) }
+        Self::Unreachable { address: address.clone(), problem: with_tls_hint(address, root_cause(error)) }
     }
 
     /// Translates the status in the last message of a watch.
@@ -249,6 +249,31 @@ fn root_cause(error: &(dyn Error + 'static)) -> String {
     chain(error).last().map(|root| one_line(&root.to_string())).unwrap_or_default()
 }
 
+/// Parts of the errors of TLS and HTTP/2, with what they mean at a server that does, or does not, speak TLS.
+const TLS_HINTS: [(bool, &str, &str); 8] = [
+    (true, "InvalidContentType", "the server does not speak TLS: use http://"),
+    (
+        true,
+        "UnknownIssuer",
+        "its certificate is signed by an authority that is not trusted here: name the file of its CA",
+    ),
+    (true, "CaUsedAsEndEntity", "its certificate is that of a CA: create one with basicConstraints=CA:FALSE"),
+    (true, "NotValidForName", "its certificate is for other names: use one of them in the address"),
+    (true, "Expired", "its certificate has expired: renew it"),
+    (true, "CertificateRequired", "the server requires a client certificate: name its file and that of its key"),
+    (false, "frame with invalid size", "if the server speaks TLS, use https://"),
+    (false, "broken pipe", "if the server speaks TLS, use https://"),
+];
+
+/// Adds what to do about an error of TLS, or of its absence.
+fn with_tls_hint(address: &ServerAddress, problem: String) -> String {
+    let hint = TLS_HINTS.iter().find(|(is_tls, part, _)| *is_tls == address.is_tls() && problem.contains(part));
+    match hint {
+        Some((.., hint)) if !address.is_unix() => format!("{problem} ({hint})"),
+        _ => problem,
+    }
+}
+
 fn one_line(text: &str) -> String {
     text.split(char::is_control).filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
 }
@@ -377,5 +402,17 @@ mod tests {
         assert_eq!((silent.recovery(), silent.invalidates_connection()), (Resume, true));
         assert_eq!(ClientError::contract("x").recovery(), GiveUp);
         assert!(ClientError::draining().invalidates_connection());
+    }
+
+    #[test]
+    fn errors_of_tls_have_advice() {
+        let hint = |address: &str, problem: &str| with_tls_hint(&address.parse().unwrap(), problem.to_owned());
+        let tls = hint("https://h:1", "received corrupt message of type InvalidContentType");
+        assert!(tls.ends_with("(the server does not speak TLS: use http://)"), "{tls}");
+        let plain = hint("h:1", "connection error detected: frame with invalid size");
+        assert!(plain.ends_with("(if the server speaks TLS, use https://)"), "{plain}");
+        assert_eq!(hint("h:1", "InvalidContentType"), "InvalidContentType");
+        assert_eq!(hint("https://h:1", "broken pipe"), "broken pipe");
+        assert_eq!(hint("unix:/s", "broken pipe"), "broken pipe");
     }
 }

@@ -202,6 +202,11 @@ impl Streams {
         self.ended(error, false);
     }
 
+    /// Ends the watch: the next step is this error, and the last.
+    pub(super) fn fail(&mut self, error: ClientError) {
+        self.phase = Phase::Ending(Box::new(error));
+    }
+
     /// Ends the stream, which has a hole, and returns the delay before the one that fills it.
     pub(super) fn end_with_hole(&mut self) -> Duration {
         let delay = self.backoff.next_delay(Instant::now());

@@ -55,6 +55,8 @@ pub(super) struct View {
     has_synced: bool,
     /// True if events are missing, which the user has opted in to.
     has_hole: bool,
+    /// True if the watch began at a version, without the state at it: events of unknown objects are passed on as they are.
+    is_partial: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -114,7 +116,18 @@ impl View {
             changes: 0,
             has_synced: false,
             has_hole: false,
+            is_partial: false,
         }
+    }
+
+    /// Creates the view of a user who wants the changes after a version, and does not hold the state at it.
+    pub(super) fn since(version: String, keep_objects: bool, heal_drops: bool) -> Self {
+        Self { position: Some(version), is_partial: true, ..Self::new(keep_objects, heal_drops) }
+    }
+
+    /// Returns true if the user does not hold the state that the changes belong to, so that no list can replace missed ones.
+    pub(super) fn is_partial(&self) -> bool {
+        self.is_partial
     }
 
     /// Returns the version to resume after; none when the next stream has to list.
@@ -252,7 +265,7 @@ impl View {
         let (event_type, cause) = match self.known.get_mut(&key) {
             None => {
                 self.known.insert(key.clone(), KnownObject { object: last, content, pass: self.pass });
-                (pb::EventType::Added, added_cause)
+                if self.is_partial { (told.event_type, told.cause) } else { (pb::EventType::Added, added_cause) }
             }
             Some(known) => {
                 let is_changed = known.content != content
@@ -282,10 +295,15 @@ impl View {
 
     fn delete(&mut self, told: EventAttributes, mut object: pb::Object, updates: &mut VecDeque<Update>) {
         let key = take_key(&mut object);
-        let Some(known) = self.known.get(&key) else { return };
+        let known = self.known.get(&key);
+        if known.is_none() && !self.is_partial {
+            return;
+        }
         // Another object has the key already: an earlier stream was ahead of this one.
-        let is_another = known.object.uid != object.uid && !known.object.uid.is_empty() && !object.uid.is_empty();
-        if is_another && !self.has_hole {
+        let is_another = |known: &KnownObject| {
+            known.object.uid != object.uid && !known.object.uid.is_empty() && !object.uid.is_empty()
+        };
+        if known.is_some_and(is_another) && !self.has_hole {
             return;
         }
         self.known.remove(&key);

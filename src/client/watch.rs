@@ -44,6 +44,16 @@ impl Client {
             updates: VecDeque::new(),
         }
     }
+
+    /// Watches the changes after a version, without the state at it: there is no [`Update::Synced`], and events of objects that have
+    /// not been delivered before are passed on as the server sends them, also MODIFIED and DELETED.
+    ///
+    /// A version that the server cannot resume from ends the watch with the error, where [`Client::watch`] would list again: what
+    /// was missed cannot be found out without the state.
+    pub fn watch_since(&self, query: &Query, options: &WatchOptions, resource_version: &str) -> Watch {
+        let view = View::since(resource_version.to_owned(), options.keep_objects, options.heal_drops);
+        Watch { view, ..self.watch(query, options) }
+    }
 }
 
 // === impl Watch ===
@@ -67,6 +77,9 @@ impl Watch {
             match ready!(self.streams.poll_next(cx, from)) {
                 Some(Step::Opened) => self.opened(),
                 Some(Step::Message(response)) => self.read(*response),
+                Some(Step::Interrupted { error, lists: true, .. }) if self.view.is_partial() => {
+                    self.streams.fail(error);
+                }
                 Some(Step::Interrupted { error, lists, delay }) => self.interrupted(error, lists, delay),
                 Some(Step::Failed(error)) => return Poll::Ready(Some(Err(error))),
                 None => return Poll::Ready(None),

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, ValueEnum, builder::BoolishValueParser};
+use clap::{
+    Arg, ArgMatches, Args, Command, FromArgMatches, ValueEnum, builder::BoolishValueParser, parser::ValueSource,
+};
 use serde_json::Value;
 
 use super::{
@@ -139,6 +141,9 @@ impl FromArgMatches for KeyFlags {
             };
             if let Some(value) = value {
                 self.insert(key.path, flag.to_string(), value);
+                if matches.value_source(flag.name) == Some(ValueSource::EnvVariable) {
+                    self.note_variable(key.path);
+                }
             }
         }
         Ok(())

@@ -16,7 +16,11 @@ use super::{
 
 /// Flags that were given for keys of the file, by the paths of the keys.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct KeyFlags(BTreeMap<&'static str, (String, Value)>);
+pub struct KeyFlags {
+    given: BTreeMap<&'static str, (String, Value)>,
+    /// Keys whose value is that of the environment variable.
+    variables: BTreeSet<&'static str>,
+}
 
 /// Sources of a configuration besides the file's keys, and the problems found so far.
 #[derive(Debug)]
@@ -41,12 +45,21 @@ pub(super) struct Section<'a> {
 impl KeyFlags {
     /// Adds the value of a flag, with its name for errors.
     pub(super) fn insert(&mut self, path: &'static str, flag: String, value: Value) {
-        self.0.insert(path, (flag, value));
+        self.given.insert(path, (flag, value));
+    }
+
+    /// Notes that the value of a key is that of its environment variable.
+    pub(super) fn note_variable(&mut self, path: &'static str) {
+        self.variables.insert(path);
+    }
+
+    pub(super) fn is_variable(&self, path: &str) -> bool {
+        self.variables.contains(path)
     }
 
     /// Returns the flag that was given for a key, with its name for errors, and its value.
     pub(super) fn get(&self, path: &str) -> Option<&(String, Value)> {
-        self.0.get(path)
+        self.given.get(path)
     }
 }
 

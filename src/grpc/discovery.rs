@@ -97,6 +97,7 @@ fn resource(resource: &ServedResource) -> pb::Resource {
         namespaces: health.namespaces(),
         views: resource.views.named().iter().map(named_view).collect(),
         view_required: resource.views.named().is_required(),
+        aliases: health.aliases(),
         history: snapshot.map(|snapshot| informer.history(snapshot.history_id(), None)).unwrap_or_default(),
     }
 }
@@ -112,7 +113,7 @@ fn version_format(version: &ResourceVersion) -> pb::VersionFormat {
     }
 }
 
-fn problem(problem: &Problem) -> pb::Problem {
+pub(super) fn problem(problem: &Problem) -> pb::Problem {
     pb::Problem {
         reason: problem.reason.as_str().to_owned(),
         message: problem.message.clone(),

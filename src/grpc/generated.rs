@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status};
 
 use super::{
     call::Call,
-    discovery,
+    discovery, explain,
     frame::PREFIX_BYTES,
     service::Service,
     status::{final_frames, trailers},
@@ -65,6 +65,14 @@ impl pb::informer_service_server::InformerService for Service {
     ) -> Result<Response<pb::ListResourcesResponse>, Status> {
         let (_, call) = called(request);
         let answered = discovery::resources(self, &call).await?;
+        let decoded = answered.encoded_len();
+        Ok(answer(answered, decoded))
+    }
+
+    async fn explain(&self, request: Request<pb::ExplainRequest>) -> Result<Response<pb::ExplainResponse>, Status> {
+        let (request, call) = called(request);
+        let explained = explain::explain(self, request, call).await;
+        let answered = explained.map_err(|refusal| self.metrics().refuse(&refusal))?;
         let decoded = answered.encoded_len();
         Ok(answer(answered, decoded))
     }

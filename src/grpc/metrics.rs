@@ -68,12 +68,13 @@ pub(super) struct WaitingBytes(pub(super) Arc<Ledger>);
 const INFORMER_SERVICE: &str = "informerd.v1.InformerService";
 const ADMIN_SERVICE: &str = "informerd.v1.AdminService";
 /// Methods whose calls are counted.
-const METHODS: [Method; 8] = [
+const METHODS: [Method; 9] = [
     (INFORMER_SERVICE, "Watch"),
     (INFORMER_SERVICE, "List"),
     (INFORMER_SERVICE, "Get"),
     (INFORMER_SERVICE, "ByIndex"),
     (INFORMER_SERVICE, "Until"),
+    (INFORMER_SERVICE, "Explain"),
     (INFORMER_SERVICE, "ListResources"),
     (INFORMER_SERVICE, "ListIndexValues"),
     (ADMIN_SERVICE, "ListWatchers"),

@@ -28,6 +28,8 @@ pub(crate) enum ApiError {
     ResourceEnded { resource: String, end: ResourceEnd },
     /// The cache has no such object.
     ObjectNotFound { resource: String, key: String },
+    /// No open watch has this id, or none that the caller may inspect.
+    WatcherNotFound { id: u64 },
     /// A field of the request is invalid. Each field has one reason.
     Invalid { reason: &'static str, field: &'static str, message: String },
     /// The request is too large.
@@ -174,6 +176,7 @@ impl ApiError {
             Self::ResourceEnded { end: ResourceEnd::Removed, .. } => (Code::NotFound, "RESOURCE_REMOVED"),
             Self::ResourceEnded { end: ResourceEnd::Replaced, .. } => (Code::Unavailable, "RESOURCE_REPLACED"),
             Self::ObjectNotFound { .. } => (Code::NotFound, "OBJECT_NOT_FOUND"),
+            Self::WatcherNotFound { .. } => (Code::NotFound, "WATCHER_NOT_FOUND"),
             Self::Invalid { reason, .. } => (Code::InvalidArgument, reason),
             Self::RequestTooLarge { .. } => (Code::InvalidArgument, "REQUEST_INVALID"),
             Self::RequestTimeout { .. } => (Code::DeadlineExceeded, "REQUEST_TIMEOUT"),
@@ -206,17 +209,12 @@ impl ApiError {
 
     fn message(&self) -> String {
         match self {
-            Self::ResourceNotFound { resource, known } if known.is_empty() => {
-                format!("resource {:?} not found; `informerd resources` lists those that you may read", excerpt(resource))
-            }
-            Self::ResourceNotFound { resource, known } if resource.is_empty() => {
-                format!("resource: missing; known: {}", known.join(", "))
-            }
-            Self::ResourceNotFound { resource, known } => {
-                format!("resource {:?} not found; known: {}", excerpt(resource), known.join(", "))
-            }
+            Self::ResourceNotFound { resource, known } => resource_not_found(resource, known),
             Self::ResourceEnded { resource, end } => end.message(resource),
             Self::ObjectNotFound { resource, key } => format!("{resource} {:?} not found", excerpt(key)),
+            Self::WatcherNotFound { id } => {
+                format!("watch {id} not found: it has ended, or you may not inspect it; `informerd watchers` lists the open ones")
+            }
             Self::Invalid { field, message, .. } | Self::NotParsed { field, message } => format!("{field}: {message}"),
             Self::RequestTooLarge { limit } => {
                 format!("request: larger than {limit} bytes (limits.request_bytes); send less in one call")
@@ -316,6 +314,7 @@ impl ApiError {
             Self::ObjectNotFound { resource, key } => {
                 vec![("resource", resource.clone()), ("key", excerpt(key).into_owned())]
             }
+            Self::WatcherNotFound { id } => vec![("watcher_id", id.to_string())],
             Self::Invalid { field, .. } | Self::NotParsed { field, .. } => vec![("field", (*field).to_owned())],
             Self::IndexNotFound { field, index, known } => {
                 vec![("field", (*field).to_owned()), ("index", excerpt(index).into_owned()), ("known", known.join(","))]
@@ -374,6 +373,7 @@ impl ApiError {
             Self::ResourceNotFound { .. }
             | Self::ResourceEnded { .. }
             | Self::ObjectNotFound { .. }
+            | Self::WatcherNotFound { .. }
             | Self::Invalid { .. }
             | Self::RequestTooLarge { .. }
             | Self::IndexNotFound { .. }
@@ -462,6 +462,17 @@ pub(super) fn trailers(status: &Status) -> HeaderMap {
         trailers.insert("grpc-status", HeaderValue::from(Code::Internal as i32));
     }
     trailers
+}
+
+/// Returns the message about a resource that is not served, with those that the caller may read, if it may read any.
+fn resource_not_found(resource: &str, known: &[String]) -> String {
+    match (resource, known) {
+        (resource, []) => {
+            format!("resource {:?} not found; `informerd resources` lists those that you may read", excerpt(resource))
+        }
+        ("", known) => format!("resource: missing; known: {}", known.join(", ")),
+        (resource, known) => format!("resource {:?} not found; known: {}", excerpt(resource), known.join(", ")),
+    }
 }
 
 #[cfg(test)]

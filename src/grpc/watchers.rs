@@ -256,6 +256,13 @@ impl Watchers {
         coalescing.iter().filter_map(|watcher| watcher.merging(before, now)).collect()
     }
 
+    /// Returns an open watch: its resource, its selection, and what operators see of it.
+    pub(super) fn find(&self, id: u64) -> Option<(Arc<ServedResource>, Arc<Selection>, pb::Watcher)> {
+        let watcher = self.open.lock().watchers.get(&id).cloned()?;
+        let selection = Arc::clone(&watcher.progress.lock().selection);
+        Some((Arc::clone(&watcher.info.resource), selection, watcher.to_proto(id)))
+    }
+
     /// Answers `ListWatchers` with the watches of these resources.
     pub(super) fn list(
         &self,

@@ -36,7 +36,7 @@ use self::{
     program::Program,
     variables::{COUNT, OBJECT, TYPE},
 };
-use super::{Object, SyntaxError};
+use super::{Object, SyntaxError, TermResult};
 
 #[cfg(feature = "cel")]
 mod body;
@@ -138,6 +138,26 @@ impl Expression {
     pub fn matches(&self, object: &Object) -> bool {
         let Some(body) = object.shared_json() else { return false };
         self.compiled.program.test(self.max_steps, None, Some(&body)).unwrap_or_else(|failure| self.count(failure))
+    }
+
+    /// Returns the result for the object, with the reason if it is not true. Failures are not counted.
+    pub fn explain(&self, object: &Object) -> (TermResult, String) {
+        let Some(body) = object.shared_json() else {
+            return (TermResult::NoMatch, "the body is not JSON".to_owned());
+        };
+        match self.compiled.program.test(self.max_steps, None, Some(&body)) {
+            Ok(true) => (TermResult::Match, "true".to_owned()),
+            Ok(false) => (TermResult::NoMatch, "false".to_owned()),
+            Err(Failure::Missing) => (TermResult::NoMatch, "a field, a key or an element is missing".to_owned()),
+            Err(Failure::Error) => {
+                let steps = self.max_steps;
+                let reason = format!(
+                    "the result is not true or false, a value has the wrong type, a number is too large, or it takes more than \
+                     {steps} steps"
+                );
+                (TermResult::Failed, reason)
+            }
+        }
     }
 
     /// Returns the values for an index: one for a string, number or boolean, and one for each such element of a list.

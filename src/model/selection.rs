@@ -1,7 +1,10 @@
 //! Selection of a client among the objects of a resource, and the effect of a change on it.
 
+mod term;
+
 use std::fmt;
 
+pub use self::term::{Part, Term};
 use super::{
     Cause, Change, EventType, Expression, FieldSelector, IndexMatch, IndexedObject, LabelSelector, Namespaces, Object,
     Shard,

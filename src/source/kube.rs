@@ -49,6 +49,8 @@ mod client;
 #[cfg(feature = "kube")]
 mod connection;
 #[cfg(feature = "kube")]
+mod discovery;
+#[cfg(feature = "kube")]
 mod exec;
 #[cfg(any(test, fuzzing))]
 #[cfg(feature = "kube")]

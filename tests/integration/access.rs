@@ -1,6 +1,7 @@
 //! Rights of callers: every RPC against a direct evaluation of random rules, and nothing about objects that a caller may not see.
 
 mod calls;
+mod explain;
 mod forwarding;
 mod impersonation;
 mod interference;

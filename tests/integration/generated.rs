@@ -4,8 +4,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use tempfile::TempDir;
 
-#[path = "../../build.rs"]
-mod build;
+use crate::generator;
 
 /// Returns the files of a directory by name.
 fn files(directory: &Path) -> BTreeMap<String, Vec<u8>> {
@@ -18,7 +17,7 @@ fn files(directory: &Path) -> BTreeMap<String, Vec<u8>> {
 #[test]
 fn the_generated_code_is_that_of_the_proto() {
     let (kept, out) = (Path::new("proto/generated"), TempDir::new().unwrap());
-    build::generate(out.path()).unwrap();
+    generator::generate(out.path()).unwrap();
     let (before, now) = (files(kept), files(out.path()));
     let differing: Vec<&String> =
         now.iter().filter(|(name, text)| before.get(*name) != Some(text)).map(|(name, _)| name).collect();

@@ -24,9 +24,11 @@ mod documents;
 mod embedding;
 #[cfg(feature = "testing")]
 mod examples;
+mod explain;
 mod expressions;
 mod files;
 mod generated;
+mod generator;
 mod list;
 #[path = "../../benches/load/load.rs"]
 mod load;
@@ -35,6 +37,7 @@ mod load;
 mod manifest;
 mod memory;
 mod mirror;
+mod operate_commands;
 mod operators;
 #[path = "../upstreams/port.rs"]
 mod port;

@@ -371,6 +371,63 @@ func (Cause) EnumDescriptor() ([]byte, []int) {
 	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{4}
 }
 
+// The result of a term. Since: operations.
+type TermResult int32
+
+const (
+	// Never sent.
+	TermResult_TERM_RESULT_UNSPECIFIED TermResult = 0
+	// It selects the object.
+	TermResult_TERM_RESULT_MATCH TermResult = 1
+	// It does not select the object.
+	TermResult_TERM_RESULT_NO_MATCH TermResult = 2
+	// The expression failed, which counts as no match.
+	TermResult_TERM_RESULT_FAILED TermResult = 3
+)
+
+// Enum value maps for TermResult.
+var (
+	TermResult_name = map[int32]string{
+		0: "TERM_RESULT_UNSPECIFIED",
+		1: "TERM_RESULT_MATCH",
+		2: "TERM_RESULT_NO_MATCH",
+		3: "TERM_RESULT_FAILED",
+	}
+	TermResult_value = map[string]int32{
+		"TERM_RESULT_UNSPECIFIED": 0,
+		"TERM_RESULT_MATCH":       1,
+		"TERM_RESULT_NO_MATCH":    2,
+		"TERM_RESULT_FAILED":      3,
+	}
+)
+
+func (x TermResult) Enum() *TermResult {
+	p := new(TermResult)
+	*p = x
+	return p
+}
+
+func (x TermResult) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TermResult) Descriptor() protoreflect.EnumDescriptor {
+	return file_informerd_v1_informerd_proto_enumTypes[5].Descriptor()
+}
+
+func (TermResult) Type() protoreflect.EnumType {
+	return &file_informerd_v1_informerd_proto_enumTypes[5]
+}
+
+func (x TermResult) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TermResult.Descriptor instead.
+func (TermResult) EnumDescriptor() ([]byte, []int) {
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{5}
+}
+
 // The freshness of a resource.
 type SyncState int32
 
@@ -414,11 +471,11 @@ func (x SyncState) String() string {
 }
 
 func (SyncState) Descriptor() protoreflect.EnumDescriptor {
-	return file_informerd_v1_informerd_proto_enumTypes[5].Descriptor()
+	return file_informerd_v1_informerd_proto_enumTypes[6].Descriptor()
 }
 
 func (SyncState) Type() protoreflect.EnumType {
-	return &file_informerd_v1_informerd_proto_enumTypes[5]
+	return &file_informerd_v1_informerd_proto_enumTypes[6]
 }
 
 func (x SyncState) Number() protoreflect.EnumNumber {
@@ -427,7 +484,7 @@ func (x SyncState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SyncState.Descriptor instead.
 func (SyncState) EnumDescriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{5}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{6}
 }
 
 // The form of a resource's versions. Since: sources.
@@ -468,11 +525,11 @@ func (x VersionFormat) String() string {
 }
 
 func (VersionFormat) Descriptor() protoreflect.EnumDescriptor {
-	return file_informerd_v1_informerd_proto_enumTypes[6].Descriptor()
+	return file_informerd_v1_informerd_proto_enumTypes[7].Descriptor()
 }
 
 func (VersionFormat) Type() protoreflect.EnumType {
-	return &file_informerd_v1_informerd_proto_enumTypes[6]
+	return &file_informerd_v1_informerd_proto_enumTypes[7]
 }
 
 func (x VersionFormat) Number() protoreflect.EnumNumber {
@@ -481,7 +538,7 @@ func (x VersionFormat) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use VersionFormat.Descriptor instead.
 func (VersionFormat) EnumDescriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{6}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{7}
 }
 
 // The position of a watch relative to the newest event. Since: limits.
@@ -541,11 +598,11 @@ func (x WatcherState) String() string {
 }
 
 func (WatcherState) Descriptor() protoreflect.EnumDescriptor {
-	return file_informerd_v1_informerd_proto_enumTypes[7].Descriptor()
+	return file_informerd_v1_informerd_proto_enumTypes[8].Descriptor()
 }
 
 func (WatcherState) Type() protoreflect.EnumType {
-	return &file_informerd_v1_informerd_proto_enumTypes[7]
+	return &file_informerd_v1_informerd_proto_enumTypes[8]
 }
 
 func (x WatcherState) Number() protoreflect.EnumNumber {
@@ -554,7 +611,7 @@ func (x WatcherState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WatcherState.Descriptor instead.
 func (WatcherState) EnumDescriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{7}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{8}
 }
 
 // An object of a resource, at one version.
@@ -2410,6 +2467,268 @@ func (x *UntilResponse) GetNamespaces() []string {
 	return nil
 }
 
+// A selection and an object. Since: operations.
+type ExplainRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The selection.
+	//
+	// Types that are valid to be assigned to Selection:
+	//
+	//	*ExplainRequest_Watch
+	//	*ExplainRequest_WatcherId
+	Selection isExplainRequest_Selection `protobuf_oneof:"selection"`
+	// The object's key.
+	Key           *ObjectKey `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainRequest) Reset() {
+	*x = ExplainRequest{}
+	mi := &file_informerd_v1_informerd_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainRequest) ProtoMessage() {}
+
+func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_informerd_v1_informerd_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
+func (*ExplainRequest) Descriptor() ([]byte, []int) {
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ExplainRequest) GetSelection() isExplainRequest_Selection {
+	if x != nil {
+		return x.Selection
+	}
+	return nil
+}
+
+func (x *ExplainRequest) GetWatch() *WatchRequest {
+	if x != nil {
+		if x, ok := x.Selection.(*ExplainRequest_Watch); ok {
+			return x.Watch
+		}
+	}
+	return nil
+}
+
+func (x *ExplainRequest) GetWatcherId() uint64 {
+	if x != nil {
+		if x, ok := x.Selection.(*ExplainRequest_WatcherId); ok {
+			return x.WatcherId
+		}
+	}
+	return 0
+}
+
+func (x *ExplainRequest) GetKey() *ObjectKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+type isExplainRequest_Selection interface {
+	isExplainRequest_Selection()
+}
+
+type ExplainRequest_Watch struct {
+	// As a Watch would have it; only what selects is used.
+	Watch *WatchRequest `protobuf:"bytes,1,opt,name=watch,proto3,oneof"`
+}
+
+type ExplainRequest_WatcherId struct {
+	// That of an open watch: Watcher.id. Needs the rights of AdminService. An unknown id is NOT_FOUND /
+	// WATCHER_NOT_FOUND.
+	WatcherId uint64 `protobuf:"varint,2,opt,name=watcher_id,json=watcherId,proto3,oneof"`
+}
+
+func (*ExplainRequest_Watch) isExplainRequest_Selection() {}
+
+func (*ExplainRequest_WatcherId) isExplainRequest_Selection() {}
+
+// The selection, term by term, on the object's current state. Since: operations.
+type ExplainResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The snapshot's version.
+	ResourceVersion string `protobuf:"bytes,1,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
+	// The object without its body; unset when the cache does not hold it.
+	Object *Object `protobuf:"bytes,2,opt,name=object,proto3" json:"object,omitempty"`
+	// True when all terms match.
+	Selected bool `protobuf:"varint,3,opt,name=selected,proto3" json:"selected,omitempty"`
+	// Every term, also after one that does not match; empty when the cache does not hold the object.
+	Terms []*SelectionTerm `protobuf:"bytes,4,rep,name=terms,proto3" json:"terms,omitempty"`
+	// The reason why the source cannot serve this key; unset when there is none.
+	Problem *Problem `protobuf:"bytes,5,opt,name=problem,proto3" json:"problem,omitempty"`
+	// With watcher_id: the watch, its last version and its lag.
+	Watcher       *Watcher `protobuf:"bytes,6,opt,name=watcher,proto3" json:"watcher,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainResponse) Reset() {
+	*x = ExplainResponse{}
+	mi := &file_informerd_v1_informerd_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainResponse) ProtoMessage() {}
+
+func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_informerd_v1_informerd_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
+func (*ExplainResponse) Descriptor() ([]byte, []int) {
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ExplainResponse) GetResourceVersion() string {
+	if x != nil {
+		return x.ResourceVersion
+	}
+	return ""
+}
+
+func (x *ExplainResponse) GetObject() *Object {
+	if x != nil {
+		return x.Object
+	}
+	return nil
+}
+
+func (x *ExplainResponse) GetSelected() bool {
+	if x != nil {
+		return x.Selected
+	}
+	return false
+}
+
+func (x *ExplainResponse) GetTerms() []*SelectionTerm {
+	if x != nil {
+		return x.Terms
+	}
+	return nil
+}
+
+func (x *ExplainResponse) GetProblem() *Problem {
+	if x != nil {
+		return x.Problem
+	}
+	return nil
+}
+
+func (x *ExplainResponse) GetWatcher() *Watcher {
+	if x != nil {
+		return x.Watcher
+	}
+	return nil
+}
+
+// One term of a selection and its result. Since: operations.
+type SelectionTerm struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The field of WatchRequest that it comes from, for example "label_selector"; "access" for the caller's namespaces.
+	Field string `protobuf:"bytes,1,opt,name=field,proto3" json:"field,omitempty"`
+	// The term, for example "tier in (a,b)".
+	Term string `protobuf:"bytes,2,opt,name=term,proto3" json:"term,omitempty"`
+	// The result.
+	Result TermResult `protobuf:"varint,3,opt,name=result,proto3,enum=informerd.v1.TermResult" json:"result,omitempty"`
+	// The value found (for a shard, the hash), or the error of a failed evaluation. Empty for a caller who may not read the
+	// object's body, where it depends on that.
+	Found         string `protobuf:"bytes,4,opt,name=found,proto3" json:"found,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SelectionTerm) Reset() {
+	*x = SelectionTerm{}
+	mi := &file_informerd_v1_informerd_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SelectionTerm) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SelectionTerm) ProtoMessage() {}
+
+func (x *SelectionTerm) ProtoReflect() protoreflect.Message {
+	mi := &file_informerd_v1_informerd_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SelectionTerm.ProtoReflect.Descriptor instead.
+func (*SelectionTerm) Descriptor() ([]byte, []int) {
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *SelectionTerm) GetField() string {
+	if x != nil {
+		return x.Field
+	}
+	return ""
+}
+
+func (x *SelectionTerm) GetTerm() string {
+	if x != nil {
+		return x.Term
+	}
+	return ""
+}
+
+func (x *SelectionTerm) GetResult() TermResult {
+	if x != nil {
+		return x.Result
+	}
+	return TermResult_TERM_RESULT_UNSPECIFIED
+}
+
+func (x *SelectionTerm) GetFound() string {
+	if x != nil {
+		return x.Found
+	}
+	return ""
+}
+
 // The index to read.
 type ListIndexValuesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2427,7 +2746,7 @@ type ListIndexValuesRequest struct {
 
 func (x *ListIndexValuesRequest) Reset() {
 	*x = ListIndexValuesRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[19]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2439,7 +2758,7 @@ func (x *ListIndexValuesRequest) String() string {
 func (*ListIndexValuesRequest) ProtoMessage() {}
 
 func (x *ListIndexValuesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[19]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2452,7 +2771,7 @@ func (x *ListIndexValuesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIndexValuesRequest.ProtoReflect.Descriptor instead.
 func (*ListIndexValuesRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{19}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListIndexValuesRequest) GetResource() string {
@@ -2500,7 +2819,7 @@ type ListIndexValuesResponse struct {
 
 func (x *ListIndexValuesResponse) Reset() {
 	*x = ListIndexValuesResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[20]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2512,7 +2831,7 @@ func (x *ListIndexValuesResponse) String() string {
 func (*ListIndexValuesResponse) ProtoMessage() {}
 
 func (x *ListIndexValuesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[20]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2525,7 +2844,7 @@ func (x *ListIndexValuesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIndexValuesResponse.ProtoReflect.Descriptor instead.
 func (*ListIndexValuesResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{20}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListIndexValuesResponse) GetResourceVersion() string {
@@ -2569,7 +2888,7 @@ type IndexValue struct {
 
 func (x *IndexValue) Reset() {
 	*x = IndexValue{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[21]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2581,7 +2900,7 @@ func (x *IndexValue) String() string {
 func (*IndexValue) ProtoMessage() {}
 
 func (x *IndexValue) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[21]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2594,7 +2913,7 @@ func (x *IndexValue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IndexValue.ProtoReflect.Descriptor instead.
 func (*IndexValue) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{21}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *IndexValue) GetValue() string {
@@ -2620,7 +2939,7 @@ type ListResourcesRequest struct {
 
 func (x *ListResourcesRequest) Reset() {
 	*x = ListResourcesRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[22]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2632,7 +2951,7 @@ func (x *ListResourcesRequest) String() string {
 func (*ListResourcesRequest) ProtoMessage() {}
 
 func (x *ListResourcesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[22]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2645,7 +2964,7 @@ func (x *ListResourcesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResourcesRequest.ProtoReflect.Descriptor instead.
 func (*ListResourcesRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{22}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{25}
 }
 
 // The resources of this server.
@@ -2661,7 +2980,7 @@ type ListResourcesResponse struct {
 
 func (x *ListResourcesResponse) Reset() {
 	*x = ListResourcesResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[23]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2673,7 +2992,7 @@ func (x *ListResourcesResponse) String() string {
 func (*ListResourcesResponse) ProtoMessage() {}
 
 func (x *ListResourcesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[23]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2686,7 +3005,7 @@ func (x *ListResourcesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResourcesResponse.ProtoReflect.Descriptor instead.
 func (*ListResourcesResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{23}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListResourcesResponse) GetResources() []*Resource {
@@ -2720,7 +3039,7 @@ type ServerInfo struct {
 
 func (x *ServerInfo) Reset() {
 	*x = ServerInfo{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[24]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2732,7 +3051,7 @@ func (x *ServerInfo) String() string {
 func (*ServerInfo) ProtoMessage() {}
 
 func (x *ServerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[24]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2745,7 +3064,7 @@ func (x *ServerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerInfo.ProtoReflect.Descriptor instead.
 func (*ServerInfo) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{24}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ServerInfo) GetVersion() string {
@@ -2809,14 +3128,17 @@ type Resource struct {
 	Views []*NamedView `protobuf:"bytes,16,rep,name=views,proto3" json:"views,omitempty"`
 	// Requests of bodies must name one of `views`, and select by namespace, name, labels and a shard of uid, namespace or
 	// key only. METADATA needs no view. Since: views.
-	ViewRequired  bool `protobuf:"varint,17,opt,name=view_required,json=viewRequired,proto3" json:"view_required,omitempty"`
+	ViewRequired bool `protobuf:"varint,17,opt,name=view_required,json=viewRequired,proto3" json:"view_required,omitempty"`
+	// Other names of the kind upstream, singular and short, for example "pod", "po". The CLI accepts them, requests do
+	// not. Since: operations.
+	Aliases       []string `protobuf:"bytes,18,rep,name=aliases,proto3" json:"aliases,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Resource) Reset() {
 	*x = Resource{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[25]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2828,7 +3150,7 @@ func (x *Resource) String() string {
 func (*Resource) ProtoMessage() {}
 
 func (x *Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[25]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2841,7 +3163,7 @@ func (x *Resource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resource.ProtoReflect.Descriptor instead.
 func (*Resource) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{25}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Resource) GetName() string {
@@ -2963,6 +3285,13 @@ func (x *Resource) GetViewRequired() bool {
 	return false
 }
 
+func (x *Resource) GetAliases() []string {
+	if x != nil {
+		return x.Aliases
+	}
+	return nil
+}
+
 // A view of the configuration. Since: views.
 type NamedView struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2976,7 +3305,7 @@ type NamedView struct {
 
 func (x *NamedView) Reset() {
 	*x = NamedView{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[26]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2988,7 +3317,7 @@ func (x *NamedView) String() string {
 func (*NamedView) ProtoMessage() {}
 
 func (x *NamedView) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[26]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3001,7 +3330,7 @@ func (x *NamedView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamedView.ProtoReflect.Descriptor instead.
 func (*NamedView) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{26}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *NamedView) GetName() string {
@@ -3038,7 +3367,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[27]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3050,7 +3379,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[27]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3063,7 +3392,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{27}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Problem) GetReason() string {
@@ -3109,7 +3438,7 @@ type ListWatchersRequest struct {
 
 func (x *ListWatchersRequest) Reset() {
 	*x = ListWatchersRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[28]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3121,7 +3450,7 @@ func (x *ListWatchersRequest) String() string {
 func (*ListWatchersRequest) ProtoMessage() {}
 
 func (x *ListWatchersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[28]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3134,7 +3463,7 @@ func (x *ListWatchersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWatchersRequest.ProtoReflect.Descriptor instead.
 func (*ListWatchersRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{28}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListWatchersRequest) GetResource() string {
@@ -3171,7 +3500,7 @@ type ListWatchersResponse struct {
 
 func (x *ListWatchersResponse) Reset() {
 	*x = ListWatchersResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[29]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3183,7 +3512,7 @@ func (x *ListWatchersResponse) String() string {
 func (*ListWatchersResponse) ProtoMessage() {}
 
 func (x *ListWatchersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[29]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3196,7 +3525,7 @@ func (x *ListWatchersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWatchersResponse.ProtoReflect.Descriptor instead.
 func (*ListWatchersResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{29}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListWatchersResponse) GetWatchers() []*Watcher {
@@ -3259,7 +3588,7 @@ type Watcher struct {
 
 func (x *Watcher) Reset() {
 	*x = Watcher{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[30]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3271,7 +3600,7 @@ func (x *Watcher) String() string {
 func (*Watcher) ProtoMessage() {}
 
 func (x *Watcher) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[30]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3284,7 +3613,7 @@ func (x *Watcher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Watcher.ProtoReflect.Descriptor instead.
 func (*Watcher) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{30}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Watcher) GetId() uint64 {
@@ -3586,7 +3915,25 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\x05event\x18\x01 \x01(\v2\x1b.informerd.v1.WatchResponseR\x05event\x12\x1e\n" +
 	"\n" +
 	"namespaces\x18\x02 \x03(\tR\n" +
-	"namespaces\"\x86\x01\n" +
+	"namespaces\"\x9d\x01\n" +
+	"\x0eExplainRequest\x122\n" +
+	"\x05watch\x18\x01 \x01(\v2\x1a.informerd.v1.WatchRequestH\x00R\x05watch\x12\x1f\n" +
+	"\n" +
+	"watcher_id\x18\x02 \x01(\x04H\x00R\twatcherId\x12)\n" +
+	"\x03key\x18\x03 \x01(\v2\x17.informerd.v1.ObjectKeyR\x03keyB\v\n" +
+	"\tselection\"\x9b\x02\n" +
+	"\x0fExplainResponse\x12)\n" +
+	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x12,\n" +
+	"\x06object\x18\x02 \x01(\v2\x14.informerd.v1.ObjectR\x06object\x12\x1a\n" +
+	"\bselected\x18\x03 \x01(\bR\bselected\x121\n" +
+	"\x05terms\x18\x04 \x03(\v2\x1b.informerd.v1.SelectionTermR\x05terms\x12/\n" +
+	"\aproblem\x18\x05 \x01(\v2\x15.informerd.v1.ProblemR\aproblem\x12/\n" +
+	"\awatcher\x18\x06 \x01(\v2\x15.informerd.v1.WatcherR\awatcher\"\x81\x01\n" +
+	"\rSelectionTerm\x12\x14\n" +
+	"\x05field\x18\x01 \x01(\tR\x05field\x12\x12\n" +
+	"\x04term\x18\x02 \x01(\tR\x04term\x120\n" +
+	"\x06result\x18\x03 \x01(\x0e2\x18.informerd.v1.TermResultR\x06result\x12\x14\n" +
+	"\x05found\x18\x04 \x01(\tR\x05found\"\x86\x01\n" +
 	"\x16ListIndexValuesRequest\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\tR\x05index\x12\x1b\n" +
@@ -3612,7 +3959,7 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"ServerInfo\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\"\n" +
 	"\fcapabilities\x18\x03 \x03(\tR\fcapabilities\x12!\n" +
-	"\fconfig_error\x18\x04 \x01(\tR\vconfigError\"\x92\x05\n" +
+	"\fconfig_error\x18\x04 \x01(\tR\vconfigError\"\xac\x05\n" +
 	"\bResource\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06source\x18\x02 \x01(\tR\x06source\x12-\n" +
@@ -3634,7 +3981,8 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"namespaces\x12\x18\n" +
 	"\ahistory\x18\x0f \x01(\tR\ahistory\x12-\n" +
 	"\x05views\x18\x10 \x03(\v2\x17.informerd.v1.NamedViewR\x05views\x12#\n" +
-	"\rview_required\x18\x11 \x01(\bR\fviewRequired\"G\n" +
+	"\rview_required\x18\x11 \x01(\bR\fviewRequired\x12\x18\n" +
+	"\aaliases\x18\x12 \x03(\tR\aaliases\"G\n" +
 	"\tNamedView\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12&\n" +
 	"\x04view\x18\x02 \x01(\v2\x12.informerd.v1.ViewR\x04view\"\x87\x01\n" +
@@ -3704,7 +4052,13 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\x14CAUSE_LEFT_SELECTION\x10\x03\x12\x12\n" +
 	"\x0eCAUSE_INFERRED\x10\x04\x12\x14\n" +
 	"\x10CAUSE_NOT_SERVED\x10\x05\x12\x11\n" +
-	"\rCAUSE_EXPIRED\x10\x06*l\n" +
+	"\rCAUSE_EXPIRED\x10\x06*r\n" +
+	"\n" +
+	"TermResult\x12\x1b\n" +
+	"\x17TERM_RESULT_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11TERM_RESULT_MATCH\x10\x01\x12\x18\n" +
+	"\x14TERM_RESULT_NO_MATCH\x10\x02\x12\x16\n" +
+	"\x12TERM_RESULT_FAILED\x10\x03*l\n" +
 	"\tSyncState\x12\x1a\n" +
 	"\x16SYNC_STATE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12SYNC_STATE_SYNCING\x10\x01\x12\x15\n" +
@@ -3722,13 +4076,14 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\x14WATCHER_STATE_FROZEN\x10\x04\x12\x1a\n" +
 	"\x16WATCHER_STATE_BLOCKING\x10\x05\x12\x1c\n" +
 	"\x18WATCHER_STATE_COALESCING\x10\x06\x12\x18\n" +
-	"\x14WATCHER_STATE_PARKED\x10\a2\x98\x04\n" +
+	"\x14WATCHER_STATE_PARKED\x10\a2\xe0\x04\n" +
 	"\x0fInformerService\x12B\n" +
 	"\x05Watch\x12\x1a.informerd.v1.WatchRequest\x1a\x1b.informerd.v1.WatchResponse0\x01\x12?\n" +
 	"\x04List\x12\x19.informerd.v1.ListRequest\x1a\x1a.informerd.v1.ListResponse0\x01\x12H\n" +
 	"\aByIndex\x12\x1c.informerd.v1.ByIndexRequest\x1a\x1d.informerd.v1.ByIndexResponse0\x01\x12:\n" +
 	"\x03Get\x12\x18.informerd.v1.GetRequest\x1a\x19.informerd.v1.GetResponse\x12@\n" +
-	"\x05Until\x12\x1a.informerd.v1.UntilRequest\x1a\x1b.informerd.v1.UntilResponse\x12^\n" +
+	"\x05Until\x12\x1a.informerd.v1.UntilRequest\x1a\x1b.informerd.v1.UntilResponse\x12F\n" +
+	"\aExplain\x12\x1c.informerd.v1.ExplainRequest\x1a\x1d.informerd.v1.ExplainResponse\x12^\n" +
 	"\x0fListIndexValues\x12$.informerd.v1.ListIndexValuesRequest\x1a%.informerd.v1.ListIndexValuesResponse\x12X\n" +
 	"\rListResources\x12\".informerd.v1.ListResourcesRequest\x1a#.informerd.v1.ListResourcesResponse2e\n" +
 	"\fAdminService\x12U\n" +
@@ -3747,133 +4102,146 @@ func file_informerd_v1_informerd_proto_rawDescGZIP() []byte {
 	return file_informerd_v1_informerd_proto_rawDescData
 }
 
-var file_informerd_v1_informerd_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_informerd_v1_informerd_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_informerd_v1_informerd_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
+var file_informerd_v1_informerd_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_informerd_v1_informerd_proto_goTypes = []any{
 	(PayloadFormat)(0),              // 0: informerd.v1.PayloadFormat
 	(InitialEvents)(0),              // 1: informerd.v1.InitialEvents
 	(FullChannelPolicy)(0),          // 2: informerd.v1.FullChannelPolicy
 	(EventType)(0),                  // 3: informerd.v1.EventType
 	(Cause)(0),                      // 4: informerd.v1.Cause
-	(SyncState)(0),                  // 5: informerd.v1.SyncState
-	(VersionFormat)(0),              // 6: informerd.v1.VersionFormat
-	(WatcherState)(0),               // 7: informerd.v1.WatcherState
-	(*Object)(nil),                  // 8: informerd.v1.Object
-	(*ObjectKey)(nil),               // 9: informerd.v1.ObjectKey
-	(*View)(nil),                    // 10: informerd.v1.View
-	(*QueueOptions)(nil),            // 11: informerd.v1.QueueOptions
-	(*Shard)(nil),                   // 12: informerd.v1.Shard
-	(*ShardRange)(nil),              // 13: informerd.v1.ShardRange
-	(*WatchRequest)(nil),            // 14: informerd.v1.WatchRequest
-	(*IndexMatch)(nil),              // 15: informerd.v1.IndexMatch
-	(*WatchResponse)(nil),           // 16: informerd.v1.WatchResponse
-	(*Bookmark)(nil),                // 17: informerd.v1.Bookmark
-	(*Dropped)(nil),                 // 18: informerd.v1.Dropped
-	(*ListRequest)(nil),             // 19: informerd.v1.ListRequest
-	(*ListResponse)(nil),            // 20: informerd.v1.ListResponse
-	(*ByIndexRequest)(nil),          // 21: informerd.v1.ByIndexRequest
-	(*ByIndexResponse)(nil),         // 22: informerd.v1.ByIndexResponse
-	(*GetRequest)(nil),              // 23: informerd.v1.GetRequest
-	(*GetResponse)(nil),             // 24: informerd.v1.GetResponse
-	(*UntilRequest)(nil),            // 25: informerd.v1.UntilRequest
-	(*UntilResponse)(nil),           // 26: informerd.v1.UntilResponse
-	(*ListIndexValuesRequest)(nil),  // 27: informerd.v1.ListIndexValuesRequest
-	(*ListIndexValuesResponse)(nil), // 28: informerd.v1.ListIndexValuesResponse
-	(*IndexValue)(nil),              // 29: informerd.v1.IndexValue
-	(*ListResourcesRequest)(nil),    // 30: informerd.v1.ListResourcesRequest
-	(*ListResourcesResponse)(nil),   // 31: informerd.v1.ListResourcesResponse
-	(*ServerInfo)(nil),              // 32: informerd.v1.ServerInfo
-	(*Resource)(nil),                // 33: informerd.v1.Resource
-	(*NamedView)(nil),               // 34: informerd.v1.NamedView
-	(*Problem)(nil),                 // 35: informerd.v1.Problem
-	(*ListWatchersRequest)(nil),     // 36: informerd.v1.ListWatchersRequest
-	(*ListWatchersResponse)(nil),    // 37: informerd.v1.ListWatchersResponse
-	(*Watcher)(nil),                 // 38: informerd.v1.Watcher
-	nil,                             // 39: informerd.v1.Object.LabelsEntry
-	(*structpb.Struct)(nil),         // 40: google.protobuf.Struct
-	(*durationpb.Duration)(nil),     // 41: google.protobuf.Duration
-	(*status.Status)(nil),           // 42: google.rpc.Status
-	(*timestamppb.Timestamp)(nil),   // 43: google.protobuf.Timestamp
+	(TermResult)(0),                 // 5: informerd.v1.TermResult
+	(SyncState)(0),                  // 6: informerd.v1.SyncState
+	(VersionFormat)(0),              // 7: informerd.v1.VersionFormat
+	(WatcherState)(0),               // 8: informerd.v1.WatcherState
+	(*Object)(nil),                  // 9: informerd.v1.Object
+	(*ObjectKey)(nil),               // 10: informerd.v1.ObjectKey
+	(*View)(nil),                    // 11: informerd.v1.View
+	(*QueueOptions)(nil),            // 12: informerd.v1.QueueOptions
+	(*Shard)(nil),                   // 13: informerd.v1.Shard
+	(*ShardRange)(nil),              // 14: informerd.v1.ShardRange
+	(*WatchRequest)(nil),            // 15: informerd.v1.WatchRequest
+	(*IndexMatch)(nil),              // 16: informerd.v1.IndexMatch
+	(*WatchResponse)(nil),           // 17: informerd.v1.WatchResponse
+	(*Bookmark)(nil),                // 18: informerd.v1.Bookmark
+	(*Dropped)(nil),                 // 19: informerd.v1.Dropped
+	(*ListRequest)(nil),             // 20: informerd.v1.ListRequest
+	(*ListResponse)(nil),            // 21: informerd.v1.ListResponse
+	(*ByIndexRequest)(nil),          // 22: informerd.v1.ByIndexRequest
+	(*ByIndexResponse)(nil),         // 23: informerd.v1.ByIndexResponse
+	(*GetRequest)(nil),              // 24: informerd.v1.GetRequest
+	(*GetResponse)(nil),             // 25: informerd.v1.GetResponse
+	(*UntilRequest)(nil),            // 26: informerd.v1.UntilRequest
+	(*UntilResponse)(nil),           // 27: informerd.v1.UntilResponse
+	(*ExplainRequest)(nil),          // 28: informerd.v1.ExplainRequest
+	(*ExplainResponse)(nil),         // 29: informerd.v1.ExplainResponse
+	(*SelectionTerm)(nil),           // 30: informerd.v1.SelectionTerm
+	(*ListIndexValuesRequest)(nil),  // 31: informerd.v1.ListIndexValuesRequest
+	(*ListIndexValuesResponse)(nil), // 32: informerd.v1.ListIndexValuesResponse
+	(*IndexValue)(nil),              // 33: informerd.v1.IndexValue
+	(*ListResourcesRequest)(nil),    // 34: informerd.v1.ListResourcesRequest
+	(*ListResourcesResponse)(nil),   // 35: informerd.v1.ListResourcesResponse
+	(*ServerInfo)(nil),              // 36: informerd.v1.ServerInfo
+	(*Resource)(nil),                // 37: informerd.v1.Resource
+	(*NamedView)(nil),               // 38: informerd.v1.NamedView
+	(*Problem)(nil),                 // 39: informerd.v1.Problem
+	(*ListWatchersRequest)(nil),     // 40: informerd.v1.ListWatchersRequest
+	(*ListWatchersResponse)(nil),    // 41: informerd.v1.ListWatchersResponse
+	(*Watcher)(nil),                 // 42: informerd.v1.Watcher
+	nil,                             // 43: informerd.v1.Object.LabelsEntry
+	(*structpb.Struct)(nil),         // 44: google.protobuf.Struct
+	(*durationpb.Duration)(nil),     // 45: google.protobuf.Duration
+	(*status.Status)(nil),           // 46: google.rpc.Status
+	(*timestamppb.Timestamp)(nil),   // 47: google.protobuf.Timestamp
 }
 var file_informerd_v1_informerd_proto_depIdxs = []int32{
-	39, // 0: informerd.v1.Object.labels:type_name -> informerd.v1.Object.LabelsEntry
-	40, // 1: informerd.v1.Object.struct:type_name -> google.protobuf.Struct
+	43, // 0: informerd.v1.Object.labels:type_name -> informerd.v1.Object.LabelsEntry
+	44, // 1: informerd.v1.Object.struct:type_name -> google.protobuf.Struct
 	2,  // 2: informerd.v1.QueueOptions.policy:type_name -> informerd.v1.FullChannelPolicy
-	13, // 3: informerd.v1.Shard.ranges:type_name -> informerd.v1.ShardRange
+	14, // 3: informerd.v1.Shard.ranges:type_name -> informerd.v1.ShardRange
 	1,  // 4: informerd.v1.WatchRequest.initial_events:type_name -> informerd.v1.InitialEvents
-	15, // 5: informerd.v1.WatchRequest.index:type_name -> informerd.v1.IndexMatch
+	16, // 5: informerd.v1.WatchRequest.index:type_name -> informerd.v1.IndexMatch
 	0,  // 6: informerd.v1.WatchRequest.format:type_name -> informerd.v1.PayloadFormat
-	11, // 7: informerd.v1.WatchRequest.queue:type_name -> informerd.v1.QueueOptions
-	41, // 8: informerd.v1.WatchRequest.bookmark_interval:type_name -> google.protobuf.Duration
-	41, // 9: informerd.v1.WatchRequest.timeout:type_name -> google.protobuf.Duration
-	10, // 10: informerd.v1.WatchRequest.view:type_name -> informerd.v1.View
-	12, // 11: informerd.v1.WatchRequest.shard:type_name -> informerd.v1.Shard
+	12, // 7: informerd.v1.WatchRequest.queue:type_name -> informerd.v1.QueueOptions
+	45, // 8: informerd.v1.WatchRequest.bookmark_interval:type_name -> google.protobuf.Duration
+	45, // 9: informerd.v1.WatchRequest.timeout:type_name -> google.protobuf.Duration
+	11, // 10: informerd.v1.WatchRequest.view:type_name -> informerd.v1.View
+	13, // 11: informerd.v1.WatchRequest.shard:type_name -> informerd.v1.Shard
 	3,  // 12: informerd.v1.WatchResponse.type:type_name -> informerd.v1.EventType
-	8,  // 13: informerd.v1.WatchResponse.object:type_name -> informerd.v1.Object
+	9,  // 13: informerd.v1.WatchResponse.object:type_name -> informerd.v1.Object
 	4,  // 14: informerd.v1.WatchResponse.cause:type_name -> informerd.v1.Cause
-	17, // 15: informerd.v1.WatchResponse.bookmark:type_name -> informerd.v1.Bookmark
-	18, // 16: informerd.v1.WatchResponse.dropped:type_name -> informerd.v1.Dropped
-	42, // 17: informerd.v1.WatchResponse.error:type_name -> google.rpc.Status
-	5,  // 18: informerd.v1.Bookmark.source:type_name -> informerd.v1.SyncState
-	43, // 19: informerd.v1.Bookmark.source_seen_at:type_name -> google.protobuf.Timestamp
+	18, // 15: informerd.v1.WatchResponse.bookmark:type_name -> informerd.v1.Bookmark
+	19, // 16: informerd.v1.WatchResponse.dropped:type_name -> informerd.v1.Dropped
+	46, // 17: informerd.v1.WatchResponse.error:type_name -> google.rpc.Status
+	6,  // 18: informerd.v1.Bookmark.source:type_name -> informerd.v1.SyncState
+	47, // 19: informerd.v1.Bookmark.source_seen_at:type_name -> google.protobuf.Timestamp
 	0,  // 20: informerd.v1.ListRequest.format:type_name -> informerd.v1.PayloadFormat
-	15, // 21: informerd.v1.ListRequest.index:type_name -> informerd.v1.IndexMatch
-	10, // 22: informerd.v1.ListRequest.view:type_name -> informerd.v1.View
-	12, // 23: informerd.v1.ListRequest.shard:type_name -> informerd.v1.Shard
-	8,  // 24: informerd.v1.ListResponse.objects:type_name -> informerd.v1.Object
-	5,  // 25: informerd.v1.ListResponse.source:type_name -> informerd.v1.SyncState
-	43, // 26: informerd.v1.ListResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	16, // 21: informerd.v1.ListRequest.index:type_name -> informerd.v1.IndexMatch
+	11, // 22: informerd.v1.ListRequest.view:type_name -> informerd.v1.View
+	13, // 23: informerd.v1.ListRequest.shard:type_name -> informerd.v1.Shard
+	9,  // 24: informerd.v1.ListResponse.objects:type_name -> informerd.v1.Object
+	6,  // 25: informerd.v1.ListResponse.source:type_name -> informerd.v1.SyncState
+	47, // 26: informerd.v1.ListResponse.source_seen_at:type_name -> google.protobuf.Timestamp
 	0,  // 27: informerd.v1.ByIndexRequest.format:type_name -> informerd.v1.PayloadFormat
-	10, // 28: informerd.v1.ByIndexRequest.view:type_name -> informerd.v1.View
-	9,  // 29: informerd.v1.ByIndexRequest.like:type_name -> informerd.v1.ObjectKey
-	12, // 30: informerd.v1.ByIndexRequest.shard:type_name -> informerd.v1.Shard
-	8,  // 31: informerd.v1.ByIndexResponse.objects:type_name -> informerd.v1.Object
-	5,  // 32: informerd.v1.ByIndexResponse.source:type_name -> informerd.v1.SyncState
-	43, // 33: informerd.v1.ByIndexResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	11, // 28: informerd.v1.ByIndexRequest.view:type_name -> informerd.v1.View
+	10, // 29: informerd.v1.ByIndexRequest.like:type_name -> informerd.v1.ObjectKey
+	13, // 30: informerd.v1.ByIndexRequest.shard:type_name -> informerd.v1.Shard
+	9,  // 31: informerd.v1.ByIndexResponse.objects:type_name -> informerd.v1.Object
+	6,  // 32: informerd.v1.ByIndexResponse.source:type_name -> informerd.v1.SyncState
+	47, // 33: informerd.v1.ByIndexResponse.source_seen_at:type_name -> google.protobuf.Timestamp
 	0,  // 34: informerd.v1.GetRequest.format:type_name -> informerd.v1.PayloadFormat
-	10, // 35: informerd.v1.GetRequest.view:type_name -> informerd.v1.View
-	8,  // 36: informerd.v1.GetResponse.object:type_name -> informerd.v1.Object
-	5,  // 37: informerd.v1.GetResponse.source:type_name -> informerd.v1.SyncState
-	43, // 38: informerd.v1.GetResponse.source_seen_at:type_name -> google.protobuf.Timestamp
-	14, // 39: informerd.v1.UntilRequest.watch:type_name -> informerd.v1.WatchRequest
-	16, // 40: informerd.v1.UntilResponse.event:type_name -> informerd.v1.WatchResponse
-	29, // 41: informerd.v1.ListIndexValuesResponse.values:type_name -> informerd.v1.IndexValue
-	33, // 42: informerd.v1.ListResourcesResponse.resources:type_name -> informerd.v1.Resource
-	32, // 43: informerd.v1.ListResourcesResponse.server:type_name -> informerd.v1.ServerInfo
-	5,  // 44: informerd.v1.Resource.state:type_name -> informerd.v1.SyncState
-	43, // 45: informerd.v1.Resource.source_seen_at:type_name -> google.protobuf.Timestamp
-	35, // 46: informerd.v1.Resource.problems:type_name -> informerd.v1.Problem
-	6,  // 47: informerd.v1.Resource.version_format:type_name -> informerd.v1.VersionFormat
-	34, // 48: informerd.v1.Resource.views:type_name -> informerd.v1.NamedView
-	10, // 49: informerd.v1.NamedView.view:type_name -> informerd.v1.View
-	43, // 50: informerd.v1.Problem.since:type_name -> google.protobuf.Timestamp
-	38, // 51: informerd.v1.ListWatchersResponse.watchers:type_name -> informerd.v1.Watcher
-	2,  // 52: informerd.v1.Watcher.policy:type_name -> informerd.v1.FullChannelPolicy
-	43, // 53: informerd.v1.Watcher.since:type_name -> google.protobuf.Timestamp
-	43, // 54: informerd.v1.Watcher.last_progress:type_name -> google.protobuf.Timestamp
-	7,  // 55: informerd.v1.Watcher.state:type_name -> informerd.v1.WatcherState
-	10, // 56: informerd.v1.Watcher.view:type_name -> informerd.v1.View
-	14, // 57: informerd.v1.InformerService.Watch:input_type -> informerd.v1.WatchRequest
-	19, // 58: informerd.v1.InformerService.List:input_type -> informerd.v1.ListRequest
-	21, // 59: informerd.v1.InformerService.ByIndex:input_type -> informerd.v1.ByIndexRequest
-	23, // 60: informerd.v1.InformerService.Get:input_type -> informerd.v1.GetRequest
-	25, // 61: informerd.v1.InformerService.Until:input_type -> informerd.v1.UntilRequest
-	27, // 62: informerd.v1.InformerService.ListIndexValues:input_type -> informerd.v1.ListIndexValuesRequest
-	30, // 63: informerd.v1.InformerService.ListResources:input_type -> informerd.v1.ListResourcesRequest
-	36, // 64: informerd.v1.AdminService.ListWatchers:input_type -> informerd.v1.ListWatchersRequest
-	16, // 65: informerd.v1.InformerService.Watch:output_type -> informerd.v1.WatchResponse
-	20, // 66: informerd.v1.InformerService.List:output_type -> informerd.v1.ListResponse
-	22, // 67: informerd.v1.InformerService.ByIndex:output_type -> informerd.v1.ByIndexResponse
-	24, // 68: informerd.v1.InformerService.Get:output_type -> informerd.v1.GetResponse
-	26, // 69: informerd.v1.InformerService.Until:output_type -> informerd.v1.UntilResponse
-	28, // 70: informerd.v1.InformerService.ListIndexValues:output_type -> informerd.v1.ListIndexValuesResponse
-	31, // 71: informerd.v1.InformerService.ListResources:output_type -> informerd.v1.ListResourcesResponse
-	37, // 72: informerd.v1.AdminService.ListWatchers:output_type -> informerd.v1.ListWatchersResponse
-	65, // [65:73] is the sub-list for method output_type
-	57, // [57:65] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	11, // 35: informerd.v1.GetRequest.view:type_name -> informerd.v1.View
+	9,  // 36: informerd.v1.GetResponse.object:type_name -> informerd.v1.Object
+	6,  // 37: informerd.v1.GetResponse.source:type_name -> informerd.v1.SyncState
+	47, // 38: informerd.v1.GetResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	15, // 39: informerd.v1.UntilRequest.watch:type_name -> informerd.v1.WatchRequest
+	17, // 40: informerd.v1.UntilResponse.event:type_name -> informerd.v1.WatchResponse
+	15, // 41: informerd.v1.ExplainRequest.watch:type_name -> informerd.v1.WatchRequest
+	10, // 42: informerd.v1.ExplainRequest.key:type_name -> informerd.v1.ObjectKey
+	9,  // 43: informerd.v1.ExplainResponse.object:type_name -> informerd.v1.Object
+	30, // 44: informerd.v1.ExplainResponse.terms:type_name -> informerd.v1.SelectionTerm
+	39, // 45: informerd.v1.ExplainResponse.problem:type_name -> informerd.v1.Problem
+	42, // 46: informerd.v1.ExplainResponse.watcher:type_name -> informerd.v1.Watcher
+	5,  // 47: informerd.v1.SelectionTerm.result:type_name -> informerd.v1.TermResult
+	33, // 48: informerd.v1.ListIndexValuesResponse.values:type_name -> informerd.v1.IndexValue
+	37, // 49: informerd.v1.ListResourcesResponse.resources:type_name -> informerd.v1.Resource
+	36, // 50: informerd.v1.ListResourcesResponse.server:type_name -> informerd.v1.ServerInfo
+	6,  // 51: informerd.v1.Resource.state:type_name -> informerd.v1.SyncState
+	47, // 52: informerd.v1.Resource.source_seen_at:type_name -> google.protobuf.Timestamp
+	39, // 53: informerd.v1.Resource.problems:type_name -> informerd.v1.Problem
+	7,  // 54: informerd.v1.Resource.version_format:type_name -> informerd.v1.VersionFormat
+	38, // 55: informerd.v1.Resource.views:type_name -> informerd.v1.NamedView
+	11, // 56: informerd.v1.NamedView.view:type_name -> informerd.v1.View
+	47, // 57: informerd.v1.Problem.since:type_name -> google.protobuf.Timestamp
+	42, // 58: informerd.v1.ListWatchersResponse.watchers:type_name -> informerd.v1.Watcher
+	2,  // 59: informerd.v1.Watcher.policy:type_name -> informerd.v1.FullChannelPolicy
+	47, // 60: informerd.v1.Watcher.since:type_name -> google.protobuf.Timestamp
+	47, // 61: informerd.v1.Watcher.last_progress:type_name -> google.protobuf.Timestamp
+	8,  // 62: informerd.v1.Watcher.state:type_name -> informerd.v1.WatcherState
+	11, // 63: informerd.v1.Watcher.view:type_name -> informerd.v1.View
+	15, // 64: informerd.v1.InformerService.Watch:input_type -> informerd.v1.WatchRequest
+	20, // 65: informerd.v1.InformerService.List:input_type -> informerd.v1.ListRequest
+	22, // 66: informerd.v1.InformerService.ByIndex:input_type -> informerd.v1.ByIndexRequest
+	24, // 67: informerd.v1.InformerService.Get:input_type -> informerd.v1.GetRequest
+	26, // 68: informerd.v1.InformerService.Until:input_type -> informerd.v1.UntilRequest
+	28, // 69: informerd.v1.InformerService.Explain:input_type -> informerd.v1.ExplainRequest
+	31, // 70: informerd.v1.InformerService.ListIndexValues:input_type -> informerd.v1.ListIndexValuesRequest
+	34, // 71: informerd.v1.InformerService.ListResources:input_type -> informerd.v1.ListResourcesRequest
+	40, // 72: informerd.v1.AdminService.ListWatchers:input_type -> informerd.v1.ListWatchersRequest
+	17, // 73: informerd.v1.InformerService.Watch:output_type -> informerd.v1.WatchResponse
+	21, // 74: informerd.v1.InformerService.List:output_type -> informerd.v1.ListResponse
+	23, // 75: informerd.v1.InformerService.ByIndex:output_type -> informerd.v1.ByIndexResponse
+	25, // 76: informerd.v1.InformerService.Get:output_type -> informerd.v1.GetResponse
+	27, // 77: informerd.v1.InformerService.Until:output_type -> informerd.v1.UntilResponse
+	29, // 78: informerd.v1.InformerService.Explain:output_type -> informerd.v1.ExplainResponse
+	32, // 79: informerd.v1.InformerService.ListIndexValues:output_type -> informerd.v1.ListIndexValuesResponse
+	35, // 80: informerd.v1.InformerService.ListResources:output_type -> informerd.v1.ListResourcesResponse
+	41, // 81: informerd.v1.AdminService.ListWatchers:output_type -> informerd.v1.ListWatchersResponse
+	73, // [73:82] is the sub-list for method output_type
+	64, // [64:73] is the sub-list for method input_type
+	64, // [64:64] is the sub-list for extension type_name
+	64, // [64:64] is the sub-list for extension extendee
+	0,  // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_informerd_v1_informerd_proto_init() }
@@ -3885,13 +4253,17 @@ func file_informerd_v1_informerd_proto_init() {
 		(*Object_Struct)(nil),
 		(*Object_Raw)(nil),
 	}
+	file_informerd_v1_informerd_proto_msgTypes[19].OneofWrappers = []any{
+		(*ExplainRequest_Watch)(nil),
+		(*ExplainRequest_WatcherId)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_informerd_v1_informerd_proto_rawDesc), len(file_informerd_v1_informerd_proto_rawDesc)),
-			NumEnums:      8,
-			NumMessages:   32,
+			NumEnums:      9,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -42,6 +42,7 @@ const (
 	InformerService_ByIndex_FullMethodName         = "/informerd.v1.InformerService/ByIndex"
 	InformerService_Get_FullMethodName             = "/informerd.v1.InformerService/Get"
 	InformerService_Until_FullMethodName           = "/informerd.v1.InformerService/Until"
+	InformerService_Explain_FullMethodName         = "/informerd.v1.InformerService/Explain"
 	InformerService_ListIndexValues_FullMethodName = "/informerd.v1.InformerService/ListIndexValues"
 	InformerService_ListResources_FullMethodName   = "/informerd.v1.InformerService/ListResources"
 )
@@ -53,7 +54,7 @@ const (
 // Shared informer caches: each resource is listed and watched upstream once, whatever the number of clients.
 //
 // Access (since: identity). A server with an authenticator denies by default. Watch and Until need the rights to list
-// and watch, List, ByIndex and ListIndexValues to list, Get to get or list. A caller without them receives
+// and watch, List, ByIndex and ListIndexValues to list, Get and Explain to get or list. A caller without them receives
 // PERMISSION_DENIED / ACCESS_DENIED, the same whether the resource, object or index value exists or not. A caller who
 // may read some namespaces and requests all receives exactly these, and the response names them (`namespaces`). A
 // caller who may read only metadata or named views selects by namespace, name, labels and a shard of uid, namespace or
@@ -112,6 +113,9 @@ type InformerServiceClient interface {
 	// Waits until each condition has held, in turn, on the watched objects; then returns the event that met the last one.
 	// It waits until the call's deadline, and fails as a Watch does.
 	Until(ctx context.Context, in *UntilRequest, opts ...grpc.CallOption) (*UntilResponse, error)
+	// Explains why a watch does or does not contain an object: every term of its selection with its result. Since:
+	// operations.
+	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
 	// Returns the current values of an index, sorted, with the number of objects under each.
 	ListIndexValues(ctx context.Context, in *ListIndexValuesRequest, opts ...grpc.CallOption) (*ListIndexValuesResponse, error)
 	// Returns the resources of this server, sorted by name: source, sync state, indexes, standing problems.
@@ -203,6 +207,16 @@ func (c *informerServiceClient) Until(ctx context.Context, in *UntilRequest, opt
 	return out, nil
 }
 
+func (c *informerServiceClient) Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExplainResponse)
+	err := c.cc.Invoke(ctx, InformerService_Explain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *informerServiceClient) ListIndexValues(ctx context.Context, in *ListIndexValuesRequest, opts ...grpc.CallOption) (*ListIndexValuesResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListIndexValuesResponse)
@@ -230,7 +244,7 @@ func (c *informerServiceClient) ListResources(ctx context.Context, in *ListResou
 // Shared informer caches: each resource is listed and watched upstream once, whatever the number of clients.
 //
 // Access (since: identity). A server with an authenticator denies by default. Watch and Until need the rights to list
-// and watch, List, ByIndex and ListIndexValues to list, Get to get or list. A caller without them receives
+// and watch, List, ByIndex and ListIndexValues to list, Get and Explain to get or list. A caller without them receives
 // PERMISSION_DENIED / ACCESS_DENIED, the same whether the resource, object or index value exists or not. A caller who
 // may read some namespaces and requests all receives exactly these, and the response names them (`namespaces`). A
 // caller who may read only metadata or named views selects by namespace, name, labels and a shard of uid, namespace or
@@ -289,6 +303,9 @@ type InformerServiceServer interface {
 	// Waits until each condition has held, in turn, on the watched objects; then returns the event that met the last one.
 	// It waits until the call's deadline, and fails as a Watch does.
 	Until(context.Context, *UntilRequest) (*UntilResponse, error)
+	// Explains why a watch does or does not contain an object: every term of its selection with its result. Since:
+	// operations.
+	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)
 	// Returns the current values of an index, sorted, with the number of objects under each.
 	ListIndexValues(context.Context, *ListIndexValuesRequest) (*ListIndexValuesResponse, error)
 	// Returns the resources of this server, sorted by name: source, sync state, indexes, standing problems.
@@ -317,6 +334,9 @@ func (UnimplementedInformerServiceServer) Get(context.Context, *GetRequest) (*Ge
 }
 func (UnimplementedInformerServiceServer) Until(context.Context, *UntilRequest) (*UntilResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Until not implemented")
+}
+func (UnimplementedInformerServiceServer) Explain(context.Context, *ExplainRequest) (*ExplainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Explain not implemented")
 }
 func (UnimplementedInformerServiceServer) ListIndexValues(context.Context, *ListIndexValuesRequest) (*ListIndexValuesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListIndexValues not implemented")
@@ -414,6 +434,24 @@ func _InformerService_Until_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _InformerService_Explain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExplainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(InformerServiceServer).Explain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: InformerService_Explain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(InformerServiceServer).Explain(ctx, req.(*ExplainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _InformerService_ListIndexValues_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListIndexValuesRequest)
 	if err := dec(in); err != nil {
@@ -464,6 +502,10 @@ var InformerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Until",
 			Handler:    _InformerService_Until_Handler,
+		},
+		{
+			MethodName: "Explain",
+			Handler:    _InformerService_Explain_Handler,
 		},
 		{
 			MethodName: "ListIndexValues",

@@ -6,6 +6,9 @@ use serde_json::Value;
 
 use super::{
     age::age,
+    diff::excerpt,
+    json::Document,
+    jsonpath::{JsonPath, shown},
     kinds::{self, KindColumn, NONE},
     table::Cell,
 };
@@ -22,6 +25,15 @@ pub(crate) struct ColumnOptions {
     pub(crate) labels: Vec<String>,
     /// True for a column of all labels.
     pub(crate) show_labels: bool,
+    /// Columns in place of all others.
+    pub(crate) custom: Vec<CustomColumn>,
+}
+
+/// Column of `-o custom-columns`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CustomColumn {
+    pub(crate) header: String,
+    path: JsonPath,
 }
 
 /// Columns of one table.
@@ -42,6 +54,51 @@ enum Column {
     Uid,
     Label(String),
     Labels,
+    /// Body of an object without kind, such as a value of etcd.
+    Value,
+    Custom(CustomColumn),
+}
+
+/// Largest number of characters of a body in a table.
+const MAX_VALUE_CHARS: usize = 60;
+
+// === impl CustomColumn ===
+
+impl CustomColumn {
+    /// Parses `HEADER:PATH,HEADER:PATH`, where the paths are those of [`JsonPath`].
+    ///
+    /// # Errors
+    ///
+    /// The problem, in one line.
+    pub(crate) fn parse_all(text: &str) -> Result<Vec<Self>, String> {
+        // A comma in brackets belongs to a path.
+        let mut depth = 0_usize;
+        let is_end = |c: char| {
+            match c {
+                '[' => depth += 1,
+                ']' => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            c == ',' && depth == 0
+        };
+        text.split(is_end).map(Self::parse).collect()
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            Some((header, path)) if !header.is_empty() => {
+                Ok(Self { header: header.to_owned(), path: JsonPath::parse(path)? })
+            }
+            _ => Err(format!("expected HEADER:PATH such as NODE:.spec.nodeName, found {text:?}")),
+        }
+    }
+
+    /// Returns the values at the path, separated by commas.
+    pub(crate) fn show(&self, document: &Value) -> String {
+        let values: Vec<String> = self.path.values(document).into_iter().map(shown).collect();
+        let text = values.join(",");
+        if text.is_empty() { NONE.to_owned() } else { text }
+    }
 }
 
 // === impl Layout ===
@@ -49,6 +106,10 @@ enum Column {
 impl Layout {
     /// Returns the columns that suit these objects. A field that none of them has gets no column.
     pub(crate) fn of(objects: &[&pb::Object], options: &ColumnOptions) -> Self {
+        if !options.custom.is_empty() {
+            let columns = options.custom.iter().cloned().map(Column::Custom).collect();
+            return Self { columns, kind: None, namespace: true };
+        }
         let kind = common_kind(objects);
         let is_mixed = kind.is_none() && !objects.is_empty();
         let of_kind = match objects.first() {
@@ -61,6 +122,8 @@ impl Layout {
         columns.push(Column::Name);
         columns.extend(is_mixed.then_some(Column::Kind));
         columns.extend(of_kind.iter().filter(|column| !column.wide).map(Column::Of));
+        let is_value = !objects.is_empty() && objects.iter().all(|object| object.kind.is_empty());
+        columns.extend(is_value.then_some(Column::Value));
         columns.extend(objects.iter().any(|object| created(&body(object)).is_some()).then_some(Column::Age));
         if options.wide {
             columns.extend(of_kind.iter().filter(|column| column.wide).map(Column::Of));
@@ -104,6 +167,8 @@ impl Column {
             Self::Uid => "UID".to_owned(),
             Self::Label(key) => key.rsplit('/').next().unwrap_or_default().to_uppercase(),
             Self::Labels => "LABELS".to_owned(),
+            Self::Value => "VALUE".to_owned(),
+            Self::Custom(column) => column.header.clone(),
         }
     }
 
@@ -114,7 +179,7 @@ impl Column {
             Self::Namespace => object.namespace.clone(),
             Self::Name => object.name.clone(),
             Self::Kind => or(&object.kind, NONE),
-            Self::Of(column) => (column.show)(body),
+            Self::Of(column) => column.show(body, now),
             Self::Age => created(body).map_or_else(|| "<unknown>".to_owned(), |created| age(created, now)),
             Self::Version => or(&object.resource_version, NONE),
             Self::Uid => or(&object.uid, NONE),
@@ -123,6 +188,8 @@ impl Column {
                 let labels: Vec<String> = object.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
                 or(&labels.join(","), NONE)
             }
+            Self::Value => or(&excerpt(&value(object), MAX_VALUE_CHARS), NONE),
+            Self::Custom(column) => column.show(&Document::of(object).value()),
         }
     }
 }
@@ -132,6 +199,20 @@ fn body(object: &pb::Object) -> Value {
     match &object.body {
         Some(pb::object::Body::Raw(raw)) => serde_json::from_slice(raw).unwrap_or_default(),
         _ => Value::Null,
+    }
+}
+
+/// Returns the body in one line: JSON without blanks, a text, or the number of bytes.
+fn value(object: &pb::Object) -> String {
+    let Some(pb::object::Body::Raw(raw)) = &object.body else { return String::new() };
+    match (Document::parse(raw), std::str::from_utf8(raw)) {
+        (Some(document), _) => {
+            let mut text = String::new();
+            document.compact(&mut text);
+            text
+        }
+        (None, Ok(text)) => text.trim_end().to_owned(),
+        (None, Err(_)) => format!("({} bytes)", raw.len()),
     }
 }
 
@@ -190,9 +271,9 @@ mod tests {
     #[test]
     fn a_kind_has_columns_of_its_own() {
         let expected = "\
-NAMESPACE   NAME   STATUS    NODE     AGE
-shop        web    Running   node-a   5m5s
-shop        db-0   Pending   <none>   <unknown>
+NAMESPACE   NAME   READY   STATUS    RESTARTS   NODE     AGE
+shop        web    0/1     Running   0          node-a   5m5s
+shop        db-0   0/0     Pending   0          <none>   <unknown>
 ";
         assert_eq!(table(&pods(), &everywhere()), expected);
     }
@@ -206,9 +287,9 @@ shop        db-0   Pending   <none>   <unknown>
             ..ColumnOptions::default()
         };
         let expected = "\
-NAME   STATUS    NODE     AGE         IP       IMAGES   VERSION   UID      APP      TIER     LABELS
-web    Running   node-a   5m5s        <none>   web:1    7         u-1      web      front    app=web,example.com/tier=front
-db-0   Pending   <none>   <unknown>   <none>   <none>   7         <none>   <none>   <none>   <none>
+NAME   READY   STATUS    RESTARTS   NODE     AGE         IP       IMAGES   VERSION   UID      APP      TIER     LABELS
+web    0/1     Running   0          node-a   5m5s        <none>   web:1    7         u-1      web      front    app=web,example.com/tier=front
+db-0   0/0     Pending   0          <none>   <unknown>   <none>   <none>   7         <none>   <none>   <none>   <none>
 ";
         assert_eq!(table(&pods(), &options), expected);
     }
@@ -236,6 +317,30 @@ shop        db-0       Pod
         let wide = ColumnOptions { wide: true, ..everywhere() };
         assert_eq!(table(std::slice::from_ref(&widget), &wide), "NAME   VERSION   LABELS\nw      7         a=b\n");
         assert_eq!(table(&[widget], &everywhere()), "NAME\nw\n");
+    }
+
+    #[test]
+    fn an_object_without_kind_shows_its_value() {
+        let mut text = object("{}");
+        text.body = Some(pb::object::Body::Raw(bytes::Bytes::from_static(b"hello\n")));
+        let long = object(&format!(r#"{{ "a": "{}" }}"#, "x".repeat(100)));
+        let expected = format!("NAME      VALUE\nunnamed   hello\nunnamed   {{\"a\":\"{}…\n", "x".repeat(54));
+        assert_eq!(table(&[text, long], &everywhere()), expected);
+    }
+
+    #[test]
+    fn columns_of_the_user_replace_all_others() {
+        let columns =
+            CustomColumn::parse_all("NAME:.metadata.name,IMAGES:.spec.containers[*]['image','x'],NO:.no").unwrap();
+        let options = ColumnOptions { custom: columns, ..everywhere() };
+        let expected = "NAME   IMAGES   NO\nweb    web:1    <none>\ndb-0   <none>   <none>\n";
+        assert_eq!(table(&pods(), &options), expected);
+        for (text, problem) in
+            [("NAME", "HEADER:PATH"), (":.a", "HEADER:PATH"), ("A:", "missing"), ("A:.a,B", "HEADER:PATH")]
+        {
+            let error = CustomColumn::parse_all(text).unwrap_err();
+            assert!(error.contains(problem), "{text}: {error}");
+        }
     }
 
     #[test]

@@ -10,8 +10,11 @@ use std::{
 
 use anstyle::Style;
 
+use prost_types::Timestamp;
+
 use super::{
     columns::Layout,
+    diff,
     json::Document,
     options::{Output, PrintOptions},
     table::{Cell, GREEN, RED, Table, Widths, YELLOW},
@@ -28,6 +31,8 @@ pub(crate) struct Event {
     /// Version to resume a watch after; empty during initial events.
     pub(crate) resource_version: String,
     pub(crate) object: pb::Object,
+    /// Time at which it was received, if it is shown.
+    pub(crate) time: Option<SystemTime>,
 }
 
 /// Printer of successive events.
@@ -60,11 +65,11 @@ impl<'o, W: Write> EventPrinter<'o, W> {
 
     pub(crate) fn push(&mut self, event: Event) -> io::Result<()> {
         match (self.options.output, &mut self.waiting) {
-            (Output::Table | Output::Wide, Some(waiting)) => {
+            (output, Some(waiting)) if output.is_table() => {
                 waiting.push(event);
                 Ok(())
             }
-            (Output::Table | Output::Wide, None) => self.rows(&[event]),
+            (output, None) if output.is_table() => self.rows(&[event]),
             _ => self.document(&event),
         }
     }
@@ -75,6 +80,11 @@ impl<'o, W: Write> EventPrinter<'o, W> {
             Some(waiting) if !waiting.is_empty() => self.rows(&waiting),
             _ => Ok(()),
         }
+    }
+
+    /// Prints the fields that an event has altered, after its row.
+    pub(crate) fn differences(&mut self, old: &pb::Object, new: &pb::Object) -> io::Result<()> {
+        self.out.write_all(diff::lines(old, new, self.options.colors).as_bytes())
     }
 
     pub(crate) fn flush(&mut self) -> io::Result<()> {
@@ -88,6 +98,7 @@ impl<'o, W: Write> EventPrinter<'o, W> {
                 text.push_str(&escape(&reference(&event.object)));
                 text.push('\n');
             }
+            Output::JsonPath => text = self.options.rendered(&Document::of(&event.object).value()),
             output => {
                 text.push_str(if output == Output::Yaml { "---\n" } else { "" });
                 output.document(&event.document(), &mut text);
@@ -106,14 +117,20 @@ impl<'o, W: Write> EventPrinter<'o, W> {
         }
         let Some(columns) = &mut self.columns else { return Ok(()) };
         let mut table = Table::default();
+        let has_time = events.iter().any(|event| event.time.is_some());
+        let has_cause = events.iter().any(Event::has_cause);
         if is_new && !self.options.no_headers {
-            table.push(std::iter::once(Cell::new("EVENT")).chain(columns.layout.header()));
+            let time = has_time.then(|| Cell::new("TIME"));
+            let header = time.into_iter().chain([Cell::new("EVENT")]).chain(columns.layout.header());
+            table.push(header.chain(has_cause.then(|| Cell::new("CAUSE"))));
         }
         for event in events {
-            table.push(std::iter::once(event.cell()).chain(columns.layout.row(&event.object, now)));
+            let time = has_time.then(|| Cell::new(&event.time()));
+            let row = time.into_iter().chain([event.cell()]).chain(columns.layout.row(&event.object, now));
+            table.push(row.chain(event.has_cause().then(|| Cell::new(event.cause_text()))));
         }
         if is_new {
-            columns.widths = table.widths().at_least(EVENT_WIDTH);
+            columns.widths = table.widths().at_least(usize::from(has_time), EVENT_WIDTH);
         }
         let mut text = String::new();
         table.write(&columns.widths, self.options.colors, &mut text);
@@ -133,45 +150,79 @@ impl<'o, W: Write> EventPrinter<'o, W> {
 // === impl Event ===
 
 impl Event {
-    /// Returns `{"type", "cause", "resourceVersion", "objectVersion", "object"}`, without unset keys. `objectVersion`, the
-    /// version of the change itself, is set if a watch cannot resume after it, because more changes may have it.
+    /// Returns `{"type", "cause", "time", "resourceVersion", "objectVersion", "namespace", "name", "uid", "object"}`, without unset keys
+    /// except for the key of the object. `objectVersion`, the version of the change itself, is set if a watch cannot resume after it,
+    /// because more changes may have it.
     fn document(&self) -> Document<'_> {
         let text = |text: &str| Document::from_value(&text.into());
         let mut parts = vec![("type", text(self.type_name()))];
         if self.cause != pb::Cause::Unspecified {
-            parts.push(("cause", text(self.cause.as_str_name().trim_start_matches("CAUSE_"))));
+            parts.push(("cause", text(self.cause_name())));
+        }
+        if self.time.is_some() {
+            parts.push(("time", text(&self.time())));
         }
         if !self.resource_version.is_empty() {
             parts.push(("resourceVersion", text(&self.resource_version)));
-            if self.object.resource_version != self.resource_version {
-                parts.push(("objectVersion", text(&self.object.resource_version)));
-            }
         }
-        parts.push(("object", Document::of(&self.object)));
+        if self.object.resource_version != self.resource_version {
+            parts.push(("objectVersion", text(&self.object.resource_version)));
+        }
+        parts.extend([("namespace", text(&self.object.namespace)), ("name", text(&self.object.name))]);
+        if !self.object.uid.is_empty() {
+            parts.push(("uid", text(&self.object.uid)));
+        }
+        parts.push(("object", Document::body(&self.object)));
         Document::from_parts(parts)
     }
 
-    /// Returns the type, and the cause unless it is unspecified.
-    fn cell(&self) -> Cell {
-        let cause = match self.cause {
+    /// Returns the document as a line.
+    pub(crate) fn line(&self) -> String {
+        let mut line = String::new();
+        Output::Jsonl.document(&self.document(), &mut line);
+        line
+    }
+
+    /// Returns the time in RFC 3339, in UTC, with milliseconds.
+    fn time(&self) -> String {
+        let since = self.time.and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok()).unwrap_or_default();
+        let nanos = (since.subsec_millis() * 1_000_000).cast_signed();
+        Timestamp { seconds: since.as_secs().cast_signed(), nanos }.to_string()
+    }
+
+    fn has_cause(&self) -> bool {
+        self.cause != pb::Cause::Unspecified
+    }
+
+    /// Returns the name of the cause; empty if it is unspecified.
+    pub(crate) fn cause_name(&self) -> &'static str {
+        if self.has_cause() { self.cause.as_str_name().trim_start_matches("CAUSE_") } else { "" }
+    }
+
+    fn cause_text(&self) -> &'static str {
+        match self.cause {
             pb::Cause::Unspecified => "",
-            pb::Cause::Initial => " initial",
-            pb::Cause::EnteredSelection => " entered selection",
-            pb::Cause::LeftSelection => " left selection",
-            pb::Cause::Inferred => " inferred",
-            pb::Cause::NotServed => " not served",
-            pb::Cause::Expired => " expired",
-        };
+            pb::Cause::Initial => "initial",
+            pb::Cause::EnteredSelection => "entered selection",
+            pb::Cause::LeftSelection => "left selection",
+            pb::Cause::Inferred => "inferred",
+            pb::Cause::NotServed => "not served",
+            pb::Cause::Expired => "expired",
+        }
+    }
+
+    fn cell(&self) -> Cell {
         let style = match self.change {
             pb::EventType::Added => GREEN,
             pb::EventType::Modified => YELLOW,
             pb::EventType::Deleted => RED,
             _ => Style::new(),
         };
-        Cell::styled(&format!("{}{cause}", self.type_name()), style)
+        Cell::styled(self.type_name(), style)
     }
 
-    fn type_name(&self) -> &'static str {
+    /// Returns ADDED, MODIFIED or DELETED.
+    pub(crate) fn type_name(&self) -> &'static str {
         self.change.as_str_name().trim_start_matches("EVENT_TYPE_")
     }
 }
@@ -187,7 +238,7 @@ mod tests {
     fn event(change: pb::EventType, cause: pb::Cause, mut object: pb::Object) -> Event {
         let resource_version = if cause == pb::Cause::Initial { String::new() } else { "x.8".to_owned() };
         object.resource_version.clone_from(&resource_version);
-        Event { change, cause, resource_version, object }
+        Event { change, cause, resource_version, object, time: None }
     }
 
     fn initial(namespace: &str, name: &str) -> Event {
@@ -226,15 +277,15 @@ mod tests {
             event(EventType::Added, Cause::EnteredSelection, config_map("shop", "b")),
         ];
         let expected = "\
-EVENT           NAMESPACE   NAME       DATA
-ADDED initial   shop        a          2
-ADDED initial   shop        settings   2
-MODIFIED        shop        a          2
-DELETED left selection   shop        settings   2
-DELETED inferred   shop        a          2
-DELETED not served   shop        a          2
-DELETED expired   shop        a          2
-ADDED entered selection   shop        b          2
+EVENT      NAMESPACE   NAME       DATA   CAUSE
+ADDED      shop        a          2      initial
+ADDED      shop        settings   2      initial
+MODIFIED   shop        a          2
+DELETED    shop        settings   2      left selection
+DELETED    shop        a          2      inferred
+DELETED    shop        a          2      not served
+DELETED    shop        a          2      expired
+ADDED      shop        b          2      entered selection
 ";
         let first = vec![initial("shop", "a"), initial("shop", "settings")];
         assert_eq!(printed(first, later, &options(Output::Table)), expected);
@@ -268,8 +319,8 @@ ADDED entered selection   shop        b          2
         let pod = || object(r#"{"kind":"Pod","metadata":{"name":"web"}}"#);
         let later = vec![added(pod()), added(config_map("", "b")), added(pod()), added(config_map("shop", "c"))];
         let expected = "\
-EVENT           NAME   DATA
-ADDED initial   a      2
+EVENT      NAME   DATA   CAUSE
+ADDED      a      2      initial
 EVENT      NAME   KIND
 ADDED      web    Pod
 ADDED      b      ConfigMap
@@ -278,6 +329,20 @@ EVENT      NAMESPACE   NAME   KIND
 ADDED      shop        c      ConfigMap
 ";
         assert_eq!(printed(vec![initial("", "a")], later, &options(Output::Table)), expected);
+    }
+
+    #[test]
+    fn an_event_has_its_time_if_it_is_wanted() {
+        let time = Some(SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(1_000_000_000_042));
+        let added = || vec![Event { time, ..event(pb::EventType::Added, pb::Cause::Unspecified, config_map("", "a")) }];
+        let expected =
+            "TIME                       EVENT      NAME   DATA\n2001-09-09T01:46:40.042Z   ADDED      a      2\n";
+        assert_eq!(printed(Vec::new(), added(), &options(Output::Table)), expected);
+        let line = printed(Vec::new(), added(), &options(Output::Jsonl));
+        assert!(
+            line.starts_with(r#"{"type":"ADDED","time":"2001-09-09T01:46:40.042Z","resourceVersion":"x.8","#),
+            "{line}"
+        );
     }
 
     #[test]
@@ -292,20 +357,20 @@ ADDED      shop        c      ConfigMap
         let body = r#"{"metadata":{"name":"a"},"n":9007199254740993}"#;
         let first = || vec![event(pb::EventType::Added, pb::Cause::Initial, object(body))];
         let later = || vec![event(pb::EventType::Modified, pb::Cause::Unspecified, object(body))];
+        let key = r#""namespace":"","name":"a""#;
         let expected = format!(
-            "{{\"type\":\"ADDED\",\"cause\":\"INITIAL\",\"object\":{body}}}\n\
-             {{\"type\":\"MODIFIED\",\"resourceVersion\":\"x.8\",\"object\":{body}}}\n"
+            "{{\"type\":\"ADDED\",\"cause\":\"INITIAL\",{key},\"object\":{body}}}\n\
+             {{\"type\":\"MODIFIED\",\"resourceVersion\":\"x.8\",{key},\"object\":{body}}}\n"
         );
         assert_eq!(printed(first(), later(), &options(Output::Jsonl)), expected);
         let mut open = event(pb::EventType::Deleted, pb::Cause::Unspecified, object(body));
         open.object.resource_version = "x.9".to_owned();
         let expected = format!(
-            "{{\"type\":\"DELETED\",\"resourceVersion\":\"x.8\",\"objectVersion\":\"x.9\",\"object\":{body}}}\n"
+            "{{\"type\":\"DELETED\",\"resourceVersion\":\"x.8\",\"objectVersion\":\"x.9\",{key},\"object\":{body}}}\n"
         );
         assert_eq!(printed(Vec::new(), vec![open], &options(Output::Jsonl)), expected);
         assert_eq!(printed(first(), later(), &options(Output::Name)), "a\na\n");
-        let yaml =
-            "---\ntype: MODIFIED\nresourceVersion: x.8\nobject:\n  metadata:\n    name: a\n  \"n\": 9007199254740993\n";
+        let yaml = "---\ntype: MODIFIED\nresourceVersion: x.8\nnamespace: \"\"\nname: a\nobject:\n  metadata:\n    name: a\n  \"n\": 9007199254740993\n";
         assert_eq!(printed(Vec::new(), later(), &options(Output::Yaml)), yaml);
         let json = printed(first(), later(), &options(Output::Json));
         assert!(json.starts_with("{\n    \"type\": \"ADDED\",\n") && json.ends_with("\n}\n"), "{json}");

@@ -3,10 +3,11 @@
 //! The printed document means the same as the served one. Only control and direction characters inside strings are escaped,
 //! because the text may go to a terminal.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::de::IgnoredAny;
+use serde_json::{Map, Value, value::RawValue};
 
 use super::text::is_unsafe;
 use crate::proto::pb;
@@ -50,34 +51,93 @@ impl<'a> Document<'a> {
         Some(Self(text.into()))
     }
 
-    /// Returns the printed form of an object: its body, or its metadata if the body is not JSON.
+    /// Returns the printed form of an object, which has its key: the body of a JSON map with `metadata.namespace` and `metadata.name`
+    /// added where it has none, otherwise a map of the key and the value.
     pub(crate) fn of(object: &'a pb::Object) -> Self {
+        let Some(document) = Self::json_body(object) else { return Self::body(object) };
+        if document.0.trim_start_matches(BLANKS).starts_with('{') {
+            return document.with_key(object);
+        }
+        let text = |text: &str| Document::from_value(&text.into());
+        Self::from_parts([
+            ("namespace", text(&object.namespace)),
+            ("name", text(&object.name)),
+            ("mediaType", text(&object.media_type)),
+            ("value", document),
+        ])
+    }
+
+    /// Returns the body if it is JSON.
+    fn json_body(object: &'a pb::Object) -> Option<Self> {
+        let Some(pb::object::Body::Raw(raw)) = &object.body else { return None };
+        let is_json = object.media_type.is_empty() || object.media_type.contains("json");
+        Some(raw).filter(|_| is_json).and_then(|raw| Self::parse(raw))
+    }
+
+    /// Adds the namespace and the name to the metadata of a map, where these are missing. A `metadata` that is not a map stays.
+    fn with_key(self, object: &pb::Object) -> Self {
+        let Ok(fields) = serde_json::from_str::<BTreeMap<String, &RawValue>>(&self.0) else { return self };
+        let metadata = fields.get("metadata").map(|metadata| metadata.get());
+        let known: Map<String, Value> = match metadata.map(serde_json::from_str) {
+            None => Map::new(),
+            Some(Ok(Value::Object(known))) => known,
+            Some(_) => return self,
+        };
+        let is_missing = |(key, value): &(&str, &String)| !value.is_empty() && !known.contains_key(*key);
+        let missing: Vec<String> = [("namespace", &object.namespace), ("name", &object.name)]
+            .into_iter()
+            .filter(is_missing)
+            .map(|(key, value)| format!("\"{key}\":{}", Value::from(value.as_str())))
+            .collect();
+        if missing.is_empty() {
+            return self;
+        }
+        let missing = missing.join(",");
+        let (at, is_empty) = if let Some(metadata) = metadata {
+            // The place after the brace of the metadata, which is a part of the same text.
+            (metadata.as_ptr() as usize - self.0.as_ptr() as usize + 1, known.is_empty())
+        } else {
+            let Some(end) = self.0.rfind('}') else { return self };
+            let is_empty = self.0[..end].trim_end_matches(BLANKS).ends_with('{');
+            let comma = if is_empty { "" } else { "," };
+            let (before, after) = self.0.split_at(end);
+            return Self(format!("{before}{comma}\"metadata\":{{{missing}}}{after}").into());
+        };
+        let (before, after) = self.0.split_at(at);
+        let comma = if is_empty { "" } else { "," };
+        Self(format!("{before}{missing}{comma}{after}").into())
+    }
+
+    /// Returns the body as it is, or the metadata and the data if it is not JSON.
+    pub(crate) fn body(object: &'a pb::Object) -> Self {
+        if let Some(document) = Self::json_body(object) {
+            return document;
+        }
         let raw = match &object.body {
             Some(pb::object::Body::Raw(raw)) => Some(raw),
             _ => None,
         };
-        let is_json = object.media_type.is_empty() || object.media_type.contains("json");
-        if let Some(document) = raw.filter(|_| is_json).and_then(|raw| Self::parse(raw)) {
-            return document;
-        }
-        let mut map = serde_json::Map::new();
+        let mut map = Map::new();
         let mut put = |key: &str, value: &str| map.insert(key.to_owned(), value.into());
         put("namespace", &object.namespace);
         put("name", &object.name);
         put("mediaType", &object.media_type);
         if let Some(raw) = raw {
             put("data", &STANDARD.encode(raw));
+            if let Ok(text) = std::str::from_utf8(raw) {
+                put("text", text);
+            }
         }
         Self::from_value(&map.into())
     }
 
     /// Returns the text of a value that was built here.
-    pub(crate) fn from_value(value: &serde_json::Value) -> Self {
+    pub(crate) fn from_value(value: &Value) -> Self {
         Self(value.to_string().into())
     }
 
     /// Returns an object of these fields.
-    pub(crate) fn from_fields<'b>(fields: impl IntoIterator<Item = (&'b str, serde_json::Value)>) -> Self {
+    pub(crate) fn from_fields<'b>(fields: impl IntoIterator<Item = (&'b str, Value)>) -> Self {
         Self::from_parts(fields.into_iter().map(|(key, value)| (key, Document::from_value(&value))))
     }
 
@@ -88,7 +148,7 @@ impl<'a> Document<'a> {
             if text.len() > 1 {
                 text.push(',');
             }
-            text.push_str(&serde_json::Value::from(key).to_string());
+            text.push_str(&Value::from(key).to_string());
             text.push(':');
             text.push_str(&value.0);
         }
@@ -107,6 +167,11 @@ impl<'a> Document<'a> {
         }
         text.push(']');
         Self(text.into())
+    }
+
+    /// Returns the document as a value, in which large numbers may lose digits.
+    pub(crate) fn value(&self) -> Value {
+        serde_json::from_str(&self.0).unwrap_or_default()
     }
 
     pub(crate) fn tokens(&self) -> Tokens<'_> {
@@ -232,6 +297,8 @@ fn new_line(depth: usize, out: &mut String) {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn pretty(json: &str) -> String {
@@ -302,11 +369,18 @@ mod tests {
             Document::of(object).compact(&mut out);
             serde_json::from_str::<serde_json::Value>(&out).unwrap()
         };
-        let expected = |media_type: &str, data: &str| serde_json::json!({"namespace": "", "name": "n", "mediaType": media_type, "data": data});
-        assert_eq!(shown(&raw(b"\xff\x00", "")), expected("", "/wA="));
-        assert_eq!(shown(&raw(b"{", "application/json")), expected("application/json", "ew=="));
-        assert_eq!(shown(&raw(b"123", "text/plain")), expected("text/plain", "MTIz"));
-        assert_eq!(shown(&raw(b"123", "application/json")), 123);
+        let of =
+            |media_type: &str, data: &str| json!({"namespace": "", "name": "n", "mediaType": media_type, "data": data});
+        let with_text = |media_type: &str, data: &str, text: &str| {
+            let mut expected = of(media_type, data);
+            expected["text"] = text.into();
+            expected
+        };
+        assert_eq!(shown(&raw(b"\xff\x00", "")), of("", "/wA="));
+        assert_eq!(shown(&raw(b"{", "application/json")), with_text("application/json", "ew==", "{"));
+        assert_eq!(shown(&raw(b"123", "text/plain")), with_text("text/plain", "MTIz", "123"));
+        let value = json!({"namespace": "", "name": "n", "mediaType": "application/json", "value": 123});
+        assert_eq!(shown(&raw(b"123", "application/json")), value);
         assert!(shown(&pb::Object::default()).get("data").is_none());
     }
 }

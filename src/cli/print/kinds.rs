@@ -1,17 +1,39 @@
 //! Columns of well-known kinds. They show fields of the object, and no data of a Secret.
 
+use std::time::SystemTime;
+
 use serde_json::Value;
+
+mod pod;
 
 /// Column of one kind: its header, and the function from a body to its cell.
 pub(crate) struct KindColumn {
     pub(crate) header: &'static str,
     /// True if only `-o wide` shows it.
     pub(crate) wide: bool,
-    pub(crate) show: fn(&Value) -> String,
+    show: Show,
+}
+
+enum Show {
+    Body(fn(&Value) -> String),
+    /// With the time of the output, for ages.
+    Aged(fn(&Value, SystemTime) -> String),
 }
 
 /// Text of an empty cell.
 pub(crate) const NONE: &str = "<none>";
+
+// === impl KindColumn ===
+
+impl KindColumn {
+    /// Returns the cell for a body.
+    pub(crate) fn show(&self, body: &Value, now: SystemTime) -> String {
+        match self.show {
+            Show::Body(show) => show(body),
+            Show::Aged(show) => show(body, now),
+        }
+    }
+}
 
 /// Returns the columns of a kind; none for an unknown kind.
 pub(crate) fn columns(api_version: &str, kind: &str) -> &'static [KindColumn] {
@@ -43,7 +65,9 @@ fn columns_without_group(kind: &str) -> &'static [KindColumn] {
 }
 
 const POD: &[KindColumn] = &[
-    narrow("STATUS", |body| text(body, "/status/phase")),
+    narrow("READY", pod::ready),
+    narrow("STATUS", |body| Some(pod::status(body)).filter(|status| !status.is_empty()).unwrap_or(NONE.to_owned())),
+    KindColumn { header: "RESTARTS", wide: false, show: Show::Aged(pod::restarts) },
     narrow("NODE", |body| text(body, "/spec/nodeName")),
     wide("IP", |body| text(body, "/status/podIP")),
     wide("IMAGES", |body| images(body, "/spec/containers")),
@@ -78,11 +102,11 @@ const JOB: &[KindColumn] = &[
 ];
 
 const fn narrow(header: &'static str, show: fn(&Value) -> String) -> KindColumn {
-    KindColumn { header, wide: false, show }
+    KindColumn { header, wide: false, show: Show::Body(show) }
 }
 
 const fn wide(header: &'static str, show: fn(&Value) -> String) -> KindColumn {
-    KindColumn { header, wide: true, show }
+    KindColumn { header, wide: true, show: Show::Body(show) }
 }
 
 fn scalar(value: &Value) -> Option<String> {
@@ -161,7 +185,7 @@ mod tests {
     use super::*;
 
     fn show(api_version: &str, kind: &str, body: &Value) -> Vec<String> {
-        let show = |column: &KindColumn| format!("{}={}", column.header, (column.show)(body));
+        let show = |column: &KindColumn| format!("{}={}", column.header, column.show(body, SystemTime::UNIX_EPOCH));
         columns(api_version, kind).iter().map(show).collect()
     }
 
@@ -169,7 +193,10 @@ mod tests {
     fn each_kind_shows_what_is_in_the_object() {
         let pod = json!({"spec": {"nodeName": "node-a", "containers": [{"image": "a:1"}, {"name": "x"}, {"image": "b:2"}]},
             "status": {"phase": "Running", "podIP": "10.0.0.1"}});
-        assert_eq!(show("v1", "Pod", &pod), ["STATUS=Running", "NODE=node-a", "IP=10.0.0.1", "IMAGES=a:1,b:2"]);
+        assert_eq!(
+            show("v1", "Pod", &pod),
+            ["READY=0/3", "STATUS=Running", "RESTARTS=0", "NODE=node-a", "IP=10.0.0.1", "IMAGES=a:1,b:2"]
+        );
         let deployment = json!({"spec": {"replicas": 3, "template": {"spec": {"containers": [{"image": "a:1"}]}}},
             "status": {"readyReplicas": 2}});
         assert_eq!(show("apps/v1", "Deployment", &deployment), ["READY=2/3", "IMAGES=a:1"]);

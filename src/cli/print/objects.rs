@@ -5,6 +5,8 @@ use std::{
     time::SystemTime,
 };
 
+use serde_json::{Value, json};
+
 use super::{
     columns::Layout,
     json::Document,
@@ -37,7 +39,7 @@ impl<'o, W: Write> ObjectPrinter<'o, W> {
         let buffer = &mut self.buffer;
         buffer.clear();
         match self.options.output {
-            Output::Table | Output::Wide => {
+            Output::Table | Output::Wide | Output::CustomColumns | Output::JsonPath => {
                 self.waiting.push(object);
                 return Ok(());
             }
@@ -63,7 +65,11 @@ impl<'o, W: Write> ObjectPrinter<'o, W> {
     /// Writes the rest, and returns the number of objects.
     pub(crate) fn finish(mut self) -> io::Result<usize> {
         let text = match (self.options.output, self.count) {
-            (Output::Table | Output::Wide, 1..) => table(&self.waiting, self.options),
+            (Output::Table | Output::Wide | Output::CustomColumns, 1..) => table(&self.waiting, self.options),
+            (Output::JsonPath, _) => {
+                let items: Vec<Value> = self.waiting.iter().map(|object| Document::of(object).value()).collect();
+                self.options.rendered(&json!({ "apiVersion": "v1", "kind": "List", "items": items }))
+            }
             (Output::Json, 0) => {
                 "{\n    \"apiVersion\": \"v1\",\n    \"kind\": \"List\",\n    \"items\": []\n}\n".to_owned()
             }
@@ -80,8 +86,12 @@ impl<'o, W: Write> ObjectPrinter<'o, W> {
 /// Writes one object: the document in the forms for programs, otherwise a row.
 pub(crate) fn write_one(object: pb::Object, out: impl Write, options: &PrintOptions) -> io::Result<()> {
     let mut printer = ObjectPrinter::new(out, options);
-    if let Output::Json | Output::Yaml = options.output {
-        options.output.document(&Document::of(&object), &mut printer.buffer);
+    if let Output::Json | Output::Yaml | Output::JsonPath = options.output {
+        let document = Document::of(&object);
+        match options.output {
+            Output::JsonPath => printer.buffer = options.rendered(&document.value()),
+            output => output.document(&document, &mut printer.buffer),
+        }
         printer.out.write_all(printer.buffer.as_bytes())?;
         return printer.out.flush();
     }
@@ -108,7 +118,7 @@ pub(crate) fn write_list(
             return out.flush();
         }
         Output::Yaml if !is_first => out.write_all(b"---\n")?,
-        Output::Table | Output::Wide | Output::Name if !is_first => out.write_all(b"\n")?,
+        Output::Table | Output::Wide | Output::CustomColumns | Output::Name if !is_first => out.write_all(b"\n")?,
         _ => {}
     }
     let mut printer = ObjectPrinter::new(out, options);
@@ -136,8 +146,6 @@ const YAML_HEAD: &str = "apiVersion: v1\nkind: List\nitems:\n";
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
-
     use super::*;
     use crate::cli::print::tests::{config_map, object};
 
@@ -244,6 +252,38 @@ items:
         assert_eq!(one(big(), Output::Jsonl), "{\"n\":9007199254740993,\"metadata\":{\"name\":\"big\"}}\n");
         assert_eq!(one(config_map("shop", "a"), Output::Name), "shop/a\n");
         assert_eq!(one(config_map("shop", "a"), Output::Table), "NAME   DATA\na      2\n");
+    }
+
+    #[test]
+    fn every_document_has_the_key_of_its_object() {
+        let of = |body: &str| {
+            let (namespace, name) = ("shop".to_owned(), "a".to_owned());
+            one(pb::Object { namespace, name, ..object(body) }, Output::Jsonl)
+        };
+        let key = r#""namespace":"shop","name":"a""#;
+        for (body, expected) in [
+            ("{}", format!("{{\"metadata\":{{{key}}}}}")),
+            (r#"{"n":1.10}"#, format!("{{\"n\":1.10,\"metadata\":{{{key}}}}}")),
+            (
+                r#" { "x" : "metadata" , "metadata" : { "uid" : "u" } }"#,
+                format!("{{\"x\":\"metadata\",\"metadata\":{{{key},\"uid\":\"u\"}}}}"),
+            ),
+            (r#"{"metadata":{}}"#, format!("{{\"metadata\":{{{key}}}}}")),
+            (r#"{"metadata":{"name":"b"}}"#, r#"{"metadata":{"namespace":"shop","name":"b"}}"#.to_owned()),
+            (r#"{"metadata":{"namespace":"x","name":"b"}}"#, r#"{"metadata":{"namespace":"x","name":"b"}}"#.to_owned()),
+            (r#"{"metadata":5}"#, r#"{"metadata":5}"#.to_owned()),
+            (r#"{"metadata":null}"#, r#"{"metadata":null}"#.to_owned()),
+            ("[1,2]", format!("{{{key},\"mediaType\":\"application/json\",\"value\":[1,2]}}")),
+        ] {
+            assert_eq!(of(body), expected + "\n", "{body}");
+        }
+        let text = pb::Object {
+            media_type: "text/plain".to_owned(),
+            body: Some(pb::object::Body::Raw(bytes::Bytes::from_static(b"hello"))),
+            ..object("{}")
+        };
+        let expected = r#"{"data":"aGVsbG8=","mediaType":"text/plain","name":"unnamed","namespace":"","text":"hello"}"#;
+        assert_eq!(one(text, Output::Jsonl), format!("{expected}\n"));
     }
 
     #[test]

@@ -26,7 +26,23 @@ pub(crate) fn write_records(
 ) -> io::Result<()> {
     let mut text = String::new();
     match options.output {
-        Output::Table | Output::Wide if records.is_empty() => {}
+        Output::Table | Output::Wide | Output::CustomColumns if records.is_empty() => {}
+        Output::CustomColumns => {
+            let columns = &options.columns.custom;
+            let mut table = Table::default();
+            if !options.no_headers {
+                table.push(columns.iter().map(|column| &column.header));
+            }
+            for record in records {
+                let document = record.document.value();
+                table.push(columns.iter().map(|column| column.show(&document)));
+            }
+            table.write(&table.widths(), options.colors, &mut text);
+        }
+        Output::JsonPath => {
+            let items = Document::from_items(records.into_iter().map(|record| record.document));
+            text = options.rendered(&Document::from_parts([(key, items)]).value());
+        }
         Output::Table | Output::Wide => {
             let mut table = Table::default();
             if !options.no_headers {

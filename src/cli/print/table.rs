@@ -84,10 +84,10 @@ impl Table {
 // === impl Widths ===
 
 impl Widths {
-    /// Returns these widths with a first column of at least `first`.
-    pub(crate) fn at_least(mut self, first: usize) -> Self {
-        if let Some(width) = self.0.first_mut() {
-            *width = (*width).max(first);
+    /// Returns these widths with a column of at least this width.
+    pub(crate) fn at_least(mut self, column: usize, least: usize) -> Self {
+        if let Some(width) = self.0.get_mut(column) {
+            *width = (*width).max(least);
         }
         self
     }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use proptest::{collection::vec, prelude::*, sample::select};
 
 use super::*;
-use crate::model::{IndexFunc, Path, ResourceVersion, ShardKey};
+use crate::model::{IndexFunc, Path, ResourceVersion, ShardKey, TermResult};
 
 fn object(json: &str, version: u128) -> Arc<Object> {
     let body = Bytes::copy_from_slice(json.as_bytes());
@@ -191,6 +191,44 @@ fn text(object: &Arc<Object>) -> String {
 
 proptest! {
     #![proptest_config(crate::property_config())]
+
+    /// An object is selected if all terms match, whatever the parts of the selection and the state of the object.
+    #[test]
+    fn the_terms_are_the_selection(
+        namespace in proptest::option::of(select(vec!["shop", "bank"])),
+        namespaces in proptest::option::of(vec(select(vec!["shop", "bank", ""]), 0..2)),
+        labels in select(vec!["", "app=web", "app!=web,tier", "tier in (a,b)", "!tier"]),
+        fields in select(vec!["", "spec.n=1", "spec.n!=1,metadata.name=web", "spec.none="]),
+        values in proptest::option::of(vec(select(vec!["1", "2"]), 0..2)),
+        part in proptest::option::of(0_u64..2),
+        (of, app, n) in (select(vec!["shop", "bank", ""]), select(vec!["web", "db"]), 0..3_u8),
+    ) {
+        let path = Path::parse("spec.n").unwrap();
+        let selection = Selection {
+            namespace: namespace.map(str::to_owned),
+            namespaces: namespaces.map(|namespaces| namespaces.into_iter().collect()),
+            name: None,
+            labels: LabelSelector::parse(labels).unwrap(),
+            fields: FieldSelector::parse(fields).unwrap(),
+            index: values.map(|values| IndexMatch {
+                name: "n".to_owned(),
+                func: IndexFunc::Path(path.clone()),
+                values: values.into_iter().map(str::to_owned).collect(),
+            }),
+            shard: part.and_then(|part| Shard::part(ShardKey::Path(path), part, 2)),
+            expression: None,
+        };
+        let tier = if n > 0 { r#","tier":"a""# } else { "" };
+        let object = object(
+            &format!(r#"{{"metadata":{{"namespace":"{of}","name":"web","labels":{{"app":"{app}"{tier}}}}},"spec":{{"n":{n}}}}}"#),
+            1,
+        );
+        let terms = selection.terms(&object);
+        let all_match = terms.iter().all(|term| term.result == TermResult::Match);
+        prop_assert_eq!(all_match, selection.matches(&object), "{:?}", terms);
+        prop_assert_eq!(terms.is_empty(), selection.selects_all());
+        prop_assert_eq!(terms.iter().any(|term| term.reads_body), selection.reads_body());
+    }
 
     /// A client that only applies its events holds exactly the objects that match.
     #[test]

@@ -78,6 +78,14 @@ impl FieldSelector {
         self.requirements.iter().all(|requirement| requirement.matches(object))
     }
 
+    /// Returns each requirement, with its result for the object, the value that was found, and true if it reads the body.
+    pub(crate) fn terms(&self, object: &Object) -> impl Iterator<Item = (String, bool, String, bool)> {
+        self.requirements.iter().map(move |requirement| {
+            let found = requirement.found(object).into_owned();
+            (requirement.to_string(), requirement.matches(object), found, requirement.reads_body())
+        })
+    }
+
     /// Returns paths with the non-empty value that an object needs at each, without those of the key.
     pub(crate) fn equality(&self) -> impl Iterator<Item = (&Path, &str)> {
         let of_body = |path: &Path| ![NAME, NAMESPACE].contains(&path.as_str());
@@ -86,7 +94,7 @@ impl FieldSelector {
 
     /// Returns true if the selection depends on more than the key of an object.
     pub fn reads_body(&self) -> bool {
-        self.requirements.iter().any(|requirement| ![NAME, NAMESPACE].contains(&requirement.path.as_str()))
+        self.requirements.iter().any(Requirement::reads_body)
     }
 
     /// Returns the name that an object needs.
@@ -120,12 +128,20 @@ impl fmt::Display for FieldSelector {
 
 impl Requirement {
     fn matches(&self, object: &Object) -> bool {
-        let found = match self.path.as_str() {
+        (*self.found(object) == *self.value) == (self.comparison == Comparison::Equal)
+    }
+
+    /// Returns the value at the path; empty if it is missing.
+    fn found<'o>(&self, object: &'o Object) -> Cow<'o, str> {
+        match self.path.as_str() {
             NAME => Cow::Borrowed(object.key().name()),
             NAMESPACE => Cow::Borrowed(object.key().namespace()),
             _ => object.json().and_then(|json| self.path.scalar(json)).map_or_else(Cow::default, Cow::Owned),
-        };
-        (*found == *self.value) == (self.comparison == Comparison::Equal)
+        }
+    }
+
+    fn reads_body(&self) -> bool {
+        ![NAME, NAMESPACE].contains(&self.path.as_str())
     }
 }
 

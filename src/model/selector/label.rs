@@ -108,6 +108,15 @@ impl LabelSelector {
         self.requirements.iter().all(|Requirement { key, test }| test.matches(labels.get(key)))
     }
 
+    /// Returns each requirement, with its result for the labels and the value that was found.
+    pub(crate) fn terms(&self, labels: Labels<'_>) -> impl Iterator<Item = (String, bool, String)> {
+        self.requirements.iter().map(move |requirement| {
+            let Requirement { key, test } = requirement;
+            let found = labels.get(key);
+            (requirement.to_string(), test.matches(found), found.unwrap_or_default().to_owned())
+        })
+    }
+
     /// Returns the key with the fewest values one of which an object needs.
     pub(crate) fn equality(&self) -> Option<(&str, &[Box<str>])> {
         let needed = self.requirements.iter().filter_map(|Requirement { key, test }| match test {

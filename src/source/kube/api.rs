@@ -80,6 +80,11 @@ impl Api {
         self.read(target, JSON, MAX_PAGE_BYTES).await
     }
 
+    /// Requests a document by its path, and reads at most so many bytes.
+    pub(super) async fn get_within(&self, target: &str, max_bytes: usize) -> Result<Bytes, SourceError> {
+        self.read(target, JSON, max_bytes).await
+    }
+
     async fn read(&self, target: &str, accept: &'static str, max_bytes: usize) -> Result<Bytes, SourceError> {
         let wish = RequestOptions { accept, may_compress: true, timeout: self.answer_timeout };
         let answer = self.send(target, wish).await?;

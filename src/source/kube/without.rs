@@ -33,6 +33,11 @@ impl KubeSource {
         Self
     }
 
+    /// Discovers nothing.
+    pub fn discover(_: &KubeConfig, _: SourceHealth, _: &KubeClients) -> impl Future<Output = ()> + use<> {
+        ready(())
+    }
+
     /// Returns a source whose requests fail.
     pub fn with_clients(_: KubeConfig, _: SourceHealth, _: &KubeClients) -> Self {
         Self

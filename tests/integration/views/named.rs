@@ -200,7 +200,7 @@ fn the_commands_name_views_of_the_configuration_and_show_them() {
     for command in [&["list", "pods"][..], &["by-index", "pods", "namespace", "platform"]] {
         let out = ok(&[command, &small].concat());
         assert!(out.lines().count() > 1, "{out}");
-        assert!(out.lines().all(|line| line.starts_with(r#"{"kind":"Pod","spec":{"#) && line.len() < 60), "{out}");
+        assert!(out.lines().all(|line| line.starts_with(r#"{"kind":"Pod","spec":{"#) && line.len() < 140), "{out}");
     }
     let pod = ok(&["list", "pods", "-o", "name"]).lines().next().unwrap().to_owned();
     let pod = pod.strip_prefix("pods/").unwrap_or(&pod).to_owned();

@@ -51,6 +51,13 @@ class Cause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CAUSE_NOT_SERVED: _ClassVar[Cause]
     CAUSE_EXPIRED: _ClassVar[Cause]
 
+class TermResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TERM_RESULT_UNSPECIFIED: _ClassVar[TermResult]
+    TERM_RESULT_MATCH: _ClassVar[TermResult]
+    TERM_RESULT_NO_MATCH: _ClassVar[TermResult]
+    TERM_RESULT_FAILED: _ClassVar[TermResult]
+
 class SyncState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SYNC_STATE_UNSPECIFIED: _ClassVar[SyncState]
@@ -100,6 +107,10 @@ CAUSE_LEFT_SELECTION: Cause
 CAUSE_INFERRED: Cause
 CAUSE_NOT_SERVED: Cause
 CAUSE_EXPIRED: Cause
+TERM_RESULT_UNSPECIFIED: TermResult
+TERM_RESULT_MATCH: TermResult
+TERM_RESULT_NO_MATCH: TermResult
+TERM_RESULT_FAILED: TermResult
 SYNC_STATE_UNSPECIFIED: SyncState
 SYNC_STATE_SYNCING: SyncState
 SYNC_STATE_SYNCED: SyncState
@@ -431,6 +442,44 @@ class UntilResponse(_message.Message):
     namespaces: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, event: _Optional[_Union[WatchResponse, _Mapping]] = ..., namespaces: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class ExplainRequest(_message.Message):
+    __slots__ = ("watch", "watcher_id", "key")
+    WATCH_FIELD_NUMBER: _ClassVar[int]
+    WATCHER_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    watch: WatchRequest
+    watcher_id: int
+    key: ObjectKey
+    def __init__(self, watch: _Optional[_Union[WatchRequest, _Mapping]] = ..., watcher_id: _Optional[int] = ..., key: _Optional[_Union[ObjectKey, _Mapping]] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("resource_version", "object", "selected", "terms", "problem", "watcher")
+    RESOURCE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_FIELD_NUMBER: _ClassVar[int]
+    SELECTED_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    WATCHER_FIELD_NUMBER: _ClassVar[int]
+    resource_version: str
+    object: Object
+    selected: bool
+    terms: _containers.RepeatedCompositeFieldContainer[SelectionTerm]
+    problem: Problem
+    watcher: Watcher
+    def __init__(self, resource_version: _Optional[str] = ..., object: _Optional[_Union[Object, _Mapping]] = ..., selected: bool = ..., terms: _Optional[_Iterable[_Union[SelectionTerm, _Mapping]]] = ..., problem: _Optional[_Union[Problem, _Mapping]] = ..., watcher: _Optional[_Union[Watcher, _Mapping]] = ...) -> None: ...
+
+class SelectionTerm(_message.Message):
+    __slots__ = ("field", "term", "result", "found")
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    field: str
+    term: str
+    result: TermResult
+    found: str
+    def __init__(self, field: _Optional[str] = ..., term: _Optional[str] = ..., result: _Optional[_Union[TermResult, str]] = ..., found: _Optional[str] = ...) -> None: ...
+
 class ListIndexValuesRequest(_message.Message):
     __slots__ = ("resource", "index", "page_size", "page_token")
     RESOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -486,7 +535,7 @@ class ServerInfo(_message.Message):
     def __init__(self, version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., config_error: _Optional[str] = ...) -> None: ...
 
 class Resource(_message.Message):
-    __slots__ = ("name", "source", "state", "resource_version", "oldest_resource_version", "objects", "watchers", "indexes", "source_seen_at", "last_error", "path", "problems", "version_format", "namespaces", "history", "views", "view_required")
+    __slots__ = ("name", "source", "state", "resource_version", "oldest_resource_version", "objects", "watchers", "indexes", "source_seen_at", "last_error", "path", "problems", "version_format", "namespaces", "history", "views", "view_required", "aliases")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -504,6 +553,7 @@ class Resource(_message.Message):
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     VIEWS_FIELD_NUMBER: _ClassVar[int]
     VIEW_REQUIRED_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
     name: str
     source: str
     state: SyncState
@@ -521,7 +571,8 @@ class Resource(_message.Message):
     history: str
     views: _containers.RepeatedCompositeFieldContainer[NamedView]
     view_required: bool
-    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., state: _Optional[_Union[SyncState, str]] = ..., resource_version: _Optional[str] = ..., oldest_resource_version: _Optional[str] = ..., objects: _Optional[int] = ..., watchers: _Optional[int] = ..., indexes: _Optional[_Iterable[str]] = ..., source_seen_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., last_error: _Optional[str] = ..., path: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[_Union[Problem, _Mapping]]] = ..., version_format: _Optional[_Union[VersionFormat, str]] = ..., namespaces: _Optional[_Iterable[str]] = ..., history: _Optional[str] = ..., views: _Optional[_Iterable[_Union[NamedView, _Mapping]]] = ..., view_required: bool = ...) -> None: ...
+    aliases: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., state: _Optional[_Union[SyncState, str]] = ..., resource_version: _Optional[str] = ..., oldest_resource_version: _Optional[str] = ..., objects: _Optional[int] = ..., watchers: _Optional[int] = ..., indexes: _Optional[_Iterable[str]] = ..., source_seen_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., last_error: _Optional[str] = ..., path: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[_Union[Problem, _Mapping]]] = ..., version_format: _Optional[_Union[VersionFormat, str]] = ..., namespaces: _Optional[_Iterable[str]] = ..., history: _Optional[str] = ..., views: _Optional[_Iterable[_Union[NamedView, _Mapping]]] = ..., view_required: bool = ..., aliases: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class NamedView(_message.Message):
     __slots__ = ("name", "view")

@@ -9,7 +9,7 @@ class InformerServiceStub(object):
     """Shared informer caches: each resource is listed and watched upstream once, whatever the number of clients.
 
     Access (since: identity). A server with an authenticator denies by default. Watch and Until need the rights to list
-    and watch, List, ByIndex and ListIndexValues to list, Get to get or list. A caller without them receives
+    and watch, List, ByIndex and ListIndexValues to list, Get and Explain to get or list. A caller without them receives
     PERMISSION_DENIED / ACCESS_DENIED, the same whether the resource, object or index value exists or not. A caller who
     may read some namespaces and requests all receives exactly these, and the response names them (`namespaces`). A
     caller who may read only metadata or named views selects by namespace, name, labels and a shard of uid, namespace or
@@ -50,6 +50,11 @@ class InformerServiceStub(object):
                 request_serializer=informerd_dot_v1_dot_informerd__pb2.UntilRequest.SerializeToString,
                 response_deserializer=informerd_dot_v1_dot_informerd__pb2.UntilResponse.FromString,
                 )
+        self.Explain = channel.unary_unary(
+                '/informerd.v1.InformerService/Explain',
+                request_serializer=informerd_dot_v1_dot_informerd__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=informerd_dot_v1_dot_informerd__pb2.ExplainResponse.FromString,
+                )
         self.ListIndexValues = channel.unary_unary(
                 '/informerd.v1.InformerService/ListIndexValues',
                 request_serializer=informerd_dot_v1_dot_informerd__pb2.ListIndexValuesRequest.SerializeToString,
@@ -66,7 +71,7 @@ class InformerServiceServicer(object):
     """Shared informer caches: each resource is listed and watched upstream once, whatever the number of clients.
 
     Access (since: identity). A server with an authenticator denies by default. Watch and Until need the rights to list
-    and watch, List, ByIndex and ListIndexValues to list, Get to get or list. A caller without them receives
+    and watch, List, ByIndex and ListIndexValues to list, Get and Explain to get or list. A caller without them receives
     PERMISSION_DENIED / ACCESS_DENIED, the same whether the resource, object or index value exists or not. A caller who
     may read some namespaces and requests all receives exactly these, and the response names them (`namespaces`). A
     caller who may read only metadata or named views selects by namespace, name, labels and a shard of uid, namespace or
@@ -151,6 +156,14 @@ class InformerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Explains why a watch does or does not contain an object: every term of its selection with its result. Since:
+        operations.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListIndexValues(self, request, context):
         """Returns the current values of an index, sorted, with the number of objects under each.
         """
@@ -193,6 +206,11 @@ def add_InformerServiceServicer_to_server(servicer, server):
                     request_deserializer=informerd_dot_v1_dot_informerd__pb2.UntilRequest.FromString,
                     response_serializer=informerd_dot_v1_dot_informerd__pb2.UntilResponse.SerializeToString,
             ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=informerd_dot_v1_dot_informerd__pb2.ExplainRequest.FromString,
+                    response_serializer=informerd_dot_v1_dot_informerd__pb2.ExplainResponse.SerializeToString,
+            ),
             'ListIndexValues': grpc.unary_unary_rpc_method_handler(
                     servicer.ListIndexValues,
                     request_deserializer=informerd_dot_v1_dot_informerd__pb2.ListIndexValuesRequest.FromString,
@@ -214,7 +232,7 @@ class InformerService(object):
     """Shared informer caches: each resource is listed and watched upstream once, whatever the number of clients.
 
     Access (since: identity). A server with an authenticator denies by default. Watch and Until need the rights to list
-    and watch, List, ByIndex and ListIndexValues to list, Get to get or list. A caller without them receives
+    and watch, List, ByIndex and ListIndexValues to list, Get and Explain to get or list. A caller without them receives
     PERMISSION_DENIED / ACCESS_DENIED, the same whether the resource, object or index value exists or not. A caller who
     may read some namespaces and requests all receives exactly these, and the response names them (`namespaces`). A
     caller who may read only metadata or named views selects by namespace, name, labels and a shard of uid, namespace or
@@ -306,6 +324,23 @@ class InformerService(object):
         return grpc.experimental.unary_unary(request, target, '/informerd.v1.InformerService/Until',
             informerd_dot_v1_dot_informerd__pb2.UntilRequest.SerializeToString,
             informerd_dot_v1_dot_informerd__pb2.UntilResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/informerd.v1.InformerService/Explain',
+            informerd_dot_v1_dot_informerd__pb2.ExplainRequest.SerializeToString,
+            informerd_dot_v1_dot_informerd__pb2.ExplainResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

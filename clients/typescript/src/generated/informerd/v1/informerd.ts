@@ -75,6 +75,14 @@ export enum Cause {
   UNRECOGNIZED = -1,
 }
 
+export enum TermResult {
+  TERM_RESULT_UNSPECIFIED = 0,
+  TERM_RESULT_MATCH = 1,
+  TERM_RESULT_NO_MATCH = 2,
+  TERM_RESULT_FAILED = 3,
+  UNRECOGNIZED = -1,
+}
+
 export enum SyncState {
   SYNC_STATE_UNSPECIFIED = 0,
   SYNC_STATE_SYNCING = 1,
@@ -279,6 +287,27 @@ export interface UntilResponse {
   namespaces: string[];
 }
 
+export interface ExplainRequest {
+  selection?: { $case: "watch"; value: WatchRequest } | { $case: "watcherId"; value: bigint } | undefined;
+  key?: ObjectKey | undefined;
+}
+
+export interface ExplainResponse {
+  resourceVersion: string;
+  object?: Object | undefined;
+  selected: boolean;
+  terms: SelectionTerm[];
+  problem?: Problem | undefined;
+  watcher?: Watcher | undefined;
+}
+
+export interface SelectionTerm {
+  field: string;
+  term: string;
+  result: TermResult;
+  found: string;
+}
+
 export interface ListIndexValuesRequest {
   resource: string;
   index: string;
@@ -330,6 +359,7 @@ export interface Resource {
   history: string;
   views: NamedView[];
   viewRequired: boolean;
+  aliases: string[];
 }
 
 export interface NamedView {
@@ -2807,6 +2837,314 @@ export const UntilResponse: MessageFns<UntilResponse> = {
   },
 };
 
+function createBaseExplainRequest(): ExplainRequest {
+  return { selection: undefined, key: undefined };
+}
+
+export const ExplainRequest: MessageFns<ExplainRequest> = {
+  encode(message: ExplainRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    switch (message.selection?.$case) {
+      case "watch":
+        WatchRequest.encode(message.selection.value, writer.uint32(10).fork()).join();
+        break;
+      case "watcherId":
+        if (BigInt.asUintN(64, message.selection.value) !== message.selection.value) {
+          throw new globalThis.Error("value provided for field message.selection.value of type uint64 too large");
+        }
+        writer.uint32(16).uint64(message.selection.value);
+        break;
+    }
+    if (message.key !== undefined) {
+      ObjectKey.encode(message.key, writer.uint32(26).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ExplainRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseExplainRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.selection = { $case: "watch", value: WatchRequest.decode(reader, reader.uint32()) };
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.selection = { $case: "watcherId", value: reader.uint64() as bigint };
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.key = ObjectKey.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ExplainRequest>): ExplainRequest {
+    return ExplainRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ExplainRequest>): ExplainRequest {
+    const message = createBaseExplainRequest();
+    switch (object.selection?.$case) {
+      case "watch": {
+        if (object.selection?.value !== undefined && object.selection?.value !== null) {
+          message.selection = { $case: "watch", value: WatchRequest.fromPartial(object.selection.value) };
+        }
+        break;
+      }
+      case "watcherId": {
+        if (object.selection?.value !== undefined && object.selection?.value !== null) {
+          message.selection = { $case: "watcherId", value: BigInt(object.selection.value) };
+        }
+        break;
+      }
+    }
+    message.key = (object.key !== undefined && object.key !== null) ? ObjectKey.fromPartial(object.key) : undefined;
+    return message;
+  },
+};
+
+function createBaseExplainResponse(): ExplainResponse {
+  return { resourceVersion: "", object: undefined, selected: false, terms: [], problem: undefined, watcher: undefined };
+}
+
+export const ExplainResponse: MessageFns<ExplainResponse> = {
+  encode(message: ExplainResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.resourceVersion !== "") {
+      writer.uint32(10).string(message.resourceVersion);
+    }
+    if (message.object !== undefined) {
+      Object.encode(message.object, writer.uint32(18).fork()).join();
+    }
+    if (message.selected !== false) {
+      writer.uint32(24).bool(message.selected);
+    }
+    for (const v of message.terms) {
+      SelectionTerm.encode(v!, writer.uint32(34).fork()).join();
+    }
+    if (message.problem !== undefined) {
+      Problem.encode(message.problem, writer.uint32(42).fork()).join();
+    }
+    if (message.watcher !== undefined) {
+      Watcher.encode(message.watcher, writer.uint32(50).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ExplainResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseExplainResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.resourceVersion = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.object = Object.decode(reader, reader.uint32());
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.selected = reader.bool();
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.terms.push(SelectionTerm.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            message.problem = Problem.decode(reader, reader.uint32());
+            continue;
+          }
+          case 6: {
+            if (tag !== 50) {
+              break;
+            }
+
+            message.watcher = Watcher.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ExplainResponse>): ExplainResponse {
+    return ExplainResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ExplainResponse>): ExplainResponse {
+    const message = createBaseExplainResponse();
+    message.resourceVersion = object.resourceVersion ?? "";
+    message.object = (object.object !== undefined && object.object !== null)
+      ? Object.fromPartial(object.object)
+      : undefined;
+    message.selected = object.selected ?? false;
+    message.terms = object.terms?.map((e) => SelectionTerm.fromPartial(e)) || [];
+    message.problem = (object.problem !== undefined && object.problem !== null)
+      ? Problem.fromPartial(object.problem)
+      : undefined;
+    message.watcher = (object.watcher !== undefined && object.watcher !== null)
+      ? Watcher.fromPartial(object.watcher)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseSelectionTerm(): SelectionTerm {
+  return { field: "", term: "", result: 0, found: "" };
+}
+
+export const SelectionTerm: MessageFns<SelectionTerm> = {
+  encode(message: SelectionTerm, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.field !== "") {
+      writer.uint32(10).string(message.field);
+    }
+    if (message.term !== "") {
+      writer.uint32(18).string(message.term);
+    }
+    if (message.result !== 0) {
+      writer.uint32(24).int32(message.result);
+    }
+    if (message.found !== "") {
+      writer.uint32(34).string(message.found);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): SelectionTerm {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseSelectionTerm();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.field = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.term = reader.string();
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.result = reader.int32() as any;
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.found = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<SelectionTerm>): SelectionTerm {
+    return SelectionTerm.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<SelectionTerm>): SelectionTerm {
+    const message = createBaseSelectionTerm();
+    message.field = object.field ?? "";
+    message.term = object.term ?? "";
+    message.result = object.result ?? 0;
+    message.found = object.found ?? "";
+    return message;
+  },
+};
+
 function createBaseListIndexValuesRequest(): ListIndexValuesRequest {
   return { resource: "", index: "", pageSize: 0, pageToken: "" };
 }
@@ -3269,6 +3607,7 @@ function createBaseResource(): Resource {
     history: "",
     views: [],
     viewRequired: false,
+    aliases: [],
   };
 }
 
@@ -3330,6 +3669,9 @@ export const Resource: MessageFns<Resource> = {
     }
     if (message.viewRequired !== false) {
       writer.uint32(136).bool(message.viewRequired);
+    }
+    for (const v of message.aliases) {
+      writer.uint32(146).string(v!);
     }
     return writer;
   },
@@ -3483,6 +3825,14 @@ export const Resource: MessageFns<Resource> = {
             message.viewRequired = reader.bool();
             continue;
           }
+          case 18: {
+            if (tag !== 146) {
+              break;
+            }
+
+            message.aliases.push(reader.string());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3517,6 +3867,7 @@ export const Resource: MessageFns<Resource> = {
     message.history = object.history ?? "";
     message.views = object.views?.map((e) => NamedView.fromPartial(e)) || [];
     message.viewRequired = object.viewRequired ?? false;
+    message.aliases = object.aliases?.map((e) => e) || [];
     return message;
   },
 };
@@ -4167,6 +4518,15 @@ export const InformerServiceService = {
     responseSerialize: (value: UntilResponse): Buffer => Buffer.from(UntilResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): UntilResponse => UntilResponse.decode(value),
   },
+  explain: {
+    path: "/informerd.v1.InformerService/Explain" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: ExplainRequest): Buffer => Buffer.from(ExplainRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): ExplainRequest => ExplainRequest.decode(value),
+    responseSerialize: (value: ExplainResponse): Buffer => Buffer.from(ExplainResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): ExplainResponse => ExplainResponse.decode(value),
+  },
   listIndexValues: {
     path: "/informerd.v1.InformerService/ListIndexValues" as const,
     requestStream: false as const,
@@ -4196,6 +4556,7 @@ export interface InformerServiceServer extends UntypedServiceImplementation {
   byIndex: handleServerStreamingCall<ByIndexRequest, ByIndexResponse>;
   get: handleUnaryCall<GetRequest, GetResponse>;
   until: handleUnaryCall<UntilRequest, UntilResponse>;
+  explain: handleUnaryCall<ExplainRequest, ExplainResponse>;
   listIndexValues: handleUnaryCall<ListIndexValuesRequest, ListIndexValuesResponse>;
   listResources: handleUnaryCall<ListResourcesRequest, ListResourcesResponse>;
 }
@@ -4241,6 +4602,21 @@ export interface InformerServiceClient extends Client {
     metadata: Metadata,
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: UntilResponse) => void,
+  ): ClientUnaryCall;
+  explain(
+    request: ExplainRequest,
+    callback: (error: ServiceError | null, response: ExplainResponse) => void,
+  ): ClientUnaryCall;
+  explain(
+    request: ExplainRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: ExplainResponse) => void,
+  ): ClientUnaryCall;
+  explain(
+    request: ExplainRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: ExplainResponse) => void,
   ): ClientUnaryCall;
   listIndexValues(
     request: ListIndexValuesRequest,

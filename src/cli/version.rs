@@ -1,0 +1,52 @@
+//! `informerd version`.
+
+use std::io::Write;
+
+use clap::Args;
+
+use super::{
+    client_flags::FormatFlags,
+    failure::Failure,
+    print::{json::Document, stdout},
+};
+
+/// Flags of `informerd version`.
+#[derive(Debug, Clone, Args)]
+pub(super) struct VersionFlags {
+    #[command(flatten)]
+    format: FormatFlags,
+}
+
+/// Version of the crate.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Commit that the program was built from; `unknown` outside of a checkout, and for a debug build.
+const COMMIT: &str = env!("INFORMERD_COMMIT");
+/// Cargo features, and whether the program was built with them.
+const FEATURES: [(&str, bool); 3] =
+    [("cel", cfg!(feature = "cel")), ("jemalloc", cfg!(feature = "jemalloc")), ("kube", cfg!(feature = "kube"))];
+
+pub(super) fn run(flags: &VersionFlags) -> Result<(), Failure> {
+    let features: Vec<&str> = FEATURES.iter().filter(|(_, is_on)| *is_on).map(|(name, _)| *name).collect();
+    let options = flags.format.options();
+    let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
+    let document = || {
+        Document::from_fields([
+            ("version", VERSION.into()),
+            ("commit", COMMIT.into()),
+            ("target", target.as_str().into()),
+            ("features", features.clone().into()),
+        ])
+    };
+    let text = match options.output {
+        super::print::Output::JsonPath => options.rendered(&document().value()),
+        output if output.is_document() => {
+            let mut text = String::new();
+            output.document(&document(), &mut text);
+            text
+        }
+        _ => format!("informerd {VERSION}\ncommit: {COMMIT}\ntarget: {target}\nfeatures: {}\n", features.join(", ")),
+    };
+    let mut out = stdout();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
+}

@@ -1,0 +1,267 @@
+//! Client commands: flags of watches, templates, order, and the commands beside the data.
+
+use std::{fs, process::Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{
+    client_commands::{Server, Watch, pod, write},
+    command_line::{informerd, run},
+};
+
+/// Creates the Pods a/web and b/db, of which one has started twice, and a value without kind.
+fn things() -> TempDir {
+    let directory = TempDir::new().unwrap();
+    write(&directory, "1.json", &pod("a", "web", "Running"));
+    let restarted = pod("b", "db", "Running").replace(
+        r#""phase": "Running""#,
+        r#""phase": "Running", "containerStatuses": [{"ready": true, "restartCount": 2, "state": {"running": {}}}]"#,
+    );
+    write(&directory, "2.json", &restarted.replace(r#""spec": {"#, r#""spec": {"containers": [{"image": "db:1"}], "#));
+    fs::write(directory.path().join("flag.json"), r#"{"on": true}"#).unwrap();
+    directory
+}
+
+#[test]
+fn templates_columns_order_and_limit() {
+    let directory = things();
+    let server = Server::of(&directory);
+    let out = |arguments: &[&str]| {
+        let (code, out, err) = server.run(arguments);
+        assert_eq!(code, 0, "{arguments:?}: {err}");
+        (out, err)
+    };
+    let template = "jsonpath={range .items[*]}{.metadata.name}{\"\\n\"}{end}";
+    assert_eq!(out(&["list", "pods", "-o", template]).0, "web\ndb\n");
+    assert_eq!(out(&["get", "pods", "a/web", "-o", "jsonpath={.metadata.labels.app}"]).0, "web");
+    assert_eq!(out(&["resources", "-o", "jsonpath={.resources[*].name}"]).0, "pods things");
+    let columns = "custom-columns=NAME:.metadata.name,IMAGES:.spec.containers[*].image";
+    let table = "NAME   IMAGES\ndb     db:1\nweb    <none>\n";
+    assert_eq!(out(&["list", "pods", "-o", columns, "--sort-by", ".metadata.name"]).0, table);
+    let (first, note) = out(&["list", "pods", "--sort-by", "{.metadata.namespace}", "--limit", "1"]);
+    assert_eq!(
+        first,
+        "NAMESPACE   NAME   READY   STATUS    RESTARTS   NODE\na           web    0/0     Running   0          <none>\n"
+    );
+    assert_eq!(note, "# 1 of 2 objects (--limit)\n");
+    assert_eq!(out(&["list", "pods", "-n", "b", "--no-headers"]).0, "db   1/1   Running   2   <none>\n");
+    let flag: Value = serde_json::from_str(&out(&["get", "things", "flag.json", "-o", "json"]).0).unwrap();
+    assert_eq!(flag, serde_json::json!({"on": true, "metadata": {"name": "flag.json"}}));
+
+    let (code, _, err) = server.run(&["list", "pods", "-o", "jsonpath={.items[0}"]);
+    assert!(code == 2 && err.contains("a bracket is not closed"), "{err}");
+    let (code, _, err) = server.run(&["list", "pods", "-o", "template"]);
+    assert!(code == 2 && err.contains("jsonpath=TEMPLATE"), "{err}");
+    for (arguments, problem) in [
+        (&["list", "pods", "--index", "namespace=a", "--index", "app=x"][..], "two indexes"),
+        (&["by-index", "pods", "namespace", "a", "--index", "namespace=a"], "by-index has an index already"),
+        (&["watch", "pods", "--diff", "-o", "json"], "--diff is for tables"),
+        (&["watch", "pods", "--state", "--since", "1"], "cannot be used with"),
+        (&["get", "pods", "a/web", "b/db", "-w"], "--watch: with one NAME"),
+    ] {
+        let (code, _, err) = server.run(arguments);
+        assert!(code == 2 && err.contains(problem), "{arguments:?}: {err}");
+    }
+    assert_eq!(out(&["list", "pods", "--index", "namespace=b", "-o", "name"]).0, "b/db\n");
+}
+
+#[test]
+fn a_list_and_a_get_can_go_on_as_a_watch() {
+    let directory = things();
+    let server = Server::of(&directory);
+    let mut list = Watch::of(server.command(&["list", "pods", "-n", "a", "-w", "--no-headers"]));
+    let mut get = Watch::of(server.command(&["get", "pods", "a/web", "-w", "--watch-only", "-o", "jsonl"]));
+    assert_eq!(list.row(), "ADDED      web   0/0   Running   0   <none>   initial");
+    assert!(list.note().starts_with("# synced: 1 object") && get.note().starts_with("# synced: 1 object"));
+    write(&directory, "1.json", &pod("a", "web", "Failed"));
+    assert_eq!(list.row(), "MODIFIED   web   0/0   Failed    0   <none>");
+    let event: Value = serde_json::from_str(&get.row()).unwrap();
+    assert_eq!((&event["namespace"], &event["name"]), (&"a".into(), &"web".into()), "{event}");
+    for watch in [list, get] {
+        assert_eq!(watch.interrupt(), (Some(0), String::new(), String::new()));
+    }
+}
+
+#[test]
+fn a_watch_shows_what_has_changed_and_begins_where_it_is_told() {
+    let directory = things();
+    let server = Server::of(&directory);
+    let mut diff =
+        Watch::of(server.command(&["watch", "pods", "a/web", "--diff", "--timestamps", "--policy", "coalesce"]));
+    let header = diff.row();
+    assert!(header.starts_with("TIME ") && header.contains(" EVENT "), "{header}");
+    assert!(diff.row().contains("Z   ADDED "));
+    let synced = diff.note();
+    let version = synced.rsplit(' ').next().unwrap().to_owned();
+    let (_, watchers, _) = server.run(&["watchers", "-o", "custom-columns=POLICY:.policy", "--no-headers"]);
+    assert_eq!(watchers, "COALESCE\n");
+    write(&directory, "1.json", &pod("a", "web", "Failed"));
+    assert!(diff.row().contains("Z   MODIFIED "));
+    assert_eq!(diff.row(), "  ~ status.phase: \"Running\" → \"Failed\"");
+    assert_eq!(diff.interrupt().0, Some(0));
+
+    let mut since = Watch::of(server.command(&["watch", "pods", "--since", &version, "--no-headers"]));
+    assert!(since.note().starts_with("# resumed at "));
+    assert_eq!(since.row(), "MODIFIED   a   web   0/0   Failed   0   <none>");
+    fs::remove_file(directory.path().join("2.json")).unwrap();
+    let deleted = since.row();
+    assert!(deleted.starts_with("DELETED    b   db "), "of an object that it has not seen: {deleted}");
+    assert_eq!(since.interrupt().0, Some(0));
+    let lineage = version.split('.').next().unwrap();
+    let (code, _, err) = server.run(&["watch", "pods", "--since", &format!("{lineage}x.1")]);
+    assert!(code == 1 && err.starts_with("error: "), "{code}: {err}");
+    let (code, ..) = server.run(&["watch", "pods", "--timeout", "1ms", "-q"]);
+    assert_eq!(code, 0, "it ends");
+}
+
+#[test]
+fn a_command_runs_for_each_event() {
+    let directory = things();
+    let server = Server::of(&directory);
+    let command = r#"echo "$INFORMERD_EVENT $INFORMERD_CAUSE $INFORMERD_NAMESPACE/$INFORMERD_NAME"; read -r line; echo "$line"; test "$INFORMERD_NAME" != db"#;
+    let mut watch = Watch::of(server.command(&["watch", "pods", "-n", "b", "--exec", command, "-o", "name"]));
+    assert_eq!(watch.row(), "b/db", "the event comes first");
+    assert_eq!(watch.row(), "ADDED INITIAL b/db");
+    let event: Value = serde_json::from_str(&watch.row()).unwrap();
+    assert_eq!((&event["type"], &event["name"]), (&"ADDED".into(), &"db".into()));
+    assert_eq!(watch.note(), "# exec: exit status: 1 (ADDED of pods/b/db)");
+    assert!(watch.note().starts_with("# synced: 1 object"));
+    write(&directory, "3.json", &pod("b", "new", "Running"));
+    assert_eq!([watch.row(), watch.row()], ["b/new", "ADDED  b/new"]);
+    assert!(watch.row().contains(r#""name":"new""#));
+    assert_eq!(watch.interrupt(), (Some(0), String::new(), String::new()));
+}
+
+#[test]
+fn a_resource_and_an_object_are_described() {
+    let directory = things();
+    let server = Server::of(&directory);
+    let (code, out, err) = server.run(&["describe", "pods"]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.starts_with("Name:           pods\n") && out.contains("State:          SYNCED\n"), "{out}");
+    let (code, out, err) = server.run(&["describe", "pods", "b/db"]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.contains("Labels:         app=db\n") && out.contains("\nBody:\n  apiVersion: v1\n"), "{out}");
+    let (code, _, err) = server.run(&["describe", "pod"]);
+    assert_eq!(code, 3);
+    assert!(err.contains("did you mean \"pods\"?"), "{err}");
+}
+
+#[test]
+fn the_reason_of_a_selection_is_explained() {
+    let directory = things();
+    let server = Server::of(&directory);
+    let (code, out, note) = server.run(&[
+        "explain",
+        "pods",
+        "b/db",
+        "-n",
+        "b",
+        "-l",
+        "app in (db,x)",
+        "--field-selector",
+        "status.phase!=Running",
+    ]);
+    let expected = "\
+FIELD            TERM                    RESULT     FOUND
+namespace        b                       MATCH      b
+label_selector   app in (db,x)           MATCH      db
+field_selector   status.phase!=Running   NO_MATCH   Running
+";
+    assert_eq!((code, out.as_str()), (0, expected));
+    assert_eq!(note, "# pods b/db: not selected: 1 of 3 terms do not match\n");
+    let (code, _, err) = server.run(&["explain", "pods", "b/none"]);
+    assert!(code == 3 && err.starts_with("error: pods \"b/none\" not found"), "{err}");
+
+    let mut watch = Watch::of(server.command(&["watch", "pods", "-l", "app=db", "-o", "name"]));
+    watch.row();
+    let (_, id, _) = server.run(&["watchers", "-o", "name"]);
+    let arguments =
+        ["explain", "pods", "a/web", "--watcher", id.trim(), "-o", "jsonpath={.explanations[0].terms[*].found}"];
+    let (code, out, note) = server.run(&arguments);
+    assert_eq!((code, out.as_str()), (0, "web"));
+    assert_eq!(note, "# pods a/web: not selected: 1 of 1 terms do not match\n");
+    assert_eq!(watch.interrupt().0, Some(0));
+
+    if cfg!(feature = "cel") {
+        let (code, out, err) = server.run(&["list", "pods", "--expression", "object.metadata.name"]);
+        assert_eq!((code, out.as_str()), (0, ""));
+        assert!(err.contains("# the expression failed for 2 of 2 objects: the result is not true or false"), "{err}");
+    }
+}
+
+#[test]
+fn a_probe_needs_no_shell() {
+    let directory = things();
+    let server = Server::of(&directory);
+    // Until the resources have synced, the server is not ready.
+    while server.run(&["healthcheck"]).0 != 0 {}
+    assert_eq!(server.run(&["healthcheck"]), (0, String::new(), String::new()));
+    assert_eq!(server.run(&["healthcheck", "resource/pods"]).0, 0);
+    assert_eq!(server.run(&["healthcheck", "resource/none"]).0, 3);
+    let socket = directory.path().join("socket");
+    let (address, files) = (format!("unix:{}", socket.display()), format!("pods={}@Pod", directory.path().display()));
+    let arguments = ["serve", "--listen", &address, "--admin-listen", "none", "--files", &files];
+    let mut child = informerd(&arguments).stderr(Stdio::null()).spawn().unwrap();
+    while server.run(&["healthcheck", "--server", &address]).0 != 0 {
+        assert_eq!(child.try_wait().unwrap(), None, "the server runs");
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let (code, _, err) = run(&["healthcheck", "--server", "127.0.0.1:1"]);
+    assert!(code == Some(4) && err.starts_with("error: cannot connect to "), "{err}");
+}
+
+#[test]
+fn the_configuration_is_printed_with_its_origins() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("a.yaml");
+    fs::write(&path, "watch: {queue_length: 7}\nresources: {pods: {source: {files: {path: .}}}}\n").unwrap();
+    let config = path.to_str().unwrap();
+    let mut command = informerd(&["config", "print", "--config", config, "--listen", "127.0.0.1:1", "--show-origin"]);
+    let output = command.env("INFORMERD_ADMIN_LISTEN", "none").stderr(Stdio::piped()).output().unwrap();
+    let out = String::from_utf8(output.stdout).unwrap();
+    let words: Vec<Vec<&str>> = out.lines().map(|line| line.split_whitespace().collect()).collect();
+    for row in [
+        ["listen", "127.0.0.1:1", "--listen"],
+        ["admin.listen", "none", "INFORMERD_ADMIN_LISTEN"],
+        ["watch.queue_length", "7", config],
+        ["watch.max_watchers", "100000", "default"],
+        ["resources.pods.source.files.path", ".", config],
+    ] {
+        assert!(words.iter().any(|words| *words == row), "{row:?} is not in\n{out}");
+    }
+    // What is printed is a configuration.
+    let printed = run(&["config", "print", "--config", config]);
+    assert_eq!((printed.0, printed.2.as_str()), (Some(0), ""));
+    fs::write(&path, &printed.1).unwrap();
+    let again = run(&["config", "print", "--config", config]);
+    assert_eq!((again.1, again.2), (printed.1, String::new()));
+    let (code, schema, _) = run(&["config", "schema"]);
+    let schema: Value = serde_json::from_str(&schema).unwrap();
+    assert_eq!((code, &schema["properties"]["listen"]["type"]), (Some(0), &"string".into()));
+}
+
+#[test]
+fn version_and_completion_need_no_server() {
+    let (code, text, _) = run(&["version"]);
+    assert!(
+        code == Some(0) && text.starts_with(concat!("informerd ", env!("CARGO_PKG_VERSION"), "\ncommit: ")),
+        "{text}"
+    );
+    let json: Value = serde_json::from_str(&run(&["version", "-o", "json"]).1).unwrap();
+    assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
+    let commit = json["commit"].as_str().unwrap();
+    assert!(!commit.is_empty() && json["features"].is_array(), "{json}");
+    for shell in ["bash", "zsh", "fish", "powershell"] {
+        let (code, script, err) = run(&["completion", shell]);
+        assert_eq!((code, err.as_str()), (Some(0), ""));
+        assert!(script.contains("healthcheck"), "{shell}");
+    }
+    let (_, bash, _) = run(&["completion", "bash"]);
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("script");
+    fs::write(&path, bash).unwrap();
+    assert!(std::process::Command::new("bash").arg("-n").arg(&path).status().unwrap().success());
+}
