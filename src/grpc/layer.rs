@@ -322,7 +322,7 @@ mod tests {
         let (mut registry, mut counted) = (Registry::default(), String::new());
         metrics.register(&mut registry);
         text::encode(&mut counted, &registry).unwrap();
-        assert!(counted.contains(r#"grpc_method="Watch",grpc_code="DeadlineExceeded"} 1"#), "{counted}");
+        assert!(counted.contains(r#"grpc_type="server_stream",grpc_code="DeadlineExceeded"} 1"#), "{counted}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,23 +1,26 @@
-//! Metrics of RPCs by method and code. They have the names of go-grpc-prometheus, so that existing dashboards work.
+//! Metrics of RPCs by method and code. They have the names, labels and values of go-grpc-prometheus, so that existing dashboards
+//! and alerts work. Each series exists from the start, as there: the first error is an increase.
 
 use std::sync::Arc;
 
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, EncodeMetric, LabelValueEncoder},
-    metrics::{MetricType, counter::Counter, family::Family, gauge::ConstGauge},
+    metrics::{MetricType, counter::Counter, family::Family, gauge::ConstGauge, histogram::Histogram},
     registry::{Registry, Unit},
 };
+use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use super::status::ApiError;
 use crate::transport::{Ledger, Rejections};
 
 /// Counters of RPCs: started, ended, reset and rejected.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct RpcMetrics {
     started: Family<MethodLabels, Counter>,
     handled: Family<RpcLabels, Counter>,
+    handling: Family<MethodLabels, Histogram, fn() -> Histogram>,
     stalled: Counter,
     ended: Family<ReasonLabels, Counter>,
     refused: Rejections,
@@ -25,9 +28,11 @@ pub struct RpcMetrics {
 
 /// Labels of a call that was started.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[expect(clippy::struct_field_names, reason = "the names of the labels, which dashboards know")]
 struct MethodLabels {
     grpc_service: &'static str,
     grpc_method: &'static str,
+    grpc_type: &'static str,
 }
 
 /// Labels of a call that has ended.
@@ -36,6 +41,7 @@ struct MethodLabels {
 struct RpcLabels {
     grpc_service: &'static str,
     grpc_method: &'static str,
+    grpc_type: &'static str,
     grpc_code: RpcCode,
 }
 
@@ -45,7 +51,7 @@ struct ReasonLabels {
     reason: &'static str,
 }
 
-/// Status code as a label, by its name.
+/// Status code as a label, by its name in grpc-go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct RpcCode(Code);
 
@@ -56,10 +62,11 @@ pub(super) struct RpcObserver {
     metrics: Arc<RpcMetrics>,
     method: Method,
     code: Code,
+    began: Instant,
 }
 
-/// Service and name of a method.
-type Method = (&'static str, &'static str);
+/// Service, name and type of a method.
+type Method = (&'static str, &'static str, &'static str);
 
 /// Collector of the memory that is held for clients.
 #[derive(Debug)]
@@ -67,26 +74,64 @@ pub(super) struct WaitingBytes(pub(super) Arc<Ledger>);
 
 const INFORMER_SERVICE: &str = "informerd.v1.InformerService";
 const ADMIN_SERVICE: &str = "informerd.v1.AdminService";
+const HEALTH_SERVICE: &str = "grpc.health.v1.Health";
+const UNARY: &str = "unary";
+const SERVER_STREAM: &str = "server_stream";
 /// Methods whose calls are counted.
-const METHODS: [Method; 9] = [
-    (INFORMER_SERVICE, "Watch"),
-    (INFORMER_SERVICE, "List"),
-    (INFORMER_SERVICE, "Get"),
-    (INFORMER_SERVICE, "ByIndex"),
-    (INFORMER_SERVICE, "Until"),
-    (INFORMER_SERVICE, "Explain"),
-    (INFORMER_SERVICE, "ListResources"),
-    (INFORMER_SERVICE, "ListIndexValues"),
-    (ADMIN_SERVICE, "ListWatchers"),
+const METHODS: [Method; 13] = [
+    (INFORMER_SERVICE, "Watch", SERVER_STREAM),
+    (INFORMER_SERVICE, "List", SERVER_STREAM),
+    (INFORMER_SERVICE, "Get", UNARY),
+    (INFORMER_SERVICE, "ByIndex", SERVER_STREAM),
+    (INFORMER_SERVICE, "Until", UNARY),
+    (INFORMER_SERVICE, "Explain", UNARY),
+    (INFORMER_SERVICE, "ListResources", UNARY),
+    (INFORMER_SERVICE, "ListIndexValues", UNARY),
+    (ADMIN_SERVICE, "ListWatchers", UNARY),
+    (HEALTH_SERVICE, "Check", UNARY),
+    (HEALTH_SERVICE, "Watch", SERVER_STREAM),
+    ("grpc.reflection.v1.ServerReflection", "ServerReflectionInfo", "bidi_stream"),
+    ("grpc.reflection.v1alpha.ServerReflection", "ServerReflectionInfo", "bidi_stream"),
 ];
+/// Status codes, under their names in grpc-go.
+const CODES: [(Code, &str); 17] = [
+    (Code::Ok, "OK"),
+    (Code::Cancelled, "Canceled"),
+    (Code::Unknown, "Unknown"),
+    (Code::InvalidArgument, "InvalidArgument"),
+    (Code::DeadlineExceeded, "DeadlineExceeded"),
+    (Code::NotFound, "NotFound"),
+    (Code::AlreadyExists, "AlreadyExists"),
+    (Code::PermissionDenied, "PermissionDenied"),
+    (Code::ResourceExhausted, "ResourceExhausted"),
+    (Code::FailedPrecondition, "FailedPrecondition"),
+    (Code::Aborted, "Aborted"),
+    (Code::OutOfRange, "OutOfRange"),
+    (Code::Unimplemented, "Unimplemented"),
+    (Code::Internal, "Internal"),
+    (Code::Unavailable, "Unavailable"),
+    (Code::DataLoss, "DataLoss"),
+    (Code::Unauthenticated, "Unauthenticated"),
+];
+/// Default buckets of Prometheus, which go-grpc-prometheus uses, in seconds.
+const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 // === impl RpcMetrics ===
 
 impl RpcMetrics {
     /// Registers the counters.
     pub(super) fn register(&self, registry: &mut Registry) {
+        for method in METHODS {
+            drop(self.started.get_or_create(&MethodLabels::of(method)));
+            drop(self.handling.get_or_create(&MethodLabels::of(method)));
+            for (code, _) in CODES {
+                drop(self.handled.get_or_create(&RpcLabels::of(method, code)));
+            }
+        }
         registry.register("grpc_server_started", "RPCs started on the server", self.started.clone());
         registry.register("grpc_server_handled", "RPCs completed on the server, by code", self.handled.clone());
+        let (name, help) = ("grpc_server_handling", "Time from the start of an RPC to its end");
+        registry.register_with_unit(name, help, Unit::Seconds, self.handling.clone());
         let help = "Streams reset because their clients read nothing for watch.progress_timeout";
         registry.register("informerd_streams_stalled", help, self.stalled.clone());
         registry.register("informerd_streams_ended", "Streams ended by the server, by reason", self.ended.clone());
@@ -111,9 +156,9 @@ impl RpcMetrics {
     /// Counts the start of a call by the path of its method; none if it is not one of [`METHODS`].
     pub(super) fn start(self: &Arc<Self>, path: &str) -> Option<RpcObserver> {
         let called = path.strip_prefix('/')?.split_once('/')?;
-        let method = *METHODS.iter().find(|method| **method == called)?;
-        self.started.get_or_create(&MethodLabels { grpc_service: method.0, grpc_method: method.1 }).inc();
-        Some(RpcObserver { metrics: Arc::clone(self), method, code: Code::Cancelled })
+        let method = *METHODS.iter().find(|(service, name, _)| (*service, *name) == called)?;
+        self.started.get_or_create(&MethodLabels::of(method)).inc();
+        Some(RpcObserver { metrics: Arc::clone(self), method, code: Code::Cancelled, began: Instant::now() })
     }
 
     /// Converts a refusal to a status, and counts it if a limit is its reason.
@@ -122,6 +167,35 @@ impl RpcMetrics {
             self.refused.count(bound);
         }
         refusal.to_status()
+    }
+}
+
+impl Default for RpcMetrics {
+    fn default() -> Self {
+        Self {
+            started: Family::default(),
+            handled: Family::default(),
+            handling: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
+            stalled: Counter::default(),
+            ended: Family::default(),
+            refused: Rejections::default(),
+        }
+    }
+}
+
+// === impl MethodLabels ===
+
+impl MethodLabels {
+    fn of((grpc_service, grpc_method, grpc_type): Method) -> Self {
+        Self { grpc_service, grpc_method, grpc_type }
+    }
+}
+
+// === impl RpcLabels ===
+
+impl RpcLabels {
+    fn of((grpc_service, grpc_method, grpc_type): Method, code: Code) -> Self {
+        Self { grpc_service, grpc_method, grpc_type, grpc_code: RpcCode(code) }
     }
 }
 
@@ -153,9 +227,8 @@ impl RpcObserver {
 
 impl Drop for RpcObserver {
     fn drop(&mut self) {
-        let (grpc_service, grpc_method) = self.method;
-        let labels = RpcLabels { grpc_service, grpc_method, grpc_code: RpcCode(self.code) };
-        self.metrics.handled.get_or_create(&labels).inc();
+        self.metrics.handled.get_or_create(&RpcLabels::of(self.method, self.code)).inc();
+        self.metrics.handling.get_or_create(&MethodLabels::of(self.method)).observe(self.began.elapsed().as_secs_f64());
     }
 }
 
@@ -163,7 +236,8 @@ impl Drop for RpcObserver {
 
 impl EncodeLabelValue for RpcCode {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
-        EncodeLabelValue::encode(&format!("{:?}", self.0), encoder)
+        let name = CODES.iter().find(|(code, _)| *code == self.0).map_or("Unknown", |(_, name)| name);
+        EncodeLabelValue::encode(&name, encoder)
     }
 }
 
@@ -178,14 +252,37 @@ mod tests {
     use crate::proto::pb;
 
     #[test]
-    fn the_calls_of_every_method_are_counted() {
-        let files = FileDescriptorSet::decode(pb::FILE_DESCRIPTOR_SET).unwrap().file;
-        let files = files.iter().filter(|file| file.package() == "informerd.v1");
-        let services = files.flat_map(|file| &file.service);
-        let methods = services.flat_map(|service| {
-            service.method.iter().map(|method| (format!("informerd.v1.{}", service.name()), method.name().to_owned()))
-        });
-        let known = METHODS.map(|(service, method)| (service.to_owned(), method.to_owned()));
-        assert_eq!(methods.collect::<BTreeSet<_>>(), BTreeSet::from(known));
+    fn the_calls_of_every_method_are_counted_under_its_type() {
+        let sets = [
+            pb::FILE_DESCRIPTOR_SET,
+            tonic_health::pb::FILE_DESCRIPTOR_SET,
+            tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET,
+            tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET,
+        ];
+        let mut found = BTreeSet::new();
+        for file in sets.iter().flat_map(|set| FileDescriptorSet::decode(*set).unwrap().file) {
+            for service in &file.service {
+                let name = format!("{}.{}", file.package(), service.name());
+                found.extend(service.method.iter().map(|method| {
+                    let kind = match (method.client_streaming(), method.server_streaming()) {
+                        (false, false) => "unary",
+                        (false, true) => "server_stream",
+                        (true, false) => "client_stream",
+                        (true, true) => "bidi_stream",
+                    };
+                    (name.clone(), method.name().to_owned(), kind.to_owned())
+                }));
+            }
+        }
+        let known = METHODS.map(|(service, method, kind)| (service.to_owned(), method.to_owned(), kind.to_owned()));
+        assert_eq!(found, BTreeSet::from(known));
+    }
+
+    /// The names that `codes.Code.String` of grpc-go returns.
+    #[test]
+    fn a_code_has_one_name_and_every_number_has_a_code() {
+        let known: Vec<Code> = CODES.iter().map(|(code, _)| *code).collect();
+        assert_eq!(known, (0..17).map(Code::from_i32).collect::<Vec<_>>());
+        assert_eq!(CODES[1].1, "Canceled");
     }
 }

@@ -220,11 +220,16 @@ async fn probes_and_metrics_report_the_state() {
         r#"informerd_streams_ended_total{reason="memory"} 0"#,
         r#"informerd_reflector_lists_total{resource="pods"} 1"#,
         r#"informerd_reflector_watches_total{resource="pods"} 1"#,
-        r#"grpc_server_started_total{grpc_service="informerd.v1.InformerService",grpc_method="Watch"} 1"#,
+        r#"grpc_server_started_total{grpc_service="informerd.v1.InformerService",grpc_method="Watch",grpc_type="server_stream"} 1"#,
     ] {
         assert!(metrics.lines().any(|found| found == line), "{line} is not in\n{metrics}");
     }
-    assert!(metrics.contains(r#"grpc_method="ListResources",grpc_code="Ok""#), "{metrics}");
+    let handled =
+        r#"grpc_server_handled_total{grpc_service="informerd.v1.InformerService",grpc_method="ListResources","#;
+    let handled = format!(r#"{handled}grpc_type="unary",grpc_code="OK"}} "#);
+    assert!(metrics.lines().any(|line| line.strip_prefix(&handled).is_some_and(|count| count != "0")), "{metrics}");
+    let never = r#"grpc_service="informerd.v1.AdminService",grpc_method="ListWatchers",grpc_type="unary",grpc_code="Canceled"} 0"#;
+    assert!(metrics.contains(never), "registered at the start: {metrics}");
     served.stop().await;
 }
 
