@@ -1,8 +1,9 @@
-//! Admin port: probes and metrics over HTTP.
+//! Admin port: probes, metrics, the state of the resources and the filter of the log, over HTTP.
 //!
-//! No response contains objects, so the port may be reachable from other machines. Where callers are authorized, metrics are for
-//! those who may inspect every resource, and the probes name no errors. `/livez` never depends on an upstream; `/readyz` names the
-//! resources that have no state. `probes` serves the connections, also those of a mirror's probe.
+//! No response contains objects, so the port may be reachable from other machines. Where callers are authorized, everything but the
+//! probes is for those who may inspect every resource, and the probes name no errors. Where they are not, only this machine may
+//! change the filter of the log. `/livez` never depends on an upstream; `/readyz` names the resources that have no state. `probes`
+//! serves the connections, also those of a mirror's probe.
 
 mod probes;
 
@@ -13,8 +14,8 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tonic::Code;
 
-pub use self::probes::{Probes, serve};
-use crate::grpc::Service;
+pub use self::probes::{Asked, Probes, serve};
+use crate::{grpc::Service, telemetry};
 
 /// State of the endpoints.
 #[derive(Debug, Clone)]
@@ -26,6 +27,9 @@ pub struct Admin {
     /// True if metrics need no rights.
     open_metrics: bool,
 }
+
+/// Answer about the log of a program that embeds the server.
+const NO_LOG: &str = "the log is that of the program that embeds this server\n";
 
 // === impl Admin ===
 
@@ -82,13 +86,35 @@ impl Probes for Admin {
             "/livez" => Some((StatusCode::OK, "ok\n".to_owned())),
             "/readyz" => Some(self.readyz()),
             "/metrics" => Some(self.metrics()),
+            "/debug/informers" => Some((StatusCode::OK, format!("{:#}\n", self.service.debug()))),
+            "/loglevel" => Some(match telemetry::log_filter() {
+                Some(filter) => (StatusCode::OK, filter.text() + "\n"),
+                None => (StatusCode::NOT_IMPLEMENTED, NO_LOG.to_owned()),
+            }),
             _ => None,
         }
     }
 
-    async fn check(&self, path: &str, headers: &HeaderMap) -> Result<(), StatusCode> {
-        if path != "/metrics" || self.open_metrics {
+    fn is_writable(&self, path: &str) -> bool {
+        path == "/loglevel"
+    }
+
+    fn write(&self, _path: &str, text: &str) -> (StatusCode, String) {
+        let Some(filter) = telemetry::log_filter() else { return (StatusCode::NOT_IMPLEMENTED, NO_LOG.to_owned()) };
+        match filter.set(text.trim()) {
+            Ok(()) => (StatusCode::OK, filter.text() + "\n"),
+            Err(error) => (StatusCode::BAD_REQUEST, format!("{error}\n")),
+        }
+    }
+
+    async fn check(&self, asked: Asked<'_>, headers: &HeaderMap) -> Result<(), StatusCode> {
+        let Asked { path, is_write, is_local } = asked;
+        if ["/livez", "/readyz"].contains(&path) || (path == "/metrics" && self.open_metrics) {
             return Ok(());
+        }
+        // Without authorization nobody is known, and a log filter of anybody could fill a disk.
+        if is_write && !is_local && !self.service.authorizes() {
+            return Err(StatusCode::FORBIDDEN);
         }
         self.service.check_operator(headers).await.map_err(|status| match status.code() {
             Code::Unauthenticated => StatusCode::UNAUTHORIZED,

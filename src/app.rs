@@ -84,6 +84,7 @@ pub struct App {
     admin: Option<(TcpListener, Admin)>,
     connections: Arc<Quota>,
     audit: Option<AuditLog>,
+    tls: Option<Arc<Tls>>,
     layers: Vec<Wrap>,
 }
 
@@ -194,8 +195,13 @@ impl App {
             lifecycle.clone(),
             Arc::new(RpcMetrics::default()),
         );
-        let mut registry = telemetry::registry(resources.observed());
+        let mut registry = telemetry::registry(resources.observed(), service.clone());
         service.register(&mut registry);
+        // A unix socket has no TLS.
+        let tls = tls(&config)?.filter(|_| matches!(grpc, GrpcListener::Tcp(_))).map(Arc::new);
+        if let Some(tls) = &tls {
+            tls.register(&mut registry);
+        }
         if let Some(source) = &source {
             source.register(&mut registry);
         }
@@ -214,6 +220,7 @@ impl App {
             admin,
             connections,
             audit,
+            tls,
             layers,
         })
     }
@@ -261,6 +268,7 @@ impl App {
             admin,
             connections,
             audit,
+            tls,
             layers,
         } = self;
 
@@ -284,9 +292,8 @@ impl App {
         };
         // The socket file is removed when this function returns.
         let (listener, _socket) = match grpc {
-            GrpcListener::Tcp(listener) => match tls(&config)? {
+            GrpcListener::Tcp(listener) => match tls {
                 Some(tls) => {
-                    let tls = Arc::new(tls);
                     tasks.spawn(named("certificates", Arc::clone(&tls).reload()));
                     (Listener::Tls(listener, tls), None)
                 }

@@ -112,7 +112,7 @@ pub use informer::{
 };
 pub use informer_tasks::{InformerOptions, InformerTasks};
 pub use list::{List, RewriteEvidence};
-pub use lister_watcher::{ListVersion, ListerWatcher, SourceError, WarmStart, Watch};
+pub use lister_watcher::{CreationTime, ListVersion, ListerWatcher, SourceError, WarmStart, Watch};
 pub use problem::{Problem, ProblemChanges, ProblemReason, ProblemReport};
 pub use progress_demand::{ProgressDemand, ProgressGuard};
 pub use provenance::Provenance;

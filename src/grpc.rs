@@ -13,6 +13,7 @@
 //! - `time_slice` limits the time that a call scans objects before it yields.
 //! - `bulk_scheduler` schedules bulk responses (lists, snapshots, replays), so that they do not delay live events.
 //! - `compiler` compiles the expressions of clients on threads that serve no other call.
+//! - `stats` reads the load of everything, for operators and metrics.
 //! - `audited_call` writes the lines of a call to the audit log.
 //! - `quotas` limits what each caller has open; `transport` limits what all of them hold.
 //! - `status` alone builds statuses; `frame` alone defines the wire encoding of a watch.
@@ -46,11 +47,13 @@ mod resource;
 mod resource_end;
 mod routes;
 mod service;
+mod stats;
 mod status;
 mod time_slice;
 mod until;
 mod views;
 mod watch;
+mod watch_end;
 mod watchers;
 
 pub use frame::{WireArena, WireFrame};
@@ -64,3 +67,4 @@ pub use resource_end::ResourceEnd;
 pub use routes::{CallService, GeneratedServices, Routes};
 pub use service::{AccessConfig, Lifecycle, Service, ServiceConfig};
 pub use views::ResourceViews;
+pub use watchers::WatchLoad;

@@ -28,7 +28,8 @@
 //! - [`transport`]: connections and their bytes; none of the messages.
 //! - [`client`]: the client library: calls with typed errors, watches that resume when their stream ends, and informers.
 //! - `endpoint`: the address of a server and TLS with it, for the configuration, the client and the sources.
-//! - [`config`], [`telemetry`], [`admin`]: the configuration; logs and metrics; the probes.
+//! - [`config`], [`telemetry`], [`admin`]: the configuration; logs and metrics; the probes. `process`: the
+//!   load of this process.
 //! - [`mirror`]: a directory with a file for each object of a resource of a server.
 //! - [`app`] and [`cli`]: the composition of everything, and the command line.
 //! - `testing`, a feature: fakes for the tests of programs, and a server for them.
@@ -76,6 +77,8 @@ pub mod grpc;
 #[doc(hidden)]
 pub mod mirror;
 pub mod model;
+#[cfg(feature = "server")]
+mod process;
 #[cfg(feature = "client")]
 pub mod proto;
 #[cfg(feature = "server")]

@@ -92,6 +92,15 @@ impl PayloadFormat {
     }
 }
 
+/// Converts a format.
+pub fn payload_format(format: PayloadFormat) -> pb::PayloadFormat {
+    match format {
+        PayloadFormat::Struct => pb::PayloadFormat::Struct,
+        PayloadFormat::Raw => pb::PayloadFormat::Raw,
+        PayloadFormat::Metadata => pb::PayloadFormat::Metadata,
+    }
+}
+
 /// Converts the shard of a request.
 pub fn shard(shard: &pb::Shard) -> Result<Shard, ShardError> {
     let ranges: Vec<_> = shard.ranges.iter().map(|range| (range.start, range.end)).collect();

@@ -3,43 +3,32 @@
 //! Counters are fields of the types that they count for; this module only reads them, at scrape. Names follow client-go's
 //! reflectors and kube-apiserver's watch cache where these have one; the configuration bounds the labels.
 
+mod log;
+
 use std::{
     fmt,
-    io::IsTerminal,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::UNIX_EPOCH,
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use arc_swap::ArcSwap;
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric},
+    encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::{Registry, Unit},
 };
-use tracing_subscriber::{
-    filter::{ParseError, Targets},
-    layer::SubscriberExt,
-    util::SubscriberInitExt,
-};
 
+pub use self::log::{LogFilter, LogFilterError, init_logs, log_filter};
 use crate::{
     cache::{HealthReport, InformerStats, RealFifo, ReflectorStats, Snapshot, SnapshotFileStats, SyncState},
-    config::LogFormat,
-    grpc::ServedResource,
-    watch::BroadcasterStats,
+    grpc::{ServedResource, Service, WatchLoad},
+    process::{ProcessCollector, commit},
+    watch::{BroadcasterStats, DURATION_BOUNDS, DurationHistogram},
 };
-
-/// Log filter that does not parse.
-#[derive(Debug, thiserror::Error)]
-#[error("invalid log filter {filter:?}: {reason}; write a level such as info, or informerd=debug,warn")]
-pub struct LogFilterError {
-    filter: String,
-    reason: String,
-}
 
 /// Parts of one resource that metrics are read from.
 #[derive(Debug, Clone)]
@@ -57,6 +46,7 @@ pub struct ObservedResource {
 #[derive(Debug)]
 struct ResourceCollector {
     resources: Arc<ArcSwap<Vec<ObservedResource>>>,
+    service: Service,
 }
 
 /// Values of one resource at one moment.
@@ -65,31 +55,17 @@ struct Reading<'a> {
     snapshot: Option<Arc<Snapshot>>,
     report: HealthReport,
     watch: Option<Arc<BroadcasterStats>>,
+    load: WatchLoad,
 }
 
-/// Sends logs to stderr. The binary calls it once.
-pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), LogFilterError> {
-    let targets: Targets = filter
-        .parse()
-        .map_err(|error: ParseError| LogFilterError { filter: filter.to_owned(), reason: error.to_string() })?;
-    let registry = tracing_subscriber::registry().with(targets);
-    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => {
-            let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
-            registry.with(layer.with_ansi(colour).with_target(false)).init();
-        }
-        LogFormat::Json => registry.with(layer.json().flatten_event(true)).init(),
-    }
-    Ok(())
-}
-
-/// Returns a registry with all metrics of the resources, which may change.
-pub fn registry(resources: Arc<ArcSwap<Vec<ObservedResource>>>) -> Registry {
+/// Returns a registry with all metrics of the process and of the resources, which may change.
+pub fn registry(resources: Arc<ArcSwap<Vec<ObservedResource>>>, service: Service) -> Registry {
     let mut registry = Registry::default();
-    let build_info = prometheus_client::metrics::info::Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+    let labels = [("version", env!("CARGO_PKG_VERSION")), ("revision", commit())];
+    let build_info = prometheus_client::metrics::info::Info::new(labels);
     registry.register("informerd_build", "Build information of the server", build_info);
-    registry.register_collector(Box::new(ResourceCollector { resources }));
+    registry.register_collector(Box::new(ProcessCollector));
+    registry.register_collector(Box::new(ResourceCollector { resources, service }));
     registry
 }
 
@@ -98,12 +74,15 @@ pub fn registry(resources: Arc<ArcSwap<Vec<ObservedResource>>>) -> Registry {
 impl Collector for ResourceCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let resources = self.resources.load();
-        let readings: Vec<Reading<'_>> = resources.iter().map(Reading::of).collect();
+        let loads = self.service.watch_loads();
+        let reading = |observed| Reading::of(observed, loads.of(&observed.resource));
+        let readings: Vec<Reading<'_>> = resources.iter().map(reading).collect();
         let mut family = Family { encoder: &mut encoder, readings: &readings };
         family.reflector()?;
         family.cache()?;
         family.snapshot_file()?;
-        family.watch()
+        family.watch()?;
+        family.delivery()
     }
 }
 
@@ -132,6 +111,9 @@ impl Family<'_, '_> {
         })?;
         self.gauge("reflector_queue_length", "Deltas queued between the Reflector and the informer", |r| {
             r.observed.fifo.len() as f64
+        })?;
+        self.gauge_of("reflector_queue", &Unit::Bytes, "Size of the object bodies queued there", |r| {
+            r.observed.fifo.bytes() as f64
         })
     }
 
@@ -150,10 +132,7 @@ impl Family<'_, '_> {
             "source_last_seen_timestamp",
             &Unit::Seconds,
             "Time of the last response of the upstream",
-            |r| {
-                let seen_at = r.report.seen_at.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
-                seen_at.map_or(0.0, |since| since.as_secs_f64())
-            },
+            |r| timestamp(r.report.seen_at),
         )?;
         self.gauge("source_problems", "Current problems of the source, as in ListResources", |r| {
             r.report.problems as f64
@@ -171,6 +150,10 @@ impl Family<'_, '_> {
             |r| r.observed.resource.informer.health().late_changes(),
         )?;
         self.counter("cache_replaces", "Lists applied", |r| r.informer(|s| &s.replaces))?;
+        let help = "Time at which the oldest version was applied that a watch can resume from";
+        self.gauge_of("history_oldest_timestamp", &Unit::Seconds, help, |r| {
+            timestamp(r.observed.resource.informer.oldest_at())
+        })?;
         self.gauge("history_events", "Events in the history, for watches that resume", |r| {
             r.informer(|s| &s.history_events) as f64
         })?;
@@ -202,7 +185,12 @@ impl Family<'_, '_> {
     }
 
     fn watch(&mut self) -> fmt::Result {
-        self.gauge("watchers", "Open watches", |r| r.watch(|s| &s.watchers))?;
+        self.gauge("watchers", "Open watches", |r| r.load.watchers() as f64)?;
+        self.gauge("watchers_parked", "Watches that hold only a version now, and continue from the history", |r| {
+            r.load.parked() as f64
+        })?;
+        let help = "Age of the oldest event that waits for a watch";
+        self.gauge_of("watch_max_lag", &Unit::Seconds, help, |r| r.load.max_lag().as_secs_f64())?;
         self.gauge("watch_groups", "Groups of watches with the same selection and format", |r| r.watch(|s| &s.groups))?;
         let help = "Groups filled by background threads, because their selections take the writer too long";
         self.gauge("watch_groups_deferred", help, |r| r.watch(|s| &s.deferred))?;
@@ -220,7 +208,18 @@ impl Family<'_, '_> {
         self.counter("watch_events_encoded", "Events encoded, once per format and variant", |r| {
             r.watch_count(|s| &s.encoded)
         })?;
-        self.counter("watch_events_sent", "Events sent to watches", |r| r.watch_count(|s| &s.delivered))?;
+        self.counter("watch_events_sent", "Events sent to watches, initial events included", |r| r.load.events_sent())?;
+        let help = "Bytes sent to watches: events and bookmarks";
+        self.encode("watch_sent", Some(&Unit::Bytes), help, MetricType::Counter, |r| {
+            ConstCounter::new(r.load.bytes_sent())
+        })?;
+        self.counter(
+            "watch_changes_suppressed",
+            "Changes suppressed by views, as bookmarks have reported them",
+            |r| r.load.suppressed(),
+        )?;
+        let help = "Size of the encoded events of the history, kept for watches that resume";
+        self.gauge_of("watch_backlog", &Unit::Bytes, help, |r| r.observed.resource.informer.backfill().bytes() as f64)?;
         self.counter("watch_events_dropped", "Events dropped under DROP", |r| r.watch_count(|s| &s.dropped))?;
         let help = "Watches ended under BLOCK because their client exhausted its budget";
         self.counter("watch_evicted", help, |r| r.watch_count(|s| &s.evicted))?;
@@ -230,6 +229,43 @@ impl Family<'_, '_> {
         self.encode("watch_blocked", Some(&Unit::Seconds), help, MetricType::Counter, |r| {
             ConstCounter::new(r.watch(|s| &s.blocked_micros) / 1e6)
         })
+    }
+
+    /// Encodes the delays of events on their way, and the ends of watches.
+    fn delivery(&mut self) -> fmt::Result {
+        let help = "Time of an event in each stage: until the cache has it (cache), a publish cycle (publish), \
+                    and until the connection of a watch takes it (queue); measured for a sample of events";
+        let name = "informerd_dispatch_duration";
+        let mut family = self.encoder.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
+        for reading in self.readings {
+            let empty = DurationHistogram::default();
+            let watch = reading.watch.as_ref();
+            for (stage, histogram) in [
+                ("cache", &reading.observed.resource.informer.stats().applied),
+                ("publish", watch.map_or(&empty, |stats| &stats.publish)),
+                ("queue", watch.map_or(&empty, |stats| &stats.queued)),
+            ] {
+                let labels = [("resource", reading.observed.resource.name.as_str()), ("stage", stage)];
+                encode_histogram(histogram, family.encode_family(&labels)?)?;
+            }
+        }
+        let help = "Time from the creation of an object upstream until its addition was distributed, where the source \
+                    has creation times (kube, in whole seconds); measured for a sample of additions";
+        let name = "informerd_propagation_delay";
+        let mut family = self.encoder.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
+        for reading in self.readings {
+            let labels = [("resource", reading.observed.resource.name.as_str())];
+            encode_histogram(&reading.observed.resource.informer.stats().propagation, family.encode_family(&labels)?)?;
+        }
+        let help = "Ends of watches by reason: that of the status, or CANCELLED, TIMEOUT, CONDITION_MET, DEADLINE_EXCEEDED, STREAM_STALLED";
+        let mut family = self.encoder.encode_descriptor("informerd_watch_ends", help, None, MetricType::Counter)?;
+        for reading in self.readings {
+            for (reason, count) in reading.load.ends() {
+                let labels = [("resource", reading.observed.resource.name.as_str()), ("reason", reason)];
+                ConstCounter::new(count).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
     }
 
     fn counter(&mut self, name: &str, help: &str, value: impl Fn(&Reading<'_>) -> u64) -> fmt::Result {
@@ -265,9 +301,9 @@ impl Family<'_, '_> {
 // === impl Reading ===
 
 impl<'a> Reading<'a> {
-    fn of(observed: &'a ObservedResource) -> Self {
+    fn of(observed: &'a ObservedResource, load: WatchLoad) -> Self {
         let informer = &observed.resource.informer;
-        Self { observed, snapshot: informer.snapshot(), report: informer.report(), watch: informer.watch_stats() }
+        Self { observed, snapshot: informer.snapshot(), report: informer.report(), watch: informer.watch_stats(), load }
     }
 
     fn reflector(&self, counter: impl Fn(&ReflectorStats) -> &AtomicU64) -> u64 {
@@ -293,4 +329,16 @@ impl<'a> Reading<'a> {
 
 fn load(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
+}
+
+/// Encodes a histogram, whose text form has a last bucket without a bound.
+fn encode_histogram(histogram: &DurationHistogram, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+    let counts = histogram.counts();
+    let bounds = DURATION_BOUNDS.into_iter().chain([f64::INFINITY]);
+    let buckets: Vec<(f64, u64)> = bounds.zip(counts).collect();
+    encoder.encode_histogram::<NoLabelSet>(histogram.sum(), counts.iter().sum(), &buckets, None)
+}
+
+fn timestamp(at: Option<SystemTime>) -> f64 {
+    at.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0.0, |since| since.as_secs_f64())
 }

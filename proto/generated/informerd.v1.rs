@@ -634,6 +634,9 @@ pub struct ServerInfo {
     /// Of the program, for example "0.3.1".
     #[prost(string, tag = "1")]
     pub version: ::prost::alloc::string::String,
+    /// The source commit; empty when unknown. Since: operations.
+    #[prost(string, tag = "2")]
+    pub commit: ::prost::alloc::string::String,
     /// The "Since:" names of this contract that the server implements in full, sorted, of "identity", "library", "limits",
     /// "shards", "sources", "views".
     #[prost(string, repeated, tag = "3")]
@@ -705,6 +708,10 @@ pub struct Resource {
     /// not. Since: operations.
     #[prost(string, repeated, tag = "18")]
     pub aliases: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Time at which oldest_resource_version was applied here: a client that was connected until then can resume. Since:
+    /// operations.
+    #[prost(message, optional, tag = "19")]
+    pub oldest_at: ::core::option::Option<::prost_types::Timestamp>,
 }
 /// A view of the configuration. Since: views.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -747,6 +754,9 @@ pub struct ListWatchersRequest {
     /// From next_page_token.
     #[prost(string, tag = "3")]
     pub page_token: ::prost::alloc::string::String,
+    /// Also return the last watches that have ended, at most 1,000, and 4 MiB of them. Since: operations.
+    #[prost(bool, tag = "4")]
+    pub include_ended: bool,
 }
 /// One page of watches.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -758,8 +768,8 @@ pub struct ListWatchersResponse {
     #[prost(string, tag = "2")]
     pub next_page_token: ::prost::alloc::string::String,
 }
-/// One open watch.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+/// One watch.
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Watcher {
     /// Unique in this process.
     #[prost(uint64, tag = "1")]
@@ -810,12 +820,113 @@ pub struct Watcher {
     /// of events that are kept for it. Since: limits.
     #[prost(uint64, tag = "16")]
     pub bytes_held: u64,
+    /// The age of the oldest event that waits for it; 0 when there is none. Exact to a second unless it reads from its
+    /// queue. Since: operations.
+    #[prost(message, optional, tag = "17")]
+    pub lag: ::core::option::Option<::prost_types::Duration>,
+    /// Bytes sent, bookmarks included. Since: operations.
+    #[prost(uint64, tag = "18")]
+    pub bytes_sent: u64,
     /// Changes suppressed by its view, as its bookmarks have reported them. Since: views.
     #[prost(uint64, tag = "19")]
     pub suppressed: u64,
+    /// The representation of bodies. Since: operations.
+    #[prost(enumeration = "PayloadFormat", tag = "20")]
+    pub format: i32,
     /// Its view; unset = whole bodies. Since: views.
     #[prost(message, optional, tag = "21")]
     pub view: ::core::option::Option<View>,
+    /// The client program, from the header user-agent, at most 256 bytes. Since: operations.
+    #[prost(string, tag = "22")]
+    pub user_agent: ::prost::alloc::string::String,
+    /// Time of its end. Since: operations.
+    #[prost(message, optional, tag = "25")]
+    pub ended_at: ::core::option::Option<::prost_types::Timestamp>,
+    /// The status that it ended with, for example RESOURCE_EXHAUSTED / SLOW_CONSUMER; CANCELLED when the client left. Since:
+    /// operations.
+    #[prost(message, optional, tag = "26")]
+    pub end_status: ::core::option::Option<::tonic_types::pb::Status>,
+}
+/// Everything is returned. Since: operations.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetStatsRequest {}
+/// Counters and gauges; the same as the metrics of the admin port. Since: operations.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetStatsResponse {
+    /// The process.
+    #[prost(message, optional, tag = "1")]
+    pub server: ::core::option::Option<ServerStats>,
+    /// Sorted by resource.
+    #[prost(message, repeated, tag = "2")]
+    pub resources: ::prost::alloc::vec::Vec<ResourceStats>,
+}
+/// The load of the process. Since: operations.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ServerStats {
+    /// Time of its start.
+    #[prost(message, optional, tag = "1")]
+    pub started_at: ::core::option::Option<::prost_types::Timestamp>,
+    /// The server shuts down.
+    #[prost(bool, tag = "2")]
+    pub draining: bool,
+    /// Open client connections.
+    #[prost(uint64, tag = "3")]
+    pub connections: u64,
+    /// Open watches.
+    #[prost(uint64, tag = "4")]
+    pub watchers: u64,
+    /// Bytes that wait for clients.
+    #[prost(uint64, tag = "5")]
+    pub held_bytes: u64,
+    /// The limit of held_bytes.
+    #[prost(uint64, tag = "6")]
+    pub held_bytes_limit: u64,
+    /// Resident memory in bytes; 0 when unknown.
+    #[prost(uint64, tag = "7")]
+    pub resident_bytes: u64,
+}
+/// The load of one resource. Since: operations.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResourceStats {
+    /// Its name.
+    #[prost(string, tag = "1")]
+    pub resource: ::prost::alloc::string::String,
+    /// Changes applied to the cache.
+    #[prost(uint64, tag = "2")]
+    pub changes: u64,
+    /// Lists applied, the first one included.
+    #[prost(uint64, tag = "3")]
+    pub relists: u64,
+    /// Events sent to all watches, initial events included.
+    #[prost(uint64, tag = "4")]
+    pub events_sent: u64,
+    /// Bytes of these, and of bookmarks.
+    #[prost(uint64, tag = "5")]
+    pub bytes_sent: u64,
+    /// Events lost under DROP.
+    #[prost(uint64, tag = "6")]
+    pub dropped: u64,
+    /// Changes suppressed by views, as bookmarks have reported them.
+    #[prost(uint64, tag = "7")]
+    pub suppressed: u64,
+    /// Watches that are parked now.
+    #[prost(uint64, tag = "8")]
+    pub parked: u64,
+    /// The longest Watcher.lag now.
+    #[prost(message, optional, tag = "9")]
+    pub max_lag: ::core::option::Option<::prost_types::Duration>,
+    /// Time that the resource has waited for watches under BLOCK.
+    #[prost(message, optional, tag = "10")]
+    pub blocked: ::core::option::Option<::prost_types::Duration>,
+    /// Bytes of the cache: the bodies of its objects.
+    #[prost(uint64, tag = "11")]
+    pub cache_bytes: u64,
+    /// Bytes of the history.
+    #[prost(uint64, tag = "12")]
+    pub history_bytes: u64,
+    /// Failed evaluations of expressions.
+    #[prost(uint64, tag = "13")]
+    pub expression_errors: u64,
 }
 /// The representation of an object's body. Programs use RAW and parse the JSON: STRUCT turns integers above 2^53 into
 /// inexact doubles, is larger, and is awkward in most languages. STRUCT is the default for people with grpcurl.
@@ -1175,6 +1286,8 @@ pub enum WatcherState {
     Coalescing = 6,
     /// Holds only a version, and has not begun to read the history.
     Parked = 7,
+    /// Has ended. Since: operations.
+    Ended = 8,
 }
 impl WatcherState {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -1191,6 +1304,7 @@ impl WatcherState {
             Self::Blocking => "WATCHER_STATE_BLOCKING",
             Self::Coalescing => "WATCHER_STATE_COALESCING",
             Self::Parked => "WATCHER_STATE_PARKED",
+            Self::Ended => "WATCHER_STATE_ENDED",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -1204,6 +1318,7 @@ impl WatcherState {
             "WATCHER_STATE_BLOCKING" => Some(Self::Blocking),
             "WATCHER_STATE_COALESCING" => Some(Self::Coalescing),
             "WATCHER_STATE_PARKED" => Some(Self::Parked),
+            "WATCHER_STATE_ENDED" => Some(Self::Ended),
             _ => None,
         }
     }
@@ -2265,7 +2380,7 @@ pub mod admin_service_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Returns the open watches, sorted by id.
+        /// Returns the open watches, and on request those that have ended, sorted by id.
         pub async fn list_watchers(
             &mut self,
             request: impl tonic::IntoRequest<super::ListWatchersRequest>,
@@ -2290,6 +2405,33 @@ pub mod admin_service_client {
                 .insert(GrpcMethod::new("informerd.v1.AdminService", "ListWatchers"));
             self.inner.unary(req, path, codec).await
         }
+        /// Returns counters and memory of the server and of each resource, the same as the metrics of the admin port. Needs the
+        /// right to inspect every resource. Counters begin at 0 with the process, and with a resource that a reload has added or
+        /// replaced. Since: operations.
+        pub async fn get_stats(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetStatsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetStatsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/informerd.v1.AdminService/GetStats",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("informerd.v1.AdminService", "GetStats"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -2305,12 +2447,24 @@ pub mod admin_service_server {
     /// Generated trait containing gRPC methods that should be implemented for use with AdminServiceServer.
     #[async_trait]
     pub trait AdminService: std::marker::Send + std::marker::Sync + 'static {
-        /// Returns the open watches, sorted by id.
+        /// Returns the open watches, and on request those that have ended, sorted by id.
         async fn list_watchers(
             &self,
             request: tonic::Request<super::ListWatchersRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ListWatchersResponse>,
+            tonic::Status,
+        > {
+            Err(tonic::Status::unimplemented("Not yet implemented"))
+        }
+        /// Returns counters and memory of the server and of each resource, the same as the metrics of the admin port. Needs the
+        /// right to inspect every resource. Counters begin at 0 with the process, and with a resource that a reload has added or
+        /// replaced. Since: operations.
+        async fn get_stats(
+            &self,
+            request: tonic::Request<super::GetStatsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetStatsResponse>,
             tonic::Status,
         > {
             Err(tonic::Status::unimplemented("Not yet implemented"))
@@ -2424,6 +2578,51 @@ pub mod admin_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListWatchersSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/informerd.v1.AdminService/GetStats" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetStatsSvc<T: AdminService>(pub Arc<T>);
+                    impl<
+                        T: AdminService,
+                    > tonic::server::UnaryService<super::GetStatsRequest>
+                    for GetStatsSvc<T> {
+                        type Response = super::GetStatsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetStatsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as AdminService>::get_stats(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetStatsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -1,13 +1,13 @@
-//! HTTP server of probes and metrics: short answers to GET and HEAD.
+//! HTTP server of probes and metrics: short answers to GET and HEAD, and to PUT where a path takes it.
 //!
 //! A connection has one request, and a time limit. The number of connections is bounded: when one more comes, the oldest is
 //! closed, so that a probe gets its response however many clients connect and send nothing.
 
-use std::{collections::VecDeque, convert::Infallible, time::Duration};
+use std::{collections::VecDeque, convert::Infallible, net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body_util::Full;
+use http_body_util::{BodyExt, Collected, Full, Limited};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
@@ -22,15 +22,36 @@ pub trait Probes: Clone + Send + Sync + 'static {
     /// Returns the status and the text for a path; `None` for a path that is not served.
     fn answer(&self, path: &str) -> Option<(StatusCode, String)>;
 
-    /// Checks that the sender of these headers may read a path.
+    /// Returns true if a path takes PUT.
+    fn is_writable(&self, _path: &str) -> bool {
+        false
+    }
+
+    /// Handles a PUT of this text to a path that takes it. Returns the status and the text of the answer.
+    fn write(&self, _path: &str, _text: &str) -> (StatusCode, String) {
+        (StatusCode::METHOD_NOT_ALLOWED, String::new())
+    }
+
+    /// Checks that the sender of these headers may do what is requested.
     ///
     /// # Errors
     ///
     /// The status of the refusal.
-    fn check(&self, path: &str, headers: &HeaderMap) -> impl Future<Output = Result<(), StatusCode>> + Send;
+    fn check(&self, asked: Asked<'_>, headers: &HeaderMap) -> impl Future<Output = Result<(), StatusCode>> + Send;
 
     /// Counts a connection that was not accepted or not served.
     fn count_refused(&self, reason: &'static str);
+}
+
+/// Request, as far as rights depend on it.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked<'a> {
+    /// Path of the request.
+    pub path: &'a str,
+    /// True for a PUT.
+    pub is_write: bool,
+    /// True if the sender is on this machine.
+    pub is_local: bool,
 }
 
 /// Bound of open connections: more than all probes and scrapers of a server use.
@@ -39,6 +60,9 @@ const MAX_CONNECTIONS: usize = 32;
 const MAX_TIME: Duration = Duration::from_secs(60);
 /// Bound of the head of a request, in bytes.
 const MAX_HEAD: usize = 16 << 10;
+const TEXT: &str = "text/plain; charset=utf-8";
+/// Bound of the body of a PUT, in bytes.
+const MAX_BODY: usize = 4 << 10;
 
 /// Serves until the future is dropped. A client has `request_timeout` for the head of its request.
 ///
@@ -51,14 +75,14 @@ pub async fn serve(probes: impl Probes, request_timeout: Duration, listener: Tcp
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
+                Ok((stream, peer)) => {
                     if open.len() == MAX_CONNECTIONS && let Some(oldest) = open.pop_front() {
                         oldest.abort();
                         probes.count_refused("admin_connections");
                         // The descriptor is free once the task has ended.
                         while connections.len() >= MAX_CONNECTIONS && connections.join_next().await.is_some() {}
                     }
-                    open.push_back(connections.spawn(drive(probes.clone(), request_timeout, stream)));
+                    open.push_back(connections.spawn(drive(probes.clone(), request_timeout, stream, peer)));
                 }
                 Err(error) => {
                     probes.count_refused("accept_failed");
@@ -72,14 +96,27 @@ pub async fn serve(probes: impl Probes, request_timeout: Duration, listener: Tcp
 }
 
 /// Serves the one request of a connection.
-async fn drive(probes: impl Probes, request_timeout: Duration, stream: TcpStream) {
+async fn drive(probes: impl Probes, request_timeout: Duration, stream: TcpStream, peer: SocketAddr) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(request_timeout).max_buf_size(MAX_HEAD).keep_alive(false);
+    let is_local = peer.ip().to_canonical().is_loopback();
     let answer = service_fn(async |request: Request<Incoming>| {
-        let (path, method) = (request.uri().path(), request.method());
-        Ok::<_, Infallible>(match probes.check(path, request.headers()).await {
-            Ok(()) => answer(&probes, method, path),
-            Err(status) => refusal(status),
+        let (parts, body) = request.into_parts();
+        let (path, is_write) = (parts.uri.path(), parts.method == Method::PUT);
+        if let Err(status) = probes.check(Asked { path, is_write, is_local }, &parts.headers).await {
+            return Ok::<_, Infallible>(refusal(status));
+        }
+        Ok(if is_write && probes.is_writable(path) {
+            let (status, text) = match Limited::new(body, MAX_BODY).collect().await.map(Collected::to_bytes) {
+                Ok(text) => probes.write(path, &String::from_utf8_lossy(&text)),
+                Err(_) => (
+                    StatusCode::PAYLOAD_TOO_LARGE,
+                    format!("the body is larger than {MAX_BODY} bytes, or not complete\n"),
+                ),
+            };
+            response(status, text, TEXT)
+        } else {
+            answer(&probes, &parts.method, path)
         })
     });
     let connection = http.serve_connection(TokioIo::new(stream), answer);
@@ -107,15 +144,22 @@ fn answer(probes: &impl Probes, method: &Method, path: &str) -> Response<Full<By
     if status != StatusCode::NOT_FOUND && !is_read {
         (status, text) = (StatusCode::METHOD_NOT_ALLOWED, String::new());
     }
-    let mut response = Response::new(Full::from(text));
-    *response.status_mut() = status;
-    if status == StatusCode::METHOD_NOT_ALLOWED {
-        response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET,HEAD"));
-    }
     let content_type = match path {
         "/metrics" => "application/openmetrics-text; version=1.0.0; charset=utf-8",
-        _ => "text/plain; charset=utf-8",
+        _ if path.starts_with("/debug/") => "application/json",
+        _ => TEXT,
     };
+    let mut response = response(status, text, content_type);
+    if status == StatusCode::METHOD_NOT_ALLOWED {
+        let methods = if probes.is_writable(path) { "GET,HEAD,PUT" } else { "GET,HEAD" };
+        response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(methods));
+    }
+    response
+}
+
+fn response(status: StatusCode, text: String, content_type: &'static str) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::from(text));
+    *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }

@@ -9,10 +9,17 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use arc_swap::ArcSwap;
 use prometheus_client::{
-    metrics::gauge::Gauge,
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric},
+    metrics::{
+        MetricType,
+        gauge::{ConstGauge, Gauge},
+    },
     registry::{Registry, Unit},
 };
+use ring::digest::SHA256;
 use serde_json::{Map, Value};
 use tokio::{sync::Notify, time};
 
@@ -44,7 +51,12 @@ pub(super) struct ConfigSource {
 struct ReloadMetrics {
     is_successful: Gauge,
     success_time: Gauge,
+    hash: ConfigHash,
 }
+
+/// Hash of the keys of the file that is in use: it tells whether replicas have the same configuration.
+#[derive(Debug, Clone, Default)]
+struct ConfigHash(Arc<ArcSwap<String>>);
 
 /// Configuration that was read, and the keys of its file.
 pub(super) type Loaded = (Config, Map<String, Value>);
@@ -70,7 +82,7 @@ impl ConfigSource {
         let content = content(&flags);
         let (config, file) = Config::load_with_file(&flags)?;
         let source = Self { flags, file, reloader: Reloader::default(), content, metrics: ReloadMetrics::default() };
-        source.metrics.succeed();
+        source.metrics.succeed(&source.file);
         Ok((config, source))
     }
 
@@ -91,6 +103,7 @@ impl ConfigSource {
             Unit::Seconds,
             self.metrics.success_time.clone(),
         );
+        registry.register_collector(Box::new(self.metrics.hash.clone()));
     }
 
     /// Waits until a reload is requested or the file has changed, and reads the configuration then.
@@ -140,7 +153,7 @@ impl ConfigSource {
         match outcome {
             Ok(file) => {
                 self.file = file;
-                self.metrics.succeed();
+                self.metrics.succeed(&self.file);
                 None
             }
             Err(error) => {
@@ -181,10 +194,24 @@ fn load(flags: &ServeFlags) -> Result<Loaded, String> {
 // === impl ReloadMetrics ===
 
 impl ReloadMetrics {
-    fn succeed(&self) {
+    fn succeed(&self, file: &Map<String, Value>) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.is_successful.set(1);
         self.success_time.set(i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
+        // Keys are sorted, and comments are left out.
+        let digest = ring::digest::digest(&SHA256, Value::Object(file.clone()).to_string().as_bytes());
+        let hash = digest.as_ref().first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+        self.hash.0.store(Arc::new(format!("{hash:016x}")));
+    }
+}
+
+// === impl ConfigHash ===
+
+impl Collector for ConfigHash {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let help = "Hash of the keys of the configuration file in use";
+        let mut family = encoder.encode_descriptor("informerd_config_info", help, None, MetricType::Gauge)?;
+        ConstGauge::new(1_i64).encode(family.encode_family(&[("hash", self.0.load().as_str())])?)
     }
 }
 

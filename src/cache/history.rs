@@ -29,6 +29,8 @@ pub(crate) struct History {
     batches: VecDeque<RecordedBatch>,
     /// Oldest position that a watch can resume from.
     oldest: HistoryPosition,
+    /// Time at which its version was applied.
+    oldest_at: Instant,
     /// Newest position that a watch can resume from.
     current: HistoryPosition,
     /// Newest version; more changes may come at it.
@@ -99,6 +101,7 @@ impl History {
             bounds,
             batches: VecDeque::new(),
             oldest: begin.clone(),
+            oldest_at: Instant::now(),
             current: begin,
             applied,
             ahead: VecDeque::new(),
@@ -111,6 +114,11 @@ impl History {
     /// Returns the oldest version that a watch can resume from.
     pub(crate) fn oldest(&self) -> &ResourceVersion {
         &self.oldest.version
+    }
+
+    /// Returns the time at which the oldest version was applied here.
+    pub(crate) fn oldest_at(&self) -> Instant {
+        self.oldest_at
     }
 
     /// Returns the position before everything that is kept.
@@ -183,6 +191,7 @@ impl History {
                 self.events -= recorded.what.events();
                 self.bytes -= recorded.what.bytes();
                 self.oldest.offset = recorded.end();
+                self.oldest_at = recorded.at;
                 if recorded.what.events() == 0 {
                     let version = recorded.what.after().clone();
                     self.evicted_relist = Some(HistoryPosition { version, offset: recorded.offset });
@@ -196,8 +205,12 @@ impl History {
                 version = if passed > version { passed } else { version };
             }
             // A version that only a relist has closed may be incomplete without that relist.
-            let relist = self.batches.front().and_then(|next| next.what.relist_from_before(&version));
-            self.oldest.version = relist.map_or(version, |relist| relist.after.clone());
+            let next = self.batches.front();
+            let relist = next.and_then(|next| Some((next.what.relist_from_before(&version)?, next.at)));
+            if let Some((_, at)) = relist {
+                self.oldest_at = at;
+            }
+            self.oldest.version = relist.map_or(version, |(relist, _)| relist.after.clone());
         }
     }
 

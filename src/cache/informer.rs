@@ -8,19 +8,18 @@
 //! - While a client under BLOCK holds the task back, the next batch is not applied; joining and leaving continue.
 
 mod cache_watcher;
+mod config;
 mod handle;
 mod indexing;
 mod informer_watch;
 mod join;
 mod publish;
 mod reselection;
+mod timeline;
 mod waiters;
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
@@ -29,27 +28,26 @@ use tokio::{
     time::{Instant, MissedTickBehavior},
 };
 
-use self::waiters::Waiters;
 pub use self::{
     cache_watcher::{CacheWatcher, WatchStep, WatcherStage},
+    config::{InformerConfig, InformerStats},
     handle::InformerHandle,
     indexing::AddIndexersError,
     informer_watch::{InformerWatch, WatchItem},
     join::{JoinError, Joined, Start, Stopped},
     reselection::Reselection,
 };
+use self::{timeline::Timeline, waiters::Waiters};
 use super::{
-    Backlog, Checkpoint, Delta, History, Indexer, List, NotInHistory, ProgressDemand, Provenance, RealFifo,
-    RewriteEvidence, Snapshot, SourceHealth, SyncState, ahead::UnrepeatedChanges,
+    Backlog, Checkpoint, Delta, History, Indexer, List, NotInHistory, ProgressDemand, Provenance, RealFifo, Snapshot,
+    SourceHealth, SyncState, ahead::UnrepeatedChanges,
 };
 use crate::{
     model::{
         Batch, Cause, Event, HistoryPosition, IndexFunc, Indexers, IndexersError, ResourceVersion, sharing_bodies,
     },
     sync::{self, ArcSwap, ArcSwapOption},
-    watch::{
-        Backfill, Broadcaster, BroadcasterConfig, BroadcasterStats, BulkThreads, End, Frame, Retention, Subscribe,
-    },
+    watch::{Backfill, Broadcaster, BroadcasterStats, BulkThreads, End, Frame, Subscribe},
 };
 
 /// Writer of one resource.
@@ -60,59 +58,15 @@ pub struct Informer<F: Frame> {
     writer: Writer<F>,
 }
 
-/// Parameters of an informer.
-#[derive(Debug, Clone)]
-pub struct InformerConfig {
-    /// Indexes to keep.
-    pub indexers: Arc<Indexers>,
-    /// Bounds of distribution.
-    pub broadcaster: BroadcasterConfig,
-    /// Bounds of the history; sizes in bytes of bodies and records.
-    pub history: Retention,
-    /// Evidence of the source: [`ListerWatcher::rewrite_evidence`](super::ListerWatcher::rewrite_evidence).
-    pub rewrite_evidence: RewriteEvidence,
-    /// Demand that the source reads: [`ListerWatcher::demand`](super::ListerWatcher::demand).
-    pub demand: ProgressDemand,
-    /// Servers before this one: [`ListerWatcher::provenance`](super::ListerWatcher::provenance).
-    pub provenance: Provenance,
-    /// Least time between two publish cycles, unless a whole cycle's worth of events is queued. The first event after a pause
-    /// is applied at once, the next ones are gathered: a cycle costs much more than an event. The resolution of timers may add
-    /// a millisecond.
-    pub batch_window: Duration,
-}
-
-/// Counters and gauges of one informer, read at scrape.
-#[derive(Debug, Default)]
-pub struct InformerStats {
-    /// Changes applied: objects added, modified and deleted.
-    pub changes: AtomicU64,
-    /// Events of the upstream that changed nothing.
-    pub unchanged: AtomicU64,
-    /// Relists applied, the first list included.
-    pub replaces: AtomicU64,
-    /// Changes of objects that still exist upstream and can no longer be served.
-    pub not_served: AtomicU64,
-    /// Times that the upstream's history was rewritten.
-    pub history_rewrites: AtomicU64,
-    /// Events that the history holds now.
-    pub history_events: AtomicU64,
-    /// Bytes that the history holds now: bodies that only the history needs, and the records.
-    pub history_bytes: AtomicU64,
-    /// Events sent from the history to watches that resumed or were parked, counted each time.
-    pub replayed: AtomicU64,
-    /// Times that a watch was parked.
-    pub parked: AtomicU64,
-    /// Failed evaluations of the expressions of requests, which share this counter.
-    pub expression_errors: Arc<AtomicU64>,
-}
-
 #[derive(Debug)]
 struct InformerShared {
     indexers: ArcSwap<Indexers>,
     snapshot: ArcSwapOption<Snapshot>,
     /// Position up to which everything has been published to the cursors; for a moment behind the snapshot's.
     distributed: ArcSwapOption<HistoryPosition>,
-    oldest: ArcSwapOption<ResourceVersion>,
+    /// Oldest version that a watch can resume from, and the time at which it was applied.
+    oldest: ArcSwapOption<(ResourceVersion, Instant)>,
+    timeline: Timeline,
     /// Ends of the last relist and of the one before: the last one may not be distributed yet.
     relists: ArcSwap<(Option<ResourceVersion>, Option<ResourceVersion>)>,
     /// Number of rewritten histories, raised before the watches of the old history end.
@@ -135,6 +89,8 @@ struct Writer<F: Frame> {
     threads: Option<Arc<BulkThreads>>,
     backfill: Arc<Backfill<F>>,
     live: Option<SyncedParts<F>>,
+    /// Time at which the measured delta of the present cycle was queued.
+    received: Option<Instant>,
 }
 
 /// Parts that exist once there is a state.
@@ -164,25 +120,6 @@ const COMMAND_QUEUE: usize = 1024;
 /// Interval of the search for groups without readers, events past their age, and a source that has turned stale.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-// === impl InformerConfig ===
-
-impl Default for InformerConfig {
-    /// Returns the bounds of a server, without indexes, for a source with the defaults of a
-    /// [`ListerWatcher`](super::ListerWatcher).
-    fn default() -> Self {
-        let broadcaster = BroadcasterConfig::default();
-        Self {
-            indexers: Arc::default(),
-            broadcaster,
-            history: broadcaster.retention,
-            rewrite_evidence: RewriteEvidence::Listed,
-            demand: ProgressDemand::default(),
-            provenance: Provenance::default(),
-            batch_window: Duration::ZERO,
-        }
-    }
-}
-
 // === impl Informer ===
 
 impl<F: Frame> Informer<F> {
@@ -193,6 +130,7 @@ impl<F: Frame> Informer<F> {
             snapshot: ArcSwapOption::default(),
             distributed: ArcSwapOption::default(),
             oldest: ArcSwapOption::default(),
+            timeline: Timeline::default(),
             relists: ArcSwap::default(),
             history_id: sync::AtomicU64::default(),
             waiters: Waiters::default(),
@@ -208,10 +146,17 @@ impl<F: Frame> Informer<F> {
         // The backfill may take as much again as the published events.
         let backfill = Arc::new(Backfill::new(config.broadcaster.retention.size));
         let handle = InformerHandle { shared: Arc::clone(&shared), commands: sender, backfill: Arc::clone(&backfill) };
-        (Self { fifo, commands, writer: Writer { shared, config, threads: None, backfill, live: None } }, handle)
+        (
+            Self {
+                fifo,
+                commands,
+                writer: Writer { shared, config, threads: None, backfill, live: None, received: None },
+            },
+            handle,
+        )
     }
 
-    /// Bounds the time that selections take on the writer ([`BroadcasterConfig::selection_budget`]): threads do the rest, and
+    /// Bounds the time that selections take on the writer ([`selection_budget`](crate::watch::BroadcasterConfig::selection_budget)): threads do the rest, and
     /// encode the events that clients get from the history.
     #[must_use]
     pub fn deferring_to(mut self, threads: &Arc<BulkThreads>) -> Self {
@@ -250,6 +195,7 @@ impl<F: Frame> Informer<F> {
                 // Cancel-safe by its own contract.
                 deltas = next(&fifo, not_before), if !is_blocked => match deltas {
                     Some(deltas) => {
+                        writer.received = fifo.take_received();
                         sharing_bodies(|| writer.apply(deltas));
                         not_before = Instant::now() + writer.config.batch_window;
                     }
@@ -278,7 +224,9 @@ impl<F: Frame> Writer<F> {
     fn sweep(&mut self) {
         if let Some(live) = &mut self.live {
             live.broadcaster.sweep();
-            live.history.evict_old(Instant::now());
+            let now = Instant::now();
+            live.history.evict_old(now);
+            self.shared.timeline.note(&live.history.current().version, live.history.oldest(), now);
             live.broadcaster.drop_before(live.history.begin());
             self.shared.measure_history(&live.history);
             let state = self.shared.health.state();
@@ -476,6 +424,7 @@ impl<F: Frame> Writer<F> {
     fn restart_from_list(&mut self, list: List, end: &End) {
         let Some(live) = &mut self.live else { return };
         self.shared.relists.store(Arc::default());
+        self.shared.timeline.clear();
         live.unrepeated = UnrepeatedChanges::default();
         let version = list.version.clone();
         let history_id = self.shared.history_id.load(Ordering::Acquire);

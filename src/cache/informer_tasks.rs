@@ -75,6 +75,7 @@ impl<S: ListerWatcher, F: Frame> InformerTasks<S, F> {
             rewrite_evidence: source.rewrite_evidence(),
             demand: source.demand(),
             provenance: source.provenance(),
+            creation_time: source.creation_time(),
             batch_window: batch_window.max(MIN_BATCH_WINDOW),
         };
         let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);

@@ -2,13 +2,19 @@
 //!
 //! The trait is here and not in `source`, because imports point inward: the Reflector is in `cache`.
 
-use std::{pin::Pin, time::Duration};
+use std::{
+    pin::Pin,
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
 use tokio_stream::Stream;
 
 use super::{Delta, List, ProgressDemand, Provenance, RewriteEvidence};
-use crate::model::ResourceVersion;
+use crate::model::{Object, ResourceVersion};
+
+/// Call that finds the time at which an object was created upstream; `None` for an object that does not show it.
+pub type CreationTime = fn(&Object) -> Option<SystemTime>;
 
 /// Lists a resource and watches it from the list's version, without a gap (client-go's `ListerWatcher`).
 ///
@@ -37,6 +43,12 @@ pub trait ListerWatcher: Send + Sync + 'static {
     /// Returns the demand that the source reads, if its upstream can report progress.
     fn demand(&self) -> ProgressDemand {
         ProgressDemand::default()
+    }
+
+    /// Returns the call that finds the time at which an object was created, if the upstream records that: the delay from there until
+    /// an addition is distributed is measured.
+    fn creation_time(&self) -> Option<CreationTime> {
+        None
     }
 
     /// Returns the servers that the objects come through, which a relay writes.

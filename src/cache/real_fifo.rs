@@ -75,6 +75,11 @@ struct State {
     closed: bool,
     /// Deltas and bytes that the informer waits for before it is woken.
     gathers: Option<(usize, usize)>,
+    /// Number of deltas before the measured one, and the time at which that was queued. There is at most one, so that the clock is
+    /// read once for each publish cycle.
+    measured: Option<(usize, Instant)>,
+    /// Time at which the measured delta of the last cycle was queued.
+    received: Option<Instant>,
 }
 
 // === impl RealFifo ===
@@ -170,6 +175,17 @@ impl RealFifo {
         self.pushed.notify_one();
     }
 
+    /// Takes the time at which one of the deltas that were popped last was queued; the first one, unless they were queued together
+    /// with earlier ones.
+    pub fn take_received(&self) -> Option<Instant> {
+        self.state.lock().received.take()
+    }
+
+    /// Returns the bytes of the bodies that are queued.
+    pub fn bytes(&self) -> usize {
+        self.state.lock().bytes
+    }
+
     /// Returns the number of queued deltas.
     pub fn len(&self) -> usize {
         self.state.lock().deltas.len()
@@ -190,6 +206,7 @@ impl State {
         let delta = delta.take_if(|_| has_room || self.deltas.is_empty())?;
         self.bytes += delta.weight();
         self.lists += usize::from(delta.is_list());
+        self.measured.get_or_insert_with(|| (self.deltas.len(), Instant::now()));
         self.deltas.push_back(delta);
         Some(self.is_enough())
     }
@@ -217,6 +234,10 @@ impl State {
             }
         }
         self.bytes -= bytes;
+        if let Some((before, at)) = self.measured {
+            self.measured = before.checked_sub(batch.len()).map(|before| (before, at));
+            self.received = self.measured.is_none().then_some(at);
+        }
         batch
     }
 }

@@ -199,6 +199,7 @@ mod tests {
             }],
             view_required: true,
             aliases: vec!["po".to_owned(), "pod".to_owned()],
+            oldest_at: None,
         };
         let new = pb::Resource { name: "new".to_owned(), state: SyncState::Syncing.into(), ..Default::default() };
         let header = if output == Output::Wide { WIDE_HEADER } else { HEADER };

@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::Buf;
-use http::{Extensions, HeaderMap};
+use http::{Extensions, HeaderMap, header};
 use http_body_util::BodyExt;
 use prost::Message;
 use tonic::body::Body;
@@ -15,6 +15,7 @@ use tonic::body::Body;
 use super::{audited_call::AuditedCall, frame, request::RequestMessages, status::ApiError};
 use crate::{
     auth::{Credentials, Identity},
+    model::excerpt,
     transport::{Origin, Peer, StreamHandle},
     watch::Client,
 };
@@ -32,6 +33,8 @@ pub(super) struct Call {
     pub(super) credentials: Option<Credentials>,
     /// Handle by which the transport resets the stream, if its connection polls it.
     pub(super) stream: Option<StreamHandle>,
+    /// Client program, as it describes itself.
+    pub(super) user_agent: Box<str>,
     /// Entry in the audit log, if there is one.
     pub(super) audited: Option<AuditedCall>,
     /// Maximum time to wait for the first list.
@@ -64,6 +67,7 @@ impl Call {
             impersonator: extensions.get::<Impersonator>().map(|Impersonator(identity)| identity.clone()),
             credentials: extensions.get().cloned(),
             stream: extensions.get().cloned(),
+            user_agent: user_agent(headers),
             audited: extensions.get().cloned(),
             wait: wait_of(timeout_of(headers)),
         }
@@ -104,6 +108,12 @@ impl Caller {
             Some(Origin::User(None)) | None => Client::Watch,
         }
     }
+}
+
+/// Returns the client program of a request, at most as long as an excerpt.
+fn user_agent(headers: &HeaderMap) -> Box<str> {
+    let text = headers.get(header::USER_AGENT).and_then(|text| text.to_str().ok());
+    excerpt(text.unwrap_or_default()).into()
 }
 
 /// Reads the single message of a request.

@@ -12,6 +12,7 @@ use crate::{
     auth::Operation,
     cache::{Problem, ProblemReason},
     model::{Namespaces, ResourceVersion, View},
+    process::commit,
     proto::{self, pb},
 };
 
@@ -42,7 +43,8 @@ async fn server(service: &Service, call: &Call) -> pb::ServerInfo {
         _ => String::new(),
     };
     let capabilities = CAPABILITIES.iter().map(|&name| name.to_owned()).collect();
-    pb::ServerInfo { version: env!("CARGO_PKG_VERSION").to_owned(), capabilities, config_error }
+    let (version, commit) = (env!("CARGO_PKG_VERSION").to_owned(), commit().to_owned());
+    pb::ServerInfo { version, commit, capabilities, config_error }
 }
 
 /// Limits the description of a resource to these namespaces. Errors, and problems of a whole source, may name objects of others.
@@ -75,7 +77,7 @@ async fn limited(resource: &ServedResource, described: pb::Resource, allowed: &N
 }
 
 /// Describes one resource for `ListResources`.
-fn resource(resource: &ServedResource) -> pb::Resource {
+pub(super) fn resource(resource: &ServedResource) -> pb::Resource {
     let informer = &resource.informer;
     let snapshot = informer.snapshot();
     let health = informer.health();
@@ -98,6 +100,7 @@ fn resource(resource: &ServedResource) -> pb::Resource {
         views: resource.views.named().iter().map(named_view).collect(),
         view_required: resource.views.named().is_required(),
         aliases: health.aliases(),
+        oldest_at: informer.oldest_at().map(proto::timestamp),
         history: snapshot.map(|snapshot| informer.history(snapshot.history_id(), None)).unwrap_or_default(),
     }
 }

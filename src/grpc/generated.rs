@@ -97,6 +97,14 @@ impl pb::admin_service_server::AdminService for Service {
         let decoded = answered.encoded_len();
         Ok(answer(answered, decoded))
     }
+
+    async fn get_stats(&self, request: Request<pb::GetStatsRequest>) -> Result<Response<pb::GetStatsResponse>, Status> {
+        let (_, call) = called(request);
+        self.inspect_all(call.identity.as_ref()).await?;
+        let answered = self.stats();
+        let decoded = answered.encoded_len();
+        Ok(answer(answered, decoded))
+    }
 }
 
 /// Creates a response that carries the encoded size of its message, and the message's memory until it is encoded.

@@ -19,6 +19,7 @@ use http_body::Frame as BodyFrame;
 use tokio::time::{Instant, Sleep};
 use tonic::{Code, Status};
 use tower::{Layer, ServiceExt};
+use tracing::{Instrument, Span, debug_span};
 
 use super::{
     audited_call::AuditedCall,
@@ -30,7 +31,7 @@ use super::{
 };
 use crate::{
     auth::{Authentication, IMPERSONATED_USER, impersonated_user, is_impersonating},
-    transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Room, StreamHandle},
+    transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Peer, Room, StreamHandle},
 };
 
 /// Layer around every RPC.
@@ -109,6 +110,8 @@ where
             return Box::pin(std::future::ready(Ok(response)));
         }
         let observer = metrics.start(request.uri().path());
+        let span = observer.as_ref().map_or_else(Span::none, |_| span_of(&request));
+        let observer = observer.map(|observer| observer.in_span(span.clone()));
         let deadline = timeout_of(request.headers()).map(|timeout| Instant::now() + timeout);
         let bounds = RequestBounds {
             bytes: config.request_bytes,
@@ -125,13 +128,15 @@ where
         }
         let is_open = request.uri().path().starts_with(HEALTH_PATHS);
         let authentication = config.authentication.clone().filter(|_| !is_open);
+        let called = span.enter();
         let answer = if authentication.is_none() && !is_impersonating(request.headers()) {
             Either::Left(self.inner.call(request))
         } else {
             Either::Right(authenticated(self.service.clone(), authentication, self.inner.clone(), request))
         };
+        drop(called);
         Box::pin(async move {
-            let response = match within(deadline, answer).await {
+            let response = match within(deadline, answer).instrument(span).await {
                 Some(answer) => answer?,
                 None => refused(deadline_exceeded()),
             };
@@ -143,6 +148,24 @@ where
             Ok(response.map(|ResponseBody(answer)| Body { answer, ..body }))
         })
     }
+}
+
+/// Returns the span of a call, from its request to the end of its stream, with the attributes of OpenTelemetry's conventions. A
+/// watch has the reason of its end, too.
+fn span_of<B>(request: &Request<B>) -> Span {
+    let path = request.uri().path().trim_start_matches('/');
+    let (service, method) = path.split_once('/').unwrap_or((path, ""));
+    debug_span!(
+        "call",
+        otel.name = path,
+        otel.kind = "server",
+        rpc.system = "grpc",
+        rpc.service = service,
+        rpc.method = method,
+        client.address = request.extensions().get::<Peer>().map(tracing::field::display),
+        rpc.grpc.status_code = tracing::field::Empty,
+        informerd.end_reason = tracing::field::Empty,
+    )
 }
 
 /// Authenticates the caller of a request, and calls the inner service with its identity and its credentials.
@@ -251,6 +274,7 @@ impl BoundedBody for Body {
                 if let Some(deadline) = &mut self.deadline
                     && deadline.as_mut().poll(cx).is_ready()
                 {
+                    answer.deadline_exceeded();
                     self.answer = None;
                     let trailers = trailers(&deadline_exceeded());
                     self.ends(code_of(&trailers));

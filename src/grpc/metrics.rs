@@ -11,9 +11,13 @@ use prometheus_client::{
 };
 use tokio::time::Instant;
 use tonic::{Code, Status};
+use tracing::Span;
 
 use super::status::ApiError;
-use crate::transport::{Ledger, Rejections};
+use crate::{
+    proto::Structs,
+    transport::{Ledger, Rejections},
+};
 
 /// Counters of RPCs: started, ended, reset and rejected.
 #[derive(Debug)]
@@ -63,14 +67,18 @@ pub(super) struct RpcObserver {
     method: Method,
     code: Code,
     began: Instant,
+    span: Span,
 }
 
 /// Service, name and type of a method.
 type Method = (&'static str, &'static str, &'static str);
 
-/// Collector of the memory that is held for clients.
+/// Collector of the server's connections and of the memory that it holds for clients.
 #[derive(Debug)]
-pub(super) struct WaitingBytes(pub(super) Arc<Ledger>);
+pub(super) struct ServerCollector {
+    pub(super) ledger: Arc<Ledger>,
+    pub(super) structs: Arc<Structs>,
+}
 
 const INFORMER_SERVICE: &str = "informerd.v1.InformerService";
 const ADMIN_SERVICE: &str = "informerd.v1.AdminService";
@@ -78,7 +86,7 @@ const HEALTH_SERVICE: &str = "grpc.health.v1.Health";
 const UNARY: &str = "unary";
 const SERVER_STREAM: &str = "server_stream";
 /// Methods whose calls are counted.
-const METHODS: [Method; 13] = [
+const METHODS: [Method; 14] = [
     (INFORMER_SERVICE, "Watch", SERVER_STREAM),
     (INFORMER_SERVICE, "List", SERVER_STREAM),
     (INFORMER_SERVICE, "Get", UNARY),
@@ -88,6 +96,7 @@ const METHODS: [Method; 13] = [
     (INFORMER_SERVICE, "ListResources", UNARY),
     (INFORMER_SERVICE, "ListIndexValues", UNARY),
     (ADMIN_SERVICE, "ListWatchers", UNARY),
+    (ADMIN_SERVICE, "GetStats", UNARY),
     (HEALTH_SERVICE, "Check", UNARY),
     (HEALTH_SERVICE, "Watch", SERVER_STREAM),
     ("grpc.reflection.v1.ServerReflection", "ServerReflectionInfo", "bidi_stream"),
@@ -158,7 +167,13 @@ impl RpcMetrics {
         let called = path.strip_prefix('/')?.split_once('/')?;
         let method = *METHODS.iter().find(|(service, name, _)| (*service, *name) == called)?;
         self.started.get_or_create(&MethodLabels::of(method)).inc();
-        Some(RpcObserver { metrics: Arc::clone(self), method, code: Code::Cancelled, began: Instant::now() })
+        Some(RpcObserver {
+            metrics: Arc::clone(self),
+            method,
+            code: Code::Cancelled,
+            began: Instant::now(),
+            span: Span::none(),
+        })
     }
 
     /// Converts a refusal to a status, and counts it if a limit is its reason.
@@ -199,26 +214,48 @@ impl RpcLabels {
     }
 }
 
-// === impl WaitingBytes ===
+// === impl ServerCollector ===
 
-impl Collector for WaitingBytes {
+impl Collector for ServerCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let waiting = self.0.waiting();
+        let Self { ledger, structs } = self;
+        let waiting = ledger.waiting();
         let help = "Memory held for clients that have not read it yet, by owner";
-        let name = "informerd_waiting";
-        let mut family = encoder.encode_descriptor(name, help, Some(&Unit::Bytes), MetricType::Gauge)?;
+        let mut family = encoder.encode_descriptor("informerd_waiting", help, Some(&Unit::Bytes), MetricType::Gauge)?;
         for (owner, bytes) in [("sending", waiting.sending), ("made", waiting.encoded_bytes), ("kept", waiting.kept)] {
             ConstGauge::new(bytes as f64).encode(family.encode_family(&[("owner", owner)])?)?;
         }
-        let (name, help) = ("informerd_waiting_limit", "Limit of the memory held for clients (limits.memory)");
-        let limit = encoder.encode_descriptor(name, help, Some(&Unit::Bytes), MetricType::Gauge)?;
-        ConstGauge::new(self.0.limit() as f64).encode(limit)
+        for (name, unit, help, value) in [
+            (
+                "informerd_waiting_limit",
+                Some(&Unit::Bytes),
+                "Limit of the memory held for clients (limits.memory)",
+                ledger.limit(),
+            ),
+            ("informerd_connections", None, "Open client connections", ledger.connections()),
+            (
+                "informerd_struct_cache",
+                Some(&Unit::Bytes),
+                "Memory of the cache of converted bodies (limits.struct_bytes)",
+                structs.bytes(),
+            ),
+        ] {
+            let gauge = encoder.encode_descriptor(name, help, unit, MetricType::Gauge)?;
+            ConstGauge::new(value as f64).encode(gauge)?;
+        }
+        Ok(())
     }
 }
 
 // === impl RpcObserver ===
 
 impl RpcObserver {
+    /// Sets the span of the call, which ends with it.
+    pub(super) fn in_span(mut self, span: Span) -> Self {
+        self.span = span;
+        self
+    }
+
     /// Sets the status code of the call.
     pub(super) fn ends(&mut self, code: Code) {
         self.code = code;
@@ -227,6 +264,7 @@ impl RpcObserver {
 
 impl Drop for RpcObserver {
     fn drop(&mut self) {
+        self.span.record("rpc.grpc.status_code", i32::from(self.code));
         self.metrics.handled.get_or_create(&RpcLabels::of(self.method, self.code)).inc();
         self.metrics.handling.get_or_create(&MethodLabels::of(self.method)).observe(self.began.elapsed().as_secs_f64());
     }

@@ -6,6 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     frame::WireFrame, held_snapshots::HeldSnapshots, resource_end::ResourceEnd, status::ApiError, views::ResourceViews,
+    watch_end::WatchTotals,
 };
 use crate::{cache::InformerHandle, model::random_id, watch::QueueOptions};
 
@@ -42,6 +43,8 @@ struct Inner {
     id: u64,
     /// Snapshots that streams answer from.
     snapshots: Arc<HeldSnapshots>,
+    /// Sums over the watches that have ended.
+    watches: WatchTotals,
     end: OnceLock<ResourceEnd>,
     ended: CancellationToken,
 }
@@ -81,6 +84,11 @@ impl ResourceCalls {
         self.inner.id
     }
 
+    /// Returns the sums over the watches that have ended.
+    pub(super) fn watches(&self) -> &WatchTotals {
+        &self.inner.watches
+    }
+
     /// Returns the snapshots that streams answer from.
     pub(super) fn snapshots(&self) -> &Arc<HeldSnapshots> {
         &self.inner.snapshots
@@ -92,6 +100,6 @@ impl ResourceCalls {
 impl Default for Inner {
     fn default() -> Self {
         let (snapshots, end, ended) = (Arc::default(), OnceLock::new(), CancellationToken::new());
-        Self { id: random_id(), snapshots, end, ended }
+        Self { id: random_id(), snapshots, watches: WatchTotals::default(), end, ended }
     }
 }

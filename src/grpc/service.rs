@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -17,7 +17,7 @@ use super::{
     bulk_scheduler::BulkScheduler,
     compiler::Compiler,
     held_snapshots::Age,
-    metrics::{RpcMetrics, WaitingBytes},
+    metrics::{RpcMetrics, ServerCollector},
     page::Pages,
     quotas::{QuotaConfig, Quotas},
     resource::ServedResource,
@@ -124,6 +124,7 @@ struct Inner {
     structs: Arc<Structs>,
     lifecycle: Lifecycle,
     metrics: Arc<RpcMetrics>,
+    started_at: SystemTime,
 }
 
 /// Interval at which streams are charged for the states that they reference; a tenth of it when the limit is near.
@@ -171,6 +172,7 @@ impl Service {
             ledger,
             lifecycle,
             metrics,
+            started_at: SystemTime::now(),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -324,7 +326,13 @@ impl Service {
         if let Some(audit) = &self.config().audit {
             audit.register(registry);
         }
-        registry.register_collector(Box::new(WaitingBytes(Arc::clone(self.ledger()))));
+        let (ledger, structs) = (Arc::clone(self.ledger()), Arc::clone(self.structs()));
+        registry.register_collector(Box::new(ServerCollector { ledger, structs }));
+    }
+
+    /// Returns the time at which it was created.
+    pub(super) fn started_at(&self) -> SystemTime {
+        self.inner.started_at
     }
 
     /// Returns the metrics of the calls.

@@ -99,6 +99,7 @@ pub(super) async fn until(
                 slice.end().await;
             }
             if waiting.see(&event) {
+                watch.meets_conditions();
                 let namespaces = proto::namespaces(watch.namespaces());
                 return Ok(pb::UntilResponse { event: Some(in_format(event, &format)), namespaces });
             }

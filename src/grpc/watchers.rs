@@ -3,36 +3,36 @@
 //! Each watch updates its own entry; `ListWatchers` reads them. The lag of a watch is read from its cursor at the time of the
 //! request: the body of a client that has stopped reading is not polled, and could not update it.
 
+mod ended;
+mod watcher;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Bound,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::{Duration, SystemTime},
 };
 
 use parking_lot::Mutex;
 
+pub(super) use self::watcher::{WatchAccess, WatcherInfo};
+use self::{ended::EndedWatches, watcher::Watcher};
 use super::{
-    audited_call::AuditedCall,
     call::Caller,
     frame::WireFrame,
     grant::Grant,
     held_snapshots::{Age, Holder},
     resource::ServedResource,
     status::ApiError,
+    watch_end::{Totals, WatchEnd},
 };
 use crate::{
-    auth::Identity,
     model::{Namespaces, ResourceVersion, Selection},
     proto::{self, pb},
     transport::{Permit, Quota, StreamHandle},
     watch::{
-        Cursor, CursorGauge, CursorState,
+        Cursor,
         FullChannelPolicy::{Block, Coalesce},
-        QueueOptions,
     },
 };
 
@@ -43,12 +43,26 @@ pub(super) struct Watchers {
     open: Mutex<Open>,
 }
 
+/// Load of the watches of one resource.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct WatchLoad {
+    /// Open watches.
+    pub(super) watchers: u64,
+    /// Sums over these, and over all that have ended.
+    pub(super) sent: Totals,
+    /// Watches that hold only a version now.
+    pub(super) parked: u64,
+    /// Age of the oldest event that waits for one of them.
+    pub(super) max_lag: Duration,
+}
+
 #[derive(Debug, Default)]
 struct Open {
     last_id: u64,
     watchers: BTreeMap<u64, Arc<Watcher>>,
     /// The open watches under COALESCE, by id.
     coalescing: BTreeMap<u64, Arc<Watcher>>,
+    ended: EndedWatches,
 }
 
 /// Entry of one open watch; dropping it removes the watch.
@@ -60,45 +74,6 @@ pub(super) struct WatcherEntry {
     _permit: Permit,
 }
 
-/// Properties of a watch that do not change while it is open.
-#[derive(Debug)]
-pub(super) struct WatcherInfo {
-    pub(super) resource: Arc<ServedResource>,
-    pub(super) caller: Caller,
-    pub(super) identity: Option<Identity>,
-    /// Rights that were checked when it was opened; none where nobody is authorized.
-    pub(super) grant: Option<Arc<Grant>>,
-    pub(super) queue: QueueOptions,
-    /// View as the client requested it.
-    pub(super) view: Option<pb::View>,
-    pub(super) audited: Option<AuditedCall>,
-}
-
-/// Change of the rights of an open watch.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum WatchAccess {
-    /// The caller may read these namespaces now, or all.
-    Namespaces(Option<Namespaces>),
-    /// The watch ends.
-    Ended(ApiError),
-}
-
-/// Change of the rights of a watch, until its body acts on it: before it takes another event.
-#[derive(Debug)]
-struct NewAccess {
-    is_set: AtomicBool,
-    state: Mutex<AccessState>,
-}
-
-#[derive(Debug)]
-struct AccessState {
-    /// Newest namespaces.
-    namespaces: Option<Namespaces>,
-    change: Option<WatchAccess>,
-    /// True if the watch ends: no later change revokes that.
-    is_ended: bool,
-}
-
 /// Open watch whose rights were checked.
 #[derive(Debug)]
 pub(super) struct GrantedWatch {
@@ -107,42 +82,6 @@ pub(super) struct GrantedWatch {
     pub(super) grant: Arc<Grant>,
     /// Namespaces that it is limited to, if it is.
     pub(super) namespaces: Option<Namespaces>,
-}
-
-#[derive(Debug)]
-struct Watcher {
-    info: WatcherInfo,
-    access: NewAccess,
-    stream: Option<StreamHandle>,
-    since: SystemTime,
-    sent: Sent,
-    dropped: AtomicU64,
-    suppressed: AtomicU64,
-    progress: Mutex<Progress>,
-}
-
-/// Everything that a delivery changes, in one cache line: an event for a thousand watches misses it a thousand times.
-#[derive(Debug)]
-#[repr(align(64))]
-struct Sent(Mutex<SentEvents>);
-
-#[derive(Debug)]
-struct SentEvents {
-    count: u64,
-    at: SystemTime,
-    version: Option<ResourceVersion>,
-}
-
-#[derive(Debug)]
-struct Progress {
-    selection: Arc<Selection>,
-    state: pb::WatcherState,
-    /// True if the last check found changes merged for this watch.
-    is_merging: bool,
-    /// Age of the resource at the last check that found no merged changes.
-    not_merging_at: Option<Age>,
-    /// Gauge of the cursor; a parked watch has none.
-    gauge: Option<CursorGauge<WireFrame>>,
 }
 
 /// Time between the ends of two watches when the server drains: a thousand a second, if the period allows it.
@@ -171,20 +110,7 @@ impl Watchers {
         stream: Option<StreamHandle>,
     ) -> Result<WatcherEntry, ApiError> {
         let permit = self.quota.take(info.caller.origin()).map_err(ApiError::TooManyWatchers)?;
-        let (now, state) = (SystemTime::now(), pb::WatcherState::Unspecified);
-        let access = NewAccess::new(selection.namespaces.clone());
-        let progress = Mutex::new(Progress { selection, state, is_merging: false, not_merging_at: None, gauge: None });
-        let sent = Sent(Mutex::new(SentEvents { count: 0, at: now, version: None }));
-        let watcher = Arc::new(Watcher {
-            info,
-            access,
-            stream,
-            since: now,
-            sent,
-            dropped: AtomicU64::new(0),
-            suppressed: AtomicU64::new(0),
-            progress,
-        });
+        let watcher = Arc::new(Watcher::new(info, selection, stream));
         let mut open = self.open.lock();
         open.last_id += 1;
         let id = open.last_id;
@@ -207,7 +133,7 @@ impl Watchers {
         let open = self.open.lock();
         let granted = |(id, watcher): (&u64, &Arc<Watcher>)| {
             let grant = Arc::clone(watcher.info.grant.as_ref()?);
-            let namespaces = watcher.access.state.lock().namespaces.clone();
+            let namespaces = watcher.access.namespaces();
             Some(GrantedWatch { id: *id, resource: Arc::clone(&watcher.info.resource), grant, namespaces })
         };
         open.watchers.iter().filter_map(granted).collect()
@@ -234,6 +160,7 @@ impl Watchers {
                     Some(stream) if untold.contains(&id) => {
                         let WatcherInfo { resource, caller, .. } = &watcher.info;
                         tracing::debug!(resource = resource.name, peer = ?caller.peer, "stream reset");
+                        watcher.end.lock().get_or_insert_with(WatchEnd::evicted);
                         stream.reset();
                     }
                     _ => {
@@ -281,18 +208,53 @@ impl Watchers {
             0 => MAX_WATCHERS,
             size => size.min(MAX_WATCHERS),
         };
-        let is_asked_for = |watcher: &Watcher| resources.contains(&*watcher.info.resource.name);
-        let mut found: Vec<(u64, Arc<Watcher>)> = {
+        let (found, mut watchers): (Vec<(u64, Arc<Watcher>)>, _) = {
             let open = self.open.lock();
             let following = open.watchers.range((Bound::Excluded(after), Bound::Unbounded));
-            let chosen = following.filter(|(_, watcher)| is_asked_for(watcher));
-            chosen.take(page_size + 1).map(|(id, watcher)| (*id, Arc::clone(watcher))).collect()
+            let chosen = following.filter(|(_, watcher)| resources.contains(&*watcher.info.resource.name));
+            let found = chosen.take(page_size + 1).map(|(id, watcher)| (*id, Arc::clone(watcher))).collect();
+            let is_asked_for = |watcher: &pb::Watcher| resources.contains(&watcher.resource);
+            let ended = if request.include_ended { open.ended.after(after, is_asked_for) } else { Vec::new() };
+            (found, ended)
         };
-        let has_more = found.len() > page_size;
-        found.truncate(page_size);
-        let next_page_token = found.last().filter(|_| has_more).map(|(id, _)| id.to_string()).unwrap_or_default();
-        let watchers = found.iter().map(|(id, watcher)| watcher.to_proto(*id)).collect();
+        watchers.extend(found.iter().map(|(id, watcher)| watcher.to_proto(*id)));
+        watchers.sort_unstable_by_key(|watcher| watcher.id);
+        let has_more = watchers.len() > page_size;
+        watchers.truncate(page_size);
+        let next_page_token = watchers.last().filter(|_| has_more).map(|last| last.id.to_string()).unwrap_or_default();
         Ok(pb::ListWatchersResponse { watchers, next_page_token })
+    }
+
+    /// Returns the load of the open watches and of those that have ended, by the id of their resource: of these resources, and of
+    /// any others that have open watches.
+    pub(super) fn loads<'a>(&self, resources: impl Iterator<Item = &'a ServedResource>) -> BTreeMap<u64, WatchLoad> {
+        let mut loads: BTreeMap<u64, WatchLoad> = BTreeMap::new();
+        let open: Vec<Arc<Watcher>> = {
+            // One state of open and ended watches, so that no sum decreases.
+            let open = self.open.lock();
+            for resource in resources {
+                let load = loads.entry(resource.calls.id()).or_default();
+                load.sent = resource.calls.watches().get();
+            }
+            for watcher in open.watchers.values() {
+                let load = loads.entry(watcher.info.resource.calls.id()).or_default();
+                let (events, bytes) = {
+                    let sent = watcher.sent.0.lock();
+                    (sent.count, sent.bytes)
+                };
+                load.watchers += 1;
+                load.sent.events += events;
+                load.sent.bytes += bytes;
+                load.sent.suppressed += watcher.suppressed.load(Ordering::Relaxed);
+            }
+            open.watchers.values().cloned().collect()
+        };
+        for watcher in open {
+            let load = loads.entry(watcher.info.resource.calls.id()).or_default();
+            load.parked += u64::from(watcher.is_parked());
+            load.max_lag = load.max_lag.max(watcher.lag());
+        }
+        loads
     }
 }
 
@@ -312,8 +274,7 @@ impl WatcherEntry {
 
     /// Returns true if the rights of the watch have changed, and nobody has taken the change.
     pub(super) fn has_new_access(&self) -> bool {
-        // Whoever sees another value takes the change under a lock. Whoever does not is woken after it was set.
-        self.watcher.access.is_set.load(Ordering::Relaxed)
+        self.watcher.access.is_set()
     }
 
     /// Takes the change of the rights of the watch.
@@ -322,15 +283,20 @@ impl WatcherEntry {
     }
 
     /// Counts events that were handed to the transport, up to this version.
-    pub(super) fn sent(&self, events: u64, version: Option<&ResourceVersion>) {
-        let mut sent = self.watcher.sent.0.lock();
-        sent.count += events;
-        sent.at = SystemTime::now();
-        if let Some(version) = version {
-            match &mut sent.version {
-                Some(reached) => reached.clone_from(version),
-                reached => *reached = Some(version.clone()),
-            }
+    pub(super) fn sent(&self, events: u64, bytes: usize, version: Option<&ResourceVersion>) {
+        self.watcher.sent.0.lock().add(events, bytes, version);
+    }
+
+    /// Counts bytes of bookmarks and errors.
+    pub(super) fn sent_bytes(&self, bytes: usize) {
+        self.watcher.sent.0.lock().bytes += bytes as u64;
+    }
+
+    /// Records the reason for which the server ends the watch; the first one counts.
+    pub(super) fn ends(&self, end: impl Into<WatchEnd>) {
+        let mut ended = self.watcher.end.lock();
+        if ended.is_none() {
+            *ended = Some(end.into());
         }
     }
 
@@ -375,100 +341,38 @@ impl WatcherEntry {
 
 impl Drop for WatcherEntry {
     fn drop(&mut self) {
-        if let Some(audited) = &self.watcher.info.audited {
-            audited.sends(self.watcher.sent.0.lock().count);
+        let watcher = &self.watcher;
+        let WatcherInfo { resource, audited, .. } = &watcher.info;
+        if let Some(audited) = audited {
+            audited.sends(watcher.sent.0.lock().count);
         }
+        let is_stalled = watcher.stream.as_ref().is_some_and(StreamHandle::is_stalled);
+        let gone = if is_stalled { WatchEnd::stalled } else { WatchEnd::cancelled };
+        let end = watcher.end.lock().take().unwrap_or_else(gone);
+        let reason = end.reason();
+        watcher.span.record("informerd.end_reason", reason);
+        let ended = pb::Watcher {
+            state: pb::WatcherState::Ended.into(),
+            queued: 0,
+            parked: false,
+            bytes_held: 0,
+            lag: None,
+            ended_at: Some(proto::timestamp(SystemTime::now())),
+            end_status: Some(end.into_status()),
+            ..watcher.to_proto(self.id)
+        };
+        tracing::debug!(
+            parent: &watcher.span,
+            resource = resource.name,
+            reason,
+            events = ended.sent,
+            bytes = ended.bytes_sent,
+            "watch ended"
+        );
         let mut open = self.watchers.open.lock();
         open.watchers.remove(&self.id);
         open.coalescing.remove(&self.id);
-    }
-}
-
-// === impl NewAccess ===
-
-impl NewAccess {
-    fn new(namespaces: Option<Namespaces>) -> Self {
-        let state = AccessState { namespaces, change: None, is_ended: false };
-        Self { is_set: AtomicBool::new(false), state: Mutex::new(state) }
-    }
-
-    fn set(&self, access: WatchAccess) -> bool {
-        let mut state = self.state.lock();
-        match &access {
-            _ if state.is_ended => return false,
-            WatchAccess::Ended(_) => state.is_ended = true,
-            WatchAccess::Namespaces(namespaces) if *namespaces == state.namespaces => return false,
-            WatchAccess::Namespaces(namespaces) => state.namespaces.clone_from(namespaces),
-        }
-        state.change = Some(access);
-        self.is_set.store(true, Ordering::Relaxed);
-        true
-    }
-
-    fn take(&self) -> Option<WatchAccess> {
-        let mut state = self.state.lock();
-        self.is_set.store(false, Ordering::Relaxed);
-        state.change.take()
-    }
-}
-
-// === impl Watcher ===
-
-impl Watcher {
-    /// Returns the changes that are merged for this watch; an empty holder once after they were sent; none otherwise.
-    fn merging(&self, before: Age, now: Age) -> Option<Holder> {
-        let gauge = self.progress.lock().gauge.clone();
-        let state = gauge.as_ref().and_then(CursorGauge::state);
-        let mut progress = self.progress.lock();
-        let holder = |since, own, bodies| Holder { stream: self.stream.clone(), since, own, bodies };
-        if let Some(CursorState::Coalescing { entries, bodies }) = state {
-            progress.is_merging = true;
-            return Some(holder(progress.not_merging_at.unwrap_or(before), entries, bodies as u64));
-        }
-        progress.not_merging_at = Some(now);
-        std::mem::take(&mut progress.is_merging).then(|| holder(now, 0, 0))
-    }
-
-    /// Returns the state for operators: while the watch is live, it depends on the cursor.
-    fn state(state: pb::WatcherState, gauge: Option<&CursorGauge<WireFrame>>) -> pb::WatcherState {
-        match gauge.filter(|_| state == pb::WatcherState::Live).and_then(CursorGauge::state) {
-            Some(CursorState::Frozen) => pb::WatcherState::Frozen,
-            Some(CursorState::Blocking) => pb::WatcherState::Blocking,
-            Some(CursorState::Coalescing { .. }) => pb::WatcherState::Coalescing,
-            Some(CursorState::Following) | None => state,
-        }
-    }
-
-    fn to_proto(&self, id: u64) -> pb::Watcher {
-        let WatcherInfo { resource, caller, identity, queue, view, .. } = &self.info;
-        let (selection, state, gauge) = {
-            let Progress { selection, state, gauge, .. } = &*self.progress.lock();
-            (Arc::clone(selection), *state, gauge.clone())
-        };
-        let (count, at, version) = {
-            let SentEvents { count, at, version } = &*self.sent.0.lock();
-            (*count, *at, version.clone())
-        };
-        let lag = gauge.as_ref().and_then(CursorGauge::lag);
-        pb::Watcher {
-            id,
-            resource: resource.name.clone(),
-            peer: caller.peer.map(|peer| peer.to_string()).unwrap_or_default(),
-            identity: identity.as_ref().map(Identity::to_string).unwrap_or_default(),
-            selection: selection.described(resource.is_secret),
-            policy: proto::full_channel_policy_name(queue.policy).into(),
-            queue_length: u32::try_from(queue.length).unwrap_or(u32::MAX),
-            queued: lag.map_or(0, |lag| u32::try_from(lag).unwrap_or(u32::MAX)),
-            sent: count,
-            dropped: self.dropped.load(Ordering::Relaxed),
-            resource_version: version.map(|version| version.to_string()).unwrap_or_default(),
-            since: Some(proto::timestamp(self.since)),
-            last_progress: Some(proto::timestamp(at)),
-            parked: gauge.is_none(),
-            state: Self::state(state, gauge.as_ref()).into(),
-            bytes_held: self.stream.as_ref().map_or(0, StreamHandle::bytes_held) as u64,
-            suppressed: self.suppressed.load(Ordering::Relaxed),
-            view: view.clone(),
-        }
+        resource.calls.watches().add(reason, ended.sent, ended.bytes_sent, ended.suppressed);
+        open.ended.push(ended);
     }
 }

@@ -45,6 +45,11 @@ impl Structs {
         Self { by_address: Cache::with_weighter((max_bytes / ESTIMATED_BYTES).max(1), weight, Weight) }
     }
 
+    /// Returns the bytes that it holds.
+    pub fn bytes(&self) -> usize {
+        usize::try_from(self.by_address.weight()).unwrap_or(usize::MAX)
+    }
+
     /// Returns the body of an object, encoded as a `Struct`; none if it cannot be one.
     pub(super) fn get(&self, object: &Arc<Object>) -> Option<Bytes> {
         let make = || Ok::<_, std::convert::Infallible>(CachedStruct::of(object));

@@ -24,6 +24,9 @@ pub trait BoundedBody: Body<Data = Chunk, Error: Into<BoxError>> + Send + Unpin 
     /// Returns the number of bytes that it has encoded and not handed out.
     fn encoded_bytes(&self) -> usize;
 
+    /// Records that the body ends because the deadline of its call has passed. It is not polled again.
+    fn deadline_exceeded(&mut self) {}
+
     /// Ends the body, because more bytes than the limit are held for all streams, or for those of its owner, and its stream has
     /// waited longest. There is `room` for a last message. The body is not polled again.
     fn exhausted(&mut self, room: usize, exceeded: Exceeded) -> FinalFrames;

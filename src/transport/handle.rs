@@ -151,6 +151,11 @@ impl StreamHandle {
         self.0.wake_by_ref();
     }
 
+    /// Returns true if the stream is reset because its client reads nothing.
+    pub fn is_stalled(&self) -> bool {
+        self.0.reset.load(Ordering::Acquire) == STALLED
+    }
+
     /// Records the number of bytes that other parts of the server hold for the stream.
     pub fn keep(&self, bytes: usize) {
         self.0.kept.store(bytes, Ordering::Relaxed);

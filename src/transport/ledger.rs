@@ -125,6 +125,13 @@ impl Ledger {
         self.kept.store(bytes, Ordering::Relaxed);
     }
 
+    /// Returns the number of open connections.
+    pub fn connections(&self) -> usize {
+        let mut connections = 0;
+        self.sum(|_| connections += 1);
+        connections
+    }
+
     /// Returns the current sums.
     pub fn waiting(&self) -> HeldBytes {
         self.sum(|_| {})

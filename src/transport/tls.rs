@@ -8,6 +8,10 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use prometheus_client::{
+    metrics::{counter::Counter, gauge::Gauge},
+    registry::{Registry, Unit},
+};
 use rustls::{
     RootCertStore, ServerConfig,
     crypto::ring,
@@ -16,6 +20,7 @@ use rustls::{
 };
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::{identity::identity_of, io::Io};
 use crate::auth::Identity;
@@ -36,6 +41,9 @@ pub struct TlsFiles {
 /// TLS configuration with which connections are accepted.
 pub struct Tls {
     files: TlsFiles,
+    failures: Counter,
+    /// Time at which the certificate expires, in seconds since 1970.
+    expiry: Gauge,
     /// Current configuration, and the contents of the files that it was built from.
     loaded: ArcSwap<(Contents, Arc<ServerConfig>)>,
 }
@@ -69,7 +77,17 @@ impl Tls {
     pub fn load(files: TlsFiles) -> Result<Self, TlsError> {
         let contents = files.read()?;
         let config = files.config(&contents)?;
-        Ok(Self { files, loaded: ArcSwap::from_pointee((contents, config)) })
+        let (failures, expiry) = (Counter::default(), Gauge::default());
+        expiry.set(expiry_of(&contents.cert));
+        Ok(Self { files, failures, expiry, loaded: ArcSwap::from_pointee((contents, config)) })
+    }
+
+    /// Registers the metrics of handshakes and of the certificate.
+    pub fn register(&self, registry: &mut Registry) {
+        let help = "TLS handshakes that failed or took longer than limits.request_timeout";
+        registry.register("informerd_tls_handshake_failures", help, self.failures.clone());
+        let (name, help) = ("informerd_tls_cert_expiry_timestamp", "Time at which the server's certificate expires");
+        registry.register_with_unit(name, help, Unit::Seconds, self.expiry.clone());
     }
 
     /// Reloads the files whenever they have changed; never returns. If the new files cannot be used, it logs the error, and the
@@ -100,6 +118,7 @@ impl Tls {
             return Ok(false);
         }
         let config = self.files.config(&contents)?;
+        self.expiry.set(expiry_of(&contents.cert));
         self.loaded.store(Arc::new((contents, config)));
         Ok(true)
     }
@@ -111,8 +130,21 @@ impl Tls {
     /// Dropping the future closes the connection.
     pub(super) async fn accept(&self, stream: TcpStream, timeout: Duration) -> io::Result<TlsStream<TcpStream>> {
         let acceptor = TlsAcceptor::from(Arc::clone(&self.loaded.load().1));
-        tokio::time::timeout(timeout, acceptor.accept(stream)).await?
+        let accepted = tokio::time::timeout(timeout, acceptor.accept(stream)).await;
+        let accepted = accepted.unwrap_or_else(|late| Err(late.into()));
+        if accepted.is_err() {
+            self.failures.inc();
+        }
+        accepted
     }
+}
+
+/// Returns the time at which the first of these certificates, that of the server, expires, in seconds since 1970. The rest of the
+/// chain is not read: a CA has its own monitoring.
+fn expiry_of(pem: &[u8]) -> i64 {
+    let certificate = CertificateDer::from_pem_slice(pem).ok();
+    let parsed = certificate.as_deref().and_then(|der| X509Certificate::from_der(der).ok());
+    parsed.map_or(0, |(_, certificate)| certificate.validity().not_after.timestamp())
 }
 
 impl fmt::Debug for Tls {

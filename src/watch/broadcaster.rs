@@ -198,6 +198,7 @@ impl<F: Frame> Broadcaster<F> {
         if events == 0 || self.groups.is_empty() {
             return;
         }
+        let began = Instant::now();
         let Selecting { shares, deferred } =
             Selecting::new(&mut self.groups, self.deferral.as_mut(), &mut encoding, before.offset);
         self.stats.encoded.fetch_add(encoding.encoded(), Ordering::Relaxed);
@@ -214,7 +215,8 @@ impl<F: Frame> Broadcaster<F> {
         for (group, share) in shares {
             let (arenas, queue_size) = (&arenas[&group.format][..], self.config.queue_size);
             let (offset, end) = (before.offset, self.reached.offset);
-            let part = Part { cycle, changes: &changes, offset, end, arenas, queue_size, floor: self.window.floor() };
+            let floor = self.window.floor();
+            let part = Part { cycle, at: now, changes: &changes, offset, end, arenas, queue_size, floor };
             {
                 let mut log = group.log.lock();
                 log.append(&part, share, &mut full, &mut wakers);
@@ -232,6 +234,7 @@ impl<F: Frame> Broadcaster<F> {
         }
         // Last: everything that has merged up to here is in the logs.
         self.merger.publish(batches, before.offset, &self.reached, now);
+        self.stats.publish.observe(began.elapsed());
     }
 
     /// Returns true if the next batch has to wait for a client under BLOCK.

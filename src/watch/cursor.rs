@@ -41,6 +41,17 @@ pub struct Cursor<F: Frame> {
 #[derive(Debug, Clone)]
 pub struct CursorGauge<F: Frame>(SlotRef<F>);
 
+/// Age of the oldest event that waits for a cursor, as far as its group's log shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Waiting {
+    /// No event waits.
+    Nothing,
+    /// The oldest one was published at this time.
+    Since(Instant),
+    /// The log does not have the oldest one: it comes after this version, or after the last event that was taken.
+    After(Option<ResourceVersion>),
+}
+
 /// Size of the next event, which exceeds the limit; `None` if it is not known before the event is encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooLarge(pub Option<usize>);
@@ -280,10 +291,14 @@ impl<F: Frame> Cursor<F> {
                     break Poll::Pending;
                 }
             };
+            let published = log.measured(self.slot);
             let (frames, events) = log.read(self.slot, until, max_size, &mut self.reached);
             is_freed = log.note_read(self.slot, events, self.queue_size, &self.group.writer_signals);
             self.taken += events;
             self.stats.delivered.fetch_add(events, Ordering::Relaxed);
+            if let Some(published) = published {
+                self.stats.queued.observe(published.elapsed());
+            }
             break Poll::Ready(Taken::Frames(frames));
         };
         drop(displaced);
@@ -330,6 +345,11 @@ impl<F: Frame> CursorGauge<F> {
     /// Returns by how many events the cursor lags behind the newest of its selection; `None` if it was dropped.
     pub fn lag(&self) -> Option<u64> {
         self.0.read(|log, slot| log.head - slot.position)
+    }
+
+    /// Returns the age of the oldest event that waits for the cursor; `None` if it was dropped.
+    pub fn waiting(&self) -> Option<Waiting> {
+        self.0.read(Log::waiting)
     }
 
     /// Returns what the policy does with the cursor; `None` if it was dropped.

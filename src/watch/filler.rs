@@ -282,10 +282,11 @@ impl<F: Frame> Filler<F> {
         let shares: Vec<(Filled<F>, GroupShare)> = groups.into_iter().zip(selected).map(&mut share).collect();
         self.stats.encoded.fetch_add(encoding.encoded(), Ordering::Relaxed);
         let (arenas, bytes, changes) = encoding.freeze();
+        let at = Instant::now();
         let cycle = if shares.iter().any(|(_, share)| !share.events.is_empty()) {
             // Its events were counted when they were published.
             let its = shares.iter().map(|(filled, share)| (&filled.group, &share.events[..]));
-            self.window.push(0, bytes, its, Instant::now())
+            self.window.push(0, bytes, its, at)
         } else {
             0
         };
@@ -295,6 +296,7 @@ impl<F: Frame> Filler<F> {
             let (offset, queue_size) = (first, self.queue_size);
             let part = Part {
                 cycle,
+                at,
                 changes: &changes,
                 offset,
                 end: end.offset,

@@ -25,6 +25,7 @@ use std::{
 };
 
 use slab::Slab;
+use tokio::time::Instant;
 
 use super::{
     Frame, QueueOptions,
@@ -329,7 +330,7 @@ impl<F: Frame> Log<F> {
     /// Appends a run at the head of the log.
     pub(super) fn push(
         &mut self,
-        (cycle, offset): (u64, u64),
+        (cycle, at, offset): (u64, Instant, u64),
         (suppressed, passed): (u32, u32),
         frame: F,
         size: u64,
@@ -339,7 +340,7 @@ impl<F: Frame> Log<F> {
         last.reach(offset, &mut self.head_reached);
         self.head_suppressed = passed;
         let (first, size_before, alive) = (self.head, self.head_size, Alive::new(Kind::Run, Run::<F>::size(&marks)));
-        let run = Run { first, size_before, cycle, offset, suppressed, passed, frame, marks, _alive: alive };
+        let run = Run { first, size_before, cycle, at, offset, suppressed, passed, frame, marks, _alive: alive };
         self.head += run.marks.len() as u64;
         self.head_size += size;
         self.reserve_run();

@@ -1,5 +1,7 @@
 //! Adjacent events of a group in one arena, and the end of each.
 
+use tokio::time::Instant;
+
 use super::{Frame, encoding::Share};
 use crate::{
     census::Alive,
@@ -14,6 +16,8 @@ pub(super) struct Run<F> {
     pub(super) size_before: u64,
     /// Publish cycle that published it; the retention counts by it.
     pub(super) cycle: u64,
+    /// Time of its publication; in a deferred group, of its selection.
+    pub(super) at: Instant,
     /// Offset of its first change ([`HistoryPosition::offset`]).
     pub(super) offset: u64,
     /// [`Log::suppressed`](super::group::Log::suppressed) before its events.

@@ -19,7 +19,7 @@ const CANARY: &str = "canary-0123456789";
 /// Rights to everything for every authenticated caller.
 pub(crate) const ALL: &str =
     r#"authorization: { rules: [{ subjects: ["*"], verbs: ["*"], resources: ["*"], namespaces: ["*"] }] }"#;
-const PATHS: [&str; 12] = [
+const PATHS: [&str; 13] = [
     "/informerd.v1.InformerService/Watch",
     "/informerd.v1.InformerService/List",
     "/informerd.v1.InformerService/Get",
@@ -28,6 +28,7 @@ const PATHS: [&str; 12] = [
     "/informerd.v1.InformerService/ListResources",
     "/informerd.v1.InformerService/ListIndexValues",
     "/informerd.v1.AdminService/ListWatchers",
+    "/informerd.v1.AdminService/GetStats",
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     "/grpc.health.v1.Healthy/Check",

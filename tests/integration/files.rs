@@ -212,7 +212,7 @@ async fn probes_and_metrics_report_the_state() {
         r#"informerd_cache_objects{resource="pods"} 1.0"#,
         r#"informerd_cache_synced{resource="pods"} 1.0"#,
         r#"informerd_watchers{resource="pods"} 1.0"#,
-        r#"informerd_watch_events_sent_total{resource="pods"} 1"#,
+        r#"informerd_watch_events_sent_total{resource="pods"} 2"#,
         r#"informerd_expression_errors_total{resource="pods"} 0"#,
         r#"informerd_waiting_bytes{owner="sending"} 0.0"#,
         r#"informerd_waiting_bytes{owner="made"} 0.0"#,

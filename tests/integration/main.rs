@@ -54,6 +54,7 @@ mod served;
 mod shards;
 mod slow_client;
 mod source_checker;
+mod stats;
 mod stream;
 mod tcp_proxy;
 mod tidy;

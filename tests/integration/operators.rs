@@ -147,9 +147,21 @@ async fn metrics_need_the_right_to_inspect_where_callers_are_authorized() {
         assert_eq!(status, expected, "{token:?}");
         assert_eq!(text.contains(r#"resource="pods""#), expected == 200, "{text}");
     }
+    for (path, granted) in [("/debug/informers", 200), ("/loglevel", 501)] {
+        for (token, expected) in [(None, 401), (Some("reader"), 403), (Some("operator"), granted)] {
+            assert_eq!(server.get_with(path, token).await.0, expected, "{path} {token:?}");
+        }
+    }
+    let mut admin = AdminServiceClient::connect(server.address.clone()).await.unwrap();
+    for (token, expected) in [("reader", Some(Code::PermissionDenied)), ("operator", None)] {
+        let mut request = tonic::Request::new(pb::GetStatsRequest {});
+        request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+        assert_eq!(admin.get_stats(request).await.map_err(|status| status.code()).err(), expected, "{token}");
+    }
     // A probe has no credentials, and learns no more than the name of a resource.
     assert_eq!(server.get("/livez").await.0, 200);
     assert!([200, 503].contains(&server.get("/readyz").await.0));
     let open = serve("admin: { open_metrics: true },").await;
     assert_eq!(open.get("/metrics").await.0, 200);
+    assert_eq!(open.get("/debug/informers").await.0, 401, "only the metrics are open");
 }

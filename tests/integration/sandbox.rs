@@ -137,9 +137,8 @@ impl Sandbox {
     }
 
     pub(crate) async fn start_unsynced(options: Options) -> Self {
-        let path = |text: &str| IndexFunc::Path(Path::parse(text).unwrap());
-        let indexers =
-            [("node".to_owned(), path(".spec.nodeName")), ("app".to_owned(), IndexFunc::Label("app".to_owned()))];
+        let (node, app) = (Path::parse(".spec.nodeName").unwrap(), "app".to_owned());
+        let indexers = [("node".to_owned(), IndexFunc::Path(node)), (app.clone(), IndexFunc::Label(app))];
         let indexers = Indexers::new(indexers.into_iter().chain(options.indexes));
         let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
         let heartbeat = options.relay.as_ref().map_or(Duration::from_secs(5), |relay| relay.heartbeat);
@@ -153,6 +152,7 @@ impl Sandbox {
             demand: relay.as_ref().map(ListerWatcher::demand).unwrap_or_default(),
             provenance: relay.as_ref().map(ListerWatcher::provenance).unwrap_or_default(),
             batch_window: Duration::from_micros(500),
+            ..InformerConfig::default()
         };
         let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);
         let (mut tasks, mut reflector) = (JoinSet::new(), Arc::default());

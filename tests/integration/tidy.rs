@@ -17,6 +17,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("census", &[]),
     ("endpoint", &[]),
     ("sync", &[]),
+    ("process", &[]),
     ("model", &[]),
     ("watch", &["model", "census", "sync"]),
     ("cache", &["model", "watch", "census", "sync"]),
@@ -26,10 +27,10 @@ const MODULES: &[(&str, &[&str])] = &[
     ("audit", &[]),
     ("auth", &["model"]),
     ("transport", &["auth"]),
-    ("grpc", &["model", "watch", "cache", "proto", "audit", "auth", "transport"]),
+    ("grpc", &["model", "watch", "cache", "process", "proto", "audit", "auth", "transport"]),
     ("config", &["model", "watch", "cache", "proto", "client", "endpoint", "auth"]),
-    ("telemetry", &["model", "watch", "cache", "proto", "config", "grpc"]),
-    ("admin", &["model", "watch", "cache", "proto", "transport", "config", "grpc"]),
+    ("telemetry", &["model", "watch", "cache", "process", "proto", "config", "grpc"]),
+    ("admin", &["model", "watch", "cache", "proto", "transport", "config", "grpc", "telemetry"]),
     (
         "app",
         &[

@@ -561,6 +561,8 @@ const (
 	WatcherState_WATCHER_STATE_COALESCING WatcherState = 6
 	// Holds only a version, and has not begun to read the history.
 	WatcherState_WATCHER_STATE_PARKED WatcherState = 7
+	// Has ended. Since: operations.
+	WatcherState_WATCHER_STATE_ENDED WatcherState = 8
 )
 
 // Enum value maps for WatcherState.
@@ -574,6 +576,7 @@ var (
 		5: "WATCHER_STATE_BLOCKING",
 		6: "WATCHER_STATE_COALESCING",
 		7: "WATCHER_STATE_PARKED",
+		8: "WATCHER_STATE_ENDED",
 	}
 	WatcherState_value = map[string]int32{
 		"WATCHER_STATE_UNSPECIFIED":    0,
@@ -584,6 +587,7 @@ var (
 		"WATCHER_STATE_BLOCKING":       5,
 		"WATCHER_STATE_COALESCING":     6,
 		"WATCHER_STATE_PARKED":         7,
+		"WATCHER_STATE_ENDED":          8,
 	}
 )
 
@@ -3027,6 +3031,8 @@ type ServerInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Of the program, for example "0.3.1".
 	Version string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
+	// The source commit; empty when unknown. Since: operations.
+	Commit string `protobuf:"bytes,2,opt,name=commit,proto3" json:"commit,omitempty"`
 	// The "Since:" names of this contract that the server implements in full, sorted, of "identity", "library", "limits",
 	// "shards", "sources", "views".
 	Capabilities []string `protobuf:"bytes,3,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
@@ -3070,6 +3076,13 @@ func (*ServerInfo) Descriptor() ([]byte, []int) {
 func (x *ServerInfo) GetVersion() string {
 	if x != nil {
 		return x.Version
+	}
+	return ""
+}
+
+func (x *ServerInfo) GetCommit() string {
+	if x != nil {
+		return x.Commit
 	}
 	return ""
 }
@@ -3131,7 +3144,10 @@ type Resource struct {
 	ViewRequired bool `protobuf:"varint,17,opt,name=view_required,json=viewRequired,proto3" json:"view_required,omitempty"`
 	// Other names of the kind upstream, singular and short, for example "pod", "po". The CLI accepts them, requests do
 	// not. Since: operations.
-	Aliases       []string `protobuf:"bytes,18,rep,name=aliases,proto3" json:"aliases,omitempty"`
+	Aliases []string `protobuf:"bytes,18,rep,name=aliases,proto3" json:"aliases,omitempty"`
+	// Time at which oldest_resource_version was applied here: a client that was connected until then can resume. Since:
+	// operations.
+	OldestAt      *timestamppb.Timestamp `protobuf:"bytes,19,opt,name=oldest_at,json=oldestAt,proto3" json:"oldest_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3292,6 +3308,13 @@ func (x *Resource) GetAliases() []string {
 	return nil
 }
 
+func (x *Resource) GetOldestAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.OldestAt
+	}
+	return nil
+}
+
 // A view of the configuration. Since: views.
 type NamedView struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3431,7 +3454,9 @@ type ListWatchersRequest struct {
 	// Watches per page; 0 = 10,000, which is also the maximum.
 	PageSize uint32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// From next_page_token.
-	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	PageToken string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Also return the last watches that have ended, at most 1,000, and 4 MiB of them. Since: operations.
+	IncludeEnded  bool `protobuf:"varint,4,opt,name=include_ended,json=includeEnded,proto3" json:"include_ended,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3485,6 +3510,13 @@ func (x *ListWatchersRequest) GetPageToken() string {
 		return x.PageToken
 	}
 	return ""
+}
+
+func (x *ListWatchersRequest) GetIncludeEnded() bool {
+	if x != nil {
+		return x.IncludeEnded
+	}
+	return false
 }
 
 // One page of watches.
@@ -3542,7 +3574,7 @@ func (x *ListWatchersResponse) GetNextPageToken() string {
 	return ""
 }
 
-// One open watch.
+// One watch.
 type Watcher struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Unique in this process.
@@ -3578,10 +3610,24 @@ type Watcher struct {
 	// Bytes that the server holds for this watch alone: encoded and not read by the client, its share of snapshots and
 	// of events that are kept for it. Since: limits.
 	BytesHeld uint64 `protobuf:"varint,16,opt,name=bytes_held,json=bytesHeld,proto3" json:"bytes_held,omitempty"`
+	// The age of the oldest event that waits for it; 0 when there is none. Exact to a second unless it reads from its
+	// queue. Since: operations.
+	Lag *durationpb.Duration `protobuf:"bytes,17,opt,name=lag,proto3" json:"lag,omitempty"`
+	// Bytes sent, bookmarks included. Since: operations.
+	BytesSent uint64 `protobuf:"varint,18,opt,name=bytes_sent,json=bytesSent,proto3" json:"bytes_sent,omitempty"`
 	// Changes suppressed by its view, as its bookmarks have reported them. Since: views.
 	Suppressed uint64 `protobuf:"varint,19,opt,name=suppressed,proto3" json:"suppressed,omitempty"`
+	// The representation of bodies. Since: operations.
+	Format PayloadFormat `protobuf:"varint,20,opt,name=format,proto3,enum=informerd.v1.PayloadFormat" json:"format,omitempty"`
 	// Its view; unset = whole bodies. Since: views.
-	View          *View `protobuf:"bytes,21,opt,name=view,proto3" json:"view,omitempty"`
+	View *View `protobuf:"bytes,21,opt,name=view,proto3" json:"view,omitempty"`
+	// The client program, from the header user-agent, at most 256 bytes. Since: operations.
+	UserAgent string `protobuf:"bytes,22,opt,name=user_agent,json=userAgent,proto3" json:"user_agent,omitempty"`
+	// Time of its end. Since: operations.
+	EndedAt *timestamppb.Timestamp `protobuf:"bytes,25,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	// The status that it ended with, for example RESOURCE_EXHAUSTED / SLOW_CONSUMER; CANCELLED when the client left. Since:
+	// operations.
+	EndStatus     *status.Status `protobuf:"bytes,26,opt,name=end_status,json=endStatus,proto3" json:"end_status,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3728,6 +3774,20 @@ func (x *Watcher) GetBytesHeld() uint64 {
 	return 0
 }
 
+func (x *Watcher) GetLag() *durationpb.Duration {
+	if x != nil {
+		return x.Lag
+	}
+	return nil
+}
+
+func (x *Watcher) GetBytesSent() uint64 {
+	if x != nil {
+		return x.BytesSent
+	}
+	return 0
+}
+
 func (x *Watcher) GetSuppressed() uint64 {
 	if x != nil {
 		return x.Suppressed
@@ -3735,11 +3795,385 @@ func (x *Watcher) GetSuppressed() uint64 {
 	return 0
 }
 
+func (x *Watcher) GetFormat() PayloadFormat {
+	if x != nil {
+		return x.Format
+	}
+	return PayloadFormat_PAYLOAD_FORMAT_UNSPECIFIED
+}
+
 func (x *Watcher) GetView() *View {
 	if x != nil {
 		return x.View
 	}
 	return nil
+}
+
+func (x *Watcher) GetUserAgent() string {
+	if x != nil {
+		return x.UserAgent
+	}
+	return ""
+}
+
+func (x *Watcher) GetEndedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedAt
+	}
+	return nil
+}
+
+func (x *Watcher) GetEndStatus() *status.Status {
+	if x != nil {
+		return x.EndStatus
+	}
+	return nil
+}
+
+// Everything is returned. Since: operations.
+type GetStatsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetStatsRequest) Reset() {
+	*x = GetStatsRequest{}
+	mi := &file_informerd_v1_informerd_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStatsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStatsRequest) ProtoMessage() {}
+
+func (x *GetStatsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_informerd_v1_informerd_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStatsRequest.ProtoReflect.Descriptor instead.
+func (*GetStatsRequest) Descriptor() ([]byte, []int) {
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{34}
+}
+
+// Counters and gauges; the same as the metrics of the admin port. Since: operations.
+type GetStatsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The process.
+	Server *ServerStats `protobuf:"bytes,1,opt,name=server,proto3" json:"server,omitempty"`
+	// Sorted by resource.
+	Resources     []*ResourceStats `protobuf:"bytes,2,rep,name=resources,proto3" json:"resources,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetStatsResponse) Reset() {
+	*x = GetStatsResponse{}
+	mi := &file_informerd_v1_informerd_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStatsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStatsResponse) ProtoMessage() {}
+
+func (x *GetStatsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_informerd_v1_informerd_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStatsResponse.ProtoReflect.Descriptor instead.
+func (*GetStatsResponse) Descriptor() ([]byte, []int) {
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *GetStatsResponse) GetServer() *ServerStats {
+	if x != nil {
+		return x.Server
+	}
+	return nil
+}
+
+func (x *GetStatsResponse) GetResources() []*ResourceStats {
+	if x != nil {
+		return x.Resources
+	}
+	return nil
+}
+
+// The load of the process. Since: operations.
+type ServerStats struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Time of its start.
+	StartedAt *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	// The server shuts down.
+	Draining bool `protobuf:"varint,2,opt,name=draining,proto3" json:"draining,omitempty"`
+	// Open client connections.
+	Connections uint64 `protobuf:"varint,3,opt,name=connections,proto3" json:"connections,omitempty"`
+	// Open watches.
+	Watchers uint64 `protobuf:"varint,4,opt,name=watchers,proto3" json:"watchers,omitempty"`
+	// Bytes that wait for clients.
+	HeldBytes uint64 `protobuf:"varint,5,opt,name=held_bytes,json=heldBytes,proto3" json:"held_bytes,omitempty"`
+	// The limit of held_bytes.
+	HeldBytesLimit uint64 `protobuf:"varint,6,opt,name=held_bytes_limit,json=heldBytesLimit,proto3" json:"held_bytes_limit,omitempty"`
+	// Resident memory in bytes; 0 when unknown.
+	ResidentBytes uint64 `protobuf:"varint,7,opt,name=resident_bytes,json=residentBytes,proto3" json:"resident_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServerStats) Reset() {
+	*x = ServerStats{}
+	mi := &file_informerd_v1_informerd_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServerStats) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServerStats) ProtoMessage() {}
+
+func (x *ServerStats) ProtoReflect() protoreflect.Message {
+	mi := &file_informerd_v1_informerd_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServerStats.ProtoReflect.Descriptor instead.
+func (*ServerStats) Descriptor() ([]byte, []int) {
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ServerStats) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
+func (x *ServerStats) GetDraining() bool {
+	if x != nil {
+		return x.Draining
+	}
+	return false
+}
+
+func (x *ServerStats) GetConnections() uint64 {
+	if x != nil {
+		return x.Connections
+	}
+	return 0
+}
+
+func (x *ServerStats) GetWatchers() uint64 {
+	if x != nil {
+		return x.Watchers
+	}
+	return 0
+}
+
+func (x *ServerStats) GetHeldBytes() uint64 {
+	if x != nil {
+		return x.HeldBytes
+	}
+	return 0
+}
+
+func (x *ServerStats) GetHeldBytesLimit() uint64 {
+	if x != nil {
+		return x.HeldBytesLimit
+	}
+	return 0
+}
+
+func (x *ServerStats) GetResidentBytes() uint64 {
+	if x != nil {
+		return x.ResidentBytes
+	}
+	return 0
+}
+
+// The load of one resource. Since: operations.
+type ResourceStats struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name.
+	Resource string `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
+	// Changes applied to the cache.
+	Changes uint64 `protobuf:"varint,2,opt,name=changes,proto3" json:"changes,omitempty"`
+	// Lists applied, the first one included.
+	Relists uint64 `protobuf:"varint,3,opt,name=relists,proto3" json:"relists,omitempty"`
+	// Events sent to all watches, initial events included.
+	EventsSent uint64 `protobuf:"varint,4,opt,name=events_sent,json=eventsSent,proto3" json:"events_sent,omitempty"`
+	// Bytes of these, and of bookmarks.
+	BytesSent uint64 `protobuf:"varint,5,opt,name=bytes_sent,json=bytesSent,proto3" json:"bytes_sent,omitempty"`
+	// Events lost under DROP.
+	Dropped uint64 `protobuf:"varint,6,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	// Changes suppressed by views, as bookmarks have reported them.
+	Suppressed uint64 `protobuf:"varint,7,opt,name=suppressed,proto3" json:"suppressed,omitempty"`
+	// Watches that are parked now.
+	Parked uint64 `protobuf:"varint,8,opt,name=parked,proto3" json:"parked,omitempty"`
+	// The longest Watcher.lag now.
+	MaxLag *durationpb.Duration `protobuf:"bytes,9,opt,name=max_lag,json=maxLag,proto3" json:"max_lag,omitempty"`
+	// Time that the resource has waited for watches under BLOCK.
+	Blocked *durationpb.Duration `protobuf:"bytes,10,opt,name=blocked,proto3" json:"blocked,omitempty"`
+	// Bytes of the cache: the bodies of its objects.
+	CacheBytes uint64 `protobuf:"varint,11,opt,name=cache_bytes,json=cacheBytes,proto3" json:"cache_bytes,omitempty"`
+	// Bytes of the history.
+	HistoryBytes uint64 `protobuf:"varint,12,opt,name=history_bytes,json=historyBytes,proto3" json:"history_bytes,omitempty"`
+	// Failed evaluations of expressions.
+	ExpressionErrors uint64 `protobuf:"varint,13,opt,name=expression_errors,json=expressionErrors,proto3" json:"expression_errors,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *ResourceStats) Reset() {
+	*x = ResourceStats{}
+	mi := &file_informerd_v1_informerd_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResourceStats) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResourceStats) ProtoMessage() {}
+
+func (x *ResourceStats) ProtoReflect() protoreflect.Message {
+	mi := &file_informerd_v1_informerd_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResourceStats.ProtoReflect.Descriptor instead.
+func (*ResourceStats) Descriptor() ([]byte, []int) {
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ResourceStats) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+func (x *ResourceStats) GetChanges() uint64 {
+	if x != nil {
+		return x.Changes
+	}
+	return 0
+}
+
+func (x *ResourceStats) GetRelists() uint64 {
+	if x != nil {
+		return x.Relists
+	}
+	return 0
+}
+
+func (x *ResourceStats) GetEventsSent() uint64 {
+	if x != nil {
+		return x.EventsSent
+	}
+	return 0
+}
+
+func (x *ResourceStats) GetBytesSent() uint64 {
+	if x != nil {
+		return x.BytesSent
+	}
+	return 0
+}
+
+func (x *ResourceStats) GetDropped() uint64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+func (x *ResourceStats) GetSuppressed() uint64 {
+	if x != nil {
+		return x.Suppressed
+	}
+	return 0
+}
+
+func (x *ResourceStats) GetParked() uint64 {
+	if x != nil {
+		return x.Parked
+	}
+	return 0
+}
+
+func (x *ResourceStats) GetMaxLag() *durationpb.Duration {
+	if x != nil {
+		return x.MaxLag
+	}
+	return nil
+}
+
+func (x *ResourceStats) GetBlocked() *durationpb.Duration {
+	if x != nil {
+		return x.Blocked
+	}
+	return nil
+}
+
+func (x *ResourceStats) GetCacheBytes() uint64 {
+	if x != nil {
+		return x.CacheBytes
+	}
+	return 0
+}
+
+func (x *ResourceStats) GetHistoryBytes() uint64 {
+	if x != nil {
+		return x.HistoryBytes
+	}
+	return 0
+}
+
+func (x *ResourceStats) GetExpressionErrors() uint64 {
+	if x != nil {
+		return x.ExpressionErrors
+	}
+	return 0
 }
 
 var File_informerd_v1_informerd_proto protoreflect.FileDescriptor
@@ -3954,12 +4388,13 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\x14ListResourcesRequest\"\x7f\n" +
 	"\x15ListResourcesResponse\x124\n" +
 	"\tresources\x18\x01 \x03(\v2\x16.informerd.v1.ResourceR\tresources\x120\n" +
-	"\x06server\x18\x02 \x01(\v2\x18.informerd.v1.ServerInfoR\x06server\"m\n" +
+	"\x06server\x18\x02 \x01(\v2\x18.informerd.v1.ServerInfoR\x06server\"\x85\x01\n" +
 	"\n" +
 	"ServerInfo\x12\x18\n" +
-	"\aversion\x18\x01 \x01(\tR\aversion\x12\"\n" +
+	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
+	"\x06commit\x18\x02 \x01(\tR\x06commit\x12\"\n" +
 	"\fcapabilities\x18\x03 \x03(\tR\fcapabilities\x12!\n" +
-	"\fconfig_error\x18\x04 \x01(\tR\vconfigError\"\xac\x05\n" +
+	"\fconfig_error\x18\x04 \x01(\tR\vconfigError\"\xe5\x05\n" +
 	"\bResource\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06source\x18\x02 \x01(\tR\x06source\x12-\n" +
@@ -3982,7 +4417,8 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\ahistory\x18\x0f \x01(\tR\ahistory\x12-\n" +
 	"\x05views\x18\x10 \x03(\v2\x17.informerd.v1.NamedViewR\x05views\x12#\n" +
 	"\rview_required\x18\x11 \x01(\bR\fviewRequired\x12\x18\n" +
-	"\aaliases\x18\x12 \x03(\tR\aaliases\"G\n" +
+	"\aaliases\x18\x12 \x03(\tR\aaliases\x127\n" +
+	"\toldest_at\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\boldestAt\"G\n" +
 	"\tNamedView\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12&\n" +
 	"\x04view\x18\x02 \x01(\v2\x12.informerd.v1.ViewR\x04view\"\x87\x01\n" +
@@ -3990,15 +4426,16 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x18\n" +
 	"\asubject\x18\x03 \x01(\tR\asubject\x120\n" +
-	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"m\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x92\x01\n" +
 	"\x13ListWatchersRequest\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x12\x1b\n" +
 	"\tpage_size\x18\x02 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x03 \x01(\tR\tpageToken\"q\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\x12#\n" +
+	"\rinclude_ended\x18\x04 \x01(\bR\fincludeEnded\"q\n" +
 	"\x14ListWatchersResponse\x121\n" +
 	"\bwatchers\x18\x01 \x03(\v2\x15.informerd.v1.WatcherR\bwatchers\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xf4\x04\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xfe\x06\n" +
 	"\aWatcher\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1a\n" +
 	"\bresource\x18\x02 \x01(\tR\bresource\x12\x12\n" +
@@ -4017,11 +4454,54 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\x06parked\x18\x0e \x01(\bR\x06parked\x120\n" +
 	"\x05state\x18\x0f \x01(\x0e2\x1a.informerd.v1.WatcherStateR\x05state\x12\x1d\n" +
 	"\n" +
-	"bytes_held\x18\x10 \x01(\x04R\tbytesHeld\x12\x1e\n" +
+	"bytes_held\x18\x10 \x01(\x04R\tbytesHeld\x12+\n" +
+	"\x03lag\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\x03lag\x12\x1d\n" +
+	"\n" +
+	"bytes_sent\x18\x12 \x01(\x04R\tbytesSent\x12\x1e\n" +
 	"\n" +
 	"suppressed\x18\x13 \x01(\x04R\n" +
-	"suppressed\x12&\n" +
-	"\x04view\x18\x15 \x01(\v2\x12.informerd.v1.ViewR\x04view*\x7f\n" +
+	"suppressed\x123\n" +
+	"\x06format\x18\x14 \x01(\x0e2\x1b.informerd.v1.PayloadFormatR\x06format\x12&\n" +
+	"\x04view\x18\x15 \x01(\v2\x12.informerd.v1.ViewR\x04view\x12\x1d\n" +
+	"\n" +
+	"user_agent\x18\x16 \x01(\tR\tuserAgent\x125\n" +
+	"\bended_at\x18\x19 \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x121\n" +
+	"\n" +
+	"end_status\x18\x1a \x01(\v2\x12.google.rpc.StatusR\tendStatus\"\x11\n" +
+	"\x0fGetStatsRequest\"\x80\x01\n" +
+	"\x10GetStatsResponse\x121\n" +
+	"\x06server\x18\x01 \x01(\v2\x19.informerd.v1.ServerStatsR\x06server\x129\n" +
+	"\tresources\x18\x02 \x03(\v2\x1b.informerd.v1.ResourceStatsR\tresources\"\x92\x02\n" +
+	"\vServerStats\x129\n" +
+	"\n" +
+	"started_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12\x1a\n" +
+	"\bdraining\x18\x02 \x01(\bR\bdraining\x12 \n" +
+	"\vconnections\x18\x03 \x01(\x04R\vconnections\x12\x1a\n" +
+	"\bwatchers\x18\x04 \x01(\x04R\bwatchers\x12\x1d\n" +
+	"\n" +
+	"held_bytes\x18\x05 \x01(\x04R\theldBytes\x12(\n" +
+	"\x10held_bytes_limit\x18\x06 \x01(\x04R\x0eheldBytesLimit\x12%\n" +
+	"\x0eresident_bytes\x18\a \x01(\x04R\rresidentBytes\"\xcd\x03\n" +
+	"\rResourceStats\x12\x1a\n" +
+	"\bresource\x18\x01 \x01(\tR\bresource\x12\x18\n" +
+	"\achanges\x18\x02 \x01(\x04R\achanges\x12\x18\n" +
+	"\arelists\x18\x03 \x01(\x04R\arelists\x12\x1f\n" +
+	"\vevents_sent\x18\x04 \x01(\x04R\n" +
+	"eventsSent\x12\x1d\n" +
+	"\n" +
+	"bytes_sent\x18\x05 \x01(\x04R\tbytesSent\x12\x18\n" +
+	"\adropped\x18\x06 \x01(\x04R\adropped\x12\x1e\n" +
+	"\n" +
+	"suppressed\x18\a \x01(\x04R\n" +
+	"suppressed\x12\x16\n" +
+	"\x06parked\x18\b \x01(\x04R\x06parked\x122\n" +
+	"\amax_lag\x18\t \x01(\v2\x19.google.protobuf.DurationR\x06maxLag\x123\n" +
+	"\ablocked\x18\n" +
+	" \x01(\v2\x19.google.protobuf.DurationR\ablocked\x12\x1f\n" +
+	"\vcache_bytes\x18\v \x01(\x04R\n" +
+	"cacheBytes\x12#\n" +
+	"\rhistory_bytes\x18\f \x01(\x04R\fhistoryBytes\x12+\n" +
+	"\x11expression_errors\x18\r \x01(\x04R\x10expressionErrors*\x7f\n" +
 	"\rPayloadFormat\x12\x1e\n" +
 	"\x1aPAYLOAD_FORMAT_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15PAYLOAD_FORMAT_STRUCT\x10\x01\x12\x16\n" +
@@ -4067,7 +4547,7 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\rVersionFormat\x12\x1e\n" +
 	"\x1aVERSION_FORMAT_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16VERSION_FORMAT_DECIMAL\x10\x01\x12\x1a\n" +
-	"\x16VERSION_FORMAT_LINEAGE\x10\x02*\xf4\x01\n" +
+	"\x16VERSION_FORMAT_LINEAGE\x10\x02*\x8d\x02\n" +
 	"\fWatcherState\x12\x1d\n" +
 	"\x19WATCHER_STATE_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cWATCHER_STATE_INITIAL_EVENTS\x10\x01\x12\x1d\n" +
@@ -4076,7 +4556,8 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\x14WATCHER_STATE_FROZEN\x10\x04\x12\x1a\n" +
 	"\x16WATCHER_STATE_BLOCKING\x10\x05\x12\x1c\n" +
 	"\x18WATCHER_STATE_COALESCING\x10\x06\x12\x18\n" +
-	"\x14WATCHER_STATE_PARKED\x10\a2\xe0\x04\n" +
+	"\x14WATCHER_STATE_PARKED\x10\a\x12\x17\n" +
+	"\x13WATCHER_STATE_ENDED\x10\b2\xe0\x04\n" +
 	"\x0fInformerService\x12B\n" +
 	"\x05Watch\x12\x1a.informerd.v1.WatchRequest\x1a\x1b.informerd.v1.WatchResponse0\x01\x12?\n" +
 	"\x04List\x12\x19.informerd.v1.ListRequest\x1a\x1a.informerd.v1.ListResponse0\x01\x12H\n" +
@@ -4085,9 +4566,10 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\x05Until\x12\x1a.informerd.v1.UntilRequest\x1a\x1b.informerd.v1.UntilResponse\x12F\n" +
 	"\aExplain\x12\x1c.informerd.v1.ExplainRequest\x1a\x1d.informerd.v1.ExplainResponse\x12^\n" +
 	"\x0fListIndexValues\x12$.informerd.v1.ListIndexValuesRequest\x1a%.informerd.v1.ListIndexValuesResponse\x12X\n" +
-	"\rListResources\x12\".informerd.v1.ListResourcesRequest\x1a#.informerd.v1.ListResourcesResponse2e\n" +
+	"\rListResources\x12\".informerd.v1.ListResourcesRequest\x1a#.informerd.v1.ListResourcesResponse2\xb0\x01\n" +
 	"\fAdminService\x12U\n" +
-	"\fListWatchers\x12!.informerd.v1.ListWatchersRequest\x1a\".informerd.v1.ListWatchersResponseB]\n" +
+	"\fListWatchers\x12!.informerd.v1.ListWatchersRequest\x1a\".informerd.v1.ListWatchersResponse\x12I\n" +
+	"\bGetStats\x12\x1d.informerd.v1.GetStatsRequest\x1a\x1e.informerd.v1.GetStatsResponseB]\n" +
 	"\finformerd.v1B\x0eInformerdProtoP\x01Z,informerd/clients/go/informerdv1;informerdv1\xaa\x02\fInformerd.V1b\x06proto3"
 
 var (
@@ -4103,7 +4585,7 @@ func file_informerd_v1_informerd_proto_rawDescGZIP() []byte {
 }
 
 var file_informerd_v1_informerd_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_informerd_v1_informerd_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_informerd_v1_informerd_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_informerd_v1_informerd_proto_goTypes = []any{
 	(PayloadFormat)(0),              // 0: informerd.v1.PayloadFormat
 	(InitialEvents)(0),              // 1: informerd.v1.InitialEvents
@@ -4148,23 +4630,27 @@ var file_informerd_v1_informerd_proto_goTypes = []any{
 	(*ListWatchersRequest)(nil),     // 40: informerd.v1.ListWatchersRequest
 	(*ListWatchersResponse)(nil),    // 41: informerd.v1.ListWatchersResponse
 	(*Watcher)(nil),                 // 42: informerd.v1.Watcher
-	nil,                             // 43: informerd.v1.Object.LabelsEntry
-	(*structpb.Struct)(nil),         // 44: google.protobuf.Struct
-	(*durationpb.Duration)(nil),     // 45: google.protobuf.Duration
-	(*status.Status)(nil),           // 46: google.rpc.Status
-	(*timestamppb.Timestamp)(nil),   // 47: google.protobuf.Timestamp
+	(*GetStatsRequest)(nil),         // 43: informerd.v1.GetStatsRequest
+	(*GetStatsResponse)(nil),        // 44: informerd.v1.GetStatsResponse
+	(*ServerStats)(nil),             // 45: informerd.v1.ServerStats
+	(*ResourceStats)(nil),           // 46: informerd.v1.ResourceStats
+	nil,                             // 47: informerd.v1.Object.LabelsEntry
+	(*structpb.Struct)(nil),         // 48: google.protobuf.Struct
+	(*durationpb.Duration)(nil),     // 49: google.protobuf.Duration
+	(*status.Status)(nil),           // 50: google.rpc.Status
+	(*timestamppb.Timestamp)(nil),   // 51: google.protobuf.Timestamp
 }
 var file_informerd_v1_informerd_proto_depIdxs = []int32{
-	43, // 0: informerd.v1.Object.labels:type_name -> informerd.v1.Object.LabelsEntry
-	44, // 1: informerd.v1.Object.struct:type_name -> google.protobuf.Struct
+	47, // 0: informerd.v1.Object.labels:type_name -> informerd.v1.Object.LabelsEntry
+	48, // 1: informerd.v1.Object.struct:type_name -> google.protobuf.Struct
 	2,  // 2: informerd.v1.QueueOptions.policy:type_name -> informerd.v1.FullChannelPolicy
 	14, // 3: informerd.v1.Shard.ranges:type_name -> informerd.v1.ShardRange
 	1,  // 4: informerd.v1.WatchRequest.initial_events:type_name -> informerd.v1.InitialEvents
 	16, // 5: informerd.v1.WatchRequest.index:type_name -> informerd.v1.IndexMatch
 	0,  // 6: informerd.v1.WatchRequest.format:type_name -> informerd.v1.PayloadFormat
 	12, // 7: informerd.v1.WatchRequest.queue:type_name -> informerd.v1.QueueOptions
-	45, // 8: informerd.v1.WatchRequest.bookmark_interval:type_name -> google.protobuf.Duration
-	45, // 9: informerd.v1.WatchRequest.timeout:type_name -> google.protobuf.Duration
+	49, // 8: informerd.v1.WatchRequest.bookmark_interval:type_name -> google.protobuf.Duration
+	49, // 9: informerd.v1.WatchRequest.timeout:type_name -> google.protobuf.Duration
 	11, // 10: informerd.v1.WatchRequest.view:type_name -> informerd.v1.View
 	13, // 11: informerd.v1.WatchRequest.shard:type_name -> informerd.v1.Shard
 	3,  // 12: informerd.v1.WatchResponse.type:type_name -> informerd.v1.EventType
@@ -4172,28 +4658,28 @@ var file_informerd_v1_informerd_proto_depIdxs = []int32{
 	4,  // 14: informerd.v1.WatchResponse.cause:type_name -> informerd.v1.Cause
 	18, // 15: informerd.v1.WatchResponse.bookmark:type_name -> informerd.v1.Bookmark
 	19, // 16: informerd.v1.WatchResponse.dropped:type_name -> informerd.v1.Dropped
-	46, // 17: informerd.v1.WatchResponse.error:type_name -> google.rpc.Status
+	50, // 17: informerd.v1.WatchResponse.error:type_name -> google.rpc.Status
 	6,  // 18: informerd.v1.Bookmark.source:type_name -> informerd.v1.SyncState
-	47, // 19: informerd.v1.Bookmark.source_seen_at:type_name -> google.protobuf.Timestamp
+	51, // 19: informerd.v1.Bookmark.source_seen_at:type_name -> google.protobuf.Timestamp
 	0,  // 20: informerd.v1.ListRequest.format:type_name -> informerd.v1.PayloadFormat
 	16, // 21: informerd.v1.ListRequest.index:type_name -> informerd.v1.IndexMatch
 	11, // 22: informerd.v1.ListRequest.view:type_name -> informerd.v1.View
 	13, // 23: informerd.v1.ListRequest.shard:type_name -> informerd.v1.Shard
 	9,  // 24: informerd.v1.ListResponse.objects:type_name -> informerd.v1.Object
 	6,  // 25: informerd.v1.ListResponse.source:type_name -> informerd.v1.SyncState
-	47, // 26: informerd.v1.ListResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	51, // 26: informerd.v1.ListResponse.source_seen_at:type_name -> google.protobuf.Timestamp
 	0,  // 27: informerd.v1.ByIndexRequest.format:type_name -> informerd.v1.PayloadFormat
 	11, // 28: informerd.v1.ByIndexRequest.view:type_name -> informerd.v1.View
 	10, // 29: informerd.v1.ByIndexRequest.like:type_name -> informerd.v1.ObjectKey
 	13, // 30: informerd.v1.ByIndexRequest.shard:type_name -> informerd.v1.Shard
 	9,  // 31: informerd.v1.ByIndexResponse.objects:type_name -> informerd.v1.Object
 	6,  // 32: informerd.v1.ByIndexResponse.source:type_name -> informerd.v1.SyncState
-	47, // 33: informerd.v1.ByIndexResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	51, // 33: informerd.v1.ByIndexResponse.source_seen_at:type_name -> google.protobuf.Timestamp
 	0,  // 34: informerd.v1.GetRequest.format:type_name -> informerd.v1.PayloadFormat
 	11, // 35: informerd.v1.GetRequest.view:type_name -> informerd.v1.View
 	9,  // 36: informerd.v1.GetResponse.object:type_name -> informerd.v1.Object
 	6,  // 37: informerd.v1.GetResponse.source:type_name -> informerd.v1.SyncState
-	47, // 38: informerd.v1.GetResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	51, // 38: informerd.v1.GetResponse.source_seen_at:type_name -> google.protobuf.Timestamp
 	15, // 39: informerd.v1.UntilRequest.watch:type_name -> informerd.v1.WatchRequest
 	17, // 40: informerd.v1.UntilResponse.event:type_name -> informerd.v1.WatchResponse
 	15, // 41: informerd.v1.ExplainRequest.watch:type_name -> informerd.v1.WatchRequest
@@ -4207,41 +4693,53 @@ var file_informerd_v1_informerd_proto_depIdxs = []int32{
 	37, // 49: informerd.v1.ListResourcesResponse.resources:type_name -> informerd.v1.Resource
 	36, // 50: informerd.v1.ListResourcesResponse.server:type_name -> informerd.v1.ServerInfo
 	6,  // 51: informerd.v1.Resource.state:type_name -> informerd.v1.SyncState
-	47, // 52: informerd.v1.Resource.source_seen_at:type_name -> google.protobuf.Timestamp
+	51, // 52: informerd.v1.Resource.source_seen_at:type_name -> google.protobuf.Timestamp
 	39, // 53: informerd.v1.Resource.problems:type_name -> informerd.v1.Problem
 	7,  // 54: informerd.v1.Resource.version_format:type_name -> informerd.v1.VersionFormat
 	38, // 55: informerd.v1.Resource.views:type_name -> informerd.v1.NamedView
-	11, // 56: informerd.v1.NamedView.view:type_name -> informerd.v1.View
-	47, // 57: informerd.v1.Problem.since:type_name -> google.protobuf.Timestamp
-	42, // 58: informerd.v1.ListWatchersResponse.watchers:type_name -> informerd.v1.Watcher
-	2,  // 59: informerd.v1.Watcher.policy:type_name -> informerd.v1.FullChannelPolicy
-	47, // 60: informerd.v1.Watcher.since:type_name -> google.protobuf.Timestamp
-	47, // 61: informerd.v1.Watcher.last_progress:type_name -> google.protobuf.Timestamp
-	8,  // 62: informerd.v1.Watcher.state:type_name -> informerd.v1.WatcherState
-	11, // 63: informerd.v1.Watcher.view:type_name -> informerd.v1.View
-	15, // 64: informerd.v1.InformerService.Watch:input_type -> informerd.v1.WatchRequest
-	20, // 65: informerd.v1.InformerService.List:input_type -> informerd.v1.ListRequest
-	22, // 66: informerd.v1.InformerService.ByIndex:input_type -> informerd.v1.ByIndexRequest
-	24, // 67: informerd.v1.InformerService.Get:input_type -> informerd.v1.GetRequest
-	26, // 68: informerd.v1.InformerService.Until:input_type -> informerd.v1.UntilRequest
-	28, // 69: informerd.v1.InformerService.Explain:input_type -> informerd.v1.ExplainRequest
-	31, // 70: informerd.v1.InformerService.ListIndexValues:input_type -> informerd.v1.ListIndexValuesRequest
-	34, // 71: informerd.v1.InformerService.ListResources:input_type -> informerd.v1.ListResourcesRequest
-	40, // 72: informerd.v1.AdminService.ListWatchers:input_type -> informerd.v1.ListWatchersRequest
-	17, // 73: informerd.v1.InformerService.Watch:output_type -> informerd.v1.WatchResponse
-	21, // 74: informerd.v1.InformerService.List:output_type -> informerd.v1.ListResponse
-	23, // 75: informerd.v1.InformerService.ByIndex:output_type -> informerd.v1.ByIndexResponse
-	25, // 76: informerd.v1.InformerService.Get:output_type -> informerd.v1.GetResponse
-	27, // 77: informerd.v1.InformerService.Until:output_type -> informerd.v1.UntilResponse
-	29, // 78: informerd.v1.InformerService.Explain:output_type -> informerd.v1.ExplainResponse
-	32, // 79: informerd.v1.InformerService.ListIndexValues:output_type -> informerd.v1.ListIndexValuesResponse
-	35, // 80: informerd.v1.InformerService.ListResources:output_type -> informerd.v1.ListResourcesResponse
-	41, // 81: informerd.v1.AdminService.ListWatchers:output_type -> informerd.v1.ListWatchersResponse
-	73, // [73:82] is the sub-list for method output_type
-	64, // [64:73] is the sub-list for method input_type
-	64, // [64:64] is the sub-list for extension type_name
-	64, // [64:64] is the sub-list for extension extendee
-	0,  // [0:64] is the sub-list for field type_name
+	51, // 56: informerd.v1.Resource.oldest_at:type_name -> google.protobuf.Timestamp
+	11, // 57: informerd.v1.NamedView.view:type_name -> informerd.v1.View
+	51, // 58: informerd.v1.Problem.since:type_name -> google.protobuf.Timestamp
+	42, // 59: informerd.v1.ListWatchersResponse.watchers:type_name -> informerd.v1.Watcher
+	2,  // 60: informerd.v1.Watcher.policy:type_name -> informerd.v1.FullChannelPolicy
+	51, // 61: informerd.v1.Watcher.since:type_name -> google.protobuf.Timestamp
+	51, // 62: informerd.v1.Watcher.last_progress:type_name -> google.protobuf.Timestamp
+	8,  // 63: informerd.v1.Watcher.state:type_name -> informerd.v1.WatcherState
+	49, // 64: informerd.v1.Watcher.lag:type_name -> google.protobuf.Duration
+	0,  // 65: informerd.v1.Watcher.format:type_name -> informerd.v1.PayloadFormat
+	11, // 66: informerd.v1.Watcher.view:type_name -> informerd.v1.View
+	51, // 67: informerd.v1.Watcher.ended_at:type_name -> google.protobuf.Timestamp
+	50, // 68: informerd.v1.Watcher.end_status:type_name -> google.rpc.Status
+	45, // 69: informerd.v1.GetStatsResponse.server:type_name -> informerd.v1.ServerStats
+	46, // 70: informerd.v1.GetStatsResponse.resources:type_name -> informerd.v1.ResourceStats
+	51, // 71: informerd.v1.ServerStats.started_at:type_name -> google.protobuf.Timestamp
+	49, // 72: informerd.v1.ResourceStats.max_lag:type_name -> google.protobuf.Duration
+	49, // 73: informerd.v1.ResourceStats.blocked:type_name -> google.protobuf.Duration
+	15, // 74: informerd.v1.InformerService.Watch:input_type -> informerd.v1.WatchRequest
+	20, // 75: informerd.v1.InformerService.List:input_type -> informerd.v1.ListRequest
+	22, // 76: informerd.v1.InformerService.ByIndex:input_type -> informerd.v1.ByIndexRequest
+	24, // 77: informerd.v1.InformerService.Get:input_type -> informerd.v1.GetRequest
+	26, // 78: informerd.v1.InformerService.Until:input_type -> informerd.v1.UntilRequest
+	28, // 79: informerd.v1.InformerService.Explain:input_type -> informerd.v1.ExplainRequest
+	31, // 80: informerd.v1.InformerService.ListIndexValues:input_type -> informerd.v1.ListIndexValuesRequest
+	34, // 81: informerd.v1.InformerService.ListResources:input_type -> informerd.v1.ListResourcesRequest
+	40, // 82: informerd.v1.AdminService.ListWatchers:input_type -> informerd.v1.ListWatchersRequest
+	43, // 83: informerd.v1.AdminService.GetStats:input_type -> informerd.v1.GetStatsRequest
+	17, // 84: informerd.v1.InformerService.Watch:output_type -> informerd.v1.WatchResponse
+	21, // 85: informerd.v1.InformerService.List:output_type -> informerd.v1.ListResponse
+	23, // 86: informerd.v1.InformerService.ByIndex:output_type -> informerd.v1.ByIndexResponse
+	25, // 87: informerd.v1.InformerService.Get:output_type -> informerd.v1.GetResponse
+	27, // 88: informerd.v1.InformerService.Until:output_type -> informerd.v1.UntilResponse
+	29, // 89: informerd.v1.InformerService.Explain:output_type -> informerd.v1.ExplainResponse
+	32, // 90: informerd.v1.InformerService.ListIndexValues:output_type -> informerd.v1.ListIndexValuesResponse
+	35, // 91: informerd.v1.InformerService.ListResources:output_type -> informerd.v1.ListResourcesResponse
+	41, // 92: informerd.v1.AdminService.ListWatchers:output_type -> informerd.v1.ListWatchersResponse
+	44, // 93: informerd.v1.AdminService.GetStats:output_type -> informerd.v1.GetStatsResponse
+	84, // [84:94] is the sub-list for method output_type
+	74, // [74:84] is the sub-list for method input_type
+	74, // [74:74] is the sub-list for extension type_name
+	74, // [74:74] is the sub-list for extension extendee
+	0,  // [0:74] is the sub-list for field type_name
 }
 
 func init() { file_informerd_v1_informerd_proto_init() }
@@ -4263,7 +4761,7 @@ func file_informerd_v1_informerd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_informerd_v1_informerd_proto_rawDesc), len(file_informerd_v1_informerd_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   35,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

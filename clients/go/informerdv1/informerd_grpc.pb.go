@@ -538,6 +538,7 @@ var InformerService_ServiceDesc = grpc.ServiceDesc{
 
 const (
 	AdminService_ListWatchers_FullMethodName = "/informerd.v1.AdminService/ListWatchers"
+	AdminService_GetStats_FullMethodName     = "/informerd.v1.AdminService/GetStats"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -547,8 +548,12 @@ const (
 // Inspection for operators: open watches, their lag and losses. Where callers are authorized it needs a right of its
 // own.
 type AdminServiceClient interface {
-	// Returns the open watches, sorted by id.
+	// Returns the open watches, and on request those that have ended, sorted by id.
 	ListWatchers(ctx context.Context, in *ListWatchersRequest, opts ...grpc.CallOption) (*ListWatchersResponse, error)
+	// Returns counters and memory of the server and of each resource, the same as the metrics of the admin port. Needs the
+	// right to inspect every resource. Counters begin at 0 with the process, and with a resource that a reload has added or
+	// replaced. Since: operations.
+	GetStats(ctx context.Context, in *GetStatsRequest, opts ...grpc.CallOption) (*GetStatsResponse, error)
 }
 
 type adminServiceClient struct {
@@ -569,6 +574,16 @@ func (c *adminServiceClient) ListWatchers(ctx context.Context, in *ListWatchersR
 	return out, nil
 }
 
+func (c *adminServiceClient) GetStats(ctx context.Context, in *GetStatsRequest, opts ...grpc.CallOption) (*GetStatsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetStatsResponse)
+	err := c.cc.Invoke(ctx, AdminService_GetStats_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -576,8 +591,12 @@ func (c *adminServiceClient) ListWatchers(ctx context.Context, in *ListWatchersR
 // Inspection for operators: open watches, their lag and losses. Where callers are authorized it needs a right of its
 // own.
 type AdminServiceServer interface {
-	// Returns the open watches, sorted by id.
+	// Returns the open watches, and on request those that have ended, sorted by id.
 	ListWatchers(context.Context, *ListWatchersRequest) (*ListWatchersResponse, error)
+	// Returns counters and memory of the server and of each resource, the same as the metrics of the admin port. Needs the
+	// right to inspect every resource. Counters begin at 0 with the process, and with a resource that a reload has added or
+	// replaced. Since: operations.
+	GetStats(context.Context, *GetStatsRequest) (*GetStatsResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -590,6 +609,9 @@ type UnimplementedAdminServiceServer struct{}
 
 func (UnimplementedAdminServiceServer) ListWatchers(context.Context, *ListWatchersRequest) (*ListWatchersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListWatchers not implemented")
+}
+func (UnimplementedAdminServiceServer) GetStats(context.Context, *GetStatsRequest) (*GetStatsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetStats not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -630,6 +652,24 @@ func _AdminService_ListWatchers_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_GetStats_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetStatsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).GetStats(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_GetStats_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).GetStats(ctx, req.(*GetStatsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -640,6 +680,10 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListWatchers",
 			Handler:    _AdminService_ListWatchers_Handler,
+		},
+		{
+			MethodName: "GetStats",
+			Handler:    _AdminService_GetStats_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

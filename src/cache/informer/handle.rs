@@ -3,9 +3,13 @@
 use std::{
     fmt,
     sync::{Arc, atomic::Ordering},
+    time::SystemTime,
 };
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
 
 use super::{Command, InformerShared, InformerStats, JoinError, Joined, Start, Stopped};
 use crate::{
@@ -75,7 +79,19 @@ impl<F: Frame> InformerHandle<F> {
 
     /// Returns the oldest version that a watch can resume from.
     pub fn oldest(&self) -> Option<ResourceVersion> {
-        self.shared.oldest.load().as_ref().map(|oldest| ResourceVersion::clone(oldest))
+        self.shared.oldest.load().as_ref().map(|oldest| oldest.0.clone())
+    }
+
+    /// Returns the time at which that version was applied here: a client that was connected until then can resume.
+    pub fn oldest_at(&self) -> Option<SystemTime> {
+        let oldest = self.shared.oldest.load_full()?;
+        SystemTime::now().checked_sub(oldest.1.elapsed())
+    }
+
+    /// Returns the time, to the second, since which changes after a version wait for a watch that has reached only that; `None` if
+    /// there are none, or only of the last second.
+    pub fn waiting_since(&self, version: &ResourceVersion) -> Option<Instant> {
+        self.shared.timeline.after(version)
     }
 
     /// Returns the health of the source.

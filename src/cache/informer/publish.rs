@@ -6,7 +6,7 @@ use std::sync::{Arc, atomic::Ordering};
 
 use super::{InformerShared, Writer};
 use crate::{
-    cache::History,
+    cache::{CreationTime, History},
     model::{Batch, Cause, Change},
     watch::Frame,
 };
@@ -25,7 +25,14 @@ impl<F: Frame> Writer<F> {
         // The waited-for version of another history may never be reached.
         let reached = if is_first { u128::MAX } else { snapshot.version().number() };
         self.shared.snapshot.store(Some(snapshot));
+        let received = self.received.take().filter(|_| batches.iter().any(|batch| !batch.changes.is_empty()));
+        if let Some(received) = received {
+            self.shared.stats.applied.observe(received.elapsed());
+        }
         live.broadcaster.publish(batches);
+        if received.is_some() {
+            self.shared.measure_creation(batches, self.config.creation_time);
+        }
         live.broadcaster.drop_before(live.history.begin());
         self.shared.note_gap(batches);
         self.shared.distributed.store(Some(distributed));
@@ -50,8 +57,19 @@ impl InformerShared {
         }
     }
 
+    /// Measures the delay of the last addition of a publish cycle, from its creation upstream. Objects of lists existed before.
+    fn measure_creation(&self, batches: &[Arc<Batch>], creation_time: Option<CreationTime>) {
+        let Some(creation_time) = creation_time else { return };
+        let changes = batches.iter().filter(|batch| !batch.is_relist).flat_map(|batch| &batch.changes);
+        let added = changes.filter(|change| change.old.is_none()).filter_map(|change| change.new.as_ref()).next_back();
+        if let Some(created_at) = added.and_then(|object| creation_time(object)) {
+            // The clock of the upstream may be ahead.
+            self.stats.propagation.observe(created_at.elapsed().unwrap_or_default());
+        }
+    }
+
     pub(super) fn measure_history(&self, history: &History) {
-        self.oldest.store(Some(Arc::new(history.oldest().clone())));
+        self.oldest.store(Some(Arc::new((history.oldest().clone(), history.oldest_at()))));
         self.stats.history_events.store(history.events() as u64, Ordering::Relaxed);
         self.stats.history_bytes.store(history.bytes() as u64, Ordering::Relaxed);
     }

@@ -8,16 +8,21 @@ mod upstream;
 mod warm;
 mod watch;
 
-use std::{collections::BTreeMap, sync::atomic::AtomicBool};
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicBool, AtomicU64},
+};
 
 use bytes::Bytes;
 use tokio::task::JoinHandle;
 
 use super::*;
 use crate::{
-    cache::FifoBounds,
+    cache::{FifoBounds, RewriteEvidence},
     model::{Cause, EventType, Object, ObjectKey, Selection},
-    watch::{Client, Cursor, Deliveries, Delivery, FullChannelPolicy, QueueOptions, Retention, Taken},
+    watch::{
+        BroadcasterConfig, Client, Cursor, Deliveries, Delivery, FullChannelPolicy, QueueOptions, Retention, Taken,
+    },
 };
 
 /// Running informer; the test pushes its deltas.

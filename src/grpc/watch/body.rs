@@ -28,6 +28,7 @@ use super::{
         service::Service,
         status::ApiError,
         views::OpenView,
+        watch_end::WatchEnd,
         watchers::{WatchAccess, WatcherEntry},
     },
     initial_events::{InitialEvents, InitialProgress},
@@ -236,6 +237,7 @@ impl WatchBody {
         for response in responses {
             frame::append(&mut buffer, response);
         }
+        self.watcher.sent_bytes(buffer.len());
         self.ready = Some(buffer.freeze().into());
     }
 
@@ -257,8 +259,13 @@ impl WatchBody {
             let error = frame::error(self.position(), refusal.to_proto());
             self.send(&[bookmark, error]);
         }
+        self.end_by(refusal);
+    }
+
+    /// Ends the RPC with the status of an error.
+    fn end_by(&mut self, refusal: &ApiError) {
+        self.watcher.ends(refusal);
         self.end = Some(refusal.to_status());
-        tracing::debug!(resource = self.resource.name, ?refusal, "watch ended");
     }
 
     /// Acts on a change of the caller's rights: ends the stream, or changes the namespaces.
@@ -287,7 +294,7 @@ impl WatchBody {
             return self.end_with(&refusal);
         }
         self.send(&[frame::error(None, refusal.to_proto())]);
-        self.end = Some(refusal.to_status());
+        self.end_by(&refusal);
     }
 
     /// Returns true if the server has begun to drain.
@@ -329,6 +336,7 @@ impl WatchBody {
             }
             let bookmark = self.bookmark(pb::Bookmark::default());
             self.send(&[bookmark]);
+            self.watcher.ends(WatchEnd::timeout());
             self.end = Some(Status::ok(""));
         }
     }
@@ -363,7 +371,6 @@ impl WatchBody {
             return Poll::Ready(StepResult::TooLarge(needed + end_bytes));
         }
         permit.release();
-        self.watcher.sent(count, None);
         if went == InitialProgress::Done {
             let is_reselection = self.initial.take().is_some_and(|initial| initial.events.is_reselection());
             self.namespaces.clone_from(&self.watch.subscribe().selection.namespaces);
@@ -372,6 +379,7 @@ impl WatchBody {
             let end = pb::Bookmark { initial_events_end: !is_reselection, ..Default::default() };
             frame::append(&mut buffer, &self.bookmark(end));
         }
+        self.watcher.sent(count, buffer.len(), None);
         self.hand_out(buffer, cx)
     }
 
@@ -386,7 +394,8 @@ impl WatchBody {
         }
         match polled {
             Poll::Ready(Ok(WatchStep::Events { frames, count, is_relisted })) => {
-                self.watcher.sent(count, Some(self.watch.version()));
+                let bytes = frames.iter().map(|frame| frame.0.len()).sum();
+                self.watcher.sent(count, bytes, Some(self.watch.version()));
                 let is_relisted = is_relisted && !self.watch.is_history_rewritten();
                 if frames.is_empty() && !is_relisted && stage == WatcherStage::Replay {
                     return yield_now(cx);

@@ -79,39 +79,35 @@ pub(in super::super) async fn open_with(
     let timeout = duration("timeout", request.timeout)?;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
 
+    let is_complete = request.complete_initial_events && begin == Begin::InitialEvents;
     let selection = Arc::new(selection);
     let stream_quota = service.quotas().stream(&call)?;
     let bulk_quota = if begin == Begin::InitialEvents { service.quotas().bulk_response(&call)? } else { None };
-    let Call { identity, stream, wait, audited, .. } = call;
+    let Call { identity, stream, wait, user_agent, audited, .. } = call;
     let user = identity.as_ref().map_or_else(String::new, ToString::to_string);
     let grant = access.take_grant();
     let (view, audit) = (request.view.clone(), audited.clone());
-    let info = WatcherInfo { resource: Arc::clone(&resource), caller, identity, grant, queue, view, audited: audit };
+    let info = WatcherInfo {
+        resource: Arc::clone(&resource),
+        caller,
+        identity,
+        grant,
+        queue,
+        format: format.payload,
+        view,
+        user_agent,
+        audited: audit,
+    };
     let open_view = resource.views.open(&resource.name, &mut format)?;
     let watcher = service.watchers().enter(info, Arc::clone(&selection), stream)?;
     if let Some(audited) = audited {
         audited.begins(&selection, &format, resource.is_secret);
     }
 
-    let is_same = |history_id: u64| {
-        let is_another = from.is_some() && resource.informer.is_another_history(&request.history, history_id);
-        if is_another { Err(ApiError::HistoryRewritten) } else { Ok(()) }
-    };
-    if from.is_some() && has_other_access(&selection, &request.history) {
-        return Err(ApiError::AccessChanged);
-    }
-    // A version of another history is rejected at once instead of waited for.
-    is_same(resource.informer.history_id())?;
-    service.snapshot(&resource, min_version.as_ref(), wait).await?;
-    let start = match &from {
-        Some(from) => Start::After(from.clone()),
-        None if request.complete_initial_events && begin == Begin::InitialEvents => Start::Complete,
-        None => Start::Now,
-    };
     let subscribe =
         Subscribe { selection, format, queue, client: caller.client(), initial_events: begin != Begin::Bookmark };
-    let joined = join(service, &resource, start, &subscribe).await?;
-    is_same(joined.history_id)?;
+    let at = JoinAt { from, min_version, history: &request.history, wait, is_complete };
+    let joined = at.join(service, &resource, &subscribe).await.inspect_err(|refusal| watcher.ends(refusal))?;
     tracing::debug!(
         resource = resource.name,
         selection = subscribe.selection.described(resource.is_secret),
@@ -132,6 +128,49 @@ pub(in super::super) async fn open_with(
         bulk_quota,
         open_view,
     }))
+}
+
+/// Place at which a watch joins.
+struct JoinAt<'a> {
+    /// Version that the client has.
+    from: Option<ResourceVersion>,
+    min_version: Option<ResourceVersion>,
+    /// History of that version.
+    history: &'a str,
+    /// Maximum time to wait for the first list.
+    wait: Duration,
+    /// True if the initial events are those of a complete version.
+    is_complete: bool,
+}
+
+impl JoinAt<'_> {
+    /// Checks that the client can resume, and joins.
+    async fn join(
+        self,
+        service: &Service,
+        resource: &ServedResource,
+        subscribe: &Subscribe<WireFrame>,
+    ) -> Result<Joined<WireFrame>, ApiError> {
+        let Self { from, min_version, history, wait, is_complete } = self;
+        let is_same = |history_id: u64| {
+            let is_another = from.is_some() && resource.informer.is_another_history(history, history_id);
+            if is_another { Err(ApiError::HistoryRewritten) } else { Ok(()) }
+        };
+        if from.is_some() && has_other_access(&subscribe.selection, history) {
+            return Err(ApiError::AccessChanged);
+        }
+        // A version of another history is rejected at once instead of waited for.
+        is_same(resource.informer.history_id())?;
+        service.snapshot(resource, min_version.as_ref(), wait).await?;
+        let start = match &from {
+            Some(from) => Start::After(from.clone()),
+            None if is_complete => Start::Complete,
+            None => Start::Now,
+        };
+        let joined = join(service, resource, start, subscribe).await?;
+        is_same(joined.history_id)?;
+        Ok(joined)
+    }
 }
 
 /// Returns true if a client that resumes with this history may have had other rights: it has objects that it may no longer read,

@@ -1,6 +1,9 @@
 //! The source: lists and watches one resource of one API.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, LazyLock},
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -19,9 +22,10 @@ use super::{
 };
 use crate::{
     cache::{
-        List, ListVersion, ListerWatcher, ProgressDemand, RewriteEvidence, SourceError, SourceHealth, WarmStart, Watch,
+        CreationTime, List, ListVersion, ListerWatcher, ProgressDemand, RewriteEvidence, SourceError, SourceHealth,
+        WarmStart, Watch,
     },
-    model::ResourceVersion,
+    model::{Object, Path, ResourceVersion},
     source::problems::SavedProblems,
 };
 
@@ -109,6 +113,13 @@ impl KubeSource {
     }
 }
 
+/// Returns the creation time of an object, which Kubernetes records in whole seconds.
+fn created_at(object: &Object) -> Option<SystemTime> {
+    static PATH: LazyLock<Option<Path>> = LazyLock::new(|| Path::parse("metadata.creationTimestamp").ok());
+    let time: prost_types::Timestamp = PATH.as_ref()?.scalar(object.json()?)?.parse().ok()?;
+    time.try_into().ok()
+}
+
 impl ListerWatcher for KubeSource {
     async fn list(&self, at: ListVersion) -> Result<List, SourceError> {
         if let Some(namespaces) = &self.namespaces {
@@ -155,6 +166,10 @@ impl ListerWatcher for KubeSource {
             };
             next.map(|delta| delta.map(|delta| (delta, (live, checks))))
         })))
+    }
+
+    fn creation_time(&self) -> Option<CreationTime> {
+        Some(created_at)
     }
 
     fn heartbeat(&self) -> Duration {
@@ -232,5 +247,23 @@ impl WarmStart for KubeSource {
         }
         self.shared.problems.resume(problems);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_creation_time_is_that_of_the_metadata() {
+        let created = |json: &'static str| {
+            created_at(&Object::from_json(json, "pods", ResourceVersion::decimal(1)).unwrap())
+                .map(|at| at.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs())
+        };
+        let json = r#"{"metadata":{"name":"a","creationTimestamp":"2026-01-01T00:00:07Z"}}"#;
+        assert_eq!(created(json), Some(1_767_225_607));
+        for json in [r#"{"metadata":{"name":"a"}}"#, r#"{"metadata":{"name":"a","creationTimestamp":"soon"}}"#] {
+            assert_eq!(created(json), None, "{json}");
+        }
     }
 }

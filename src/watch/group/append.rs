@@ -3,6 +3,8 @@
 
 use std::{sync::atomic::Ordering, task::Waker};
 
+use tokio::time::Instant;
+
 use super::{Log, MIN_TRIM_RUNS, Slot};
 use crate::{
     model::{Batch, Change, ResourceVersion},
@@ -19,6 +21,8 @@ use crate::{
 pub(in crate::watch) struct Part<'a, F: Frame> {
     /// Number of the publish cycle.
     pub(in crate::watch) cycle: u64,
+    /// Time of the publish cycle.
+    pub(in crate::watch) at: Instant,
     pub(in crate::watch) changes: &'a [(&'a Batch, &'a Change)],
     /// Offsets of its first change and after its last one.
     pub(in crate::watch) offset: u64,
@@ -114,7 +118,7 @@ impl<F: Frame> Log<F> {
                 let changes = (next.end - first.at) as u32;
                 marks.push(Mark { end: (end - start) as u32, changes, version: next.version });
             }
-            let (place, size) = ((part.cycle, part.offset + first.at as u64), (end - start) as u64);
+            let (place, size) = ((part.cycle, part.at, part.offset + first.at as u64), (end - start) as u64);
             let counts = (suppressed, self.suppressed.wrapping_add(passed));
             self.push(place, counts, part.arenas[arena].slice(start..end), size, marks.into());
         }

@@ -1,13 +1,19 @@
 //! Reading of a log by the reader of a slot: the facts that its policy decides by, and what each decision does to the slot.
 
+use tokio::time::Instant;
+
 use super::{Log, Slot};
 use crate::{
     model::{HistoryPosition, ResourceVersion},
     watch::{
-        Frame, Frames,
+        Frame, Frames, Waiting,
         policy::{Lag, OnTake, State, on_take},
+        run::Run,
     },
 };
+
+/// One in this many takes is measured.
+const MEASURED_TAKES: u64 = 16;
 
 // === impl Log ===
 
@@ -136,11 +142,34 @@ impl<F: Frame> Log<F> {
         std::mem::take(&mut self.slots[index].unreported)
     }
 
+    /// Returns the time of publication of the next event of a slot, for one in [`MEASURED_TAKES`] positions.
+    pub(in crate::watch) fn measured(&self, index: usize) -> Option<Instant> {
+        let slot = &self.slots[index];
+        let is_measured = (slot.position + slot.id).is_multiple_of(MEASURED_TAKES);
+        is_measured.then(|| self.run_at(slot.position).map(|run| run.at))?
+    }
+
+    /// Returns the age of the oldest event that waits for a slot.
+    pub(in crate::watch) fn waiting(&self, slot: &Slot) -> Waiting {
+        let is_behind = slot.position < self.head;
+        match &self.deferred {
+            _ if !slot.state.reads_log() => Waiting::After(None),
+            Some(deferred) if !is_behind => Waiting::After(Some(deferred.filled.version.clone())),
+            None if !is_behind => Waiting::Nothing,
+            _ => self.run_at(slot.position).map_or(Waiting::After(None), |run| Waiting::Since(run.at)),
+        }
+    }
+
+    /// Returns the run with the event at a position, if the log has it.
+    fn run_at(&self, position: u64) -> Option<&Run<F>> {
+        let at = self.runs.partition_point(|run| run.end() <= position);
+        self.runs.get(at).filter(|run| run.first <= position)
+    }
+
     /// Returns the size of the next event of a slot, 0 if there is none.
     pub(in crate::watch) fn next_size(&self, index: usize) -> usize {
         let position = self.slots[index].position;
-        let at = self.runs.partition_point(|run| run.end() <= position);
-        let Some(run) = self.runs.get(at).filter(|run| run.first <= position) else { return 0 };
+        let Some(run) = self.run_at(position) else { return 0 };
         let from = (position - run.first) as usize;
         run.marks.get(from).map_or(0, |mark| mark.end as usize - run.start_of(from))
     }

@@ -88,7 +88,7 @@ fn a_list_of_runs_has_room_for_half_as_many_more_and_releases_the_rest() {
     let frame = Deliveries::freeze(vec![delivery]);
     let mark = || Box::from([Mark { end: 1, changes: 1, version: version(1) }]);
     for cycle in 0..4096 {
-        log.push((cycle, cycle), (0, 0), frame.clone(), 1, mark());
+        log.push((cycle, tokio::time::Instant::now(), cycle), (0, 0), frame.clone(), 1, mark());
         let (capacity, runs) = (log.runs.capacity(), log.runs.len());
         assert!(capacity <= 1 + runs + runs / 2, "{capacity} for {runs}");
     }

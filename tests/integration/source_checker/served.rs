@@ -62,6 +62,7 @@ impl Served {
             rewrite_evidence: source.rewrite_evidence(),
             demand: source.demand(),
             provenance: source.provenance(),
+            creation_time: None,
             batch_window: Duration::from_micros(500),
         };
         let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);

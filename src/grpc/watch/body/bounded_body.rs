@@ -14,10 +14,18 @@ use crate::{
     grpc::{
         frame,
         status::{ApiError, trailers},
+        watch_end::WatchEnd,
     },
     transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Room},
     watch::Cursor,
 };
+
+impl WatchBody {
+    /// Records that the watch ends because the conditions of an Until are met.
+    pub(in crate::grpc) fn meets_conditions(&self) {
+        self.watcher.ends(WatchEnd::condition_met());
+    }
+}
 
 impl BoundedBody for WatchBody {
     fn poll_bounded(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<BoundedFrame, Status>>> {
@@ -49,6 +57,10 @@ impl BoundedBody for WatchBody {
         ready + self.watch.cursor().map_or(0, Cursor::held)
     }
 
+    fn deadline_exceeded(&mut self) {
+        self.watcher.ends(WatchEnd::deadline_exceeded());
+    }
+
     fn exhausted(&mut self, room: usize, exceeded: Exceeded) -> FinalFrames {
         // An end that was not handed out yet is sent as it is.
         if self.end.is_none() {
@@ -60,7 +72,7 @@ impl BoundedBody for WatchBody {
                 self.end_with(&refusal);
             } else {
                 self.send(&[frame::error(None, refusal.to_proto())]);
-                self.end = Some(refusal.to_status());
+                self.end_by(&refusal);
             }
         }
         let status = self.end.take().unwrap_or_else(|| Status::ok(""));

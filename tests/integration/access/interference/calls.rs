@@ -242,6 +242,7 @@ async fn resources(
     let mut answer = client.list_resources(of_ann(pb::ListResourcesRequest::default(), deadline)).await?.into_inner();
     for resource in &mut answer.resources {
         (resource.history, resource.source_seen_at, resource.path) = (String::new(), None, Vec::new());
+        resource.oldest_at = None;
         resource.problems.iter_mut().for_each(|problem| problem.since = None);
     }
     Ok(format!("{answer:?}"))

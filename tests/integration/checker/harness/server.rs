@@ -172,6 +172,7 @@ impl Resource {
             rewrite_evidence: if has_stable_bodies { RewriteEvidence::Bytes } else { RewriteEvidence::Listed },
             demand: ProgressDemand::default(),
             provenance: Provenance::default(),
+            creation_time: None,
             batch_window: Duration::ZERO,
         };
         let (mut task, informer) = Informer::new(Arc::clone(&fifo), health.clone(), config);

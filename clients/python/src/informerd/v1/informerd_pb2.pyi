@@ -81,6 +81,7 @@ class WatcherState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WATCHER_STATE_BLOCKING: _ClassVar[WatcherState]
     WATCHER_STATE_COALESCING: _ClassVar[WatcherState]
     WATCHER_STATE_PARKED: _ClassVar[WatcherState]
+    WATCHER_STATE_ENDED: _ClassVar[WatcherState]
 PAYLOAD_FORMAT_UNSPECIFIED: PayloadFormat
 PAYLOAD_FORMAT_STRUCT: PayloadFormat
 PAYLOAD_FORMAT_RAW: PayloadFormat
@@ -126,6 +127,7 @@ WATCHER_STATE_FROZEN: WatcherState
 WATCHER_STATE_BLOCKING: WatcherState
 WATCHER_STATE_COALESCING: WatcherState
 WATCHER_STATE_PARKED: WatcherState
+WATCHER_STATE_ENDED: WatcherState
 
 class Object(_message.Message):
     __slots__ = ("namespace", "name", "uid", "resource_version", "labels", "api_version", "kind", "media_type", "struct", "raw")
@@ -525,17 +527,19 @@ class ListResourcesResponse(_message.Message):
     def __init__(self, resources: _Optional[_Iterable[_Union[Resource, _Mapping]]] = ..., server: _Optional[_Union[ServerInfo, _Mapping]] = ...) -> None: ...
 
 class ServerInfo(_message.Message):
-    __slots__ = ("version", "capabilities", "config_error")
+    __slots__ = ("version", "commit", "capabilities", "config_error")
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     CONFIG_ERROR_FIELD_NUMBER: _ClassVar[int]
     version: str
+    commit: str
     capabilities: _containers.RepeatedScalarFieldContainer[str]
     config_error: str
-    def __init__(self, version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., config_error: _Optional[str] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., commit: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., config_error: _Optional[str] = ...) -> None: ...
 
 class Resource(_message.Message):
-    __slots__ = ("name", "source", "state", "resource_version", "oldest_resource_version", "objects", "watchers", "indexes", "source_seen_at", "last_error", "path", "problems", "version_format", "namespaces", "history", "views", "view_required", "aliases")
+    __slots__ = ("name", "source", "state", "resource_version", "oldest_resource_version", "objects", "watchers", "indexes", "source_seen_at", "last_error", "path", "problems", "version_format", "namespaces", "history", "views", "view_required", "aliases", "oldest_at")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -554,6 +558,7 @@ class Resource(_message.Message):
     VIEWS_FIELD_NUMBER: _ClassVar[int]
     VIEW_REQUIRED_FIELD_NUMBER: _ClassVar[int]
     ALIASES_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_AT_FIELD_NUMBER: _ClassVar[int]
     name: str
     source: str
     state: SyncState
@@ -572,7 +577,8 @@ class Resource(_message.Message):
     views: _containers.RepeatedCompositeFieldContainer[NamedView]
     view_required: bool
     aliases: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., state: _Optional[_Union[SyncState, str]] = ..., resource_version: _Optional[str] = ..., oldest_resource_version: _Optional[str] = ..., objects: _Optional[int] = ..., watchers: _Optional[int] = ..., indexes: _Optional[_Iterable[str]] = ..., source_seen_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., last_error: _Optional[str] = ..., path: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[_Union[Problem, _Mapping]]] = ..., version_format: _Optional[_Union[VersionFormat, str]] = ..., namespaces: _Optional[_Iterable[str]] = ..., history: _Optional[str] = ..., views: _Optional[_Iterable[_Union[NamedView, _Mapping]]] = ..., view_required: bool = ..., aliases: _Optional[_Iterable[str]] = ...) -> None: ...
+    oldest_at: _timestamp_pb2.Timestamp
+    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., state: _Optional[_Union[SyncState, str]] = ..., resource_version: _Optional[str] = ..., oldest_resource_version: _Optional[str] = ..., objects: _Optional[int] = ..., watchers: _Optional[int] = ..., indexes: _Optional[_Iterable[str]] = ..., source_seen_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., last_error: _Optional[str] = ..., path: _Optional[_Iterable[str]] = ..., problems: _Optional[_Iterable[_Union[Problem, _Mapping]]] = ..., version_format: _Optional[_Union[VersionFormat, str]] = ..., namespaces: _Optional[_Iterable[str]] = ..., history: _Optional[str] = ..., views: _Optional[_Iterable[_Union[NamedView, _Mapping]]] = ..., view_required: bool = ..., aliases: _Optional[_Iterable[str]] = ..., oldest_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class NamedView(_message.Message):
     __slots__ = ("name", "view")
@@ -595,14 +601,16 @@ class Problem(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ..., subject: _Optional[str] = ..., since: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class ListWatchersRequest(_message.Message):
-    __slots__ = ("resource", "page_size", "page_token")
+    __slots__ = ("resource", "page_size", "page_token", "include_ended")
     RESOURCE_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_ENDED_FIELD_NUMBER: _ClassVar[int]
     resource: str
     page_size: int
     page_token: str
-    def __init__(self, resource: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    include_ended: bool
+    def __init__(self, resource: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., include_ended: bool = ...) -> None: ...
 
 class ListWatchersResponse(_message.Message):
     __slots__ = ("watchers", "next_page_token")
@@ -613,7 +621,7 @@ class ListWatchersResponse(_message.Message):
     def __init__(self, watchers: _Optional[_Iterable[_Union[Watcher, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Watcher(_message.Message):
-    __slots__ = ("id", "resource", "peer", "identity", "selection", "policy", "queue_length", "queued", "sent", "dropped", "resource_version", "since", "last_progress", "parked", "state", "bytes_held", "suppressed", "view")
+    __slots__ = ("id", "resource", "peer", "identity", "selection", "policy", "queue_length", "queued", "sent", "dropped", "resource_version", "since", "last_progress", "parked", "state", "bytes_held", "lag", "bytes_sent", "suppressed", "format", "view", "user_agent", "ended_at", "end_status")
     ID_FIELD_NUMBER: _ClassVar[int]
     RESOURCE_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
@@ -630,8 +638,14 @@ class Watcher(_message.Message):
     PARKED_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     BYTES_HELD_FIELD_NUMBER: _ClassVar[int]
+    LAG_FIELD_NUMBER: _ClassVar[int]
+    BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
     SUPPRESSED_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
+    USER_AGENT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_FIELD_NUMBER: _ClassVar[int]
+    END_STATUS_FIELD_NUMBER: _ClassVar[int]
     id: int
     resource: str
     peer: str
@@ -648,6 +662,72 @@ class Watcher(_message.Message):
     parked: bool
     state: WatcherState
     bytes_held: int
+    lag: _duration_pb2.Duration
+    bytes_sent: int
     suppressed: int
+    format: PayloadFormat
     view: View
-    def __init__(self, id: _Optional[int] = ..., resource: _Optional[str] = ..., peer: _Optional[str] = ..., identity: _Optional[str] = ..., selection: _Optional[str] = ..., policy: _Optional[_Union[FullChannelPolicy, str]] = ..., queue_length: _Optional[int] = ..., queued: _Optional[int] = ..., sent: _Optional[int] = ..., dropped: _Optional[int] = ..., resource_version: _Optional[str] = ..., since: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., last_progress: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., parked: bool = ..., state: _Optional[_Union[WatcherState, str]] = ..., bytes_held: _Optional[int] = ..., suppressed: _Optional[int] = ..., view: _Optional[_Union[View, _Mapping]] = ...) -> None: ...
+    user_agent: str
+    ended_at: _timestamp_pb2.Timestamp
+    end_status: _status_pb2.Status
+    def __init__(self, id: _Optional[int] = ..., resource: _Optional[str] = ..., peer: _Optional[str] = ..., identity: _Optional[str] = ..., selection: _Optional[str] = ..., policy: _Optional[_Union[FullChannelPolicy, str]] = ..., queue_length: _Optional[int] = ..., queued: _Optional[int] = ..., sent: _Optional[int] = ..., dropped: _Optional[int] = ..., resource_version: _Optional[str] = ..., since: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., last_progress: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., parked: bool = ..., state: _Optional[_Union[WatcherState, str]] = ..., bytes_held: _Optional[int] = ..., lag: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., bytes_sent: _Optional[int] = ..., suppressed: _Optional[int] = ..., format: _Optional[_Union[PayloadFormat, str]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., user_agent: _Optional[str] = ..., ended_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_status: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+
+class GetStatsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatsResponse(_message.Message):
+    __slots__ = ("server", "resources")
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    server: ServerStats
+    resources: _containers.RepeatedCompositeFieldContainer[ResourceStats]
+    def __init__(self, server: _Optional[_Union[ServerStats, _Mapping]] = ..., resources: _Optional[_Iterable[_Union[ResourceStats, _Mapping]]] = ...) -> None: ...
+
+class ServerStats(_message.Message):
+    __slots__ = ("started_at", "draining", "connections", "watchers", "held_bytes", "held_bytes_limit", "resident_bytes")
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    WATCHERS_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HELD_BYTES_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    started_at: _timestamp_pb2.Timestamp
+    draining: bool
+    connections: int
+    watchers: int
+    held_bytes: int
+    held_bytes_limit: int
+    resident_bytes: int
+    def __init__(self, started_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., draining: bool = ..., connections: _Optional[int] = ..., watchers: _Optional[int] = ..., held_bytes: _Optional[int] = ..., held_bytes_limit: _Optional[int] = ..., resident_bytes: _Optional[int] = ...) -> None: ...
+
+class ResourceStats(_message.Message):
+    __slots__ = ("resource", "changes", "relists", "events_sent", "bytes_sent", "dropped", "suppressed", "parked", "max_lag", "blocked", "cache_bytes", "history_bytes", "expression_errors")
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    RELISTS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_SENT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    SUPPRESSED_FIELD_NUMBER: _ClassVar[int]
+    PARKED_FIELD_NUMBER: _ClassVar[int]
+    MAX_LAG_FIELD_NUMBER: _ClassVar[int]
+    BLOCKED_FIELD_NUMBER: _ClassVar[int]
+    CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXPRESSION_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    resource: str
+    changes: int
+    relists: int
+    events_sent: int
+    bytes_sent: int
+    dropped: int
+    suppressed: int
+    parked: int
+    max_lag: _duration_pb2.Duration
+    blocked: _duration_pb2.Duration
+    cache_bytes: int
+    history_bytes: int
+    expression_errors: int
+    def __init__(self, resource: _Optional[str] = ..., changes: _Optional[int] = ..., relists: _Optional[int] = ..., events_sent: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., dropped: _Optional[int] = ..., suppressed: _Optional[int] = ..., parked: _Optional[int] = ..., max_lag: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., blocked: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., cache_bytes: _Optional[int] = ..., history_bytes: _Optional[int] = ..., expression_errors: _Optional[int] = ...) -> None: ...

@@ -395,6 +395,11 @@ class AdminServiceStub(object):
                 request_serializer=informerd_dot_v1_dot_informerd__pb2.ListWatchersRequest.SerializeToString,
                 response_deserializer=informerd_dot_v1_dot_informerd__pb2.ListWatchersResponse.FromString,
                 )
+        self.GetStats = channel.unary_unary(
+                '/informerd.v1.AdminService/GetStats',
+                request_serializer=informerd_dot_v1_dot_informerd__pb2.GetStatsRequest.SerializeToString,
+                response_deserializer=informerd_dot_v1_dot_informerd__pb2.GetStatsResponse.FromString,
+                )
 
 
 class AdminServiceServicer(object):
@@ -403,7 +408,16 @@ class AdminServiceServicer(object):
     """
 
     def ListWatchers(self, request, context):
-        """Returns the open watches, sorted by id.
+        """Returns the open watches, and on request those that have ended, sorted by id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetStats(self, request, context):
+        """Returns counters and memory of the server and of each resource, the same as the metrics of the admin port. Needs the
+        right to inspect every resource. Counters begin at 0 with the process, and with a resource that a reload has added or
+        replaced. Since: operations.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -416,6 +430,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListWatchers,
                     request_deserializer=informerd_dot_v1_dot_informerd__pb2.ListWatchersRequest.FromString,
                     response_serializer=informerd_dot_v1_dot_informerd__pb2.ListWatchersResponse.SerializeToString,
+            ),
+            'GetStats': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStats,
+                    request_deserializer=informerd_dot_v1_dot_informerd__pb2.GetStatsRequest.FromString,
+                    response_serializer=informerd_dot_v1_dot_informerd__pb2.GetStatsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -443,5 +462,22 @@ class AdminService(object):
         return grpc.experimental.unary_unary(request, target, '/informerd.v1.AdminService/ListWatchers',
             informerd_dot_v1_dot_informerd__pb2.ListWatchersRequest.SerializeToString,
             informerd_dot_v1_dot_informerd__pb2.ListWatchersResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def GetStats(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/informerd.v1.AdminService/GetStats',
+            informerd_dot_v1_dot_informerd__pb2.GetStatsRequest.SerializeToString,
+            informerd_dot_v1_dot_informerd__pb2.GetStatsResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -107,6 +107,7 @@ export enum WatcherState {
   WATCHER_STATE_BLOCKING = 5,
   WATCHER_STATE_COALESCING = 6,
   WATCHER_STATE_PARKED = 7,
+  WATCHER_STATE_ENDED = 8,
   UNRECOGNIZED = -1,
 }
 
@@ -337,6 +338,7 @@ export interface ListResourcesResponse {
 
 export interface ServerInfo {
   version: string;
+  commit: string;
   capabilities: string[];
   configError: string;
 }
@@ -360,6 +362,7 @@ export interface Resource {
   views: NamedView[];
   viewRequired: boolean;
   aliases: string[];
+  oldestAt?: Date | undefined;
 }
 
 export interface NamedView {
@@ -378,6 +381,7 @@ export interface ListWatchersRequest {
   resource: string;
   pageSize: number;
   pageToken: string;
+  includeEnded: boolean;
 }
 
 export interface ListWatchersResponse {
@@ -402,8 +406,48 @@ export interface Watcher {
   parked: boolean;
   state: WatcherState;
   bytesHeld: bigint;
+  lag?: Duration | undefined;
+  bytesSent: bigint;
   suppressed: bigint;
+  format: PayloadFormat;
   view?: View | undefined;
+  userAgent: string;
+  endedAt?: Date | undefined;
+  endStatus?: Status | undefined;
+}
+
+export interface GetStatsRequest {
+}
+
+export interface GetStatsResponse {
+  server?: ServerStats | undefined;
+  resources: ResourceStats[];
+}
+
+export interface ServerStats {
+  startedAt?: Date | undefined;
+  draining: boolean;
+  connections: bigint;
+  watchers: bigint;
+  heldBytes: bigint;
+  heldBytesLimit: bigint;
+  residentBytes: bigint;
+}
+
+export interface ResourceStats {
+  resource: string;
+  changes: bigint;
+  relists: bigint;
+  eventsSent: bigint;
+  bytesSent: bigint;
+  dropped: bigint;
+  suppressed: bigint;
+  parked: bigint;
+  maxLag?: Duration | undefined;
+  blocked?: Duration | undefined;
+  cacheBytes: bigint;
+  historyBytes: bigint;
+  expressionErrors: bigint;
 }
 
 function createBaseObject(): Object {
@@ -3510,13 +3554,16 @@ export const ListResourcesResponse: MessageFns<ListResourcesResponse> = {
 };
 
 function createBaseServerInfo(): ServerInfo {
-  return { version: "", capabilities: [], configError: "" };
+  return { version: "", commit: "", capabilities: [], configError: "" };
 }
 
 export const ServerInfo: MessageFns<ServerInfo> = {
   encode(message: ServerInfo, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
     if (message.version !== "") {
       writer.uint32(10).string(message.version);
+    }
+    if (message.commit !== "") {
+      writer.uint32(18).string(message.commit);
     }
     for (const v of message.capabilities) {
       writer.uint32(26).string(v!);
@@ -3546,6 +3593,14 @@ export const ServerInfo: MessageFns<ServerInfo> = {
             }
 
             message.version = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.commit = reader.string();
             continue;
           }
           case 3: {
@@ -3582,6 +3637,7 @@ export const ServerInfo: MessageFns<ServerInfo> = {
   fromPartial(object: DeepPartial<ServerInfo>): ServerInfo {
     const message = createBaseServerInfo();
     message.version = object.version ?? "";
+    message.commit = object.commit ?? "";
     message.capabilities = object.capabilities?.map((e) => e) || [];
     message.configError = object.configError ?? "";
     return message;
@@ -3608,6 +3664,7 @@ function createBaseResource(): Resource {
     views: [],
     viewRequired: false,
     aliases: [],
+    oldestAt: undefined,
   };
 }
 
@@ -3672,6 +3729,9 @@ export const Resource: MessageFns<Resource> = {
     }
     for (const v of message.aliases) {
       writer.uint32(146).string(v!);
+    }
+    if (message.oldestAt !== undefined) {
+      Timestamp.encode(toTimestamp(message.oldestAt), writer.uint32(154).fork()).join();
     }
     return writer;
   },
@@ -3833,6 +3893,14 @@ export const Resource: MessageFns<Resource> = {
             message.aliases.push(reader.string());
             continue;
           }
+          case 19: {
+            if (tag !== 154) {
+              break;
+            }
+
+            message.oldestAt = fromTimestamp(Timestamp.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3868,6 +3936,7 @@ export const Resource: MessageFns<Resource> = {
     message.views = object.views?.map((e) => NamedView.fromPartial(e)) || [];
     message.viewRequired = object.viewRequired ?? false;
     message.aliases = object.aliases?.map((e) => e) || [];
+    message.oldestAt = object.oldestAt ?? undefined;
     return message;
   },
 };
@@ -4031,7 +4100,7 @@ export const Problem: MessageFns<Problem> = {
 };
 
 function createBaseListWatchersRequest(): ListWatchersRequest {
-  return { resource: "", pageSize: 0, pageToken: "" };
+  return { resource: "", pageSize: 0, pageToken: "", includeEnded: false };
 }
 
 export const ListWatchersRequest: MessageFns<ListWatchersRequest> = {
@@ -4044,6 +4113,9 @@ export const ListWatchersRequest: MessageFns<ListWatchersRequest> = {
     }
     if (message.pageToken !== "") {
       writer.uint32(26).string(message.pageToken);
+    }
+    if (message.includeEnded !== false) {
+      writer.uint32(32).bool(message.includeEnded);
     }
     return writer;
   },
@@ -4085,6 +4157,14 @@ export const ListWatchersRequest: MessageFns<ListWatchersRequest> = {
             message.pageToken = reader.string();
             continue;
           }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.includeEnded = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -4105,6 +4185,7 @@ export const ListWatchersRequest: MessageFns<ListWatchersRequest> = {
     message.resource = object.resource ?? "";
     message.pageSize = object.pageSize ?? 0;
     message.pageToken = object.pageToken ?? "";
+    message.includeEnded = object.includeEnded ?? false;
     return message;
   },
 };
@@ -4194,8 +4275,14 @@ function createBaseWatcher(): Watcher {
     parked: false,
     state: 0,
     bytesHeld: 0n,
+    lag: undefined,
+    bytesSent: 0n,
     suppressed: 0n,
+    format: 0,
     view: undefined,
+    userAgent: "",
+    endedAt: undefined,
+    endStatus: undefined,
   };
 }
 
@@ -4261,14 +4348,35 @@ export const Watcher: MessageFns<Watcher> = {
       }
       writer.uint32(128).uint64(message.bytesHeld);
     }
+    if (message.lag !== undefined) {
+      Duration.encode(message.lag, writer.uint32(138).fork()).join();
+    }
+    if (message.bytesSent !== 0n) {
+      if (BigInt.asUintN(64, message.bytesSent) !== message.bytesSent) {
+        throw new globalThis.Error("value provided for field message.bytesSent of type uint64 too large");
+      }
+      writer.uint32(144).uint64(message.bytesSent);
+    }
     if (message.suppressed !== 0n) {
       if (BigInt.asUintN(64, message.suppressed) !== message.suppressed) {
         throw new globalThis.Error("value provided for field message.suppressed of type uint64 too large");
       }
       writer.uint32(152).uint64(message.suppressed);
     }
+    if (message.format !== 0) {
+      writer.uint32(160).int32(message.format);
+    }
     if (message.view !== undefined) {
       View.encode(message.view, writer.uint32(170).fork()).join();
+    }
+    if (message.userAgent !== "") {
+      writer.uint32(178).string(message.userAgent);
+    }
+    if (message.endedAt !== undefined) {
+      Timestamp.encode(toTimestamp(message.endedAt), writer.uint32(202).fork()).join();
+    }
+    if (message.endStatus !== undefined) {
+      Status.encode(message.endStatus, writer.uint32(210).fork()).join();
     }
     return writer;
   },
@@ -4414,6 +4522,22 @@ export const Watcher: MessageFns<Watcher> = {
             message.bytesHeld = reader.uint64() as bigint;
             continue;
           }
+          case 17: {
+            if (tag !== 138) {
+              break;
+            }
+
+            message.lag = Duration.decode(reader, reader.uint32());
+            continue;
+          }
+          case 18: {
+            if (tag !== 144) {
+              break;
+            }
+
+            message.bytesSent = reader.uint64() as bigint;
+            continue;
+          }
           case 19: {
             if (tag !== 152) {
               break;
@@ -4422,12 +4546,44 @@ export const Watcher: MessageFns<Watcher> = {
             message.suppressed = reader.uint64() as bigint;
             continue;
           }
+          case 20: {
+            if (tag !== 160) {
+              break;
+            }
+
+            message.format = reader.int32() as any;
+            continue;
+          }
           case 21: {
             if (tag !== 170) {
               break;
             }
 
             message.view = View.decode(reader, reader.uint32());
+            continue;
+          }
+          case 22: {
+            if (tag !== 178) {
+              break;
+            }
+
+            message.userAgent = reader.string();
+            continue;
+          }
+          case 25: {
+            if (tag !== 202) {
+              break;
+            }
+
+            message.endedAt = fromTimestamp(Timestamp.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 26: {
+            if (tag !== 210) {
+              break;
+            }
+
+            message.endStatus = Status.decode(reader, reader.uint32());
             continue;
           }
         }
@@ -4463,10 +4619,543 @@ export const Watcher: MessageFns<Watcher> = {
     message.parked = object.parked ?? false;
     message.state = object.state ?? 0;
     message.bytesHeld = (object.bytesHeld !== undefined && object.bytesHeld !== null) ? BigInt(object.bytesHeld) : 0n;
+    message.lag = (object.lag !== undefined && object.lag !== null) ? Duration.fromPartial(object.lag) : undefined;
+    message.bytesSent = (object.bytesSent !== undefined && object.bytesSent !== null) ? BigInt(object.bytesSent) : 0n;
     message.suppressed = (object.suppressed !== undefined && object.suppressed !== null)
       ? BigInt(object.suppressed)
       : 0n;
+    message.format = object.format ?? 0;
     message.view = (object.view !== undefined && object.view !== null) ? View.fromPartial(object.view) : undefined;
+    message.userAgent = object.userAgent ?? "";
+    message.endedAt = object.endedAt ?? undefined;
+    message.endStatus = (object.endStatus !== undefined && object.endStatus !== null)
+      ? Status.fromPartial(object.endStatus)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseGetStatsRequest(): GetStatsRequest {
+  return {};
+}
+
+export const GetStatsRequest: MessageFns<GetStatsRequest> = {
+  encode(_: GetStatsRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): GetStatsRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseGetStatsRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<GetStatsRequest>): GetStatsRequest {
+    return GetStatsRequest.fromPartial(base ?? {});
+  },
+  fromPartial(_: DeepPartial<GetStatsRequest>): GetStatsRequest {
+    const message = createBaseGetStatsRequest();
+    return message;
+  },
+};
+
+function createBaseGetStatsResponse(): GetStatsResponse {
+  return { server: undefined, resources: [] };
+}
+
+export const GetStatsResponse: MessageFns<GetStatsResponse> = {
+  encode(message: GetStatsResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.server !== undefined) {
+      ServerStats.encode(message.server, writer.uint32(10).fork()).join();
+    }
+    for (const v of message.resources) {
+      ResourceStats.encode(v!, writer.uint32(18).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): GetStatsResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseGetStatsResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.server = ServerStats.decode(reader, reader.uint32());
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.resources.push(ResourceStats.decode(reader, reader.uint32()));
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<GetStatsResponse>): GetStatsResponse {
+    return GetStatsResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<GetStatsResponse>): GetStatsResponse {
+    const message = createBaseGetStatsResponse();
+    message.server = (object.server !== undefined && object.server !== null)
+      ? ServerStats.fromPartial(object.server)
+      : undefined;
+    message.resources = object.resources?.map((e) => ResourceStats.fromPartial(e)) || [];
+    return message;
+  },
+};
+
+function createBaseServerStats(): ServerStats {
+  return {
+    startedAt: undefined,
+    draining: false,
+    connections: 0n,
+    watchers: 0n,
+    heldBytes: 0n,
+    heldBytesLimit: 0n,
+    residentBytes: 0n,
+  };
+}
+
+export const ServerStats: MessageFns<ServerStats> = {
+  encode(message: ServerStats, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.startedAt !== undefined) {
+      Timestamp.encode(toTimestamp(message.startedAt), writer.uint32(10).fork()).join();
+    }
+    if (message.draining !== false) {
+      writer.uint32(16).bool(message.draining);
+    }
+    if (message.connections !== 0n) {
+      if (BigInt.asUintN(64, message.connections) !== message.connections) {
+        throw new globalThis.Error("value provided for field message.connections of type uint64 too large");
+      }
+      writer.uint32(24).uint64(message.connections);
+    }
+    if (message.watchers !== 0n) {
+      if (BigInt.asUintN(64, message.watchers) !== message.watchers) {
+        throw new globalThis.Error("value provided for field message.watchers of type uint64 too large");
+      }
+      writer.uint32(32).uint64(message.watchers);
+    }
+    if (message.heldBytes !== 0n) {
+      if (BigInt.asUintN(64, message.heldBytes) !== message.heldBytes) {
+        throw new globalThis.Error("value provided for field message.heldBytes of type uint64 too large");
+      }
+      writer.uint32(40).uint64(message.heldBytes);
+    }
+    if (message.heldBytesLimit !== 0n) {
+      if (BigInt.asUintN(64, message.heldBytesLimit) !== message.heldBytesLimit) {
+        throw new globalThis.Error("value provided for field message.heldBytesLimit of type uint64 too large");
+      }
+      writer.uint32(48).uint64(message.heldBytesLimit);
+    }
+    if (message.residentBytes !== 0n) {
+      if (BigInt.asUintN(64, message.residentBytes) !== message.residentBytes) {
+        throw new globalThis.Error("value provided for field message.residentBytes of type uint64 too large");
+      }
+      writer.uint32(56).uint64(message.residentBytes);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ServerStats {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseServerStats();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.startedAt = fromTimestamp(Timestamp.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.draining = reader.bool();
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.connections = reader.uint64() as bigint;
+            continue;
+          }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.watchers = reader.uint64() as bigint;
+            continue;
+          }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.heldBytes = reader.uint64() as bigint;
+            continue;
+          }
+          case 6: {
+            if (tag !== 48) {
+              break;
+            }
+
+            message.heldBytesLimit = reader.uint64() as bigint;
+            continue;
+          }
+          case 7: {
+            if (tag !== 56) {
+              break;
+            }
+
+            message.residentBytes = reader.uint64() as bigint;
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ServerStats>): ServerStats {
+    return ServerStats.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ServerStats>): ServerStats {
+    const message = createBaseServerStats();
+    message.startedAt = object.startedAt ?? undefined;
+    message.draining = object.draining ?? false;
+    message.connections = (object.connections !== undefined && object.connections !== null)
+      ? BigInt(object.connections)
+      : 0n;
+    message.watchers = (object.watchers !== undefined && object.watchers !== null) ? BigInt(object.watchers) : 0n;
+    message.heldBytes = (object.heldBytes !== undefined && object.heldBytes !== null) ? BigInt(object.heldBytes) : 0n;
+    message.heldBytesLimit = (object.heldBytesLimit !== undefined && object.heldBytesLimit !== null)
+      ? BigInt(object.heldBytesLimit)
+      : 0n;
+    message.residentBytes = (object.residentBytes !== undefined && object.residentBytes !== null)
+      ? BigInt(object.residentBytes)
+      : 0n;
+    return message;
+  },
+};
+
+function createBaseResourceStats(): ResourceStats {
+  return {
+    resource: "",
+    changes: 0n,
+    relists: 0n,
+    eventsSent: 0n,
+    bytesSent: 0n,
+    dropped: 0n,
+    suppressed: 0n,
+    parked: 0n,
+    maxLag: undefined,
+    blocked: undefined,
+    cacheBytes: 0n,
+    historyBytes: 0n,
+    expressionErrors: 0n,
+  };
+}
+
+export const ResourceStats: MessageFns<ResourceStats> = {
+  encode(message: ResourceStats, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.resource !== "") {
+      writer.uint32(10).string(message.resource);
+    }
+    if (message.changes !== 0n) {
+      if (BigInt.asUintN(64, message.changes) !== message.changes) {
+        throw new globalThis.Error("value provided for field message.changes of type uint64 too large");
+      }
+      writer.uint32(16).uint64(message.changes);
+    }
+    if (message.relists !== 0n) {
+      if (BigInt.asUintN(64, message.relists) !== message.relists) {
+        throw new globalThis.Error("value provided for field message.relists of type uint64 too large");
+      }
+      writer.uint32(24).uint64(message.relists);
+    }
+    if (message.eventsSent !== 0n) {
+      if (BigInt.asUintN(64, message.eventsSent) !== message.eventsSent) {
+        throw new globalThis.Error("value provided for field message.eventsSent of type uint64 too large");
+      }
+      writer.uint32(32).uint64(message.eventsSent);
+    }
+    if (message.bytesSent !== 0n) {
+      if (BigInt.asUintN(64, message.bytesSent) !== message.bytesSent) {
+        throw new globalThis.Error("value provided for field message.bytesSent of type uint64 too large");
+      }
+      writer.uint32(40).uint64(message.bytesSent);
+    }
+    if (message.dropped !== 0n) {
+      if (BigInt.asUintN(64, message.dropped) !== message.dropped) {
+        throw new globalThis.Error("value provided for field message.dropped of type uint64 too large");
+      }
+      writer.uint32(48).uint64(message.dropped);
+    }
+    if (message.suppressed !== 0n) {
+      if (BigInt.asUintN(64, message.suppressed) !== message.suppressed) {
+        throw new globalThis.Error("value provided for field message.suppressed of type uint64 too large");
+      }
+      writer.uint32(56).uint64(message.suppressed);
+    }
+    if (message.parked !== 0n) {
+      if (BigInt.asUintN(64, message.parked) !== message.parked) {
+        throw new globalThis.Error("value provided for field message.parked of type uint64 too large");
+      }
+      writer.uint32(64).uint64(message.parked);
+    }
+    if (message.maxLag !== undefined) {
+      Duration.encode(message.maxLag, writer.uint32(74).fork()).join();
+    }
+    if (message.blocked !== undefined) {
+      Duration.encode(message.blocked, writer.uint32(82).fork()).join();
+    }
+    if (message.cacheBytes !== 0n) {
+      if (BigInt.asUintN(64, message.cacheBytes) !== message.cacheBytes) {
+        throw new globalThis.Error("value provided for field message.cacheBytes of type uint64 too large");
+      }
+      writer.uint32(88).uint64(message.cacheBytes);
+    }
+    if (message.historyBytes !== 0n) {
+      if (BigInt.asUintN(64, message.historyBytes) !== message.historyBytes) {
+        throw new globalThis.Error("value provided for field message.historyBytes of type uint64 too large");
+      }
+      writer.uint32(96).uint64(message.historyBytes);
+    }
+    if (message.expressionErrors !== 0n) {
+      if (BigInt.asUintN(64, message.expressionErrors) !== message.expressionErrors) {
+        throw new globalThis.Error("value provided for field message.expressionErrors of type uint64 too large");
+      }
+      writer.uint32(104).uint64(message.expressionErrors);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ResourceStats {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseResourceStats();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.resource = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.changes = reader.uint64() as bigint;
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.relists = reader.uint64() as bigint;
+            continue;
+          }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.eventsSent = reader.uint64() as bigint;
+            continue;
+          }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.bytesSent = reader.uint64() as bigint;
+            continue;
+          }
+          case 6: {
+            if (tag !== 48) {
+              break;
+            }
+
+            message.dropped = reader.uint64() as bigint;
+            continue;
+          }
+          case 7: {
+            if (tag !== 56) {
+              break;
+            }
+
+            message.suppressed = reader.uint64() as bigint;
+            continue;
+          }
+          case 8: {
+            if (tag !== 64) {
+              break;
+            }
+
+            message.parked = reader.uint64() as bigint;
+            continue;
+          }
+          case 9: {
+            if (tag !== 74) {
+              break;
+            }
+
+            message.maxLag = Duration.decode(reader, reader.uint32());
+            continue;
+          }
+          case 10: {
+            if (tag !== 82) {
+              break;
+            }
+
+            message.blocked = Duration.decode(reader, reader.uint32());
+            continue;
+          }
+          case 11: {
+            if (tag !== 88) {
+              break;
+            }
+
+            message.cacheBytes = reader.uint64() as bigint;
+            continue;
+          }
+          case 12: {
+            if (tag !== 96) {
+              break;
+            }
+
+            message.historyBytes = reader.uint64() as bigint;
+            continue;
+          }
+          case 13: {
+            if (tag !== 104) {
+              break;
+            }
+
+            message.expressionErrors = reader.uint64() as bigint;
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ResourceStats>): ResourceStats {
+    return ResourceStats.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ResourceStats>): ResourceStats {
+    const message = createBaseResourceStats();
+    message.resource = object.resource ?? "";
+    message.changes = (object.changes !== undefined && object.changes !== null) ? BigInt(object.changes) : 0n;
+    message.relists = (object.relists !== undefined && object.relists !== null) ? BigInt(object.relists) : 0n;
+    message.eventsSent = (object.eventsSent !== undefined && object.eventsSent !== null)
+      ? BigInt(object.eventsSent)
+      : 0n;
+    message.bytesSent = (object.bytesSent !== undefined && object.bytesSent !== null) ? BigInt(object.bytesSent) : 0n;
+    message.dropped = (object.dropped !== undefined && object.dropped !== null) ? BigInt(object.dropped) : 0n;
+    message.suppressed = (object.suppressed !== undefined && object.suppressed !== null)
+      ? BigInt(object.suppressed)
+      : 0n;
+    message.parked = (object.parked !== undefined && object.parked !== null) ? BigInt(object.parked) : 0n;
+    message.maxLag = (object.maxLag !== undefined && object.maxLag !== null)
+      ? Duration.fromPartial(object.maxLag)
+      : undefined;
+    message.blocked = (object.blocked !== undefined && object.blocked !== null)
+      ? Duration.fromPartial(object.blocked)
+      : undefined;
+    message.cacheBytes = (object.cacheBytes !== undefined && object.cacheBytes !== null)
+      ? BigInt(object.cacheBytes)
+      : 0n;
+    message.historyBytes = (object.historyBytes !== undefined && object.historyBytes !== null)
+      ? BigInt(object.historyBytes)
+      : 0n;
+    message.expressionErrors = (object.expressionErrors !== undefined && object.expressionErrors !== null)
+      ? BigInt(object.expressionErrors)
+      : 0n;
     return message;
   },
 };
@@ -4671,10 +5360,20 @@ export const AdminServiceService = {
       Buffer.from(ListWatchersResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): ListWatchersResponse => ListWatchersResponse.decode(value),
   },
+  getStats: {
+    path: "/informerd.v1.AdminService/GetStats" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: GetStatsRequest): Buffer => Buffer.from(GetStatsRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): GetStatsRequest => GetStatsRequest.decode(value),
+    responseSerialize: (value: GetStatsResponse): Buffer => Buffer.from(GetStatsResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): GetStatsResponse => GetStatsResponse.decode(value),
+  },
 } as const;
 
 export interface AdminServiceServer extends UntypedServiceImplementation {
   listWatchers: handleUnaryCall<ListWatchersRequest, ListWatchersResponse>;
+  getStats: handleUnaryCall<GetStatsRequest, GetStatsResponse>;
 }
 
 export interface AdminServiceClient extends Client {
@@ -4692,6 +5391,21 @@ export interface AdminServiceClient extends Client {
     metadata: Metadata,
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: ListWatchersResponse) => void,
+  ): ClientUnaryCall;
+  getStats(
+    request: GetStatsRequest,
+    callback: (error: ServiceError | null, response: GetStatsResponse) => void,
+  ): ClientUnaryCall;
+  getStats(
+    request: GetStatsRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: GetStatsResponse) => void,
+  ): ClientUnaryCall;
+  getStats(
+    request: GetStatsRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: GetStatsResponse) => void,
   ): ClientUnaryCall;
 }
 

@@ -1,0 +1,155 @@
+//! End of a watch, and the sums over all watches of a resource that have ended.
+
+use parking_lot::Mutex;
+use tonic::Code;
+
+use super::status::ApiError;
+
+/// End of a watch.
+#[derive(Debug, Clone)]
+pub(super) struct WatchEnd {
+    reason: &'static str,
+    status: tonic_types::Status,
+}
+
+/// Sums over the watches of a resource that have ended.
+#[derive(Debug, Default)]
+pub(super) struct WatchTotals(Mutex<Totals>);
+
+/// Sums over watches.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Totals {
+    pub(super) events: u64,
+    pub(super) bytes: u64,
+    pub(super) suppressed: u64,
+    /// Number of ends by reason, in the order of [`END_REASONS`].
+    pub(super) ends: [u64; END_REASONS.len()],
+}
+
+/// Reasons for the end of a watch, as the metric has them: those of the API, and those without a status of the server.
+pub(super) const END_REASONS: [&str; 21] = [
+    "CANCELLED",
+    "TIMEOUT",
+    "CONDITION_MET",
+    "DEADLINE_EXCEEDED",
+    "STREAM_STALLED",
+    "DRAINING",
+    "RESOURCE_REMOVED",
+    "RESOURCE_REPLACED",
+    "RESOURCE_VERSION_EXPIRED",
+    "RESOURCE_VERSION_TOO_LARGE",
+    "HISTORY_CHANGED",
+    "ACCESS_CHANGED",
+    "ACCESS_DENIED",
+    "CREDENTIALS_INVALID",
+    "CREDENTIALS_EXPIRED",
+    "AUTHORIZER_UNAVAILABLE",
+    "SLOW_CONSUMER",
+    "MEMORY_EXCEEDED",
+    "QUOTA_EXCEEDED",
+    "NOT_SYNCED",
+    OTHER,
+];
+const OTHER: &str = "OTHER";
+
+// === impl WatchEnd ===
+
+impl WatchEnd {
+    fn new(reason: &'static str, code: Code, message: &str) -> Self {
+        let status = tonic_types::Status { code: code.into(), message: message.to_owned(), details: Vec::new() };
+        Self { reason, status }
+    }
+
+    /// Returns the end by a client that has left.
+    pub(super) fn cancelled() -> Self {
+        Self::new("CANCELLED", Code::Cancelled, "the client cancelled the call or closed its connection")
+    }
+
+    /// Returns the end after the time that the request has set.
+    pub(super) fn timeout() -> Self {
+        Self::new("TIMEOUT", Code::Ok, "")
+    }
+
+    /// Returns the end of the watch of an Until whose conditions are met.
+    pub(super) fn condition_met() -> Self {
+        Self::new("CONDITION_MET", Code::Ok, "")
+    }
+
+    /// Returns the end at the deadline of the call.
+    pub(super) fn deadline_exceeded() -> Self {
+        Self::new("DEADLINE_EXCEEDED", Code::DeadlineExceeded, "the deadline of the call has passed")
+    }
+
+    /// Returns the end of a stream that was reset because its client read nothing.
+    pub(super) fn stalled() -> Self {
+        let message = "reset: the client read nothing for watch.progress_timeout";
+        Self::new("STREAM_STALLED", Code::ResourceExhausted, message)
+    }
+
+    /// Returns the end of a client that was evicted under BLOCK and has not read the reason.
+    pub(super) fn evicted() -> Self {
+        let message = "evicted under BLOCK: the client did not keep up, and has not read this";
+        Self::new("SLOW_CONSUMER", Code::ResourceExhausted, message)
+    }
+
+    /// Returns the reason, as the metric has it.
+    pub(super) fn reason(&self) -> &'static str {
+        self.reason
+    }
+
+    pub(super) fn into_status(self) -> tonic_types::Status {
+        self.status
+    }
+}
+
+impl From<&ApiError> for WatchEnd {
+    fn from(error: &ApiError) -> Self {
+        let (_, reason) = error.code_and_reason();
+        let reason = END_REASONS.into_iter().find(|known| *known == reason).unwrap_or(OTHER);
+        Self { reason, status: error.to_proto() }
+    }
+}
+
+// === impl WatchTotals ===
+
+impl WatchTotals {
+    /// Adds a watch that has ended.
+    pub(super) fn add(&self, reason: &str, events: u64, bytes: u64, suppressed: u64) {
+        let mut totals = self.0.lock();
+        totals.events += events;
+        totals.bytes += bytes;
+        totals.suppressed += suppressed;
+        if let Some(at) = END_REASONS.iter().position(|known| *known == reason) {
+            totals.ends[at] += 1;
+        }
+    }
+
+    /// Returns the sums.
+    pub(super) fn get(&self) -> Totals {
+        *self.0.lock()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_end_has_a_reason_of_the_metric() {
+        for (end, reason) in [
+            (WatchEnd::cancelled(), "CANCELLED"),
+            (WatchEnd::timeout(), "TIMEOUT"),
+            (WatchEnd::condition_met(), "CONDITION_MET"),
+            (WatchEnd::deadline_exceeded(), "DEADLINE_EXCEEDED"),
+            (WatchEnd::stalled(), "STREAM_STALLED"),
+            (WatchEnd::from(&ApiError::Draining), "DRAINING"),
+            (WatchEnd::from(&ApiError::HistoryRewritten), "HISTORY_CHANGED"),
+            (WatchEnd::from(&ApiError::Internal), OTHER),
+        ] {
+            assert_eq!(end.reason(), reason);
+            let totals = WatchTotals::default();
+            totals.add(end.reason(), 1, 2, 3);
+            assert_eq!(totals.get().ends.iter().sum::<u64>(), 1);
+        }
+    }
+}

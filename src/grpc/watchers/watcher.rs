@@ -1,0 +1,282 @@
+//! One open watch: its own record of what it was sent, and its state for operators.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use parking_lot::Mutex;
+use tracing::Span;
+
+use crate::{
+    auth::Identity,
+    grpc::{
+        audited_call::AuditedCall,
+        call::Caller,
+        frame::WireFrame,
+        grant::Grant,
+        held_snapshots::{Age, Holder},
+        resource::ServedResource,
+        status::ApiError,
+        watch_end::WatchEnd,
+    },
+    model::{Namespaces, ResourceVersion, Selection},
+    proto::{self, PayloadFormat, pb},
+    transport::StreamHandle,
+    watch::{CursorGauge, CursorState, QueueOptions, Waiting},
+};
+
+/// Properties of a watch that do not change while it is open.
+#[derive(Debug)]
+pub(in crate::grpc) struct WatcherInfo {
+    pub(in crate::grpc) resource: Arc<ServedResource>,
+    pub(in crate::grpc) caller: Caller,
+    pub(in crate::grpc) identity: Option<Identity>,
+    /// Rights that were checked when it was opened; none where nobody is authorized.
+    pub(in crate::grpc) grant: Option<Arc<Grant>>,
+    pub(in crate::grpc) queue: QueueOptions,
+    pub(in crate::grpc) format: PayloadFormat,
+    /// View as the client requested it.
+    pub(in crate::grpc) view: Option<pb::View>,
+    /// Client program.
+    pub(in crate::grpc) user_agent: Box<str>,
+    pub(in crate::grpc) audited: Option<AuditedCall>,
+}
+
+/// Change of the rights of an open watch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::grpc) enum WatchAccess {
+    /// The caller may read these namespaces now, or all.
+    Namespaces(Option<Namespaces>),
+    /// The watch ends.
+    Ended(ApiError),
+}
+
+/// Change of the rights of a watch, until its body acts on it: before it takes another event.
+#[derive(Debug)]
+pub(super) struct NewAccess {
+    is_set: AtomicBool,
+    state: Mutex<AccessState>,
+}
+
+#[derive(Debug)]
+struct AccessState {
+    /// Newest namespaces.
+    namespaces: Option<Namespaces>,
+    change: Option<WatchAccess>,
+    /// True if the watch ends: no later change revokes that.
+    is_ended: bool,
+}
+
+/// Open watch.
+#[derive(Debug)]
+pub(super) struct Watcher {
+    pub(super) info: WatcherInfo,
+    pub(super) access: NewAccess,
+    pub(super) stream: Option<StreamHandle>,
+    since: SystemTime,
+    pub(super) sent: Sent,
+    pub(super) dropped: AtomicU64,
+    pub(super) suppressed: AtomicU64,
+    pub(super) progress: Mutex<Progress>,
+    /// Reason for which the server ends it.
+    pub(super) end: Mutex<Option<WatchEnd>>,
+    /// Span of its stream.
+    pub(super) span: Span,
+}
+
+/// Everything that a delivery changes, in one cache line: an event for a thousand watches misses it a thousand times.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(super) struct Sent(pub(super) Mutex<SentEvents>);
+
+#[derive(Debug)]
+pub(super) struct SentEvents {
+    pub(super) count: u64,
+    pub(super) bytes: u64,
+    /// Time of the last progress, in nanoseconds since 1970: half the size of a `SystemTime`.
+    at: u64,
+    version: Option<ResourceVersion>,
+}
+
+const _: () = assert!(size_of::<Sent>() == 64);
+
+#[derive(Debug)]
+pub(super) struct Progress {
+    pub(super) selection: Arc<Selection>,
+    pub(super) state: pb::WatcherState,
+    /// True if the last check found changes merged for this watch.
+    is_merging: bool,
+    /// Age of the resource at the last check that found no merged changes.
+    not_merging_at: Option<Age>,
+    /// Gauge of the cursor; a parked watch has none.
+    pub(super) gauge: Option<CursorGauge<WireFrame>>,
+}
+
+// === impl NewAccess ===
+
+impl NewAccess {
+    fn new(namespaces: Option<Namespaces>) -> Self {
+        let state = AccessState { namespaces, change: None, is_ended: false };
+        Self { is_set: AtomicBool::new(false), state: Mutex::new(state) }
+    }
+
+    /// Returns the newest namespaces.
+    pub(super) fn namespaces(&self) -> Option<Namespaces> {
+        self.state.lock().namespaces.clone()
+    }
+
+    /// Returns true if there is a change that nobody has taken.
+    pub(super) fn is_set(&self) -> bool {
+        // Whoever sees another value takes the change under a lock. Whoever does not is woken after it was set.
+        self.is_set.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set(&self, access: WatchAccess) -> bool {
+        let mut state = self.state.lock();
+        match &access {
+            _ if state.is_ended => return false,
+            WatchAccess::Ended(_) => state.is_ended = true,
+            WatchAccess::Namespaces(namespaces) if *namespaces == state.namespaces => return false,
+            WatchAccess::Namespaces(namespaces) => state.namespaces.clone_from(namespaces),
+        }
+        state.change = Some(access);
+        self.is_set.store(true, Ordering::Relaxed);
+        true
+    }
+
+    pub(super) fn take(&self) -> Option<WatchAccess> {
+        let mut state = self.state.lock();
+        self.is_set.store(false, Ordering::Relaxed);
+        state.change.take()
+    }
+}
+
+// === impl Watcher ===
+
+impl Watcher {
+    pub(super) fn new(info: WatcherInfo, selection: Arc<Selection>, stream: Option<StreamHandle>) -> Self {
+        let state = pb::WatcherState::Unspecified;
+        Self {
+            info,
+            access: NewAccess::new(selection.namespaces.clone()),
+            stream,
+            since: SystemTime::now(),
+            sent: Sent(Mutex::new(SentEvents { count: 0, bytes: 0, at: now(), version: None })),
+            dropped: AtomicU64::new(0),
+            suppressed: AtomicU64::new(0),
+            progress: Mutex::new(Progress { selection, state, is_merging: false, not_merging_at: None, gauge: None }),
+            end: Mutex::new(None),
+            span: Span::current(),
+        }
+    }
+
+    /// Returns true if the watch holds only a version.
+    pub(super) fn is_parked(&self) -> bool {
+        self.progress.lock().gauge.is_none()
+    }
+
+    /// Returns the age of the oldest event that waits for the watch; zero if there is none.
+    pub(super) fn lag(&self) -> Duration {
+        let gauge = self.progress.lock().gauge.clone();
+        let since = match gauge.as_ref().and_then(CursorGauge::waiting) {
+            Some(Waiting::Nothing) => None,
+            Some(Waiting::Since(at)) => Some(at),
+            Some(Waiting::After(Some(version))) => self.info.resource.informer.waiting_since(&version),
+            Some(Waiting::After(None)) | None => {
+                let version = self.sent.0.lock().version.clone();
+                version.and_then(|version| self.info.resource.informer.waiting_since(&version))
+            }
+        };
+        since.map_or(Duration::ZERO, |at| at.elapsed())
+    }
+
+    /// Returns the changes that are merged for this watch; an empty holder once after they were sent; none otherwise.
+    pub(super) fn merging(&self, before: Age, now: Age) -> Option<Holder> {
+        let gauge = self.progress.lock().gauge.clone();
+        let state = gauge.as_ref().and_then(CursorGauge::state);
+        let mut progress = self.progress.lock();
+        let holder = |since, own, bodies| Holder { stream: self.stream.clone(), since, own, bodies };
+        if let Some(CursorState::Coalescing { entries, bodies }) = state {
+            progress.is_merging = true;
+            return Some(holder(progress.not_merging_at.unwrap_or(before), entries, bodies as u64));
+        }
+        progress.not_merging_at = Some(now);
+        std::mem::take(&mut progress.is_merging).then(|| holder(now, 0, 0))
+    }
+
+    /// Returns the state for operators: while the watch is live, it depends on the cursor.
+    fn state(state: pb::WatcherState, gauge: Option<&CursorGauge<WireFrame>>) -> pb::WatcherState {
+        match gauge.filter(|_| state == pb::WatcherState::Live).and_then(CursorGauge::state) {
+            Some(CursorState::Frozen) => pb::WatcherState::Frozen,
+            Some(CursorState::Blocking) => pb::WatcherState::Blocking,
+            Some(CursorState::Coalescing { .. }) => pb::WatcherState::Coalescing,
+            Some(CursorState::Following) | None => state,
+        }
+    }
+
+    pub(super) fn to_proto(&self, id: u64) -> pb::Watcher {
+        let WatcherInfo { resource, caller, identity, queue, format, view, user_agent, .. } = &self.info;
+        let (selection, state, gauge) = {
+            let Progress { selection, state, gauge, .. } = &*self.progress.lock();
+            (Arc::clone(selection), *state, gauge.clone())
+        };
+        let (count, bytes, at, version) = {
+            let SentEvents { count, bytes, at, version } = &*self.sent.0.lock();
+            (*count, *bytes, *at, version.clone())
+        };
+        let lag = gauge.as_ref().and_then(CursorGauge::lag);
+        pb::Watcher {
+            id,
+            resource: resource.name.clone(),
+            peer: caller.peer.map(|peer| peer.to_string()).unwrap_or_default(),
+            identity: identity.as_ref().map(Identity::to_string).unwrap_or_default(),
+            selection: selection.described(resource.is_secret),
+            policy: proto::full_channel_policy_name(queue.policy).into(),
+            queue_length: u32::try_from(queue.length).unwrap_or(u32::MAX),
+            queued: lag.map_or(0, |lag| u32::try_from(lag).unwrap_or(u32::MAX)),
+            sent: count,
+            dropped: self.dropped.load(Ordering::Relaxed),
+            resource_version: version.map(|version| version.to_string()).unwrap_or_default(),
+            since: Some(proto::timestamp(self.since)),
+            last_progress: Some(proto::timestamp(UNIX_EPOCH + Duration::from_nanos(at))),
+            parked: gauge.is_none(),
+            state: Self::state(state, gauge.as_ref()).into(),
+            bytes_held: self.stream.as_ref().map_or(0, StreamHandle::bytes_held) as u64,
+            suppressed: self.suppressed.load(Ordering::Relaxed),
+            lag: prost_types::Duration::try_from(self.lag()).ok(),
+            bytes_sent: bytes,
+            format: proto::payload_format(*format).into(),
+            view: view.clone(),
+            user_agent: user_agent.to_string(),
+            ended_at: None,
+            end_status: None,
+        }
+    }
+}
+
+// === impl SentEvents ===
+
+impl SentEvents {
+    /// Counts events that were handed to the transport, up to this version.
+    pub(super) fn add(&mut self, events: u64, bytes: usize, version: Option<&ResourceVersion>) {
+        self.count += events;
+        self.bytes += bytes as u64;
+        self.at = now();
+        if let Some(version) = version {
+            match &mut self.version {
+                Some(reached) => reached.clone_from(version),
+                reached => *reached = Some(version.clone()),
+            }
+        }
+    }
+}
+
+/// Returns the present time, in nanoseconds since 1970.
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,245 @@
+//! Figures for operators: `GetStats`, the fields of a watch and of a resource, the metrics, `/debug/informers` and the filter of the
+//! log, of the program in a process of its own.
+
+use std::{fs, path::Path, time::SystemTime};
+
+use informerd::proto::pb::{
+    self, admin_service_client::AdminServiceClient, informer_service_client::InformerServiceClient,
+};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use tonic::{Code, Streaming, transport::Channel};
+
+use crate::{
+    authority::Authority,
+    process::{Metrics, Process},
+    sandbox::{DEADLINE, next, watch_pods},
+};
+
+const WEB: &str = r#"{"kind":"Pod","metadata":{"namespace":"shop","name":"web"},"n":0}"#;
+
+fn serve(directory: &Path) -> Process {
+    fs::write(directory.join("web.json"), WEB).unwrap();
+    Process::start(&["--files", &format!("pods={}@Pod", directory.display())], None)
+}
+
+async fn watch(process: &Process, request: pb::WatchRequest) -> Streaming<pb::WatchResponse> {
+    let mut client = InformerServiceClient::connect(process.address()).await.unwrap();
+    let mut watch = client.watch(request).await.unwrap().into_inner();
+    while !next(&mut watch).await.bookmark.is_some_and(|bookmark| bookmark.initial_events_end) {}
+    watch
+}
+
+async fn watchers(admin: &mut AdminServiceClient<Channel>, include_ended: bool) -> Vec<pb::Watcher> {
+    let request = pb::ListWatchersRequest { include_ended, ..Default::default() };
+    admin.list_watchers(request).await.unwrap().into_inner().watchers
+}
+
+/// Sends a request to the admin port, and returns the head and the body of the answer.
+async fn ask(process: &Process, request: &str) -> (String, String) {
+    let asked = async {
+        let mut stream = TcpStream::connect(process.admin).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.to_owned(), body.to_owned())
+    };
+    tokio::time::timeout(DEADLINE, asked).await.expect("the admin port answers")
+}
+
+async fn put_log_filter(process: &Process, filter: &str) -> (String, String) {
+    ask(process, &format!("PUT /loglevel HTTP/1.0\r\nContent-Length: {}\r\n\r\n{filter}", filter.len())).await
+}
+
+/// Repeats a question until its answer is accepted.
+async fn until<T>(mut ask: impl AsyncFnMut() -> T, is_so: impl Fn(&T) -> bool) -> T {
+    let answered = async {
+        loop {
+            let answer = ask().await;
+            if is_so(&answer) {
+                return answer;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, answered).await.expect("it is so in time")
+}
+
+fn check_resource(stats: &pb::ResourceStats, metrics: &Metrics) {
+    let seconds = |duration: Option<prost_types::Duration>| {
+        std::time::Duration::try_from(duration.unwrap()).unwrap().as_secs_f64()
+    };
+    let label = format!("{{resource=\"{}\"", stats.resource);
+    for (name, expected) in [
+        ("cache_changes_total", stats.changes),
+        ("cache_replaces_total", stats.relists),
+        ("watch_events_sent_total", stats.events_sent),
+        ("watch_sent_bytes_total", stats.bytes_sent),
+        ("watch_events_dropped_total", stats.dropped),
+        ("watch_changes_suppressed_total", stats.suppressed),
+        ("watchers_parked", stats.parked),
+        ("cache_body_bytes", stats.cache_bytes),
+        ("history_bytes", stats.history_bytes),
+        ("expression_errors_total", stats.expression_errors),
+    ] {
+        assert!(metrics.0.contains(&format!("informerd_{name}{label}")), "informerd_{name} is missing");
+        assert_eq!(metrics.sum(&format!("informerd_{name}{label}")) as u64, expected, "informerd_{name}");
+    }
+    assert_eq!((seconds(stats.max_lag), metrics.sum(&format!("informerd_watch_max_lag_seconds{label}"))), (0.0, 0.0));
+    assert_eq!(
+        (seconds(stats.blocked), metrics.sum(&format!("informerd_watch_blocked_seconds_total{label}"))),
+        (0.0, 0.0)
+    );
+}
+
+#[tokio::test]
+async fn the_stats_are_the_numbers_of_the_metrics_and_an_ended_watch_stays_listed() {
+    let directory = TempDir::new().unwrap();
+    let process = serve(directory.path());
+    let mut kept = watch(&process, watch_pods()).await;
+    let structs = pb::WatchRequest { format: pb::PayloadFormat::Struct.into(), ..watch_pods() };
+    let left = watch(&process, structs).await;
+    fs::write(directory.path().join("web.json"), WEB.replace('0', "1")).unwrap();
+    while next(&mut kept).await.object.is_none() {}
+    drop(left);
+    let mut admin = AdminServiceClient::connect(process.address()).await.unwrap();
+    until(async || watchers(&mut admin, false).await, |found| found.len() == 1).await;
+
+    let found = watchers(&mut admin, true).await;
+    let [open, ended] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((open.id, open.format(), open.state()), (1, pb::PayloadFormat::Raw, pb::WatcherState::Live));
+    assert!(open.user_agent.starts_with("tonic/") && open.bytes_sent > 100 && open.ended_at.is_none(), "{open:?}");
+    assert_eq!(open.lag, Some(prost_types::Duration::default()), "it has everything");
+    assert_eq!((ended.id, ended.format(), ended.state()), (2, pb::PayloadFormat::Struct, pb::WatcherState::Ended));
+    let (at, end) = (ended.ended_at.unwrap(), ended.end_status.as_ref().unwrap());
+    assert!(SystemTime::try_from(at).unwrap() >= SystemTime::try_from(ended.since.unwrap()).unwrap());
+    assert_eq!((end.code, ended.lag), (i32::from(Code::Cancelled), None), "{end:?}");
+    let request = pb::ListWatchersRequest { include_ended: true, page_size: 1, ..Default::default() };
+    let page = admin.list_watchers(request.clone()).await.unwrap().into_inner();
+    assert_eq!((page.watchers[0].id, page.next_page_token.as_str()), (1, "1"));
+    let request = pb::ListWatchersRequest { page_token: page.next_page_token, ..request };
+    let page = admin.list_watchers(request).await.unwrap().into_inner();
+    assert_eq!((page.watchers[0].id, page.next_page_token.as_str()), (2, ""));
+
+    // That of the watch that is kept, and that of `admin`.
+    until(async || process.metrics().await, |metrics| metrics.sum("informerd_connections") as u64 == 2).await;
+    let stats = admin.get_stats(pb::GetStatsRequest {}).await.unwrap().into_inner();
+    let (metrics, server) = (process.metrics().await, stats.server.unwrap());
+    let [pods] = &stats.resources[..] else { panic!("{:?}", stats.resources) };
+    assert_eq!((pods.resource.as_str(), pods.changes, pods.relists), ("pods", 1, 1));
+    assert!(pods.events_sent >= 3 && pods.bytes_sent >= open.bytes_sent + ended.bytes_sent, "{pods:?}");
+    assert_eq!(pods.events_sent, open.sent + ended.sent);
+    check_resource(pods, &metrics);
+    for (name, expected) in [
+        ("informerd_watchers", server.watchers),
+        ("informerd_connections", server.connections),
+        ("informerd_waiting_limit_bytes", server.held_bytes_limit),
+    ] {
+        assert_eq!(metrics.sum(name) as u64, expected, "{name}");
+    }
+    assert!(server.watchers == 1 && server.connections == 2 && server.resident_bytes > 1 << 20 && !server.draining);
+    let started_at = SystemTime::try_from(server.started_at.unwrap()).unwrap();
+    let started_at = started_at.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs_f64();
+    assert!((metrics.sum("process_start_time_seconds") - started_at).abs() < 0.1);
+
+    for name in [
+        r#"informerd_watch_ends_total{resource="pods",reason="CANCELLED"} 1"#,
+        r#"informerd_watch_ends_total{resource="pods",reason="DRAINING"} 0"#,
+        r#"informerd_dispatch_duration_seconds_count{resource="pods",stage="publish"} 1"#,
+        r#"informerd_propagation_delay_seconds_count{resource="pods"} 0"#,
+        "informerd_build_info{version=",
+        "informerd_config_info{hash=",
+    ] {
+        assert!(metrics.0.lines().any(|line| line.starts_with(name)), "{name} is not in\n{}", metrics.0);
+    }
+    for name in [
+        r#"informerd_dispatch_duration_seconds_count{resource="pods",stage="cache""#,
+        "informerd_history_oldest_timestamp_seconds",
+        "process_resident_memory_bytes",
+        "process_cpu_seconds_total",
+        "process_open_fds",
+        "process_max_fds",
+    ] {
+        assert!(metrics.sum(name) > 0.0, "{name} in\n{}", metrics.0);
+    }
+    let mut client = InformerServiceClient::connect(process.address()).await.unwrap();
+    let listed = client.list_resources(pb::ListResourcesRequest {}).await.unwrap().into_inner();
+    let oldest_at = SystemTime::try_from(listed.resources[0].oldest_at.unwrap()).unwrap();
+    assert!(oldest_at.elapsed().unwrap() < DEADLINE, "{oldest_at:?}");
+}
+
+#[tokio::test]
+async fn the_state_of_the_informers_is_a_json_document() {
+    let directory = TempDir::new().unwrap();
+    let process = serve(directory.path());
+    let _watch = watch(&process, watch_pods()).await;
+    let (head, body) = ask(&process, "GET /debug/informers HTTP/1.0\r\n\r\n").await;
+    assert!(head.contains("content-type: application/json"), "{head}");
+    let document: Value = serde_json::from_str(&body).unwrap();
+    let pods = &document["informers"][0];
+    assert_eq!((&pods["name"], &pods["state"], &pods["source"]), (&"pods".into(), &"SYNCED".into(), &"files".into()));
+    assert_eq!((&pods["objects"], &pods["watches"], &pods["eventsSent"]), (&1.into(), &1.into(), &1.into()));
+    assert_eq!((&document["watchers"], &document["connections"]), (&1.into(), &1.into()));
+    assert!(!body.contains("shop"), "no object: {body}");
+    let (head, _) = ask(&process, "PUT /debug/informers HTTP/1.0\r\nContent-Length: 0\r\n\r\n").await;
+    assert!(head.contains(" 405 ") && head.contains("allow: GET,HEAD\r\n"), "{head}");
+}
+
+#[tokio::test]
+async fn the_filter_of_the_log_changes_while_the_server_runs() {
+    let directory = TempDir::new().unwrap();
+    let process = serve(directory.path());
+    let answer = ask(&process, "GET /loglevel HTTP/1.0\r\n\r\n").await;
+    assert!(answer.0.contains(" 200 ") && answer.1 == "info\n", "{answer:?}");
+    drop(watch(&process, watch_pods()).await);
+    assert!(!process.log().contains("watch joined"), "{}", process.log());
+    let answer = put_log_filter(&process, "informerd::grpc=debug,warn\n").await;
+    assert!(answer.0.contains(" 200 ") && answer.1 == "informerd::grpc=debug,warn\n", "{answer:?}");
+    drop(watch(&process, watch_pods()).await);
+    let is_logged = |log: &String| {
+        // The watch before may end after the change of the filter, and has no span.
+        let parts = ["watch ended", "CANCELLED", "call{", "informerd.v1.InformerService/Watch"];
+        log.lines().any(|line| parts.iter().all(|part| line.contains(part)))
+    };
+    let log = until(async || process.log(), is_logged).await;
+    assert!(log.contains("log filter changed") && log.contains("watch joined"), "{log}");
+    let (head, body) = put_log_filter(&process, "informerd=loud").await;
+    assert!(head.contains(" 400 ") && body.starts_with("invalid log filter \"informerd=loud\": "), "{head}\n{body}");
+    assert_eq!(body.trim_end().lines().count(), 1, "{body}");
+    let (head, _) = put_log_filter(&process, &"x".repeat(5000)).await;
+    assert!(head.contains(" 413 "), "{head}");
+    let (_, body) = ask(&process, "GET /loglevel HTTP/1.0\r\n\r\n").await;
+    assert_eq!(body, "informerd::grpc=debug,warn\n", "unchanged");
+    let (head, _) = ask(&process, "POST /loglevel HTTP/1.0\r\nContent-Length: 0\r\n\r\n").await;
+    assert!(head.contains(" 405 ") && head.contains("allow: GET,HEAD,PUT\r\n"), "{head}");
+}
+
+#[tokio::test]
+async fn failed_handshakes_and_the_expiry_of_the_certificate_are_metrics() {
+    let directory = TempDir::new().unwrap();
+    let (cert, key) = Authority::new().sign(&["localhost"]);
+    for (name, bytes) in [("tls.crt", &cert[..]), ("tls.key", &key), ("informerd.yaml", CONFIG.as_bytes())] {
+        fs::write(directory.path().join(name), bytes).unwrap();
+    }
+    fs::create_dir(directory.path().join("pods")).unwrap();
+    let process = Process::start(&["--config", directory.path().join("informerd.yaml").to_str().unwrap()], None);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs_f64();
+    let metrics = process.metrics().await;
+    assert!(metrics.sum("informerd_tls_cert_expiry_timestamp_seconds") > now, "{}", metrics.0);
+    assert!(metrics.0.contains("informerd_tls_handshake_failures_total 0"), "{}", metrics.0);
+    let mut plain = TcpStream::connect(process.grpc).await.unwrap();
+    plain.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+    until(
+        async || process.metrics().await,
+        |metrics| metrics.sum("informerd_tls_handshake_failures_total") as u64 == 1,
+    )
+    .await;
+}
+
+const CONFIG: &str =
+    "{ tls: { cert: tls.crt, key: tls.key }, resources: { pods: { source: { files: { path: pods } } } } }";
