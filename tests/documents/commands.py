@@ -208,6 +208,18 @@ def kubernetes(page):
     page.done("the chart accepts the values")
 
 
+def log_level(page):
+    page.expect(shell=1)
+    shown, changed = (line.replace("curl ", "curl --silent --fail ") for line in lines(page.shell[0]))
+    os.environ["INFORMERD_ADMIN_LISTEN"] = shown.split("http://")[1].split("/")[0]
+    page.serve_shop()
+    os.environ["INFORMERD_ADMIN_LISTEN"] = "none"
+    page.run(shown, "info")
+    page.run(changed, "")
+    page.run(shown, "informerd::grpc=debug")
+    page.done("the log level is shown and changed")
+
+
 def sizing(page):
     page.expect(shell=0)
     text = (REPOSITORY / page.page).read_text(encoding="utf-8")
@@ -222,7 +234,8 @@ def sizing(page):
 # The pages, the headings of their commands where some are run elsewhere, and what checks them.
 PAGES = [
     ("docs/kubernetes.md", None, kubernetes),
-    ("docs/operations.md", None, sizing),
+    ("docs/operations.md", "## Logs", log_level),
+    ("docs/operations.md", "## Sizing", sizing),
     ("docs/sources/etcd.md", None, etcd),
     ("docs/sources/files.md", None, files),
     ("docs/sources/informerd.md", None, relay),

@@ -1,7 +1,5 @@
 //! `informerd verify` over etcd, and over a relay of it.
 
-use std::collections::BTreeMap;
-
 use crate::{
     etcd::{Etcd, VERSIONS},
     follow::Follower,
@@ -15,7 +13,7 @@ async fn a_server_and_its_relay_have_the_objects_of_etcd() {
         let etcd = Etcd::start(version).await;
         let mut driver = etcd.driver();
         let object = |n: u32| (format!("{PREFIX}a/{n}"), Some(format!("{{\"n\":{n}}}")));
-        driver.write(&BTreeMap::from_iter((0..3).map(object)));
+        driver.write(&(0..3).map(object).collect());
         let served = Served::start(&etcd, None).await;
         let relay = Served::relay(&served).await;
         for each in [&served, &relay] {
