@@ -141,7 +141,7 @@ impl KillableServer {
     }
 
     /// Returns the version in the header of the snapshot file.
-    pub(crate) fn kept_version(&self) -> u128 {
+    fn kept_version(&self) -> u128 {
         let [header, _] = self.pieces().unwrap();
         header["version"].as_str().unwrap().parse().unwrap()
     }
