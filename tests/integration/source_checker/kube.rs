@@ -378,6 +378,12 @@ impl Upstream for Kube {
                 truth.extend(there);
                 truth
             }));
+            // A list reads every namespace at the version of the first, which may lag. The others are as old until their watches
+            // are open, which a fault may prevent for long.
+            let lags_first = lagging.is_some_and(|lagging| namespaces.first() == Some(&lagging));
+            if lags_first && state.is_listed_since {
+                truths.push(state.world.truth(since));
+            }
             for truth in &mut truths {
                 truth.retain(|(namespace, _), _| namespaces.is_empty() || namespaces.contains(&namespace.as_str()));
                 for fact in truth.values_mut() {
