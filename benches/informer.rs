@@ -3,13 +3,19 @@
 //!
 //! ```sh
 //! cargo bench --bench informer            # or, with fewer objects: cargo bench --bench informer -- 10000
+//! cargo bench --bench informer -- events  # changes a second into the store
 //! ```
 //!
 //! Starts the real server, which reads objects from a pipe. In turns, each in a process of its own, an informer and the baseline
 //! read the selection: the baseline requests one List, decodes the bodies to the same type, and keeps both in a map. Prints the
 //! times until the program has every decoded object, and the growth of resident memory beside the bytes of the JSON. Then an
 //! informer with two handlers receives changes, at first while one handler waits for 10 s in a call, and in turns while it does
-//! not. Absolute times are valid for one machine only.
+//! not.
+//!
+//! With `events`, a process with one informer, one index and one handler is stopped until the server has all changes, and then
+//! reads them as fast as it can. Its processor time for each is the cost, and its inverse the rate of one core.
+//!
+//! Absolute times are valid for one machine only.
 
 #![allow(clippy::print_stdout, reason = "the figures")]
 
@@ -25,11 +31,12 @@ use std::{
 };
 
 use informerd::{
-    cache::{HandlerOptions, InformerOptions, ResourceEventHandlerFuncs, SharedInformer, SourceHealth},
-    client::{Client, Query},
-    model::ObjectKey,
+    cache::{Decode, HandlerOptions, InformerOptions, ResourceEventHandlerFuncs, SharedInformer, SourceHealth},
+    client::{Client, Query, UntilOptions},
+    model::{IndexFunc, Object, ObjectKey},
     proto::pb,
     source::relay::{RelayConfig, RelaySource},
+    watch::{FullChannelPolicy, QueueOptions},
 };
 use serde::Deserialize;
 use tokio::sync::mpsc;
@@ -44,6 +51,15 @@ const PHASES: usize = 6;
 /// Time that the slow handler takes for a call.
 const SLOW: Duration = Duration::from_secs(10);
 const SUBJECTS: [&str; 2] = ["informer", "list"];
+/// Changes for one measurement of the rate: no more than a server's history has by default.
+const EVENTS: usize = 100_000;
+/// Objects that they change.
+const CHANGED: usize = 10_000;
+const RATE_RUNS: usize = 7;
+/// Types of the informer whose rate is measured: objects as they are, and decoded.
+const TYPES: [&str; 2] = ["object", "item"];
+/// Processor time in `/proc/self/stat` is in this unit.
+const TICK: Duration = Duration::from_millis(10);
 
 /// Part of an object that the program reads.
 #[derive(Debug, Deserialize)]
@@ -71,12 +87,20 @@ async fn main() -> Result<()> {
     {
         return follow(subject, address).await;
     }
+    if let [_, kind, address] = &arguments[..]
+        && TYPES.contains(&kind.as_str())
+    {
+        return if kind == "object" { take::<Object>(address).await } else { take::<Item>(address).await };
+    }
+    if arguments.iter().any(|argument| argument == "events") {
+        return events().await;
+    }
     let objects: usize = arguments.iter().find_map(|argument| argument.parse().ok()).unwrap_or(100_000);
     let mut server = Server::start()?;
     let all: String = (0..objects).map(|at| event(at, 0)).collect();
     server.stdin.write_all(all.as_bytes())?;
     drop(all);
-    let reader = informer(&server.address, Query::of("items"))?;
+    let reader = informer::<Item>(&server.address, Query::of("items"))?;
     while reader.snapshot().list_keys().len() < objects {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
@@ -111,7 +135,7 @@ async fn main() -> Result<()> {
 
 /// Prints the delay of a handler's calls with and without a handler that takes long.
 async fn slow_handler(server: &mut Server) -> Result<()> {
-    let informer = informer(&server.address, selection())?;
+    let informer = informer::<Item>(&server.address, selection())?;
     let (sender, mut changes) = mpsc::channel(CHANGES);
     let handler = ResourceEventHandlerFuncs::<Item>::new()
         .on_update(move |_, item| sender.try_send((item.spec.change, Instant::now())).expect("one change at a time"));
@@ -140,13 +164,94 @@ async fn slow_handler(server: &mut Server) -> Result<()> {
     Ok(())
 }
 
+/// Prints the rate at which an informer of each type takes changes.
+async fn events() -> Result<()> {
+    let (mut server, mut costs, mut last) = (Server::start()?, TYPES.map(|_| Vec::new()), 0);
+    let client = Client::connect(&server.address.parse()?).await?;
+    server
+        .write(&(0..CHANGED).map(|at| event(at, 0)).collect::<String>(), &client, &format!("count == {CHANGED}"))
+        .await?;
+    for run in 0..RATE_RUNS {
+        for (kind, costs) in TYPES.iter().zip(&mut costs) {
+            let mut command = Command::new(std::env::current_exe()?);
+            let mut informer =
+                command.args([kind, server.address.as_str()]).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+            let mut lines = BufReader::new(informer.stdout.take().ok_or("no stdout")?).lines();
+            lines.next().ok_or("the informer has ended")??;
+            signal("-STOP", &informer)?;
+            last += EVENTS;
+            let changes = (last - EVENTS..last).map(|change| event(change % CHANGED, change + 1)).collect::<String>();
+            let written = server.write(&changes, &client, &format!("object.spec.change == {last}")).await;
+            signal("-CONT", &informer)?;
+            written?;
+            let nanos: u64 = lines.next().ok_or("the informer has ended")??.parse()?;
+            costs.push(nanos);
+            informer.wait()?;
+            eprintln!("run {}: {kind}, {nanos} ns for a change", run + 1);
+        }
+    }
+    println!(
+        "{EVENTS} changes of {CHANGED} objects of {OBJECT_BYTES} bytes, one index, one handler; {RATE_RUNS} runs of each"
+    );
+    for (kind, mut costs) in TYPES.iter().zip(costs) {
+        let rate = |nanos: u64| 1_000_000 / nanos.max(1);
+        let (middle, least) = (median(&mut costs), costs[0]);
+        let most = costs[costs.len() - 1];
+        println!(
+            "{kind:<7} {} thousand changes in a second of processor time ({} to {}), {:.2} us each",
+            rate(middle),
+            rate(most),
+            rate(least),
+            middle as f64 / 1e3
+        );
+    }
+    Ok(())
+}
+
+/// Takes changes into the store of an informer of this type; prints a line when it begins, and the cost of a change in nanoseconds.
+async fn take<T: Decode>(address: &str) -> Result<()> {
+    let informer: SharedInformer<T> = informer(address, Query::of("items"))?;
+    informer.add_indexers([("group".to_owned(), IndexFunc::Label("group".into()))]).await?;
+    let (done, mut all) = mpsc::channel(1);
+    let mut calls = 0;
+    let handler = ResourceEventHandlerFuncs::<T>::new().on_update(move |_, _| {
+        calls += 1;
+        if calls == EVENTS {
+            done.try_send(()).expect("sent once");
+        }
+    });
+    // Other policies may merge changes.
+    let queue = QueueOptions { policy: FullChannelPolicy::Replay, length: 512 };
+    let options = HandlerOptions { queue, ..HandlerOptions::default() };
+    informer.add_handler(handler, options)?.wait_for_sync().await;
+    let before = processor_time()?;
+    println!("ready");
+    all.recv().await.ok_or("the handler has ended")?;
+    println!("{}", (processor_time()? - before).as_nanos() / EVENTS as u128);
+    Ok(())
+}
+
+/// Sends a signal to a process.
+fn signal(name: &str, process: &Child) -> Result<()> {
+    let is_sent = Command::new("kill").args([name, &process.id().to_string()]).status()?.success();
+    if is_sent { Ok(()) } else { Err(format!("kill {name} failed").into()) }
+}
+
+/// Returns the processor time of this process.
+fn processor_time() -> Result<Duration> {
+    let stat = fs::read_to_string("/proc/self/stat")?;
+    let fields = stat.rsplit(") ").next().ok_or("no figures")?.split(' ').skip(11).take(2);
+    let ticks = fields.map(str::parse::<u32>).sum::<std::result::Result<u32, std::num::ParseIntError>>()?;
+    Ok(TICK * ticks)
+}
+
 /// Reads the selection in this process, and prints the microseconds that took and the growth of the resident memory in bytes.
 async fn follow(subject: &str, address: &str) -> Result<()> {
     let client = Client::connect(&address.parse()?).await?;
     let before = resident()?;
     let start = Instant::now();
     let (count, time, after) = if subject == "informer" {
-        let informer = informer(address, selection())?;
+        let informer = informer::<Item>(address, selection())?;
         let count = informer.wait_for_cache_sync().await?.list().len();
         (count, start.elapsed(), resident()?)
     } else {
@@ -170,7 +275,7 @@ fn selection() -> Query {
     Query { label_selector: "group=selected".to_owned(), ..Query::of("items") }
 }
 
-fn informer(address: &str, query: Query) -> Result<SharedInformer<Item>> {
+fn informer<T: Decode>(address: &str, query: Query) -> Result<SharedInformer<T>> {
     let config = RelayConfig { query, ..RelayConfig::new(address.parse()?, "items") };
     let health = SourceHealth::new(config.heartbeat, Duration::from_secs(15));
     let source = RelaySource::new(config, health.clone());
@@ -242,6 +347,15 @@ impl Server {
         // Drains stderr, or the server would block on the pipe.
         std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
         Ok(Self { child, stdin, address: format!("http://127.0.0.1:{port}") })
+    }
+}
+
+impl Server {
+    /// Writes events, and waits until the server meets a condition.
+    async fn write(&mut self, events: &str, client: &Client, condition: &str) -> Result<()> {
+        self.stdin.write_all(events.as_bytes())?;
+        client.until(&Query::of("items"), &[condition.to_owned()], &UntilOptions::default()).await?;
+        Ok(())
     }
 }
 
