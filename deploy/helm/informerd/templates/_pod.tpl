@@ -100,7 +100,8 @@ labels:
   {{- toYaml . | nindent 2 }}
   {{- end }}
 annotations:
-  # informerd reads its configuration once: a change of it replaces the pods.
+  # A change of the configuration replaces the pods, in place of a reload: it also applies the keys that a reload cannot, with the roles
+  # and the memory of the same release, and a file that is wrong stops at the first new pod.
   checksum/config: {{ include "informerd.config" . | sha256sum }}
   {{- if not .Values.podMonitor.enabled }}
   prometheus.io/scrape: "true"
