@@ -49,6 +49,7 @@ mod routes;
 mod service;
 mod stats;
 mod status;
+mod subscribe;
 mod time_slice;
 mod until;
 mod views;

@@ -298,6 +298,56 @@ pub struct Dropped {
     #[prost(string, tag = "2")]
     pub after_resource_version: ::prost::alloc::string::String,
 }
+/// Watches to close and to open, in this order. At most 64 KiB. Since: subscribe.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SubscribeRequest {
+    /// Watches to open.
+    #[prost(message, repeated, tag = "1")]
+    pub open: ::prost::alloc::vec::Vec<OpenWatch>,
+    /// Ids of watches to close. The server confirms each with `ended`, and sends nothing more under that id. Ids of
+    /// watches that have ended are ignored.
+    #[prost(uint32, repeated, tag = "2")]
+    pub close: ::prost::alloc::vec::Vec<u32>,
+    /// Ids of watches to pause: the server stops reading them, their queues fill, and their own policies act. A client pauses
+    /// a watch whose consumer lags, so that it does not hold up the others on the stream. The end of a paused watch is sent.
+    #[prost(uint32, repeated, tag = "3")]
+    pub pause: ::prost::alloc::vec::Vec<u32>,
+    /// Ids of paused watches to continue.
+    #[prost(uint32, repeated, tag = "4")]
+    pub resume: ::prost::alloc::vec::Vec<u32>,
+}
+/// A watch to open on a Subscribe stream. Since: subscribe.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct OpenWatch {
+    /// Not 0 and not in use: an id is free again when the client has received its `ended`. Small ids are cheapest.
+    #[prost(uint32, tag = "1")]
+    pub id: u32,
+    /// As for Watch. A BOOKMARK may come earlier than bookmark_interval, together with other watches' BOOKMARKs.
+    #[prost(message, optional, tag = "2")]
+    pub watch: ::core::option::Option<WatchRequest>,
+}
+/// Everything that is due on the stream, at most 64 KiB unless a single response is larger. Since: subscribe.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SubscribeResponse {
+    /// In order.
+    #[prost(message, repeated, tag = "1")]
+    pub deliveries: ::prost::alloc::vec::Vec<Delivery>,
+}
+/// Consecutive messages of one or several watches. Since: subscribe.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Delivery {
+    /// The ids of the watches that these responses belong to. The server may send once what is the same for several
+    /// watches: one BOOKMARK with many ids is the progress of all of them.
+    #[prost(uint32, repeated, tag = "1")]
+    pub watch_ids: ::prost::alloc::vec::Vec<u32>,
+    /// In order; exactly what Watch would send.
+    #[prost(message, repeated, tag = "2")]
+    pub responses: ::prost::alloc::vec::Vec<WatchResponse>,
+    /// These watches have ended: with the status of the last response if that is an ERROR, otherwise with OK (timeout,
+    /// close).
+    #[prost(bool, tag = "3")]
+    pub ended: bool,
+}
 /// The selection of a List and its pages.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListRequest {
@@ -839,6 +889,12 @@ pub struct Watcher {
     /// The client program, from the header user-agent, at most 256 bytes. Since: operations.
     #[prost(string, tag = "22")]
     pub user_agent: ::prost::alloc::string::String,
+    /// The Subscribe stream that it belongs to, unique in this process; 0 for a Watch. Since: subscribe.
+    #[prost(uint64, tag = "23")]
+    pub stream_id: u64,
+    /// The client's id for it on that stream. Since: subscribe.
+    #[prost(uint32, tag = "24")]
+    pub watch_id: u32,
     /// Time of its end. Since: operations.
     #[prost(message, optional, tag = "25")]
     pub ended_at: ::core::option::Option<::prost_types::Timestamp>,
@@ -1486,6 +1542,48 @@ pub mod informer_service_client {
                 .insert(GrpcMethod::new("informerd.v1.InformerService", "Watch"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Runs any number of watches, of any resources, on one stream. A server without it answers UNIMPLEMENTED: use Watch.
+        /// Since: subscribe.
+        ///
+        /// The client opens and closes watches at any time, each under an id of its choice. Each has its own selection, view,
+        /// policy, queue, version and end, and counts as one watch for limits and quotas; its messages are those of Watch.
+        /// After the client has half-closed, the open watches continue; the stream ends with OK after the last of them.
+        ///
+        /// Order: within a watch as in Watch; between watches none. Every watch with something to send gets a turn of at most
+        /// 16 KiB, or one message, so initial events do not delay other watches' changes by more than one round.
+        ///
+        /// Flow control: all watches share the stream's HTTP/2 window. A client that stops reading stops all of them; each
+        /// then lags behind on its own, and its own policy applies. Clients read continuously, and pause a watch whose
+        /// consumer lags (SubscribeRequest.pause).
+        ///
+        /// Errors: a failure of one watch is its ERROR response with `ended`; the stream goes on. An id that is 0 or still in
+        /// use ends the stream with INVALID_ARGUMENT / SUBSCRIBE_INVALID. An end of the stream itself is first sent to every
+        /// open watch, unless the client has stopped reading. A server that drains ends each watch with DRAINING and the version
+        /// to resume from, and after the last of them the stream with UNAVAILABLE / DRAINING.
+        pub async fn subscribe(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::SubscribeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::SubscribeResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/informerd.v1.InformerService/Subscribe",
+            );
+            let mut req = request.into_streaming_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("informerd.v1.InformerService", "Subscribe"));
+            self.inner.streaming(req, path, codec).await
+        }
         /// Streams one consistent snapshot of a resource, sorted by namespace and name, in chunks of at most 1 MiB (a larger
         /// object has a chunk of its own). There is always at least one chunk, because a chunk carries the version.
         ///
@@ -1726,6 +1824,33 @@ pub mod informer_service_server {
         > {
             Err(tonic::Status::unimplemented("Not yet implemented"))
         }
+        /// Runs any number of watches, of any resources, on one stream. A server without it answers UNIMPLEMENTED: use Watch.
+        /// Since: subscribe.
+        ///
+        /// The client opens and closes watches at any time, each under an id of its choice. Each has its own selection, view,
+        /// policy, queue, version and end, and counts as one watch for limits and quotas; its messages are those of Watch.
+        /// After the client has half-closed, the open watches continue; the stream ends with OK after the last of them.
+        ///
+        /// Order: within a watch as in Watch; between watches none. Every watch with something to send gets a turn of at most
+        /// 16 KiB, or one message, so initial events do not delay other watches' changes by more than one round.
+        ///
+        /// Flow control: all watches share the stream's HTTP/2 window. A client that stops reading stops all of them; each
+        /// then lags behind on its own, and its own policy applies. Clients read continuously, and pause a watch whose
+        /// consumer lags (SubscribeRequest.pause).
+        ///
+        /// Errors: a failure of one watch is its ERROR response with `ended`; the stream goes on. An id that is 0 or still in
+        /// use ends the stream with INVALID_ARGUMENT / SUBSCRIBE_INVALID. An end of the stream itself is first sent to every
+        /// open watch, unless the client has stopped reading. A server that drains ends each watch with DRAINING and the version
+        /// to resume from, and after the last of them the stream with UNAVAILABLE / DRAINING.
+        async fn subscribe(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::SubscribeRequest>>,
+        ) -> std::result::Result<
+            tonic::Response<BoxStream<super::SubscribeResponse>>,
+            tonic::Status,
+        > {
+            Err(tonic::Status::unimplemented("Not yet implemented"))
+        }
         /// Streams one consistent snapshot of a resource, sorted by namespace and name, in chunks of at most 1 MiB (a larger
         /// object has a chunk of its own). There is always at least one chunk, because a chunk carries the version.
         ///
@@ -1926,6 +2051,54 @@ pub mod informer_service_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/informerd.v1.InformerService/Subscribe" => {
+                    #[allow(non_camel_case_types)]
+                    struct SubscribeSvc<T: InformerService>(pub Arc<T>);
+                    impl<
+                        T: InformerService,
+                    > tonic::server::StreamingService<super::SubscribeRequest>
+                    for SubscribeSvc<T> {
+                        type Response = super::SubscribeResponse;
+                        type ResponseStream = BoxStream<super::SubscribeResponse>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<
+                                tonic::Streaming<super::SubscribeRequest>,
+                            >,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as InformerService>::subscribe(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SubscribeSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -106,26 +106,24 @@ const DENIALS: [&str; 2] = ["QUOTA_EXCEEDED", "AUTHORIZER_UNAVAILABLE"];
 impl AuditedCall {
     /// Creates the entry of a request; none for a probe.
     pub(super) fn new(log: &AuditLog, path: &str, extensions: &Extensions) -> Option<Self> {
-        static LAST: AtomicU64 = AtomicU64::new(0);
         if path.starts_with(HEALTH_PATHS) {
             return None;
         }
-        let method = path.rsplit('/').next().unwrap_or_default();
-        let entry = Entry {
-            log: log.clone(),
-            id: LAST.fetch_add(1, Ordering::Relaxed) + 1,
-            peer: extensions.get().copied(),
-            method: excerpt(method).into_owned(),
-            started: Instant::now(),
-            requested: Mutex::default(),
-            bytes: AtomicU64::new(0),
-            events: AtomicU64::new(0),
-        };
-        let call = Self(Arc::new(entry));
+        let method = excerpt(path.rsplit('/').next().unwrap_or_default()).into_owned();
+        let peer = extensions.get().copied();
+        let call = Self(Arc::new(Entry::new(log, peer, method, Requested::default())));
         if let Some(identity) = extensions.get() {
             call.is_of(identity, None);
         }
         Some(call)
+    }
+
+    /// Creates the entry of a watch on a Subscribe stream.
+    pub(super) fn of_watch(&self) -> Self {
+        let Entry { log, peer, method, .. } = &*self.0;
+        let Requested { user, impersonator, .. } = &*self.0.requested.lock();
+        let requested = Requested { user: user.clone(), impersonator: impersonator.clone(), ..Requested::default() };
+        Self(Arc::new(Entry::new(log, *peer, method.clone(), requested)))
     }
 
     /// Records the caller, and who makes the call on its behalf.
@@ -177,7 +175,13 @@ impl AuditedCall {
 
     /// Records the headers of the response, which have a status if the call is refused.
     pub(super) fn answers(&self, headers: &HeaderMap) {
-        let Some(status) = Status::from_header_map(headers) else { return };
+        if let Some(status) = Status::from_header_map(headers) {
+            self.refuses(&status);
+        }
+    }
+
+    /// Records the status with which the call is refused.
+    pub(super) fn refuses(&self, status: &Status) {
         let reason = status.get_details_error_info().map(|info| info.reason);
         let is_denial = matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied)
             || reason.as_ref().is_some_and(|reason| DENIALS.contains(&&**reason));
@@ -205,6 +209,20 @@ fn name_of(format: PayloadFormat) -> &'static str {
 // === impl Entry ===
 
 impl Entry {
+    fn new(log: &AuditLog, peer: Option<Peer>, method: String, requested: Requested) -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Self {
+            log: log.clone(),
+            id: LAST.fetch_add(1, Ordering::Relaxed) + 1,
+            peer,
+            method,
+            started: Instant::now(),
+            requested: Mutex::new(requested),
+            bytes: AtomicU64::new(0),
+            events: AtomicU64::new(0),
+        }
+    }
+
     fn write<'a>(&'a self, requested: &'a Requested, event: &'static str, with: impl FnOnce(Line<'a>) -> Line<'a>) {
         let Requested { user, impersonator, resource, namespace, selection, namespaces, format, view, .. } = requested;
         let line = with(Line {

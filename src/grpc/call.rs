@@ -20,8 +20,8 @@ use crate::{
     watch::Client,
 };
 
-/// Properties of a call besides its request.
-#[derive(Debug)]
+/// Properties of a call besides its request; of a watch on a Subscribe stream, those of that stream.
+#[derive(Debug, Clone)]
 pub(super) struct Call {
     /// Peer that made the call, if the transport has set it.
     pub(super) peer: Option<Peer>,
@@ -39,6 +39,17 @@ pub(super) struct Call {
     pub(super) audited: Option<AuditedCall>,
     /// Maximum time to wait for the first list.
     pub(super) wait: Duration,
+    /// Its place on a Subscribe stream, if it is a watch there.
+    pub(super) subscription: Option<Subscription>,
+}
+
+/// Place of a watch on a Subscribe stream.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Subscription {
+    /// Number of the stream, unique in this process and not 0.
+    pub(super) stream_id: u64,
+    /// Id that the client has chosen.
+    pub(super) watch_id: u32,
 }
 
 /// Authenticated client that makes a call on behalf of another: an extension of the request.
@@ -70,7 +81,14 @@ impl Call {
             user_agent: user_agent(headers),
             audited: extensions.get().cloned(),
             wait: wait_of(timeout_of(headers)),
+            subscription: None,
         }
+    }
+
+    /// Returns the call of a watch on this stream, which has its own entry in the audit log.
+    pub(super) fn of_watch(&self, subscription: Subscription) -> Self {
+        let audited = self.audited.as_ref().map(AuditedCall::of_watch);
+        Self { audited, subscription: Some(subscription), ..self.clone() }
     }
 
     /// Returns the user and uid of the caller, to whom page tokens are bound.

@@ -9,7 +9,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -38,16 +38,23 @@ pub(super) struct Age {
     replaced: u64,
 }
 
-/// Holder of states of a resource: a stream.
+/// Holder of states of a resource.
 #[derive(Debug, Clone)]
 pub(super) struct Holder {
-    pub(super) stream: Option<StreamHandle>,
+    pub(super) charge: Arc<StreamCharge>,
     /// Age of its oldest state: it references no state that was replaced before.
     pub(super) since: Age,
     /// Size of all its states, in bytes.
     pub(super) bodies: u64,
     /// Memory that only this holder uses, in bytes.
     pub(super) own: usize,
+}
+
+/// Bytes that one holder keeps for its stream, which may have several: dropping this ends the charge.
+#[derive(Debug)]
+pub(super) struct StreamCharge {
+    stream: Option<StreamHandle>,
+    bytes: AtomicUsize,
 }
 
 /// Divides the bytes that were replaced before the history begins among the holders, which are sorted by age, the oldest first.
@@ -67,7 +74,8 @@ impl HeldSnapshots {
     pub(super) fn hold(self: &Arc<Self>, snapshot: &Snapshot, stream: Option<StreamHandle>) -> HeldSnapshot {
         let since = Age::of(snapshot);
         let key = (since, self.last.fetch_add(1, Ordering::Relaxed));
-        self.held.lock().insert(key, Holder { stream, since, bodies: snapshot.size(), own: 0 });
+        let charge = Arc::new(StreamCharge::new(stream));
+        self.held.lock().insert(key, Holder { charge, since, bodies: snapshot.size(), own: 0 });
         HeldSnapshot { snapshots: Arc::clone(self), key }
     }
 
@@ -80,9 +88,7 @@ impl HeldSnapshots {
         for (holder, share) in holders.iter().zip(shares(&holders, begin)) {
             let bytes = holder.own + share as usize;
             kept += bytes;
-            if let Some(stream) = &holder.stream {
-                stream.keep(bytes);
-            }
+            holder.charge.set(bytes);
         }
         kept
     }
@@ -94,10 +100,28 @@ impl HeldSnapshots {
 
 impl Drop for HeldSnapshot {
     fn drop(&mut self) {
-        let holder = self.snapshots.held.lock().remove(&self.key);
-        if let Some(stream) = holder.and_then(|holder| holder.stream) {
-            stream.keep(0);
+        drop(self.snapshots.held.lock().remove(&self.key));
+    }
+}
+
+// === impl StreamCharge ===
+
+impl StreamCharge {
+    pub(super) fn new(stream: Option<StreamHandle>) -> Self {
+        Self { stream, bytes: AtomicUsize::new(0) }
+    }
+
+    fn set(&self, bytes: usize) {
+        let before = self.bytes.swap(bytes, Ordering::Relaxed);
+        if let Some(stream) = self.stream.as_ref().filter(|_| before != bytes) {
+            stream.keep(before, bytes);
         }
+    }
+}
+
+impl Drop for StreamCharge {
+    fn drop(&mut self) {
+        self.set(0);
     }
 }
 
@@ -123,7 +147,8 @@ mod tests {
     }
 
     fn of(holders: &[(Age, u64)], begin: Age) -> Vec<u64> {
-        let holder = |&(since, bodies): &(Age, u64)| Holder { stream: None, since, bodies, own: 0 };
+        let holder =
+            |&(since, bodies): &(Age, u64)| Holder { charge: Arc::new(StreamCharge::new(None)), since, bodies, own: 0 };
         let holders: Vec<Holder> = holders.iter().map(holder).collect();
         shares(&holders, begin).collect()
     }

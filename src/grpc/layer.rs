@@ -63,7 +63,9 @@ pub struct RequestBody(pub(super) RequestMessages<tonic::body::Body>);
 #[derive(Default)]
 pub struct ResponseBody(pub(super) Option<Box<dyn BoundedBody<Error = Status>>>);
 
-/// Path prefix of the only service whose requests are streams.
+/// Path of a method whose requests are streams.
+pub(super) const SUBSCRIBE_PATH: &str = "/informerd.v1.InformerService/Subscribe";
+/// Path prefix of a service whose requests are streams.
 const REFLECTION_PATHS: &str = "/grpc.reflection.";
 /// Path prefix of the only service that needs no credentials: a probe has none, and it learns nothing but the names of resources
 /// that it already has.
@@ -116,7 +118,7 @@ where
         let bounds = RequestBounds {
             bytes: config.request_bytes,
             timeout: config.request_timeout,
-            is_stream: request.uri().path().starts_with(REFLECTION_PATHS),
+            is_stream: request.uri().path().starts_with(REFLECTION_PATHS) || request.uri().path() == SUBSCRIBE_PATH,
         };
         let stream = request.extensions().get::<StreamHandle>().cloned();
         let audit = config.audit.as_ref();

@@ -85,9 +85,11 @@ const ADMIN_SERVICE: &str = "informerd.v1.AdminService";
 const HEALTH_SERVICE: &str = "grpc.health.v1.Health";
 const UNARY: &str = "unary";
 const SERVER_STREAM: &str = "server_stream";
+const BIDI_STREAM: &str = "bidi_stream";
 /// Methods whose calls are counted.
-const METHODS: [Method; 14] = [
+const METHODS: [Method; 15] = [
     (INFORMER_SERVICE, "Watch", SERVER_STREAM),
+    (INFORMER_SERVICE, "Subscribe", BIDI_STREAM),
     (INFORMER_SERVICE, "List", SERVER_STREAM),
     (INFORMER_SERVICE, "Get", UNARY),
     (INFORMER_SERVICE, "ByIndex", SERVER_STREAM),
@@ -99,8 +101,8 @@ const METHODS: [Method; 14] = [
     (ADMIN_SERVICE, "GetStats", UNARY),
     (HEALTH_SERVICE, "Check", UNARY),
     (HEALTH_SERVICE, "Watch", SERVER_STREAM),
-    ("grpc.reflection.v1.ServerReflection", "ServerReflectionInfo", "bidi_stream"),
-    ("grpc.reflection.v1alpha.ServerReflection", "ServerReflectionInfo", "bidi_stream"),
+    ("grpc.reflection.v1.ServerReflection", "ServerReflectionInfo", BIDI_STREAM),
+    ("grpc.reflection.v1alpha.ServerReflection", "ServerReflectionInfo", BIDI_STREAM),
 ];
 /// Status codes, under their names in grpc-go.
 const CODES: [(Code, &str); 17] = [

@@ -1,4 +1,4 @@
-//! Dispatch of RPCs: handwritten code serves Watch, List, ByIndex and Get, the generated services serve everything else.
+//! Dispatch of RPCs: handwritten code serves Watch, Subscribe, List, ByIndex and Get, the generated services serve everything else.
 
 use std::{
     collections::BTreeMap,
@@ -17,12 +17,12 @@ use super::{
     call::{Call, message},
     generated::Generated,
     get,
-    layer::{CallLayer, CallRequest, Calls, RequestBody, ResponseBody, refused},
+    layer::{CallLayer, CallRequest, Calls, RequestBody, ResponseBody, SUBSCRIBE_PATH, refused},
     list,
     request::RequestMessages,
     service::Service,
     status::ApiError,
-    watch,
+    subscribe, watch,
 };
 use crate::{
     proto::pb::{admin_service_server::AdminServiceServer, informer_service_server::InformerServiceServer},
@@ -52,6 +52,7 @@ type GeneratedService = BoxCloneSyncService<Request<Body>, Response<Body>, Infal
 #[derive(Debug, Clone, Copy)]
 enum Own {
     Watch,
+    Subscribe,
     List,
     ByIndex,
     Get,
@@ -95,9 +96,9 @@ impl Routes {
         })
     }
 
-    /// Returns true if a request opens a Watch: a stream that is cheap to poll and is woken together with many others.
+    /// Returns true if a request opens watches: a stream that is cheap to poll and is woken together with many others.
     pub fn is_watch<B>(request: &Request<B>) -> bool {
-        request.uri().path() == WATCH_PATH
+        matches!(request.uri().path(), WATCH_PATH | SUBSCRIBE_PATH)
     }
 }
 
@@ -142,6 +143,7 @@ impl tower::Service<CallRequest> for Methods {
         let request = request.map(|RequestBody(messages)| messages);
         let own = match request.uri().path() {
             WATCH_PATH => Own::Watch,
+            SUBSCRIBE_PATH => Own::Subscribe,
             LIST_PATH => Own::List,
             BY_INDEX_PATH => Own::ByIndex,
             GET_PATH => Own::Get,
@@ -175,6 +177,7 @@ async fn answered(
     let call = Call::new(&parts.headers, &parts.extensions);
     Ok(match own {
         Own::Watch => Box::new(watch::open(service, message(body).await?, call).await?),
+        Own::Subscribe => Box::new(subscribe::open(service, body, call)?),
         Own::List => Box::new(list::list(service, message(body).await?, call).await?),
         Own::ByIndex => Box::new(list::by_index(service, message(body).await?, call).await?),
         Own::Get => Box::new(get::get(service, message(body).await?, call).await?),

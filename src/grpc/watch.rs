@@ -12,4 +12,7 @@ mod open;
 mod tests;
 mod timer;
 
-pub(super) use open::{access, open, open_with};
+pub(super) use self::{
+    body::WatchBody,
+    open::{access, open, open_with},
+};

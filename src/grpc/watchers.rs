@@ -147,7 +147,9 @@ impl Watchers {
             tokio::time::sleep(grace).await;
             let blocking: Vec<(u64, Arc<Watcher>)> = {
                 let open = self.open.lock();
-                let blocking = open.watchers.iter().filter(|(_, watcher)| watcher.info.queue.policy == Block);
+                // On a Subscribe stream, others share the window; the end of a paused watch is sent.
+                let is_resettable = |info: &WatcherInfo| info.queue.policy == Block && info.subscription.is_none();
+                let blocking = open.watchers.iter().filter(|(_, watcher)| is_resettable(&watcher.info));
                 blocking.map(|(id, watcher)| (*id, Arc::clone(watcher))).collect()
             };
             let mut found = BTreeSet::new();

@@ -15,6 +15,13 @@ pub struct Chunk {
 
 // === impl Chunk ===
 
+impl Chunk {
+    /// Returns the pieces that are left, in order.
+    pub fn pieces(&self) -> impl Iterator<Item = &Bytes> {
+        std::iter::once(&self.first).chain(&self.rest).filter(|piece| !piece.is_empty())
+    }
+}
+
 impl From<Bytes> for Chunk {
     fn from(first: Bytes) -> Self {
         Self { first, rest: VecDeque::new(), remaining: 0 }
@@ -41,8 +48,7 @@ impl Buf for Chunk {
     }
 
     fn chunks_vectored<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
-        let pieces = std::iter::once(&self.first).chain(&self.rest).filter(|piece| !piece.is_empty());
-        slices.iter_mut().zip(pieces).map(|(slice, piece)| *slice = IoSlice::new(piece)).count()
+        slices.iter_mut().zip(self.pieces()).map(|(slice, piece)| *slice = IoSlice::new(piece)).count()
     }
 
     fn advance(&mut self, mut count: usize) {

@@ -156,9 +156,11 @@ impl StreamHandle {
         self.0.reset.load(Ordering::Acquire) == STALLED
     }
 
-    /// Records the number of bytes that other parts of the server hold for the stream.
-    pub fn keep(&self, bytes: usize) {
-        self.0.kept.store(bytes, Ordering::Relaxed);
+    /// Replaces one of the numbers of bytes that other parts of the server hold for the stream.
+    pub fn keep(&self, before: usize, bytes: usize) {
+        // The ledger may have cleared the sum meanwhile.
+        let replace = |kept: usize| Some((kept + bytes).saturating_sub(before));
+        self.0.kept.fetch_update(Ordering::Relaxed, Ordering::Relaxed, replace).ok();
     }
 
     /// Sets the owner, to whose limit the bytes of the stream count from now on.

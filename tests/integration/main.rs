@@ -56,6 +56,7 @@ mod slow_client;
 mod source_checker;
 mod stats;
 mod stream;
+mod subscribe;
 mod tcp_proxy;
 mod tidy;
 mod tls;

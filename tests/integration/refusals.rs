@@ -232,6 +232,7 @@ fn the_api_page_lists_every_reason() {
         + include_str!("../../src/grpc/query.rs")
         + include_str!("../../src/grpc/page.rs").split("#[cfg(test)]").next().unwrap()
         + include_str!("../../src/grpc/service.rs").split("#[cfg(test)]").next().unwrap()
+        + include_str!("../../src/grpc/subscribe/body.rs")
         + include_str!("../../src/grpc/until.rs")
         + include_str!("../../src/grpc/views.rs").split("#[cfg(test)]").next().unwrap()
         + include_str!("../../src/grpc/watch/open.rs");

@@ -255,3 +255,22 @@ async fn a_watch_ends_when_its_client_disconnects() {
     };
     tokio::time::timeout(DEADLINE, gone).await.expect("every watch is let go of");
 }
+
+/// A connection polls its watches in one task, which has a budget for its timers.
+#[tokio::test]
+async fn every_silent_watch_of_a_connection_with_many_gets_its_bookmarks() {
+    let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let client = sandbox.client().await;
+    let interval = Some(prost_types::Duration { seconds: 0, nanos: 300_000_000 });
+    let request = pb::WatchRequest { bookmark_interval: interval, ..watch_from_now() };
+    let opening = (0..400).map(|_| {
+        let (mut client, request) = (client.clone(), request.clone());
+        async move { client.watch(request).await.unwrap().into_inner() }
+    });
+    let mut watches = futures_util::future::join_all(opening).await;
+    for round in 0..3 {
+        for watch in &mut watches {
+            assert_eq!(words(&next(watch).await), "BOOKMARK @1", "round {round}");
+        }
+    }
+}

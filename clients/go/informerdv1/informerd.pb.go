@@ -1665,6 +1665,248 @@ func (x *Dropped) GetAfterResourceVersion() string {
 	return ""
 }
 
+// Watches to close and to open, in this order. At most 64 KiB. Since: subscribe.
+type SubscribeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Watches to open.
+	Open []*OpenWatch `protobuf:"bytes,1,rep,name=open,proto3" json:"open,omitempty"`
+	// Ids of watches to close. The server confirms each with `ended`, and sends nothing more under that id. Ids of
+	// watches that have ended are ignored.
+	Close []uint32 `protobuf:"varint,2,rep,packed,name=close,proto3" json:"close,omitempty"`
+	// Ids of watches to pause: the server stops reading them, their queues fill, and their own policies act. A client pauses
+	// a watch whose consumer lags, so that it does not hold up the others on the stream. The end of a paused watch is sent.
+	Pause []uint32 `protobuf:"varint,3,rep,packed,name=pause,proto3" json:"pause,omitempty"`
+	// Ids of paused watches to continue.
+	Resume        []uint32 `protobuf:"varint,4,rep,packed,name=resume,proto3" json:"resume,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubscribeRequest) Reset() {
+	*x = SubscribeRequest{}
+	mi := &file_informerd_v1_informerd_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubscribeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubscribeRequest) ProtoMessage() {}
+
+func (x *SubscribeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_informerd_v1_informerd_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubscribeRequest.ProtoReflect.Descriptor instead.
+func (*SubscribeRequest) Descriptor() ([]byte, []int) {
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *SubscribeRequest) GetOpen() []*OpenWatch {
+	if x != nil {
+		return x.Open
+	}
+	return nil
+}
+
+func (x *SubscribeRequest) GetClose() []uint32 {
+	if x != nil {
+		return x.Close
+	}
+	return nil
+}
+
+func (x *SubscribeRequest) GetPause() []uint32 {
+	if x != nil {
+		return x.Pause
+	}
+	return nil
+}
+
+func (x *SubscribeRequest) GetResume() []uint32 {
+	if x != nil {
+		return x.Resume
+	}
+	return nil
+}
+
+// A watch to open on a Subscribe stream. Since: subscribe.
+type OpenWatch struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Not 0 and not in use: an id is free again when the client has received its `ended`. Small ids are cheapest.
+	Id uint32 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// As for Watch. A BOOKMARK may come earlier than bookmark_interval, together with other watches' BOOKMARKs.
+	Watch         *WatchRequest `protobuf:"bytes,2,opt,name=watch,proto3" json:"watch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenWatch) Reset() {
+	*x = OpenWatch{}
+	mi := &file_informerd_v1_informerd_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenWatch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenWatch) ProtoMessage() {}
+
+func (x *OpenWatch) ProtoReflect() protoreflect.Message {
+	mi := &file_informerd_v1_informerd_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenWatch.ProtoReflect.Descriptor instead.
+func (*OpenWatch) Descriptor() ([]byte, []int) {
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *OpenWatch) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *OpenWatch) GetWatch() *WatchRequest {
+	if x != nil {
+		return x.Watch
+	}
+	return nil
+}
+
+// Everything that is due on the stream, at most 64 KiB unless a single response is larger. Since: subscribe.
+type SubscribeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In order.
+	Deliveries    []*Delivery `protobuf:"bytes,1,rep,name=deliveries,proto3" json:"deliveries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubscribeResponse) Reset() {
+	*x = SubscribeResponse{}
+	mi := &file_informerd_v1_informerd_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubscribeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubscribeResponse) ProtoMessage() {}
+
+func (x *SubscribeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_informerd_v1_informerd_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubscribeResponse.ProtoReflect.Descriptor instead.
+func (*SubscribeResponse) Descriptor() ([]byte, []int) {
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *SubscribeResponse) GetDeliveries() []*Delivery {
+	if x != nil {
+		return x.Deliveries
+	}
+	return nil
+}
+
+// Consecutive messages of one or several watches. Since: subscribe.
+type Delivery struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The ids of the watches that these responses belong to. The server may send once what is the same for several
+	// watches: one BOOKMARK with many ids is the progress of all of them.
+	WatchIds []uint32 `protobuf:"varint,1,rep,packed,name=watch_ids,json=watchIds,proto3" json:"watch_ids,omitempty"`
+	// In order; exactly what Watch would send.
+	Responses []*WatchResponse `protobuf:"bytes,2,rep,name=responses,proto3" json:"responses,omitempty"`
+	// These watches have ended: with the status of the last response if that is an ERROR, otherwise with OK (timeout,
+	// close).
+	Ended         bool `protobuf:"varint,3,opt,name=ended,proto3" json:"ended,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Delivery) Reset() {
+	*x = Delivery{}
+	mi := &file_informerd_v1_informerd_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Delivery) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Delivery) ProtoMessage() {}
+
+func (x *Delivery) ProtoReflect() protoreflect.Message {
+	mi := &file_informerd_v1_informerd_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Delivery.ProtoReflect.Descriptor instead.
+func (*Delivery) Descriptor() ([]byte, []int) {
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Delivery) GetWatchIds() []uint32 {
+	if x != nil {
+		return x.WatchIds
+	}
+	return nil
+}
+
+func (x *Delivery) GetResponses() []*WatchResponse {
+	if x != nil {
+		return x.Responses
+	}
+	return nil
+}
+
+func (x *Delivery) GetEnded() bool {
+	if x != nil {
+		return x.Ended
+	}
+	return false
+}
+
 // The selection of a List and its pages.
 type ListRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1702,7 +1944,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[11]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1714,7 +1956,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[11]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1727,7 +1969,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{11}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListRequest) GetResource() string {
@@ -1840,7 +2082,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[12]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1852,7 +2094,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[12]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1865,7 +2107,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{12}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListResponse) GetResourceVersion() string {
@@ -1956,7 +2198,7 @@ type ByIndexRequest struct {
 
 func (x *ByIndexRequest) Reset() {
 	*x = ByIndexRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[13]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1968,7 +2210,7 @@ func (x *ByIndexRequest) String() string {
 func (*ByIndexRequest) ProtoMessage() {}
 
 func (x *ByIndexRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[13]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1981,7 +2223,7 @@ func (x *ByIndexRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ByIndexRequest.ProtoReflect.Descriptor instead.
 func (*ByIndexRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{13}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ByIndexRequest) GetResource() string {
@@ -2105,7 +2347,7 @@ type ByIndexResponse struct {
 
 func (x *ByIndexResponse) Reset() {
 	*x = ByIndexResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[14]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2117,7 +2359,7 @@ func (x *ByIndexResponse) String() string {
 func (*ByIndexResponse) ProtoMessage() {}
 
 func (x *ByIndexResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[14]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2130,7 +2372,7 @@ func (x *ByIndexResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ByIndexResponse.ProtoReflect.Descriptor instead.
 func (*ByIndexResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{14}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ByIndexResponse) GetResourceVersion() string {
@@ -2203,7 +2445,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[15]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2215,7 +2457,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[15]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2228,7 +2470,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{15}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetRequest) GetResource() string {
@@ -2292,7 +2534,7 @@ type GetResponse struct {
 
 func (x *GetResponse) Reset() {
 	*x = GetResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[16]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2304,7 +2546,7 @@ func (x *GetResponse) String() string {
 func (*GetResponse) ProtoMessage() {}
 
 func (x *GetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[16]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2317,7 +2559,7 @@ func (x *GetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
 func (*GetResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{16}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetResponse) GetResourceVersion() string {
@@ -2374,7 +2616,7 @@ type UntilRequest struct {
 
 func (x *UntilRequest) Reset() {
 	*x = UntilRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[17]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2386,7 +2628,7 @@ func (x *UntilRequest) String() string {
 func (*UntilRequest) ProtoMessage() {}
 
 func (x *UntilRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[17]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2399,7 +2641,7 @@ func (x *UntilRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UntilRequest.ProtoReflect.Descriptor instead.
 func (*UntilRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{17}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *UntilRequest) GetWatch() *WatchRequest {
@@ -2429,7 +2671,7 @@ type UntilResponse struct {
 
 func (x *UntilResponse) Reset() {
 	*x = UntilResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[18]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2441,7 +2683,7 @@ func (x *UntilResponse) String() string {
 func (*UntilResponse) ProtoMessage() {}
 
 func (x *UntilResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[18]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2454,7 +2696,7 @@ func (x *UntilResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UntilResponse.ProtoReflect.Descriptor instead.
 func (*UntilResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{18}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *UntilResponse) GetEvent() *WatchResponse {
@@ -2489,7 +2731,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[19]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2501,7 +2743,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[19]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2514,7 +2756,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{19}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ExplainRequest) GetSelection() isExplainRequest_Selection {
@@ -2589,7 +2831,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[20]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2601,7 +2843,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[20]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2614,7 +2856,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{20}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ExplainResponse) GetResourceVersion() string {
@@ -2677,7 +2919,7 @@ type SelectionTerm struct {
 
 func (x *SelectionTerm) Reset() {
 	*x = SelectionTerm{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[21]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2689,7 +2931,7 @@ func (x *SelectionTerm) String() string {
 func (*SelectionTerm) ProtoMessage() {}
 
 func (x *SelectionTerm) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[21]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2702,7 +2944,7 @@ func (x *SelectionTerm) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SelectionTerm.ProtoReflect.Descriptor instead.
 func (*SelectionTerm) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{21}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SelectionTerm) GetField() string {
@@ -2750,7 +2992,7 @@ type ListIndexValuesRequest struct {
 
 func (x *ListIndexValuesRequest) Reset() {
 	*x = ListIndexValuesRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[22]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2762,7 +3004,7 @@ func (x *ListIndexValuesRequest) String() string {
 func (*ListIndexValuesRequest) ProtoMessage() {}
 
 func (x *ListIndexValuesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[22]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2775,7 +3017,7 @@ func (x *ListIndexValuesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIndexValuesRequest.ProtoReflect.Descriptor instead.
 func (*ListIndexValuesRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{22}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListIndexValuesRequest) GetResource() string {
@@ -2823,7 +3065,7 @@ type ListIndexValuesResponse struct {
 
 func (x *ListIndexValuesResponse) Reset() {
 	*x = ListIndexValuesResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[23]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2835,7 +3077,7 @@ func (x *ListIndexValuesResponse) String() string {
 func (*ListIndexValuesResponse) ProtoMessage() {}
 
 func (x *ListIndexValuesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[23]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2848,7 +3090,7 @@ func (x *ListIndexValuesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIndexValuesResponse.ProtoReflect.Descriptor instead.
 func (*ListIndexValuesResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{23}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListIndexValuesResponse) GetResourceVersion() string {
@@ -2892,7 +3134,7 @@ type IndexValue struct {
 
 func (x *IndexValue) Reset() {
 	*x = IndexValue{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[24]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2904,7 +3146,7 @@ func (x *IndexValue) String() string {
 func (*IndexValue) ProtoMessage() {}
 
 func (x *IndexValue) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[24]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2917,7 +3159,7 @@ func (x *IndexValue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IndexValue.ProtoReflect.Descriptor instead.
 func (*IndexValue) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{24}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *IndexValue) GetValue() string {
@@ -2943,7 +3185,7 @@ type ListResourcesRequest struct {
 
 func (x *ListResourcesRequest) Reset() {
 	*x = ListResourcesRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[25]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2955,7 +3197,7 @@ func (x *ListResourcesRequest) String() string {
 func (*ListResourcesRequest) ProtoMessage() {}
 
 func (x *ListResourcesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[25]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2968,7 +3210,7 @@ func (x *ListResourcesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResourcesRequest.ProtoReflect.Descriptor instead.
 func (*ListResourcesRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{25}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{29}
 }
 
 // The resources of this server.
@@ -2984,7 +3226,7 @@ type ListResourcesResponse struct {
 
 func (x *ListResourcesResponse) Reset() {
 	*x = ListResourcesResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[26]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2996,7 +3238,7 @@ func (x *ListResourcesResponse) String() string {
 func (*ListResourcesResponse) ProtoMessage() {}
 
 func (x *ListResourcesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[26]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3009,7 +3251,7 @@ func (x *ListResourcesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResourcesResponse.ProtoReflect.Descriptor instead.
 func (*ListResourcesResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{26}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListResourcesResponse) GetResources() []*Resource {
@@ -3045,7 +3287,7 @@ type ServerInfo struct {
 
 func (x *ServerInfo) Reset() {
 	*x = ServerInfo{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[27]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3057,7 +3299,7 @@ func (x *ServerInfo) String() string {
 func (*ServerInfo) ProtoMessage() {}
 
 func (x *ServerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[27]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3070,7 +3312,7 @@ func (x *ServerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerInfo.ProtoReflect.Descriptor instead.
 func (*ServerInfo) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{27}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ServerInfo) GetVersion() string {
@@ -3154,7 +3396,7 @@ type Resource struct {
 
 func (x *Resource) Reset() {
 	*x = Resource{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[28]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3166,7 +3408,7 @@ func (x *Resource) String() string {
 func (*Resource) ProtoMessage() {}
 
 func (x *Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[28]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3179,7 +3421,7 @@ func (x *Resource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resource.ProtoReflect.Descriptor instead.
 func (*Resource) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{28}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Resource) GetName() string {
@@ -3328,7 +3570,7 @@ type NamedView struct {
 
 func (x *NamedView) Reset() {
 	*x = NamedView{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[29]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3340,7 +3582,7 @@ func (x *NamedView) String() string {
 func (*NamedView) ProtoMessage() {}
 
 func (x *NamedView) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[29]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3353,7 +3595,7 @@ func (x *NamedView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamedView.ProtoReflect.Descriptor instead.
 func (*NamedView) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{29}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *NamedView) GetName() string {
@@ -3390,7 +3632,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[30]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3402,7 +3644,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[30]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3415,7 +3657,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{30}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Problem) GetReason() string {
@@ -3463,7 +3705,7 @@ type ListWatchersRequest struct {
 
 func (x *ListWatchersRequest) Reset() {
 	*x = ListWatchersRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[31]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3475,7 +3717,7 @@ func (x *ListWatchersRequest) String() string {
 func (*ListWatchersRequest) ProtoMessage() {}
 
 func (x *ListWatchersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[31]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3488,7 +3730,7 @@ func (x *ListWatchersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWatchersRequest.ProtoReflect.Descriptor instead.
 func (*ListWatchersRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{31}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListWatchersRequest) GetResource() string {
@@ -3532,7 +3774,7 @@ type ListWatchersResponse struct {
 
 func (x *ListWatchersResponse) Reset() {
 	*x = ListWatchersResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[32]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3544,7 +3786,7 @@ func (x *ListWatchersResponse) String() string {
 func (*ListWatchersResponse) ProtoMessage() {}
 
 func (x *ListWatchersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[32]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3557,7 +3799,7 @@ func (x *ListWatchersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWatchersResponse.ProtoReflect.Descriptor instead.
 func (*ListWatchersResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{32}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListWatchersResponse) GetWatchers() []*Watcher {
@@ -3623,6 +3865,10 @@ type Watcher struct {
 	View *View `protobuf:"bytes,21,opt,name=view,proto3" json:"view,omitempty"`
 	// The client program, from the header user-agent, at most 256 bytes. Since: operations.
 	UserAgent string `protobuf:"bytes,22,opt,name=user_agent,json=userAgent,proto3" json:"user_agent,omitempty"`
+	// The Subscribe stream that it belongs to, unique in this process; 0 for a Watch. Since: subscribe.
+	StreamId uint64 `protobuf:"varint,23,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
+	// The client's id for it on that stream. Since: subscribe.
+	WatchId uint32 `protobuf:"varint,24,opt,name=watch_id,json=watchId,proto3" json:"watch_id,omitempty"`
 	// Time of its end. Since: operations.
 	EndedAt *timestamppb.Timestamp `protobuf:"bytes,25,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
 	// The status that it ended with, for example RESOURCE_EXHAUSTED / SLOW_CONSUMER; CANCELLED when the client left. Since:
@@ -3634,7 +3880,7 @@ type Watcher struct {
 
 func (x *Watcher) Reset() {
 	*x = Watcher{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[33]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3646,7 +3892,7 @@ func (x *Watcher) String() string {
 func (*Watcher) ProtoMessage() {}
 
 func (x *Watcher) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[33]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3659,7 +3905,7 @@ func (x *Watcher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Watcher.ProtoReflect.Descriptor instead.
 func (*Watcher) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{33}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Watcher) GetId() uint64 {
@@ -3816,6 +4062,20 @@ func (x *Watcher) GetUserAgent() string {
 	return ""
 }
 
+func (x *Watcher) GetStreamId() uint64 {
+	if x != nil {
+		return x.StreamId
+	}
+	return 0
+}
+
+func (x *Watcher) GetWatchId() uint32 {
+	if x != nil {
+		return x.WatchId
+	}
+	return 0
+}
+
 func (x *Watcher) GetEndedAt() *timestamppb.Timestamp {
 	if x != nil {
 		return x.EndedAt
@@ -3839,7 +4099,7 @@ type GetStatsRequest struct {
 
 func (x *GetStatsRequest) Reset() {
 	*x = GetStatsRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[34]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3851,7 +4111,7 @@ func (x *GetStatsRequest) String() string {
 func (*GetStatsRequest) ProtoMessage() {}
 
 func (x *GetStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[34]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3864,7 +4124,7 @@ func (x *GetStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatsRequest.ProtoReflect.Descriptor instead.
 func (*GetStatsRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{34}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{38}
 }
 
 // Counters and gauges; the same as the metrics of the admin port. Since: operations.
@@ -3880,7 +4140,7 @@ type GetStatsResponse struct {
 
 func (x *GetStatsResponse) Reset() {
 	*x = GetStatsResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[35]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3892,7 +4152,7 @@ func (x *GetStatsResponse) String() string {
 func (*GetStatsResponse) ProtoMessage() {}
 
 func (x *GetStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[35]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3905,7 +4165,7 @@ func (x *GetStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatsResponse.ProtoReflect.Descriptor instead.
 func (*GetStatsResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{35}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GetStatsResponse) GetServer() *ServerStats {
@@ -3945,7 +4205,7 @@ type ServerStats struct {
 
 func (x *ServerStats) Reset() {
 	*x = ServerStats{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[36]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3957,7 +4217,7 @@ func (x *ServerStats) String() string {
 func (*ServerStats) ProtoMessage() {}
 
 func (x *ServerStats) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[36]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3970,7 +4230,7 @@ func (x *ServerStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerStats.ProtoReflect.Descriptor instead.
 func (*ServerStats) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{36}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ServerStats) GetStartedAt() *timestamppb.Timestamp {
@@ -4057,7 +4317,7 @@ type ResourceStats struct {
 
 func (x *ResourceStats) Reset() {
 	*x = ResourceStats{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[37]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4069,7 +4329,7 @@ func (x *ResourceStats) String() string {
 func (*ResourceStats) ProtoMessage() {}
 
 func (x *ResourceStats) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[37]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4082,7 +4342,7 @@ func (x *ResourceStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceStats.ProtoReflect.Descriptor instead.
 func (*ResourceStats) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{37}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ResourceStats) GetResource() string {
@@ -4269,7 +4529,23 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"suppressed\"U\n" +
 	"\aDropped\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\x04R\x05count\x124\n" +
-	"\x16after_resource_version\x18\x02 \x01(\tR\x14afterResourceVersion\"\xdb\x03\n" +
+	"\x16after_resource_version\x18\x02 \x01(\tR\x14afterResourceVersion\"\x83\x01\n" +
+	"\x10SubscribeRequest\x12+\n" +
+	"\x04open\x18\x01 \x03(\v2\x17.informerd.v1.OpenWatchR\x04open\x12\x14\n" +
+	"\x05close\x18\x02 \x03(\rR\x05close\x12\x14\n" +
+	"\x05pause\x18\x03 \x03(\rR\x05pause\x12\x16\n" +
+	"\x06resume\x18\x04 \x03(\rR\x06resume\"M\n" +
+	"\tOpenWatch\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\rR\x02id\x120\n" +
+	"\x05watch\x18\x02 \x01(\v2\x1a.informerd.v1.WatchRequestR\x05watch\"K\n" +
+	"\x11SubscribeResponse\x126\n" +
+	"\n" +
+	"deliveries\x18\x01 \x03(\v2\x16.informerd.v1.DeliveryR\n" +
+	"deliveries\"x\n" +
+	"\bDelivery\x12\x1b\n" +
+	"\twatch_ids\x18\x01 \x03(\rR\bwatchIds\x129\n" +
+	"\tresponses\x18\x02 \x03(\v2\x1b.informerd.v1.WatchResponseR\tresponses\x12\x14\n" +
+	"\x05ended\x18\x03 \x01(\bR\x05ended\"\xdb\x03\n" +
 	"\vListRequest\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12%\n" +
@@ -4435,7 +4711,7 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\rinclude_ended\x18\x04 \x01(\bR\fincludeEnded\"q\n" +
 	"\x14ListWatchersResponse\x121\n" +
 	"\bwatchers\x18\x01 \x03(\v2\x15.informerd.v1.WatcherR\bwatchers\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xfe\x06\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xb6\a\n" +
 	"\aWatcher\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1a\n" +
 	"\bresource\x18\x02 \x01(\tR\bresource\x12\x12\n" +
@@ -4464,7 +4740,9 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\x06format\x18\x14 \x01(\x0e2\x1b.informerd.v1.PayloadFormatR\x06format\x12&\n" +
 	"\x04view\x18\x15 \x01(\v2\x12.informerd.v1.ViewR\x04view\x12\x1d\n" +
 	"\n" +
-	"user_agent\x18\x16 \x01(\tR\tuserAgent\x125\n" +
+	"user_agent\x18\x16 \x01(\tR\tuserAgent\x12\x1b\n" +
+	"\tstream_id\x18\x17 \x01(\x04R\bstreamId\x12\x19\n" +
+	"\bwatch_id\x18\x18 \x01(\rR\awatchId\x125\n" +
 	"\bended_at\x18\x19 \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x121\n" +
 	"\n" +
 	"end_status\x18\x1a \x01(\v2\x12.google.rpc.StatusR\tendStatus\"\x11\n" +
@@ -4557,9 +4835,10 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\x16WATCHER_STATE_BLOCKING\x10\x05\x12\x1c\n" +
 	"\x18WATCHER_STATE_COALESCING\x10\x06\x12\x18\n" +
 	"\x14WATCHER_STATE_PARKED\x10\a\x12\x17\n" +
-	"\x13WATCHER_STATE_ENDED\x10\b2\xe0\x04\n" +
+	"\x13WATCHER_STATE_ENDED\x10\b2\xb2\x05\n" +
 	"\x0fInformerService\x12B\n" +
-	"\x05Watch\x12\x1a.informerd.v1.WatchRequest\x1a\x1b.informerd.v1.WatchResponse0\x01\x12?\n" +
+	"\x05Watch\x12\x1a.informerd.v1.WatchRequest\x1a\x1b.informerd.v1.WatchResponse0\x01\x12P\n" +
+	"\tSubscribe\x12\x1e.informerd.v1.SubscribeRequest\x1a\x1f.informerd.v1.SubscribeResponse(\x010\x01\x12?\n" +
 	"\x04List\x12\x19.informerd.v1.ListRequest\x1a\x1a.informerd.v1.ListResponse0\x01\x12H\n" +
 	"\aByIndex\x12\x1c.informerd.v1.ByIndexRequest\x1a\x1d.informerd.v1.ByIndexResponse0\x01\x12:\n" +
 	"\x03Get\x12\x18.informerd.v1.GetRequest\x1a\x19.informerd.v1.GetResponse\x12@\n" +
@@ -4585,7 +4864,7 @@ func file_informerd_v1_informerd_proto_rawDescGZIP() []byte {
 }
 
 var file_informerd_v1_informerd_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_informerd_v1_informerd_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_informerd_v1_informerd_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_informerd_v1_informerd_proto_goTypes = []any{
 	(PayloadFormat)(0),              // 0: informerd.v1.PayloadFormat
 	(InitialEvents)(0),              // 1: informerd.v1.InitialEvents
@@ -4607,50 +4886,54 @@ var file_informerd_v1_informerd_proto_goTypes = []any{
 	(*WatchResponse)(nil),           // 17: informerd.v1.WatchResponse
 	(*Bookmark)(nil),                // 18: informerd.v1.Bookmark
 	(*Dropped)(nil),                 // 19: informerd.v1.Dropped
-	(*ListRequest)(nil),             // 20: informerd.v1.ListRequest
-	(*ListResponse)(nil),            // 21: informerd.v1.ListResponse
-	(*ByIndexRequest)(nil),          // 22: informerd.v1.ByIndexRequest
-	(*ByIndexResponse)(nil),         // 23: informerd.v1.ByIndexResponse
-	(*GetRequest)(nil),              // 24: informerd.v1.GetRequest
-	(*GetResponse)(nil),             // 25: informerd.v1.GetResponse
-	(*UntilRequest)(nil),            // 26: informerd.v1.UntilRequest
-	(*UntilResponse)(nil),           // 27: informerd.v1.UntilResponse
-	(*ExplainRequest)(nil),          // 28: informerd.v1.ExplainRequest
-	(*ExplainResponse)(nil),         // 29: informerd.v1.ExplainResponse
-	(*SelectionTerm)(nil),           // 30: informerd.v1.SelectionTerm
-	(*ListIndexValuesRequest)(nil),  // 31: informerd.v1.ListIndexValuesRequest
-	(*ListIndexValuesResponse)(nil), // 32: informerd.v1.ListIndexValuesResponse
-	(*IndexValue)(nil),              // 33: informerd.v1.IndexValue
-	(*ListResourcesRequest)(nil),    // 34: informerd.v1.ListResourcesRequest
-	(*ListResourcesResponse)(nil),   // 35: informerd.v1.ListResourcesResponse
-	(*ServerInfo)(nil),              // 36: informerd.v1.ServerInfo
-	(*Resource)(nil),                // 37: informerd.v1.Resource
-	(*NamedView)(nil),               // 38: informerd.v1.NamedView
-	(*Problem)(nil),                 // 39: informerd.v1.Problem
-	(*ListWatchersRequest)(nil),     // 40: informerd.v1.ListWatchersRequest
-	(*ListWatchersResponse)(nil),    // 41: informerd.v1.ListWatchersResponse
-	(*Watcher)(nil),                 // 42: informerd.v1.Watcher
-	(*GetStatsRequest)(nil),         // 43: informerd.v1.GetStatsRequest
-	(*GetStatsResponse)(nil),        // 44: informerd.v1.GetStatsResponse
-	(*ServerStats)(nil),             // 45: informerd.v1.ServerStats
-	(*ResourceStats)(nil),           // 46: informerd.v1.ResourceStats
-	nil,                             // 47: informerd.v1.Object.LabelsEntry
-	(*structpb.Struct)(nil),         // 48: google.protobuf.Struct
-	(*durationpb.Duration)(nil),     // 49: google.protobuf.Duration
-	(*status.Status)(nil),           // 50: google.rpc.Status
-	(*timestamppb.Timestamp)(nil),   // 51: google.protobuf.Timestamp
+	(*SubscribeRequest)(nil),        // 20: informerd.v1.SubscribeRequest
+	(*OpenWatch)(nil),               // 21: informerd.v1.OpenWatch
+	(*SubscribeResponse)(nil),       // 22: informerd.v1.SubscribeResponse
+	(*Delivery)(nil),                // 23: informerd.v1.Delivery
+	(*ListRequest)(nil),             // 24: informerd.v1.ListRequest
+	(*ListResponse)(nil),            // 25: informerd.v1.ListResponse
+	(*ByIndexRequest)(nil),          // 26: informerd.v1.ByIndexRequest
+	(*ByIndexResponse)(nil),         // 27: informerd.v1.ByIndexResponse
+	(*GetRequest)(nil),              // 28: informerd.v1.GetRequest
+	(*GetResponse)(nil),             // 29: informerd.v1.GetResponse
+	(*UntilRequest)(nil),            // 30: informerd.v1.UntilRequest
+	(*UntilResponse)(nil),           // 31: informerd.v1.UntilResponse
+	(*ExplainRequest)(nil),          // 32: informerd.v1.ExplainRequest
+	(*ExplainResponse)(nil),         // 33: informerd.v1.ExplainResponse
+	(*SelectionTerm)(nil),           // 34: informerd.v1.SelectionTerm
+	(*ListIndexValuesRequest)(nil),  // 35: informerd.v1.ListIndexValuesRequest
+	(*ListIndexValuesResponse)(nil), // 36: informerd.v1.ListIndexValuesResponse
+	(*IndexValue)(nil),              // 37: informerd.v1.IndexValue
+	(*ListResourcesRequest)(nil),    // 38: informerd.v1.ListResourcesRequest
+	(*ListResourcesResponse)(nil),   // 39: informerd.v1.ListResourcesResponse
+	(*ServerInfo)(nil),              // 40: informerd.v1.ServerInfo
+	(*Resource)(nil),                // 41: informerd.v1.Resource
+	(*NamedView)(nil),               // 42: informerd.v1.NamedView
+	(*Problem)(nil),                 // 43: informerd.v1.Problem
+	(*ListWatchersRequest)(nil),     // 44: informerd.v1.ListWatchersRequest
+	(*ListWatchersResponse)(nil),    // 45: informerd.v1.ListWatchersResponse
+	(*Watcher)(nil),                 // 46: informerd.v1.Watcher
+	(*GetStatsRequest)(nil),         // 47: informerd.v1.GetStatsRequest
+	(*GetStatsResponse)(nil),        // 48: informerd.v1.GetStatsResponse
+	(*ServerStats)(nil),             // 49: informerd.v1.ServerStats
+	(*ResourceStats)(nil),           // 50: informerd.v1.ResourceStats
+	nil,                             // 51: informerd.v1.Object.LabelsEntry
+	(*structpb.Struct)(nil),         // 52: google.protobuf.Struct
+	(*durationpb.Duration)(nil),     // 53: google.protobuf.Duration
+	(*status.Status)(nil),           // 54: google.rpc.Status
+	(*timestamppb.Timestamp)(nil),   // 55: google.protobuf.Timestamp
 }
 var file_informerd_v1_informerd_proto_depIdxs = []int32{
-	47, // 0: informerd.v1.Object.labels:type_name -> informerd.v1.Object.LabelsEntry
-	48, // 1: informerd.v1.Object.struct:type_name -> google.protobuf.Struct
+	51, // 0: informerd.v1.Object.labels:type_name -> informerd.v1.Object.LabelsEntry
+	52, // 1: informerd.v1.Object.struct:type_name -> google.protobuf.Struct
 	2,  // 2: informerd.v1.QueueOptions.policy:type_name -> informerd.v1.FullChannelPolicy
 	14, // 3: informerd.v1.Shard.ranges:type_name -> informerd.v1.ShardRange
 	1,  // 4: informerd.v1.WatchRequest.initial_events:type_name -> informerd.v1.InitialEvents
 	16, // 5: informerd.v1.WatchRequest.index:type_name -> informerd.v1.IndexMatch
 	0,  // 6: informerd.v1.WatchRequest.format:type_name -> informerd.v1.PayloadFormat
 	12, // 7: informerd.v1.WatchRequest.queue:type_name -> informerd.v1.QueueOptions
-	49, // 8: informerd.v1.WatchRequest.bookmark_interval:type_name -> google.protobuf.Duration
-	49, // 9: informerd.v1.WatchRequest.timeout:type_name -> google.protobuf.Duration
+	53, // 8: informerd.v1.WatchRequest.bookmark_interval:type_name -> google.protobuf.Duration
+	53, // 9: informerd.v1.WatchRequest.timeout:type_name -> google.protobuf.Duration
 	11, // 10: informerd.v1.WatchRequest.view:type_name -> informerd.v1.View
 	13, // 11: informerd.v1.WatchRequest.shard:type_name -> informerd.v1.Shard
 	3,  // 12: informerd.v1.WatchResponse.type:type_name -> informerd.v1.EventType
@@ -4658,88 +4941,94 @@ var file_informerd_v1_informerd_proto_depIdxs = []int32{
 	4,  // 14: informerd.v1.WatchResponse.cause:type_name -> informerd.v1.Cause
 	18, // 15: informerd.v1.WatchResponse.bookmark:type_name -> informerd.v1.Bookmark
 	19, // 16: informerd.v1.WatchResponse.dropped:type_name -> informerd.v1.Dropped
-	50, // 17: informerd.v1.WatchResponse.error:type_name -> google.rpc.Status
+	54, // 17: informerd.v1.WatchResponse.error:type_name -> google.rpc.Status
 	6,  // 18: informerd.v1.Bookmark.source:type_name -> informerd.v1.SyncState
-	51, // 19: informerd.v1.Bookmark.source_seen_at:type_name -> google.protobuf.Timestamp
-	0,  // 20: informerd.v1.ListRequest.format:type_name -> informerd.v1.PayloadFormat
-	16, // 21: informerd.v1.ListRequest.index:type_name -> informerd.v1.IndexMatch
-	11, // 22: informerd.v1.ListRequest.view:type_name -> informerd.v1.View
-	13, // 23: informerd.v1.ListRequest.shard:type_name -> informerd.v1.Shard
-	9,  // 24: informerd.v1.ListResponse.objects:type_name -> informerd.v1.Object
-	6,  // 25: informerd.v1.ListResponse.source:type_name -> informerd.v1.SyncState
-	51, // 26: informerd.v1.ListResponse.source_seen_at:type_name -> google.protobuf.Timestamp
-	0,  // 27: informerd.v1.ByIndexRequest.format:type_name -> informerd.v1.PayloadFormat
-	11, // 28: informerd.v1.ByIndexRequest.view:type_name -> informerd.v1.View
-	10, // 29: informerd.v1.ByIndexRequest.like:type_name -> informerd.v1.ObjectKey
-	13, // 30: informerd.v1.ByIndexRequest.shard:type_name -> informerd.v1.Shard
-	9,  // 31: informerd.v1.ByIndexResponse.objects:type_name -> informerd.v1.Object
-	6,  // 32: informerd.v1.ByIndexResponse.source:type_name -> informerd.v1.SyncState
-	51, // 33: informerd.v1.ByIndexResponse.source_seen_at:type_name -> google.protobuf.Timestamp
-	0,  // 34: informerd.v1.GetRequest.format:type_name -> informerd.v1.PayloadFormat
-	11, // 35: informerd.v1.GetRequest.view:type_name -> informerd.v1.View
-	9,  // 36: informerd.v1.GetResponse.object:type_name -> informerd.v1.Object
-	6,  // 37: informerd.v1.GetResponse.source:type_name -> informerd.v1.SyncState
-	51, // 38: informerd.v1.GetResponse.source_seen_at:type_name -> google.protobuf.Timestamp
-	15, // 39: informerd.v1.UntilRequest.watch:type_name -> informerd.v1.WatchRequest
-	17, // 40: informerd.v1.UntilResponse.event:type_name -> informerd.v1.WatchResponse
-	15, // 41: informerd.v1.ExplainRequest.watch:type_name -> informerd.v1.WatchRequest
-	10, // 42: informerd.v1.ExplainRequest.key:type_name -> informerd.v1.ObjectKey
-	9,  // 43: informerd.v1.ExplainResponse.object:type_name -> informerd.v1.Object
-	30, // 44: informerd.v1.ExplainResponse.terms:type_name -> informerd.v1.SelectionTerm
-	39, // 45: informerd.v1.ExplainResponse.problem:type_name -> informerd.v1.Problem
-	42, // 46: informerd.v1.ExplainResponse.watcher:type_name -> informerd.v1.Watcher
-	5,  // 47: informerd.v1.SelectionTerm.result:type_name -> informerd.v1.TermResult
-	33, // 48: informerd.v1.ListIndexValuesResponse.values:type_name -> informerd.v1.IndexValue
-	37, // 49: informerd.v1.ListResourcesResponse.resources:type_name -> informerd.v1.Resource
-	36, // 50: informerd.v1.ListResourcesResponse.server:type_name -> informerd.v1.ServerInfo
-	6,  // 51: informerd.v1.Resource.state:type_name -> informerd.v1.SyncState
-	51, // 52: informerd.v1.Resource.source_seen_at:type_name -> google.protobuf.Timestamp
-	39, // 53: informerd.v1.Resource.problems:type_name -> informerd.v1.Problem
-	7,  // 54: informerd.v1.Resource.version_format:type_name -> informerd.v1.VersionFormat
-	38, // 55: informerd.v1.Resource.views:type_name -> informerd.v1.NamedView
-	51, // 56: informerd.v1.Resource.oldest_at:type_name -> google.protobuf.Timestamp
-	11, // 57: informerd.v1.NamedView.view:type_name -> informerd.v1.View
-	51, // 58: informerd.v1.Problem.since:type_name -> google.protobuf.Timestamp
-	42, // 59: informerd.v1.ListWatchersResponse.watchers:type_name -> informerd.v1.Watcher
-	2,  // 60: informerd.v1.Watcher.policy:type_name -> informerd.v1.FullChannelPolicy
-	51, // 61: informerd.v1.Watcher.since:type_name -> google.protobuf.Timestamp
-	51, // 62: informerd.v1.Watcher.last_progress:type_name -> google.protobuf.Timestamp
-	8,  // 63: informerd.v1.Watcher.state:type_name -> informerd.v1.WatcherState
-	49, // 64: informerd.v1.Watcher.lag:type_name -> google.protobuf.Duration
-	0,  // 65: informerd.v1.Watcher.format:type_name -> informerd.v1.PayloadFormat
-	11, // 66: informerd.v1.Watcher.view:type_name -> informerd.v1.View
-	51, // 67: informerd.v1.Watcher.ended_at:type_name -> google.protobuf.Timestamp
-	50, // 68: informerd.v1.Watcher.end_status:type_name -> google.rpc.Status
-	45, // 69: informerd.v1.GetStatsResponse.server:type_name -> informerd.v1.ServerStats
-	46, // 70: informerd.v1.GetStatsResponse.resources:type_name -> informerd.v1.ResourceStats
-	51, // 71: informerd.v1.ServerStats.started_at:type_name -> google.protobuf.Timestamp
-	49, // 72: informerd.v1.ResourceStats.max_lag:type_name -> google.protobuf.Duration
-	49, // 73: informerd.v1.ResourceStats.blocked:type_name -> google.protobuf.Duration
-	15, // 74: informerd.v1.InformerService.Watch:input_type -> informerd.v1.WatchRequest
-	20, // 75: informerd.v1.InformerService.List:input_type -> informerd.v1.ListRequest
-	22, // 76: informerd.v1.InformerService.ByIndex:input_type -> informerd.v1.ByIndexRequest
-	24, // 77: informerd.v1.InformerService.Get:input_type -> informerd.v1.GetRequest
-	26, // 78: informerd.v1.InformerService.Until:input_type -> informerd.v1.UntilRequest
-	28, // 79: informerd.v1.InformerService.Explain:input_type -> informerd.v1.ExplainRequest
-	31, // 80: informerd.v1.InformerService.ListIndexValues:input_type -> informerd.v1.ListIndexValuesRequest
-	34, // 81: informerd.v1.InformerService.ListResources:input_type -> informerd.v1.ListResourcesRequest
-	40, // 82: informerd.v1.AdminService.ListWatchers:input_type -> informerd.v1.ListWatchersRequest
-	43, // 83: informerd.v1.AdminService.GetStats:input_type -> informerd.v1.GetStatsRequest
-	17, // 84: informerd.v1.InformerService.Watch:output_type -> informerd.v1.WatchResponse
-	21, // 85: informerd.v1.InformerService.List:output_type -> informerd.v1.ListResponse
-	23, // 86: informerd.v1.InformerService.ByIndex:output_type -> informerd.v1.ByIndexResponse
-	25, // 87: informerd.v1.InformerService.Get:output_type -> informerd.v1.GetResponse
-	27, // 88: informerd.v1.InformerService.Until:output_type -> informerd.v1.UntilResponse
-	29, // 89: informerd.v1.InformerService.Explain:output_type -> informerd.v1.ExplainResponse
-	32, // 90: informerd.v1.InformerService.ListIndexValues:output_type -> informerd.v1.ListIndexValuesResponse
-	35, // 91: informerd.v1.InformerService.ListResources:output_type -> informerd.v1.ListResourcesResponse
-	41, // 92: informerd.v1.AdminService.ListWatchers:output_type -> informerd.v1.ListWatchersResponse
-	44, // 93: informerd.v1.AdminService.GetStats:output_type -> informerd.v1.GetStatsResponse
-	84, // [84:94] is the sub-list for method output_type
-	74, // [74:84] is the sub-list for method input_type
-	74, // [74:74] is the sub-list for extension type_name
-	74, // [74:74] is the sub-list for extension extendee
-	0,  // [0:74] is the sub-list for field type_name
+	55, // 19: informerd.v1.Bookmark.source_seen_at:type_name -> google.protobuf.Timestamp
+	21, // 20: informerd.v1.SubscribeRequest.open:type_name -> informerd.v1.OpenWatch
+	15, // 21: informerd.v1.OpenWatch.watch:type_name -> informerd.v1.WatchRequest
+	23, // 22: informerd.v1.SubscribeResponse.deliveries:type_name -> informerd.v1.Delivery
+	17, // 23: informerd.v1.Delivery.responses:type_name -> informerd.v1.WatchResponse
+	0,  // 24: informerd.v1.ListRequest.format:type_name -> informerd.v1.PayloadFormat
+	16, // 25: informerd.v1.ListRequest.index:type_name -> informerd.v1.IndexMatch
+	11, // 26: informerd.v1.ListRequest.view:type_name -> informerd.v1.View
+	13, // 27: informerd.v1.ListRequest.shard:type_name -> informerd.v1.Shard
+	9,  // 28: informerd.v1.ListResponse.objects:type_name -> informerd.v1.Object
+	6,  // 29: informerd.v1.ListResponse.source:type_name -> informerd.v1.SyncState
+	55, // 30: informerd.v1.ListResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	0,  // 31: informerd.v1.ByIndexRequest.format:type_name -> informerd.v1.PayloadFormat
+	11, // 32: informerd.v1.ByIndexRequest.view:type_name -> informerd.v1.View
+	10, // 33: informerd.v1.ByIndexRequest.like:type_name -> informerd.v1.ObjectKey
+	13, // 34: informerd.v1.ByIndexRequest.shard:type_name -> informerd.v1.Shard
+	9,  // 35: informerd.v1.ByIndexResponse.objects:type_name -> informerd.v1.Object
+	6,  // 36: informerd.v1.ByIndexResponse.source:type_name -> informerd.v1.SyncState
+	55, // 37: informerd.v1.ByIndexResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	0,  // 38: informerd.v1.GetRequest.format:type_name -> informerd.v1.PayloadFormat
+	11, // 39: informerd.v1.GetRequest.view:type_name -> informerd.v1.View
+	9,  // 40: informerd.v1.GetResponse.object:type_name -> informerd.v1.Object
+	6,  // 41: informerd.v1.GetResponse.source:type_name -> informerd.v1.SyncState
+	55, // 42: informerd.v1.GetResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	15, // 43: informerd.v1.UntilRequest.watch:type_name -> informerd.v1.WatchRequest
+	17, // 44: informerd.v1.UntilResponse.event:type_name -> informerd.v1.WatchResponse
+	15, // 45: informerd.v1.ExplainRequest.watch:type_name -> informerd.v1.WatchRequest
+	10, // 46: informerd.v1.ExplainRequest.key:type_name -> informerd.v1.ObjectKey
+	9,  // 47: informerd.v1.ExplainResponse.object:type_name -> informerd.v1.Object
+	34, // 48: informerd.v1.ExplainResponse.terms:type_name -> informerd.v1.SelectionTerm
+	43, // 49: informerd.v1.ExplainResponse.problem:type_name -> informerd.v1.Problem
+	46, // 50: informerd.v1.ExplainResponse.watcher:type_name -> informerd.v1.Watcher
+	5,  // 51: informerd.v1.SelectionTerm.result:type_name -> informerd.v1.TermResult
+	37, // 52: informerd.v1.ListIndexValuesResponse.values:type_name -> informerd.v1.IndexValue
+	41, // 53: informerd.v1.ListResourcesResponse.resources:type_name -> informerd.v1.Resource
+	40, // 54: informerd.v1.ListResourcesResponse.server:type_name -> informerd.v1.ServerInfo
+	6,  // 55: informerd.v1.Resource.state:type_name -> informerd.v1.SyncState
+	55, // 56: informerd.v1.Resource.source_seen_at:type_name -> google.protobuf.Timestamp
+	43, // 57: informerd.v1.Resource.problems:type_name -> informerd.v1.Problem
+	7,  // 58: informerd.v1.Resource.version_format:type_name -> informerd.v1.VersionFormat
+	42, // 59: informerd.v1.Resource.views:type_name -> informerd.v1.NamedView
+	55, // 60: informerd.v1.Resource.oldest_at:type_name -> google.protobuf.Timestamp
+	11, // 61: informerd.v1.NamedView.view:type_name -> informerd.v1.View
+	55, // 62: informerd.v1.Problem.since:type_name -> google.protobuf.Timestamp
+	46, // 63: informerd.v1.ListWatchersResponse.watchers:type_name -> informerd.v1.Watcher
+	2,  // 64: informerd.v1.Watcher.policy:type_name -> informerd.v1.FullChannelPolicy
+	55, // 65: informerd.v1.Watcher.since:type_name -> google.protobuf.Timestamp
+	55, // 66: informerd.v1.Watcher.last_progress:type_name -> google.protobuf.Timestamp
+	8,  // 67: informerd.v1.Watcher.state:type_name -> informerd.v1.WatcherState
+	53, // 68: informerd.v1.Watcher.lag:type_name -> google.protobuf.Duration
+	0,  // 69: informerd.v1.Watcher.format:type_name -> informerd.v1.PayloadFormat
+	11, // 70: informerd.v1.Watcher.view:type_name -> informerd.v1.View
+	55, // 71: informerd.v1.Watcher.ended_at:type_name -> google.protobuf.Timestamp
+	54, // 72: informerd.v1.Watcher.end_status:type_name -> google.rpc.Status
+	49, // 73: informerd.v1.GetStatsResponse.server:type_name -> informerd.v1.ServerStats
+	50, // 74: informerd.v1.GetStatsResponse.resources:type_name -> informerd.v1.ResourceStats
+	55, // 75: informerd.v1.ServerStats.started_at:type_name -> google.protobuf.Timestamp
+	53, // 76: informerd.v1.ResourceStats.max_lag:type_name -> google.protobuf.Duration
+	53, // 77: informerd.v1.ResourceStats.blocked:type_name -> google.protobuf.Duration
+	15, // 78: informerd.v1.InformerService.Watch:input_type -> informerd.v1.WatchRequest
+	20, // 79: informerd.v1.InformerService.Subscribe:input_type -> informerd.v1.SubscribeRequest
+	24, // 80: informerd.v1.InformerService.List:input_type -> informerd.v1.ListRequest
+	26, // 81: informerd.v1.InformerService.ByIndex:input_type -> informerd.v1.ByIndexRequest
+	28, // 82: informerd.v1.InformerService.Get:input_type -> informerd.v1.GetRequest
+	30, // 83: informerd.v1.InformerService.Until:input_type -> informerd.v1.UntilRequest
+	32, // 84: informerd.v1.InformerService.Explain:input_type -> informerd.v1.ExplainRequest
+	35, // 85: informerd.v1.InformerService.ListIndexValues:input_type -> informerd.v1.ListIndexValuesRequest
+	38, // 86: informerd.v1.InformerService.ListResources:input_type -> informerd.v1.ListResourcesRequest
+	44, // 87: informerd.v1.AdminService.ListWatchers:input_type -> informerd.v1.ListWatchersRequest
+	47, // 88: informerd.v1.AdminService.GetStats:input_type -> informerd.v1.GetStatsRequest
+	17, // 89: informerd.v1.InformerService.Watch:output_type -> informerd.v1.WatchResponse
+	22, // 90: informerd.v1.InformerService.Subscribe:output_type -> informerd.v1.SubscribeResponse
+	25, // 91: informerd.v1.InformerService.List:output_type -> informerd.v1.ListResponse
+	27, // 92: informerd.v1.InformerService.ByIndex:output_type -> informerd.v1.ByIndexResponse
+	29, // 93: informerd.v1.InformerService.Get:output_type -> informerd.v1.GetResponse
+	31, // 94: informerd.v1.InformerService.Until:output_type -> informerd.v1.UntilResponse
+	33, // 95: informerd.v1.InformerService.Explain:output_type -> informerd.v1.ExplainResponse
+	36, // 96: informerd.v1.InformerService.ListIndexValues:output_type -> informerd.v1.ListIndexValuesResponse
+	39, // 97: informerd.v1.InformerService.ListResources:output_type -> informerd.v1.ListResourcesResponse
+	45, // 98: informerd.v1.AdminService.ListWatchers:output_type -> informerd.v1.ListWatchersResponse
+	48, // 99: informerd.v1.AdminService.GetStats:output_type -> informerd.v1.GetStatsResponse
+	89, // [89:100] is the sub-list for method output_type
+	78, // [78:89] is the sub-list for method input_type
+	78, // [78:78] is the sub-list for extension type_name
+	78, // [78:78] is the sub-list for extension extendee
+	0,  // [0:78] is the sub-list for field type_name
 }
 
 func init() { file_informerd_v1_informerd_proto_init() }
@@ -4751,7 +5040,7 @@ func file_informerd_v1_informerd_proto_init() {
 		(*Object_Struct)(nil),
 		(*Object_Raw)(nil),
 	}
-	file_informerd_v1_informerd_proto_msgTypes[19].OneofWrappers = []any{
+	file_informerd_v1_informerd_proto_msgTypes[23].OneofWrappers = []any{
 		(*ExplainRequest_Watch)(nil),
 		(*ExplainRequest_WatcherId)(nil),
 	}
@@ -4761,7 +5050,7 @@ func file_informerd_v1_informerd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_informerd_v1_informerd_proto_rawDesc), len(file_informerd_v1_informerd_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   39,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -38,6 +38,7 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	InformerService_Watch_FullMethodName           = "/informerd.v1.InformerService/Watch"
+	InformerService_Subscribe_FullMethodName       = "/informerd.v1.InformerService/Subscribe"
 	InformerService_List_FullMethodName            = "/informerd.v1.InformerService/List"
 	InformerService_ByIndex_FullMethodName         = "/informerd.v1.InformerService/ByIndex"
 	InformerService_Get_FullMethodName             = "/informerd.v1.InformerService/Get"
@@ -100,6 +101,25 @@ type InformerServiceClient interface {
 	// future_wait (90 s by default) after a resume. The server pings every connection every 30 s and closes it when no
 	// answer arrives within 20 s. Clients may ping as often as every 10 s, also without an open stream.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
+	// Runs any number of watches, of any resources, on one stream. A server without it answers UNIMPLEMENTED: use Watch.
+	// Since: subscribe.
+	//
+	// The client opens and closes watches at any time, each under an id of its choice. Each has its own selection, view,
+	// policy, queue, version and end, and counts as one watch for limits and quotas; its messages are those of Watch.
+	// After the client has half-closed, the open watches continue; the stream ends with OK after the last of them.
+	//
+	// Order: within a watch as in Watch; between watches none. Every watch with something to send gets a turn of at most
+	// 16 KiB, or one message, so initial events do not delay other watches' changes by more than one round.
+	//
+	// Flow control: all watches share the stream's HTTP/2 window. A client that stops reading stops all of them; each
+	// then lags behind on its own, and its own policy applies. Clients read continuously, and pause a watch whose
+	// consumer lags (SubscribeRequest.pause).
+	//
+	// Errors: a failure of one watch is its ERROR response with `ended`; the stream goes on. An id that is 0 or still in
+	// use ends the stream with INVALID_ARGUMENT / SUBSCRIBE_INVALID. An end of the stream itself is first sent to every
+	// open watch, unless the client has stopped reading. A server that drains ends each watch with DRAINING and the version
+	// to resume from, and after the last of them the stream with UNAVAILABLE / DRAINING.
+	Subscribe(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SubscribeRequest, SubscribeResponse], error)
 	// Streams one consistent snapshot of a resource, sorted by namespace and name, in chunks of at most 1 MiB (a larger
 	// object has a chunk of its own). There is always at least one chunk, because a chunk carries the version.
 	//
@@ -149,9 +169,22 @@ func (c *informerServiceClient) Watch(ctx context.Context, in *WatchRequest, opt
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type InformerService_WatchClient = grpc.ServerStreamingClient[WatchResponse]
 
+func (c *informerServiceClient) Subscribe(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SubscribeRequest, SubscribeResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &InformerService_ServiceDesc.Streams[1], InformerService_Subscribe_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[SubscribeRequest, SubscribeResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type InformerService_SubscribeClient = grpc.BidiStreamingClient[SubscribeRequest, SubscribeResponse]
+
 func (c *informerServiceClient) List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InformerService_ServiceDesc.Streams[1], InformerService_List_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InformerService_ServiceDesc.Streams[2], InformerService_List_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -170,7 +203,7 @@ type InformerService_ListClient = grpc.ServerStreamingClient[ListResponse]
 
 func (c *informerServiceClient) ByIndex(ctx context.Context, in *ByIndexRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ByIndexResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &InformerService_ServiceDesc.Streams[2], InformerService_ByIndex_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &InformerService_ServiceDesc.Streams[3], InformerService_ByIndex_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -290,6 +323,25 @@ type InformerServiceServer interface {
 	// future_wait (90 s by default) after a resume. The server pings every connection every 30 s and closes it when no
 	// answer arrives within 20 s. Clients may ping as often as every 10 s, also without an open stream.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
+	// Runs any number of watches, of any resources, on one stream. A server without it answers UNIMPLEMENTED: use Watch.
+	// Since: subscribe.
+	//
+	// The client opens and closes watches at any time, each under an id of its choice. Each has its own selection, view,
+	// policy, queue, version and end, and counts as one watch for limits and quotas; its messages are those of Watch.
+	// After the client has half-closed, the open watches continue; the stream ends with OK after the last of them.
+	//
+	// Order: within a watch as in Watch; between watches none. Every watch with something to send gets a turn of at most
+	// 16 KiB, or one message, so initial events do not delay other watches' changes by more than one round.
+	//
+	// Flow control: all watches share the stream's HTTP/2 window. A client that stops reading stops all of them; each
+	// then lags behind on its own, and its own policy applies. Clients read continuously, and pause a watch whose
+	// consumer lags (SubscribeRequest.pause).
+	//
+	// Errors: a failure of one watch is its ERROR response with `ended`; the stream goes on. An id that is 0 or still in
+	// use ends the stream with INVALID_ARGUMENT / SUBSCRIBE_INVALID. An end of the stream itself is first sent to every
+	// open watch, unless the client has stopped reading. A server that drains ends each watch with DRAINING and the version
+	// to resume from, and after the last of them the stream with UNAVAILABLE / DRAINING.
+	Subscribe(grpc.BidiStreamingServer[SubscribeRequest, SubscribeResponse]) error
 	// Streams one consistent snapshot of a resource, sorted by namespace and name, in chunks of at most 1 MiB (a larger
 	// object has a chunk of its own). There is always at least one chunk, because a chunk carries the version.
 	//
@@ -322,6 +374,9 @@ type UnimplementedInformerServiceServer struct{}
 
 func (UnimplementedInformerServiceServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
+}
+func (UnimplementedInformerServiceServer) Subscribe(grpc.BidiStreamingServer[SubscribeRequest, SubscribeResponse]) error {
+	return status.Error(codes.Unimplemented, "method Subscribe not implemented")
 }
 func (UnimplementedInformerServiceServer) List(*ListRequest, grpc.ServerStreamingServer[ListResponse]) error {
 	return status.Error(codes.Unimplemented, "method List not implemented")
@@ -375,6 +430,13 @@ func _InformerService_Watch_Handler(srv interface{}, stream grpc.ServerStream) e
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type InformerService_WatchServer = grpc.ServerStreamingServer[WatchResponse]
+
+func _InformerService_Subscribe_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(InformerServiceServer).Subscribe(&grpc.GenericServerStream[SubscribeRequest, SubscribeResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type InformerService_SubscribeServer = grpc.BidiStreamingServer[SubscribeRequest, SubscribeResponse]
 
 func _InformerService_List_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(ListRequest)
@@ -521,6 +583,12 @@ var InformerService_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "Watch",
 			Handler:       _InformerService_Watch_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "Subscribe",
+			Handler:       _InformerService_Subscribe_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
 		},
 		{
 			StreamName:    "List",

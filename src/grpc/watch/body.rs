@@ -93,6 +93,8 @@ pub(super) struct Opened {
     pub(super) begin: Begin,
     pub(super) joined: Joined<WireFrame>,
     pub(super) bookmark_interval: Duration,
+    /// True if its bookmarks come together with those of other watches.
+    pub(super) are_bookmarks_aligned: bool,
     pub(super) waiting: Option<ProgressGuard>,
     /// Time at which the watch ends with a bookmark and status OK.
     pub(super) ends_at: Option<Instant>,
@@ -150,7 +152,7 @@ impl WatchBody {
             reported_state: opened_state,
             _waiting: opened.waiting,
             // The first bookmark of a resumed watch shows its client that it has caught up.
-            bookmarks: BookmarkTimer::new(opened.bookmark_interval, is_resumed),
+            bookmarks: BookmarkTimer::new(opened.bookmark_interval, opened.are_bookmarks_aligned, is_resumed),
             ends_at: opened.ends_at.map(|at| Box::pin(tokio::time::sleep_until(at))),
             drained: None,
             notify_seq: 0,
@@ -268,6 +270,16 @@ impl WatchBody {
         self.end = Some(refusal.to_status());
     }
 
+    /// Ends the stream early, before it is polled again.
+    fn end_now(&mut self, refusal: &ApiError) {
+        // A chunk that is ready has not reached the client, and the position is past it.
+        if self.ready.take().is_none() {
+            return self.end_with(refusal);
+        }
+        self.send(&[frame::error(None, refusal.to_proto())]);
+        self.end_by(refusal);
+    }
+
     /// Acts on a change of the caller's rights: ends the stream, or changes the namespaces.
     fn change_access(&mut self) {
         let Some(access) = self.watcher.take_access().filter(|_| self.end.is_none()) else { return };
@@ -275,12 +287,10 @@ impl WatchBody {
         if matches!(&access, WatchAccess::Namespaces(namespaces) if namespaces == present) {
             return;
         }
-        // A chunk that is ready has not reached the client, and the position is past it.
-        let is_exact = self.ready.take().is_none();
         let refusal = match access {
             WatchAccess::Ended(refusal) => refusal,
             WatchAccess::Namespaces(namespaces) => {
-                if is_exact && self.initial.is_none() && self.watch.reselect(namespaces) {
+                if self.ready.is_none() && self.initial.is_none() && self.watch.reselect(namespaces) {
                     self.watcher.reads(None);
                     self.watcher.enters(self.state());
                     // Until the change is complete, the client has a state from which it cannot resume.
@@ -290,11 +300,7 @@ impl WatchBody {
                 ApiError::AccessChanged
             }
         };
-        if is_exact {
-            return self.end_with(&refusal);
-        }
-        self.send(&[frame::error(None, refusal.to_proto())]);
-        self.end_by(&refusal);
+        self.end_now(&refusal);
     }
 
     /// Returns true if the server has begun to drain.

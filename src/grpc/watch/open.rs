@@ -83,7 +83,7 @@ pub(in super::super) async fn open_with(
     let selection = Arc::new(selection);
     let stream_quota = service.quotas().stream(&call)?;
     let bulk_quota = if begin == Begin::InitialEvents { service.quotas().bulk_response(&call)? } else { None };
-    let Call { identity, stream, wait, user_agent, audited, .. } = call;
+    let Call { identity, stream, wait, user_agent, audited, subscription, .. } = call;
     let user = identity.as_ref().map_or_else(String::new, ToString::to_string);
     let grant = access.take_grant();
     let (view, audit) = (request.view.clone(), audited.clone());
@@ -97,6 +97,7 @@ pub(in super::super) async fn open_with(
         view,
         user_agent,
         audited: audit,
+        subscription,
     };
     let open_view = resource.views.open(&resource.name, &mut format)?;
     let watcher = service.watchers().enter(info, Arc::clone(&selection), stream)?;
@@ -121,6 +122,8 @@ pub(in super::super) async fn open_with(
         begin,
         joined,
         bookmark_interval: bookmark_interval.max(MIN_BOOKMARK_INTERVAL),
+        // The watches of a stream send their bookmarks together.
+        are_bookmarks_aligned: subscription.is_some(),
         waiting: (bookmark_interval <= MIN_BOOKMARK_INTERVAL).then(|| resource.informer.demand().wait()),
         ends_at: timeout.map(|timeout| Instant::now() + timeout),
         watcher,

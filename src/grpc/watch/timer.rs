@@ -1,18 +1,24 @@
 //! Timer of the bookmarks of a silent watch, which show its client that no events are missing.
 
 use std::{
-    pin::Pin,
+    pin::{Pin, pin},
+    sync::OnceLock,
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
-use tokio::time::{Instant, Sleep};
+use tokio::{
+    task::coop::unconstrained,
+    time::{Instant, Sleep},
+};
 
 /// Timer of a watch's bookmarks. Polling a runtime timer costs more than handing out an event, and a busy watch waits after each
 /// event: so the runtime timer is polled once per waker and interval.
 #[derive(Debug)]
 pub(super) struct BookmarkTimer {
     interval: Duration,
+    /// True if it is due at multiples of the interval, as all timers of the process with this interval are.
+    is_aligned: bool,
     due: Pin<Box<Sleep>>,
     /// Waker that the runtime timer will wake.
     registered_waker: Option<Waker>,
@@ -24,8 +30,9 @@ pub(super) struct BookmarkTimer {
 
 impl BookmarkTimer {
     /// Creates a timer that is due after the interval, or else at once.
-    pub(super) fn new(interval: Duration, is_due: bool) -> Self {
-        Self { interval, due: Box::pin(tokio::time::sleep(interval)), registered_waker: None, is_due }
+    pub(super) fn new(interval: Duration, is_aligned: bool, is_due: bool) -> Self {
+        let due = Box::pin(tokio::time::sleep_until(next(interval, is_aligned)));
+        Self { interval, is_aligned, due, registered_waker: None, is_due }
     }
 
     /// Returns ready if the timer is due, and stays ready until [`reset`](Self::reset).
@@ -37,17 +44,30 @@ impl BookmarkTimer {
         if is_asked && !self.due.is_elapsed() {
             return Poll::Pending;
         }
-        let due = self.due.as_mut().poll(cx);
+        // A task that has used up its budget would be woken at once, and the waker not be registered with the timer.
+        let due = pin!(unconstrained(self.due.as_mut())).poll(cx);
         self.registered_waker = due.is_pending().then(|| cx.waker().clone());
         due
     }
 
-    /// Resets the timer: it is due one interval from now.
+    /// Resets the timer: it is due one interval from now, or earlier if it is aligned.
     pub(super) fn reset(&mut self) {
-        self.due.as_mut().reset(Instant::now() + self.interval);
+        self.due.as_mut().reset(next(self.interval, self.is_aligned));
         self.registered_waker = None;
         self.is_due = false;
     }
+}
+
+/// Returns the time at which a timer is due next.
+fn next(interval: Duration, is_aligned: bool) -> Instant {
+    static BEGAN: OnceLock<Instant> = OnceLock::new();
+    let now = Instant::now();
+    if !is_aligned {
+        return now + interval;
+    }
+    let since = now.saturating_duration_since(*BEGAN.get_or_init(|| now));
+    let past = since.as_nanos() % interval.as_nanos().max(1);
+    now + interval - Duration::from_nanos(u64::try_from(past).unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -60,7 +80,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_timer_wakes_the_waker_that_polled_it_last() {
-        let mut timer = BookmarkTimer::new(INTERVAL, false);
+        let mut timer = BookmarkTimer::new(INTERVAL, false, false);
         let (mut first, mut last) = (task::spawn(()), task::spawn(()));
         for _ in 0..2 {
             first.enter(|cx, _| assert_pending!(timer.poll(cx)));
@@ -75,5 +95,36 @@ mod tests {
             last.enter(|cx, _| assert_ready!(timer.poll(cx)));
             timer.reset();
         }
+    }
+
+    /// A connection polls many watches at a time, and their timers would use up the budget of its task.
+    #[tokio::test(start_paused = true)]
+    async fn the_timers_of_many_watches_in_one_task_all_wake() {
+        let mut timers: Vec<_> = (0..1000).map(|_| BookmarkTimer::new(INTERVAL, false, false)).collect();
+        let mut watches: Vec<_> = timers.iter().map(|_| task::spawn(())).collect();
+        for (timer, watch) in timers.iter_mut().zip(&mut watches) {
+            watch.enter(|cx, _| assert_pending!(timer.poll(cx)));
+        }
+        for (timer, watch) in timers.iter_mut().zip(&mut watches) {
+            // If it was woken at once, that is all it gets.
+            watch.enter(|cx, _| assert_pending!(timer.poll(cx)));
+        }
+        tokio::time::sleep(INTERVAL + Duration::from_millis(1)).await;
+        assert_eq!(watches.iter().filter(|watch| !watch.is_woken()).count(), 0, "not woken");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn aligned_timers_are_due_together() {
+        let mut timers = Vec::new();
+        for _ in 0..10 {
+            timers.push(BookmarkTimer::new(INTERVAL, true, false));
+            tokio::time::sleep(INTERVAL / 20).await;
+        }
+        let due = timers[0].due.deadline();
+        assert!(timers.iter().all(|timer| timer.due.deadline() == due || timer.due.deadline() == due + INTERVAL));
+        tokio::time::sleep(INTERVAL).await;
+        timers.iter_mut().for_each(BookmarkTimer::reset);
+        let due: Vec<_> = timers.iter().map(|timer| timer.due.deadline()).collect();
+        assert!(due.iter().all(|at| *at == due[0] && *at <= Instant::now() + INTERVAL), "{due:?}");
     }
 }

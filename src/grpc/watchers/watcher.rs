@@ -15,10 +15,10 @@ use crate::{
     auth::Identity,
     grpc::{
         audited_call::AuditedCall,
-        call::Caller,
+        call::{Caller, Subscription},
         frame::WireFrame,
         grant::Grant,
-        held_snapshots::{Age, Holder},
+        held_snapshots::{Age, Holder, StreamCharge},
         resource::ServedResource,
         status::ApiError,
         watch_end::WatchEnd,
@@ -44,6 +44,8 @@ pub(in crate::grpc) struct WatcherInfo {
     /// Client program.
     pub(in crate::grpc) user_agent: Box<str>,
     pub(in crate::grpc) audited: Option<AuditedCall>,
+    /// Its place on a Subscribe stream; none of a stream of its own.
+    pub(in crate::grpc) subscription: Option<Subscription>,
 }
 
 /// Change of the rights of an open watch.
@@ -77,6 +79,8 @@ pub(super) struct Watcher {
     pub(super) info: WatcherInfo,
     pub(super) access: NewAccess,
     pub(super) stream: Option<StreamHandle>,
+    /// Charge of its merged changes.
+    merged: Arc<StreamCharge>,
     since: SystemTime,
     pub(super) sent: Sent,
     pub(super) dropped: AtomicU64,
@@ -163,6 +167,7 @@ impl Watcher {
         Self {
             info,
             access: NewAccess::new(selection.namespaces.clone()),
+            merged: Arc::new(StreamCharge::new(stream.clone())),
             stream,
             since: SystemTime::now(),
             sent: Sent(Mutex::new(SentEvents { count: 0, bytes: 0, at: now(), version: None })),
@@ -199,7 +204,7 @@ impl Watcher {
         let gauge = self.progress.lock().gauge.clone();
         let state = gauge.as_ref().and_then(CursorGauge::state);
         let mut progress = self.progress.lock();
-        let holder = |since, own, bodies| Holder { stream: self.stream.clone(), since, own, bodies };
+        let holder = |since, own, bodies| Holder { charge: Arc::clone(&self.merged), since, own, bodies };
         if let Some(CursorState::Coalescing { entries, bodies }) = state {
             progress.is_merging = true;
             return Some(holder(progress.not_merging_at.unwrap_or(before), entries, bodies as u64));
@@ -219,7 +224,8 @@ impl Watcher {
     }
 
     pub(super) fn to_proto(&self, id: u64) -> pb::Watcher {
-        let WatcherInfo { resource, caller, identity, queue, format, view, user_agent, .. } = &self.info;
+        let WatcherInfo { resource, caller, identity, queue, format, view, user_agent, subscription, .. } = &self.info;
+        let Subscription { stream_id, watch_id } = subscription.unwrap_or_default();
         let (selection, state, gauge) = {
             let Progress { selection, state, gauge, .. } = &*self.progress.lock();
             (Arc::clone(selection), *state, gauge.clone())
@@ -252,6 +258,8 @@ impl Watcher {
             format: proto::payload_format(*format).into(),
             view: view.clone(),
             user_agent: user_agent.to_string(),
+            stream_id,
+            watch_id,
             ended_at: None,
             end_status: None,
         }

@@ -12,7 +12,6 @@ use tonic::Status;
 use super::{StepResult, WatchBody};
 use crate::{
     grpc::{
-        frame,
         status::{ApiError, trailers},
         watch_end::WatchEnd,
     },
@@ -21,6 +20,18 @@ use crate::{
 };
 
 impl WatchBody {
+    /// Ends the watch with an error, unless it has ended.
+    pub(in crate::grpc) fn refuse(&mut self, refusal: &ApiError) {
+        if self.end.is_none() && !self.is_over {
+            self.end_now(refusal);
+        }
+    }
+
+    /// Returns true if nothing but its end is left to hand out.
+    pub(in crate::grpc) fn has_ended(&self) -> bool {
+        self.end.is_some() || self.is_over
+    }
+
     /// Records that the watch ends because the conditions of an Until are met.
     pub(in crate::grpc) fn meets_conditions(&self) {
         self.watcher.ends(WatchEnd::condition_met());
@@ -64,16 +75,8 @@ impl BoundedBody for WatchBody {
     fn exhausted(&mut self, room: usize, exceeded: Exceeded) -> FinalFrames {
         // An end that was not handed out yet is sent as it is.
         if self.end.is_none() {
-            // A chunk that is ready has not reached the client, and the position is past it.
-            let is_exact = self.ready.is_none();
-            let after = self.position().filter(|_| is_exact).cloned();
-            let refusal = ApiError::held(exceeded, after);
-            if is_exact {
-                self.end_with(&refusal);
-            } else {
-                self.send(&[frame::error(None, refusal.to_proto())]);
-                self.end_by(&refusal);
-            }
+            let after = self.position().filter(|_| self.ready.is_none()).cloned();
+            self.end_now(&ApiError::held(exceeded, after));
         }
         let status = self.end.take().unwrap_or_else(|| Status::ok(""));
         self.is_over = true;

@@ -302,6 +302,42 @@ class Dropped(_message.Message):
     after_resource_version: str
     def __init__(self, count: _Optional[int] = ..., after_resource_version: _Optional[str] = ...) -> None: ...
 
+class SubscribeRequest(_message.Message):
+    __slots__ = ("open", "close", "pause", "resume")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    open: _containers.RepeatedCompositeFieldContainer[OpenWatch]
+    close: _containers.RepeatedScalarFieldContainer[int]
+    pause: _containers.RepeatedScalarFieldContainer[int]
+    resume: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, open: _Optional[_Iterable[_Union[OpenWatch, _Mapping]]] = ..., close: _Optional[_Iterable[int]] = ..., pause: _Optional[_Iterable[int]] = ..., resume: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class OpenWatch(_message.Message):
+    __slots__ = ("id", "watch")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    WATCH_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    watch: WatchRequest
+    def __init__(self, id: _Optional[int] = ..., watch: _Optional[_Union[WatchRequest, _Mapping]] = ...) -> None: ...
+
+class SubscribeResponse(_message.Message):
+    __slots__ = ("deliveries",)
+    DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    deliveries: _containers.RepeatedCompositeFieldContainer[Delivery]
+    def __init__(self, deliveries: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
+
+class Delivery(_message.Message):
+    __slots__ = ("watch_ids", "responses", "ended")
+    WATCH_IDS_FIELD_NUMBER: _ClassVar[int]
+    RESPONSES_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    watch_ids: _containers.RepeatedScalarFieldContainer[int]
+    responses: _containers.RepeatedCompositeFieldContainer[WatchResponse]
+    ended: bool
+    def __init__(self, watch_ids: _Optional[_Iterable[int]] = ..., responses: _Optional[_Iterable[_Union[WatchResponse, _Mapping]]] = ..., ended: bool = ...) -> None: ...
+
 class ListRequest(_message.Message):
     __slots__ = ("resource", "namespace", "label_selector", "field_selector", "expression", "format", "page_size", "page_token", "min_resource_version", "index", "view", "shard")
     RESOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -621,7 +657,7 @@ class ListWatchersResponse(_message.Message):
     def __init__(self, watchers: _Optional[_Iterable[_Union[Watcher, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Watcher(_message.Message):
-    __slots__ = ("id", "resource", "peer", "identity", "selection", "policy", "queue_length", "queued", "sent", "dropped", "resource_version", "since", "last_progress", "parked", "state", "bytes_held", "lag", "bytes_sent", "suppressed", "format", "view", "user_agent", "ended_at", "end_status")
+    __slots__ = ("id", "resource", "peer", "identity", "selection", "policy", "queue_length", "queued", "sent", "dropped", "resource_version", "since", "last_progress", "parked", "state", "bytes_held", "lag", "bytes_sent", "suppressed", "format", "view", "user_agent", "stream_id", "watch_id", "ended_at", "end_status")
     ID_FIELD_NUMBER: _ClassVar[int]
     RESOURCE_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
@@ -644,6 +680,8 @@ class Watcher(_message.Message):
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     USER_AGENT_FIELD_NUMBER: _ClassVar[int]
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    WATCH_ID_FIELD_NUMBER: _ClassVar[int]
     ENDED_AT_FIELD_NUMBER: _ClassVar[int]
     END_STATUS_FIELD_NUMBER: _ClassVar[int]
     id: int
@@ -668,9 +706,11 @@ class Watcher(_message.Message):
     format: PayloadFormat
     view: View
     user_agent: str
+    stream_id: int
+    watch_id: int
     ended_at: _timestamp_pb2.Timestamp
     end_status: _status_pb2.Status
-    def __init__(self, id: _Optional[int] = ..., resource: _Optional[str] = ..., peer: _Optional[str] = ..., identity: _Optional[str] = ..., selection: _Optional[str] = ..., policy: _Optional[_Union[FullChannelPolicy, str]] = ..., queue_length: _Optional[int] = ..., queued: _Optional[int] = ..., sent: _Optional[int] = ..., dropped: _Optional[int] = ..., resource_version: _Optional[str] = ..., since: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., last_progress: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., parked: bool = ..., state: _Optional[_Union[WatcherState, str]] = ..., bytes_held: _Optional[int] = ..., lag: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., bytes_sent: _Optional[int] = ..., suppressed: _Optional[int] = ..., format: _Optional[_Union[PayloadFormat, str]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., user_agent: _Optional[str] = ..., ended_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_status: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., resource: _Optional[str] = ..., peer: _Optional[str] = ..., identity: _Optional[str] = ..., selection: _Optional[str] = ..., policy: _Optional[_Union[FullChannelPolicy, str]] = ..., queue_length: _Optional[int] = ..., queued: _Optional[int] = ..., sent: _Optional[int] = ..., dropped: _Optional[int] = ..., resource_version: _Optional[str] = ..., since: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., last_progress: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., parked: bool = ..., state: _Optional[_Union[WatcherState, str]] = ..., bytes_held: _Optional[int] = ..., lag: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., bytes_sent: _Optional[int] = ..., suppressed: _Optional[int] = ..., format: _Optional[_Union[PayloadFormat, str]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., user_agent: _Optional[str] = ..., stream_id: _Optional[int] = ..., watch_id: _Optional[int] = ..., ended_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_status: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
 
 class GetStatsRequest(_message.Message):
     __slots__ = ()

@@ -30,6 +30,11 @@ class InformerServiceStub(object):
                 request_serializer=informerd_dot_v1_dot_informerd__pb2.WatchRequest.SerializeToString,
                 response_deserializer=informerd_dot_v1_dot_informerd__pb2.WatchResponse.FromString,
                 )
+        self.Subscribe = channel.stream_stream(
+                '/informerd.v1.InformerService/Subscribe',
+                request_serializer=informerd_dot_v1_dot_informerd__pb2.SubscribeRequest.SerializeToString,
+                response_deserializer=informerd_dot_v1_dot_informerd__pb2.SubscribeResponse.FromString,
+                )
         self.List = channel.unary_stream(
                 '/informerd.v1.InformerService/List',
                 request_serializer=informerd_dot_v1_dot_informerd__pb2.ListRequest.SerializeToString,
@@ -123,6 +128,30 @@ class InformerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Subscribe(self, request_iterator, context):
+        """Runs any number of watches, of any resources, on one stream. A server without it answers UNIMPLEMENTED: use Watch.
+        Since: subscribe.
+
+        The client opens and closes watches at any time, each under an id of its choice. Each has its own selection, view,
+        policy, queue, version and end, and counts as one watch for limits and quotas; its messages are those of Watch.
+        After the client has half-closed, the open watches continue; the stream ends with OK after the last of them.
+
+        Order: within a watch as in Watch; between watches none. Every watch with something to send gets a turn of at most
+        16 KiB, or one message, so initial events do not delay other watches' changes by more than one round.
+
+        Flow control: all watches share the stream's HTTP/2 window. A client that stops reading stops all of them; each
+        then lags behind on its own, and its own policy applies. Clients read continuously, and pause a watch whose
+        consumer lags (SubscribeRequest.pause).
+
+        Errors: a failure of one watch is its ERROR response with `ended`; the stream goes on. An id that is 0 or still in
+        use ends the stream with INVALID_ARGUMENT / SUBSCRIBE_INVALID. An end of the stream itself is first sent to every
+        open watch, unless the client has stopped reading. A server that drains ends each watch with DRAINING and the version
+        to resume from, and after the last of them the stream with UNAVAILABLE / DRAINING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def List(self, request, context):
         """Streams one consistent snapshot of a resource, sorted by namespace and name, in chunks of at most 1 MiB (a larger
         object has a chunk of its own). There is always at least one chunk, because a chunk carries the version.
@@ -185,6 +214,11 @@ def add_InformerServiceServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=informerd_dot_v1_dot_informerd__pb2.WatchRequest.FromString,
                     response_serializer=informerd_dot_v1_dot_informerd__pb2.WatchResponse.SerializeToString,
+            ),
+            'Subscribe': grpc.stream_stream_rpc_method_handler(
+                    servicer.Subscribe,
+                    request_deserializer=informerd_dot_v1_dot_informerd__pb2.SubscribeRequest.FromString,
+                    response_serializer=informerd_dot_v1_dot_informerd__pb2.SubscribeResponse.SerializeToString,
             ),
             'List': grpc.unary_stream_rpc_method_handler(
                     servicer.List,
@@ -256,6 +290,23 @@ class InformerService(object):
         return grpc.experimental.unary_stream(request, target, '/informerd.v1.InformerService/Watch',
             informerd_dot_v1_dot_informerd__pb2.WatchRequest.SerializeToString,
             informerd_dot_v1_dot_informerd__pb2.WatchResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Subscribe(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(request_iterator, target, '/informerd.v1.InformerService/Subscribe',
+            informerd_dot_v1_dot_informerd__pb2.SubscribeRequest.SerializeToString,
+            informerd_dot_v1_dot_informerd__pb2.SubscribeResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

@@ -10,9 +10,11 @@ import {
   type CallOptions,
   type ChannelCredentials,
   Client,
+  type ClientDuplexStream,
   type ClientOptions,
   type ClientReadableStream,
   type ClientUnaryCall,
+  type handleBidiStreamingCall,
   type handleServerStreamingCall,
   type handleUnaryCall,
   makeGenericClientConstructor,
@@ -207,6 +209,28 @@ export interface Bookmark {
 export interface Dropped {
   count: bigint;
   afterResourceVersion: string;
+}
+
+export interface SubscribeRequest {
+  open: OpenWatch[];
+  close: number[];
+  pause: number[];
+  resume: number[];
+}
+
+export interface OpenWatch {
+  id: number;
+  watch?: WatchRequest | undefined;
+}
+
+export interface SubscribeResponse {
+  deliveries: Delivery[];
+}
+
+export interface Delivery {
+  watchIds: number[];
+  responses: WatchResponse[];
+  ended: boolean;
 }
 
 export interface ListRequest {
@@ -412,6 +436,8 @@ export interface Watcher {
   format: PayloadFormat;
   view?: View | undefined;
   userAgent: string;
+  streamId: bigint;
+  watchId: number;
   endedAt?: Date | undefined;
   endStatus?: Status | undefined;
 }
@@ -1821,6 +1847,356 @@ export const Dropped: MessageFns<Dropped> = {
     const message = createBaseDropped();
     message.count = (object.count !== undefined && object.count !== null) ? BigInt(object.count) : 0n;
     message.afterResourceVersion = object.afterResourceVersion ?? "";
+    return message;
+  },
+};
+
+function createBaseSubscribeRequest(): SubscribeRequest {
+  return { open: [], close: [], pause: [], resume: [] };
+}
+
+export const SubscribeRequest: MessageFns<SubscribeRequest> = {
+  encode(message: SubscribeRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    for (const v of message.open) {
+      OpenWatch.encode(v!, writer.uint32(10).fork()).join();
+    }
+    if (message.close.length !== 0) {
+      writer.uint32(18).fork();
+      for (const v of message.close) {
+        writer.uint32(v);
+      }
+      writer.join();
+    }
+    if (message.pause.length !== 0) {
+      writer.uint32(26).fork();
+      for (const v of message.pause) {
+        writer.uint32(v);
+      }
+      writer.join();
+    }
+    if (message.resume.length !== 0) {
+      writer.uint32(34).fork();
+      for (const v of message.resume) {
+        writer.uint32(v);
+      }
+      writer.join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): SubscribeRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseSubscribeRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.open.push(OpenWatch.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 2: {
+            if (tag === 16) {
+              message.close.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 18) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.close.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+          case 3: {
+            if (tag === 24) {
+              message.pause.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 26) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.pause.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+          case 4: {
+            if (tag === 32) {
+              message.resume.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 34) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.resume.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<SubscribeRequest>): SubscribeRequest {
+    return SubscribeRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<SubscribeRequest>): SubscribeRequest {
+    const message = createBaseSubscribeRequest();
+    message.open = object.open?.map((e) => OpenWatch.fromPartial(e)) || [];
+    message.close = object.close?.map((e) => e) || [];
+    message.pause = object.pause?.map((e) => e) || [];
+    message.resume = object.resume?.map((e) => e) || [];
+    return message;
+  },
+};
+
+function createBaseOpenWatch(): OpenWatch {
+  return { id: 0, watch: undefined };
+}
+
+export const OpenWatch: MessageFns<OpenWatch> = {
+  encode(message: OpenWatch, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.id !== 0) {
+      writer.uint32(8).uint32(message.id);
+    }
+    if (message.watch !== undefined) {
+      WatchRequest.encode(message.watch, writer.uint32(18).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): OpenWatch {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseOpenWatch();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.id = reader.uint32();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.watch = WatchRequest.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<OpenWatch>): OpenWatch {
+    return OpenWatch.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<OpenWatch>): OpenWatch {
+    const message = createBaseOpenWatch();
+    message.id = object.id ?? 0;
+    message.watch = (object.watch !== undefined && object.watch !== null)
+      ? WatchRequest.fromPartial(object.watch)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseSubscribeResponse(): SubscribeResponse {
+  return { deliveries: [] };
+}
+
+export const SubscribeResponse: MessageFns<SubscribeResponse> = {
+  encode(message: SubscribeResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    for (const v of message.deliveries) {
+      Delivery.encode(v!, writer.uint32(10).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): SubscribeResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseSubscribeResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.deliveries.push(Delivery.decode(reader, reader.uint32()));
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<SubscribeResponse>): SubscribeResponse {
+    return SubscribeResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<SubscribeResponse>): SubscribeResponse {
+    const message = createBaseSubscribeResponse();
+    message.deliveries = object.deliveries?.map((e) => Delivery.fromPartial(e)) || [];
+    return message;
+  },
+};
+
+function createBaseDelivery(): Delivery {
+  return { watchIds: [], responses: [], ended: false };
+}
+
+export const Delivery: MessageFns<Delivery> = {
+  encode(message: Delivery, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.watchIds.length !== 0) {
+      writer.uint32(10).fork();
+      for (const v of message.watchIds) {
+        writer.uint32(v);
+      }
+      writer.join();
+    }
+    for (const v of message.responses) {
+      WatchResponse.encode(v!, writer.uint32(18).fork()).join();
+    }
+    if (message.ended !== false) {
+      writer.uint32(24).bool(message.ended);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): Delivery {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseDelivery();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag === 8) {
+              message.watchIds.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 10) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.watchIds.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.responses.push(WatchResponse.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.ended = reader.bool();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<Delivery>): Delivery {
+    return Delivery.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<Delivery>): Delivery {
+    const message = createBaseDelivery();
+    message.watchIds = object.watchIds?.map((e) => e) || [];
+    message.responses = object.responses?.map((e) => WatchResponse.fromPartial(e)) || [];
+    message.ended = object.ended ?? false;
     return message;
   },
 };
@@ -4281,6 +4657,8 @@ function createBaseWatcher(): Watcher {
     format: 0,
     view: undefined,
     userAgent: "",
+    streamId: 0n,
+    watchId: 0,
     endedAt: undefined,
     endStatus: undefined,
   };
@@ -4371,6 +4749,15 @@ export const Watcher: MessageFns<Watcher> = {
     }
     if (message.userAgent !== "") {
       writer.uint32(178).string(message.userAgent);
+    }
+    if (message.streamId !== 0n) {
+      if (BigInt.asUintN(64, message.streamId) !== message.streamId) {
+        throw new globalThis.Error("value provided for field message.streamId of type uint64 too large");
+      }
+      writer.uint32(184).uint64(message.streamId);
+    }
+    if (message.watchId !== 0) {
+      writer.uint32(192).uint32(message.watchId);
     }
     if (message.endedAt !== undefined) {
       Timestamp.encode(toTimestamp(message.endedAt), writer.uint32(202).fork()).join();
@@ -4570,6 +4957,22 @@ export const Watcher: MessageFns<Watcher> = {
             message.userAgent = reader.string();
             continue;
           }
+          case 23: {
+            if (tag !== 184) {
+              break;
+            }
+
+            message.streamId = reader.uint64() as bigint;
+            continue;
+          }
+          case 24: {
+            if (tag !== 192) {
+              break;
+            }
+
+            message.watchId = reader.uint32();
+            continue;
+          }
           case 25: {
             if (tag !== 202) {
               break;
@@ -4627,6 +5030,8 @@ export const Watcher: MessageFns<Watcher> = {
     message.format = object.format ?? 0;
     message.view = (object.view !== undefined && object.view !== null) ? View.fromPartial(object.view) : undefined;
     message.userAgent = object.userAgent ?? "";
+    message.streamId = (object.streamId !== undefined && object.streamId !== null) ? BigInt(object.streamId) : 0n;
+    message.watchId = object.watchId ?? 0;
     message.endedAt = object.endedAt ?? undefined;
     message.endStatus = (object.endStatus !== undefined && object.endStatus !== null)
       ? Status.fromPartial(object.endStatus)
@@ -5171,6 +5576,15 @@ export const InformerServiceService = {
     responseSerialize: (value: WatchResponse): Buffer => Buffer.from(WatchResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): WatchResponse => WatchResponse.decode(value),
   },
+  subscribe: {
+    path: "/informerd.v1.InformerService/Subscribe" as const,
+    requestStream: true as const,
+    responseStream: true as const,
+    requestSerialize: (value: SubscribeRequest): Buffer => Buffer.from(SubscribeRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): SubscribeRequest => SubscribeRequest.decode(value),
+    responseSerialize: (value: SubscribeResponse): Buffer => Buffer.from(SubscribeResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): SubscribeResponse => SubscribeResponse.decode(value),
+  },
   list: {
     path: "/informerd.v1.InformerService/List" as const,
     requestStream: false as const,
@@ -5241,6 +5655,7 @@ export const InformerServiceService = {
 
 export interface InformerServiceServer extends UntypedServiceImplementation {
   watch: handleServerStreamingCall<WatchRequest, WatchResponse>;
+  subscribe: handleBidiStreamingCall<SubscribeRequest, SubscribeResponse>;
   list: handleServerStreamingCall<ListRequest, ListResponse>;
   byIndex: handleServerStreamingCall<ByIndexRequest, ByIndexResponse>;
   get: handleUnaryCall<GetRequest, GetResponse>;
@@ -5257,6 +5672,12 @@ export interface InformerServiceClient extends Client {
     metadata?: Metadata,
     options?: Partial<CallOptions>,
   ): ClientReadableStream<WatchResponse>;
+  subscribe(): ClientDuplexStream<SubscribeRequest, SubscribeResponse>;
+  subscribe(options: Partial<CallOptions>): ClientDuplexStream<SubscribeRequest, SubscribeResponse>;
+  subscribe(
+    metadata: Metadata,
+    options?: Partial<CallOptions>,
+  ): ClientDuplexStream<SubscribeRequest, SubscribeResponse>;
   list(request: ListRequest, options?: Partial<CallOptions>): ClientReadableStream<ListResponse>;
   list(request: ListRequest, metadata?: Metadata, options?: Partial<CallOptions>): ClientReadableStream<ListResponse>;
   byIndex(request: ByIndexRequest, options?: Partial<CallOptions>): ClientReadableStream<ByIndexResponse>;

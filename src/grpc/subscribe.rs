@@ -1,0 +1,31 @@
+//! The Subscribe call: any number of watches on one stream. Like Watch it bypasses the generated trait.
+//!
+//! ```text
+//!   requests ──▶ opening ──▶ WatchBody, one for each id ──┐
+//!                                                         ├──▶ deliveries ──▶ one SubscribeResponse
+//!   ready list: ids of the watches that were woken ───────┘
+//! ```
+//!
+//! Each watch is the body of a Watch call (`watch/body.rs`), with its own cursor, policy, timers, rights and end. The stream
+//! polls those that were woken, in turn, and puts what they hand out into one response. What several of them hand out alike is
+//! sent once, with all their ids: events are encoded once for all watches of a group, so the bytes are the same ones.
+
+mod body;
+mod deliveries;
+mod ready_list;
+mod requests;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tonic::body::Body;
+
+use self::{body::SubscribeBody, requests::Requests};
+use super::{call::Call, request::RequestMessages, service::Service, status::ApiError};
+
+/// Opens a stream without watches.
+pub(super) fn open(service: &Service, body: RequestMessages<Body>, call: Call) -> Result<SubscribeBody, ApiError> {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    service.quotas().call(&call)?;
+    let stream_id = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+    Ok(SubscribeBody::new(service.clone(), Requests::new(body), call, stream_id))
+}

@@ -1,0 +1,469 @@
+//! Response body of a Subscribe stream: polls its requests and its watches, in turn, and hands out one response at a time.
+//!
+//! - A turn of a watch hands out at most [`TURN_BYTES`], or one message. What does not fit into the room waits for its next turn.
+//! - Requests are read while fewer than [`MAX_OPENING`] watches are being opened, so a client cannot make the server hold more
+//!   than one request beyond those.
+//! - A paused watch is polled without room: it notices its end, and its queue fills.
+
+mod bounded_body;
+
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use bytes::{Buf, BytesMut};
+use futures_util::{
+    StreamExt,
+    future::{AbortHandle, Abortable, Aborted},
+    stream::FuturesUnordered,
+};
+use tokio_util::sync::WaitForCancellationFutureOwned;
+use tonic::{Code, Status};
+use tracing::{Instrument, debug_span};
+
+use super::{
+    deliveries::Deliveries,
+    ready_list::{ReadyList, WatchWaker},
+    requests::Requests,
+};
+use crate::{
+    grpc::{
+        audited_call::AuditedCall,
+        call::{Call, Subscription},
+        frame,
+        service::Service,
+        status::ApiError,
+        watch::{self, WatchBody},
+    },
+    proto::pb,
+    transport::{BoundedBody, BoundedFrame, Chunk, Room},
+};
+
+/// Response body of a Subscribe stream.
+pub(in crate::grpc) struct SubscribeBody {
+    service: Service,
+    requests: Requests,
+    /// Properties of the stream, which its watches share.
+    call: Call,
+    stream_id: u64,
+    /// Watches that have not ended, by id.
+    watches: HashMap<u32, Subscribed>,
+    opening: FuturesUnordered<Opening>,
+    /// Watches of the last request that are not being opened yet.
+    to_open: VecDeque<pb::OpenWatch>,
+    ready: Arc<ReadyList>,
+    /// Watches whose turn comes, in order.
+    turns: VecDeque<u32>,
+    /// Watches that were closed or refused, and the last messages for them.
+    ended: VecDeque<(u32, Chunk)>,
+    deliveries: Deliveries,
+    /// Number of bytes that the watches have encoded and not handed out.
+    encoded_bytes: usize,
+    drained: Pin<Box<WaitForCancellationFutureOwned>>,
+    is_draining: bool,
+    /// Status with which the stream ends after its last watch.
+    end: Option<Status>,
+    is_over: bool,
+}
+
+/// Watch of a stream.
+struct Subscribed {
+    state: SubscribedState,
+    is_paused: bool,
+}
+
+enum SubscribedState {
+    /// It is to be opened.
+    Waiting,
+    Opening(AbortHandle),
+    Open(Box<OpenWatch>),
+}
+
+struct OpenWatch {
+    body: WatchBody,
+    entry: Arc<WatchWaker>,
+    /// The same, as a waker.
+    waker: Waker,
+    audited: Option<AuditedCall>,
+    /// True while its turn comes.
+    has_turn: bool,
+    /// Number of bytes that it has encoded and not handed out.
+    encoded_bytes: usize,
+}
+
+/// A watch that is being opened: its id, and its entry in the audit log.
+type Opening = Pin<Box<dyn Future<Output = (u32, Option<AuditedCall>, Result<Opened, Aborted>)> + Send>>;
+type Opened = Result<WatchBody, ApiError>;
+
+/// Result of one turn of a watch.
+enum Turn {
+    /// It has nothing for now.
+    Nothing,
+    /// Messages, and possibly more later.
+    Messages(Chunk),
+    /// Its last messages, or none.
+    Ended(Chunk),
+    /// Its next data needs this many bytes.
+    TooLarge(usize),
+}
+
+/// Largest size of what a watch hands out in its turn, unless one message is larger.
+const TURN_BYTES: usize = 16 << 10;
+/// Size up to which a response is filled.
+const RESPONSE_BYTES: usize = 64 << 10;
+/// Least room in which it is worth to poll a watch.
+const LEAST_ROOM: usize = 64;
+/// Largest number of watches that get their turn before others of the server do.
+const MAX_TURNS: usize = 1024;
+/// Largest number of watches that are being opened at a time (those of a resource without a state wait for it), and of refused
+/// ones whose messages wait for the client.
+const MAX_OPENING: usize = 64;
+/// Largest number of requests and opened watches that are handled before the watches get their turn.
+const MAX_STEPS: usize = 64;
+
+// === impl SubscribeBody ===
+
+impl SubscribeBody {
+    pub(super) fn new(service: Service, requests: Requests, call: Call, stream_id: u64) -> Self {
+        Self {
+            drained: Box::pin(service.draining().clone().cancelled_owned()),
+            service,
+            requests,
+            call,
+            stream_id,
+            watches: HashMap::new(),
+            opening: FuturesUnordered::new(),
+            to_open: VecDeque::new(),
+            ready: Arc::default(),
+            turns: VecDeque::new(),
+            ended: VecDeque::new(),
+            deliveries: Deliveries::default(),
+            encoded_bytes: 0,
+            is_draining: false,
+            end: None,
+            is_over: false,
+        }
+    }
+
+    /// Reads requests, and opens watches, until neither can go on.
+    fn poll_requests(&mut self, cx: &mut Context<'_>) {
+        for _ in 0..MAX_STEPS {
+            while self.opening.len() < MAX_OPENING
+                && self.ended.len() < MAX_OPENING
+                && let Some(open) = self.to_open.pop_front()
+            {
+                self.begin(open);
+            }
+            if let Poll::Ready(Some((id, audited, opened))) = self.opening.poll_next_unpin(cx) {
+                // Otherwise it was closed meanwhile, and the id may be in use again.
+                if let Ok(opened) = opened {
+                    self.has_opened(id, audited, opened);
+                }
+                continue;
+            }
+            if !self.to_open.is_empty() || self.ended.len() >= MAX_OPENING || self.end.is_some() {
+                return;
+            }
+            let applied = match self.requests.poll_next(cx) {
+                Poll::Ready(Some(request)) => request.and_then(|request| self.apply(request)),
+                Poll::Ready(None) | Poll::Pending => return,
+            };
+            if let Err(refusal) = applied {
+                self.end_with(&refusal);
+            }
+        }
+        // There may be more.
+        cx.waker().wake_by_ref();
+    }
+
+    fn apply(&mut self, request: pb::SubscribeRequest) -> Result<(), ApiError> {
+        let pb::SubscribeRequest { open, close, pause, resume } = request;
+        for id in close {
+            self.close(id);
+        }
+        for open in open {
+            if open.id == 0 || self.watches.contains_key(&open.id) {
+                let message = format!("id {} is 0, or that of a watch that has not ended", open.id);
+                return Err(ApiError::Invalid { reason: "SUBSCRIBE_INVALID", field: "open.id", message });
+            }
+            self.watches.insert(open.id, Subscribed { state: SubscribedState::Waiting, is_paused: false });
+            self.to_open.push_back(open);
+        }
+        for (ids, is_paused) in [(pause, true), (resume, false)] {
+            for id in ids {
+                if let Some(watch) = self.watches.get_mut(&id) {
+                    watch.is_paused = is_paused;
+                    self.take_turn(id);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins to open a watch.
+    fn begin(&mut self, open: pb::OpenWatch) {
+        let pb::OpenWatch { id: watch_id, watch: request } = open;
+        let Some(subscribed) = self.watches.get_mut(&watch_id) else { return };
+        let (handle, registration) = AbortHandle::new_pair();
+        subscribed.state = SubscribedState::Opening(handle);
+        let stream_id = self.stream_id;
+        let (service, call) = (self.service.clone(), self.call.of_watch(Subscription { stream_id, watch_id }));
+        let audited = call.audited.clone();
+        let span = debug_span!("watch", stream_id, watch_id, informerd.end_reason = tracing::field::Empty);
+        let opened = async move { watch::open(&service, request.unwrap_or_default(), call).await };
+        let opened = Abortable::new(opened.instrument(span), registration);
+        self.opening.push(Box::pin(async move { (watch_id, audited, opened.await) }));
+    }
+
+    fn has_opened(&mut self, id: u32, audited: Option<AuditedCall>, opened: Opened) {
+        match opened {
+            Ok(body) => {
+                let Some(subscribed) = self.watches.get_mut(&id) else { return };
+                let entry = WatchWaker::new(id, &self.ready);
+                let waker = Waker::from(Arc::clone(&entry));
+                let open = OpenWatch { body, entry, waker, audited, has_turn: false, encoded_bytes: 0 };
+                subscribed.state = SubscribedState::Open(Box::new(open));
+                self.take_turn(id);
+            }
+            Err(refusal) => {
+                let status = self.service.metrics().refuse(&refusal);
+                if let Some(audited) = audited {
+                    audited.refuses(&status);
+                }
+                self.watches.remove(&id);
+                self.ended.push_back((id, error(&refusal)));
+            }
+        }
+    }
+
+    /// Closes a watch; nothing if it has ended.
+    fn close(&mut self, id: u32) {
+        let Some(subscribed) = self.watches.remove(&id) else { return };
+        match subscribed.state {
+            SubscribedState::Waiting => self.to_open.retain(|open| open.id != id),
+            SubscribedState::Opening(opening) => opening.abort(),
+            SubscribedState::Open(watch) => {
+                self.encoded_bytes -= watch.encoded_bytes;
+                watch.ends(Code::Ok);
+            }
+        }
+        self.ended.push_back((id, Chunk::default()));
+    }
+
+    /// Gives a watch a turn.
+    fn take_turn(&mut self, id: u32) {
+        if let Some(Subscribed { state: SubscribedState::Open(watch), .. }) = self.watches.get_mut(&id)
+            && !std::mem::replace(&mut watch.has_turn, true)
+        {
+            self.turns.push_back(id);
+        }
+    }
+
+    /// Ends the stream: first its watches, then the RPC with the same status.
+    fn end_with(&mut self, refusal: &ApiError) {
+        self.requests.ends();
+        self.to_open.clear();
+        self.end = Some(self.service.metrics().refuse(refusal));
+        let ids: Vec<u32> = self.watches.keys().copied().collect();
+        for id in ids {
+            match self.watches.get_mut(&id) {
+                Some(Subscribed { state: SubscribedState::Open(watch), .. }) => watch.body.refuse(refusal),
+                Some(_) => {
+                    self.close(id);
+                    if let Some((_, last)) = self.ended.back_mut() {
+                        *last = error(refusal);
+                    }
+                }
+                None => {}
+            }
+            self.take_turn(id);
+        }
+    }
+
+    /// Lets every watch notice the drain, paused ones too.
+    fn drain(&mut self) {
+        self.is_draining = true;
+        let ids: Vec<u32> = self.watches.keys().copied().collect();
+        for id in ids {
+            if let Some(watch) = self.watches.get_mut(&id) {
+                watch.is_paused = false;
+            }
+            self.take_turn(id);
+        }
+    }
+
+    /// Collects what the watches hand out, up to the room. Returns the number of bytes that are needed if nothing fits.
+    fn poll_turns(&mut self, cx: &mut Context<'_>, room: Room) -> Option<usize> {
+        let most = room.bytes.min(RESPONSE_BYTES);
+        while let Some((id, last)) = self.ended.pop_front() {
+            let bytes = self.deliveries.with(last.remaining());
+            if bytes > most && (room.is_strict || !self.deliveries.is_empty()) {
+                self.ended.push_front((id, last));
+                return self.deliveries.is_empty().then_some(bytes);
+            }
+            self.deliveries.add(id, last, true);
+        }
+        let mut woken = Vec::new();
+        self.ready.take(&mut woken);
+        for id in woken {
+            self.take_turn(id);
+        }
+        let (mut again, mut needed) = (Vec::new(), None);
+        for _ in 0..MAX_TURNS {
+            let Some(id) = self.turns.pop_front() else { break };
+            let left = most.saturating_sub(self.deliveries.with(0));
+            let is_alone = self.deliveries.is_empty();
+            if left < LEAST_ROOM && !is_alone {
+                self.turns.push_front(id);
+                break;
+            }
+            match self.turn(id, Room { bytes: left, is_strict: room.is_strict || !is_alone }) {
+                Turn::Nothing => {}
+                Turn::Messages(chunk) => {
+                    self.deliveries.add(id, chunk, false);
+                    again.push(id);
+                }
+                Turn::Ended(chunk) => self.deliveries.add(id, chunk, true),
+                Turn::TooLarge(bytes) => {
+                    self.give_turn_back(id);
+                    needed = is_alone.then(|| self.deliveries.with(0).saturating_add(bytes));
+                    break;
+                }
+            }
+        }
+        for id in again {
+            self.take_turn(id);
+        }
+        if self.deliveries.is_empty() && needed.is_none() && !self.turns.is_empty() {
+            // Others of the server come first.
+            cx.waker().wake_by_ref();
+        }
+        needed
+    }
+
+    fn give_turn_back(&mut self, id: u32) {
+        if let Some(Subscribed { state: SubscribedState::Open(watch), .. }) = self.watches.get_mut(&id) {
+            watch.has_turn = true;
+            self.turns.push_front(id);
+        }
+    }
+
+    /// Polls one watch. If the room is not strict, its next message is handed out whatever its size.
+    fn turn(&mut self, id: u32, room: Room) -> Turn {
+        let Some(Subscribed { state: SubscribedState::Open(watch), is_paused }) = self.watches.get_mut(&id) else {
+            return Turn::Nothing;
+        };
+        watch.has_turn = false;
+        watch.entry.clear();
+        let turn = watch.poll(room, *is_paused);
+        let encoded_bytes = watch.body.encoded_bytes();
+        self.encoded_bytes = self.encoded_bytes + encoded_bytes - watch.encoded_bytes;
+        watch.encoded_bytes = encoded_bytes;
+        if let Turn::Ended(_) = turn {
+            self.encoded_bytes -= encoded_bytes;
+            self.watches.remove(&id);
+        }
+        turn
+    }
+
+    /// Returns the status with which the stream ends now.
+    fn take_end(&mut self) -> Option<Status> {
+        if !self.watches.is_empty() || !self.ended.is_empty() {
+            return None;
+        }
+        let is_complete = self.requests.are_over() && self.end.is_none();
+        let drained = || self.is_draining.then(|| self.service.metrics().refuse(&ApiError::Draining));
+        self.end.take().or_else(drained).or_else(|| is_complete.then(|| Status::ok("")))
+    }
+
+    fn open_watches(&mut self) -> impl Iterator<Item = (u32, &mut OpenWatch)> {
+        self.watches.iter_mut().filter_map(|(id, subscribed)| match &mut subscribed.state {
+            SubscribedState::Open(watch) => Some((*id, &mut **watch)),
+            SubscribedState::Waiting | SubscribedState::Opening(_) => None,
+        })
+    }
+}
+
+// === impl OpenWatch ===
+
+impl OpenWatch {
+    fn poll(&mut self, room: Room, is_paused: bool) -> Turn {
+        if is_paused && !self.body.has_ended() {
+            match self.poll_body(Room { bytes: 0, is_strict: true }) {
+                // It waits until it is resumed.
+                Turn::TooLarge(_) if !self.body.has_ended() => return Turn::Nothing,
+                Turn::TooLarge(_) => {}
+                turn => return turn,
+            }
+        }
+        let in_turn = Room { bytes: room.bytes.min(TURN_BYTES), is_strict: true };
+        match self.poll_body(in_turn) {
+            Turn::TooLarge(bytes) if bytes <= room.bytes => self.poll_body(Room { is_strict: true, ..room }),
+            Turn::TooLarge(_) if !room.is_strict => self.poll_body(room),
+            turn => turn,
+        }
+    }
+
+    fn poll_body(&mut self, room: Room) -> Turn {
+        match self.next_frame(room) {
+            Poll::Pending => Turn::Nothing,
+            Poll::Ready(Some(Ok(BoundedFrame::TooLarge(bytes)))) => Turn::TooLarge(bytes),
+            Poll::Ready(Some(Ok(BoundedFrame::Frame(frame)))) => match frame.into_data() {
+                Ok(chunk) => {
+                    if let Some(audited) = &self.audited {
+                        audited.sends_bytes(chunk.remaining());
+                    }
+                    if !self.body.has_ended() {
+                        return Turn::Messages(chunk);
+                    }
+                    // The trailers follow, and need no room.
+                    if let Poll::Ready(Some(Ok(BoundedFrame::Frame(frame)))) = self.next_frame(room) {
+                        self.has_trailers(&frame);
+                    }
+                    Turn::Ended(chunk)
+                }
+                Err(trailers) => {
+                    self.has_trailers(&trailers);
+                    Turn::Ended(Chunk::default())
+                }
+            },
+            Poll::Ready(Some(Err(_)) | None) => Turn::Ended(Chunk::default()),
+        }
+    }
+
+    fn next_frame(&mut self, room: Room) -> Poll<Option<Result<BoundedFrame, Status>>> {
+        self.body.poll_bounded(&mut Context::from_waker(&self.waker), room)
+    }
+
+    fn has_trailers(&self, frame: &http_body::Frame<Chunk>) {
+        let status = frame.trailers_ref().and_then(Status::from_header_map);
+        self.ends(status.map_or(Code::Unknown, |status| status.code()));
+    }
+
+    /// Records the code with which the watch has ended.
+    fn ends(&self, code: Code) {
+        if let Some(audited) = &self.audited {
+            audited.ends(code);
+        }
+    }
+}
+
+/// Encodes the last message of a watch.
+fn error(refusal: &ApiError) -> Chunk {
+    let mut buffer = BytesMut::new();
+    frame::append(&mut buffer, &frame::error(None, refusal.to_proto()));
+    Chunk::from(buffer.freeze())
+}
+
+impl fmt::Debug for SubscribeBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SubscribeBody")
+            .field("stream_id", &self.stream_id)
+            .field("watches", &self.watches.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,79 @@
+//! Interface of a stream's body to its connection.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use http_body::{Body, Frame};
+use tonic::{Code, Status};
+
+use super::{SubscribeBody, error};
+use crate::{
+    grpc::{
+        status::{ApiError, trailers},
+        subscribe::deliveries::Deliveries,
+    },
+    transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Room},
+};
+
+impl BoundedBody for SubscribeBody {
+    fn poll_bounded(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<BoundedFrame, Status>>> {
+        if self.is_over {
+            return Poll::Ready(None);
+        }
+        // Before the ids are taken: what wakes a watch after that wakes the stream.
+        self.ready.register(cx.waker());
+        if !self.is_draining && self.drained.as_mut().poll(cx).is_ready() {
+            self.drain();
+        }
+        self.poll_requests(cx);
+        if let Some(needed) = self.poll_turns(cx, room) {
+            return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(needed))));
+        }
+        if !self.deliveries.is_empty() {
+            return Poll::Ready(Some(Ok(BoundedFrame::Frame(Frame::data(self.deliveries.take())))));
+        }
+        let Some(status) = self.take_end() else { return Poll::Pending };
+        self.is_over = true;
+        Poll::Ready(Some(Ok(BoundedFrame::Frame(Frame::trailers(trailers(&status))))))
+    }
+
+    fn encoded_bytes(&self) -> usize {
+        self.encoded_bytes
+    }
+
+    fn deadline_exceeded(&mut self) {
+        for (_, watch) in self.open_watches() {
+            watch.body.deadline_exceeded();
+            watch.ends(Code::DeadlineExceeded);
+        }
+    }
+
+    fn exhausted(&mut self, room: usize, exceeded: Exceeded) -> FinalFrames {
+        self.is_over = true;
+        let refusal = ApiError::held(exceeded, None);
+        let (status, last) = (refusal.to_status(), error(&refusal));
+        let mut deliveries = Deliveries::default();
+        for (id, watch) in self.open_watches() {
+            watch.body.refuse(&refusal);
+            watch.ends(status.code());
+            deliveries.add(id, last.clone(), true);
+        }
+        let message = (!deliveries.is_empty() && deliveries.bytes() <= room).then(|| deliveries.take());
+        FinalFrames { message, trailers: trailers(&status) }
+    }
+}
+
+impl Body for SubscribeBody {
+    type Data = Chunk;
+    type Error = Status;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Chunk>, Status>>> {
+        self.get_mut().poll_any(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_over
+    }
+}
