@@ -171,7 +171,7 @@ async fn events() -> Result<()> {
     server
         .write(&(0..CHANGED).map(|at| event(at, 0)).collect::<String>(), &client, &format!("count == {CHANGED}"))
         .await?;
-    for run in 0..RATE_RUNS {
+    for _ in 0..RATE_RUNS {
         for (kind, costs) in TYPES.iter().zip(&mut costs) {
             let mut command = Command::new(std::env::current_exe()?);
             let mut informer =
@@ -187,7 +187,6 @@ async fn events() -> Result<()> {
             let nanos: u64 = lines.next().ok_or("the informer has ended")??.parse()?;
             costs.push(nanos);
             informer.wait()?;
-            eprintln!("run {}: {kind}, {nanos} ns for a change", run + 1);
         }
     }
     println!(
@@ -195,14 +194,14 @@ async fn events() -> Result<()> {
     );
     for (kind, mut costs) in TYPES.iter().zip(costs) {
         let rate = |nanos: u64| 1_000_000 / nanos.max(1);
-        let (middle, least) = (median(&mut costs), costs[0]);
+        let (typical, lowest) = (median(&mut costs), costs[0]);
         let most = costs[costs.len() - 1];
         println!(
             "{kind:<7} {} thousand changes in a second of processor time ({} to {}), {:.2} us each",
-            rate(middle),
+            rate(typical),
             rate(most),
-            rate(least),
-            middle as f64 / 1e3
+            rate(lowest),
+            typical as f64 / 1e3
         );
     }
     Ok(())
@@ -227,7 +226,7 @@ async fn take<T: Decode>(address: &str) -> Result<()> {
     let before = processor_time()?;
     println!("ready");
     all.recv().await.ok_or("the handler has ended")?;
-    println!("{}", (processor_time()? - before).as_nanos() / EVENTS as u128);
+    println!("{}", processor_time()?.saturating_sub(before).as_nanos() / EVENTS as u128);
     Ok(())
 }
 
