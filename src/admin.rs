@@ -1,9 +1,9 @@
 //! Admin port: probes, metrics, the state of the resources and the filter of the log, over HTTP.
 //!
 //! No response contains objects, so the port may be reachable from other machines. Where callers are authorized, everything but the
-//! probes is for those who may inspect every resource, and the probes name no errors. Where they are not, only this machine may
-//! change the filter of the log. `/livez` never depends on an upstream; `/readyz` names the resources that have no state. `probes`
-//! serves the connections, also those of a mirror's probe.
+//! probes and the page of links is for those who may inspect every resource, and the probes name no errors. Where they are not, only
+//! this machine may change the filter of the log. `/livez` never depends on an upstream; `/readyz` names the resources that have no
+//! state. `probes` serves the connections, also those of a mirror's probe.
 
 mod probes;
 
@@ -14,7 +14,7 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tonic::Code;
 
-pub use self::probes::{Asked, Probes, serve};
+pub use self::probes::{ProbeRequest, Probes, serve};
 use crate::{grpc::Service, telemetry};
 
 /// State of the endpoints.
@@ -27,6 +27,22 @@ pub struct Admin {
     /// True if metrics need no rights.
     open_metrics: bool,
 }
+
+/// Page of links.
+const LINKS: &str = "\
+<!DOCTYPE html>
+<html lang=\"en\">
+<title>informerd</title>
+<h1>informerd</h1>
+<ul>
+<li><a href=\"/livez\">/livez</a>: this process runs
+<li><a href=\"/readyz\">/readyz</a>: every resource that is not optional has a state
+<li><a href=\"/metrics\">/metrics</a>: metrics in the format of OpenMetrics
+<li><a href=\"/debug/informers\">/debug/informers</a>: the state and the load of each resource, as JSON
+<li><a href=\"/loglevel\">/loglevel</a>: the filter of the log, which PUT changes
+</ul>
+</html>
+";
 
 /// Answer about the log of a program that embeds the server.
 const NO_LOG: &str = "the log is that of the program that embeds this server\n";
@@ -83,6 +99,7 @@ impl Admin {
 impl Probes for Admin {
     fn answer(&self, path: &str) -> Option<(StatusCode, String)> {
         match path {
+            "/" => Some((StatusCode::OK, LINKS.to_owned())),
             "/livez" => Some((StatusCode::OK, "ok\n".to_owned())),
             "/readyz" => Some(self.readyz()),
             "/metrics" => Some(self.metrics()),
@@ -92,6 +109,15 @@ impl Probes for Admin {
                 None => (StatusCode::NOT_IMPLEMENTED, NO_LOG.to_owned()),
             }),
             _ => None,
+        }
+    }
+
+    fn content_type(&self, path: &str) -> &'static str {
+        match path {
+            "/" => "text/html; charset=utf-8",
+            "/metrics" => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            "/debug/informers" => "application/json",
+            _ => "text/plain; charset=utf-8",
         }
     }
 
@@ -107,9 +133,9 @@ impl Probes for Admin {
         }
     }
 
-    async fn check(&self, asked: Asked<'_>, headers: &HeaderMap) -> Result<(), StatusCode> {
-        let Asked { path, is_write, is_local } = asked;
-        if ["/livez", "/readyz"].contains(&path) || (path == "/metrics" && self.open_metrics) {
+    async fn check(&self, request: ProbeRequest<'_>, headers: &HeaderMap) -> Result<(), StatusCode> {
+        let ProbeRequest { path, is_write, is_local } = request;
+        if ["/", "/livez", "/readyz"].contains(&path) || (path == "/metrics" && self.open_metrics) {
             return Ok(());
         }
         // Without authorization nobody is known, and a log filter of anybody could fill a disk.

@@ -26,6 +26,7 @@ mod file;
 mod flags;
 mod keys;
 mod kube;
+mod lines;
 mod listen;
 mod origin;
 mod relay;
@@ -45,7 +46,6 @@ use std::{cell::RefCell, path::Path};
 use serde_json::{Map, Value};
 
 pub(crate) use self::file::{changed_keys, content};
-use self::section::Input;
 pub use self::{
     authorization::parse_rules,
     error::{ConfigError, ConfigErrors},
@@ -66,6 +66,7 @@ pub use self::{
     },
     value::{MAX_DURATION, ValueError, parse_duration, parse_size},
 };
+use self::{file::ConfigFile, section::Input};
 
 // === impl Config ===
 
@@ -83,14 +84,21 @@ impl Config {
     pub(crate) fn load_with_file(flags: &ServeFlags) -> Result<(Self, Map<String, Value>), ConfigErrors> {
         let mut errors = ConfigErrors::default();
         let file = match &flags.config {
-            None => Some(Map::new()),
+            None => Some(ConfigFile::default()),
             Some(path) => file::read(path, &mut errors),
         };
+        let keys = file.as_ref().map(|file| &file.keys);
         let directory = flags.config.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
         let input = Input { directory, flags: &flags.keys, errors: RefCell::new(errors) };
-        let config = resolve::resolve(&input.file(file.as_ref()), file.is_some(), flags);
-        let errors = input.errors.into_inner();
-        if errors.is_empty() { Ok((config, file.unwrap_or_default())) } else { Err(errors) }
+        let config = resolve::resolve(&input.file(keys), file.is_some(), flags);
+        let mut errors = input.errors.into_inner();
+        if errors.is_empty() {
+            return Ok((config, file.unwrap_or_default().keys));
+        }
+        if let Some((path, file)) = flags.config.as_ref().zip(file) {
+            errors.locate(path, &lines::lines(&file.bytes));
+        }
+        Err(errors)
     }
 }
 

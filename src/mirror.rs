@@ -36,7 +36,7 @@ use self::{
 };
 pub use self::{directory::OpenError, file_name::Layout, writer::Notes};
 use crate::{
-    admin::{self, Asked, Probes},
+    admin::{self, ProbeRequest, Probes},
     cache::{
         Controller, ControllerConfig, DeltaFifo, DeltaFifoOptions, Deltas, KeyFunc, Queue, ReflectorError, SourceError,
         SourceHealth, Store, SyncState,
@@ -281,7 +281,7 @@ impl Probes for MirrorState {
         })
     }
 
-    async fn check(&self, _asked: Asked<'_>, _headers: &HeaderMap) -> Result<(), StatusCode> {
+    async fn check(&self, _request: ProbeRequest<'_>, _headers: &HeaderMap) -> Result<(), StatusCode> {
         Ok(())
     }
 

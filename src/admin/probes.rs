@@ -22,6 +22,11 @@ pub trait Probes: Clone + Send + Sync + 'static {
     /// Returns the status and the text for a path; `None` for a path that is not served.
     fn answer(&self, path: &str) -> Option<(StatusCode, String)>;
 
+    /// Returns the media type of the text for a path.
+    fn content_type(&self, _path: &str) -> &'static str {
+        TEXT
+    }
+
     /// Returns true if a path takes PUT.
     fn is_writable(&self, _path: &str) -> bool {
         false
@@ -37,7 +42,11 @@ pub trait Probes: Clone + Send + Sync + 'static {
     /// # Errors
     ///
     /// The status of the refusal.
-    fn check(&self, asked: Asked<'_>, headers: &HeaderMap) -> impl Future<Output = Result<(), StatusCode>> + Send;
+    fn check(
+        &self,
+        request: ProbeRequest<'_>,
+        headers: &HeaderMap,
+    ) -> impl Future<Output = Result<(), StatusCode>> + Send;
 
     /// Counts a connection that was not accepted or not served.
     fn count_refused(&self, reason: &'static str);
@@ -45,7 +54,7 @@ pub trait Probes: Clone + Send + Sync + 'static {
 
 /// Request, as far as rights depend on it.
 #[derive(Debug, Clone, Copy)]
-pub struct Asked<'a> {
+pub struct ProbeRequest<'a> {
     /// Path of the request.
     pub path: &'a str,
     /// True for a PUT.
@@ -61,6 +70,8 @@ const MAX_TIME: Duration = Duration::from_secs(60);
 /// Bound of the head of a request, in bytes.
 const MAX_HEAD: usize = 16 << 10;
 const TEXT: &str = "text/plain; charset=utf-8";
+/// Answer for a path that is not served.
+const NOT_FOUND: &str = "not found; / has links to what there is\n";
 /// Bound of the body of a PUT, in bytes.
 const MAX_BODY: usize = 4 << 10;
 
@@ -103,7 +114,7 @@ async fn drive(probes: impl Probes, request_timeout: Duration, stream: TcpStream
     let answer = service_fn(async |request: Request<Incoming>| {
         let (parts, body) = request.into_parts();
         let (path, is_write) = (parts.uri.path(), parts.method == Method::PUT);
-        if let Err(status) = probes.check(Asked { path, is_write, is_local }, &parts.headers).await {
+        if let Err(status) = probes.check(ProbeRequest { path, is_write, is_local }, &parts.headers).await {
             return Ok::<_, Infallible>(refusal(status));
         }
         Ok(if is_write && probes.is_writable(path) {
@@ -139,16 +150,12 @@ fn refusal(status: StatusCode) -> Response<Full<Bytes>> {
 }
 
 fn answer(probes: &impl Probes, method: &Method, path: &str) -> Response<Full<Bytes>> {
-    let (mut status, mut text) = probes.answer(path).unwrap_or((StatusCode::NOT_FOUND, String::new()));
+    let (mut status, mut text) = probes.answer(path).unwrap_or_else(|| (StatusCode::NOT_FOUND, NOT_FOUND.to_owned()));
     let is_read = [Method::GET, Method::HEAD].contains(method);
     if status != StatusCode::NOT_FOUND && !is_read {
         (status, text) = (StatusCode::METHOD_NOT_ALLOWED, String::new());
     }
-    let content_type = match path {
-        "/metrics" => "application/openmetrics-text; version=1.0.0; charset=utf-8",
-        _ if path.starts_with("/debug/") => "application/json",
-        _ => TEXT,
-    };
+    let content_type = if status == StatusCode::OK { probes.content_type(path) } else { TEXT };
     let mut response = response(status, text, content_type);
     if status == StatusCode::METHOD_NOT_ALLOWED {
         let methods = if probes.is_writable(path) { "GET,HEAD,PUT" } else { "GET,HEAD" };

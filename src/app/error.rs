@@ -143,6 +143,7 @@ impl AppError {
             }
             io::ErrorKind::AddrInUse => "stop the process that uses it, or choose another address with --listen",
             io::ErrorKind::PermissionDenied => "choose a port above 1023, or a path that this user can write to",
+            io::ErrorKind::NotFound => "create the directory of the socket, or choose another path with --listen",
             _ => "choose an address of this machine",
         };
         Self::Listen { what, address, error, hint }

@@ -188,7 +188,7 @@ fn load(flags: &ServeFlags) -> Result<Loaded, String> {
     if let Some(path) = flags.config.as_deref().filter(|path| path.exists() && !path.is_file()) {
         return Err(format!("{}: not a regular file, and can be read only once: restart the server", path.display()));
     }
-    Config::load_with_file(flags).map_err(|errors| errors.to_string().replace('\n', "; "))
+    Config::load_with_file(flags).map_err(|errors| errors.lines().collect::<Vec<_>>().join("; "))
 }
 
 // === impl ReloadMetrics ===

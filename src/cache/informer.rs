@@ -156,8 +156,9 @@ impl<F: Frame> Informer<F> {
         )
     }
 
-    /// Bounds the time that selections take on the writer ([`selection_budget`](crate::watch::BroadcasterConfig::selection_budget)): threads do the rest, and
-    /// encode the events that clients get from the history.
+    /// Bounds the time that selections take on the writer
+    /// ([`selection_budget`](crate::watch::BroadcasterConfig::selection_budget)): threads do the rest, and encode the events that
+    /// clients get from the history.
     #[must_use]
     pub fn deferring_to(mut self, threads: &Arc<BulkThreads>) -> Self {
         self.writer.threads = Some(Arc::clone(threads));

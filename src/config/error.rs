@@ -1,6 +1,6 @@
 //! Problems of a configuration, in the order in which they were found.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt, path::Path};
 
 /// Problem: its place, its description and its remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -8,6 +8,8 @@ use std::fmt;
 pub struct ConfigError {
     at: String,
     problem: String,
+    /// File and line, if `at` is a key of the file.
+    place: Option<String>,
 }
 
 /// Error for a configuration that cannot be served; prints one line for each problem.
@@ -27,12 +29,17 @@ const MAX_SHOWN_CHARS: usize = 80;
 
 impl ConfigError {
     pub(super) fn new(at: &str, problem: &str) -> Self {
-        Self { at: one_line(at), problem: one_line(problem) }
+        Self { at: one_line(at), problem: one_line(problem), place: None }
     }
 
     /// Returns the place: the path of a key (`watch.queue_length`), a flag (`--listen`) or a file, with line and column if known.
     pub fn at(&self) -> &str {
         &self.at
+    }
+
+    /// Returns the file and the line of a key, `informerd.yaml:7`, if it is in the file.
+    pub fn place(&self) -> Option<&str> {
+        self.place.as_deref()
     }
 
     /// Returns the description and the remedy.
@@ -47,6 +54,24 @@ impl ConfigErrors {
     /// Returns the problems; of very many, the first 100.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &ConfigError> {
         self.errors.iter()
+    }
+
+    /// Returns a line for each problem, with the file and the line of its key, and one for those that were left out.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        let lines = self.errors.iter().map(|error| match &error.place {
+            Some(place) => format!("{place}: {error}"),
+            None => error.to_string(),
+        });
+        lines.chain((self.omitted > 0).then(|| format!("{} more problems", self.omitted)))
+    }
+
+    /// Adds the places of keys, by their lines in the file; a key that is not there has that of the section.
+    pub(super) fn locate(&mut self, file: &Path, lines: &BTreeMap<String, u64>) {
+        for error in &mut self.errors {
+            let sections = std::iter::successors(Some(&*error.at), |path| path.rsplit_once('.').map(|(path, _)| path));
+            let line = sections.into_iter().find_map(|path| lines.get(path));
+            error.place = line.map(|line| one_line(&format!("{}:{line}", file.display())));
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -136,6 +161,26 @@ mod tests {
         assert_eq!(errors.to_string(), "a.b: is\\nwrong\\u{1b}[31m\n--c: is too");
         assert_eq!(errors.iter().map(ConfigError::at).collect::<Vec<_>>(), ["a.b", "--c"]);
         assert_eq!(errors.iter().map(ConfigError::problem).last(), Some("is too"));
+    }
+
+    #[test]
+    fn a_problem_of_a_key_has_its_line() {
+        let mut errors = ConfigErrors::default();
+        for at in ["a.b", "a.c.d", "e", "--a", "x.yaml:7:1"] {
+            errors.add(at, "is wrong");
+        }
+        errors.locate(Path::new("x.yaml"), &BTreeMap::from([("a".to_owned(), 1), ("a.b".to_owned(), 2)]));
+        let expected = [
+            "x.yaml:2: a.b: is wrong",
+            "x.yaml:1: a.c.d: is wrong",
+            "e: is wrong",
+            "--a: is wrong",
+            "x.yaml:7:1: is wrong",
+        ];
+        assert_eq!(errors.lines().collect::<Vec<_>>(), expected);
+        assert_eq!(errors.iter().next().and_then(ConfigError::place), Some("x.yaml:2"));
+        (0..MAX_ERRORS).for_each(|_| errors.add("a", ""));
+        assert_eq!(errors.lines().last().as_deref(), Some("5 more problems"));
     }
 
     #[test]

@@ -33,14 +33,21 @@ const MAX_ALIASED_NODES: usize = 1 << 16;
 /// Most bytes of text: four times the file's, because of aliases.
 const MAX_TEXT_BYTES: usize = 4 * MAX_FILE_BYTES;
 
+/// File with its keys.
+#[derive(Debug, Default)]
+pub(super) struct ConfigFile {
+    pub(super) keys: Map<String, Value>,
+    pub(super) bytes: Vec<u8>,
+}
+
 /// Reads the file; adds a problem for every unknown key, or for the file if it cannot be read.
-pub(super) fn read(path: &Path, errors: &mut ConfigErrors) -> Option<Map<String, Value>> {
+pub(super) fn read(path: &Path, errors: &mut ConfigErrors) -> Option<ConfigFile> {
     let name = path.display().to_string();
     match read_bytes(path) {
         Ok(bytes) => {
-            let mut document = parse(&name, &bytes, errors)?;
-            variables::expand(&mut document, |name| env::var(name).ok(), errors);
-            Some(document)
+            let mut keys = parse(&name, &bytes, errors)?;
+            variables::expand(&mut keys, |name| env::var(name).ok(), errors);
+            Some(ConfigFile { keys, bytes })
         }
         Err(error) if error.kind() == ErrorKind::NotFound => {
             errors.add(&name, "no such file: set --config (or INFORMERD_CONFIG) to the path of a YAML file");
@@ -131,7 +138,7 @@ pub(super) fn document(name: &str, bytes: &[u8]) -> Result<Value, (String, Strin
     serde_saphyr::from_str_with_options(text, options()).map_err(|error| explain(name, error.without_snippet()))
 }
 
-fn options() -> Options {
+pub(super) fn options() -> Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! {
             // With 1, the error for a second document is the same as for one that is too large.

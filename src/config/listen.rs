@@ -1,12 +1,17 @@
-//! Addresses that gRPC listens on.
+//! Addresses to listen on.
 
-use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr};
+use std::{
+    fmt,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::PathBuf,
+    str::FromStr,
+};
 
 use serde_json::Value;
 
 use super::value::{self, ValueError, quote};
 
-/// Address to listen on, such as `127.0.0.1:50051`, `[::1]:50051` or `unix:/run/informerd.sock`.
+/// Address to listen on, such as `127.0.0.1:50051`, `[::1]:50051`, `localhost:50051`, `:50051` or `unix:/run/informerd.sock`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListenAddr {
     /// TCP address. Port 0 is any free port.
@@ -21,6 +26,25 @@ const MAX_UNIX_PATH_BYTES: usize = 107;
 /// Reads an address of the file.
 pub(super) fn address_or_socket(value: &Value) -> Result<ListenAddr, ValueError> {
     value::text(value)?.parse()
+}
+
+/// Reads the address of HTTP for operators; `none` is read elsewhere.
+pub(super) fn address(value: &Value) -> Result<SocketAddr, ValueError> {
+    let text = value::text(value)?;
+    let what = "IP:PORT such as 127.0.0.1:9464 or [::1]:9464, localhost:PORT, :PORT, or none";
+    tcp_address(text).ok_or_else(|| ValueError::new(format!("expected {what}, found {}", quote(text))))
+}
+
+/// Returns a TCP address. As in Go, `:PORT` is every address of this machine; `localhost` is resolved here, to IPv4.
+fn tcp_address(text: &str) -> Option<SocketAddr> {
+    let port = |text: &str| text.parse().ok().filter(|_| text.bytes().all(|b| b.is_ascii_digit()));
+    if let Some(text) = text.strip_prefix("localhost:") {
+        return Some((Ipv4Addr::LOCALHOST, port(text)?).into());
+    }
+    if let Some(text) = text.strip_prefix(':') {
+        return Some((Ipv6Addr::UNSPECIFIED, port(text)?).into());
+    }
+    text.parse().ok()
 }
 
 // === impl ListenAddr ===
@@ -56,9 +80,9 @@ impl FromStr for ListenAddr {
             }
             return Ok(Self::Unix(path.into()));
         }
-        text.parse().map(Self::Tcp).map_err(|_| {
+        tcp_address(text).map(Self::Tcp).ok_or_else(|| {
             ValueError::new(format!(
-                "expected IP:PORT such as 127.0.0.1:50051 or [::1]:50051, or unix:/path/of/socket, found {}",
+                "expected IP:PORT such as 127.0.0.1:50051 or [::1]:50051, localhost:PORT, :PORT, or unix:/path/of/socket, found {}",
                 quote(text)
             ))
         })
@@ -88,6 +112,8 @@ mod tests {
             ("0.0.0.0:50051", "0.0.0.0:50051", false),
             ("[::]:50051", "[::]:50051", false),
             ("192.168.1.2:1", "192.168.1.2:1", false),
+            ("localhost:50051", "127.0.0.1:50051", true),
+            (":50051", "[::]:50051", false),
             ("unix:/run/a.sock", "unix:/run/a.sock", true),
             ("unix:///run/a.sock", "unix:/run/a.sock", true),
         ] {
@@ -99,7 +125,19 @@ mod tests {
 
     #[test]
     fn invalid_addresses_are_rejected() {
-        for text in ["", "50051", ":50051", "localhost:50051", "127.0.0.1", "http://127.0.0.1:1", "127.0.0.1:65536"] {
+        for text in [
+            "",
+            "50051",
+            ":",
+            ":+1",
+            ":65536",
+            "localhost",
+            "localhost:x",
+            "host:1",
+            "127.0.0.1",
+            "http://127.0.0.1:1",
+            "127.0.0.1:65536",
+        ] {
             let problem = text.parse::<ListenAddr>().unwrap_err().to_string();
             assert!(problem.starts_with("expected IP:PORT such as 127.0.0.1:50051"), "{text}: {problem}");
             assert!(problem.ends_with(&format!("found {text:?}")), "{text}: {problem}");

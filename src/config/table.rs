@@ -8,11 +8,11 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use super::{
     ListenAddr,
-    listen::address_or_socket,
+    listen::{address, address_or_socket},
     rows::rows,
     upstream::{endpoints, relay_endpoint as endpoint},
     value::{
-        self, admin_listen as address, boolean, count, duration, expression, file, integer, kind,
+        self, boolean, count, duration, expression, file, integer, kind,
         kube::{self, auto_or_opaque, field_paths, namespaces},
         label_index as label, names, path as directory, path_index as field_path, policies, policy, positive_count,
         positive_duration, positive_size, rules, shard, size, stream_path as file_or_dash, string as text, texts,
@@ -29,7 +29,7 @@ use crate::{
 rows! {
     /// Keys outside of all sections.
     pub struct GeneralConfig at "" {
-        listen: ListenAddr = "127.0.0.1:50051", address_or_socket, "address for gRPC: IP:PORT or unix:/path/of/socket",
+        listen: ListenAddr = "127.0.0.1:50051", address_or_socket, "address for gRPC: IP:PORT, localhost:PORT, :PORT for every address, or unix:/path/of/socket",
             flag("listen", "ADDR", "INFORMERD_LISTEN");
         ..AdminConfig;
         insecure: bool = "false", boolean, "allow gRPC in plain text on an address that is not loopback",
@@ -68,7 +68,7 @@ rows! {
     /// HTTP port for operators.
     pub struct AdminConfig at "admin." {
         listen: Option<SocketAddr> = "127.0.0.1:9464", address or none,
-            "address of HTTP for probes and metrics: IP:PORT or none",
+            "address of HTTP for probes and metrics: IP:PORT, localhost:PORT, :PORT for every address, or none",
             flag("admin-listen", "ADDR", "INFORMERD_ADMIN_LISTEN");
         open_metrics: bool = "false", boolean,
             "serve /metrics without credentials also where callers are authorized: it shows names, counts and versions of every resource";

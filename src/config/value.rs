@@ -2,7 +2,7 @@
 
 pub(super) mod kube;
 
-use std::{fmt::Display, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{fmt::Display, path::PathBuf, time::Duration};
 
 use serde_json::Value;
 
@@ -282,13 +282,6 @@ fn names_such_as(value: &Value, example: &str) -> Result<Vec<String>, ValueError
 
 pub(super) fn check_not_empty(text: &str) -> Result<(), ValueError> {
     if text.is_empty() { Err(ValueError::expected("a name", quote(text))) } else { Ok(()) }
-}
-
-/// Reads the address of HTTP for operators; `none` is read by [`or_none`].
-pub(super) fn admin_listen(value: &Value) -> Result<SocketAddr, ValueError> {
-    let text = text(value)?;
-    let what = "IP:PORT such as 127.0.0.1:9464 or [::1]:9464, or none";
-    text.parse().map_err(|_| ValueError::expected(what, quote(text)))
 }
 
 pub(super) fn policy(value: &Value) -> Result<FullChannelPolicy, ValueError> {

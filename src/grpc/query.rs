@@ -78,7 +78,7 @@ pub(super) async fn condition(
 ) -> Result<Condition, ApiError> {
     check_expressions("conditions")?;
     let service = access.service;
-    let located = |error| not_compiled("conditions", &format!("[{at}]: "), &error);
+    let located = |error| not_compiled("conditions", &format!("[{at}], "), &error);
     let condition = compiled(service.compilations(), service.conditions(), text, caller).await?.map_err(located)?;
     if condition.reads_body() {
         access.require_bodies("condition with `object`").await?;

@@ -215,7 +215,11 @@ impl ApiError {
             Self::WatcherNotFound { id } => {
                 format!("watch {id} not found: it has ended, or you may not inspect it; `informerd watchers` lists the open ones")
             }
-            Self::Invalid { field, message, .. } | Self::NotParsed { field, message } => format!("{field}: {message}"),
+            Self::Invalid { field, message, .. } | Self::NotParsed { field, message } => {
+                // The place in the field is a part of its name.
+                let place = if message.starts_with(SyntaxError::PLACE) { "," } else { ":" };
+                format!("{field}{place} {message}")
+            }
             Self::RequestTooLarge { limit } => {
                 format!("request: larger than {limit} bytes (limits.request_bytes); send less in one call")
             }

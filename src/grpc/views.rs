@@ -167,8 +167,8 @@ mod tests {
     #[test]
     fn an_invalid_view_is_refused_with_its_field() {
         let raw = PayloadFormat::Raw;
-        assert!(refusal(raw, &view(&["a["], &[], "")).starts_with("view.fields: expected '*', an index"));
-        assert!(refusal(raw, &view(&["a"], &["b", ""], "")).starts_with("view.drop: expected a key"));
+        assert!(refusal(raw, &view(&["a["], &[], "")).starts_with("view.fields, character 3: expected '*', an index"));
+        assert!(refusal(raw, &view(&["a"], &["b", ""], "")).starts_with("view.drop, character 1: expected a key"));
         assert!(refusal(raw, &view(&["a"; 65], &[], "")).starts_with("view.fields: 65 paths are more than 64;"));
         let both = "view.name: cannot be given together with fields or drop; leave out one of them";
         assert_eq!(refusal(raw, &view(&["a"], &[], "@metadata")), both);

@@ -29,6 +29,9 @@ pub fn excerpt(text: &str) -> Cow<'_, str> {
 // === impl SyntaxError ===
 
 impl SyntaxError {
+    /// Beginning of the message: the place in the text.
+    pub const PLACE: &str = "character ";
+
     /// Returns an error at byte `offset` of `text`.
     pub fn new(text: &str, offset: usize, message: impl Into<String>) -> Self {
         let position = text.get(..offset).map_or_else(|| text.chars().count(), |before| before.chars().count());
@@ -49,7 +52,7 @@ impl fmt::Display for SyntaxError {
         let start = self.position.saturating_sub(CONTEXT_CHARS);
         let before: String = self.text.chars().skip(start).take(self.position - start).collect();
         let after: String = self.text.chars().skip(self.position).take(CONTEXT_CHARS).collect();
-        write!(f, "{} at character {}: \"{before}»{after}\"", self.message, self.position())
+        write!(f, "{}{}: {}: \"{before}»{after}\"", Self::PLACE, self.position(), self.message)
     }
 }
 
@@ -61,7 +64,7 @@ mod tests {
     fn the_offending_character_is_marked() {
         let error = SyntaxError::new("app=web,tier in a", 16, "expected '('");
         assert_eq!(error.position(), 17);
-        assert_eq!(error.to_string(), "expected '(' at character 17: \"app=web,tier in »a\"");
+        assert_eq!(error.to_string(), "character 17: expected '(': \"app=web,tier in »a\"");
     }
 
     #[test]
@@ -78,6 +81,6 @@ mod tests {
     #[test]
     fn an_offset_past_the_end_or_inside_a_character_does_not_panic() {
         assert_eq!(SyntaxError::new("é", 1, "x").position(), 2);
-        assert_eq!(SyntaxError::new("", 0, "x").to_string(), "x at character 1: \"»\"");
+        assert_eq!(SyntaxError::new("", 0, "x").to_string(), "character 1: x: \"»\"");
     }
 }

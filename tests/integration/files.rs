@@ -201,7 +201,14 @@ async fn probes_and_metrics_report_the_state() {
     served.until(|resource| resource.objects == 1).await;
     assert_eq!(served.get("/livez").await, (200, "ok\n".to_owned()));
     assert_eq!(served.get("/readyz").await, (200, "ok\n".to_owned()));
-    assert_eq!(served.get("/none").await.0, 404);
+    let (code, links) = served.get("/").await;
+    assert_eq!(code, 200);
+    let paths: Vec<_> = links.split("href=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    assert_eq!(paths.len(), 5, "{links}");
+    for path in paths {
+        assert_ne!(served.get(path).await.0, 404, "{path}");
+    }
+    assert_eq!(served.get("/none").await, (404, "not found; / has links to what there is\n".to_owned()));
     let mut client = served.client().await;
     let mut watch = watch(&mut client).await;
     write(&served.path("web.yaml"), &WEB.replace("n1", "n2"));

@@ -82,7 +82,7 @@ async fn reads_have_the_part_of_the_bodies_that_the_view_keeps() {
     assert_eq!(body.fields.keys().collect::<Vec<_>>(), ["spec"]);
 
     for (view, message) in [
-        (view(&["a["], &[]), "view.fields: expected '*', an index or a quoted key at character 3: \"a[»\""),
+        (view(&["a["], &[]), "view.fields, character 3: expected '*', an index or a quoted key: \"a[»\""),
         (named("small"), "view.name: view \"small\" not found; known: @metadata, @no-managed-fields, @no-status"),
     ] {
         let refused = sandbox.client().await.get(get(raw, view)).await.unwrap_err();
@@ -254,5 +254,8 @@ fn commands_print_the_part_of_the_bodies_that_their_flags_keep() {
     let get = run(&["get", "deployments", "web", "--view", "@metadata", "-o", "json"]);
     assert!(get.contains("\"metadata\"") && !get.contains("\"spec\""), "{get}");
     let (code, _, err) = server.run(&["list", "pods", "--fields", "a["]);
-    assert!(code == 2 && err.contains("view.fields: expected '*', an index or a quoted key"), "{code} {err}");
+    assert!(
+        code == 2 && err.contains("view.fields, character ") && err.contains("expected '*', an index or a quoted key"),
+        "{code} {err}"
+    );
 }

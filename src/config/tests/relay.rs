@@ -79,7 +79,10 @@ fn missing_and_conflicting_keys_are_reported() {
         ("endpoint: 'https://h:1', tls: { cert: x }", format!("{key}.tls.key: is missing")),
         ("endpoint: 'http://h:1', label_selector: 'app in'", format!("{key}.label_selector: ")),
         ("endpoint: 'http://h:1', field_selector: spec.x", format!("{key}.field_selector: ")),
-        ("endpoint: 'http://h:1', shard: 8/8", format!("{key}.shard: the first of 8 is 0/8, and the last 7/8")),
+        (
+            "endpoint: 'http://h:1', shard: 8/8",
+            format!("{key}.shard: character 1: the first of 8 is 0/8, and the last 7/8"),
+        ),
         ("endpoint: 'http://h:1', index: node", format!("{key}.index: expected a map of keys, found \"node\"")),
         ("endpoint: 'http://h:1', index: { values: [a] }", format!("{key}.index.name: is missing")),
         ("endpoint: 'http://h:1', index: { name: node }", format!("{key}.index.values: is missing")),
@@ -89,7 +92,10 @@ fn missing_and_conflicting_keys_are_reported() {
         ),
         ("endpoint: 'http://h:1', view: small", format!("{key}.view: expected a map of keys, found \"small\"")),
         ("endpoint: 'http://h:1', view: { }", format!("{key}.view: is empty; write `fields`, `drop` or `name`")),
-        ("endpoint: 'http://h:1', view: { fields: ['a['] }", format!("{key}.view.fields: expected '*', an index")),
+        (
+            "endpoint: 'http://h:1', view: { fields: ['a['] }",
+            format!("{key}.view.fields: character 3: expected '*', an index"),
+        ),
         ("endpoint: 'http://h:1', view: { name: '' }", format!("{key}.view.name: expected a name, found \"\"")),
         ("endpoint: 'http://h:1', view: { name: a, drop: [b] }", format!("{key}.view.name: excludes `drop`; keep one")),
         (

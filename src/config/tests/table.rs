@@ -120,7 +120,10 @@ fn bounds_of_the_table_are_enforced() {
 #[test]
 fn help_shows_the_default_of_a_flag() {
     for (flag, help) in [
-        ("listen", "Address for gRPC: IP:PORT or unix:/path/of/socket [default: 127.0.0.1:50051]"),
+        (
+            "listen",
+            "Address for gRPC: IP:PORT, localhost:PORT, :PORT for every address, or unix:/path/of/socket [default: 127.0.0.1:50051]",
+        ),
         ("insecure", "Allow gRPC in plain text on an address that is not loopback [default: false]"),
     ] {
         let command = Serve::command();

@@ -36,9 +36,9 @@ fn a_bad_view_is_reported_with_its_key() {
         ("views: { small: { fields: [] } }", "views.small.fields: expected a list of paths such as [spec.nodeName, "),
         (
             "views: { small: { fields: ['a['] } }",
-            "views.small.fields: expected '*', an index or a quoted key at character 3",
+            "views.small.fields: character 3: expected '*', an index or a quoted key",
         ),
-        ("views: { small: { drop: [a, ''] } }", "views.small.drop: expected a key"),
+        ("views: { small: { drop: [a, ''] } }", "views.small.drop: character 1: expected a key"),
         ("views: { small: { field: [a] } }", "views.small.field: unknown key; did you mean `fields`?"),
         (&paths, "views.small: 65 paths are more than 64;"),
         (&many, "views: 33 views are more than 32"),

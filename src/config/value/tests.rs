@@ -162,11 +162,17 @@ fn policies_paths_and_addresses() {
         ],
     );
     table(
-        or_none(admin_listen),
+        or_none(crate::config::listen::address),
         [
             (json!("none"), Ok(None)),
             (json!("0.0.0.0:1"), Ok(Some(([0, 0, 0, 0], 1).into()))),
-            (json!("off"), Err("expected IP:PORT such as 127.0.0.1:9464 or [::1]:9464, or none, found \"off\"")),
+            (json!(":1"), Ok(Some(([0_u16; 8], 1).into()))),
+            (
+                json!("off"),
+                Err(
+                    "expected IP:PORT such as 127.0.0.1:9464 or [::1]:9464, localhost:PORT, :PORT, or none, found \"off\"",
+                ),
+            ),
         ],
     );
 }
@@ -212,10 +218,7 @@ fn indexes_by_expression() {
     let parsed = Expression::parse(images).unwrap();
     assert_eq!(expression(&json!(format!(" {images}\n"))), Ok(parsed), "as YAML's block texts end");
     let problem = expression(&json!("object.a +")).unwrap_err().to_string();
-    assert!(
-        problem.starts_with("expected more at character 11: ") && problem.ends_with("map(c, c.image)"),
-        "{problem}"
-    );
+    assert!(problem.starts_with("character 11: expected more: ") && problem.ends_with("map(c, c.image)"), "{problem}");
     assert!(expression(&json!(5)).unwrap_err().to_string().contains("found the number 5"));
 }
 

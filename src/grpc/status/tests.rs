@@ -37,5 +37,5 @@ fn messages_are_one_line_with_the_next_step() {
     assert!(expired.message().starts_with("resource version 812 has expired (oldest: 900, "), "{expired:?}");
     let error = crate::model::LabelSelector::parse("app in x").unwrap_err();
     let message = ApiError::selector("label_selector", &error).to_status().message().to_owned();
-    assert!(message.starts_with("label_selector: ") && !message.contains('\n'), "{message}");
+    assert!(message.starts_with("label_selector, character 8: ") && !message.contains('\n'), "{message}");
 }

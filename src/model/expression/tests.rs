@@ -124,27 +124,27 @@ fn the_values_of_an_index_are_json_text() {
 #[test]
 fn errors_point_at_the_position() {
     for (text, expected) in [
-        ("1 +", "expected more at character 4: \"1 +»\""),
-        ("", "expected more at character 1: \"»\""),
-        ("object.a == 'é' &&& true", "unexpected \"&\" at character 19: \"object.a == 'é' &&»& true\""),
-        ("pod.spec == 1", "unknown variable \"pod\" (known: object) at character 1: "),
-        ("true || type == 'ADDED'", "unknown variable \"type\" (known: object) at character 9: "),
-        ("object.a.exists(c, d == 1)", "unknown variable \"d\" (known: object, c) at character 20: "),
-        ("object.a.exists(c, true) || c == 1", "unknown variable \"c\" (known: object) at character 29: "),
+        ("1 +", "character 4: expected more: \"1 +»\""),
+        ("", "character 1: expected more: \"»\""),
+        ("object.a == 'é' &&& true", "character 19: unexpected \"&\": \"object.a == 'é' &&»& true\""),
+        ("pod.spec == 1", "character 1: unknown variable \"pod\" (known: object): "),
+        ("true || type == 'ADDED'", "character 9: unknown variable \"type\" (known: object): "),
+        ("object.a.exists(c, d == 1)", "character 20: unknown variable \"d\" (known: object, c): "),
+        ("object.a.exists(c, true) || c == 1", "character 29: unknown variable \"c\" (known: object): "),
         ("object.a.matches('x')", "unknown function \"matches\" or wrong arguments (known: bool(x), bytes(x), "),
         ("now() > 1", "unknown function \"now\" or wrong arguments"),
         ("contains(object.a, 'x')", "unknown function \"contains\" or wrong arguments"),
-        ("has(object)", "invalid argument to has() macro at character "),
-        ("Pod{name: 'x'}", "message literals are not supported; write a map: {'key': value} at character "),
-        ("object.?a", "unsupported syntax '.?' at character "),
-        ("true true", "unexpected \"true\" at character 6: "),
-        ("'abc", "unexpected \"'abc\" at character 1: "),
+        ("has(object)", "invalid argument to has() macro: "),
+        ("Pod{name: 'x'}", "message literals are not supported; write a map: {'key': value}: "),
+        ("object.?a", "unsupported syntax '.?': "),
+        ("true true", "character 6: unexpected \"true\": "),
+        ("'abc", "character 1: unexpected \"'abc\": "),
     ] {
         let message = refused(text);
-        assert!(message.starts_with(expected), "{text}: {message}");
+        assert!(message.starts_with("character ") && message.contains(expected), "{text}: {message}");
         assert!(!message.contains('\n') && message.len() < 500, "{text}: {message}");
     }
-    assert!(refused("1 +\n  @").contains(" at character 7: "), "over lines: {}", refused("1 +\n  @"));
+    assert!(refused("1 +\n  @").starts_with("character 7: "), "over lines: {}", refused("1 +\n  @"));
 }
 
 #[test]
@@ -165,15 +165,13 @@ fn expressions_with_the_same_text_are_equal() {
 #[test]
 fn the_text_is_bounded_in_length_and_nesting() {
     let long = format!("'{}'", "é".repeat(MAX_EXPRESSION_BYTES / 2));
-    assert!(refused(&long).starts_with("expression too long (limit: 4096 bytes) at character 2049: "));
+    assert!(refused(&long).starts_with("character 2049: expression too long (limit: 4096 bytes): "));
     let nested = |n: usize| format!("{}true{}", "(".repeat(n), ")".repeat(n));
     assert!(Expression::parse(&nested(30)).is_ok(), "brackets alone are no levels");
-    assert!(refused(&nested(2000)).starts_with("brackets nested too deeply (limit: 40) at character "));
+    assert!(refused(&nested(2000)).contains(": brackets nested too deeply (limit: 40): "));
     let list = |n: usize| format!("{}1{}", "[".repeat(n), "]".repeat(n));
     assert!(Expression::parse(&list(MAX_LEVELS - 1)).is_ok());
-    assert!(
-        refused(&list(MAX_LEVELS)).starts_with("expression nested too deeply (limit: 20 levels) at character 21: ")
-    );
+    assert!(refused(&list(MAX_LEVELS)).starts_with("character 21: expression nested too deeply (limit: 20 levels): "));
     assert!(Expression::parse(&format!("object{}", ".a".repeat(1000))).is_ok(), "a name is one level");
     let alternatives = vec!["object.a == 1"; 200].join(" || ");
     assert!(Expression::parse(&alternatives).is_ok(), "these are not nested");
