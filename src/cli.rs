@@ -18,10 +18,12 @@ mod list;
 mod mirror;
 mod print;
 mod rbac;
+mod reader;
 mod record;
 mod resources;
 mod serve;
 mod signals;
+mod top;
 mod until;
 mod values;
 mod verify;
@@ -94,6 +96,9 @@ enum Command {
     /// Show the open watches: client, selection, policy, lag
     #[command(after_help = help(watchers::EXAMPLES))]
     Watchers(watchers::WatchersFlags),
+    /// Show the load of resources and watches, live: rates, lag, queues, drops
+    #[command(after_help = help(top::EXAMPLES))]
+    Top(top::TopFlags),
     /// Show everything about a resource, or about one object
     #[command(after_help = help(describe::EXAMPLES))]
     Describe(describe::DescribeFlags),
@@ -143,6 +148,7 @@ impl Cli {
             Command::Until(flags) => call(resolved(&flags, until::run)),
             Command::Verify(flags) => call(verify::run(&flags)),
             Command::Watchers(flags) => call(watchers::run(&flags)),
+            Command::Top(flags) => call(resolved(&flags, top::run)),
             Command::Describe(flags) => call(resolved(&flags, describe::run)),
             Command::Explain(flags) => call(resolved(&flags, explain::run)),
             Command::Healthcheck(flags) => call(healthcheck::run(&flags)),

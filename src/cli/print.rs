@@ -13,6 +13,7 @@ pub(crate) mod jsonpath;
 mod kinds;
 mod objects;
 mod options;
+pub(crate) mod quantity;
 mod records;
 pub(crate) mod table;
 mod text;

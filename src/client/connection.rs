@@ -185,6 +185,12 @@ impl Client {
         }
     }
 
+    /// Returns the counters and gauges of the server and of each resource.
+    pub async fn stats(&self) -> Result<pb::GetStatsResponse, ClientError> {
+        let mut admin = self.admin.clone();
+        self.within(admin.get_stats(pb::GetStatsRequest {})).await.map(tonic::Response::into_inner)
+    }
+
     /// Returns the objects that a query selects, from one snapshot.
     pub async fn list(&self, query: &Query) -> Result<ListResult, ClientError> {
         let request = query.list_request();

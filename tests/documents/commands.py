@@ -146,10 +146,20 @@ def api(page):
 
 
 def clients(page):
-    page.expect(shell=1)
+    # The second one is that of the live view.
+    page.expect(shell=2)
     page.serve_shop()
     page.follow(page.shell[0], '"nodeName"')
     page.done("the watch prints the fields")
+
+
+def live_view(page):
+    page.expect(shell=1)
+    page.serve_shop()
+    tables, document = lines(page.shell[0])
+    page.run(tables, "CHANGES/S")
+    page.run(document, "0")
+    page.done("one sample is printed as text and as JSON")
 
 
 def configuration(page):
@@ -244,6 +254,7 @@ PAGES = [
     ("docs/mirror.md", None, mirror),
     ("docs/api.md", None, api),
     ("docs/clients.md", "## The command line", clients),
+    ("docs/clients.md", "### The live view", live_view),
     ("docs/configuration.md", None, configuration),
     ("docs/security.md", "### Client certificates", certificates),
     ("docs/security.md", "### Static tokens", tokens),

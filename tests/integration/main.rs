@@ -60,6 +60,7 @@ mod subscribe;
 mod tcp_proxy;
 mod tidy;
 mod tls;
+mod top;
 mod until;
 mod verify;
 mod views;
