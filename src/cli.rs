@@ -22,6 +22,7 @@ mod reader;
 mod record;
 mod resources;
 mod serve;
+mod serve_flags;
 mod signals;
 mod top;
 mod until;
@@ -37,8 +38,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use tokio::runtime::Builder;
 
-use self::{alias::resolved, failure::Failure};
-use crate::config::ServeFlags;
+use self::{alias::resolved, failure::Failure, serve_flags::ConfigFlags};
 
 /// Shared informer caches as a network service: every upstream is listed and watched once, and any number of clients watch,
 /// list and query it over gRPC.
@@ -53,16 +53,16 @@ pub struct Cli {
 enum Command {
     /// Serve resources over gRPC until SIGINT or SIGTERM
     #[command(after_help = serve::EXAMPLES)]
-    Serve(ServeFlags),
+    Serve(ConfigFlags),
     /// Check a configuration and its sources, and print what would be served
     #[command(after_help = check::EXAMPLES)]
-    Check(ServeFlags),
+    Check(ConfigFlags),
     /// Print the configuration in use, or its JSON schema
     #[command(subcommand, after_help = config::EXAMPLES)]
     Config(config::ConfigCommand),
     /// Print the minimal RBAC role for the Kubernetes sources of a configuration
     #[command(after_help = rbac::EXAMPLES)]
-    Rbac(ServeFlags),
+    Rbac(ConfigFlags),
     /// Show the resources of a server
     #[command(visible_alias = "api-resources", after_help = help(resources::EXAMPLES))]
     Resources(resources::ResourcesFlags),
@@ -133,13 +133,13 @@ impl Cli {
     /// Runs the command.
     pub fn run(self) -> ExitCode {
         let ended = match self.command {
-            Command::Serve(flags) => serve::run(&flags),
-            Command::Check(flags) => check::run(&flags),
-            Command::Rbac(flags) => rbac::run(&flags),
+            Command::Serve(flags) => flags.serve_flags().and_then(|flags| serve::run(&flags)),
+            Command::Check(flags) => flags.serve_flags().and_then(|flags| check::run(&flags)),
+            Command::Rbac(flags) => flags.serve_flags().and_then(|flags| rbac::run(&flags)),
             Command::Config(command) => config::run(&command),
             Command::Resources(flags) => call(resources::run(&flags)),
             Command::List(flags) => call(resolved(&flags, list::run)),
-            Command::Get(flags) => call(resolved(&flags, get::run)),
+            Command::Get(flags) => flags.split().and_then(|flags| call(resolved(&flags, get::run))),
             Command::ByIndex(flags) => call(resolved(&flags, list::by_index)),
             Command::Values(flags) => call(resolved(&flags, values::run)),
             Command::Watch(flags) => call(resolved(&flags, watch::run)),
@@ -149,7 +149,7 @@ impl Cli {
             Command::Verify(flags) => call(verify::run(&flags)),
             Command::Watchers(flags) => call(watchers::run(&flags)),
             Command::Top(flags) => call(resolved(&flags, top::run)),
-            Command::Describe(flags) => call(resolved(&flags, describe::run)),
+            Command::Describe(flags) => call(resolved(&flags.split(), describe::run)),
             Command::Explain(flags) => call(resolved(&flags, explain::run)),
             Command::Healthcheck(flags) => call(healthcheck::run(&flags)),
             Command::Completion(flags) => completion::run(&flags, Self::command()),

@@ -12,7 +12,7 @@ use crate::{
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
-  informerd check --config examples/shop.yaml
+  informerd check examples/shop.yaml
 
 Exit codes: 0 success; 1 a source cannot be read; 2 the configuration is invalid, with one line for each problem.";
 

@@ -4,7 +4,6 @@ use std::{
     ffi::OsStr,
     fmt::Display,
     fs,
-    io::Write,
     path::PathBuf,
     time::{Duration, SystemTime},
 };
@@ -135,6 +134,9 @@ pub(super) struct ServerFlags {
     #[arg(short, long)]
     pub(super) quiet: bool,
 }
+
+/// Largest number of names in a note.
+const MAX_NAMES: usize = 20;
 
 /// Parser of an address. clap's own errors quote the argument, which may have a password.
 #[derive(Debug, Clone)]
@@ -383,8 +385,14 @@ impl ServerFlags {
     /// Prints a note, which is not data, on stderr.
     pub(super) fn note(&self, note: &dyn Display) {
         if !self.quiet {
-            // A closed stderr has no reader.
-            drop(writeln!(std::io::stderr(), "{}", print::escape(&note.to_string())));
+            print::write_line(&print::escape(&note.to_string()));
+        }
+    }
+
+    /// Prints a note if the data is of some namespaces only, because the caller may read no others.
+    pub(super) fn note_limited(&self, resource: &str, namespaces: &[String]) {
+        if !namespaces.is_empty() {
+            self.note(&format_args!("# {resource}: limited to what you may read: namespaces {}", shown(namespaces)));
         }
     }
 
@@ -396,6 +404,15 @@ impl ServerFlags {
             self.note(&format_args!("# {resource}: upstream unreachable: last known state{age}"));
         }
     }
+}
+
+/// Returns the first of some names, and the number of the others.
+fn shown(names: &[String]) -> String {
+    let more = names.len().saturating_sub(MAX_NAMES);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    // The namespace of objects that have none.
+    let names = names.iter().take(MAX_NAMES).map(|name| if name.is_empty() { "\"\"" } else { name });
+    format!("{}{more}", names.collect::<Vec<_>>().join(", "))
 }
 
 // === impl FormatFlags ===
@@ -410,6 +427,8 @@ impl FormatFlags {
             columns: ColumnOptions { wide: output == Output::Wide, custom: columns, ..ColumnOptions::default() },
             no_headers: self.no_headers,
             colors: self.color.is_on(),
+            // What was requested as wide is printed whole.
+            max_width: print::terminal_width().filter(|_| output == Output::Table),
         }
     }
 }

@@ -9,13 +9,14 @@ use super::{
     client_flags::FormatFlags,
     failure::Failure,
     print::{Output, Record, json::Document, stdout, table::Cell, write_records},
+    serve_flags::ConfigFlags,
 };
-use crate::config::{ServeFlags, Setting, json_schema, settings};
+use crate::config::{Setting, json_schema, settings};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
-  informerd config print --config examples/shop.yaml
-  informerd config print --config examples/shop.yaml --show-origin
+  informerd config print examples/shop.yaml
+  informerd config print examples/shop.yaml --show-origin
   informerd config schema > informerd.schema.json
 
 The schema is for editors: `# yaml-language-server: $schema=informerd.schema.json` as the first line of the file.";
@@ -36,7 +37,7 @@ pub(super) struct PrintFlags {
     #[arg(long, help_heading = "Output")]
     show_origin: bool,
     #[command(flatten)]
-    serve: ServeFlags,
+    serve: ConfigFlags,
     #[command(flatten)]
     format: FormatFlags,
 }
@@ -55,7 +56,7 @@ pub(super) fn run(command: &ConfigCommand) -> Result<(), Failure> {
 }
 
 fn print(flags: &PrintFlags) -> Result<(), Failure> {
-    let settings = settings(&flags.serve)?;
+    let settings = settings(&flags.serve.serve_flags()?)?;
     let options = flags.format.options();
     if flags.show_origin {
         let records = settings.iter().map(record).collect();

@@ -25,7 +25,7 @@ Examples, with a server of examples/shop.yaml:
 /// Flags of `informerd describe`.
 #[derive(Debug, Clone, Args)]
 pub(super) struct DescribeFlags {
-    /// A name from `informerd resources`
+    /// A name from `informerd resources`; RESOURCE/NAME is kubectl's form of RESOURCE NAME
     #[arg(value_name = "RESOURCE")]
     resource: String,
     /// NAME or NAMESPACE/NAME of an object; without it, the resource itself
@@ -41,6 +41,18 @@ pub(super) struct DescribeFlags {
 }
 
 of_resource!(DescribeFlags, server);
+
+impl DescribeFlags {
+    /// Returns the flags with the name of RESOURCE/NAME as a name of its own.
+    pub(super) fn split(self) -> Self {
+        match (self.resource.split_once('/'), &self.name) {
+            (Some((resource, name)), None) => {
+                Self { resource: resource.to_owned(), name: Some(name.to_owned()), ..self }
+            }
+            _ => self,
+        }
+    }
+}
 
 pub(super) async fn run(flags: &DescribeFlags) -> Result<(), Failure> {
     waiting::limited(&flags.timeout, &flags.server, &flags.resource, Box::pin(describe(flags))).await

@@ -1,10 +1,10 @@
 //! Failures of commands: a message for the user, and the exit code.
 
-use std::io::{self, Write};
+use std::io;
 
 use tonic::Code;
 
-use super::print::escape;
+use super::print::{escape, write_line};
 use crate::{app::AppError, client::ClientError, config::ConfigErrors};
 
 /// Reason why a command ends before it is done.
@@ -53,15 +53,15 @@ impl Failure {
     /// Prints the message on stderr.
     pub(super) fn print(&self) {
         if let Some(message) = &self.message {
-            // A closed stderr has no reader.
-            drop(writeln!(io::stderr(), "error: {message}"));
+            write_line(&format!("error: {message}"));
         }
     }
 }
 
 impl From<ConfigErrors> for Failure {
     fn from(errors: ConfigErrors) -> Self {
-        Self::usage(errors.to_string())
+        // Each line is an error of its own.
+        Self::usage(errors.lines().collect::<Vec<_>>().join("\nerror: "))
     }
 }
 

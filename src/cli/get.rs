@@ -20,6 +20,7 @@ pub(super) const EXAMPLES: &str = "\
 Examples, with a server of examples/shop.yaml:
   informerd get deployments web
   informerd get services platform/edge -o yaml
+  informerd get deployments/web
   informerd get configmaps feature-flags -n platform -o json
   informerd get deployments storefront/web -w
   informerd get pods $(informerd list pods -l app=cart -o name) -o wide
@@ -30,7 +31,7 @@ Without a NAME, get lists the resource.";
 /// Flags of `informerd get`.
 #[derive(Debug, Clone, Args)]
 pub(super) struct GetFlags {
-    /// A name from `informerd resources`
+    /// A name from `informerd resources`; RESOURCE/NAME is kubectl's form of RESOURCE NAME
     #[arg(value_name = "RESOURCE")]
     resource: String,
     /// NAME or NAMESPACE/NAME, as `-o name` prints it; /NAME for an object without namespace
@@ -47,6 +48,27 @@ pub(super) struct GetFlags {
 }
 
 of_resource!(GetFlags, objects.server);
+
+impl GetFlags {
+    /// Returns the flags with the names of RESOURCE/NAME as names of their own. Where the first argument has this form, all have, and
+    /// of one resource.
+    pub(super) fn split(self) -> Result<Self, Failure> {
+        let Some((resource, first)) = self.resource.split_once('/') else { return Ok(self) };
+        let mut names = vec![first.to_owned()];
+        for name in &self.names {
+            let name = name.strip_prefix(resource).and_then(|name| name.strip_prefix('/')).ok_or_else(|| {
+                let message = format!(
+                    "{:?} and {name:?}: write RESOURCE NAME…, or RESOURCE/NAME… with one resource",
+                    self.resource
+                );
+                Failure::usage(escape(&message))
+            })?;
+            names.push(name.to_owned());
+        }
+        let resource = resource.to_owned();
+        Ok(Self { resource, names, ..self })
+    }
+}
 
 /// Meaning of a name on the command line.
 #[derive(Debug, PartialEq, Eq)]

@@ -152,6 +152,7 @@ async fn list_by_index(flags: &ByIndexFlags) -> Result<(), Failure> {
 fn print_listed(resource: &str, order: &OrderFlags, flags: &ObjectFlags, listed: ListResult) -> Result<(), Failure> {
     let (server, options) = (&flags.server, flags.options());
     server.note_stale(resource, listed.source, listed.source_seen_at);
+    server.note_limited(resource, &listed.namespaces);
     let mut printer = ObjectPrinter::new(stdout(), &options);
     let (mut objects, limit) = (listed.objects, order.limit.unwrap_or(usize::MAX));
     if let Some(path) = &order.sort_by {

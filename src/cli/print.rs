@@ -19,17 +19,23 @@ pub(crate) mod table;
 mod text;
 mod yaml;
 
-use std::io::{self, BufWriter, StdoutLock};
+use std::io::{self, BufWriter, StdoutLock, Write};
 
 pub(crate) use self::{
     columns::ColumnOptions,
     events::{Event, EventPrinter},
     objects::{ObjectPrinter, write_list, write_one},
-    options::{Color, Output, OutputFlag, OutputParser, PrintOptions},
+    options::{Color, Output, OutputFlag, OutputParser, PrintOptions, terminal_width},
     records::{Record, write_records},
     table::{RED, YELLOW},
     text::{escape, reference},
 };
+
+/// Prints a line on stderr in one write, so that nothing of another program on the same terminal or pipe comes between.
+pub(crate) fn write_line(line: &str) {
+    // A closed stderr has no reader.
+    drop(io::stderr().write_all(format!("{line}\n").as_bytes()));
+}
 
 /// Returns stdout with a buffer: readers see the data when it is flushed.
 pub(crate) fn stdout() -> BufWriter<StdoutLock<'static>> {

@@ -12,11 +12,11 @@ use crate::config::{AuthorityConfig, Config, KubeResource, ServeFlags, SourceCon
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
-  informerd rbac --config informerd.yaml | kubectl apply -f -
+  informerd rbac informerd.yaml | kubectl apply -f -
   informerd rbac --kube pods=v1/pods
 
-It contacts no cluster. The roles are for one service account; bind them with `kubectl create clusterrolebinding informerd
---clusterrole informerd --serviceaccount NAMESPACE:NAME`, or `kubectl create rolebinding` for a Role.";
+It contacts no cluster. The roles are for one service account; bind them with `kubectl create clusterrolebinding \
+informerd --clusterrole informerd --serviceaccount NAMESPACE:NAME`, or `kubectl create rolebinding` for a Role.";
 
 /// Roles of one cluster.
 #[derive(Debug, Default, PartialEq, Eq)]

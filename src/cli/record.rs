@@ -18,6 +18,7 @@ use super::{
     alias::of_resource,
     client_flags::{ChangedFlag, SelectionFlags, ServerFlags},
     failure::{FAILED, Failure},
+    reader::Reader,
     signals::Signals,
     watch::WatchNotes,
 };
@@ -82,7 +83,7 @@ pub(super) async fn run(flags: &RecordFlags) -> Result<(), Failure> {
     };
     let query = changed.applied_to(selection.query_of_name(resource, name.as_deref()));
     let mut watch = server.connect_lazy()?.watch(&query, &options);
-    let mut signals = Signals::new()?;
+    let (mut signals, reader) = (Signals::new()?, Reader::new());
     let (mut encoder, mut notes) = (WatchEventEncoder::new(), WatchNotes::default());
     // What is not written yet, and the notes that follow it.
     let (mut lines, mut texts) = (Vec::new(), Vec::new());
@@ -98,6 +99,7 @@ pub(super) async fn run(flags: &RecordFlags) -> Result<(), Failure> {
             tokio::select! {
                 // Cancel-safe: a watch loses nothing when another branch wins.
                 _ = signals.next() => return Ok(()),
+                () = reader.gone(), if output.path.is_none() => return Ok(()),
                 update = watch.next() => update,
             }
         };

@@ -33,7 +33,7 @@ Examples:
   informerd serve --kube pods=v1/pods
 
   # several resources with indexes
-  informerd serve --config examples/shop.yaml
+  informerd serve examples/shop.yaml
 
 A flag overrides its environment variable, which overrides the file, which overrides the default.
 The configuration is read again on SIGHUP and when its file changes: resources are added, replaced and removed.

@@ -19,6 +19,7 @@ use super::{
     client_flags::{ChangedFlag, ObjectFlags, TimeoutFlags},
     failure::Failure,
     print::{Event, EventPrinter, Output, stdout},
+    reader::Reader,
     signals::Signals,
     waiting,
 };
@@ -157,6 +158,8 @@ struct WatchPrinter<'a, W> {
     flags: &'a WatchFlags,
     with_initial: bool,
     is_stale: bool,
+    /// Namespaces that the watch is limited to.
+    namespaces: Vec<String>,
     notes: WatchNotes,
     /// Last states, to compare with.
     last: HashMap<(String, String), pb::Object>,
@@ -168,6 +171,9 @@ pub(super) struct WatchNotes {
     is_synced: bool,
     objects: u64,
 }
+
+/// Status reasons after which a watch lists again.
+const RELISTED: &[&str] = &["RESOURCE_VERSION_EXPIRED", "HISTORY_CHANGED"];
 
 pub(super) async fn run(flags: &WatchFlags) -> Result<(), Failure> {
     let WatchFlags { resource, name, objects, events, .. } = flags;
@@ -243,7 +249,8 @@ impl<'a, W: Write> WatchPrinter<'a, W> {
             printer.synced()?;
         }
         let with_initial = is_since || (flags.initial && !flags.watch_only);
-        Ok(Self { printer, flags, with_initial, is_stale: false, notes: WatchNotes::default(), last: HashMap::new() })
+        let notes = WatchNotes::default();
+        Ok(Self { printer, flags, with_initial, is_stale: false, namespaces: Vec::new(), notes, last: HashMap::new() })
     }
 
     async fn run(&mut self, query: &Query) -> Result<(), Failure> {
@@ -260,7 +267,7 @@ impl<'a, W: Write> WatchPrinter<'a, W> {
             Some(version) => client.watch_since(query, &options, version),
             None => client.watch(query, &options),
         };
-        let mut signals = Signals::new()?;
+        let (mut signals, reader) = (Signals::new()?, Reader::new());
         let waiting = waiting::note(&self.flags.objects.server, &self.flags.resource);
         tokio::pin!(waiting);
         let mut is_waiting = true;
@@ -273,6 +280,7 @@ impl<'a, W: Write> WatchPrinter<'a, W> {
                 tokio::select! {
                     // Cancel-safe: a watch loses nothing when another branch wins.
                     _ = signals.next() => return self.end(),
+                    () = reader.gone() => return Ok(()),
                     update = watch.next() => update,
                     note = &mut waiting, if is_waiting => {
                         is_waiting = false;
@@ -310,9 +318,9 @@ impl<'a, W: Write> WatchPrinter<'a, W> {
                 if let Some(note) = note {
                     self.note(&note)?;
                 }
-                self.note_source(&progress)?;
+                self.note_progress(progress)?;
             }
-            Update::Bookmark(progress) => self.note_source(&progress)?,
+            Update::Bookmark(progress) => self.note_progress(progress)?,
             Update::Dropped { .. } | Update::Note(_) => {
                 if let Some(note) = note {
                     self.note(&note)?;
@@ -359,13 +367,18 @@ impl<'a, W: Write> WatchPrinter<'a, W> {
         last.filter(|_| event.change == pb::EventType::Modified)
     }
 
-    /// Prints a note if the state of the upstream has changed.
-    fn note_source(&mut self, progress: &Progress) -> Result<(), Failure> {
+    /// Prints a note if the state of the upstream or the namespaces of the caller have changed.
+    fn note_progress(&mut self, progress: Progress) -> Result<(), Failure> {
         let is_stale = progress.source == SyncState::Stale;
         if std::mem::replace(&mut self.is_stale, is_stale) != is_stale {
             let resource = &self.flags.resource;
             let what = if is_stale { "upstream unreachable" } else { "upstream reachable again" };
             self.note(&format_args!("# {resource}: {what}"))?;
+        }
+        if self.namespaces != progress.namespaces {
+            self.namespaces = progress.namespaces;
+            self.printer.flush()?;
+            self.flags.objects.server.note_limited(&self.flags.resource, &self.namespaces);
         }
         Ok(())
     }
@@ -406,6 +419,10 @@ impl WatchNotes {
 
 fn describe(note: &Note) -> String {
     match note {
+        // A new history, or an old version, is nothing to act on: the client lists again.
+        Note::Reconnecting { error, .. } if RELISTED.iter().any(|reason| error.reason() == Some(reason)) => {
+            "# cannot resume from the last version: listing again, and comparing".to_owned()
+        }
         Note::Reconnecting { error, delay } => format!("# reconnecting in {:.1}s: {error}", delay.as_secs_f64()),
         Note::Resumed { resource_version } => format!("# resumed at {resource_version}"),
         Note::Relisted { changes, .. } => {

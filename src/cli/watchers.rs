@@ -1,6 +1,6 @@
 //! `informerd watchers`.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use anstyle::Style;
 use clap::Args;
@@ -8,7 +8,15 @@ use clap::Args;
 use super::{
     client_flags::{FormatFlags, ServerFlags, TimeoutFlags},
     failure::Failure,
-    print::{RED, Record, YELLOW, age::age_of, json::Document, stdout, table::Cell, write_records},
+    print::{
+        Output, RED, Record, YELLOW,
+        age::age_of,
+        json::Document,
+        quantity::{bytes, delay},
+        stdout,
+        table::Cell,
+        write_records,
+    },
     waiting,
 };
 use crate::proto::pb;
@@ -32,20 +40,25 @@ pub(super) struct WatchersFlags {
     timeout: TimeoutFlags,
 }
 
-const HEADER: &[&str] = &[
+const HEADER: &[&str] = &["ID", "RESOURCE", "PEER", "SELECTION", "STATE", "QUEUED", "LAG", "DROPPED"];
+const WIDE_HEADER: &[&str] = &[
     "ID",
     "RESOURCE",
     "PEER",
     "SELECTION",
-    "POLICY",
     "STATE",
     "QUEUED",
+    "LAG",
+    "DROPPED",
+    "POLICY",
     "HELD",
     "SENT",
-    "DROPPED",
+    "BYTES",
     "VERSION",
     "AGE",
     "PROGRESS",
+    "IDENTITY",
+    "PROGRAM",
 ];
 
 pub(super) async fn run(flags: &WatchersFlags) -> Result<(), Failure> {
@@ -56,41 +69,50 @@ async fn show(flags: &WatchersFlags) -> Result<(), Failure> {
     let WatchersFlags { resource, format, server, .. } = flags;
     let watchers = server.connect().await?.watchers(resource).await?;
     let (is_empty, options, now) = (watchers.is_empty(), format.options(), SystemTime::now());
-    let records = watchers.iter().map(|watcher| record(watcher, now)).collect();
-    write_records(stdout(), &options, ("watchers", HEADER), records)?;
+    let header = if options.output == Output::Wide { WIDE_HEADER } else { HEADER };
+    let records = watchers.iter().map(|watcher| record(watcher, now, header.len())).collect();
+    write_records(stdout(), &options, ("watchers", header), records)?;
     if is_empty && !options.output.is_document() {
         server.note(&"No watchers found.");
     }
     Ok(())
 }
 
-fn record(watcher: &pb::Watcher, now: SystemTime) -> Record {
+fn record(watcher: &pb::Watcher, now: SystemTime, columns: usize) -> Record {
     let policy = watcher.policy().as_str_name().trim_start_matches("FULL_CHANNEL_POLICY_");
     let ago = |at| age_of(at, now).unwrap_or_else(|| "<none>".to_owned());
-    let queued = if watcher.parked {
-        Cell::styled("parked", YELLOW)
-    } else {
-        Cell::new(&format!("{}/{}", watcher.queued, watcher.queue_length))
+    let queued = match watcher.queue_length {
+        _ if watcher.parked => Cell::styled("parked", YELLOW),
+        // Events of the history, which is longer than the queue.
+        length if watcher.queued > length => Cell::new(&watcher.queued.to_string()),
+        length => Cell::new(&format!("{}/{length}", watcher.queued)),
     };
+    let lag = watcher.lag.and_then(|lag| Duration::try_from(lag).ok());
+    let lag_cell = lag.map_or_else(|| Cell::or_none(""), |lag| Cell::new(&delay(lag)));
     let state = watcher.state().as_str_name().trim_start_matches("WATCHER_STATE_");
     // Empty for a server that does not report it.
     let state = Some(state).filter(|_| watcher.state() != pb::WatcherState::Unspecified).unwrap_or_default();
     let dropped_style = if watcher.dropped > 0 { RED } else { Style::new() };
-    let cells = vec![
+    let mut cells = vec![
         Cell::new(&watcher.id.to_string()),
         Cell::new(&watcher.resource),
         Cell::or_none(&watcher.peer),
-        Cell::new(&watcher.selection),
-        Cell::new(policy),
+        Cell::or_none(&watcher.selection),
         Cell::or_none(state),
         queued,
-        Cell::new(&size(watcher.bytes_held)),
-        Cell::new(&watcher.sent.to_string()),
+        lag_cell,
         Cell::styled(&watcher.dropped.to_string(), dropped_style),
+        Cell::new(policy),
+        Cell::new(&bytes(watcher.bytes_held)),
+        Cell::new(&watcher.sent.to_string()),
+        Cell::new(&bytes(watcher.bytes_sent)),
         Cell::or_none(&watcher.resource_version),
         Cell::new(&ago(watcher.since)),
         Cell::new(&format!("{} ago", ago(watcher.last_progress))),
+        Cell::or_none(&watcher.identity),
+        Cell::or_none(&watcher.user_agent),
     ];
+    cells.truncate(columns);
     let time = |at: Option<prost_types::Timestamp>| at.map(|at| at.to_string()).unwrap_or_default();
     let parts = [
         ("id", watcher.id.into()),
@@ -103,33 +125,23 @@ fn record(watcher: &pb::Watcher, now: SystemTime) -> Record {
         ("queueLength", watcher.queue_length.into()),
         ("queued", watcher.queued.into()),
         ("parked", watcher.parked.into()),
+        ("lagSeconds", lag.map(|lag| lag.as_secs_f64()).into()),
         ("bytesHeld", watcher.bytes_held.into()),
+        ("bytesSent", watcher.bytes_sent.into()),
         ("sent", watcher.sent.into()),
         ("dropped", watcher.dropped.into()),
         ("resourceVersion", watcher.resource_version.as_str().into()),
         ("since", time(watcher.since).into()),
         ("lastProgress", time(watcher.last_progress).into()),
+        ("userAgent", watcher.user_agent.as_str().into()),
     ];
     Record { name: watcher.id.to_string(), cells, document: Document::from_fields(parts) }
 }
 
-/// Formats a number of bytes as a Kubernetes quantity.
-fn size(bytes: u64) -> String {
-    let (unit, name) = match bytes {
-        0..0x400 => (1, ""),
-        0x400..0x10_0000 => (1 << 10, "Ki"),
-        0x10_0000..0x4000_0000 => (1 << 20, "Mi"),
-        _ => (1 << 30, "Gi"),
-    };
-    format!("{}{name}", bytes / unit)
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::cli::print::{Output, PrintOptions};
+    use crate::cli::print::PrintOptions;
 
     #[test]
     fn a_watcher_is_shown_with_its_queue_and_state() {
@@ -143,6 +155,9 @@ mod tests {
             queue_length: 1024,
             queued: 3,
             state: pb::WatcherState::Frozen.into(),
+            lag: Some(prost_types::Duration { seconds: 1, nanos: 500_000_000 }),
+            user_agent: "client/1".to_owned(),
+            bytes_sent: 2048,
             bytes_held: 70_000,
             sent: 50,
             dropped: 2,
@@ -151,20 +166,40 @@ mod tests {
             last_progress: Some(since),
             ..Default::default()
         };
+        let lag = Some(prost_types::Duration { seconds: 75, nanos: 0 });
+        let (state, selection) = (pb::WatcherState::Parked.into(), "labels=app=web,tier in (a,b)".to_owned());
+        let parked = pb::Watcher { id: 8, parked: true, dropped: 0, state, lag, selection, ..live.clone() };
         let state = pb::WatcherState::Unspecified.into();
-        let parked = pb::Watcher { id: 8, parked: true, dropped: 0, state, bytes_held: 512, ..live.clone() };
+        let replayed = pb::Watcher { id: 9, queue_length: 20, queued: 10_163, state, lag, ..live.clone() };
         let now = SystemTime::try_from(since).unwrap() + Duration::from_secs(42);
-        let mut out = Vec::new();
-        let options = PrintOptions { output: Output::Table, ..PrintOptions::default() };
-        let records = [live, parked].iter().map(|watcher| record(watcher, now)).collect();
-        write_records(&mut out, &options, ("watchers", HEADER), records).unwrap();
+        let printed = |output, header: &[&str], max_width| {
+            let mut out = Vec::new();
+            let options = PrintOptions { output, max_width, ..PrintOptions::default() };
+            let watchers = [&live, &parked, &replayed];
+            let records = watchers.map(|watcher| record(watcher, now, header.len())).into();
+            write_records(&mut out, &options, ("watchers", header), records).unwrap();
+            String::from_utf8(out).unwrap()
+        };
         assert_eq!(
-            String::from_utf8(out).unwrap(),
+            printed(Output::Table, HEADER, Some(80)),
             "\
-ID   RESOURCE   PEER              SELECTION        POLICY   STATE    QUEUED   HELD   SENT   DROPPED   VERSION   AGE   PROGRESS
-7    pods       127.0.0.1:40000   labels=app=web   DROP     FROZEN   3/1024   68Ki   50     2         x.7       42s   42s ago
-8    pods       127.0.0.1:40000   labels=app=web   DROP     <none>   parked   512    50     0         x.7       42s   42s ago
+ID   RESOURCE   PEER              SELECTION     STATE    QUEUED   LAG    DROPPED
+7    pods       127.0.0.1:40000   labels=app…   FROZEN   3/1024   1.5s   2
+8    pods       127.0.0.1:40000   labels=app…   PARKED   parked   75s    0
+9    pods       127.0.0.1:40000   labels=app…   <none>   10163    75s    2
 "
+        );
+        let wide = printed(Output::Wide, WIDE_HEADER, None);
+        let (table, more) = (
+            printed(Output::Table, HEADER, None),
+            "   POLICY   HELD   SENT   BYTES   VERSION   AGE   PROGRESS   IDENTITY   PROGRAM",
+        );
+        assert_eq!(wide.lines().next().unwrap(), table.lines().next().unwrap().to_owned() + more);
+        assert!(
+            wide.contains(
+                "   2         DROP     68Ki   50     2.0Ki   x.7       42s   42s ago    <none>     client/1\n"
+            ),
+            "{wide}"
         );
     }
 }

@@ -53,6 +53,8 @@ pub struct ListResult {
     pub source_seen_at: Option<Timestamp>,
     /// History of the version, for [`pb::WatchRequest::history`]; empty from servers that do not name it.
     pub history: String,
+    /// Namespaces that the answer is limited to, because the caller may read no others; empty if it is not.
+    pub namespaces: Vec<String>,
 }
 
 /// One object of a snapshot.
@@ -352,7 +354,8 @@ impl Client {
             return Err(ClientError::contract("List with pages that were not requested"));
         }
         let source = last.source();
-        Ok(ListResult { resource_version, objects, source, source_seen_at: last.source_seen_at, history: last.history })
+        let pb::ListResponse { source_seen_at, history, namespaces, .. } = last;
+        Ok(ListResult { resource_version, objects, source, source_seen_at, history, namespaces })
     }
 
     /// Waits for one message of a response.

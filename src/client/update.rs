@@ -50,6 +50,8 @@ pub struct Progress {
     pub source: pb::SyncState,
     /// Time of the last contact with the upstream.
     pub source_seen_at: Option<Timestamp>,
+    /// Namespaces that the watch is limited to, because the caller may read no others; empty if it is not.
+    pub namespaces: Vec<String>,
 }
 
 /// Step that a watch takes to stay complete.

@@ -331,8 +331,12 @@ impl View {
         if bookmark.draining {
             return Ok(Next::Ended(ClientError::draining()));
         }
-        let progress =
-            Progress { resource_version: version, source: bookmark.source(), source_seen_at: bookmark.source_seen_at };
+        let progress = Progress {
+            resource_version: version,
+            source: bookmark.source(),
+            source_seen_at: bookmark.source_seen_at,
+            namespaces: bookmark.namespaces.clone(),
+        };
         if is_end {
             updates.push_back(Update::Synced(progress));
         } else if !self.is_listing {

@@ -176,8 +176,12 @@ mod tests {
 
     #[test]
     fn the_first_sync_is_the_end_of_the_initial_events() {
-        let progress =
-            Progress { resource_version: "a.5".to_owned(), source: pb::SyncState::Synced, source_seen_at: None };
+        let progress = Progress {
+            resource_version: "a.5".to_owned(),
+            source: pb::SyncState::Synced,
+            source_seen_at: None,
+            namespaces: Vec::new(),
+        };
         let (mut encoder, mut out) = (WatchEventEncoder::new(), Vec::new());
         let synced = Update::Synced(progress.clone());
         let relisted = Update::Note(Note::Relisted { resource_version: "b.1".to_owned(), changes: 0 });

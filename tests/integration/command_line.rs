@@ -97,12 +97,18 @@ fn all_problems_of_a_configuration_are_reported_at_once() {
     )
     .unwrap();
     for command in ["check", "serve"] {
-        let (code, out, err) = run(&[command, "--config", path.to_str().unwrap()]);
+        let (code, out, err) = run(&[command, path.to_str().unwrap()]);
         assert_eq!((code, out.as_str()), (Some(2), ""));
+        assert_eq!(run(&[command, "--config", path.to_str().unwrap()]).2, err, "the same with the flag");
         for part in ["listen", "did you mean `queue_length`", "watch.block_timeout", "resources.pods.indexes.node"] {
             assert!(err.contains(part), "{part} is not in\n{err}");
         }
         assert_eq!(err.lines().filter(|line| !line.trim().is_empty()).count(), 4, "a line for each:\n{err}");
+        let mut places: Vec<_> =
+            err.lines().map(|line| line.split(": ").take(2).collect::<Vec<_>>().join(": ")).collect();
+        places.sort();
+        let expected = [1, 2, 2, 6].map(|line| format!("error: {}:{line}", path.display()));
+        assert_eq!(places, expected, "{err}");
     }
 }
 
@@ -135,6 +141,12 @@ fn errors_of_serve_are_one_line() {
         (&["serve"], 2, "--files"),
         (&["serve", "--config", "/no/such/file.yaml"], 2, "/no/such/file.yaml"),
         (&["serve", "--files", &good, "--listen", "nowhere"], 2, "127.0.0.1:50051"),
+        (
+            &["serve", "--files", &good, "--listen", "unix:/no/such/directory/x.sock"],
+            1,
+            "create the directory of the socket",
+        ),
+        (&["check", "a.yaml", "--config", "b.yaml"], 2, "two configurations"),
         (&["serve", "--files", &good, "--listen", "0.0.0.0:0"], 2, "--insecure"),
         (&["serve", "--files", &good, "--listen", &address, "--admin-listen", "none"], 1, "or choose another address"),
         (&["serve", "--files", &good, "--listen", "127.0.0.1:0", "--admin-listen", &address], 1, "admin"),
@@ -202,6 +214,54 @@ async fn an_open_connection_does_not_delay_the_shutdown_forever() {
     assert!(lines.any(|line| line.ends_with("shutting down")), "in its delay");
     signal(&child, "-TERM");
     assert_eq!(child.wait().unwrap().code(), Some(143));
+}
+
+#[test]
+fn addresses_are_written_as_go_programs_take_them() {
+    let directory = manifests();
+    let (mut child, _log, address) = serve(&directory, &[]);
+    signal(&child, "-TERM");
+    child.wait().unwrap();
+    let port = address.rsplit(':').next().unwrap();
+    let files = format!("pods={}", directory.path().display());
+    for (listen, shown) in [("localhost", "127.0.0.1"), ("", "[::]")] {
+        let arguments = ["check", "--files", &files, "--insecure", "--listen", &format!("{listen}:{port}")];
+        let (code, out, err) = run(&arguments);
+        assert_eq!((code, err.as_str()), (Some(0), ""));
+        assert!(out.starts_with(&format!("ok: gRPC on {shown}:{port}, ")), "{out}");
+    }
+}
+
+/// Sends each write to stderr as a packet of its own.
+#[test]
+fn a_message_is_written_at_once() {
+    let (ours, theirs) = std::os::unix::net::UnixDatagram::pair().unwrap();
+    let stderr = std::os::fd::OwnedFd::from(theirs);
+    let mut command = informerd(&["check", "--files", "pods=/no/such/directory"]);
+    assert_eq!(command.stderr(stderr).status().unwrap().code(), Some(1));
+    let mut packet = [0; 4096];
+    let length = ours.recv(&mut packet).unwrap();
+    let text = String::from_utf8_lossy(&packet[..length]);
+    assert!(text.starts_with("error: ") && text.ends_with('\n'), "{text:?}");
+}
+
+/// Checks that prose after the flags has no line breaks within sentences: the help is wrapped at the width of the terminal.
+#[test]
+fn the_help_breaks_no_sentence() {
+    let (_, help, _) = run(&["--help"]);
+    let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let commands: Vec<&str> = commands.filter_map(|line| line.split_whitespace().next()).collect();
+    assert!(commands.contains(&"top") && commands.len() > 20, "{commands:?}");
+    for command in commands.into_iter().filter(|command| *command != "help") {
+        let mut wide = informerd(&[command, "--help"]);
+        let help = String::from_utf8(wide.env("COLUMNS", "100").output().unwrap().stdout).unwrap();
+        let Some((_, prose)) = help.split_once("Examples") else { continue };
+        // A line that the width has wrapped is nearly full.
+        let lines = prose.lines().skip(1).filter(|line| !line.starts_with("  ") && !line.is_empty());
+        for line in lines {
+            assert!(line.ends_with(['.', ':']) || line.chars().count() > 60, "{command}: {line}");
+        }
+    }
 }
 
 #[test]

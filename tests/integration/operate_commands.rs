@@ -1,11 +1,16 @@
 //! Client commands: flags of watches, templates, order, and the commands beside the data.
 
-use std::{fs, process::Stdio};
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    process::Stdio,
+};
 
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::{
+    authentication::line,
     client_commands::{Server, Watch, pod, write},
     command_line::{informerd, run},
 };
@@ -64,6 +69,74 @@ fn templates_columns_order_and_limit() {
         assert!(code == 2 && err.contains(problem), "{arguments:?}: {err}");
     }
     assert_eq!(out(&["list", "pods", "--index", "namespace=b", "-o", "name"]).0, "b/db\n");
+}
+
+#[test]
+fn a_resource_and_a_name_can_be_one_argument() {
+    let directory = things();
+    let server = Server::of(&directory);
+    let out = |arguments: &[&str]| {
+        let (code, out, err) = server.run(arguments);
+        assert_eq!((code, err.as_str()), (0, ""), "{arguments:?}");
+        out
+    };
+    let name = ["-o", "name"];
+    for (arguments, expected) in [
+        (&["get", "pods/web"][..], "a/web\n"),
+        (&["get", "pods/a/web"], "a/web\n"),
+        (&["get", "pods/web", "pods/b/db"], "a/web\nb/db\n"),
+        (&["get", "pods", "a/web"], "a/web\n"),
+    ] {
+        assert_eq!(out(&[arguments, &name].concat()), expected, "{arguments:?}");
+    }
+    assert_eq!(out(&["describe", "pods/web"]), out(&["describe", "pods", "web"]));
+    let (code, _, err) = server.run(&["get", "pods/web", "things/flag.json"]);
+    assert!(code == 2 && err.contains("RESOURCE/NAME"), "{err}");
+    let (code, _, err) = server.run(&["get", "podz/web"]);
+    assert!(code == 3 && err.contains("did you mean \"pods\"?"), "{err}");
+}
+
+#[test]
+fn a_watch_without_its_reader_ends_before_the_next_event() {
+    let directory = things();
+    let server = Server::of(&directory);
+    for arguments in [&["watch", "pods"][..], &["watch", "pods", "--state"], &["record", "pods"]] {
+        let mut child = server.command(arguments).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut rows = BufReader::new(child.stdout.take().unwrap());
+        assert!(rows.read_line(&mut String::new()).unwrap() > 0);
+        drop(rows);
+        assert_eq!(child.wait().unwrap().code(), Some(0), "{arguments:?}");
+    }
+}
+
+#[test]
+fn an_answer_that_is_limited_to_namespaces_has_a_note() {
+    let directory = TempDir::new().unwrap();
+    let config = directory.path().join("informerd.yaml");
+    fs::create_dir(directory.path().join("pods")).unwrap();
+    fs::write(directory.path().join("pods/web.json"), pod("a", "web", "Running")).unwrap();
+    fs::write(directory.path().join("pods/db.json"), pod("b", "db", "Running")).unwrap();
+    fs::write(directory.path().join("tokens"), line("secret", "ann")).unwrap();
+    let token = directory.path().join("token");
+    fs::write(&token, "secret").unwrap();
+    let rule = "{ subjects: ['user:ann'], verbs: [list, watch], resources: [pods], namespaces: [a] }";
+    let text = format!(
+        "{{ authentication: {{ token_file: tokens }}, authorization: {{ rules: [{rule}] }}, \
+         resources: {{ pods: {{ source: {{ files: {{ path: pods }} }} }} }} }}"
+    );
+    fs::write(&config, text).unwrap();
+    let server = Server::start_at("127.0.0.1:0", &["--config", config.to_str().unwrap()]);
+    let note = "# pods: limited to what you may read: namespaces a\n";
+    let flags = ["--token-file", token.to_str().unwrap(), "-o", "name"];
+    let (code, out, err) = server.run(&[&["list", "pods"], &flags[..]].concat());
+    assert_eq!((code, out.as_str(), err.as_str()), (0, "a/web\n", note));
+    let (_, _, err) = server.run(&[&["list", "pods", "-n", "a"], &flags[..]].concat());
+    assert_eq!(err, "", "it was limited by the request");
+    let mut watch = Watch::of(server.command(&[&["watch", "pods"], &flags[..]].concat()));
+    assert!(watch.note().starts_with("# synced: 1 object "));
+    assert_eq!(watch.note() + "\n", note);
+    let (code, _, err) = server.run(&["top", "--once", "--token-file", token.to_str().unwrap()]);
+    assert_eq!(code, 5, "{err}");
 }
 
 #[test]

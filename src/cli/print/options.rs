@@ -72,6 +72,8 @@ pub(crate) struct PrintOptions {
     pub(crate) columns: ColumnOptions,
     pub(crate) no_headers: bool,
     pub(crate) colors: bool,
+    /// Width that tables of records are cut to; none for all of them.
+    pub(crate) max_width: Option<usize>,
 }
 
 // === impl Output ===
@@ -170,6 +172,12 @@ impl PrintOptions {
         }
         text
     }
+}
+
+/// Returns the width of the terminal that is stdout, if it is one.
+pub(crate) fn terminal_width() -> Option<usize> {
+    let size = std::io::stdout().is_terminal().then(|| crossterm::terminal::window_size().ok()).flatten()?;
+    Some(usize::from(size.columns)).filter(|width| *width > 0)
 }
 
 // === impl Color ===

@@ -17,6 +17,9 @@ pub(crate) struct Record {
     pub(crate) document: Document<'static>,
 }
 
+/// Columns of long texts.
+const LONG: &[&str] = &["INDEXES", "SELECTION"];
+
 /// Writes all records. In a single document they are the array `key` of an object.
 pub(crate) fn write_records(
     mut out: impl Write,
@@ -51,7 +54,8 @@ pub(crate) fn write_records(
             for record in records {
                 table.push(record.cells);
             }
-            table.write(&table.widths(), options.colors, &mut text);
+            let long = header.iter().position(|name| LONG.contains(name));
+            table.write(&table.widths().at_most(options.max_width, long), options.colors, &mut text);
         }
         Output::Json | Output::Yaml => {
             let items = Document::from_items(records.into_iter().map(|record| record.document));

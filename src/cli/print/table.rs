@@ -18,10 +18,17 @@ pub(crate) struct Table {
 }
 
 /// Widths of the columns.
+///
+/// Texts that are wider are cut, where the widths were limited.
 #[derive(Debug, Default)]
-pub(crate) struct Widths(Vec<usize>);
+pub(crate) struct Widths {
+    columns: Vec<usize>,
+    cuts: bool,
+}
 
 const GAP: usize = 3;
+/// Least width that a column is cut to: numbers and words are not wider.
+const MIN_CUT: usize = 10;
 
 pub(crate) const RED: Style = AnsiColor::Red.on_default();
 pub(crate) const GREEN: Style = AnsiColor::Green.on_default();
@@ -49,6 +56,17 @@ impl Cell {
     }
 }
 
+impl Cell {
+    /// Returns the cell with `…` at its end in place of what is beyond this width.
+    fn cut(&self, width: usize) -> Self {
+        if self.width() <= width {
+            return self.clone();
+        }
+        let text = self.text.chars().take(width.saturating_sub(1)).chain(['…']).collect();
+        Self { text, style: self.style }
+    }
+}
+
 impl<T: AsRef<str>> From<T> for Cell {
     fn from(text: T) -> Self {
         Self::new(text.as_ref())
@@ -70,7 +88,7 @@ impl Table {
                 *width = (*width).max(cell.width());
             }
         }
-        Widths(widths)
+        Widths { columns: widths, cuts: false }
     }
 
     /// Appends all rows, in columns of these widths.
@@ -86,14 +104,37 @@ impl Table {
 impl Widths {
     /// Returns these widths with a column of at least this width.
     pub(crate) fn at_least(mut self, column: usize, least: usize) -> Self {
-        if let Some(width) = self.0.get_mut(column) {
+        if let Some(width) = self.columns.get_mut(column) {
             *width = (*width).max(least);
         }
         self
     }
 
-    /// Returns one line. A cell that is too wide moves the rest to the right.
+    /// Returns widths for lines of at most this width. The column of long texts, if there is one, becomes narrower, and after it the
+    /// widest ones, down to [`MIN_CUT`].
+    pub(crate) fn at_most(mut self, line: Option<usize>, long: Option<usize>) -> Self {
+        let Some(line) = line else { return self };
+        let gaps = self.columns.len().saturating_sub(1) * GAP;
+        let mut over = (self.columns.iter().sum::<usize>() + gaps).saturating_sub(line);
+        if let Some(width) = long.and_then(|long| self.columns.get_mut(long)) {
+            let less = over.min(width.saturating_sub(MIN_CUT));
+            (*width, over, self.cuts) = (*width - less, over - less, less > 0);
+        }
+        while over > 0
+            && let Some(widest) = self.columns.iter_mut().max().filter(|widest| **widest > MIN_CUT)
+        {
+            (*widest, over, self.cuts) = (*widest - 1, over - 1, true);
+        }
+        self
+    }
+
+    /// Returns one line. A cell that is too wide is cut, or moves the rest to the right.
     fn write(&self, row: &[Cell], colors: bool, out: &mut String) {
+        if self.cuts {
+            let cut = |(cell, width): (&Cell, &usize)| cell.cut(*width);
+            let row: Vec<Cell> = row.iter().zip(&self.columns).map(cut).collect();
+            return Self { columns: self.columns.clone(), cuts: false }.write(&row, colors, out);
+        }
         let end = row.iter().rposition(|cell| !cell.text.is_empty()).map_or(0, |last| last + 1);
         for (at, cell) in row[..end].iter().enumerate() {
             if colors && cell.style != Style::new() {
@@ -104,7 +145,7 @@ impl Widths {
                 out.push_str(&cell.text);
             }
             if at + 1 < end {
-                let width = self.0.get(at).copied().unwrap_or_default();
+                let width = self.columns.get(at).copied().unwrap_or_default();
                 out.extend(std::iter::repeat_n(' ', width.saturating_sub(cell.width()) + GAP));
             }
         }
@@ -148,6 +189,32 @@ mod tests {
         let mut table = Table::default();
         table.push(["a\u{1b}[2Jb\nc\u{9b}\u{202e}d\te"]);
         assert_eq!(text(&table, true), "a\\u{1b}[2Jb\\nc\\u{9b}\\u{202e}d\\te\n");
+    }
+
+    #[test]
+    fn the_widest_columns_are_cut_for_a_narrow_terminal() {
+        let mut table = Table::default();
+        table.push(["NAME", "INDEXES", "COUNT"]);
+        table.push(["a-name-of-20-letters", "é,b,c,d,e,f,g,h,i,j,k,l,m", "1"]);
+        let written = |width| {
+            let mut out = String::new();
+            table.write(&table.widths().at_most(width, None), false, &mut out);
+            out
+        };
+        let whole = "\
+NAME                   INDEXES                     COUNT
+a-name-of-20-letters   é,b,c,d,e,f,g,h,i,j,k,l,m   1
+";
+        assert_eq!((written(None).as_str(), written(Some(56)).as_str()), (whole, whole));
+        assert_eq!(
+            written(Some(50)),
+            "NAME                   INDEXES               COUNT\na-name-of-20-letters   é,b,c,d,e,f,g,h,i,…   1\n"
+        );
+        let narrow = "NAME         INDEXES      COUNT\na-name-of…   é,b,c,d,e…   1\n";
+        assert_eq!(written(Some(10)), narrow, "not narrower than numbers");
+        let mut out = String::new();
+        table.write(&table.widths().at_most(Some(42), Some(0)), false, &mut out);
+        assert_eq!(out.lines().nth(1), Some("a-name-of…   é,b,c,d,e,f,g,h,i,j,…   1"), "the long one first");
     }
 
     #[test]

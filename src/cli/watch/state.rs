@@ -13,6 +13,7 @@ use crate::{
         client_flags::{ObjectFlags, ServerFlags},
         failure::Failure,
         print::{PrintOptions, stdout, write_list},
+        reader::Reader,
         signals::Signals,
     },
     client::Query,
@@ -40,7 +41,7 @@ const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(resource: &str, query: Query, objects: &ObjectFlags) -> Result<(), Failure> {
     let server = &objects.server;
-    let mut signals = Signals::new()?;
+    let (mut signals, reader) = (Signals::new()?, Reader::new());
     // The first failure ends the command, as without --state: later ones are repeated.
     let client = server.connect_lazy()?;
     let request = pb::WatchRequest { initial_events: pb::InitialEvents::None.into(), ..query.watch_request() };
@@ -72,6 +73,7 @@ pub(super) async fn run(resource: &str, query: Query, objects: &ObjectFlags) -> 
         tokio::select! {
             // Cancel-safe: no arm loses anything when another one wins, and `following` continues.
             _ = signals.next() => return Ok(()),
+            () = reader.gone() => return Ok(()),
             () = &mut following => return Ok(()),
             // Only the last state is there, whatever the time that printing takes.
             Ok(()) = states.changed() => {
