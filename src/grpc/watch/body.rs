@@ -7,7 +7,6 @@
 mod bounded_body;
 
 use std::{
-    fmt,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -60,6 +59,8 @@ pub(in super::super) struct WatchBody {
     /// State at which the watch joined, until all of it is sent.
     initial: Option<Box<Initial>>,
     watch: CacheWatcher<WireFrame>,
+    /// True if the watch was resumed and has not caught up: the client may have events after its version, of a connection before.
+    is_resuming: bool,
     /// Namespaces of the state that the client has: others than those of the selection while they change.
     namespaces: Option<Namespaces>,
     /// State of the source that the client last received.
@@ -149,6 +150,7 @@ impl WatchBody {
             resource,
             initial,
             watch,
+            is_resuming: is_resumed,
             reported_state: opened_state,
             _waiting: opened.waiting,
             // The first bookmark of a resumed watch shows its client that it has caught up.
@@ -290,7 +292,8 @@ impl WatchBody {
         let refusal = match access {
             WatchAccess::Ended(refusal) => refusal,
             WatchAccess::Namespaces(namespaces) => {
-                if self.ready.is_none() && self.initial.is_none() && self.watch.reselect(namespaces) {
+                let has_state = self.ready.is_none() && self.initial.is_none() && !self.is_resuming;
+                if has_state && self.watch.reselect(namespaces) {
                     self.watcher.reads(None);
                     self.watcher.enters(self.state());
                     // Until the change is complete, the client has a state from which it cannot resume.
@@ -469,6 +472,7 @@ impl WatchBody {
         let relisted = self.resource.informer.is_relisted_between(&told, self.watch.version());
         let bookmark = self.bookmark(pb::Bookmark::default());
         self.send(&[pb::WatchResponse { relisted, ..bookmark }]);
+        self.is_resuming = false;
         self.bookmarks.reset();
         Poll::Ready(())
     }
@@ -487,14 +491,4 @@ impl WatchBody {
 fn yield_now(cx: &Context<'_>) -> Poll<StepResult> {
     cx.waker().wake_by_ref();
     Poll::Pending
-}
-
-impl fmt::Debug for WatchBody {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WatchBody")
-            .field("resource", &self.resource.name)
-            .field("selection", &self.watch.subscribe().selection)
-            .field("position", &self.position())
-            .finish_non_exhaustive()
-    }
 }

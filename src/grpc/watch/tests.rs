@@ -249,6 +249,7 @@ impl World {
             has_no_room: false,
             may_end: false,
             is_lenient,
+            is_resuming: is_lenient,
             has_gap: false,
             is_revoked: false,
             must_end: false,
@@ -316,7 +317,9 @@ impl World {
             assert!(reader.end.is_some() || reader.namespaces != namespaces && !reader.is_revoked);
             let may_be_merging = reader.queue.policy == FullChannelPolicy::Coalesce && !reader.is_idle;
             // A message that is encoded, and was not sent, is dropped.
+            // A client that resumes may have a part of what it receives again.
             reader.may_end |= !reader.is_synced || reader.is_changing || may_be_merging || reader.has_no_room;
+            reader.may_end |= reader.is_resuming;
             (reader.namespaces, reader.is_changing) = (namespaces, true);
             self.resource.informer.notify_watches().await;
         }

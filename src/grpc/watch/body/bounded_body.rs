@@ -1,6 +1,7 @@
 //! Interface of a watch's body to its connection: hands out what is encoded, if it fits into the room.
 
 use std::{
+    fmt,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -95,5 +96,15 @@ impl Body for WatchBody {
 
     fn is_end_stream(&self) -> bool {
         self.is_over
+    }
+}
+
+impl fmt::Debug for WatchBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WatchBody")
+            .field("resource", &self.resource.name)
+            .field("selection", &self.watch.subscribe().selection)
+            .field("position", &self.position())
+            .finish_non_exhaustive()
     }
 }

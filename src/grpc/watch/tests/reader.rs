@@ -49,6 +49,8 @@ pub(super) struct Reader {
     pub(super) may_end: bool,
     /// True if it may receive what it has, or lack what it does not.
     pub(super) is_lenient: bool,
+    /// True from its resumption to its first bookmark.
+    pub(super) is_resuming: bool,
     pub(super) has_gap: bool,
     pub(super) is_revoked: bool,
     /// True if nothing but its end may follow.
@@ -142,7 +144,7 @@ impl Reader {
         if is_complete {
             // The watch may have ended before its namespaces changed.
             self.must_end = named != self.namespaces;
-            (self.is_changing, self.may_end) = (false, false);
+            (self.is_changing, self.may_end, self.is_resuming) = (false, false, false);
             self.reported.clone_from(&named);
             let is_foreign =
                 |(namespace, _): &&(String, String)| named.as_ref().is_some_and(|set| !set.contains(namespace));
