@@ -52,9 +52,9 @@ enum Command {
     /// Serve resources over gRPC until SIGINT or SIGTERM
     #[command(after_help = serve::EXAMPLES)]
     Serve(ServeFlags),
-    /// Check a configuration and its sources, and print what would be served
+    /// Check a configuration, connect to its sources, and print what would be served
     #[command(after_help = check::EXAMPLES)]
-    Check(ServeFlags),
+    Check(check::CheckFlags),
     /// Print the configuration in use, or its JSON schema
     #[command(subcommand, after_help = config::EXAMPLES)]
     Config(config::ConfigCommand),
@@ -129,7 +129,7 @@ impl Cli {
     pub fn run(self) -> ExitCode {
         let ended = match self.command {
             Command::Serve(flags) => serve::run(&flags),
-            Command::Check(flags) => check::run(&flags),
+            Command::Check(flags) => call(check::run(&flags)),
             Command::Rbac(flags) => rbac::run(&flags),
             Command::Config(command) => config::run(&command),
             Command::Resources(flags) => call(resources::run(&flags)),
