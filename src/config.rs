@@ -44,7 +44,6 @@ use std::{cell::RefCell, path::Path};
 
 use serde_json::{Map, Value};
 
-pub(crate) use self::file::{changed_keys, content};
 use self::section::Input;
 pub use self::{
     authorization::parse_rules,
@@ -65,6 +64,10 @@ pub use self::{
         ResourceOptions, StreamResource, SubjectAccessReviewConfig, TlsConfig, TokenReviewConfig, WatchConfig,
     },
     value::{MAX_DURATION, ValueError, parse_duration, parse_size},
+};
+pub(crate) use self::{
+    file::{changed_keys, content},
+    keys::nearest,
 };
 
 // === impl Config ===
