@@ -36,6 +36,11 @@ type Freshness struct {
 	LastMessageAge time.Duration
 }
 
+// Healthy is whether the store is that of the server: the state is [StateLive] or [StateStale].
+func (f Freshness) Healthy() bool {
+	return f.State == StateLive || f.State == StateStale
+}
+
 // silentIntervals are bookmark intervals without a message that no server lets pass while it runs.
 const silentIntervals = 3
 

@@ -322,6 +322,5 @@ func (i *Informer[T]) Freshness() Freshness { return i.health.freshness() }
 
 // Healthy returns true exactly when the store is the server's state as of its last message: in StateLive and StateStale.
 func (i *Informer[T]) Healthy() bool {
-	state := i.Freshness().State
-	return state == StateLive || state == StateStale
+	return i.Freshness().Healthy()
 }

@@ -227,7 +227,7 @@ func (d *driver) state(id int64) line {
 		"reply":               id,
 		"version":             version,
 		"state":               freshness.State.String(),
-		"healthy":             d.informer.Healthy(),
+		"healthy":             freshness.Healthy(),
 		"last_message_age_ms": nil,
 		"source_seen_at":      nil,
 		"objects":             shown,
