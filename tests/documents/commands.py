@@ -127,13 +127,14 @@ def mirror(page):
 
 
 def api(page):
-    page.expect(shell=4)
-    call, views, shards, expressions = page.shell
+    page.expect(shell=5)
+    call, views, shards, subscribe, expressions = page.shell
     page.serve_configuration(
         page.configurations[0].replace(KUBE_PODS, FILES_PODS).replace("allowed_views", "# allowed_views")
     )
     if shutil.which("grpcurl"):
         page.follow(call, "EVENT_TYPE_ADDED")
+        page.follow(subscribe, "EVENT_TYPE_ADDED")
     listed, named = lines(views)
     page.run(listed, '"nodeName"')
     page.run(named, "placement")
