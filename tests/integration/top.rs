@@ -91,7 +91,8 @@ fn a_sample_is_a_document() {
     let watch = &document["watchers"][0];
     assert_eq!((&watch["id"], &watch["sent"]), (&1.into(), &2.into()), "{out}");
     assert!(watch["eventsPerSecond"].is_number() && watch["bytesPerSecond"].is_number(), "{out}");
-    assert!(document["seconds"].as_f64() >= Some(0.1) && document["time"].is_string(), "{out}");
+    // The first sample may have come late, so this is not the interval.
+    assert!(document["seconds"].as_f64() > Some(0.0) && document["time"].is_string(), "{out}");
     assert_eq!(document["server"]["watchers"], 1, "{out}");
 }
 
