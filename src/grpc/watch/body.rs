@@ -233,6 +233,8 @@ impl WatchBody {
         bookmark.namespaces = proto::namespaces(self.namespaces());
         bookmark.suppressed = self.watch.take_suppressed();
         self.watcher.suppressed(bookmark.suppressed);
+        // Events come before a bookmark.
+        self.is_resuming = false;
         frame::bookmark(self.position(), bookmark)
     }
 
@@ -472,7 +474,6 @@ impl WatchBody {
         let relisted = self.resource.informer.is_relisted_between(&told, self.watch.version());
         let bookmark = self.bookmark(pb::Bookmark::default());
         self.send(&[pb::WatchResponse { relisted, ..bookmark }]);
-        self.is_resuming = false;
         self.bookmarks.reset();
         Poll::Ready(())
     }
