@@ -2,12 +2,13 @@
 //!
 //! - [`Service`] is the shared state of the server. The handlers depend on it, and it depends on none of them.
 //! - `layer` wraps every call: it limits and counts calls, and ends each at its deadline. No handler depends on it.
-//! - [`Routes`] dispatches every request. It sends Watch to `watch`, List and ByIndex to `list`, and Get to `get`, past the
+//! - [`Routes`] dispatches every request. It sends Watch to `watch`, Subscribe to `subscribe`, List and ByIndex to `list`, and Get to `get`, past the
 //!   generated traits (`generated`): so the frames of a watch are encoded once for all watchers, and objects are encoded without
 //!   building messages of them.
 //! - `authenticate` finds the identity of a call, which may be made on behalf of another.
 //! - `access` checks the rights of every call before its resource is looked up, and `recheck` those of open watches.
 //! - `views` parses the view of a request, and limits the number of different ones.
+//! - `subscribe` puts any number of watches on one stream.
 //! - `until` implements Until: it reads a watch within this process.
 //! - `held_snapshots` charges each stream for the old states that only it still references.
 //! - `time_slice` limits the time that a call scans objects before it yields.

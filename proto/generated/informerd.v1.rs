@@ -309,7 +309,9 @@ pub struct SubscribeRequest {
     #[prost(uint32, repeated, tag = "2")]
     pub close: ::prost::alloc::vec::Vec<u32>,
     /// Ids of watches to pause: the server stops reading them, their queues fill, and their own policies act. A client pauses
-    /// a watch whose consumer lags, so that it does not hold up the others on the stream. The end of a paused watch is sent.
+    /// a watch whose consumer lags, so that it does not hold up the others on the stream. An end that does not wait for the
+    /// events before it (rights, credentials, timeout, DRAINING, SLOW_CONSUMER) is sent within a second, any other after
+    /// the watch is resumed.
     #[prost(uint32, repeated, tag = "3")]
     pub pause: ::prost::alloc::vec::Vec<u32>,
     /// Ids of paused watches to continue.
@@ -867,7 +869,7 @@ pub struct Watcher {
     #[prost(enumeration = "WatcherState", tag = "15")]
     pub state: i32,
     /// Bytes that the server holds for this watch alone: encoded and not read by the client, its share of snapshots and
-    /// of events that are kept for it. Since: limits.
+    /// of events that are kept for it. On a Subscribe stream: those of all its watches together. Since: limits.
     #[prost(uint64, tag = "16")]
     pub bytes_held: u64,
     /// The age of the oldest event that waits for it; 0 when there is none. Exact to a second unless it reads from its

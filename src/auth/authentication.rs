@@ -71,10 +71,7 @@ impl Authentication {
             Some(Credentials::Token(token)) => self.user(token).await?,
         };
         // TLS verifies the time only at the handshake, and a connection stays open for long.
-        match identity.details().expires {
-            Some(expires) if expires <= SystemTime::now() => Err(AuthenticationError::Expired),
-            _ => Ok(identity),
-        }
+        if identity.has_expired(SystemTime::now()) { Err(AuthenticationError::Expired) } else { Ok(identity) }
     }
 
     /// Registers the metrics.

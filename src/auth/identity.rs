@@ -36,6 +36,11 @@ impl Identity {
         &self.0.user
     }
 
+    /// Returns true if the credentials have expired.
+    pub fn has_expired(&self, now: SystemTime) -> bool {
+        self.0.expires.is_some_and(|expires| expires <= now)
+    }
+
     /// Returns all parts.
     pub fn details(&self) -> &IdentityDetails {
         &self.0

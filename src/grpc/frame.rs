@@ -1,11 +1,12 @@
 //! Wire encoding of a watch: gRPC's length prefix and a `WatchResponse`, encoded once for all clients that receive it.
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::Message;
 
 use crate::{
     model::{Namespaces, Object, ResourceVersion},
     proto::{EncodedEvent, EncodedObject, ObjectFormat, pb},
+    transport::Chunk,
     watch::{Frame, GroupEvent},
 };
 
@@ -87,6 +88,16 @@ fn append_prefix(buffer: &mut BytesMut, length: usize) {
     buffer.put_u8(0);
     // Fits: a message is one object of a few MiB at most with its envelope, or a chunk of objects.
     buffer.put_u32(length as u32);
+}
+
+/// Takes the next message of a chunk, without its prefix. A chunk has only complete ones: this process encoded them.
+pub(super) fn next_message(chunk: &mut Chunk) -> Option<Bytes> {
+    if chunk.remaining() < PREFIX_BYTES {
+        return None;
+    }
+    chunk.advance(1);
+    let length = chunk.get_u32() as usize;
+    Some(chunk.copy_to_bytes(length.min(chunk.remaining())))
 }
 
 /// Field number of the objects of a `ListResponse` and a `ByIndexResponse`, and of the object of a `GetResponse`.

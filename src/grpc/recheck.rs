@@ -85,8 +85,9 @@ impl Rechecks {
         let moved = self.moved(service, &watches);
         let now = SystemTime::now();
         let is_chosen = |watch: &&GrantedWatch| {
-            let has_expired = watch.grant.identity.details().expires.is_some_and(|expires| expires <= now);
-            is_due || has_expired || watch.namespaces.is_some() && moved.contains(&*watch.resource.name)
+            is_due
+                || watch.grant.identity.has_expired(now)
+                || watch.namespaces.is_some() && moved.contains(&*watch.resource.name)
         };
         let chosen: Vec<&GrantedWatch> = watches.iter().filter(is_chosen).collect();
         let mut changed = BTreeSet::new();

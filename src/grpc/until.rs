@@ -5,7 +5,7 @@
 
 use std::{collections::HashSet, convert::Infallible};
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
 use prost::Message;
@@ -15,7 +15,7 @@ use super::{
     access::Access,
     bulk_scheduler::BulkPermit,
     call::{Call, Caller},
-    frame::PREFIX_BYTES,
+    frame::next_message,
     query,
     service::Service,
     status::ApiError,
@@ -25,7 +25,6 @@ use super::{
 use crate::{
     model::{Condition, EventView},
     proto::{self, ObjectFormat, PayloadFormat, pb},
-    transport::Chunk,
     watch::{FullChannelPolicy, QueueOptions, Until},
 };
 
@@ -92,7 +91,8 @@ pub(super) async fn until(
                 break;
             }
         };
-        while let Some(event) = next(&mut messages) {
+        while let Some(event) = next_message(&mut messages).and_then(|message| pb::WatchResponse::decode(message).ok())
+        {
             if slice.is_over() {
                 permit.release();
                 permit.ready().await;
@@ -181,16 +181,6 @@ async fn conditions(access: &mut Access<'_>, texts: &[String], caller: Caller) -
         conditions.push(query::condition(access, at, text, caller).await?);
     }
     Ok(Until::new(conditions))
-}
-
-/// Decodes the next message of a frame, which has only complete ones: this process encoded them.
-fn next(messages: &mut Chunk) -> Option<pb::WatchResponse> {
-    if messages.remaining() < PREFIX_BYTES {
-        return None;
-    }
-    messages.advance(1);
-    let length = messages.get_u32() as usize;
-    pb::WatchResponse::decode(messages.copy_to_bytes(length.min(messages.remaining()))).ok()
 }
 
 fn in_format(mut event: pb::WatchResponse, format: &ObjectFormat) -> pb::WatchResponse {

@@ -1674,7 +1674,9 @@ type SubscribeRequest struct {
 	// watches that have ended are ignored.
 	Close []uint32 `protobuf:"varint,2,rep,packed,name=close,proto3" json:"close,omitempty"`
 	// Ids of watches to pause: the server stops reading them, their queues fill, and their own policies act. A client pauses
-	// a watch whose consumer lags, so that it does not hold up the others on the stream. The end of a paused watch is sent.
+	// a watch whose consumer lags, so that it does not hold up the others on the stream. An end that does not wait for the
+	// events before it (rights, credentials, timeout, DRAINING, SLOW_CONSUMER) is sent within a second, any other after
+	// the watch is resumed.
 	Pause []uint32 `protobuf:"varint,3,rep,packed,name=pause,proto3" json:"pause,omitempty"`
 	// Ids of paused watches to continue.
 	Resume        []uint32 `protobuf:"varint,4,rep,packed,name=resume,proto3" json:"resume,omitempty"`
@@ -3850,7 +3852,7 @@ type Watcher struct {
 	// Its state. Since: limits.
 	State WatcherState `protobuf:"varint,15,opt,name=state,proto3,enum=informerd.v1.WatcherState" json:"state,omitempty"`
 	// Bytes that the server holds for this watch alone: encoded and not read by the client, its share of snapshots and
-	// of events that are kept for it. Since: limits.
+	// of events that are kept for it. On a Subscribe stream: those of all its watches together. Since: limits.
 	BytesHeld uint64 `protobuf:"varint,16,opt,name=bytes_held,json=bytesHeld,proto3" json:"bytes_held,omitempty"`
 	// The age of the oldest event that waits for it; 0 when there is none. Exact to a second unless it reads from its
 	// queue. Since: operations.

@@ -3,16 +3,18 @@
 //! - A turn of a watch hands out at most [`TURN_BYTES`], or one message. What does not fit into the room waits for its next turn.
 //! - Requests are read while fewer than [`MAX_OPENING`] watches are being opened, so a client cannot make the server hold more
 //!   than one request beyond those.
-//! - A paused watch is polled without room: it notices its end, and its queue fills.
+//! - A paused watch is polled without room, at least each [`PAUSE_CHECK`], since a watch with events to hand out is not woken: its
+//!   queue fills, and it notices what ends it before these events.
 
 mod bounded_body;
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     fmt,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker},
+    time::{Duration, SystemTime},
 };
 
 use bytes::{Buf, BytesMut};
@@ -21,9 +23,10 @@ use futures_util::{
     future::{AbortHandle, Abortable, Aborted},
     stream::FuturesUnordered,
 };
+use tokio::time::Sleep;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::{Code, Status};
-use tracing::{Instrument, debug_span};
+use tracing::{Instrument, Span, debug_span};
 
 use super::{
     deliveries::Deliveries,
@@ -49,9 +52,15 @@ pub(in crate::grpc) struct SubscribeBody {
     requests: Requests,
     /// Properties of the stream, which its watches share.
     call: Call,
+    /// Span of the stream.
+    span: Span,
     stream_id: u64,
     /// Watches that have not ended, by id.
     watches: HashMap<u32, Subscribed>,
+    /// Ids of watches that are paused.
+    paused: HashSet<u32>,
+    /// Next turn of the paused watches; none without any.
+    pause_check: Option<Pin<Box<Sleep>>>,
     opening: FuturesUnordered<Opening>,
     /// Watches of the last request that are not being opened yet.
     to_open: VecDeque<pb::OpenWatch>,
@@ -71,12 +80,7 @@ pub(in crate::grpc) struct SubscribeBody {
 }
 
 /// Watch of a stream.
-struct Subscribed {
-    state: SubscribedState,
-    is_paused: bool,
-}
-
-enum SubscribedState {
+enum Subscribed {
     /// It is to be opened.
     Waiting,
     Opening(AbortHandle),
@@ -122,6 +126,8 @@ const MAX_TURNS: usize = 1024;
 /// Largest number of watches that are being opened at a time (those of a resource without a state wait for it), and of refused
 /// ones whose messages wait for the client.
 const MAX_OPENING: usize = 64;
+/// Longest time after which a paused watch notices its end.
+const PAUSE_CHECK: Duration = Duration::from_secs(1);
 /// Largest number of requests and opened watches that are handled before the watches get their turn.
 const MAX_STEPS: usize = 64;
 
@@ -134,8 +140,11 @@ impl SubscribeBody {
             service,
             requests,
             call,
+            span: Span::current(),
             stream_id,
             watches: HashMap::new(),
+            paused: HashSet::new(),
+            pause_check: None,
             opening: FuturesUnordered::new(),
             to_open: VecDeque::new(),
             ready: Arc::default(),
@@ -190,15 +199,13 @@ impl SubscribeBody {
                 let message = format!("id {} is 0, or that of a watch that has not ended", open.id);
                 return Err(ApiError::Invalid { reason: "SUBSCRIBE_INVALID", field: "open.id", message });
             }
-            self.watches.insert(open.id, Subscribed { state: SubscribedState::Waiting, is_paused: false });
+            self.watches.insert(open.id, Subscribed::Waiting);
             self.to_open.push_back(open);
         }
-        for (ids, is_paused) in [(pause, true), (resume, false)] {
-            for id in ids {
-                if let Some(watch) = self.watches.get_mut(&id) {
-                    watch.is_paused = is_paused;
-                    self.take_turn(id);
-                }
+        self.paused.extend(pause.into_iter().filter(|id| self.watches.contains_key(id)));
+        for id in resume {
+            if self.paused.remove(&id) {
+                self.take_turn(id);
             }
         }
         Ok(())
@@ -209,12 +216,19 @@ impl SubscribeBody {
         let pb::OpenWatch { id: watch_id, watch: request } = open;
         let Some(subscribed) = self.watches.get_mut(&watch_id) else { return };
         let (handle, registration) = AbortHandle::new_pair();
-        subscribed.state = SubscribedState::Opening(handle);
+        *subscribed = Subscribed::Opening(handle);
         let stream_id = self.stream_id;
         let (service, call) = (self.service.clone(), self.call.of_watch(Subscription { stream_id, watch_id }));
         let audited = call.audited.clone();
-        let span = debug_span!("watch", stream_id, watch_id, informerd.end_reason = tracing::field::Empty);
-        let opened = async move { watch::open(&service, request.unwrap_or_default(), call).await };
+        let end_reason = tracing::field::Empty;
+        let span = debug_span!(parent: &self.span, "watch", stream_id, watch_id, informerd.end_reason = end_reason);
+        let opened = async move {
+            // The stream may be older than the credentials are valid.
+            if call.identity.as_ref().is_some_and(|identity| identity.has_expired(SystemTime::now())) {
+                return Err(ApiError::CredentialsExpired);
+            }
+            watch::open(&service, request.unwrap_or_default(), call).await
+        };
         let opened = Abortable::new(opened.instrument(span), registration);
         self.opening.push(Box::pin(async move { (watch_id, audited, opened.await) }));
     }
@@ -226,7 +240,7 @@ impl SubscribeBody {
                 let entry = WatchWaker::new(id, &self.ready);
                 let waker = Waker::from(Arc::clone(&entry));
                 let open = OpenWatch { body, entry, waker, audited, has_turn: false, encoded_bytes: 0 };
-                subscribed.state = SubscribedState::Open(Box::new(open));
+                *subscribed = Subscribed::Open(Box::new(open));
                 self.take_turn(id);
             }
             Err(refusal) => {
@@ -234,7 +248,7 @@ impl SubscribeBody {
                 if let Some(audited) = audited {
                     audited.refuses(&status);
                 }
-                self.watches.remove(&id);
+                self.remove(id);
                 self.ended.push_back((id, error(&refusal)));
             }
         }
@@ -242,21 +256,27 @@ impl SubscribeBody {
 
     /// Closes a watch; nothing if it has ended.
     fn close(&mut self, id: u32) {
-        let Some(subscribed) = self.watches.remove(&id) else { return };
-        match subscribed.state {
-            SubscribedState::Waiting => self.to_open.retain(|open| open.id != id),
-            SubscribedState::Opening(opening) => opening.abort(),
-            SubscribedState::Open(watch) => {
-                self.encoded_bytes -= watch.encoded_bytes;
-                watch.ends(Code::Ok);
-            }
+        let Some(subscribed) = self.remove(id) else { return };
+        match subscribed {
+            Subscribed::Waiting => self.to_open.retain(|open| open.id != id),
+            Subscribed::Opening(opening) => opening.abort(),
+            Subscribed::Open(watch) => watch.ends(Code::Ok),
         }
         self.ended.push_back((id, Chunk::default()));
     }
 
+    fn remove(&mut self, id: u32) -> Option<Subscribed> {
+        self.paused.remove(&id);
+        let removed = self.watches.remove(&id);
+        if let Some(Subscribed::Open(watch)) = &removed {
+            self.encoded_bytes -= watch.encoded_bytes;
+        }
+        removed
+    }
+
     /// Gives a watch a turn.
     fn take_turn(&mut self, id: u32) {
-        if let Some(Subscribed { state: SubscribedState::Open(watch), .. }) = self.watches.get_mut(&id)
+        if let Some(Subscribed::Open(watch)) = self.watches.get_mut(&id)
             && !std::mem::replace(&mut watch.has_turn, true)
         {
             self.turns.push_back(id);
@@ -268,32 +288,44 @@ impl SubscribeBody {
         self.requests.ends();
         self.to_open.clear();
         self.end = Some(self.service.metrics().refuse(refusal));
+        let last = error(refusal);
         let ids: Vec<u32> = self.watches.keys().copied().collect();
         for id in ids {
-            match self.watches.get_mut(&id) {
-                Some(Subscribed { state: SubscribedState::Open(watch), .. }) => watch.body.refuse(refusal),
-                Some(_) => {
-                    self.close(id);
-                    if let Some((_, last)) = self.ended.back_mut() {
-                        *last = error(refusal);
-                    }
-                }
-                None => {}
+            if let Some(Subscribed::Open(watch)) = self.watches.get_mut(&id) {
+                watch.body.refuse(refusal);
+                self.take_turn(id);
+            } else {
+                // Dropping the future of one that is being opened cancels it.
+                self.remove(id);
+                self.ended.push_back((id, last.clone()));
             }
+        }
+        self.opening.clear();
+    }
+
+    /// Lets every watch notice the drain; paused ones are resumed.
+    fn drain(&mut self) {
+        self.is_draining = true;
+        self.paused.clear();
+        let ids: Vec<u32> = self.watches.keys().copied().collect();
+        for id in ids {
             self.take_turn(id);
         }
     }
 
-    /// Lets every watch notice the drain, paused ones too.
-    fn drain(&mut self) {
-        self.is_draining = true;
-        let ids: Vec<u32> = self.watches.keys().copied().collect();
-        for id in ids {
-            if let Some(watch) = self.watches.get_mut(&id) {
-                watch.is_paused = false;
+    /// Gives the paused watches a turn when it is time.
+    fn poll_paused(&mut self, cx: &mut Context<'_>) {
+        while !self.paused.is_empty() {
+            let check = self.pause_check.get_or_insert_with(|| Box::pin(tokio::time::sleep(PAUSE_CHECK)));
+            if check.as_mut().poll(cx).is_pending() {
+                return;
             }
-            self.take_turn(id);
+            self.pause_check = None;
+            for id in self.paused.iter().copied().collect::<Vec<_>>() {
+                self.take_turn(id);
+            }
         }
+        self.pause_check = None;
     }
 
     /// Collects what the watches hand out, up to the room. Returns the number of bytes that are needed if nothing fits.
@@ -307,9 +339,7 @@ impl SubscribeBody {
             }
             self.deliveries.add(id, last, true);
         }
-        let mut woken = Vec::new();
-        self.ready.take(&mut woken);
-        for id in woken {
+        for id in self.ready.take() {
             self.take_turn(id);
         }
         let (mut again, mut needed) = (Vec::new(), None);
@@ -346,7 +376,7 @@ impl SubscribeBody {
     }
 
     fn give_turn_back(&mut self, id: u32) {
-        if let Some(Subscribed { state: SubscribedState::Open(watch), .. }) = self.watches.get_mut(&id) {
+        if let Some(Subscribed::Open(watch)) = self.watches.get_mut(&id) {
             watch.has_turn = true;
             self.turns.push_front(id);
         }
@@ -354,18 +384,15 @@ impl SubscribeBody {
 
     /// Polls one watch. If the room is not strict, its next message is handed out whatever its size.
     fn turn(&mut self, id: u32, room: Room) -> Turn {
-        let Some(Subscribed { state: SubscribedState::Open(watch), is_paused }) = self.watches.get_mut(&id) else {
-            return Turn::Nothing;
-        };
+        let Some(Subscribed::Open(watch)) = self.watches.get_mut(&id) else { return Turn::Nothing };
         watch.has_turn = false;
         watch.entry.clear();
-        let turn = watch.poll(room, *is_paused);
+        let turn = watch.poll(room, self.paused.contains(&id));
         let encoded_bytes = watch.body.encoded_bytes();
         self.encoded_bytes = self.encoded_bytes + encoded_bytes - watch.encoded_bytes;
         watch.encoded_bytes = encoded_bytes;
         if let Turn::Ended(_) = turn {
-            self.encoded_bytes -= encoded_bytes;
-            self.watches.remove(&id);
+            self.remove(id);
         }
         turn
     }
@@ -381,9 +408,9 @@ impl SubscribeBody {
     }
 
     fn open_watches(&mut self) -> impl Iterator<Item = (u32, &mut OpenWatch)> {
-        self.watches.iter_mut().filter_map(|(id, subscribed)| match &mut subscribed.state {
-            SubscribedState::Open(watch) => Some((*id, &mut **watch)),
-            SubscribedState::Waiting | SubscribedState::Opening(_) => None,
+        self.watches.iter_mut().filter_map(|(id, subscribed)| match subscribed {
+            Subscribed::Open(watch) => Some((*id, &mut **watch)),
+            Subscribed::Waiting | Subscribed::Opening(_) => None,
         })
     }
 }

@@ -9,7 +9,11 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::encoding::{encode_varint, encoded_len_varint};
 use smallvec::{SmallVec, smallvec};
 
-use crate::{grpc::frame::PREFIX_BYTES, proto::pb::EventType, transport::Chunk};
+use crate::{
+    grpc::frame::{PREFIX_BYTES, next_message},
+    proto::pb::EventType,
+    transport::Chunk,
+};
 
 /// Deliveries of the next response.
 #[derive(Debug, Default)]
@@ -72,7 +76,7 @@ impl Deliveries {
 
     /// Adds messages of a watch, each with its prefix; with its end, if they are the last. A watch is added once, so that its
     /// messages stay in order.
-    pub(super) fn add(&mut self, id: u32, chunk: Chunk, is_end: bool) {
+    pub(super) fn add(&mut self, id: u32, mut chunk: Chunk, is_end: bool) {
         let at = *self.of_messages.entry((Messages::of(&chunk), is_end)).or_insert(self.list.len());
         if let Some(delivery) = self.list.get_mut(at) {
             delivery.ids.push(id);
@@ -81,7 +85,8 @@ impl Deliveries {
         }
         // A message is larger by no more than its prefix, which is left out.
         self.bytes += DELIVERY_BYTES + chunk.remaining();
-        self.list.push(Delivery { ids: smallvec![id], messages: split(chunk), is_end });
+        let messages = std::iter::from_fn(|| next_message(&mut chunk)).collect();
+        self.list.push(Delivery { ids: smallvec![id], messages, is_end });
     }
 
     /// Encodes the response, with its prefix, and removes the deliveries.
@@ -98,7 +103,9 @@ impl Deliveries {
         for (delivery, (ids, size)) in deliveries.into_iter().zip(sizes) {
             writer.head(DELIVERIES_KEY, size);
             writer.head(WATCH_IDS_KEY, ids);
-            delivery.ids.iter().for_each(|id| encode_varint(u64::from(*id), &mut writer.own));
+            for id in delivery.ids {
+                encode_varint(u64::from(id), &mut writer.own);
+            }
             for message in delivery.messages {
                 writer.head(RESPONSES_KEY, message.len());
                 writer.message(message);
@@ -125,17 +132,6 @@ impl Delivery {
 /// Returns the size of a field of one byte's key with `bytes` bytes of content.
 fn field_len(bytes: usize) -> usize {
     1 + encoded_len_varint(bytes as u64) + bytes
-}
-
-/// Splits a chunk into its messages, without their prefixes. It has only whole ones.
-fn split(mut chunk: Chunk) -> SmallVec<[Bytes; 1]> {
-    let mut messages = SmallVec::new();
-    while chunk.remaining() >= PREFIX_BYTES {
-        chunk.advance(1);
-        let length = chunk.get_u32() as usize;
-        messages.push(chunk.copy_to_bytes(length.min(chunk.remaining())));
-    }
-    messages
 }
 
 // === impl Messages ===

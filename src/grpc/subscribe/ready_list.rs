@@ -25,7 +25,7 @@ pub(super) struct ReadyList {
 pub(super) struct WatchWaker {
     id: u32,
     list: Arc<ReadyList>,
-    /// True while its id is in the list.
+    /// True from its listing to its next turn.
     is_listed: AtomicBool,
 }
 
@@ -37,12 +37,9 @@ impl ReadyList {
         self.task.register(waker);
     }
 
-    /// Moves the ids to the end of `ids`.
-    pub(super) fn take(&self, ids: &mut impl Extend<u32>) {
-        let mut listed = self.ids.lock();
-        if !listed.is_empty() {
-            ids.extend(listed.drain(..));
-        }
+    /// Takes the ids.
+    pub(super) fn take(&self) -> Vec<u32> {
+        std::mem::take(&mut *self.ids.lock())
     }
 }
 

@@ -28,6 +28,7 @@ impl BoundedBody for SubscribeBody {
             self.drain();
         }
         self.poll_requests(cx);
+        self.poll_paused(cx);
         if let Some(needed) = self.poll_turns(cx, room) {
             return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(needed))));
         }
