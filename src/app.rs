@@ -21,6 +21,7 @@ mod authentication;
 mod authorization;
 mod builder;
 mod cgroup;
+mod comparison;
 mod connector;
 mod descriptors;
 mod error;
@@ -30,6 +31,7 @@ mod resources;
 mod snapshot_writer;
 mod sources;
 mod upstream;
+mod verifier;
 mod writer;
 
 use std::{collections::BTreeSet, fmt, net::SocketAddr, num::NonZeroUsize, path::Path, sync::Arc, time::Duration};
@@ -39,6 +41,9 @@ use serde_json::{Map, Value};
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 use tonic_health::{ServingStatus, server::HealthReporter};
 
+#[cfg(feature = "cli")]
+pub(crate) use self::comparison::Difference;
+pub(crate) use self::comparison::{Comparison, State};
 use self::{
     builder::Wrap,
     connector::Connector,
@@ -151,6 +156,7 @@ impl App {
             config: config.clone(),
             threads: Arc::new(threads),
             snapshot_writer: snapshot_writer.clone(),
+            verify: None,
             kube_clients,
             own,
         };

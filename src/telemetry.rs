@@ -4,6 +4,7 @@
 //! reflectors and kube-apiserver's watch cache where these have one; the configuration bounds the labels.
 
 mod log;
+mod verify;
 
 use std::{
     fmt,
@@ -22,7 +23,10 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-pub use self::log::{LogFilter, LogFilterError, init_logs, log_filter};
+pub use self::{
+    log::{LogFilter, LogFilterError, init_logs, log_filter},
+    verify::VerifyStats,
+};
 use crate::{
     cache::{HealthReport, InformerStats, RealFifo, ReflectorStats, Snapshot, SnapshotFileStats, SyncState},
     grpc::{ServedResource, Service, WatchLoad},
@@ -41,6 +45,8 @@ pub struct ObservedResource {
     pub fifo: Arc<RealFifo>,
     /// Counters of its snapshot file, if it has one.
     pub snapshot_file: Option<Arc<SnapshotFileStats>>,
+    /// Counters of its verifications, if it has any.
+    pub verify: Option<Arc<VerifyStats>>,
 }
 
 #[derive(Debug)]
@@ -82,7 +88,8 @@ impl Collector for ResourceCollector {
         family.cache()?;
         family.snapshot_file()?;
         family.watch()?;
-        family.delivery()
+        family.delivery()?;
+        verify::encode(&mut encoder, &resources)
     }
 }
 

@@ -780,7 +780,7 @@ pub struct NamedView {
 pub struct Problem {
     /// In upper case, as in google.rpc.ErrorInfo: "UPSTREAM_UNREACHABLE", "OBJECT_TOO_LARGE", "OBJECT_INVALID",
     /// "FILE_INVALID", "DIRECTORY_EMPTY", "NOTIFICATIONS_UNAVAILABLE", "NAMESPACE_NOT_FOUND", "OBJECTS_UNCONFIRMED",
-    /// "SNAPSHOT_NOT_WRITTEN". More may be added.
+    /// "SNAPSHOT_NOT_WRITTEN", "VERIFY_DIFFERS". More may be added.
     #[prost(string, tag = "1")]
     pub reason: ::prost::alloc::string::String,
     /// One line for people: the failure, its cause, and what to do.

@@ -33,7 +33,8 @@ pub struct ServeOptions {
     pub indexers: Arc<Indexers>,
     /// Views that requests may name, beside or in place of those that every server has.
     pub views: Arc<NamedViews>,
-    /// Options as in the configuration file; `ttl` is only for the source `stream`.
+    /// Options as in the configuration file; `ttl` is only for the source `stream`, and `verify_interval` for those of
+    /// a configuration file.
     pub resource: ResourceOptions,
 }
 
@@ -51,18 +52,21 @@ impl AppBuilder {
         Self { source: Some(source), ..self }
     }
 
-    /// Adds a resource that this source feeds. A name that is not valid, or that another resource has, fails the start, and so does
-    /// a `ttl`.
+    /// Adds a resource that this source feeds. A name that is not valid, or that another resource has, fails the start, and so do
+    /// a `ttl` and a `verify_interval`.
     pub fn serve(mut self, name: &str, options: ServeOptions, source: impl ListerWatcher) -> Self {
         let ServeOptions { indexers, views, resource: options } = options;
-        let has_ttl = options.ttl.is_some();
+        let key = options.ttl.map(|_| "`ttl` is only for `stream` sources; remove it");
+        let verify =
+            "`verify_interval` is not for a source of the program, of which there is no second instance; remove it";
+        let problem = key.or(options.verify_interval.map(|_| verify));
         let resource = ResourceConfig { name: name.to_owned(), source: SourceConfig::Own, indexers, views, options };
         let is_taken = self.config.resources.contains_key(name);
         let checked = ResourceConfig::check_name(name).map_err(|error| error.to_string());
-        let checked = checked.and_then(|()| match (is_taken, has_ttl) {
+        let checked = checked.and_then(|()| match (is_taken, problem) {
             (true, _) => Err("another resource has this name".to_owned()),
-            (_, true) => Err("`ttl` is only for `stream` sources; remove it".to_owned()),
-            (false, false) => Ok(()),
+            (_, Some(problem)) => Err(problem.to_owned()),
+            (false, None) => Ok(()),
         });
         match checked {
             Ok(()) => {

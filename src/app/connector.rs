@@ -6,19 +6,18 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    error::named,
+    error::{AppError, named},
     snapshot_writer::SnapshotWriter,
-    sources::{etcd_config, files_config, kube_config, relay_config, stream_config},
-    writer::WriterThread,
+    sources::{etcd_config, files_config, filter, kube_config, relay_config, stream_config},
+    verifier::VerifyThread,
+    writer::RuntimeThread,
 };
 use crate::{
     cache::{
-        Informer, InformerOptions, InformerTasks, ListVersion, ListerWatcher, ObjectFilter, Reflector, ReflectorConfig,
-        SourceHealth,
+        Informer, InformerOptions, InformerTasks, ListVersion, ListerWatcher, Reflector, ReflectorConfig, SourceHealth,
     },
     config::{Config, ResourceConfig, SourceConfig},
     grpc::{ResourceCalls, ResourceViews, ServedResource, WireFrame},
-    model::FieldCut,
     source::{
         etcd::EtcdSource,
         files::FilesSource,
@@ -37,6 +36,8 @@ pub(super) struct Connector {
     pub(super) snapshot_writer: Option<SnapshotWriter>,
     /// Threads for the selections that writers have no time for.
     pub(super) threads: Arc<BulkThreads>,
+    /// Thread of the verifications, if there are any.
+    pub(super) verify: Option<VerifyThread>,
     /// Connections and credentials, shared by all sources of the same cluster.
     pub(super) kube_clients: KubeClients,
     /// Sources that the program brings itself, by the names of their resources.
@@ -55,13 +56,28 @@ pub(super) struct Connected {
 /// Source that a program brings itself: the call that connects it.
 pub(super) struct OwnSource(Box<Connect>);
 
-type Connect = dyn FnOnce(&mut Connector, &WriterThread, &ResourceConfig) -> Connected + Send;
+type Connect = dyn FnOnce(&mut Connector, &RuntimeThread, &ResourceConfig) -> Connected + Send;
 
 // === impl Connector ===
 
 impl Connector {
+    /// Starts the thread of the verifications, if one of these resources is verified.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be started.
+    pub(super) fn prepare(&mut self, resources: &BTreeMap<String, ResourceConfig>) -> Result<(), AppError> {
+        let mut verified = resources.values().filter(|resource| resource.options.verify_interval.is_some());
+        if let (None, Some(resource)) = (&self.verify, verified.next()) {
+            let started = VerifyThread::start();
+            let thread = started.map_err(|error| AppError::Thread { resource: resource.name.clone(), error })?;
+            self.verify = Some(thread);
+        }
+        Ok(())
+    }
+
     /// Connects one resource: source, Reflector, queue, informer.
-    pub(super) fn resource(&mut self, writer: &WriterThread, resource: &ResourceConfig) -> Connected {
+    pub(super) fn resource(&mut self, writer: &RuntimeThread, resource: &ResourceConfig) -> Connected {
         let stale_after = self.config.general.stale_after;
         match &resource.source {
             SourceConfig::Files(files) => {
@@ -114,7 +130,7 @@ impl Connector {
 
     fn connect<S: ListerWatcher>(
         &mut self,
-        writer: &WriterThread,
+        writer: &RuntimeThread,
         resource: &ResourceConfig,
         kind: &'static str,
         source: S,
@@ -155,6 +171,9 @@ impl Connector {
             writer.spawn(&mut tasks, named(task, running));
         }
 
+        let verify = resource.options.verify_interval.zip(self.verify.as_ref());
+        let verify = verify
+            .map(|(interval, thread)| thread.spawn(&mut tasks, interval, resource, informer.clone(), stop.clone()));
         let served = ServedResource {
             name: name.to_owned(),
             source: kind,
@@ -167,7 +186,7 @@ impl Connector {
         };
         let snapshot_file = kept.map(|kept| Arc::clone(kept.file().stats()));
         Connected {
-            observed: ObservedResource { resource: served, reflector: stats, fifo, snapshot_file },
+            observed: ObservedResource { resource: served, reflector: stats, fifo, snapshot_file, verify },
             tasks,
             stop,
         }
@@ -184,13 +203,6 @@ impl OwnSource {
             connector.connect(writer, resource, "own", source, health)
         }))
     }
-}
-
-/// Returns the filter that removes fields from objects; `None` if there are none to remove, or the source removes them itself.
-pub(super) fn filter(resource: &ResourceConfig) -> Option<ObjectFilter> {
-    let fields = resource.drop_fields();
-    let is_removed_here = !matches!(resource.source, SourceConfig::Kube(_)) && fields != FieldCut::default();
-    is_removed_here.then(|| -> ObjectFilter { Arc::new(move |object| Some(object.without(&fields))) })
 }
 
 impl fmt::Debug for OwnSource {

@@ -15,7 +15,7 @@ use super::{
     connector::{Connected, Connector},
     error::AppError,
     sources,
-    writer::WriterThread,
+    writer::RuntimeThread,
 };
 use crate::{
     config::{Config, ResourceConfig, SourceConfig},
@@ -65,6 +65,7 @@ impl Resources {
         let (tasks, changes) = (JoinSet::new(), watch::Sender::new(()));
         let (running, failure, observed) = (BTreeMap::new(), None, Arc::default());
         let mut started = Self { connector, running, tasks, failure, observed, changes };
+        started.connector.prepare(resources)?;
         for resource in resources.values() {
             let writer = thread(&resource.name)?;
             started.connect(writer, resource);
@@ -124,7 +125,9 @@ impl Resources {
         };
         let new: Vec<&ResourceConfig> = resources.values().filter(is_new).collect();
         new.iter().try_for_each(|resource| sources::check(resource))?;
-        let threads: Vec<WriterThread> = new.iter().map(|resource| thread(&resource.name)).collect::<Result<_, _>>()?;
+        self.connector.prepare(resources)?;
+        let threads: Vec<RuntimeThread> =
+            new.iter().map(|resource| thread(&resource.name)).collect::<Result<_, _>>()?;
 
         let mut exchanged = Exchanged::default();
         let is_gone = |(name, running): &(&String, &Running)| !is_own(running) && !resources.contains_key(*name);
@@ -155,7 +158,7 @@ impl Resources {
         self.tasks.shutdown().await;
     }
 
-    fn connect(&mut self, writer: WriterThread, resource: &ResourceConfig) {
+    fn connect(&mut self, writer: RuntimeThread, resource: &ResourceConfig) {
         let Connected { observed, tasks, stop } = self.connector.resource(&writer, resource);
         self.tasks.spawn(supervise(resource.name.clone(), tasks, stop.clone(), writer));
         self.running.insert(resource.name.clone(), Running { config: resource.clone(), observed, stop });
@@ -198,8 +201,8 @@ impl fmt::Debug for Resources {
     }
 }
 
-fn thread(resource: &str) -> Result<WriterThread, AppError> {
-    WriterThread::start().map_err(|error| AppError::Thread { resource: resource.to_owned(), error })
+fn thread(resource: &str) -> Result<RuntimeThread, AppError> {
+    RuntimeThread::start("writer", || ()).map_err(|error| AppError::Thread { resource: resource.to_owned(), error })
 }
 
 /// Waits until the tasks of a resource have ended, and drops their thread then; returns the name of the resource.
@@ -211,7 +214,7 @@ async fn supervise(
     resource: String,
     mut tasks: JoinSet<String>,
     stop: CancellationToken,
-    writer: WriterThread,
+    writer: RuntimeThread,
 ) -> Result<String, AppError> {
     // The tasks are dropped before the thread that they run on.
     let _writer = writer;

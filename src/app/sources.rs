@@ -1,8 +1,12 @@
 //! Conversion of a configured source to the parameters of its implementation.
 
+use std::sync::Arc;
+
 use super::error::AppError;
 use crate::{
+    cache::ObjectFilter,
     config::{EtcdResource, FilesResource, KubeResource, RelayResource, ResourceConfig, SourceConfig, StreamResource},
+    model::FieldCut,
     source::{
         etcd::{EtcdConfig, EtcdSource},
         files::{FilesConfig, FilesSource},
@@ -41,6 +45,13 @@ pub(super) fn check(config: &ResourceConfig) -> Result<(), AppError> {
         }
     }
     Ok(())
+}
+
+/// Returns the filter that removes fields from objects; `None` if there are none to remove, or the source removes them itself.
+pub(super) fn filter(resource: &ResourceConfig) -> Option<ObjectFilter> {
+    let fields = resource.drop_fields();
+    let is_removed_here = !matches!(resource.source, SourceConfig::Kube(_)) && fields != FieldCut::default();
+    is_removed_here.then(|| -> ObjectFilter { Arc::new(move |object| Some(object.without(&fields))) })
 }
 
 pub(super) fn files_config(resource: &str, config: &FilesResource) -> FilesConfig {

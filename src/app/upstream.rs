@@ -1,11 +1,10 @@
-//! Lists of an upstream beside those of a running server, for `informerd verify`.
+//! Lists of an upstream beside those of a running server, for `informerd verify` and for the verifications of the server itself.
 
 use std::time::Duration;
 
 use super::{
     AppError,
-    connector::filter,
-    sources::{self, etcd_config, files_config, kube_config, relay_config},
+    sources::{self, etcd_config, files_config, filter, kube_config, relay_config},
 };
 use crate::{
     cache::{List, ListVersion, ListerWatcher, SourceHealth},
@@ -31,12 +30,22 @@ pub struct Upstream {
 impl Upstream {
     /// Returns the upstream of a resource.
     pub fn new(resource: &ResourceConfig) -> Self {
-        Self { resource: resource.clone(), clients: KubeClients::default() }
+        Self::with_clients(resource, KubeClients::default())
     }
 
-    /// Returns true if the upstream assigns the versions of the objects, so that each of its readers has the same.
-    pub fn assigns_versions(&self) -> bool {
-        !matches!(self.resource.source, SourceConfig::Files(_))
+    /// Returns the same with connections that other upstreams share.
+    pub(super) fn with_clients(resource: &ResourceConfig, clients: KubeClients) -> Self {
+        Self { resource: resource.clone(), clients }
+    }
+
+    /// Returns true if the upstream assigns the versions in a list of it, so that each of its readers has the same.
+    pub fn assigns_versions(&self, list: &List) -> bool {
+        match self.resource.source {
+            SourceConfig::Files(_) => false,
+            // Otherwise the source numbers them itself.
+            SourceConfig::Kube(_) => list.version.lineage().is_none(),
+            _ => true,
+        }
     }
 
     /// Returns the objects that the upstream has now, by its quorum where it has one. An object that the source cannot serve is

@@ -16,13 +16,15 @@ use tokio::{
 
 /// Runtime with one thread. Dropping it does not wait for its end; tasks that still run on it are dropped then.
 #[derive(Debug)]
-pub(super) struct WriterThread(Option<Runtime>);
+pub(super) struct RuntimeThread(Option<Runtime>);
 
-// === impl WriterThread ===
+// === impl RuntimeThread ===
 
-impl WriterThread {
-    pub(super) fn start() -> io::Result<Self> {
-        let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("writer").enable_all().build()?;
+impl RuntimeThread {
+    /// Starts the thread. It calls `on_start` first, and so do the threads for what blocks.
+    pub(super) fn start(name: &str, on_start: fn()) -> io::Result<Self> {
+        let mut builder = Builder::new_multi_thread();
+        let runtime = builder.worker_threads(1).thread_name(name).on_thread_start(on_start).enable_all().build()?;
         Ok(Self(Some(runtime)))
     }
 
@@ -38,7 +40,7 @@ impl WriterThread {
     }
 }
 
-impl Drop for WriterThread {
+impl Drop for RuntimeThread {
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();

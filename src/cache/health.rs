@@ -103,11 +103,15 @@ impl SourceHealth {
     /// Records contact with the upstream: a list, an event, a bookmark.
     pub fn record_contact(&self) {
         self.shared.lost.store(false, Ordering::Relaxed);
-        let silence = self.shared.heartbeat.saturating_add(self.shared.stale_after);
-        self.shared.stale_micros.store(self.shared.micros_after(silence), Ordering::Relaxed);
+        self.shared.stale_micros.store(self.shared.micros_after(self.max_silence()), Ordering::Relaxed);
         let mut record = self.shared.record.lock();
         record.seen_at = Some(SystemTime::now());
         record.problems.clear(ProblemReason::UpstreamUnreachable, "");
+    }
+
+    /// Returns the time without contact after which the state is STALE.
+    pub fn max_silence(&self) -> Duration {
+        self.shared.heartbeat.saturating_add(self.shared.stale_after)
     }
 
     /// Counts a change at a version that the rules of the upstream's API had completed before.

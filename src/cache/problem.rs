@@ -29,6 +29,8 @@ pub enum ProblemReason {
     ObjectsUnconfirmed,
     /// Failed write of the state to `state_dir`.
     SnapshotNotWritten,
+    /// Objects that differ from those in a list of the upstream.
+    VerifyDiffers,
 }
 
 /// Standing problem.
@@ -104,6 +106,7 @@ impl ProblemReason {
             Self::NamespaceNotFound => "NAMESPACE_NOT_FOUND",
             Self::ObjectsUnconfirmed => "OBJECTS_UNCONFIRMED",
             Self::SnapshotNotWritten => "SNAPSHOT_NOT_WRITTEN",
+            Self::VerifyDiffers => "VERIFY_DIFFERS",
         }
     }
 }
@@ -300,6 +303,7 @@ mod tests {
             ProblemReason::NamespaceNotFound,
             ProblemReason::ObjectsUnconfirmed,
             ProblemReason::SnapshotNotWritten,
+            ProblemReason::VerifyDiffers,
         ] {
             assert_eq!(serde_json::to_value(reason).unwrap(), reason.as_str());
         }

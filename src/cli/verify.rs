@@ -1,14 +1,11 @@
 //! `informerd verify`: the objects of a server, and those of its upstream.
 
-mod comparison;
-
-use std::{path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use bytes::Bytes;
 use clap::Args;
 use tokio::time::{Instant, sleep};
 
-use self::comparison::{Comparison, Difference, State, States};
 use super::{
     client_flags::{FormatFlags, ServerFlags, TimeoutFlags},
     failure::{FAILED, Failure},
@@ -16,10 +13,10 @@ use super::{
     waiting,
 };
 use crate::{
-    app::Upstream,
+    app::{Comparison, Difference, State, Upstream},
     client::{Client, Query},
     config::{Config, ServeFlags, parse_duration},
-    model::{Object, ObjectKey},
+    model::ObjectKey,
     proto::pb::{self, PayloadFormat, object::Body},
 };
 
@@ -69,7 +66,7 @@ async fn verify(flags: &VerifyFlags) -> Result<(), Failure> {
     }
     let upstream = upstream(flags)?;
     let client = server.connect().await?;
-    let mut comparison = Comparison::new(upstream.assigns_versions(), *settle);
+    let mut comparison = Comparison::new(*settle, usize::MAX);
     let (mut count, mut rounds) = (0, 0);
     while rounds == 0 || comparison.open() > 0 && rounds < MAX_ROUNDS {
         if rounds > 0 {
@@ -78,9 +75,13 @@ async fn verify(flags: &VerifyFlags) -> Result<(), Failure> {
         }
         let listed = upstream.list().await?;
         let served = served(&client, resource).await?;
-        count = listed.objects.len();
-        let listed = listed.objects.iter().map(|object| (object.key().clone(), of_upstream(object))).collect();
-        comparison.compare(&listed, &served, Instant::now());
+        let compares_versions = upstream.assigns_versions(&listed);
+        // Of two objects with the same key the last wins.
+        let listed: BTreeMap<_, _> = listed.objects.iter().map(|object| (object.key(), object)).collect();
+        count = listed.len();
+        let listed = listed.into_iter().map(|(key, object)| (key, State::of(object)));
+        let served = served.iter().map(|(key, state)| (key, state.clone()));
+        comparison.compare(compares_versions, listed, served, Instant::now());
         rounds += 1;
     }
     let (differences, open) = (comparison.differences(), comparison.open());
@@ -110,13 +111,9 @@ fn upstream(flags: &VerifyFlags) -> Result<Upstream, Failure> {
 }
 
 /// Returns the objects that the server has.
-async fn served(client: &Client, resource: &str) -> Result<States, Failure> {
+async fn served(client: &Client, resource: &str) -> Result<BTreeMap<ObjectKey, State>, Failure> {
     let query = Query { format: PayloadFormat::Raw, ..Query::of(resource) };
     client.list(&query).await?.objects.into_iter().map(of_server).collect()
-}
-
-fn of_upstream(object: &Object) -> State {
-    State { uid: object.uid().to_owned(), version: object.version().to_string(), body: object.shared_body() }
 }
 
 fn of_server(object: pb::Object) -> Result<(ObjectKey, State), Failure> {

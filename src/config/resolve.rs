@@ -202,6 +202,9 @@ fn resolve_resource(
     if options.ttl.is_some() && !matches!(source, SourceConfig::Stream(_)) {
         section.add("ttl", "is only for `stream` sources: every other source finds deletions itself; remove it");
     }
+    if options.verify_interval.is_some() && matches!(source, SourceConfig::Stream(_)) {
+        section.add("verify_interval", "is not for `stream` sources, which have no list to compare with; remove it");
+    }
     if options.allow_secrets && !matches!(source, SourceConfig::Informerd(_)) && !source.is_of_secrets() {
         section
             .add("allow_secrets", "is only for `kube` sources of core secrets, and for `informerd` sources; remove it");

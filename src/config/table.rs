@@ -439,6 +439,8 @@ rows! {
             "serve Secrets, of a kube source of core secrets or of an informerd source of such a resource: their metadata only, unless an authorization rule allows more";
         snapshot: Option<bool>, boolean,
             "write snapshots of this resource to state_dir; if left out true, but false for Secrets";
+        verify_interval: Option<Duration>, duration in "1m"..="720h",
+            "interval at which the server lists the upstream a second time and compares every object with its cache, with low priority; differences are the problem VERIFY_DIFFERS; not for stream sources; if left out never";
         authorize_as: Option<String>, text where kube::check_kind_name,
             "PLURAL or PLURAL.GROUP, such as deployments.apps, that a SubjectAccessReview names for this resource; if left out the kind of a kube source, else the resource in the group of the section";
         full_channel_policy: Option<FullChannelPolicy>, policy, "overrides watch.full_channel_policy";

@@ -235,10 +235,19 @@ async fn a_resource_of_the_program_needs_a_name_of_its_own() {
         let error = names.into_iter().fold(App::builder(config()), serve).start().await.unwrap_err();
         assert!(error.to_string().starts_with(problem), "{error}");
     }
-    let resource = ResourceOptions { ttl: Some(DEADLINE), ..ResourceOptions::default() };
-    let options = ServeOptions { resource, ..ServeOptions::default() };
-    let error = App::builder(config()).serve("pods", options, source()).start().await.unwrap_err();
-    assert_eq!(error.to_string(), "resource pods: `ttl` is only for `stream` sources; remove it");
+    let ttl = ResourceOptions { ttl: Some(DEADLINE), ..ResourceOptions::default() };
+    let verified = ResourceOptions { verify_interval: Some(DEADLINE), ..ResourceOptions::default() };
+    for (resource, problem) in [
+        (ttl, "`ttl` is only for `stream` sources; remove it"),
+        (
+            verified,
+            "`verify_interval` is not for a source of the program, of which there is no second instance; remove it",
+        ),
+    ] {
+        let options = ServeOptions { resource, ..ServeOptions::default() };
+        let error = App::builder(config()).serve("pods", options, source()).start().await.unwrap_err();
+        assert_eq!(error.to_string(), format!("resource pods: {problem}"));
+    }
 }
 
 #[cfg(feature = "testing")]

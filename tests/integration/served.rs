@@ -63,7 +63,12 @@ impl Served {
     /// Starts a server with these flags, on ports of its own.
     pub(crate) async fn start(directory: TempDir, flags: ServeFlags) -> Self {
         let flags = flags.with("listen", "127.0.0.1:0").with("admin.listen", "127.0.0.1:0");
-        let app = App::start(Config::load(&flags).unwrap()).await.unwrap();
+        Self::start_config(directory, Config::load(&flags).unwrap()).await
+    }
+
+    /// Starts a server with this configuration, whose addresses are on loopback.
+    pub(crate) async fn start_config(directory: TempDir, config: Config) -> Self {
+        let app = App::start(config).await.unwrap();
         let ListenAddr::Tcp(address) = app.grpc_address() else { panic!("a TCP address") };
         let (address, admin) = (format!("http://{address}"), app.admin_address().unwrap().to_string());
         let shutdown = CancellationToken::new();

@@ -1,11 +1,12 @@
 //! `informerd verify`: a server against its own upstream, and against another one.
 
-use std::fs;
+use std::{fs, time::Duration};
 
+use informerd::config::{Config, ServeFlags};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::client_commands::Server;
+use crate::{client_commands::Server, sandbox::DEADLINE, served::Served};
 
 fn manifest(name: &str, data: &str) -> String {
     format!(
@@ -58,6 +59,36 @@ fn a_server_is_compared_with_its_upstream_key_by_key() {
     let (_, out, _) = server.run(&differs);
     let header = out.lines().next().unwrap();
     assert_eq!(header.split_whitespace().collect::<Vec<_>>(), ["KEY", "DIFFERENCE", "SERVED", "UPSTREAM"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_with_an_interval_compares_a_resource_by_itself() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("a.yaml"), manifest("a", "1")).unwrap();
+    let flags = ServeFlags { files: vec![format!("things={}", directory.path().display())], ..ServeFlags::default() };
+    let flags = flags.with("listen", "127.0.0.1:0").with("admin.listen", "127.0.0.1:0");
+    let mut config = Config::load(&flags).unwrap();
+    // Shorter than a file can have it.
+    config.resources.get_mut("things").unwrap().options.verify_interval = Some(Duration::from_millis(10));
+    let served = Served::start_config(directory, config).await;
+    let verified = async {
+        loop {
+            let (_, metrics) = served.get("/metrics").await;
+            let of = |name: &str| {
+                let line =
+                    metrics.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {metrics}"));
+                line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+            };
+            if of("informerd_verify_total{resource=\"things\",result=\"equal\"}") >= 2.0 {
+                assert_eq!(of("informerd_verify_total{resource=\"things\",result=\"failed\"}"), 0.0);
+                assert_eq!(of("informerd_verify_differences{resource=\"things\"}"), 0.0);
+                assert!(of("informerd_verify_last_success_timestamp_seconds{resource=\"things\"}") > 0.0);
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(DEADLINE, verified).await.expect("it is verified in time");
+    served.stop().await;
 }
 
 #[test]

@@ -262,7 +262,10 @@ fn the_memory_limit_follows_from_the_configuration() {
         };
         let resources = config["resources"].as_object().unwrap().len();
         let of_resources = resources * (size("history.bytes") + 2 * size("watch.window_bytes"));
+        let is_verified = |resource: &Value| resource["verify_interval"].is_string();
+        let verified = config["resources"].as_object().unwrap().values().any(is_verified);
         64 + objects
+            + if verified { objects } else { 0 }
             + (22 * watchers).div_ceil(1024)
             + of_resources
             + size("limits.struct_bytes")
@@ -278,7 +281,10 @@ fn the_memory_limit_follows_from_the_configuration() {
         "memory": { "objects": "2GiB", "watchers": 50_000 },
         "resources": { "a": { "source": { "files": { "path": "/a" } } }, "b": { "source": { "stream": { "path": "/b" } } } },
     });
+    let mut verified = changed.clone();
+    verified["resources"]["a"]["verify_interval"] = json!("6h");
     for (manifest, objects, watchers) in [
+        (rendered_with(&verified), 2048, 50_000),
         (rendered("standalone", "n", &[]), 256, 1000),
         (rendered("daemonset", "n", &[]), 64, 200),
         (rendered("sidecar", "n", &[]), 32, 10),

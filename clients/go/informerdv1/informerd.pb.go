@@ -3619,7 +3619,7 @@ type Problem struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// In upper case, as in google.rpc.ErrorInfo: "UPSTREAM_UNREACHABLE", "OBJECT_TOO_LARGE", "OBJECT_INVALID",
 	// "FILE_INVALID", "DIRECTORY_EMPTY", "NOTIFICATIONS_UNAVAILABLE", "NAMESPACE_NOT_FOUND", "OBJECTS_UNCONFIRMED",
-	// "SNAPSHOT_NOT_WRITTEN". More may be added.
+	// "SNAPSHOT_NOT_WRITTEN", "VERIFY_DIFFERS". More may be added.
 	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
 	// One line for people: the failure, its cause, and what to do.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`

@@ -53,6 +53,22 @@ fn a_time_to_live_is_for_streams_only() {
 }
 
 #[test]
+fn verifications_are_for_sources_that_can_be_listed() {
+    let load = |source: &str, interval: &str| {
+        load(&format!("resources: {{ x: {{ source: {{ {source} }}, verify_interval: {interval} }} }}"), &[])
+    };
+    let config = load("files: { path: /x }", "6h").unwrap();
+    assert_eq!(config.resources["x"].options.verify_interval, Some(Duration::from_secs(6 * 3600)));
+    for (source, interval, problem) in [
+        ("files: { path: /x }", "59s", "expected a duration from 1m to 720h, found \"59s\""),
+        ("stream: { path: /x }", "1h", "is not for `stream` sources, which have no list to compare with; remove it"),
+    ] {
+        let found = load(source, interval).unwrap_err().to_string();
+        assert!(found.starts_with(&format!("resources.x.verify_interval: {problem}")), "{found}");
+    }
+}
+
+#[test]
 fn streams() {
     let stream = |path: Option<PathBuf>| SourceConfig::Stream(StreamResource::new(path));
     let yaml =

@@ -64,6 +64,9 @@ those of docs/configuration.md. */ -}}
 {{- $sum := add 64 (include "informerd.mebibytes" .Values.memory.objects) -}}
 {{- $sum = add $sum (div (add (mul 22 (int64 .Values.memory.watchers)) 1023) 1024) -}}
 {{- $sum = add $sum (mul $forResource (len .Values.resources)) -}}
+{{- $verified := false -}}
+{{- range .Values.resources }}{{ if .verify_interval }}{{ $verified = true }}{{ end }}{{ end -}}
+{{- if $verified }}{{ $sum = add $sum (include "informerd.mebibytes" .Values.memory.objects) }}{{ end -}}
 {{- $sum = add $sum (include "informerd.mebibytes" (dig "struct_bytes" "64MiB" $limits)) -}}
 {{ add $sum (include "informerd.mebibytes" $clients) }}
 {{- end }}
