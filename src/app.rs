@@ -57,7 +57,7 @@ pub use self::{
     builder::{AppBuilder, ServeOptions},
     error::AppError,
     reload::Reloader,
-    upstream::Upstream,
+    upstream::{Upstream, unreachable},
 };
 pub use crate::grpc::{CallRequest, CallService, RequestBody, ResponseBody};
 use crate::{
@@ -135,10 +135,10 @@ impl App {
         let AppBuilder { config, own, layers, source, .. } = builder;
         check(&config)?;
         authentication::warn(&config);
-        authorization::warn(&config);
         let kube_clients = KubeClients::default();
         let authentication = authentication::load(&config, &kube_clients)?;
         let authorizer = authorization::load(&config, &kube_clients)?;
+        authorization::warn(&config, authorizer.as_ref());
         let limits = &config.limits;
         let most = descriptors::connections(limits.connections, descriptors::raise(), config.resources.len())?;
         let connections = Quota::new(most, limits.peer_share);
@@ -380,17 +380,19 @@ impl fmt::Debug for App {
     }
 }
 
-/// Checks that the sources of a configuration can be read now.
+/// Checks that the files and directories of a configuration can be read now, without a connection. Returns what its author may not
+/// have meant, in one line each.
 ///
 /// # Errors
 ///
 /// The first source that cannot be read.
-pub fn check(config: &Config) -> Result<(), AppError> {
+pub fn check(config: &Config) -> Result<Vec<String>, AppError> {
     tls(config)?;
     let clients = KubeClients::default();
     authentication::load(config, &clients)?;
-    authorization::load(config, &clients)?;
-    config.resources.values().try_for_each(sources::check)
+    let authorizer = authorization::load(config, &clients)?;
+    config.resources.values().try_for_each(sources::check)?;
+    Ok(authorization::warnings(config, authorizer.as_ref()))
 }
 
 /// Loads the files of TLS, if it is configured. A client needs no certificate if it may send a token.
@@ -433,7 +435,8 @@ async fn reload(
     resources: &mut Resources,
     service: &Service,
 ) -> Result<Map<String, Value>, String> {
-    authorization::load(&config, &KubeClients::default()).map_err(|error| error.to_string())?;
+    let authorizer = authorization::load(&config, &KubeClients::default()).map_err(|error| error.to_string())?;
+    authorization::warn(&config, authorizer.as_ref());
     let exchanged = resources.exchange(&config, service).await.map_err(|error| error.to_string())?;
     *current = config;
     let Exchanged { added, replaced, removed } = exchanged;

@@ -54,9 +54,9 @@ enum Command {
     /// Serve resources over gRPC until SIGINT or SIGTERM
     #[command(after_help = serve::EXAMPLES)]
     Serve(ConfigFlags),
-    /// Check a configuration and its sources, and print what would be served
+    /// Check a configuration, connect to its sources, and print what would be served
     #[command(after_help = check::EXAMPLES)]
-    Check(ConfigFlags),
+    Check(check::CheckFlags),
     /// Print the configuration in use, or its JSON schema
     #[command(subcommand, after_help = config::EXAMPLES)]
     Config(config::ConfigCommand),
@@ -134,7 +134,7 @@ impl Cli {
     pub fn run(self) -> ExitCode {
         let ended = match self.command {
             Command::Serve(flags) => flags.serve_flags().and_then(|flags| serve::run(&flags)),
-            Command::Check(flags) => flags.serve_flags().and_then(|flags| check::run(&flags)),
+            Command::Check(flags) => call(check::run(&flags)),
             Command::Rbac(flags) => flags.serve_flags().and_then(|flags| rbac::run(&flags)),
             Command::Config(command) => config::run(&command),
             Command::Resources(flags) => call(resources::run(&flags)),

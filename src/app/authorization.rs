@@ -70,12 +70,24 @@ fn upstreams(config: &Config) -> BTreeMap<String, Arc<dyn CallReviewer>> {
     config.resources.values().filter_map(reviewer).collect()
 }
 
-/// Logs what an operator may not have meant.
-pub(super) fn warn(config: &Config) {
+/// Returns what an operator may not have meant, in one line each.
+pub(super) fn warnings(config: &Config, authorizer: Option<&Authorizer>) -> Vec<String> {
     let is_forwarded = |resource: &ResourceConfig| forwarded(resource).is_some();
     let are_forwarded = !config.resources.is_empty() && config.resources.values().all(is_forwarded);
+    let mut warnings = Vec::new();
     if config.authentication.is_some() && config.authorization.authority.is_none() && !are_forwarded {
-        tracing::warn!("every call is denied; add `authorization`");
+        warnings.push("every call is denied; add `authorization`".to_owned());
+    }
+    let views = config.resources.values().map(|resource| (resource.name.as_str(), &*resource.views)).collect();
+    let unknown = authorizer.map(|authorizer| authorizer.unknown_views(&views)).unwrap_or_default();
+    warnings.extend(unknown.into_iter().map(|problem| format!("authorization: {problem}")));
+    warnings
+}
+
+/// Logs [warnings].
+pub(super) fn warn(config: &Config, authorizer: Option<&Authorizer>) {
+    for warning in warnings(config, authorizer) {
+        tracing::warn!("{warning}");
     }
 }
 

@@ -1,6 +1,9 @@
 //! Lists of an upstream beside those of a running server, for `informerd verify` and for the verifications of the server itself.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
+
+use futures_util::future::join_all;
+use tokio::time::timeout;
 
 use super::{
     AppError,
@@ -8,7 +11,7 @@ use super::{
 };
 use crate::{
     cache::{List, ListVersion, ListerWatcher, SourceHealth},
-    config::{ResourceConfig, SourceConfig},
+    config::{Config, ResourceConfig, SourceConfig},
     source::{
         etcd::EtcdSource,
         files::FilesSource,
@@ -82,6 +85,39 @@ impl Upstream {
         }
         Ok(list)
     }
+
+    /// Connects to the upstream, if it is not a file, and reads at most one object.
+    async fn probe(&self) -> Result<(), String> {
+        let Self { resource, clients } = self;
+        let health = SourceHealth::new(Duration::MAX, Duration::MAX);
+        let probed = match &resource.source {
+            SourceConfig::Files(_) | SourceConfig::Stream(_) | SourceConfig::Own => return Ok(()),
+            SourceConfig::Etcd(etcd) => EtcdSource::new(etcd_config(&resource.name, etcd), health).probe().await,
+            SourceConfig::Kube(kube) => {
+                KubeSource::with_clients(kube_config(resource, kube), health, clients).probe().await
+            }
+            SourceConfig::Informerd(relay) => RelaySource::new(relay_config(resource, relay), health).probe().await,
+        };
+        probed.map_err(|error| error.to_string())
+    }
+}
+
+/// Connects to the source of each resource, to all at once, and reads at most one object of each. Returns an error for each that did
+/// not respond within `limit`, or not so. Files and streams are [checked](super::check) without a connection.
+///
+/// # Cancel safety
+///
+/// Dropping the future loses nothing.
+pub async fn unreachable(config: &Config, limit: Duration) -> BTreeMap<String, AppError> {
+    let clients = KubeClients::default();
+    let probes = config.resources.values().map(async |resource| {
+        let upstream = Upstream::with_clients(resource, clients.clone());
+        let probed = timeout(limit, upstream.probe()).await;
+        let problem = probed.unwrap_or_else(|_| Err(format!("no response within {limit:?}"))).err()?;
+        let name = resource.name.clone();
+        Some((name.clone(), AppError::Name { resource: name, problem }))
+    });
+    join_all(probes).await.into_iter().flatten().collect()
 }
 
 async fn list(source: impl ListerWatcher) -> Result<List, String> {

@@ -14,6 +14,7 @@ use super::{
     reviewer::{CallReviewer, ReviewAttributes, Reviewer},
     rules::Rules,
 };
+use crate::model::NamedViews;
 
 /// Authority over the calls of authenticated callers. Clones share it.
 #[derive(Clone)]
@@ -112,6 +113,15 @@ impl Authorizer {
             Authority::Rules(rules) => rules.load().authorize(identity, attributes),
             Authority::File(file) => file.with(|rules| rules.authorize(identity, attributes)),
             Authority::Reviews(reviews) => reviews.authorize(identity, attributes, present).await,
+        }
+    }
+
+    /// Returns the views that [rules](Rules::unknown_views) name and none of these resources has.
+    pub fn unknown_views(&self, resources: &BTreeMap<&str, &NamedViews>) -> Vec<String> {
+        match &self.shared.authority {
+            Authority::Rules(rules) => rules.load().unknown_views(resources),
+            Authority::File(file) => file.with(|rules| rules.unknown_views(resources)),
+            Authority::Reviews(_) => Vec::new(),
         }
     }
 

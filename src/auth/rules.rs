@@ -1,6 +1,6 @@
 //! Rules: subjects × verbs × resources × namespaces × formats × views. Nothing is allowed that no rule grants.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
@@ -8,6 +8,7 @@ use super::{
     access::{AccessError, Attributes, Format, Names, Operation, Scope},
     identity::Identity,
 };
+use crate::model::NamedViews;
 
 /// List of rules. Empty, it denies everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub struct RulesError(String);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Rule {
+    /// Number in the list, from 1.
+    number: usize,
     subjects: Vec<Subject>,
     verbs: Vec<Verb>,
     resources: Names,
@@ -77,6 +80,8 @@ const VERBS: [(&str, Verb); 4] =
 const FORMATS: [(&str, Format); 3] = [("METADATA", Format::Metadata), ("STRUCT", Format::Struct), ("RAW", Format::Raw)];
 /// Most rules, which are all read for each call.
 const MAX_RULES: usize = 10_000;
+/// Most resources whose views a message lists.
+const MAX_KNOWN: usize = 5;
 /// Longest excerpt of a user's text that an error quotes.
 const MAX_QUOTED_CHARS: usize = 60;
 
@@ -96,20 +101,41 @@ impl Rules {
         }
         let mut rules = Self::default();
         for (rule, number) in list.iter().zip(1..) {
-            rules.add(rule).map_err(|RulesError(problem)| RulesError(format!("rule {number}: {problem}")))?;
+            rules.add(rule, number).map_err(|RulesError(problem)| RulesError(format!("rule {number}: {problem}")))?;
         }
         Ok(rules)
     }
 
-    fn add(&mut self, rule: &Value) -> Result<(), RulesError> {
+    fn add(&mut self, rule: &Value, number: usize) -> Result<(), RulesError> {
         let keys = rule.as_object().ok_or_else(|| RulesError::expected(&format!("a map such as {EXAMPLE}"), rule))?;
         let verbs = texts(keys, "verbs")?.unwrap_or_default();
         if verbs.contains(&IMPERSONATE) {
             self.impersonation.push(ImpersonationRule::from_keys(keys, &verbs)?);
         } else {
-            self.reading.push(Rule::from_keys(keys)?);
+            self.reading.push(Rule::from_keys(keys, number)?);
         }
         Ok(())
+    }
+
+    /// Returns the views that a rule names and none of its resources has, in one line for each rule: it grants no body in them. A rule
+    /// without a resource of these may be for another server.
+    pub fn unknown_views(&self, resources: &BTreeMap<&str, &NamedViews>) -> Vec<String> {
+        let problem = |rule: &Rule| {
+            let of_rule = || resources.iter().filter(|(name, _)| rule.resources.contains(name));
+            let is_unknown = |view: &&String| of_rule().all(|(_, views)| views.get(view).is_none());
+            let unknown: Vec<_> = rule.views.iter().flatten().filter(is_unknown).map(|view| quoted(view)).collect();
+            if unknown.is_empty() || of_rule().next().is_none() {
+                return None;
+            }
+            let known: BTreeSet<String> = of_rule().map(|(name, views)| format!("{name}: {}", views.known())).collect();
+            let mut known: Vec<_> = known.into_iter().take(MAX_KNOWN + 1).collect();
+            if known.len() > MAX_KNOWN {
+                "…".clone_into(&mut known[MAX_KNOWN]);
+            }
+            let (number, views, known) = (rule.number, unknown.join(", "), known.join("; "));
+            Some(format!("rule {number}: view {views} not found (known in {known}): it grants no body in that view"))
+        };
+        self.reading.iter().filter_map(problem).collect()
     }
 
     /// Decides if a caller may make calls on behalf of another: of the user and of each of its groups.
@@ -175,7 +201,7 @@ impl Rule {
         }
     }
 
-    fn from_keys(keys: &Map<String, Value>) -> Result<Self, RulesError> {
+    fn from_keys(keys: &Map<String, Value>, number: usize) -> Result<Self, RulesError> {
         check_keys(keys, &KEYS)?;
         let required = |key| required(keys, key, EXAMPLE);
         let names = |key| Ok(required(key)?.into_iter().collect());
@@ -194,6 +220,7 @@ impl Rule {
             return Err(RulesError(problem.to_owned()));
         }
         Ok(Self {
+            number,
             subjects: subjects(&required("subjects")?)?,
             verbs: verbs(&required("verbs")?)?,
             resources: names("resources")?,

@@ -1,31 +1,70 @@
 //! `informerd check`.
 
-use std::io::{self, Write};
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    time::Duration,
+};
 
-use super::failure::Failure;
+use clap::Args;
+
+use super::{
+    failure::{FAILED, Failure},
+    serve_flags::ConfigFlags,
+};
 use crate::{
-    app,
+    app::{self, AppError},
     client::ServerAddress,
-    config::{Config, FilesResource, KubeResource, ServeFlags, SourceConfig, StreamResource},
+    config::{Config, FilesResource, KubeResource, SourceConfig, StreamResource, parse_duration},
     proto::pb,
 };
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
   informerd check examples/shop.yaml
+  informerd check examples/shop.yaml --offline
 
-Exit codes: 0 success; 1 a source cannot be read; 2 the configuration is invalid, with one line for each problem.";
+It connects to the Kubernetes API, etcd or informerd of each resource, to all at once, and reads at most one object. With \
+--offline it reads files only, for a place without the network of the server.
 
-pub(super) fn run(flags: &ServeFlags) -> Result<(), Failure> {
-    let config = Config::load(flags)?;
-    app::check(&config)?;
-    Ok(print(&config, &mut io::stdout().lock())?)
+Exit codes: 0 success; 1 a source cannot be read or reached, with one line for each; 2 the configuration is invalid, with one line for \
+each problem.";
+
+/// Flags of `informerd check`.
+#[derive(Debug, Clone, Args)]
+pub(super) struct CheckFlags {
+    #[command(flatten)]
+    config: ConfigFlags,
+    /// Make no connection: check the configuration and the files that it names
+    #[arg(long)]
+    offline: bool,
+    /// Time for each source to respond
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
+    timeout: Duration,
 }
 
-fn print(config: &Config, out: &mut impl Write) -> io::Result<()> {
+/// Errors of the resources that cannot be reached, by name.
+type Unreachable = BTreeMap<String, AppError>;
+
+pub(super) async fn run(flags: &CheckFlags) -> Result<(), Failure> {
+    let CheckFlags { config, offline, timeout } = flags;
+    let config = Config::load(&config.serve_flags()?)?;
+    let warnings = app::check(&config)?;
+    let unreachable = if *offline { None } else { Some(Box::pin(app::unreachable(&config, *timeout)).await) };
+    print(&config, unreachable.as_ref(), &mut io::stdout().lock())?;
+    for warning in warnings {
+        // A closed stderr has no reader.
+        drop(writeln!(io::stderr(), "warning: {warning}"));
+    }
+    let errors: Vec<String> = unreachable.iter().flat_map(BTreeMap::values).map(AppError::to_string).collect();
+    if errors.is_empty() { Ok(()) } else { Err(Failure::new(FAILED, errors.join("\nerror: "))) }
+}
+
+fn print(config: &Config, unreachable: Option<&Unreachable>, out: &mut impl Write) -> io::Result<()> {
+    let ok = if unreachable.is_some_and(|found| !found.is_empty()) { "" } else { "ok: " };
     match config.admin.listen {
-        Some(admin) => writeln!(out, "ok: gRPC on {}, admin on {admin}", config.general.listen)?,
-        None => writeln!(out, "ok: gRPC on {}", config.general.listen)?,
+        Some(admin) => writeln!(out, "{ok}gRPC on {}, admin on {admin}", config.general.listen)?,
+        None => writeln!(out, "{ok}gRPC on {}", config.general.listen)?,
     }
     for resource in config.resources.values() {
         let source = match &resource.source {
@@ -51,7 +90,14 @@ fn print(config: &Config, out: &mut impl Write) -> io::Result<()> {
         };
         let indexes: Vec<&str> = resource.indexers.names().collect();
         let optional = if resource.options.optional { ", optional" } else { "" };
-        writeln!(out, "{}: {source}, indexed by {}{optional}", resource.name, indexes.join(", "))?;
+        let is_remote =
+            matches!(resource.source, SourceConfig::Etcd(_) | SourceConfig::Kube(_) | SourceConfig::Informerd(_));
+        let reached = match unreachable.filter(|_| is_remote) {
+            None => "",
+            Some(unreachable) if unreachable.contains_key(&resource.name) => ", not reachable",
+            Some(_) => ", reachable",
+        };
+        writeln!(out, "{}: {source}, indexed by {}{optional}{reached}", resource.name, indexes.join(", "))?;
         for (name, view) in resource.views.iter() {
             writeln!(out, "{}: view {name} of {view}", resource.name)?;
         }

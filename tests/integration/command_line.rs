@@ -9,6 +9,8 @@ use std::{
 
 use tempfile::TempDir;
 
+use crate::client_commands::Server;
+
 pub(crate) fn informerd(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_informerd"));
     command.args(arguments).stdin(Stdio::null());
@@ -55,9 +57,66 @@ fn the_example_is_a_good_configuration() {
 
 #[test]
 fn check_prints_the_relayed_resource() {
-    let (code, out, err) = run(&["check", "--relay", "pods=http://127.0.0.1:1/all-pods"]);
+    let (code, out, err) = run(&["check", "--relay", "pods=http://127.0.0.1:1/all-pods", "--offline"]);
     assert_eq!((code, err.as_str()), (Some(0), ""), "it need not be there");
-    assert!(out.contains("pods: all-pods of informerd at http://127.0.0.1:1, indexed by namespace"), "{out}");
+    assert!(out.contains("pods: all-pods of informerd at http://127.0.0.1:1, indexed by namespace\n"), "{out}");
+}
+
+#[test]
+fn check_connects_to_each_source_and_names_those_that_cannot_be_reached() {
+    let directory = manifests();
+    let pods = format!("pods={}", directory.path().display());
+    let server = Server::start_at("127.0.0.1:0", &["--files", &pods]);
+    let there = format!("there=http://{}/pods", server.address);
+    let (code, out, err) = run(&["check", "--relay", &there, "--files", &pods]);
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    assert!(out.starts_with("ok: gRPC on ") && out.contains("indexed by namespace, reachable\n"), "{out}");
+
+    // A socket that accepts and does not respond.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let [relay, etcd] = ["relay", "etcd"].map(|name| format!("{name}=http://{}/x", silent.local_addr().unwrap()));
+    let other = format!("other=http://{}/podz", server.address);
+    let sources = [
+        "--relay",
+        &there,
+        "--relay",
+        &other,
+        "--relay",
+        &relay,
+        "--etcd",
+        &etcd,
+        "--etcd",
+        "gone=http://127.0.0.1:1/x",
+    ];
+    let (code, out, err) = run(&[&["check", "--timeout", "1s", "--files", &pods], &sources[..]].concat());
+    assert_eq!((code, out.lines().count()), (Some(1), 7), "{out}");
+    assert!(out.starts_with("gRPC on "), "{out}");
+    assert_eq!((out.matches(", not reachable\n").count(), out.matches(", reachable\n").count()), (4, 1), "{out}");
+    let errors: Vec<&str> = err.lines().collect();
+    for (error, expected) in errors.iter().zip([
+        "error: resource etcd: no response within 1s",
+        "error: resource gone: upstream unavailable: http://127.0.0.1:1: ",
+        "error: resource other: http://127.0.0.1:",
+        "error: resource relay: no response within 1s",
+    ]) {
+        assert!(error.starts_with(expected), "{err}");
+    }
+    assert!(errors.len() == 4 && errors[2].contains("resource \"podz\" not found (known: pods)"), "{err}");
+}
+
+#[test]
+fn check_warns_of_a_rule_that_names_an_unknown_view() {
+    let directory = manifests();
+    fs::write(directory.path().join("tokens"), "").unwrap();
+    let file = directory.path().join("informerd.yaml");
+    let text = "authentication: { token_file: tokens }\nauthorization:\n  rules:\n    - { subjects: ['*'], verbs: [list], \
+                resources: [pods], namespaces: ['*'], views: [smal] }\nresources: { pods: { source: { files: { path: . } }, \
+                views: { small: { fields: [spec] } } } }\n";
+    fs::write(&file, text).unwrap();
+    let (code, out, err) = run(&["check", "--config", file.to_str().unwrap()]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.starts_with("ok: gRPC on "), "{out}");
+    assert!(err.starts_with("warning: authorization: rule 1: view \"smal\" not found (known in pods: "), "{err}");
 }
 
 #[test]
@@ -69,9 +128,13 @@ fn a_kube_source_is_checked_without_a_cluster_and_its_role_is_printed() {
                 contexts: [{name: c, context: {cluster: k, user: u}}], current-context: c}";
     fs::write(&kubeconfig, text).unwrap();
     let flags = ["--kube", "web=apps/v1/deployments@shop", "--kubeconfig", kubeconfig.to_str().unwrap()];
-    let (code, out, err) = run(&[&["check"], &flags[..]].concat());
+    let (code, out, err) = run(&[&["check", "--offline"], &flags[..]].concat());
     assert_eq!((code, err.as_str()), (Some(0), ""));
     assert!(out.contains("web: deployments of the Kubernetes API apps/v1 in namespace shop"), "{out}");
+    let (code, out, err) = run(&[&["check"], &flags[..]].concat());
+    assert_eq!(code, Some(1));
+    assert!(out.contains(" in namespace shop, indexed by namespace, not reachable\n"), "{out}");
+    assert!(err.starts_with("error: resource web: ") && err.contains("https://127.0.0.1:1"), "{err}");
     let (code, _, err) = run(&[&["check", "--kube-context", "none"], &flags[..]].concat());
     assert_eq!(code, Some(1));
     assert!(err.contains("context \"none\" not found in the kubeconfig (known: c"), "{err}");
@@ -149,7 +212,11 @@ fn errors_of_serve_are_one_line() {
         (&["check", "a.yaml", "--config", "b.yaml"], 2, "two configurations"),
         (&["serve", "--files", &good, "--listen", "0.0.0.0:0"], 2, "--insecure"),
         (&["serve", "--files", &good, "--listen", &address, "--admin-listen", "none"], 1, "or choose another address"),
-        (&["serve", "--files", &good, "--listen", "127.0.0.1:0", "--admin-listen", &address], 1, "admin"),
+        (
+            &["serve", "--files", &good, "--listen", "127.0.0.1:0", "--admin-listen", &address],
+            1,
+            "or none: --admin-listen none",
+        ),
         (&["serve", "--files", &good, "--log", "a=b=c"], 2, "log filter"),
         (&["serve", "--no-such-flag"], 2, "--no-such-flag"),
     ];

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::auth::IdentityDetails;
+use crate::{auth::IdentityDetails, model::View};
 
 fn identity(user: &str, groups: &[&str]) -> Identity {
     let groups = groups.iter().map(|group| (*group).to_owned()).collect();
@@ -136,6 +136,33 @@ fn rules_of_views_and_of_whole_bodies_add_up() {
     assert_eq!(ask(Format::Struct, Some("small"), false), Ok(only(&["b", "c"])));
     assert_eq!(ask(Format::Metadata, None, false), Ok(only(&["a", "b", "c"])));
     assert_eq!(ask(Format::Metadata, None, true), Ok(only(&["b", "c"])));
+}
+
+#[test]
+fn a_view_that_no_resource_of_its_rule_has_is_found() {
+    let rule = |resources: &[&str], views: &[&str]| json!({"subjects": ["*"], "verbs": ["list"], "resources": resources, "namespaces": ["*"], "views": views});
+    let small = View::parse(&["spec"], &[]).unwrap();
+    let with = NamedViews::new([("small".to_owned(), small)]).unwrap();
+    let (required, without) = (with.clone().required(&["small".to_owned()]).unwrap(), NamedViews::default());
+    let resources = BTreeMap::from([("pods", &with), ("nodes", &without), ("jobs", &required)]);
+    let built_in = "@metadata, @no-managed-fields, @no-status";
+    for (resources_of_rule, views, expected) in [
+        (&["pods"][..], &["small", "@no-status"][..], None),
+        (&["pods"], &["smal"], Some(format!("\"smal\" not found (known in pods: {built_in}, small)"))),
+        (&["nodes", "pods"], &["small"], None),
+        (&["nodes"], &["small", "a"], Some(format!("\"a\", \"small\" not found (known in nodes: {built_in})"))),
+        (&["jobs"], &["@no-status"], Some("\"@no-status\" not found (known in jobs: small)".to_owned())),
+        (&["*"], &["small"], None),
+        // For another server.
+        (&["secrets"], &["small"], None),
+    ] {
+        let impersonation = json!({"subjects": ["*"], "verbs": ["impersonate"], "users": ["*"]});
+        let rules = rules(&json!([impersonation, rule(resources_of_rule, views)]));
+        let expected = expected.map(|problem| format!("rule 2: view {problem}: it grants no body in that view"));
+        assert_eq!(rules.unknown_views(&resources), Vec::from_iter(expected));
+    }
+    let everything = rules(&json!([rule(&["*"], &["other"])])).unknown_views(&resources);
+    assert!(everything[0].contains("(known in jobs: small; nodes: @metadata"), "{everything:?}");
 }
 
 #[test]

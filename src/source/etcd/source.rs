@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     EtcdConfig,
     object::version,
+    pb::RangeRequest,
     resume_check::{Identity, ResumePoint},
     state::{EARLIER_START, EtcdShared, KnownCluster, Position},
     watch::EtcdWatch,
@@ -55,6 +56,23 @@ impl EtcdSource {
             small_file::read(password)?;
         }
         config.tls.try_map(|path| small_file::read(path)).map(drop)
+    }
+
+    /// Connects, and reads at most one key of the prefix.
+    ///
+    /// # Errors
+    ///
+    /// If no endpoint responds, or the user may not read the prefix.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses nothing.
+    pub async fn probe(&self) -> Result<(), SourceError> {
+        let connection = self.shared.connections.get().await?;
+        let prefix = &self.shared.prefix;
+        let (key, range_end) = (prefix.first(), prefix.end());
+        let request = RangeRequest { key, range_end, limit: 1, keys_only: true, ..RangeRequest::default() };
+        connection.range(request).await.map(drop).map_err(|status| connection.error(&status))
     }
 }
 

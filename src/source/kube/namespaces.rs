@@ -114,6 +114,14 @@ impl Namespaces {
         Self { whole: Arc::clone(whole), client, selector, state: Arc::new(Mutex::new(state)) }
     }
 
+    /// Returns the names of the namespaces, which a selector finds now.
+    pub(super) async fn names(&self) -> Result<Vec<String>, SourceError> {
+        match &self.selector {
+            Some(selector) => selector.list().await.map(|(names, _)| names),
+            None => Ok(self.whole.config.namespaces.clone()),
+        }
+    }
+
     pub(super) async fn list(&self, at: &ListVersion) -> Result<List, SourceError> {
         if self.whole.config.has_opaque_versions {
             return Err(not_decimal());

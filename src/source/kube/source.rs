@@ -85,6 +85,27 @@ impl KubeSource {
         api::check(&config.cluster)
     }
 
+    /// Requests at most one object of each namespace, or of all.
+    ///
+    /// # Errors
+    ///
+    /// If the API does not respond, has no such resource, or does not allow its list.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses nothing.
+    pub async fn probe(&self) -> Result<(), SourceError> {
+        let names = match &self.namespaces {
+            Some(namespaces) => namespaces.names().await?,
+            // The path has the namespace, if there is one.
+            None => vec![String::new()],
+        };
+        for name in names {
+            self.shared.api.list(&self.shared.target_in(&name, None, &[("limit", "1")])).await?;
+        }
+        Ok(())
+    }
+
     async fn read(&self, at: &ListVersion) -> Result<(ObjectList, Option<KubeWatch>), ListFailure> {
         let shared = &self.shared;
         let are_worthwhile = shared.initial_events.lock().are_worthwhile();

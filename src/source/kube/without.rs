@@ -48,6 +48,15 @@ impl KubeSource {
     /// # Errors
     ///
     /// Always.
+    pub fn probe(&self) -> impl Future<Output = Result<(), SourceError>> + use<> {
+        ready(Err(SourceError::Unavailable(PROBLEM.to_owned())))
+    }
+
+    /// Fails.
+    ///
+    /// # Errors
+    ///
+    /// Always.
     pub fn check(_: &KubeConfig) -> Result<(), String> {
         Err(PROBLEM.to_owned())
     }

@@ -58,6 +58,21 @@ impl RelaySource {
     pub fn check(config: &RelayConfig) -> Result<(), String> {
         upstream::secured(config).map(drop)
     }
+
+    /// Connects, and reads the state of the resource, without its objects.
+    ///
+    /// # Errors
+    ///
+    /// If the server does not respond, or has no such resource or view.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses nothing.
+    pub async fn probe(&self) -> Result<(), SourceError> {
+        let upstream = &self.shared.upstream;
+        let resource = upstream.check_path().await?;
+        upstream.named_view(&resource).map(drop)
+    }
 }
 
 impl ListerWatcher for RelaySource {

@@ -251,7 +251,7 @@ fn check_prints_the_view_that_a_relay_follows() {
     {
         let relay = format!("{{ informerd: {{ endpoint: 'http://127.0.0.1:1', view: {{ {view} }} }} }}");
         fs::write(&path, format!("resources: {{ pods: {{ source: {relay} }} }}")).unwrap();
-        let (code, out, err) = run(&["check", "--config", path.to_str().unwrap()]);
+        let (code, out, err) = run(&["check", "--config", path.to_str().unwrap(), "--offline"]);
         assert_eq!((code, &*err), (Some(0), ""));
         assert!(
             out.contains(&format!("pods: pods of informerd at http://127.0.0.1:1 in the view {shown}, indexed")),
