@@ -408,7 +408,7 @@ pub(super) fn check_expression(text: &str) -> Result<(), ValueError> {
     if text.is_empty() || !Expression::IS_SUPPORTED {
         return Ok(());
     }
-    Expression::parse(text).map(drop).map_err(|error| ValueError::new(error.to_string()))
+    Expression::selecting(text).map(drop).map_err(|error| ValueError::new(error.to_string()))
 }
 
 pub(super) fn check_field_selector(text: &str) -> Result<(), ValueError> {

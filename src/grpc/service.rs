@@ -165,7 +165,7 @@ impl Service {
             quotas: Quotas::new(&config.quotas, Arc::clone(&ledger)),
             config,
             pages,
-            expressions: Compiler::new(Expression::parse),
+            expressions: Compiler::new(Expression::selecting),
             conditions: Compiler::new(Condition::parse),
             compilations,
             watchers,

@@ -47,6 +47,8 @@ mod error;
 mod meter;
 #[cfg_attr(not(feature = "cel"), path = "expression/without.rs")]
 mod program;
+#[cfg(feature = "cel")]
+mod result_type;
 mod variables;
 
 /// CEL expression over `object`. Expressions with the same text are equal.
@@ -99,6 +101,22 @@ impl Expression {
     /// could not run.
     pub fn parse(text: &str) -> Result<Self, ExpressionError> {
         Self::over(text, &[OBJECT])
+    }
+
+    /// Parses an expression over `object` that selects objects.
+    ///
+    /// # Errors
+    ///
+    /// The same, and if its outermost operation proves that its result is never true or false, such as of `1 + 1`.
+    pub fn selecting(text: &str) -> Result<Self, ExpressionError> {
+        Self::parse(text)?.boolean()
+    }
+
+    /// Returns the expression, unless its result is never a boolean.
+    fn boolean(self) -> Result<Self, ExpressionError> {
+        let Some(found) = self.compiled.program.other_than_bool() else { return Ok(self) };
+        let message = format!("expected an expression that is true or false; the result of this one is {found}");
+        Err(SyntaxError::new(self.as_str(), 0, message).into())
     }
 
     fn over(text: &str, variables: &[&str]) -> Result<Self, ExpressionError> {
@@ -208,10 +226,10 @@ impl Condition {
     ///
     /// # Errors
     ///
-    /// Fails with the position of text that is not CEL, of an unknown name, or of the part beyond a bound; or if the parser
-    /// could not run.
+    /// Fails with the position of text that is not CEL, of an unknown name, or of the part beyond a bound; if the result is never
+    /// true or false; or if the parser could not run.
     pub fn parse(text: &str) -> Result<Self, ExpressionError> {
-        Expression::over(text, &[TYPE, OBJECT, COUNT]).map(Self)
+        Expression::over(text, &[TYPE, OBJECT, COUNT])?.boolean().map(Self)
     }
 
     /// Returns the same condition, an evaluation of which fails beyond `max_steps` steps.

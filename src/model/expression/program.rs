@@ -22,7 +22,7 @@ use super::{
     body,
     check::{Check, CheckError},
     error::{ExpressionError, Failure},
-    meter,
+    meter, result_type,
     variables::{COUNT, EventView, OBJECT, TYPE},
 };
 use crate::model::{SyntaxError, excerpt};
@@ -32,6 +32,8 @@ pub(super) struct Program {
     expression: IdedExpr,
     /// Steps of the expression without its charges.
     steps: u64,
+    /// Type of the results, in words, if it is known and not boolean.
+    other_than_bool: Option<&'static str>,
 }
 
 /// Variables of an expression.
@@ -65,6 +67,11 @@ impl Program {
             Ok(Err(_)) => Err(SyntaxError::new(text, 0, "not a CEL expression: the parser failed").into()),
             Err(error) => Err(ExpressionError::NotParsed(error.to_string())),
         }
+    }
+
+    /// Returns the type of the results, in words, if it is certain that none of them is a boolean.
+    pub(super) fn other_than_bool(&self) -> Option<&'static str> {
+        self.other_than_bool
     }
 
     /// Returns the value of a boolean expression; any other value is an error.
@@ -138,9 +145,11 @@ fn compile(text: &str, variables: &[&str]) -> Result<Program, SyntaxError> {
         let first = errors.errors.iter().find(|error| !error.msg.is_empty());
         first.map_or_else(|| SyntaxError::new(text, 0, "not a CEL expression"), |error| syntax_error(text, error))
     })?;
+    // Before the charges are added, which wrap it.
+    let other_than_bool = result_type::other_than_bool(&expression);
     let checked = Check::new(&source, variables).run(&mut expression);
     let steps = checked.map_err(|CheckError { at, message }| SyntaxError::new(text, byte_of(text, at), message))?;
-    Ok(Program { expression, steps })
+    Ok(Program { expression, steps, other_than_bool })
 }
 
 /// Converts an error of the parser to a short message.

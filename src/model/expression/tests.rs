@@ -366,6 +366,92 @@ fn a_condition_is_over_an_event() {
     assert!(Condition::parse("typ == 1").unwrap_err().to_string().contains("(known: type, object, count)"));
 }
 
+#[test]
+fn a_selection_whose_result_is_never_a_boolean_is_refused() {
+    for (text, found) in [
+        ("1 + 1", "a number"),
+        ("'a' + object.x", "a string"),
+        ("object.a + object.b", "a sum"),
+        ("-object.n", "a number"),
+        ("object.n * 2 - 1", "a number"),
+        ("size(object.list)", "a number"),
+        ("object.list.size()", "a number"),
+        ("string(object.paused)", "a string"),
+        ("dyn('x')", "a string"),
+        ("type(object)", "a type"),
+        ("null", "null"),
+        ("[true]", "a list"),
+        ("{'a': true}", "a map"),
+        ("object.list.map(e, e == 1)", "a list"),
+        ("object.list.filter(e, e == 1)", "a list"),
+        ("object.paused ? 1 : 2.5", "a number"),
+        ("object.paused ? 1 : 'x'", "a value of another type"),
+    ] {
+        let expected = format!("expected an expression that is true or false; the result of this one is {found}");
+        let error = Expression::selecting(text).unwrap_err().to_string();
+        assert!(error.contains(&expected), "{text}: {error}");
+        assert!(Condition::parse(text).is_err(), "{text}");
+        // An index has values of any type.
+        Expression::parse(text).unwrap();
+    }
+    for text in ["count", "type", ".count", "count + 1"] {
+        assert!(Condition::parse(text).is_err(), "{text}");
+    }
+    for text in [
+        "object.paused",
+        "object['paused']",
+        "object",
+        "bool('true')",
+        "dyn(true)",
+        "object.n == 1 ? object.paused : 1",
+        "[true][0]",
+        "object.list.map(e, e)[0]",
+        "object.list.exists(e, e)",
+        "object.list.exists_one(e, e == 1)",
+        "has(object.n) && 1 + 1 == 2",
+        "true",
+    ] {
+        Expression::selecting(text).unwrap();
+    }
+}
+
+/// Generates expressions of all operations over values of all types.
+fn expressions() -> impl Strategy<Value = String> {
+    let leaf = select(vec![
+        "true",
+        "false",
+        "1",
+        "2u",
+        "1.5",
+        "'x'",
+        "b'x'",
+        "null",
+        "[]",
+        "[true]",
+        "{}",
+        "{'a': true}",
+        "object",
+        "object.yes",
+        "object.n",
+        "object.text",
+        "object.list",
+        "object.flags",
+        "object.map",
+    ]);
+    leaf.prop_map(str::to_owned).prop_recursive(3, 24, 3, |inner| {
+        let operator = select(vec!["+", "-", "*", "/", "%", "==", "!=", "<", "&&", "||", "in"]);
+        let call = select(vec!["bool", "bytes", "double", "dyn", "int", "size", "string", "type", "uint", "!", "-"]);
+        let loops = select(vec!["all", "exists", "exists_one", "map", "filter"]);
+        prop_oneof![
+            (inner.clone(), operator, inner.clone()).prop_map(|(a, operator, b)| format!("({a} {operator} {b})")),
+            (call, inner.clone()).prop_map(|(call, a)| format!("{call}({a})")),
+            (inner.clone(), inner.clone(), inner.clone()).prop_map(|(a, b, c)| format!("({a} ? {b} : {c})")),
+            (inner.clone(), loops, inner.clone()).prop_map(|(a, of, b)| format!("({a}).{of}(e, {b} == e ? {b} : e)")),
+            (inner.clone(), inner).prop_map(|(a, b)| format!("[{a}, {b}][0]")),
+        ]
+    })
+}
+
 /// Checks that the result depends on the object alone, so that a client that received an ADDED also receives its DELETED.
 fn is_a_function_of_the_object(expression: &Expression, json: &str) -> bool {
     let outcome = || {
@@ -411,6 +497,16 @@ proptest! {
         if let Ok(expression) = Expression::parse(&text) {
             let json = serde_json::json!({ "m": m }).to_string();
             prop_assert!(is_a_function_of_the_object(&expression, &json), "{text} of {json}");
+        }
+    }
+
+    #[test]
+    fn an_expression_whose_result_can_be_a_boolean_selects(text in expressions()) {
+        let json = r#"{"yes":true,"n":1,"text":"true","list":[1,2],"flags":[true,false],"map":{"a":true}}"#;
+        if let Ok(expression) = Expression::parse(&text) {
+            let result = expression.compiled.program.test(100_000, None, object(json).shared_json().as_ref());
+            let is_refused = Expression::selecting(&text).is_err();
+            prop_assert!(result.is_err() || !is_refused, "{text} is {result:?}");
         }
     }
 
