@@ -45,7 +45,6 @@ use std::{cell::RefCell, path::Path};
 
 use serde_json::{Map, Value};
 
-pub(crate) use self::file::{changed_keys, content};
 pub use self::{
     authorization::parse_rules,
     error::{ConfigError, ConfigErrors},
@@ -67,6 +66,10 @@ pub use self::{
     value::{MAX_DURATION, ValueError, parse_duration, parse_size},
 };
 use self::{file::ConfigFile, section::Input};
+pub(crate) use self::{
+    file::{changed_keys, content},
+    keys::nearest,
+};
 
 // === impl Config ===
 

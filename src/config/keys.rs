@@ -77,7 +77,8 @@ fn siblings(parents: &[String]) -> Vec<&'static str> {
     names
 }
 
-fn nearest(key: &str, known: &[&'static str]) -> Option<&'static str> {
+/// Returns the known name that a misspelled one probably stands for.
+pub(crate) fn nearest(key: &str, known: &[&'static str]) -> Option<&'static str> {
     if key.len() > MAX_TYPO_BYTES {
         return None;
     }

@@ -5,17 +5,20 @@ use std::{io::IsTerminal, sync::OnceLock};
 use parking_lot::Mutex;
 use tracing_subscriber::{
     Registry,
-    filter::{ParseError, Targets},
+    filter::{LevelFilter, Targets},
     layer::SubscriberExt,
     reload,
     util::SubscriberInitExt,
 };
 
-use crate::config::LogFormat;
+use crate::{
+    config::{LogFormat, nearest},
+    model::excerpt,
+};
 
 /// Log filter that does not parse.
 #[derive(Debug, thiserror::Error)]
-#[error("invalid log filter {filter:?}: {reason}; write a level such as info, or informerd=debug,warn")]
+#[error("invalid log filter {filter:?}: {reason}; write a level such as info, or info,informerd::watch=debug")]
 pub struct LogFilterError {
     filter: String,
     reason: String,
@@ -27,6 +30,18 @@ pub struct LogFilter {
     handle: reload::Handle<Targets, Registry>,
     text: Mutex<String>,
 }
+
+/// Target of the lines of this crate.
+const CRATE: &str = "informerd";
+/// Levels by their names.
+const LEVELS: [(&str, LevelFilter); 6] = [
+    ("off", LevelFilter::OFF),
+    ("error", LevelFilter::ERROR),
+    ("warn", LevelFilter::WARN),
+    ("info", LevelFilter::INFO),
+    ("debug", LevelFilter::DEBUG),
+    ("trace", LevelFilter::TRACE),
+];
 
 static FILTER: OnceLock<LogFilter> = OnceLock::new();
 
@@ -51,8 +66,40 @@ pub fn log_filter() -> Option<&'static LogFilter> {
     FILTER.get()
 }
 
+/// Reads a filter: levels and targets with levels, separated by commas. A level alone is that of this crate; the lines of other
+/// crates below `info`, such as HTTP/2 frames, need their targets.
 fn parse(filter: &str) -> Result<Targets, LogFilterError> {
-    filter.parse().map_err(|error: ParseError| LogFilterError { filter: filter.to_owned(), reason: error.to_string() })
+    let refused = |reason: String| LogFilterError { filter: filter.to_owned(), reason };
+    let (mut level, mut targets) = (None, Vec::new());
+    for part in filter.split(',').map(str::trim) {
+        match part.split_once('=') {
+            Some((target, of)) => targets.push((target.trim().to_owned(), parse_level(of.trim()).map_err(refused)?)),
+            None if is_own(part) => targets.push((part.to_owned(), LevelFilter::TRACE)),
+            None => level = Some(parse_level(part).map_err(refused)?),
+        }
+    }
+    let mut parsed = Targets::new();
+    if let Some(level) = level {
+        // Of two levels for a target the last one counts.
+        parsed = parsed.with_default(level.min(LevelFilter::INFO)).with_target(CRATE, level);
+    }
+    Ok(parsed.with_targets(targets))
+}
+
+fn parse_level(text: &str) -> Result<LevelFilter, String> {
+    let lower = text.to_ascii_lowercase();
+    let known = LEVELS.iter().find(|(name, _)| *name == lower);
+    let problem = || {
+        let names = LEVELS.map(|(name, _)| name);
+        let meant = nearest(&lower, &names).map(|name| format!("; did you mean {name:?}?")).unwrap_or_default();
+        format!("unknown level {:?}{meant} (known: {})", excerpt(text), names.join(", "))
+    };
+    known.map(|(_, level)| *level).ok_or_else(problem)
+}
+
+/// Returns true for this crate and its modules.
+fn is_own(target: &str) -> bool {
+    target.strip_prefix(CRATE).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
 // === impl LogFilter ===
@@ -81,14 +128,48 @@ impl LogFilter {
 
 #[cfg(test)]
 mod tests {
+    use tracing::Level;
+
     use super::*;
 
     #[test]
     fn a_filter_is_a_level_or_targets_with_levels() {
-        for filter in ["info", "DEBUG", "informerd=debug,warn", "off"] {
+        for filter in ["info", "DEBUG", "informerd=debug,warn", "off", "warn, informerd::watch", "h2=trace"] {
             assert!(parse(filter).is_ok(), "{filter}");
         }
-        let error = parse("informerd=loud").unwrap_err().to_string();
-        assert!(error.starts_with("invalid log filter \"informerd=loud\": ") && !error.contains('\n'), "{error}");
+        for (filter, reason) in [
+            ("loud", "unknown level \"loud\" (known: off, error, warn, info, debug, trace)"),
+            ("debgu", "unknown level \"debgu\"; did you mean \"debug\"? (known: "),
+            ("informerd=wran", "unknown level \"wran\"; did you mean \"warn\"? (known: "),
+            ("info,hyper", "unknown level \"hyper\" (known: "),
+            ("", "unknown level \"\" (known: "),
+        ] {
+            let error = parse(filter).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("invalid log filter {filter:?}: {reason}")), "{error}");
+            assert!(!error.contains('\n'), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_level_alone_is_that_of_this_crate() {
+        let enabled = |filter: &str, target: &str, level: Level| parse(filter).unwrap().would_enable(target, &level);
+        for (filter, target, level, expected) in [
+            ("debug", "informerd::grpc", Level::DEBUG, true),
+            ("debug", "informerd::grpc", Level::TRACE, false),
+            ("debug", "h2::codec", Level::DEBUG, false),
+            ("debug", "h2::codec", Level::INFO, true),
+            ("debug,h2=debug", "h2::codec", Level::DEBUG, true),
+            ("warn", "hyper", Level::INFO, false),
+            ("warn", "informerd", Level::INFO, false),
+            ("informerd=debug,warn", "informerd::grpc", Level::DEBUG, true),
+            ("informerd=debug,warn", "hyper", Level::WARN, true),
+            ("info,informerd::watch=debug", "informerd::watch::group", Level::DEBUG, true),
+            ("info,informerd::watch=debug", "informerd::grpc", Level::DEBUG, false),
+            ("informerd::watch", "informerd::watch", Level::TRACE, true),
+            ("informerd::watch", "hyper", Level::ERROR, false),
+            ("off", "informerd", Level::ERROR, false),
+        ] {
+            assert_eq!(enabled(filter, target, level), expected, "{filter}: {target} at {level}");
+        }
     }
 }

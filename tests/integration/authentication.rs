@@ -12,7 +12,12 @@ use tempfile::TempDir;
 use tonic::{Code, Request, Status, metadata::AsciiMetadataValue, transport::Endpoint};
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
-use crate::{authority::Authority, process::Process, sandbox::reason, tls::Secured};
+use crate::{
+    authority::Authority,
+    process::{EVERYTHING, Process},
+    sandbox::reason,
+    tls::Secured,
+};
 
 /// Token that nothing may show.
 const CANARY: &str = "canary-0123456789";
@@ -78,7 +83,7 @@ async fn every_call_but_health_needs_a_token_and_nothing_shows_it() {
     let admin = "admin: { open_metrics: true }";
     write("informerd.yaml", &format!("{{ authentication: {{ token_file: tokens }}, {ALL}, {admin}, {pods} }}"));
     let config = directory.path().join("informerd.yaml");
-    let server = Process::start(&["--config", config.to_str().unwrap(), "--log", "trace"], None);
+    let server = Process::start(&["--config", config.to_str().unwrap(), "--log", EVERYTHING], None);
 
     for path in PATHS {
         let status = call(&server.address(), path, &[]).await.unwrap_err();

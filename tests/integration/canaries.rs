@@ -45,7 +45,7 @@ use self::{
 };
 use crate::{
     authentication::line,
-    process::Process,
+    process::{EVERYTHING, Process},
     sandbox::{DEADLINE, Options, Sandbox, queue},
     tcp_proxy::TcpProxy,
 };
@@ -295,7 +295,7 @@ async fn end(mut watches: JoinSet<()>) {
 
 fn serve(directory: &Path) -> Process {
     let config = directory.join("informerd.yaml");
-    Process::start(&["--config", config.to_str().unwrap(), "--log", "trace"], None)
+    Process::start(&["--config", config.to_str().unwrap(), "--log", EVERYTHING], None)
 }
 
 /// Sends a GET to the admin port with a bearer token.

@@ -218,6 +218,7 @@ fn errors_of_serve_are_one_line() {
             "or none: --admin-listen none",
         ),
         (&["serve", "--files", &good, "--log", "a=b=c"], 2, "log filter"),
+        (&["serve", "--files", &good, "--log", "debgu"], 2, "did you mean \"debug\"?"),
         (&["serve", "--no-such-flag"], 2, "--no-such-flag"),
     ];
     for (arguments, expected, hint) in table {

@@ -18,6 +18,10 @@ use tokio::{
 
 use crate::sandbox::DEADLINE;
 
+/// Log filter for the lines of all crates that see the bytes of a connection.
+pub(crate) const EVERYTHING: &str =
+    "trace,h2=trace,hyper=trace,hyper_util=trace,rustls=trace,tokio_rustls=trace,tonic=trace,tower=trace";
+
 /// Server in a process, killed when this is dropped.
 pub(crate) struct Process {
     child: Child,
