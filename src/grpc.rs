@@ -24,6 +24,7 @@
 mod access;
 mod audited_call;
 mod authenticate;
+mod boundaries;
 mod bulk_scheduler;
 mod call;
 mod compiler;

@@ -123,8 +123,10 @@ where
         let stream = request.extensions().get::<StreamHandle>().cloned();
         let audit = config.audit.as_ref();
         let audited = audit.and_then(|log| AuditedCall::new(log, request.uri().path(), request.extensions()));
-        let mut request =
-            request.map(|body| RequestBody(RequestMessages::new(tonic::body::Body::new(body), bounds, stream)));
+        let mut request = request.map(|body| {
+            let messages = RequestMessages::new(tonic::body::Body::new(body), bounds, stream);
+            RequestBody(messages.counted_in(observer.as_ref().map(RpcObserver::received)))
+        });
         if let Some(audited) = &audited {
             request.extensions_mut().insert(audited.clone());
         }
@@ -248,6 +250,16 @@ impl Body {
         Self { answer, deadline, observer, audited }
     }
 
+    /// Counts what a frame has.
+    fn sends(&mut self, data: &Chunk) {
+        if let Some(observer) = &mut self.observer {
+            observer.sends(data);
+        }
+        if let Some(audited) = &self.audited {
+            audited.sends_bytes(data.remaining());
+        }
+    }
+
     /// Records the status code of the call, if there is one.
     fn ends(&mut self, code: Option<Code>) {
         let Some(code) = code else { return };
@@ -266,8 +278,8 @@ impl BoundedBody for Body {
         let polled = answer.poll_bounded(cx, room);
         match &polled {
             Poll::Ready(Some(Ok(BoundedFrame::Frame(frame)))) => {
-                if let (Some(audited), Some(data)) = (&self.audited, frame.data_ref()) {
-                    audited.sends_bytes(data.remaining());
+                if let Some(data) = frame.data_ref() {
+                    self.sends(data);
                 }
                 let code = frame.trailers_ref().and_then(code_of);
                 self.ends(code);
@@ -296,6 +308,9 @@ impl BoundedBody for Body {
     fn exhausted(&mut self, room: usize, exceeded: Exceeded) -> FinalFrames {
         let answer = self.answer.as_mut();
         let words = answer.map_or_else(|| final_frames(exceeded), |answer| answer.exhausted(room, exceeded));
+        if let Some(message) = &words.message {
+            self.sends(message);
+        }
         self.ends(code_of(&words.trailers));
         words
     }

@@ -13,10 +13,10 @@ use tokio::time::Instant;
 use tonic::{Code, Status};
 use tracing::Span;
 
-use super::status::ApiError;
+use super::{boundaries::Boundaries, status::ApiError};
 use crate::{
     proto::Structs,
-    transport::{Ledger, Rejections},
+    transport::{Chunk, Ledger, Rejections},
 };
 
 /// Counters of RPCs: started, ended, reset and rejected.
@@ -25,6 +25,8 @@ pub struct RpcMetrics {
     started: Family<MethodLabels, Counter>,
     handled: Family<RpcLabels, Counter>,
     handling: Family<MethodLabels, Histogram, fn() -> Histogram>,
+    received: Family<MethodLabels, Counter>,
+    sent: Family<MethodLabels, Counter>,
     stalled: Counter,
     ended: Family<ReasonLabels, Counter>,
     refused: Rejections,
@@ -67,6 +69,9 @@ pub(super) struct RpcObserver {
     method: Method,
     code: Code,
     began: Instant,
+    /// Position in the messages of the response.
+    boundaries: Boundaries,
+    sent: Counter,
     span: Span,
 }
 
@@ -135,6 +140,8 @@ impl RpcMetrics {
         for method in METHODS {
             drop(self.started.get_or_create(&MethodLabels::of(method)));
             drop(self.handling.get_or_create(&MethodLabels::of(method)));
+            drop(self.received.get_or_create(&MethodLabels::of(method)));
+            drop(self.sent.get_or_create(&MethodLabels::of(method)));
             for (code, _) in CODES {
                 drop(self.handled.get_or_create(&RpcLabels::of(method, code)));
             }
@@ -143,6 +150,8 @@ impl RpcMetrics {
         registry.register("grpc_server_handled", "RPCs completed on the server, by code", self.handled.clone());
         let (name, help) = ("grpc_server_handling", "Time from the start of an RPC to its end");
         registry.register_with_unit(name, help, Unit::Seconds, self.handling.clone());
+        registry.register("grpc_server_msg_received", "Messages received from clients", self.received.clone());
+        registry.register("grpc_server_msg_sent", "Messages sent to clients", self.sent.clone());
         let help = "Streams reset because their clients read nothing for watch.progress_timeout";
         registry.register("informerd_streams_stalled", help, self.stalled.clone());
         registry.register("informerd_streams_ended", "Streams ended by the server, by reason", self.ended.clone());
@@ -174,6 +183,8 @@ impl RpcMetrics {
             method,
             code: Code::Cancelled,
             began: Instant::now(),
+            boundaries: Boundaries::default(),
+            sent: self.sent.get_or_create_owned(&MethodLabels::of(method)),
             span: Span::none(),
         })
     }
@@ -193,6 +204,8 @@ impl Default for RpcMetrics {
             started: Family::default(),
             handled: Family::default(),
             handling: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
+            received: Family::default(),
+            sent: Family::default(),
             stalled: Counter::default(),
             ended: Family::default(),
             refused: Rejections::default(),
@@ -256,6 +269,17 @@ impl RpcObserver {
     pub(super) fn in_span(mut self, span: Span) -> Self {
         self.span = span;
         self
+    }
+
+    /// Returns the counter of the messages that the call receives.
+    pub(super) fn received(&self) -> Counter {
+        self.metrics.received.get_or_create_owned(&MethodLabels::of(self.method))
+    }
+
+    /// Counts the messages of the response that end in a frame: once for the whole frame.
+    pub(super) fn sends(&mut self, frame: &Chunk) {
+        let messages: u64 = frame.pieces().map(|piece| self.boundaries.count(piece)).sum();
+        self.sent.inc_by(messages);
     }
 
     /// Sets the status code of the call.

@@ -12,9 +12,13 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Body, Frame};
+use prometheus_client::metrics::counter::Counter;
 use tokio::time::Sleep;
 
-use super::{frame::PREFIX_BYTES, status::ApiError};
+use super::{
+    boundaries::{Boundaries, Boundary},
+    status::ApiError,
+};
 use crate::transport::StreamHandle;
 
 /// Limits for the messages of one call.
@@ -34,13 +38,11 @@ pub(super) struct RequestMessages<B> {
     bounds: RequestBounds,
     /// Stream of the call. If a message is late, the server closes its connection after the last stream has ended.
     stream: Option<StreamHandle>,
-    prefix: [u8; PREFIX_BYTES],
-    /// Number of bytes of the prefix that have arrived; none between messages.
-    prefix_len: usize,
-    /// Number of bytes of the message that have not arrived.
-    left: usize,
+    boundaries: Boundaries,
     /// Number of messages that have arrived completely.
     complete: u64,
+    /// Counter of these.
+    received: Option<Counter>,
     /// Timer of the message that is expected; none between messages.
     timer: Option<Pin<Box<Sleep>>>,
 }
@@ -49,47 +51,42 @@ pub(super) struct RequestMessages<B> {
 
 impl<B> RequestMessages<B> {
     pub(super) fn new(body: B, bounds: RequestBounds, stream: Option<StreamHandle>) -> Self {
-        let prefix = [0; PREFIX_BYTES];
-        Self { body, bounds, stream, prefix, prefix_len: 0, left: 0, complete: 0, timer: None }
+        Self { body, bounds, stream, boundaries: Boundaries::default(), complete: 0, received: None, timer: None }
+    }
+
+    /// Counts the messages that have arrived completely.
+    pub(super) fn counted_in(self, received: Option<Counter>) -> Self {
+        Self { received, ..self }
     }
 
     /// Parses bytes that have arrived.
     fn read(&mut self, mut data: &[u8]) -> Result<(), ApiError> {
-        while !data.is_empty() {
-            if self.complete > 0 && !self.bounds.is_stream {
+        loop {
+            if self.complete > 0 && !self.bounds.is_stream && !data.is_empty() {
                 return Err(ApiError::request("more than one message, or trailing data"));
             }
-            if self.prefix_len < PREFIX_BYTES {
-                let taken = (PREFIX_BYTES - self.prefix_len).min(data.len());
-                self.prefix[self.prefix_len..][..taken].copy_from_slice(&data[..taken]);
-                self.prefix_len += taken;
-                data = &data[taken..];
-                if self.prefix_len < PREFIX_BYTES {
-                    return Ok(());
-                }
-                let [_, length @ ..] = self.prefix;
-                self.left = u32::from_be_bytes(length) as usize;
-                if self.left > self.bounds.bytes {
+            match self.boundaries.next(&mut data) {
+                None => return Ok(()),
+                Some(Boundary::Prefix(length)) if length > self.bounds.bytes => {
                     return Err(ApiError::RequestTooLarge { limit: self.bounds.bytes });
                 }
-            }
-            let taken = self.left.min(data.len());
-            self.left -= taken;
-            data = &data[taken..];
-            if self.left == 0 {
-                self.prefix_len = 0;
-                self.complete += 1;
-                if self.bounds.is_stream {
-                    self.timer = None;
+                Some(Boundary::Prefix(_)) => {}
+                Some(Boundary::End) => {
+                    self.complete += 1;
+                    if let Some(received) = &self.received {
+                        received.inc();
+                    }
+                    if self.bounds.is_stream {
+                        self.timer = None;
+                    }
                 }
             }
         }
-        Ok(())
     }
 
     /// Returns true between the messages of a stream, where a client may be silent.
     fn is_between(&self) -> bool {
-        self.bounds.is_stream && self.complete > 0 && self.prefix_len == 0
+        self.bounds.is_stream && self.complete > 0 && self.boundaries.is_between()
     }
 
     fn poll_timeout(&mut self, cx: &mut Context<'_>) -> Poll<ApiError> {

@@ -228,6 +228,10 @@ async fn probes_and_metrics_report_the_state() {
         r#"informerd_reflector_lists_total{resource="pods"} 1"#,
         r#"informerd_reflector_watches_total{resource="pods"} 1"#,
         r#"grpc_server_started_total{grpc_service="informerd.v1.InformerService",grpc_method="Watch",grpc_type="server_stream"} 1"#,
+        r#"grpc_server_msg_received_total{grpc_service="informerd.v1.InformerService",grpc_method="Watch",grpc_type="server_stream"} 1"#,
+        // The object, the bookmark after it, and its change.
+        r#"grpc_server_msg_sent_total{grpc_service="informerd.v1.InformerService",grpc_method="Watch",grpc_type="server_stream"} 3"#,
+        r#"grpc_server_msg_sent_total{grpc_service="informerd.v1.AdminService",grpc_method="ListWatchers",grpc_type="unary"} 0"#,
     ] {
         assert!(metrics.lines().any(|found| found == line), "{line} is not in\n{metrics}");
     }
