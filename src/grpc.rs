@@ -14,6 +14,7 @@
 //! - `time_slice` limits the time that a call scans objects before it yields.
 //! - `bulk_scheduler` schedules bulk responses (lists, snapshots, replays), so that they do not delay live events.
 //! - `compiler` compiles the expressions of clients on threads that serve no other call.
+//! - `trace_context` makes the span of a call part of the trace of its caller.
 //! - `stats` reads the load of everything, for operators and metrics.
 //! - `audited_call` writes the lines of a call to the audit log.
 //! - `quotas` limits what each caller has open; `transport` limits what all of them hold.
@@ -53,6 +54,8 @@ mod stats;
 mod status;
 mod subscribe;
 mod time_slice;
+#[cfg(feature = "otel")]
+mod trace_context;
 mod until;
 mod views;
 mod watch;

@@ -1,9 +1,11 @@
-//! Logs and metrics.
+//! Logs, metrics and traces.
 //!
 //! Counters are fields of the types that they count for; this module only reads them, at scrape. Names follow client-go's
 //! reflectors and kube-apiserver's watch cache where these have one; the configuration bounds the labels.
 
 mod log;
+#[cfg_attr(not(feature = "otel"), path = "telemetry/traces/without.rs")]
+mod traces;
 mod verify;
 
 use std::{
@@ -24,7 +26,8 @@ use prometheus_client::{
 };
 
 pub use self::{
-    log::{LogFilter, LogFilterError, init_logs, log_filter},
+    log::{LogFilter, LogFilterError, TelemetryError, init_logs, log_filter},
+    traces::{Traces, TracesError},
     verify::VerifyStats,
 };
 use crate::{

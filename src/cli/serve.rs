@@ -41,9 +41,13 @@ SIGINT and SIGTERM shut it down gracefully, within `drain.delay` and `drain.peri
 
 pub(super) fn run(flags: &ServeFlags) -> Result<(), Failure> {
     let builder = App::builder_of(flags.clone())?;
-    telemetry::init_logs(&flags.log, flags.log_format).map_err(|error| Failure::usage(error.to_string()))?;
     let runtime = Builder::new_multi_thread().enable_all().build().map_err(|error| Failure::start(&error))?;
+    let traces = {
+        let _entered = runtime.enter();
+        telemetry::init_logs(&flags.log, flags.log_format).map_err(|error| Failure::usage(error.to_string()))?
+    };
     let ended = runtime.block_on(serve(builder));
+    traces.flush();
     // Does not wait for connections that were cut off or a scan in progress.
     runtime.shutdown_background();
     ended

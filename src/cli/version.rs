@@ -22,8 +22,12 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Commit that the program was built from; `unknown` outside of a checkout, and for a debug build.
 const COMMIT: &str = env!("INFORMERD_COMMIT");
 /// Cargo features, and whether the program was built with them.
-const FEATURES: [(&str, bool); 3] =
-    [("cel", cfg!(feature = "cel")), ("jemalloc", cfg!(feature = "jemalloc")), ("kube", cfg!(feature = "kube"))];
+const FEATURES: [(&str, bool); 4] = [
+    ("cel", cfg!(feature = "cel")),
+    ("jemalloc", cfg!(feature = "jemalloc")),
+    ("kube", cfg!(feature = "kube")),
+    ("otel", cfg!(feature = "otel")),
+];
 
 pub(super) fn run(flags: &VersionFlags) -> Result<(), Failure> {
     let features: Vec<&str> = FEATURES.iter().filter(|(_, is_on)| *is_on).map(|(name, _)| *name).collect();

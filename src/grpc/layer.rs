@@ -113,6 +113,8 @@ where
         }
         let observer = metrics.start(request.uri().path());
         let span = observer.as_ref().map_or_else(Span::none, |_| span_of(&request));
+        #[cfg(feature = "otel")]
+        super::trace_context::set_parent(&span, request.headers());
         let observer = observer.map(|observer| observer.in_span(span.clone()));
         let deadline = timeout_of(request.headers()).map(|timeout| Instant::now() + timeout);
         let bounds = RequestBounds {
@@ -168,6 +170,7 @@ fn span_of<B>(request: &Request<B>) -> Span {
         rpc.method = method,
         client.address = request.extensions().get::<Peer>().map(tracing::field::display),
         rpc.grpc.status_code = tracing::field::Empty,
+        otel.status_code = tracing::field::Empty,
         informerd.end_reason = tracing::field::Empty,
     )
 }

@@ -291,9 +291,18 @@ impl RpcObserver {
 impl Drop for RpcObserver {
     fn drop(&mut self) {
         self.span.record("rpc.grpc.status_code", i32::from(self.code));
+        if is_error(self.code) {
+            self.span.record("otel.status_code", "ERROR");
+        }
         self.metrics.handled.get_or_create(&RpcLabels::of(self.method, self.code)).inc();
         self.metrics.handling.get_or_create(&MethodLabels::of(self.method)).observe(self.began.elapsed().as_secs_f64());
     }
+}
+
+/// Returns true if a code is an error of the server, by the conventions of OpenTelemetry.
+fn is_error(code: Code) -> bool {
+    use Code::{DataLoss, DeadlineExceeded, Internal, Unavailable, Unimplemented, Unknown};
+    matches!(code, Unknown | DeadlineExceeded | Unimplemented | Internal | Unavailable | DataLoss)
 }
 
 // === impl RpcCode ===

@@ -4,13 +4,14 @@ use std::{io::IsTerminal, sync::OnceLock};
 
 use parking_lot::Mutex;
 use tracing_subscriber::{
-    Registry,
+    Layer, Registry,
     filter::{LevelFilter, Targets},
     layer::SubscriberExt,
     reload,
     util::SubscriberInitExt,
 };
 
+use super::traces::{self, Traces, TracesError};
 use crate::{
     config::{LogFormat, nearest},
     model::excerpt,
@@ -22,6 +23,17 @@ use crate::{
 pub struct LogFilterError {
     filter: String,
     reason: String,
+}
+
+/// Reason why logs and traces cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    /// Filter of the log.
+    #[error(transparent)]
+    Filter(#[from] LogFilterError),
+    /// Variable of OpenTelemetry.
+    #[error(transparent)]
+    Traces(#[from] TracesError),
 }
 
 /// Filter of the log, and its text.
@@ -45,20 +57,27 @@ const LEVELS: [(&str, LevelFilter); 6] = [
 
 static FILTER: OnceLock<LogFilter> = OnceLock::new();
 
-/// Sends logs to stderr. The binary calls it once.
-pub fn init_logs(filter: &str, format: LogFormat) -> Result<(), LogFilterError> {
+/// Sends logs to stderr, and traces as the variables of OpenTelemetry have it. The binary calls it once, in its runtime.
+///
+/// # Errors
+///
+/// If the filter or a variable cannot be used.
+pub fn init_logs(filter: &str, format: LogFormat) -> Result<Traces, TelemetryError> {
+    // A filter of this layer only: the spans of traces do not depend on it.
     let (targets, handle) = reload::Layer::new(parse(filter)?);
-    let registry = tracing_subscriber::registry().with(targets);
     let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    match format {
+    let layer = match format {
         LogFormat::Text => {
             let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
-            registry.with(layer.with_ansi(colour).with_target(false)).init();
+            layer.with_ansi(colour).with_target(false).boxed()
         }
-        LogFormat::Json => registry.with(layer.json().flatten_event(true)).init(),
-    }
+        LogFormat::Json => layer.json().flatten_event(true).boxed(),
+    };
+    let (exporting, traces) = traces::layer()?;
+    tracing_subscriber::registry().with(layer.with_filter(targets)).with(exporting).init();
     FILTER.get_or_init(|| LogFilter { handle, text: Mutex::new(filter.to_owned()) });
-    Ok(())
+    traces.log();
+    Ok(traces)
 }
 
 /// Returns the filter of [`init_logs`]; `None` in a program that has a log of its own.

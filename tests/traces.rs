@@ -1,0 +1,252 @@
+//! Traces that the program exports over OTLP, to a receiver of the generated types on loopback.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::{
+    collections::HashMap,
+    fs,
+    io::{BufRead, BufReader},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use informerd::proto::pb::{self, informer_service_client::InformerServiceClient};
+use opentelemetry_proto::tonic::{
+    collector::trace::v1::{
+        ExportTraceServiceRequest, ExportTraceServiceResponse,
+        trace_service_server::{TraceService, TraceServiceServer},
+    },
+    common::v1::{KeyValue, any_value::Value},
+    trace::v1::{Span, span::SpanKind, status::StatusCode},
+};
+use parking_lot::Mutex;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use tokio::{net::TcpListener, sync::mpsc, time::timeout};
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Code, Request, Response, Status, transport::Server};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+/// Trace and span of a caller, sampled.
+const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+/// The same, not sampled.
+const NOT_SAMPLED: &str = "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
+
+/// Receiver of traces.
+struct Collector {
+    sender: mpsc::UnboundedSender<(Option<String>, ExportTraceServiceRequest)>,
+}
+
+#[tonic::async_trait]
+impl TraceService for Collector {
+    async fn export(
+        &self,
+        request: Request<ExportTraceServiceRequest>,
+    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
+        let token = request.metadata().get("x-token").map(|token| token.to_str().unwrap().to_owned());
+        // The test has ended when nobody receives it.
+        drop(self.sender.send((token, request.into_inner())));
+        Ok(Response::default())
+    }
+}
+
+/// Program with its log, killed when this is dropped.
+struct Process {
+    child: Child,
+    address: String,
+    log: Arc<Mutex<String>>,
+    logging: std::thread::JoinHandle<()>,
+    _directory: TempDir,
+}
+
+impl Process {
+    /// Starts a server of one object, with these variables.
+    fn start(variables: &[(&str, &str)]) -> Self {
+        let directory = TempDir::new().unwrap();
+        fs::write(directory.path().join("web.yaml"), "{kind: Pod, metadata: {name: web}}\n").unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_informerd"));
+        let of_others = std::env::vars().filter(|(name, _)| name.starts_with("INFORMERD") || name.starts_with("OTEL"));
+        of_others.for_each(|(name, _)| drop(command.env_remove(name)));
+        let pods = format!("pods={}", directory.path().display());
+        let flags = ["serve", "--files", &pods, "--listen", "127.0.0.1:0", "--admin-listen", "none"];
+        command.args(flags).envs(variables.iter().copied()).stdin(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let log: Arc<Mutex<String>> = Arc::default();
+        let kept = Arc::clone(&log);
+        let mut lines = lines.inspect(move |line| kept.lock().extend([line, "\n"]));
+        let listens = lines.by_ref().find(|line| line.contains("grpc listening")).expect("the server listens");
+        let port = listens.split("127.0.0.1:").nth(1).unwrap().trim_matches(|c: char| !c.is_ascii_digit());
+        let address = format!("http://127.0.0.1:{port}");
+        // Reads the log, or the server would block when it writes to the pipe.
+        let logging = std::thread::spawn(move || lines.for_each(drop));
+        Self { child, address, log, logging, _directory: directory }
+    }
+
+    async fn client(&self) -> InformerServiceClient<tonic::transport::Channel> {
+        InformerServiceClient::connect(self.address.clone()).await.unwrap()
+    }
+
+    /// Ends the program, and returns its exit status and its log.
+    async fn terminate(mut self) -> (ExitStatus, String) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        let ending = tokio::task::spawn_blocking(move || {
+            let ended = self.child.wait().unwrap();
+            self.logging.join().unwrap();
+            (ended, self.log.lock().clone())
+        });
+        timeout(DEADLINE, ending).await.expect("it ends in time").unwrap()
+    }
+}
+
+/// Starts a receiver. Returns its address, and what it receives.
+async fn collector() -> (String, mpsc::UnboundedReceiver<(Option<String>, ExportTraceServiceRequest)>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let (sender, received) = mpsc::unbounded_channel();
+    let service = TraceServiceServer::new(Collector { sender });
+    tokio::spawn(Server::builder().add_service(service).serve_with_incoming(TcpListenerStream::new(listener)));
+    (address, received)
+}
+
+fn with_parent<T>(message: T, parent: &'static str) -> Request<T> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("traceparent", parent.parse().unwrap());
+    request
+}
+
+fn attributes(attributes: &[KeyValue]) -> HashMap<&str, String> {
+    let text = |value: &KeyValue| match value.value.as_ref().unwrap().value.as_ref().unwrap() {
+        Value::StringValue(text) => text.clone(),
+        Value::IntValue(number) => number.to_string(),
+        other => format!("{other:?}"),
+    };
+    attributes.iter().map(|each| (each.key.as_str(), text(each))).collect()
+}
+
+fn get(name: &str) -> pb::GetRequest {
+    pb::GetRequest { resource: "pods".into(), name: name.into(), ..Default::default() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_span_of_each_call_is_exported_with_its_end_as_a_part_of_the_callers_trace() {
+    let (endpoint, mut received) = collector().await;
+    let process = Process::start(&[
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "x-token=secret"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test"),
+        ("OTEL_BSP_SCHEDULE_DELAY", "10"),
+    ]);
+    let mut client = process.client().await;
+    client.get(with_parent(get("web"), PARENT)).await.unwrap();
+    let missing = client.get(get("none")).await.unwrap_err();
+    assert_eq!(missing.code(), Code::NotFound);
+    client.get(with_parent(get("web"), NOT_SAMPLED)).await.unwrap();
+    let request = pb::WatchRequest { resource: "pods".into(), ..Default::default() };
+    let mut watch = client.watch(with_parent(request, PARENT)).await.unwrap().into_inner();
+    watch.message().await.unwrap().unwrap();
+    let (ended, log) = process.terminate().await;
+    assert!(ended.success(), "{log}");
+    assert!(log.contains("exporting traces") && !log.contains("not exported"), "{log}");
+
+    // The last ones were exported before the program ended, and the receiver has them.
+    let mut spans: Vec<Span> = Vec::new();
+    while let Ok((token, request)) = received.try_recv() {
+        assert_eq!(token.as_deref(), Some("secret"));
+        for of_resource in request.resource_spans {
+            let resource = of_resource.resource.unwrap();
+            let resource = attributes(&resource.attributes);
+            assert_eq!((&*resource["service.name"], &*resource["deployment.environment"]), ("informerd", "test"));
+            assert_eq!(resource["service.version"], env!("CARGO_PKG_VERSION"));
+            spans.extend(of_resource.scope_spans.into_iter().flat_map(|of_scope| of_scope.spans));
+        }
+    }
+    spans.sort_by_key(|span| span.start_time_unix_nano);
+    let [found, missing, watch] = &spans[..] else { panic!("{spans:#?}") };
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let parent = ("0af7651916cd43dd8448eb211c80319c".to_owned(), "b7ad6b7169203331".to_owned());
+    for (span, method, code, has_parent) in [
+        (found, "Get", Code::Ok, true),
+        (missing, "Get", Code::NotFound, false),
+        (watch, "Watch", Code::Unavailable, true),
+    ] {
+        assert_eq!(span.name, format!("informerd.v1.InformerService/{method}"));
+        assert_eq!(span.kind(), SpanKind::Server);
+        let of_span = attributes(&span.attributes);
+        for (key, value) in
+            [("rpc.system", "grpc"), ("rpc.service", "informerd.v1.InformerService"), ("rpc.method", method)]
+        {
+            assert_eq!(of_span[key], value);
+        }
+        assert_eq!(of_span["rpc.grpc.status_code"], i32::from(code).to_string());
+        assert!(of_span["client.address"].starts_with("127.0.0.1:"), "{of_span:?}");
+        assert_eq!((hex(&span.trace_id), hex(&span.parent_span_id)) == parent, has_parent, "{span:?}");
+        let is_error = span.status.as_ref().is_some_and(|status| status.code() == StatusCode::Error);
+        assert_eq!(is_error, code == Code::Unavailable, "{span:?}");
+        assert!(span.events.is_empty() && span.end_time_unix_nano >= span.start_time_unix_nano, "{span:?}");
+    }
+    assert_eq!(attributes(&watch.attributes)["informerd.end_reason"], "DRAINING");
+    assert_eq!(attributes(&found.attributes).get("informerd.end_reason"), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_that_does_not_answer_delays_nothing_and_is_logged_once() {
+    // A socket that accepts and does not respond, and an address where nobody listens.
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let silent = format!("http://{}", silent.local_addr().unwrap());
+    for (endpoint, queue) in [(&*silent, "8"), ("http://127.0.0.1:1", "2048")] {
+        let process = Process::start(&[
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "200"),
+            ("OTEL_BSP_SCHEDULE_DELAY", "10"),
+            ("OTEL_BSP_MAX_QUEUE_SIZE", queue),
+            ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "8"),
+        ]);
+        let mut client = process.client().await;
+        let calls = async {
+            while !process.log.lock().contains("traces not exported") {
+                client.get(get("web")).await.unwrap();
+            }
+            // More than the queue has room for. The last of them fail to be exported at the end of the program, at the latest.
+            for _ in 0..500 {
+                client.get(get("web")).await.unwrap();
+            }
+        };
+        timeout(DEADLINE, calls).await.expect("no call waits for the collector");
+        let (ended, log) = process.terminate().await;
+        assert!(ended.success(), "{log}");
+        let reports = log.lines().filter(|line| line.contains("traces not exported") && !line.contains("last")).count();
+        assert_eq!(reports, 1, "{log}");
+    }
+}
+
+#[test]
+fn variables_that_cannot_be_used_are_refused_in_one_line_and_without_them_nothing_is_exported() {
+    let run = |variables: &[(&str, &str)]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_informerd"));
+        let output = command.args(["serve", "--files", "pods=.", "--listen", "127.0.0.1:0", "--admin-listen", "none"]);
+        let output = output.envs(variables.iter().copied()).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317");
+    for (variables, expected) in [
+        (
+            &[("OTEL_EXPORTER_OTLP_ENDPOINT", "127.0.0.1:4317")][..],
+            "OTEL_EXPORTER_OTLP_ENDPOINT: expected http://HOST:PORT",
+        ),
+        (&[endpoint, ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")], "OTEL_EXPORTER_OTLP_PROTOCOL: expected grpc"),
+        (&[endpoint, ("OTEL_TRACES_EXPORTER", "zipkin")], "OTEL_TRACES_EXPORTER: expected otlp or none"),
+        (
+            &[
+                ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://127.0.0.1:4317"),
+                ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/no/such/file"),
+            ],
+            "OTEL_EXPORTER_OTLP_CERTIFICATE: /no/such/file: ",
+        ),
+    ] {
+        let (code, error) = run(variables);
+        assert_eq!((code, error.lines().count()), (Some(2), 1), "{error}");
+        assert!(error.starts_with(&format!("error: {expected}")), "{error}");
+    }
+}
