@@ -53,6 +53,8 @@ struct Requested {
     namespaces: Option<Vec<String>>,
     format: Option<&'static str>,
     view: Option<String>,
+    /// Point at which a watch begins: a version, or a name in upper case.
+    from: Option<String>,
     has_begun: bool,
     /// Code with which the call has ended; a stream that is dropped without one was cancelled.
     code: Option<Code>,
@@ -84,6 +86,8 @@ struct Line<'a> {
     format: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     view: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -141,6 +145,11 @@ impl AuditedCall {
         requested.format = PayloadFormat::from_proto(format)
             .filter(|_| format != i32::from(pb::PayloadFormat::Unspecified))
             .map(name_of);
+    }
+
+    /// Records the point at which a watch begins.
+    pub(super) fn begins_from(&self, from: &str) {
+        self.0.requested.lock().from = Some(excerpt(from).into_owned());
     }
 
     /// Records that the stream begins.
@@ -224,7 +233,8 @@ impl Entry {
     }
 
     fn write<'a>(&'a self, requested: &'a Requested, event: &'static str, with: impl FnOnce(Line<'a>) -> Line<'a>) {
-        let Requested { user, impersonator, resource, namespace, selection, namespaces, format, view, .. } = requested;
+        let Requested { user, impersonator, resource, namespace, selection, namespaces, format, view, from, .. } =
+            requested;
         let line = with(Line {
             time: prost_types::Timestamp::from(SystemTime::now()).to_string(),
             event,
@@ -239,6 +249,7 @@ impl Entry {
             namespaces: namespaces.as_deref(),
             format: *format,
             view: view.as_deref(),
+            from: from.as_deref(),
             reason: None,
             status: None,
             duration_ms: None,

@@ -83,10 +83,11 @@ async fn a_stream_has_a_line_at_its_beginning_and_at_its_end() {
         pb::WatchRequest { label_selector: "!x".into(), format: pb::PayloadFormat::Raw.into(), ..watch_pods() };
     let mut watch = client.watch(by("alice", request)).await.unwrap().into_inner();
     let begin = &rig.lines(1).await[0];
-    let names = "event user peer method resource selection format duration_ms status";
-    assert_eq!(fields(begin, names), "begin alice 10.0.0.1:1000 Watch pods labels=!x RAW - -");
+    let names = "event user peer method resource selection format from duration_ms status";
+    assert_eq!(fields(begin, names), "begin alice 10.0.0.1:1000 Watch pods labels=!x RAW INITIAL_EVENTS - -");
+    let mut version = String::new();
     for _ in 0..3 {
-        watch.message().await.unwrap().unwrap();
+        version = watch.message().await.unwrap().unwrap().resource_version;
     }
     drop(watch);
     let end = &rig.lines(2).await[1];
@@ -101,8 +102,8 @@ async fn a_stream_has_a_line_at_its_beginning_and_at_its_end() {
     drop(list);
     let found = rig.lines(4).await;
     assert_eq!(
-        fields(&found[2], "event user method namespace selection format"),
-        "begin bob List shop namespace=shop STRUCT"
+        fields(&found[2], "event user method namespace selection format from"),
+        "begin bob List shop namespace=shop STRUCT -"
     );
     assert_eq!(fields(&found[3], "event status events"), "end Ok 2");
     let until = pb::UntilRequest { watch: Some(watch_pods()), conditions: vec!["count == 2".into()] };
@@ -116,7 +117,12 @@ async fn a_stream_has_a_line_at_its_beginning_and_at_its_end() {
     client.get(by("bob", get)).await.unwrap();
     client.watch(by("bob", pb::WatchRequest { label_selector: "a in".into(), ..watch_pods() })).await.unwrap_err();
     client.watch(by("bob", watch_from_now())).await.unwrap();
-    assert_eq!(fields(&rig.lines(7).await[6], "event user method"), "begin bob Watch");
+    assert_eq!(fields(&rig.lines(7).await[6], "event user method from"), "begin bob Watch NOW");
+    let resumed = pb::WatchRequest { resource_version: version.clone(), ..watch_pods() };
+    client.watch(by("bob", resumed)).await.unwrap();
+    let found = rig.lines(9).await;
+    let begun = found.iter().rfind(|line| line["event"] == "begin").unwrap();
+    assert_eq!(fields(begun, "method from"), format!("Watch {version}"));
 }
 
 #[tokio::test]

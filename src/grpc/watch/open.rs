@@ -1,6 +1,6 @@
 //! Opening of a watch: checks the request, and joins.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -102,6 +102,7 @@ pub(in super::super) async fn open_with(
     let open_view = resource.views.open(&resource.name, &mut format)?;
     let watcher = service.watchers().enter(info, Arc::clone(&selection), stream)?;
     if let Some(audited) = audited {
+        audited.begins_from(&begin.to_string());
         audited.begins(&selection, &format, resource.is_secret);
     }
 
@@ -220,6 +221,17 @@ fn begin(request: &pb::WatchRequest, from: Option<ResourceVersion>) -> Result<Be
         (Ok(pb::InitialEvents::None), None) => Ok(Begin::Bookmark),
         (Ok(pb::InitialEvents::None | pb::InitialEvents::Unspecified), Some(from)) => Ok(Begin::After(from)),
         (Err(_), _) => Err(invalid("unsupported value; supported: INITIAL_EVENTS_SEND (1), INITIAL_EVENTS_NONE (2)")),
+    }
+}
+
+/// As in the audit log: the version, or a name in upper case.
+impl fmt::Display for Begin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InitialEvents => f.write_str("INITIAL_EVENTS"),
+            Self::Bookmark => f.write_str("NOW"),
+            Self::After(version) => write!(f, "{version}"),
+        }
     }
 }
 
