@@ -11,7 +11,8 @@
 //!
 //! The shutdown, from the first signal on:
 //!
-//! 1. `/readyz` and the health service report not ready; for `drain.delay` everything is served as before.
+//! 1. `/readyz` and the health service report not ready; for `drain.delay` everything is served as before. The resources catch up
+//!    with their upstreams, because clients are to resume at servers that may have listed later (`catch_up.rs`).
 //! 2. The server accepts no more connections; every watch gets a BOOKMARK with `draining` and its own position, and ends with
 //!    UNAVAILABLE / DRAINING. The snapshot files are written a last time.
 //! 3. Streams still open after `drain.period` (a client that reads nothing) are reset. The tasks are aborted, and then the
@@ -20,6 +21,7 @@
 mod authentication;
 mod authorization;
 mod builder;
+mod catch_up;
 mod cgroup;
 mod comparison;
 mod connector;
@@ -342,7 +344,8 @@ impl App {
         tracing::info!("shutting down");
         lifecycle.unready.cancel();
         set_health(&reporter, &service, ServingStatus::NotServing).await;
-        tokio::time::sleep(config.drain.delay).await;
+        let _demand = catch_up::demand(&service);
+        tokio::join!(tokio::time::sleep(config.drain.delay), catch_up::catch_up(&service));
         lifecycle.draining.cancel();
         let reserved = async {
             if tokio::time::timeout(FINAL_WRITE_TIMEOUT, keeping.join_next()).await.is_err() {

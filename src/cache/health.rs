@@ -114,6 +114,11 @@ impl SourceHealth {
         self.shared.heartbeat.saturating_add(self.shared.stale_after)
     }
 
+    /// Returns the time of the last contact with the upstream; at a relay that is the next server, not the origin.
+    pub fn contact_at(&self) -> Option<SystemTime> {
+        self.shared.record.lock().seen_at
+    }
+
     /// Counts a change at a version that the rules of the upstream's API had completed before.
     pub fn count_late_change(&self) {
         self.shared.late_changes.fetch_add(1, Ordering::Relaxed);

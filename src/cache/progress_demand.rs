@@ -9,6 +9,7 @@ use tokio::sync::watch;
 #[derive(Debug, Clone, Default)]
 pub struct ProgressDemand {
     waiting: Arc<watch::Sender<usize>>,
+    is_met: bool,
 }
 
 /// Guard of one waiting caller; dropping it ends the wait.
@@ -20,6 +21,16 @@ pub struct ProgressGuard {
 // === impl ProgressDemand ===
 
 impl ProgressDemand {
+    /// Creates the demand of a source that reads it, and soon reports the version of its upstream.
+    pub fn met() -> Self {
+        Self { is_met: true, ..Self::default() }
+    }
+
+    /// Returns true if a source reads it.
+    pub fn is_met(&self) -> bool {
+        self.is_met
+    }
+
     /// Registers a waiting caller.
     pub fn wait(&self) -> ProgressGuard {
         self.waiting.send_modify(|count| *count += 1);

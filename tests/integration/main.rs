@@ -52,6 +52,7 @@ mod sandbox;
 mod secrets;
 mod served;
 mod shards;
+mod shutdown;
 mod slow_client;
 mod source_checker;
 mod stats;

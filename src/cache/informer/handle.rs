@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{Arc, atomic::Ordering},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use tokio::{
@@ -24,6 +24,12 @@ pub struct InformerHandle<F: Frame> {
     pub(super) commands: mpsc::Sender<Command<F>>,
     pub(super) backfill: Arc<Backfill<F>>,
 }
+
+/// Contacts with the upstream after which the state has caught up: the first may answer an earlier request, and the state has the
+/// version of the second before the third.
+const CATCH_UP_CONTACTS: usize = 3;
+/// Interval at which these are looked for.
+const CONTACT_INTERVAL: Duration = Duration::from_millis(20);
 
 // === impl InformerHandle ===
 
@@ -157,6 +163,29 @@ impl<F: Frame> InformerHandle<F> {
             waiting.get_or_insert_with(|| self.shared.demand.wait());
             waiter.woken().await;
         }
+    }
+
+    /// Waits until the upstream has reported a version that it has reached since this call, and the state has it. Returns at once if
+    /// the source cannot request that, and after `timeout` if the upstream does not respond. Meanwhile the source counts this
+    /// caller as waiting ([`ProgressDemand`]).
+    ///
+    /// # Cancel safety
+    ///
+    /// May be dropped at any time.
+    pub async fn catch_up(&self, timeout: Duration) {
+        if !self.shared.demand.is_met() {
+            return;
+        }
+        let _waiting = self.shared.demand.wait();
+        let contacts = async {
+            for _ in 0..CATCH_UP_CONTACTS {
+                let before = self.shared.health.contact_at();
+                while self.shared.health.contact_at() == before {
+                    tokio::time::sleep(CONTACT_INTERVAL).await;
+                }
+            }
+        };
+        drop(tokio::time::timeout(timeout, contacts).await);
     }
 
     /// Waits for the end of the informer's task.

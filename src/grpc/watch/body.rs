@@ -4,6 +4,7 @@
 //! events; then the events of the [`CacheWatcher`], missed or published; and when that is at the head, a bookmark that is due. So a
 //! bookmark never overtakes an event, and the body notices a drain and timeouts at every poll.
 
+mod bookmark;
 mod bounded_body;
 
 use std::{
@@ -36,7 +37,7 @@ use super::{
 use crate::{
     cache::{CacheWatcher, Joined, ProgressGuard, SyncState, WatchStep, WatcherStage},
     model::{Namespaces, ResourceVersion},
-    proto::{self, pb},
+    proto::pb,
     transport::{Chunk, Room, UNKNOWN},
     watch::{Frames, Subscribe, TooLarge},
 };
@@ -218,26 +219,6 @@ impl WatchBody {
         }
     }
 
-    /// Creates a bookmark at this client's own position, with the state of the source.
-    fn bookmark(&mut self, mut bookmark: pb::Bookmark) -> pb::WatchResponse {
-        let report = self.resource.informer.report();
-        (self.reported_state, self.status_changed) = (report.state, false);
-        bookmark.set_source(proto::sync_state(report.state));
-        bookmark.source_seen_at = report.seen_at.map(proto::timestamp);
-        let (informer, history_id) = (&self.resource.informer, self.watch.history_id());
-        bookmark.history = if self.is_changing() {
-            informer.unfinished_history(history_id)
-        } else {
-            informer.history(history_id, self.namespaces())
-        };
-        bookmark.namespaces = proto::namespaces(self.namespaces());
-        bookmark.suppressed = self.watch.take_suppressed();
-        self.watcher.suppressed(bookmark.suppressed);
-        // Events come before a bookmark.
-        self.is_resuming = false;
-        frame::bookmark(self.position(), bookmark)
-    }
-
     fn send(&mut self, responses: &[pb::WatchResponse]) {
         let mut buffer = BytesMut::new();
         for response in responses {
@@ -260,8 +241,8 @@ impl WatchBody {
             // No bookmark: there is no version to resume from.
             self.send(&[frame::error(None, refusal.to_proto())]);
         } else {
-            let is_draining = *refusal == ApiError::Draining;
-            let bookmark = self.bookmark(pb::Bookmark { draining: is_draining, ..Default::default() });
+            let draining = *refusal == ApiError::Draining;
+            let bookmark = self.last_bookmark(draining);
             let error = frame::error(self.position(), refusal.to_proto());
             self.send(&[bookmark, error]);
         }
@@ -345,7 +326,7 @@ impl WatchBody {
                 self.end_with(&ApiError::HistoryRewritten);
                 return;
             }
-            let bookmark = self.bookmark(pb::Bookmark::default());
+            let bookmark = self.last_bookmark(false);
             self.send(&[bookmark]);
             self.watcher.ends(WatchEnd::timeout());
             self.end = Some(Status::ok(""));
@@ -453,29 +434,6 @@ impl WatchBody {
         }
         let pieces = frames.into_iter().map(|frame| frame.0).chain(is_relisted.then(|| relisted.freeze()));
         self.ready = Some(pieces.collect::<Chunk>()).filter(Buf::has_remaining);
-    }
-
-    /// Handles a cursor without events: sends a bookmark if one is due, or returns ready for the next step.
-    fn poll_quiet(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        // A watch that was notified before it waited at its cursor is not woken: check again at once.
-        if self.resource.informer.notify_seq() != self.notify_seq {
-            return Poll::Ready(());
-        }
-        // A change of the source's state is sent at once, a version at the interval.
-        self.status_changed = self.status_changed && self.resource.informer.state() != self.reported_state;
-        if !self.status_changed {
-            ready!(self.bookmarks.poll(cx));
-        }
-        let told = self.watch.version().clone();
-        if !self.watch.advance_at_head() {
-            // Merged changes, or events that have arrived since, wake the watch.
-            return Poll::Pending;
-        }
-        let relisted = self.resource.informer.is_relisted_between(&told, self.watch.version());
-        let bookmark = self.bookmark(pb::Bookmark::default());
-        self.send(&[pb::WatchResponse { relisted, ..bookmark }]);
-        self.bookmarks.reset();
-        Poll::Ready(())
     }
 
     /// Hands out the encoded bytes; if there are none, many objects were checked in vain, and the body yields.

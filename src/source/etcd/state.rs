@@ -59,7 +59,7 @@ impl EtcdShared {
             problems: Problems::new("etcd", config.resource.clone(), health.clone()),
             known: Mutex::default(),
             health,
-            demand: ProgressDemand::default(),
+            demand: ProgressDemand::met(),
             config,
         }
     }

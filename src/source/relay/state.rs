@@ -105,7 +105,7 @@ impl Position {
 impl RelayShared {
     pub(super) fn new(config: RelayConfig, health: SourceHealth) -> Self {
         let upstream = Upstream::new(config.clone(), health.clone());
-        Self { config, health, demand: ProgressDemand::default(), upstream, state: Mutex::default() }
+        Self { config, health, demand: ProgressDemand::met(), upstream, state: Mutex::default() }
     }
 
     pub(super) async fn list(&self, at: ListVersion) -> Result<List, SourceError> {

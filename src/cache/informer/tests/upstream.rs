@@ -158,3 +158,29 @@ async fn a_waiter_for_a_version_counts_as_demand() {
     waiting.await.unwrap();
     assert!(!demand.is_wanted());
 }
+
+/// Three contacts, because the first may answer an earlier request. Neither a source that reports nothing on request is waited for,
+/// nor an upstream that does not respond.
+#[tokio::test(start_paused = true)]
+async fn a_state_has_caught_up_after_three_contacts_or_the_time() {
+    let timeout = Duration::from_secs(1);
+    let running = Running::configured(InformerConfig { demand: ProgressDemand::met(), ..config() });
+    running.list(Vec::new(), version(1)).await;
+    let handle = running.handle.clone();
+    let caught_up = tokio::spawn(async move { handle.catch_up(timeout).await });
+    settle().await;
+    assert!(running.handle.demand().is_wanted());
+    for _ in 0..3 {
+        assert!(!caught_up.is_finished());
+        running.handle.health().record_contact();
+        tokio::time::advance(Duration::from_millis(30)).await;
+        settle().await;
+    }
+    assert!(caught_up.is_finished() && !running.handle.demand().is_wanted());
+
+    let begun = Instant::now();
+    running.handle.catch_up(timeout).await;
+    assert_eq!(begun.elapsed(), timeout);
+    Running::start().handle.catch_up(timeout).await;
+    assert_eq!(begun.elapsed(), timeout);
+}
