@@ -1,4 +1,5 @@
-//! Driver of the Rust client for the conformance suite, and an example of an informer with every option.
+//! Driver of the Rust client for the conformance suite, and an example of an informer with every option. Commands that name a client
+//! have an informer for each.
 //!
 //! ```sh
 //! cargo build --example conformance_driver
@@ -25,20 +26,39 @@ pub(crate) async fn run(
     mut commands: UnboundedReceiver<String>,
     lines: UnboundedSender<Value>,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let mut informer = None;
+    let mut informers = BTreeMap::new();
     while let Some(command) = commands.recv().await {
         let command: Value = serde_json::from_str(&command)?;
+        let output = Output { lines: lines.clone(), client: command["client"].as_u64() };
         if command["do"] == "start" {
-            informer = Some(start(&command, &lines)?);
+            informers.insert(output.client, start(&command, &output)?);
             continue;
         }
-        let informer = informer.as_ref().ok_or("the first command is not `start`")?;
-        answer(informer, &command, &lines).await;
+        let informer = informers.get(&output.client).ok_or("the first command is not `start`")?;
+        answer(informer, &command, &output).await;
     }
     Ok(())
 }
 
-fn start(command: &Value, lines: &UnboundedSender<Value>) -> Result<Arc<Informer>, Box<dyn Error + Send + Sync>> {
+/// Output of one client.
+#[derive(Clone)]
+struct Output {
+    lines: UnboundedSender<Value>,
+    /// Name of the client, if the commands have one.
+    client: Option<u64>,
+}
+
+impl Output {
+    fn send(&self, mut line: Value) {
+        if let Some(client) = self.client {
+            line["client"] = client.into();
+        }
+        // Nobody reads the lines of a driver that has ended.
+        drop(self.lines.send(line));
+    }
+}
+
+fn start(command: &Value, output: &Output) -> Result<Arc<Informer>, Box<dyn Error + Send + Sync>> {
     let text = |name: &str| command[name].as_str().unwrap_or_default().to_owned();
     let time = |name: &str| Duration::from_millis(command[name].as_u64().unwrap_or_default());
     let mut address: ServerAddress = text("target").parse()?;
@@ -65,31 +85,31 @@ fn start(command: &Value, lines: &UnboundedSender<Value>) -> Result<Arc<Informer
         format: pb::PayloadFormat::Raw,
         ..Query::of(text("resource"))
     };
-    let handler = Printer { lines: lines.clone(), options: command["handler"].clone() };
-    let problems = lines.clone();
+    let handler = Printer { output: output.clone(), options: command["handler"].clone() };
+    let problems = output.clone();
     let informer = Informer::builder(&Client::connect_lazy(&address)?, &query)
         .options(&options)
         .index("app", |object| object.labels.get("app").cloned().into_iter().collect())
         .handler(handler)
         .on_error(move |problem| {
-            drop(problems.send(json!({ "event": "handler_error", "message": problem.to_string() })));
+            problems.send(json!({ "event": "handler_error", "message": problem.to_string() }));
         })
         .start();
     let informer = Arc::new(informer);
-    let (waiting, lines) = (Arc::clone(&informer), lines.clone());
+    let (waiting, output) = (Arc::clone(&informer), output.clone());
     tokio::spawn(async move {
         if waiting.wait_synced().await.is_ok() {
-            drop(lines.send(json!({ "event": "synced" })));
+            output.send(json!({ "event": "synced" }));
         }
         if let InformerError::Failed(error) = waiting.ended().await {
             let code = code_name(&error);
-            drop(lines.send(json!({ "event": "failed", "code": code, "reason": error.reason() })));
+            output.send(json!({ "event": "failed", "code": code, "reason": error.reason() }));
         }
     });
     Ok(informer)
 }
 
-async fn answer(informer: &Arc<Informer>, command: &Value, lines: &UnboundedSender<Value>) {
+async fn answer(informer: &Arc<Informer>, command: &Value, output: &Output) {
     let reply = match command["do"].as_str() {
         Some("state") => state(informer, command),
         Some("stop") => {
@@ -97,7 +117,7 @@ async fn answer(informer: &Arc<Informer>, command: &Value, lines: &UnboundedSend
             json!({ "reply": command["id"] })
         }
         Some("read_after") => {
-            let (informer, command, lines) = (Arc::clone(informer), command.clone(), lines.clone());
+            let (informer, command, output) = (Arc::clone(informer), command.clone(), output.clone());
             tokio::spawn(async move {
                 let version = command["version"].as_str().unwrap_or_default();
                 let timeout = Duration::from_millis(command["timeout_ms"].as_u64().unwrap_or_default());
@@ -105,14 +125,13 @@ async fn answer(informer: &Arc<Informer>, command: &Value, lines: &UnboundedSend
                     Ok(read) => read.err().map(|error| error.to_string()),
                     Err(_) => Some(format!("version {version} was not reached within {timeout:?}")),
                 };
-                let reply = json!({ "reply": command["id"], "ok": error.is_none(), "error": error });
-                drop(lines.send(reply));
+                output.send(json!({ "reply": command["id"], "ok": error.is_none(), "error": error }));
             });
             return;
         }
         _ => return,
     };
-    drop(lines.send(reply));
+    output.send(reply);
 }
 
 fn state(informer: &Informer, command: &Value) -> Value {
@@ -165,7 +184,7 @@ fn code_name(error: &informerd::client::ClientError) -> String {
 
 /// Handler that prints each call.
 struct Printer {
-    lines: UnboundedSender<Value>,
+    output: Output,
     options: Value,
 }
 
@@ -177,7 +196,7 @@ impl Printer {
             let delay = options.get("delay_ms").and_then(Value::as_u64).unwrap_or_default();
             thread::sleep(Duration::from_millis(delay));
         }
-        drop(self.lines.send(line));
+        self.output.send(line);
         assert!(names("fail_on") != object.name, "the handler fails on {}", object.name);
     }
 }

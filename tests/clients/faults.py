@@ -72,9 +72,9 @@ class Loop:
         manifests.mkdir()
         self.storm = Storm(manifests, self.random, arguments.rate)
         files = f"{{ files: {{ path: {manifests}, kind: Thing, rescan: 1s }} }}"
-        self.origin = Server(arguments.informerd, "origin", files, directory)
+        self.origin = Server(arguments.informerd, "origin", {"things": files}, directory)
         relay = f"{{ informerd: {{ endpoint: 'http://{self.origin.address}' }} }}"
-        self.relay = Server(arguments.informerd, "relay", relay, directory)
+        self.relay = Server(arguments.informerd, "relay", {"things": relay}, directory)
         self.truth = Truth(self.origin.address)
         self.proxies, self.drivers = [], []
         for command in arguments.drivers:

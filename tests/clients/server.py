@@ -1,4 +1,4 @@
-"""Two servers, as processes: the origin, over a directory of manifests, and a relay of it, which the clients use."""
+"""Servers, as processes."""
 
 import asyncio
 import os
@@ -16,15 +16,12 @@ def free_port():
 class Server:
     """An informerd process on a port that it keeps over restarts."""
 
-    def __init__(self, informerd, name, source, directory):
+    def __init__(self, informerd, name, sources, directory, settings="admin: {listen: none}\ndrain: {period: 1s}"):
         self.name, self.port = name, free_port()
         self.address = f"127.0.0.1:{self.port}"
         config = directory / f"{name}.yaml"
-        config.write_text(
-            f"listen: {self.address}\nadmin: {{ listen: none }}\ndrain: {{ period: 1s }}\n"
-            f"resources:\n  things:\n    source: {source}\n",
-            encoding="utf-8",
-        )
+        resources = "".join(f"  {resource}:\n    source: {source}\n" for resource, source in sources.items())
+        config.write_text(f"listen: {self.address}\n{settings}\nresources:\n{resources}", encoding="utf-8")
         self.command = [informerd, "serve", "--config", str(config)]
         self.log_path = directory / f"{name}.log"
         self.process = None
@@ -37,13 +34,14 @@ class Server:
         os.kill(self.process.pid, number)
 
     def kill(self):
-        self.process.kill()
-        self.process.wait()
+        if self.process:
+            self.process.kill()
+            self.process.wait()
 
     async def drain(self):
-        """Ends it with SIGTERM: its clients receive DRAINING."""
+        """Ends it with SIGTERM: its clients receive DRAINING. Returns the exit code."""
         self.signal(signal.SIGTERM)
-        await asyncio.to_thread(self.process.wait)
+        return await asyncio.to_thread(self.process.wait)
 
     def check(self):
         """Fails if the process has ended by itself."""

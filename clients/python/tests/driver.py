@@ -1,5 +1,7 @@
 """Driver of the conformance suite (informerd-conformance): one JSON object a line on stdin and stdout.
 
+Commands that name a client have an informer for each.
+
 python driver.py [--aio]
 """
 
@@ -19,7 +21,10 @@ from informerd import Cause, Credentials, Error, HandlerError, Informer, Object,
 _output = threading.Lock()
 
 
-def say(line: dict[str, Any]) -> None:
+def say(command: dict[str, Any], line: dict[str, Any]) -> None:
+    """Prints a line for the client of a command, if it names one."""
+    if "client" in command:
+        line = {**line, "client": command["client"]}
     with _output:
         print(json.dumps(line), flush=True)
 
@@ -49,6 +54,12 @@ def arguments(start: dict[str, Any]) -> dict[str, Any]:
         drain_jitter=seconds("drain_jitter_ms"),
         policy=Policy[start["policy"]] if start.get("policy") else None,
     )
+
+    def on_error(error: Exception) -> None:
+        print(f"{time.time():.3f} {error!r}: {error}", file=sys.stderr, flush=True)
+        if isinstance(error, HandlerError):
+            say(start, {"event": "handler_error", "message": str(error)})
+
     return {
         "target": start["target"],
         "resource": start["resource"],
@@ -60,17 +71,11 @@ def arguments(start: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def on_error(error: Exception) -> None:
-    print(f"{time.time():.3f} {error!r}: {error}", file=sys.stderr, flush=True)
-    if isinstance(error, HandlerError):
-        say({"event": "handler_error", "message": str(error)})
+def failed(start: dict[str, Any], error: Error) -> None:
+    say(start, {"event": "failed", "code": error.code.name, "reason": error.reason})
 
 
-def failed(error: Error) -> None:
-    say({"event": "failed", "code": error.code.name, "reason": error.reason})
-
-
-def state(informer: Informer | informerd.aio.Informer, number: int) -> None:
+def state(informer: Informer | informerd.aio.Informer, request: dict[str, Any]) -> None:
     # The store may advance between two calls.
     while True:
         version, objects = informer.version, informer.list()
@@ -80,8 +85,9 @@ def state(informer: Informer | informerd.aio.Informer, number: int) -> None:
     freshness = informer.freshness()
     age, seen = freshness.last_message_age, freshness.source_seen_at
     say(
+        request,
         {
-            "reply": number,
+            "reply": request["id"],
             "version": version,
             "state": freshness.state.name,
             "healthy": informer.healthy(),
@@ -89,7 +95,7 @@ def state(informer: Informer | informerd.aio.Informer, number: int) -> None:
             "source_seen_at": None if seen is None else seen.isoformat().replace("+00:00", "Z"),
             "objects": [shown(o) for o in objects],
             "by_app": {v: ["/".join(filter(None, o.key)) for o in informer.by_index("app", v)] for v in values},
-        }
+        },
     )
 
 
@@ -97,6 +103,7 @@ class Log:
     """The lines of the handler, and what the suite wants it to do wrong."""
 
     def __init__(self, start: dict[str, Any]) -> None:
+        self.start = start
         handler = start.get("handler") or {}
         self.fail_on = handler.get("fail_on", "")
         self.delay_on = handler.get("delay_on", "")
@@ -106,7 +113,7 @@ class Log:
         return self.delay if self.delay_on in ("*", o.name) and self.delay_on else 0.0
 
     def log(self, o: Object, line: dict[str, Any]) -> None:
-        say({**line, "object": shown(o)})
+        say(self.start, {**line, "object": shown(o)})
         if self.fail_on and o.name == self.fail_on:
             raise RuntimeError(f"the suite wants the handler to fail on {o.name}")
 
@@ -121,7 +128,7 @@ class Log:
 
 
 def main() -> None:
-    informer: Informer | None = None
+    informers: dict[Any, Informer] = {}
 
     def started(start: dict[str, Any]) -> Informer:
         informer, log = Informer(**arguments(start)), Log(start)
@@ -141,11 +148,11 @@ def main() -> None:
         def watch() -> None:
             try:
                 informer.wait_synced()
-                say({"event": "synced"})
+                say(start, {"event": "synced"})
                 for _ in informer.events():
                     pass
             except Error as error:
-                failed(error)
+                failed(start, error)
             except RuntimeError:
                 pass  # stopped before the first sync
 
@@ -157,29 +164,30 @@ def main() -> None:
     def read_after(informer: Informer, request: dict[str, Any]) -> None:
         try:
             informer.read_after(request["version"], request["timeout_ms"] / 1000)
-            say({"reply": request["id"], "ok": True})
+            say(request, {"reply": request["id"], "ok": True})
         except Exception as error:
-            say({"reply": request["id"], "ok": False, "error": str(error)})
+            say(request, {"reply": request["id"], "ok": False, "error": str(error)})
 
     for line in sys.stdin:
         request = json.loads(line)
+        client = request.get("client")
         if request["do"] == "start":
-            informer = started(request)
-        elif informer is None:
-            raise RuntimeError("the first request is start")
+            informers[client] = started(request)
+        elif client not in informers:
+            raise RuntimeError("the first request of a client is start")
         elif request["do"] == "state":
-            state(informer, request["id"])
+            state(informers[client], request)
         elif request["do"] == "read_after":
-            threading.Thread(target=read_after, args=(informer, request), daemon=True).start()
+            threading.Thread(target=read_after, args=(informers[client], request), daemon=True).start()
         elif request["do"] == "stop":
-            informer.stop()
-            say({"reply": request["id"]})
-    if informer is not None:
+            informers[client].stop()
+            say(request, {"reply": request["id"]})
+    for informer in informers.values():
         informer.stop()
 
 
 async def main_aio() -> None:
-    informer: informerd.aio.Informer | None = None
+    informers: dict[Any, informerd.aio.Informer] = {}
     tasks: set[asyncio.Task[None]] = set()
 
     async def started(start: dict[str, Any]) -> informerd.aio.Informer:
@@ -200,11 +208,11 @@ async def main_aio() -> None:
         async def watch() -> None:
             try:
                 await informer.wait_synced()
-                say({"event": "synced"})
+                say(start, {"event": "synced"})
                 async for _ in informer.events():
                     pass
             except Error as error:
-                failed(error)
+                failed(start, error)
             except RuntimeError:
                 pass  # stopped before the first sync
 
@@ -216,24 +224,25 @@ async def main_aio() -> None:
     async def read_after(informer: informerd.aio.Informer, request: dict[str, Any]) -> None:
         try:
             await informer.read_after(request["version"], request["timeout_ms"] / 1000)
-            say({"reply": request["id"], "ok": True})
+            say(request, {"reply": request["id"], "ok": True})
         except Exception as error:
-            say({"reply": request["id"], "ok": False, "error": str(error)})
+            say(request, {"reply": request["id"], "ok": False, "error": str(error)})
 
     while line := await asyncio.to_thread(sys.stdin.readline):
         request = json.loads(line)
+        client = request.get("client")
         if request["do"] == "start":
-            informer = await started(request)
-        elif informer is None:
-            raise RuntimeError("the first request is start")
+            informers[client] = await started(request)
+        elif client not in informers:
+            raise RuntimeError("the first request of a client is start")
         elif request["do"] == "state":
-            state(informer, request["id"])
+            state(informers[client], request)
         elif request["do"] == "read_after":
-            tasks.add(asyncio.create_task(read_after(informer, request)))
+            tasks.add(asyncio.create_task(read_after(informers[client], request)))
         elif request["do"] == "stop":
-            await informer.stop()
-            say({"reply": request["id"]})
-    if informer is not None:
+            await informers[client].stop()
+            say(request, {"reply": request["id"]})
+    for informer in informers.values():
         await informer.stop()
 
 

@@ -1,9 +1,13 @@
 /**
  * Driver of the conformance suite: commands on stdin, events and replies on stdout, one JSON object a line. docs/clients.md
- * describes the protocol.
+ * describes the protocol. Commands that name a client have an informer for each.
  */
 import { createInterface } from "node:readline";
 import { HandlerError, Informer, type InformerObject, type InformerOptions, LagError, type Policy } from "../src/index.js";
+
+interface Named {
+  client?: number;
+}
 
 interface Start {
   target: string;
@@ -22,32 +26,40 @@ interface Start {
   handler?: { fail_on?: string; delay_on?: string; delay_ms?: number };
 }
 
-type Command =
-  | ({ do: "start" } & Start)
-  | { do: "state"; id: number }
-  | { do: "read_after"; id: number; version: string; timeout_ms: number }
-  | { do: "stop"; id: number };
+type Command = Named &
+  (
+    | ({ do: "start" } & Start)
+    | { do: "state"; id: number }
+    | { do: "read_after"; id: number; version: string; timeout_ms: number }
+    | { do: "stop"; id: number }
+  );
 
-let informer: Informer | undefined;
-/** The last call of a handler. */
-let running: Promise<void> = Promise.resolve();
+interface Client {
+  informer: Informer;
+  /** The last call of a handler. */
+  running: Promise<void>;
+}
 
-function print(line: unknown): void {
-  process.stdout.write(`${JSON.stringify(line)}\n`);
+const clients = new Map<number | undefined, Client>();
+
+/** Prints a line, for the client of a command if it names one. */
+function print({ client }: Named, line: object): void {
+  process.stdout.write(`${JSON.stringify({ ...line, client })}\n`);
 }
 
 function toJson({ namespace, name, uid, version, labels, raw }: InformerObject<unknown>) {
   return { namespace, name, uid, version, labels, body: typeof raw === "string" ? JSON.parse(raw) : null };
 }
 
-function started(start: Start): Informer {
+function started(start: Start & Named): Client {
   const options: InformerOptions<unknown> = {
     target: start.target,
     resource: start.resource,
     selection: { namespace: start.namespace ?? "", labelSelector: start.label_selector ?? "" },
     indexers: { app: ({ labels }) => labels.app },
     onError: (error) => {
-      if (error instanceof HandlerError || error instanceof LagError) print({ event: "handler_error", message: error.message });
+      if (error instanceof HandlerError || error instanceof LagError)
+        print(start, { event: "handler_error", message: error.message });
       else console.error(`# ${error.name}: ${error.message}`);
     },
   };
@@ -67,27 +79,28 @@ function started(start: Start): Informer {
   const { fail_on = "", delay_on = "", delay_ms = 0 } = start.handler ?? {};
   const call = async (line: object, { name }: InformerObject<unknown>): Promise<void> => {
     if (delay_on === "*" || delay_on === name) await new Promise((resolve) => setTimeout(resolve, delay_ms));
-    print(line);
+    print(start, line);
     if (fail_on === name) throw new Error(`told to fail on ${name}`);
   };
   const handle = (line: object, object: InformerObject<unknown>): Promise<void> => {
     const result = call(line, object);
-    running = result.catch(() => {});
+    client.running = result.catch(() => {});
     return result;
   };
-  const started = new Informer(options)
+  const informer = new Informer(options)
     .on("added", (object) => handle({ event: "added", object: toJson(object) }, object))
     .on("updated", (old, object) => handle({ event: "updated", old: toJson(old), object: toJson(object) }, object))
     .on("deleted", (object, cause) => handle({ event: "deleted", object: toJson(object), cause }, object))
     .on("disconnected", (error, ms) => console.error(`# ${error.code} ${error.reason} ${error.message}; retry in ${ms} ms`))
-    .on("failed", ({ code, reason }) => print({ event: "failed", code, reason }));
-  started.start();
+    .on("failed", ({ code, reason }) => print(start, { event: "failed", code, reason }));
+  const client = { informer, running: Promise.resolve() };
+  informer.start();
   // A failure has an event of its own.
-  started.waitSynced().then(
-    () => print({ event: "synced" }),
+  informer.waitSynced().then(
+    () => print(start, { event: "synced" }),
     () => {},
   );
-  return started;
+  return client;
 }
 
 function byKey(a: InformerObject<unknown>, b: InformerObject<unknown>): number {
@@ -117,23 +130,25 @@ function state(informer: Informer, id: number): object {
 
 async function run(command: Command): Promise<void> {
   if (command.do === "start") {
-    informer = started(command);
+    clients.set(command.client, started(command));
     return;
   }
-  if (!informer) throw new Error(`"${command.do}" before "start"`);
+  const client = clients.get(command.client);
+  if (!client) throw new Error(`"${command.do}" before "start"`);
+  const { informer } = client;
   switch (command.do) {
     case "state":
-      return print(state(informer, command.id));
+      return print(command, state(informer, command.id));
     case "read_after":
       return informer.readAfter(command.version, { timeoutMs: command.timeout_ms }).then(
-        () => print({ reply: command.id, ok: true }),
-        (error: Error) => print({ reply: command.id, ok: false, error: error.message }),
+        () => print(command, { reply: command.id, ok: true }),
+        (error: Error) => print(command, { reply: command.id, ok: false, error: error.message }),
       );
     case "stop":
       await informer.stop();
       // A handler that runs goes on to its end.
-      await running;
-      return print({ reply: command.id });
+      await client.running;
+      return print(command, { reply: command.id });
   }
 }
 
@@ -145,5 +160,5 @@ lines.on("line", (line) => {
   });
 });
 lines.on("close", () => {
-  void informer?.stop();
+  for (const { informer } of clients.values()) void informer.stop();
 });

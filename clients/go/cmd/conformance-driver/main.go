@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Conformance-driver runs an informer for the suite informerd-conformance, which writes commands to stdin and reads events and
-// replies from stdout: one JSON object a line.
+// replies from stdout: one JSON object a line. Commands that name a client have an informer for each.
 package main
 
 import (
@@ -25,8 +25,9 @@ type object = informerd.Object[json.RawMessage]
 
 // command is a line from the suite; which fields it has depends on do.
 type command struct {
-	Do string `json:"do"`
-	ID int64  `json:"id"`
+	Do     string `json:"do"`
+	ID     int64  `json:"id"`
+	Client *int64 `json:"client"`
 
 	Target              string  `json:"target"`
 	Resource            string  `json:"resource"`
@@ -52,20 +53,25 @@ type handler struct {
 	FailOn  string `json:"fail_on"`
 	DelayOn string `json:"delay_on"`
 	Delay   int64  `json:"delay_ms"`
-	out     *output
+	out     output
 }
 
-// output writes lines to stdout.
+// output writes lines to stdout: those of one client, if the commands name any.
 type output struct {
+	*stdout
+	client *int64
+}
+
+type stdout struct {
 	mu      sync.Mutex
 	encoder *json.Encoder
 }
 
 type line map[string]any
 
-// driver is the informer of one run.
+// driver is an informer.
 type driver struct {
-	out      *output
+	out      output
 	informer *informerd.Informer[json.RawMessage]
 	running  sync.WaitGroup
 }
@@ -78,9 +84,13 @@ func main() {
 }
 
 func run() error {
-	d := &driver{out: &output{encoder: json.NewEncoder(os.Stdout)}}
+	out, drivers := &stdout{encoder: json.NewEncoder(os.Stdout)}, map[int64]*driver{}
 	ctx, cancel := context.WithCancel(context.Background())
-	defer d.running.Wait()
+	defer func() {
+		for _, d := range drivers {
+			d.running.Wait()
+		}
+	}()
 	defer cancel()
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {
@@ -88,12 +98,21 @@ func run() error {
 		if err := json.Unmarshal(lines.Bytes(), &c); err != nil {
 			return fmt.Errorf("cannot decode a command: %w", err)
 		}
-		if err := d.do(ctx, &c); err != nil {
+		client := int64(0)
+		if c.Client != nil {
+			client = *c.Client
+		}
+		if drivers[client] == nil {
+			drivers[client] = &driver{out: output{out, c.Client}}
+		}
+		if err := drivers[client].do(ctx, &c); err != nil {
 			return err
 		}
 	}
-	if d.informer != nil {
-		d.informer.Stop()
+	for _, d := range drivers {
+		if d.informer != nil {
+			d.informer.Stop()
+		}
 	}
 	return lines.Err()
 }
@@ -286,7 +305,10 @@ func show(o *object) line {
 	}
 }
 
-func (o *output) write(l line) {
+func (o output) write(l line) {
+	if o.client != nil {
+		l["client"] = *o.client
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if err := o.encoder.Encode(l); err != nil {
