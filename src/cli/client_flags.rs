@@ -111,23 +111,35 @@ pub(super) struct ChangedFlag {
 #[command(next_help_heading = "Server")]
 pub(super) struct ServerFlags {
     /// Address of the server: `HOST:PORT`, `http://HOST:PORT`, `https://HOST:PORT` or `unix:/path/of/socket`
-    #[arg(long, value_name = "URL", env = "INFORMERD_SERVER", default_value = "127.0.0.1:50051", value_parser = AddressParser)]
+    #[arg(long, value_name = "URL", env = "INFORMERD_SERVER", hide_env_values = true, default_value = "127.0.0.1:50051", value_parser = AddressParser)]
     server: ServerAddress,
 
     /// CA certificates in PEM to verify the server under https [default: those of the system]
-    #[arg(long, value_name = "FILE", env = "INFORMERD_CERTIFICATE_AUTHORITY")]
+    #[arg(long, value_name = "FILE", env = "INFORMERD_CERTIFICATE_AUTHORITY", hide_env_values = true)]
     certificate_authority: Option<PathBuf>,
 
     /// Client certificate in PEM for https
-    #[arg(long, value_name = "FILE", env = "INFORMERD_CLIENT_CERTIFICATE", requires = "client_key")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "INFORMERD_CLIENT_CERTIFICATE",
+        hide_env_values = true,
+        requires = "client_key"
+    )]
     client_certificate: Option<PathBuf>,
 
     /// Private key of the client certificate, in PEM
-    #[arg(long, value_name = "FILE", env = "INFORMERD_CLIENT_KEY", requires = "client_certificate")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "INFORMERD_CLIENT_KEY",
+        hide_env_values = true,
+        requires = "client_certificate"
+    )]
     client_key: Option<PathBuf>,
 
     /// File with a bearer token for each call, read at each call; for https, a Unix socket or this host
-    #[arg(long, value_name = "FILE", env = "INFORMERD_TOKEN_FILE")]
+    #[arg(long, value_name = "FILE", env = "INFORMERD_TOKEN_FILE", hide_env_values = true)]
     token_file: Option<PathBuf>,
 
     /// Print no notes on stderr, only errors

@@ -36,7 +36,7 @@ pub(super) struct VerifyFlags {
     #[arg(value_name = "RESOURCE")]
     resource: String,
     /// Configuration file of the server, with the resource's source
-    #[arg(long, value_name = "FILE", env = "INFORMERD_CONFIG")]
+    #[arg(long, value_name = "FILE", env = "INFORMERD_CONFIG", hide_env_values = true)]
     config: PathBuf,
     /// Time for which an object must differ without a change in the upstream, 0s to 1h; both sides are listed again twice in it
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]

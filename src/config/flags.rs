@@ -17,7 +17,7 @@ use super::{
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct ServeFlags {
     /// Read the configuration from this YAML file [default: no file]
-    #[arg(long, value_name = "FILE", env = "INFORMERD_CONFIG")]
+    #[arg(long, value_name = "FILE", env = "INFORMERD_CONFIG", hide_env_values = true)]
     pub config: Option<PathBuf>,
 
     /// Flags of keys of the file; the table has them, with their variables.
@@ -45,11 +45,11 @@ pub struct ServeFlags {
     pub relay: Vec<String>,
 
     /// User for every --etcd
-    #[arg(long, value_name = "NAME", env = "INFORMERD_ETCD_USERNAME")]
+    #[arg(long, value_name = "NAME", env = "INFORMERD_ETCD_USERNAME", hide_env_values = true)]
     pub etcd_username: Option<String>,
 
     /// File with the password of that user, read at each connection
-    #[arg(long, value_name = "FILE", env = "INFORMERD_ETCD_PASSWORD_FILE")]
+    #[arg(long, value_name = "FILE", env = "INFORMERD_ETCD_PASSWORD_FILE", hide_env_values = true)]
     pub etcd_password_file: Option<PathBuf>,
 
     /// Serve the objects of a Kubernetes API of one kind, in all namespaces or in one, as resource NAME; for example `--kube
@@ -58,19 +58,26 @@ pub struct ServeFlags {
     pub kube: Vec<String>,
 
     /// Kubeconfig for every --kube [default: KUBECONFIG, ~/.kube/config, or the service account in a cluster]
-    #[arg(long, value_name = "FILE", env = "INFORMERD_KUBECONFIG")]
+    #[arg(long, value_name = "FILE", env = "INFORMERD_KUBECONFIG", hide_env_values = true)]
     pub kubeconfig: Option<PathBuf>,
 
     /// Context of the kubeconfig for every --kube [default: its current context]
-    #[arg(long, value_name = "NAME", env = "INFORMERD_KUBE_CONTEXT")]
+    #[arg(long, value_name = "NAME", env = "INFORMERD_KUBE_CONTEXT", hide_env_values = true)]
     pub kube_context: Option<String>,
 
     /// Format of the log
-    #[arg(long, value_name = "FORMAT", env = "INFORMERD_LOG_FORMAT", value_enum, default_value_t)]
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        env = "INFORMERD_LOG_FORMAT",
+        hide_env_values = true,
+        value_enum,
+        default_value_t
+    )]
     pub log_format: LogFormat,
 
     /// Log level: error, warn, info, debug or trace; or a filter such as `info,informerd::watch=debug`
-    #[arg(long, value_name = "FILTER", env = "INFORMERD_LOG", default_value = DEFAULT_LOG)]
+    #[arg(long, value_name = "FILTER", env = "INFORMERD_LOG", hide_env_values = true, default_value = DEFAULT_LOG)]
     pub log: String,
 }
 
@@ -156,7 +163,12 @@ impl Args for KeyFlags {
             let default = key.default.unwrap_or("none");
             let (first, rest) = key.meaning.split_at(1);
             let help = format!("{}{rest} [default: {default}]", first.to_uppercase());
-            let arg = Arg::new(flag.name).long(flag.name).value_name(flag.value).env(flag.variable).help(help);
+            let arg = Arg::new(flag.name)
+                .long(flag.name)
+                .value_name(flag.value)
+                .env(flag.variable)
+                .hide_env_values(true)
+                .help(help);
             if !is_boolean(key) {
                 return arg;
             }

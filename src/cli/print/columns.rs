@@ -126,9 +126,10 @@ impl Layout {
         columns.extend(is_value.then_some(Column::Value));
         columns.extend(objects.iter().any(|object| created(&body(object)).is_some()).then_some(Column::Age));
         if options.wide {
-            columns.extend(of_kind.iter().filter(|column| column.wide).map(Column::Of));
             columns.push(Column::Version);
             columns.extend(objects.iter().any(|object| !object.uid.is_empty()).then_some(Column::Uid));
+            // The widest ones last: a terminal wraps them.
+            columns.extend(of_kind.iter().filter(|column| column.wide).map(Column::Of));
         }
         columns.extend(options.labels.iter().cloned().map(Column::Label));
         let has_labels = || objects.iter().any(|object| !object.labels.is_empty());
@@ -287,9 +288,9 @@ shop        db-0   0/0     Pending   0          <none>   <unknown>
             ..ColumnOptions::default()
         };
         let expected = "\
-NAME   READY   STATUS    RESTARTS   NODE     AGE         IP       IMAGES   VERSION   UID      APP      TIER     LABELS
-web    0/1     Running   0          node-a   5m5s        <none>   web:1    7         u-1      web      front    app=web,example.com/tier=front
-db-0   0/0     Pending   0          <none>   <unknown>   <none>   <none>   7         <none>   <none>   <none>   <none>
+NAME   READY   STATUS    RESTARTS   NODE     AGE         VERSION   UID      IP       IMAGES   APP      TIER     LABELS
+web    0/1     Running   0          node-a   5m5s        7         u-1      <none>   web:1    web      front    app=web,example.com/tier=front
+db-0   0/0     Pending   0          <none>   <unknown>   7         <none>   <none>   <none>   <none>   <none>   <none>
 ";
         assert_eq!(table(&pods(), &options), expected);
     }
