@@ -15,7 +15,7 @@ use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithTonicConfig};
 use opentelemetry_sdk::{
     Resource,
     error::OTelSdkResult,
-    trace::{SdkTracerProvider, SpanData, SpanExporter as _},
+    trace::{SdkTracerProvider, SpanData},
 };
 use parking_lot::Mutex;
 use tokio::time::Instant;

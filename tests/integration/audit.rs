@@ -121,8 +121,8 @@ async fn a_stream_has_a_line_at_its_beginning_and_at_its_end() {
     let resumed = pb::WatchRequest { resource_version: version.clone(), ..watch_pods() };
     client.watch(by("bob", resumed)).await.unwrap();
     let found = rig.lines(9).await;
-    let begun = found.iter().rfind(|line| line["event"] == "begin").unwrap();
-    assert_eq!(fields(begun, "method from"), format!("Watch {version}"));
+    let newest = found.iter().rfind(|line| line["event"] == "begin").unwrap();
+    assert_eq!(fields(newest, "method from"), format!("Watch {version}"));
 }
 
 #[tokio::test]

@@ -48,14 +48,14 @@ async fn last_version(source: Quiet) -> String {
     let config = Config { general, admin: AdminConfig { listen: None, ..AdminConfig::default() }, ..Config::default() };
     let app = App::builder(config).serve("quiet", ServeOptions::default(), source).start().await.unwrap();
     let address = format!("http://{}", app.grpc_address());
-    let (shut_down, shutdown) = oneshot::channel::<()>();
-    let running = tokio::spawn(app.run(async { drop(shutdown.await) }));
+    let (stop, stopped) = oneshot::channel::<()>();
+    let running = tokio::spawn(app.run(async { drop(stopped.await) }));
     let mut client = InformerServiceClient::connect(address).await.unwrap();
     let request = pb::WatchRequest { resource: "quiet".into(), ..Default::default() };
     let mut watch = client.watch(request).await.unwrap().into_inner();
     let first = watch.message().await.unwrap().unwrap();
     assert!(first.resource_version == "1" && first.bookmark.unwrap().initial_events_end);
-    shut_down.send(()).unwrap();
+    stop.send(()).unwrap();
     let last = async {
         loop {
             let message = watch.message().await.unwrap().unwrap();

@@ -80,8 +80,8 @@ async fn a_server_with_an_interval_compares_a_resource_by_itself() {
                 line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
             };
             if of("informerd_verify_total{resource=\"things\",result=\"equal\"}") >= 2.0 {
-                assert_eq!(of("informerd_verify_total{resource=\"things\",result=\"failed\"}"), 0.0);
-                assert_eq!(of("informerd_verify_differences{resource=\"things\"}"), 0.0);
+                assert!(of("informerd_verify_total{resource=\"things\",result=\"failed\"}") < 1.0);
+                assert!(of("informerd_verify_differences{resource=\"things\"}") < 1.0);
                 assert!(of("informerd_verify_last_success_timestamp_seconds{resource=\"things\"}") > 0.0);
                 return;
             }
