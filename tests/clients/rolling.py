@@ -183,7 +183,7 @@ class Audit:
 
     @staticmethod
     def _is_list(call):
-        return call["method"] != "Watch" or call["from"] == "INITIAL_EVENTS"
+        return call["method"] != "Watch" or call["from"] == "LIST"
 
 
 class Restart:

@@ -84,7 +84,7 @@ async fn a_stream_has_a_line_at_its_beginning_and_at_its_end() {
     let mut watch = client.watch(by("alice", request)).await.unwrap().into_inner();
     let begin = &rig.lines(1).await[0];
     let names = "event user peer method resource selection format from duration_ms status";
-    assert_eq!(fields(begin, names), "begin alice 10.0.0.1:1000 Watch pods labels=!x RAW INITIAL_EVENTS - -");
+    assert_eq!(fields(begin, names), "begin alice 10.0.0.1:1000 Watch pods labels=!x RAW LIST - -");
     let mut version = String::new();
     for _ in 0..3 {
         version = watch.message().await.unwrap().unwrap().resource_version;

@@ -228,7 +228,7 @@ fn begin(request: &pb::WatchRequest, from: Option<ResourceVersion>) -> Result<Be
 impl fmt::Display for Begin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::InitialEvents => f.write_str("INITIAL_EVENTS"),
+            Self::InitialEvents => f.write_str("LIST"),
             Self::Bookmark => f.write_str("NOW"),
             Self::After(version) => write!(f, "{version}"),
         }
