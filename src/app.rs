@@ -71,7 +71,7 @@ use crate::{
         ServiceConfig,
     },
     proto::pb,
-    source::kube::KubeClients,
+    source::{kube::KubeClients, relay::RelayClients},
     telemetry,
     transport::{Listener, Quota, Server, ServerConfig, Tls, TlsError, TlsFiles},
     watch::BulkThreads,
@@ -160,6 +160,7 @@ impl App {
             snapshot_writer: snapshot_writer.clone(),
             verify: None,
             kube_clients,
+            relay_clients: RelayClients::default(),
             own,
         };
         let resources = Resources::start(connector, &config.resources)?;

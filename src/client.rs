@@ -12,7 +12,8 @@
 //!   Informer: Streams ──▶ Replica ──▶ Store, snapshots, handler    the same in a task, with a store of the objects
 //! ```
 //!
-//! The work of a call or a watch happens in the task that polls it. An informer has a task, and a thread for its handler.
+//! The work of a call or a watch happens in the task that polls it. An informer has a task, and a thread for its handler; the
+//! watches of [`Client::subscribing`] share a task that reads their stream.
 //!
 //! - **A watch is complete.** Folding the events of a [`Watch`] gives the server's state, across broken streams, restarts,
 //!   expired versions and new lineages, even when a stream breaks in the middle of its initial events. The one exception is
@@ -41,20 +42,23 @@
 //!
 //! Not part of this module: watches that begin without the initial events.
 
+mod channel;
 mod connection;
 mod error;
 mod informer;
 mod query;
 mod streams;
+mod subscription;
 mod until;
 mod update;
 mod view;
 mod watch;
 mod watch_event;
+mod watch_messages;
 mod watch_options;
 
 #[cfg(feature = "server")]
-pub(crate) use connection::Connection;
+pub(crate) use channel::Connection;
 pub use connection::{Client, GetResult, ListResult};
 pub use error::{ClientError, ServerStatus};
 pub use informer::{
@@ -66,6 +70,7 @@ pub use until::UntilOptions;
 pub use update::{Note, Progress, Update};
 pub use watch::Watch;
 pub use watch_event::WatchEventEncoder;
+pub use watch_messages::WatchMessages;
 pub use watch_options::WatchOptions;
 
 pub use crate::endpoint::{AddressError, ServerAddress, TlsOptions};

@@ -22,7 +22,7 @@ use crate::{
         etcd::EtcdSource,
         files::FilesSource,
         kube::{KubeClients, KubeSource},
-        relay::RelaySource,
+        relay::{RelayClients, RelaySource},
         stream::{self, StreamSource},
     },
     telemetry::ObservedResource,
@@ -40,6 +40,8 @@ pub(super) struct Connector {
     pub(super) verify: Option<VerifyThread>,
     /// Connections and credentials, shared by all sources of the same cluster.
     pub(super) kube_clients: KubeClients,
+    /// Connections, shared by all sources of the same upstream.
+    pub(super) relay_clients: RelayClients,
     /// Sources that the program brings itself, by the names of their resources.
     pub(super) own: BTreeMap<String, OwnSource>,
 }
@@ -117,7 +119,7 @@ impl Connector {
             SourceConfig::Informerd(relay) => {
                 let relay = relay_config(resource, relay);
                 let health = SourceHealth::new(relay.heartbeat, stale_after);
-                let source = RelaySource::new(relay, health.clone());
+                let source = RelaySource::with_clients(relay, health.clone(), &self.relay_clients);
                 self.connect(writer, resource, "informerd", source, health)
             }
             SourceConfig::Own => {

@@ -1,17 +1,19 @@
 //! Connection to one server, and the calls with one response.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::{Stream, TryStreamExt};
 use prost_types::Timestamp;
 use tonic::{
-    Request, Status,
-    metadata::MetadataMap,
-    service::{Interceptor, interceptor::InterceptedService},
+    Status,
     transport::{Channel, Endpoint},
 };
 
-use super::{ClientError, Query};
+use super::{
+    ClientError, Query, WatchMessages,
+    channel::{CONNECT_TIMEOUT, Connection, Credentials, MAX_MESSAGE_BYTES, endpoint, service},
+    subscription::Subscriptions,
+};
 use crate::{
     endpoint::ServerAddress,
     proto::pb::{self, admin_service_client::AdminServiceClient, informer_service_client::InformerServiceClient},
@@ -28,16 +30,8 @@ pub struct Client {
     channel: Channel,
     service: InformerServiceClient<Connection>,
     admin: AdminServiceClient<Connection>,
-}
-
-/// Connection whose calls carry the token of the address.
-pub(crate) type Connection = InterceptedService<Channel, Credentials>;
-
-/// Interceptor that adds the token of an address, and perhaps other headers, to each call.
-#[derive(Debug, Clone)]
-pub(crate) struct Credentials {
-    address: ServerAddress,
-    headers: MetadataMap,
+    /// Stream of the watches; none if each has its own.
+    subscriptions: Option<Arc<Subscriptions>>,
 }
 
 /// Objects of one snapshot.
@@ -72,22 +66,8 @@ pub struct GetResult {
     pub history: String,
 }
 
-/// Timeout for connecting, short because a person often waits for it.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Keepalive interval after which the kernel probes an idle peer, which may have disappeared without closing the connection.
-const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
-/// Interval of HTTP/2 PINGs, also without a call: what is between client and server forgets idle connections.
-const PING_INTERVAL: Duration = Duration::from_secs(15);
-/// Time for the answer to a PING, after which the connection is dead.
-const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest silence of a call with one response, and before each chunk of a list. A server waits up to 10 s for its first list.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// Largest message accepted; larger than any that a server sends: the largest object (8 MiB) with its Struct's overhead.
-const MAX_MESSAGE_BYTES: usize = 64 << 20;
-/// Largest window of HTTP/2: one stream that is not read must not use up the window of all the others.
-const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
-/// Bytes that a server may send ahead on one stream.
-const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 /// Capability of servers that select by a shard.
 const SHARDS: &str = "shards";
 /// Capability of servers that send a part of each body.
@@ -132,14 +112,25 @@ impl Client {
     fn over(address: &ServerAddress, endpoint: Endpoint, channel: Channel) -> Self {
         let connection = Connection::new(channel.clone(), Credentials::of(address));
         let admin = AdminServiceClient::new(connection.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        Self { address: address.clone(), endpoint, channel, service: service(connection), admin }
+        Self { address: address.clone(), endpoint, channel, service: service(connection), admin, subscriptions: None }
+    }
+
+    /// Returns this client with watches that share one stream, also with those of its clones, as long as there are any: 20 watches
+    /// are one call of Subscribe. A watch that is not read holds up no other; the server queues its events, and its policy acts.
+    /// Where the server has no Subscribe, each watch has a stream of its own.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime. A task on it reads the stream.
+    pub fn subscribing(self) -> Self {
+        let subscriptions = Subscriptions::new(self.address.clone(), self.endpoint.clone(), self.service.clone());
+        Self { subscriptions: Some(Arc::new(subscriptions)), ..self }
     }
 
     /// Returns the service over the same connection, with these headers in each call.
     #[cfg(feature = "server")]
     pub(crate) fn service_with(&self, headers: http::HeaderMap) -> InformerServiceClient<Connection> {
-        let credentials = Credentials { headers: MetadataMap::from_headers(headers), ..Credentials::of(&self.address) };
-        service(Connection::new(self.channel.clone(), credentials))
+        service(Connection::new(self.channel.clone(), Credentials::of(&self.address).with_headers(headers)))
     }
 
     /// Returns the connection, for calls of other services.
@@ -366,10 +357,15 @@ impl Client {
     }
 
     /// Opens one stream of a watch without resuming it, for callers that need every message. [`Self::watch`] resumes.
-    pub async fn open(&self, request: pb::WatchRequest) -> Result<tonic::Streaming<pb::WatchResponse>, ClientError> {
+    pub async fn open(&self, request: pb::WatchRequest) -> Result<WatchMessages, ClientError> {
         self.require(request.shard.is_some(), request.view.is_some()).await?;
+        if let Some(subscriptions) = &self.subscriptions
+            && let Some(watch) = subscriptions.open(&request).await?
+        {
+            return Ok(WatchMessages::subscribed(watch));
+        }
         let answer = self.service.clone().watch(request).await;
-        Ok(answer.map_err(|status| self.error(&status))?.into_inner())
+        Ok(WatchMessages::own(answer.map_err(|status| self.error(&status))?.into_inner()))
     }
 
     /// Waits for the conditions in one call, without a retry.
@@ -406,54 +402,6 @@ impl Client {
     pub(crate) fn error(&self, status: &Status) -> ClientError {
         ClientError::from_status(&self.address, status)
     }
-}
-
-fn endpoint(address: &ServerAddress) -> Result<Endpoint, ClientError> {
-    let invalid = |error: tonic::transport::Error| ClientError::Request { problem: format!("{address}: {error}") };
-    let mut endpoint = Endpoint::from_shared(address.uri().to_owned()).map_err(invalid)?;
-    if address.is_unix() {
-        // HTTP/2 rejects a path as an authority, even percent-encoded.
-        endpoint = endpoint.origin(http::Uri::from_static("http://localhost"));
-    }
-    if let Some(tls) = address.tls() {
-        endpoint = endpoint.tls_config(tls.config()).map_err(invalid)?;
-    }
-    let endpoint = endpoint
-        .connect_timeout(CONNECT_TIMEOUT)
-        .tcp_nodelay(true)
-        .tcp_keepalive(Some(TCP_KEEPALIVE))
-        .http2_keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PING_TIMEOUT)
-        .keep_alive_while_idle(true)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .initial_stream_window_size(STREAM_WINDOW_BYTES);
-    endpoint.user_agent(concat!("informerd/", env!("CARGO_PKG_VERSION"))).map_err(invalid)
-}
-
-// === impl Credentials ===
-
-impl Credentials {
-    fn of(address: &ServerAddress) -> Self {
-        Self { address: address.clone(), headers: MetadataMap::new() }
-    }
-}
-
-impl Interceptor for Credentials {
-    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        if !self.headers.is_empty() {
-            let mut headers = std::mem::take(request.metadata_mut()).into_headers();
-            headers.extend(self.headers.clone().into_headers());
-            *request.metadata_mut() = MetadataMap::from_headers(headers);
-        }
-        if let Some(authorization) = self.address.authorization().map_err(Status::unauthenticated)? {
-            request.metadata_mut().insert("authorization", authorization);
-        }
-        Ok(request)
-    }
-}
-
-fn service(connection: Connection) -> InformerServiceClient<Connection> {
-    InformerServiceClient::new(connection).max_decoding_message_size(MAX_MESSAGE_BYTES)
 }
 
 /// Checks that all parts of a response have the same version: one response is of one snapshot.

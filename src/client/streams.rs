@@ -21,9 +21,9 @@ use std::{
 
 use futures_util::Stream;
 use tokio::time::{Instant, Sleep};
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Status};
 
-use super::{Client, ClientError, WatchOptions, error::Recovery};
+use super::{Client, ClientError, WatchMessages, WatchOptions, error::Recovery};
 use crate::{cache::Backoff, proto::pb};
 
 /// Streams of one watch. The user applies the messages, and has the version to resume from.
@@ -77,19 +77,17 @@ pub(super) enum Step {
     Failed(ClientError),
 }
 
-type Messages = Streaming<pb::WatchResponse>;
-
 enum Phase {
     /// Before the next stream, which the next poll opens.
     Idle,
     Opening {
-        opening: Pin<Box<dyn Future<Output = Result<Messages, ClientError>> + Send>>,
+        opening: Pin<Box<dyn Future<Output = Result<WatchMessages, ClientError>> + Send>>,
         /// Time for the first message.
         until: Instant,
         is_resume: bool,
     },
     Reading {
-        stream: Box<Messages>,
+        stream: Box<WatchMessages>,
         silence: Pin<Box<Sleep>>,
         after: Duration,
     },
@@ -266,6 +264,9 @@ impl Streams {
             asked + jitter.mul_f64(fastrand::f64()) + self.backoff.next_delay(Instant::now())
         };
         if error.invalidates_connection() {
+            if let Phase::Reading { stream, .. } = &self.phase {
+                stream.leave_connection();
+            }
             self.client.drop_connection();
         }
         tracing::debug!(resource = self.request.resource, %error, ?delay, lists, "watch interrupted");

@@ -9,8 +9,8 @@
 //!                      └── with bookmarks 10 times a second while a caller waits (ProgressDemand)
 //! ```
 //!
-//! The application makes one source for each resource from its configuration, each with a connection of its own; the
-//! resource's Reflector drives it. A relay's clients receive only what a client of the origin may receive:
+//! The application makes one source for each resource from its configuration; the resource's Reflector drives it. Sources of one
+//! upstream share a connection, and their watches one stream, where the upstream has Subscribe ([`RelayClients`]). A relay's clients receive only what a client of the origin may receive:
 //!
 //! - The relay watches RAW and under REPLAY, and fails before it serves anything if the upstream does not allow that. Each
 //!   object keeps its version, uid, labels, type and bytes.
@@ -18,7 +18,7 @@
 //!   history it is a part of the identity: a position, and the last known change, are those of the selection.
 //! - A batch is applied when the version advances, whole. A relist upstream is a relist here: its deletions are inferred, and
 //!   no client can resume from a version inside of it.
-//! - There is one stream at a time, whatever the number of clients. After a break the source resumes at its position, also
+//! - There is one watch at a time, whatever the number of clients. After a break the source resumes at its position, also
 //!   after a restart (`WarmStart`).
 //! - A rewritten history is detected: by the upstream's `HISTORY_CHANGED`, by versions of another lineage and, if the upstream
 //!   has another name (a restart, or another replica), by the last known change (`resume_check`, `state`).
@@ -31,6 +31,7 @@
 //! Waiting, relisting and backing off are the Reflector's, deliberately. The client library's own
 //! [`Watch`](crate::client::Watch) is not used, because it hides batches, relists and histories, which a relay passes on.
 
+mod clients;
 mod live;
 mod message;
 mod resume_check;
@@ -41,7 +42,7 @@ mod upstream;
 
 use std::{path::PathBuf, time::Duration};
 
-pub use self::{reviewer::RelayReviewer, source::RelaySource};
+pub use self::{clients::RelayClients, reviewer::RelayReviewer, source::RelaySource};
 use crate::{
     client::Query,
     endpoint::{ServerAddress, TlsOptions},

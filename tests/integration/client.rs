@@ -1,6 +1,6 @@
 //! The client library: a watch that survives the failures of its streams, and errors that say what to do.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, convert::identity, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use informerd::{
@@ -24,8 +24,11 @@ fn pods() -> Query {
     Query { format: pb::PayloadFormat::Raw, ..Query::of("pods") }
 }
 
-async fn connect(address: &str) -> Client {
-    Client::connect(&address.parse().unwrap()).await.unwrap()
+/// Clients with a stream for each watch, and with one for all.
+const STREAMS: [fn(Client) -> Client; 2] = [identity, Client::subscribing];
+
+async fn connect(address: &str, streams: fn(Client) -> Client) -> Client {
+    streams(Client::connect(&address.parse().unwrap()).await.unwrap())
 }
 
 async fn next(watch: &mut Watch) -> Update {
@@ -94,7 +97,7 @@ fn fold(view: &mut BTreeMap<String, Bytes>, update: &Update) {
 }
 
 async fn held_by(sandbox: &Sandbox) -> BTreeMap<String, Bytes> {
-    let listed = connect(sandbox.address()).await.list(&pods()).await.unwrap();
+    let listed = connect(sandbox.address(), identity).await.list(&pods()).await.unwrap();
     listed.objects.iter().map(|object| (object.name.clone(), raw(object))).collect()
 }
 
@@ -107,265 +110,293 @@ async fn of_lineage(lineage: &'static str, pods: &[(&str, &str)]) -> Sandbox {
 /// Checks that a restart that renumbers everything yields exactly the additions, changes and deletions.
 #[tokio::test]
 async fn a_watch_survives_a_restart_with_another_lineage() {
-    let mut before = of_lineage("a", &[("changed", ""), ("gone", r#""x":7"#), ("same", "")]).await;
-    let proxy = TcpProxy::to(before.address()).await;
-    let options = WatchOptions { keep_objects: true, ..WatchOptions::default() };
-    let mut watch = connect(proxy.address()).await.watch(&pods(), &options);
-    let seen = until(&mut watch, "SYNCED").await;
-    assert_eq!(seen, ["ADDED INITIAL changed", "ADDED INITIAL gone", "ADDED INITIAL same", "SYNCED @a.1"]);
-    before.put("shop", "live", "").await;
-    assert_eq!(words(&next(&mut watch).await), "ADDED live @a.2");
+    for streams in STREAMS {
+        let mut before = of_lineage("a", &[("changed", ""), ("gone", r#""x":7"#), ("same", "")]).await;
+        let proxy = TcpProxy::to(before.address()).await;
+        let options = WatchOptions { keep_objects: true, ..WatchOptions::default() };
+        let mut watch = connect(proxy.address(), streams).await.watch(&pods(), &options);
+        let seen = until(&mut watch, "SYNCED").await;
+        assert_eq!(seen, ["ADDED INITIAL changed", "ADDED INITIAL gone", "ADDED INITIAL same", "SYNCED @a.1"]);
+        before.put("shop", "live", "").await;
+        assert_eq!(words(&next(&mut watch).await), "ADDED live @a.2");
 
-    let mut after = of_lineage("b", &[("changed", r#""x":1"#), ("live", ""), ("new", ""), ("same", "")]).await;
-    proxy.lead_to(after.address());
-    proxy.cut();
-    assert!(matches!(next(&mut watch).await, Update::Note(Note::Reconnecting { error, .. }) if error.is_retryable()));
-    assert_eq!(words(&next(&mut watch).await), "reconnecting RESOURCE_VERSION_EXPIRED");
-    let mut updates = Vec::new();
-    for _ in 0..5 {
-        updates.push(next(&mut watch).await);
+        let mut after = of_lineage("b", &[("changed", r#""x":1"#), ("live", ""), ("new", ""), ("same", "")]).await;
+        proxy.lead_to(after.address());
+        proxy.cut();
+        assert!(
+            matches!(next(&mut watch).await, Update::Note(Note::Reconnecting { error, .. }) if error.is_retryable())
+        );
+        assert_eq!(words(&next(&mut watch).await), "reconnecting RESOURCE_VERSION_EXPIRED");
+        let mut updates = Vec::new();
+        for _ in 0..5 {
+            updates.push(next(&mut watch).await);
+        }
+        let seen: Vec<String> = updates.iter().map(words).collect();
+        assert_eq!(seen, ["MODIFIED changed", "ADDED new", "DELETED INFERRED gone", "relisted 3 @b.1", "SYNCED @b.1"]);
+        let Update::Event { object, .. } = &updates[2] else { panic!() };
+        assert!(raw(object).windows(5).any(|window| window == br#""x":7"#), "the last known state");
+        assert_eq!((object.namespace.as_str(), object.resource_version.as_str()), ("shop", "b.1"));
+
+        after.put("shop", "same", r#""x":2"#).await;
+        assert_eq!(words(&next(&mut watch).await), "MODIFIED same @b.2");
     }
-    let seen: Vec<String> = updates.iter().map(words).collect();
-    assert_eq!(seen, ["MODIFIED changed", "ADDED new", "DELETED INFERRED gone", "relisted 3 @b.1", "SYNCED @b.1"]);
-    let Update::Event { object, .. } = &updates[2] else { panic!() };
-    assert!(raw(object).windows(5).any(|window| window == br#""x":7"#), "the last known state");
-    assert_eq!((object.namespace.as_str(), object.resource_version.as_str()), ("shop", "b.1"));
-
-    after.put("shop", "same", r#""x":2"#).await;
-    assert_eq!(words(&next(&mut watch).await), "MODIFIED same @b.2");
 }
 
 /// Rewrites the history while no client is connected, at versions that continue upwards: the client compares a new list.
 #[tokio::test]
 async fn a_history_rewritten_meanwhile_is_delivered_as_the_difference() {
-    let sandbox = Sandbox::start(vec![pod("shop", "a", ""), pod("shop", "b", "")]).await;
-    let proxy = TcpProxy::to(sandbox.address()).await;
-    let mut watch = connect(proxy.address()).await.watch(&pods(), &WatchOptions::default());
-    until(&mut watch, "SYNCED").await;
-    proxy.lead_nowhere();
-    proxy.cut();
-    let version = ResourceVersion::decimal(1);
-    let other = vec![pod_at("shop", "a", r#""is":"another""#, &version)];
-    sandbox.say(Delta::HistoryRewritten(List::new(other, version))).await;
-    let next_version = ResourceVersion::decimal(2);
-    sandbox.push(Event::Bookmark(next_version.clone())).await;
-    sandbox.reached(&next_version).await;
-    proxy.lead_to(sandbox.address());
-    let seen = until(&mut watch, "SYNCED").await;
-    assert_eq!(seen[seen.len() - 4..], ["MODIFIED a", "DELETED INFERRED b", "relisted 2 @2", "SYNCED @2"], "{seen:?}");
-    assert!(seen.iter().any(|words| words == "reconnecting HISTORY_CHANGED"), "{seen:?}");
+    for streams in STREAMS {
+        let sandbox = Sandbox::start(vec![pod("shop", "a", ""), pod("shop", "b", "")]).await;
+        let proxy = TcpProxy::to(sandbox.address()).await;
+        let mut watch = connect(proxy.address(), streams).await.watch(&pods(), &WatchOptions::default());
+        until(&mut watch, "SYNCED").await;
+        proxy.lead_nowhere();
+        proxy.cut();
+        let version = ResourceVersion::decimal(1);
+        let other = vec![pod_at("shop", "a", r#""is":"another""#, &version)];
+        sandbox.say(Delta::HistoryRewritten(List::new(other, version))).await;
+        let next_version = ResourceVersion::decimal(2);
+        sandbox.push(Event::Bookmark(next_version.clone())).await;
+        sandbox.reached(&next_version).await;
+        proxy.lead_to(sandbox.address());
+        let seen = until(&mut watch, "SYNCED").await;
+        assert_eq!(
+            seen[seen.len() - 4..],
+            ["MODIFIED a", "DELETED INFERRED b", "relisted 2 @2", "SYNCED @2"],
+            "{seen:?}"
+        );
+        assert!(seen.iter().any(|words| words == "reconnecting HISTORY_CHANGED"), "{seen:?}");
+    }
 }
 
 #[tokio::test]
 async fn a_watch_whose_connection_breaks_resumes_without_a_list() {
-    let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
-    let proxy = TcpProxy::to(sandbox.address()).await;
-    let mut watch = connect(proxy.address()).await.watch(&pods(), &WatchOptions::default());
-    until(&mut watch, "SYNCED").await;
-    sandbox.put("shop", "a", r#""x":1"#).await;
-    assert_eq!(words(&next(&mut watch).await), "MODIFIED a @2");
-    proxy.lead_nowhere();
-    proxy.cut();
-    for _ in 0..2 {
-        let Update::Note(Note::Reconnecting { error, delay }) = next(&mut watch).await else { panic!() };
-        assert_eq!(error.code(), Code::Unavailable, "{error}");
-        assert!(delay >= Duration::from_millis(100) && delay < Duration::from_millis(800), "{delay:?}");
+    for streams in STREAMS {
+        let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+        let proxy = TcpProxy::to(sandbox.address()).await;
+        let mut watch = connect(proxy.address(), streams).await.watch(&pods(), &WatchOptions::default());
+        until(&mut watch, "SYNCED").await;
+        sandbox.put("shop", "a", r#""x":1"#).await;
+        assert_eq!(words(&next(&mut watch).await), "MODIFIED a @2");
+        proxy.lead_nowhere();
+        proxy.cut();
+        for _ in 0..2 {
+            let Update::Note(Note::Reconnecting { error, delay }) = next(&mut watch).await else { panic!() };
+            assert_eq!(error.code(), Code::Unavailable, "{error}");
+            assert!(delay >= Duration::from_millis(100) && delay < Duration::from_millis(800), "{delay:?}");
+        }
+        proxy.lead_to(sandbox.address());
+        let seen = until(&mut watch, "resumed").await;
+        assert!(seen.iter().all(|words| !words.starts_with("relisted")), "{seen:?}");
+        sandbox.put("shop", "b", "").await;
+        until(&mut watch, "ADDED b @3").await;
     }
-    proxy.lead_to(sandbox.address());
-    let seen = until(&mut watch, "resumed").await;
-    assert!(seen.iter().all(|words| !words.starts_with("relisted")), "{seen:?}");
-    sandbox.put("shop", "b", "").await;
-    until(&mut watch, "ADDED b @3").await;
 }
 
 #[tokio::test]
 async fn changes_during_a_break_are_delivered_after_it() {
-    let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
-    let proxy = TcpProxy::to(sandbox.address()).await;
-    let mut watch = connect(proxy.address()).await.watch(&pods(), &WatchOptions::default());
-    until(&mut watch, "SYNCED @1").await;
-    proxy.lead_nowhere();
-    proxy.cut();
-    until(&mut watch, "reconnecting").await;
-    let created = sandbox.put("shop", "b", "").await;
-    sandbox.put("shop", "a", r#""x":1"#).await;
-    sandbox.delete(&created).await;
-    proxy.lead_to(sandbox.address());
-    let seen = until(&mut watch, "DELETED").await;
-    assert_eq!(seen[seen.len() - 4..], ["resumed @1", "ADDED b @2", "MODIFIED a @3", "DELETED b @4"]);
+    for streams in STREAMS {
+        let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+        let proxy = TcpProxy::to(sandbox.address()).await;
+        let mut watch = connect(proxy.address(), streams).await.watch(&pods(), &WatchOptions::default());
+        until(&mut watch, "SYNCED @1").await;
+        proxy.lead_nowhere();
+        proxy.cut();
+        until(&mut watch, "reconnecting").await;
+        let created = sandbox.put("shop", "b", "").await;
+        sandbox.put("shop", "a", r#""x":1"#).await;
+        sandbox.delete(&created).await;
+        proxy.lead_to(sandbox.address());
+        let seen = until(&mut watch, "DELETED").await;
+        assert_eq!(seen[seen.len() - 4..], ["resumed @1", "ADDED b @2", "MODIFIED a @3", "DELETED b @4"]);
+    }
 }
 
 /// Cuts an upstream relist, which is one batch: no client can resume inside it, so the server repeats it from its beginning.
 #[tokio::test]
 async fn an_interrupted_batch_is_delivered_once() {
-    const PODS: usize = 10_000;
-    let filler = |at: usize| format!(r#""n":{at},"filler":"{}""#, "x".repeat(2_000));
-    let at = |version: u128, n: usize| -> Vec<Arc<Object>> {
-        let version = ResourceVersion::decimal(version);
-        (0..PODS).map(|name| pod_at("shop", &format!("p{name}"), &filler(n), &version)).collect()
-    };
-    let sandbox = Sandbox::start(at(1, 0)).await;
-    let proxy = TcpProxy::to(sandbox.address()).await;
-    let mut watch = connect(proxy.address()).await.watch(&pods(), &WatchOptions::default());
-    let mut view = BTreeMap::new();
-    while !matches!(watch_and_fold(&mut watch, &mut view).await, Update::Synced(_)) {}
-    sandbox.list(at(9, 1), 10).await;
-    let (mut events, mut resumed) = (0, 0);
-    loop {
-        let update = watch_and_fold(&mut watch, &mut view).await;
-        match &update {
-            Update::Event { .. } => events += 1,
-            Update::Note(Note::Resumed { resource_version }) => {
-                assert_eq!(resource_version, "1");
-                resumed += 1;
+    for streams in STREAMS {
+        const PODS: usize = 10_000;
+        let filler = |at: usize| format!(r#""n":{at},"filler":"{}""#, "x".repeat(2_000));
+        let at = |version: u128, n: usize| -> Vec<Arc<Object>> {
+            let version = ResourceVersion::decimal(version);
+            (0..PODS).map(|name| pod_at("shop", &format!("p{name}"), &filler(n), &version)).collect()
+        };
+        let sandbox = Sandbox::start(at(1, 0)).await;
+        let proxy = TcpProxy::to(sandbox.address()).await;
+        let mut watch = connect(proxy.address(), streams).await.watch(&pods(), &WatchOptions::default());
+        let mut view = BTreeMap::new();
+        while !matches!(watch_and_fold(&mut watch, &mut view).await, Update::Synced(_)) {}
+        sandbox.list(at(9, 1), 10).await;
+        let (mut events, mut resumed) = (0, 0);
+        loop {
+            let update = watch_and_fold(&mut watch, &mut view).await;
+            match &update {
+                Update::Event { .. } => events += 1,
+                Update::Note(Note::Resumed { resource_version }) => {
+                    assert_eq!(resource_version, "1");
+                    resumed += 1;
+                }
+                Update::Note(Note::Reconnecting { .. }) => {}
+                other => panic!("{other:?}"),
             }
-            Update::Note(Note::Reconnecting { .. }) => {}
-            other => panic!("{other:?}"),
+            if version(&update) == "10" {
+                break;
+            }
+            if events == 500 {
+                proxy.cut();
+            }
         }
-        if version(&update) == "10" {
-            break;
-        }
-        if events == 500 {
-            proxy.cut();
-        }
+        assert_eq!((events, view), (PODS, held_by(&sandbox).await));
+        assert!(resumed > 0, "the cut came in time");
     }
-    assert_eq!((events, view), (PODS, held_by(&sandbox).await));
-    assert!(resumed > 0, "the cut came in time");
 }
 
 #[tokio::test]
 async fn a_watch_moves_from_a_server_that_drains_to_the_next() {
-    let before = Sandbox::start(vec![pod("shop", "a", "")]).await;
-    let mut after = Sandbox::start(vec![pod("shop", "a", "")]).await;
-    let proxy = TcpProxy::to(before.address()).await;
-    let mut watch = connect(proxy.address()).await.watch(&pods(), &WatchOptions::default());
-    until(&mut watch, "SYNCED").await;
-    proxy.lead_to(after.address());
-    before.lifecycle.draining.cancel();
-    // The old connection still exists; the client does not use it again.
-    assert_eq!(until(&mut watch, "resumed").await, ["reconnecting DRAINING", "resumed @1"]);
-    after.put("shop", "b", "").await;
-    until(&mut watch, "ADDED b @2").await;
+    for streams in STREAMS {
+        let before = Sandbox::start(vec![pod("shop", "a", "")]).await;
+        let mut after = Sandbox::start(vec![pod("shop", "a", "")]).await;
+        let proxy = TcpProxy::to(before.address()).await;
+        let mut watch = connect(proxy.address(), streams).await.watch(&pods(), &WatchOptions::default());
+        until(&mut watch, "SYNCED").await;
+        proxy.lead_to(after.address());
+        before.lifecycle.draining.cancel();
+        // The old connection still exists; the client does not use it again.
+        assert_eq!(until(&mut watch, "resumed").await, ["reconnecting DRAINING", "resumed @1"]);
+        after.put("shop", "b", "").await;
+        until(&mut watch, "ADDED b @2").await;
+    }
 }
 
 #[tokio::test]
 async fn a_silent_stream_is_abandoned() {
-    let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
-    let proxy = TcpProxy::to(sandbox.address()).await;
-    let options = WatchOptions { bookmark_interval: Duration::from_millis(100), ..WatchOptions::default() };
-    let mut watch = connect(proxy.address()).await.watch(&pods(), &options);
-    until(&mut watch, "BOOKMARK").await;
-    proxy.silence();
-    let seen = until(&mut watch, "resumed").await;
-    assert_eq!(seen[seen.len() - 2..], ["reconnecting DeadlineExceeded", "resumed @1"]);
-    sandbox.put("shop", "b", "").await;
-    until(&mut watch, "ADDED b @2").await;
+    for streams in STREAMS {
+        let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+        let proxy = TcpProxy::to(sandbox.address()).await;
+        let options = WatchOptions { bookmark_interval: Duration::from_millis(100), ..WatchOptions::default() };
+        let mut watch = connect(proxy.address(), streams).await.watch(&pods(), &options);
+        until(&mut watch, "BOOKMARK").await;
+        proxy.silence();
+        let seen = until(&mut watch, "resumed").await;
+        assert_eq!(seen[seen.len() - 2..], ["reconnecting DeadlineExceeded", "resumed @1"]);
+        sandbox.put("shop", "b", "").await;
+        until(&mut watch, "ADDED b @2").await;
+    }
 }
 
 #[tokio::test]
 async fn a_rewritten_history_is_listed_again() {
-    let sandbox = Sandbox::start_unsynced(Options::default()).await;
-    sandbox.list(vec![pod("shop", "a", ""), pod("shop", "b", "")], 100).await;
-    let mut watch = connect(sandbox.address()).await.watch(&pods(), &WatchOptions::default());
-    until(&mut watch, "SYNCED @100").await;
-    sandbox.list(vec![pod("shop", "b", "")], 50).await;
-    let seen = until(&mut watch, "SYNCED @50").await;
-    assert_eq!(seen, ["reconnecting HISTORY_CHANGED", "DELETED INFERRED a", "relisted 1 @50", "SYNCED @50"]);
+    for streams in STREAMS {
+        let sandbox = Sandbox::start_unsynced(Options::default()).await;
+        sandbox.list(vec![pod("shop", "a", ""), pod("shop", "b", "")], 100).await;
+        let mut watch = connect(sandbox.address(), streams).await.watch(&pods(), &WatchOptions::default());
+        until(&mut watch, "SYNCED @100").await;
+        sandbox.list(vec![pod("shop", "b", "")], 50).await;
+        let seen = until(&mut watch, "SYNCED @50").await;
+        assert_eq!(seen, ["reconnecting HISTORY_CHANGED", "DELETED INFERRED a", "relisted 1 @50", "SYNCED @50"]);
+    }
 }
 
 /// Checks that initial events that are cut off repeatedly are reported once, and completed.
 #[tokio::test]
 async fn interrupted_initial_events_are_delivered_once() {
-    let filler = format!(r#""filler":"{}""#, "x".repeat(2000));
-    let pods_there: Vec<_> = (0..20_000).map(|at| pod("shop", &format!("p{at}"), &filler)).collect();
-    let sandbox = Sandbox::start(pods_there).await;
-    let proxy = TcpProxy::to(sandbox.address()).await;
-    let mut watch = connect(proxy.address()).await.watch(&pods(), &WatchOptions::default());
-    let (mut view, mut events, mut cuts) = (BTreeMap::new(), 0, 0);
-    loop {
-        let update = next(&mut watch).await;
-        fold(&mut view, &update);
-        match update {
-            Update::Event { .. } => {
-                events += 1;
-                if events % 3_000 == 0 {
-                    proxy.cut();
+    for streams in STREAMS {
+        let filler = format!(r#""filler":"{}""#, "x".repeat(2000));
+        let pods_there: Vec<_> = (0..20_000).map(|at| pod("shop", &format!("p{at}"), &filler)).collect();
+        let sandbox = Sandbox::start(pods_there).await;
+        let proxy = TcpProxy::to(sandbox.address()).await;
+        let mut watch = connect(proxy.address(), streams).await.watch(&pods(), &WatchOptions::default());
+        let (mut view, mut events, mut cuts) = (BTreeMap::new(), 0, 0);
+        loop {
+            let update = next(&mut watch).await;
+            fold(&mut view, &update);
+            match update {
+                Update::Event { .. } => {
+                    events += 1;
+                    if events % 3_000 == 0 {
+                        proxy.cut();
+                    }
                 }
+                Update::Note(Note::Reconnecting { .. }) => cuts += 1,
+                Update::Synced(_) => break,
+                other => panic!("{other:?}"),
             }
-            Update::Note(Note::Reconnecting { .. }) => cuts += 1,
-            Update::Synced(_) => break,
-            other => panic!("{other:?}"),
         }
+        assert_eq!((events, view.len()), (20_000, 20_000));
+        assert!(cuts > 0, "a cut came in time");
     }
-    assert_eq!((events, view.len()), (20_000, 20_000));
-    assert!(cuts > 0, "a cut came in time");
 }
 
 /// Cuts the watch at any moment of a storm, and checks that the folded updates are the state.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_interrupted_during_a_storm_holds_the_state_at_its_end() {
-    const CHANGES: usize = 3_000;
-    let mut sandbox = Sandbox::start((0..50).map(|at| pod("shop", &format!("p{at}"), "")).collect()).await;
-    let proxy = TcpProxy::to(sandbox.address()).await;
-    let mut watch = connect(proxy.address()).await.watch(&pods(), &WatchOptions::default());
-    let last = format!("{}", CHANGES + 2);
-    let reader = tokio::spawn(async move {
-        let (mut view, mut breaks) = (BTreeMap::new(), 0);
-        loop {
-            let update = next(&mut watch).await;
-            fold(&mut view, &update);
-            breaks += usize::from(matches!(update, Update::Note(Note::Reconnecting { .. })));
-            if version(&update) == last {
-                return (view, breaks);
+    for streams in STREAMS {
+        const CHANGES: usize = 3_000;
+        let mut sandbox = Sandbox::start((0..50).map(|at| pod("shop", &format!("p{at}"), "")).collect()).await;
+        let proxy = TcpProxy::to(sandbox.address()).await;
+        let mut watch = connect(proxy.address(), streams).await.watch(&pods(), &WatchOptions::default());
+        let last = format!("{}", CHANGES + 2);
+        let reader = tokio::spawn(async move {
+            let (mut view, mut breaks) = (BTreeMap::new(), 0);
+            loop {
+                let update = next(&mut watch).await;
+                fold(&mut view, &update);
+                breaks += usize::from(matches!(update, Update::Note(Note::Reconnecting { .. })));
+                if version(&update) == last {
+                    return (view, breaks);
+                }
+            }
+        });
+        for at in 0..CHANGES {
+            let name = format!("p{}", at * 7 % 60);
+            let key = informerd::model::ObjectKey::new("shop", &name).unwrap();
+            let held = sandbox.informer.snapshot().unwrap();
+            match held.get(&key).filter(|_| at % 5 == 0) {
+                Some(pod) => sandbox.delete(&pod.clone()).await,
+                None => drop(sandbox.put("shop", &name, &format!(r#""n":{at}"#)).await),
+            }
+            if at % 100 == 0 {
+                // Gives the watch time to make progress.
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            if at % 500 == 250 {
+                proxy.cut();
             }
         }
-    });
-    for at in 0..CHANGES {
-        let name = format!("p{}", at * 7 % 60);
-        let key = informerd::model::ObjectKey::new("shop", &name).unwrap();
-        let held = sandbox.informer.snapshot().unwrap();
-        match held.get(&key).filter(|_| at % 5 == 0) {
-            Some(pod) => sandbox.delete(&pod.clone()).await,
-            None => drop(sandbox.put("shop", &name, &format!(r#""n":{at}"#)).await),
-        }
-        if at % 100 == 0 {
-            // Gives the watch time to make progress.
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        if at % 500 == 250 {
-            proxy.cut();
-        }
+        sandbox.put("shop", "last", "").await;
+        let (view, breaks) = reader.await.unwrap();
+        assert_eq!(view, held_by(&sandbox).await);
+        assert!(breaks > 0);
     }
-    sandbox.put("shop", "last", "").await;
-    let (view, breaks) = reader.await.unwrap();
-    assert_eq!(view, held_by(&sandbox).await);
-    assert!(breaks > 0);
 }
 
 /// Runs a client under DROP that does not read in time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropped_events_are_fetched_again() {
-    let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
-    let options = WatchOptions { queue: Some(queue(pb::FullChannelPolicy::Drop, 16)), ..WatchOptions::default() };
-    let mut watch = connect(sandbox.address()).await.watch(&pods(), &options);
-    let (mut view, mut healed) = (BTreeMap::new(), 0);
-    while !matches!(watch_and_fold(&mut watch, &mut view).await, Update::Synced(_)) {}
-    let filler = "x".repeat(4000);
-    for at in 0..8_000 {
-        sandbox.put("shop", &format!("p{}", at % 100), &format!(r#""n":{at},"filler":"{filler}""#)).await;
-    }
-    let last = sandbox.put("shop", "last", "").await.version().clone();
-    sandbox.reached(&last).await;
-    loop {
-        let update = watch_and_fold(&mut watch, &mut view).await;
-        healed += usize::from(matches!(update, Update::Note(Note::Healing { .. })));
-        assert!(!matches!(update, Update::Dropped { .. }));
-        if version(&update) == last.to_string() {
-            break;
+    for streams in STREAMS {
+        let mut sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+        let options = WatchOptions { queue: Some(queue(pb::FullChannelPolicy::Drop, 16)), ..WatchOptions::default() };
+        let mut watch = connect(sandbox.address(), streams).await.watch(&pods(), &options);
+        let (mut view, mut healed) = (BTreeMap::new(), 0);
+        while !matches!(watch_and_fold(&mut watch, &mut view).await, Update::Synced(_)) {}
+        let filler = "x".repeat(4000);
+        for at in 0..8_000 {
+            sandbox.put("shop", &format!("p{}", at % 100), &format!(r#""n":{at},"filler":"{filler}""#)).await;
         }
+        let last = sandbox.put("shop", "last", "").await.version().clone();
+        sandbox.reached(&last).await;
+        loop {
+            let update = watch_and_fold(&mut watch, &mut view).await;
+            healed += usize::from(matches!(update, Update::Note(Note::Healing { .. })));
+            assert!(!matches!(update, Update::Dropped { .. }));
+            if version(&update) == last.to_string() {
+                break;
+            }
+        }
+        assert_eq!(view, held_by(&sandbox).await);
+        assert!(healed > 0, "something was dropped");
     }
-    assert_eq!(view, held_by(&sandbox).await);
-    assert!(healed > 0, "something was dropped");
 }
 
 async fn watch_and_fold(watch: &mut Watch, view: &mut BTreeMap<String, Bytes>) -> Update {
@@ -380,7 +411,7 @@ async fn the_reads_give_everything_of_one_snapshot() {
     let mut there: Vec<_> = (0..600).map(|at| pod("shop", &format!("p{at:03}"), &filler)).collect();
     there.push(pod("shop", "web", r#""nodeName":"n2""#));
     let sandbox = Sandbox::start(there).await;
-    let client = connect(sandbox.address()).await;
+    let client = connect(sandbox.address(), identity).await;
 
     let listed = client.list(&pods()).await.unwrap();
     assert_eq!((listed.objects.len(), listed.resource_version.as_str()), (601, "1"));
@@ -404,7 +435,7 @@ async fn the_reads_give_everything_of_one_snapshot() {
 #[tokio::test]
 async fn errors_are_typed_and_one_line() {
     let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
-    let client = connect(sandbox.address()).await;
+    let client = connect(sandbox.address(), identity).await;
     let error = client.list(&Query::of("pod")).await.unwrap_err();
     assert_eq!((error.code(), error.reason()), (Code::NotFound, Some("RESOURCE_NOT_FOUND")));
     assert_eq!(error.metadata("known"), Some("pods"));
@@ -456,7 +487,7 @@ async fn a_unix_socket_is_served_like_any_other() {
     let app = App::start(Config::load(&flags).unwrap()).await.unwrap();
     let shutdown = CancellationToken::new();
     let running = tokio::spawn(app.run(shutdown.clone().cancelled_owned()));
-    let client = connect(&address).await;
+    let client = connect(&address, identity).await;
     assert_eq!(client.list(&pods()).await.unwrap().objects.len(), 1);
     let mut watch = client.watch(&pods(), &WatchOptions::default());
     assert_eq!(words(&next(&mut watch).await), "ADDED INITIAL a");

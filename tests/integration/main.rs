@@ -58,6 +58,7 @@ mod source_checker;
 mod stats;
 mod stream;
 mod subscribe;
+mod subscription;
 mod tcp_proxy;
 mod tidy;
 mod tls;

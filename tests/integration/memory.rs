@@ -181,7 +181,9 @@ async fn a_stream_ended_for_memory_receives_the_version_to_resume_from() {
     const EVENTS: usize = 3_000;
     let few = Retention { events: 100, size: 1 << 30, age: Duration::from_secs(300) };
     let broadcaster = BroadcasterConfig { retention: few, ..BroadcasterConfig::default() };
-    let options = Options { broadcaster, history: few, memory: LIMIT, ..Options::default() };
+    // On a busy machine the slow client reads nothing for long.
+    let progress_timeout = Duration::from_secs(3600);
+    let options = Options { broadcaster, history: few, memory: LIMIT, progress_timeout, ..Options::default() };
     let mut sandbox = Sandbox::start_with(options, vec![pod("shop", "a", &filler(LARGE))]).await;
     let mut fast = sandbox.client().await.watch(watch_from_now()).await.unwrap().into_inner();
     next(&mut fast).await;

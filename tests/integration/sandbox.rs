@@ -9,6 +9,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
+use futures_util::{Stream, StreamExt};
 use http_body_util::BodyExt;
 use informerd::{
     audit::AuditLog,
@@ -34,7 +35,7 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 use tonic::{
-    Streaming,
+    Status, Streaming,
     body::Body,
     transport::{Channel, Endpoint},
 };
@@ -74,6 +75,7 @@ pub(crate) struct Options {
     pub(crate) future_wait: Duration,
     pub(crate) drain_period: Duration,
     pub(crate) evicted_grace: Duration,
+    pub(crate) progress_timeout: Duration,
     pub(crate) history: Retention,
     /// Indexes besides `node` and `app`.
     pub(crate) indexes: Vec<(String, IndexFunc)>,
@@ -108,6 +110,7 @@ impl Default for Options {
             future_wait: Duration::from_secs(90),
             drain_period: Duration::from_secs(5),
             evicted_grace: Duration::from_secs(5),
+            progress_timeout: Duration::from_secs(30),
             history: BroadcasterConfig::default().retention,
             indexes: Vec::new(),
             views: NamedViews::default(),
@@ -208,7 +211,7 @@ impl Sandbox {
         let address = format!("http://{}", listener.local_addr().unwrap());
         let bounds = ServerConfig {
             streams_per_connection: 1024,
-            progress_timeout: Duration::from_secs(30),
+            progress_timeout: options.progress_timeout,
             stalled: Counter::default(),
             request_timeout: Duration::from_secs(10),
             connections: Quota::new(usize::MAX, 100),
@@ -383,17 +386,19 @@ pub(crate) fn queue(policy: pb::FullChannelPolicy, length: u32) -> pb::QueueOpti
 }
 
 /// Returns the next message of a stream, which must arrive before the deadline.
-pub(crate) async fn next(stream: &mut Streaming<pb::WatchResponse>) -> pb::WatchResponse {
-    let message = tokio::time::timeout(DEADLINE, stream.message()).await.expect("a message in time");
-    message.expect("no status").expect("no end")
+pub(crate) async fn next(
+    stream: &mut (impl Stream<Item = Result<pb::WatchResponse, Status>> + Unpin),
+) -> pb::WatchResponse {
+    let message = tokio::time::timeout(DEADLINE, stream.next()).await.expect("a message in time");
+    message.expect("no end").expect("no status")
 }
 
 /// Returns the status of a stream, which must end now.
-pub(crate) async fn end(stream: &mut Streaming<pb::WatchResponse>) -> tonic::Status {
+pub(crate) async fn end(stream: &mut Streaming<pb::WatchResponse>) -> Status {
     loop {
         match tokio::time::timeout(DEADLINE, stream.message()).await.expect("an end in time") {
             Ok(Some(_)) => {}
-            Ok(None) => return tonic::Status::ok(""),
+            Ok(None) => return Status::ok(""),
             Err(status) => return status,
         }
     }
@@ -435,7 +440,7 @@ pub(crate) fn raw(object: &pb::Object) -> Bytes {
 }
 
 /// Returns the reason of a status.
-pub(crate) fn reason(status: &tonic::Status) -> String {
+pub(crate) fn reason(status: &Status) -> String {
     use tonic_types::StatusExt;
     let details = status.get_error_details();
     let info = details.error_info().unwrap_or_else(|| panic!("no ErrorInfo: {status:?}"));

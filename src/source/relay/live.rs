@@ -23,10 +23,10 @@ use super::{
     message,
     resume_check::{ResumeCheck, ResumePoint},
     state::{Position, RelayShared, unchecked_history},
-    upstream::Messages,
 };
 use crate::{
     cache::{Delta, SourceError, SyncState},
+    client::WatchMessages,
     model::{Cause, Event, ResourceVersion},
     proto::pb::{self, Bookmark, EventType, WatchResponse},
 };
@@ -34,7 +34,7 @@ use crate::{
 /// Open stream, and its position.
 pub(super) struct RelayWatch {
     shared: Arc<RelayShared>,
-    messages: Messages,
+    messages: WatchMessages,
     position: Position,
     /// Version after the position that was delivered, and at which more changes may follow.
     opened: Option<ResourceVersion>,
@@ -61,7 +61,7 @@ pub(super) struct RelayWatch {
 
 impl RelayWatch {
     /// Returns a stream that continues from a position.
-    pub(super) fn new(shared: Arc<RelayShared>, messages: Messages, position: Position) -> Self {
+    pub(super) fn new(shared: Arc<RelayShared>, messages: WatchMessages, position: Position) -> Self {
         Self {
             shared,
             messages,
@@ -103,7 +103,7 @@ impl RelayWatch {
             let silent_at = self.last_message_at + self.shared.upstream.silence();
             let demand = self.shared.demand.clone();
             tokio::select! {
-                // Messages that have arrived come first: a stream that was not polled for long is not silent.
+                // WatchMessages that have arrived come first: a stream that was not polled for long is not silent.
                 biased;
                 // Cancel-safe: an incomplete message stays in the stream.
                 message = self.messages.message() => {

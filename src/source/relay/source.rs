@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    RelayConfig,
+    RelayClients, RelayConfig,
     live::RelayWatch,
     resume_check::{ResumePoint, SavedResumePoint},
     state::{Position, RelayShared, State},
@@ -47,7 +47,12 @@ struct SavedPosition {
 impl RelaySource {
     /// Returns a source that has not connected yet. It reports the sync state of the upstream's own source to `health`.
     pub fn new(config: RelayConfig, health: SourceHealth) -> Self {
-        Self { shared: Arc::new(RelayShared::new(config, health)) }
+        Self::with_clients(config, health, &RelayClients::default())
+    }
+
+    /// Returns a source that shares the connection to its upstream with others. The connection belongs to the current runtime.
+    pub fn with_clients(config: RelayConfig, health: SourceHealth, clients: &RelayClients) -> Self {
+        Self { shared: Arc::new(RelayShared::new(config, health, clients)) }
     }
 
     /// Checks that the files that a configuration names can be read now. Makes no connection.

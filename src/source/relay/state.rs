@@ -9,12 +9,13 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{
-    RelayConfig, message,
+    RelayClients, RelayConfig, message,
     resume_check::{ResumeCheck, ResumePoint, ServerVerdict, unclear},
-    upstream::{Messages, Start, Upstream},
+    upstream::{Start, Upstream},
 };
 use crate::{
     cache::{List, ListVersion, ProgressDemand, SourceError, SourceHealth},
+    client::WatchMessages,
     model::ResourceVersion,
     proto::pb::{EventType, SyncState},
 };
@@ -37,7 +38,7 @@ pub(super) struct State {
     /// Paths of the view of the upstream's configuration in which the objects up to the position were received, if it is one.
     pub(super) view: Option<String>,
     /// Stream of the last list, which continues from the position.
-    pub(super) listed: Option<Messages>,
+    pub(super) listed: Option<WatchMessages>,
     pub(super) server: Option<Server>,
     /// Servers that have not reached the position; there may be several behind one address.
     pub(super) behind: Vec<LaggingServer>,
@@ -103,8 +104,8 @@ impl Position {
 // === impl RelayShared ===
 
 impl RelayShared {
-    pub(super) fn new(config: RelayConfig, health: SourceHealth) -> Self {
-        let upstream = Upstream::new(config.clone(), health.clone());
+    pub(super) fn new(config: RelayConfig, health: SourceHealth, clients: &RelayClients) -> Self {
+        let upstream = Upstream::new(config.clone(), health.clone(), clients);
         Self { config, health, demand: ProgressDemand::met(), upstream, state: Mutex::default() }
     }
 
@@ -230,7 +231,7 @@ impl RelayShared {
         &self,
         position: &Position,
         bookmark_interval: Duration,
-    ) -> Result<(Messages, Option<ResumeCheck>), SourceError> {
+    ) -> Result<(WatchMessages, Option<ResumeCheck>), SourceError> {
         self.check_server().await?;
         let other = self.state.lock().server.as_ref().and_then(|server| {
             let is_confirmed_by = position.is_confirmed_by(&server.name);

@@ -1,17 +1,22 @@
 //! Connection to the upstream: its name and path, its streams and its errors.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use parking_lot::Mutex;
-use tonic::{Code, Streaming};
+use tokio::runtime::Handle;
+use tokio_util::task::AbortOnDropHandle;
+use tonic::Code;
 
-use super::{RelayConfig, message};
+use super::{RelayClients, RelayConfig, clients::RelayServer, message};
 use crate::{
     cache::{Provenance, SourceError, SourceHealth},
-    client::{Client, ClientError},
+    client::{Client, ClientError, WatchMessages},
     endpoint::ServerAddress,
     model::{Object, ObjectKey, ResourceVersion},
     proto::pb::{
@@ -21,7 +26,7 @@ use crate::{
     source::small_file,
 };
 
-/// Connection to the upstream, made on demand, with one stream at a time.
+/// Connection to the upstream, made on demand, with one watch at a time.
 #[derive(Debug)]
 pub(super) struct Upstream {
     config: RelayConfig,
@@ -29,7 +34,10 @@ pub(super) struct Upstream {
     provenance: Provenance,
     /// True if the upstream has the objects from Kubernetes, or relays them, and Secrets are not allowed.
     refuses_secrets: AtomicBool,
-    client: Mutex<Option<Client>>,
+    clients: RelayClients,
+    /// Runtime of the connection, which other sources may share; none for that of the call.
+    runtime: Option<Handle>,
+    client: Mutex<Option<Arc<Client>>>,
 }
 
 /// Start of a stream.
@@ -49,8 +57,6 @@ pub(super) enum Start<'a> {
     },
 }
 
-pub(super) type Messages = Streaming<WatchResponse>;
-
 /// Time for which an upstream may wait to sync or to reach a version before it answers a list.
 const LIST_PATIENCE: Duration = Duration::from_secs(10);
 /// Bookmark intervals without a message before the stream fails: a busy upstream does not miss that many.
@@ -61,9 +67,10 @@ const MAX_PATH: usize = 16;
 // === impl Upstream ===
 
 impl Upstream {
-    pub(super) fn new(config: RelayConfig, health: SourceHealth) -> Self {
+    pub(super) fn new(config: RelayConfig, health: SourceHealth, clients: &RelayClients) -> Self {
         let (provenance, refuses_secrets) = (Provenance::default(), AtomicBool::new(false));
-        Self { config, health, provenance, refuses_secrets, client: Mutex::default() }
+        let (clients, runtime) = (clients.clone(), Handle::try_current().ok());
+        Self { config, health, provenance, refuses_secrets, clients, runtime, client: Mutex::default() }
     }
 
     /// Returns the servers that the resource comes through.
@@ -77,7 +84,11 @@ impl Upstream {
     }
 
     /// Opens a stream. The caller calls [`Self::check_path`] first.
-    pub(super) async fn open(&self, start: Start<'_>, bookmark_interval: Duration) -> Result<Messages, SourceError> {
+    pub(super) async fn open(
+        &self,
+        start: Start<'_>,
+        bookmark_interval: Duration,
+    ) -> Result<WatchMessages, SourceError> {
         let mut request = WatchRequest {
             format: PayloadFormat::Raw.into(),
             queue: Some(QueueOptions { policy: FullChannelPolicy::Replay.into(), length: 0 }),
@@ -155,7 +166,7 @@ impl Upstream {
     }
 
     /// Waits for the next message of a stream, which has to arrive in time and be no error.
-    pub(super) async fn next(&self, messages: &mut Messages) -> Result<WatchResponse, SourceError> {
+    pub(super) async fn next(&self, messages: &mut WatchMessages) -> Result<WatchResponse, SourceError> {
         match tokio::time::timeout(self.silence(), messages.message()).await {
             Ok(Ok(message)) => message.ok_or_else(|| self.ended()),
             Ok(Err(status)) => Err(self.status(&status)),
@@ -220,17 +231,35 @@ impl Upstream {
 
     /// Drops the connection: the next stream takes another one.
     pub(super) fn leave(&self) {
-        *self.client.lock() = None;
+        if let Some(client) = self.client.lock().take() {
+            self.clients.leave(&self.server(), &client);
+        }
     }
 
-    async fn client(&self) -> Result<Client, SourceError> {
+    fn server(&self) -> RelayServer {
+        (self.config.endpoint.clone(), self.config.tls.clone())
+    }
+
+    async fn client(&self) -> Result<Arc<Client>, SourceError> {
         if let Some(client) = &*self.client.lock() {
-            return Ok(client.clone());
+            return Ok(Arc::clone(client));
         }
+        let client = match self.clients.get(&self.server()) {
+            Some(client) => client,
+            None => self.clients.insert(self.server(), self.connect().await?),
+        };
+        *self.client.lock() = Some(Arc::clone(&client));
+        Ok(client)
+    }
+
+    async fn connect(&self) -> Result<Client, SourceError> {
         let address = secured(&self.config).map_err(SourceError::Unavailable)?;
-        let client = Client::connect(&address).await.map_err(|error| self.error(&error))?;
+        let runtime = self.runtime.clone().unwrap_or_else(Handle::current);
+        let connecting = runtime.spawn(async move { Client::connect(&address).await.map(Client::subscribing) });
+        let ended = |_| SourceError::Busy(format!("{}: this server shuts down", self.config.endpoint.uri()));
+        let connected = AbortOnDropHandle::new(connecting).await.map_err(ended)?;
+        let client = connected.map_err(|error| self.error(&error))?;
         tracing::info!(endpoint = self.config.endpoint.uri(), "connected to informerd");
-        *self.client.lock() = Some(client.clone());
         Ok(client)
     }
 
@@ -322,7 +351,11 @@ mod tests {
     #[test]
     fn events_dropped_despite_replay_are_an_error() {
         let health = SourceHealth::new(Duration::MAX, Duration::MAX);
-        let upstream = Upstream::new(RelayConfig::new("http://127.0.0.1:1".parse().unwrap(), "pods"), health);
+        let upstream = Upstream::new(
+            RelayConfig::new("http://127.0.0.1:1".parse().unwrap(), "pods"),
+            health,
+            &RelayClients::default(),
+        );
         let dropped = Some(Dropped { count: 3, after_resource_version: "7".to_owned() });
         let message = WatchResponse { r#type: EventType::Dropped.into(), dropped, ..WatchResponse::default() };
         let error = upstream.not_an_event(message);

@@ -1,0 +1,200 @@
+//! One stream for all watches of a client and its clones, by Subscribe.
+//!
+//! ```text
+//!                              ┌─▶ inbox of watch 1 ─▶ SubscribedWatch
+//!   SubscribeResponse ─▶ task ─┼─▶ inbox of watch 2 ─▶ SubscribedWatch
+//!                              └─▶ …                        │ opened, dropped, paused, resumed
+//!   SubscribeRequest  ◀────────── waiting requests ◀────────┘
+//! ```
+//!
+//! A task reads the stream all the time, so that a watch that is not read holds up no other: once its inbox is
+//! full, it is paused, and resumed when half of that is read; the rest is up to its queue and policy in the server. What all inboxes
+//! have together has a bound, too, above which the task waits.
+//!
+//! The stream ends with its last watch. A watch whose server drains or is silent leaves it: the next one opens another stream, on
+//! another connection.
+
+mod inboxes;
+
+use std::{
+    future::poll_fn,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use futures_util::stream;
+use parking_lot::Mutex;
+use prost::Message;
+use tokio::{runtime::Handle, sync::Semaphore};
+use tokio_util::task::AbortOnDropHandle;
+use tonic::{Code, Status, Streaming, transport::Endpoint};
+
+use self::inboxes::{Inboxes, MAX_REQUEST_BYTES};
+use super::{
+    ClientError,
+    channel::{Connection, Credentials, service},
+};
+use crate::endpoint::ServerAddress;
+use crate::proto::pb::{
+    EventType, SubscribeResponse, WatchRequest, WatchResponse, informer_service_client::InformerServiceClient,
+};
+
+/// The stream that the watches of a client and its clones share, while there are any.
+pub(super) struct Subscriptions {
+    address: ServerAddress,
+    endpoint: Endpoint,
+    /// Runtime of the stream's task: that of a watch may end before the others.
+    runtime: Handle,
+    /// Turn to open a stream: watches that begin together wait for the one that the first of them opens.
+    turn: Semaphore,
+    current: Mutex<Current>,
+}
+
+struct Current {
+    service: InformerServiceClient<Connection>,
+    /// True once a watch has left this connection.
+    is_left: Arc<AtomicBool>,
+    subscription: Weak<Subscription>,
+}
+
+/// One stream, and the task that reads it.
+struct Subscription {
+    inboxes: Arc<Mutex<Inboxes>>,
+    /// That of its connection.
+    is_left: Arc<AtomicBool>,
+    _reading: AbortOnDropHandle<()>,
+}
+
+/// Watch of a stream. Dropping it closes the watch.
+pub(super) struct SubscribedWatch {
+    subscription: Arc<Subscription>,
+    id: u32,
+    /// Message that was read to find out whether the watch was refused.
+    first: Option<Box<WatchResponse>>,
+}
+
+// === impl Subscriptions ===
+
+impl Subscriptions {
+    /// Returns an opener of streams, whose tasks run on the current runtime. The first is over the connection of this service.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub(super) fn new(address: ServerAddress, endpoint: Endpoint, service: InformerServiceClient<Connection>) -> Self {
+        let current = Mutex::new(Current { service, is_left: Arc::default(), subscription: Weak::new() });
+        Self { address, endpoint, runtime: Handle::current(), turn: Semaphore::new(1), current }
+    }
+
+    /// Opens a watch on the stream, and waits for its first message. None if it has to be opened by Watch.
+    pub(super) async fn open(&self, request: &WatchRequest) -> Result<Option<SubscribedWatch>, ClientError> {
+        if request.encoded_len() > MAX_REQUEST_BYTES {
+            return Ok(None);
+        }
+        let Some(subscription) = self.subscription().await? else { return Ok(None) };
+        let id = subscription.inboxes.lock().open(request.clone());
+        let mut watch = SubscribedWatch { subscription, id, first: None };
+        let first = poll_fn(|cx| watch.poll_next(cx)).await.transpose().map_err(|status| self.error(&status))?;
+        match first {
+            Some(WatchResponse { r#type, error: Some(refusal), .. }) if r#type == i32::from(EventType::Error) => {
+                Err(ClientError::from_proto(&refusal))
+            }
+            first => {
+                watch.first = first.map(Box::new);
+                Ok(Some(watch))
+            }
+        }
+    }
+
+    /// Returns the stream; none if the server has no Subscribe.
+    async fn subscription(&self) -> Result<Option<Arc<Subscription>>, ClientError> {
+        let _turn = self.turn.acquire().await;
+        if let Some(subscription) = self.usable() {
+            return Ok(Some(subscription));
+        }
+        let (mut service, is_left) = {
+            let current = self.current.lock();
+            (current.service.clone(), Arc::clone(&current.is_left))
+        };
+        let inboxes = Arc::<Mutex<Inboxes>>::default();
+        let requested = Arc::clone(&inboxes);
+        let requests = stream::poll_fn(move |cx| requested.lock().poll_request(cx));
+        // A connection belongs to the runtime of its first call.
+        let opening = AbortOnDropHandle::new(self.runtime.spawn(async move { service.subscribe(requests).await }));
+        let opened = opening.await.map_err(|_| self.error(&Status::cancelled("the runtime of the client ends")))?;
+        let responses = match opened {
+            Ok(opened) => opened.into_inner(),
+            Err(status) if status.code() == Code::Unimplemented => return Ok(None),
+            Err(status) => return Err(self.error(&status)),
+        };
+        let reading = AbortOnDropHandle::new(self.runtime.spawn(read(Arc::clone(&inboxes), responses)));
+        let subscription = Arc::new(Subscription { inboxes, is_left, _reading: reading });
+        self.current.lock().subscription = Arc::downgrade(&subscription);
+        Ok(Some(subscription))
+    }
+
+    /// Returns the present stream, unless it has ended. If a watch has left its connection, the next stream has another one.
+    fn usable(&self) -> Option<Arc<Subscription>> {
+        let mut current = self.current.lock();
+        if current.is_left.load(Ordering::Relaxed) {
+            let _entered = self.runtime.enter();
+            let connection = Connection::new(self.endpoint.connect_lazy(), Credentials::of(&self.address));
+            *current = Current { service: service(connection), is_left: Arc::default(), subscription: Weak::new() };
+            return None;
+        }
+        current.subscription.upgrade().filter(|subscription| !subscription.inboxes.lock().has_ended())
+    }
+
+    fn error(&self, status: &Status) -> ClientError {
+        ClientError::from_status(&self.address, status)
+    }
+}
+
+/// Reads the stream to its end.
+async fn read(inboxes: Arc<Mutex<Inboxes>>, mut responses: Streaming<SubscribeResponse>) {
+    loop {
+        poll_fn(|cx| inboxes.lock().poll_room(cx)).await;
+        match responses.message().await {
+            Ok(Some(response)) => inboxes.lock().deliver(response),
+            Ok(None) => return inboxes.lock().end(Status::ok("")),
+            Err(status) => return inboxes.lock().end(status),
+        }
+    }
+}
+
+// === impl SubscribedWatch ===
+
+impl SubscribedWatch {
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<WatchResponse, Status>>> {
+        match self.first.take() {
+            Some(first) => Poll::Ready(Some(Ok(*first))),
+            None => self.subscription.inboxes.lock().poll_next(self.id, cx),
+        }
+    }
+
+    /// Leaves the stream and its connection to the watches that are open.
+    pub(super) fn leave_connection(&self) {
+        self.subscription.is_left.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for SubscribedWatch {
+    fn drop(&mut self) {
+        self.subscription.inboxes.lock().close(self.id);
+    }
+}
+
+impl std::fmt::Debug for SubscribedWatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SubscribedWatch").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Subscriptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Subscriptions").finish_non_exhaustive()
+    }
+}
