@@ -222,7 +222,9 @@ async fn take<T: Decode>(address: &str) -> Result<()> {
     // Other policies may merge changes.
     let queue = QueueOptions { policy: FullChannelPolicy::Replay, length: 512 };
     let options = HandlerOptions { queue, ..HandlerOptions::default() };
-    informer.add_handler(handler, options)?.wait_for_sync().await;
+    // A registration that is dropped removes its handler.
+    let registration = informer.add_handler(handler, options)?;
+    registration.wait_for_sync().await;
     let before = processor_time()?;
     println!("ready");
     all.recv().await.ok_or("the handler has ended")?;
