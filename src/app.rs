@@ -44,8 +44,7 @@ use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 use tonic_health::{ServingStatus, server::HealthReporter};
 
 #[cfg(feature = "cli")]
-pub(crate) use self::comparison::Difference;
-pub(crate) use self::comparison::{Comparison, State};
+pub(crate) use self::comparison::{Comparison, Difference, State};
 use self::{
     builder::Wrap,
     connector::Connector,
