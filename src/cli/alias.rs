@@ -54,9 +54,9 @@ pub(super) async fn resolved<F: OfResource>(
     };
     let names = async { flags.server().connect().await.ok()?.resources().await.ok() };
     let resources = timeout(NAMES_TIMEOUT, names).await.ok().flatten().unwrap_or_default();
-    let named = flags.resource().split(',').map(|name| find(&resources, name).unwrap_or(name));
-    let named = named.collect::<Vec<_>>().join(",");
-    if named == flags.resource() { Err(failure) } else { command(&flags.with_resource(named)).await }
+    let found = flags.resource().split(',').map(|name| find(&resources, name).unwrap_or(name));
+    let found = found.collect::<Vec<_>>().join(",");
+    if found == flags.resource() { Err(failure) } else { command(&flags.with_resource(found)).await }
 }
 
 /// Returns the only resource with this other name, unless one has it as its name.

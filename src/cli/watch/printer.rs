@@ -211,15 +211,14 @@ impl<'a, W: Write> WatchPrinter<'a, W> {
         let resource = Arc::clone(&watched.resource);
         let is_stale = progress.source == SyncState::Stale;
         let was_stale = std::mem::replace(&mut watched.is_stale, is_stale);
-        let are_others = watched.namespaces != progress.namespaces;
-        watched.namespaces.clone_from(&progress.namespaces);
         if was_stale != is_stale {
             let what = if is_stale { "upstream unreachable" } else { "upstream reachable again" };
             self.note(&format_args!("# {resource}: {what}"))?;
         }
-        if are_others {
+        if self.resources[at].namespaces != progress.namespaces {
             self.printer.flush()?;
             self.flags.objects.server.note_limited(&resource, &progress.namespaces);
+            self.resources[at].namespaces = progress.namespaces;
         }
         Ok(())
     }
