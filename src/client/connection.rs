@@ -116,8 +116,10 @@ impl Client {
     }
 
     /// Returns this client with watches that share one stream, also with those of its clones, as long as there are any: 20 watches
-    /// are one call of Subscribe. A watch that is not read holds up no other; the server queues its events, and its policy acts.
-    /// Where the server has no Subscribe, each watch has a stream of its own.
+    /// are one call of Subscribe. A watch is paused while 256 KiB of its messages are not read, so that it holds up no other; the
+    /// server queues its events, and its policy acts. Above 64 MiB for all watches the stream is not read.
+    ///
+    /// Each watch has a stream of its own if the server has no Subscribe, and if its request has more than 4 KiB.
     ///
     /// # Panics
     ///

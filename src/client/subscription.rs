@@ -7,9 +7,9 @@
 //!   SubscribeRequest  ◀────────── waiting requests ◀────────┘
 //! ```
 //!
-//! A task reads the stream all the time, so that a watch that is not read holds up no other: once its inbox is
-//! full, it is paused, and resumed when half of that is read; the rest is up to its queue and policy in the server. What all inboxes
-//! have together has a bound, too, above which the task waits.
+//! A task reads the stream all the time, so that a watch that is not read holds up no other: once its inbox is full, it is paused,
+//! and resumed when half of that is read; the rest is up to its queue and policy in the server. What all inboxes have together has a
+//! bound, too, above which the task waits.
 //!
 //! The stream ends with its last watch. A watch whose server drains or is silent leaves it: the next one opens another stream, on
 //! another connection.
@@ -37,9 +37,11 @@ use super::{
     ClientError,
     channel::{Connection, Credentials, service},
 };
-use crate::endpoint::ServerAddress;
-use crate::proto::pb::{
-    EventType, SubscribeResponse, WatchRequest, WatchResponse, informer_service_client::InformerServiceClient,
+use crate::{
+    endpoint::ServerAddress,
+    proto::pb::{
+        EventType, SubscribeResponse, WatchRequest, WatchResponse, informer_service_client::InformerServiceClient,
+    },
 };
 
 /// The stream that the watches of a client and its clones share, while there are any.
@@ -100,7 +102,11 @@ impl Subscriptions {
         let first = poll_fn(|cx| watch.poll_next(cx)).await.transpose().map_err(|status| self.error(&status))?;
         match first {
             Some(WatchResponse { r#type, error: Some(refusal), .. }) if r#type == i32::from(EventType::Error) => {
-                Err(ClientError::from_proto(&refusal))
+                let error = ClientError::from_proto(&refusal);
+                if error.invalidates_connection() {
+                    watch.leave_connection();
+                }
+                Err(error)
             }
             first => {
                 watch.first = first.map(Box::new);

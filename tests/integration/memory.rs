@@ -22,10 +22,15 @@ fn filler(bytes: usize) -> String {
     format!(r#""filler":"{}""#, "x".repeat(bytes))
 }
 
+/// Returns options for clients that read nothing for long on a busy machine.
+fn patient() -> Options {
+    Options { progress_timeout: Duration::from_secs(3600), ..Options::default() }
+}
+
 /// Returns options for a history that retains hardly anything.
 fn forgetful() -> Options {
     let history = Retention { events: 1, size: 1 << 30, age: Duration::from_secs(300) };
-    Options { history, ..Options::default() }
+    Options { history, ..patient() }
 }
 
 /// Reads events until one is at this version.
@@ -35,7 +40,7 @@ async fn read_up_to(watch: &mut Streaming<pb::WatchResponse>, version: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_that_is_larger_than_its_window_is_held_until_the_client_reads_it() {
-    let sandbox = Sandbox::start(vec![pod("shop", "a", &filler(LARGE))]).await;
+    let sandbox = Sandbox::start_with(patient(), vec![pod("shop", "a", &filler(LARGE))]).await;
     let mut slow = sandbox.slow_client().await.watch(watch_pods()).await.unwrap().into_inner();
     let held = until(&sandbox, |found| found[0].bytes_held >= LARGE as u64).await[0].bytes_held;
     assert!(held < 2 * LARGE as u64, "{held}");
@@ -144,7 +149,7 @@ async fn above_the_limit_only_streams_that_do_not_read_end() {
     const LIMIT: usize = 8 << 20;
     const STUCK: usize = 20;
     const EVENTS: usize = 500;
-    let options = Options { memory: LIMIT, ..Options::default() };
+    let options = Options { memory: LIMIT, ..patient() };
     let mut sandbox = Sandbox::start_with(options, vec![pod("shop", "a", &filler(LARGE))]).await;
     let fast = reader(&sandbox, EVENTS).await;
     let mut lists = Vec::new();
@@ -181,9 +186,7 @@ async fn a_stream_ended_for_memory_receives_the_version_to_resume_from() {
     const EVENTS: usize = 3_000;
     let few = Retention { events: 100, size: 1 << 30, age: Duration::from_secs(300) };
     let broadcaster = BroadcasterConfig { retention: few, ..BroadcasterConfig::default() };
-    // On a busy machine the slow client reads nothing for long.
-    let progress_timeout = Duration::from_secs(3600);
-    let options = Options { broadcaster, history: few, memory: LIMIT, progress_timeout, ..Options::default() };
+    let options = Options { broadcaster, history: few, memory: LIMIT, ..patient() };
     let mut sandbox = Sandbox::start_with(options, vec![pod("shop", "a", &filler(LARGE))]).await;
     let mut fast = sandbox.client().await.watch(watch_from_now()).await.unwrap().into_inner();
     next(&mut fast).await;
@@ -221,7 +224,7 @@ async fn answers_of_one_message_are_held_while_they_wait() {
     const OBJECTS: usize = 1_000;
     let names = (0..OBJECTS).map(|at| format!("{at:0>60}"));
     let pods = names.map(|name| pod("shop", &name, "")).chain([pod("shop", "a", &filler(LARGE))]).collect();
-    let sandbox = Sandbox::start(pods).await;
+    let sandbox = Sandbox::start_with(patient(), pods).await;
     let get = pb::GetRequest {
         resource: "pods".to_owned(),
         namespace: "shop".to_owned(),

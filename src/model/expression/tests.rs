@@ -366,55 +366,6 @@ fn a_condition_is_over_an_event() {
     assert!(Condition::parse("typ == 1").unwrap_err().to_string().contains("(known: type, object, count)"));
 }
 
-#[test]
-fn a_selection_whose_result_is_never_a_boolean_is_refused() {
-    for (text, found) in [
-        ("1 + 1", "a number"),
-        ("'a' + object.x", "a string"),
-        ("object.a + object.b", "a sum"),
-        ("-object.n", "a number"),
-        ("object.n * 2 - 1", "a number"),
-        ("size(object.list)", "a number"),
-        ("object.list.size()", "a number"),
-        ("string(object.paused)", "a string"),
-        ("dyn('x')", "a string"),
-        ("type(object)", "a type"),
-        ("null", "null"),
-        ("[true]", "a list"),
-        ("{'a': true}", "a map"),
-        ("object.list.map(e, e == 1)", "a list"),
-        ("object.list.filter(e, e == 1)", "a list"),
-        ("object.paused ? 1 : 2.5", "a number"),
-        ("object.paused ? 1 : 'x'", "a value of another type"),
-    ] {
-        let expected = format!("expected an expression that is true or false; the result of this one is {found}");
-        let error = Expression::selecting(text).unwrap_err().to_string();
-        assert!(error.contains(&expected), "{text}: {error}");
-        assert!(Condition::parse(text).is_err(), "{text}");
-        // An index has values of any type.
-        Expression::parse(text).unwrap();
-    }
-    for text in ["count", "type", ".count", "count + 1"] {
-        assert!(Condition::parse(text).is_err(), "{text}");
-    }
-    for text in [
-        "object.paused",
-        "object['paused']",
-        "object",
-        "bool('true')",
-        "dyn(true)",
-        "object.n == 1 ? object.paused : 1",
-        "[true][0]",
-        "object.list.map(e, e)[0]",
-        "object.list.exists(e, e)",
-        "object.list.exists_one(e, e == 1)",
-        "has(object.n) && 1 + 1 == 2",
-        "true",
-    ] {
-        Expression::selecting(text).unwrap();
-    }
-}
-
 /// Generates expressions of all operations over values of all types.
 fn expressions() -> impl Strategy<Value = String> {
     let leaf = select(vec![
