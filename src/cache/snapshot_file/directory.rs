@@ -16,7 +16,7 @@ use super::SnapshotFile;
 #[derive(Debug)]
 pub struct SnapshotDirectory {
     path: PathBuf,
-    _lock: File,
+    lock: File,
 }
 
 /// Reason why a directory cannot hold snapshot files.
@@ -57,7 +57,7 @@ impl SnapshotDirectory {
         let mut options = OpenOptions::new();
         let lock = options.write(true).create(true).truncate(false).mode(0o600).open(path.join(LOCK)).map_err(io)?;
         match lock.try_lock() {
-            Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),
+            Ok(()) => Ok(Self { path: path.to_owned(), lock }),
             Err(TryLockError::WouldBlock) => Err(SnapshotDirectoryError::InUse { path: shown() }),
             Err(TryLockError::Error(error)) => Err(io(error)),
         }
@@ -78,6 +78,17 @@ impl SnapshotDirectory {
         let path = self.path.join(format!("{}.state", file_name(resource)));
         let (resource, identity) = (resource.to_owned(), identity.to_owned());
         SnapshotFile { path, resource, identity, stats: Arc::default() }
+    }
+}
+
+// === impl Drop ===
+
+impl Drop for SnapshotDirectory {
+    /// Unlocks the directory. Without this a child process that is about to start, and still has copies of all file descriptors,
+    /// would keep it locked for a moment.
+    fn drop(&mut self) {
+        // Closing the file unlocks it as well.
+        self.lock.unlock().ok();
     }
 }
 
@@ -107,6 +118,16 @@ mod tests {
         files.sort();
         files.dedup();
         assert_eq!(files.len(), names.len());
+    }
+
+    #[test]
+    fn a_copy_of_the_descriptor_in_a_child_process_does_not_keep_the_lock() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = SnapshotDirectory::open(root.path()).unwrap();
+        let copy = directory.lock.try_clone().unwrap();
+        drop(directory);
+        SnapshotDirectory::open(root.path()).unwrap();
+        drop(copy);
     }
 
     #[test]
