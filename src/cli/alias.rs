@@ -42,7 +42,8 @@ pub(super) use of_resource;
 /// Time for the names of the resources.
 const NAMES_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Runs a command. If there is no resource of the name, runs it again for the one that has it as another name.
+/// Runs a command. If there is no resource of a name, runs it again for the one that has it as another name. A command may have
+/// several names, with commas between them.
 pub(super) async fn resolved<F: OfResource>(
     flags: &F,
     command: impl AsyncFn(&F) -> Result<(), Failure>,
@@ -53,10 +54,9 @@ pub(super) async fn resolved<F: OfResource>(
     };
     let names = async { flags.server().connect().await.ok()?.resources().await.ok() };
     let resources = timeout(NAMES_TIMEOUT, names).await.ok().flatten().unwrap_or_default();
-    match find(&resources, flags.resource()) {
-        Some(resource) => command(&flags.with_resource(resource.to_owned())).await,
-        None => Err(failure),
-    }
+    let found = flags.resource().split(',').map(|name| find(&resources, name).unwrap_or(name));
+    let found = found.collect::<Vec<_>>().join(",");
+    if found == flags.resource() { Err(failure) } else { command(&flags.with_resource(found)).await }
 }
 
 /// Returns the only resource with this other name, unless one has it as its name.

@@ -167,7 +167,8 @@ fn the_examples_in_the_help_are_true() {
                 shell.env("PATH", &path).env("INFORMERD_SERVER", &server.address);
                 let mut watch = Watch::of(shell);
                 let note = watch.note();
-                assert!(note.starts_with("# synced: ") && !note.starts_with("# synced: 0 "), "{example}: {note}");
+                let objects = note.split_once("synced: ").and_then(|(_, count)| count.split(' ').next());
+                assert!(objects.is_some_and(|objects| objects != "0"), "{example}: {note}");
                 assert_eq!(watch.interrupt().0, Some(0), "{example}");
                 continue;
             }
@@ -568,4 +569,39 @@ fn only_our_own_escapes_reach_a_terminal() {
     fs::remove_file(directory.path().join("1.json")).unwrap();
     assert_eq!(watch.row(), "\u{1b}[31mDELETED\u{1b}[0m    a   web   0/0   \\u{1b}[2J\\nx   0   <none>");
     assert_eq!(watch.interrupt().0, Some(0));
+}
+
+#[test]
+fn several_resources_are_watched_at_once() {
+    let directory = TempDir::new().unwrap();
+    write(&directory, "1.json", &pod("a", "web", "Running"));
+    let server = Server::of(&directory);
+    let mut watch = Watch::start(&server, &["pods,things", "-o", "jsonl"]);
+    let mut rows = || {
+        let rows = [watch.row(), watch.row()].map(|row| serde_json::from_str::<Value>(&row).unwrap());
+        let mut rows = rows.map(|row| ["resource", "type", "name"].map(|key| row[key].as_str().unwrap().to_owned()));
+        rows.sort();
+        rows.map(|row| row.join(" "))
+    };
+    assert_eq!(rows(), ["pods ADDED web", "things ADDED web"]);
+    write(&directory, "1.json", &pod("a", "web", "Failed"));
+    assert_eq!(rows(), ["pods MODIFIED web", "things MODIFIED web"]);
+    let (code, _, err) = watch.interrupt();
+    let mut notes: Vec<&str> = err.lines().collect();
+    notes.sort_unstable();
+    assert_eq!((code, notes.len()), (Some(0), 2), "{err}");
+    assert!(notes[0].starts_with("# pods: synced: 1 object at "), "{err}");
+    assert!(notes[1].starts_with("# things: synced: 1 object at "), "{err}");
+
+    let mut watch = Watch::start(&server, &["pods,things", "-q"]);
+    assert_eq!(watch.row(), "EVENT      RESOURCE   NAMESPACE   NAME   READY   STATUS   RESTARTS   NODE     CAUSE");
+    let mut rows = [watch.row(), watch.row()];
+    rows.sort();
+    assert!(rows[0].starts_with("ADDED      pods       a           web "), "{rows:?}");
+    assert!(rows[1].starts_with("ADDED      things     a           web "), "{rows:?}");
+    assert_eq!(watch.interrupt().0, Some(0));
+    let (code, error) = server.error(&["watch", "pods,podz", "-o", "jsonl", "--initial=false"]);
+    assert!(code == 3 && error.contains("resource \"podz\" not found"), "{error}");
+    let (code, error) = server.error(&["watch", "pods,things", "--state"]);
+    assert_eq!((code, error.as_str()), (2, "error: --state is the list of one resource: name one\n"));
 }

@@ -5,6 +5,7 @@
 
 use std::{
     io::{self, Write},
+    sync::Arc,
     time::SystemTime,
 };
 
@@ -33,6 +34,8 @@ pub(crate) struct Event {
     pub(crate) object: pb::Object,
     /// Time at which it was received, if it is shown.
     pub(crate) time: Option<SystemTime>,
+    /// Its resource, if it is shown.
+    pub(crate) resource: Option<Arc<str>>,
 }
 
 /// Printer of successive events.
@@ -95,6 +98,10 @@ impl<'o, W: Write> EventPrinter<'o, W> {
         let mut text = String::new();
         match self.options.output {
             Output::Name => {
+                if let Some(resource) = &event.resource {
+                    text.push_str(&escape(resource));
+                    text.push('/');
+                }
                 text.push_str(&escape(&reference(&event.object)));
                 text.push('\n');
             }
@@ -118,15 +125,19 @@ impl<'o, W: Write> EventPrinter<'o, W> {
         let Some(columns) = &mut self.columns else { return Ok(()) };
         let mut table = Table::default();
         let has_time = events.iter().any(|event| event.time.is_some());
+        let has_resource = events.iter().any(|event| event.resource.is_some());
         let has_cause = events.iter().any(Event::has_cause);
         if is_new && !self.options.no_headers {
             let time = has_time.then(|| Cell::new("TIME"));
-            let header = time.into_iter().chain([Cell::new("EVENT")]).chain(columns.layout.header());
+            let resource = has_resource.then(|| Cell::new("RESOURCE"));
+            let header = time.into_iter().chain([Cell::new("EVENT")]).chain(resource).chain(columns.layout.header());
             table.push(header.chain(has_cause.then(|| Cell::new("CAUSE"))));
         }
         for event in events {
             let time = has_time.then(|| Cell::new(&event.time()));
-            let row = time.into_iter().chain([event.cell()]).chain(columns.layout.row(&event.object, now));
+            let resource = event.resource.as_deref().map(Cell::new);
+            let of_object = columns.layout.row(&event.object, now);
+            let row = time.into_iter().chain([event.cell()]).chain(resource).chain(of_object);
             table.push(row.chain(event.has_cause().then(|| Cell::new(event.cause_text()))));
         }
         if is_new {
@@ -150,7 +161,7 @@ impl<'o, W: Write> EventPrinter<'o, W> {
 // === impl Event ===
 
 impl Event {
-    /// Returns `{"type", "cause", "time", "resourceVersion", "objectVersion", "namespace", "name", "uid", "object"}`, without unset keys
+    /// Returns `{"type", "cause", "time", "resource", "resourceVersion", "objectVersion", "namespace", "name", "uid", "object"}`, without unset keys
     /// except for the key of the object. `objectVersion`, the version of the change itself, is set if a watch cannot resume after it,
     /// because more changes may have it.
     fn document(&self) -> Document<'_> {
@@ -161,6 +172,9 @@ impl Event {
         }
         if self.time.is_some() {
             parts.push(("time", text(&self.time())));
+        }
+        if let Some(resource) = &self.resource {
+            parts.push(("resource", text(resource)));
         }
         if !self.resource_version.is_empty() {
             parts.push(("resourceVersion", text(&self.resource_version)));
@@ -238,7 +252,7 @@ mod tests {
     fn event(change: pb::EventType, cause: pb::Cause, mut object: pb::Object) -> Event {
         let resource_version = if cause == pb::Cause::Initial { String::new() } else { "x.8".to_owned() };
         object.resource_version.clone_from(&resource_version);
-        Event { change, cause, resource_version, object, time: None }
+        Event { change, cause, resource_version, object, time: None, resource: None }
     }
 
     fn initial(namespace: &str, name: &str) -> Event {
@@ -343,6 +357,22 @@ ADDED      shop        c      ConfigMap
             line.starts_with(r#"{"type":"ADDED","time":"2001-09-09T01:46:40.042Z","resourceVersion":"x.8","#),
             "{line}"
         );
+    }
+
+    #[test]
+    fn events_of_several_resources_have_theirs() {
+        let resource = Some("flags".into());
+        let added = || {
+            vec![Event {
+                resource: resource.clone(),
+                ..event(pb::EventType::Added, pb::Cause::Unspecified, config_map("", "a"))
+            }]
+        };
+        let expected = "EVENT      RESOURCE   NAME   DATA\nADDED      flags      a      2\n";
+        assert_eq!(printed(Vec::new(), added(), &options(Output::Table)), expected);
+        let line = printed(Vec::new(), added(), &options(Output::Jsonl));
+        assert!(line.starts_with(r#"{"type":"ADDED","resource":"flags","resourceVersion":"x.8","#), "{line}");
+        assert_eq!(printed(Vec::new(), added(), &options(Output::Name)), "flags/a\n");
     }
 
     #[test]

@@ -94,6 +94,7 @@ mod tests {
             resource_version: "x.8".to_owned(),
             object,
             time: None,
+            resource: None,
         }
     }
 
