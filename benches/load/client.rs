@@ -22,7 +22,7 @@ use prost::Message;
 use super::{
     error::BenchError,
     frames::{self, FrameReader, Part},
-    messages::{self, MessageKind, MessageReader},
+    sink::{Call, Sink, Stream, Subscribed, Tally},
     stats::Histogram,
 };
 
@@ -33,50 +33,6 @@ pub(super) struct ClientConfig {
     pub(super) window: u32,
     /// Largest accepted frame, in bytes; at least 16,384.
     pub(super) max_frame: u32,
-}
-
-/// Totals of all streams.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Tally {
-    /// Watches that have received their first BOOKMARK: they miss nothing from then on.
-    pub(super) joined: u64,
-    /// Live changes.
-    pub(super) changes: u64,
-    /// Changes before the first BOOKMARK.
-    pub(super) initial: u64,
-    /// Live changes that were dropped, merged or suppressed, as the server reports.
-    pub(super) missed: u64,
-    /// Calls that have ended.
-    pub(super) ended: u64,
-    /// Objects in responses of List.
-    pub(super) objects: u64,
-    /// Bytes of DATA.
-    pub(super) bytes: u64,
-}
-
-/// Method of a call, which gives the type of its messages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Call {
-    Watch,
-    List,
-}
-
-/// Single call.
-#[derive(Debug)]
-pub(super) struct Stream {
-    pub(super) tally: Tally,
-    /// Text of its ERROR, if there was one.
-    pub(super) error: Option<String>,
-    /// True if its latencies are counted.
-    pub(super) is_timed: bool,
-    /// True if it may end without having been cancelled.
-    pub(super) may_end: bool,
-    /// True if every change is decoded, to count the events that it merges.
-    pub(super) is_merged: bool,
-    call: Call,
-    messages: MessageReader,
-    /// Bytes received, and not yet returned to the stream's window.
-    consumed: u32,
 }
 
 /// Load client.
@@ -104,8 +60,9 @@ pub(super) struct Client {
 struct Connection {
     socket: TcpStream,
     frames: FrameReader,
-    /// Indexes into the client's streams, by the number of the call on this connection.
-    streams: Vec<usize>,
+    /// Indexes into the client's streams, by the number of the call on this connection; none for Subscribe.
+    calls: Vec<Option<usize>>,
+    subscribed: Option<Subscribed>,
     out: Vec<u8>,
     window: u32,
     /// Bytes received, and not yet returned to the connection's window.
@@ -182,7 +139,8 @@ impl Client {
         let mut connection = Connection {
             socket,
             frames: FrameReader::default(),
-            streams: Vec::new(),
+            calls: Vec::new(),
+            subscribed: None,
             out,
             window: self.config.window,
             consumed: 0,
@@ -201,21 +159,32 @@ impl Client {
             Call::List => "/informerd.v1.InformerService/List",
         };
         let at = self.streams.len();
-        self.streams.push(Stream {
-            tally: Tally::default(),
-            error: None,
-            is_timed: true,
-            may_end: call == Call::List,
-            is_merged: false,
-            call,
-            messages: MessageReader::default(),
-            consumed: 0,
+        self.streams.push(Stream::new(call));
+        let Connection { out, calls, .. } = &mut self.connections[connection];
+        let id = stream_id(calls.len());
+        calls.push(Some(at));
+        frames::call(out, id, &self.authority, path);
+        frames::message(out, id, request, true);
+        self.connections[connection].flush().map_err(BenchError::System)?;
+        Ok(at)
+    }
+
+    /// Opens a watch on the Subscribe call of a connection, which begins with its first; returns its index in `streams`.
+    pub(super) fn subscribe(&mut self, connection: usize, watch: pb::WatchRequest) -> Result<usize, BenchError> {
+        let at = self.streams.len();
+        self.streams.push(Stream::new(Call::Watch));
+        let Connection { out, calls, subscribed, .. } = &mut self.connections[connection];
+        let subscribed = subscribed.get_or_insert_with(|| {
+            let id = stream_id(calls.len());
+            calls.push(None);
+            frames::call(out, id, &self.authority, "/informerd.v1.InformerService/Subscribe");
+            Subscribed::new(id)
         });
-        let connection = &mut self.connections[connection];
-        let id = connection.streams.len() as u32 * 2 + 1;
-        connection.streams.push(at);
-        frames::call(&mut connection.out, id, &self.authority, path, request);
-        connection.flush().map_err(BenchError::System)?;
+        subscribed.watches.push(at);
+        let open = vec![pb::OpenWatch { id: subscribed.watches.len() as u32, watch: Some(watch) }];
+        let request = pb::SubscribeRequest { open, ..Default::default() };
+        frames::message(out, subscribed.stream, &request.encode_to_vec(), false);
+        self.connections[connection].flush().map_err(BenchError::System)?;
         Ok(at)
     }
 
@@ -318,18 +287,6 @@ impl Client {
     }
 }
 
-/// Counters for received data.
-struct Sink<'a> {
-    streams: &'a mut [Stream],
-    tally: &'a mut Tally,
-    latencies: &'a mut Histogram,
-    every: u64,
-    /// Time of the read.
-    now: u64,
-    window: u32,
-    accepted: &'a mut usize,
-}
-
 // === impl Connection ===
 
 impl Connection {
@@ -351,30 +308,32 @@ impl Connection {
     }
 
     fn take(&mut self, mut bytes: &[u8], sink: &mut Sink<'_>) -> Result<(), BenchError> {
-        let Self { frames, streams, out, consumed, .. } = self;
-        let stream_of = |id: u32| streams.get((id as usize).wrapping_sub(1) / 2).copied();
+        let Self { frames, calls, subscribed, out, consumed, .. } = self;
+        let call_of = |id: u32| calls.get((id as usize).wrapping_sub(1) / 2).copied();
+        let end = |sink: &mut Sink<'_>, subscribed: &Option<Subscribed>, id: u32, how: &str| match call_of(id) {
+            Some(Some(at)) => sink.end(at, how),
+            Some(None) => subscribed.iter().flat_map(|call| &call.watches).try_for_each(|at| sink.end(*at, how)),
+            None => Ok(()),
+        };
         while let Some(part) = frames.next(&mut bytes)? {
             match part {
                 Part::Data { stream: id, bytes, is_end } => {
-                    let Some(at) = stream_of(id) else { continue };
                     *consumed += bytes.len() as u32;
-                    let more = sink.data(at, bytes);
+                    let more = match (call_of(id), &mut *subscribed) {
+                        (Some(Some(at)), _) => sink.data(at, bytes),
+                        (Some(None), Some(call)) => sink.subscribed(call, bytes)?,
+                        _ => continue,
+                    };
                     if is_end {
-                        sink.end(at, "")?;
+                        end(sink, subscribed, id, "")?;
                     } else if let Some(more) = more {
                         frames::window_update(out, id, more);
                     }
                 }
                 Part::Control { kind, flags, stream: id, payload } => match kind {
-                    frames::HEADERS if flags & frames::END_STREAM != 0 => {
-                        if let Some(at) = stream_of(id) {
-                            sink.end(at, "")?;
-                        }
-                    }
+                    frames::HEADERS if flags & frames::END_STREAM != 0 => end(sink, subscribed, id, "")?,
                     frames::RST_STREAM => {
-                        if let Some(at) = stream_of(id) {
-                            sink.end(at, &format!("reset, code {}", number(payload)))?;
-                        }
+                        end(sink, subscribed, id, &format!("reset, code {}", number(payload)))?;
                     }
                     frames::SETTINGS if flags & frames::ACK == 0 => {
                         *sink.accepted += 1;
@@ -403,80 +362,20 @@ impl Connection {
 
     fn close(&mut self, sink: &mut Sink<'_>, how: &str) -> Result<(), BenchError> {
         self.is_closed = true;
-        let is_open = |at: &&usize| sink.streams[**at].tally.ended == 0;
-        let open: Vec<usize> = self.streams.iter().filter(is_open).copied().collect();
-        if self.streams.is_empty() {
+        if self.calls.is_empty() {
             return Err(BenchError::Connection(how.to_owned()));
         }
-        open.into_iter().try_for_each(|at| sink.end(at, &format!("connection {how}")))
+        let watches = self.subscribed.iter().flat_map(|call| &call.watches);
+        let mut streams = self.calls.iter().flatten().chain(watches);
+        streams.try_for_each(|at| sink.end(*at, &format!("connection {how}")))
     }
+}
+
+/// Returns the id of the HTTP/2 stream of a connection's call.
+fn stream_id(call: usize) -> u32 {
+    call as u32 * 2 + 1
 }
 
 fn number(bytes: &[u8]) -> u32 {
     bytes.first_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes))
-}
-
-// === impl Sink ===
-
-impl Sink<'_> {
-    /// Counts the data of a stream; returns the bytes to return to its window, if it is time.
-    fn data(&mut self, at: usize, bytes: &[u8]) -> Option<u32> {
-        let Self { streams, tally, latencies, every, now, .. } = self;
-        let Stream { tally: own, error, is_timed, is_merged, call, messages, consumed, .. } = &mut streams[at];
-        tally.bytes += bytes.len() as u64;
-        own.bytes += bytes.len() as u64;
-        *consumed += bytes.len() as u32;
-        let before = *own;
-        messages.feed(bytes, |message| match (*call, MessageKind::of(message)) {
-            (Call::List, _) => own.objects += messages::objects(message),
-            (Call::Watch, MessageKind::Change) if own.joined == 0 => own.initial += 1,
-            (Call::Watch, MessageKind::Change) => {
-                own.changes += 1;
-                let is_taken = *is_timed && (tally.changes + own.changes).is_multiple_of(*every);
-                if let Some(sent) = is_taken.then(|| messages::sent(message)).flatten() {
-                    latencies.add(now.saturating_sub(sent));
-                }
-                if *is_merged {
-                    own.missed += decode(message).map_or(0, |response| response.coalesced.into());
-                }
-            }
-            // Before the end of the initial events there is no version to resume from.
-            (Call::Watch, MessageKind::Bookmark) if own.joined == 0 => {
-                own.joined = decode(message).is_some_and(|response| !response.resource_version.is_empty()).into();
-            }
-            (Call::Watch, MessageKind::Bookmark) => {
-                own.missed += decode(message).and_then(|response| response.bookmark).map_or(0, |told| told.suppressed);
-            }
-            (Call::Watch, MessageKind::Dropped) => {
-                own.missed += decode(message).and_then(|response| response.dropped).map_or(0, |hole| hole.count);
-            }
-            (Call::Watch, MessageKind::Error) => {
-                *error = decode(message).and_then(|response| response.error).map(|status| status.message);
-            }
-            (Call::Watch, MessageKind::Unknown) => *error = Some("a message that is no WatchResponse".to_owned()),
-        });
-        tally.joined += own.joined - before.joined;
-        tally.changes += own.changes - before.changes;
-        tally.initial += own.initial - before.initial;
-        tally.missed += own.missed - before.missed;
-        tally.objects += own.objects - before.objects;
-        (*consumed >= self.window / 2).then(|| std::mem::take(consumed))
-    }
-
-    fn end(&mut self, at: usize, how: &str) -> Result<(), BenchError> {
-        let stream = &mut self.streams[at];
-        if std::mem::replace(&mut stream.tally.ended, 1) == 1 {
-            return Ok(());
-        }
-        self.tally.ended += 1;
-        if stream.may_end {
-            return Ok(());
-        }
-        let how = stream.error.clone().unwrap_or_else(|| how.to_owned());
-        Err(BenchError::Ended { stream: at, how: if how.is_empty() { "no ERROR was told".to_owned() } else { how } })
-    }
-}
-
-fn decode(message: &[u8]) -> Option<pb::WatchResponse> {
-    pb::WatchResponse::decode(message).ok()
 }

@@ -13,6 +13,9 @@ Examples:
   cargo bench --bench load -- w1 --local --watchers 1000 --rate 20
   cargo bench --bench load -- w2 --local --rate 100 --seconds 10 -o json
 
+  # many watches on one Subscribe call, beside a call of Watch for each
+  cargo bench --bench load -- w2 --local --rate 100 --subscribe --baseline watch,floor
+
   # memory of watchers, effect of a stopped client on the others, and everything at once
   cargo bench --bench load -- idle --local --watchers 10000 --connections 10000
   cargo bench --bench load -- stopped --local --policy drop
@@ -30,7 +33,7 @@ Examples:
   # with another build of informerd
   cargo bench --bench load -- w1 --local --program ../before/target/release/informerd
 
-  # beside the baselines: naive in w1, w2, w3 and idle, floor in w1, w2, w3
+  # beside the baselines: naive in w1, w2, w3 and idle, floor in w1, w2, w3, watch in w2 and idle
   cargo bench --bench load -- w1 --local --baseline naive,floor --reps 7
 
 Every run checks that each watcher received each of its events once; otherwise it prints no figures.

@@ -2,7 +2,7 @@
 
 use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 
-use super::frames;
+use super::{deliveries, frames};
 
 /// Reason why there are no figures.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +100,12 @@ const WRONG_USAGE: u8 = 2;
 
 impl From<frames::Padded> for BenchError {
     fn from(error: frames::Padded) -> Self {
+        Self::Connection(error.to_string())
+    }
+}
+
+impl From<deliveries::Malformed> for BenchError {
+    fn from(error: deliveries::Malformed) -> Self {
         Self::Connection(error.to_string())
     }
 }

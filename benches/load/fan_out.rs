@@ -8,8 +8,8 @@ use super::{
     error::BenchError,
     publisher::Pattern,
     report::{Better, Measured, Metric},
-    run::{self, Bench, Run},
-    subject::{Setup, Subject},
+    run::{self, Bench, Run, Selected},
+    subject::{Kind, Setup, Subject},
 };
 
 /// Watchers on connections, and their events.
@@ -25,6 +25,16 @@ pub(super) struct FanOut {
     pub(super) rate: Option<f64>,
     /// Number of index values: each watcher selects one, and each event has one. None = everybody watches everything.
     pub(super) values: Option<u64>,
+    pub(super) watches: Watches,
+}
+
+/// Calls and selections of the watches.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Watches {
+    /// True if they are those of one Subscribe call. The baselines keep Watch.
+    pub(super) subscribe: bool,
+    /// True if each has a selection of its own, although all select the same objects.
+    pub(super) own_selections: bool,
 }
 
 const SERVER: Metric = Metric { key: "server_us", heading: "SERVER us", better: Better::Less };
@@ -40,6 +50,24 @@ const NAIVE_SHARE: u64 = 100;
 /// A slow client may block the server this long, so that none is evicted here.
 const NO_TIMEOUT: Duration = Duration::from_secs(3600);
 
+/// Watches that open at once: the requests of so many fit into the first window of a Subscribe call.
+const AT_A_TIME: usize = 256;
+
+// === impl Watches ===
+
+impl Watches {
+    /// Returns true if the watches of this subject are opened by Subscribe.
+    pub(super) fn are_subscribed(self, subject: &Subject) -> bool {
+        self.subscribe
+            && matches!(subject, Subject::Local { kind: Kind::Plain | Kind::Identity, .. } | Subject::Remote(_))
+    }
+
+    /// Returns the selection of a watch.
+    pub(super) fn selected(self, watcher: usize) -> Selected {
+        if self.own_selections { Selected::AllWithout(watcher as u64) } else { Selected::Everything }
+    }
+}
+
 // === impl FanOut ===
 
 impl FanOut {
@@ -50,8 +78,14 @@ impl FanOut {
         let setup = Setup { streams, ..Self::setup(bench, self.connections) };
         let setup = Setup { is_indexed: self.values.is_some(), ..setup };
         let mut run = Run::start(bench, subject, &setup, pattern)?;
+        run.subscribes = self.watches.are_subscribed(subject);
         for watcher in 0..self.watchers {
-            run.watch(watcher % self.connections, self.values.map(|_| watcher as u64), pb::InitialEvents::None)?;
+            let value = self.values.map(|_| Selected::Value(watcher as u64));
+            let selected = value.unwrap_or_else(|| self.watches.selected(watcher));
+            run.watch(watcher % self.connections, selected, pb::InitialEvents::None)?;
+            if (watcher + 1).is_multiple_of(AT_A_TIME) {
+                run.joined(watcher + 1)?;
+            }
         }
         run.joined(self.watchers)?;
 
@@ -128,11 +162,18 @@ impl FanOut {
 mod tests {
     use super::*;
 
-    const SELECTIVE: FanOut = FanOut { watchers: 10, connections: 2, events: 1000, rate: None, values: Some(500) };
+    const SELECTIVE: FanOut = FanOut {
+        watchers: 10,
+        connections: 2,
+        events: 1000,
+        rate: None,
+        values: Some(500),
+        watches: Watches { subscribe: false, own_selections: false },
+    };
 
     #[test]
     fn the_last_event_has_a_watcher() {
-        let subject = Subject::local(Some("x".into()), false);
+        let subject = Subject::local(Some("x".into()), Kind::Plain);
         let pattern = SELECTIVE.pattern();
         let (warm, end) = SELECTIVE.range(&subject, &pattern);
         assert!(warm >= 500 && end >= warm + 1000, "each object first, then the events: {warm} {end}");

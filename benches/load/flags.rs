@@ -13,7 +13,7 @@ use informerd::{client::ServerAddress, config::parse_duration, proto::pb};
 use super::{
     client::ClientConfig,
     error::Failure,
-    fan_out::FanOut,
+    fan_out::{FanOut, Watches},
     frames::MAX_WINDOW,
     idle::Idle,
     mode::Mode,
@@ -21,7 +21,7 @@ use super::{
     run::Bench,
     stopped::Stopped,
     storm::{Lists, Storm},
-    subject::{Remote, Subject},
+    subject::{Kind, Remote, Subject},
     views::Views,
 };
 
@@ -81,7 +81,7 @@ pub(super) struct CommonFlags {
     #[arg(long, value_name = "PID", help_heading = "Server")]
     pid: Option<u32>,
 
-    /// Also measure these baselines, alternately: `naive`, `floor`, `identity` (an informerd that authorizes each call), separated by commas; `naive=PROGRAM` is one of another build
+    /// Also measure these baselines, alternately: `naive`, `floor`, `identity` (an informerd that authorizes each call), `watch` (with --subscribe, an informerd with a call of Watch for each), separated by commas; `naive=PROGRAM` is one of another build
     #[arg(long, value_name = "NAME[=PROGRAM]", value_delimiter = ',', value_parser = parse_baseline, help_heading = "Server")]
     baseline: Vec<Subject>,
 
@@ -154,6 +154,19 @@ struct LoadFlags {
     seconds: u64,
 }
 
+/// Calls and selections of the watches.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Watchers")]
+struct WatchesFlags {
+    /// The watches of a connection are those of one Subscribe call
+    #[arg(long)]
+    subscribe: bool,
+
+    /// Each watch has a selector of its own, although all select the same objects
+    #[arg(long)]
+    own_selections: bool,
+}
+
 #[derive(Debug, Clone, Args)]
 struct W1Flags {
     /// Watchers, and connections
@@ -173,6 +186,8 @@ struct W2Flags {
     /// Connections that they share
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     connections: u32,
+    #[command(flatten)]
+    watches: WatchesFlags,
     #[command(flatten)]
     load: LoadFlags,
     #[command(flatten)]
@@ -204,6 +219,8 @@ struct IdleFlags {
     /// Connections that they share
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     connections: u32,
+    #[command(flatten)]
+    watches: WatchesFlags,
     #[command(flatten)]
     common: CommonFlags,
 }
@@ -306,9 +323,11 @@ fn parse_baseline(text: &str) -> Result<Subject, String> {
     match name {
         "naive" => Ok(Subject::Naive { program }),
         "floor" => Ok(Subject::Floor { program }),
-        "identity" if text == name => Ok(Subject::local(None, true)),
-        "identity" => Ok(Subject::local(Some(program), true)),
-        _ => Err("expected naive, floor or identity, or one of them with =PROGRAM".to_owned()),
+        "identity" | "watch" => {
+            let kind = if name == "watch" { Kind::Watch } else { Kind::Identity };
+            Ok(Subject::local((text != name).then_some(program), kind))
+        }
+        _ => Err("expected naive, floor, identity or watch, or one of them with =PROGRAM".to_owned()),
     }
 }
 
@@ -330,16 +349,20 @@ impl Flags {
 
     pub(super) fn mode(&self) -> Result<Mode, Failure> {
         let mode = match &self.mode {
-            ModeFlags::W1(W1Flags { watchers, load, .. }) => load.of(DELIVERIES, *watchers, *watchers, None),
-            ModeFlags::W2(W2Flags { watchers, connections, load, .. }) => {
-                load.of(DELIVERIES, *watchers, dealt_out(*watchers, *connections)?, None)
+            ModeFlags::W1(W1Flags { watchers, load, .. }) => {
+                Mode::FanOut(load.of(DELIVERIES, *watchers, *watchers, None))
+            }
+            ModeFlags::W2(W2Flags { watchers, connections, watches, load, .. }) => {
+                let connections = dealt_out(*watchers, *connections)?;
+                Mode::FanOut(FanOut { watches: watches.of(), ..load.of(DELIVERIES, *watchers, connections, None) })
             }
             ModeFlags::W3(W3Flags { watchers, connections, values, load, .. }) => {
-                load.of(SELECTED, *watchers, dealt_out(*watchers, *connections)?, Some(values.unwrap_or(*watchers)))
+                let (connections, values) = (dealt_out(*watchers, *connections)?, values.unwrap_or(*watchers));
+                Mode::FanOut(load.of(SELECTED, *watchers, connections, Some(values)))
             }
-            ModeFlags::Idle(IdleFlags { watchers, connections, .. }) => {
+            ModeFlags::Idle(IdleFlags { watchers, connections, watches, .. }) => {
                 let connections = dealt_out(*watchers, *connections)? as usize;
-                Mode::Idle(Idle { watchers: *watchers as usize, connections })
+                Mode::Idle(Idle { watchers: *watchers as usize, connections, watches: watches.of() })
             }
             ModeFlags::Stopped(StoppedFlags { watchers, rate, seconds, block_timeout, .. }) => {
                 let events = paced(*rate, *seconds);
@@ -386,15 +409,24 @@ impl LoadFlags {
         self.events.or(paced).unwrap_or(saturated)
     }
 
-    fn of(&self, deliveries: u64, watchers: u32, connections: u32, values: Option<u32>) -> Mode {
+    fn of(&self, deliveries: u64, watchers: u32, connections: u32, values: Option<u32>) -> FanOut {
         let saturated = if values.is_some() { deliveries } else { (deliveries / u64::from(watchers)).max(1) };
-        Mode::FanOut(FanOut {
+        FanOut {
             watchers: watchers as usize,
             connections: connections as usize,
             events: self.events_or(saturated),
             rate: self.rate,
             values: values.map(u64::from),
-        })
+            watches: Watches::default(),
+        }
+    }
+}
+
+// === impl WatchesFlags ===
+
+impl WatchesFlags {
+    fn of(&self) -> Watches {
+        Watches { subscribe: self.subscribe, own_selections: self.own_selections }
     }
 }
 
@@ -417,7 +449,7 @@ impl CommonFlags {
 
     fn subject(&self) -> Result<Subject, Failure> {
         let (Some(server), Some(feed)) = (&self.server, &self.feed) else {
-            return Ok(Subject::local(self.program.clone(), false));
+            return Ok(Subject::local(self.program.clone(), Kind::Plain));
         };
         let (address, resource) = (resolve(server)?, self.resource.clone());
         Ok(Subject::Remote(Remote { address, resource, feed: feed.clone(), pid: self.pid }))

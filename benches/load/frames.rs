@@ -78,8 +78,8 @@ pub(super) fn preface(out: &mut Vec<u8>, window: u32, max_frame: u32) {
     }
 }
 
-/// Appends one gRPC call with its one message. The authority and the path have fewer than 127 bytes.
-pub(super) fn call(out: &mut Vec<u8>, stream: u32, authority: &str, path: &str, message: &[u8]) {
+/// Appends the beginning of a gRPC call. The authority and the path have fewer than 127 bytes.
+pub(super) fn call(out: &mut Vec<u8>, stream: u32, authority: &str, path: &str) {
     // Literals without indexing, so that a block is the same on every stream (RFC 7541, appendix A for the names).
     let mut block = vec![0x83, 0x86];
     let mut literal = |name: &[u8], value: &str| {
@@ -95,7 +95,11 @@ pub(super) fn call(out: &mut Vec<u8>, stream: u32, authority: &str, path: &str, 
     literal(&[0x0f, 0x08], "Bearer bench");
     header(out, block.len(), HEADERS, END_HEADERS, stream);
     out.extend_from_slice(&block);
-    header(out, 5 + message.len(), DATA, END_STREAM, stream);
+}
+
+/// Appends a gRPC message of a call.
+pub(super) fn message(out: &mut Vec<u8>, stream: u32, message: &[u8], is_last: bool) {
+    header(out, 5 + message.len(), DATA, if is_last { END_STREAM } else { 0 }, stream);
     out.push(0);
     out.extend_from_slice(&(message.len() as u32).to_be_bytes());
     out.extend_from_slice(message);
@@ -221,7 +225,8 @@ mod tests {
         preface(&mut bytes, MAX_WINDOW, 16_384);
         let mut frames = bytes.split_off(PREFACE.len());
         assert_eq!(bytes, PREFACE);
-        call(&mut frames, 5, "localhost", "/a/B", b"hello");
+        call(&mut frames, 5, "localhost", "/a/B");
+        message(&mut frames, 5, b"hello", true);
         settings_ack(&mut frames);
         ping_ack(&mut frames, b"12345678");
         header(&mut frames, 0, DATA, END_STREAM, 7);

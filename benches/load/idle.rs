@@ -4,10 +4,10 @@ use informerd::proto::pb;
 
 use super::{
     error::BenchError,
-    fan_out::FanOut,
+    fan_out::{FanOut, Watches},
     publisher::Pattern,
     report::{Better, Measured, Metric},
-    run::{Bench, Run},
+    run::{Bench, Run, Selected},
     subject::{Setup, Subject},
 };
 
@@ -18,6 +18,7 @@ pub(super) struct Idle {
     pub(super) watchers: usize,
     /// Connections; at least 1.
     pub(super) connections: usize,
+    pub(super) watches: Watches,
 }
 
 const IDLE: Metric = Metric { key: "idle_kib", heading: "IDLE KiB/watcher", better: Better::Less };
@@ -36,17 +37,18 @@ const AT_A_TIME: usize = 64;
 impl Idle {
     /// Makes one run: measures the growth of the server's memory.
     pub(super) fn run(self, bench: &Bench, subject: &Subject) -> Result<Measured, BenchError> {
-        let Self { watchers, connections } = self;
+        let Self { watchers, connections, watches } = self;
         let setup = Setup { streams: watchers.div_ceil(connections), ..FanOut::setup(bench, 1) };
         let mut run = Run::start(bench, subject, &setup, Pattern::in_turn(WARM))?;
-        run.watch(0, None, pb::InitialEvents::None)?;
+        run.watch(0, Selected::Everything, pb::InitialEvents::None)?;
         run.joined(1)?;
         run.deliver(WARM, None, &[WARM])?;
 
         let before = run.settled_memory()?;
         run.connect(connections, bench.client)?;
+        run.subscribes = watches.are_subscribed(subject);
         for watcher in 0..watchers {
-            run.watch(1 + watcher % connections, None, pb::InitialEvents::None)?;
+            run.watch(1 + watcher % connections, watches.selected(watcher), pb::InitialEvents::None)?;
             if watcher % AT_A_TIME == 0 {
                 run.joined(2 + watcher)?;
             }

@@ -18,6 +18,7 @@
 
 mod client;
 mod command;
+mod deliveries;
 mod error;
 mod fan_out;
 mod flags;
@@ -30,6 +31,7 @@ mod process;
 mod publisher;
 mod report;
 mod run;
+mod sink;
 mod stats;
 mod stopped;
 mod storm;

@@ -6,11 +6,12 @@ use informerd::proto::pb;
 use prost::Message;
 
 use super::{
-    client::{Call, Client, ClientConfig},
+    client::{Client, ClientConfig},
     error::BenchError,
     process::{self, Memory, Process, Watchdog},
     publisher::{Feed, Pattern},
     report::{Better, Measured, Metric},
+    sink::Call,
     stats::Histogram,
     subject::{Running, Setup, Subject},
     template::{INDEX, node},
@@ -47,11 +48,23 @@ pub(super) struct Run<'a> {
     pub(super) client: Client,
     /// View that further watches request, with a bookmark every second, which counts what it suppresses.
     pub(super) view: Option<pb::View>,
+    /// True if the watches of a connection are those of one Subscribe call.
+    pub(super) subscribes: bool,
     epoch: Instant,
     /// Feed; none while a publisher uses it.
     feed: Option<Feed>,
     /// Process of the server, which ends after the client.
     running: Running,
+}
+
+/// Selection of a watch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Selected {
+    Everything,
+    /// Everything too, by a selector that differs for each number.
+    AllWithout(u64),
+    /// The objects under one value of the index.
+    Value(u64),
 }
 
 /// Clock readings at the beginning of a measurement.
@@ -89,18 +102,22 @@ impl<'a> Run<'a> {
         let epoch = Instant::now();
         let client = Client::connect(running.address, setup.connections, bench.client, epoch)?;
         let feed = Feed::new(writer, subject.form(), bench.size, pattern, epoch);
-        Ok(Self { bench, client, view: None, epoch, feed: Some(feed), running })
+        Ok(Self { bench, client, view: None, subscribes: false, epoch, feed: Some(feed), running })
     }
 
-    /// Opens a watch of everything, or of one value of the index; with or without the current objects.
+    /// Opens a watch; with or without the current objects.
     pub(super) fn watch(
         &mut self,
         connection: usize,
-        value: Option<u64>,
+        selected: Selected,
         from: pb::InitialEvents,
     ) -> Result<usize, BenchError> {
-        let request = self.watch_request(value, from);
-        let stream = self.client.call(connection, Call::Watch, &request)?;
+        let request = self.watch_request(selected, from);
+        let stream = if self.subscribes {
+            self.client.subscribe(connection, request)?
+        } else {
+            self.client.call(connection, Call::Watch, &request.encode_to_vec())?
+        };
         self.client.streams[stream].is_merged = self.merges();
         Ok(stream)
     }
@@ -110,24 +127,34 @@ impl<'a> Run<'a> {
         self.bench.policy == pb::FullChannelPolicy::Coalesce
     }
 
-    fn watch_request(&self, value: Option<u64>, from: pb::InitialEvents) -> Vec<u8> {
-        let request = pb::WatchRequest {
+    fn watch_request(&self, selected: Selected, from: pb::InitialEvents) -> pb::WatchRequest {
+        let (mut label_selector, mut index) = (String::new(), None);
+        match selected {
+            Selected::Everything => {}
+            // No object has this label.
+            Selected::AllWithout(label) => label_selector = format!("!label-{label}"),
+            Selected::Value(value) => {
+                index = Some(pb::IndexMatch { name: INDEX.to_owned(), values: vec![node(value)] });
+            }
+        }
+        pb::WatchRequest {
             resource: self.running.resource.clone(),
             initial_events: from.into(),
             format: pb::PayloadFormat::Raw.into(),
-            index: value.map(|value| pb::IndexMatch { name: INDEX.to_owned(), values: vec![node(value)] }),
+            label_selector,
+            index,
             queue: Some(pb::QueueOptions { policy: self.bench.policy.into(), length: self.bench.queue }),
             bookmark_interval: self.view.as_ref().map(|_| prost_types::Duration { seconds: 1, nanos: 0 }),
             view: self.view.clone(),
             ..Default::default()
-        };
-        request.encode_to_vec()
+        }
     }
 
     /// Returns a watch of everything on its own connection and thread, which has joined.
     pub(super) fn witness(&self) -> Result<Witness, BenchError> {
         let mut client = Client::connect(self.running.address, 1, self.bench.client, self.epoch)?;
-        let stream = client.call(0, Call::Watch, &self.watch_request(None, pb::InitialEvents::None))?;
+        let request = self.watch_request(Selected::Everything, pb::InitialEvents::None);
+        let stream = client.call(0, Call::Watch, &request.encode_to_vec())?;
         client.streams[stream].is_merged = self.merges();
         client.run(|client| client.tally.joined == 1)?;
         Ok(Witness::new(client))

@@ -10,7 +10,7 @@ use super::{
     fan_out::FanOut,
     publisher::Pattern,
     report::{Better, Measured, Metric},
-    run::{self, Bench, Run},
+    run::{self, Bench, Run, Selected},
     subject::{Setup, Subject},
 };
 
@@ -51,7 +51,7 @@ impl Stopped {
         let mut run = Run::start(bench, subject, &setup, Pattern::in_turn(WARM))?;
         run.connect(1, ClientConfig { window: WINDOW, ..bench.client })?;
         for watcher in 0..self.watchers {
-            run.watch(watcher, None, pb::InitialEvents::None)?;
+            run.watch(watcher, Selected::Everything, pb::InitialEvents::None)?;
         }
         let stopped = &mut run.client.streams[others];
         stopped.is_timed = false;

@@ -7,7 +7,7 @@ use super::{
     fan_out::FanOut,
     publisher::Pattern,
     report::{Better, Measured, Metric},
-    run::{self, Bench, PhaseCost, Run},
+    run::{self, Bench, PhaseCost, Run, Selected},
     subject::{Setup, Subject},
 };
 
@@ -52,7 +52,7 @@ impl Storm {
         measure(bench, subject, objects, rate, |run| {
             run.connect(watchers, bench.client)?;
             for watcher in 0..watchers {
-                run.watch(watcher, None, pb::InitialEvents::Send)?;
+                run.watch(watcher, Selected::Everything, pb::InitialEvents::Send)?;
             }
             run.joined(watchers)?;
             let tallies = run.client.streams.iter().map(|stream| stream.tally.initial);

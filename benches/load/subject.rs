@@ -24,8 +24,7 @@ pub(super) enum Subject {
     Local {
         /// Path of the program.
         program: PathBuf,
-        /// True if it authenticates and authorizes the caller of each call.
-        has_identities: bool,
+        kind: Kind,
     },
     /// Informerd that already runs.
     Remote(Remote),
@@ -40,6 +39,17 @@ pub(super) enum Subject {
         /// Path of the program.
         program: PathBuf,
     },
+}
+
+/// Variant of an informerd started for each run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Nothing but what the mode measures.
+    Plain,
+    /// The same, authenticating and authorizing the caller of each call.
+    Identity,
+    /// Each watch a call of Watch, as a baseline of Subscribe.
+    Watch,
 }
 
 /// Informerd that already runs.
@@ -87,14 +97,15 @@ const STDIN: &str = "/dev/stdin";
 
 impl Subject {
     /// Returns an informerd to start; without a program, that of this build.
-    pub(super) fn local(program: Option<PathBuf>, has_identities: bool) -> Self {
-        Self::Local { program: program.unwrap_or_else(|| env!("CARGO_BIN_EXE_informerd").into()), has_identities }
+    pub(super) fn local(program: Option<PathBuf>, kind: Kind) -> Self {
+        Self::Local { program: program.unwrap_or_else(|| env!("CARGO_BIN_EXE_informerd").into()), kind }
     }
 
     /// Returns its name in the report.
     pub(super) fn name(&self) -> &'static str {
         match self {
-            Self::Local { has_identities: true, .. } => "identity",
+            Self::Local { kind: Kind::Identity, .. } => "identity",
+            Self::Local { kind: Kind::Watch, .. } => "watch",
             Self::Local { .. } | Self::Remote(_) => "informerd",
             Self::Naive { .. } => "naive",
             Self::Floor { .. } => "floor",
@@ -111,7 +122,7 @@ impl Subject {
     /// Starts it, unless it already runs, and opens its input for events.
     pub(super) fn start(&self, setup: &Setup) -> Result<(Running, Box<dyn Write + Send>), BenchError> {
         match self {
-            Self::Local { program, has_identities } => start_local(program, *has_identities, setup),
+            Self::Local { program, kind } => start_local(program, *kind == Kind::Identity, setup),
             Self::Remote(remote) => {
                 let feed = fs::File::options().append(true).open(&remote.feed);
                 let feed = feed.map_err(|error| BenchError::Feed { path: remote.feed.clone(), error })?;

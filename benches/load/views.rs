@@ -7,7 +7,7 @@ use super::{
     fan_out::FanOut,
     publisher::Pattern,
     report::{Better, Measured, Metric},
-    run::{self, Bench, Run},
+    run::{self, Bench, Run, Selected},
     subject::Subject,
 };
 
@@ -48,7 +48,7 @@ impl Views {
         drop(witness.finish(objects)?);
         run.view = has_view.then(view);
         for watcher in 0..watchers {
-            run.watch(watcher, None, pb::InitialEvents::None)?;
+            run.watch(watcher, Selected::Everything, pb::InitialEvents::None)?;
         }
         run.joined(watchers)?;
 

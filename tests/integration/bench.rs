@@ -46,6 +46,10 @@ fn every_watcher_receives_every_event() {
     assert_eq!(delivered("w1 --local --watchers 10 --events 300 --reps 2"), 3000);
     assert_eq!(delivered("w1 --local --watchers 10 --rate 500 --seconds 1 --reps 1 --policy replay"), 5000);
     assert_eq!(delivered("w2 --local --watchers 10 --connections 3 --events 300 --reps 1"), 3000);
+    for watches in ["--subscribe", "--subscribe --own-selections", "--own-selections"] {
+        let arguments = "w2 --local --watchers 600 --connections 2 --events 100 --reps 1";
+        assert_eq!(delivered(&format!("{arguments} {watches}")), 60_000, "{watches}");
+    }
 }
 
 /// Checks that events a policy drops or merges are reported and counted. One writer outpaces so many watchers.
@@ -74,8 +78,10 @@ fn a_client_with_a_small_window_receives_everything() {
 
 #[test]
 fn the_memory_of_idle_watchers_is_measured() {
-    let measured = measured("idle --local --watchers 20 --connections 4 --reps 1");
-    assert!(measured["idle_kib"]["median"].is_number() && measured["after_events_kib"]["median"].is_number());
+    for watches in ["", "--subscribe"] {
+        let measured = measured(&format!("idle --local --watchers 20 --connections 4 --reps 1 {watches}"));
+        assert!(measured["idle_kib"]["median"].is_number() && measured["after_events_kib"]["median"].is_number());
+    }
 }
 
 /// Checks that the client was stopped; the run itself checks its counts.

@@ -16,17 +16,42 @@ fn fan_out(arguments: &str) -> FanOut {
 
 #[test]
 fn a_mode_has_the_configured_size() {
-    let w1 = FanOut { watchers: 100, connections: 100, events: 20_000, rate: None, values: None };
+    let w1 = FanOut {
+        watchers: 100,
+        connections: 100,
+        events: 20_000,
+        rate: None,
+        values: None,
+        watches: Watches::default(),
+    };
     assert_eq!(fan_out("w1 --local"), w1);
-    let w2 = FanOut { watchers: 1000, connections: 4, events: 1000, rate: Some(100.0), values: None };
+    let w2 = FanOut {
+        watchers: 1000,
+        connections: 4,
+        events: 1000,
+        rate: Some(100.0),
+        values: None,
+        watches: Watches::default(),
+    };
     assert_eq!(fan_out("w2 --local --rate 100 --seconds 10"), w2);
-    let w3 = FanOut { watchers: 10, connections: 5, events: 7, rate: None, values: Some(10_000) };
+    let w3 = FanOut {
+        watchers: 10,
+        connections: 5,
+        events: 7,
+        rate: None,
+        values: Some(10_000),
+        watches: Watches::default(),
+    };
     assert_eq!(fan_out("w3 --local --watchers 10 --connections 5 --values 10000 --events 7"), w3);
     assert_eq!(fan_out("w3 --local").values, Some(5000));
     assert_eq!(fan_out("w1 --local --watchers 5000000").events, 1);
     let mode = |arguments: &str| parse(arguments).unwrap().1;
-    let idle = Idle { watchers: 10_000, connections: 100 };
+    let idle = Idle { watchers: 10_000, connections: 100, watches: Watches::default() };
     assert_eq!(mode("idle --local"), Mode::Idle(idle));
+    let watches = Watches { subscribe: true, own_selections: true };
+    assert_eq!(mode("idle --local --subscribe --own-selections"), Mode::Idle(Idle { watches, ..idle }));
+    let w2 = FanOut { watches: Watches { own_selections: false, ..watches }, ..w2 };
+    assert_eq!(fan_out("w2 --local --rate 100 --seconds 10 --subscribe"), w2);
     let stopped = Stopped { watchers: 9, events: 2000, rate: 1e3, block_timeout: Duration::from_millis(300) };
     assert_eq!(mode("stopped --local --watchers 9 --seconds 2 --block-timeout 300ms"), Mode::Stopped(stopped));
     let storm = Storm { watchers: 1000, objects: 7, rate: 100.0 };
@@ -47,7 +72,10 @@ fn the_subject_and_its_baselines_are_distinguished() {
     assert_eq!(bench.subjects[1], Subject::Naive { program: "/a".into() });
     let (bench, _) = parse("w1 --local --program /c --baseline naive").unwrap();
     let own = env::current_exe().unwrap();
-    assert_eq!(bench.subjects, [Subject::local(Some("/c".into()), false), Subject::Naive { program: own }]);
+    assert_eq!(bench.subjects, [Subject::local(Some("/c".into()), Kind::Plain), Subject::Naive { program: own }]);
+    let (bench, _) = parse("w2 --local --subscribe --baseline watch,watch=/w").unwrap();
+    let watch = |program: Option<&str>| Subject::local(program.map(Into::into), Kind::Watch);
+    assert_eq!(bench.subjects[1..], [watch(None), watch(Some("/w"))]);
     let (bench, _) = parse("w1 --server 127.0.0.1:5 --feed /tmp/feed --pid 7 --resource pods").unwrap();
     let address = ([127, 0, 0, 1], 5).into();
     let remote = Remote { address, resource: "pods".to_owned(), feed: "/tmp/feed".into(), pid: Some(7) };
