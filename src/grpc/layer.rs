@@ -308,6 +308,10 @@ impl BoundedBody for Body {
         self.answer.as_ref().map_or(0, |answer| answer.encoded_bytes())
     }
 
+    fn is_paused(&self) -> bool {
+        self.answer.as_ref().is_some_and(|answer| answer.is_paused())
+    }
+
     fn exhausted(&mut self, room: usize, exceeded: Exceeded) -> FinalFrames {
         let answer = self.answer.as_mut();
         let words = answer.map_or_else(|| final_frames(exceeded), |answer| answer.exhausted(room, exceeded));

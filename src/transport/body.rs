@@ -24,6 +24,12 @@ pub trait BoundedBody: Body<Data = Chunk, Error: Into<BoxError>> + Send + Unpin 
     /// Returns the number of bytes that it has encoded and not handed out.
     fn encoded_bytes(&self) -> usize;
 
+    /// Returns true if its client has paused a part of it. The stream waits then, also without data to send now, and may be
+    /// [ended](Self::exhausted) for the memory that is held for it.
+    fn is_paused(&self) -> bool {
+        false
+    }
+
     /// Records that the body ends because the deadline of its call has passed. It is not polled again.
     fn deadline_exceeded(&mut self) {}
 

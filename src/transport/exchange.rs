@@ -221,7 +221,7 @@ impl<B: BoundedBody> Exchange<B> {
                     budgets.socket.leave(socket);
                     budgets.large.leave(large);
                     stream.reserve_capacity(0);
-                    handle.waits_for(Wait::Nothing);
+                    handle.waits_for(if body.is_paused() { Wait::Paused } else { Wait::Nothing });
                     return poll_lost(stream, cx);
                 }
                 SendResult::Over(reason) => return Poll::Ready(reason),

@@ -285,7 +285,7 @@ impl StreamHandle {
         }
     }
 
-    /// Returns true if there is data that cannot be sent now.
+    /// Returns true if there is data that cannot be sent now, or if the client has paused a part of the stream.
     pub(super) fn is_waiting(&self) -> bool {
         self.0.progress.wait() != Wait::Nothing || self.0.unsent.load(Ordering::SeqCst) > 0
     }
@@ -477,7 +477,12 @@ impl Waiting {
             }
         }
         self.note_progress(&stream, is_new, now);
-        let timeout = if progress.wait() == Wait::Line { timeout * LINE_FACTOR } else { timeout };
+        let timeout = match progress.wait() {
+            Wait::Line => timeout * LINE_FACTOR,
+            // Its client reads what is sent.
+            Wait::Paused if stream.0.unsent.load(Ordering::SeqCst) == 0 => return CheckResult::Waits,
+            Wait::Nothing | Wait::Window | Wait::Paused => timeout,
+        };
         if now - self.since < timeout {
             return CheckResult::Waits;
         }

@@ -12,6 +12,8 @@ pub(super) enum Wait {
     Window,
     /// Other streams with messages larger than their windows come first.
     Line,
+    /// The client has paused a part of the stream.
+    Paused,
 }
 
 /// Progress of one stream, as the stream reports it.
@@ -39,6 +41,7 @@ impl Progress {
         match self.wait.load(Ordering::SeqCst) {
             wait if wait == Wait::Window as u8 => Wait::Window,
             wait if wait == Wait::Line as u8 => Wait::Line,
+            wait if wait == Wait::Paused as u8 => Wait::Paused,
             _ => Wait::Nothing,
         }
     }

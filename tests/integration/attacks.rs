@@ -20,6 +20,9 @@
 //! | many expressions to be compiled | [`stuck`], `grpc/query.rs`, `grpc/compiler/fair_mutex.rs` (fair shares of the compiler) |
 //! | BLOCK calls again and again | [`unread`], `watch/tests/block.rs` (a minute of them, in paused time), `slow_client.rs` |
 //! | Lists in three rounds | [`stuck`] |
+//! | Subscribe streams of many watches that are not read | [`stuck`], [`unread`] |
+//! | Subscribe: watches opened, refused and closed again and again | [`subscribed`], `subscribe.rs` (bad ids) |
+//! | Subscribe: watches that stay paused, under each policy | [`subscribed`], `subscribe.rs` |
 //! | watches and page snapshots of one peer | `refusals.rs`, `grpc/page.rs` |
 //! | malformed requests, texts repeated in errors | `refusals.rs`, `connections.rs` |
 
@@ -29,6 +32,7 @@ mod floods;
 mod frames;
 mod silent;
 mod stuck;
+mod subscribed;
 mod unread;
 
 /// Returns `small` by default, and `whole` with `INFORMERD_ATTACKS=whole` (nightly).

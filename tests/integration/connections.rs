@@ -111,9 +111,10 @@ async fn closed(stream: &mut TcpStream) {
     tokio::time::timeout(DEADLINE, read).await.expect("the server closes it");
 }
 
-const CALLS: [&str; 6] = [
+const CALLS: [&str; 7] = [
     "/informerd.v1.InformerService/Get",
     "/informerd.v1.InformerService/Watch",
+    "/informerd.v1.InformerService/Subscribe",
     "/informerd.v1.InformerService/ListResources",
     "/informerd.v1.AdminService/ListWatchers",
     "/grpc.health.v1.Health/Check",

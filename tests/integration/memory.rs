@@ -7,12 +7,15 @@ use informerd::{
     transport::HeldBytes,
     watch::{BroadcasterConfig, Retention},
 };
+use prost::Message;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 use tonic_types::StatusExt;
 
 use crate::{
     operators::until,
-    sandbox::{Options, Sandbox, next, pod, queue, reason, watch_from_now, watch_pods},
+    sandbox::{DEADLINE, Options, Sandbox, next, pod, queue, reason, watch_from_now, watch_pods},
 };
 
 /// Size larger than the window of a slow client.
@@ -254,4 +257,67 @@ async fn answers_of_one_message_are_held_while_they_wait() {
         answer.await.unwrap();
         until(&sandbox, |_| sandbox.ledger.waiting() == HeldBytes::default()).await;
     }
+}
+
+/// Merges more for a paused watch than the limit. Its stream ends, and each of its watches has the version from which it resumes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_watch_of_a_stream_ended_for_memory_receives_the_version_to_resume_from() {
+    const LIMIT: usize = 2 << 20;
+    const OBJECTS: usize = 500;
+    let few = Retention { events: 100, size: 1 << 30, age: Duration::from_secs(300) };
+    let broadcaster = BroadcasterConfig { retention: few, ..BroadcasterConfig::default() };
+    let options = Options { broadcaster, history: few, memory: LIMIT, ..patient() };
+    let mut sandbox = Sandbox::start_with(options, vec![pod("shop", "a", "")]).await;
+    let mut fast = sandbox.client().await.watch(watch_from_now()).await.unwrap().into_inner();
+    next(&mut fast).await;
+    let (requests, sent) = mpsc::channel(1);
+    let mut stream = sandbox.client().await.subscribe(ReceiverStream::new(sent)).await.unwrap().into_inner();
+    let coalesce = Some(queue(pb::FullChannelPolicy::Coalesce, 16));
+    let paused = pb::WatchRequest { queue: coalesce, namespace: "shop".to_owned(), ..watch_from_now() };
+    let other = pb::WatchRequest { namespace: "lab".to_owned(), ..watch_from_now() };
+    let [paused, other] = [(1, paused), (2, other)].map(|(id, watch)| pb::OpenWatch { id, watch: Some(watch) });
+    requests.send(pb::SubscribeRequest { open: vec![paused], ..Default::default() }).await.unwrap();
+    let mut last: [pb::WatchResponse; 2] = [pb::WatchResponse::default(), pb::WatchResponse::default()];
+    let mut read = async |last: &mut [pb::WatchResponse; 2]| {
+        let read = tokio::time::timeout(DEADLINE, stream.message()).await.expect("a message in time")?;
+        for delivery in read.expect("no end with OK").deliveries {
+            for id in delivery.watch_ids {
+                last[id as usize - 1] = delivery.responses.last().unwrap().clone();
+            }
+        }
+        Ok::<(), Status>(())
+    };
+    read(&mut last).await.unwrap();
+    let request = pb::SubscribeRequest { open: vec![other], pause: vec![1], ..Default::default() };
+    requests.send(request).await.unwrap();
+    read(&mut last).await.unwrap();
+    let [joined, others] = &last;
+    assert_eq!((&*joined.resource_version, &*others.resource_version), ("1", "1"));
+    let version = sandbox.put("lab", "b", "").await.version().to_string();
+    assert_eq!(next(&mut fast).await.resource_version, version);
+    read(&mut last).await.unwrap();
+    assert_eq!(last[1].resource_version, version);
+    for at in 0.. {
+        if sandbox.ledger.ended() > 0 {
+            break;
+        }
+        let put = sandbox.put("shop", &format!("p{}", at % OBJECTS), &filler(10_000)).await;
+        assert_eq!(next(&mut fast).await.resource_version, put.version().to_string());
+    }
+    let status = loop {
+        if let Err(status) = read(&mut last).await {
+            break status;
+        }
+    };
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "MEMORY_EXCEEDED"));
+    // No change concerned the first watch up to the version that the other one was sent.
+    for (last, possible) in last.iter().zip([&["1", &version][..], &[&version]]) {
+        let error = last.error.as_ref().unwrap();
+        let status = Status::with_details(Code::from(error.code), &*error.message, error.encode_to_vec().into());
+        let details = status.get_error_details();
+        let metadata = &details.error_info().unwrap().metadata;
+        assert!(possible.contains(&&*metadata["after"]) && metadata["limit"] == LIMIT.to_string(), "{metadata:?}");
+        assert!(details.retry_info().is_some() && error.message.contains("resume after version"), "{error:?}");
+    }
+    until(&sandbox, |_| sandbox.ledger.waiting() == HeldBytes::default()).await;
 }

@@ -206,6 +206,12 @@ pub(super) fn watch() -> pb::WatchRequest {
     }
 }
 
+/// Returns a request that opens watches under the ids from 1 on.
+pub(super) fn subscribe(watches: impl IntoIterator<Item = pb::WatchRequest>) -> pb::SubscribeRequest {
+    let opened = (1..).zip(watches).map(|(id, watch)| pb::OpenWatch { id, watch: Some(watch) });
+    pb::SubscribeRequest { open: opened.collect(), ..Default::default() }
+}
+
 /// Waits for a result, and fails the test when it takes too long.
 pub(super) async fn within<T>(attack: &str, wait: impl Future<Output = T>) -> T {
     tokio::time::timeout(DEADLINE, wait)

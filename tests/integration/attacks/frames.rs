@@ -46,6 +46,7 @@ pub(super) const CANCEL: u32 = 8;
 pub(super) const WATCH: &str = "/informerd.v1.InformerService/Watch";
 pub(super) const LIST: &str = "/informerd.v1.InformerService/List";
 pub(super) const UNTIL: &str = "/informerd.v1.InformerService/Until";
+pub(super) const SUBSCRIBE: &str = "/informerd.v1.InformerService/Subscribe";
 
 pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let mut bytes = (payload.len() as u32).to_be_bytes()[1..].to_vec();
@@ -122,13 +123,19 @@ pub(super) fn half_call(stream: u32, path: &str) -> Vec<u8> {
 
 /// Returns a call with its one message.
 pub(super) fn call(stream: u32, path: &str, message: &[u8]) -> Vec<u8> {
+    let mut bytes = half_call(stream, path);
+    bytes.extend(data(stream, message, true));
+    bytes
+}
+
+/// Returns a message of a call that has begun.
+pub(super) fn data(stream: u32, message: &[u8], is_last: bool) -> Vec<u8> {
     let mut body = vec![0];
     body.extend((message.len() as u32).to_be_bytes());
     body.extend_from_slice(message);
-    let mut bytes = half_call(stream, path);
-    let mut pieces = body.chunks(MAX_PAYLOAD).peekable();
+    let (mut bytes, mut pieces) = (Vec::new(), body.chunks(MAX_PAYLOAD).peekable());
     while let Some(piece) = pieces.next() {
-        let flags = if pieces.peek().is_none() { END_STREAM } else { 0 };
+        let flags = if is_last && pieces.peek().is_none() { END_STREAM } else { 0 };
         bytes.extend(frame(DATA, flags, stream, piece));
     }
     bytes

@@ -5,9 +5,9 @@ use informerd::proto::pb::{self, FullChannelPolicy};
 use prost::Message;
 
 use super::{
-    attacked_server::{AttackedServer, LARGE, Setup, keys, watch, within},
+    attacked_server::{AttackedServer, LARGE, Setup, keys, subscribe, watch, within},
     client::Raw,
-    frames::{LIST, MAX_WINDOW, UNTIL, WATCH, call, window_update},
+    frames::{LIST, MAX_WINDOW, SUBSCRIBE, UNTIL, WATCH, call, window_update},
     number,
 };
 use crate::sandbox::queue;
@@ -24,6 +24,8 @@ struct Calls {
 
 /// Number of calls per connection; the server accepts 1,024.
 const PER_CONNECTION: u64 = 1000;
+/// Number of watches of a Subscribe call.
+const SUBSCRIBED: u64 = 50;
 /// Limit of the bytes that the server retains for clients that lag.
 const WINDOW_BYTES: u64 = 1 << 20;
 /// Bytes of a log that the server has not been able to discard when the test reads the metric.
@@ -86,6 +88,8 @@ fn kinds() -> Vec<Calls> {
     vec![
         stuck(0, calls("Watches without a window, each with its own selection", number(50, 1000), WATCH, |at| pb::WatchRequest { label_selector: format!("app!=z{at}"), ..watch() }.encode_to_vec())),
         stuck(0, calls("Watches without a window under COALESCE", number(50, 10_000), WATCH, |_| pb::WatchRequest { queue: Some(queue(FullChannelPolicy::Coalesce, 1)), ..watch() }.encode_to_vec())),
+        stuck(0, calls("Subscribe without a window, each watch with its own selection", number(5, 20), SUBSCRIBE, |at| subscribe((0..SUBSCRIBED).map(|watch_at| pb::WatchRequest { label_selector: format!("app!=y{at}x{watch_at}"), ..watch() })).encode_to_vec())),
+        stuck(1, calls("Subscribe with a window of a byte under COALESCE", number(5, 200), SUBSCRIBE, |_| subscribe((0..SUBSCRIBED).map(|_| pb::WatchRequest { queue: Some(queue(FullChannelPolicy::Coalesce, 1)), ..watch() })).encode_to_vec())),
         stuck(0, calls("Lists without a window", number(50, 10_000), LIST, |_| list().encode_to_vec())),
         stuck(1, calls("Lists with a window of a byte, once", number(50, 10_000), LIST, |_| list().encode_to_vec())),
         stuck(1, calls("Lists with a window of a byte, twice", number(50, 10_000), LIST, |_| list().encode_to_vec())),

@@ -10,9 +10,9 @@ use tokio::{
 };
 
 use super::{
-    attacked_server::{AttackedServer, Setup, watch, within},
+    attacked_server::{AttackedServer, Setup, subscribe, watch, within},
     client::{Raw, connect_small},
-    frames::{CANCEL, MAX_WINDOW, WATCH, call_with, opening, reset},
+    frames::{CANCEL, MAX_WINDOW, SUBSCRIBE, WATCH, call_with, opening, reset},
     number,
 };
 use crate::sandbox::queue;
@@ -38,17 +38,22 @@ fn request(policy: FullChannelPolicy, length: u32) -> pb::WatchRequest {
     pb::WatchRequest { queue: Some(queue(policy, length)), ..watch() }
 }
 
-/// Returns the number of Watches ever opened.
-async fn watches(attacked: &AttackedServer) -> u64 {
-    let name = "grpc_server_started_total{grpc_service=\"informerd.v1.InformerService\",grpc_method=\"Watch\"";
-    attacked.process.metrics().await.sum(name) as u64
+/// Returns the number of calls of Watch and Subscribe ever opened.
+async fn opened(attacked: &AttackedServer) -> u64 {
+    let metrics = attacked.process.metrics().await;
+    let calls = ["Watch", "Subscribe"].map(|method| {
+        let service = "grpc_server_started_total{grpc_service=\"informerd.v1.InformerService\"";
+        metrics.sum(&format!("{service},grpc_method=\"{method}\"")) as u64
+    });
+    calls.iter().sum()
 }
 
-/// Opens connections with a Watch each, and keeps them unread until the set is dropped.
+/// Opens connections, each with a Watch or with a Subscribe of several watches, and keeps them unread until the set is dropped.
 async fn open(attacked: &AttackedServer, mode: Mode, policy: FullChannelPolicy, clients: u64) -> JoinSet<()> {
     let mut open = JoinSet::new();
-    let call = call_with(1, WATCH, &request(policy, 16));
-    for _ in 0..clients {
+    let watch = || request(policy, 16);
+    let calls = [call_with(1, WATCH, &watch()), call_with(1, SUBSCRIBE, &subscribe((0..3).map(|_| watch())))];
+    for call in calls.iter().cycle().take(clients as usize) {
         if let Mode::Window = mode {
             let mut raw = Raw::open(attacked.process.grpc, 0).await;
             raw.send(call.clone()).await;
@@ -84,13 +89,13 @@ async fn clients_that_never_read_are_closed_under_every_policy() {
             if clients > 3 { POLICIES.chunks(1).collect() } else { vec![&POLICIES] };
         for policies in rounds {
             let attack = format!("clients that do not read ({mode:?}) under {policies:?}");
-            let (before, mut held) = (watches(&attacked).await, Vec::new());
+            let (before, mut held) = (opened(&attacked).await, Vec::new());
             for policy in policies {
                 held.push(open(&attacked, mode, *policy, clients).await);
             }
             let expected = before + clients * policies.len() as u64;
             let is_begun = async {
-                while watches(&attacked).await < expected {
+                while opened(&attacked).await < expected {
                     attacked.reads(&attack, 1).await;
                 }
             };

@@ -44,6 +44,10 @@ impl BoundedBody for SubscribeBody {
         self.encoded_bytes
     }
 
+    fn is_paused(&self) -> bool {
+        !self.paused.is_empty()
+    }
+
     fn deadline_exceeded(&mut self) {
         for (_, watch) in self.open_watches() {
             watch.body.deadline_exceeded();
@@ -55,13 +59,16 @@ impl BoundedBody for SubscribeBody {
         self.is_over = true;
         let refusal = ApiError::held(exceeded, None);
         let (status, last) = (refusal.to_status(), error(&refusal));
-        let mut deliveries = Deliveries::default();
+        let (mut with_versions, mut without) = (Deliveries::default(), Deliveries::default());
         for (id, watch) in self.open_watches() {
-            watch.body.refuse(&refusal);
-            watch.ends(status.code());
-            deliveries.add(id, last.clone(), true);
+            let FinalFrames { message, trailers } = watch.body.exhausted(usize::MAX, exceeded);
+            watch.has_trailers(&Frame::trailers(trailers));
+            with_versions.add(id, message.unwrap_or_default(), true);
+            without.add(id, last.clone(), true);
         }
-        let message = (!deliveries.is_empty() && deliveries.bytes() <= room).then(|| deliveries.take());
+        // The same end for all needs less room than the version that each watch resumes from.
+        let fits = |deliveries: &&mut Deliveries| !deliveries.is_empty() && deliveries.bytes() <= room;
+        let message = [&mut with_versions, &mut without].into_iter().find(fits).map(Deliveries::take);
         FinalFrames { message, trailers: trailers(&status) }
     }
 }
