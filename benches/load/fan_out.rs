@@ -83,7 +83,7 @@ impl FanOut {
             let value = self.values.map(|_| Selected::Value(watcher as u64));
             let selected = value.unwrap_or_else(|| self.watches.selected(watcher));
             run.watch(watcher % self.connections, selected, pb::InitialEvents::None)?;
-            if (watcher + 1).is_multiple_of(AT_A_TIME) {
+            if run.subscribes && (watcher + 1).is_multiple_of(AT_A_TIME) {
                 run.joined(watcher + 1)?;
             }
         }
