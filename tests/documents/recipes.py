@@ -137,7 +137,8 @@ def inotify(recipe):
     # A program that reads its configuration at the start, and again on SIGHUP.
     program = recipe.start(
         "read_it() { cat copy/shop/checkout/app.conf >>seen 2>&1; }; trap read_it HUP; echo $$ >program.pid; "
-        "while :; do sleep 1000 & wait; done"
+        # Not `wait`: a signal that comes just before it is only handled after it.
+        "while :; do sleep 0.1; done"
     )
     until("the program runs", lambda: recipe.read("program.pid"), of=program)
     recipe.serve(serve)
