@@ -180,7 +180,8 @@ async fn what_changes_all_the_time_is_no_difference() {
     let resource = Resource::start(AtList::ModifyAfter, &turn()).await;
     sleep(3 * INTERVAL).await;
     let [equal, differs, ..] = resource.results();
-    assert_eq!((2 * equal as usize, differs, resource.problem()), (resource.lists.lock().len(), 0, None));
+    // Each comparison lists twice, and one may be under way.
+    assert_eq!((equal as usize, differs, resource.problem()), (resource.lists.lock().len() / 2, 0, None));
     assert!(equal > 0);
 }
 
