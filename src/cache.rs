@@ -108,7 +108,7 @@ pub(crate) use history::{History, NotInHistory};
 pub use indexer::{Indexer, Snapshot};
 pub use informer::{
     AddIndexersError, CacheWatcher, Informer, InformerConfig, InformerHandle, InformerStats, InformerWatch, JoinError,
-    Joined, Reselection, Start, Stopped, WatchItem, WatchStep, WatcherStage,
+    Joined, Reselection, Standing, Start, Stopped, WatchItem, WatchStep, WatcherStage,
 };
 pub use informer_tasks::{InformerOptions, InformerTasks};
 pub use list::{List, RewriteEvidence};

@@ -29,7 +29,7 @@ use tokio::{
 };
 
 pub use self::{
-    cache_watcher::{CacheWatcher, WatchStep, WatcherStage},
+    cache_watcher::{CacheWatcher, Standing, WatchStep, WatcherStage},
     config::{InformerConfig, InformerStats},
     handle::InformerHandle,
     indexing::AddIndexersError,

@@ -174,6 +174,19 @@ impl<F: Frame> Cursor<F> {
         slot.state.reads_log() && slot.position == log.head && self.draining.is_none() && log.end.is_none()
     }
 
+    /// Returns the group, and the number of suppressed changes that no bookmark has reported, if a reader of the same group with the
+    /// same queue that has reached the same position takes the same from now on, whatever happens.
+    pub fn at_head(&self) -> Option<(usize, u64)> {
+        let log = self.group.log.lock();
+        let is_alike = self.is_at_head_of(&log) && log.is_live_without_threads(self.slot);
+        is_alike.then(|| (Arc::as_ptr(&self.group) as usize, self.suppressed + log.unreported(self.slot)))
+    }
+
+    /// Returns the number of suppressed changes that no bookmark has reported.
+    pub fn unreported(&self) -> u64 {
+        self.suppressed + self.group.log.lock().unreported(self.slot)
+    }
+
     /// Returns true if the client has received a part of a generation: it has the state of no position.
     pub fn is_draining(&self) -> bool {
         self.draining.is_some()

@@ -39,7 +39,7 @@ pub enum FullChannelPolicy {
 }
 
 /// Queue of one client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QueueOptions {
     /// Policy when it is full.
     pub policy: FullChannelPolicy,

@@ -219,6 +219,7 @@ impl Totals {
             ("stream that was told of a rewind", &told.history_rewrites),
             ("delivery of events for several watches", &streams.shared_events),
             ("delivery of bookmarks for several watches", &streams.shared_bookmarks),
+            ("watches that are served as one", &streams.served_as_one),
             ("pause", &streams.pauses),
             ("closed watch", &streams.closes),
             ("watch that a stream refused", &streams.refusals),
@@ -371,6 +372,63 @@ fn outlives_its_group(more: usize) -> Script {
     let say = |count: usize| Step::Say((0..count).map(|_| (put(("shop", "a")), 1)).collect());
     let steps = [Step::Open(0, plan), Step::Read(0, 9), say(2), say(12), say(more), Step::Read(0, 9)];
     Script { config, first: Vec::new(), steps: steps.into(), settles: true }
+}
+
+#[test]
+fn dbg_script() {
+    use std::time::Duration as D;
+    let bounds = |events| Bounds { events, age: D::from_secs(2), ..wide_config().history };
+    let config = ScriptConfig {
+        history: bounds(3),
+        retention: bounds(1),
+        block_timeout: D::from_millis(100),
+        drain_period: D::ZERO,
+        room: 65536,
+        ..wide_config()
+    };
+    let plan = |policy, length, peer, pauses, is_twin| Plan {
+        policy,
+        length,
+        peer,
+        sends_initial_events: false,
+        tells_history: true,
+        share: Some(record::Share { pauses, has_new_ids: false, is_twin }),
+        ..plain_plan()
+    };
+    use pb::FullChannelPolicy::{Block, Drop};
+    let a = || put(("shop", "a"));
+    let r = |place, n| Step::Read(place, n);
+    let steps = vec![
+        Step::Say(vec![(a(), 1)]),
+        Step::Open(1, plan(Drop, 1, 1, true, false)),
+        r(1, 9),
+        Step::Open(2, plan(Drop, 1, 1, false, false)),
+        r(2, 9),
+        Step::Say(vec![]),
+        r(2, 9),
+        Step::Wait(300),
+        Step::Say(vec![]),
+        r(2, 9),
+        Step::Wait(300),
+        Step::Say(vec![]),
+        r(2, 9),
+        Step::Wait(300),
+        r(2, 9),
+        r(1, 9),
+        Step::Open(1, plan(Block, 1, 2, true, true)),
+        r(1, 9),
+        Step::Open(2, plan(Block, 3, 2, true, true)),
+        r(2, 9),
+        Step::Say(vec![(a(), 1), (a(), 1)]),
+        Step::Wait(1),
+        Step::Say(vec![(a(), 1)]),
+        r(2, 3),
+        Step::Resume(0, ResumeFrom::Last),
+        Step::Say(vec![(a(), 1)]),
+        Step::Poll(0),
+        Step::Lose,
+    ];
+    check(&Script { config, first: Vec::new(), steps, settles: true }, &mut Totals::default()).unwrap();
 }
 
 /// Under COALESCE a client merges without its group, and continues when the threads have fallen behind the history.

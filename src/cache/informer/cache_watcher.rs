@@ -80,6 +80,19 @@ pub enum WatchStep<F> {
     NotResumed(JoinError),
 }
 
+/// Place where a live watch stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standing {
+    /// Number of the history.
+    pub history_id: u64,
+    /// Group of watches with the same selection and format; a number that is not used again while there is a watch in it.
+    pub group: usize,
+    /// Position up to which the watch has everything.
+    pub reached: HistoryPosition,
+    /// Number of suppressed changes up to it that were not [taken](CacheWatcher::take_suppressed).
+    pub suppressed: u64,
+}
+
 /// Stage with its data, which is boxed where few watches are.
 enum Stage<F: Frame> {
     /// Missed events; without a cursor, the history has more after them.
@@ -131,6 +144,11 @@ impl<F: Frame> CacheWatcher<F> {
         }
     }
 
+    /// Returns true if the history has events that the watch has missed.
+    pub fn has_backlog(&self) -> bool {
+        matches!(&self.stage, Stage::Replay(backlog, _) if !backlog.is_done())
+    }
+
     /// Returns the version to resume from.
     pub fn version(&self) -> &ResourceVersion {
         match &self.stage {
@@ -166,6 +184,30 @@ impl<F: Frame> CacheWatcher<F> {
         if let Stage::Live(cursor) = &mut self.stage {
             cursor.go_live();
         }
+    }
+
+    /// Returns where a live watch stands that has nothing to take. Another one of the same queue that stands there receives the same
+    /// from now on.
+    pub fn standing(&self) -> Option<Standing> {
+        let Stage::Live(cursor) = &self.stage else { return None };
+        let (group, unreported) = cursor.at_head()?;
+        let (reached, suppressed) = (cursor.reached().clone(), self.suppressed + unreported);
+        Some(Standing { history_id: self.history_id, group, reached, suppressed })
+    }
+
+    /// Returns another watch that continues from the position of this one, with what was suppressed up to it; none if the client has
+    /// no state of one position.
+    pub fn split(&self) -> Option<Self> {
+        let (reached, has_gap, suppressed) = match &self.stage {
+            Stage::Replay(backlog, _) => (backlog.reached(), backlog.has_gap(), 0),
+            Stage::Joining(reached, has_gap, _) => (reached.clone(), *has_gap, 0),
+            Stage::Reselecting(_) => return None,
+            Stage::Live(cursor) if cursor.is_draining() => return None,
+            Stage::Live(cursor) => (cursor.reached().clone(), false, cursor.unreported()),
+        };
+        let (informer, subscribe) = (self.informer.clone(), self.subscribe.clone());
+        let stage = joining(&informer, &subscribe, reached, has_gap);
+        Some(Self { informer, subscribe, stage, history_id: self.history_id, suppressed: self.suppressed + suppressed })
     }
 
     /// Takes the number of changes that the format suppressed up to the version, since the last call.
@@ -296,10 +338,20 @@ impl<F: Frame> CacheWatcher<F> {
 
     /// Drops the cursor, if there is one, and joins again from the history after this position.
     fn join_after(&mut self, reached: HistoryPosition, has_gap: bool) {
-        let subscribe = Subscribe { initial_events: true, ..self.subscribe.clone() };
-        let joining = self.informer.clone().join_after(reached.clone(), subscribe);
-        self.stage = Stage::Joining(reached, has_gap, Box::pin(joining));
+        self.stage = joining(&self.informer, &self.subscribe, reached, has_gap);
     }
+}
+
+/// Joins from the history after a position.
+fn joining<F: Frame>(
+    informer: &InformerHandle<F>,
+    subscribe: &Subscribe<F>,
+    reached: HistoryPosition,
+    has_gap: bool,
+) -> Stage<F> {
+    let subscribe = Subscribe { initial_events: true, ..subscribe.clone() };
+    let joining = informer.clone().join_after(reached.clone(), subscribe);
+    Stage::Joining(reached, has_gap, Box::pin(joining))
 }
 
 impl<F: Frame> fmt::Debug for CacheWatcher<F> {

@@ -34,6 +34,16 @@ impl BookmarkTimer {
         Self { interval, aligned_to, due, registered_waker: None, is_due }
     }
 
+    /// Returns the interval.
+    pub(super) fn interval(&self) -> Duration {
+        self.interval
+    }
+
+    /// Returns a timer of the same interval that begins now.
+    pub(super) fn restarted(&self) -> Self {
+        Self::new(self.interval, self.aligned_to, false)
+    }
+
     /// Returns ready if the timer is due, and stays ready until [`reset`](Self::reset).
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.is_due {

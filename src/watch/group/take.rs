@@ -146,6 +146,17 @@ impl<F: Frame> Log<F> {
         std::mem::take(&mut self.slots[index].unreported)
     }
 
+    /// Returns the number of changes that were suppressed for the reader of a slot, and that it has not taken yet.
+    pub(in crate::watch) fn unreported(&self, index: usize) -> u64 {
+        self.slots[index].unreported
+    }
+
+    /// Returns true if the policy acts on a slot that skips nothing, and the writer fills the log.
+    pub(in crate::watch) fn is_live_without_threads(&self, index: usize) -> bool {
+        let is_live = matches!(self.slots[index].state, State::Live);
+        is_live && self.deferred.is_none() && !self.skipping.iter().any(|skipping| skipping.slot == index)
+    }
+
     /// Returns the time of publication of the next event of a slot, for one in [`MEASURED_TAKES`] positions.
     pub(in crate::watch) fn measured(&self, index: usize) -> Option<Instant> {
         let slot = &self.slots[index];
