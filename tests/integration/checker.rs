@@ -428,7 +428,18 @@ fn dbg_script() {
         Step::Poll(0),
         Step::Lose,
     ];
-    check(&Script { config, first: Vec::new(), steps, settles: true }, &mut Totals::default()).unwrap();
+    let script = Script { config, first: Vec::new(), steps, settles: true };
+    let run = harness::run(&script);
+    for (at, record) in run.records.iter().enumerate() {
+        println!("DBG record {at} {:?}", record.plan.share);
+        for segment in &record.segments {
+            for received in &segment.messages {
+                println!("DBG   {:?} {:?} {:?} {:?}", received.moment.at, received.message.r#type(), received.message.resource_version, received.message.bookmark.as_ref().map(|b| (b.source, b.source_seen_at)));
+            }
+            println!("DBG   waits {:?}", segment.waits.iter().map(|(n, m)| (*n, m.at)).collect::<Vec<_>>());
+        }
+    }
+    check(&script, &mut Totals::default()).unwrap();
 }
 
 /// Under COALESCE a client merges without its group, and continues when the threads have fallen behind the history.

@@ -39,9 +39,10 @@ impl BookmarkTimer {
         self.interval
     }
 
-    /// Returns a timer of the same interval that begins now.
-    pub(super) fn restarted(&self) -> Self {
-        Self::new(self.interval, self.aligned_to, false)
+    /// Returns another timer that is due when this one is.
+    pub(super) fn duplicate(&self) -> Self {
+        let due = Box::pin(tokio::time::sleep_until(self.due.deadline()));
+        Self { interval: self.interval, aligned_to: self.aligned_to, due, registered_waker: None, is_due: self.is_due }
     }
 
     /// Returns ready if the timer is due, and stays ready until [`reset`](Self::reset).

@@ -105,7 +105,7 @@ impl WatchBody {
             namespaces: self.namespaces.clone(),
             reported_state: self.reported_state,
             waiting: self.waiting.is_some().then(|| self.resource.informer.demand().wait()),
-            bookmarks: self.bookmarks.restarted(),
+            bookmarks: self.bookmarks.duplicate(),
             ends_at: None,
             drained: None,
             notify_seq: self.notify_seq,
