@@ -4,6 +4,7 @@
 //!   script, scenes ──▶ harness ──▶ Informer, Service, Routes (the real ones, in process; up to two servers)
 //!     │                  │                        │
 //!     │                  ├──▶ client ◀── pieces ──┤ streams
+//!     │                  ├──▶ subscription ◀────┤ Subscribe streams, for several clients each
 //!     ▼                  └──▶ call ◀─── answers ──┘ unary calls
 //!   truth                      │
 //!     └──▶ expect ──▶ follow ◀─┤ record            verify: all connections of one client
@@ -25,6 +26,8 @@
 //! - exact selection: objects enter and leave it with their cause and the last matching state, at the right version;
 //! - prompt and converged: a client that has read everything has received all events; when writes stop, every client that reads
 //!   holds the current state, and the server has woken it for that;
+//! - the same on a Subscribe stream, which several clients share: each receives what a Watch would send; a paused one nothing but
+//!   its end; a closed one its `ended`, and nothing after it; and the stream ends after the last of them;
 //! - explained: an ERROR equals the status in the trailers, and its reason is true.
 //!
 //! Of every unary call: the pages of a list are one snapshot and their tokens are honoured as long as promised; no state is older
@@ -51,6 +54,7 @@ mod record;
 mod scenes;
 mod script;
 mod selection;
+mod subscription;
 mod truth;
 mod untils;
 mod verify;
@@ -72,6 +76,7 @@ use self::{
     record::{End, Plan, Start},
     script::{Config as ScriptConfig, ResumeFrom, Script, Step, any_script},
     selection::Selection,
+    subscription::StreamTally,
     truth::{Bounds, Write},
     verify::Violation,
     view::{Form, View},
@@ -110,6 +115,7 @@ struct Totals {
     /// Objects that became too large to be served, in a watch and at a relist.
     not_served: u64,
     not_listed: u64,
+    streams: StreamTally,
     told: Tally,
     answers: Answers,
 }
@@ -151,6 +157,7 @@ impl Totals {
             let not_served = batch.changes.iter().filter(|change| change.cause == pb::Cause::NotServed).count() as u64;
             *(if batch.is_relist { &mut self.not_listed } else { &mut self.not_served }) += not_served;
         }
+        self.streams += &run.streams;
         self.parked += run.parked;
         self.replayed += run.replayed;
         self.denied += run.denied;
@@ -185,6 +192,7 @@ impl Totals {
             other_histories,
             not_served,
             not_listed,
+            streams,
             told,
             answers,
             ..
@@ -209,6 +217,17 @@ impl Totals {
             ("rewind", history_rewrites),
             ("version of another history", other_histories),
             ("stream that was told of a rewind", &told.history_rewrites),
+            ("delivery of events for several watches", &streams.shared_events),
+            ("delivery of bookmarks for several watches", &streams.shared_bookmarks),
+            ("pause", &streams.pauses),
+            ("closed watch", &streams.closes),
+            ("watch that a stream refused", &streams.refusals),
+            ("end of a paused watch", &streams.paused_ends),
+            ("end of a watch that left others open", &streams.single_ends),
+            ("id that was in use before", &streams.reused_ids),
+            ("stream that broke with several watches", &streams.breaks),
+            ("stream that ended with its server", &streams.drains),
+            ("stream with two resources", &streams.mixed),
             ("object that can no longer be served", not_served),
             ("object that can no longer be served, found at a relist", not_listed),
             ("drop", &told.drops),
@@ -321,6 +340,7 @@ fn wide_config() -> ScriptConfig {
         drain_period: Duration::ZERO,
         has_time: true,
         padding: 0,
+        room: 64 << 10,
     }
 }
 
@@ -336,6 +356,7 @@ fn plain_plan() -> Plan {
         bookmark_interval: None,
         timeout: None,
         min: None,
+        share: None,
     }
 }
 
@@ -378,22 +399,6 @@ fn a_suppressed_change_is_counted_once() {
     let opened = [say(vec![put(first)]), Step::Open(0, plan), Step::Read(0, 9)];
     let steps = opened.into_iter().chain(suppressed).chain(merged).collect();
     check(&Script { config, first: Vec::new(), steps, settles: true }, &mut Totals::default()).unwrap();
-}
-
-/// No BOOKMARK reports a relist once the history was rewritten, so no event after the relist may follow.
-#[test]
-fn nothing_leads_over_a_relist_unannounced_when_the_history_was_rewritten() {
-    // Of namespace `shop`, in which the relist finds nothing.
-    let plan = Plan { selection: Selection::Namespace, ..plain_plan() };
-    let say = |key| Step::Say(vec![(put(key), 1)]);
-    let (relist, reads) = (Step::Relist(vec![(put(("ship", "b")), 1)], 4), || Step::Read(0, 9));
-    let leaves = [Step::Open(0, plan), reads(), say(("shop", "a")), reads(), Step::Leave(0, 0), relist];
-    // The first change after the relist is none of its namespace, either.
-    let resumes = [Step::Resume(0, ResumeFrom::Last), say(("ship", "c")), say(("shop", "a"))];
-    let rewritten = [Step::Rewind(2, 0), reads()];
-    let steps = leaves.into_iter().chain(resumes).chain(rewritten).collect();
-    let script = Script { config: wide_config(), first: Vec::new(), steps, settles: true };
-    check(&script, &mut Totals::default()).unwrap();
 }
 
 /// No BOOKMARK reports a relist once the history was rewritten, so no event after the relist may follow.

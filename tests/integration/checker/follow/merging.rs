@@ -1,5 +1,7 @@
 //! Verifier of COALESCE: when the server may send a generation instead of all events, and its content.
 
+use std::{cmp::Reverse, collections::BTreeSet};
+
 use informerd::proto::pb;
 
 use super::{Follower, Stage, Tally, Verdict};
@@ -96,11 +98,35 @@ impl Follower<'_> {
         }
     }
 
+    /// Passes events that had merged to nothing when the client's Subscribe stream was polled and gave it nothing, if the message is
+    /// what came next. A client that reads waits then, and [`Follower::waits`] passes them.
+    pub(super) fn vanish_before(&mut self, at: usize, tally: &mut Tally) {
+        let polls = self.segment.polls.iter().filter(|(before, _)| *before == at);
+        let ends: BTreeSet<usize> = polls
+            .filter(|(_, moment)| self.may_merge(moment))
+            .map(|(_, moment)| self.next + self.untold(moment).len())
+            .collect();
+        if ends.is_empty() {
+            return;
+        }
+        let message = &self.segment.messages[at].message;
+        let is_told = |this: &Self, from: usize| {
+            let due = (from..this.expected.len()).find(|at| !this.expected[*at].is_suppressed);
+            due.map(|due| &this.expected[due]).is_some_and(|due| due.is_meant_by(message, |version| this.text(version)))
+        };
+        if is_told(self, self.next) {
+            return;
+        }
+        if let Some(end) = ends.into_iter().find(|end| is_told(self, *end)) {
+            self.vanishes(end, tally);
+        }
+    }
+
     /// Begins a generation if this and the following messages are one, as far as the client has read them. It holds all events up
     /// to its first message, or fewer, up to the end of a batch, when the threads that fill its group are too late: then the
     /// stream expires, its history is rewritten, or it receives the rest from the history.
     pub(super) fn begin_generation(&mut self, at: usize, moment: &Moment, tally: &mut Tally) {
-        if !self.may_merge(moment) {
+        if !self.is_between_generations() || !self.may_merge(moment) {
             return;
         }
         let is_cut_short = match &self.segment.end {
@@ -112,18 +138,37 @@ impl Follower<'_> {
         let all = self.next + self.untold(moment).len();
         let is_between = |end: &usize| self.expected[*end].batch != self.expected[end - 1].batch;
         let earlier = (self.next + 1..all).rev().filter(|end| (is_cut_short || may_lose_group) && is_between(end));
-        let ends = [all].into_iter().chain(earlier);
-        let ranges = ends.flat_map(|end| self.merge_starts(end).map(move |start| (start, end)));
-        let mut told = ranges.map(|(start, end)| (start, end, self.merged_of(start, end)));
-        let told = told.find(|(.., (merged, _))| !merged.is_empty() && self.is_told(at, merged));
+        // The server may have begun it when there was no room for it.
+        let first = self.segment.polls.iter().filter(|(before, _)| *before == at);
+        let polled = first.map(|(_, moment)| self.next + self.untold(moment).len()).filter(|end| *end < all);
+        let polled: BTreeSet<usize> = polled.collect();
+        let ends = [all].into_iter().chain(polled.iter().copied()).chain(earlier);
+        // What came before may have merged to nothing.
+        let vanished = polled.iter().copied().filter(|start| self.merged_of(self.next, *start).0.is_empty());
+        let vanished: Vec<usize> = vanished.collect();
+        let after = |end| vanished.iter().copied().filter(move |start| *start < end);
+        let ranges = ends.flat_map(|end| self.merge_starts(end).chain(after(end)).map(move |start| (start, end)));
+        let told = ranges.map(|(start, end)| (start, end, self.merged_of(start, end)));
+        let mut told = told.filter(|(.., (merged, _))| !merged.is_empty() && self.is_told(at, merged));
+        // The most messages, and the fewest events: those that follow and are suppressed may be part of the next generation.
+        let told = if polled.is_empty() {
+            told.next()
+        } else {
+            told.min_by_key(|(_, end, (merged, _))| (Reverse(merged.len()), *end))
+        };
         if let Some((start, end, (merged, suppressed))) = told {
             // From the history events come one by one.
-            self.has_had_all &= end == all;
+            self.has_had_all &= end == all || polled.contains(&end);
             tally.generations += 1;
             tally.long_generations += u64::from(merged.len() > 1);
             tally.merged += (end - start).saturating_sub(merged.len()) as u64;
             tally.suppressed_generations += u64::from(suppressed > 0);
-            self.pass(start);
+            if vanished.contains(&start) {
+                self.suppressed += self.merged_of(self.next, start).1;
+                self.tell(start);
+            } else {
+                self.pass(start);
+            }
             self.tell(end);
             (self.generation, self.generation_suppressed, self.merges) = (merged.into(), suppressed, true);
         }
