@@ -73,7 +73,7 @@ use self::{
     follow::Tally,
     harness::{FUTURE_WAIT, Run},
     pod::Key,
-    record::{End, Plan, Start},
+    record::{End, Plan, Share, Start},
     script::{Config as ScriptConfig, ResumeFrom, Script, Step, any_script},
     selection::Selection,
     subscription::StreamTally,
@@ -413,6 +413,23 @@ fn nothing_leads_over_a_relist_unannounced_when_the_history_was_rewritten() {
     let resumes = [Step::Resume(0, ResumeFrom::Last), say(("ship", "c")), say(("shop", "a"))];
     let rewritten = [Step::Rewind(2, 0), reads()];
     let steps = leaves.into_iter().chain(resumes).chain(rewritten).collect();
+    let script = Script { config: wide_config(), first: Vec::new(), steps, settles: true };
+    check(&script, &mut Totals::default()).unwrap();
+}
+
+/// A generation may have begun while its client was paused, and the changes after it are another one.
+#[test]
+fn generations_begin_while_a_client_is_paused() {
+    let share = |pauses| Some(Share { pauses, has_new_ids: false });
+    let slow = Plan { policy: pb::FullChannelPolicy::Coalesce, length: 1, share: share(true), ..plain_plan() };
+    let other = Plan { share: share(false), ..plain_plan() };
+    let [first, second, third, last] = [("shop", "a"), ("shop", "b"), ("shop", "c"), ("ship", "a")];
+    let reads = |place| Step::Read(place, 9);
+    let opened = [Step::Open(0, slow), reads(0), Step::Open(1, other), reads(1)];
+    let begins =
+        [Step::SayOpen(vec![put(first), put(second)], 1), reads(1), Step::SayOpen(vec![put(third)], 1), reads(1)];
+    let then = [Step::Say(vec![(put(last), 1), (Write::Delete(second), 1)]), reads(0)];
+    let steps = opened.into_iter().chain(begins).chain(then).collect();
     let script = Script { config: wide_config(), first: Vec::new(), steps, settles: true };
     check(&script, &mut Totals::default()).unwrap();
 }
