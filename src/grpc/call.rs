@@ -10,6 +10,7 @@ use bytes::Buf;
 use http::{Extensions, HeaderMap, header};
 use http_body_util::BodyExt;
 use prost::Message;
+use tokio::time::Instant;
 use tonic::body::Body;
 
 use super::{audited_call::AuditedCall, frame, request::RequestMessages, status::ApiError};
@@ -44,12 +45,14 @@ pub(super) struct Call {
 }
 
 /// Place of a watch on a Subscribe stream.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Subscription {
     /// Number of the stream, unique in this process and not 0.
     pub(super) stream_id: u64,
     /// Id that the client has chosen.
     pub(super) watch_id: u32,
+    /// Time at which the stream was opened.
+    pub(super) began: Instant,
 }
 
 /// Authenticated client that makes a call on behalf of another: an extension of the request.

@@ -23,7 +23,7 @@ use futures_util::{
     future::{AbortHandle, Abortable, Aborted},
     stream::FuturesUnordered,
 };
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::{Code, Status};
 use tracing::{Instrument, Span, debug_span};
@@ -55,6 +55,7 @@ pub(in crate::grpc) struct SubscribeBody {
     /// Span of the stream.
     span: Span,
     stream_id: u64,
+    began: Instant,
     /// Watches that have not ended, by id.
     watches: HashMap<u32, Subscribed>,
     /// Ids of watches that are paused.
@@ -142,6 +143,7 @@ impl SubscribeBody {
             call,
             span: Span::current(),
             stream_id,
+            began: Instant::now(),
             watches: HashMap::new(),
             paused: HashSet::new(),
             pause_check: None,
@@ -217,8 +219,8 @@ impl SubscribeBody {
         let Some(subscribed) = self.watches.get_mut(&watch_id) else { return };
         let (handle, registration) = AbortHandle::new_pair();
         *subscribed = Subscribed::Opening(handle);
-        let stream_id = self.stream_id;
-        let (service, call) = (self.service.clone(), self.call.of_watch(Subscription { stream_id, watch_id }));
+        let (stream_id, began) = (self.stream_id, self.began);
+        let (service, call) = (self.service.clone(), self.call.of_watch(Subscription { stream_id, watch_id, began }));
         let audited = call.audited.clone();
         let end_reason = tracing::field::Empty;
         let span = debug_span!(parent: &self.span, "watch", stream_id, watch_id, informerd.end_reason = end_reason);

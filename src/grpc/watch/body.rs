@@ -95,8 +95,8 @@ pub(super) struct Opened {
     pub(super) begin: Begin,
     pub(super) joined: Joined<WireFrame>,
     pub(super) bookmark_interval: Duration,
-    /// True if its bookmarks come together with those of other watches.
-    pub(super) are_bookmarks_aligned: bool,
+    /// Start of the intervals of its bookmarks, if they come together with those of other watches.
+    pub(super) aligned_to: Option<Instant>,
     pub(super) waiting: Option<ProgressGuard>,
     /// Time at which the watch ends with a bookmark and status OK.
     pub(super) ends_at: Option<Instant>,
@@ -155,7 +155,7 @@ impl WatchBody {
             reported_state: opened_state,
             _waiting: opened.waiting,
             // The first bookmark of a resumed watch shows its client that it has caught up.
-            bookmarks: BookmarkTimer::new(opened.bookmark_interval, opened.are_bookmarks_aligned, is_resumed),
+            bookmarks: BookmarkTimer::new(opened.bookmark_interval, opened.aligned_to, is_resumed),
             ends_at: opened.ends_at.map(|at| Box::pin(tokio::time::sleep_until(at))),
             drained: None,
             notify_seq: 0,

@@ -124,7 +124,7 @@ pub(in super::super) async fn open_with(
         joined,
         bookmark_interval: bookmark_interval.max(MIN_BOOKMARK_INTERVAL),
         // The watches of a stream send their bookmarks together.
-        are_bookmarks_aligned: subscription.is_some(),
+        aligned_to: subscription.map(|subscription| subscription.began),
         waiting: (bookmark_interval <= MIN_BOOKMARK_INTERVAL).then(|| resource.informer.demand().wait()),
         ends_at: timeout.map(|timeout| Instant::now() + timeout),
         watcher,

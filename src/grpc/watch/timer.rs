@@ -2,7 +2,6 @@
 
 use std::{
     pin::{Pin, pin},
-    sync::OnceLock,
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -17,8 +16,8 @@ use tokio::{
 #[derive(Debug)]
 pub(super) struct BookmarkTimer {
     interval: Duration,
-    /// True if it is due at multiples of the interval, as all timers of the process with this interval are.
-    is_aligned: bool,
+    /// Time from which it is due at multiples of the interval, as all timers of a stream with this interval are.
+    aligned_to: Option<Instant>,
     due: Pin<Box<Sleep>>,
     /// Waker that the runtime timer will wake.
     registered_waker: Option<Waker>,
@@ -30,9 +29,9 @@ pub(super) struct BookmarkTimer {
 
 impl BookmarkTimer {
     /// Creates a timer that is due after the interval, or else at once.
-    pub(super) fn new(interval: Duration, is_aligned: bool, is_due: bool) -> Self {
-        let due = Box::pin(tokio::time::sleep_until(next(interval, is_aligned)));
-        Self { interval, is_aligned, due, registered_waker: None, is_due }
+    pub(super) fn new(interval: Duration, aligned_to: Option<Instant>, is_due: bool) -> Self {
+        let due = Box::pin(tokio::time::sleep_until(next(interval, aligned_to)));
+        Self { interval, aligned_to, due, registered_waker: None, is_due }
     }
 
     /// Returns ready if the timer is due, and stays ready until [`reset`](Self::reset).
@@ -52,20 +51,17 @@ impl BookmarkTimer {
 
     /// Resets the timer: it is due one interval from now, or earlier if it is aligned.
     pub(super) fn reset(&mut self) {
-        self.due.as_mut().reset(next(self.interval, self.is_aligned));
+        self.due.as_mut().reset(next(self.interval, self.aligned_to));
         self.registered_waker = None;
         self.is_due = false;
     }
 }
 
 /// Returns the time at which a timer is due next.
-fn next(interval: Duration, is_aligned: bool) -> Instant {
-    static BEGAN: OnceLock<Instant> = OnceLock::new();
+fn next(interval: Duration, aligned_to: Option<Instant>) -> Instant {
     let now = Instant::now();
-    if !is_aligned {
-        return now + interval;
-    }
-    let since = now.saturating_duration_since(*BEGAN.get_or_init(|| now));
+    let Some(began) = aligned_to else { return now + interval };
+    let since = now.saturating_duration_since(began);
     let past = since.as_nanos() % interval.as_nanos().max(1);
     now + interval - Duration::from_nanos(u64::try_from(past).unwrap_or_default())
 }
@@ -81,7 +77,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_timer_wakes_the_waker_that_polled_it_last() {
-        let mut timer = BookmarkTimer::new(INTERVAL, false, false);
+        let mut timer = BookmarkTimer::new(INTERVAL, None, false);
         let (mut first, mut last) = (task::spawn(()), task::spawn(()));
         for _ in 0..2 {
             first.enter(|cx, _| assert_pending!(timer.poll(cx)));
@@ -101,7 +97,7 @@ mod tests {
     /// A connection polls many watches at a time: bookmarks that are due use up the budget of its task.
     #[tokio::test(start_paused = true)]
     async fn timers_wake_that_were_polled_by_a_task_without_budget() {
-        let mut timers: Vec<_> = (0..10).map(|_| BookmarkTimer::new(INTERVAL, false, false)).collect();
+        let mut timers: Vec<_> = (0..10).map(|_| BookmarkTimer::new(INTERVAL, None, false)).collect();
         let mut watches: Vec<_> = timers.iter().map(|_| task::spawn(())).collect();
         while has_budget_remaining() {
             // Each bookmark that is sent uses up a part.
@@ -121,9 +117,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn aligned_timers_are_due_together() {
-        let mut timers = Vec::new();
+        let (mut timers, began) = (Vec::new(), Instant::now());
         for _ in 0..10 {
-            timers.push(BookmarkTimer::new(INTERVAL, true, false));
+            timers.push(BookmarkTimer::new(INTERVAL, Some(began), false));
             tokio::time::sleep(INTERVAL / 20).await;
         }
         let due = timers[0].due.deadline();

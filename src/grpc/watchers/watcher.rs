@@ -225,7 +225,8 @@ impl Watcher {
 
     pub(super) fn to_proto(&self, id: u64) -> pb::Watcher {
         let WatcherInfo { resource, caller, identity, queue, format, view, user_agent, subscription, .. } = &self.info;
-        let Subscription { stream_id, watch_id } = subscription.unwrap_or_default();
+        let place = subscription.map(|Subscription { stream_id, watch_id, .. }| (stream_id, watch_id));
+        let (stream_id, watch_id) = place.unwrap_or_default();
         let (selection, state, gauge) = {
             let Progress { selection, state, gauge, .. } = &*self.progress.lock();
             (Arc::clone(selection), *state, gauge.clone())
