@@ -329,6 +329,40 @@ async fn a_paused_watch_is_told_its_end() {
     assert_eq!(refusal(&stream.end(3).await.unwrap()).1, "DRAINING");
 }
 
+/// Neither a message that waits for the client, nor a bookmark that is due, delays the end.
+#[tokio::test]
+async fn a_paused_watch_is_told_its_end_though_it_has_a_message_to_send() {
+    let duration = |millis: i32| Some(prost_types::Duration { seconds: 0, nanos: millis * 1_000_000 });
+    let mut sandbox = Sandbox::start(vec![pod("a", "x", "")]).await;
+    let mut stream = Subscription::open(&sandbox).await;
+    let short = pb::WatchRequest {
+        bookmark_interval: duration(100),
+        timeout: duration(900),
+        queue: Some(queue(Policy::Drop, 1)),
+        ..watch_from_now()
+    };
+    // Nothing happens in the second one's namespace.
+    let silent = pb::WatchRequest { namespace: "b".to_owned(), ..short.clone() };
+    stream.watches([(1, short.clone()), (2, silent), (3, watch_from_now())]).await;
+    for id in [1, 2, 3] {
+        stream.next(id).await;
+    }
+    // The first has a hole to send, the second a bookmark that is due, and the last its first bookmark.
+    let open = vec![pb::OpenWatch { id: 4, watch: Some(short) }];
+    stream.send(pb::SubscribeRequest { open, pause: vec![1, 2, 4], ..Default::default() }).await;
+    for at in 0..5 {
+        sandbox.put("a", "x", &format!(r#""n":{at}"#)).await;
+        stream.next(3).await;
+    }
+    let ended = async {
+        for id in [1, 2, 4] {
+            let last = stream.end(id).await.unwrap();
+            assert!(last.bookmark.is_some(), "its timeout, with status OK: {last:?}");
+        }
+    };
+    tokio::time::timeout(Duration::from_millis(2500), ended).await.expect("within a second after the timeout");
+}
+
 /// A client is evicted before the events that it has not received.
 #[tokio::test]
 async fn a_paused_watch_is_told_that_it_was_evicted() {

@@ -219,13 +219,15 @@ impl WatchBody {
         }
     }
 
+    /// Encodes responses, to be handed out after a chunk that is ready.
     fn send(&mut self, responses: &[pb::WatchResponse]) {
         let mut buffer = BytesMut::new();
         for response in responses {
             frame::append(&mut buffer, response);
         }
         self.watcher.sent_bytes(buffer.len());
-        self.ready = Some(buffer.freeze().into());
+        let before = self.ready.take().unwrap_or_default();
+        self.ready = Some(before.pieces().cloned().chain([buffer.freeze()]).collect());
     }
 
     /// Ends the stream: with a bookmark, an ERROR as the last message, and the same status for the RPC.
@@ -307,8 +309,11 @@ impl WatchBody {
         is_notified
     }
 
-    /// Ends the stream if it drains or its timeout has passed.
+    /// Ends the stream if it drains or its timeout has passed, unless it has ended.
     fn poll_end(&mut self, cx: &mut Context<'_>) {
+        if self.has_ended() {
+            return;
+        }
         if self.drain_at.is_none() && self.poll_drained(cx) {
             self.drain_at =
                 Some(Box::pin(tokio::time::sleep(self.watcher.drain_delay(self.service.config().drain_period))));
@@ -418,7 +423,7 @@ impl WatchBody {
             }
             Poll::Ready(Err(TooLarge(needed))) => return Poll::Ready(StepResult::TooLarge(needed.unwrap_or(UNKNOWN))),
             Poll::Pending if stage == WatcherStage::Live => {
-                return self.poll_quiet(cx).map(|()| StepResult::Progress);
+                return self.poll_quiet(cx, room);
             }
             Poll::Pending => return Poll::Pending,
         }

@@ -2,11 +2,12 @@
 
 use std::task::{Context, Poll, ready};
 
-use super::WatchBody;
+use super::{StepResult, WatchBody};
 use crate::{
     cache::WatcherStage,
     grpc::frame,
     proto::{self, pb},
+    transport::Room,
 };
 
 // === impl WatchBody ===
@@ -46,15 +47,19 @@ impl WatchBody {
     }
 
     /// Handles a cursor without events: sends a bookmark if one is due, or returns ready for the next step.
-    pub(super) fn poll_quiet(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub(super) fn poll_quiet(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<StepResult> {
         // A watch that was notified before it waited at its cursor is not woken: check again at once.
         if self.resource.informer.notify_seq() != self.notify_seq {
-            return Poll::Ready(());
+            return Poll::Ready(StepResult::Progress);
         }
         // A change of the source's state is sent at once, a version at the interval.
         self.status_changed = self.status_changed && self.resource.informer.state() != self.reported_state;
         if !self.status_changed {
             ready!(self.bookmarks.poll(cx));
+        }
+        if room.is_shut() {
+            // Made when there is room: it is of that time, and until then nothing hides the end of the watch.
+            return Poll::Ready(StepResult::TooLarge(self.bookmark_bytes()));
         }
         let Some(relisted) = self.advance() else {
             // Merged changes, or events that have arrived since, wake the watch.
@@ -63,6 +68,6 @@ impl WatchBody {
         let bookmark = self.bookmark(pb::Bookmark::default());
         self.send(&[pb::WatchResponse { relisted, ..bookmark }]);
         self.bookmarks.reset();
-        Poll::Ready(())
+        Poll::Ready(StepResult::Progress)
     }
 }

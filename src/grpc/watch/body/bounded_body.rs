@@ -48,6 +48,10 @@ impl BoundedBody for WatchBody {
             if let Some(chunk) = self.ready.take_if(|chunk| room.allows(chunk.remaining())) {
                 return Poll::Ready(Some(Ok(BoundedFrame::Frame(Frame::data(chunk)))));
             }
+            if self.ready.is_some() && room.is_shut() {
+                // A paused watch ends although its client has not read what is ready.
+                self.poll_end(cx);
+            }
             if let Some(chunk) = &self.ready {
                 return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(chunk.remaining()))));
             }
