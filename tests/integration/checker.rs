@@ -74,7 +74,7 @@ use self::{
     selection::Selection,
     truth::{Bounds, Write},
     verify::Violation,
-    view::Form,
+    view::{Form, View},
 };
 
 /// Counts over all runs.
@@ -360,6 +360,24 @@ fn a_coalescing_client_continues_without_its_group() {
     let run = harness::run(&script);
     let [segment] = &*run.records[0].segments else { panic!("it has come back") };
     assert!(matches!(&segment.end, End::Status(status, _) if status.reason == "DRAINING"), "{:?}", segment.end);
+}
+
+/// Changes that a bookmark has counted as suppressed are not counted again when the changes after it merge, also if the server has
+/// discarded them meanwhile.
+#[test]
+fn a_suppressed_change_is_counted_once() {
+    let few = Bounds { events: 3, ..wide_config().history };
+    let config = ScriptConfig { history: few, retention: few, ..wide_config() };
+    let form = Form { view: View::Missing, only_if_changed: true, ..plain_plan().form };
+    let (policy, interval) = (pb::FullChannelPolicy::Coalesce, Duration::from_millis(100));
+    let plan = Plan { policy, form, length: 1, bookmark_interval: Some(interval), ..plain_plan() };
+    let say = |writes: Vec<Write>| Step::Say(writes.into_iter().map(|write| (write, 1)).collect());
+    let [first, second] = [("shop", "a"), ("shop", "b")];
+    let suppressed = [say(vec![put(first)]), Step::Wait(100), Step::Read(0, 9)];
+    let merged = [say(vec![put(second)]), say(vec![put(first), Write::Recreate(first)]), Step::Read(0, 9)];
+    let opened = [say(vec![put(first)]), Step::Open(0, plan), Step::Read(0, 9)];
+    let steps = opened.into_iter().chain(suppressed).chain(merged).collect();
+    check(&Script { config, first: Vec::new(), steps, settles: true }, &mut Totals::default()).unwrap();
 }
 
 /// The history advances without being published, because the only group has ended.

@@ -133,7 +133,11 @@ impl<F: Frame> Log<F> {
     pub(in crate::watch) fn count_at_head(&mut self, index: usize, reached: u64) {
         // More may have been suppressed since the reader has looked up what is distributed.
         if self.suppressed_to <= reached {
-            self.slots[index].count_suppressed(self.suppressed);
+            let filled = self.deferred.as_ref().map_or(reached, |deferred| deferred.filled.offset.min(reached));
+            let slot = &mut self.slots[index];
+            slot.count_suppressed(self.suppressed);
+            // What the bookmark counts must not merge: it would be counted again.
+            slot.needs_from(filled, self.suppressed);
         }
     }
 
