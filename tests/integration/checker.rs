@@ -380,6 +380,22 @@ fn a_suppressed_change_is_counted_once() {
     check(&Script { config, first: Vec::new(), steps, settles: true }, &mut Totals::default()).unwrap();
 }
 
+/// No BOOKMARK reports a relist once the history was rewritten, so no event after the relist may follow.
+#[test]
+fn nothing_leads_over_a_relist_unannounced_when_the_history_was_rewritten() {
+    // Of namespace `shop`, in which the relist finds nothing.
+    let plan = Plan { selection: Selection::Namespace, ..plain_plan() };
+    let say = |key| Step::Say(vec![(put(key), 1)]);
+    let (relist, reads) = (Step::Relist(vec![(put(("ship", "b")), 1)], 4), || Step::Read(0, 9));
+    let leaves = [Step::Open(0, plan), reads(), say(("shop", "a")), reads(), Step::Leave(0, 0), relist];
+    // The first change after the relist is none of its namespace, either.
+    let resumes = [Step::Resume(0, ResumeFrom::Last), say(("ship", "c")), say(("shop", "a"))];
+    let rewritten = [Step::Rewind(2, 0), reads()];
+    let steps = leaves.into_iter().chain(resumes).chain(rewritten).collect();
+    let script = Script { config: wide_config(), first: Vec::new(), steps, settles: true };
+    check(&script, &mut Totals::default()).unwrap();
+}
+
 /// The history advances without being published, because the only group has ended.
 #[test]
 fn merging_threads_are_idle_when_all_groups_have_ended() {
