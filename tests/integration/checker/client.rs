@@ -1,4 +1,5 @@
-//! One logical client: it connects, reads piece by piece, leaves and resumes, and records everything that it receives.
+//! One logical client: it connects, reads piece by piece, leaves and resumes, and records everything that it receives. It has a Watch
+//! of its own, or a watch of a Subscribe stream that it shares with others; the harness polls that stream.
 
 use std::{
     pin::Pin,
@@ -39,6 +40,27 @@ enum Connection {
     None,
     Asked(Answer),
     Open(Pin<Box<grpc::Body>>),
+    Shared(Shared),
+}
+
+/// Watch of a Subscribe stream.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shared {
+    /// Index of the stream.
+    pub(crate) stream: usize,
+    pub(crate) id: u32,
+    pub(crate) stage: Stage,
+    pub(crate) is_paused: bool,
+}
+
+/// Stage of a watch of a Subscribe stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// It waits for its join.
+    Opening,
+    Joined,
+    /// The server has refused it, and its client has not received that.
+    Refused,
 }
 
 pub(crate) type Answer = <Routes as Service<http::Request<Body>>>::Future;
@@ -70,17 +92,34 @@ impl Client {
     }
 
     pub(crate) fn open(&mut self, routes: &mut Routes, start: Start, min: Option<String>, asked: Moment) {
-        let history =
-            self.last_history().filter(|_| matches!(start, Start::After(_)) && self.record.plan.tells_history);
-        let mut message = request(&self.record, &start, min.clone());
-        message.history = history.as_ref().map(|history| history.name.clone()).unwrap_or_default();
-        let message = message.encode_to_vec();
+        let message = self.begin(start, min, asked).encode_to_vec();
         let mut request = http::Request::post("/informerd.v1.InformerService/Watch")
             .header("content-type", "application/grpc")
             .body(framed(&message))
             .unwrap();
         request.extensions_mut().insert(Peer::Tcp(([10, 0, 0, self.record.plan.peer], 40_000).into()));
         self.connection = Connection::Asked(routes.call(request));
+    }
+
+    /// Begins a watch of a Subscribe stream; returns its request.
+    pub(crate) fn share(
+        &mut self,
+        (stream, id): (usize, u32),
+        start: Start,
+        min: Option<String>,
+        asked: Moment,
+    ) -> pb::WatchRequest {
+        let request = self.begin(start, min, asked);
+        self.connection = Connection::Shared(Shared { stream, id, stage: Stage::Opening, is_paused: false });
+        request
+    }
+
+    /// Begins a connection; returns its request.
+    fn begin(&mut self, start: Start, min: Option<String>, asked: Moment) -> pb::WatchRequest {
+        let history =
+            self.last_history().filter(|_| matches!(start, Start::After(_)) && self.record.plan.tells_history);
+        let mut message = request(&self.record, &start, min.clone());
+        message.history = history.as_ref().map(|history| history.name.clone()).unwrap_or_default();
         (self.waits, self.last_piece) = (false, 0);
         self.record.segments.push(Segment {
             start,
@@ -94,9 +133,12 @@ impl Client {
             lost: Vec::new(),
             left: None,
             waits: Vec::new(),
+            paused_waits: Vec::new(),
+            polls: Vec::new(),
             end: End::Open,
             settled: None,
         });
+        message
     }
 
     /// Returns the server and the resource of its last connection.
@@ -144,7 +186,14 @@ impl Client {
         let Some(segment) = self.record.segments.last_mut() else { return };
         (segment.end, segment.left) = (End::Left, Some(moment));
         segment.lost = segment.messages.split_off(segment.messages.len() - lost.min(self.last_piece));
-        segment.waits.retain(|(count, _)| *count <= segment.messages.len());
+        let count = segment.messages.len();
+        for moments in [&mut segment.waits, &mut segment.paused_waits, &mut segment.polls] {
+            moments.retain(|(before, _)| *before <= count);
+        }
+        if segment.is_refused {
+            // It leaves before it receives the reason.
+            segment.answered = None;
+        }
     }
 
     /// Polls for the answer. Returns true if there is none yet.
@@ -169,6 +218,66 @@ impl Client {
 
     pub(crate) fn is_open(&self) -> bool {
         matches!(self.connection, Connection::Open(_))
+    }
+
+    /// Returns its watch of a Subscribe stream, if it has one.
+    pub(crate) fn shared(&self) -> Option<Shared> {
+        if let Connection::Shared(shared) = self.connection { Some(shared) } else { None }
+    }
+
+    pub(crate) fn set_paused(&mut self, is_paused: bool) {
+        if let Connection::Shared(shared) = &mut self.connection {
+            shared.is_paused = is_paused;
+        }
+    }
+
+    /// Records that its watch of a Subscribe stream was joined or refused.
+    pub(crate) fn is_answered(&mut self, is_refused: bool, moment: Moment) {
+        let (Connection::Shared(shared), Some(segment)) = (&mut self.connection, self.record.segments.last_mut())
+        else {
+            return;
+        };
+        shared.stage = if is_refused { Stage::Refused } else { Stage::Joined };
+        (segment.answered, segment.is_refused) = (Some(moment), is_refused);
+    }
+
+    /// Records messages of a Subscribe stream, and the end of the watch if they are the last.
+    pub(crate) fn receive(&mut self, messages: &[pb::WatchResponse], is_end: bool, moment: Moment, was_woken: bool) {
+        let (Connection::Shared(shared), Some(segment)) = (&self.connection, self.record.segments.last_mut()) else {
+            return;
+        };
+        let error = messages.last().and_then(|last| last.error.as_ref());
+        let end = match (is_end, error) {
+            (true, Some(error)) => Some(End::Status(Status::of(error), moment)),
+            (true, None) => Some(End::Status(Status::ok(), moment)),
+            (false, Some(_)) => Some(End::Broken("there is an ERROR, and the watch has not ended".to_owned())),
+            (false, None) => None,
+        };
+        if shared.stage == Stage::Refused {
+            let is_right = is_end && error.is_some() && messages.len() == 1 && messages[0].object.is_none();
+            let wrong = || End::Broken(format!("it was refused, and receives {messages:?}"));
+            segment.end = end.filter(|_| is_right).unwrap_or_else(wrong);
+            self.connection = Connection::None;
+            return;
+        }
+        self.last_piece = messages.len();
+        let received = messages.iter().enumerate().map(|(at, message)| {
+            let is_with_previous = at > 0;
+            Received { message: message.clone(), moment, was_woken, is_with_previous }
+        });
+        segment.messages.extend(received);
+        if let Some(end) = end {
+            segment.end = end;
+            self.connection = Connection::None;
+        }
+    }
+
+    /// Records a poll of its Subscribe stream that gave it nothing. The server may have made its next messages then.
+    pub(crate) fn was_polled(&mut self, moment: Moment) {
+        let (Connection::Shared(_), Some(segment)) = (&self.connection, self.record.segments.last_mut()) else {
+            return;
+        };
+        segment.polls.push((segment.messages.len(), moment));
     }
 
     /// Returns true if the client was woken since the last poll.
@@ -205,7 +314,12 @@ impl Client {
             Ok((messages, None)) => {
                 self.last_piece = messages.len();
                 let is_last = messages.last().is_some_and(|last| last.error.is_some());
-                segment.messages.extend(messages.into_iter().map(|message| Received { message, moment, was_woken }));
+                segment.messages.extend(messages.into_iter().map(|message| Received {
+                    message,
+                    moment,
+                    was_woken,
+                    is_with_previous: false,
+                }));
                 if is_last {
                     return self.poll_piece(moment);
                 }
@@ -226,15 +340,30 @@ impl Client {
     pub(crate) fn waits(&mut self, moment: Moment) {
         let Some(segment) = self.record.segments.last_mut() else { return };
         match self.connection {
-            Connection::None => {}
-            Connection::Asked(_) => segment.waited = Some(moment),
+            Connection::None | Connection::Shared(Shared { stage: Stage::Refused, .. }) => {}
+            Connection::Asked(_) | Connection::Shared(Shared { stage: Stage::Opening, .. }) => {
+                segment.waited = Some(moment);
+            }
             Connection::Open(_) => segment.waits.push((segment.messages.len(), moment)),
+            Connection::Shared(Shared { is_paused: true, .. }) => {
+                segment.paused_waits.push((segment.messages.len(), moment));
+            }
+            Connection::Shared(Shared { .. }) => {
+                segment.waits.push((segment.messages.len(), moment));
+                // Nothing was made before.
+                segment.polls.retain(|(before, _)| *before < segment.messages.len());
+            }
         }
     }
 
     /// Records that everything has been read.
     pub(crate) fn settled(&mut self, moment: Moment) {
-        if let (Connection::Open(_), Some(segment)) = (&self.connection, self.record.segments.last_mut()) {
+        let is_joined = match &self.connection {
+            Connection::None | Connection::Asked(_) => false,
+            Connection::Open(_) => true,
+            Connection::Shared(shared) => shared.stage == Stage::Joined,
+        };
+        if let (true, Some(segment)) = (is_joined, self.record.segments.last_mut()) {
             segment.settled = Some((segment.messages.len(), moment));
         }
     }
@@ -268,13 +397,18 @@ fn messages(data: Chunk) -> Result<Vec<pb::WatchResponse>, String> {
     pieces(data)?.into_iter().map(decode).collect()
 }
 
-/// Frames one message as gRPC does.
+/// Returns the body of a request with one message.
 pub(crate) fn framed(message: &[u8]) -> Body {
+    Body::new(http_body_util::Full::new(frame(message)))
+}
+
+/// Frames one message as gRPC does.
+pub(crate) fn frame(message: &[u8]) -> Bytes {
     let mut framed = BytesMut::new();
     framed.put_u8(0);
     framed.put_u32(message.len() as u32);
     framed.put_slice(message);
-    Body::new(http_body_util::Full::new(framed.freeze()))
+    framed.freeze()
 }
 
 /// Splits gRPC's length-prefixed messages.

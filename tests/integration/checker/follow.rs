@@ -73,6 +73,8 @@ pub(crate) struct Follower<'a> {
     told_source: pb::SyncState,
     /// Time in which the next bookmark is due while there is nothing else: the earliest, and the one by which the client has it.
     bookmarks: Range<Duration>,
+    /// Time of the last bookmark that came because it was due, or that of the join.
+    last_bookmark: Duration,
     stage: Stage,
 }
 
@@ -96,6 +98,7 @@ impl<'a> Follower<'a> {
             Start::Bookmark => (None, Stage::FirstBookmark),
             Start::After(version) => (truth.number(joined.epoch, version), Stage::Live),
         };
+        let bookmarks = bookmarks::first_due(plan, &segment.start, joined.at);
         let begins = position.map_or(joined.batches, |position| truth.passed(position, &joined));
         Self {
             truth,
@@ -114,7 +117,12 @@ impl<'a> Follower<'a> {
             has_had_all: false,
             is_full: false,
             told_source: joined.source(),
-            bookmarks: bookmarks::first_due(plan, &segment.start, joined.at),
+            // A resumed client has its first bookmark at once, and the next one may come at any time.
+            last_bookmark: match segment.start {
+                Start::After(_) => joined.at.saturating_sub(plan.bookmark_interval()),
+                Start::InitialEvents | Start::Bookmark => joined.at,
+            },
+            bookmarks,
             stage,
         }
     }
@@ -138,7 +146,8 @@ impl<'a> Follower<'a> {
     }
 
     fn tells(&mut self, at: usize, tally: &mut Tally) -> Verdict {
-        let Received { message, moment, was_woken } = &self.segment.messages[at];
+        let Received { message, was_woken, .. } = &self.segment.messages[at];
+        let moment = &self.made_at(at);
         let event_type = message.r#type();
         let is_event = matches!(event_type, EventType::Added | EventType::Modified | EventType::Deleted);
         let fields = (message.object.is_some(), message.bookmark.is_some(), message.dropped.is_some());
@@ -177,13 +186,7 @@ impl<'a> Follower<'a> {
             (Stage::Live, _) => {
                 tally.events += 1;
                 self.begin_generation(at, moment, tally);
-                if !self.generation.is_empty() {
-                    return self.merged_event(message);
-                }
-                self.one_by_one(moment)?;
-                let merged = self.merged_words(moment);
-                let or_merged = if merged.is_empty() { String::new() } else { format!("; or, merged: {merged:?}") };
-                self.event(message).map_err(|what| what + &or_merged)
+                self.due_event(at, moment, tally)
             }
         }
     }
@@ -346,7 +349,8 @@ impl<'a> Follower<'a> {
         let last = self.segment.messages.last();
         if status.code == 0 {
             tally.timeouts += 1;
-            let is_told = last.is_some_and(|Received { message, moment, .. }| {
+            let is_told = last.is_some_and(|Received { message, .. }| {
+                let moment = self.made_at(self.segment.messages.len() - 1);
                 let has_timed_out =
                     self.plan.timeout.is_some_and(|timeout| moment.at >= self.segment.asked.at + timeout);
                 has_timed_out && message.r#type() == EventType::Bookmark && self.epoch_at == moment.epoch

@@ -1,5 +1,5 @@
 //! Harness: executes a script on the real service, without sockets. A Watch is a call of `Routes`, and its body is polled piece
-//! by piece. The clock is paused and only the script advances it; between two steps all tasks become idle. So the
+//! by piece; so is a Subscribe stream, for all its clients. The clock is paused and only the script advances it; between two steps all tasks become idle. So the
 //! script decides exactly how fast a client reads, when it leaves, and what the server has applied by then.
 
 mod calls;
@@ -7,6 +7,7 @@ mod delta;
 mod moments;
 mod retained;
 mod server;
+mod streams;
 
 use std::{
     rc::Rc,
@@ -25,6 +26,7 @@ use super::{
     client::Client,
     record::{CallRecord, Plan, Record, Served, Start},
     script::{CALLS, Config, MAX_BOOKMARK_INTERVAL, PLACES, ResumeFrom, Script, Step},
+    subscription::{StreamTally, Subscription},
     truth::{SERVERS, Truth, Upstream, Write},
 };
 
@@ -42,6 +44,7 @@ pub(crate) struct Run {
     pub(crate) deferrals: u64,
     pub(crate) parked: u64,
     pub(crate) replayed: u64,
+    pub(crate) streams: StreamTally,
     /// Description of what the server did not do in time.
     pub(crate) stuck: Option<String>,
 }
@@ -60,6 +63,9 @@ struct Harness {
     waited: Duration,
     places: Vec<Option<Client>>,
     records: Vec<Record>,
+    /// Subscribe streams, those that have ended among them.
+    streams: Vec<Subscription>,
+    stream_tally: StreamTally,
     paces: Vec<Pace>,
     /// Calls in the order of their requests, and the index of the call in each place.
     calls: Vec<Call>,
@@ -68,6 +74,8 @@ struct Harness {
     before: Rc<Before>,
     /// Description of what the servers retained and should not have.
     leaked: Option<String>,
+    /// First error of a Subscribe stream that no client's record shows.
+    wrong: Option<String>,
 }
 
 /// Longest wait for a version that the server has not reached yet.
@@ -112,12 +120,15 @@ impl Harness {
             waited: Duration::ZERO,
             places: (0..PLACES).map(|_| None).collect(),
             records: Vec::new(),
+            streams: Vec::new(),
+            stream_tally: StreamTally::default(),
             paces: Vec::new(),
             calls: Vec::new(),
             asking: [None; CALLS],
             turn: 0,
             before,
             leaked: None,
+            wrong: None,
         };
         harness.start_server().await;
         harness
@@ -222,18 +233,12 @@ impl Harness {
                 self.open(*place, Client::new(plan.clone(), self.resource), start).await;
             }
             Step::Read(place, pieces) => self.read(*place, *pieces).await,
-            Step::Leave(place, lost) => {
-                let Some(moment) = self.places[*place].as_ref().map(|client| self.moment(client.served())) else {
-                    return;
-                };
-                if let Some(client) = &mut self.places[*place] {
-                    client.leave(*lost, moment);
-                }
-            }
+            Step::Leave(place, lost) => self.disconnect(*place, *lost),
+            Step::Break(place, lost) => self.break_shared(*place, *lost),
             Step::Resume(place, from) => {
-                let Some(mut client) = self.places[*place].take() else { return };
-                client.leave(0, self.moment(client.served()));
+                self.disconnect(*place, 0);
                 self.rest().await;
+                let Some(client) = self.places[*place].take() else { return };
                 let start = self.resume_at(&client, from);
                 self.open(*place, client, start).await;
             }
@@ -285,7 +290,10 @@ impl Harness {
         self.servers[self.current].compile(Some(client.record.plan.selection), &[]).await;
         let served = Served { server: self.current, resource: client.record.resource };
         let (asked, min) = (self.moment(served), client.record.plan.min.map(|min| self.min_version(served, min)));
-        client.open(&mut self.servers[self.current].routes, start, min, asked);
+        match client.record.plan.share {
+            None => client.open(&mut self.servers[self.current].routes, start, min, asked),
+            Some(share) => self.share(place, &mut client, share, (start, min, asked)).await,
+        }
         self.places[place] = Some(client);
         self.answer().await;
     }
@@ -293,6 +301,9 @@ impl Harness {
     /// Polls the calls that wait for an answer.
     async fn answer(&mut self) {
         self.poll_calls(false).await;
+        for at in 0..self.streams.len() {
+            self.answer_shared(at).await;
+        }
         for place in 0..PLACES {
             for _ in 0..MANY {
                 let Some(moment) = self.places[place].as_ref().map(|client| self.moment(client.served())) else {
@@ -312,6 +323,9 @@ impl Harness {
     }
 
     async fn read(&mut self, place: usize, pieces: usize) {
+        if self.shared_of(place).is_some() {
+            return self.read_shared(place, pieces).await;
+        }
         let mut left = pieces;
         for _ in 0..MANY {
             let Some(moment) = self.places[place].as_ref().map(|client| self.moment(client.served())) else { return };
@@ -335,9 +349,17 @@ impl Harness {
     }
 
     fn leave(&mut self, place: usize, lost: usize) {
-        if let Some(mut client) = self.places[place].take() {
-            client.leave(lost, self.moment(client.served()));
-            self.records.push(client.record);
+        self.disconnect(place, lost);
+        self.records.extend(self.places[place].take().map(|client| client.record));
+    }
+
+    /// Ends the connection of a client, with the loss of so many of its last messages.
+    fn disconnect(&mut self, place: usize, lost: usize) {
+        let Some(moment) = self.places[place].as_ref().map(|client| self.moment(client.served())) else { return };
+        if self.shared_of(place).is_some() {
+            self.close_shared(place, lost, moment);
+        } else if let Some(client) = &mut self.places[place] {
+            client.leave(lost, moment);
         }
     }
 
@@ -357,6 +379,7 @@ impl Harness {
         for place in 0..PLACES {
             self.read(place, MANY).await;
         }
+        self.read_all_shared().await;
         for served in self.all() {
             let said = self.said(served.resource);
             if self.applied(served) != said {
@@ -385,7 +408,9 @@ impl Harness {
             for place in 0..PLACES {
                 self.read(place, MANY).await;
             }
+            self.read_all_shared().await;
         }
+        self.verify_streams_ended();
         self.records.extend(self.places.iter_mut().filter_map(Option::take).map(|client| client.record));
         self.leave_behind().await;
         let stats = || self.servers.iter().flat_map(Server::informers).map(InformerHandle::stats);
@@ -403,7 +428,8 @@ impl Harness {
             truths: self.truths,
             records: self.records,
             calls: self.calls.into_iter().map(|call| call.record).collect(),
-            stuck: stuck.or(self.leaked),
+            streams: self.stream_tally,
+            stuck: stuck.or(self.wrong).or(self.leaked),
         }
     }
 

@@ -46,9 +46,25 @@ pub(crate) struct Plan {
     pub(crate) tells_history: bool,
     /// State that it requires at least, at each of its connections.
     pub(crate) min: Option<Min>,
+    /// Set if it connects through Subscribe, on a stream that it shares with the other such clients of its host.
+    pub(crate) share: Option<Share>,
+}
+
+/// Use of a shared stream.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Share {
+    /// True if the client is paused while others read; otherwise it reads with them.
+    pub(crate) pauses: bool,
+    /// True if it takes ids that were never in use.
+    pub(crate) has_new_ids: bool,
 }
 
 impl Plan {
+    /// Returns true if the client is paused while others read.
+    pub(crate) fn pauses(&self) -> bool {
+        self.share.is_some_and(|share| share.pauses)
+    }
+
     /// Returns the interval at which an idle client receives a bookmark.
     pub(crate) fn bookmark_interval(&self) -> Duration {
         self.bookmark_interval.unwrap_or(DEFAULT_BOOKMARK_INTERVAL).max(MIN_BOOKMARK_INTERVAL)
@@ -77,6 +93,11 @@ pub(crate) struct Segment {
     pub(crate) left: Option<Moment>,
     /// Moments at which the client had read everything and waited, each with the number of messages up to then.
     pub(crate) waits: Vec<(usize, Moment)>,
+    /// The same of a paused client, which may not have read everything.
+    pub(crate) paused_waits: Vec<(usize, Moment)>,
+    /// Moments at which its Subscribe stream was polled and gave it nothing, each with the number of messages up to then: it was
+    /// paused, or there was no room. The server may have made its next messages, which come together, at any of them.
+    pub(crate) polls: Vec<(usize, Moment)>,
     pub(crate) end: End,
     /// Number of messages received when writes had stopped and everything had been read, and the moment.
     pub(crate) settled: Option<(usize, Moment)>,
@@ -162,6 +183,8 @@ pub(crate) struct Received {
     pub(crate) moment: Moment,
     /// True if the waiting client was woken.
     pub(crate) was_woken: bool,
+    /// True if a Subscribe stream has delivered it together with the message before it.
+    pub(crate) is_with_previous: bool,
 }
 
 #[derive(Debug)]
@@ -187,6 +210,10 @@ pub(crate) struct Status {
 }
 
 impl Status {
+    pub(crate) fn ok() -> Self {
+        Self::of(&tonic_types::pb::Status::default())
+    }
+
     /// Decodes a status and its details.
     pub(crate) fn of(status: &tonic_types::pb::Status) -> Self {
         let detail = |name: &str| status.details.iter().find(|any| any.type_url.ends_with(name));

@@ -7,7 +7,7 @@ use proptest::{collection::vec, prelude::*, sample::select, strategy::BoxedStrat
 
 use super::{
     ask::{Query, Twist},
-    record::Plan,
+    record::{Plan, Share},
     script::{
         CALLS, KEYS, PLACES, Question, QuestionKind, ResumeFrom, Step, any_fleet, any_list, any_next_page, any_open,
         any_plan, any_reconnect, any_step, any_transaction, any_until, any_write,
@@ -23,6 +23,9 @@ pub(super) fn any_scene() -> impl Strategy<Value = Vec<Step>> {
     prop_oneof![
         360 => any_step().prop_map(|step| vec![step]),
         20 => twins(),
+        8 => sharers(),
+        8 => pauses(),
+        5 => breaks(),
         15 => one_is_full(),
         15 => spends(),
         10 => back_and_past(),
@@ -68,6 +71,60 @@ fn twins() -> Scene {
     let scene = (any_place(), any_plan(), 1_u32..6).prop_map(|(place, plan, length)| {
         let twin = Plan { length, ..plan.clone() };
         [opened(place, plan), opened((place + 1) % PLACES, twin)].concat()
+    });
+    scene.boxed()
+}
+
+/// Returns the plan of a client that connects through Subscribe, from the same host as all other such clients of scenes.
+fn shared(plan: &Plan, pauses: bool) -> Plan {
+    Plan { share: Some(Share { pauses, has_new_ids: false }), peer: 1, ..plan.clone() }
+}
+
+/// Draws two clients of one stream, of which one is closed and opened again while the other reads.
+fn sharers() -> Scene {
+    let uses = prop_oneof![3 => Just(None), 1 => (0_usize..2).prop_map(|resource| Some(Step::Use(resource)))];
+    let scene = (any_place(), [any_plan(), any_plan()], any::<bool>(), any::<bool>(), uses, vec(say(1..5), 3));
+    let scene = scene.prop_map(|(place, [first, second], is_twin, pauses, uses, says)| {
+        let other = (place + 1) % PLACES;
+        let second = if is_twin { Plan { timeout: None, ..first.clone() } } else { second };
+        let opened = [opened(place, shared(&first, pauses)), opened(other, shared(&second, false))];
+        let mut says = says.into_iter();
+        let mut then =
+            opened.into_iter().map(Vec::from).collect::<Vec<_>>().join(&uses.into_iter().collect::<Vec<_>>()[..]);
+        then.extend(says.next());
+        then.extend([Step::Read(other, 1), Step::Leave(place, 0)]);
+        then.extend(says.next());
+        then.extend([Step::Read(other, 9), Step::Resume(place, ResumeFrom::Last)]);
+        then.extend(says.next());
+        then.extend([Step::Read(place, 9), Step::Read(other, 9)]);
+        then
+    });
+    scene.boxed()
+}
+
+/// Draws a client that is paused for a long time while another of its stream reads.
+fn pauses() -> Scene {
+    let rounds = vec((say(0..4), 300_u64..1500), 3..7);
+    let timeout = prop_oneof![2 => Just(None), 1 => (1000_u64..4000).prop_map(Some)];
+    let scene = (any_place(), [any_plan(), any_plan()], timeout, rounds).prop_map(|(place, plans, timeout, rounds)| {
+        let ([paused, reads], other) = (plans, (place + 1) % PLACES);
+        let paused = Plan { timeout: timeout.map(Duration::from_millis), min: None, ..paused };
+        let opened = [opened(place, shared(&paused, true)), opened(other, shared(&reads, false))].concat();
+        let rounds = rounds.into_iter().flat_map(|(say, time)| [say, Step::Read(other, 9), Step::Wait(time)]);
+        opened.into_iter().chain(rounds).chain([Step::Read(other, 9), Step::Read(place, 9)]).collect()
+    });
+    scene.boxed()
+}
+
+/// Draws clients of a stream that breaks; all of them resume.
+fn breaks() -> Scene {
+    let scene = (any_place(), [any_plan(), any_plan(), any_plan()], [say(1..5), say(1..5)], 1_usize..3, 0_usize..3);
+    let scene = scene.prop_map(|(place, plans, [before, after], pieces, lost)| {
+        let places = [0, 1, 2].map(|at| (place + at) % PLACES);
+        let opened = places.into_iter().zip(plans).flat_map(|(place, plan)| opened(place, shared(&plan, false)));
+        let breaks = [before, Step::Read(place, pieces), Step::Break(place, lost), after];
+        let comes_back = places.into_iter().map(|place| Step::Resume(place, ResumeFrom::Last));
+        opened.chain(breaks).chain(comes_back).chain([Step::Read(place, 9)]).collect()
     });
     scene.boxed()
 }

@@ -13,7 +13,7 @@ use proptest::{
 use super::{
     ask::{self, Condition, Min, Query, Twist},
     pod::Key,
-    record::Plan,
+    record::{Plan, Share},
     scenes::any_scene,
     selection::{Fleet, Selection, ShardBy},
     truth::{Bounds, Write},
@@ -46,6 +46,8 @@ pub(crate) struct Config {
     pub(crate) has_time: bool,
     /// Padding of each body in bytes; with large bodies a piece of a stream has two.
     pub(crate) padding: usize,
+    /// Room for one response of a Subscribe stream, in bytes; a larger message is sent alone.
+    pub(crate) room: usize,
 }
 
 #[derive(Debug, Clone)]
@@ -75,6 +77,8 @@ pub(crate) enum Step {
     /// End of a client's connection, with the loss of so many of its last messages, which were in flight.
     Leave(usize, usize),
     Resume(usize, ResumeFrom),
+    /// Break of a client's Subscribe stream: all its clients leave, each with the loss of so many of its last messages.
+    Break(usize, usize),
     Wait(u64),
     /// Unary call, which replaces the one in this place.
     Ask(usize, Question),
@@ -188,9 +192,11 @@ fn any_config() -> impl Strategy<Value = Config> {
     };
     let padding = prop_oneof![5 => Just(0), 1 => Just(33_000)];
     let drain_period = prop_oneof![3 => Just(0), 1 => 1_u64..1000].prop_map(Duration::from_millis);
+    let room = prop_oneof![3 => Just(64 << 10), 1 => 100_usize..2000];
     let versions = (weighted(0.25, Just(())), any::<bool>(), prop_oneof![3 => Just(1_usize), 1 => Just(2)]);
-    (versions, history, retention, (bytes(), bytes()), 100_u64..2000, drain_period, padding).prop_map(
-        move |((lineage, has_stable_bodies, resources), history, retention, bytes, block_ms, drain_period, padding)| {
+    (versions, history, retention, (bytes(), bytes()), 100_u64..2000, drain_period, (padding, room)).prop_map(
+        move |((lineage, has_stable_bodies, resources), history, retention, bytes, block_ms, drain_period, sizes)| {
+            let (padding, room) = sizes;
             Config {
                 resources,
                 has_lineage: lineage.is_some(),
@@ -202,6 +208,7 @@ fn any_config() -> impl Strategy<Value = Config> {
                 drain_period,
                 has_time: block_ms % 2 == 0,
                 padding,
+                room,
             }
         },
     )
@@ -259,18 +266,29 @@ pub(super) fn any_plan() -> impl Strategy<Value = Plan> {
     // The shortest interval is below the minimum of the server.
     let interval = (30_u64..=MAX_BOOKMARK_INTERVAL.as_millis() as u64).prop_map(Duration::from_millis);
     let times = (timeout, weighted(0.3, interval));
-    (any_selection(), any_form(), queue, weighted(0.6, Just(())), times, is_min).prop_map(
-        |(selection, form, (policy, length, peer), sends_initial_events, (timeout, bookmark_interval), min)| Plan {
+    let share = (any::<bool>(), any::<bool>()).prop_map(|(pauses, has_new_ids)| Share { pauses, has_new_ids });
+    let start = (weighted(0.6, Just(())), is_min);
+    (any_selection(), any_form(), queue, times, start, weighted(0.35, share)).prop_map(
+        |(
+            selection,
+            form,
+            (policy, length, peer),
+            (timeout, bookmark_interval),
+            (sends_initial_events, min),
+            share,
+        )| Plan {
             selection,
             form,
             policy,
             length,
-            peer,
+            // Few hosts, so that streams are shared.
+            peer: if share.is_some() { 1 + peer % 2 } else { peer },
             sends_initial_events: sends_initial_events.is_some(),
             tells_history: peer == 1,
             bookmark_interval,
             timeout: timeout.map(Duration::from_millis),
             min,
+            share,
         },
     )
 }
@@ -389,6 +407,7 @@ pub(super) fn any_step() -> impl Strategy<Value = Step> {
         16 => (place(), 1_usize..4).prop_map(|(place, pieces)| Step::Read(place, pieces)),
         3 => (place(), lost).prop_map(|(place, lost)| Step::Leave(place, lost)),
         7 => (place(), from).prop_map(|(place, from)| Step::Resume(place, from)),
+        1 => (place(), 0_usize..3).prop_map(|(place, lost)| Step::Break(place, lost)),
         4 => (10_u64..3000).prop_map(Step::Wait),
         3 => (0..CALLS, any_list(prop_oneof![Just(0), 1_u32..4])).prop_map(|(place, list)| Step::Ask(place, list)),
         1 => (0..CALLS, any_question(select(&KEYS[..]).prop_map(QuestionKind::Get)))

@@ -86,6 +86,8 @@ pub(crate) fn unknown(record: &Record) -> Result<(), Violation> {
     for segment in &record.segments {
         let is_right = match &segment.end {
             End::Status(status, _) => segment.is_refused && (&*status.reason, status.code) == ("RESOURCE_NOT_FOUND", 5),
+            // It may leave before it reads that from a stream.
+            End::Left => segment.is_refused,
             _ => false,
         };
         if !is_right {
@@ -142,7 +144,10 @@ fn follow(
     for at in 0..=count {
         for (_, moment) in segment.waits.iter().filter(|(waits, _)| *waits == at) {
             let waits = follower.waits(moment, tally).and_then(|()| follower.is_told_in_time(moment));
-            waits.map_err(|what| (at, what))?;
+            waits.and_then(|()| follower.has_time_left(moment, false)).map_err(|what| (at, what))?;
+        }
+        for (_, moment) in segment.paused_waits.iter().filter(|(waits, _)| *waits == at) {
+            follower.has_time_left(moment, true).map_err(|what| (at, what))?;
         }
         if let Some((_, moment)) = segment.settled.as_ref().filter(|(settled, _)| *settled == at) {
             follower.settled(moment).map_err(|what| (at, what))?;

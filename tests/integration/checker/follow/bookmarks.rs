@@ -11,7 +11,7 @@ use informerd::proto::pb::{self, EventType};
 use super::{Follower, Stage, Tally, Verdict};
 use crate::checker::{
     expect::Expected,
-    record::{Moment, Plan, Start},
+    record::{End, Moment, Plan, Start, Status},
     truth::Batch,
 };
 
@@ -28,7 +28,11 @@ pub(super) fn due(plan: &Plan, after: Duration) -> Range<Duration> {
 pub(super) fn first_due(plan: &Plan, start: &Start, joined: Duration) -> Range<Duration> {
     match start {
         Start::After(_) => joined..joined + RESOLUTION,
-        Start::InitialEvents | Start::Bookmark => due(plan, joined),
+        Start::InitialEvents | Start::Bookmark => {
+            let due = due(plan, joined);
+            // On a Subscribe stream it may come with those of other watches.
+            if plan.share.is_some() { joined..due.end } else { due }
+        }
     }
 }
 
@@ -89,6 +93,40 @@ impl Follower<'_> {
             }
             Stage::Live | Stage::Over => self.progress(message, moment, is_closing, tally),
         }
+    }
+
+    /// Returns the moment at which the server made a message: that of its reading; or an earlier one, if its Subscribe stream was
+    /// polled then and gave nothing to the client, which was paused, or for which there was no room. The end of a watch and the
+    /// bookmark at it are made once they are due, and handed out later. A bookmark shows when it was made: it has the state of the
+    /// upstream, and the time of the last contact with it.
+    pub(super) fn made_at(&self, at: usize) -> Moment {
+        let messages = &self.segment.messages;
+        if self.segment.polls.is_empty() {
+            return messages[at].moment;
+        }
+        let first = (0..=at).rev().find(|first| !messages[*first].is_with_previous).unwrap_or_default();
+        let end = (first + 1..messages.len()).find(|end| !messages[*end].is_with_previous).unwrap_or(messages.len());
+        // An ERROR is made together with the bookmark before it, unless nothing can be resumed.
+        let error = messages[at].message.error.as_ref();
+        if error.is_some_and(|error| Status::of(error).reason == "HISTORY_CHANGED") {
+            return messages[at].moment;
+        }
+        let mut related = messages[first..=at].iter().rev().chain(&messages[at..end]);
+        let bookmark = related.find_map(|received| received.message.bookmark.as_ref());
+        let Some(bookmark) = bookmark else { return messages[at].moment };
+        let is_its = |moment: &&Moment| {
+            (moment.source(), moment.seen_at) == (bookmark.source(), bookmark.source_seen_at)
+                && moment.epoch == self.epoch_at
+        };
+        let polls = self.segment.polls.iter().filter(|(before, _)| *before == first).map(|(_, moment)| moment);
+        let mut moments = polls.chain([&messages[at].moment]).filter(is_its).rev();
+        let last = moments.clone().next().unwrap_or(&messages[at].moment);
+        // The one at the end may have any version.
+        let is_last = end == messages.len() && matches!(self.segment.end, End::Status(..));
+        let version = &messages[at].message.resource_version;
+        let is_at_version =
+            |moment: &&Moment| self.text(moment.safe.max(self.position.unwrap_or_default())) == *version;
+        *moments.find(|moment| is_last || is_at_version(moment)).unwrap_or(last)
     }
 
     /// Verifies a bookmark in the middle of a stream, or at its end: no event up to its version may be missing.
@@ -182,17 +220,37 @@ impl Follower<'_> {
 
     /// Verifies that a bookmark in the middle of the stream does not come too early.
     fn is_in_time(&mut self, message: &pb::WatchResponse, moment: &Moment, is_closing: bool) -> Verdict {
-        let next = due(self.plan, moment.at);
+        let mut next = due(self.plan, moment.at);
+        if self.plan.share.is_some() {
+            // A bookmark may come earlier, with those of other watches; but not more of them than one for each interval.
+            next.start = self.last_bookmark + self.plan.bookmark_interval();
+        }
         let source = message.bookmark.as_ref().map(pb::Bookmark::source);
         if message.relisted || is_closing {
             // The bookmark may have come for another reason.
             self.bookmarks.end = next.end;
         } else if source == Some(self.told_source) && moment.at < self.bookmarks.start {
             return Err(format!("nothing is new, and the next bookmark is due at {:?}", self.bookmarks.start));
+        } else if self.plan.share.is_some() && source != Some(self.told_source) {
+            // It has come for another reason, or was due.
+            self.bookmarks.end = next.end;
         } else {
-            self.bookmarks = next;
+            (self.bookmarks, self.last_bookmark) = (next, moment.at);
         }
         Ok(())
+    }
+
+    /// Verifies that a client that waits, or is paused for at most a second, has not passed its timeout.
+    pub(crate) fn has_time_left(&self, moment: &Moment, is_paused: bool) -> Verdict {
+        let joined = self.segment.answered.as_ref().map_or(Duration::ZERO, |joined| joined.at);
+        // The server looks after paused watches once a second.
+        let latest = RESOLUTION + if is_paused { Duration::from_secs(1) } else { Duration::ZERO };
+        match self.plan.timeout {
+            Some(timeout) if moment.at >= joined + timeout + latest => {
+                Err(format!("it waits at {:?}, and joined at {joined:?} with a timeout of {timeout:?}", moment.at))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Verifies that a waiting client received its bookmark in time.

@@ -9,6 +9,8 @@ use std::{
     time::Duration,
 };
 
+use bytes::Buf;
+use http_body_util::BodyExt;
 use informerd::{
     cache::{
         Delta, FifoBounds, Informer, InformerConfig, InformerHandle, ProgressDemand, Provenance, RealFifo,
@@ -101,7 +103,7 @@ impl Server {
         let expression = selection.map(Selection::expression).unwrap_or_default();
         if !expression.is_empty() && self.compiled.insert(("expression", expression.clone())) {
             let message = pb::ListRequest { resource: resource.clone(), expression, ..Default::default() };
-            self.ask("List", &message.encode_to_vec()).await;
+            self.ask("InformerService/List", &message.encode_to_vec()).await;
         }
         let texts = conditions.iter().map(|condition| condition.text());
         let mut conditions: Vec<String> =
@@ -112,17 +114,28 @@ impl Server {
         // The compiler keeps their order, so when it rejects this one the others are ready.
         conditions.push("refused(".to_owned());
         let watch = pb::WatchRequest { resource, ..Default::default() };
-        let answer = self.ask("Until", &pb::UntilRequest { watch: Some(watch), conditions }.encode_to_vec()).await;
+        let answer = self
+            .ask("InformerService/Until", &pb::UntilRequest { watch: Some(watch), conditions }.encode_to_vec())
+            .await;
         let status = status(answer.headers()).expect("it is refused");
         assert_eq!(status.code, Code::InvalidArgument as i32, "{status:?}");
     }
 
     async fn ask(&mut self, method: &str, message: &[u8]) -> http::Response<Body> {
-        let request = http::Request::post(format!("/informerd.v1.InformerService/{method}"))
+        let request = http::Request::post(format!("/informerd.v1.{method}"))
             .header("content-type", "application/grpc")
             .body(framed(message));
         let Ok(answer) = self.routes.call(request.unwrap()).await;
         answer
+    }
+
+    /// Lists its open watches.
+    pub(super) async fn watchers(&mut self) -> Vec<pb::Watcher> {
+        let request = pb::ListWatchersRequest::default().encode_to_vec();
+        let answer = self.ask("AdminService/ListWatchers", &request).await.into_body().collect().await;
+        let mut message = answer.expect("it answers").to_bytes();
+        message.advance(5);
+        pb::ListWatchersResponse::decode(message).expect("it is a message").watchers
     }
 
     pub(super) fn is_draining(&self) -> bool {
