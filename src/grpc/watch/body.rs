@@ -393,7 +393,12 @@ impl WatchBody {
             Poll::Ready(Ok(WatchStep::Events { frames, count, is_relisted })) => {
                 let bytes = frames.iter().map(|frame| frame.0.len()).sum();
                 self.watcher.sent(count, bytes, Some(self.watch.version()));
-                let is_relisted = is_relisted && !self.watch.is_history_rewritten();
+                if is_relisted && self.watch.is_history_rewritten() {
+                    // A bookmark would be of the new history, and no event may lead over the relist without it.
+                    self.send_events(frames, false);
+                    self.end_with(&ApiError::HistoryRewritten);
+                    return Poll::Ready(StepResult::Progress);
+                }
                 if frames.is_empty() && !is_relisted && stage == WatcherStage::Replay {
                     return yield_now(cx);
                 }

@@ -12,7 +12,7 @@ use super::{
 };
 
 /// Event that a client must receive.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 #[allow(clippy::struct_excessive_bools, reason = "independent facts of an event, not a state machine")]
 pub(crate) struct Expected {
     event_type: EventType,

@@ -186,14 +186,7 @@ impl<'a> Follower<'a> {
             (Stage::Live, _) => {
                 tally.events += 1;
                 self.begin_generation(at, moment, tally);
-                if !self.generation.is_empty() {
-                    return self.merged_event(message);
-                }
-                self.vanish_before(at, tally);
-                self.one_by_one(moment)?;
-                let merged = self.merged_words(moment);
-                let or_merged = if merged.is_empty() { String::new() } else { format!("; or, merged: {merged:?}") };
-                self.event(message).map_err(|what| what + &or_merged)
+                self.due_event(at, moment, tally)
             }
         }
     }

@@ -1,6 +1,9 @@
 //! Verifier of COALESCE: when the server may send a generation instead of all events, and its content.
 
-use std::{cmp::Reverse, collections::BTreeSet};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeSet, VecDeque},
+};
 
 use informerd::proto::pb;
 
@@ -10,10 +13,23 @@ use crate::checker::{
     record::{End, Moment, Start},
 };
 
+/// Events that the server may have merged to one generation, and what they merge to.
+#[derive(Clone)]
+struct MergedRange {
+    start: usize,
+    end: usize,
+    merged: Vec<Expected>,
+    suppressed: u64,
+    /// True if those before `start` have merged to nothing.
+    is_after_nothing: bool,
+    /// True if they were all events at the time.
+    has_all: bool,
+}
+
 impl Follower<'_> {
     /// Returns the events that the server may send merged, instead of all unsent ones; None unless the queue is full, has merged
     /// since, or the server may discard events first.
-    pub(super) fn merged(&self, moment: &Moment) -> Option<Vec<Expected>> {
+    fn merged(&self, moment: &Moment) -> Option<Vec<Expected>> {
         let end = self.next + self.untold(moment).len();
         let start = self.merge_starts(end).next().filter(|_| self.may_merge(moment))?;
         Some(self.merged_of(start, end).0)
@@ -54,13 +70,13 @@ impl Follower<'_> {
         first.map_or(moment.batches, |first| first.batch - 1)
     }
 
-    pub(super) fn merged_words(&self, moment: &Moment) -> Vec<String> {
+    fn merged_words(&self, moment: &Moment) -> Vec<String> {
         self.merged(moment).unwrap_or_default().iter().map(Expected::words).collect()
     }
 
     /// Verifies that an event may be sent one by one: once the client has received everything, a full queue must merge. Until
     /// then its policy does not apply.
-    pub(super) fn one_by_one(&self, moment: &Moment) -> Verdict {
+    fn one_by_one(&self, moment: &Moment) -> Verdict {
         let is_full = self.untold_events(moment) > self.plan.length.max(1) as usize;
         if self.is_coalescing() && self.has_had_all && is_full {
             let merged = self.merged_words(moment);
@@ -100,7 +116,7 @@ impl Follower<'_> {
 
     /// Passes events that had merged to nothing when the client's Subscribe stream was polled and gave it nothing, if the message is
     /// what came next. A client that reads waits then, and [`Follower::waits`] passes them.
-    pub(super) fn vanish_before(&mut self, at: usize, tally: &mut Tally) {
+    fn vanish_before(&mut self, at: usize, tally: &mut Tally) {
         let polls = self.segment.polls.iter().filter(|(before, _)| *before == at);
         let ends: BTreeSet<usize> = polls
             .filter(|(_, moment)| self.may_merge(moment))
@@ -129,6 +145,18 @@ impl Follower<'_> {
         if !self.is_between_generations() || !self.may_merge(moment) {
             return;
         }
+        let mut ranges = self.generations(at, moment);
+        // Without a poll before it only one is possible. Of several, all of which have this message, one has those after it too.
+        let is_one = ranges.is_empty() || !self.segment.polls.iter().any(|(before, _)| *before == at);
+        let right = if is_one { Some(0) } else { (0..ranges.len()).find(|nth| self.explains(Some(&ranges[*nth]), at)) };
+        let right = right.or_else(|| Some(0).filter(|_| !self.explains(None, at)));
+        if let Some(range) = right.filter(|nth| *nth < ranges.len()).map(|nth| ranges.swap_remove(nth)) {
+            self.begin(range, tally);
+        }
+    }
+
+    /// Returns the generations that a message may begin.
+    fn generations(&self, at: usize, moment: &Moment) -> Vec<MergedRange> {
         let is_cut_short = match &self.segment.end {
             End::Status(status, _) => matches!(&*status.reason, "RESOURCE_VERSION_EXPIRED" | "HISTORY_CHANGED"),
             _ => false,
@@ -149,29 +177,73 @@ impl Follower<'_> {
         let after = |end| vanished.iter().copied().filter(move |start| *start < end);
         let ranges = ends.flat_map(|end| self.merge_starts(end).chain(after(end)).map(move |start| (start, end)));
         let told = ranges.map(|(start, end)| (start, end, self.merged_of(start, end)));
-        let mut told = told.filter(|(.., (merged, _))| !merged.is_empty() && self.is_told(at, merged));
-        // The most messages, and the fewest events: those that follow and are suppressed may be part of the next generation.
-        let told = if polled.is_empty() {
-            told.next()
-        } else {
-            told.min_by_key(|(_, end, (merged, _))| (Reverse(merged.len()), *end))
-        };
-        if let Some((start, end, (merged, suppressed))) = told {
-            // From the history events come one by one.
-            self.has_had_all &= end == all || polled.contains(&end);
-            tally.generations += 1;
-            tally.long_generations += u64::from(merged.len() > 1);
-            tally.merged += (end - start).saturating_sub(merged.len()) as u64;
-            tally.suppressed_generations += u64::from(suppressed > 0);
-            if vanished.contains(&start) {
-                self.suppressed += self.merged_of(self.next, start).1;
-                self.tell(start);
-            } else {
-                self.pass(start);
-            }
-            self.tell(end);
-            (self.generation, self.generation_suppressed, self.merges) = (merged.into(), suppressed, true);
+        let told = told.filter(|(.., (merged, _))| !merged.is_empty() && self.is_told(at, merged));
+        let mut told = told.map(|(start, end, (merged, suppressed))| {
+            let (is_after_nothing, has_all) = (vanished.contains(&start), end == all || polled.contains(&end));
+            MergedRange { start, end, merged, suppressed, is_after_nothing, has_all }
+        });
+        if polled.is_empty() {
+            return told.next().into_iter().collect();
         }
+        // The fewest events first: those that follow and are suppressed may be part of the next generation.
+        let mut told: Vec<_> = told.collect();
+        told.sort_by_key(|range| (Reverse(range.merged.len()), range.end));
+        told
+    }
+
+    fn begin(&mut self, range: MergedRange, tally: &mut Tally) {
+        let MergedRange { start, end, merged, suppressed, is_after_nothing, has_all } = range;
+        // From the history events come one by one.
+        self.has_had_all &= has_all;
+        tally.generations += 1;
+        tally.long_generations += u64::from(merged.len() > 1);
+        tally.merged += (end - start).saturating_sub(merged.len()) as u64;
+        tally.suppressed_generations += u64::from(suppressed > 0);
+        if is_after_nothing {
+            self.suppressed += self.merged_of(self.next, start).1;
+            self.tell(start);
+        } else {
+            self.pass(start);
+        }
+        self.tell(end);
+        (self.generation, self.generation_suppressed, self.merges) = (merged.into(), suppressed, true);
+    }
+
+    /// Returns true if a generation, or none, explains a message and those after it, up to one that is no event.
+    fn explains(&mut self, range: Option<&MergedRange>, at: usize) -> bool {
+        let position = (self.next, self.position, self.suppressed, self.held.clone());
+        let (has_had_all, merges) = (self.has_had_all, self.merges);
+        let mut tally = Tally::default();
+        if let Some(range) = range {
+            self.begin(range.clone(), &mut tally);
+        }
+        let mut is_explained = true;
+        for (at, received) in self.segment.messages.iter().enumerate().skip(at) {
+            if received.message.object.is_none() || !is_explained {
+                break;
+            }
+            is_explained = self.due_event(at, &received.moment, &mut tally).is_ok();
+            if let Some(next) = self.segment.messages.get(at + 1).filter(|next| next.message.object.is_some()) {
+                self.begin_generation(at + 1, &next.moment, &mut tally);
+            }
+        }
+        (self.next, self.position, self.suppressed, self.held) = position;
+        (self.has_had_all, self.merges) = (has_had_all, merges);
+        (self.generation, self.generation_suppressed) = (VecDeque::new(), 0);
+        is_explained
+    }
+
+    /// Verifies the next event: of a generation that has begun, or one that is sent as it is.
+    pub(super) fn due_event(&mut self, at: usize, moment: &Moment, tally: &mut Tally) -> Verdict {
+        let message = &self.segment.messages[at].message;
+        if !self.generation.is_empty() {
+            return self.merged_event(message);
+        }
+        self.vanish_before(at, tally);
+        self.one_by_one(moment)?;
+        let merged = self.merged_words(moment);
+        let or_merged = if merged.is_empty() { String::new() } else { format!("; or, merged: {merged:?}") };
+        self.event(message).map_err(|what| what + &or_merged)
     }
 
     fn is_told(&self, at: usize, merged: &[Expected]) -> bool {
@@ -196,7 +268,7 @@ impl Follower<'_> {
         if is_last { due.safe } else { due.before }.max(self.position.unwrap_or_default())
     }
 
-    pub(super) fn merged_event(&mut self, message: &pb::WatchResponse) -> Verdict {
+    fn merged_event(&mut self, message: &pb::WatchResponse) -> Verdict {
         let Some(due) = self.generation.pop_front() else { return Ok(()) };
         let version = self.version_in_generation(&due, self.generation.is_empty());
         if self.generation.is_empty() {

@@ -5,7 +5,10 @@ use std::rc::Rc;
 use informerd::proto::pb::Cause;
 
 use super::{Batch, Change, Truth, Upstream};
-use crate::checker::pod::{Held, Pod};
+use crate::checker::{
+    pod::{Held, Pod},
+    selection::Selection,
+};
 
 impl Truth {
     /// Returns a list, after writes that were not reported.
@@ -120,6 +123,13 @@ impl Truth {
         }
     }
 
+    /// Returns true if there was no object at a version of this history.
+    fn had_none_at(&self, version: u64) -> bool {
+        let epoch = self.current();
+        let batches = epoch.batches.iter().take_while(|batch| batch.after <= version).count();
+        epoch.state_at(batches, Selection::All).is_empty()
+    }
+
     /// Rewrites the history at an older version: a different upstream, with some of the objects, each changed.
     pub(crate) fn rewrite_history(&mut self, back: u64, keep: u8) -> Upstream {
         let version = if self.has_lineage { 3 } else { self.seen_version().saturating_sub(back) };
@@ -128,6 +138,10 @@ impl Truth {
         }
         let kept = std::mem::take(&mut self.world).into_values().enumerate();
         let kept: Vec<_> = kept.filter(|(at, _)| keep >> (at % 8) & 1 == 1).map(|(_, held)| held).collect();
+        if kept.is_empty() && version == self.safe_version() && self.had_none_at(version) {
+            // The list of a replica that has not reached the open version is the same: nobody can see a rewrite.
+            return self.relist(0);
+        }
         self.version = version;
         for held in kept {
             self.serial += 1;
