@@ -109,7 +109,7 @@ mod tests {
             ]
         );
         for cut in 1..bytes.len() {
-            // Some prefixes are whole deliveries.
+            // Without a panic; some prefixes are whole deliveries.
             drop(for_each(&bytes[..cut], |_, _| {}));
         }
         assert_eq!(for_each(&[0x0a, 5, 1], |_, _| {}), Err(Malformed));

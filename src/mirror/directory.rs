@@ -92,16 +92,6 @@ pub(super) struct FileError {
 /// Number of foreign files that an error names.
 const NAMED: usize = 3;
 
-// === impl Drop ===
-
-impl<F> Drop for MirrorDirectory<F> {
-    /// Unlocks the directory, also for a child process that is about to start and still has copies of all file descriptors.
-    fn drop(&mut self) {
-        // Closing the directory unlocks it as well.
-        flock(&self.root, FlockOperation::Unlock).ok();
-    }
-}
-
 // === impl MirrorDirectory ===
 
 impl<F: FileSystem> MirrorDirectory<F> {
@@ -293,6 +283,14 @@ impl<F: FileSystem> MirrorDirectory<F> {
             directory = Some(opened);
         }
         Ok(directory)
+    }
+}
+
+impl<F> Drop for MirrorDirectory<F> {
+    /// Unlocks the directory, also for a child process that is about to start and still has copies of all file descriptors.
+    fn drop(&mut self) {
+        // Closing the directory unlocks it as well.
+        flock(&self.root, FlockOperation::Unlock).ok();
     }
 }
 

@@ -102,6 +102,8 @@ struct Waiting {
     stream: Weak<StreamWaker>,
     since: Instant,
     written: usize,
+    /// True if the last check for stalled streams found that it waits only because it is paused.
+    was_paused: bool,
 }
 
 /// Result of checking a stream.
@@ -290,6 +292,11 @@ impl StreamHandle {
         self.0.progress.wait() != Wait::Nothing || self.0.unsent.load(Ordering::SeqCst) > 0
     }
 
+    /// Returns true if the stream has sent everything but what its client has paused.
+    fn is_paused(&self) -> bool {
+        self.0.progress.wait() == Wait::Paused && self.0.unsent.load(Ordering::SeqCst) == 0
+    }
+
     /// Counts bytes that were written.
     pub(super) fn note_written(&self, bytes: usize) {
         self.0.progress.add(bytes);
@@ -413,7 +420,8 @@ impl WaitingStreams {
     /// Adds a stream. Returns true if the connection must check the list, and was not notified of that yet.
     pub(super) fn push(&self, stream: &StreamHandle) -> bool {
         let written = stream.0.progress.written();
-        let waiting = Waiting { stream: Arc::downgrade(&stream.0), since: Instant::now(), written };
+        let stream_ref = Arc::downgrade(&stream.0);
+        let waiting = Waiting { stream: stream_ref, since: Instant::now(), written, was_paused: false };
         let mut listed = self.0.lock();
         listed.streams.push(waiting);
         !std::mem::replace(&mut listed.has_new, true)
@@ -476,13 +484,13 @@ impl Waiting {
                 return CheckResult::Left;
             }
         }
-        self.note_progress(&stream, is_new, now);
-        let timeout = match progress.wait() {
-            Wait::Line => timeout * LINE_FACTOR,
-            // Its client reads what is sent.
-            Wait::Paused if stream.0.unsent.load(Ordering::SeqCst) == 0 => return CheckResult::Waits,
-            Wait::Nothing | Wait::Window | Wait::Paused => timeout,
-        };
+        let was_paused = std::mem::replace(&mut self.was_paused, stream.is_paused());
+        // While it was paused, its client had nothing to read.
+        self.note_progress(&stream, is_new || (was_paused && !self.was_paused), now);
+        if self.was_paused {
+            return CheckResult::Waits;
+        }
+        let timeout = if progress.wait() == Wait::Line { timeout * LINE_FACTOR } else { timeout };
         if now - self.since < timeout {
             return CheckResult::Waits;
         }

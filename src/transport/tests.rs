@@ -49,6 +49,8 @@ struct Body {
     messages: mpsc::Receiver<Bytes>,
     /// Message that is not handed out yet.
     next: Option<Bytes>,
+    /// True if it waits also without a message, as a body that its client has paused.
+    is_paused: bool,
     /// Number of bytes that were handed out.
     encoded_bytes: Arc<AtomicUsize>,
     /// Number of polls.
@@ -107,8 +109,15 @@ fn serve(pipe: usize) -> Serving {
         let (encoded_bytes, polls) = (Arc::default(), Arc::default());
         assert_eq!(request.extensions().get(), Some(&Peer::Unix { uid: None }));
         let handle = request.extensions().get::<StreamHandle>().unwrap().clone();
+        let is_paused = request.uri().path() == "/paused";
         let request = tokio::spawn(async { Ok(request.into_body().collect().await?.to_bytes().len()) });
-        let body = Body { messages, next: None, encoded_bytes: Arc::clone(&encoded_bytes), polls: Arc::clone(&polls) };
+        let body = Body {
+            messages,
+            next: None,
+            is_paused,
+            encoded_bytes: Arc::clone(&encoded_bytes),
+            polls: Arc::clone(&polls),
+        };
         sender.try_send(Opened { sends, handle, encoded_bytes, polls, request }).unwrap();
         async move { Ok::<_, Infallible>(Response::new(body)) }
     });
@@ -199,6 +208,10 @@ impl BoundedBody for Body {
 
     fn encoded_bytes(&self) -> usize {
         self.next.as_ref().map_or(0, Bytes::len)
+    }
+
+    fn is_paused(&self) -> bool {
+        self.is_paused
     }
 
     fn exhausted(&mut self, room: usize, exceeded: Exceeded) -> FinalFrames {

@@ -81,8 +81,6 @@ impl SnapshotDirectory {
     }
 }
 
-// === impl Drop ===
-
 impl Drop for SnapshotDirectory {
     /// Unlocks the directory. Without this a child process that is about to start, and still has copies of all file descriptors,
     /// would keep it locked for a moment.

@@ -161,9 +161,9 @@ impl<'o, W: Write> EventPrinter<'o, W> {
 // === impl Event ===
 
 impl Event {
-    /// Returns `{"type", "cause", "time", "resource", "resourceVersion", "objectVersion", "namespace", "name", "uid", "object"}`, without unset keys
-    /// except for the key of the object. `objectVersion`, the version of the change itself, is set if a watch cannot resume after it,
-    /// because more changes may have it.
+    /// Returns `{"type", "cause", "time", "resource", "resourceVersion", "objectVersion", "namespace", "name", "uid", "object"}`,
+    /// without unset keys except for the key of the object. `objectVersion`, the version of the change itself, is set if a watch
+    /// cannot resume after it, because more changes may have it.
     fn document(&self) -> Document<'_> {
         let text = |text: &str| Document::from_value(&text.into());
         let mut parts = vec![("type", text(self.type_name()))];

@@ -157,6 +157,21 @@ async fn streams_whose_windows_are_shut_are_reset_and_those_that_wait_for_nothin
     }
 }
 
+/// The time before the end of the pause does not count: the client had nothing to read.
+#[tokio::test(start_paused = true)]
+async fn a_paused_stream_stays_and_has_the_whole_time_once_its_window_is_shut() {
+    let mut pair = Pair::with_window(1 << 20, 0).await;
+    let (mut body, opened) = pair.open("/paused").await;
+    tokio::time::sleep(PROGRESS_TIMEOUT * 10).await;
+    assert!(!opened.sends.is_closed() && pair.stalled.get() == 0);
+    let began = Instant::now();
+    opened.sends.try_send(Bytes::from_static(b"message")).unwrap();
+    let ended = body.data().await.unwrap().unwrap_err();
+    assert_eq!(ended.reason(), Some(Reason::ENHANCE_YOUR_CALM));
+    let passed = began.elapsed();
+    assert!(passed >= PROGRESS_TIMEOUT && passed <= PROGRESS_TIMEOUT * 5 / 4, "{passed:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_stream_with_slow_progress_stays_and_queued_ones_have_longer() {
     let mut pair = Pair::with_window(1 << 20, 100).await;

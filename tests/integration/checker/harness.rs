@@ -1,6 +1,7 @@
 //! Harness: executes a script on the real service, without sockets. A Watch is a call of `Routes`, and its body is polled piece
-//! by piece; so is a Subscribe stream, for all its clients. The clock is paused and only the script advances it; between two steps all tasks become idle. So the
-//! script decides exactly how fast a client reads, when it leaves, and what the server has applied by then.
+//! by piece; so is a Subscribe stream, for all its clients. The clock is paused and only the script advances it; between two steps
+//! all tasks become idle. So the script decides exactly how fast a client reads, when it leaves, and what the server has applied by
+//! then.
 
 mod calls;
 mod delta;
