@@ -73,6 +73,18 @@ impl Alive {
     }
 }
 
+impl Clone for Alive {
+    #[cfg(debug_assertions)]
+    fn clone(&self) -> Self {
+        Self::new(self.kind, self.size)
+    }
+
+    #[cfg(not(debug_assertions))]
+    fn clone(&self) -> Self {
+        Self {}
+    }
+}
+
 #[cfg(debug_assertions)]
 impl Drop for Alive {
     fn drop(&mut self) {

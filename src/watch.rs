@@ -103,7 +103,7 @@ pub use broadcaster::{Broadcaster, Subscribe};
 pub use budget::Client;
 pub use bulk::BulkThreads;
 pub use config::{BroadcasterConfig, BroadcasterStats, Retention};
-pub use cursor::{Cursor, CursorGauge, Taken, TooLarge, Waiting};
+pub use cursor::{Cursor, CursorGauge, CursorStanding, Taken, TooLarge, Waiting};
 pub use empty::EmptyWatch;
 pub use frame::{Deliveries, Delivery, Frame, Frames, GroupEvent};
 pub use histogram::{DURATION_BOUNDS, DurationHistogram};

@@ -2,7 +2,7 @@
 
 use std::{
     hash::{BuildHasher, RandomState},
-    sync::LazyLock,
+    sync::{Arc, LazyLock},
     time::Duration,
 };
 
@@ -35,7 +35,7 @@ pub(super) struct Call {
     /// Handle by which the transport resets the stream, if its connection polls it.
     pub(super) stream: Option<StreamHandle>,
     /// Client program, as it describes itself.
-    pub(super) user_agent: Box<str>,
+    pub(super) user_agent: Arc<str>,
     /// Entry in the audit log, if there is one.
     pub(super) audited: Option<AuditedCall>,
     /// Maximum time to wait for the first list.
@@ -132,7 +132,7 @@ impl Caller {
 }
 
 /// Returns the client program of a request, at most as long as an excerpt.
-fn user_agent(headers: &HeaderMap) -> Box<str> {
+fn user_agent(headers: &HeaderMap) -> Arc<str> {
     let text = headers.get(header::USER_AGENT).and_then(|text| text.to_str().ok());
     excerpt(text.unwrap_or_default()).into()
 }

@@ -13,6 +13,6 @@ mod tests;
 mod timer;
 
 pub(super) use self::{
-    body::WatchBody,
+    body::{SharingKey, SharingWatch, WatchBody},
     open::{access, open, open_with},
 };

@@ -16,8 +16,12 @@ use std::{
 use parking_lot::Mutex;
 
 pub(super) use self::watcher::{WatchAccess, WatcherInfo};
-use self::{ended::EndedWatches, watcher::Watcher};
+use self::{
+    ended::EndedWatches,
+    watcher::{Counts, Watcher},
+};
 use super::{
+    audited_call::AuditedCall,
     call::Caller,
     frame::WireFrame,
     grant::Grant,
@@ -162,7 +166,7 @@ impl Watchers {
                     Some(stream) if untold.contains(&id) => {
                         let WatcherInfo { resource, caller, .. } = &watcher.info;
                         tracing::debug!(resource = resource.name, peer = ?caller.peer, "stream reset");
-                        watcher.end.lock().get_or_insert_with(WatchEnd::evicted);
+                        watcher.end.lock().get_or_insert_with(|| Box::new(WatchEnd::evicted()));
                         stream.reset();
                     }
                     _ => {
@@ -240,14 +244,11 @@ impl Watchers {
             }
             for watcher in open.watchers.values() {
                 let load = loads.entry(watcher.info.resource.calls.id()).or_default();
-                let (events, bytes) = {
-                    let sent = watcher.sent.0.lock();
-                    (sent.count, sent.bytes)
-                };
+                let Counts { events, bytes, suppressed, .. } = watcher.counts();
                 load.watchers += 1;
                 load.sent.events += events;
                 load.sent.bytes += bytes;
-                load.sent.suppressed += watcher.suppressed.load(Ordering::Relaxed);
+                load.sent.suppressed += suppressed;
             }
             open.watchers.values().cloned().collect()
         };
@@ -298,7 +299,7 @@ impl WatcherEntry {
     pub(super) fn ends(&self, end: impl Into<WatchEnd>) {
         let mut ended = self.watcher.end.lock();
         if ended.is_none() {
-            *ended = Some(end.into());
+            *ended = Some(Box::new(end.into()));
         }
     }
 
@@ -319,6 +320,29 @@ impl WatcherEntry {
     /// Counts changes that the view suppressed.
     pub(super) fn suppressed(&self, changes: u64) {
         self.watcher.suppressed.fetch_add(changes, Ordering::Relaxed);
+    }
+
+    /// Is sent what another watch of its stream is sent, from now on.
+    pub(super) fn share(&self, body_of: &Self) {
+        self.watcher.share(&body_of.watcher);
+    }
+
+    /// Is sent nothing of another watch any more.
+    pub(super) fn unshare(&self) {
+        self.watcher.unshare();
+    }
+
+    /// Returns its entry in the audit log.
+    pub(super) fn audited(&self) -> Option<&AuditedCall> {
+        self.watcher.info.audited.as_ref()
+    }
+
+    /// Records that the watch ends as another one does.
+    pub(super) fn ends_as(&self, other: &Self) {
+        let end = other.watcher.end.lock().clone();
+        if let Some(end) = end {
+            self.ends(*end);
+        }
     }
 
     /// Returns the handle by which the transport ends this stream.
@@ -344,13 +368,14 @@ impl WatcherEntry {
 impl Drop for WatcherEntry {
     fn drop(&mut self) {
         let watcher = &self.watcher;
+        watcher.unshare();
         let WatcherInfo { resource, audited, .. } = &watcher.info;
         if let Some(audited) = audited {
-            audited.sends(watcher.sent.0.lock().count);
+            audited.sends(watcher.counts().events);
         }
         let is_stalled = watcher.stream.as_ref().is_some_and(StreamHandle::is_stalled);
         let gone = if is_stalled { WatchEnd::stalled } else { WatchEnd::cancelled };
-        let end = watcher.end.lock().take().unwrap_or_else(gone);
+        let end = watcher.end.lock().take().map_or_else(gone, |end| *end);
         let reason = end.reason();
         watcher.span.record("informerd.end_reason", reason);
         let ended = pb::Watcher {

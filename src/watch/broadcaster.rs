@@ -48,7 +48,6 @@ pub struct Broadcaster<F: Frame> {
     /// Slots that hold the writer back, or did.
     blocked: Vec<SlotRef<F>>,
     clients: ClientBudgets,
-    next_slot_id: u64,
     stats: Arc<BroadcasterStats>,
 }
 
@@ -87,7 +86,6 @@ impl<F: Frame> Broadcaster<F> {
             window: Arc::new(Window::new(config.retention, Arc::clone(&stats))),
             deferral: None,
             blocked: Vec::new(),
-            next_slot_id: 0,
             stats,
         }
     }
@@ -155,8 +153,7 @@ impl<F: Frame> Broadcaster<F> {
         self.groups.remove_vacant(self.writer_signals.take_vacant());
         let needs = on_join(queue.policy);
         let budget = (needs == OnJoin::Budget).then(|| self.clients.of(&client, Instant::now()));
-        self.next_slot_id += 1;
-        let id = self.next_slot_id;
+        let id = self.writer_signals.next_slot_id();
         let (group, slot) = loop {
             let (selection, format) = (Arc::clone(&selection), format.clone());
             let group = Arc::clone(self.groups.get_or_create(selection, format, &self.reached, &self.writer_signals));

@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Changes merged by key.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Generation {
     pending: HashMap<ObjectKey, Pending, foldhash::fast::RandomState>,
     /// Number of merged events, for the order of the keys.
@@ -77,7 +77,7 @@ pub(super) struct Sizes {
 }
 
 /// Merged changes of one key.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Pending {
     /// State that the client has.
     had: Option<Arc<Object>>,
@@ -95,7 +95,7 @@ struct Pending {
 }
 
 /// Generation that is being delivered.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct DrainingGeneration {
     drained: VecDeque<CoalescedEvent>,
     /// Versions that are safe to resume from: before its first event, and after its last one.
@@ -108,7 +108,7 @@ pub(super) struct DrainingGeneration {
     _alive: Alive,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct CoalescedEvent {
     event_type: EventType,
     cause: Cause,
@@ -232,6 +232,13 @@ impl Coalescing {
     pub(super) fn new(is_wanted: bool) -> Self {
         let (generation, ready, sizes) = (Some(Box::default()), None, Sizes::default());
         Self { generation, is_wanted, is_queued: true, ready, sizes }
+    }
+
+    /// Returns the same for another reader, which does not wait for it yet; none while a thread works on the generation.
+    pub(super) fn duplicate(&self) -> Option<Self> {
+        let Self { generation, ready, sizes, .. } = self;
+        let generation = Some(generation.clone()?);
+        Some(Self { generation, is_wanted: false, is_queued: false, ready: ready.clone(), sizes: *sizes })
     }
 
     /// Returns true if the reader can deliver a generation.

@@ -6,12 +6,13 @@
 //! - Positions count events in a sequence private to the group; a slot's position never decreases.
 //! - A slot parks under the lock under which its reader read the log, so that no wake-up can be lost.
 //! - No waker is woken or dropped under the lock: its last reference may own something that takes the same lock.
-//! - Under this lock, only locks of budgets are taken, which are never held for long.
+//! - Under this lock, only locks of budgets and of the merger are taken, which are never held for long.
 //!
 //! The [policy](super::policy) decides; the files of this module carry its decisions out.
 
 mod append;
 mod block;
+mod duplicate;
 mod merge;
 mod take;
 
@@ -111,7 +112,7 @@ pub(super) struct Deferred {
 }
 
 /// Slot at the head whose client already has changes that may be published here.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Skipping {
     slot: usize,
     /// Offset before which the client has everything: a deferred group may be filled to less than where the client joined.
@@ -156,7 +157,7 @@ pub(super) struct Slot {
 }
 
 /// Right of a reader to hold the writer back.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct BlockRight {
     /// Number of events that it must read before the writer may wait for it again.
     left_to_read: u64,

@@ -107,6 +107,15 @@ impl<F: Frame> Merger<F> {
         self.count.store(state.readers.len(), Ordering::Relaxed);
     }
 
+    /// Adds a reader at the position of another one. Must be called under the lock of their log: then the other one has not
+    /// advanced, and a check that has not seen the new one drops nothing.
+    pub(super) fn register_duplicate(&self, reader: SlotRef<F>) {
+        let mut state = self.state.lock();
+        state.readers.insert(reader.slot().1, reader);
+        state.duplicates += 1;
+        self.count.store(state.readers.len(), Ordering::Relaxed);
+    }
+
     /// Removes a reader, and what was kept for it alone.
     pub(super) fn unregister(&self, id: u64) {
         let mut state = self.state.lock();
@@ -234,10 +243,10 @@ impl<F: Frame> Merger<F> {
     /// Checks what the readers still need: drops the rest, and merges for the readers that need what the history is about
     /// to drop.
     fn check(self: &Arc<Self>) {
-        let (readers, head, limit) = {
+        let (readers, duplicates, head, limit) = {
             let state = self.state.lock();
             let readers: Vec<SlotRef<F>> = state.readers.values().cloned().collect();
-            (readers, state.head, state.limit(NEAR / 2))
+            (readers, state.duplicates, state.head, state.limit(NEAR / 2))
         };
         let (mut jobs, mut needed, mut low) = (Vec::new(), head, head);
         for reader in readers {
@@ -252,6 +261,11 @@ impl<F: Frame> Merger<F> {
         }
         let mut state = self.state.lock();
         state.jobs.extend(jobs);
+        if state.duplicates != duplicates {
+            // A new one needs what another one needed when it was added.
+            state.must_check = true;
+            return;
+        }
         state.low = low;
         let forgotten = state.drop_before(needed);
         drop(state);

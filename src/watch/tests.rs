@@ -3,6 +3,7 @@
 mod block;
 mod budget;
 mod deferred;
+mod duplicates;
 #[cfg(feature = "cel")]
 mod expressions;
 mod filling;

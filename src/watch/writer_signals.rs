@@ -1,7 +1,10 @@
 //! Notifications from cursors to the writer: slots with room again, and groups without readers.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -18,6 +21,8 @@ pub(super) struct WriterSignals {
     freed: Notify,
     /// Groups whose last reader has unsubscribed; some may have a reader again.
     vacant: Mutex<Vec<usize>>,
+    /// Number of slots that were ever added.
+    slots: AtomicU64,
     stats: Arc<BroadcasterStats>,
 }
 
@@ -27,7 +32,12 @@ impl WriterSignals {
     /// Returns a state in which no slot holds the writer back.
     pub(super) fn new(block_timeout: Duration, stats: Arc<BroadcasterStats>) -> Self {
         let budget = SharedBudget::new(block_timeout, Instant::now());
-        Self { budget, freed: Notify::new(), vacant: Mutex::default(), stats }
+        Self { budget, freed: Notify::new(), vacant: Mutex::default(), slots: AtomicU64::new(0), stats }
+    }
+
+    /// Returns the id of a new slot.
+    pub(super) fn next_slot_id(&self) -> u64 {
+        self.slots.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Adds a slot that holds the writer back.

@@ -241,7 +241,7 @@ fn nothing_leads_over_a_relist_unannounced_when_the_history_was_rewritten() {
 /// A generation may have begun while its client was paused, and the changes after it are another one.
 #[test]
 fn generations_begin_while_a_client_is_paused() {
-    let share = |pauses| Some(Share { pauses, has_new_ids: false });
+    let share = |pauses| Some(Share { pauses, has_new_ids: false, is_twin: false });
     let slow = Plan { policy: pb::FullChannelPolicy::Coalesce, length: 1, share: share(true), ..plain_plan() };
     let other = Plan { share: share(false), ..plain_plan() };
     let [first, second, third, last] = [("shop", "a"), ("shop", "b"), ("shop", "c"), ("ship", "a")];

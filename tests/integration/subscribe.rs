@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::atomic::Ordering,
     time::{Duration, SystemTime},
 };
 
@@ -247,6 +248,99 @@ async fn what_several_watches_receive_alike_is_sent_once() {
         while stream.next(id).await.bookmark.is_none() {}
     }
     assert!(largest(&stream) > 100, "{:?}", stream.shared);
+}
+
+/// Returns what operators see of the watches of a stream, by id.
+async fn listed(sandbox: &Sandbox) -> BTreeMap<u32, pb::Watcher> {
+    let mut admin = AdminServiceClient::connect(sandbox.address().to_owned()).await.unwrap();
+    let found = admin.list_watchers(pb::ListWatchersRequest::default()).await.unwrap().into_inner().watchers;
+    found.into_iter().filter(|watcher| watcher.watch_id > 0).map(|watcher| (watcher.watch_id, watcher)).collect()
+}
+
+/// Opens watches of one selection under a policy, and reads until all of them share a cursor.
+async fn share(stream: &mut Subscription, sandbox: &mut Sandbox, ids: std::ops::RangeInclusive<u32>, policy: Policy) {
+    let interval = Some(prost_types::Duration { seconds: 0, nanos: 100_000_000 });
+    let request = pb::WatchRequest { queue: Some(queue(policy, 4)), bookmark_interval: interval, ..watch_from_now() };
+    let cursors = sandbox.informer.watch_stats().unwrap().watchers.load(Ordering::Relaxed);
+    stream.watches(ids.clone().map(|id| (id, request.clone()))).await;
+    for id in ids.clone() {
+        stream.next(id).await;
+    }
+    while sandbox.informer.watch_stats().unwrap().watchers.load(Ordering::Relaxed) > cursors + 1 {
+        stream.read().await.unwrap();
+    }
+    for id in ids {
+        stream.received.remove(&id);
+    }
+}
+
+#[tokio::test]
+async fn watches_that_receive_the_same_share_a_cursor_and_are_paused_closed_and_counted_each() {
+    let mut sandbox = Sandbox::start(vec![pod("a", "p", "")]).await;
+    for policy in [Policy::Replay, Policy::Drop, Policy::Coalesce] {
+        let mut stream = Subscription::open(&sandbox).await;
+        share(&mut stream, &mut sandbox, 1..=50, policy).await;
+        let version = sandbox.put("a", "p", r#""n":0"#).await.version().to_string();
+        for id in 1..=50 {
+            while stream.next(id).await.resource_version != version {}
+        }
+        let found = listed(&sandbox).await;
+        assert_eq!(found.len(), 50);
+        for watcher in found.values() {
+            assert_eq!((watcher.sent, &watcher.resource_version, watcher.parked), (1, &version, false), "{watcher:?}");
+            assert_eq!(watcher.policy(), pb::FullChannelPolicy::try_from(i32::from(policy)).unwrap());
+        }
+
+        // The first watch owns the cursor; 2 and 3 are paused, 4 is paused and goes on.
+        let request = pb::SubscribeRequest { close: vec![1], pause: vec![2, 3, 4], ..Default::default() };
+        stream.send(request).await;
+        stream.end(1).await;
+        stream.send(pb::SubscribeRequest { resume: vec![4], ..Default::default() }).await;
+        stream.watch(99, watch_from_now()).await;
+        stream.next(99).await;
+        let mut last = String::new();
+        for at in 1..=20 {
+            last = sandbox.put("a", "p", &format!(r#""n":{at}"#)).await.version().to_string();
+            // So that no queue but those of the paused ones fills.
+            while stream.next(99).await.resource_version != last {}
+        }
+        for id in 4..=50 {
+            let mut events = 0;
+            loop {
+                let message = stream.next(id).await;
+                events += u64::from(message.object.is_some());
+                if message.resource_version == last {
+                    break;
+                }
+            }
+            assert_eq!(events, 20, "watch {id} under {policy:?}");
+        }
+        let paused = listed(&sandbox).await;
+        assert_eq!((paused[&2].sent, paused[&3].sent, paused[&50].sent), (1, 1, 21), "{policy:?}");
+        for id in [2, 3] {
+            // Its last bookmark may have come before the pause.
+            let received = stream.received.remove(&id).unwrap_or_default();
+            assert!(received.iter().all(|message| message.bookmark.is_some()), "watch {id} is paused: {received:?}");
+        }
+        stream.send(pb::SubscribeRequest { resume: vec![2, 3], ..Default::default() }).await;
+        for id in [2, 3] {
+            let (mut events, mut missing) = (0, 0);
+            loop {
+                let message = stream.next(id).await;
+                events += u64::from(message.object.is_some());
+                missing += u64::from(message.coalesced) + message.dropped.as_ref().map_or(0, |dropped| dropped.count);
+                if message.resource_version == last && message.dropped.is_none() {
+                    break;
+                }
+            }
+            assert_eq!(events + missing, 20, "watch {id} under {policy:?}");
+            assert_eq!(policy == Policy::Replay, missing == 0, "watch {id} under {policy:?}: {events}");
+        }
+        let found = listed(&sandbox).await;
+        assert_eq!(found.len(), 50, "49 and 99");
+        drop(stream);
+        while !listed(&sandbox).await.is_empty() {}
+    }
 }
 
 #[tokio::test]

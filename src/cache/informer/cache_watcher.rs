@@ -24,7 +24,7 @@ use super::{
 use crate::{
     cache::Snapshot,
     model::{HistoryPosition, Namespaces, ResourceVersion, Selection},
-    watch::{BacklogReader, Cursor, End, Frame, Frames, Subscribe, Taken, TooLarge},
+    watch::{BacklogReader, Cursor, CursorStanding, End, Frame, Frames, Subscribe, Taken, TooLarge},
 };
 
 /// Watch of one client of an informer (the apiserver's `cacheWatcher`), in the form of a frame. It has neither a task nor a queue
@@ -131,6 +131,11 @@ impl<F: Frame> CacheWatcher<F> {
         }
     }
 
+    /// Returns true if the history has events that the watch has missed.
+    pub fn has_backlog(&self) -> bool {
+        matches!(&self.stage, Stage::Replay(backlog, _) if !backlog.is_done())
+    }
+
     /// Returns the version to resume from.
     pub fn version(&self) -> &ResourceVersion {
         match &self.stage {
@@ -166,6 +171,30 @@ impl<F: Frame> CacheWatcher<F> {
         if let Stage::Live(cursor) = &mut self.stage {
             cursor.go_live();
         }
+    }
+
+    /// Returns where a live watch stands that has nothing to take, and the number of its history. Another one of the same queue that
+    /// stands there receives the same from now on.
+    pub fn standing(&self) -> Option<(CursorStanding, u64)> {
+        let Stage::Live(cursor) = &self.stage else { return None };
+        let standing = cursor.standing()?;
+        let unreported = standing.unreported + self.suppressed;
+        Some((CursorStanding { unreported, ..standing }, self.history_id))
+    }
+
+    /// Returns another watch that receives the same as this one from now on. `None` if that is not possible now: while its namespaces
+    /// change, or for a moment under COALESCE ([`Cursor::duplicate`]).
+    pub fn duplicate(&self) -> Option<Self> {
+        let Self { informer, subscribe, stage, history_id, suppressed } = self;
+        let stage = match stage {
+            Stage::Replay(backlog, None) => Stage::Replay(backlog.clone(), None),
+            Stage::Replay(backlog, Some(cursor)) => Stage::Replay(backlog.clone(), Some(cursor.duplicate()?)),
+            Stage::Joining(reached, has_gap, _) => joining(informer, subscribe, reached.clone(), *has_gap),
+            Stage::Reselecting(_) => return None,
+            Stage::Live(cursor) => Stage::Live(cursor.duplicate()?),
+        };
+        let (informer, subscribe) = (informer.clone(), subscribe.clone());
+        Some(Self { informer, subscribe, stage, history_id: *history_id, suppressed: *suppressed })
     }
 
     /// Takes the number of changes that the format suppressed up to the version, since the last call.
@@ -296,10 +325,20 @@ impl<F: Frame> CacheWatcher<F> {
 
     /// Drops the cursor, if there is one, and joins again from the history after this position.
     fn join_after(&mut self, reached: HistoryPosition, has_gap: bool) {
-        let subscribe = Subscribe { initial_events: true, ..self.subscribe.clone() };
-        let joining = self.informer.clone().join_after(reached.clone(), subscribe);
-        self.stage = Stage::Joining(reached, has_gap, Box::pin(joining));
+        self.stage = joining(&self.informer, &self.subscribe, reached, has_gap);
     }
+}
+
+/// Joins from the history after a position.
+fn joining<F: Frame>(
+    informer: &InformerHandle<F>,
+    subscribe: &Subscribe<F>,
+    reached: HistoryPosition,
+    has_gap: bool,
+) -> Stage<F> {
+    let subscribe = Subscribe { initial_events: true, ..subscribe.clone() };
+    let joining = informer.clone().join_after(reached.clone(), subscribe);
+    Stage::Joining(reached, has_gap, Box::pin(joining))
 }
 
 impl<F: Frame> fmt::Debug for CacheWatcher<F> {

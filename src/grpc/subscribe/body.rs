@@ -1,19 +1,22 @@
 //! Response body of a Subscribe stream: polls its requests and its watches, in turn, and hands out one response at a time.
 //!
-//! - A turn of a watch hands out at most [`TURN_BYTES`], or one message. What does not fit into the room waits for its next turn.
+//! - A turn of a watch hands out at most 16 KiB, or one message. What does not fit into the room waits for its next turn.
 //! - Requests are read while fewer than [`MAX_OPENING`] watches are being opened, so a client cannot make the server hold more
 //!   than one request beyond those.
+//! - Watches that receive the same share one body (`body/sharing.rs`); `turns` and the ready list have the keys of bodies.
 //! - A paused watch is polled without room, at least each [`PAUSE_CHECK`], since a watch with events to hand out is not woken: its
 //!   queue fills, and it notices what ends it before these events.
 
 mod bounded_body;
+mod open_watch;
+mod sharing;
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     fmt,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, Waker},
+    task::{Context, Poll},
     time::{Duration, SystemTime},
 };
 
@@ -23,14 +26,16 @@ use futures_util::{
     future::{AbortHandle, Abortable, Aborted},
     stream::FuturesUnordered,
 };
+use slab::Slab;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
-use tonic::{Code, Status};
+use tonic::Status;
 use tracing::{Instrument, Span, debug_span};
 
+use self::open_watch::{OpenWatch, Turn};
 use super::{
-    deliveries::Deliveries,
-    ready_list::{ReadyList, WatchWaker},
+    deliveries::{Deliveries, more_ids},
+    ready_list::ReadyList,
     requests::Requests,
 };
 use crate::{
@@ -40,10 +45,10 @@ use crate::{
         frame,
         service::Service,
         status::ApiError,
-        watch::{self, WatchBody},
+        watch::{self, SharingKey, WatchBody},
     },
     proto::pb,
-    transport::{BoundedBody, BoundedFrame, Chunk, Room},
+    transport::{BoundedBody, Chunk, Room},
 };
 
 /// Response body of a Subscribe stream.
@@ -58,6 +63,12 @@ pub(in crate::grpc) struct SubscribeBody {
     began: Instant,
     /// Watches that have not ended, by id.
     watches: HashMap<u32, Subscribed>,
+    /// Bodies of the open watches.
+    bodies: Slab<Box<OpenWatch>>,
+    /// Keys of the bodies that others may share.
+    shareable: HashMap<SharingKey, usize>,
+    /// Ids of watches that are to get bodies of their own.
+    to_split: VecDeque<u32>,
     /// Ids of watches that are paused.
     paused: HashSet<u32>,
     /// Next turn of the paused watches; none without any.
@@ -66,8 +77,8 @@ pub(in crate::grpc) struct SubscribeBody {
     /// Watches of the last request that are not being opened yet.
     to_open: VecDeque<pb::OpenWatch>,
     ready: Arc<ReadyList>,
-    /// Watches whose turn comes, in order.
-    turns: VecDeque<u32>,
+    /// Keys of the bodies whose turn comes, in order.
+    turns: VecDeque<usize>,
     /// Watches that were closed or refused, and the last messages for them.
     ended: VecDeque<(u32, Chunk)>,
     deliveries: Deliveries,
@@ -85,39 +96,14 @@ enum Subscribed {
     /// It is to be opened.
     Waiting,
     Opening(AbortHandle),
-    Open(Box<OpenWatch>),
-}
-
-struct OpenWatch {
-    body: WatchBody,
-    entry: Arc<WatchWaker>,
-    /// The same, as a waker.
-    waker: Waker,
-    audited: Option<AuditedCall>,
-    /// True while its turn comes.
-    has_turn: bool,
-    /// Number of bytes that it has encoded and not handed out.
-    encoded_bytes: usize,
+    /// Key of its body, which it may share.
+    Open(usize),
 }
 
 /// A watch that is being opened: its id, and its entry in the audit log.
 type Opening = Pin<Box<dyn Future<Output = (u32, Option<AuditedCall>, Result<Opened, Aborted>)> + Send>>;
 type Opened = Result<WatchBody, ApiError>;
 
-/// Result of one turn of a watch.
-enum Turn {
-    /// It has nothing for now.
-    Nothing,
-    /// Messages, and possibly more later.
-    Messages(Chunk),
-    /// Its last messages, or none.
-    Ended(Chunk),
-    /// Its next data needs this many bytes.
-    TooLarge(usize),
-}
-
-/// Largest size of what a watch hands out in its turn, unless one message is larger.
-const TURN_BYTES: usize = 16 << 10;
 /// Size up to which a response is filled.
 const RESPONSE_BYTES: usize = 64 << 10;
 /// Least room in which it is worth to poll a watch.
@@ -132,6 +118,18 @@ const PAUSE_CHECK: Duration = Duration::from_secs(1);
 /// Largest number of requests and opened watches that are handled before the watches get their turn.
 const MAX_STEPS: usize = 64;
 
+// === impl Subscribed ===
+
+impl Subscribed {
+    /// Returns the key of the body.
+    fn key(&self) -> Option<usize> {
+        match self {
+            Self::Waiting | Self::Opening(_) => None,
+            Self::Open(key) => Some(*key),
+        }
+    }
+}
+
 // === impl SubscribeBody ===
 
 impl SubscribeBody {
@@ -145,6 +143,9 @@ impl SubscribeBody {
             stream_id,
             began: Instant::now(),
             watches: HashMap::new(),
+            bodies: Slab::new(),
+            shareable: HashMap::new(),
+            to_split: VecDeque::new(),
             paused: HashSet::new(),
             pause_check: None,
             opening: FuturesUnordered::new(),
@@ -204,10 +205,17 @@ impl SubscribeBody {
             self.watches.insert(open.id, Subscribed::Waiting);
             self.to_open.push_back(open);
         }
-        self.paused.extend(pause.into_iter().filter(|id| self.watches.contains_key(id)));
+        for id in pause {
+            if self.watches.contains_key(&id) && self.paused.insert(id) {
+                self.to_split.push_back(id);
+            }
+        }
         for id in resume {
-            if self.paused.remove(&id) {
-                self.take_turn(id);
+            if self.paused.remove(&id)
+                && let Some(&Subscribed::Open(key)) = self.watches.get(&id)
+            {
+                self.bodies[key].seeks = true;
+                self.take_turn(key);
             }
         }
         Ok(())
@@ -238,50 +246,61 @@ impl SubscribeBody {
     fn has_opened(&mut self, id: u32, audited: Option<AuditedCall>, opened: Opened) {
         match opened {
             Ok(body) => {
-                let Some(subscribed) = self.watches.get_mut(&id) else { return };
-                let entry = WatchWaker::new(id, &self.ready);
-                let waker = Waker::from(Arc::clone(&entry));
-                let open = OpenWatch { body, entry, waker, audited, has_turn: false, encoded_bytes: 0 };
-                *subscribed = Subscribed::Open(Box::new(open));
-                self.take_turn(id);
+                if self.watches.contains_key(&id) {
+                    self.insert(id, body, audited);
+                }
             }
             Err(refusal) => {
                 let status = self.service.metrics().refuse(&refusal);
                 if let Some(audited) = audited {
                     audited.refuses(&status);
                 }
-                self.remove(id);
+                self.watches.remove(&id);
+                self.paused.remove(&id);
                 self.ended.push_back((id, error(&refusal)));
             }
         }
     }
 
+    /// Adds the body of a watch, and gives it a turn.
+    fn insert(&mut self, id: u32, body: WatchBody, audited: Option<AuditedCall>) {
+        let entry = self.bodies.vacant_entry();
+        let key = entry.key();
+        entry.insert(Box::new(OpenWatch::new(id, key, body, audited, &self.ready)));
+        self.watches.insert(id, Subscribed::Open(key));
+        self.take_turn(key);
+    }
+
     /// Closes a watch; nothing if it has ended.
     fn close(&mut self, id: u32) {
-        let Some(subscribed) = self.remove(id) else { return };
+        let Some(subscribed) = self.watches.remove(&id) else { return };
+        self.paused.remove(&id);
         match subscribed {
             Subscribed::Waiting => self.to_open.retain(|open| open.id != id),
             Subscribed::Opening(opening) => opening.abort(),
-            Subscribed::Open(watch) => watch.ends(Code::Ok),
+            Subscribed::Open(key) => self.leave(id, key),
         }
         self.ended.push_back((id, Chunk::default()));
     }
 
-    fn remove(&mut self, id: u32) -> Option<Subscribed> {
-        self.paused.remove(&id);
-        let removed = self.watches.remove(&id);
-        if let Some(Subscribed::Open(watch)) = &removed {
-            self.encoded_bytes -= watch.encoded_bytes;
+    /// Removes a body with its watches.
+    fn remove(&mut self, key: usize) -> Box<OpenWatch> {
+        self.unregister(key);
+        let removed = self.bodies.remove(key);
+        self.encoded_bytes -= removed.encoded_bytes;
+        for id in removed.ids() {
+            self.watches.remove(&id);
+            self.paused.remove(&id);
         }
         removed
     }
 
-    /// Gives a watch a turn.
-    fn take_turn(&mut self, id: u32) {
-        if let Some(Subscribed::Open(watch)) = self.watches.get_mut(&id)
+    /// Gives a body a turn.
+    fn take_turn(&mut self, key: usize) {
+        if let Some(watch) = self.bodies.get_mut(key)
             && !std::mem::replace(&mut watch.has_turn, true)
         {
-            self.turns.push_back(id);
+            self.turns.push_back(key);
         }
     }
 
@@ -291,27 +310,27 @@ impl SubscribeBody {
         self.to_open.clear();
         self.end = Some(self.service.metrics().refuse(refusal));
         let last = error(refusal);
-        let ids: Vec<u32> = self.watches.keys().copied().collect();
-        for id in ids {
-            if let Some(Subscribed::Open(watch)) = self.watches.get_mut(&id) {
-                watch.body.refuse(refusal);
-                self.take_turn(id);
-            } else {
-                // Dropping the future of one that is being opened cancels it.
-                self.remove(id);
-                self.ended.push_back((id, last.clone()));
-            }
-        }
+        let not_open = |_: &u32, subscribed: &mut Subscribed| !matches!(subscribed, Subscribed::Open(_));
+        self.ended.extend(self.watches.extract_if(not_open).map(|(id, _)| (id, last.clone())));
+        // Dropping the futures of those that are being opened cancels them.
         self.opening.clear();
+        for (_, watch) in &mut self.bodies {
+            watch.body.refuse(refusal);
+        }
+        self.take_all_turns();
     }
 
     /// Lets every watch notice the drain; paused ones are resumed.
     fn drain(&mut self) {
         self.is_draining = true;
         self.paused.clear();
-        let ids: Vec<u32> = self.watches.keys().copied().collect();
-        for id in ids {
-            self.take_turn(id);
+        self.take_all_turns();
+    }
+
+    fn take_all_turns(&mut self) {
+        let keys: Vec<usize> = self.bodies.iter().map(|(key, _)| key).collect();
+        for key in keys {
+            self.take_turn(key);
         }
     }
 
@@ -323,8 +342,9 @@ impl SubscribeBody {
                 return;
             }
             self.pause_check = None;
-            for id in self.paused.iter().copied().collect::<Vec<_>>() {
-                self.take_turn(id);
+            let paused = self.paused.iter().filter_map(|id| self.watches.get(id));
+            for key in paused.filter_map(Subscribed::key).collect::<Vec<_>>() {
+                self.take_turn(key);
             }
         }
         self.pause_check = None;
@@ -339,37 +359,50 @@ impl SubscribeBody {
                 self.ended.push_front((id, last));
                 return self.deliveries.is_empty().then_some(bytes);
             }
-            self.deliveries.add(id, last, true);
+            self.deliveries.add([id], last, true);
         }
-        for id in self.ready.take() {
-            self.take_turn(id);
+        for key in self.ready.take() {
+            self.take_turn(key);
         }
-        let (mut again, mut needed) = (Vec::new(), None);
+        let splitting = self.split_paused();
+        let (mut again, mut late, mut needed) = (Vec::new(), Vec::new(), None);
         for _ in 0..MAX_TURNS {
-            let Some(id) = self.turns.pop_front() else { break };
-            let left = most.saturating_sub(self.deliveries.with(0));
+            let Some(key) = self.turns.pop_front() else { break };
+            if splitting.contains(&key) || !self.split_changed(key) {
+                late.push(key);
+                continue;
+            }
+            let Some(watch) = self.bodies.get(key) else { continue };
+            let used = self.deliveries.with(0) + more_ids(watch.count());
+            let left = most.saturating_sub(used);
             let is_alone = self.deliveries.is_empty();
             if left < LEAST_ROOM && !is_alone {
-                self.turns.push_front(id);
+                self.turns.push_front(key);
                 break;
             }
-            match self.turn(id, Room { bytes: left, is_strict: room.is_strict || !is_alone }) {
-                Turn::Nothing => {}
+            match self.turn(key, Room { bytes: left, is_strict: room.is_strict || !is_alone }) {
+                Turn::Nothing => self.share(key),
                 Turn::Messages(chunk) => {
-                    self.deliveries.add(id, chunk, false);
-                    again.push(id);
+                    if let Some(watch) = self.bodies.get(key) {
+                        self.deliveries.add(watch.ids(), chunk, false);
+                    }
+                    again.push(key);
                 }
-                Turn::Ended(chunk) => self.deliveries.add(id, chunk, true),
+                Turn::Ended(chunk) => {
+                    let ended = self.remove(key);
+                    self.deliveries.add(ended.ids(), chunk, true);
+                }
                 Turn::TooLarge(bytes) => {
-                    self.give_turn_back(id);
-                    needed = is_alone.then(|| self.deliveries.with(0).saturating_add(bytes));
+                    self.give_turn_back(key);
+                    needed = is_alone.then(|| used.saturating_add(bytes));
                     break;
                 }
             }
         }
-        for id in again {
-            self.take_turn(id);
+        for key in again {
+            self.take_turn(key);
         }
+        self.turns.extend(late);
         if self.deliveries.is_empty() && needed.is_none() && !self.turns.is_empty() {
             // Others of the server come first.
             cx.waker().wake_by_ref();
@@ -377,25 +410,23 @@ impl SubscribeBody {
         needed
     }
 
-    fn give_turn_back(&mut self, id: u32) {
-        if let Some(Subscribed::Open(watch)) = self.watches.get_mut(&id) {
+    fn give_turn_back(&mut self, key: usize) {
+        if let Some(watch) = self.bodies.get_mut(key) {
             watch.has_turn = true;
-            self.turns.push_front(id);
+            self.turns.push_front(key);
         }
     }
 
-    /// Polls one watch. If the room is not strict, its next message is handed out whatever its size.
-    fn turn(&mut self, id: u32, room: Room) -> Turn {
-        let Some(Subscribed::Open(watch)) = self.watches.get_mut(&id) else { return Turn::Nothing };
+    /// Polls one body.
+    fn turn(&mut self, key: usize, room: Room) -> Turn {
+        let Some(watch) = self.bodies.get_mut(key) else { return Turn::Nothing };
         watch.has_turn = false;
         watch.entry.clear();
-        let turn = watch.poll(room, self.paused.contains(&id));
+        let is_paused = watch.count() == 1 && self.paused.contains(&watch.id);
+        let turn = watch.poll(room, is_paused);
         let encoded_bytes = watch.body.encoded_bytes();
         self.encoded_bytes = self.encoded_bytes + encoded_bytes - watch.encoded_bytes;
         watch.encoded_bytes = encoded_bytes;
-        if let Turn::Ended(_) = turn {
-            self.remove(id);
-        }
         turn
     }
 
@@ -407,77 +438,6 @@ impl SubscribeBody {
         let is_complete = self.requests.are_over() && self.end.is_none();
         let drained = || self.is_draining.then(|| self.service.metrics().refuse(&ApiError::Draining));
         self.end.take().or_else(drained).or_else(|| is_complete.then(|| Status::ok("")))
-    }
-
-    fn open_watches(&mut self) -> impl Iterator<Item = (u32, &mut OpenWatch)> {
-        self.watches.iter_mut().filter_map(|(id, subscribed)| match subscribed {
-            Subscribed::Open(watch) => Some((*id, &mut **watch)),
-            Subscribed::Waiting | Subscribed::Opening(_) => None,
-        })
-    }
-}
-
-// === impl OpenWatch ===
-
-impl OpenWatch {
-    fn poll(&mut self, room: Room, is_paused: bool) -> Turn {
-        if is_paused && !self.body.has_ended() {
-            match self.poll_body(Room { bytes: 0, is_strict: true }) {
-                // It waits until it is resumed.
-                Turn::TooLarge(_) if !self.body.has_ended() => return Turn::Nothing,
-                Turn::TooLarge(_) => {}
-                turn => return turn,
-            }
-        }
-        let in_turn = Room { bytes: room.bytes.min(TURN_BYTES), is_strict: true };
-        match self.poll_body(in_turn) {
-            Turn::TooLarge(bytes) if bytes <= room.bytes => self.poll_body(Room { is_strict: true, ..room }),
-            Turn::TooLarge(_) if !room.is_strict => self.poll_body(room),
-            turn => turn,
-        }
-    }
-
-    fn poll_body(&mut self, room: Room) -> Turn {
-        match self.next_frame(room) {
-            Poll::Pending => Turn::Nothing,
-            Poll::Ready(Some(Ok(BoundedFrame::TooLarge(bytes)))) => Turn::TooLarge(bytes),
-            Poll::Ready(Some(Ok(BoundedFrame::Frame(frame)))) => match frame.into_data() {
-                Ok(chunk) => {
-                    if let Some(audited) = &self.audited {
-                        audited.sends_bytes(chunk.remaining());
-                    }
-                    if !self.body.has_ended() {
-                        return Turn::Messages(chunk);
-                    }
-                    // The trailers follow, and need no room.
-                    if let Poll::Ready(Some(Ok(BoundedFrame::Frame(frame)))) = self.next_frame(room) {
-                        self.has_trailers(&frame);
-                    }
-                    Turn::Ended(chunk)
-                }
-                Err(trailers) => {
-                    self.has_trailers(&trailers);
-                    Turn::Ended(Chunk::default())
-                }
-            },
-            Poll::Ready(Some(Err(_)) | None) => Turn::Ended(Chunk::default()),
-        }
-    }
-
-    fn next_frame(&mut self, room: Room) -> Poll<Option<Result<BoundedFrame, Status>>> {
-        self.body.poll_bounded(&mut Context::from_waker(&self.waker), room)
-    }
-
-    fn has_trailers(&self, frame: &http_body::Frame<Chunk>) {
-        let status = frame.trailers_ref().and_then(Status::from_header_map);
-        self.ends(status.map_or(Code::Unknown, |status| status.code()));
-    }
-
-    /// Records the code with which the watch has ended.
-    fn ends(&self, code: Code) {
-        if let Some(audited) = &self.audited {
-            audited.ends(code);
-        }
     }
 }
 

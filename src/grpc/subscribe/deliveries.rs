@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::encoding::{encode_varint, encoded_len_varint};
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 use crate::{
     grpc::frame::{PREFIX_BYTES, next_message},
@@ -74,19 +74,22 @@ impl Deliveries {
         self.bytes() + DELIVERY_BYTES + bytes
     }
 
-    /// Adds messages of a watch, each with its prefix; with its end, if they are the last. A watch is added once, so that its
+    /// Adds messages of watches, each with its prefix; with their end, if they are the last. A watch is added once, so that its
     /// messages stay in order.
-    pub(super) fn add(&mut self, id: u32, mut chunk: Chunk, is_end: bool) {
+    pub(super) fn add(&mut self, ids: impl IntoIterator<Item = u32>, mut chunk: Chunk, is_end: bool) {
         let at = *self.of_messages.entry((Messages::of(&chunk), is_end)).or_insert(self.list.len());
         if let Some(delivery) = self.list.get_mut(at) {
-            delivery.ids.push(id);
-            self.bytes += ID_BYTES;
+            let before = delivery.ids.len();
+            delivery.ids.extend(ids);
+            self.bytes += ID_BYTES * (delivery.ids.len() - before);
             return;
         }
         // A message is larger by no more than its prefix, which is left out.
-        self.bytes += DELIVERY_BYTES + chunk.remaining();
-        let messages = std::iter::from_fn(|| next_message(&mut chunk)).collect();
-        self.list.push(Delivery { ids: smallvec![id], messages, is_end });
+        let bytes = DELIVERY_BYTES + chunk.remaining();
+        let (ids, messages) =
+            (ids.into_iter().collect::<SmallVec<_>>(), std::iter::from_fn(|| next_message(&mut chunk)));
+        self.bytes += bytes + more_ids(ids.len());
+        self.list.push(Delivery { ids, messages: messages.collect(), is_end });
     }
 
     /// Encodes the response, with its prefix, and removes the deliveries.
@@ -127,6 +130,11 @@ impl Delivery {
         let messages: usize = self.messages.iter().map(|message| field_len(message.len())).sum();
         (ids, field_len(ids) + messages + if self.is_end { 2 } else { 0 })
     }
+}
+
+/// Returns the size of the ids of a delivery to so many watches beyond that of the first.
+pub(super) fn more_ids(count: usize) -> usize {
+    count.saturating_sub(1) * ID_BYTES
 }
 
 /// Returns the size of a field of one byte's key with `bytes` bytes of content.
@@ -220,12 +228,12 @@ mod tests {
         for size in [0, 1, COPIED_BYTES, COPIED_BYTES + 1, 1 << 14, 1 << 21] {
             let sent = [event("1", size), event("2", size / 2)];
             for id in [1, 127, 128, u32::MAX] {
-                deliveries.add(id, encoded(&sent).into(), false);
+                deliveries.add([id], encoded(&sent).into(), false);
             }
             let pieces: Chunk = sent.iter().map(|response| encoded(std::slice::from_ref(response))).collect();
-            deliveries.add(7, pieces, true);
+            deliveries.add([7], pieces, true);
             for id in [8, 9] {
-                deliveries.add(id, Chunk::from(Bytes::new()), true);
+                deliveries.add([id], Chunk::from(Bytes::new()), true);
             }
             let found = decoded(&mut deliveries);
             assert_eq!(found.len(), 6, "each was encoded for itself");
@@ -245,13 +253,13 @@ mod tests {
         let (event, other) = (encoded(&[event("1", 500)]), encoded(&[event("1", 500)]));
         let bookmark = || encoded(&[frame::bookmark(None, pb::Bookmark::default())]);
         for id in 1..=1000 {
-            deliveries.add(id, event.clone().into(), false);
+            deliveries.add([id], event.clone().into(), false);
         }
-        deliveries.add(1001, other.into(), false);
-        deliveries.add(1002, event.clone().into(), true);
-        deliveries.add(1003, [event, bookmark()].into_iter().collect(), false);
+        deliveries.add([1001], other.into(), false);
+        deliveries.add([1002], event.clone().into(), true);
+        deliveries.add([1003], [event, bookmark()].into_iter().collect(), false);
         for id in 1004..=2000 {
-            deliveries.add(id, bookmark().into(), false);
+            deliveries.add([id], bookmark().into(), false);
         }
         let found = decoded(&mut deliveries);
         let ids: Vec<usize> = found.iter().map(|delivery| delivery.watch_ids.len()).collect();

@@ -11,19 +11,19 @@ use std::{
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 
-/// Ids of the watches that were woken since the stream took them.
+/// Keys of the bodies that were woken since the stream took them.
 ///
-/// An id is pushed before the task is woken, and the task takes the ids after it has registered its waker: no wake-up is lost.
+/// A key is pushed before the task is woken, and the task takes the keys after it has registered its waker: no wake-up is lost.
 #[derive(Debug, Default)]
 pub(super) struct ReadyList {
-    ids: Mutex<Vec<u32>>,
+    keys: Mutex<Vec<usize>>,
     task: AtomicWaker,
 }
 
-/// Waker of one watch.
+/// Waker of one body.
 #[derive(Debug)]
 pub(super) struct WatchWaker {
-    id: u32,
+    key: usize,
     list: Arc<ReadyList>,
     /// True from its listing to its next turn.
     is_listed: AtomicBool,
@@ -37,20 +37,20 @@ impl ReadyList {
         self.task.register(waker);
     }
 
-    /// Takes the ids.
-    pub(super) fn take(&self) -> Vec<u32> {
-        std::mem::take(&mut *self.ids.lock())
+    /// Takes the keys.
+    pub(super) fn take(&self) -> Vec<usize> {
+        std::mem::take(&mut *self.keys.lock())
     }
 }
 
 // === impl WatchWaker ===
 
 impl WatchWaker {
-    pub(super) fn new(id: u32, list: &Arc<ReadyList>) -> Arc<Self> {
-        Arc::new(Self { id, list: Arc::clone(list), is_listed: AtomicBool::new(false) })
+    pub(super) fn new(key: usize, list: &Arc<ReadyList>) -> Arc<Self> {
+        Arc::new(Self { key, list: Arc::clone(list), is_listed: AtomicBool::new(false) })
     }
 
-    /// Records that the watch is polled after this: later events list it again.
+    /// Records that the body is polled after this: later events list it again.
     pub(super) fn clear(&self) {
         self.is_listed.store(false, Ordering::SeqCst);
     }
@@ -63,7 +63,7 @@ impl Wake for WatchWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.is_listed.swap(true, Ordering::SeqCst) {
-            self.list.ids.lock().push(self.id);
+            self.list.keys.lock().push(self.key);
             self.list.task.wake();
         }
     }

@@ -6,6 +6,7 @@
 
 mod bookmark;
 mod bounded_body;
+mod sharing;
 
 use std::{
     pin::Pin,
@@ -19,6 +20,7 @@ use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::Status;
 
+pub(in super::super) use self::sharing::{SharingKey, SharingWatch};
 use super::{
     super::{
         bulk_scheduler::BulkPermit,
@@ -67,7 +69,7 @@ pub(in super::super) struct WatchBody {
     /// State of the source that the client last received.
     reported_state: SyncState,
     /// Demand for progress: the client wants to learn of the upstream's progress at once.
-    _waiting: Option<ProgressGuard>,
+    waiting: Option<ProgressGuard>,
     bookmarks: BookmarkTimer,
     ends_at: Option<Pin<Box<Sleep>>>,
     /// Signal of the drain, for all stages but the live one: a live watch is notified through its cursor.
@@ -83,8 +85,8 @@ pub(in super::super) struct WatchBody {
     end: Option<Status>,
     is_over: bool,
     watcher: WatcherEntry,
-    _quota: QuotaPermit,
-    _open_view: Option<OpenView>,
+    quota: QuotaPermit,
+    open_view: Option<OpenView>,
 }
 
 /// A call that has been checked and joined.
@@ -153,7 +155,7 @@ impl WatchBody {
             watch,
             is_resuming: is_resumed,
             reported_state: opened_state,
-            _waiting: opened.waiting,
+            waiting: opened.waiting,
             // The first bookmark of a resumed watch shows its client that it has caught up.
             bookmarks: BookmarkTimer::new(opened.bookmark_interval, opened.aligned_to, is_resumed),
             ends_at: opened.ends_at.map(|at| Box::pin(tokio::time::sleep_until(at))),
@@ -165,8 +167,8 @@ impl WatchBody {
             end: None,
             is_over: false,
             watcher,
-            _quota: opened.stream_quota,
-            _open_view: opened.open_view,
+            quota: opened.stream_quota,
+            open_view: opened.open_view,
         };
         body.watcher.reads(body.watch.cursor());
         body.watcher.enters(body.state());
@@ -348,7 +350,8 @@ impl WatchBody {
             return Poll::Ready(StepResult::Progress);
         }
         match self.stage() {
-            None | Some(WatcherStage::Replay) if room.is_shut() => {
+            None if room.is_shut() => Poll::Ready(StepResult::TooLarge(self.bookmark_bytes())),
+            Some(WatcherStage::Replay) if room.is_shut() && self.watch.has_backlog() => {
                 Poll::Ready(StepResult::TooLarge(self.bookmark_bytes()))
             }
             None => self.poll_initial_events(cx, room),

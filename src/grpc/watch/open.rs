@@ -86,7 +86,7 @@ pub(in super::super) async fn open_with(
     let Call { identity, stream, wait, user_agent, audited, subscription, .. } = call;
     let user = identity.as_ref().map_or_else(String::new, ToString::to_string);
     let grant = access.take_grant();
-    let (view, audit) = (request.view.clone(), audited.clone());
+    let (view, audit) = (request.view.clone().map(Box::new), audited.clone());
     let info = WatcherInfo {
         resource: Arc::clone(&resource),
         caller,

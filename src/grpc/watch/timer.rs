@@ -34,6 +34,17 @@ impl BookmarkTimer {
         Self { interval, aligned_to, due, registered_waker: None, is_due }
     }
 
+    /// Returns the interval.
+    pub(super) fn interval(&self) -> Duration {
+        self.interval
+    }
+
+    /// Returns another timer that is due when this one is.
+    pub(super) fn duplicate(&self) -> Self {
+        let due = Box::pin(tokio::time::sleep_until(self.due.deadline()));
+        Self { interval: self.interval, aligned_to: self.aligned_to, due, registered_waker: None, is_due: self.is_due }
+    }
+
     /// Returns ready if the timer is due, and stays ready until [`reset`](Self::reset).
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.is_due {

@@ -40,9 +40,9 @@ pub(in crate::grpc) struct WatcherInfo {
     pub(in crate::grpc) queue: QueueOptions,
     pub(in crate::grpc) format: PayloadFormat,
     /// View as the client requested it.
-    pub(in crate::grpc) view: Option<pb::View>,
+    pub(in crate::grpc) view: Option<Box<pb::View>>,
     /// Client program.
-    pub(in crate::grpc) user_agent: Box<str>,
+    pub(in crate::grpc) user_agent: Arc<str>,
     pub(in crate::grpc) audited: Option<AuditedCall>,
     /// Its place on a Subscribe stream; none of a stream of its own.
     pub(in crate::grpc) subscription: Option<Subscription>,
@@ -68,7 +68,7 @@ pub(super) struct NewAccess {
 struct AccessState {
     /// Newest namespaces.
     namespaces: Option<Namespaces>,
-    change: Option<WatchAccess>,
+    change: Option<Box<WatchAccess>>,
     /// True if the watch ends: no later change revokes that.
     is_ended: bool,
 }
@@ -87,7 +87,7 @@ pub(super) struct Watcher {
     pub(super) suppressed: AtomicU64,
     pub(super) progress: Mutex<Progress>,
     /// Reason for which the server ends it.
-    pub(super) end: Mutex<Option<WatchEnd>>,
+    pub(super) end: Mutex<Option<Box<WatchEnd>>>,
     /// Span of its stream.
     pub(super) span: Span,
 }
@@ -99,7 +99,7 @@ pub(super) struct Sent(pub(super) Mutex<SentEvents>);
 
 #[derive(Debug)]
 pub(super) struct SentEvents {
-    pub(super) count: u64,
+    count: u64,
     pub(super) bytes: u64,
     /// Time of the last progress, in nanoseconds since 1970: half the size of a `SystemTime`.
     at: u64,
@@ -118,6 +118,27 @@ pub(super) struct Progress {
     not_merging_at: Option<Age>,
     /// Gauge of the cursor; a parked watch has none.
     pub(super) gauge: Option<CursorGauge<WireFrame>>,
+    /// The watch whose body this one shares.
+    pub(super) shares: Option<Box<Shares>>,
+}
+
+/// Watch of a Subscribe stream that sends the same to another one, and what it had sent before.
+#[derive(Debug)]
+pub(super) struct Shares {
+    pub(super) body_of: Arc<Watcher>,
+    before: Counts,
+}
+
+/// Numbers of what a watch was sent.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Counts {
+    pub(super) events: u64,
+    pub(super) bytes: u64,
+    pub(super) dropped: u64,
+    pub(super) suppressed: u64,
+    /// Time of the last progress, in nanoseconds since 1970.
+    at: u64,
+    version: Option<ResourceVersion>,
 }
 
 // === impl NewAccess ===
@@ -147,7 +168,7 @@ impl NewAccess {
             WatchAccess::Namespaces(namespaces) if *namespaces == state.namespaces => return false,
             WatchAccess::Namespaces(namespaces) => state.namespaces.clone_from(namespaces),
         }
-        state.change = Some(access);
+        state.change = Some(Box::new(access));
         self.is_set.store(true, Ordering::Relaxed);
         true
     }
@@ -155,7 +176,7 @@ impl NewAccess {
     pub(super) fn take(&self) -> Option<WatchAccess> {
         let mut state = self.state.lock();
         self.is_set.store(false, Ordering::Relaxed);
-        state.change.take()
+        state.change.take().map(|change| *change)
     }
 }
 
@@ -173,19 +194,84 @@ impl Watcher {
             sent: Sent(Mutex::new(SentEvents { count: 0, bytes: 0, at: now(), version: None })),
             dropped: AtomicU64::new(0),
             suppressed: AtomicU64::new(0),
-            progress: Mutex::new(Progress { selection, state, is_merging: false, not_merging_at: None, gauge: None }),
+            progress: Mutex::new(Progress {
+                selection,
+                state,
+                is_merging: false,
+                not_merging_at: None,
+                gauge: None,
+                shares: None,
+            }),
             end: Mutex::new(None),
             span: Span::current(),
         }
     }
 
+    /// Returns the watch whose body this one shares.
+    fn body_of(&self) -> Option<Arc<Self>> {
+        self.progress.lock().shares.as_ref().map(|shares| Arc::clone(&shares.body_of))
+    }
+
+    /// Returns what the watch was sent, also while it shared the body of another.
+    pub(super) fn counts(&self) -> Counts {
+        // Held while the numbers are read: they do not decrease when the watch shares no longer.
+        let progress = self.progress.lock();
+        let own = self.own_counts();
+        let Some(Shares { body_of, before }) = progress.shares.as_deref() else { return own };
+        let shared = body_of.own_counts();
+        Counts {
+            events: own.events + shared.events - before.events,
+            bytes: own.bytes + shared.bytes - before.bytes,
+            dropped: own.dropped + shared.dropped - before.dropped,
+            suppressed: own.suppressed + shared.suppressed - before.suppressed,
+            at: shared.at,
+            version: shared.version,
+        }
+    }
+
+    fn own_counts(&self) -> Counts {
+        let (events, bytes, at, version) = {
+            let SentEvents { count, bytes, at, version } = &*self.sent.0.lock();
+            (*count, *bytes, *at, version.clone())
+        };
+        let (dropped, suppressed) = (self.dropped.load(Ordering::Relaxed), self.suppressed.load(Ordering::Relaxed));
+        Counts { events, bytes, dropped, suppressed, at, version }
+    }
+
+    /// Shares the body of another watch from now on.
+    pub(super) fn share(&self, body_of: &Arc<Self>) {
+        let before = body_of.own_counts();
+        let mut progress = self.progress.lock();
+        progress.shares = Some(Box::new(Shares { body_of: Arc::clone(body_of), before }));
+        progress.gauge = None;
+    }
+
+    /// Shares no body any more, and counts what it was sent meanwhile as its own.
+    pub(super) fn unshare(&self) {
+        let Counts { events, bytes, dropped, suppressed, at, version } = self.counts();
+        let mut progress = self.progress.lock();
+        if progress.shares.take().is_none() {
+            return;
+        }
+        let mut sent = self.sent.0.lock();
+        if let Some(audited) = &self.info.audited {
+            audited.sends_bytes((bytes - sent.bytes) as usize);
+        }
+        *sent = SentEvents { count: events, bytes, at, version };
+        self.dropped.store(dropped, Ordering::Relaxed);
+        self.suppressed.store(suppressed, Ordering::Relaxed);
+    }
+
     /// Returns true if the watch holds only a version.
     pub(super) fn is_parked(&self) -> bool {
-        self.progress.lock().gauge.is_none()
+        self.body_of().map_or_else(|| self.progress.lock().gauge.is_none(), |other| other.is_parked())
     }
 
     /// Returns the age of the oldest event that waits for the watch; zero if there is none.
     pub(super) fn lag(&self) -> Duration {
+        if let Some(other) = self.body_of() {
+            return other.lag();
+        }
         let gauge = self.progress.lock().gauge.clone();
         let since = match gauge.as_ref().and_then(CursorGauge::waiting) {
             Some(Waiting::Nothing) => None,
@@ -227,14 +313,12 @@ impl Watcher {
         let WatcherInfo { resource, caller, identity, queue, format, view, user_agent, subscription, .. } = &self.info;
         let place = subscription.map(|Subscription { stream_id, watch_id, .. }| (stream_id, watch_id));
         let (stream_id, watch_id) = place.unwrap_or_default();
+        let other = self.body_of();
         let (selection, state, gauge) = {
-            let Progress { selection, state, gauge, .. } = &*self.progress.lock();
+            let Progress { selection, state, gauge, .. } = &*other.as_deref().unwrap_or(self).progress.lock();
             (Arc::clone(selection), *state, gauge.clone())
         };
-        let (count, bytes, at, version) = {
-            let SentEvents { count, bytes, at, version } = &*self.sent.0.lock();
-            (*count, *bytes, *at, version.clone())
-        };
+        let Counts { events, bytes, dropped, suppressed, at, version } = self.counts();
         let lag = gauge.as_ref().and_then(CursorGauge::lag);
         pb::Watcher {
             id,
@@ -245,19 +329,19 @@ impl Watcher {
             policy: proto::full_channel_policy_name(queue.policy).into(),
             queue_length: u32::try_from(queue.length).unwrap_or(u32::MAX),
             queued: lag.map_or(0, |lag| u32::try_from(lag).unwrap_or(u32::MAX)),
-            sent: count,
-            dropped: self.dropped.load(Ordering::Relaxed),
+            sent: events,
+            dropped,
             resource_version: version.map(|version| version.to_string()).unwrap_or_default(),
             since: Some(proto::timestamp(self.since)),
             last_progress: Some(proto::timestamp(UNIX_EPOCH + Duration::from_nanos(at))),
             parked: gauge.is_none(),
             state: Self::state(state, gauge.as_ref()).into(),
             bytes_held: self.stream.as_ref().map_or(0, StreamHandle::bytes_held) as u64,
-            suppressed: self.suppressed.load(Ordering::Relaxed),
+            suppressed,
             lag: prost_types::Duration::try_from(self.lag()).ok(),
             bytes_sent: bytes,
             format: proto::payload_format(*format).into(),
-            view: view.clone(),
+            view: view.as_deref().cloned(),
             user_agent: user_agent.to_string(),
             stream_id,
             watch_id,

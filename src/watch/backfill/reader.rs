@@ -162,6 +162,14 @@ impl<F: Frame> BacklogReader<F> {
     }
 }
 
+impl<F: Frame> Clone for BacklogReader<F> {
+    fn clone(&self) -> Self {
+        let Self { batches, first, end, position, block, at, suppressed } = self;
+        let (batches, end, position, block) = (batches.clone(), end.clone(), position.clone(), Weak::clone(block));
+        Self { batches, first: *first, end, position, block, at: *at, suppressed: *suppressed }
+    }
+}
+
 impl<F: Frame> fmt::Debug for BacklogReader<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BacklogReader")

@@ -31,6 +31,8 @@ pub(super) struct State<F: Frame> {
     /// Offset before which the batches are nearly as old as a history may be.
     pub(super) aged: u64,
     pub(super) readers: HashMap<u64, SlotRef<F>>,
+    /// Number of readers that were ever added at the position of another one.
+    pub(super) duplicates: u64,
     /// Readers to merge for, and readers whose log has events that the merger has not received yet.
     pub(super) jobs: VecDeque<SlotRef<F>>,
     pub(super) behind: Vec<SlotRef<F>>,
@@ -72,6 +74,7 @@ impl<F: Frame> State<F> {
             passed_size: 0,
             aged: 0,
             readers: HashMap::new(),
+            duplicates: 0,
             jobs: VecDeque::new(),
             behind: Vec::new(),
             must_check: false,

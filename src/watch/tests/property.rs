@@ -14,7 +14,7 @@ use super::{text::Letter, *};
 use crate::watch::selection_budget::Stepped;
 
 /// Event that a cursor must yield.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Expected {
     line: String,
     version: ResourceVersion,
@@ -47,6 +47,8 @@ struct Reader {
     blocking: bool,
     /// Under BLOCK: number of events that it must read before it may block.
     left_to_read: usize,
+    /// Number of the budget that it shares with its duplicates.
+    budget: usize,
     evicted: bool,
     end: Option<End>,
     flag: Arc<Flag>,
@@ -75,6 +77,11 @@ struct Model {
     stopped: bool,
     /// True once the writer has waited as long as it may.
     is_spent: bool,
+    /// Number of budgets of readers, and those that are spent.
+    budgets: usize,
+    spent: BTreeSet<usize>,
+    /// Numbers of events that duplicates had taken, and lost, when they were made.
+    inherited: (u64, u64),
     /// Publish cycles that are kept, with their events.
     kept: VecDeque<(u64, usize)>,
     /// Versions before all cycles.
@@ -87,6 +94,21 @@ struct Model {
 }
 
 impl Reader {
+    /// Returns the same reader with a duplicate of its cursor, for which the writer does not wait yet.
+    fn duplicate(&self) -> Self {
+        Self {
+            cursor: self.cursor.duplicate().unwrap(),
+            expected: self.expected.clone(),
+            unfilled: self.unfilled.clone(),
+            suppressed: self.suppressed.clone(),
+            blocking: false,
+            end: self.end.clone(),
+            flag: Arc::default(),
+            is_parked: false,
+            ..*self
+        }
+    }
+
     fn lag(&self) -> usize {
         self.expected.len() - self.position
     }

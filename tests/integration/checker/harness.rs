@@ -230,8 +230,9 @@ impl Harness {
             Step::Open(place, plan) => {
                 self.leave(*place, 0);
                 self.rest().await;
-                let start = first_start(plan);
-                self.open(*place, Client::new(plan.clone(), self.resource), start).await;
+                let plan = self.twin(plan);
+                let start = first_start(&plan);
+                self.open(*place, Client::new(plan, self.resource), start).await;
             }
             Step::Read(place, pieces) => self.read(*place, *pieces).await,
             Step::Leave(place, lost) => self.disconnect(*place, *lost),

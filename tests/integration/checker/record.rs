@@ -57,9 +57,16 @@ pub(crate) struct Share {
     pub(crate) pauses: bool,
     /// True if it takes ids that were never in use.
     pub(crate) has_new_ids: bool,
+    /// True if it watches what another client of a stream does, if there is one: the server may serve both as one.
+    pub(crate) is_twin: bool,
 }
 
 impl Plan {
+    /// Returns this plan with the selection, form, queue and interval of another, from the same host.
+    pub(crate) fn twin_of(&self, other: &Self) -> Self {
+        Self { share: self.share, sends_initial_events: self.sends_initial_events, min: self.min, ..other.clone() }
+    }
+
     /// Returns true if the client is paused while others read.
     pub(crate) fn pauses(&self) -> bool {
         self.share.is_some_and(|share| share.pauses)

@@ -77,7 +77,7 @@ fn twins() -> Scene {
 
 /// Returns the plan of a client that connects through Subscribe, from the same host as all other such clients of scenes.
 fn shared(plan: &Plan, pauses: bool) -> Plan {
-    Plan { share: Some(Share { pauses, has_new_ids: false }), peer: 1, ..plan.clone() }
+    Plan { share: Some(Share { pauses, has_new_ids: false, is_twin: false }), peer: 1, ..plan.clone() }
 }
 
 /// Draws two clients of one stream, of which one is closed and opened again while the other reads.

@@ -266,7 +266,8 @@ pub(super) fn any_plan() -> impl Strategy<Value = Plan> {
     // The shortest interval is below the minimum of the server.
     let interval = (30_u64..=MAX_BOOKMARK_INTERVAL.as_millis() as u64).prop_map(Duration::from_millis);
     let times = (timeout, weighted(0.3, interval));
-    let share = (any::<bool>(), any::<bool>()).prop_map(|(pauses, has_new_ids)| Share { pauses, has_new_ids });
+    let share = (any::<bool>(), any::<bool>(), weighted(0.4, Just(())));
+    let share = share.prop_map(|(pauses, has_new_ids, twin)| Share { pauses, has_new_ids, is_twin: twin.is_some() });
     let start = (weighted(0.6, Just(())), is_min);
     (any_selection(), any_form(), queue, times, start, weighted(0.35, share)).prop_map(
         |(

@@ -92,6 +92,8 @@ pub(crate) struct StreamTally {
     pub(crate) drains: u64,
     /// Watches of several resources on one stream.
     pub(crate) mixed: u64,
+    /// Times that a server served several watches as one.
+    pub(crate) served_as_one: u64,
 }
 
 impl AddAssign<&Self> for StreamTally {
@@ -109,6 +111,7 @@ impl AddAssign<&Self> for StreamTally {
         self.breaks += other.breaks;
         self.drains += other.drains;
         self.mixed += other.mixed;
+        self.served_as_one += other.served_as_one;
     }
 }
 

@@ -147,6 +147,7 @@ impl Totals {
             ("stream that was told of a rewind", &told.history_rewrites),
             ("delivery of events for several watches", &streams.shared_events),
             ("delivery of bookmarks for several watches", &streams.shared_bookmarks),
+            ("watches that are served as one", &streams.served_as_one),
             ("pause", &streams.pauses),
             ("closed watch", &streams.closes),
             ("watch that a stream refused", &streams.refusals),

@@ -17,20 +17,19 @@
 //! Not covered: weaker memory orderings than sequential consistency, the queue of commands (tokio's), BLOCK (its timers) and
 //! COALESCE.
 
-use std::{ops::RangeInclusive, sync::atomic::AtomicUsize};
+use std::ops::RangeInclusive;
 
 use futures_util::future::poll_fn;
 use shuttle::{
-    Config, FailurePersistence, Runner,
     future::block_on,
     rand::{Rng, thread_rng},
-    scheduler::{PctScheduler, RandomScheduler, Scheduler},
     thread,
 };
 
 use super::*;
 use crate::{
     model::{LabelSelector, ObjectParts},
+    sync::explore,
     watch::{Replay, Stepped},
 };
 
@@ -48,15 +47,6 @@ struct Reader {
     bookmark: u128,
 }
 
-/// Kind of scheduler.
-#[derive(Debug, Clone, Copy)]
-enum Kind {
-    Random,
-    /// Probabilistic concurrency testing: finds each order of so many points with a known probability.
-    Pct(usize),
-}
-
-const KINDS: [Kind; 2] = [Kind::Random, Kind::Pct(4)];
 const CHANGES: RangeInclusive<usize> = 3..=6;
 /// Cost beyond every budget, and least time that a group stays deferred.
 const TOO_MUCH: u64 = 1_000_000_000;
@@ -241,47 +231,8 @@ fn schedule() {
     bulk.join().unwrap();
 }
 
-/// Runs schedules until one fails, on a thread of their own: after a failure Shuttle leaves it unusable. Returns how many were
-/// run, and what the last one failed with.
-fn explore(kind: Kind, seed: u64, schedules: usize) -> (usize, Option<String>) {
-    fn run(scheduler: impl Scheduler + 'static, config: Config, body: impl Fn() + Send + Sync + 'static) {
-        Runner::new(scheduler, config).run(body);
-    }
-    let count: Arc<AtomicUsize> = Arc::default();
-    let counted = Arc::clone(&count);
-    let body = move || {
-        counted.fetch_add(1, Ordering::SeqCst);
-        schedule();
-    };
-    let thread = std::thread::spawn(move || {
-        let mut config = Config::new();
-        (config.stack_size, config.silence_warnings) = (512 << 10, true);
-        config.failure_persistence = FailurePersistence::None;
-        match kind {
-            Kind::Random => run(RandomScheduler::new_from_seed(seed, schedules), config, body),
-            Kind::Pct(depth) => run(PctScheduler::new_from_seed(seed, depth, schedules), config, body),
-        }
-    });
-    let failure = thread.join().err().map(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
-    });
-    (count.load(Ordering::SeqCst), failure)
-}
-
-fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| text.parse().unwrap())
-}
-
 /// 500 schedules of each kind, or `INFORMERD_MODEL_SCHEDULES`; always the same, or those of `INFORMERD_CHECKER_SEED`.
 #[test]
 fn no_order_of_threads_breaks_a_watch() {
-    let schedules = setting("INFORMERD_MODEL_SCHEDULES", 500) as usize;
-    let seed = setting("INFORMERD_CHECKER_SEED", 1);
-    for kind in KINDS {
-        let began = std::time::Instant::now();
-        let (count, failure) = explore(kind, seed, schedules);
-        println!("{count} schedules of seed {seed}, {kind:?}, in {:?}", began.elapsed());
-        assert_eq!(failure, None, "{kind:?}: in schedule {count} of seed {seed}");
-    }
+    explore(schedule);
 }

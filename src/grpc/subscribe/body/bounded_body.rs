@@ -49,7 +49,7 @@ impl BoundedBody for SubscribeBody {
     }
 
     fn deadline_exceeded(&mut self) {
-        for (_, watch) in self.open_watches() {
+        for (_, watch) in &mut self.bodies {
             watch.body.deadline_exceeded();
             watch.ends(Code::DeadlineExceeded);
         }
@@ -60,11 +60,11 @@ impl BoundedBody for SubscribeBody {
         let refusal = ApiError::held(exceeded, None);
         let (status, last) = (refusal.to_status(), error(&refusal));
         let (mut with_versions, mut without) = (Deliveries::default(), Deliveries::default());
-        for (id, watch) in self.open_watches() {
+        for (_, watch) in &mut self.bodies {
             let FinalFrames { message, trailers } = watch.body.exhausted(usize::MAX, exceeded);
             watch.has_trailers(&Frame::trailers(trailers));
-            with_versions.add(id, message.unwrap_or_default(), true);
-            without.add(id, last.clone(), true);
+            with_versions.add(watch.ids(), message.unwrap_or_default(), true);
+            without.add(watch.ids(), last.clone(), true);
         }
         // The same end for all needs less room than the version that each watch resumes from.
         let fits = |deliveries: &&mut Deliveries| !deliveries.is_empty() && deliveries.bytes() <= room;

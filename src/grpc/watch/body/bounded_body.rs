@@ -28,22 +28,13 @@ impl WatchBody {
         }
     }
 
-    /// Returns true if nothing but its end is left to hand out.
-    pub(in crate::grpc) fn has_ended(&self) -> bool {
-        self.end.is_some() || self.is_over
-    }
-
-    /// Records that the watch ends because the conditions of an Until are met.
-    pub(in crate::grpc) fn meets_conditions(&self) {
-        self.watcher.ends(WatchEnd::condition_met());
-    }
-}
-
-impl BoundedBody for WatchBody {
-    fn poll_bounded(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<BoundedFrame, Status>>> {
-        if self.watcher.has_new_access() {
-            self.change_access();
-        }
+    /// Returns the next data, or why there is none ([`BoundedBody::poll_bounded`]), as for a watch whose rights do not change: those of
+    /// several watches with this body change one by one.
+    pub(in crate::grpc) fn poll_shared(
+        &mut self,
+        cx: &mut Context<'_>,
+        room: Room,
+    ) -> Poll<Option<Result<BoundedFrame, Status>>> {
         loop {
             if let Some(chunk) = self.ready.take_if(|chunk| room.allows(chunk.remaining())) {
                 return Poll::Ready(Some(Ok(BoundedFrame::Frame(Frame::data(chunk)))));
@@ -66,6 +57,25 @@ impl BoundedBody for WatchBody {
                 return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(needed))));
             }
         }
+    }
+
+    /// Returns true if nothing but its end is left to hand out.
+    pub(in crate::grpc) fn has_ended(&self) -> bool {
+        self.end.is_some() || self.is_over
+    }
+
+    /// Records that the watch ends because the conditions of an Until are met.
+    pub(in crate::grpc) fn meets_conditions(&self) {
+        self.watcher.ends(WatchEnd::condition_met());
+    }
+}
+
+impl BoundedBody for WatchBody {
+    fn poll_bounded(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<BoundedFrame, Status>>> {
+        if self.watcher.has_new_access() {
+            self.change_access();
+        }
+        self.poll_shared(cx, room)
     }
 
     fn encoded_bytes(&self) -> usize {

@@ -20,6 +20,9 @@ impl Model {
             readers: Vec::new(),
             stopped: false,
             is_spent: false,
+            budgets: 0,
+            spent: BTreeSet::new(),
+            inherited: (0, 0),
             kept: VecDeque::new(),
             before: BTreeSet::new(),
             cycle: 0,
@@ -57,8 +60,14 @@ impl Model {
             Op::Leave(at) if at < self.readers.len() => {
                 self.readers.remove(at);
             }
+            Op::Duplicate(at) if at < self.readers.len() => {
+                let duplicate = self.readers[at].duplicate();
+                let (taken, dropped) = self.inherited;
+                self.inherited = (taken + duplicate.taken, dropped + duplicate.dropped);
+                self.readers.push(duplicate);
+            }
             Op::Bookmark(at) if at < self.readers.len() => self.bookmark(at),
-            Op::Take(..) | Op::GoLive(_) | Op::Leave(_) | Op::Bookmark(_) => {}
+            Op::Take(..) | Op::GoLive(_) | Op::Leave(_) | Op::Duplicate(_) | Op::Bookmark(_) => {}
             Op::Fill => {
                 self.fill();
             }
@@ -76,9 +85,11 @@ impl Model {
                 if is_refilled {
                     tokio::time::advance(self.config.block_timeout * 10).await;
                     self.is_spent = false;
+                    self.spent.clear();
                 }
                 assert!(!self.broadcaster.is_blocked());
                 for reader in self.readers.iter_mut().filter(|reader| reader.blocking) {
+                    self.spent.extend(Some(reader.budget).filter(|_| !is_refilled));
                     (reader.blocking, reader.evicted, reader.position) = (false, true, reader.expected.len());
                     assert_eq!(reader.flag.is_set(), reader.is_parked);
                     reader.is_parked = false;
@@ -137,7 +148,9 @@ impl Model {
             reader.is_parked &= !is_concerned;
             let holds_back = !reader.evicted && !reader.is_gone(floor) && reader.may_block();
             if holds_back && is_concerned && reader.is_full(&config) {
-                if self.is_spent {
+                if self.spent.contains(&reader.budget) {
+                    (reader.evicted, reader.position) = (true, reader.expected.len());
+                } else if self.is_spent {
                     reader.lose_block();
                 }
                 reader.blocking = !self.is_spent;
@@ -221,6 +234,7 @@ impl Model {
             Subscribe { selection, format: Letter(format), queue, client: crate::watch::Client::Watch, initial_events };
         let cursor = self.broadcaster.subscribe(subscribe);
         assert_eq!(cursor.version(), self.broadcaster.version());
+        self.budgets += 1;
         self.readers.push(Reader {
             cursor,
             client,
@@ -235,6 +249,7 @@ impl Model {
             frozen_at: None,
             blocking: false,
             left_to_read: queue.length.max(1),
+            budget: self.budgets,
             evicted: false,
             end: self.stopped.then_some(End::Stopped),
             flag: Arc::default(),
@@ -338,7 +353,8 @@ impl Model {
         let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         assert_eq!(count(&stats.watchers), self.readers.len() as u64);
         assert!(count(&stats.encoded) <= self.lines.len() as u64 || self.has_deferred, "each variant once");
-        assert!(count(&stats.delivered) >= self.taken && count(&stats.dropped) >= self.dropped);
+        let (taken, dropped) = self.inherited;
+        assert!(count(&stats.delivered) + taken >= self.taken && count(&stats.dropped) + dropped >= self.dropped);
         self.readers.clear();
         self.broadcaster.sweep();
         assert_eq!((count(&stats.watchers), count(&stats.groups), count(&stats.deferred)), (0, 0, 0));

@@ -4,7 +4,10 @@
 //! join is seen in the server's list of watches. Whoever reads, reads for all clients of the stream: the others are paused, or
 //! receive their messages too.
 
+use std::sync::atomic::Ordering;
+
 use informerd::{
+    cache::InformerHandle,
     proto::pb::{self, WatcherState},
     transport::Room,
 };
@@ -12,7 +15,7 @@ use informerd::{
 use super::{Harness, MANY};
 use crate::checker::{
     client::{Client, Shared, Stage},
-    record::{Moment, Share, Start, Status},
+    record::{Moment, Plan, Share, Start, Status},
     subscription::{Piece, Subscription, User},
 };
 
@@ -58,6 +61,24 @@ impl Harness {
         self.stream_tally.mixed += u64::from(self.clients_of(at).iter().any(is_other));
         self.stream_tally.watches += 1;
         self.stream_tally.reused_ids += u64::from(was_in_use);
+    }
+
+    /// Returns the plan of a client that is to be opened: that of another one on a stream, if it is to be its twin.
+    pub(super) fn twin(&self, plan: &Plan) -> Plan {
+        let is_twin = plan.share.is_some_and(|share| share.is_twin);
+        let shared = |client: &&Client| client.record.plan.share.is_some() && client.record.resource == self.resource;
+        let other = self.places.iter().flatten().filter(|_| is_twin).find(shared);
+        other.map_or_else(|| plan.clone(), |other| plan.twin_of(&other.record.plan))
+    }
+
+    /// Counts the servers at which watches of a stream are served as one: there are fewer cursors than watches.
+    async fn count_served_as_one(&mut self) {
+        for server in &mut self.servers {
+            let watchers = server.watchers().await.into_iter().filter(|watcher| !watcher.parked).count();
+            let cursors = server.informers().filter_map(InformerHandle::watch_stats);
+            let cursors: u64 = cursors.map(|stats| stats.watchers.load(Ordering::Relaxed)).sum();
+            self.stream_tally.served_as_one += u64::from(cursors < watchers as u64);
+        }
     }
 
     /// Polls for the joins of a stream.
@@ -147,6 +168,7 @@ impl Harness {
                 self.answer_shared(at).await;
             }
         }
+        self.count_served_as_one().await;
     }
 
     /// Resumes the clients of a stream that read now, and pauses those that do not read with others.

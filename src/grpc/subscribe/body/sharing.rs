@@ -1,0 +1,109 @@
+//! Sharing of bodies: watches of a stream that receive the same have one body.
+
+use std::collections::HashSet;
+
+use tonic::Code;
+
+use super::{SubscribeBody, Subscribed, error, open_watch::OpenWatch};
+
+/// Largest number of watches with one body: their ids are in each of its deliveries, which have at most 64 KiB.
+const MAX_SHARING: usize = 1024;
+/// Largest number of paused watches that get bodies of their own before others of the server get their turn.
+const MAX_SPLITS: usize = 64;
+
+// === impl SubscribeBody ===
+
+impl SubscribeBody {
+    /// Lets a watch that has nothing to hand out share the body of another one, or others share its own.
+    pub(super) fn share(&mut self, key: usize) {
+        if !self.bodies.get(key).is_some_and(|watch| watch.seeks && watch.count() == 1) || self.is_paused(key) {
+            return;
+        }
+        let Some((alike, standing)) = self.bodies[key].body.shareable() else { return };
+        let found = self.shareable.get(&alike).copied().filter(|other| *other != key);
+        let has_room = |other: &usize| self.bodies.get(*other).is_some_and(|other| other.count() < MAX_SHARING);
+        let Some(other) = found.filter(|other| has_room(other) && !self.is_paused(*other)) else {
+            self.unregister(key);
+            self.shareable.insert(alike, key);
+            let watch = &mut self.bodies[key];
+            (watch.shared_as, watch.seeks) = (Some(alike), false);
+            return;
+        };
+        // Otherwise they stand at one place after the next event, or the next bookmark.
+        if self.bodies[other].body.shareable() == Some((alike, standing)) {
+            self.unregister(key);
+            let OpenWatch { id, body, encoded_bytes, .. } = *self.bodies.remove(key);
+            self.encoded_bytes -= encoded_bytes;
+            let other_watch = &mut self.bodies[other];
+            let sharing = body.share(&other_watch.body);
+            other_watch.sharing.push((id, sharing));
+            self.watches.insert(id, Subscribed::Open(other));
+        }
+    }
+
+    /// Returns true if the only watch of a body is paused.
+    pub(super) fn is_paused(&self, key: usize) -> bool {
+        self.bodies.get(key).is_some_and(|watch| watch.count() == 1 && self.paused.contains(&watch.id))
+    }
+
+    /// Lets no further watch share a body.
+    pub(super) fn unregister(&mut self, key: usize) {
+        if let Some(shared_as) = self.bodies.get_mut(key).and_then(|watch| watch.shared_as.take())
+            && self.shareable.get(&shared_as) == Some(&key)
+        {
+            self.shareable.remove(&shared_as);
+        }
+    }
+
+    /// Removes a closed watch from its body, and the body with its last watch.
+    pub(super) fn leave(&mut self, id: u32, key: usize) {
+        let Some(watch) = self.bodies.get_mut(key) else { return };
+        if watch.count() == 1 {
+            watch.ends(Code::Ok);
+            self.remove(key);
+        } else if let Some(audited) = watch.take(id).as_ref().and_then(|sharing| sharing.audited()) {
+            audited.ends(Code::Ok);
+        }
+    }
+
+    /// Gives watches that were paused bodies of their own. Returns the keys of the bodies that some still share: they have no turn.
+    pub(super) fn split_paused(&mut self) -> HashSet<usize> {
+        for _ in 0..self.to_split.len().min(MAX_SPLITS) {
+            let Some(id) = self.to_split.pop_front() else { break };
+            if self.paused.contains(&id) && !self.split_off(id) {
+                self.to_split.push_back(id);
+            }
+        }
+        let waiting = self.to_split.iter().filter(|id| self.paused.contains(id));
+        waiting.filter_map(|id| self.watches.get(id)?.key()).collect()
+    }
+
+    /// Gives the watches of a body whose rights have changed bodies of their own. Returns false if that is possible only later: the body
+    /// has no turn until then.
+    pub(super) fn split_changed(&mut self, key: usize) -> bool {
+        let changed = self.bodies.get(key).map(|watch| watch.changed()).unwrap_or_default();
+        changed.into_iter().all(|id| self.split_off(id))
+    }
+
+    /// Gives one of several watches a body of its own. Returns false if that is possible only later.
+    fn split_off(&mut self, id: u32) -> bool {
+        let Some(&Subscribed::Open(key)) = self.watches.get(&id) else { return true };
+        let Some(watch) = self.bodies.get_mut(key).filter(|watch| watch.count() > 1) else { return true };
+        if watch.body.is_ending() {
+            // It ends with the others, or now if it may receive no more.
+            if let Some(refusal) = watch.end_for_access(id) {
+                self.watches.remove(&id);
+                self.paused.remove(&id);
+                self.ended.push_back((id, error(&refusal)));
+            }
+            return true;
+        }
+        let Some(duplicate) = watch.body.duplicate() else { return false };
+        if let Some(sharing) = watch.take(id) {
+            let audited = sharing.audited().cloned();
+            let body = watch.body.split(duplicate, sharing);
+            self.insert(id, body, audited);
+        }
+        true
+    }
+}
