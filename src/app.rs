@@ -191,6 +191,7 @@ impl App {
                 peer_share: config.limits.peer_share,
                 request_bytes: config.limits.request_bytes,
                 request_timeout: config.limits.request_timeout,
+                compression: config.general.compression.clone(),
                 struct_bytes: config.limits.struct_bytes,
                 memory: config.limits.memory.unwrap_or_else(|| cgroup::share(Path::new("/"))),
                 audit: audit.clone(),

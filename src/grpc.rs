@@ -29,6 +29,8 @@ mod boundaries;
 mod bulk_scheduler;
 mod call;
 mod compiler;
+mod compressed_objects;
+mod compression;
 mod discovery;
 mod exceeded_quota;
 mod explain;

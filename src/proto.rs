@@ -57,6 +57,18 @@ pub struct ObjectFormat {
     pub view: Option<View>,
     /// True if a MODIFIED is suppressed whose body and labels are those that the client has.
     pub only_if_changed: bool,
+    /// Compression of the messages; none if they are sent as they are.
+    pub compression: Option<Compression>,
+}
+
+/// Compression of messages, one by one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Compression {
+    /// DEFLATE with a checksum, which every client has.
+    Gzip,
+    /// Faster and smaller.
+    #[cfg(feature = "zstd")]
+    Zstd,
 }
 
 // === impl ObjectFormat ===
@@ -64,7 +76,7 @@ pub struct ObjectFormat {
 impl From<PayloadFormat> for ObjectFormat {
     /// Returns the form with whole bodies.
     fn from(payload: PayloadFormat) -> Self {
-        Self { payload, view: None, only_if_changed: false }
+        Self { payload, view: None, only_if_changed: false, compression: None }
     }
 }
 
@@ -76,6 +88,26 @@ impl ObjectFormat {
             None => Some(object.body().into()),
         };
         self.only_if_changed && had.uid() == now.uid() && had.labels() == now.labels() && body(had) == body(now)
+    }
+}
+
+// === impl Compression ===
+
+impl Compression {
+    /// Every compression of this program.
+    pub const ALL: &'static [Self] = &[
+        #[cfg(feature = "zstd")]
+        Self::Zstd,
+        Self::Gzip,
+    ];
+
+    /// Returns the name in the headers `grpc-encoding` and `grpc-accept-encoding`, and in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gzip => "gzip",
+            #[cfg(feature = "zstd")]
+            Self::Zstd => "zstd",
+        }
     }
 }
 

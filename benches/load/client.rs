@@ -33,6 +33,8 @@ pub(super) struct ClientConfig {
     pub(super) window: u32,
     /// Largest accepted frame, in bytes; at least 16,384.
     pub(super) max_frame: u32,
+    /// Compression that it accepts.
+    pub(super) accepts: Option<&'static str>,
 }
 
 /// Load client.
@@ -163,7 +165,7 @@ impl Client {
         let Connection { out, calls, .. } = &mut self.connections[connection];
         let id = stream_id(calls.len());
         calls.push(Some(at));
-        frames::call(out, id, &self.authority, path);
+        frames::call(out, id, &self.authority, path, self.config.accepts);
         frames::message(out, id, request, true);
         self.connections[connection].flush().map_err(BenchError::System)?;
         Ok(at)
@@ -177,7 +179,7 @@ impl Client {
         let subscribed = subscribed.get_or_insert_with(|| {
             let id = stream_id(calls.len());
             calls.push(None);
-            frames::call(out, id, &self.authority, "/informerd.v1.InformerService/Subscribe");
+            frames::call(out, id, &self.authority, "/informerd.v1.InformerService/Subscribe", None);
             Subscribed::new(id)
         });
         subscribed.watches.push(at);

@@ -25,6 +25,10 @@ Examples:
   # a small view that suppresses heartbeats, beside whole objects
   cargo bench --bench load -- views --local
 
+  # many pods for many clients at once, compressed, beside uncompressed
+  cargo bench --bench load -- compressed --local
+  cargo bench --bench load -- compressed --local --list --compression gzip
+
   # with a running server; its watch.block_timeout bounds a saturated run under BLOCK
   mkfifo /tmp/feed
   informerd serve --stream bench=/tmp/feed &

@@ -129,6 +129,7 @@ impl FanOut {
             history: bench.history,
             block_timeout: NO_TIMEOUT,
             is_indexed: false,
+            compresses: false,
         }
     }
 

@@ -1,5 +1,7 @@
 //! Flags of the load generator.
 
+mod policy;
+
 use std::{
     env,
     net::{SocketAddr, ToSocketAddrs},
@@ -7,11 +9,13 @@ use std::{
     time::Duration,
 };
 
-use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
-use informerd::{client::ServerAddress, config::parse_duration, proto::pb};
+use clap::{ArgGroup, Args, Parser, Subcommand};
+use informerd::{client::ServerAddress, config::parse_duration};
 
+use self::policy::Policy;
 use super::{
     client::ClientConfig,
+    compressed::Compressed,
     error::Failure,
     fan_out::{FanOut, Watches},
     frames::MAX_WINDOW,
@@ -19,9 +23,11 @@ use super::{
     mode::Mode,
     print::Output,
     run::Bench,
+    sink::Call,
     stopped::Stopped,
     storm::{Lists, Storm},
     subject::{Kind, Remote, Subject},
+    template::Content,
     views::Views,
 };
 
@@ -51,6 +57,8 @@ enum ModeFlags {
     List(ListFlags),
     /// Bytes and processor time for subscribers of a small view without changes outside of it, and for those of whole objects
     Views(ViewsFlags),
+    /// Bytes and processor time for clients that receive many pods at once, compressed and as they are
+    Compressed(CompressedFlags),
 }
 
 /// Flags of all modes.
@@ -279,6 +287,24 @@ struct ViewsFlags {
     common: CommonFlags,
 }
 
+#[derive(Debug, Clone, Args)]
+struct CompressedFlags {
+    /// Clients, each on a connection of its own
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    clients: u32,
+    /// Pods that the server holds; --size has no effect
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=9_999_999))]
+    objects: u64,
+    /// Each client lists; otherwise it watches with the initial events
+    #[arg(long)]
+    list: bool,
+    /// Compression that the clients accept
+    #[arg(long, value_name = "NAME", default_value = "zstd", value_parser = ["zstd", "gzip"])]
+    compression: String,
+    #[command(flatten)]
+    common: CommonFlags,
+}
+
 /// Objects that the server holds, and events meanwhile.
 #[derive(Debug, Clone, Args)]
 struct HeldFlags {
@@ -288,19 +314,6 @@ struct HeldFlags {
     /// Events a second meanwhile, which a further watcher sees
     #[arg(long, value_name = "N", default_value = "100", value_parser = parse_rate)]
     rate: f64,
-}
-
-/// Policy for full queues.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Policy {
-    /// All wait: the throughput of the server
-    Block,
-    /// It reads from the history
-    Replay,
-    /// Events are lost
-    Drop,
-    /// Events merge
-    Coalesce,
 }
 
 /// Default number of deliveries.
@@ -343,7 +356,8 @@ impl Flags {
             | ModeFlags::Stopped(StoppedFlags { common, .. })
             | ModeFlags::Storm(StormFlags { common, .. })
             | ModeFlags::List(ListFlags { common, .. })
-            | ModeFlags::Views(ViewsFlags { common, .. }) => common,
+            | ModeFlags::Views(ViewsFlags { common, .. })
+            | ModeFlags::Compressed(CompressedFlags { common, .. }) => common,
         }
     }
 
@@ -381,6 +395,14 @@ impl Flags {
                 events: load.events_or(*objects),
                 rate: load.rate,
             }),
+            ModeFlags::Compressed(CompressedFlags { clients, objects, list, compression, .. }) => {
+                Mode::Compressed(Compressed {
+                    clients: *clients as usize,
+                    objects: *objects,
+                    call: if *list { Call::List } else { Call::Watch },
+                    compression: if compression == "gzip" { "gzip" } else { "zstd" },
+                })
+            }
         };
         Ok(mode)
     }
@@ -439,10 +461,10 @@ impl CommonFlags {
         Ok(Bench {
             subjects,
             repetitions: self.reps.into(),
-            client: ClientConfig { window: self.window, max_frame: self.max_frame },
+            client: ClientConfig { window: self.window, max_frame: self.max_frame, accepts: None },
             policy: self.policy.into(),
             queue: self.queue,
-            size: self.size as usize,
+            content: Content::Size(self.size as usize),
             history: self.history,
         })
     }
@@ -463,19 +485,6 @@ fn resolve(server: &ServerAddress) -> Result<SocketAddr, Failure> {
     let found = server.to_string().to_socket_addrs().map(|mut addresses| addresses.next());
     let unknown = |why: String| Failure::usage(format!("cannot resolve {server}{why}"));
     found.map_err(|error| unknown(format!(": {error}")))?.ok_or_else(|| unknown(String::new()))
-}
-
-// === impl Policy ===
-
-impl From<Policy> for pb::FullChannelPolicy {
-    fn from(policy: Policy) -> Self {
-        match policy {
-            Policy::Block => Self::Block,
-            Policy::Replay => Self::Replay,
-            Policy::Drop => Self::Drop,
-            Policy::Coalesce => Self::Coalesce,
-        }
-    }
 }
 
 #[cfg(test)]

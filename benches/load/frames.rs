@@ -79,7 +79,7 @@ pub(super) fn preface(out: &mut Vec<u8>, window: u32, max_frame: u32) {
 }
 
 /// Appends the beginning of a gRPC call. The authority and the path have fewer than 127 bytes.
-pub(super) fn call(out: &mut Vec<u8>, stream: u32, authority: &str, path: &str) {
+pub(super) fn call(out: &mut Vec<u8>, stream: u32, authority: &str, path: &str, accepts: Option<&str>) {
     // Literals without indexing, so that a block is the same on every stream (RFC 7541, appendix A for the names).
     let mut block = vec![0x83, 0x86];
     let mut literal = |name: &[u8], value: &str| {
@@ -93,6 +93,9 @@ pub(super) fn call(out: &mut Vec<u8>, stream: u32, authority: &str, path: &str) 
     literal(b"\x00\x02te", "trailers");
     // For the servers that need one; the others ignore it.
     literal(&[0x0f, 0x08], "Bearer bench");
+    if let Some(compression) = accepts {
+        literal(b"\x00\x14grpc-accept-encoding", compression);
+    }
     header(out, block.len(), HEADERS, END_HEADERS, stream);
     out.extend_from_slice(&block);
 }
@@ -225,7 +228,7 @@ mod tests {
         preface(&mut bytes, MAX_WINDOW, 16_384);
         let mut frames = bytes.split_off(PREFACE.len());
         assert_eq!(bytes, PREFACE);
-        call(&mut frames, 5, "localhost", "/a/B");
+        call(&mut frames, 5, "localhost", "/a/B", None);
         message(&mut frames, 5, b"hello", true);
         settings_ack(&mut frames);
         ping_ack(&mut frames, b"12345678");

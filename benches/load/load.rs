@@ -18,6 +18,7 @@
 
 mod client;
 mod command;
+mod compressed;
 mod deliveries;
 mod error;
 mod fan_out;

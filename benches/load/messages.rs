@@ -2,6 +2,8 @@
 //!
 //! Pure. A message that is contiguous in the read buffer is not copied.
 
+use std::{borrow::Cow, io::Read};
+
 /// Splitter of the DATA of a stream into messages.
 #[derive(Debug, Default)]
 pub(super) struct MessageReader {
@@ -30,17 +32,17 @@ const SENT_END: &[u8] = b"\"}";
 // === impl MessageReader ===
 
 impl MessageReader {
-    /// Calls `each` with every message that these bytes complete.
+    /// Calls `each` with every message that these bytes complete, decompressed.
     pub(super) fn feed(&mut self, mut bytes: &[u8], mut each: impl FnMut(&[u8])) {
         if !self.partial.is_empty() {
             if !self.complete(&mut bytes) {
                 return;
             }
-            each(&self.partial[PREFIX_BYTES..]);
+            each(&decompressed(&self.partial));
             self.partial.clear();
         }
         while let Some(end) = end_of(bytes).filter(|end| *end <= bytes.len()) {
-            each(&bytes[PREFIX_BYTES..end]);
+            each(&decompressed(&bytes[..end]));
             bytes = &bytes[end..];
         }
         self.partial.extend_from_slice(bytes);
@@ -58,6 +60,20 @@ impl MessageReader {
         take(&mut self.partial, end);
         self.partial.len() == end
     }
+}
+
+/// Returns a message without its prefix; an empty one if it cannot be decompressed, which is no message of a Watch or List.
+fn decompressed(message: &[u8]) -> Cow<'_, [u8]> {
+    const GZIP: &[u8] = &[0x1f, 0x8b];
+    let (is_compressed, message) = (message[0] != 0, &message[PREFIX_BYTES..]);
+    if !is_compressed {
+        return message.into();
+    }
+    if !message.starts_with(GZIP) {
+        return zstd::decode_all(message).unwrap_or_default().into();
+    }
+    let mut found = Vec::new();
+    flate2::read::GzDecoder::new(message).read_to_end(&mut found).map_or_else(|_| Vec::new(), |_| found).into()
 }
 
 /// Returns the end of the message that begins with these bytes, if its length is among them.

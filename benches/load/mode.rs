@@ -1,6 +1,7 @@
 //! Modes: what is measured, of which subjects, how often.
 
 use super::{
+    compressed::Compressed,
     error::BenchError,
     fan_out::FanOut,
     idle::Idle,
@@ -27,6 +28,8 @@ pub(super) enum Mode {
     Lists(Lists),
     /// Subscribers of a small view; each run is compared with one of whole objects.
     Views(Views),
+    /// Clients that receive everything compressed; each run is compared with one without compression.
+    Compressed(Compressed),
 }
 
 /// Runs the mode as often as requested, alternating the subjects; reports the name of each run before it.
@@ -46,6 +49,7 @@ pub(super) fn run(bench: &Bench, mode: &Mode, mut say: impl FnMut(&str)) -> Resu
                 Mode::Storm(storm) => storm.run(bench, subject)?,
                 Mode::Lists(lists) => lists.run(bench, subject)?,
                 Mode::Views(views) => views.run(bench, subject, !is_control)?,
+                Mode::Compressed(compressed) => compressed.run(bench, subject, is_control)?,
             };
             report.add(name, measured);
         }
@@ -68,6 +72,7 @@ impl Mode {
         let names = match self {
             Self::Stopped(_) => Some(["one stopped", "nobody stopped"]),
             Self::Views(_) => Some(["a view", "whole objects"]),
+            Self::Compressed(Compressed { compression, .. }) => Some([*compression, "uncompressed"]),
             Self::FanOut(_) | Self::Idle(_) | Self::Storm(_) | Self::Lists(_) => None,
         };
         if let (Some([name, control]), Some((_, subject, _))) = (names, runs.first().copied()) {

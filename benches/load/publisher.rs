@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     error::BenchError,
-    template::{EVERYBODY, Form, Template},
+    template::{Content, EVERYBODY, Form, Template},
 };
 
 /// Destination and content of events.
@@ -105,11 +105,11 @@ impl Feed {
     pub(super) fn new(
         writer: Box<dyn Write + Send>,
         form: Form,
-        size: usize,
+        content: Content,
         pattern: Pattern,
         epoch: Instant,
     ) -> Self {
-        Self { writer, template: Template::new(form, size), pattern, epoch, next: 0 }
+        Self { writer, template: Template::new(form, content), pattern, epoch, next: 0 }
     }
 
     /// Writes the events up to `up_to`, on its own thread: singly at a fixed rate, or as fast as the source reads them.
@@ -218,7 +218,8 @@ mod tests {
     fn every_event_is_written_once_and_in_order_at_any_rate() {
         for rate in [None, Some(1e9)] {
             let written = Shared::default();
-            let feed = Feed::new(Box::new(written.clone()), Form::Lines, 400, EVERYTHING, Instant::now());
+            let feed =
+                Feed::new(Box::new(written.clone()), Form::Lines, Content::Size(400), EVERYTHING, Instant::now());
             let feed = feed.publish(50, rate).finish().unwrap();
             assert_eq!(feed.publish(100, rate).finish().unwrap().next, 100);
             let text = String::from_utf8(written.0.lock().clone()).unwrap();
@@ -254,7 +255,7 @@ mod tests {
     #[test]
     fn a_fixed_rate_can_be_stopped() {
         let written = Shared::default();
-        let feed = Feed::new(Box::new(written.clone()), Form::Lines, 400, EVERYTHING, Instant::now());
+        let feed = Feed::new(Box::new(written.clone()), Form::Lines, Content::Size(400), EVERYTHING, Instant::now());
         let feed = feed.publish(u64::MAX, Some(0.01)).stop().unwrap();
         let lines = String::from_utf8(written.0.lock().clone()).unwrap().lines().count();
         assert!(feed.next <= 1 && lines as u64 == feed.next, "only the first is due at once");
@@ -271,7 +272,7 @@ mod tests {
                 Ok(())
             }
         }
-        let feed = Feed::new(Box::new(Gone), Form::Lines, 400, EVERYTHING, Instant::now());
+        let feed = Feed::new(Box::new(Gone), Form::Lines, Content::Size(400), EVERYTHING, Instant::now());
         assert!(matches!(feed.publish(5, None).finish(), Err(BenchError::Publish(_))));
     }
 }

@@ -14,7 +14,7 @@ use super::{
     sink::Call,
     stats::Histogram,
     subject::{Running, Setup, Subject},
-    template::{INDEX, node},
+    template::{Content, INDEX, node},
     witness::Witness,
 };
 
@@ -36,8 +36,8 @@ pub(super) struct Bench {
     pub(super) policy: pb::FullChannelPolicy,
     /// Length of their queues, in events.
     pub(super) queue: u32,
-    /// Size of an object's JSON, in bytes.
-    pub(super) size: usize,
+    /// Content of the objects.
+    pub(super) content: Content,
     /// Events that a server started here keeps in its history.
     pub(super) history: u64,
 }
@@ -101,7 +101,7 @@ impl<'a> Run<'a> {
         let (running, writer) = subject.start(setup)?;
         let epoch = Instant::now();
         let client = Client::connect(running.address, setup.connections, bench.client, epoch)?;
-        let feed = Feed::new(writer, subject.form(), bench.size, pattern, epoch);
+        let feed = Feed::new(writer, subject.form(), bench.content, pattern, epoch);
         Ok(Self { bench, client, view: None, subscribes: false, epoch, feed: Some(feed), running })
     }
 
@@ -162,11 +162,16 @@ impl<'a> Run<'a> {
 
     /// Lists everything; returns the number of objects.
     pub(super) fn list(&mut self, connection: usize) -> Result<u64, BenchError> {
-        let (resource, format) = (self.running.resource.clone(), pb::PayloadFormat::Raw.into());
-        let request = pb::ListRequest { resource, format, ..Default::default() };
-        let stream = self.client.call(connection, Call::List, &request.encode_to_vec())?;
+        let stream = self.begin_list(connection)?;
         self.read(|client| client.streams[stream].tally.ended == 1)?;
         Ok(self.client.streams[stream].tally.objects)
+    }
+
+    /// Begins a List of everything; returns its index in the client's streams.
+    pub(super) fn begin_list(&mut self, connection: usize) -> Result<usize, BenchError> {
+        let (resource, format) = (self.running.resource.clone(), pb::PayloadFormat::Raw.into());
+        let request = pb::ListRequest { resource, format, ..Default::default() };
+        self.client.call(connection, Call::List, &request.encode_to_vec())
     }
 
     /// Opens further connections for the client.

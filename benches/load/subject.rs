@@ -76,6 +76,8 @@ pub(super) struct Setup {
     pub(super) history: u64,
     pub(super) block_timeout: Duration,
     pub(super) is_indexed: bool,
+    /// True if clients may accept a compression.
+    pub(super) compresses: bool,
 }
 
 /// Server of one run.
@@ -143,9 +145,10 @@ fn start_local(
     has_identities: bool,
     setup: &Setup,
 ) -> Result<(Running, Box<dyn Write + Send>), BenchError> {
-    let Setup { streams, history, block_timeout, is_indexed, .. } = setup;
+    let Setup { streams, history, block_timeout, is_indexed, compresses, .. } = setup;
     let indexes = if *is_indexed { format!("indexes: {{ {INDEX}: {{ path: {INDEX_PATH} }} }}") } else { String::new() };
     let mut files = Vec::new();
+    let compression = if *compresses { "compression: [zstd, gzip]\n" } else { "" };
     let mut access = String::new();
     if has_identities {
         let tokens = written(&format!("{TOKEN_SHA256} bench\n"))?;
@@ -157,7 +160,7 @@ fn start_local(
         files.push(tokens);
     }
     let config = written(&format!(
-        "{access}watch: {{ block_timeout: {block_timeout}ms }}\n\
+        "{access}{compression}watch: {{ block_timeout: {block_timeout}ms }}\n\
          history: {{ events: {history} }}\n\
          limits: {{ streams_per_connection: {streams}, peer_share: 100 }}\n\
          resources:\n  {RESOURCE}:\n    source: {{ stream: {{ path: {STDIN} }} }}\n    {indexes}\n",

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tonic::{
     Request, Status,
+    codec::CompressionEncoding,
     metadata::MetadataMap,
     service::{Interceptor, interceptor::InterceptedService},
     transport::{Channel, Endpoint},
@@ -90,5 +91,8 @@ impl Interceptor for Credentials {
 
 /// Returns the service over a connection.
 pub(super) fn service(connection: Connection) -> InformerServiceClient<Connection> {
-    InformerServiceClient::new(connection).max_decoding_message_size(MAX_MESSAGE_BYTES)
+    let service = InformerServiceClient::new(connection).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    #[cfg(feature = "zstd")]
+    let service = service.accept_compressed(CompressionEncoding::Zstd);
+    service.accept_compressed(CompressionEncoding::Gzip)
 }

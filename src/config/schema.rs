@@ -5,6 +5,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{keys::reference, rows::Key};
+use crate::proto::Compression;
 
 const POLICIES: [&str; 4] = ["drop", "block", "replay", "coalesce"];
 
@@ -66,6 +67,10 @@ fn of_key(key: &Key) -> Value {
         }
         "policy" => json!({ "enum": POLICIES }),
         "policies" => json!({ "type": "array", "items": { "enum": POLICIES }, "minItems": 1 }),
+        "compressions" => {
+            let names: Vec<_> = Compression::ALL.iter().map(|compression| compression.name()).collect();
+            json!({ "type": "array", "items": { "enum": names } })
+        }
         "rules" => json!({ "type": "array", "items": { "type": "object" } }),
         "field paths" | "paths" => texts(),
         "names" | "namespaces" | "texts" | "endpoints" | "view names" => {

@@ -12,7 +12,7 @@ use super::{
     rows::rows,
     upstream::{endpoints, relay_endpoint as endpoint},
     value::{
-        self, boolean, count, duration, expression, file, integer, kind,
+        self, boolean, compressions, count, duration, expression, file, integer, kind,
         kube::{self, auto_or_opaque, field_paths, namespaces},
         label_index as label, names, path as directory, path_index as field_path, policies, policy, positive_count,
         positive_duration, positive_size, rules, shard, size, stream_path as file_or_dash, string as text, texts,
@@ -23,6 +23,7 @@ use crate::{
     auth::Rules,
     endpoint::ServerAddress,
     model::{Expression, FieldCut, IndexFunc, Shard},
+    proto::Compression,
     watch::FullChannelPolicy,
 };
 
@@ -34,6 +35,8 @@ rows! {
         ..AdminConfig;
         insecure: bool = "false", boolean, "allow gRPC in plain text on an address that is not loopback",
             flag("insecure", "BOOL", "INFORMERD_INSECURE");
+        compression: Vec<Compression> = empty, compressions,
+            "compressions of the messages of Watch, List and ByIndex, in order of preference, such as [zstd, gzip]: the first that a client accepts is used; if left out none";
         ..TlsConfig;
         ..AuthenticationKeys;
         ..AuthorizationKeys;

@@ -17,6 +17,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::{
     model::{IndexFunc, Indexers, Path as JsonPath},
+    proto::Compression,
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 
@@ -81,6 +82,7 @@ fn defaults() {
         general: GeneralConfig {
             listen: "127.0.0.1:50051".parse().unwrap(),
             insecure: false,
+            compression: Vec::new(),
             stale_after: Duration::from_secs(15),
             state_dir: None,
             state_interval: Duration::from_secs(60),
@@ -143,6 +145,7 @@ const EVERYTHING: &str = "
 listen: unix:/run/informerd.sock
 admin: { listen: none }
 insecure: true
+compression: [gzip]
 watch: { full_channel_policy: block, allowed_policies: [block, drop], queue_length: 0, max_queue_length: 10,
          queue_bytes: 1MiB, window_bytes: 2MiB, coalesce_bytes: 3MiB, block_timeout: 1s, selection_budget: 1ms500us, selection_share: 50, bookmark_interval: 1m, future_wait: 2m, batch_window: 5ms, progress_timeout: 3m, max_watchers: 7 }
 history: { age: 1h, events: 8, bytes: 9 }
@@ -169,6 +172,7 @@ fn a_file_with_everything() {
     let policies = vec![FullChannelPolicy::Block, FullChannelPolicy::Drop];
     assert_eq!(config.general.listen, ListenAddr::Unix("/run/informerd.sock".into()));
     assert_eq!((config.admin.listen, config.general.insecure), (None, true));
+    assert_eq!(config.general.compression, [Compression::Gzip]);
     assert_eq!(
         config.watch,
         WatchConfig {

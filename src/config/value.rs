@@ -1,16 +1,17 @@
 //! Values of keys and flags: their syntax, and errors that show the expected form.
 
+mod choices;
 pub(super) mod kube;
 
 use std::{fmt::Display, path::PathBuf, time::Duration};
 
 use serde_json::Value;
 
+pub(super) use self::choices::{compressions, policies, policy, policy_name};
 use crate::{
     auth::Rules,
     endpoint::without_credentials,
     model::{Expression, FieldSelector, IndexFunc, IndexMatch, LabelSelector, Path, Shard, SyntaxError, View},
-    watch::FullChannelPolicy,
 };
 
 /// Error for a value without the form of its key: the expected form, and the value found.
@@ -62,13 +63,6 @@ const MAX_NAMES: usize = 32;
 
 /// Longest excerpt of a user's text that an error quotes.
 const MAX_QUOTE_CHARS: usize = 60;
-
-const POLICIES: [(&str, FullChannelPolicy); 4] = [
-    ("drop", FullChannelPolicy::Drop),
-    ("block", FullChannelPolicy::Block),
-    ("replay", FullChannelPolicy::Replay),
-    ("coalesce", FullChannelPolicy::Coalesce),
-];
 
 // === impl ValueError ===
 
@@ -284,42 +278,9 @@ pub(super) fn check_not_empty(text: &str) -> Result<(), ValueError> {
     if text.is_empty() { Err(ValueError::expected("a name", quote(text))) } else { Ok(()) }
 }
 
-pub(super) fn policy(value: &Value) -> Result<FullChannelPolicy, ValueError> {
-    let name = text(value).map_err(|_| ValueError::expected("drop, block, replay or coalesce", found(value)))?;
-    if let Some((_, policy)) = POLICIES.iter().find(|(known, _)| *known == name) {
-        return Ok(*policy);
-    }
-    Err(ValueError::expected("drop, block, replay or coalesce", found(value)))
-}
-
-/// Reads a list of at least one policy; keeps its order, and drops duplicates.
-pub(super) fn policies(value: &Value) -> Result<Vec<FullChannelPolicy>, ValueError> {
-    let Some(list) = value.as_array().filter(|list| !list.is_empty()) else {
-        let what = "a list with at least one of drop, block, replay and coalesce";
-        return Err(ValueError::expected(what, if value.is_array() { "none".to_owned() } else { found(value) }));
-    };
-    let mut policies = Vec::new();
-    for value in list {
-        let policy = policy(value)?;
-        if !policies.contains(&policy) {
-            policies.push(policy);
-        }
-    }
-    Ok(policies)
-}
-
 /// Reads a list of authorization rules.
 pub(super) fn rules(value: &Value) -> Result<Rules, ValueError> {
     Rules::from_value(value).map_err(|error| ValueError(error.to_string()))
-}
-
-pub(super) fn policy_name(policy: FullChannelPolicy) -> &'static str {
-    match policy {
-        FullChannelPolicy::Drop => "drop",
-        FullChannelPolicy::Block => "block",
-        FullChannelPolicy::Replay => "replay",
-        FullChannelPolicy::Coalesce => "coalesce",
-    }
 }
 
 pub(super) fn path(value: &Value) -> Result<PathBuf, ValueError> {

@@ -137,6 +137,7 @@ impl Service {
                 return Err(metadata_only(&resource.name, "format STRUCT or RAW"));
             }
             let format = resource.views.format(&resource.name, format, wanted.view)?;
+            let format = ObjectFormat { compression: call.compression, ..format };
             return Ok(Access { resource, format, namespaces: None, service: self, grant: None });
         }
         let found = self.find(wanted.resource);
@@ -162,6 +163,7 @@ impl Service {
         }
         let format = format.ok_or_else(|| unknown_format(wanted.format))?;
         let format = resource.views.format(&resource.name, format, wanted.view)?;
+        let format = ObjectFormat { compression: call.compression, ..format };
         let (impersonator, credentials) = (call.impersonator.clone(), call.credentials.clone());
         let grant = Grant { identity, impersonator, credentials, attributes };
         Ok(Access { resource, format, namespaces, service: self, grant: Some(grant) })

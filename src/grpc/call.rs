@@ -17,6 +17,7 @@ use super::{audited_call::AuditedCall, frame, request::RequestMessages, status::
 use crate::{
     auth::{Credentials, Identity},
     model::excerpt,
+    proto::Compression,
     transport::{Origin, Peer, StreamHandle},
     watch::Client,
 };
@@ -40,6 +41,8 @@ pub(super) struct Call {
     pub(super) audited: Option<AuditedCall>,
     /// Maximum time to wait for the first list.
     pub(super) wait: Duration,
+    /// Compression of the response; none for a watch on a Subscribe stream.
+    pub(super) compression: Option<Compression>,
     /// Its place on a Subscribe stream, if it is a watch there.
     pub(super) subscription: Option<Subscription>,
 }
@@ -84,6 +87,7 @@ impl Call {
             user_agent: user_agent(headers),
             audited: extensions.get().cloned(),
             wait: wait_of(timeout_of(headers)),
+            compression: None,
             subscription: None,
         }
     }

@@ -3,9 +3,10 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::Message;
 
+use super::compression::Compressed;
 use crate::{
     model::{Namespaces, Object, ResourceVersion},
-    proto::{EncodedEvent, EncodedObject, ObjectFormat, pb},
+    proto::{Compression, EncodedEvent, EncodedObject, ObjectFormat, pb},
     transport::Chunk,
     watch::{Frame, GroupEvent},
 };
@@ -38,15 +39,15 @@ impl Frame for WireFrame {
         format.is_suppressed(had, now)
     }
 
-    fn projects(format: &ObjectFormat) -> bool {
-        format.view.is_some()
+    fn is_costly(format: &ObjectFormat) -> bool {
+        format.view.is_some() || format.compression.is_some()
     }
 
     fn encode(arena: &mut WireArena, format: &ObjectFormat, notice: &GroupEvent<'_>) {
         let GroupEvent { event_type, cause, object, object_version, version, coalesced, relisted, open, .. } = *notice;
         let object = EncodedObject::new(object, object_version, format);
         let event = EncodedEvent::new(event_type, cause, Some(version), object, coalesced).in_batch(relisted, open);
-        append_event(&mut arena.buffer, &event);
+        append_shared(&mut arena.buffer, &event, format.compression);
     }
 
     fn size(arena: &WireArena) -> usize {
@@ -83,9 +84,23 @@ pub(super) fn append_event(buffer: &mut BytesMut, event: &EncodedEvent<'_>) {
     event.write(buffer);
 }
 
+/// Appends one event with its prefix, compressed if that makes it smaller.
+fn append_shared(buffer: &mut BytesMut, event: &EncodedEvent<'_>, compression: Option<Compression>) {
+    let length = event.len();
+    match compression.and_then(|compression| Compressed::of(compression, length, |message| event.write(message))) {
+        Some(compressed) => compressed.append(buffer),
+        None => append_event(buffer, event),
+    }
+}
+
 fn append_prefix(buffer: &mut BytesMut, length: usize) {
+    append_prefix_of(buffer, false, length);
+}
+
+/// Appends the prefix of a message, and reserves the memory for the message.
+pub(super) fn append_prefix_of(buffer: &mut BytesMut, is_compressed: bool, length: usize) {
     buffer.reserve(PREFIX_BYTES + length);
-    buffer.put_u8(0);
+    buffer.put_u8(is_compressed.into());
     // Fits: a message is one object of a few MiB at most with its envelope, or a chunk of objects.
     buffer.put_u32(length as u32);
 }

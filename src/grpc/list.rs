@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::BytesMut;
+use bytes::{Buf, BytesMut};
 use http_body::{Body, Frame as BodyFrame};
 use prost::Message;
 use tonic::Status;
@@ -21,6 +21,7 @@ use super::{
     audited_call::AuditedCall,
     bulk_scheduler::BulkPermit,
     call::Call,
+    compressed_objects::{CompressedForm, Use},
     frame::{self, CHUNK_BYTES},
     held_snapshots::HeldSnapshot,
     page::Continued,
@@ -60,6 +61,12 @@ pub(super) struct ListBody {
     sent: Option<ObjectKey>,
     /// Encoded objects of the next message.
     objects: BytesMut,
+    /// Cache of compressed messages; none if they are not compressed.
+    compressed: Option<CompressedForm>,
+    /// The objects of the next message, if it is compressed.
+    collected: Vec<Arc<Object>>,
+    /// Message that is not handed out yet.
+    ready: Option<Chunk>,
     /// Size of the index values of an object, in bytes: unlike those of a request, they have no limit.
     value_bytes: usize,
     /// Token of the next page, once the page is full.
@@ -208,12 +215,15 @@ async fn answer(
         source: resource.informer.report(),
         scan: Arc::new(Scan::of(&selection)),
         selection,
+        compressed: service.compressed().form(&format, Use::List),
         format,
         query,
         room: (page_size > 0).then_some(page_size as usize),
         sent: after.clone(),
         last_checked: after,
         objects: BytesMut::new(),
+        collected: Vec::new(),
+        ready: None,
         value_bytes,
         next_page_token: String::new(),
         has_answered: false,
@@ -280,6 +290,9 @@ impl ListBody {
                 }
                 self.objects.reserve(length);
                 encoded.write(frame::OBJECTS, &mut self.objects);
+                if self.compressed.is_some() {
+                    self.collected.push(Arc::clone(object));
+                }
                 self.room = self.room.map(|room| room - 1);
                 self.sent = Some(object.key().clone());
                 encoded_objects += 1;
@@ -330,6 +343,13 @@ impl ListBody {
             namespaces,
         };
         let objects = std::mem::take(&mut self.objects).freeze();
+        let collected = std::mem::take(&mut self.collected);
+        if let Some(form) = self.compressed.as_ref().filter(|_| !collected.is_empty())
+            && let Some(compressed) = form.get(&collected, || (objects.len(), |to: &mut Vec<u8>| to.extend(&objects)))
+            && let Some(message) = compressed.after(&rest.encode_to_vec())
+        {
+            return message;
+        }
         [frame::head(&rest, objects.len()), objects].into_iter().collect()
     }
 }
@@ -337,14 +357,25 @@ impl ListBody {
 impl BoundedBody for ListBody {
     fn poll_bounded(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<BoundedFrame, Status>>> {
         let head_bytes = self.head_bytes();
+        // The size of a compressed message is known once it is complete.
+        let limit = match &self.compressed {
+            Some(_) => Room { bytes: usize::MAX, is_strict: false },
+            None => room.without(head_bytes),
+        };
         let frame = loop {
+            if let Some(message) = self.ready.take_if(|message| room.allows(message.remaining())) {
+                break BodyFrame::data(message);
+            }
+            if let Some(message) = &self.ready {
+                return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(message.remaining()))));
+            }
             match self.stage {
                 Stage::Objects => {
                     if room.is_shut() {
                         return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(head_bytes))));
                     }
                     ready!(self.permit.poll(cx));
-                    let filled = self.fill(room.without(head_bytes));
+                    let filled = self.fill(limit);
                     if let Filled::Nothing(needed) = filled {
                         return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(needed + head_bytes))));
                     }
@@ -355,7 +386,7 @@ impl BoundedBody for ListBody {
                             cx.waker().wake_by_ref();
                             return Poll::Pending;
                         }
-                        Filled::Enough => break BodyFrame::data(self.message()),
+                        Filled::Enough => self.ready = Some(self.message()),
                         Filled::All => self.stage = Stage::Last,
                     }
                 }
@@ -368,7 +399,7 @@ impl BoundedBody for ListBody {
                 }
                 Stage::Last => {
                     self.stage = Stage::Trailers;
-                    break BodyFrame::data(self.message());
+                    self.ready = Some(self.message());
                 }
                 Stage::Trailers => {
                     self.stage = Stage::Over;
@@ -381,7 +412,7 @@ impl BoundedBody for ListBody {
     }
 
     fn encoded_bytes(&self) -> usize {
-        self.objects.capacity() + self.value_bytes
+        self.objects.capacity() + self.ready.as_ref().map_or(0, Buf::remaining) + self.value_bytes
     }
 
     fn exhausted(&mut self, _: usize, exceeded: Exceeded) -> FinalFrames {

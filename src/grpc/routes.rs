@@ -15,6 +15,7 @@ use tower::{BoxError, Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 
 use super::{
     call::{Call, message},
+    compression::accepted,
     generated::Generated,
     get,
     layer::{CallLayer, CallRequest, Calls, RequestBody, ResponseBody, SUBSCRIBE_PATH, refused},
@@ -25,7 +26,10 @@ use super::{
     subscribe, watch,
 };
 use crate::{
-    proto::pb::{admin_service_server::AdminServiceServer, informer_service_server::InformerServiceServer},
+    proto::{
+        Compression,
+        pb::{admin_service_server::AdminServiceServer, informer_service_server::InformerServiceServer},
+    },
     transport::BoundedBody,
 };
 
@@ -127,6 +131,18 @@ impl GeneratedServices {
     }
 }
 
+// === impl Own ===
+
+impl Own {
+    /// Returns true if the messages of the response are those of other responses, too, so that they are compressed once for all.
+    fn compresses(self) -> bool {
+        match self {
+            Self::Watch | Self::List | Self::ByIndex => true,
+            Self::Subscribe | Self::Get => false,
+        }
+    }
+}
+
 // === impl Methods ===
 
 impl tower::Service<CallRequest> for Methods {
@@ -154,12 +170,18 @@ impl tower::Service<CallRequest> for Methods {
                 return Box::pin(answered_by(generated, service, request));
             }
         };
+        let compression =
+            own.compresses().then(|| accepted(&service.config().compression, request.headers())).flatten();
         Box::pin(async move {
-            Ok(answered(&service, own, request).await.map_or_else(
+            Ok(answered(&service, own, request, compression).await.map_or_else(
                 |refusal| refused(service.metrics().refuse(&refusal)),
                 |answer| {
                     let mut response = Response::new(ResponseBody(Some(answer)));
-                    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+                    let headers = response.headers_mut();
+                    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+                    if let Some(compression) = compression {
+                        headers.insert("grpc-encoding", HeaderValue::from_static(compression.name()));
+                    }
                     response
                 },
             ))
@@ -172,9 +194,10 @@ async fn answered(
     service: &Service,
     own: Own,
     request: Request<RequestMessages<Body>>,
+    compression: Option<Compression>,
 ) -> Result<Box<dyn BoundedBody<Error = Status>>, ApiError> {
     let (parts, body) = request.into_parts();
-    let call = Call::new(&parts.headers, &parts.extensions);
+    let call = Call { compression, ..Call::new(&parts.headers, &parts.extensions) };
     Ok(match own {
         Own::Watch => Box::new(watch::open(service, message(body).await?, call).await?),
         Own::Subscribe => Box::new(subscribe::open(service, body, call)?),

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     bulk_scheduler::BulkScheduler,
     compiler::Compiler,
+    compressed_objects::CompressedObjects,
     held_snapshots::Age,
     metrics::{RpcMetrics, ServerCollector},
     page::Pages,
@@ -29,7 +30,7 @@ use crate::{
     auth::{Authentication, Authorizer},
     cache::Snapshot,
     model::{Condition, Expression, ResourceVersion, excerpt},
-    proto::Structs,
+    proto::{Compression, Structs},
     transport::{Ledger, Quota},
     watch::FullChannelPolicy,
 };
@@ -91,6 +92,8 @@ pub struct ServiceConfig {
     pub bulk_streams: usize,
     /// Size of the cache of bodies that were converted to STRUCT, in bytes.
     pub struct_bytes: usize,
+    /// Compressions of Watch, List and ByIndex that clients may accept, in order of preference.
+    pub compression: Vec<Compression>,
     /// Maximum memory held for all clients together, in bytes; above it the server ends the streams that have waited longest.
     pub memory: usize,
     /// Audit log, if there is one.
@@ -122,11 +125,14 @@ struct Inner {
     quotas: Quotas,
     bulk_scheduler: Arc<BulkScheduler>,
     structs: Arc<Structs>,
+    compressed: Arc<CompressedObjects>,
     lifecycle: Lifecycle,
     metrics: Arc<RpcMetrics>,
     started_at: SystemTime,
 }
 
+/// Part of the memory held for all clients that compressed objects may take, as a divisor.
+const COMPRESSED_SHARE: usize = 8;
 /// Interval at which streams are charged for the states that they reference; a tenth of it when the limit is near.
 const CHARGE_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -156,12 +162,14 @@ impl Service {
             Some(limit) => ledger.with_limit_for_each(limit, metrics.ended("quota_bytes_held")),
             None => ledger,
         });
+        let compressed_bytes = if config.compression.is_empty() { 0 } else { config.memory / COMPRESSED_SHARE };
         let inner = Inner {
             resources: ArcSwap::new(by_name(resources)),
             was_ready: AtomicBool::new(false),
             config_error: ArcSwapOption::empty(),
             bulk_scheduler: BulkScheduler::new(config.bulk_streams),
             structs: Arc::new(Structs::new(config.struct_bytes)),
+            compressed: Arc::new(CompressedObjects::new(compressed_bytes)),
             quotas: Quotas::new(&config.quotas, Arc::clone(&ledger)),
             config,
             pages,
@@ -249,7 +257,8 @@ impl Service {
                 kept += resource.calls.snapshots().charge(merging, begin);
             }
             last = ages;
-            self.ledger().keep(kept);
+            self.compressed().trim(is_near);
+            self.ledger().keep(kept + self.compressed().bytes());
         }
     }
 
@@ -298,6 +307,10 @@ impl Service {
 
     pub(super) fn structs(&self) -> &Arc<Structs> {
         &self.inner.structs
+    }
+
+    pub(super) fn compressed(&self) -> &Arc<CompressedObjects> {
+        &self.inner.compressed
     }
 
     pub(super) fn bulk_scheduler(&self) -> &Arc<BulkScheduler> {

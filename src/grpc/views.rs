@@ -86,7 +86,7 @@ impl ResourceViews {
             self.named.get(name).ok_or_else(unknown)?
         };
         let view = Some(view).filter(|view| !view.is_whole());
-        Ok(ObjectFormat { payload, view, only_if_changed: *only_if_changed })
+        Ok(ObjectFormat { view, only_if_changed: *only_if_changed, ..payload.into() })
     }
 
     /// Checks that a selection or a condition may depend on whole bodies, for this part of a request.

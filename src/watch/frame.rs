@@ -24,8 +24,8 @@ pub trait Frame: Clone + fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// Returns true if [`Self::is_suppressed`] and [`Self::encode`] take time, because the format is a view.
-    fn projects(_format: &Self::Format) -> bool {
+    /// Returns true if [`Self::is_suppressed`] and [`Self::encode`] take time, because the format is a view or compresses.
+    fn is_costly(_format: &Self::Format) -> bool {
         false
     }
 

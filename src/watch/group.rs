@@ -56,7 +56,7 @@ pub(super) struct Group<F: Frame> {
     pub(super) is_budgeted: bool,
     /// Cost of its selection, for each change.
     pub(super) cost: Cost,
-    /// Cost of encoding its events, for each change; 0 if its format is no view.
+    /// Cost of encoding its events, for each change; 0 if its [format](Frame::is_costly) is not costly.
     encoding_cost: Cost,
     pub(super) log: Mutex<Log<F>>,
     /// Notifies the writer of slots with room again, and of a group without readers.
@@ -195,14 +195,14 @@ impl<F: Frame> Group<F> {
             skipping: Vec::new(),
             removed_slots: 0,
         };
-        let cost = Cost::unknown(selection.expression.is_some() || F::projects(&format));
+        let cost = Cost::unknown(selection.expression.is_some() || F::is_costly(&format));
         let (encoding_cost, log) = (Cost::none(), Mutex::new(log));
         Self { id, selection, format, is_budgeted, cost, encoding_cost, log, writer_signals }
     }
 
     /// Returns true if an evaluation takes long enough to be measured alone.
     pub(super) fn is_costly(&self) -> bool {
-        self.selection.expression.is_some() || F::projects(&self.format)
+        self.selection.expression.is_some() || F::is_costly(&self.format)
     }
 
     /// Returns the consequence of a change for the group's watchers.
@@ -215,14 +215,14 @@ impl<F: Frame> Group<F> {
         self.cost.get().saturating_add(self.encoding_cost.get())
     }
 
-    /// Encodes the selected changes of a cycle. Returns the time, too, in nanoseconds: of a view, if there is a clock.
+    /// Encodes the selected changes of a cycle. Returns the time, too, in nanoseconds: of a costly format, if there is a clock.
     pub(super) fn share(
         &self,
         encoding: &mut Encoding<'_, F>,
         selected: Selected,
         clock: Option<&Clock>,
     ) -> (GroupShare, u64) {
-        let since = clock.filter(|_| F::projects(&self.format)).map(|clock| (clock, clock.now()));
+        let since = clock.filter(|_| F::is_costly(&self.format)).map(|clock| (clock, clock.now()));
         let changes = encoding.changes().len().max(1) as u64;
         let share = if selected.is_empty() {
             GroupShare::default()

@@ -123,6 +123,21 @@ fn a_small_view_suppresses_what_does_not_concern_it() {
     assert!(measured["sent_mib"]["median"].as_f64().unwrap() > 0.0, "{measured}");
 }
 
+/// Checks that each client receives each pod; the run itself counts them.
+#[test]
+fn compressed_pods_are_fewer_bytes() {
+    for flags in ["", "--list", "--compression gzip", "--list --compression gzip"] {
+        let arguments = format!("compressed --local --clients 3 --objects 200 --reps 1 {flags} -q -o json");
+        let (exit_code, out, notes) = run(&arguments);
+        assert!(exit_code == 0 && notes.is_empty(), "{arguments}: {notes}");
+        let document: Value = serde_json::from_str(&out).unwrap();
+        let [compressed, whole] =
+            [0, 1].map(|at| document["bench"][at]["measured"]["client_mib"]["median"].as_f64().unwrap());
+        let ratio = if flags.contains("--list") { 6.0 } else { 1.5 };
+        assert!(compressed * ratio < whole, "{flags}: {compressed} of {whole} MiB");
+    }
+}
+
 struct Server(Child);
 
 impl Drop for Server {

@@ -24,7 +24,10 @@ use informerd::{
         Service, ServiceConfig, WireFrame,
     },
     model::{Event, IndexFunc, Indexers, Lineage, NamedViews, Object, Path, ResourceVersion},
-    proto::pb::{self, informer_service_client::InformerServiceClient},
+    proto::{
+        Compression,
+        pb::{self, informer_service_client::InformerServiceClient},
+    },
     source::relay::{RelayConfig, RelaySource},
     transport::{Chunk, Ledger, Listener, Quota, Rejections, Server, ServerConfig},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
@@ -70,6 +73,8 @@ pub(crate) struct Options {
     pub(crate) peer_share: u32,
     /// Limit of the memory held for all clients together, in bytes.
     pub(crate) memory: usize,
+    /// Compressions that clients may accept.
+    pub(crate) compression: Vec<Compression>,
     pub(crate) quotas: QuotaConfig,
     pub(crate) audit: Option<AuditLog>,
     pub(crate) future_wait: Duration,
@@ -105,6 +110,7 @@ impl Default for Options {
             max_watchers: 100_000,
             peer_share: 100,
             memory: 1 << 30,
+            compression: Compression::ALL.to_vec(),
             quotas: QuotaConfig::default(),
             audit: None,
             future_wait: Duration::from_secs(90),
@@ -197,6 +203,7 @@ impl Sandbox {
                 request_timeout: Duration::from_secs(10),
                 bulk_streams: 2,
                 struct_bytes: 1 << 20,
+                compression: options.compression,
                 memory: options.memory,
                 audit: options.audit,
                 quotas: options.quotas,

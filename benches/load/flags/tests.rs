@@ -1,3 +1,5 @@
+use informerd::proto::pb;
+
 use super::*;
 
 fn parse(arguments: &str) -> Result<(Bench, Mode), String> {
@@ -57,6 +59,11 @@ fn a_mode_has_the_configured_size() {
     let storm = Storm { watchers: 1000, objects: 7, rate: 100.0 };
     assert_eq!(mode("storm --local --objects 7"), Mode::Storm(storm));
     assert_eq!(mode("list --local --lists 3 --rate 5"), Mode::Lists(Lists { count: 3, objects: 100_000, rate: 5.0 }));
+    let compressed = Compressed { clients: 100, objects: 10_000, call: Call::Watch, compression: "zstd" };
+    assert_eq!(mode("compressed --local"), Mode::Compressed(compressed));
+    let compressed = Compressed { clients: 2, objects: 3, call: Call::List, compression: "gzip" };
+    let flags = "--clients 2 --objects 3 --list --compression gzip";
+    assert_eq!(mode(&format!("compressed --local {flags}")), Mode::Compressed(compressed));
     let views = Views { watchers: 300, objects: 20_000, events: 20_000, rate: None };
     assert_eq!(mode("views --local"), Mode::Views(views));
     let views = Views { watchers: 5, objects: 7, events: 1000, rate: Some(500.0) };

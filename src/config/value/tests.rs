@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+use crate::{proto::Compression, watch::FullChannelPolicy};
 
 #[test]
 fn durations() {
@@ -151,6 +152,20 @@ fn policies_paths_and_addresses() {
                 Err("expected a list with at least one of drop, block, replay and coalesce, found \"drop\""),
             ),
             (json!(["x"]), Err("expected drop, block, replay or coalesce, found \"x\"")),
+        ],
+    );
+    table(
+        compressions,
+        [
+            (json!([]), Ok(Vec::new())),
+            (json!(["gzip", "gzip"]), Ok(vec![Compression::Gzip])),
+            #[cfg(feature = "zstd")]
+            (json!(["gzip", "zstd"]), Ok(vec![Compression::Gzip, Compression::Zstd])),
+            #[cfg(feature = "zstd")]
+            (json!(["deflate"]), Err("expected zstd or gzip, found \"deflate\"")),
+            #[cfg(not(feature = "zstd"))]
+            (json!(["zstd"]), Err("expected gzip (zstd is not part of this build), found \"zstd\"")),
+            (json!("gzip"), Err("expected a list such as [gzip], found \"gzip\"")),
         ],
     );
     table(

@@ -24,6 +24,7 @@ pub(in super::super) use self::sharing::{SharingKey, SharingWatch};
 use super::{
     super::{
         bulk_scheduler::BulkPermit,
+        compressed_objects::Use,
         frame::{self, CHUNK_BYTES, WireFrame},
         quotas::QuotaPermit,
         resource::ServedResource,
@@ -143,7 +144,9 @@ impl WatchBody {
         let (watch, snapshot) = CacheWatcher::new(resource.informer.clone(), subscribe, joined, after);
         let initial = has_initial_events.then(|| {
             let held = resource.calls.snapshots().hold(&snapshot, watcher.stream());
-            let events = InitialEvents::new(snapshot, &watch.subscribe().selection).holding(held);
+            let Subscribe { selection, format, .. } = watch.subscribe();
+            let compressed = service.compressed().form(format, Use::InitialEvent);
+            let events = InitialEvents::new(snapshot, selection, compressed).holding(held);
             let permit = service.bulk_scheduler().begin(watcher.caller());
             Box::new(Initial { events, permit, _quota: opened.bulk_quota })
         });

@@ -1,11 +1,13 @@
 //! Events from a snapshot, encoded piece by piece: the initial events of a watch, which are the state at which it joined, or the
 //! objects that leave its selection and enter it when its namespaces change.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, slice, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
 
 use super::super::{
+    compressed_objects::CompressedForm,
+    compression::Compressed,
     frame::{self, CHUNK_BYTES},
     held_snapshots::HeldSnapshot,
     time_slice::TimeSlice,
@@ -25,6 +27,8 @@ pub(super) struct InitialEvents {
     last_checked: Option<ObjectKey>,
     /// Change of the namespaces; none for the initial events.
     reselection: Option<Box<Reselection>>,
+    /// Cache of compressed events; none if they are not compressed.
+    compressed: Option<CompressedForm>,
     _held: Option<HeldSnapshot>,
 }
 
@@ -39,20 +43,27 @@ pub(super) enum InitialProgress {
     Done,
 }
 
+/// Message of one event.
+enum Message<'a> {
+    Plain(EncodedEvent<'a>),
+    Compressed(Arc<Compressed>),
+}
+
 const INITIAL: Transition = Transition { event_type: EventType::Added, cause: Cause::Initial };
 
 // === impl InitialEvents ===
 
 impl InitialEvents {
     /// Creates the initial events of a selection, from the first object on.
-    pub(super) fn new(snapshot: Snapshot, selection: &Selection) -> Self {
-        Self { snapshot, scan: Scan::of(selection), last_checked: None, reselection: None, _held: None }
+    pub(super) fn new(snapshot: Snapshot, selection: &Selection, compressed: Option<CompressedForm>) -> Self {
+        let scan = Scan::of(selection);
+        Self { snapshot, scan, last_checked: None, reselection: None, compressed, _held: None }
     }
 
     /// Creates the events of a change of the namespaces.
     pub(super) fn of_reselection(reselection: Box<Reselection>) -> Self {
         let (snapshot, scan) = (reselection.snapshot.clone(), reselection.scan.clone());
-        Self { snapshot, scan, last_checked: None, reselection: Some(reselection), _held: None }
+        Self { snapshot, scan, last_checked: None, reselection: Some(reselection), compressed: None, _held: None }
     }
 
     /// Returns true if the events are those of a change of the namespaces.
@@ -90,12 +101,21 @@ impl InitialEvents {
             };
             if let Some(Transition { event_type, cause }) = transition {
                 let bare = (event_type == EventType::Deleted).then(|| without_content(object));
-                let encoded = match &bare {
-                    Some(bare) => EncodedObject::new(bare, bare.version(), &PayloadFormat::Metadata.into()),
-                    None => EncodedObject::shared(object, object.version(), format, structs),
+                let event = || {
+                    let encoded = match &bare {
+                        Some(bare) => EncodedObject::new(bare, bare.version(), &PayloadFormat::Metadata.into()),
+                        None => EncodedObject::shared(object, object.version(), format, structs),
+                    };
+                    EncodedEvent::new(event_type, cause, version, encoded, 0)
                 };
-                let event = EncodedEvent::new(event_type, cause, version, encoded, 0);
-                let length = buffer.len() + frame::event_len(&event);
+                let compressed = self.compressed.as_ref().and_then(|form| {
+                    form.get(slice::from_ref(object), || {
+                        let event = event();
+                        (event.len(), move |to: &mut Vec<u8>| event.write(to))
+                    })
+                });
+                let message = compressed.map_or_else(|| Message::Plain(event()), Message::Compressed);
+                let length = buffer.len() + message.len();
                 if !room.allows(length) {
                     // The object is checked again when there is room.
                     self.last_checked = self.last_checked.take().or(after);
@@ -105,7 +125,7 @@ impl InitialEvents {
                     let went = if events == 0 { InitialProgress::TooLarge(length) } else { InitialProgress::More };
                     return (buffer, events, went);
                 }
-                frame::append_event(&mut buffer, &event);
+                message.append(&mut buffer);
                 events += 1;
             }
             if !is_earlier {
@@ -120,6 +140,25 @@ impl InitialEvents {
         }
         self.last_checked = self.last_checked.take().or(after);
         (buffer, events, InitialProgress::More)
+    }
+}
+
+// === impl Message ===
+
+impl Message<'_> {
+    /// Returns its size with its prefix.
+    fn len(&self) -> usize {
+        match self {
+            Self::Plain(event) => frame::event_len(event),
+            Self::Compressed(compressed) => compressed.len(),
+        }
+    }
+
+    fn append(&self, buffer: &mut BytesMut) {
+        match self {
+            Self::Plain(event) => frame::append_event(buffer, event),
+            Self::Compressed(compressed) => compressed.append(buffer),
+        }
     }
 }
 
@@ -139,8 +178,6 @@ fn without_content(object: &Object) -> Object {
 
 #[cfg(all(test, feature = "cel"))]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::{
         cache::{Indexer, List},
@@ -160,7 +197,7 @@ mod tests {
         let pieces = |expression: Option<&str>| {
             let expression = expression.map(|text| Expression::parse(text).unwrap().with_max_steps(100_000));
             let selection = Selection { expression, ..Selection::default() };
-            let mut initial = InitialEvents::new(snapshot.clone(), &selection);
+            let mut initial = InitialEvents::new(snapshot.clone(), &selection, None);
             (1..1000)
                 .find(|_| {
                     let room = Room { bytes: usize::MAX, is_strict: false };

@@ -144,6 +144,7 @@ impl World {
             request_timeout: Duration::from_secs(1),
             bulk_streams: 100,
             struct_bytes: 0,
+            compression: Vec::new(),
             memory: 1 << 30,
             expression_steps: 1000,
             audit: None,

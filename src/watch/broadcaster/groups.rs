@@ -55,7 +55,7 @@ impl<F: Frame> Groups<F> {
             let entry = by_id.vacant_entry();
             let id = entry.key();
             let is_selective = routes.insert(selection, id);
-            let is_budgeted = is_budgeted(selection, is_selective) || F::projects(format);
+            let is_budgeted = is_budgeted(selection, is_selective) || F::is_costly(format);
             let (selection, writer_signals) = (Arc::clone(selection), Arc::clone(writer_signals));
             entry.insert(Arc::new(Group::new(
                 id,

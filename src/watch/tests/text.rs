@@ -56,7 +56,7 @@ impl Frame for Text {
         format.0 == 's' && had.labels() == now.labels()
     }
 
-    fn projects(format: &Letter) -> bool {
+    fn is_costly(format: &Letter) -> bool {
         matches!(format.0, 's' | 'p')
     }
 
