@@ -25,7 +25,7 @@ pub(super) enum Form {
 pub(super) enum Content {
     /// Digits up to this many bytes.
     Size(usize),
-    /// What a pod has, which compresses as one.
+    /// Fields and ids of a pod, which compress as those of one.
     Pod,
 }
 

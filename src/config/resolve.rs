@@ -259,8 +259,9 @@ fn resolve_indexes(section: &Section<'_>, expression_steps: u64) -> Indexers {
 /// `watch`, which has its own check.
 fn check_queue(section: &Section<'_>, policy: Option<FullChannelPolicy>, length: Option<usize>, watch: &WatchConfig) {
     if let Some(policy) = policy.filter(|policy| !watch.allows(*policy)) {
-        let name = value::policy_name(policy);
-        let allowed: Vec<_> = watch.allowed_policies.iter().map(|policy| value::policy_name(*policy)).collect();
+        let name = value::choices::policy_name(policy);
+        let allowed: Vec<_> =
+            watch.allowed_policies.iter().map(|policy| value::choices::policy_name(*policy)).collect();
         let problem =
             format!("`{name}` is not in watch.allowed_policies; add it there, or choose {}", allowed.join(" or "));
         section.add("full_channel_policy", problem);
@@ -273,7 +274,7 @@ fn check_queue(section: &Section<'_>, policy: Option<FullChannelPolicy>, length:
     let is_written = policy.is_some() || length.is_some();
     let policy = policy.unwrap_or(watch.full_channel_policy);
     if is_written && length.unwrap_or(watch.queue_length) == 0 && policy != FullChannelPolicy::Block {
-        let name = value::policy_name(policy);
+        let name = value::choices::policy_name(policy);
         let problem = format!("0 is only for the policy `block`, and this is `{name}`; expected at least 1");
         section.add("queue_length", problem);
     }

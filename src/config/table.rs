@@ -12,11 +12,13 @@ use super::{
     rows::rows,
     upstream::{endpoints, relay_endpoint as endpoint},
     value::{
-        self, boolean, compressions, count, duration, expression, file, integer, kind,
+        self, boolean,
+        choices::{compressions, policies, policy},
+        count, duration, expression, file, integer, kind,
         kube::{self, auto_or_opaque, field_paths, namespaces},
-        label_index as label, names, path as directory, path_index as field_path, policies, policy, positive_count,
-        positive_duration, positive_size, rules, shard, size, stream_path as file_or_dash, string as text, texts,
-        view_names, view_paths as paths,
+        label_index as label, names, path as directory, path_index as field_path, positive_count, positive_duration,
+        positive_size, rules, shard, size, stream_path as file_or_dash, string as text, texts, view_names,
+        view_paths as paths,
     },
 };
 use crate::{

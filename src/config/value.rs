@@ -1,13 +1,12 @@
 //! Values of keys and flags: their syntax, and errors that show the expected form.
 
-mod choices;
+pub(super) mod choices;
 pub(super) mod kube;
 
 use std::{fmt::Display, path::PathBuf, time::Duration};
 
 use serde_json::Value;
 
-pub(super) use self::choices::{compressions, policies, policy, policy_name};
 use crate::{
     auth::Rules,
     endpoint::without_credentials,

@@ -221,7 +221,8 @@ mod tests {
     fn the_cache_is_bounded_and_yields() {
         let cache = Arc::new(CompressedObjects::new(64 << 10));
         let form = cache.form(&format(Some(Compression::Gzip)), Use::InitialEvent).unwrap();
-        let (made, objects) = (Cell::new(0), Vec::from_iter((0..1000).map(|n| object(&n.to_string()))));
+        let made = Cell::new(0);
+        let objects: Vec<_> = (0..1000).map(|n| object(&n.to_string())).collect();
         let fill = || {
             for object in &objects {
                 assert!(get(&form, std::slice::from_ref(object), &made).is_some());

@@ -175,8 +175,8 @@ impl Compressor {
         blocks.clear();
         // More would not be worthwhile.
         blocks.reserve(message.len());
-        let (mut crc, mut header) = (Crc::new(), 0);
-        match compression {
+        let mut crc = Crc::new();
+        let header = match compression {
             Compression::Gzip => {
                 crc.update(message);
                 let gzip =
@@ -186,6 +186,7 @@ impl Compressor {
                 if !matches!(status, Ok(Status::StreamEnd)) {
                     return None;
                 }
+                0
             }
             #[cfg(feature = "zstd")]
             Compression::Zstd => {
@@ -194,9 +195,9 @@ impl Compressor {
                     none => none.insert(zstd::bulk::Compressor::new(LEVEL.into()).ok()?),
                 };
                 zstd.compress_to_buffer(message.as_slice(), blocks).ok()?;
-                header = zstd_header_len(blocks)?;
+                zstd_header_len(blocks)?
             }
-        }
+        };
         let blocks = Bytes::copy_from_slice(blocks.get(header..)?);
         Some(Compressed { compression, blocks, length: message.len(), crc })
     }
@@ -292,7 +293,7 @@ mod tests {
             assert!(of(&noise).is_none() && of(&text).is_none());
             let large = of(&vec![b'a'; 9 << 20]).unwrap();
             assert!(large.bytes() < 64 << 10);
-            assert!(large.after(&[0; MAX_HEAD_BYTES + 1]).is_none());
+            assert!(large.after(&vec![0; MAX_HEAD_BYTES + 1]).is_none());
             assert_eq!(decompressed(compression, &message_of(large.after(b"b").unwrap())).len(), (9 << 20) + 1);
         }
     }
@@ -314,7 +315,7 @@ mod tests {
         for &first in Compression::ALL {
             assert_eq!(accepted(&[first, Compression::Gzip], &accepts(&["gzip,zstd"])), Some(first));
         }
-        let many: String = (0..1000).map(|n| format!("x{n},")).collect();
+        let many = "x,".repeat(1000);
         let headers =
             HeaderMap::from_iter([("grpc-accept-encoding".parse().unwrap(), (many + "gzip").parse().unwrap())]);
         assert_eq!(accepted(Compression::ALL, &headers), gzip);

@@ -231,7 +231,6 @@ impl Sandbox {
         let server = Server::new(routes.clone(), Routes::is_watch, bounds);
         let server = tokio::spawn(server.serve(Listener::Tcp(listener), lifecycle.draining.clone()));
         tasks.spawn(service.run());
-        let lineage = options.lineage.map(Lineage::from);
         Self {
             informer: handle,
             lifecycle,
@@ -240,7 +239,7 @@ impl Sandbox {
             routes,
             fifo,
             address,
-            lineage,
+            lineage: options.lineage.map(Lineage::from),
             next: 1,
             server,
             reflector,

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::*;
+use super::{choices::*, *};
 use crate::{proto::Compression, watch::FullChannelPolicy};
 
 #[test]
