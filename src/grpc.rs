@@ -44,6 +44,7 @@ mod layer;
 mod list;
 mod metrics;
 mod page;
+mod prefix;
 mod query;
 mod quotas;
 mod recheck;

@@ -13,7 +13,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use flate2::{Compress, Crc, FlushCompress, Status};
 use http::HeaderMap;
 
-use super::frame::{PREFIX_BYTES, append_prefix_of};
+use super::prefix::{PREFIX_BYTES, append_prefix};
 use crate::{proto::Compression, transport::Chunk};
 
 /// Compressed end of a message, or a whole message.
@@ -21,9 +21,7 @@ use crate::{proto::Compression, transport::Chunk};
 pub(super) struct Compressed {
     compression: Compression,
     blocks: Bytes,
-    /// Number of bytes before the compression.
-    length: usize,
-    /// Checksum of them, for gzip.
+    /// Checksum of the bytes before the compression, and their number.
     crc: Crc,
 }
 
@@ -92,7 +90,7 @@ impl Compressed {
 
     /// Appends the message, with its prefix.
     pub(super) fn append(&self, buffer: &mut BytesMut) {
-        append_prefix_of(buffer, true, self.frame_len(0));
+        append_prefix(buffer, true, self.frame_len(0));
         self.begin(&[], buffer);
         buffer.put_slice(&self.blocks);
         self.end(&[], buffer);
@@ -104,7 +102,7 @@ impl Compressed {
             return None;
         }
         let (mut begin, mut end) = (BytesMut::new(), BytesMut::new());
-        append_prefix_of(&mut begin, true, self.frame_len(head.len()));
+        append_prefix(&mut begin, true, self.frame_len(head.len()));
         self.begin(head, &mut begin);
         self.end(head, &mut end);
         Some([begin.freeze(), self.blocks.clone(), end.freeze()].into_iter().collect())
@@ -134,7 +132,7 @@ impl Compressed {
             #[cfg(feature = "zstd")]
             Compression::Zstd => {
                 buffer.put_slice(&ZSTD_HEADER);
-                buffer.put_u32_le((head.len() + self.length) as u32);
+                buffer.put_u32_le(head.len() as u32 + self.crc.amount());
                 if !head.is_empty() {
                     buffer.put_uint_le((head.len() as u64) << 3, 3);
                 }
@@ -176,9 +174,9 @@ impl Compressor {
         // More would not be worthwhile.
         blocks.reserve(message.len());
         let mut crc = Crc::new();
+        crc.update(message);
         let header = match compression {
             Compression::Gzip => {
-                crc.update(message);
                 let gzip =
                     self.gzip.get_or_insert_with(|| Compress::new(flate2::Compression::new(LEVEL.into()), false));
                 gzip.reset();
@@ -199,7 +197,7 @@ impl Compressor {
             }
         };
         let blocks = Bytes::copy_from_slice(blocks.get(header..)?);
-        Some(Compressed { compression, blocks, length: message.len(), crc })
+        Some(Compressed { compression, blocks, crc })
     }
 
     fn shrink(&mut self) {

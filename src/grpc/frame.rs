@@ -1,9 +1,10 @@
 //! Wire encoding of a watch: gRPC's length prefix and a `WatchResponse`, encoded once for all clients that receive it.
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use prost::Message;
 
-use super::compression::Compressed;
+pub(super) use super::prefix::PREFIX_BYTES;
+use super::{compression::Compressed, prefix::append_prefix};
 use crate::{
     model::{Namespaces, Object, ResourceVersion},
     proto::{Compression, EncodedEvent, EncodedObject, ObjectFormat, pb},
@@ -21,8 +22,6 @@ pub struct WireArena {
     pub(super) buffer: BytesMut,
 }
 
-/// Size of the prefix of each message in gRPC over HTTP/2: a compressed flag and a big-endian length.
-pub(super) const PREFIX_BYTES: usize = 5;
 /// Size at which a chunk is sent: small enough that encoding one does not delay other tasks of the thread, large enough that
 /// the cost of a chunk and of HTTP/2 writes does not matter.
 pub(super) const CHUNK_BYTES: usize = 64 << 10;
@@ -69,7 +68,7 @@ impl Frame for WireFrame {
 
 /// Appends one message with its prefix.
 pub(super) fn append(buffer: &mut BytesMut, message: &impl Message) {
-    append_prefix(buffer, message.encoded_len());
+    append_prefix(buffer, false, message.encoded_len());
     message.encode_raw(buffer);
 }
 
@@ -80,7 +79,7 @@ pub(super) fn event_len(event: &EncodedEvent<'_>) -> usize {
 
 /// Appends one event with its prefix.
 pub(super) fn append_event(buffer: &mut BytesMut, event: &EncodedEvent<'_>) {
-    append_prefix(buffer, event.len());
+    append_prefix(buffer, false, event.len());
     event.write(buffer);
 }
 
@@ -91,18 +90,6 @@ fn append_shared(buffer: &mut BytesMut, event: &EncodedEvent<'_>, compression: O
         Some(compressed) => compressed.append(buffer),
         None => append_event(buffer, event),
     }
-}
-
-fn append_prefix(buffer: &mut BytesMut, length: usize) {
-    append_prefix_of(buffer, false, length);
-}
-
-/// Appends the prefix of a message, and reserves the memory for the message.
-pub(super) fn append_prefix_of(buffer: &mut BytesMut, is_compressed: bool, length: usize) {
-    buffer.reserve(PREFIX_BYTES + length);
-    buffer.put_u8(is_compressed.into());
-    // Fits: a message is one object of a few MiB at most with its envelope, or a chunk of objects.
-    buffer.put_u32(length as u32);
 }
 
 /// Takes the next message of a chunk, without its prefix. A chunk has only complete ones: this process encoded them.
@@ -122,7 +109,7 @@ pub(super) const OBJECTS: u32 = 2;
 /// fields in a message is free.
 pub(super) fn head(rest: &impl Message, objects: usize) -> Bytes {
     let mut head = BytesMut::with_capacity(PREFIX_BYTES + rest.encoded_len());
-    append_prefix(&mut head, rest.encoded_len() + objects);
+    append_prefix(&mut head, false, rest.encoded_len() + objects);
     rest.encode_raw(&mut head);
     head.freeze()
 }

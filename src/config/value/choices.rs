@@ -12,7 +12,7 @@ const POLICIES: [(&str, FullChannelPolicy); 4] = [
     ("coalesce", FullChannelPolicy::Coalesce),
 ];
 
-pub(in super::super) fn policy(value: &Value) -> Result<FullChannelPolicy, ValueError> {
+pub(crate) fn policy(value: &Value) -> Result<FullChannelPolicy, ValueError> {
     let named = POLICIES.iter().find(|(name, _)| value.as_str() == Some(name));
     named
         .map(|(_, policy)| *policy)
@@ -20,14 +20,14 @@ pub(in super::super) fn policy(value: &Value) -> Result<FullChannelPolicy, Value
 }
 
 /// Reads a list of at least one policy; keeps its order, and drops duplicates.
-pub(in super::super) fn policies(value: &Value) -> Result<Vec<FullChannelPolicy>, ValueError> {
+pub(crate) fn policies(value: &Value) -> Result<Vec<FullChannelPolicy>, ValueError> {
     let what = "a list with at least one of drop, block, replay and coalesce";
     let policies = distinct(value, what, policy)?;
     if policies.is_empty() { Err(ValueError::expected(what, "none".to_owned())) } else { Ok(policies) }
 }
 
 /// Reads a list of compressions; keeps its order, and drops duplicates.
-pub(in super::super) fn compressions(value: &Value) -> Result<Vec<Compression>, ValueError> {
+pub(crate) fn compressions(value: &Value) -> Result<Vec<Compression>, ValueError> {
     let known = if Compression::ALL.len() > 1 { "zstd or gzip" } else { "gzip (zstd is not part of this build)" };
     distinct(value, "a list such as [gzip]", |value| {
         let named = Compression::ALL.iter().find(|compression| value.as_str() == Some(compression.name()));
@@ -50,7 +50,7 @@ fn distinct<T: PartialEq>(
     Ok(values)
 }
 
-pub(in super::super) fn policy_name(policy: FullChannelPolicy) -> &'static str {
+pub(crate) fn policy_name(policy: FullChannelPolicy) -> &'static str {
     match policy {
         FullChannelPolicy::Drop => "drop",
         FullChannelPolicy::Block => "block",
