@@ -40,6 +40,8 @@ pub struct BroadcasterConfig {
 #[derive(Debug, Default)]
 pub struct BroadcasterStats {
     /// Cursors that exist now.
+    pub cursors: AtomicU64,
+    /// Watches that they serve ([`Cursor::serve`](super::Cursor::serve)).
     pub watchers: AtomicU64,
     /// Groups that exist now.
     pub groups: AtomicU64,
@@ -47,9 +49,9 @@ pub struct BroadcasterStats {
     pub encoded: AtomicU64,
     /// Events taken by cursors.
     pub delivered: AtomicU64,
-    /// Events lost under DROP.
+    /// Events lost under DROP; this and each number of ended watches is a sum over the watches that a cursor serves.
     pub dropped: AtomicU64,
-    /// Cursors ended under BLOCK.
+    /// Watches ended under BLOCK.
     pub evicted: AtomicU64,
     /// Full queues under BLOCK that were served as under REPLAY, because the budget of the resource was spent.
     pub denied: AtomicU64,
@@ -61,9 +63,9 @@ pub struct BroadcasterStats {
     pub deferred: AtomicU64,
     /// Number of times that the writer had no time for a group.
     pub deferrals: AtomicU64,
-    /// Cursors ended because the threads that fill their group, or merge for them, did not keep up with the history.
+    /// Watches ended because the threads that fill their group, or merge for them, did not keep up with the history.
     pub expired: AtomicU64,
-    /// Cursors ended because their merged changes took too much memory ([`BroadcasterConfig::coalesce_size`]).
+    /// Watches ended because their merged changes took too much memory ([`BroadcasterConfig::coalesce_size`]).
     pub overmerged: AtomicU64,
     /// Time of each publish cycle: selecting, encoding and appending to the logs.
     pub publish: DurationHistogram,

@@ -99,7 +99,9 @@ impl<F: Frame> Cursor<F> {
         queue_size: usize,
         reached: HistoryPosition,
     ) -> Self {
-        stats.watchers.fetch_add(1, Ordering::Relaxed);
+        for counter in [&stats.cursors, &stats.watchers] {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
         Self { group, slot, stats, merger, queue_size, reached, taken: 0, suppressed: 0, draining: None }
     }
 
@@ -196,8 +198,15 @@ impl<F: Frame> Cursor<F> {
         Some(CursorStanding { group, reached: self.reached.clone(), unreported, left_to_read })
     }
 
-    /// Returns another cursor that takes the same as this one from now on. `None` for a moment while a thread works on what merges
-    /// for this one.
+    /// Sets the number of watches that receive what this cursor takes, at first one: the counters count watches.
+    pub fn serve(&self, watches: u32) {
+        let before = std::mem::replace(&mut self.group.log.lock().slots[self.slot].watches, watches);
+        self.stats.watchers.fetch_add(watches.into(), Ordering::Relaxed);
+        self.stats.watchers.fetch_sub(before.into(), Ordering::Relaxed);
+    }
+
+    /// Returns another cursor, for one watch, that takes the same as this one from now on. `None` for a moment while a thread works on
+    /// what merges for this one.
     pub fn duplicate(&self) -> Option<Self> {
         let Self { group, stats, merger, queue_size, reached, .. } = self;
         let id = group.writer_signals.next_slot_id();
@@ -269,7 +278,7 @@ impl<F: Frame> Cursor<F> {
         must_fit: bool,
     ) -> Poll<Result<Taken<F>, TooLarge>> {
         let mut displaced: Option<Waker> = None;
-        let mut is_freed = false;
+        let (mut is_freed, mut dropped) = (false, 0);
         let polled = loop {
             if must_fit && self.draining.as_ref().is_some_and(|draining| !draining.is_done()) {
                 return Poll::Ready(Err(TooLarge(None)));
@@ -318,6 +327,7 @@ impl<F: Frame> Cursor<F> {
                 }
                 OnTake::Drop => {
                     let (count, after) = log.drop_unread(self.slot, &mut self.reached);
+                    dropped = count * u64::from(log.slots[self.slot].watches);
                     break Poll::Ready(Taken::Dropped { count, after });
                 }
                 OnTake::Park => break Poll::Ready(Taken::Parked),
@@ -344,8 +354,8 @@ impl<F: Frame> Cursor<F> {
         if is_freed {
             self.group.writer_signals.free();
         }
-        if let Poll::Ready(Taken::Dropped { count, .. }) = &polled {
-            self.stats.dropped.fetch_add(*count, Ordering::Relaxed);
+        if dropped > 0 {
+            self.stats.dropped.fetch_add(dropped, Ordering::Relaxed);
         }
         polled.map(Ok)
     }
@@ -420,7 +430,8 @@ impl<F: Frame> Drop for Cursor<F> {
         if is_vacant {
             self.group.writer_signals.vacate(self.group.id);
         }
-        self.stats.watchers.fetch_sub(1, Ordering::Relaxed);
+        self.stats.cursors.fetch_sub(1, Ordering::Relaxed);
+        self.stats.watchers.fetch_sub(slot.watches.into(), Ordering::Relaxed);
     }
 }
 

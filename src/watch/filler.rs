@@ -339,7 +339,8 @@ impl<F: Frame> Filler<F> {
                 log.end_deferral(&self.stats);
                 log.end = Some(End::Expired { oldest: oldest.clone() });
                 log.take_wakers(&mut wakers);
-                self.stats.expired.fetch_add(log.slots.len() as u64, Ordering::Relaxed);
+                let watches = log.slots.iter().map(|(_, slot)| u64::from(slot.watches)).sum();
+                self.stats.expired.fetch_add(watches, Ordering::Relaxed);
             }
             self.writer_signals.vacate(group.id);
             for waker in wakers.drain(..) {

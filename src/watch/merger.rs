@@ -350,12 +350,12 @@ impl<F: Frame> Merger<F> {
         }
     }
 
-    /// Ends a reader and counts it.
+    /// Ends a reader, and counts its watches.
     fn lose(&self, group: &Group<F>, slot: (usize, u64), counter: &AtomicU64) {
         let oldest = self.state.lock().oldest.version.clone();
         let lost = group.log.lock().lose(slot, End::Expired { oldest });
-        if let Some((waker, merged)) = lost {
-            counter.fetch_add(1, Ordering::Relaxed);
+        if let Some((watches, waker, merged)) = lost {
+            counter.fetch_add(watches.into(), Ordering::Relaxed);
             drop(merged);
             wake(waker);
         }

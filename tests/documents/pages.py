@@ -67,6 +67,8 @@ class Background:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # A shell cannot trap a signal that was ignored at its start, as SIGHUP is below nohup.
+                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
             )
         # After a failure, too.
         atexit.register(self.kill)

@@ -257,20 +257,75 @@ async fn listed(sandbox: &Sandbox) -> BTreeMap<u32, pb::Watcher> {
     found.into_iter().filter(|watcher| watcher.watch_id > 0).map(|watcher| (watcher.watch_id, watcher)).collect()
 }
 
+/// Returns the load of the only resource.
+async fn load(sandbox: &Sandbox) -> pb::ResourceStats {
+    let mut admin = AdminServiceClient::connect(sandbox.address().to_owned()).await.unwrap();
+    admin.get_stats(pb::GetStatsRequest {}).await.unwrap().into_inner().resources.remove(0)
+}
+
 /// Opens watches of one selection under a policy, and reads until all of them share a cursor.
 async fn share(stream: &mut Subscription, sandbox: &mut Sandbox, ids: std::ops::RangeInclusive<u32>, policy: Policy) {
     let interval = Some(prost_types::Duration { seconds: 0, nanos: 100_000_000 });
     let request = pb::WatchRequest { queue: Some(queue(policy, 4)), bookmark_interval: interval, ..watch_from_now() };
-    let cursors = sandbox.informer.watch_stats().unwrap().watchers.load(Ordering::Relaxed);
+    let stats = sandbox.informer.watch_stats().unwrap();
+    let cursors = stats.cursors.load(Ordering::Relaxed);
     stream.watches(ids.clone().map(|id| (id, request.clone()))).await;
     for id in ids.clone() {
         stream.next(id).await;
     }
-    while sandbox.informer.watch_stats().unwrap().watchers.load(Ordering::Relaxed) > cursors + 1 {
+    while stats.cursors.load(Ordering::Relaxed) > cursors + 1 {
         stream.read().await.unwrap();
     }
     for id in ids {
         stream.received.remove(&id);
+    }
+}
+
+/// One cursor that loses events, or is evicted, stands for each watch that shares it.
+#[tokio::test]
+async fn the_figures_of_operators_count_each_watch_that_shares_a_cursor() {
+    let broadcaster = BroadcasterConfig { block_timeout: Duration::from_millis(20), ..BroadcasterConfig::default() };
+    let options = Options { broadcaster, ..Options::default() };
+    let mut sandbox = Sandbox::start_with(options, vec![pod("a", "p", "")]).await;
+    let stats = sandbox.informer.watch_stats().unwrap();
+    for policy in [Policy::Drop, Policy::Block] {
+        let mut stream = Subscription::of(&mut sandbox.slow_client().await).await;
+        share(&mut stream, &mut sandbox, 1..=50, policy).await;
+        // A new client is served as under REPLAY until it has read as many events as its queue is long.
+        for at in 0..8 {
+            let version = sandbox.put("a", "p", &format!(r#""n":{at}"#)).await.version().to_string();
+            while stream.next(50).await.resource_version != version {}
+        }
+        let resources = sandbox.client().await.list_resources(pb::ListResourcesRequest {}).await.unwrap().into_inner();
+        assert_eq!((resources.resources[0].watchers, stats.cursors.load(Ordering::Relaxed)), (50, 1), "{policy:?}");
+
+        // More than its window.
+        let mut last = String::new();
+        for _ in 0..100 {
+            last = sandbox.put("a", "p", &format!(r#""filler":"{}""#, "x".repeat(4000))).await.version().to_string();
+        }
+        // It must not read before the writer has given up.
+        while policy == Policy::Block && stats.evicted.load(Ordering::Relaxed) == 0 {
+            tokio::task::yield_now().await;
+        }
+        for id in 1..=50 {
+            if policy == Policy::Block {
+                let end = stream.end(id).await.unwrap();
+                assert_eq!(refusal(&end), (Code::ResourceExhausted, "SLOW_CONSUMER".to_owned()));
+                continue;
+            }
+            while stream.next(id).await.resource_version != last {}
+        }
+        let dropped: u64 = listed(&sandbox).await.values().map(|watcher| watcher.dropped).sum();
+        let counted = load(&sandbox).await.dropped;
+        match policy {
+            Policy::Drop => assert!(dropped >= 50 && dropped == counted, "{dropped} of {counted}"),
+            _ => assert_eq!(stats.evicted.load(Ordering::Relaxed), 50),
+        }
+        drop(stream);
+        while stats.watchers.load(Ordering::Relaxed) > 0 {
+            tokio::task::yield_now().await;
+        }
     }
 }
 

@@ -86,6 +86,8 @@ pub(in super::super) struct WatchBody {
     end: Option<Status>,
     is_over: bool,
     watcher: WatcherEntry,
+    /// Number of watches that share this body.
+    watches: u32,
     quota: QuotaPermit,
     open_view: Option<OpenView>,
 }
@@ -170,11 +172,11 @@ impl WatchBody {
             end: None,
             is_over: false,
             watcher,
+            watches: 1,
             quota: opened.stream_quota,
             open_view: opened.open_view,
         };
-        body.watcher.reads(body.watch.cursor());
-        body.watcher.enters(body.state());
+        body.enters_stage();
         if is_bookmark_first {
             let bookmark = body.bookmark(pb::Bookmark::default());
             body.send(&[bookmark]);
@@ -221,6 +223,15 @@ impl WatchBody {
             Some(WatcherStage::Replay) => pb::WatcherState::CatchingUp,
             Some(WatcherStage::Joining) => pb::WatcherState::Parked,
             Some(WatcherStage::Live) => pb::WatcherState::Live,
+        }
+    }
+
+    /// Shows operators the stage and the cursor.
+    fn enters_stage(&self) {
+        self.watcher.reads(self.watch.cursor());
+        self.watcher.enters(self.state());
+        if let Some(cursor) = self.watch.cursor() {
+            cursor.serve(self.watches);
         }
     }
 
@@ -284,8 +295,7 @@ impl WatchBody {
             WatchAccess::Namespaces(namespaces) => {
                 let has_state = self.ready.is_none() && self.initial.is_none() && !self.is_resuming;
                 if has_state && self.watch.reselect(namespaces) {
-                    self.watcher.reads(None);
-                    self.watcher.enters(self.state());
+                    self.enters_stage();
                     // Until the change is complete, the client has a state from which it cannot resume.
                     let bookmark = self.bookmark(pb::Bookmark::default());
                     return self.send(&[bookmark]);
@@ -392,8 +402,7 @@ impl WatchBody {
         let polled = self.watch.poll_next(cx, CHUNK_BYTES.min(room.bytes), room.is_strict);
         let stage = self.watch.stage();
         if stage != before {
-            self.watcher.reads(self.watch.cursor());
-            self.watcher.enters(self.state());
+            self.enters_stage();
         }
         match polled {
             Poll::Ready(Ok(WatchStep::Events { frames, count, is_relisted })) => {

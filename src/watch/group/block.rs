@@ -69,9 +69,9 @@ impl<F: Frame> Log<F> {
 
     /// Serves a full slot as under REPLAY, or discards its queue: its reader then gets [`End::SlowConsumer`].
     fn refuse_block(&mut self, index: usize, follows: OnFull, writer_signals: &WriterSignals) {
-        writer_signals.count(follows);
         let (head, head_size) = (self.head, self.head_size);
         let slot = &mut self.slots[index];
+        writer_signals.count(follows, slot.watches);
         match follows {
             OnFull::End => {
                 slot.state = State::Ended(End::SlowConsumer);

@@ -33,6 +33,6 @@ impl<F: Frame> Log<F> {
 impl Slot {
     fn duplicate(&self, id: u64) -> Option<Self> {
         let state = self.state.duplicate()?;
-        Some(Self { id, state, block: self.block.clone(), waker: None, ..*self })
+        Some(Self { id, watches: 1, state, block: self.block.clone(), waker: None, ..*self })
     }
 }

@@ -92,17 +92,20 @@ impl OpenWatch {
 
     /// Removes one of several watches; none if it is not there. If it owns the body, another one does from now on.
     pub(super) fn take(&mut self, id: u32) -> Option<SharingWatch> {
-        if id != self.id {
+        let taken = if id == self.id {
+            let (next_id, next) = self.sharing.pop()?;
+            (self.id, self.audited) = (next_id, next.audited().cloned());
+            let before = self.body.change_owner(next);
+            for (_, sharing) in &self.sharing {
+                sharing.moves_to(&self.body);
+            }
+            before
+        } else {
             let at = self.sharing.iter().position(|(other, _)| *other == id)?;
-            return Some(self.sharing.swap_remove(at).1);
-        }
-        let (next_id, next) = self.sharing.pop()?;
-        (self.id, self.audited) = (next_id, next.audited().cloned());
-        let before = self.body.change_owner(next);
-        for (_, sharing) in &self.sharing {
-            sharing.moves_to(&self.body);
-        }
-        Some(before)
+            self.sharing.swap_remove(at).1
+        };
+        self.body.is_left();
+        Some(taken)
     }
 
     /// Ends one of several watches if its rights have changed, and returns the reason.

@@ -35,7 +35,7 @@ impl SubscribeBody {
             let OpenWatch { id, body, encoded_bytes, .. } = *self.bodies.remove(key);
             self.encoded_bytes -= encoded_bytes;
             let other_watch = &mut self.bodies[other];
-            let sharing = body.share(&other_watch.body);
+            let sharing = body.share(&mut other_watch.body);
             other_watch.sharing.push((id, sharing));
             self.watches.insert(id, Subscribed::Open(other));
         }

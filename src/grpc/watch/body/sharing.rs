@@ -65,10 +65,23 @@ impl WatchBody {
     }
 
     /// Gives up the body: the client receives what that of the other watch hands out, which is alike.
-    pub(in crate::grpc) fn share(self, other: &Self) -> SharingWatch {
+    pub(in crate::grpc) fn share(self, other: &mut Self) -> SharingWatch {
         let Self { watcher, quota, open_view, .. } = self;
         watcher.share(&other.watcher);
+        other.serves(other.watches + 1);
         SharingWatch { watcher, quota, open_view }
+    }
+
+    /// Records that one of the watches that share this body does so no more.
+    pub(in crate::grpc) fn is_left(&mut self) {
+        self.serves(self.watches - 1);
+    }
+
+    fn serves(&mut self, watches: u32) {
+        self.watches = watches;
+        if let Some(cursor) = self.watch.cursor() {
+            cursor.serve(watches);
+        }
     }
 
     /// Returns true if the rights of the watch have changed.
@@ -86,13 +99,12 @@ impl WatchBody {
     pub(in crate::grpc) fn change_owner(&mut self, next: SharingWatch) -> SharingWatch {
         let SharingWatch { watcher, quota, open_view } = next;
         watcher.unshare();
-        watcher.reads(self.watch.cursor());
-        watcher.enters(self.state());
         let before = SharingWatch {
             watcher: std::mem::replace(&mut self.watcher, watcher),
             quota: std::mem::replace(&mut self.quota, quota),
             open_view: std::mem::replace(&mut self.open_view, open_view),
         };
+        self.enters_stage();
         before.watcher.share(&self.watcher);
         before
     }
@@ -125,11 +137,11 @@ impl WatchBody {
             end: None,
             is_over: false,
             watcher,
+            watches: 1,
             quota,
             open_view,
         };
-        body.watcher.reads(body.watch.cursor());
-        body.watcher.enters(body.state());
+        body.enters_stage();
         body
     }
 }

@@ -67,11 +67,11 @@ impl Before {
 
     /// Verifies that servers retain nothing of closed clients.
     pub(super) fn verify_left(&self, servers: &[Server]) -> Result<(), String> {
-        let (watchers, groups) = (sum(servers, |stats| &stats.watchers), sum(servers, |stats| &stats.groups));
+        let (cursors, groups) = (sum(servers, |stats| &stats.cursors), sum(servers, |stats| &stats.groups));
         let deferred = sum(servers, |stats| &stats.deferred);
         let [runs, merging, _] = self.since();
-        if watchers + groups + deferred > 0 || runs.values > 0 || merging.values > 0 {
-            let groups = format!("{watchers} watchers, {groups} groups, {deferred} that are deferred");
+        if cursors + groups + deferred > 0 || runs.values > 0 || merging.values > 0 {
+            let groups = format!("{cursors} cursors, {groups} groups, {deferred} that are deferred");
             return Err(format!("everybody has gone, and {groups}, {runs:?} and {merging:?} are left"));
         }
         Ok(())

@@ -71,13 +71,18 @@ impl Harness {
         other.map_or_else(|| plan.clone(), |other| plan.twin_of(&other.record.plan))
     }
 
-    /// Counts the servers at which watches of a stream are served as one: there are fewer cursors than watches.
+    /// Counts the servers at which watches of a stream are served as one: there are fewer cursors than watches. Verifies that each of
+    /// the watches is counted.
     async fn count_served_as_one(&mut self) {
         for server in &mut self.servers {
-            let watchers = server.watchers().await.into_iter().filter(|watcher| !watcher.parked).count();
-            let cursors = server.informers().filter_map(InformerHandle::watch_stats);
-            let cursors: u64 = cursors.map(|stats| stats.watchers.load(Ordering::Relaxed)).sum();
-            self.stream_tally.served_as_one += u64::from(cursors < watchers as u64);
+            let listed = server.watchers().await.into_iter().filter(|watcher| !watcher.parked).count() as u64;
+            let (mut cursors, mut watchers) = (0, 0);
+            for stats in server.informers().filter_map(InformerHandle::watch_stats) {
+                cursors += stats.cursors.load(Ordering::Relaxed);
+                watchers += stats.watchers.load(Ordering::Relaxed);
+            }
+            assert_eq!(watchers, listed, "watches of {cursors} cursors");
+            self.stream_tally.served_as_one += u64::from(cursors < watchers);
         }
     }
 
