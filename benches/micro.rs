@@ -5,54 +5,80 @@
 //! ```
 //!
 //! Criterion reports the changes since the last run. The summary at the end has the fastest sample of each benchmark, beside that
-//! of copying 1 KiB in the same run: absolute times are valid for one machine only.
+//! of copying 1 KiB in the same run: absolute times are valid for one machine only. Beside it are the allocations of the thread,
+//! a mean of many calls, and their bytes.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "the figures; and a run that cannot go on has failed")]
 
 use std::{
     hint::black_box,
+    io::Write,
     sync::Arc,
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
 
+use allocation_counter::AllocationInfo;
+
 use bytes::Bytes;
 use criterion::Criterion;
 use informerd::{
-    cache::{Indexer, List},
+    cache::{Delta, Indexer, List, ListVersion, ListerWatcher, SourceHealth, Watch},
     grpc::{WireArena, WireFrame},
     model::{
-        Batch, Cause, Change, Event, EventType, Expression, FieldSelector, IndexFunc, IndexMatch, Indexers,
-        LabelSelector, Object, Path, ResourceVersion, Selection,
+        Cause, Event, EventType, Expression, FieldSelector, IndexFunc, IndexMatch, Indexers, LabelSelector, Object,
+        Path, ResourceVersion, Selection,
     },
     proto::PayloadFormat,
+    source::stream::{StreamConfig, StreamPath, StreamSource},
     watch::{
         Broadcaster, BroadcasterConfig, Client, Cursor, Frame, FullChannelPolicy, GroupEvent, QueueOptions, Subscribe,
         Taken,
     },
 };
+use tokio_stream::StreamExt;
 
 const OBJECTS: usize = 10_000;
 const OBJECT_BYTES: usize = 1024;
 const NODES: usize = 5000;
+/// Calls whose allocations are counted, after as many that are not.
+const COUNTED: u64 = 1000;
 const BASELINE: &str = "copy 1 KiB";
 
-/// Runner of benchmarks that records the fastest sample of each.
+/// Runner of benchmarks that records the fastest sample of each, and its allocations.
 struct Micro {
     criterion: Criterion,
-    /// Fastest samples, in nanoseconds.
-    fastest: Vec<(&'static str, f64)>,
+    rows: Vec<Row>,
+}
+
+/// Figures of one benchmark.
+struct Row {
+    name: &'static str,
+    /// Fastest sample, in nanoseconds.
+    fastest: f64,
+    /// Allocations of [`COUNTED`] calls.
+    allocations: AllocationInfo,
+}
+
+/// Events of a stream, read from a file as often as needed.
+struct Lines {
+    runtime: tokio::runtime::Runtime,
+    path: StreamPath,
+    watch: Option<Watch>,
+    /// Number of events that the watch still has.
+    left: usize,
 }
 
 fn main() {
     let criterion =
         Criterion::default().warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2));
-    let mut micro = Micro { criterion: criterion.configure_from_args(), fastest: Vec::new() };
+    let mut micro = Micro { criterion: criterion.configure_from_args(), rows: Vec::new() };
     let pods: Vec<Arc<Object>> = (0..OBJECTS).map(|at| pod(at, 0)).collect();
 
     let mut copy = vec![0_u8; OBJECT_BYTES];
     micro.measure(BASELINE, || copy.copy_from_slice(black_box(pods[0].body())));
-    ingest(&mut micro, &pods);
+    reading(&mut micro, &pods);
+    applying(&mut micro, &pods);
     selection(&mut micro, &pods);
     expressions(&mut micro, &pods);
     encoding(&mut micro, &pods);
@@ -62,39 +88,60 @@ fn main() {
     micro.print();
 }
 
-fn ingest(micro: &mut Micro, pods: &[Arc<Object>]) {
+fn reading(micro: &mut Micro, pods: &[Arc<Object>]) {
     let (json, version) = (pods[0].body(), ResourceVersion::decimal(1));
-    micro.measure("ingest: an object from JSON", || {
+    micro.measure("reading: an object from JSON", || {
         Object::from_json(black_box(json), "unnamed", version.clone()).unwrap()
     });
+    let path = Path::parse(".spec.nodeName").unwrap();
+    micro.measure("reading: the value at a path", || path.values(black_box(json)));
+    let path = Path::parse(".metadata.annotations.none").unwrap();
+    micro.measure("reading: no value at a path", || path.values(black_box(json)));
 
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    for pod in pods.iter().chain(pods) {
+        file.write_all(&[b"{\"type\":\"MODIFIED\",\"object\":", pod.body(), b"}\n"].concat()).unwrap();
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let mut lines = Lines { runtime, path: StreamPath::Path(file.path().to_owned()), watch: None, left: 0 };
+    micro.measure("reading: an event of a stream, from a file", || lines.next(2 * pods.len()));
+}
+
+/// Measures changes of objects in the cache, each while a snapshot of the previous state is held, as when clients read.
+fn applying(micro: &mut Micro, pods: &[Arc<Object>]) {
     let path = |text| IndexFunc::Path(Path::parse(text).unwrap());
-    let indexers = Indexers::new([
-        ("app".to_owned(), IndexFunc::Label("app".to_owned())),
-        ("node".to_owned(), path(".spec.nodeName")),
-    ]);
-    let list = List::new(pods.to_vec(), version);
-    let mut indexer = Indexer::new(Arc::new(indexers.unwrap()), list);
-    micro.measure("cache: a snapshot", || indexer.snapshot());
-
-    // Each change is made while a snapshot of the previous state is held, as when clients read.
-    let mut held = indexer.snapshot();
-    let mut apply = |event: Event| {
-        let batch = indexer.apply(event);
-        held = indexer.snapshot();
-        (batch, held.version().clone())
+    let one = || {
+        Indexers::new([
+            ("app".to_owned(), IndexFunc::Label("app".to_owned())),
+            ("node".to_owned(), path(".spec.nodeName")),
+        ])
     };
+    let four = one().unwrap().with([
+        ("image".to_owned(), path(".spec.containers[*].image")),
+        ("phase".to_owned(), path(".status.phase")),
+        ("ready".to_owned(), path(".status.conditions[0].status")),
+    ]);
     let changed: Vec<Arc<Object>> =
         pods.iter().map(|pod| Arc::new(pod.at_version(ResourceVersion::decimal(2)))).collect();
-    let mut states = [&changed[..], pods].into_iter().cycle().flatten();
-    micro.measure("cache: a change, its index values the same", || {
-        apply(Event::Modified(Arc::clone(states.next().unwrap())))
-    });
     let moved: Vec<Arc<Object>> = (0..OBJECTS).map(|at| pod(at, 1)).collect();
-    let mut states = [&moved[..], pods].into_iter().cycle().flatten();
-    micro.measure("cache: a change, with another value of an index", || {
-        apply(Event::Modified(Arc::clone(states.next().unwrap())))
-    });
+    for (name, indexers, changed) in [
+        ("cache: a change, without an index", Ok(Indexers::default()), &changed),
+        ("cache: a change, its index values the same", one(), &changed),
+        ("cache: a change, with another value of an index", one(), &moved),
+        ("cache: a change, the values of four paths the same", four, &changed),
+    ] {
+        let list = List::new(pods.to_vec(), ResourceVersion::decimal(1));
+        let mut indexer = Indexer::new(Arc::new(indexers.unwrap()), list);
+        let mut held = indexer.snapshot();
+        let mut states = [&changed[..], pods].into_iter().cycle().flatten();
+        micro.measure(name, || {
+            let batch = indexer.apply(Event::Modified(Arc::clone(states.next().unwrap())));
+            held = indexer.snapshot();
+            (batch, held.version().clone())
+        });
+    }
+    let indexer = Indexer::new(Arc::default(), List::new(pods.to_vec(), ResourceVersion::decimal(1)));
+    micro.measure("cache: a snapshot", || indexer.snapshot());
 }
 
 fn selection(micro: &mut Micro, pods: &[Arc<Object>]) {
@@ -168,15 +215,15 @@ fn encoding(micro: &mut Micro, pods: &[Arc<Object>]) {
     }
 }
 
-/// Measures a publish cycle of one event, which one client takes.
+/// Measures changes that are applied, published in a cycle of one event, and taken by one client.
 fn routing(micro: &mut Micro, pods: &[Arc<Object>]) {
     let by_label = |node| {
         let labels = LabelSelector::parse(&format!("node=node-{node}")).unwrap();
         Selection { labels, ..Selection::default() }
     };
-    measure_cycles(micro, "routing: to the only group", pods, (0..1).map(of_node));
-    measure_cycles(micro, "routing: to one of 5,000 groups, by an index", pods, (0..NODES).map(of_node));
-    measure_cycles(micro, "routing: to one of 5,000 groups, by asking each", pods, (0..NODES).map(by_label));
+    measure_cycles(micro, "cycle: a change to the only group", pods, (0..1).map(of_node));
+    measure_cycles(micro, "cycle: a change to one of 5,000 groups, by an index", pods, (0..NODES).map(of_node));
+    measure_cycles(micro, "cycle: a change to one of 5,000 groups, by a label", pods, (0..NODES).map(by_label));
 }
 
 fn measure_cycles(
@@ -185,9 +232,8 @@ fn measure_cycles(
     pods: &[Arc<Object>],
     selections: impl ExactSizeIterator<Item = Selection>,
 ) {
-    let mut version = 1;
-    let mut broadcaster =
-        Broadcaster::<WireFrame>::new(BroadcasterConfig::default(), ResourceVersion::decimal(version));
+    let first = ResourceVersion::decimal(1);
+    let mut broadcaster = Broadcaster::<WireFrame>::new(BroadcasterConfig::default(), first.clone());
     let groups = selections.len();
     let mut cursors: Vec<Cursor<WireFrame>> = selections
         .map(|selection| {
@@ -200,30 +246,31 @@ fn measure_cycles(
             })
         })
         .collect();
+    let indexers = Indexers::new([("node".to_owned(), by_node())]).unwrap();
+    let mut indexer = Indexer::new(Arc::new(indexers), List::new(pods.to_vec(), first));
+    let mut held = indexer.snapshot();
     let pods: Vec<_> = (0..OBJECTS).filter(|at| at % NODES < groups).map(|at| (at % NODES, &pods[at])).collect();
-    let mut pods = pods.into_iter().cycle();
+    let (mut pods, mut version) = (pods.into_iter().cycle(), 1);
     let mut context = Context::from_waker(Waker::noop());
     micro.measure(name, || {
         let (node, pod) = pods.next().unwrap();
-        let before = ResourceVersion::decimal(version);
         version += 1;
-        let after = ResourceVersion::decimal(version);
-        let change = Change {
-            old: Some(Arc::clone(pod)),
-            new: Some(Arc::clone(pod)),
-            version: after.clone(),
-            cause: Cause::Change,
-            index_values: None,
-        };
-        broadcaster.publish(&[Batch { before, after, changes: vec![change], is_relist: false, is_open: false }]);
+        let changed = Arc::new(pod.at_version(ResourceVersion::decimal(version)));
+        let batch = Arc::new(indexer.apply(Event::Modified(changed)));
+        held = indexer.snapshot();
+        broadcaster.publish(&[batch]);
         let taken = cursors[node].poll_take(&mut context, usize::MAX);
         assert!(matches!(taken, Poll::Ready(Taken::Frames(_))), "{taken:?}");
     });
+    assert_eq!(held.len(), OBJECTS);
+}
+
+fn by_node() -> IndexFunc {
+    IndexFunc::Path(Path::parse(".spec.nodeName").unwrap())
 }
 
 fn of_node(node: usize) -> Selection {
-    let func = IndexFunc::Path(Path::parse(".spec.nodeName").unwrap());
-    let index = IndexMatch { name: "node".to_owned(), func, values: [format!("node-{node}")].into() };
+    let index = IndexMatch { name: "node".to_owned(), func: by_node(), values: [format!("node-{node}")].into() };
     Selection { index: Some(index), ..Selection::default() }
 }
 
@@ -237,6 +284,26 @@ fn pod(at: usize, moved: usize) -> Arc<Object> {
     };
     let body = json(&"x".repeat(OBJECT_BYTES - json("").len()));
     Arc::new(Object::from_json(Bytes::from(body), "unnamed", ResourceVersion::decimal(1 + 2 * moved as u128)).unwrap())
+}
+
+// === impl Lines ===
+
+impl Lines {
+    /// Returns the next event; the file has `count`.
+    fn next(&mut self, count: usize) -> Delta {
+        let Self { runtime, path, watch, left } = self;
+        if *left == 0 {
+            *left = count;
+            let source = StreamSource::new(
+                StreamConfig::new(path.clone(), "micro"),
+                SourceHealth::new(Duration::MAX, Duration::MAX),
+            );
+            let opened = async { source.watch(source.list(ListVersion::Any).await?.version).await };
+            *watch = Some(runtime.block_on(opened).unwrap());
+        }
+        *left -= 1;
+        runtime.block_on(watch.as_mut().unwrap().next()).unwrap().unwrap()
+    }
 }
 
 // === impl Micro ===
@@ -257,15 +324,19 @@ impl Micro {
         });
         // Benchmarks that the filter left out have not run.
         if fastest.is_finite() {
-            self.fastest.push((name, fastest));
+            let mut calls = || (0..COUNTED).for_each(|_| drop(black_box(work())));
+            calls();
+            self.rows.push(Row { name, fastest, allocations: allocation_counter::measure(calls) });
         }
     }
 
     fn print(&self) {
-        let baseline = self.fastest.iter().find(|(name, _)| *name == BASELINE).map(|(_, baseline)| *baseline);
-        for (name, nanoseconds) in &self.fastest {
-            let ratio = baseline.map(|baseline| format!("{:>9.1} x", nanoseconds / baseline)).unwrap_or_default();
-            println!("{name:<50} {nanoseconds:>10.0} ns {ratio}");
+        let baseline = self.rows.iter().find(|row| row.name == BASELINE).map(|row| row.fastest);
+        for Row { name, fastest, allocations } in &self.rows {
+            let ratio = baseline.map(|baseline| format!("{:>9.1} x", fastest / baseline)).unwrap_or_default();
+            let each = |count: u64| count as f64 / COUNTED as f64;
+            let (count, bytes) = (each(allocations.count_total), each(allocations.bytes_total));
+            println!("{name:<54} {fastest:>8.0} ns {ratio} {count:>7.1} allocations {bytes:>7.0} bytes");
         }
     }
 }
