@@ -14,6 +14,7 @@ use std::{
 };
 
 use imbl::{OrdMap, OrdSet};
+use smallvec::SmallVec;
 
 use self::entry::{IndexEntry, IndexPosition};
 use super::{
@@ -267,15 +268,12 @@ impl Indexer {
     }
 
     /// Moves an object to its new places in the indexes. Returns the values; `None` if the namespace is the only index.
-    fn reindex(&mut self, old: Option<&Arc<Object>>, new: Option<&Arc<Object>>) -> Option<Arc<IndexValues>> {
-        let values = |object: Option<&Arc<Object>>| -> Vec<Vec<String>> {
-            let of =
-                |func: &IndexFunc| object.filter(|_| *func != IndexFunc::Namespace).map(|object| func.values(object));
-            self.indexers.iter().map(|(_, func)| of(func).unwrap_or_default()).collect()
-        };
+    fn reindex<'a>(&mut self, old: Option<&'a Arc<Object>>, new: Option<&'a Arc<Object>>) -> Option<Arc<IndexValues>> {
         if self.indexers.len() == 1 {
             return None;
         }
+        let none = || self.indexers.iter().map(|_| SmallVec::new()).collect();
+        let values = |object: Option<&'a Arc<Object>>| object.map_or_else(none, |object| self.indexers.values(object));
         let (old_values, new_values) = (values(old), values(new));
         for ((old_values, new_values), index) in old_values.iter().zip(&new_values).zip(&mut self.state.indexes) {
             for value in old_values.iter().filter(|value| !new_values.contains(value)) {
@@ -285,7 +283,7 @@ impl Indexer {
                 new.and_then(|new| index.insert(IndexEntry::new(index, value, new.key())));
             }
         }
-        Some(Arc::new(IndexValues { indexers: Arc::clone(&self.indexers), old: old_values, new: new_values }))
+        Some(Arc::new(IndexValues::new(&self.indexers, old_values, new_values)))
     }
 }
 

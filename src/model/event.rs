@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{IndexValues, IndexedObject, Indexers, Object, ResourceVersion};
+use super::{IndexValues, IndexedObject, Object, ResourceVersion};
 
 /// Type of an event, in apimachinery's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -212,16 +212,12 @@ impl Change {
 
     /// Returns the state before, with the values of its indexes.
     pub fn old_state(&self) -> Option<IndexedObject<'_>> {
-        self.old.as_deref().map(|object| IndexedObject::new(object, self.values(|values| &values.old)))
+        self.old.as_deref().map(|object| IndexedObject::new(object, self.index_values.as_deref(), true))
     }
 
     /// Returns the state after, with the values of its indexes.
     pub fn new_state(&self) -> Option<IndexedObject<'_>> {
-        self.new.as_deref().map(|object| IndexedObject::new(object, self.values(|values| &values.new)))
-    }
-
-    fn values(&self, of_state: impl Fn(&IndexValues) -> &Vec<Vec<String>>) -> Option<(&Indexers, &[Vec<String>])> {
-        self.index_values.as_deref().map(|values| (&*values.indexers, &of_state(values)[..]))
+        self.new.as_deref().map(|object| IndexedObject::new(object, self.index_values.as_deref(), false))
     }
 
     /// Returns the size that counts against the bounds of a publish cycle, in bytes.

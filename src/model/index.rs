@@ -9,7 +9,9 @@ use std::{
     sync::Arc,
 };
 
-use super::{Expression, Object, Path};
+use smallvec::SmallVec;
+
+use super::{Expression, Object, Path, path::Values};
 
 /// Index function, which computes the values of an object: client-go's `IndexFunc`, as data, so that it can be configured, or as
 /// a closure of a program.
@@ -77,19 +79,20 @@ pub struct IndexMatch {
 /// namespace are left out: the key has them.
 #[derive(Debug, PartialEq, Eq)]
 pub struct IndexValues {
-    /// Indexes of the resource.
-    pub indexers: Arc<Indexers>,
-    /// Values before the change.
-    pub old: Vec<Vec<String>>,
-    /// Values after the change.
-    pub new: Vec<Vec<String>>,
+    indexers: Arc<Indexers>,
+    /// Values before the change; `None` if they are those after it.
+    old: Option<Box<[OwnedValues]>>,
+    new: Box<[OwnedValues]>,
 }
+
+/// Values of one index, nearly always one at most.
+type OwnedValues = SmallVec<[String; 1]>;
 
 /// Object with the values of its indexes, as far as they are known: each costs a walk through the body.
 #[derive(Debug, Clone, Copy)]
 pub struct IndexedObject<'a> {
     object: &'a Object,
-    values: Option<(&'a Indexers, &'a [Vec<String>])>,
+    values: Option<(&'a Indexers, &'a [OwnedValues])>,
 }
 
 /// Name of client-go's `NamespaceIndex`.
@@ -125,19 +128,34 @@ impl IndexFunc {
 
     /// Returns the values of the object, sorted and each once.
     pub fn values(&self, object: &Object) -> Vec<String> {
+        owned(self.found(object))
+    }
+
+    fn found<'a>(&self, object: &'a Object) -> Values<'a> {
+        let owned = |values: Vec<String>| as_set(values.into_iter().map(Cow::Owned).collect());
         match self {
             Self::Namespace => {
-                Some(object.key().namespace()).filter(|n| !n.is_empty()).map(str::to_owned).into_iter().collect()
+                Some(object.key().namespace()).filter(|n| !n.is_empty()).map(Cow::Borrowed).into_iter().collect()
             }
-            Self::Label(key) => object.labels().get(key).map(str::to_owned).into_iter().collect(),
-            Self::Path(path) => as_set(object.json().map(|json| path.values(json)).unwrap_or_default()),
-            Self::Expression(expression) => as_set(expression.values(object)),
-            Self::Custom(_, IndexClosure(closure)) => as_set(closure(object)),
+            Self::Label(key) => object.labels().get(key).map(Cow::Borrowed).into_iter().collect(),
+            Self::Path(path) => found_at([path], object).pop().unwrap_or_default(),
+            Self::Expression(expression) => owned(expression.values(object)),
+            Self::Custom(_, IndexClosure(closure)) => owned(closure(object)),
         }
     }
 }
 
-fn as_set(mut values: Vec<String>) -> Vec<String> {
+/// Returns the values at these paths of the object, in one pass through its body.
+fn found_at<'a, 'p>(paths: impl IntoIterator<Item = &'p Path>, object: &'a Object) -> SmallVec<[Values<'a>; 4]> {
+    let found = object.json().map(|json| Path::values_of_json(paths, json)).unwrap_or_default();
+    found.into_iter().map(as_set).collect()
+}
+
+fn owned<C: FromIterator<String>>(values: Values<'_>) -> C {
+    values.into_iter().map(Cow::into_owned).collect()
+}
+
+fn as_set(mut values: Values<'_>) -> Values<'_> {
     values.sort_unstable();
     values.dedup();
     values
@@ -221,6 +239,19 @@ impl Indexers {
         self.0.keys().map(String::as_str)
     }
 
+    /// Returns the values of an object in the order of the indexes, without those of the namespace: the key has them. The paths
+    /// among them take one pass through the body.
+    pub(crate) fn values<'a>(&self, object: &'a Object) -> SmallVec<[Values<'a>; 4]> {
+        let paths = self.0.values().filter_map(|func| if let IndexFunc::Path(path) = func { Some(path) } else { None });
+        let mut at_paths = found_at(paths, object).into_iter();
+        let values = self.0.values().map(|func| match func {
+            IndexFunc::Namespace => Values::new(),
+            IndexFunc::Path(_) => at_paths.next().unwrap_or_default(),
+            IndexFunc::Label(_) | IndexFunc::Expression(_) | IndexFunc::Custom(..) => func.found(object),
+        });
+        values.collect()
+    }
+
     /// Returns the number of failed evaluations of the expressions among them.
     pub fn expression_errors(&self) -> u64 {
         let errors = self.0.values().map(|func| match func {
@@ -256,10 +287,27 @@ impl IndexMatch {
     }
 }
 
+// === impl IndexValues ===
+
+impl IndexValues {
+    /// Returns the [values](Indexers::values) before and after a change.
+    pub(crate) fn new(
+        indexers: &Arc<Indexers>,
+        old: SmallVec<[Values<'_>; 4]>,
+        new: SmallVec<[Values<'_>; 4]>,
+    ) -> Self {
+        let all = |values: SmallVec<[Values<'_>; 4]>| values.into_iter().map(owned).collect();
+        Self { indexers: Arc::clone(indexers), old: (old != new).then(|| all(old)), new: all(new) }
+    }
+}
+
 // === impl IndexedObject ===
 
 impl<'a> IndexedObject<'a> {
-    pub(super) fn new(object: &'a Object, values: Option<(&'a Indexers, &'a [Vec<String>])>) -> Self {
+    /// Returns the state of an object before a change, or after it.
+    pub(super) fn new(object: &'a Object, values: Option<&'a IndexValues>, is_old: bool) -> Self {
+        let values = values
+            .map(|IndexValues { indexers, old, new }| (&**indexers, &**old.as_ref().filter(|_| is_old).unwrap_or(new)));
         Self { object, values }
     }
 
@@ -395,6 +443,26 @@ mod tests {
         assert!(!under(&["x", ""]).matches(&object(POD)));
         assert!(!under(&[]).matches(&object(POD)));
         assert!(!under(&["", "bert"]).matches(&object("{}")), "nothing is not the empty value");
+    }
+
+    #[test]
+    fn the_values_of_all_indexes_are_those_of_each() {
+        let functions = [
+            ("users", path(".users")),
+            ("app", IndexFunc::Label("app".into())),
+            ("node", path(".node")),
+            ("name", IndexFunc::custom("name", |pod| vec![pod.key().name().to_owned()])),
+            ("none", path(".none")),
+        ];
+        let indexers = Indexers::new(functions.map(|(name, func)| (name.to_owned(), func))).unwrap();
+        for pod in [object(POD), object("{}")] {
+            let each =
+                indexers.iter().map(|(_, func)| if *func == IndexFunc::Namespace { vec![] } else { func.values(&pod) });
+            assert_eq!(
+                indexers.values(&pod).into_iter().map(owned::<Vec<_>>).collect::<Vec<_>>(),
+                each.collect::<Vec<_>>()
+            );
+        }
     }
 
     proptest! {

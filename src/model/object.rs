@@ -22,8 +22,10 @@ pub struct Object {
     key: ObjectKey,
     version: ResourceVersion,
     text: Arc<[u8]>,
-    body_len: usize,
     media_type: &'static str,
+    body_len: u32,
+    /// True if the body is JSON in UTF-8, and not only of its media type: nothing that reads it has to check that again.
+    is_json: bool,
     uid: Span,
     api_version: Span,
     kind: Span,
@@ -108,7 +110,8 @@ impl Object {
         let labels = labels.iter().map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect();
         let (uid, api_version, kind) = (uid.as_str().into(), api_version.as_str().into(), kind.as_str().into());
         let envelope = Envelope { api_version, kind, uid, labels, ..Envelope::default() };
-        Self::from_text(key, version, media_type, &body, body.len(), &envelope)
+        let is_json = media_type == JSON && is_json(&body);
+        Self { is_json, ..Self::from_text(key, version, media_type, &body, body.len(), &envelope) }
     }
 
     /// Parses a JSON body in Kubernetes' form, and copies it. An object without `metadata.name` gets `default_name`, in no
@@ -185,12 +188,11 @@ impl Object {
         if let Ok(envelope) = Self::envelope(body) {
             return (JSON, envelope);
         }
-        let is_json = str::from_utf8(body).is_ok_and(|text| serde_json::from_str::<IgnoredAny>(text).is_ok());
-        (if is_json { JSON } else { BYTES }, Envelope::default())
+        (if is_json(body) { JSON } else { BYTES }, Envelope::default())
     }
 
-    /// Returns an object with this text, which begins with the body. Strings of the envelope that are not in the text follow
-    /// it. The namespace and the name of the envelope are ignored: the key has them.
+    /// Returns an object with this text, which begins with the body: known to be JSON if it is of that type. Strings of the envelope
+    /// that are not in the text follow it. The namespace and the name of the envelope are ignored: the key has them.
     pub(crate) fn from_text(
         key: ObjectKey,
         version: ResourceVersion,
@@ -204,8 +206,9 @@ impl Object {
         Self {
             key,
             version,
-            body_len,
             media_type,
+            body_len: within(body_len),
+            is_json: media_type == JSON,
             uid: text.span(uid),
             api_version: text.span(api_version),
             kind: text.span(kind),
@@ -289,19 +292,19 @@ impl Object {
 
     /// Returns the bytes as the source provided them.
     pub fn body(&self) -> &[u8] {
-        &self.text[..self.body_len]
+        &self.text[..self.body_len as usize]
     }
 
     /// Returns the body without copying it; the result keeps the object's text in memory.
     pub fn shared_body(&self) -> Bytes {
         let mut body = Bytes::from_owner(Arc::clone(&self.text));
-        body.truncate(self.body_len);
+        body.truncate(self.body_len as usize);
         body
     }
 
-    /// Returns the body if it is JSON, which paths can read.
+    /// Returns the body if it is JSON in UTF-8, which paths can read.
     pub fn json(&self) -> Option<&[u8]> {
-        (self.media_type == JSON).then(|| self.body())
+        self.is_json.then(|| self.body())
     }
 
     /// Returns the text that holds the body and the strings of the envelope. Only objects derived from one another share it.
@@ -311,7 +314,7 @@ impl Object {
 
     /// Returns the body if it is JSON, without copying it.
     pub(super) fn shared_json(&self) -> Option<Bytes> {
-        (self.media_type == JSON).then(|| self.shared_body())
+        self.is_json.then(|| self.shared_body())
     }
 }
 
@@ -408,6 +411,16 @@ pub(crate) fn json_problem(error: &serde_json::Error) -> String {
     unquoted.unwrap_or(problem)
 }
 
+/// Returns true for JSON in UTF-8.
+fn is_json(body: &[u8]) -> bool {
+    str::from_utf8(body).is_ok_and(|text| serde_json::from_str::<IgnoredAny>(text).is_ok())
+}
+
+/// Returns a position or a length in a text, which are far below the maximum.
+fn within(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
 // === impl Span ===
 
 impl Span {
@@ -431,7 +444,6 @@ impl TextBuilder<'_> {
             self.rest.extend_from_slice(string.as_bytes());
             self.text.len() + self.rest.len() - string.len()
         });
-        let within = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         Span { at: within(at), len: within(string.len()) }
     }
 

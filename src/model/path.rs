@@ -1,16 +1,20 @@
 //! Path to the scalars of a JSON text.
 
 mod cut;
+mod find;
 mod scan;
 mod view;
 
-use std::{fmt, sync::Arc};
-
-use serde::{
-    Deserialize,
-    de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor},
+use std::{
+    borrow::Cow,
+    cmp::Ordering,
+    fmt,
+    hash::{Hash, Hasher},
+    sync::Arc,
 };
-use serde_json::value::RawValue;
+
+use serde::de::IgnoredAny;
+use smallvec::SmallVec;
 
 pub use self::{
     cut::{FieldCut, FieldCutError},
@@ -26,8 +30,9 @@ use super::SyntaxError;
 ///
 /// Each call walks the text from end to end and builds no tree. The last value of a repeated key counts. A text that is not
 /// JSON has no values. Skipped values may be nested at any depth, and a path goes at most 32 deep.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, Eq, PartialOrd, Ord)]
 pub struct Path {
+    /// Canonical text, which only this path has.
     text: Arc<str>,
     steps: Arc<[Step]>,
 }
@@ -59,12 +64,8 @@ struct Parser<'a> {
     wildcard: Option<usize>,
 }
 
-/// Visitor of the values that the remaining steps lead to.
-struct Walk<'a> {
-    steps: &'a [Step],
-    arrays: Arrays,
-    values: &'a mut Vec<String>,
-}
+/// Values at a path: nearly always one at most.
+pub(super) type Values<'a> = SmallVec<[Cow<'a, str>; 1]>;
 
 /// Treatment of an array at the end of a path.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -75,11 +76,7 @@ enum Arrays {
     Skip,
 }
 
-/// Comparison of a map's key with the wanted one.
-struct KeyIs<'a>(Option<&'a str>);
-
-/// Maximum number of steps: deeper than any field of any Kubernetes kind, and far from the recursion limit of `serde_json`
-/// (128).
+/// Maximum number of steps: deeper than any field of any Kubernetes kind, and far from the end of a stack.
 const MAX_STEPS: usize = 32;
 
 /// Maximum length; a label key alone has up to 317 bytes.
@@ -142,32 +139,50 @@ impl Path {
     /// An array at the end of the path yields each of its scalars. Null, missing values, maps, and arrays within an array
     /// at the end yield nothing.
     pub fn values(&self, json: &[u8]) -> Vec<String> {
-        self.walk(json, Arrays::Spread)
+        self.find(json, Arrays::Spread).into_iter().map(Cow::into_owned).collect()
     }
 
     /// Returns the one scalar at the path, as [`values`](Self::values) writes it; `None` for a path with `[*]` or to an
     /// array.
-    pub fn scalar(&self, json: &[u8]) -> Option<String> {
-        if self.has_wildcard() {
-            return None;
-        }
-        self.walk(json, Arrays::Skip).pop()
+    pub fn scalar<'a>(&self, json: &'a [u8]) -> Option<Cow<'a, str>> {
+        if self.has_wildcard() { None } else { self.find(json, Arrays::Skip).pop() }
     }
 
-    fn walk(&self, json: &[u8], arrays: Arrays) -> Vec<String> {
-        let mut values = Vec::new();
-        let mut json = serde_json::Deserializer::from_slice(json);
-        let walk = Walk { steps: &self.steps, arrays, values: &mut values };
-        if walk.deserialize(&mut json).and_then(|()| json.end()).is_err() {
-            values.clear();
-        }
-        values
+    /// Returns the values at each of some paths, in one pass through a text that is known to be JSON.
+    pub(super) fn values_of_json<'a, 'p>(
+        paths: impl IntoIterator<Item = &'p Self>,
+        json: &'a [u8],
+    ) -> SmallVec<[Values<'a>; 4]> {
+        find::values(paths, json, Arrays::Spread)
+    }
+
+    /// Returns the [scalar](Self::scalar) of a text that is known to be JSON.
+    pub(crate) fn scalar_of_json<'a>(&self, json: &'a [u8]) -> Option<Cow<'a, str>> {
+        if self.has_wildcard() { None } else { find::values([self], json, Arrays::Skip).pop()?.pop() }
+    }
+
+    fn find<'a>(&self, json: &'a [u8], arrays: Arrays) -> Values<'a> {
+        let is_json = serde_json::from_slice::<IgnoredAny>(json).is_ok();
+        is_json.then(|| find::values([self], json, arrays).pop()).flatten().unwrap_or_default()
     }
 }
 
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
+    }
+}
+
+impl PartialEq for Path {
+    fn eq(&self, other: &Self) -> bool {
+        // Nearly always they are clones of one path: of a resource's index, in a selection.
+        Arc::ptr_eq(&self.text, &other.text) || self.text == other.text
+    }
+}
+
+impl Hash for Path {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.text.hash(state);
     }
 }
 
@@ -278,131 +293,29 @@ impl<'a> Parser<'a> {
     }
 }
 
-// === impl Walk ===
-
-impl Walk<'_> {
-    /// Adds the value at the end of the path.
-    fn take(&mut self, json: &str) {
-        match json.as_bytes().first() {
-            // A string that is JSON and not Unicode (half a surrogate pair) has no text.
-            Some(b'"') => self.values.extend(serde_json::from_str::<String>(json)),
-            Some(b'[') if self.arrays == Arrays::Spread => {
-                self.arrays = Arrays::Skip;
-                for element in serde_json::from_str::<Vec<&RawValue>>(json).unwrap_or_default() {
-                    self.take(element.get());
-                }
-            }
-            None | Some(b'[' | b'{' | b'n') => {}
-            Some(_) => self.values.push(json.to_owned()),
-        }
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for Walk<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(mut self, json: D) -> Result<(), D::Error> {
-        if self.steps.is_empty() {
-            self.take(<&RawValue>::deserialize(json)?.get());
-            return Ok(());
-        }
-        json.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Walk<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("any JSON value")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        let Self { steps, arrays, values } = self;
-        let (wanted, steps) = match steps {
-            [Step::Key(key), rest @ ..] => (Some(&**key), rest),
-            _ => (None, steps),
-        };
-        let before = values.len();
-        while let Some(is_wanted) = map.next_key_seed(KeyIs(wanted))? {
-            if is_wanted {
-                values.truncate(before);
-                map.next_value_seed(Walk { steps, arrays, values })?;
-            } else {
-                map.next_value::<IgnoredAny>()?;
-            }
-        }
-        Ok(())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<(), A::Error> {
-        let Self { steps, arrays, values } = self;
-        for index in 0.. {
-            let more = match steps {
-                [Step::Every, steps @ ..] => elements.next_element_seed(Walk { steps, arrays, values })?.is_some(),
-                [Step::Index(wanted), steps @ ..] if *wanted == index => {
-                    elements.next_element_seed(Walk { steps, arrays, values })?.is_some()
-                }
-                _ => elements.next_element::<IgnoredAny>()?.is_some(),
-            };
-            if !more {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    // A scalar before the end of the path has no values.
-
-    fn visit_str<E>(self, _: &str) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
-        Ok(())
-    }
-
-    fn visit_unit<E>(self) -> Result<(), E> {
-        Ok(())
-    }
-}
-
-// === impl KeyIs ===
-
-impl<'de> DeserializeSeed<'de> for KeyIs<'_> {
-    type Value = bool;
-
-    fn deserialize<D: Deserializer<'de>>(self, key: D) -> Result<bool, D::Error> {
-        key.deserialize_str(self)
-    }
-}
-
-impl Visitor<'_> for KeyIs<'_> {
-    type Value = bool;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a key")
-    }
-
-    fn visit_str<E>(self, key: &str) -> Result<bool, E> {
-        Ok(self.0 == Some(key))
-    }
-}
-
 fn is_plain(c: char) -> bool {
     c.is_alphanumeric() || "-_/:@$".contains(c)
+}
+
+/// Returns the rest of a path that begins with a key, whose JSON string this is.
+fn after_key<'a>(tail: &'a [Step], key: &[u8]) -> Option<&'a [Step]> {
+    let (Step::Key(wanted), rest) = tail.split_first()? else { return None };
+    let key = &key[1..key.len() - 1];
+    let is_wanted = match key.len().cmp(&wanted.len()) {
+        // Escapes are longer than what they stand for.
+        Ordering::Less => false,
+        Ordering::Equal => *key == *wanted.as_bytes() && !wanted.contains('\\'),
+        Ordering::Greater => memchr::memchr(b'\\', key).is_some() && unescaped(key).is_some_and(|key| *key == **wanted),
+    };
+    is_wanted.then_some(rest)
+}
+
+/// Returns the text of a JSON string without its quotes; `None` if that is not Unicode.
+fn unescaped(text: &[u8]) -> Option<Cow<'_, str>> {
+    if memchr::memchr(b'\\', text).is_none() {
+        return str::from_utf8(text).ok().map(Cow::Borrowed);
+    }
+    serde_json::from_slice(&[b"\"", text, b"\""].concat()).ok().map(Cow::Owned)
 }
 
 fn canonical(steps: &[Step]) -> String {

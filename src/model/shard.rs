@@ -181,7 +181,7 @@ impl ShardKey {
             Self::Uid => Cow::Borrowed(object.uid()),
             Self::Namespace => Cow::Borrowed(object.key().namespace()),
             Self::Key => Cow::Owned(object.key().to_string()),
-            Self::Path(path) => object.json().and_then(|json| path.scalar(json)).map_or_else(Cow::default, Cow::Owned),
+            Self::Path(path) => object.json().and_then(|json| path.scalar_of_json(json)).unwrap_or_default(),
         })
     }
 }

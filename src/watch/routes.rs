@@ -141,8 +141,8 @@ impl Routes {
             }
             let object = state.object();
             for (path, values) in &self.fields {
-                let value = object.json().and_then(|json| path.scalar(json));
-                groups.extend(value.and_then(|value| values.get(&value)).into_iter().flatten());
+                let value = object.json().and_then(|json| path.scalar_of_json(json));
+                groups.extend(value.and_then(|value| values.get(&*value)).into_iter().flatten());
             }
             for (key, groups_of) in &self.shards {
                 let mut block = block_of(key.hash(object));

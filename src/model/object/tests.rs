@@ -3,7 +3,7 @@
 use proptest::{collection::btree_map, prelude::*};
 
 use super::*;
-use crate::model::Path;
+use crate::model::{IndexFunc, Path};
 
 fn parse(json: &str) -> Result<Object, ObjectError> {
     Object::from_json(Bytes::copy_from_slice(json.as_bytes()), "dir/file.json", ResourceVersion::decimal(7))
@@ -20,7 +20,7 @@ fn the_envelope_is_parsed_and_the_bytes_are_kept() {
     assert_eq!(object.labels().get("tier"), Some("front"));
     assert_eq!(object.labels().get("none"), None);
     assert_eq!(object.body(), text.as_bytes());
-    assert_eq!(&object.text[object.body_len..], b"", "the rest stands in the body");
+    assert_eq!(&object.text[object.body().len()..], b"", "the rest stands in the body");
     assert_eq!(object.shared_body(), text);
     assert_eq!(object.shared_body().as_ptr(), object.body().as_ptr(), "not copied");
 }
@@ -56,6 +56,23 @@ fn bytes_that_are_no_object_are_rejected_with_the_position() {
     assert!(matches!(parse(r#"{"metadata":{"name":"a\u0000b"}}"#), Err(ObjectError::Key(KeyError::Nul))));
     let large = format!("{:?}", "x".repeat(MAX_OBJECT_BYTES));
     assert!(matches!(parse(&large), Err(ObjectError::TooLarge { .. })));
+}
+
+/// A source of a program may say so of any bytes.
+#[test]
+fn a_body_that_is_not_json_has_no_values_whatever_its_media_type() {
+    for (body, is_json) in [
+        (&b"{\"a\":1}"[..], true),
+        (b"{\"a\":1", false),
+        (b"{\"a\":1,\"b\":\"\xff\"}", false),
+        (b"{\"a\":1,\"b\":01}", false),
+    ] {
+        let bare = ObjectParts::bare(ObjectKey::new("", "a").unwrap(), ResourceVersion::decimal(1));
+        let object = Object::new(ObjectParts { media_type: JSON, body: Bytes::from_static(body), ..bare });
+        assert_eq!((object.json().is_some(), object.media_type(), object.body()), (is_json, JSON, body));
+        let values = IndexFunc::Path(Path::parse("a").unwrap()).values(&object);
+        assert_eq!(values, if is_json { vec!["1"] } else { Vec::new() });
+    }
 }
 
 #[test]

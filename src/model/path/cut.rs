@@ -2,10 +2,7 @@
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
-use super::{
-    Path, Step,
-    scan::{Scan, after_key},
-};
+use super::{Path, Step, after_key, scan::Scan};
 
 /// Fields that are removed from bodies, such as `.metadata.managedFields`; by default none.
 ///

@@ -1,8 +1,6 @@
-//! Scanning of a JSON text without building a tree, for what leaves out parts of it.
+//! Scanning of a JSON text without building a tree.
 
 use std::ops::Range;
-
-use super::Step;
 
 /// Scanner of a presumed JSON text; it stops where the text is not JSON.
 pub(super) struct Scan<'a> {
@@ -20,26 +18,30 @@ impl<'a> Scan<'a> {
     /// Passes a value without reading its content.
     pub(super) fn skip(&mut self) -> Option<()> {
         let mut depth = 0_usize;
+        // Strings, which may be long, and the brackets outside of them are all that counts.
+        match self.next()? {
+            b'"' => return self.text().map(drop),
+            b'{' | b'[' => {}
+            b',' | b':' | b'}' | b']' => return None,
+            _ => {
+                let rest = &self.json[self.at..];
+                let is_end = |b: &u8| b.is_ascii_whitespace() || b"{}[],:\"".contains(b);
+                self.at += rest.iter().position(is_end).unwrap_or(rest.len());
+                return Some(());
+            }
+        }
         loop {
-            match self.next()? {
+            let rest = self.json.get(self.at..)?;
+            self.at += rest.iter().position(|b| matches!(b, b'"' | b'{' | b'}' | b'[' | b']'))?;
+            match self.json[self.at] {
                 b'"' => {
                     self.text()?;
+                    continue;
                 }
-                b'{' | b'[' => {
-                    depth += 1;
-                    self.at += 1;
-                }
-                b'}' | b']' => {
-                    depth = depth.checked_sub(1)?;
-                    self.at += 1;
-                }
-                b',' | b':' => self.at += 1,
-                _ => {
-                    let rest = &self.json[self.at..];
-                    let is_end = |b: &u8| b.is_ascii_whitespace() || b"{}[],:\"".contains(b);
-                    self.at += rest.iter().position(is_end).unwrap_or(rest.len());
-                }
+                b'{' | b'[' => depth += 1,
+                _ => depth -= 1,
             }
+            self.at += 1;
             if depth == 0 {
                 return Some(());
             }
@@ -73,14 +75,4 @@ impl<'a> Scan<'a> {
         self.at += usize::from(is_next);
         Some(is_next)
     }
-}
-
-/// Returns the rest of a path that begins with a key, whose JSON string this is.
-pub(super) fn after_key<'a>(tail: &'a [Step], key: &[u8]) -> Option<&'a [Step]> {
-    let (Step::Key(wanted), rest) = tail.split_first()? else { return None };
-    let is_wanted = match memchr::memchr(b'\\', key) {
-        None => key[1..key.len() - 1] == *wanted.as_bytes(),
-        Some(_) => serde_json::from_slice::<String>(key).is_ok_and(|key| key == **wanted),
-    };
-    is_wanted.then_some(rest)
 }

@@ -1,6 +1,6 @@
 //! Paths: their spelling, and the values that they lead to.
 
-use proptest::{collection::vec, prelude::*};
+use proptest::{collection::vec, prelude::*, sample::select};
 use serde_json::Value;
 
 use super::*;
@@ -163,6 +163,20 @@ fn text_that_is_not_json_has_no_values() {
 }
 
 #[test]
+fn what_is_skipped_has_to_be_json_and_need_not_be_unicode() {
+    for (json, expected) in [
+        (r#"{"b":1e999,"a":"x"}"#, Some("x")),
+        (r#"{"b":"\ud800","\ud800":1,"a":"x"}"#, Some("x")),
+        (r#"{"b":"\x","a":"x"}"#, None),
+        (r#"{"b":[1,],"a":"x"}"#, None),
+        (r#"{"b":{"c":-},"a":"x"}"#, None),
+    ] {
+        assert_eq!(path(".a").scalar(json.as_bytes()).as_deref(), expected, "{json}");
+        assert_eq!(path(".b.c").scalar(json.as_bytes()), None, "{json}");
+    }
+}
+
+#[test]
 fn deep_nesting_does_not_overflow_the_stack() {
     let deep = format!("{}{}", "[".repeat(200_000), "]".repeat(200_000));
     assert_eq!(values(".a", &format!(r#"{{"deep":{deep},"a":1}}"#)), ["1"]);
@@ -240,7 +254,35 @@ proptest! {
         let mut expected = Vec::new();
         naive(&steps, &json, false, &mut expected);
         let expected = if steps.contains(&Step::Every) { None } else { expected.pop() };
-        prop_assert_eq!(path.scalar(json.to_string().as_bytes()), expected);
+        prop_assert_eq!(path.scalar(json.to_string().as_bytes()).map(Cow::into_owned), expected);
+    }
+
+    /// One pass for several paths, also for one path twice and for one that leads on from another.
+    #[test]
+    fn the_values_of_several_paths_are_those_of_each(paths in vec(any_steps(), 0..6), json in any_json()) {
+        let paths: Vec<Path> = paths.iter().map(|steps| path(&canonical(steps))).collect();
+        let json = json.to_string();
+        let together: Vec<Vec<String>> = Path::values_of_json(&paths, json.as_bytes())
+            .into_iter()
+            .map(|values| values.into_iter().map(Cow::into_owned).collect())
+            .collect();
+        prop_assert_eq!(together, paths.iter().map(|path| path.values(json.as_bytes())).collect::<Vec<_>>());
+    }
+
+    /// Repeated keys, escapes, and text that is not JSON.
+    #[test]
+    fn the_walk_agrees_with_the_tree_about_any_text(
+        steps in any_steps(),
+        parts in vec(select(vec![
+            "{", "}", "[", "]", ",", ":", "\"a\":", "\"b\":", "\"\\u0061\":", "\"'\":", "\"x\"", "\"\\n\"", "0", "-1", "true", "null", "01", " ",
+        ]), 0..16),
+    ) {
+        let json = format!("{{\"a\":{}}}", parts.concat());
+        let mut expected = Vec::new();
+        if let Ok(tree) = serde_json::from_str(&json) {
+            naive(&steps, &tree, true, &mut expected);
+        }
+        prop_assert_eq!(path(&canonical(&steps)).values(json.as_bytes()), expected, "{}", json);
     }
 
     #[test]

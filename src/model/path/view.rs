@@ -9,10 +9,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{
-    Path, Step,
-    scan::{Scan, after_key},
-};
+use super::{Path, Step, after_key, find::after_index, scan::Scan};
 use crate::model::{JSON, SyntaxError};
 
 /// Part of each body that a client receives: the fields to keep, without the fields to drop.
@@ -236,8 +233,8 @@ impl Projection<'_> {
             return Some(());
         }
         for index in 0.. {
-            let keep = if is_whole { keep.clone() } else { after_index(keep, index) };
-            let drop = after_index(drop, index);
+            let keep = if is_whole { keep.clone() } else { after_element(keep, index) };
+            let drop = after_element(drop, index);
             if keeps(&keep, self.scan.next()?) && !self::is_whole(&drop) {
                 self.separate(&mut is_empty);
                 self.value(&keep, &drop)?;
@@ -284,13 +281,8 @@ fn after_member<'a>(tails: &Tails<'a>, key: &[u8]) -> Tails<'a> {
 }
 
 /// Returns the rest of the paths that begin with this element of an array.
-fn after_index<'a>(tails: &Tails<'a>, index: usize) -> Tails<'a> {
-    let after = |tail: &&'a [Step]| match tail.split_first()? {
-        (Step::Every, rest) => Some(rest),
-        (Step::Index(wanted), rest) => (*wanted == index).then_some(rest),
-        (Step::Key(_), _) => None,
-    };
-    tails.iter().filter_map(after).collect()
+fn after_element<'a>(tails: &Tails<'a>, index: usize) -> Tails<'a> {
+    tails.iter().filter_map(|tail| after_index(tail, index)).collect()
 }
 
 #[cfg(test)]

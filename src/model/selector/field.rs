@@ -136,7 +136,7 @@ impl Requirement {
         match self.path.as_str() {
             NAME => Cow::Borrowed(object.key().name()),
             NAMESPACE => Cow::Borrowed(object.key().namespace()),
-            _ => object.json().and_then(|json| self.path.scalar(json)).map_or_else(Cow::default, Cow::Owned),
+            _ => object.json().and_then(|json| self.path.scalar_of_json(json)).unwrap_or_default(),
         }
     }
 

@@ -81,7 +81,7 @@ fn follow(config: KubeConfig, kept: Option<&SavedSnapshot>) -> Rig {
 }
 
 fn value(object: &Object) -> String {
-    Path::parse("value").unwrap().scalar(object.body()).unwrap_or_default()
+    Path::parse("value").unwrap().scalar(object.body()).unwrap_or_default().into_owned()
 }
 
 /// Writes a kubeconfig for a server and a user. It names an authority, since loading the system's takes longer.
