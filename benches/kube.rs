@@ -25,20 +25,18 @@ mod apiserver;
 mod etcd;
 #[path = "../tests/upstreams/port.rs"]
 mod port;
+mod running;
 
 use std::{
     env, fmt,
     fmt::Debug,
-    fs,
     hash::Hash,
-    io::{BufRead, BufReader},
-    path::{Path, PathBuf},
-    process::{Child, Command, ExitCode, Stdio},
+    path::Path,
+    process::{Command, ExitCode, Stdio},
     time::{Duration, Instant},
 };
 
 use futures_util::{TryStreamExt, future::join_all};
-use informerd::proto::pb::{self, informer_service_client::InformerServiceClient};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client, Resource, ResourceExt,
@@ -55,6 +53,7 @@ use tempfile::TempDir;
 use crate::{
     apiserver::{ADMIN, ApiServer, ask, owned},
     port::free_address,
+    running::{Running, synced},
 };
 
 /// Program that follows the pods.
@@ -73,9 +72,6 @@ struct Cost {
     resident_kib: f64,
     peak_kib: f64,
 }
-
-/// Process, killed on drop.
-struct Running(Child);
 
 const DEADLINE: Duration = Duration::from_secs(300);
 const OBJECTS: usize = 20_000;
@@ -282,60 +278,5 @@ impl fmt::Display for Follower {
             Self::Typed => "kube-rs, Pod",
             Self::Dynamic => "kube-rs, DynamicObject",
         })
-    }
-}
-
-/// Waits until informerd is synced, and returns its number of objects.
-async fn synced(address: &str) -> usize {
-    let started = Instant::now();
-    let mut client = None;
-    loop {
-        assert!(started.elapsed() < DEADLINE, "it is synced in time");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-        if client.is_none() {
-            client = InformerServiceClient::connect(address.to_owned()).await.ok();
-        }
-        let Some(client) = &mut client else { continue };
-        let answer = client.list_resources(pb::ListResourcesRequest {}).await.unwrap().into_inner();
-        if answer.resources[0].state() == pb::SyncState::Synced {
-            return answer.resources[0].objects as usize;
-        }
-    }
-}
-
-// === impl Running ===
-
-impl Running {
-    /// Waits for a reflector's report, and returns its number of objects.
-    fn told(&mut self) -> usize {
-        let mut line = String::new();
-        BufReader::new(self.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        line.trim().parse().expect("a number of objects")
-    }
-
-    /// Returns a figure of the process's memory, in KiB.
-    fn memory(&self, name: &str) -> f64 {
-        let status = fs::read_to_string(self.file("status")).unwrap();
-        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse().unwrap()
-    }
-
-    /// Returns the total processor time in seconds; the kernel counts hundredths.
-    fn processor(&self) -> f64 {
-        let stat = fs::read_to_string(self.file("stat")).unwrap();
-        let after_name = stat.rsplit(')').next().unwrap();
-        let ticks = after_name.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<f64>().unwrap());
-        ticks.sum::<f64>() / 100.0
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        format!("/proc/{}/{name}", self.0.id()).into()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
     }
 }
