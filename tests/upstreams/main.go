@@ -70,6 +70,8 @@ func serve(dir, name, clientURL, cluster string) error {
 	config.LogLevel = "error"
 	// What is lost when the machine loses power is of no interest here.
 	config.UnsafeNoFsync = true
+	// The bench of the start stores 1,000,000 objects.
+	config.QuotaBackendBytes = 8 << 30
 	etcd, err := embed.StartEtcd(config)
 	if err != nil {
 		return err
