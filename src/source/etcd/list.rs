@@ -29,17 +29,23 @@ pub(super) struct KeyList {
 /// Keys on the first page: few enough for a page of the largest values to stay under the message limit.
 const FIRST_PAGE: i64 = 32;
 const MAX_PAGE: i64 = 16 << 10;
-/// Target size of a page: large enough to be worth a call, small enough to be no burden.
-const PAGE_BYTES: usize = 1 << 20;
+/// Target size of a page. For each page etcd counts all keys from its first one on, so that small pages take long where there are
+/// many keys: kube-apiserver reads pages of 10,000 keys.
+const PAGE_BYTES: usize = 8 << 20;
+/// Number of keys that are parsed before other tasks run, about a millisecond of small ones.
+const TAKEN_AT_ONCE: usize = 128;
 
 /// Reads the prefix. If etcd compacts the revision meanwhile, reads everything once more in a single response.
 pub(super) async fn read(connection: &Connection, prefix: &Prefix) -> Result<KeyList, SourceError> {
     let (mut reading, mut key, mut limit) = (KeyList::default(), prefix.first(), FIRST_PAGE);
+    let mut kvs = Vec::new();
     loop {
         let revision = reading.header.revision;
         let request =
             RangeRequest { key: key.clone(), range_end: prefix.end(), limit, revision, ..RangeRequest::default() };
-        let page = match connection.range(request).await {
+        // etcd reads a page while the one before it is parsed.
+        let (page, ()) = tokio::join!(connection.range(request), reading.take(std::mem::take(&mut kvs), prefix));
+        let page = match page {
             Ok(page) => page,
             Err(status) if is_too_large(&status) && limit > 1 => {
                 limit = (limit / 8).max(1);
@@ -54,22 +60,19 @@ pub(super) async fn read(connection: &Connection, prefix: &Prefix) -> Result<Key
         if revision == 0 {
             reading.header = page.header.unwrap_or_default();
         }
-        let bytes: usize = page.kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum();
-        let last = page.kvs.last().map(|kv| kv.key.clone());
-        for kv in page.kvs {
-            reading.take(kv, prefix);
-        }
-        let Some(last) = last.filter(|_| page.more) else {
+        kvs = page.kvs;
+        let Some(last) = kvs.last().filter(|_| page.more) else {
+            reading.take(kvs, prefix).await;
             return Ok(reading);
         };
-        key = last;
+        key.clone_from(&last.key);
         key.push(0);
-        limit = next_limit(limit, bytes);
+        limit = next_limit(limit, kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum());
     }
 }
 
 fn next_limit(limit: i64, bytes: usize) -> i64 {
-    let fitting = i64::try_from(PAGE_BYTES / bytes.max(1)).unwrap_or(MAX_PAGE).saturating_mul(limit);
+    let fitting = limit.saturating_mul(PAGE_BYTES as i64) / i64::try_from(bytes.max(1)).unwrap_or(i64::MAX);
     // One page is a weak estimate of the next: grow step by step.
     fitting.clamp(1, (limit * 4).min(MAX_PAGE))
 }
@@ -77,7 +80,17 @@ fn next_limit(limit: i64, bytes: usize) -> i64 {
 // === impl KeyList ===
 
 impl KeyList {
-    fn take(&mut self, kv: KeyValue, prefix: &Prefix) {
+    /// Adds keys of a page, and lets other tasks run meanwhile.
+    async fn take(&mut self, kvs: Vec<KeyValue>, prefix: &Prefix) {
+        for (at, kv) in kvs.into_iter().enumerate() {
+            if at % TAKEN_AT_ONCE == TAKEN_AT_ONCE - 1 {
+                tokio::task::yield_now().await;
+            }
+            self.add(kv, prefix);
+        }
+    }
+
+    fn add(&mut self, kv: KeyValue, prefix: &Prefix) {
         let newest = self.newest.first().map_or(0, |kv| kv.mod_revision);
         if kv.mod_revision > newest {
             self.newest.clear();
@@ -98,14 +111,30 @@ impl KeyList {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
     fn pages_grow_and_shrink_to_their_size() {
         assert_eq!(next_limit(32, 32 * 100), 128, "four times at most");
         assert_eq!(next_limit(128, PAGE_BYTES), 128);
-        assert_eq!(next_limit(128, 64 * PAGE_BYTES), 1);
+        assert_eq!(next_limit(128, 2 * PAGE_BYTES), 64);
+        assert_eq!(next_limit(128, 128 * PAGE_BYTES), 1);
         assert_eq!(next_limit(MAX_PAGE, 10), MAX_PAGE);
         assert_eq!(next_limit(1, 0), 4);
+    }
+
+    proptest! {
+        #![proptest_config(crate::property_config())]
+
+        #[test]
+        fn pages_of_equal_values_keep_the_size_that_they_reach(bytes in 1..2 * PAGE_BYTES) {
+            let mut limit = FIRST_PAGE;
+            for _ in 0..12 {
+                limit = next_limit(limit, limit as usize * bytes);
+            }
+            prop_assert_eq!(limit, (PAGE_BYTES / bytes).clamp(1, MAX_PAGE as usize) as i64);
+        }
     }
 }
