@@ -170,7 +170,7 @@ impl<F: Frame> Cursor<F> {
     #[cfg(test)]
     pub(super) fn kept(&self) -> (usize, Vec<F>) {
         let log = self.group.log.lock();
-        let marks: usize = log.runs.iter().map(|run| size_of_val(&*run.marks)).sum();
+        let marks: usize = log.runs.iter().map(|run| Run::<F>::size(&run.marks) - size_of::<Run<F>>()).sum();
         (log.runs.capacity() * size_of::<Run<F>>() + marks, log.runs.iter().map(|run| run.frame.clone()).collect())
     }
 

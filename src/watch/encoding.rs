@@ -2,6 +2,9 @@
 
 use std::{borrow::Borrow, collections::HashMap};
 
+use foldhash::fast::RandomState;
+use smallvec::SmallVec;
+
 use super::{Frame, GroupEvent, selected::Selected};
 use crate::model::{Batch, Cause, Change, ResourceVersion, Transition};
 
@@ -12,14 +15,14 @@ pub(super) struct Encoding<'a, F: Frame> {
     first: u64,
     /// Relists in order: the position of the first change from which one is the last, and its offset.
     relists: Vec<(usize, u64)>,
-    formats: HashMap<F::Format, FormatArenas<F>>,
+    formats: HashMap<F::Format, FormatArenas<F>, RandomState>,
     encoded: u64,
 }
 
 /// A group's share of a publish cycle.
 #[derive(Default)]
 pub(super) struct GroupShare {
-    pub(super) events: Vec<Share>,
+    pub(super) events: SmallVec<[Share; 1]>,
     /// Positions of the changes in the cycle that its format suppresses.
     pub(super) suppressed: Vec<usize>,
 }
@@ -47,7 +50,7 @@ pub(super) struct Span {
 }
 
 /// Frozen arenas by format.
-pub(super) type Arenas<F> = HashMap<<F as Frame>::Format, Vec<F>>;
+pub(super) type Arenas<F> = HashMap<<F as Frame>::Format, Vec<F>, RandomState>;
 
 struct FormatArenas<F: Frame> {
     full: Vec<F>,
@@ -56,7 +59,7 @@ struct FormatArenas<F: Frame> {
     open: F::Arena,
     /// Spans by change, by variant, by the flag that is true for the last event of a closed batch, and by the one that is true
     /// after a relist.
-    spans: HashMap<(usize, Variant, bool, bool), Span, foldhash::fast::RandomState>,
+    spans: HashMap<(usize, Variant, bool, bool), Span, RandomState>,
 }
 
 /// Form in which a change is encoded.
@@ -116,7 +119,7 @@ impl<'a, F: Frame> Encoding<'a, F> {
             }
             changes.extend(batch.changes.iter().map(|change| (batch, change)));
         }
-        Self { changes, first, relists, formats: HashMap::new(), encoded: 0 }
+        Self { changes, first, relists, formats: HashMap::default(), encoded: 0 }
     }
 
     /// Returns the changes of the cycle, in order, each with its batch.
@@ -133,7 +136,7 @@ impl<'a, F: Frame> Encoding<'a, F> {
         let arenas = formats.entry(format.clone()).or_default();
         let Selected { events, suppressed } = selected;
         let mut selected = events.into_iter().peekable();
-        let mut share = Vec::new();
+        let mut share = SmallVec::new();
         while let Some((at, transition)) = selected.next() {
             let (batch, change) = all[at];
             let is_last = selected.peek().is_none_or(|(next, _)| !std::ptr::eq(all[*next].0, batch));

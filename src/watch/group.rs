@@ -34,7 +34,7 @@ use super::{
     config::BroadcasterStats,
     encoding::{Encoding, GroupShare},
     policy::{End, Lag, OnPublish, State, on_publish},
-    run::{Mark, Run},
+    run::{Marks, Run},
     selected::{Outcome, Selected, outcome},
     selection_budget::{Clock, Cost},
     writer_signals::WriterSignals,
@@ -190,7 +190,8 @@ impl<F: Frame> Group<F> {
             head_suppressed: 0,
             end: None,
             deferred: None,
-            slots: Slab::new(),
+            // Nearly always one reader: the first slot would otherwise allocate four.
+            slots: Slab::with_capacity(1),
             parked: Vec::new(),
             trim_after: MIN_TRIM_RUNS,
             low: None,
@@ -338,8 +339,9 @@ impl<F: Frame> Log<F> {
         (suppressed, passed): (u32, u32),
         frame: F,
         size: u64,
-        marks: Box<[Mark]>,
+        mut marks: Marks,
     ) {
+        marks.shrink_to_fit();
         let Some(last) = marks.last() else { return };
         last.reach(offset, &mut self.head_reached);
         self.head_suppressed = passed;

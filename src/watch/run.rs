@@ -1,5 +1,6 @@
 //! Adjacent events of a group in one arena, and the end of each.
 
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{Frame, encoding::Share};
@@ -25,9 +26,12 @@ pub(super) struct Run<F> {
     /// The same after its events, with all changes up to the version of the last one.
     pub(super) passed: u32,
     pub(super) frame: F,
-    pub(super) marks: Box<[Mark]>,
+    pub(super) marks: Marks,
     pub(super) _alive: Alive,
 }
+
+/// Ends of the events of a run, which has nearly always one.
+pub(super) type Marks = SmallVec<[Mark; 1]>;
 
 /// End of one event in its run.
 #[derive(Debug, Clone)]
@@ -41,20 +45,20 @@ pub(super) struct Mark {
     pub(super) version: ResourceVersion,
 }
 
-/// Returns the bytes that the runs of a share take in a log, besides their arenas. Runs count twice, as the list of runs
-/// may be half empty.
+/// Returns an upper bound of the bytes that the runs of a share take in a log, besides their arenas. Runs count twice, as the list
+/// of runs may be half empty.
 pub(super) fn bytes<F: Frame>(share: &[Share]) -> usize {
     let is_together = |pair: &&[Share]| pair[0].is_before(&pair[1]);
     let runs = share.len() - share.windows(2).filter(is_together).count();
-    2 * runs * size_of::<Run<F>>() + share.len() * size_of::<Mark>()
+    2 * runs * size_of::<Run<F>>() + if runs < share.len() { share.len() * size_of::<Mark>() } else { 0 }
 }
 
 // === impl Run ===
 
 impl<F> Run<F> {
     /// Returns the bytes of a run with these marks, without its frame.
-    pub(super) fn size(marks: &[Mark]) -> usize {
-        size_of::<Self>() + size_of_val(marks)
+    pub(super) fn size(marks: &Marks) -> usize {
+        size_of::<Self>() + if marks.spilled() { size_of_val(&**marks) } else { 0 }
     }
 
     pub(super) fn end(&self) -> u64 {
@@ -105,6 +109,10 @@ mod tests {
         let (run, mark) = (2 * size_of::<Run<Deliveries>>(), size_of::<Mark>());
         let sizes =
             [&[0][..], &[0, 1], &[0, 1, 3], &[0, 1, 2, 3], &[0, 2]].map(|changes| bytes::<Deliveries>(&share(changes)));
-        assert_eq!(sizes, [run + mark, run + 2 * mark, run + 3 * mark, 3 * run + 4 * mark, 2 * run + 2 * mark]);
+        assert_eq!(
+            sizes,
+            [run, run + 2 * mark, run + 3 * mark, 3 * run + 4 * mark, 2 * run],
+            "one mark is part of its run"
+        );
     }
 }

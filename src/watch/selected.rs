@@ -1,12 +1,15 @@
 //! Changes that concern a group: those that its watchers receive, and those that its format suppresses.
 
+use smallvec::SmallVec;
+
 use super::Frame;
 use crate::model::{Batch, Change, EventType, Selection, Transition};
 
 /// Changes of a publish cycle that concern a group, by their position in the cycle.
 #[derive(Debug, Default)]
 pub(super) struct Selected {
-    pub(super) events: Vec<(usize, Transition)>,
+    /// One of each cycle at a moderate rate, and then without an allocation for each group.
+    pub(super) events: SmallVec<[(usize, Transition); 2]>,
     pub(super) suppressed: Vec<usize>,
 }
 

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
+use foldhash::fast::RandomState;
 use prost::encoding::{encode_varint, encoded_len_varint};
 use smallvec::SmallVec;
 
@@ -20,7 +21,7 @@ use crate::{
 pub(super) struct Deliveries {
     list: Vec<Delivery>,
     /// Index of the delivery with these messages, by whether they are the last.
-    of_messages: HashMap<(Messages, bool), usize>,
+    of_messages: HashMap<(Messages, bool), usize, RandomState>,
     /// Sum of the largest sizes of the deliveries.
     bytes: usize,
 }

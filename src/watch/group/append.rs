@@ -3,6 +3,7 @@
 
 use std::{sync::atomic::Ordering, task::Waker};
 
+use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
 use super::{Log, MIN_TRIM_RUNS, Slot};
@@ -101,13 +102,13 @@ impl<F: Frame> Log<F> {
     }
 
     /// Makes one run of each sequence of adjacent events.
-    fn push_runs(&mut self, part: &Part<'_, F>, share: Vec<Share>) {
+    fn push_runs(&mut self, part: &Part<'_, F>, share: SmallVec<[Share; 1]>) {
         let mut share = share.into_iter().peekable();
         while let Some(first) = share.next() {
             let Span { arena, start, mut end } = first.span;
             let suppressed = self.suppressed.wrapping_add(first.suppressed);
             let mut passed = first.passed;
-            let mut marks = vec![Mark {
+            let mut marks = smallvec![Mark {
                 end: (end - start) as u32,
                 changes: (first.end - first.at) as u32,
                 version: first.version,
@@ -120,7 +121,7 @@ impl<F: Frame> Log<F> {
             }
             let (place, size) = ((part.cycle, part.at, part.offset + first.at as u64), (end - start) as u64);
             let counts = (suppressed, self.suppressed.wrapping_add(passed));
-            self.push(place, counts, part.arenas[arena].slice(start..end), size, marks.into());
+            self.push(place, counts, part.arenas[arena].slice(start..end), size, marks);
         }
     }
 

@@ -86,7 +86,7 @@ fn a_list_of_runs_has_room_for_half_as_many_more_and_releases_the_rest() {
         coalesced: 0,
     };
     let frame = Deliveries::freeze(vec![delivery]);
-    let mark = || Box::from([Mark { end: 1, changes: 1, version: version(1) }]);
+    let mark = || smallvec::smallvec![crate::watch::run::Mark { end: 1, changes: 1, version: version(1) }];
     for cycle in 0..4096 {
         log.push((cycle, tokio::time::Instant::now(), cycle), (0, 0), frame.clone(), 1, mark());
         let (capacity, runs) = (log.runs.capacity(), log.runs.len());

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use smallvec::smallvec;
+
 use super::*;
 use crate::{
     model::Transition,
@@ -84,12 +86,16 @@ fn events_filled_by_threads_count_against_the_window() {
     let mut rig = Rig::new();
     rig.lag(1000, &[FullChannelPolicy::Replay]);
     rig.clock.step.store(1_000_000_000, Ordering::SeqCst);
+    let mut most = 0;
     for _ in 0..100 {
         rig.publish();
-        assert!(rig.kept() <= BOUND, "{} bytes are kept", rig.kept());
+        let kept = rig.kept();
+        assert!(kept <= BOUND, "{kept} bytes are kept");
+        most = most.max(kept);
     }
     assert!(rig.broadcaster.stats().deferred.load(Ordering::Relaxed) > 900);
-    assert!(rig.kept() > BOUND / 16, "and the window is used: {}", rig.kept());
+    // A log drops all that its readers, which lag beyond the window, cannot read, each time that it has four more runs.
+    assert!(most > BOUND / 16, "and the window is used: {most}");
 }
 
 #[test]
@@ -117,7 +123,7 @@ async fn a_cycle_dropped_before_it_is_appended_is_not_retained() {
     let batches = [World::at(0).one("a", "web")];
     let mut encoding = Encoding::new(&batches, 0, &mut None);
     let added = Transition { event_type: EventType::Added, cause: Cause::Change };
-    let share = encoding.share(&letter, 0, Selected { events: vec![(0, added)], suppressed: Vec::new() });
+    let share = encoding.share(&letter, 0, Selected { events: smallvec![(0, added)], suppressed: Vec::new() });
     let (arenas, bytes, changes) = encoding.freeze();
     let now = tokio::time::Instant::now();
 
