@@ -79,8 +79,6 @@ pub(super) struct Watcher {
     pub(super) info: WatcherInfo,
     pub(super) access: NewAccess,
     pub(super) stream: Option<StreamHandle>,
-    /// Charge of its merged changes.
-    merged: Arc<StreamCharge>,
     since: SystemTime,
     pub(super) sent: Sent,
     pub(super) dropped: AtomicU64,
@@ -112,8 +110,8 @@ const _: () = assert!(size_of::<Sent>() == 64);
 pub(super) struct Progress {
     pub(super) selection: Arc<Selection>,
     pub(super) state: pb::WatcherState,
-    /// True if the last check found changes merged for this watch.
-    is_merging: bool,
+    /// Charge of the changes that the last check found merged for this watch.
+    merged: Option<Arc<StreamCharge>>,
     /// Age of the resource at the last check that found no merged changes.
     not_merging_at: Option<Age>,
     /// Gauge of the cursor; a parked watch has none.
@@ -188,7 +186,6 @@ impl Watcher {
         Self {
             info,
             access: NewAccess::new(selection.namespaces.clone()),
-            merged: Arc::new(StreamCharge::new(stream.clone())),
             stream,
             since: SystemTime::now(),
             sent: Sent(Mutex::new(SentEvents { count: 0, bytes: 0, at: now(), version: None })),
@@ -197,7 +194,7 @@ impl Watcher {
             progress: Mutex::new(Progress {
                 selection,
                 state,
-                is_merging: false,
+                merged: None,
                 not_merging_at: None,
                 gauge: None,
                 shares: None,
@@ -240,8 +237,10 @@ impl Watcher {
 
     /// Shares the body of another watch from now on.
     pub(super) fn share(&self, body_of: &Arc<Self>) {
-        let before = body_of.own_counts();
+        let (before, selection) = (body_of.own_counts(), Arc::clone(&body_of.progress.lock().selection));
         let mut progress = self.progress.lock();
+        // The same: its own would take memory for each watch.
+        progress.selection = selection;
         progress.shares = Some(Box::new(Shares { body_of: Arc::clone(body_of), before }));
         progress.gauge = None;
     }
@@ -290,13 +289,13 @@ impl Watcher {
         let gauge = self.progress.lock().gauge.clone();
         let state = gauge.as_ref().and_then(CursorGauge::state);
         let mut progress = self.progress.lock();
-        let holder = |since, own, bodies| Holder { charge: Arc::clone(&self.merged), since, own, bodies };
         if let Some(CursorState::Coalescing { entries, bodies }) = state {
-            progress.is_merging = true;
-            return Some(holder(progress.not_merging_at.unwrap_or(before), entries, bodies as u64));
+            let since = progress.not_merging_at.unwrap_or(before);
+            let charge = progress.merged.get_or_insert_with(|| Arc::new(StreamCharge::new(self.stream.clone())));
+            return Some(Holder { charge: Arc::clone(charge), since, own: entries, bodies: bodies as u64 });
         }
         progress.not_merging_at = Some(now);
-        std::mem::take(&mut progress.is_merging).then(|| holder(now, 0, 0))
+        progress.merged.take().map(|charge| Holder { charge, since: now, own: 0, bodies: 0 })
     }
 
     /// Returns the state for operators: while the watch is live, it depends on the cursor.
