@@ -13,7 +13,6 @@ use std::{
     sync::Arc,
 };
 
-use serde::de::IgnoredAny;
 use smallvec::SmallVec;
 
 pub use self::{
@@ -66,15 +65,6 @@ struct Parser<'a> {
 
 /// Values at a path: nearly always one at most.
 pub(super) type Values<'a> = SmallVec<[Cow<'a, str>; 1]>;
-
-/// Treatment of an array at the end of a path.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Arrays {
-    /// Each of its scalars is a value.
-    Spread,
-    /// The array has no values.
-    Skip,
-}
 
 /// Maximum number of steps: deeper than any field of any Kubernetes kind, and far from the end of a stack.
 const MAX_STEPS: usize = 32;
@@ -131,39 +121,6 @@ impl Path {
     /// Returns true if the path has `[*]`, and may lead to several values.
     pub fn has_wildcard(&self) -> bool {
         self.steps.contains(&Step::Every)
-    }
-
-    /// Returns the scalars that the path leads to, in the order of the text: strings unquoted, numbers and booleans as
-    /// their JSON text (`9007199254740993`, `1.50`).
-    ///
-    /// An array at the end of the path yields each of its scalars. Null, missing values, maps, and arrays within an array
-    /// at the end yield nothing.
-    pub fn values(&self, json: &[u8]) -> Vec<String> {
-        self.find(json, Arrays::Spread).into_iter().map(Cow::into_owned).collect()
-    }
-
-    /// Returns the one scalar at the path, as [`values`](Self::values) writes it; `None` for a path with `[*]` or to an
-    /// array.
-    pub fn scalar<'a>(&self, json: &'a [u8]) -> Option<Cow<'a, str>> {
-        if self.has_wildcard() { None } else { self.find(json, Arrays::Skip).pop() }
-    }
-
-    /// Returns the values at each of some paths, in one pass through a text that is known to be JSON.
-    pub(super) fn values_of_json<'a, 'p>(
-        paths: impl IntoIterator<Item = &'p Self>,
-        json: &'a [u8],
-    ) -> SmallVec<[Values<'a>; 4]> {
-        find::values(paths, json, Arrays::Spread)
-    }
-
-    /// Returns the [scalar](Self::scalar) of a text that is known to be JSON.
-    pub(crate) fn scalar_of_json<'a>(&self, json: &'a [u8]) -> Option<Cow<'a, str>> {
-        if self.has_wildcard() { None } else { find::values([self], json, Arrays::Skip).pop()?.pop() }
-    }
-
-    fn find<'a>(&self, json: &'a [u8], arrays: Arrays) -> Values<'a> {
-        let is_json = serde_json::from_slice::<IgnoredAny>(json).is_ok();
-        is_json.then(|| find::values([self], json, arrays).pop()).flatten().unwrap_or_default()
     }
 }
 

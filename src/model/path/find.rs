@@ -2,14 +2,24 @@
 
 use std::borrow::Cow;
 
+use serde::de::IgnoredAny;
 use smallvec::SmallVec;
 
-use super::{Arrays, Path, Step, Values, after_key, scan::Scan, unescaped};
+use super::{Path, Step, Values, after_key, scan::Scan, unescaped};
 
 /// Number of a path, and those of its steps that lead on from a value.
 type Tail<'p> = (usize, &'p [Step]);
 
 type Tails<'p> = SmallVec<[Tail<'p>; 4]>;
+
+/// Treatment of an array at the end of a path.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Arrays {
+    /// Each of its scalars is a value.
+    Spread,
+    /// The array has no values.
+    Skip,
+}
 
 /// Search in a text.
 struct Finder<'a> {
@@ -20,7 +30,7 @@ struct Finder<'a> {
 }
 
 /// Returns the values at each path in the order of the text, which is JSON; none if one of them is not UTF-8.
-pub(super) fn values<'a, 'p>(
+fn values<'a, 'p>(
     paths: impl IntoIterator<Item = &'p Path>,
     json: &'a [u8],
     arrays: Arrays,
@@ -33,6 +43,43 @@ pub(super) fn values<'a, 'p>(
         finder.found.iter_mut().for_each(SmallVec::clear);
     }
     finder.found
+}
+
+// === impl Path ===
+
+impl Path {
+    /// Returns the scalars that the path leads to, in the order of the text: strings unquoted, numbers and booleans as
+    /// their JSON text (`9007199254740993`, `1.50`).
+    ///
+    /// An array at the end of the path yields each of its scalars. Null, missing values, maps, and arrays within an array
+    /// at the end yield nothing.
+    pub fn values(&self, json: &[u8]) -> Vec<String> {
+        self.find(json, Arrays::Spread).into_iter().map(Cow::into_owned).collect()
+    }
+
+    /// Returns the one scalar at the path, as [`values`](Self::values) writes it; `None` for a path with `[*]` or to an
+    /// array.
+    pub fn scalar<'a>(&self, json: &'a [u8]) -> Option<Cow<'a, str>> {
+        if self.has_wildcard() { None } else { self.find(json, Arrays::Skip).pop() }
+    }
+
+    /// Returns the values at each of some paths, in one pass through a text that is known to be JSON.
+    pub(in crate::model) fn values_of_json<'a, 'p>(
+        paths: impl IntoIterator<Item = &'p Self>,
+        json: &'a [u8],
+    ) -> SmallVec<[Values<'a>; 4]> {
+        values(paths, json, Arrays::Spread)
+    }
+
+    /// Returns the [scalar](Self::scalar) of a text that is known to be JSON.
+    pub(crate) fn scalar_of_json<'a>(&self, json: &'a [u8]) -> Option<Cow<'a, str>> {
+        if self.has_wildcard() { None } else { values([self], json, Arrays::Skip).pop()?.pop() }
+    }
+
+    fn find<'a>(&self, json: &'a [u8], arrays: Arrays) -> Values<'a> {
+        let is_json = serde_json::from_slice::<IgnoredAny>(json).is_ok();
+        is_json.then(|| values([self], json, arrays).pop()).flatten().unwrap_or_default()
+    }
 }
 
 // === impl Finder ===
