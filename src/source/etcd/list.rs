@@ -31,7 +31,7 @@ const FIRST_PAGE: i64 = 32;
 const MAX_PAGE: i64 = 16 << 10;
 /// Target size of a page. For each page etcd counts all keys from its first one on, so that small pages take long where there are
 /// many keys: kube-apiserver reads pages of 10,000 keys.
-const PAGE_BYTES: usize = 8 << 20;
+const PAGE_BYTES: i64 = 8 << 20;
 /// Number of keys that are parsed before other tasks run, about a millisecond of small ones.
 const TAKEN_AT_ONCE: usize = 128;
 
@@ -67,12 +67,13 @@ pub(super) async fn read(connection: &Connection, prefix: &Prefix) -> Result<Key
         };
         key.clone_from(&last.key);
         key.push(0);
-        limit = next_limit(limit, kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum());
+        let bytes: usize = kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum();
+        limit = next_limit(limit, i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 }
 
-fn next_limit(limit: i64, bytes: usize) -> i64 {
-    let fitting = limit.saturating_mul(PAGE_BYTES as i64) / i64::try_from(bytes.max(1)).unwrap_or(i64::MAX);
+fn next_limit(limit: i64, bytes: i64) -> i64 {
+    let fitting = limit.saturating_mul(PAGE_BYTES) / bytes.max(1);
     // One page is a weak estimate of the next: grow step by step.
     fitting.clamp(1, (limit * 4).min(MAX_PAGE))
 }
@@ -132,9 +133,9 @@ mod tests {
         fn pages_of_equal_values_keep_the_size_that_they_reach(bytes in 1..2 * PAGE_BYTES) {
             let mut limit = FIRST_PAGE;
             for _ in 0..12 {
-                limit = next_limit(limit, limit as usize * bytes);
+                limit = next_limit(limit, limit * bytes);
             }
-            prop_assert_eq!(limit, (PAGE_BYTES / bytes).clamp(1, MAX_PAGE as usize) as i64);
+            prop_assert_eq!(limit, (PAGE_BYTES / bytes).clamp(1, MAX_PAGE));
         }
     }
 }
