@@ -36,7 +36,7 @@ use crate::{
     auth::Operation,
     cache::{HealthReport, Scan, Snapshot},
     model::{IndexFunc, IndexMatch, Namespaces, Object, ObjectKey, Selection},
-    proto::{self, EncodedObject, ObjectFormat, pb},
+    proto::{self, EncodedObject, ObjectFormat, PayloadFormat, pb},
     transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Origin, Room},
 };
 
@@ -59,12 +59,14 @@ pub(super) struct ListBody {
     last_checked: Option<ObjectKey>,
     /// Key of the last object that was sent.
     sent: Option<ObjectKey>,
-    /// Encoded objects of the next message.
+    /// Encoded objects of the next message, if it is not compressed.
     objects: BytesMut,
     /// Cache of compressed messages; none if they are not compressed.
     compressed: Option<CompressedForm>,
-    /// The objects of the next message, if it is compressed.
+    /// The objects of the next message, if it is compressed: nearly always, another client has had it encoded.
     collected: Vec<Arc<Object>>,
+    /// Size of the objects of the next message, in bytes; approximate if it is compressed.
+    bytes: usize,
     /// Message that is not handed out yet.
     ready: Option<Chunk>,
     /// Size of the index values of an object, in bytes: unlike those of a request, they have no limit.
@@ -111,6 +113,8 @@ enum Filled {
     All,
 }
 
+/// Approximate size of an object in a message beside its body.
+const ENVELOPE_BYTES: usize = 256;
 /// Approximate maximum size of a message without its objects, in bytes.
 const HEAD_BYTES: usize = 1 << 10;
 
@@ -223,6 +227,7 @@ async fn answer(
         last_checked: after,
         objects: BytesMut::new(),
         collected: Vec::new(),
+        bytes: 0,
         ready: None,
         value_bytes,
         next_page_token: String::new(),
@@ -257,9 +262,9 @@ async fn start(
 impl ListBody {
     /// Encodes the next objects, until the message is large enough, the page ends, or the slice of time is over.
     fn fill(&mut self, room: Room) -> Filled {
-        if !room.allows(self.objects.len()) {
+        if !room.allows(self.bytes) {
             // There was room for these objects when they were encoded.
-            return Filled::Nothing(self.objects.len());
+            return Filled::Nothing(self.bytes);
         }
         let snapshot = Arc::clone(&self.snapshot);
         let after = self.last_checked.take();
@@ -280,25 +285,28 @@ impl ListBody {
                     filled = Filled::All;
                     break;
                 }
-                let encoded = EncodedObject::shared(object, object.version(), &self.format, self.service.structs());
-                let length = encoded.field_len(frame::OBJECTS);
-                let (is_first, held) = (self.objects.is_empty(), self.objects.len() + length);
-                if if is_first { !room.allows(held) } else { held > room.bytes } {
-                    // The object is checked again for the next message.
-                    filled = if is_first { Filled::Nothing(held) } else { Filled::Enough };
-                    break;
-                }
-                self.objects.reserve(length);
-                encoded.write(frame::OBJECTS, &mut self.objects);
                 if self.compressed.is_some() {
+                    self.bytes += self.approximate_bytes(object);
                     self.collected.push(Arc::clone(object));
+                } else {
+                    let encoded = encode(object, &self.format, &self.service);
+                    let length = encoded.field_len(frame::OBJECTS);
+                    let (is_first, held) = (self.bytes == 0, self.bytes + length);
+                    if if is_first { !room.allows(held) } else { held > room.bytes } {
+                        // The object is checked again for the next message.
+                        filled = if is_first { Filled::Nothing(held) } else { Filled::Enough };
+                        break;
+                    }
+                    self.objects.reserve(length);
+                    encoded.write(frame::OBJECTS, &mut self.objects);
+                    self.bytes = held;
                 }
                 self.room = self.room.map(|room| room - 1);
                 self.sent = Some(object.key().clone());
                 encoded_objects += 1;
             }
             last = Some(object.key().clone());
-            if self.objects.len() >= CHUNK_BYTES.min(room.bytes) {
+            if self.bytes >= CHUNK_BYTES.min(room.bytes) {
                 filled = Filled::Enough;
                 break;
             }
@@ -311,6 +319,18 @@ impl ListBody {
         }
         self.last_checked = last.or(after);
         filled
+    }
+
+    /// Returns the size of an object in a message, for every client the same. Encoding it is avoided, unless only that shows how much a
+    /// view has of it.
+    fn approximate_bytes(&self, object: &Arc<Object>) -> usize {
+        match &self.format {
+            ObjectFormat { view: Some(_), .. } => encode(object, &self.format, &self.service).field_len(frame::OBJECTS),
+            ObjectFormat { payload: PayloadFormat::Metadata, .. } => ENVELOPE_BYTES,
+            ObjectFormat { payload: PayloadFormat::Raw | PayloadFormat::Struct, .. } => {
+                ENVELOPE_BYTES + object.body().len()
+            }
+        }
     }
 
     /// Returns the token of the next page.
@@ -342,16 +362,33 @@ impl ListBody {
             history: self.history.clone(),
             namespaces,
         };
-        let objects = std::mem::take(&mut self.objects).freeze();
+        self.bytes = 0;
         let collected = std::mem::take(&mut self.collected);
+        let make = || {
+            let encoded: Vec<EncodedObject<'_>> =
+                collected.iter().map(|object| encode(object, &self.format, &self.service)).collect();
+            let length = encoded.iter().map(|object| object.field_len(frame::OBJECTS)).sum();
+            let write = move |to: &mut Vec<u8>| encoded.iter().for_each(|object| object.write(frame::OBJECTS, to));
+            (length, write)
+        };
         if let Some(form) = self.compressed.as_ref().filter(|_| !collected.is_empty())
-            && let Some(compressed) = form.get(&collected, || (objects.len(), |to: &mut Vec<u8>| to.extend(&objects)))
+            && let Some(compressed) = form.get(&collected, make)
             && let Some(message) = compressed.after(&rest.encode_to_vec())
         {
             return message;
         }
+        let mut buffer = std::mem::take(&mut self.objects);
+        for object in &collected {
+            encode(object, &self.format, &self.service).write(frame::OBJECTS, &mut buffer);
+        }
+        let objects = buffer.freeze();
         [frame::head(&rest, objects.len()), objects].into_iter().collect()
     }
+}
+
+/// Returns the encoder of an object of a List.
+fn encode<'a>(object: &'a Arc<Object>, format: &ObjectFormat, service: &Service) -> EncodedObject<'a> {
+    EncodedObject::shared(object, object.version(), format, service.structs())
 }
 
 impl BoundedBody for ListBody {
@@ -391,10 +428,10 @@ impl BoundedBody for ListBody {
                     }
                 }
                 // A response without objects is one message, which carries the version.
-                Stage::Last if self.has_answered && self.objects.is_empty() && self.next_page_token.is_empty() => {
+                Stage::Last if self.has_answered && self.bytes == 0 && self.next_page_token.is_empty() => {
                     self.stage = Stage::Trailers;
                 }
-                Stage::Last if self.objects.is_empty() && !room.allows(head_bytes) => {
+                Stage::Last if self.bytes == 0 && !room.allows(head_bytes) => {
                     return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(head_bytes))));
                 }
                 Stage::Last => {
