@@ -169,7 +169,7 @@ impl<B: BoundedBody> Exchange<B> {
                 handle.waits_for(Wait::Nothing);
                 return poll_lost(stream, cx);
             }
-            // A stream claims a part of the connection's window only while it is polled, or waits for its first byte.
+            // A stream claims a part of the connection's window only while it is polled, or waits for its first bytes.
             stream.reserve_capacity(MAX_ROOM);
             // The claim may have woken this stream itself.
             handle.settle();
@@ -189,7 +189,8 @@ impl<B: BoundedBody> Exchange<B> {
                 }
                 if capacity == 0 {
                     budgets.large.leave(large);
-                    stream.reserve_capacity(1);
+                    // For a whole message, if a frame has room for it: of one byte, HTTP/2 would make a frame.
+                    stream.reserve_capacity(needed.clamp(1, MAX_ROOM));
                     handle.waits_for(Wait::Window);
                     // Without an answer, the stream is closed.
                     let Some(Ok(_)) = ready!(stream.poll_capacity(cx)) else { return Poll::Ready(None) };
