@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tonic::Code;
+
 use super::{
     connection::{Connection, is_compacted, is_too_large},
     object::Prefix,
@@ -38,7 +40,7 @@ const TAKEN_AT_ONCE: usize = 128;
 /// Reads the prefix. If etcd compacts the revision meanwhile, reads everything once more in a single response.
 pub(super) async fn read(connection: &Connection, prefix: &Prefix) -> Result<KeyList, SourceError> {
     let (mut reading, mut key, mut limit) = (KeyList::default(), prefix.first(), FIRST_PAGE);
-    let mut kvs = Vec::new();
+    let (mut kvs, mut most) = (Vec::new(), MAX_PAGE);
     loop {
         let revision = reading.header.revision;
         let request =
@@ -49,6 +51,12 @@ pub(super) async fn read(connection: &Connection, prefix: &Prefix) -> Result<Key
             Ok(page) => page,
             Err(status) if is_too_large(&status) && limit > 1 => {
                 limit = (limit / 8).max(1);
+                continue;
+            }
+            // A slow link, if a smaller page comes in time.
+            Err(status) if status.code() == Code::DeadlineExceeded && limit > FIRST_PAGE => {
+                most = (limit / 8).max(FIRST_PAGE);
+                limit = FIRST_PAGE;
                 continue;
             }
             Err(status) if is_compacted(&status) && limit != 0 => {
@@ -68,7 +76,7 @@ pub(super) async fn read(connection: &Connection, prefix: &Prefix) -> Result<Key
         key.clone_from(&last.key);
         key.push(0);
         let bytes: usize = kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum();
-        limit = next_limit(limit, i64::try_from(bytes).unwrap_or(i64::MAX));
+        limit = next_limit(limit, i64::try_from(bytes).unwrap_or(i64::MAX)).min(most);
     }
 }
 

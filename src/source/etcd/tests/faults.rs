@@ -86,6 +86,21 @@ async fn a_list_that_is_compacted_between_pages_is_read_at_once() {
     assert_eq!((rig.state.clone(), rig.stats.list_failures.load(Ordering::Relaxed)), (fake.state(PREFIX), 0));
 }
 
+#[tokio::test]
+async fn after_a_page_that_takes_too_long_pages_are_smaller() {
+    let fake = FakeEtcd::new();
+    for n in 0..300 {
+        fake.write(&format!("{n}=1"));
+    }
+    let answers = || Fault::Then(Box::new(|_| {}));
+    fake.set(|store| store.ranges.extend([answers(), answers(), Fault::Hang]));
+    let gate = fake.member().await;
+    let mut rig = Rig::start(EtcdConfig { answer_timeout: Duration::from_millis(300), ..config(&[&gate]) });
+    assert_eq!(rig.told().await, "list 301");
+    assert_eq!((rig.state.clone(), rig.stats.list_failures.load(Ordering::Relaxed)), (fake.state(PREFIX), 0));
+    assert_eq!(fake.counts().pages, 6, "32, 128, 512 that hang, 32, 64 and the rest");
+}
+
 /// Duplicate, out-of-order and old events are never forwarded; the rig fails on repeated ones.
 #[tokio::test]
 async fn contradictory_responses_are_never_forwarded() {
