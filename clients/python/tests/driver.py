@@ -90,7 +90,7 @@ def state(informer: Informer | informerd.aio.Informer, request: dict[str, Any]) 
             "reply": request["id"],
             "version": version,
             "state": freshness.state.name,
-            "healthy": informer.healthy(),
+            "healthy": freshness.healthy,
             "last_message_age_ms": None if age is None else round(age * 1000),
             "source_seen_at": None if seen is None else seen.isoformat().replace("+00:00", "Z"),
             "objects": [shown(o) for o in objects],

@@ -120,7 +120,7 @@ function state(informer: Informer, id: number): object {
     reply: id,
     version: informer.version,
     state,
-    healthy: informer.healthy(),
+    healthy: state === "LIVE" || state === "STALE",
     last_message_age_ms: lastMessageAge === undefined ? null : Math.round(lastMessageAge),
     source_seen_at: sourceSeenAt?.toISOString() ?? null,
     objects: informer.list().sort(byKey).map(toJson),
