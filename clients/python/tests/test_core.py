@@ -322,6 +322,17 @@ def test_a_version_that_is_too_large_twice_leads_to_a_list() -> None:
     assert watch.open().resource_version == "3", "the count begins anew"
 
 
+def test_an_event_between_two_versions_that_are_too_large_begins_the_count_anew() -> None:
+    watch = Watch().synced()
+    watch.ended(UNAVAILABLE, "RESOURCE_VERSION_TOO_LARGE")
+    watch.open()
+    watch.send(added("6", thing("a", 1)))
+    watch.ended(grpc.StatusCode.CANCELLED)
+    watch.open()
+    watch.ended(UNAVAILABLE, "RESOURCE_VERSION_TOO_LARGE")
+    assert watch.open().resource_version == "6"
+
+
 def test_contract_errors_lead_to_a_list() -> None:
     unknown = pb.WatchResponse(resource_version="7")
     unknown.MergeFromString(b"\x08\x63")  # type = 99

@@ -343,6 +343,16 @@ test("RESOURCE_VERSION_TOO_LARGE with progress in between resumes", () => {
   }
 });
 
+test("RESOURCE_VERSION_TOO_LARGE with an event in between resumes", () => {
+  const bench = live();
+  bench.send(failure(UNAVAILABLE, "RESOURCE_VERSION_TOO_LARGE")).pass(100);
+  bench.saw("close", "UNAVAILABLE RESOURCE_VERSION_TOO_LARGE wait 100", "open 10/h1").send(added("z", { at: "11" }));
+  bench.watch.ended(bench.now, new InformerdError("cut", { code: "UNAVAILABLE" }));
+  bench.pass(200).saw('added z{"x":1}', "close connection", "UNAVAILABLE wait 200", "open 11/h1");
+  bench.send(failure(UNAVAILABLE, "RESOURCE_VERSION_TOO_LARGE")).pass(400);
+  bench.saw("close", "UNAVAILABLE RESOURCE_VERSION_TOO_LARGE wait 400", "open 11/h1");
+});
+
 test("a draining server is left for another connection, after a random delay", () => {
   const bench = live();
   bench

@@ -178,6 +178,8 @@ class Core:
         kind = message.type
         try:
             if kind in (pb.EVENT_TYPE_ADDED, pb.EVENT_TYPE_MODIFIED, pb.EVENT_TYPE_DELETED):
+                # A bookmark may be lost with the end of the stream.
+                self._too_large = 0
                 return self._event(message)
             if kind == pb.EVENT_TYPE_BOOKMARK:
                 return self._bookmark(message, now)

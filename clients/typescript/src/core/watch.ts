@@ -109,7 +109,7 @@ export class Watch<T> {
   #nextAt = 0;
   /** Attempts in a row without progress. */
   #failures = 0;
-  /** RESOURCE_VERSION_TOO_LARGE since the last progress. */
+  /** RESOURCE_VERSION_TOO_LARGE since the last event or progress. */
   #tooLarge = 0;
   /** UNAUTHENTICATED since the last progress. */
   #unauthenticated = 0;
@@ -253,6 +253,8 @@ export class Watch<T> {
       case EventType.EVENT_TYPE_ADDED:
       case EventType.EVENT_TYPE_MODIFIED:
       case EventType.EVENT_TYPE_DELETED:
+        // The bookmark after it may be lost with the end of the stream.
+        this.#tooLarge = 0;
         return this.#event(stream, message);
       case EventType.EVENT_TYPE_BOOKMARK:
         return this.#bookmark(now, stream, message.resourceVersion, message.bookmark);
