@@ -84,7 +84,8 @@ async fn chain(objects: Vec<Arc<Object>>) -> [Sandbox; 3] {
     [origin, near, far]
 }
 
-async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+/// Waits until a condition is met.
+pub(crate) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let waited = async {
         while !is_so().await {
             tokio::time::sleep(Duration::from_millis(5)).await;

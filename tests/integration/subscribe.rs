@@ -21,7 +21,10 @@ use tokio::{sync::mpsc, time::Instant};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Status, Streaming, transport::Channel};
 
-use crate::sandbox::{DEADLINE, Options, Sandbox, fold, next, pod, queue, reason, watch_from_now, watch_pods, words};
+use crate::{
+    relay::until,
+    sandbox::{DEADLINE, Options, Sandbox, fold, next, pod, queue, reason, watch_from_now, watch_pods, words},
+};
 
 /// Stream of a client: its requests, and what it has received for each id.
 struct Subscription {
@@ -114,7 +117,10 @@ impl Subscription {
 
     /// Returns the last message of a watch, which must end now.
     async fn end(&mut self, id: u32) -> Option<pb::WatchResponse> {
+        let began = Instant::now();
         while !self.ended.contains(&id) {
+            // Bookmarks do not count.
+            assert!(began.elapsed() < DEADLINE, "watch {id} ends in time");
             self.read().await.unwrap();
         }
         self.received.remove(&id).unwrap_or_default().pop_back()
@@ -273,7 +279,9 @@ async fn share(stream: &mut Subscription, sandbox: &mut Sandbox, ids: std::ops::
     for id in ids.clone() {
         stream.next(id).await;
     }
+    let began = Instant::now();
     while stats.cursors.load(Ordering::Relaxed) > cursors + 1 {
+        assert!(began.elapsed() < DEADLINE, "they share a cursor in time");
         stream.read().await.unwrap();
     }
     for id in ids {
@@ -305,8 +313,8 @@ async fn the_figures_of_operators_count_each_watch_that_shares_a_cursor() {
             last = sandbox.put("a", "p", &format!(r#""filler":"{}""#, "x".repeat(4000))).await.version().to_string();
         }
         // It must not read before the writer has given up.
-        while policy == Policy::Block && stats.evicted.load(Ordering::Relaxed) == 0 {
-            tokio::task::yield_now().await;
+        if policy == Policy::Block {
+            until("the writer gives up", async || stats.evicted.load(Ordering::Relaxed) > 0).await;
         }
         for id in 1..=50 {
             if policy == Policy::Block {
@@ -323,9 +331,7 @@ async fn the_figures_of_operators_count_each_watch_that_shares_a_cursor() {
             _ => assert_eq!(stats.evicted.load(Ordering::Relaxed), 50),
         }
         drop(stream);
-        while stats.watchers.load(Ordering::Relaxed) > 0 {
-            tokio::task::yield_now().await;
-        }
+        until("no watch is left", async || stats.watchers.load(Ordering::Relaxed) == 0).await;
     }
 }
 

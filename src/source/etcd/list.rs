@@ -30,9 +30,10 @@ pub(super) struct KeyList {
 
 /// Keys on the first page: few enough for a page of the largest values to stay under the message limit.
 const FIRST_PAGE: i64 = 32;
-/// Most keys of a page, and its target size. For each page etcd counts all keys from its first one on: of a million keys, pages of
-/// 8 MiB take twice as long. kube-apiserver reads pages of 10,000 keys of any size.
+/// Most keys of a page. For each page etcd counts all keys from its first one on, so that many small pages of many keys take minutes;
+/// kube-apiserver reads pages of 10,000 keys of any size.
 const MAX_PAGE: i64 = 32 << 10;
+/// Target size of a page. Two are in memory at a time.
 const PAGE_BYTES: i64 = 32 << 20;
 /// Number of keys that are parsed before other tasks run, about a millisecond of small ones.
 const TAKEN_AT_ONCE: usize = 128;

@@ -104,7 +104,7 @@ impl OpenWatch {
             let at = self.sharing.iter().position(|(other, _)| *other == id)?;
             self.sharing.swap_remove(at).1
         };
-        self.body.is_left();
+        self.body.loses_watch();
         Some(taken)
     }
 

@@ -73,7 +73,7 @@ impl WatchBody {
     }
 
     /// Records that one of the watches that share this body does so no more.
-    pub(in crate::grpc) fn is_left(&mut self) {
+    pub(in crate::grpc) fn loses_watch(&mut self) {
         self.serves(self.watches - 1);
     }
 
