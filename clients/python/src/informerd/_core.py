@@ -176,10 +176,10 @@ class Core:
         self.deadline = deadline if self._drain_at is None else min(deadline, self._drain_at)
         self._unauthenticated = 0
         kind = message.type
+        if kind != pb.EVENT_TYPE_ERROR:
+            self._too_large = 0
         try:
             if kind in (pb.EVENT_TYPE_ADDED, pb.EVENT_TYPE_MODIFIED, pb.EVENT_TYPE_DELETED):
-                # A bookmark may be lost with the end of the stream.
-                self._too_large = 0
                 return self._event(message)
             if kind == pb.EVENT_TYPE_BOOKMARK:
                 return self._bookmark(message, now)
@@ -351,7 +351,6 @@ class Core:
         self.namespaces = tuple(bookmark.namespaces)
         self._is_current = True
         self._has_progressed = True
-        self._too_large = 0
 
     def _dropped(self, message: pb.WatchResponse) -> Sequence[Event]:
         after = message.dropped.after_resource_version

@@ -109,7 +109,7 @@ export class Watch<T> {
   #nextAt = 0;
   /** Attempts in a row without progress. */
   #failures = 0;
-  /** RESOURCE_VERSION_TOO_LARGE since the last event or progress. */
+  /** RESOURCE_VERSION_TOO_LARGE since the last message of another kind. */
   #tooLarge = 0;
   /** UNAUTHENTICATED since the last progress. */
   #unauthenticated = 0;
@@ -249,12 +249,11 @@ export class Watch<T> {
   }
 
   #apply(now: number, stream: Stream<T>, message: WatchResponse): void {
+    if (message.type !== EventType.EVENT_TYPE_ERROR) this.#tooLarge = 0;
     switch (message.type) {
       case EventType.EVENT_TYPE_ADDED:
       case EventType.EVENT_TYPE_MODIFIED:
       case EventType.EVENT_TYPE_DELETED:
-        // The bookmark after it may be lost with the end of the stream.
-        this.#tooLarge = 0;
         return this.#event(stream, message);
       case EventType.EVENT_TYPE_BOOKMARK:
         return this.#bookmark(now, stream, message.resourceVersion, message.bookmark);
@@ -347,7 +346,6 @@ export class Watch<T> {
     stream.isCurrent = true;
     this.#hasHole = false;
     this.#failures = 0;
-    this.#tooLarge = 0;
     this.#unauthenticated = 0;
   }
 
