@@ -14,7 +14,7 @@ use std::{
 };
 
 use imbl::{OrdMap, OrdSet};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use self::entry::{IndexEntry, IndexPosition};
 use super::{
@@ -40,7 +40,7 @@ pub struct Snapshot {
     applied: AppliedVersion,
     objects: OrdMap<ObjectKey, Arc<Object>>,
     /// Indexes in the order of the indexers; that of the namespaces is empty.
-    indexes: Vec<OrdSet<IndexEntry>>,
+    indexes: SmallVec<[OrdSet<IndexEntry>; 2]>,
     indexers: Arc<Indexers>,
     body_bytes: usize,
     /// Cost of all changes up to this state, counted as the history does.
@@ -56,7 +56,7 @@ impl Indexer {
             history_id: 0,
             applied: AppliedVersion::closed(list.version),
             objects: OrdMap::new(),
-            indexes: vec![OrdSet::new(); indexers.len()],
+            indexes: smallvec![OrdSet::new(); indexers.len()],
             indexers: Arc::clone(&indexers),
             body_bytes: 0,
             replaced: 0,

@@ -82,7 +82,7 @@ pub struct IndexValues {
     indexers: Arc<Indexers>,
     /// Values before the change; `None` if they are those after it.
     old: Option<Box<[OwnedValues]>>,
-    new: Box<[OwnedValues]>,
+    new: SmallVec<[OwnedValues; 2]>,
 }
 
 /// Values of one index, nearly always one at most.
@@ -296,8 +296,8 @@ impl IndexValues {
         old: SmallVec<[Values<'_>; 4]>,
         new: SmallVec<[Values<'_>; 4]>,
     ) -> Self {
-        let all = |values: SmallVec<[Values<'_>; 4]>| values.into_iter().map(owned).collect();
-        Self { indexers: Arc::clone(indexers), old: (old != new).then(|| all(old)), new: all(new) }
+        let old = (old != new).then(|| old.into_iter().map(owned).collect());
+        Self { indexers: Arc::clone(indexers), old, new: new.into_iter().map(owned).collect() }
     }
 }
 
@@ -307,7 +307,7 @@ impl<'a> IndexedObject<'a> {
     /// Returns the state of an object before a change, or after it.
     pub(super) fn new(object: &'a Object, values: Option<&'a IndexValues>, is_old: bool) -> Self {
         let values = values
-            .map(|IndexValues { indexers, old, new }| (&**indexers, &**old.as_ref().filter(|_| is_old).unwrap_or(new)));
+            .map(|IndexValues { indexers, old, new }| (&**indexers, old.as_deref().filter(|_| is_old).unwrap_or(new)));
         Self { object, values }
     }
 

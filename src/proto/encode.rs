@@ -4,6 +4,7 @@
 use std::{borrow::Cow, sync::Arc};
 
 use bytes::{BufMut, Bytes};
+use compact_str::{CompactString, ToCompactString};
 use prost::{
     Message,
     encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len},
@@ -20,7 +21,7 @@ use crate::{
 #[derive(Debug)]
 pub struct EncodedObject<'a> {
     object: &'a Object,
-    version: String,
+    version: CompactString,
     body: Body<'a>,
     len: usize,
 }
@@ -38,7 +39,7 @@ enum Body<'a> {
 pub struct EncodedEvent<'a> {
     event_type: i32,
     /// Version to resume from; empty if there is none.
-    version: String,
+    version: CompactString,
     object: EncodedObject<'a>,
     cause: i32,
     coalesced: u32,
@@ -106,7 +107,7 @@ impl<'a> EncodedObject<'a> {
             (None, PayloadFormat::Raw) => raw(),
             (None, PayloadFormat::Struct) => make().unwrap_or_else(raw),
         };
-        let version = version.to_string();
+        let version = version.to_compact_string();
         let labels: usize = object.labels().iter().map(|label| bytes_len(field::LABELS, label_len(label))).sum();
         let len = object.strings(&version).map(|(tag, text)| text_len(tag, text)).into_iter().sum::<usize>()
             + labels
@@ -182,7 +183,7 @@ impl<'a> EncodedEvent<'a> {
         object: EncodedObject<'a>,
         coalesced: u32,
     ) -> Self {
-        let version = version.map(ToString::to_string).unwrap_or_default();
+        let version = version.map(ToCompactString::to_compact_string).unwrap_or_default();
         let (event_type, cause) = (proto::event_type(event_type).into(), proto::cause(cause).into());
         Self { event_type, version, object, cause, coalesced, relisted: false, open: false }
     }

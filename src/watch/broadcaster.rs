@@ -6,21 +6,20 @@ mod selecting;
 use std::{
     borrow::Borrow,
     sync::{Arc, atomic::Ordering},
-    task::Waker,
 };
 
 use tokio::time::Instant;
 
 use self::{
     groups::Groups,
-    selecting::{Deferral, Selecting},
+    selecting::{Deferral, Found, Selecting},
 };
 use super::{
     BroadcasterConfig, BulkThreads, Client, Cursor, End, Frame, QueueOptions,
     budget::ClientBudgets,
     config::BroadcasterStats,
-    encoding::Encoding,
-    group::{Part, SlotRef},
+    encoding::{Encoding, Formats},
+    group::{Part, SlotRef, Wakers},
     merger::{Merger, MergerConfig},
     policy::{OnJoin, on_join},
     window::Window,
@@ -48,7 +47,16 @@ pub struct Broadcaster<F: Frame> {
     /// Slots that hold the writer back, or did.
     blocked: Vec<SlotRef<F>>,
     clients: ClientBudgets,
+    /// Memory that each publish cycle uses again.
+    scratch: Scratch<F>,
     stats: Arc<BroadcasterStats>,
+}
+
+/// Memory of a publish cycle, empty between two.
+#[derive(Debug)]
+struct Scratch<F: Frame> {
+    formats: Formats<F>,
+    found: Found,
 }
 
 /// Subscription of one client.
@@ -86,6 +94,7 @@ impl<F: Frame> Broadcaster<F> {
             window: Arc::new(Window::new(config.retention, Arc::clone(&stats))),
             deferral: None,
             blocked: Vec::new(),
+            scratch: Scratch { formats: Formats::<F>::default(), found: Found::default() },
             stats,
         }
     }
@@ -189,17 +198,24 @@ impl<F: Frame> Broadcaster<F> {
         self.reached.version.clone_from(last.borrow().safe());
         self.groups.remove_vacant(self.writer_signals.take_vacant());
         let last_relist = self.last_relist;
-        let mut encoding = Encoding::new(batches, before.offset, &mut self.last_relist);
+        let mut encoding =
+            Encoding::new(batches, before.offset, &mut self.last_relist, std::mem::take(&mut self.scratch.formats));
         let events = encoding.changes().len();
         self.reached.offset += events as u64;
         if events == 0 || self.groups.is_empty() {
+            self.scratch.formats = encoding.into_formats();
             return;
         }
         let began = Instant::now();
-        let Selecting { shares, deferred } =
-            Selecting::new(&mut self.groups, self.deferral.as_mut(), &mut encoding, before.offset);
+        let Selecting { shares, deferred } = Selecting::new(
+            &mut self.groups,
+            self.deferral.as_mut(),
+            &mut encoding,
+            before.offset,
+            &mut self.scratch.found,
+        );
         self.stats.encoded.fetch_add(encoding.encoded(), Ordering::Relaxed);
-        let (arenas, bytes, changes) = encoding.freeze();
+        let bytes = encoding.freeze();
         let now = Instant::now();
         let its = shares.iter().map(|(group, share)| (group, &share.events[..]));
         let cycle = self.window.push(events, bytes, its, now);
@@ -208,12 +224,13 @@ impl<F: Frame> Broadcaster<F> {
         if !self.is_blocked() {
             self.blocked.clear();
         }
-        let (mut wakers, mut full): (Vec<Waker>, Vec<usize>) = (Vec::new(), Vec::new());
+        let (mut wakers, mut full): (Wakers, Vec<usize>) = (Wakers::new(), Vec::new());
         for (group, share) in shares {
-            let (arenas, queue_size) = (&arenas[&group.format][..], self.config.queue_size);
+            let (arenas, queue_size) = (encoding.arenas(&group.format), self.config.queue_size);
             let (offset, end) = (before.offset, self.reached.offset);
             let floor = self.window.floor();
-            let part = Part { cycle, at: now, changes: &changes, offset, end, arenas, queue_size, floor };
+            let changes = encoding.changes();
+            let part = Part { cycle, at: now, changes, offset, end, arenas, queue_size, floor };
             {
                 let mut log = group.log.lock();
                 log.append(&part, share, &mut full, &mut wakers);
@@ -226,6 +243,7 @@ impl<F: Frame> Broadcaster<F> {
                 waker.wake();
             }
         }
+        self.scratch.formats = encoding.into_formats();
         if let Some(deferral) = &mut self.deferral {
             deferral.defer(&mut self.groups, &deferred, batches, last_relist, &before, &self.reached);
         }
@@ -258,7 +276,7 @@ impl<F: Frame> Broadcaster<F> {
 
     /// Wakes every waiting cursor although nothing was published, because its reader has something else to report.
     pub fn notify_watches(&self) {
-        let mut wakers = Vec::new();
+        let mut wakers = Wakers::new();
         for group in self.groups.iter() {
             group.log.lock().take_wakers(&mut wakers);
         }
@@ -314,7 +332,7 @@ impl<F: Frame> Broadcaster<F> {
     }
 
     fn end_all(&self, end: &End) {
-        let mut wakers = Vec::new();
+        let mut wakers = Wakers::new();
         for group in self.groups.iter() {
             let mut log = group.log.lock();
             log.end.get_or_insert_with(|| end.clone());

@@ -1,6 +1,6 @@
 //! Encoding of the changes of one publish cycle, each at most once for each format and variant.
 
-use std::{borrow::Borrow, collections::HashMap};
+use std::{borrow::Borrow, collections::HashMap, fmt};
 
 use foldhash::fast::RandomState;
 use smallvec::SmallVec;
@@ -10,14 +10,17 @@ use crate::model::{Batch, Cause, Change, ResourceVersion, Transition};
 
 /// Arenas of one publish cycle, and the position of each event in them.
 pub(super) struct Encoding<'a, F: Frame> {
-    changes: Vec<(&'a Batch, &'a Change)>,
+    changes: SmallVec<[(&'a Batch, &'a Change); 1]>,
     /// Offset of the first change.
     first: u64,
     /// Relists in order: the position of the first change from which one is the last, and its offset.
-    relists: Vec<(usize, u64)>,
-    formats: HashMap<F::Format, FormatArenas<F>, RandomState>,
+    relists: SmallVec<[(usize, u64); 1]>,
+    formats: Formats<F>,
     encoded: u64,
 }
+
+/// Arenas of one publish cycle by format. An empty one serves the next cycle, which then allocates none.
+pub(super) type Formats<F> = HashMap<<F as Frame>::Format, FormatArenas<F>, RandomState>;
 
 /// A group's share of a publish cycle.
 #[derive(Default)]
@@ -49,21 +52,22 @@ pub(super) struct Span {
     pub(super) end: usize,
 }
 
-/// Frozen arenas by format.
-pub(super) type Arenas<F> = HashMap<<F as Frame>::Format, Vec<F>, RandomState>;
-
-struct FormatArenas<F: Frame> {
-    full: Vec<F>,
+/// Arenas of one format.
+pub(super) struct FormatArenas<F: Frame> {
+    full: SmallVec<[F; 1]>,
     /// Bytes of the full arenas.
     bytes: usize,
     open: F::Arena,
-    /// Spans by change, by variant, by the flag that is true for the last event of a closed batch, and by the one that is true
-    /// after a relist.
-    spans: HashMap<(usize, Variant, bool, bool), Span, RandomState>,
+    /// Spans by the position of the change.
+    spans: SmallVec<[SmallVec<[(Form, Span); 1]>; 1]>,
 }
 
+/// Form in which a change is encoded: the variant, a flag that is true for the last event of a closed batch, and one that is true
+/// after a relist.
+type Form = (Variant, bool, bool);
+
 /// Form in which a change is encoded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Variant {
     Unchanged,
     Entered,
@@ -107,9 +111,14 @@ impl Span {
 
 impl<'a, F: Frame> Encoding<'a, F> {
     /// Prepares the encoding of batches, whose first change has the offset `first`. `last_relist` is the offset of the last
-    /// relist before them; it is updated.
-    pub(super) fn new<B: Borrow<Batch>>(batches: &'a [B], first: u64, last_relist: &mut Option<u64>) -> Self {
-        let (mut changes, mut relists) = (Vec::new(), Vec::from_iter(last_relist.map(|relist| (0, relist))));
+    /// relist before them; it is updated. `formats` must be empty.
+    pub(super) fn new<B: Borrow<Batch>>(
+        batches: &'a [B],
+        first: u64,
+        last_relist: &mut Option<u64>,
+        formats: Formats<F>,
+    ) -> Self {
+        let (mut changes, mut relists) = (SmallVec::new(), SmallVec::from_iter(last_relist.map(|relist| (0, relist))));
         for batch in batches.iter().map(Borrow::borrow) {
             // A relist that does not change the version leaves no gap.
             if batch.is_gap() {
@@ -119,7 +128,7 @@ impl<'a, F: Frame> Encoding<'a, F> {
             }
             changes.extend(batch.changes.iter().map(|change| (batch, change)));
         }
-        Self { changes, first, relists, formats: HashMap::default(), encoded: 0 }
+        Self { changes, first, relists, formats, encoded: 0 }
     }
 
     /// Returns the changes of the cycle, in order, each with its batch.
@@ -149,15 +158,16 @@ impl<'a, F: Frame> Encoding<'a, F> {
                 reached = *first + at as u64 + 1;
             }
             let notice = GroupEvent { relisted, open: batch.is_open, ..notice };
-            let span = arenas.spans.entry((at, Variant::of(transition), closes, relisted)).or_insert_with(|| {
+            let form = (Variant::of(transition), closes, relisted);
+            let span = arenas.span(at, form).unwrap_or_else(|| {
                 *encoded += 1;
-                encode(&mut arenas.full, &mut arenas.bytes, &mut arenas.open, format, &notice)
+                arenas.encode((at, form), format, &notice)
             });
             let is_passed = |passed: &usize| *passed < at || closes && std::ptr::eq(all[*passed].0, batch);
             let before = suppressed.partition_point(|before| *before < at) as u32;
             let passed = suppressed.partition_point(is_passed) as u32;
             let end = suppressed[..passed as usize].last().map_or(0, |last| last + 1).max(at + 1);
-            share.push(Share { span: *span, version: version.clone(), at, suppressed: before, passed, end });
+            share.push(Share { span, version: version.clone(), at, suppressed: before, passed, end });
         }
         GroupShare { events: share, suppressed }
     }
@@ -167,42 +177,64 @@ impl<'a, F: Frame> Encoding<'a, F> {
         self.encoded
     }
 
-    /// Returns the arenas, the bytes that all of them take, and the changes.
-    pub(super) fn freeze(self) -> (Arenas<F>, usize, Vec<(&'a Batch, &'a Change)>) {
-        let mut bytes = 0;
-        let frozen = self.formats.into_iter().map(|(format, mut arenas)| {
-            bytes += arenas.bytes + F::bytes(&arenas.open);
-            arenas.full.push(F::freeze(arenas.open));
-            (format, arenas.full)
-        });
-        let frozen = frozen.collect();
-        (frozen, bytes, self.changes)
+    /// Makes all arenas immutable. Returns the bytes that they take.
+    pub(super) fn freeze(&mut self) -> usize {
+        self.formats.values_mut().map(FormatArenas::freeze).sum()
     }
-}
 
-/// Appends one event to the open arena, and first begins another if that is full.
-fn encode<F: Frame>(
-    full: &mut Vec<F>,
-    full_bytes: &mut usize,
-    open: &mut F::Arena,
-    format: &F::Format,
-    notice: &GroupEvent<'_>,
-) -> Span {
-    let size = F::size(open);
-    if size >= ARENA_SIZE {
-        *full_bytes += F::bytes(open);
-        full.push(F::freeze(std::mem::take(open)));
+    /// Returns the arenas of a format, once they are immutable.
+    pub(super) fn arenas(&self, format: &F::Format) -> &[F] {
+        self.formats.get(format).map_or(&[], |arenas| &arenas.full)
     }
-    let start = F::size(open);
-    F::encode(open, format, notice);
-    Span { arena: full.len(), start, end: F::size(open) }
+
+    /// Returns the memory of the formats, for the next cycle.
+    pub(super) fn into_formats(self) -> Formats<F> {
+        let mut formats = self.formats;
+        formats.clear();
+        formats
+    }
 }
 
 // === impl FormatArenas ===
 
+impl<F: Frame> FormatArenas<F> {
+    /// Returns the position of a change in this form, if it is encoded.
+    fn span(&self, at: usize, form: Form) -> Option<Span> {
+        self.spans.get(at)?.iter().find_map(|(other, span)| (*other == form).then_some(*span))
+    }
+
+    /// Appends an event to the open arena, and first begins another if that is full.
+    fn encode(&mut self, (at, form): (usize, Form), format: &F::Format, notice: &GroupEvent<'_>) -> Span {
+        if F::size(&self.open) >= ARENA_SIZE {
+            self.freeze();
+        }
+        let start = F::size(&self.open);
+        F::encode(&mut self.open, format, notice);
+        let span = Span { arena: self.full.len(), start, end: F::size(&self.open) };
+        if self.spans.len() <= at {
+            self.spans.resize_with(at + 1, SmallVec::new);
+        }
+        self.spans[at].push((form, span));
+        span
+    }
+
+    /// Makes the open arena immutable. Returns the bytes of all.
+    fn freeze(&mut self) -> usize {
+        self.bytes += F::bytes(&self.open);
+        self.full.push(F::freeze(std::mem::take(&mut self.open)));
+        self.bytes
+    }
+}
+
 impl<F: Frame> Default for FormatArenas<F> {
     fn default() -> Self {
-        Self { full: Vec::new(), bytes: 0, open: F::Arena::default(), spans: HashMap::default() }
+        Self { full: SmallVec::new(), bytes: 0, open: F::Arena::default(), spans: SmallVec::new() }
+    }
+}
+
+impl<F: Frame> fmt::Debug for FormatArenas<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FormatArenas").field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }
 

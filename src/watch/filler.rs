@@ -33,8 +33,8 @@ use super::{
     End, Frame,
     bulk::{BulkQueue, Work},
     config::BroadcasterStats,
-    encoding::{Encoding, GroupShare},
-    group::{Group, Part},
+    encoding::{Encoding, Formats, GroupShare},
+    group::{Group, Part, Wakers},
     selected::Selected,
     selection_budget::{Clock, Meter},
     window::Window,
@@ -274,14 +274,14 @@ impl<F: Frame> Filler<F> {
     /// offset.
     fn fill(&self, job: Job<F>) -> Vec<Filled<F>> {
         let Job { groups, selected, block: Block { batches, mut last_relist, first, end }, .. } = job;
-        let mut encoding = Encoding::<F>::new(&batches, first, &mut last_relist);
+        let mut encoding = Encoding::<F>::new(&batches, first, &mut last_relist, Formats::<F>::default());
         let mut share = |(filled, selected): (Filled<F>, Selected)| {
             let (share, _) = filled.group.share(&mut encoding, selected, Some(self.clock()));
             (filled, share)
         };
         let shares: Vec<(Filled<F>, GroupShare)> = groups.into_iter().zip(selected).map(&mut share).collect();
         self.stats.encoded.fetch_add(encoding.encoded(), Ordering::Relaxed);
-        let (arenas, bytes, changes) = encoding.freeze();
+        let bytes = encoding.freeze();
         let at = Instant::now();
         let cycle = if shares.iter().any(|(_, share)| !share.events.is_empty()) {
             // Its events were counted when they were published.
@@ -290,17 +290,16 @@ impl<F: Frame> Filler<F> {
         } else {
             0
         };
-        let (mut left, mut wakers, mut full) = (Vec::with_capacity(shares.len()), Vec::new(), Vec::new());
+        let (mut left, mut wakers, mut full) = (Vec::with_capacity(shares.len()), Wakers::new(), Vec::new());
         for (filled, share) in shares {
-            let arenas = arenas.get(&filled.group.format).map_or(&[][..], Vec::as_slice);
             let (offset, queue_size) = (first, self.queue_size);
             let part = Part {
                 cycle,
                 at,
-                changes: &changes,
+                changes: encoding.changes(),
                 offset,
                 end: end.offset,
-                arenas,
+                arenas: encoding.arenas(&filled.group.format),
                 queue_size,
                 floor: self.window.floor(),
             };
@@ -329,7 +328,7 @@ impl<F: Frame> Filler<F> {
 
     /// Ends groups that have not kept up with the history.
     fn lose(&self, groups: Vec<Filled<F>>, oldest: &ResourceVersion) {
-        let mut wakers = Vec::new();
+        let mut wakers = Wakers::new();
         for Filled { group, id, .. } in groups {
             {
                 let mut log = group.log.lock();

@@ -26,6 +26,7 @@ use std::{
 };
 
 use slab::Slab;
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
@@ -166,6 +167,9 @@ struct BlockRight {
     /// Budget of its client.
     budget: Arc<SharedBudget>,
 }
+
+/// Wakers of the readers of a group, nearly always of one.
+pub(super) type Wakers = SmallVec<[Waker; 1]>;
 
 const MIN_TRIM_RUNS: usize = 4;
 
@@ -382,7 +386,7 @@ impl<F: Frame> Log<F> {
     }
 
     /// Takes the wakers of all parked slots; the caller wakes them once the lock is free.
-    pub(super) fn take_wakers(&mut self, wakers: &mut Vec<Waker>) {
+    pub(super) fn take_wakers(&mut self, wakers: &mut Wakers) {
         for index in self.parked.drain(..) {
             wakers.extend(self.slots.get_mut(index).and_then(|slot| slot.waker.take()));
         }

@@ -86,7 +86,11 @@ mod tests {
     use super::*;
     use crate::{
         model::{Batch, Cause, Change, EventType, Object, Transition},
-        watch::{Deliveries, encoding::Encoding, selected::Selected},
+        watch::{
+            Deliveries,
+            encoding::{Encoding, Formats},
+            selected::Selected,
+        },
     };
 
     #[test]
@@ -98,7 +102,7 @@ mod tests {
             Change { old: None, new: Some(object), version: version.clone(), cause: Cause::Change, index_values: None };
         let (before, changes) = (ResourceVersion::decimal(0), vec![change; 4]);
         let batches = [Batch { before, after: version, changes, is_relist: false, is_open: true }];
-        let mut encoding = Encoding::<Deliveries>::new(&batches, 0, &mut None);
+        let mut encoding = Encoding::<Deliveries>::new(&batches, 0, &mut None, Formats::<Deliveries>::default());
         let added = Transition { event_type: EventType::Added, cause: Cause::Change };
         let mut share = |changes: &[usize]| {
             let events = changes.iter().map(|at| (*at, added)).collect();

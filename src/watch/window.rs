@@ -8,6 +8,7 @@ use std::{
     sync::{Arc, Weak, atomic::Ordering},
 };
 
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{Frame, Retention, config::BroadcasterStats, encoding::Share, group::Group, run};
@@ -39,7 +40,7 @@ struct RetainedCycle<F: Frame> {
     size: usize,
     at: Instant,
     /// Groups with runs of this cycle.
-    groups: Box<[Weak<Group<F>>]>,
+    groups: SmallVec<[Weak<Group<F>>; 1]>,
 }
 
 /// Logs with runs of dropped cycles.
@@ -72,7 +73,8 @@ impl<F: Frame> Window<F> {
         shares: impl Iterator<Item = (&'a Arc<Group<F>>, &'a [Share])>,
         now: Instant,
     ) -> u64 {
-        let (mut size, mut groups) = (arenas + size_of::<RetainedCycle<F>>(), Vec::with_capacity(shares.size_hint().0));
+        let (mut size, mut groups) =
+            (arenas + size_of::<RetainedCycle<F>>(), SmallVec::with_capacity(shares.size_hint().0));
         for (group, share) in shares.filter(|(_, share)| !share.is_empty()) {
             size += size_of::<Weak<Group<F>>>() + run::bytes::<F>(share);
             groups.push(Arc::downgrade(group));
@@ -80,7 +82,7 @@ impl<F: Frame> Window<F> {
         let mut retained = self.retained.lock();
         retained.cycle += 1;
         let cycle = retained.cycle;
-        retained.cycles.push_back(RetainedCycle { cycle, events, size, at: now, groups: groups.into() });
+        retained.cycles.push_back(RetainedCycle { cycle, events, size, at: now, groups });
         retained.events += events;
         retained.size += size;
         let forgotten = retained.evict_old(now);

@@ -13,6 +13,8 @@ use std::{
     time::Duration,
 };
 
+use smallvec::SmallVec;
+
 use super::groups::Groups;
 use crate::{
     model::{Batch, Change, HistoryPosition, ResourceVersion},
@@ -32,9 +34,18 @@ use crate::{
 
 /// Result of selecting for one publish cycle, by group.
 pub(super) struct Selecting<F: Frame> {
-    pub(super) shares: Vec<(Arc<Group<F>>, GroupShare)>,
+    pub(super) shares: SmallVec<[(Arc<Group<F>>, GroupShare); 1]>,
     /// Groups that did not fit: their logs have nothing of this cycle.
     pub(super) deferred: Vec<usize>,
+}
+
+/// Groups that a cycle concerns, found by their routes; empty between two cycles, which use its memory.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// Ids of those that one change may concern.
+    ids: Vec<usize>,
+    /// Changes found for each, by its id.
+    selected: HashMap<usize, Selected, foldhash::fast::RandomState>,
 }
 
 /// Groups that the writer has no time for.
@@ -78,6 +89,8 @@ struct Time {
 
 /// Deferred groups that are checked in a cycle.
 const CHECKED_GROUPS: usize = 16;
+/// Groups for which the memory of a cycle is kept.
+const MAX_KEPT: usize = 1024;
 /// Minimum time for which a group stays deferred.
 const MIN_DEFERRAL: Duration = Duration::from_secs(1);
 /// Part of the budget, in percent, within which everything that the writer evaluates must fit before it takes a group back.
@@ -92,6 +105,7 @@ impl<F: Frame> Selecting<F> {
         mut deferral: Option<&mut Deferral<F>>,
         encoding: &mut Encoding<'_, F>,
         offset: u64,
+        found: &mut Found,
     ) -> Self {
         let changes = encoding.changes().len() as u64;
         let left = deferral.as_mut().map(|deferral| deferral.take_back(groups, offset, changes));
@@ -102,9 +116,8 @@ impl<F: Frame> Selecting<F> {
         let (all, selective): (Vec<usize>, Vec<usize>) = free.into_iter().partition(selects_all);
         let mut unrouted: Vec<(usize, Selected)> =
             all.into_iter().chain(selective).map(|id| (id, Selected::default())).collect();
-        let mut routed: HashMap<usize, Selected, foldhash::fast::RandomState> = HashMap::default();
         let mut budgeted = BudgetedGroups::new(within.iter().map(|id| &groups[*id]), changes, left.unwrap_or(0));
-        let mut found = Vec::new();
+        let Found { ids, selected: routed } = found;
         // Change by change: what one group has read of an object is available to the others, and is not kept for long.
         for (at, (batch, change)) in encoding.changes().iter().enumerate() {
             let select = |id: usize, selected: &mut Selected| {
@@ -113,8 +126,8 @@ impl<F: Frame> Selecting<F> {
             for (id, selected) in &mut unrouted {
                 select(*id, selected);
             }
-            groups.routes.find(change, &mut found);
-            for id in found.drain(..) {
+            groups.routes.find(change, ids);
+            for id in ids.drain(..) {
                 if is_within(&id) {
                     budgeted.add(&groups[id]);
                 } else {
@@ -126,17 +139,11 @@ impl<F: Frame> Selecting<F> {
             }
         }
         let BudgetedGroups { groups: within, selected, time, cost, .. } = budgeted;
-        let (mut chosen, mut deferred) = (unrouted, Vec::new());
-        for ((group, selected), is_deferred) in within.iter().zip(selected).zip(time.is_deferred) {
-            if is_deferred {
-                deferred.push(group.id);
-            } else {
-                chosen.push((group.id, selected));
-            }
-        }
-        chosen.extend(routed);
-        let (mut shares, mut spent) = (Vec::new(), time.spent);
-        for (id, selected) in chosen {
+        let (within, deferred): (Vec<_>, Vec<_>) =
+            within.iter().zip(selected).zip(time.is_deferred).partition(|(_, is_deferred)| !is_deferred);
+        let within = within.into_iter().map(|((group, selected), _)| (group.id, selected));
+        let (mut shares, mut spent) = (SmallVec::new(), time.spent);
+        for (id, selected) in unrouted.into_iter().chain(within).chain(routed.drain()) {
             let group = &groups[id];
             let (share, time) =
                 group.share(encoding, selected, deferral.as_ref().map(|deferral| deferral.filler.clock()));
@@ -149,7 +156,9 @@ impl<F: Frame> Selecting<F> {
             deferral.budget.spend(spent);
             deferral.cost = cost;
         }
-        Self { shares, deferred }
+        routed.shrink_to(MAX_KEPT);
+        ids.shrink_to(MAX_KEPT);
+        Self { shares, deferred: deferred.into_iter().map(|((group, _), _)| group.id).collect() }
     }
 }
 

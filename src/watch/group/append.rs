@@ -1,12 +1,12 @@
 //! Appending a group's share of a publish cycle to its log, by the writer or by the thread that fills the group; trimming
 //! of the log, and the memory that it releases.
 
-use std::{sync::atomic::Ordering, task::Waker};
+use std::sync::atomic::Ordering;
 
 use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
-use super::{Log, MIN_TRIM_RUNS, Slot};
+use super::{Log, MIN_TRIM_RUNS, Slot, Wakers};
 use crate::{
     model::{Batch, Change, ResourceVersion},
     sync::AtomicU64,
@@ -48,7 +48,7 @@ impl<F: Frame> Log<F> {
         part: &Part<'_, F>,
         share: GroupShare,
         full: &mut Vec<usize>,
-        wakers: &mut Vec<Waker>,
+        wakers: &mut Wakers,
     ) {
         self.pass(part, &share);
         let GroupShare { events, suppressed } = share;

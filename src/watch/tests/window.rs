@@ -8,8 +8,8 @@ use super::*;
 use crate::{
     model::Transition,
     watch::{
-        encoding::Encoding,
-        group::{Group, Part},
+        encoding::{Encoding, Formats},
+        group::{Group, Part, Wakers},
         selected::Selected,
         window::Window,
         writer_signals::WriterSignals,
@@ -121,18 +121,18 @@ async fn a_cycle_dropped_before_it_is_appended_is_not_retained() {
     let reached = HistoryPosition { version: version(0), offset: 0 };
     let group = Arc::new(Group::new(0, Arc::new(Selection::default()), letter, false, reached, writer_signals));
     let batches = [World::at(0).one("a", "web")];
-    let mut encoding = Encoding::new(&batches, 0, &mut None);
+    let mut encoding = Encoding::<Text>::new(&batches, 0, &mut None, Formats::<Text>::default());
     let added = Transition { event_type: EventType::Added, cause: Cause::Change };
     let share = encoding.share(&letter, 0, Selected { events: smallvec![(0, added)], suppressed: Vec::new() });
-    let (arenas, bytes, changes) = encoding.freeze();
+    let bytes = encoding.freeze();
     let now = tokio::time::Instant::now();
 
     let cycle = window.push(1, bytes, [(&group, &share.events[..])].into_iter(), now);
     window.push(1, 0, [].into_iter(), now);
-    let (changes, arenas) = (&changes[..], &arenas[&letter][..]);
+    let (changes, arenas) = (encoding.changes(), encoding.arenas(&letter));
     let part =
         Part { cycle, at: now, changes, offset: 0, end: 1, arenas, queue_size: usize::MAX, floor: window.floor() };
     let mut log = group.log.lock();
-    log.append(&part, share, &mut Vec::new(), &mut Vec::new());
+    log.append(&part, share, &mut Vec::new(), &mut Wakers::new());
     assert_eq!((log.head, log.tail(), log.runs.len()), (1, 1, 0), "it is told from the history");
 }
