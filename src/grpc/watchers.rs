@@ -4,21 +4,24 @@
 //! request: the body of a client that has stopped reading is not polled, and could not update it.
 
 mod ended;
+mod record;
 mod watcher;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Bound,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use parking_lot::Mutex;
+use tracing::Span;
 
-pub(super) use self::watcher::{WatchAccess, WatcherInfo};
+pub(super) use self::watcher::{WatchAccess, WatcherInfo, WatcherPart};
 use self::{
     ended::EndedWatches,
-    watcher::{Counts, Watcher},
+    record::{BodyRecord, Counts},
+    watcher::Watcher,
 };
 use super::{
     audited_call::AuditedCall,
@@ -74,6 +77,8 @@ struct Open {
 pub(super) struct WatcherEntry {
     id: u64,
     watcher: Arc<Watcher>,
+    /// Record of the body that it reads.
+    record: Arc<BodyRecord>,
     watchers: Arc<Watchers>,
     _permit: Permit,
 }
@@ -95,6 +100,8 @@ const DRAIN_SHARE: f64 = 0.8;
 /// Number of slots into which the spread is divided.
 const DRAIN_PLACES: u64 = 10_007;
 
+/// Newest watches with which a new one is compared, to share with them what is alike.
+const MAX_COMPARED: usize = 16;
 /// Maximum and default number of watches in one response.
 const MAX_WATCHERS: usize = 10_000;
 
@@ -110,19 +117,22 @@ impl Watchers {
     pub(super) fn enter(
         self: &Arc<Self>,
         info: WatcherInfo,
+        part: WatcherPart,
         selection: Arc<Selection>,
-        stream: Option<StreamHandle>,
     ) -> Result<WatcherEntry, ApiError> {
         let permit = self.quota.take(info.caller.origin()).map_err(ApiError::TooManyWatchers)?;
-        let watcher = Arc::new(Watcher::new(info, selection, stream));
         let mut open = self.open.lock();
+        let last = open.watchers.values().rev().take(MAX_COMPARED);
+        let alike = last.map(|other| &other.info).find(|other| other.is_like(&info)).cloned();
+        let watcher = Arc::new(Watcher::new(alike.unwrap_or_else(|| Arc::new(info)), part, selection));
         open.last_id += 1;
         let id = open.last_id;
         if watcher.info.queue.policy == Coalesce {
             open.coalescing.insert(id, Arc::clone(&watcher));
         }
         open.watchers.insert(id, Arc::clone(&watcher));
-        Ok(WatcherEntry { id, watcher, watchers: Arc::clone(self), _permit: permit })
+        let record = watcher.record();
+        Ok(WatcherEntry { id, watcher, record, watchers: Arc::clone(self), _permit: permit })
     }
 
     /// Changes the rights of an open watch. Returns true if they are other ones than before: the caller then wakes the watches of
@@ -136,7 +146,7 @@ impl Watchers {
     pub(super) fn granted(&self) -> Vec<GrantedWatch> {
         let open = self.open.lock();
         let granted = |(id, watcher): (&u64, &Arc<Watcher>)| {
-            let grant = Arc::clone(watcher.info.grant.as_ref()?);
+            let grant = Arc::clone(watcher.part.grant.as_ref()?);
             let namespaces = watcher.access.namespaces();
             Some(GrantedWatch { id: *id, resource: Arc::clone(&watcher.info.resource), grant, namespaces })
         };
@@ -152,19 +162,19 @@ impl Watchers {
             let blocking: Vec<(u64, Arc<Watcher>)> = {
                 let open = self.open.lock();
                 // On a Subscribe stream, others share the window; the end of a paused watch is sent.
-                let is_resettable = |info: &WatcherInfo| info.queue.policy == Block && info.subscription.is_none();
+                let is_resettable = |info: &WatcherInfo| info.queue.policy == Block && info.stream_id == 0;
                 let blocking = open.watchers.iter().filter(|(_, watcher)| is_resettable(&watcher.info));
                 blocking.map(|(id, watcher)| (*id, Arc::clone(watcher))).collect()
             };
             let mut found = BTreeSet::new();
             for (id, watcher) in blocking {
-                let gauge = watcher.progress.lock().gauge.clone();
+                let gauge = watcher.record().gauge();
                 if !gauge.is_some_and(|gauge| gauge.is_evicted()) {
                     continue;
                 }
-                match &watcher.stream {
+                match &watcher.part.stream {
                     Some(stream) if untold.contains(&id) => {
-                        let WatcherInfo { resource, caller, .. } = &watcher.info;
+                        let WatcherInfo { resource, caller, .. } = &*watcher.info;
                         tracing::debug!(resource = resource.name, peer = ?caller.peer, "stream reset");
                         watcher.end.lock().get_or_insert_with(|| Box::new(WatchEnd::evicted()));
                         stream.reset();
@@ -192,7 +202,7 @@ impl Watchers {
     /// Returns an open watch: its resource, its selection, and what operators see of it.
     pub(super) fn find(&self, id: u64) -> Option<(Arc<ServedResource>, Arc<Selection>, pb::Watcher)> {
         let watcher = self.open.lock().watchers.get(&id).cloned()?;
-        let selection = Arc::clone(&watcher.progress.lock().selection);
+        let selection = watcher.record().selection();
         Some((Arc::clone(&watcher.info.resource), selection, watcher.to_proto(id)))
     }
 
@@ -254,8 +264,9 @@ impl Watchers {
         };
         for watcher in open {
             let load = loads.entry(watcher.info.resource.calls.id()).or_default();
-            load.parked += u64::from(watcher.is_parked());
-            load.max_lag = load.max_lag.max(watcher.lag());
+            let record = watcher.record();
+            load.parked += u64::from(record.gauge().is_none());
+            load.max_lag = load.max_lag.max(record.lag(&watcher.info.resource));
         }
         loads
     }
@@ -287,12 +298,12 @@ impl WatcherEntry {
 
     /// Counts events that were handed to the transport, up to this version.
     pub(super) fn sent(&self, events: u64, bytes: usize, version: Option<&ResourceVersion>) {
-        self.watcher.sent.0.lock().add(events, bytes, version);
+        self.record.sent(events, bytes, version);
     }
 
     /// Counts bytes of bookmarks and errors.
     pub(super) fn sent_bytes(&self, bytes: usize) {
-        self.watcher.sent.0.lock().bytes += bytes as u64;
+        self.record.sent_bytes(bytes);
     }
 
     /// Records the reason for which the server ends the watch; the first one counts.
@@ -314,27 +325,28 @@ impl WatcherEntry {
 
     /// Counts events that were lost under DROP.
     pub(super) fn dropped(&self, events: u64) {
-        self.watcher.dropped.fetch_add(events, Ordering::Relaxed);
+        self.record.dropped(events);
     }
 
     /// Counts changes that the view suppressed.
     pub(super) fn suppressed(&self, changes: u64) {
-        self.watcher.suppressed.fetch_add(changes, Ordering::Relaxed);
+        self.record.suppressed(changes);
     }
 
     /// Is sent what another watch of its stream is sent, from now on.
-    pub(super) fn share(&self, body_of: &Self) {
-        self.watcher.share(&body_of.watcher);
+    pub(super) fn share(&mut self, body_of: &Self) {
+        self.record = Arc::clone(&body_of.record);
+        self.watcher.share(Arc::clone(&self.record));
     }
 
     /// Is sent nothing of another watch any more.
-    pub(super) fn unshare(&self) {
-        self.watcher.unshare();
+    pub(super) fn unshare(&mut self) {
+        self.record = self.watcher.unshare();
     }
 
     /// Returns its entry in the audit log.
     pub(super) fn audited(&self) -> Option<&AuditedCall> {
-        self.watcher.info.audited.as_ref()
+        self.watcher.part.audited.as_ref()
     }
 
     /// Records that the watch ends as another one does.
@@ -347,17 +359,17 @@ impl WatcherEntry {
 
     /// Returns the handle by which the transport ends this stream.
     pub(super) fn stream(&self) -> Option<StreamHandle> {
-        self.watcher.stream.clone()
+        self.watcher.part.stream.clone()
     }
 
     /// Sets the state of the watch.
     pub(super) fn enters(&self, state: pb::WatcherState) {
-        self.watcher.progress.lock().state = state;
+        self.record.progress.lock().state = state;
     }
 
     /// Sets the cursor that the watch reads; without one it is parked.
     pub(super) fn reads(&self, cursor: Option<&Cursor<WireFrame>>) {
-        let mut progress = self.watcher.progress.lock();
+        let mut progress = self.record.progress.lock();
         progress.gauge = cursor.map(Cursor::gauge);
         if let Some(cursor) = cursor {
             progress.selection = Arc::clone(cursor.selection());
@@ -369,15 +381,17 @@ impl Drop for WatcherEntry {
     fn drop(&mut self) {
         let watcher = &self.watcher;
         watcher.unshare();
-        let WatcherInfo { resource, audited, .. } = &watcher.info;
-        if let Some(audited) = audited {
+        let resource = &watcher.info.resource;
+        if let Some(audited) = &watcher.part.audited {
             audited.sends(watcher.counts().events);
         }
-        let is_stalled = watcher.stream.as_ref().is_some_and(StreamHandle::is_stalled);
+        let is_stalled = watcher.part.stream.as_ref().is_some_and(StreamHandle::is_stalled);
         let gone = if is_stalled { WatchEnd::stalled } else { WatchEnd::cancelled };
         let end = watcher.end.lock().take().map_or_else(gone, |end| *end);
         let reason = end.reason();
-        watcher.span.record("informerd.end_reason", reason);
+        if let Some(span) = &watcher.span {
+            span.record("informerd.end_reason", reason);
+        }
         let ended = pb::Watcher {
             state: pb::WatcherState::Ended.into(),
             queued: 0,
@@ -389,7 +403,7 @@ impl Drop for WatcherEntry {
             ..watcher.to_proto(self.id)
         };
         tracing::debug!(
-            parent: &watcher.span,
+            parent: watcher.span.as_deref().and_then(Span::id),
             resource = resource.name,
             reason,
             events = ended.sent,

@@ -1,51 +1,57 @@
-//! One open watch: its own record of what it was sent, and its state for operators.
+//! One open watch: what it is, its rights, and how much of what a body hands out it was sent.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
 };
 
 use parking_lot::Mutex;
 use tracing::Span;
 
+use super::record::{BodyRecord, Counts, now, time_of};
 use crate::{
     auth::Identity,
     grpc::{
         audited_call::AuditedCall,
-        call::{Caller, Subscription},
-        frame::WireFrame,
+        call::Caller,
         grant::Grant,
-        held_snapshots::{Age, Holder, StreamCharge},
+        held_snapshots::{Age, Holder},
         resource::ServedResource,
         status::ApiError,
         watch_end::WatchEnd,
     },
-    model::{Namespaces, ResourceVersion, Selection},
+    model::{Namespaces, Selection},
     proto::{self, PayloadFormat, pb},
     transport::StreamHandle,
-    watch::{CursorGauge, CursorState, QueueOptions, Waiting},
+    watch::QueueOptions,
 };
 
-/// Properties of a watch that do not change while it is open.
+/// Properties in which the watches of a client are mostly alike: they share them.
 #[derive(Debug)]
 pub(in crate::grpc) struct WatcherInfo {
     pub(in crate::grpc) resource: Arc<ServedResource>,
     pub(in crate::grpc) caller: Caller,
     pub(in crate::grpc) identity: Option<Identity>,
-    /// Rights that were checked when it was opened; none where nobody is authorized.
-    pub(in crate::grpc) grant: Option<Arc<Grant>>,
     pub(in crate::grpc) queue: QueueOptions,
     pub(in crate::grpc) format: PayloadFormat,
     /// View as the client requested it.
     pub(in crate::grpc) view: Option<Box<pb::View>>,
     /// Client program.
     pub(in crate::grpc) user_agent: Arc<str>,
+    /// Number of its Subscribe stream; 0 of a watch with a stream of its own.
+    pub(in crate::grpc) stream_id: u64,
+}
+
+/// Properties of one watch alone.
+#[derive(Debug)]
+pub(in crate::grpc) struct WatcherPart {
+    /// Rights that were checked when it was opened; none where nobody is authorized.
+    pub(in crate::grpc) grant: Option<Arc<Grant>>,
     pub(in crate::grpc) audited: Option<AuditedCall>,
-    /// Its place on a Subscribe stream; none of a stream of its own.
-    pub(in crate::grpc) subscription: Option<Subscription>,
+    /// Handle of its stream, if its connection polls it.
+    pub(in crate::grpc) stream: Option<StreamHandle>,
+    /// Id that its client has chosen; 0 of a watch with a stream of its own.
+    pub(in crate::grpc) watch_id: u32,
 }
 
 /// Change of the rights of an open watch.
@@ -73,70 +79,29 @@ struct AccessState {
     is_ended: bool,
 }
 
-/// Open watch.
+/// Open watch. Its size counts: an idle one that shares a body has little else.
 #[derive(Debug)]
 pub(super) struct Watcher {
-    pub(super) info: WatcherInfo,
+    pub(super) info: Arc<WatcherInfo>,
+    pub(super) part: WatcherPart,
     pub(super) access: NewAccess,
-    pub(super) stream: Option<StreamHandle>,
-    since: SystemTime,
-    pub(super) sent: Sent,
-    pub(super) dropped: AtomicU64,
-    pub(super) suppressed: AtomicU64,
-    pub(super) progress: Mutex<Progress>,
+    /// Time at which it was opened, in nanoseconds since 1970.
+    since: u64,
+    reading: Mutex<Reading>,
     /// Reason for which the server ends it.
     pub(super) end: Mutex<Option<Box<WatchEnd>>>,
-    /// Span of its stream.
-    pub(super) span: Span,
+    /// Span of its stream, if it is enabled.
+    pub(super) span: Option<Box<Span>>,
 }
 
-/// Everything that a delivery changes, in one cache line: an event for a thousand watches misses it a thousand times.
+/// Part of what a body hands out that is for one watch.
 #[derive(Debug)]
-#[repr(align(64))]
-pub(super) struct Sent(pub(super) Mutex<SentEvents>);
-
-#[derive(Debug)]
-pub(super) struct SentEvents {
-    count: u64,
-    pub(super) bytes: u64,
-    /// Time of the last progress, in nanoseconds since 1970: half the size of a `SystemTime`.
-    at: u64,
-    version: Option<ResourceVersion>,
-}
-
-const _: () = assert!(size_of::<Sent>() == 64);
-
-#[derive(Debug)]
-pub(super) struct Progress {
-    pub(super) selection: Arc<Selection>,
-    pub(super) state: pb::WatcherState,
-    /// Charge of the changes that the last check found merged for this watch.
-    merged: Option<Arc<StreamCharge>>,
-    /// Age of the resource at the last check that found no merged changes.
-    not_merging_at: Option<Age>,
-    /// Gauge of the cursor; a parked watch has none.
-    pub(super) gauge: Option<CursorGauge<WireFrame>>,
-    /// The watch whose body this one shares.
-    pub(super) shares: Option<Box<Shares>>,
-}
-
-/// Watch of a Subscribe stream that sends the same to another one, and what it had sent before.
-#[derive(Debug)]
-pub(super) struct Shares {
-    pub(super) body_of: Arc<Watcher>,
-    before: Counts,
-}
-
-/// Numbers of what a watch was sent.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Counts {
-    pub(super) events: u64,
-    pub(super) bytes: u64,
-    pub(super) dropped: u64,
-    pub(super) suppressed: u64,
-    /// Time of the last progress, in nanoseconds since 1970.
-    at: u64,
-    version: Option<ResourceVersion>,
+struct Reading {
+    record: Arc<BodyRecord>,
+    /// Difference between what the watch was sent and what its body has sent, modulo 2^64; 0 of a watch with a body of its own.
+    offset: Counts,
+    /// Bytes that it was sent before it began to share the body of another watch.
+    bytes_before: Option<u64>,
 }
 
 // === impl NewAccess ===
@@ -178,197 +143,126 @@ impl NewAccess {
     }
 }
 
+// === impl WatcherInfo ===
+
+impl WatcherInfo {
+    /// Returns true if a watch with these properties has the same ones.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        let Self { resource, caller, identity, queue, format, view, user_agent, stream_id } = self;
+        *stream_id == other.stream_id
+            && Arc::ptr_eq(resource, &other.resource)
+            && *caller == other.caller
+            && *queue == other.queue
+            && *format == other.format
+            && *identity == other.identity
+            && *user_agent == other.user_agent
+            && *view == other.view
+    }
+}
+
 // === impl Watcher ===
 
 impl Watcher {
-    pub(super) fn new(info: WatcherInfo, selection: Arc<Selection>, stream: Option<StreamHandle>) -> Self {
-        let state = pb::WatcherState::Unspecified;
-        Self {
-            info,
-            access: NewAccess::new(selection.namespaces.clone()),
-            stream,
-            since: SystemTime::now(),
-            sent: Sent(Mutex::new(SentEvents { count: 0, bytes: 0, at: now(), version: None })),
-            dropped: AtomicU64::new(0),
-            suppressed: AtomicU64::new(0),
-            progress: Mutex::new(Progress {
-                selection,
-                state,
-                merged: None,
-                not_merging_at: None,
-                gauge: None,
-                shares: None,
-            }),
-            end: Mutex::new(None),
-            span: Span::current(),
-        }
+    pub(super) fn new(info: Arc<WatcherInfo>, part: WatcherPart, selection: Arc<Selection>) -> Self {
+        let access = NewAccess::new(selection.namespaces.clone());
+        let record = Arc::new(BodyRecord::new(selection, Counts::default()));
+        let reading = Reading { record, offset: Counts::default(), bytes_before: None };
+        let span = Some(Span::current()).filter(|span| !span.is_none()).map(Box::new);
+        Self { info, part, access, since: now(), reading: Mutex::new(reading), end: Mutex::new(None), span }
     }
 
-    /// Returns the watch whose body this one shares.
-    fn body_of(&self) -> Option<Arc<Self>> {
-        self.progress.lock().shares.as_ref().map(|shares| Arc::clone(&shares.body_of))
+    /// Returns the record of the body that the watch reads.
+    pub(super) fn record(&self) -> Arc<BodyRecord> {
+        Arc::clone(&self.reading.lock().record)
     }
 
     /// Returns what the watch was sent, also while it shared the body of another.
     pub(super) fn counts(&self) -> Counts {
-        // Held while the numbers are read: they do not decrease when the watch shares no longer.
-        let progress = self.progress.lock();
-        let own = self.own_counts();
-        let Some(Shares { body_of, before }) = progress.shares.as_deref() else { return own };
-        let shared = body_of.own_counts();
-        Counts {
-            events: own.events + shared.events - before.events,
-            bytes: own.bytes + shared.bytes - before.bytes,
-            dropped: own.dropped + shared.dropped - before.dropped,
-            suppressed: own.suppressed + shared.suppressed - before.suppressed,
-            at: shared.at,
-            version: shared.version,
-        }
-    }
-
-    fn own_counts(&self) -> Counts {
-        let (events, bytes, at, version) = {
-            let SentEvents { count, bytes, at, version } = &*self.sent.0.lock();
-            (*count, *bytes, *at, version.clone())
-        };
-        let (dropped, suppressed) = (self.dropped.load(Ordering::Relaxed), self.suppressed.load(Ordering::Relaxed));
-        Counts { events, bytes, dropped, suppressed, at, version }
+        self.reading.lock().counts()
     }
 
     /// Shares the body of another watch from now on.
-    pub(super) fn share(&self, body_of: &Arc<Self>) {
-        let (before, selection) = (body_of.own_counts(), Arc::clone(&body_of.progress.lock().selection));
-        let mut progress = self.progress.lock();
-        // The same: its own would take memory for each watch.
-        progress.selection = selection;
-        progress.shares = Some(Box::new(Shares { body_of: Arc::clone(body_of), before }));
-        progress.gauge = None;
+    pub(super) fn share(&self, record: Arc<BodyRecord>) {
+        let mut reading = self.reading.lock();
+        let counts = reading.counts();
+        self.audit(&mut reading, counts);
+        let offset = counts.minus(record.counts());
+        *reading = Reading { record, offset, bytes_before: Some(counts.bytes) };
     }
 
-    /// Shares no body any more, and counts what it was sent meanwhile as its own.
-    pub(super) fn unshare(&self) {
-        let Counts { events, bytes, dropped, suppressed, at, version } = self.counts();
-        let mut progress = self.progress.lock();
-        if progress.shares.take().is_none() {
-            return;
+    /// Has a body of its own from now on, and returns its record. Without a shared one, that is the same as before.
+    pub(super) fn unshare(&self) -> Arc<BodyRecord> {
+        let mut reading = self.reading.lock();
+        if reading.bytes_before.is_some() {
+            let counts = reading.counts();
+            self.audit(&mut reading, counts);
+            let record = Arc::new(reading.record.split(counts));
+            *reading = Reading { record, offset: Counts::default(), bytes_before: None };
         }
-        let mut sent = self.sent.0.lock();
-        if let Some(audited) = &self.info.audited {
-            audited.sends_bytes((bytes - sent.bytes) as usize);
+        Arc::clone(&reading.record)
+    }
+
+    /// Adds to the audit log what the watch was sent of another one's body: the bytes of its own are counted as they are sent.
+    fn audit(&self, reading: &mut Reading, counts: Counts) {
+        if let (Some(before), Some(audited)) = (reading.bytes_before.take(), &self.part.audited) {
+            audited.sends_bytes((counts.bytes - before) as usize);
         }
-        *sent = SentEvents { count: events, bytes, at, version };
-        self.dropped.store(dropped, Ordering::Relaxed);
-        self.suppressed.store(suppressed, Ordering::Relaxed);
     }
 
-    /// Returns true if the watch holds only a version.
-    pub(super) fn is_parked(&self) -> bool {
-        self.body_of().map_or_else(|| self.progress.lock().gauge.is_none(), |other| other.is_parked())
-    }
-
-    /// Returns the age of the oldest event that waits for the watch; zero if there is none.
-    pub(super) fn lag(&self) -> Duration {
-        if let Some(other) = self.body_of() {
-            return other.lag();
-        }
-        let gauge = self.progress.lock().gauge.clone();
-        let since = match gauge.as_ref().and_then(CursorGauge::waiting) {
-            Some(Waiting::Nothing) => None,
-            Some(Waiting::Since(at)) => Some(at),
-            Some(Waiting::After(Some(version))) => self.info.resource.informer.waiting_since(&version),
-            Some(Waiting::After(None)) | None => {
-                let version = self.sent.0.lock().version.clone();
-                version.and_then(|version| self.info.resource.informer.waiting_since(&version))
-            }
-        };
-        since.map_or(Duration::ZERO, |at| at.elapsed())
-    }
-
-    /// Returns the changes that are merged for this watch; an empty holder once after they were sent; none otherwise.
+    /// Returns the changes that are merged for this watch: none if it shares the body of another one, for which they count.
     pub(super) fn merging(&self, before: Age, now: Age) -> Option<Holder> {
-        let gauge = self.progress.lock().gauge.clone();
-        let state = gauge.as_ref().and_then(CursorGauge::state);
-        let mut progress = self.progress.lock();
-        if let Some(CursorState::Coalescing { entries, bodies }) = state {
-            let since = progress.not_merging_at.unwrap_or(before);
-            let charge = progress.merged.get_or_insert_with(|| Arc::new(StreamCharge::new(self.stream.clone())));
-            return Some(Holder { charge: Arc::clone(charge), since, own: entries, bodies: bodies as u64 });
-        }
-        progress.not_merging_at = Some(now);
-        progress.merged.take().map(|charge| Holder { charge, since: now, own: 0, bodies: 0 })
-    }
-
-    /// Returns the state for operators: while the watch is live, it depends on the cursor.
-    fn state(state: pb::WatcherState, gauge: Option<&CursorGauge<WireFrame>>) -> pb::WatcherState {
-        match gauge.filter(|_| state == pb::WatcherState::Live).and_then(CursorGauge::state) {
-            Some(CursorState::Frozen) => pb::WatcherState::Frozen,
-            Some(CursorState::Blocking) => pb::WatcherState::Blocking,
-            Some(CursorState::Coalescing { .. }) => pb::WatcherState::Coalescing,
-            Some(CursorState::Following) | None => state,
-        }
+        let record = {
+            let reading = self.reading.lock();
+            reading.bytes_before.is_none().then(|| Arc::clone(&reading.record))
+        };
+        record?.merging(self.part.stream.as_ref(), before, now)
     }
 
     pub(super) fn to_proto(&self, id: u64) -> pb::Watcher {
-        let WatcherInfo { resource, caller, identity, queue, format, view, user_agent, subscription, .. } = &self.info;
-        let place = subscription.map(|Subscription { stream_id, watch_id, .. }| (stream_id, watch_id));
-        let (stream_id, watch_id) = place.unwrap_or_default();
-        let other = self.body_of();
-        let (selection, state, gauge) = {
-            let Progress { selection, state, gauge, .. } = &*other.as_deref().unwrap_or(self).progress.lock();
-            (Arc::clone(selection), *state, gauge.clone())
+        let WatcherInfo { resource, caller, identity, queue, format, view, user_agent, stream_id } = &*self.info;
+        let WatcherPart { stream, watch_id, .. } = &self.part;
+        // Both at one time: the numbers do not decrease when the watch shares no longer.
+        let (record, Counts { events, bytes, dropped, suppressed }) = {
+            let reading = self.reading.lock();
+            (Arc::clone(&reading.record), reading.counts())
         };
-        let Counts { events, bytes, dropped, suppressed, at, version } = self.counts();
-        let lag = gauge.as_ref().and_then(CursorGauge::lag);
+        let (state, queued) = record.state();
+        let (progress, version) = record.reached();
         pb::Watcher {
             id,
             resource: resource.name.clone(),
             peer: caller.peer.map(|peer| peer.to_string()).unwrap_or_default(),
             identity: identity.as_ref().map(Identity::to_string).unwrap_or_default(),
-            selection: selection.described(resource.is_secret),
+            selection: record.selection().described(resource.is_secret),
             policy: proto::full_channel_policy_name(queue.policy).into(),
             queue_length: u32::try_from(queue.length).unwrap_or(u32::MAX),
-            queued: lag.map_or(0, |lag| u32::try_from(lag).unwrap_or(u32::MAX)),
+            queued: queued.map_or(0, |queued| u32::try_from(queued).unwrap_or(u32::MAX)),
             sent: events,
             dropped,
             resource_version: version.map(|version| version.to_string()).unwrap_or_default(),
-            since: Some(proto::timestamp(self.since)),
-            last_progress: Some(proto::timestamp(UNIX_EPOCH + Duration::from_nanos(at))),
-            parked: gauge.is_none(),
-            state: Self::state(state, gauge.as_ref()).into(),
-            bytes_held: self.stream.as_ref().map_or(0, StreamHandle::bytes_held) as u64,
+            since: Some(proto::timestamp(time_of(self.since))),
+            last_progress: Some(proto::timestamp(progress)),
+            parked: queued.is_none(),
+            state: state.into(),
+            bytes_held: stream.as_ref().map_or(0, StreamHandle::bytes_held) as u64,
             suppressed,
-            lag: prost_types::Duration::try_from(self.lag()).ok(),
+            lag: prost_types::Duration::try_from(record.lag(resource)).ok(),
             bytes_sent: bytes,
             format: proto::payload_format(*format).into(),
             view: view.as_deref().cloned(),
             user_agent: user_agent.to_string(),
-            stream_id,
-            watch_id,
+            stream_id: *stream_id,
+            watch_id: *watch_id,
             ended_at: None,
             end_status: None,
         }
     }
 }
 
-// === impl SentEvents ===
+// === impl Reading ===
 
-impl SentEvents {
-    /// Counts events that were handed to the transport, up to this version.
-    pub(super) fn add(&mut self, events: u64, bytes: usize, version: Option<&ResourceVersion>) {
-        self.count += events;
-        self.bytes += bytes as u64;
-        self.at = now();
-        if let Some(version) = version {
-            match &mut self.version {
-                Some(reached) => reached.clone_from(version),
-                reached => *reached = Some(version.clone()),
-            }
-        }
+impl Reading {
+    fn counts(&self) -> Counts {
+        self.record.counts().plus(self.offset)
     }
-}
-
-/// Returns the present time, in nanoseconds since 1970.
-fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

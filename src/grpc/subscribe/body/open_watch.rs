@@ -96,7 +96,7 @@ impl OpenWatch {
             let (next_id, next) = self.sharing.pop()?;
             (self.id, self.audited) = (next_id, next.audited().cloned());
             let before = self.body.change_owner(next);
-            for (_, sharing) in &self.sharing {
+            for (_, sharing) in &mut self.sharing {
                 sharing.moves_to(&self.body);
             }
             before

@@ -36,6 +36,10 @@ impl SubscribeBody {
             self.encoded_bytes -= encoded_bytes;
             let other_watch = &mut self.bodies[other];
             let sharing = body.share(&mut other_watch.body);
+            // At most 1,024, most of them in large groups: a growth by half would leave much of the memory unused.
+            if other_watch.sharing.len() == other_watch.sharing.capacity() {
+                other_watch.sharing.reserve_exact(1 + other_watch.sharing.len() / 8);
+            }
             other_watch.sharing.push((id, sharing));
             self.watches.insert(id, Subscribed::Open(other));
         }

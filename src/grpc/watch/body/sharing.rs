@@ -66,7 +66,7 @@ impl WatchBody {
 
     /// Gives up the body: the client receives what that of the other watch hands out, which is alike.
     pub(in crate::grpc) fn share(self, other: &mut Self) -> SharingWatch {
-        let Self { watcher, quota, open_view, .. } = self;
+        let Self { mut watcher, quota, open_view, .. } = self;
         watcher.share(&other.watcher);
         other.serves(other.watches + 1);
         SharingWatch { watcher, quota, open_view }
@@ -97,9 +97,9 @@ impl WatchBody {
 
     /// Becomes the body of a watch that shares it. Returns what the one keeps whose body it was.
     pub(in crate::grpc) fn change_owner(&mut self, next: SharingWatch) -> SharingWatch {
-        let SharingWatch { watcher, quota, open_view } = next;
+        let SharingWatch { mut watcher, quota, open_view } = next;
         watcher.unshare();
-        let before = SharingWatch {
+        let mut before = SharingWatch {
             watcher: std::mem::replace(&mut self.watcher, watcher),
             quota: std::mem::replace(&mut self.quota, quota),
             open_view: std::mem::replace(&mut self.open_view, open_view),
@@ -116,7 +116,7 @@ impl WatchBody {
 
     /// Returns a body of its own for a watch that has shared this one, with the same to hand out. `watch` is a duplicate of this one's.
     pub(in crate::grpc) fn split(&self, watch: CacheWatcher<WireFrame>, sharing: SharingWatch) -> Self {
-        let SharingWatch { watcher, quota, open_view } = sharing;
+        let SharingWatch { mut watcher, quota, open_view } = sharing;
         watcher.unshare();
         let body = Self {
             service: self.service.clone(),
@@ -168,8 +168,7 @@ impl SharingWatch {
     }
 
     /// Shares the body of another watch from now on.
-    pub(in crate::grpc) fn moves_to(&self, body: &WatchBody) {
-        self.watcher.unshare();
+    pub(in crate::grpc) fn moves_to(&mut self, body: &WatchBody) {
         self.watcher.share(&body.watcher);
     }
 

@@ -1,0 +1,232 @@
+//! Record of the body of a watch, which watches of a Subscribe stream may share: what it was sent, and its state for operators.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use parking_lot::Mutex;
+
+use crate::{
+    grpc::{
+        frame::WireFrame,
+        held_snapshots::{Age, Holder, StreamCharge},
+        resource::ServedResource,
+    },
+    model::{ResourceVersion, Selection},
+    proto::pb,
+    transport::StreamHandle,
+    watch::{CursorGauge, CursorState, Waiting},
+};
+
+/// Record of a body.
+#[derive(Debug)]
+pub(super) struct BodyRecord {
+    sent: Sent,
+    dropped: AtomicU64,
+    suppressed: AtomicU64,
+    pub(super) progress: Mutex<Progress>,
+}
+
+/// Everything that a delivery changes, in one cache line: an event for a thousand watches misses it a thousand times.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Sent(Mutex<SentEvents>);
+
+#[derive(Debug)]
+struct SentEvents {
+    count: u64,
+    bytes: u64,
+    /// Time of the last progress, in nanoseconds since 1970: half the size of a `SystemTime`.
+    at: u64,
+    version: Option<ResourceVersion>,
+}
+
+const _: () = assert!(size_of::<Sent>() == 64);
+
+#[derive(Debug)]
+pub(super) struct Progress {
+    pub(super) selection: Arc<Selection>,
+    pub(super) state: pb::WatcherState,
+    /// Charge of the changes that the last check found merged.
+    merged: Option<Arc<StreamCharge>>,
+    /// Age of the resource at the last check that found no merged changes.
+    not_merging_at: Option<Age>,
+    /// Gauge of the cursor; a parked watch has none.
+    pub(super) gauge: Option<CursorGauge<WireFrame>>,
+}
+
+/// Numbers of what a watch was sent.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Counts {
+    pub(super) events: u64,
+    pub(super) bytes: u64,
+    pub(super) dropped: u64,
+    pub(super) suppressed: u64,
+}
+
+// === impl BodyRecord ===
+
+impl BodyRecord {
+    /// Returns the record of a body without a cursor, whose watch was sent this much before.
+    pub(super) fn new(selection: Arc<Selection>, before: Counts) -> Self {
+        let Counts { events, bytes, dropped, suppressed } = before;
+        Self {
+            sent: Sent(Mutex::new(SentEvents { count: events, bytes, at: now(), version: None })),
+            dropped: dropped.into(),
+            suppressed: suppressed.into(),
+            progress: Mutex::new(Progress {
+                selection,
+                state: pb::WatcherState::Unspecified,
+                merged: None,
+                not_merging_at: None,
+                gauge: None,
+            }),
+        }
+    }
+
+    /// Returns the record of a body of its own for a watch that shared this one.
+    pub(super) fn split(&self, before: Counts) -> Self {
+        let record = Self::new(self.selection(), before);
+        {
+            let (mut sent, other) = (record.sent.0.lock(), self.sent.0.lock());
+            (sent.at, sent.version) = (other.at, other.version.clone());
+        }
+        record
+    }
+
+    /// Counts events that were handed to the transport, up to this version.
+    pub(super) fn sent(&self, events: u64, bytes: usize, version: Option<&ResourceVersion>) {
+        let mut sent = self.sent.0.lock();
+        sent.count += events;
+        sent.bytes += bytes as u64;
+        sent.at = now();
+        if let Some(version) = version {
+            match &mut sent.version {
+                Some(reached) => reached.clone_from(version),
+                reached => *reached = Some(version.clone()),
+            }
+        }
+    }
+
+    /// Counts bytes of bookmarks and errors.
+    pub(super) fn sent_bytes(&self, bytes: usize) {
+        self.sent.0.lock().bytes += bytes as u64;
+    }
+
+    /// Counts events that were lost under DROP.
+    pub(super) fn dropped(&self, events: u64) {
+        self.dropped.fetch_add(events, Ordering::Relaxed);
+    }
+
+    /// Counts changes that the view suppressed.
+    pub(super) fn suppressed(&self, changes: u64) {
+        self.suppressed.fetch_add(changes, Ordering::Relaxed);
+    }
+
+    /// Returns what was sent.
+    pub(super) fn counts(&self) -> Counts {
+        let (events, bytes) = {
+            let SentEvents { count, bytes, .. } = &*self.sent.0.lock();
+            (*count, *bytes)
+        };
+        let (dropped, suppressed) = (self.dropped.load(Ordering::Relaxed), self.suppressed.load(Ordering::Relaxed));
+        Counts { events, bytes, dropped, suppressed }
+    }
+
+    /// Returns the time of the last progress, and the version of the last event.
+    pub(super) fn reached(&self) -> (SystemTime, Option<ResourceVersion>) {
+        let SentEvents { at, version, .. } = &*self.sent.0.lock();
+        (time_of(*at), version.clone())
+    }
+
+    /// Returns the selection of the cursor.
+    pub(super) fn selection(&self) -> Arc<Selection> {
+        Arc::clone(&self.progress.lock().selection)
+    }
+
+    /// Returns the gauge of the cursor; none of a watch that holds only a version.
+    pub(super) fn gauge(&self) -> Option<CursorGauge<WireFrame>> {
+        self.progress.lock().gauge.clone()
+    }
+
+    /// Returns the age of the oldest event of the resource that waits; zero if there is none.
+    pub(super) fn lag(&self, resource: &ServedResource) -> Duration {
+        let since = match self.gauge().as_ref().and_then(CursorGauge::waiting) {
+            Some(Waiting::Nothing) => None,
+            Some(Waiting::Since(at)) => Some(at),
+            Some(Waiting::After(Some(version))) => resource.informer.waiting_since(&version),
+            Some(Waiting::After(None)) | None => {
+                self.reached().1.and_then(|version| resource.informer.waiting_since(&version))
+            }
+        };
+        since.map_or(Duration::ZERO, |at| at.elapsed())
+    }
+
+    /// Returns the changes that are merged for the cursor; an empty holder once after they were sent; none otherwise.
+    pub(super) fn merging(&self, stream: Option<&StreamHandle>, before: Age, now: Age) -> Option<Holder> {
+        let state = self.gauge().as_ref().and_then(CursorGauge::state);
+        let mut progress = self.progress.lock();
+        if let Some(CursorState::Coalescing { entries, bodies }) = state {
+            let since = progress.not_merging_at.unwrap_or(before);
+            let charge = progress.merged.get_or_insert_with(|| Arc::new(StreamCharge::new(stream.cloned())));
+            return Some(Holder { charge: Arc::clone(charge), since, own: entries, bodies: bodies as u64 });
+        }
+        progress.not_merging_at = Some(now);
+        progress.merged.take().map(|charge| Holder { charge, since: now, own: 0, bodies: 0 })
+    }
+
+    /// Returns the state for operators, and the number of events that wait, if there is a cursor.
+    pub(super) fn state(&self) -> (pb::WatcherState, Option<u64>) {
+        let (state, gauge) = {
+            let Progress { state, gauge, .. } = &*self.progress.lock();
+            (*state, gauge.clone())
+        };
+        // While the watch is live, it depends on the cursor.
+        let cursor = gauge.as_ref().filter(|_| state == pb::WatcherState::Live).and_then(CursorGauge::state);
+        let state = match cursor {
+            Some(CursorState::Frozen) => pb::WatcherState::Frozen,
+            Some(CursorState::Blocking) => pb::WatcherState::Blocking,
+            Some(CursorState::Coalescing { .. }) => pb::WatcherState::Coalescing,
+            Some(CursorState::Following) | None => state,
+        };
+        (state, gauge.map(|gauge| gauge.lag().unwrap_or_default()))
+    }
+}
+
+// === impl Counts ===
+
+impl Counts {
+    /// Returns the sums, modulo 2^64.
+    pub(super) fn plus(self, other: Self) -> Self {
+        self.zip(other, u64::wrapping_add)
+    }
+
+    /// Returns the differences, modulo 2^64.
+    pub(super) fn minus(self, other: Self) -> Self {
+        self.zip(other, u64::wrapping_sub)
+    }
+
+    fn zip(self, other: Self, of: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            events: of(self.events, other.events),
+            bytes: of(self.bytes, other.bytes),
+            dropped: of(self.dropped, other.dropped),
+            suppressed: of(self.suppressed, other.suppressed),
+        }
+    }
+}
+
+/// Returns the present time, in nanoseconds since 1970.
+pub(super) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Returns the time of so many nanoseconds since 1970.
+pub(super) fn time_of(nanos: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_nanos(nanos)
+}
