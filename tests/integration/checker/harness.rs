@@ -237,6 +237,7 @@ impl Harness {
             Step::Read(place, pieces) => self.read(*place, *pieces).await,
             Step::Leave(place, lost) => self.disconnect(*place, *lost),
             Step::Break(place, lost) => self.break_shared(*place, *lost),
+            Step::HalfClose(place) => self.half_close_shared(*place).await,
             Step::Resume(place, from) => {
                 self.disconnect(*place, 0);
                 self.rest().await;

@@ -79,6 +79,8 @@ pub(crate) enum Step {
     Resume(usize, ResumeFrom),
     /// Break of a client's Subscribe stream: all its clients leave, each with the loss of so many of its last messages.
     Break(usize, usize),
+    /// End of the requests of a client's Subscribe stream: its watches stay open.
+    HalfClose(usize),
     Wait(u64),
     /// Unary call, which replaces the one in this place.
     Ask(usize, Question),
@@ -409,6 +411,7 @@ pub(super) fn any_step() -> impl Strategy<Value = Step> {
         3 => (place(), lost).prop_map(|(place, lost)| Step::Leave(place, lost)),
         7 => (place(), from).prop_map(|(place, from)| Step::Resume(place, from)),
         1 => (place(), 0_usize..3).prop_map(|(place, lost)| Step::Break(place, lost)),
+        1 => place().prop_map(Step::HalfClose),
         4 => (10_u64..3000).prop_map(Step::Wait),
         3 => (0..CALLS, any_list(prop_oneof![Just(0), 1_u32..4])).prop_map(|(place, list)| Step::Ask(place, list)),
         1 => (0..CALLS, any_question(select(&KEYS[..]).prop_map(QuestionKind::Get)))

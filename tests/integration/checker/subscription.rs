@@ -40,7 +40,8 @@ pub(crate) struct Subscription {
     pub(crate) ids: BTreeMap<u32, User>,
     /// Largest id that was ever in use.
     last_id: u32,
-    requests: mpsc::Sender<Bytes>,
+    /// Sender of requests; none once the client has closed its half of the stream.
+    requests: Option<mpsc::Sender<Bytes>>,
     /// Response; none after its end.
     body: Option<Pin<Box<grpc::Body>>>,
     flag: Arc<Flag>,
@@ -90,6 +91,9 @@ pub(crate) struct StreamTally {
     pub(crate) breaks: u64,
     /// Streams that the server has ended.
     pub(crate) drains: u64,
+    /// Streams that were half closed with watches, and those of them that ended after the last watch.
+    pub(crate) half_closed: u64,
+    pub(crate) completed: u64,
     /// Watches of several resources on one stream.
     pub(crate) mixed: u64,
     /// Times that a server served several watches as one.
@@ -110,6 +114,8 @@ impl AddAssign<&Self> for StreamTally {
         self.reused_ids += other.reused_ids;
         self.breaks += other.breaks;
         self.drains += other.drains;
+        self.half_closed += other.half_closed;
+        self.completed += other.completed;
         self.mixed += other.mixed;
         self.served_as_one += other.served_as_one;
     }
@@ -126,12 +132,21 @@ impl Subscription {
         request.extensions_mut().insert(Peer::Tcp(([10, 0, 0, peer], port).into()));
         let Ok(response) = routes.call(request).await;
         assert_eq!(status(response.headers()), None, "a stream without watches is not refused");
-        let (ids, body) = (BTreeMap::new(), Some(Box::pin(response.into_body())));
+        let (ids, body, requests) = (BTreeMap::new(), Some(Box::pin(response.into_body())), Some(requests));
         Self { server, peer, port, ids, last_id: 0, requests, body, flag: Arc::default(), waits: false }
     }
 
     pub(crate) fn is_over(&self) -> bool {
         self.body.is_none()
+    }
+
+    /// Sends no more requests: the stream ends after its last watch.
+    pub(crate) fn half_closes(&mut self) {
+        self.requests = None;
+    }
+
+    pub(crate) fn is_half_closed(&self) -> bool {
+        self.requests.is_none()
     }
 
     /// Breaks the stream.
@@ -142,7 +157,8 @@ impl Subscription {
 
     /// Sends a request, which the server reads at the next poll.
     pub(crate) fn send(&self, request: &pb::SubscribeRequest) {
-        let sent = self.requests.try_send(frame(&request.encode_to_vec()));
+        let requests = self.requests.as_ref().expect("nothing is sent on a stream that is half closed");
+        let sent = requests.try_send(frame(&request.encode_to_vec()));
         // It is closed once the server has ended the stream.
         assert!(!matches!(sent, Err(TrySendError::Full(_))), "the server reads all requests at a poll");
     }

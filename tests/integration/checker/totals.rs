@@ -156,6 +156,8 @@ impl Totals {
             ("id that was in use before", &streams.reused_ids),
             ("stream that broke with several watches", &streams.breaks),
             ("stream that ended with its server", &streams.drains),
+            ("stream that was half closed with watches", &streams.half_closed),
+            ("half closed stream that ended after its last watch", &streams.completed),
             ("stream with two resources", &streams.mixed),
             ("object that can no longer be served", not_served),
             ("object that can no longer be served, found at a relist", not_listed),

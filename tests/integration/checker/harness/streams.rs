@@ -42,7 +42,9 @@ impl Harness {
         (start, min, asked): (Start, Option<String>, Moment),
     ) {
         let (server, peer) = (self.current, client.record.plan.peer);
-        let is_its = |stream: &Subscription| (stream.server, stream.peer) == (server, peer) && !stream.is_over();
+        let is_its = |stream: &Subscription| {
+            (stream.server, stream.peer) == (server, peer) && !stream.is_over() && !stream.is_half_closed()
+        };
         let at = if let Some(at) = self.streams.iter().position(is_its) {
             at
         } else {
@@ -72,10 +74,21 @@ impl Harness {
     }
 
     /// Counts the servers at which watches of a stream are served as one: there are fewer cursors than watches. Verifies that each of
-    /// the watches is counted.
+    /// the watches is counted, and that the server lists for each as many events as its client has received: all were read.
     async fn count_served_as_one(&mut self) {
-        for server in &mut self.servers {
-            let listed = server.watchers().await.into_iter().filter(|watcher| !watcher.parked).count() as u64;
+        for (at, server) in self.servers.iter_mut().enumerate() {
+            let watchers = server.watchers().await;
+            for client in self.places.iter().flatten() {
+                let Some(Shared { stream, id, stage: Stage::Joined, .. }) = client.shared() else { continue };
+                let Subscription { server, peer, port, .. } = self.streams[stream];
+                let peer = format!("10.0.0.{peer}:{port}");
+                let its = |watcher: &&pb::Watcher| server == at && (&*watcher.peer, watcher.watch_id) == (&*peer, id);
+                if let (Some(watcher), Some(segment)) = (watchers.iter().find(its), client.record.segments.last()) {
+                    let events = segment.messages.iter().filter(|received| received.message.object.is_some()).count();
+                    assert_eq!(watcher.sent, events as u64, "the events of {watcher:?}");
+                }
+            }
+            let listed = watchers.into_iter().filter(|watcher| !watcher.parked).count() as u64;
             let (mut cursors, mut watchers) = (0, 0);
             for stats in server.informers().filter_map(InformerHandle::watch_stats) {
                 cursors += stats.cursors.load(Ordering::Relaxed);
@@ -178,6 +191,10 @@ impl Harness {
 
     /// Resumes the clients of a stream that read now, and pauses those that do not read with others.
     fn pause(&mut self, at: usize, reads: impl Fn(usize) -> bool) {
+        if self.streams[at].is_half_closed() {
+            // Nobody is paused.
+            return;
+        }
         let (mut pause, mut resume) = (Vec::new(), Vec::new());
         for place in self.clients_of(at) {
             let Some(client) = &mut self.places[place] else { continue };
@@ -213,12 +230,16 @@ impl Harness {
             Piece::Over(status) => {
                 let Subscription { server, ref ids, .. } = self.streams[at];
                 let is_draining = self.servers[server].is_draining();
-                let is_right = |status: &Status| is_draining && (&*status.reason, status.code) == ("DRAINING", 14);
+                let is_completed = self.streams[at].is_half_closed() && !is_draining;
+                let expected = if is_completed { ("", 0) } else { ("DRAINING", 14) };
+                let is_right =
+                    |status: &Status| (is_draining || is_completed) && (&*status.reason, status.code) == expected;
                 if !status.as_ref().is_ok_and(is_right) || !ids.is_empty() {
                     let what = format!("a stream ended with {status:?}, and these watches had not: {ids:?}");
                     self.is_wrong(what);
                 }
-                self.stream_tally.drains += 1;
+                self.stream_tally.drains += u64::from(is_draining);
+                self.stream_tally.completed += u64::from(is_completed);
             }
         }
         for (place, moment) in moments.iter().filter(|(place, _)| !received.contains(place)) {
@@ -288,6 +309,7 @@ impl Harness {
                 client.waits(*moment);
             }
         }
+        let is_half_closed = self.streams[at].is_half_closed();
         let Subscription { server, ref ids, .. } = self.streams[at];
         let is_untold = |(_, user): &(&u32, &User)| match user {
             User::Closed { .. } => true,
@@ -295,13 +317,35 @@ impl Harness {
         };
         if let Some((id, user)) = ids.iter().find(is_untold) {
             self.is_wrong(format!("there is nothing to read, and the watch {id} was not ended: {user:?}"));
-        } else if ids.is_empty() && self.servers[server].is_draining() && !self.streams[at].is_over() {
-            self.is_wrong("the server drains, and a stream without watches has not ended".to_owned());
+        } else if ids.is_empty()
+            && (self.servers[server].is_draining() || is_half_closed)
+            && !self.streams[at].is_over()
+        {
+            self.is_wrong(
+                "the server drains or the stream is half closed, and without watches it has not ended".to_owned(),
+            );
         }
     }
 
-    /// Closes the watch of a client that leaves.
+    /// Ends the requests of a client's stream, after nobody is paused: what is paused then remains so.
+    pub(super) async fn half_close_shared(&mut self, place: usize) {
+        let Some(Shared { stream: at, .. }) = self.shared_of(place) else { return };
+        if self.streams[at].is_half_closed() {
+            return;
+        }
+        self.pause(at, |_| true);
+        self.streams[at].half_closes();
+        self.stream_tally.half_closed += 1;
+        self.answer_shared(at).await;
+        let moments = self.moments_of(at);
+        self.poll_shared(at, SHUT, &moments, None);
+    }
+
+    /// Closes the watch of a client that leaves; of a stream that is half closed, the stream.
     pub(super) fn close_shared(&mut self, place: usize, lost: usize, moment: Moment) {
+        if self.shared_of(place).is_some_and(|shared| self.streams[shared.stream].is_half_closed()) {
+            return self.break_shared(place, lost);
+        }
         let (Some(Shared { stream: at, id, stage, .. }), Some(client)) =
             (self.shared_of(place), &mut self.places[place])
         else {
