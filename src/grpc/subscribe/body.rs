@@ -77,7 +77,8 @@ pub(in crate::grpc) struct SubscribeBody {
     /// Watches of the last request that are not being opened yet.
     to_open: VecDeque<pb::OpenWatch>,
     ready: Arc<ReadyList>,
-    /// Keys of the bodies whose turn comes, in order.
+    /// Keys of the bodies whose turn comes, in order, perhaps with some of bodies that are gone. A body has one turn in a response: a
+    /// delivery that it shares with another one may be before its last one.
     turns: VecDeque<usize>,
     /// Watches that were closed or refused, and the last messages for them.
     ended: VecDeque<(u32, Chunk)>,
@@ -372,7 +373,8 @@ impl SubscribeBody {
                 late.push(key);
                 continue;
             }
-            let Some(watch) = self.bodies.get(key) else { continue };
+            // Otherwise this was the turn of a body that is gone, whose key another one has by now.
+            let Some(watch) = self.bodies.get(key).filter(|watch| watch.has_turn) else { continue };
             let used = self.deliveries.with(0) + more_ids(watch.count());
             let left = most.saturating_sub(used);
             let is_alone = self.deliveries.is_empty();

@@ -22,6 +22,7 @@ use std::{
 };
 
 use foldhash::fast::RandomState;
+use smallvec::SmallVec;
 
 use super::root::FileId;
 use crate::model::{Event, Lineage, Object, ObjectKey, ResourceVersion};
@@ -32,7 +33,8 @@ pub(super) struct Catalog {
     lineage: Lineage,
     /// Number of the last change; 0 before the first application.
     number: u128,
-    files: HashMap<Arc<str>, FileRecord, RandomState>,
+    /// Records of the files, boxed: up to half of the table is unused.
+    files: HashMap<Arc<str>, Box<FileRecord>, RandomState>,
     /// Claims of files on keys, the served one of a key first.
     claims: BTreeSet<Claim>,
     /// Served objects that no file contains any more.
@@ -96,10 +98,12 @@ pub(super) enum Content {
 
 #[derive(Debug, Default)]
 struct FileRecord {
-    id: Option<FileId>,
     stamp: Option<Stamp>,
+    /// Identity of the file that was last opened, unless the stamp has it.
+    opened: Option<Box<FileId>>,
     is_missing: bool,
-    objects: Vec<Arc<Object>>,
+    /// Objects of the file, nearly always one.
+    objects: SmallVec<[Arc<Object>; 1]>,
 }
 
 /// Claim of a file on a key. The order of claims is their precedence.
@@ -109,7 +113,7 @@ struct Claim {
     /// True if the file is missing.
     is_missing: bool,
     path: Arc<str>,
-    position: usize,
+    position: u32,
 }
 
 /// Objects served before an application, under the keys that it touches.
@@ -175,16 +179,17 @@ impl Catalog {
     /// Returns a known file's identity when it was last read, and the number of its objects.
     pub(super) fn read_as(&self, path: &str) -> Option<(FileId, usize)> {
         let record = self.files.get(path)?;
-        record.id.map(|id| (id, record.objects.len()))
+        record.id().map(|id| (id, record.objects.len()))
     }
 
     /// Returns true if these are the known objects of a file. A scan that reads all files again need not keep the unchanged ones
     /// until its end.
     pub(super) fn holds(&self, path: &str, objects: &[Object]) -> bool {
         let is_known = |(known, object): (&Arc<Object>, &Object)| known.key() == object.key() && is_same(known, object);
-        self.files.get(path).is_some_and(|FileRecord { objects: known, .. }| {
-            known.len() == objects.len() && known.iter().zip(objects).all(is_known)
-        })
+        self.files
+            .get(path)
+            .map(|record| &record.objects)
+            .is_some_and(|known| known.len() == objects.len() && known.iter().zip(objects).all(is_known))
     }
 
     /// Returns all known files.
@@ -262,6 +267,8 @@ impl Catalog {
         if first {
             // All at once: the objects were decoded with version 1 already.
             self.number = 1;
+            // In the order of their keys, the nodes are left half empty.
+            self.claims = std::mem::take(&mut self.claims).into_iter().collect();
             return events;
         }
         for (old, winner) in present {
@@ -292,7 +299,7 @@ impl Catalog {
             Content::Unusable(reason) => Err(reason),
         };
         let record = self.files.entry(path.clone()).or_default();
-        (record.id, record.stamp) = (id.or(record.id), stamp);
+        record.is_read(id, stamp);
         match objects {
             Ok(objects) => {
                 self.set_missing(&path, false, before);
@@ -313,7 +320,7 @@ impl Catalog {
         record.is_missing = is_missing;
         let objects = record.objects.clone();
         self.remember(objects.iter().map(|object| object.key()), before);
-        for (position, object) in objects.iter().enumerate() {
+        for (position, object) in (0..).zip(&objects) {
             let claim = |is_missing| Claim { key: object.key().clone(), is_missing, path: path.clone(), position };
             self.claims.remove(&claim(!is_missing));
             self.claims.insert(claim(is_missing));
@@ -334,16 +341,16 @@ impl Catalog {
     fn replace(&mut self, path: &Arc<str>, new: Vec<Object>, before: &mut Before) {
         let (old, is_missing) = match self.files.get(path) {
             Some(record) => (record.objects.clone(), record.is_missing),
-            None => (Vec::new(), false),
+            None => (SmallVec::new(), false),
         };
         self.remember(old.iter().map(|object| object.key()).chain(new.iter().map(Object::key)), before);
         let claim =
             |position, object: &Object| Claim { key: object.key().clone(), is_missing, path: path.clone(), position };
-        for (position, object) in old.iter().enumerate() {
+        for (position, object) in (0..).zip(&old) {
             self.claims.remove(&claim(position, object));
             self.count_kind(object.kind(), false);
         }
-        for (position, object) in new.iter().enumerate() {
+        for (position, object) in (0..).zip(&new) {
             self.claims.insert(claim(position, object));
             self.count_kind(object.kind(), true);
         }
@@ -355,7 +362,7 @@ impl Catalog {
     /// Serves the first claim of a key: `old` itself if it is the same, or else a change with its version.
     fn serve(&mut self, old: Option<Arc<Object>>, winner: &Claim) -> Option<Event> {
         let next = self.next_version();
-        let slot = self.files.get_mut(&winner.path)?.objects.get_mut(winner.position)?;
+        let slot = self.files.get_mut(&winner.path)?.objects.get_mut(winner.position as usize)?;
         let added = match old {
             Some(old) if is_same(&old, slot) => {
                 *slot = old;
@@ -378,7 +385,7 @@ impl Catalog {
     }
 
     fn claimed(&self, claim: &Claim) -> Option<&Arc<Object>> {
-        self.files.get(&claim.path)?.objects.get(claim.position)
+        self.files.get(&claim.path)?.objects.get(claim.position as usize)
     }
 
     fn count_kind(&mut self, kind: &str, more: bool) {
@@ -395,6 +402,22 @@ impl Catalog {
                 self.kinds.insert(kind.into(), 1);
             }
         }
+    }
+}
+
+// === impl FileRecord ===
+
+impl FileRecord {
+    /// Returns the identity of the file when it was last opened.
+    fn id(&self) -> Option<FileId> {
+        self.opened.as_deref().copied().or(self.stamp.map(|stamp| stamp.id))
+    }
+
+    /// Records that the file was read; without an identity, it could not be opened.
+    fn is_read(&mut self, id: Option<FileId>, stamp: Option<Stamp>) {
+        let id = id.or(self.id());
+        self.opened = id.filter(|id| stamp.is_none_or(|stamp| stamp.id != *id)).map(Box::new);
+        self.stamp = stamp;
     }
 }
 
