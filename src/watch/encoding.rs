@@ -58,16 +58,18 @@ pub(super) struct FormatArenas<F: Frame> {
     /// Bytes of the full arenas.
     bytes: usize,
     open: F::Arena,
-    /// Spans by the position of the change.
-    spans: SmallVec<[SmallVec<[(Form, Span); 1]>; 1]>,
+    /// First event, and its position: at a moderate rate there is no other one in a cycle.
+    first: Option<(EventKey, Span)>,
+    /// Positions of the other events.
+    others: HashMap<EventKey, Span, RandomState>,
 }
 
-/// Form in which a change is encoded: the variant, a flag that is true for the last event of a closed batch, and one that is true
-/// after a relist.
-type Form = (Variant, bool, bool);
+/// Key of an event: its change, the variant, a flag that is true for the last event of a closed batch, and one that is true after a
+/// relist.
+type EventKey = (usize, Variant, bool, bool);
 
 /// Form in which a change is encoded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Variant {
     Unchanged,
     Entered,
@@ -158,10 +160,10 @@ impl<'a, F: Frame> Encoding<'a, F> {
                 reached = *first + at as u64 + 1;
             }
             let notice = GroupEvent { relisted, open: batch.is_open, ..notice };
-            let form = (Variant::of(transition), closes, relisted);
-            let span = arenas.span(at, form).unwrap_or_else(|| {
+            let key = (at, Variant::of(transition), closes, relisted);
+            let span = arenas.span(&key).unwrap_or_else(|| {
                 *encoded += 1;
-                arenas.encode((at, form), format, &notice)
+                arenas.encode(key, format, &notice)
             });
             let is_passed = |passed: &usize| *passed < at || closes && std::ptr::eq(all[*passed].0, batch);
             let before = suppressed.partition_point(|before| *before < at) as u32;
@@ -198,23 +200,24 @@ impl<'a, F: Frame> Encoding<'a, F> {
 // === impl FormatArenas ===
 
 impl<F: Frame> FormatArenas<F> {
-    /// Returns the position of a change in this form, if it is encoded.
-    fn span(&self, at: usize, form: Form) -> Option<Span> {
-        self.spans.get(at)?.iter().find_map(|(other, span)| (*other == form).then_some(*span))
+    /// Returns the position of an event, if it is encoded.
+    fn span(&self, key: &EventKey) -> Option<Span> {
+        let first = self.first.as_ref().filter(|(first, _)| first == key);
+        first.map(|(_, span)| span).or_else(|| self.others.get(key)).copied()
     }
 
     /// Appends an event to the open arena, and first begins another if that is full.
-    fn encode(&mut self, (at, form): (usize, Form), format: &F::Format, notice: &GroupEvent<'_>) -> Span {
+    fn encode(&mut self, key: EventKey, format: &F::Format, notice: &GroupEvent<'_>) -> Span {
         if F::size(&self.open) >= ARENA_SIZE {
             self.freeze();
         }
         let start = F::size(&self.open);
         F::encode(&mut self.open, format, notice);
         let span = Span { arena: self.full.len(), start, end: F::size(&self.open) };
-        if self.spans.len() <= at {
-            self.spans.resize_with(at + 1, SmallVec::new);
+        match self.first {
+            None => self.first = Some((key, span)),
+            Some(_) => drop(self.others.insert(key, span)),
         }
-        self.spans[at].push((form, span));
         span
     }
 
@@ -228,7 +231,7 @@ impl<F: Frame> FormatArenas<F> {
 
 impl<F: Frame> Default for FormatArenas<F> {
     fn default() -> Self {
-        Self { full: SmallVec::new(), bytes: 0, open: F::Arena::default(), spans: SmallVec::new() }
+        Self { full: SmallVec::new(), bytes: 0, open: F::Arena::default(), first: None, others: HashMap::default() }
     }
 }
 

@@ -25,17 +25,13 @@ use crate::{
 /// Record of a body.
 #[derive(Debug)]
 pub(super) struct BodyRecord {
-    sent: Sent,
+    sent: Mutex<SentEvents>,
     dropped: AtomicU64,
     suppressed: AtomicU64,
     pub(super) progress: Mutex<Progress>,
 }
 
-/// Everything that a delivery changes, in one cache line: an event for a thousand watches misses it a thousand times.
-#[derive(Debug)]
-#[repr(align(64))]
-struct Sent(Mutex<SentEvents>);
-
+/// Everything that a delivery changes, together: an event for a thousand watches misses it a thousand times.
 #[derive(Debug)]
 struct SentEvents {
     count: u64,
@@ -45,18 +41,23 @@ struct SentEvents {
     version: Option<ResourceVersion>,
 }
 
-const _: () = assert!(size_of::<Sent>() == 64);
-
 #[derive(Debug)]
 pub(super) struct Progress {
     pub(super) selection: Arc<Selection>,
     pub(super) state: pb::WatcherState,
-    /// Charge of the changes that the last check found merged.
-    merged: Option<Arc<StreamCharge>>,
-    /// Age of the resource at the last check that found no merged changes.
-    not_merging_at: Option<Age>,
+    /// Result of the last check for merged changes; none under other policies than COALESCE.
+    merging: Option<Box<Merging>>,
     /// Gauge of the cursor; a parked watch has none.
     pub(super) gauge: Option<CursorGauge<WireFrame>>,
+}
+
+/// Result of a check for merged changes.
+#[derive(Debug, Default)]
+struct Merging {
+    /// Charge of those that it found.
+    charge: Option<Arc<StreamCharge>>,
+    /// Age of the resource at the last check that found none.
+    none_at: Option<Age>,
 }
 
 /// Numbers of what a watch was sent.
@@ -75,14 +76,13 @@ impl BodyRecord {
     pub(super) fn new(selection: Arc<Selection>, before: Counts) -> Self {
         let Counts { events, bytes, dropped, suppressed } = before;
         Self {
-            sent: Sent(Mutex::new(SentEvents { count: events, bytes, at: now(), version: None })),
+            sent: Mutex::new(SentEvents { count: events, bytes, at: now(), version: None }),
             dropped: dropped.into(),
             suppressed: suppressed.into(),
             progress: Mutex::new(Progress {
                 selection,
                 state: pb::WatcherState::Unspecified,
-                merged: None,
-                not_merging_at: None,
+                merging: None,
                 gauge: None,
             }),
         }
@@ -92,7 +92,7 @@ impl BodyRecord {
     pub(super) fn split(&self, before: Counts) -> Self {
         let record = Self::new(self.selection(), before);
         {
-            let (mut sent, other) = (record.sent.0.lock(), self.sent.0.lock());
+            let (mut sent, other) = (record.sent.lock(), self.sent.lock());
             (sent.at, sent.version) = (other.at, other.version.clone());
         }
         record
@@ -100,7 +100,7 @@ impl BodyRecord {
 
     /// Counts events that were handed to the transport, up to this version.
     pub(super) fn sent(&self, events: u64, bytes: usize, version: Option<&ResourceVersion>) {
-        let mut sent = self.sent.0.lock();
+        let mut sent = self.sent.lock();
         sent.count += events;
         sent.bytes += bytes as u64;
         sent.at = now();
@@ -114,7 +114,7 @@ impl BodyRecord {
 
     /// Counts bytes of bookmarks and errors.
     pub(super) fn sent_bytes(&self, bytes: usize) {
-        self.sent.0.lock().bytes += bytes as u64;
+        self.sent.lock().bytes += bytes as u64;
     }
 
     /// Counts events that were lost under DROP.
@@ -130,7 +130,7 @@ impl BodyRecord {
     /// Returns what was sent.
     pub(super) fn counts(&self) -> Counts {
         let (events, bytes) = {
-            let SentEvents { count, bytes, .. } = &*self.sent.0.lock();
+            let SentEvents { count, bytes, .. } = &*self.sent.lock();
             (*count, *bytes)
         };
         let (dropped, suppressed) = (self.dropped.load(Ordering::Relaxed), self.suppressed.load(Ordering::Relaxed));
@@ -139,7 +139,7 @@ impl BodyRecord {
 
     /// Returns the time of the last progress, and the version of the last event.
     pub(super) fn reached(&self) -> (SystemTime, Option<ResourceVersion>) {
-        let SentEvents { at, version, .. } = &*self.sent.0.lock();
+        let SentEvents { at, version, .. } = &*self.sent.lock();
         (time_of(*at), version.clone())
     }
 
@@ -170,13 +170,14 @@ impl BodyRecord {
     pub(super) fn merging(&self, stream: Option<&StreamHandle>, before: Age, now: Age) -> Option<Holder> {
         let state = self.gauge().as_ref().and_then(CursorGauge::state);
         let mut progress = self.progress.lock();
+        let merging = progress.merging.get_or_insert_default();
         if let Some(CursorState::Coalescing { entries, bodies }) = state {
-            let since = progress.not_merging_at.unwrap_or(before);
-            let charge = progress.merged.get_or_insert_with(|| Arc::new(StreamCharge::new(stream.cloned())));
+            let since = merging.none_at.unwrap_or(before);
+            let charge = merging.charge.get_or_insert_with(|| Arc::new(StreamCharge::new(stream.cloned())));
             return Some(Holder { charge: Arc::clone(charge), since, own: entries, bodies: bodies as u64 });
         }
-        progress.not_merging_at = Some(now);
-        progress.merged.take().map(|charge| Holder { charge, since: now, own: 0, bodies: 0 })
+        merging.none_at = Some(now);
+        merging.charge.take().map(|charge| Holder { charge, since: now, own: 0, bodies: 0 })
     }
 
     /// Returns the state for operators, and the number of events that wait, if there is a cursor.
