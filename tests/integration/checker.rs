@@ -261,9 +261,9 @@ fn generations_begin_while_a_client_is_paused() {
 fn a_watch_in_the_place_of_a_closed_one_has_one_turn() {
     let share = Some(Share { pauses: false, has_new_ids: false, is_twin: false });
     let other = Plan { share, sends_initial_events: false, ..plain_plan() };
-    let resumed = Plan { bookmark_interval: Some(Duration::from_secs(1)), ..other.clone() };
+    let slower = Plan { bookmark_interval: Some(Duration::from_secs(1)), ..other.clone() };
     let say = |name| Step::SayOpen(vec![put(("shop", name))], 1);
-    let opened = [Step::Open(1, other), Step::Open(0, resumed), Step::Read(0, 9), say("a"), Step::Read(0, 1)];
+    let opened = [Step::Open(1, other), Step::Open(0, slower), Step::Read(0, 9), say("a"), Step::Read(0, 1)];
     let resumes = [Step::Resume(0, ResumeFrom::Last), say("b"), Step::Read(0, 9)];
     let steps = opened.into_iter().chain(resumes).collect();
     let script = Script { config: wide_config(), first: Vec::new(), steps, settles: true };

@@ -171,6 +171,10 @@ impl SubscribeBody {
             {
                 self.begin(open);
             }
+            if self.to_open.is_empty() {
+                // One request may have opened many.
+                self.to_open.shrink_to(MAX_OPENING);
+            }
             if let Poll::Ready(Some((id, audited, opened))) = self.opening.poll_next_unpin(cx) {
                 // Otherwise it was closed meanwhile, and the id may be in use again.
                 if let Ok(opened) = opened {

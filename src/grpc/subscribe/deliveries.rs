@@ -77,7 +77,11 @@ impl Deliveries {
 
     /// Adds messages of watches, each with its prefix; with their end, if they are the last. A watch is added once, so that its
     /// messages stay in order.
-    pub(super) fn add(&mut self, ids: impl IntoIterator<Item = u32>, mut chunk: Chunk, is_end: bool) {
+    pub(super) fn add(&mut self, ids: impl IntoIterator<Item = u32> + Clone, mut chunk: Chunk, is_end: bool) {
+        // After the end of a watch, another one may have its id.
+        let has_one = |delivery: &Delivery| ids.clone().into_iter().any(|id| delivery.ids.contains(&id));
+        let has_had_turn = || self.list.iter().any(|delivery| !delivery.is_end && has_one(delivery));
+        debug_assert!(!has_had_turn(), "a watch has had its turn in this response");
         let at = *self.of_messages.entry((Messages::of(&chunk), is_end)).or_insert(self.list.len());
         if let Some(delivery) = self.list.get_mut(at) {
             let before = delivery.ids.len();

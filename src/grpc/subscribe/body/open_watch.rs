@@ -71,7 +71,7 @@ impl OpenWatch {
     }
 
     /// Returns the ids of its watches.
-    pub(super) fn ids(&self) -> impl Iterator<Item = u32> {
+    pub(super) fn ids(&self) -> impl Iterator<Item = u32> + Clone {
         [self.id].into_iter().chain(self.sharing.iter().map(|(id, _)| *id))
     }
 
