@@ -17,7 +17,7 @@ use std::{
 use parking_lot::Mutex;
 use tracing::Span;
 
-pub(super) use self::watcher::{WatchAccess, WatcherInfo, WatcherPart};
+pub(super) use self::watcher::{OwnInfo, WatchAccess, WatcherInfo};
 use self::{
     ended::EndedWatches,
     record::{BodyRecord, Counts},
@@ -117,14 +117,14 @@ impl Watchers {
     pub(super) fn enter(
         self: &Arc<Self>,
         info: WatcherInfo,
-        part: WatcherPart,
+        own: OwnInfo,
         selection: Arc<Selection>,
     ) -> Result<WatcherEntry, ApiError> {
         let permit = self.quota.take(info.caller.origin()).map_err(ApiError::TooManyWatchers)?;
         let mut open = self.open.lock();
         let last = open.watchers.values().rev().take(MAX_COMPARED);
         let alike = last.map(|other| &other.info).find(|other| other.is_like(&info)).cloned();
-        let watcher = Arc::new(Watcher::new(alike.unwrap_or_else(|| Arc::new(info)), part, selection));
+        let watcher = Arc::new(Watcher::new(alike.unwrap_or_else(|| Arc::new(info)), own, selection));
         open.last_id += 1;
         let id = open.last_id;
         if watcher.info.queue.policy == Coalesce {
@@ -146,7 +146,7 @@ impl Watchers {
     pub(super) fn granted(&self) -> Vec<GrantedWatch> {
         let open = self.open.lock();
         let granted = |(id, watcher): (&u64, &Arc<Watcher>)| {
-            let grant = Arc::clone(watcher.part.grant.as_ref()?);
+            let grant = Arc::clone(watcher.own.grant.as_ref()?);
             let namespaces = watcher.access.namespaces();
             Some(GrantedWatch { id: *id, resource: Arc::clone(&watcher.info.resource), grant, namespaces })
         };
@@ -172,7 +172,7 @@ impl Watchers {
                 if !gauge.is_some_and(|gauge| gauge.is_evicted()) {
                     continue;
                 }
-                match &watcher.part.stream {
+                match &watcher.own.stream {
                     Some(stream) if untold.contains(&id) => {
                         let WatcherInfo { resource, caller, .. } = &*watcher.info;
                         tracing::debug!(resource = resource.name, peer = ?caller.peer, "stream reset");
@@ -346,7 +346,7 @@ impl WatcherEntry {
 
     /// Returns its entry in the audit log.
     pub(super) fn audited(&self) -> Option<&AuditedCall> {
-        self.watcher.part.audited.as_ref()
+        self.watcher.own.audited.as_ref()
     }
 
     /// Records that the watch ends as another one does.
@@ -359,7 +359,7 @@ impl WatcherEntry {
 
     /// Returns the handle by which the transport ends this stream.
     pub(super) fn stream(&self) -> Option<StreamHandle> {
-        self.watcher.part.stream.clone()
+        self.watcher.own.stream.clone()
     }
 
     /// Sets the state of the watch.
@@ -382,10 +382,10 @@ impl Drop for WatcherEntry {
         let watcher = &self.watcher;
         watcher.unshare();
         let resource = &watcher.info.resource;
-        if let Some(audited) = &watcher.part.audited {
+        if let Some(audited) = &watcher.own.audited {
             audited.sends(watcher.counts().events);
         }
-        let is_stalled = watcher.part.stream.as_ref().is_some_and(StreamHandle::is_stalled);
+        let is_stalled = watcher.own.stream.as_ref().is_some_and(StreamHandle::is_stalled);
         let gone = if is_stalled { WatchEnd::stalled } else { WatchEnd::cancelled };
         let end = watcher.end.lock().take().map_or_else(gone, |end| *end);
         let reason = end.reason();

@@ -47,16 +47,10 @@ pub struct Broadcaster<F: Frame> {
     /// Slots that hold the writer back, or did.
     blocked: Vec<SlotRef<F>>,
     clients: ClientBudgets,
-    /// Memory that each publish cycle uses again.
-    scratch: Scratch<F>,
-    stats: Arc<BroadcasterStats>,
-}
-
-/// Memory of a publish cycle, empty between two.
-#[derive(Debug)]
-struct Scratch<F: Frame> {
+    /// Arenas, and groups found by their routes: empty between two publish cycles, which use their memory again.
     formats: Formats<F>,
     found: Found,
+    stats: Arc<BroadcasterStats>,
 }
 
 /// Subscription of one client.
@@ -94,7 +88,8 @@ impl<F: Frame> Broadcaster<F> {
             window: Arc::new(Window::new(config.retention, Arc::clone(&stats))),
             deferral: None,
             blocked: Vec::new(),
-            scratch: Scratch { formats: Formats::<F>::default(), found: Found::default() },
+            formats: Formats::<F>::default(),
+            found: Found::default(),
             stats,
         }
     }
@@ -199,21 +194,16 @@ impl<F: Frame> Broadcaster<F> {
         self.groups.remove_vacant(self.writer_signals.take_vacant());
         let last_relist = self.last_relist;
         let mut encoding =
-            Encoding::new(batches, before.offset, &mut self.last_relist, std::mem::take(&mut self.scratch.formats));
+            Encoding::new(batches, before.offset, &mut self.last_relist, std::mem::take(&mut self.formats));
         let events = encoding.changes().len();
         self.reached.offset += events as u64;
         if events == 0 || self.groups.is_empty() {
-            self.scratch.formats = encoding.into_formats();
+            self.formats = encoding.into_formats();
             return;
         }
         let began = Instant::now();
-        let Selecting { shares, deferred } = Selecting::new(
-            &mut self.groups,
-            self.deferral.as_mut(),
-            &mut encoding,
-            before.offset,
-            &mut self.scratch.found,
-        );
+        let Selecting { shares, deferred } =
+            Selecting::new(&mut self.groups, self.deferral.as_mut(), &mut encoding, before.offset, &mut self.found);
         self.stats.encoded.fetch_add(encoding.encoded(), Ordering::Relaxed);
         let bytes = encoding.freeze();
         let now = Instant::now();
@@ -243,7 +233,7 @@ impl<F: Frame> Broadcaster<F> {
                 waker.wake();
             }
         }
-        self.scratch.formats = encoding.into_formats();
+        self.formats = encoding.into_formats();
         if let Some(deferral) = &mut self.deferral {
             deferral.defer(&mut self.groups, &deferred, batches, last_relist, &before, &self.reached);
         }

@@ -77,8 +77,8 @@ pub(in crate::grpc) struct SubscribeBody {
     /// Watches of the last request that are not being opened yet.
     to_open: VecDeque<pb::OpenWatch>,
     ready: Arc<ReadyList>,
-    /// Keys of the bodies whose turn comes, in order, perhaps with some of bodies that are gone. A body has one turn in a response: a
-    /// delivery that it shares with another one may be before its last one.
+    /// Keys of the bodies whose turn comes, in order, perhaps with some of bodies that are gone. A body has one turn in a response:
+    /// its messages of a second one could join a delivery that comes before those of the first.
     turns: VecDeque<usize>,
     /// Watches that were closed or refused, and the last messages for them.
     ended: VecDeque<(u32, Chunk)>,
@@ -172,7 +172,7 @@ impl SubscribeBody {
                 self.begin(open);
             }
             if self.to_open.is_empty() {
-                // One request may have opened many.
+                // A request may have had many.
                 self.to_open.shrink_to(MAX_OPENING);
             }
             if let Poll::Ready(Some((id, audited, opened))) = self.opening.poll_next_unpin(cx) {

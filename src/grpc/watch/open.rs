@@ -13,7 +13,7 @@ use super::{
         resource::ServedResource,
         service::Service,
         status::ApiError,
-        watchers::{WatcherInfo, WatcherPart},
+        watchers::{OwnInfo, WatcherInfo},
     },
     body::{Begin, Opened, WatchBody},
 };
@@ -86,14 +86,20 @@ pub(in super::super) async fn open_with(
     let Call { identity, stream, wait, user_agent, audited, subscription, .. } = call;
     let user = identity.as_ref().map_or_else(String::new, ToString::to_string);
     let grant = access.take_grant();
-    let view = request.view.clone().map(Box::new);
     let (stream_id, watch_id) = subscription.map(|place| (place.stream_id, place.watch_id)).unwrap_or_default();
-    let (payload, of_resource) = (format.payload, Arc::clone(&resource));
-    let info =
-        WatcherInfo { resource: of_resource, caller, identity, queue, format: payload, view, user_agent, stream_id };
-    let part = WatcherPart { grant, audited: audited.clone(), stream, watch_id };
+    let info = WatcherInfo {
+        resource: Arc::clone(&resource),
+        caller,
+        identity,
+        queue,
+        format: format.payload,
+        view: request.view.clone().map(Box::new),
+        user_agent,
+        stream_id,
+    };
+    let own = OwnInfo { grant, audited: audited.clone(), stream, watch_id };
     let open_view = resource.views.open(&resource.name, &mut format)?;
-    let watcher = service.watchers().enter(info, part, Arc::clone(&selection))?;
+    let watcher = service.watchers().enter(info, own, Arc::clone(&selection))?;
     if let Some(audited) = audited {
         audited.begins_from(&begin.to_string());
         audited.begins(&selection, &format, resource.is_secret);

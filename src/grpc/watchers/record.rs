@@ -31,7 +31,7 @@ pub(super) struct BodyRecord {
     pub(super) progress: Mutex<Progress>,
 }
 
-/// Everything that a delivery changes, together: an event for a thousand watches misses it a thousand times.
+/// Everything that a delivery changes, side by side: an event for a thousand watches loads it into the cache a thousand times.
 #[derive(Debug)]
 struct SentEvents {
     count: u64,
@@ -90,11 +90,10 @@ impl BodyRecord {
 
     /// Returns the record of a body of its own for a watch that shared this one.
     pub(super) fn split(&self, before: Counts) -> Self {
-        let record = Self::new(self.selection(), before);
-        {
-            let (mut sent, other) = (record.sent.lock(), self.sent.lock());
-            (sent.at, sent.version) = (other.at, other.version.clone());
-        }
+        let mut record = Self::new(self.selection(), before);
+        let (other, sent) = (self.sent.lock(), record.sent.get_mut());
+        (sent.at, sent.version) = (other.at, other.version.clone());
+        drop(other);
         record
     }
 

@@ -26,7 +26,7 @@ use crate::{
     watch::QueueOptions,
 };
 
-/// Properties in which the watches of a client are mostly alike: they share them.
+/// Properties that most watches of a client have in common, and share.
 #[derive(Debug)]
 pub(in crate::grpc) struct WatcherInfo {
     pub(in crate::grpc) resource: Arc<ServedResource>,
@@ -44,7 +44,7 @@ pub(in crate::grpc) struct WatcherInfo {
 
 /// Properties of one watch alone.
 #[derive(Debug)]
-pub(in crate::grpc) struct WatcherPart {
+pub(in crate::grpc) struct OwnInfo {
     /// Rights that were checked when it was opened; none where nobody is authorized.
     pub(in crate::grpc) grant: Option<Arc<Grant>>,
     pub(in crate::grpc) audited: Option<AuditedCall>,
@@ -83,18 +83,18 @@ struct AccessState {
 #[derive(Debug)]
 pub(super) struct Watcher {
     pub(super) info: Arc<WatcherInfo>,
-    pub(super) part: WatcherPart,
+    pub(super) own: OwnInfo,
     pub(super) access: NewAccess,
     /// Time at which it was opened, in nanoseconds since 1970.
     since: u64,
     reading: Mutex<Reading>,
     /// Reason for which the server ends it.
     pub(super) end: Mutex<Option<Box<WatchEnd>>>,
-    /// Span of its stream, if it is enabled.
+    /// Span in which it was opened, if that is enabled.
     pub(super) span: Option<Box<Span>>,
 }
 
-/// Part of what a body hands out that is for one watch.
+/// Body that a watch receives from, its own or another one's, and what it was sent besides.
 #[derive(Debug)]
 struct Reading {
     record: Arc<BodyRecord>,
@@ -146,7 +146,7 @@ impl NewAccess {
 // === impl WatcherInfo ===
 
 impl WatcherInfo {
-    /// Returns true if a watch with these properties has the same ones.
+    /// Returns true if these are the same properties.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         let Self { resource, caller, identity, queue, format, view, user_agent, stream_id } = self;
         *stream_id == other.stream_id
@@ -163,12 +163,12 @@ impl WatcherInfo {
 // === impl Watcher ===
 
 impl Watcher {
-    pub(super) fn new(info: Arc<WatcherInfo>, part: WatcherPart, selection: Arc<Selection>) -> Self {
+    pub(super) fn new(info: Arc<WatcherInfo>, own: OwnInfo, selection: Arc<Selection>) -> Self {
         let access = NewAccess::new(selection.namespaces.clone());
         let record = Arc::new(BodyRecord::new(selection, Counts::default()));
         let reading = Reading { record, offset: Counts::default(), bytes_before: None };
         let span = Some(Span::current()).filter(|span| !span.is_none()).map(Box::new);
-        Self { info, part, access, since: now(), reading: Mutex::new(reading), end: Mutex::new(None), span }
+        Self { info, own, access, since: now(), reading: Mutex::new(reading), end: Mutex::new(None), span }
     }
 
     /// Returns the record of the body that the watch reads.
@@ -204,7 +204,7 @@ impl Watcher {
 
     /// Adds to the audit log what the watch was sent of another one's body: the bytes of its own are counted as they are sent.
     fn audit(&self, reading: &mut Reading, counts: Counts) {
-        if let (Some(before), Some(audited)) = (reading.bytes_before.take(), &self.part.audited) {
+        if let (Some(before), Some(audited)) = (reading.bytes_before.take(), &self.own.audited) {
             audited.sends_bytes((counts.bytes - before) as usize);
         }
     }
@@ -215,12 +215,12 @@ impl Watcher {
             let reading = self.reading.lock();
             reading.bytes_before.is_none().then(|| Arc::clone(&reading.record))
         };
-        record?.merging(self.part.stream.as_ref(), before, now)
+        record?.merging(self.own.stream.as_ref(), before, now)
     }
 
     pub(super) fn to_proto(&self, id: u64) -> pb::Watcher {
         let WatcherInfo { resource, caller, identity, queue, format, view, user_agent, stream_id } = &*self.info;
-        let WatcherPart { stream, watch_id, .. } = &self.part;
+        let OwnInfo { stream, watch_id, .. } = &self.own;
         // Both at one time: the numbers do not decrease when the watch shares no longer.
         let (record, Counts { events, bytes, dropped, suppressed }) = {
             let reading = self.reading.lock();

@@ -36,7 +36,7 @@ impl SubscribeBody {
             self.encoded_bytes -= encoded_bytes;
             let other_watch = &mut self.bodies[other];
             let sharing = body.share(&mut other_watch.body);
-            // At most 1,024, most of them in large groups: a growth by half would leave much of the memory unused.
+            // A list that doubles would leave up to half of its memory unused; this one has at most 1,024.
             if other_watch.sharing.len() == other_watch.sharing.capacity() {
                 other_watch.sharing.reserve_exact(1 + other_watch.sharing.len() / 8);
             }

@@ -327,7 +327,7 @@ impl Harness {
         }
     }
 
-    /// Ends the requests of a client's stream, after nobody is paused: what is paused then remains so.
+    /// Resumes the clients of a stream, and ends its requests: who is paused then remains so.
     pub(super) async fn half_close_shared(&mut self, place: usize) {
         let Some(Shared { stream: at, .. }) = self.shared_of(place) else { return };
         if self.streams[at].is_half_closed() {
