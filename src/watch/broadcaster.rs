@@ -199,6 +199,10 @@ impl<F: Frame> Broadcaster<F> {
         self.reached.offset += events as u64;
         if events == 0 || self.groups.is_empty() {
             self.formats = encoding.into_formats();
+            if events > 0 {
+                // Readers of groups that have ended may still be there.
+                self.merger.publish(batches, before.offset, &self.reached, Instant::now());
+            }
             return;
         }
         let began = Instant::now();

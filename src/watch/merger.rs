@@ -150,6 +150,7 @@ impl<F: Frame> Merger<F> {
             if state.readers.is_empty() {
                 return;
             }
+            debug_assert_eq!(state.head, first, "what is published has no gaps");
             state.published.push_back(published);
             state.head = end.offset;
             let behind = std::mem::take(&mut state.behind);

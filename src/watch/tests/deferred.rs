@@ -312,6 +312,29 @@ fn a_group_that_the_history_has_passed_expires_and_the_next_client_has_a_new_one
 }
 
 #[test]
+fn a_reader_whose_group_has_expired_merges_also_what_was_published_without_any_group() {
+    let mut rig = Rig::new();
+    let mut cursor = rig.subscribe(not("db"), Coalesce);
+    rig.publish(1);
+    rig.defer();
+    rig.publish(1);
+    let oldest = rig.distributed();
+    rig.publish(1);
+    rig.broadcaster.drop_before(&oldest);
+    assert!(rig.threads.run_one(), "its group expires, and nothing has merged");
+    assert_eq!(rig.deferred(), 0);
+    rig.publish(1);
+    let mut next = rig.subscribe(everything(), Replay);
+    rig.publish(1);
+    rig.fill();
+    assert_eq!(drain(&mut next), modified([7]));
+    assert_eq!(drain(&mut cursor), [], "a thread is to merge the rest");
+    rig.fill();
+    let told = [event(EventType::Added, "a", 7), Ended(End::Expired { oldest: version(4) })];
+    assert_eq!(drain(&mut cursor), told);
+}
+
+#[test]
 fn nothing_of_a_history_is_filled_once_it_has_ended() {
     let mut rig = Rig::new();
     for expected in [End::HistoryRewritten, End::Stopped] {
