@@ -41,7 +41,8 @@ impl CheckpointRequests {
         (Self { requests }, received)
     }
 
-    /// Waits for the present state, or a slightly later one. `None` if the source has no proof, or the resource has ended.
+    /// Waits for the present state, or a slightly later one. `None` if the source has no proof, or the resource has ended; a call
+    /// at the very moment of its end may wait for ever, so callers bound it.
     ///
     /// # Cancel safety
     ///

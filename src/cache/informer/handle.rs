@@ -219,10 +219,28 @@ impl<F: Frame> InformerHandle<F> {
     ///
     /// If the future is dropped, the watch does not exist.
     pub async fn join(&self, start: Start, subscribe: Subscribe<F>) -> Result<Joined<F>, JoinError> {
-        let (reply, joined) = oneshot::channel();
-        let command = Command::Join { start, subscribe, reply };
-        self.commands.send(command).await.map_err(|_| Stopped)?;
-        joined.await.map_err(|_| Stopped)?
+        self.request(|reply| Command::Join { start, subscribe, reply }).await?
+    }
+
+    /// Sends a command, and waits for its reply.
+    pub(super) async fn request<T>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<T>) -> Command<F>,
+    ) -> Result<T, Stopped> {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(command(reply)).await.map_err(|_| Stopped)?;
+        self.answer(answer).await
+    }
+
+    /// Waits for the reply to a command. One that is pushed while the informer drops its queue stays in it, with its sender of the
+    /// reply.
+    pub(super) async fn answer<T>(&self, mut answer: oneshot::Receiver<T>) -> Result<T, Stopped> {
+        tokio::select! {
+            biased;
+            // Cancel-safe: a reply that has come is taken below.
+            answer = &mut answer => answer.map_err(|_| Stopped),
+            () = self.commands.closed() => answer.try_recv().map_err(|_| Stopped),
+        }
     }
 
     /// Starts a watch at a position that one has reached.

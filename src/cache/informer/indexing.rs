@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
-
 use super::{Command, InformerHandle, Stopped, Writer};
 use crate::{
     model::{IndexFunc, IndexersError},
@@ -34,10 +32,8 @@ impl<F: Frame> InformerHandle<F> {
         &self,
         functions: impl IntoIterator<Item = (String, IndexFunc)>,
     ) -> Result<(), AddIndexersError> {
-        let (reply, added) = oneshot::channel();
-        let command = Command::AddIndexers { functions: functions.into_iter().collect(), reply };
-        self.commands.send(command).await.map_err(|_| Stopped)?;
-        Ok(added.await.map_err(|_| Stopped)??)
+        let functions = functions.into_iter().collect();
+        Ok(self.request(|reply| Command::AddIndexers { functions, reply }).await??)
     }
 }
 

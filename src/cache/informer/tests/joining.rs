@@ -158,10 +158,31 @@ async fn the_distributed_version_is_never_ahead_of_what_a_cursor_can_take() {
     for number in 2..5000 {
         running.push(put("a", number)).await;
     }
-    running.reach(&version(4999)).await;
+    let reached = async {
+        while running.handle.distributed().unwrap().version != version(4999) {
+            tokio::task::yield_now().await;
+        }
+    };
+    let in_time = tokio::time::timeout(Duration::from_secs(60), reached).await;
     is_done.store(true, Ordering::SeqCst);
     reader.await.unwrap();
-    assert_eq!(running.handle.distributed().unwrap().version, version(4999));
+    in_time.expect("everything is distributed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_command_that_is_pushed_while_the_informer_ends_is_not_waited_for() {
+    let running = Running::start();
+    let [early, late] =
+        [running.handle.commands.reserve().await.unwrap(), running.handle.commands.reserve().await.unwrap()];
+    let ((reply, early_answer), (late_reply, late_answer)) = (oneshot::channel(), oneshot::channel());
+    early.send(Command::Join { start: Start::Now, subscribe: replay(), reply });
+    settle().await;
+    running.fifo.close();
+    running.task.await.unwrap();
+    late.send(Command::Join { start: Start::Now, subscribe: replay(), reply: late_reply });
+    assert_eq!(running.handle.answer(early_answer).await.unwrap().unwrap_err(), JoinError::NotSynced);
+    let answer = tokio::time::timeout(Duration::from_secs(60), running.handle.answer(late_answer)).await;
+    assert_eq!(answer.expect("it is not waited for").unwrap_err(), Stopped);
 }
 
 #[tokio::test(start_paused = true)]

@@ -70,7 +70,7 @@ async fn handlers_come_and_go_while_objects_change_until_the_informer_stops() {
     for task in tasks {
         let added = task.await.unwrap();
         // Also for the tasks of handlers that were added just before the stop.
-        informer.stop().await;
+        tokio::time::timeout(Duration::from_secs(60), informer.stop()).await.expect("nothing waits for the informer");
         for (registration, listener) in added {
             let calls = listener.calls.lock();
             assert_eq!((registration.has_synced(), &*calls.contradictions), (true, &[][..]));
