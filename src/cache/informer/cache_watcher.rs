@@ -307,14 +307,14 @@ impl<F: Frame> CacheWatcher<F> {
         let (reached, has_gap, from) = match &mut self.stage {
             Stage::Replay(backlog, _) => (backlog.reached(), backlog.has_gap(), None),
             Stage::Joining(reached, has_gap, _) => (reached.clone(), *has_gap, None),
-            // Nothing has left or entered yet: it still has these.
+            // Nothing has left or entered yet: the client still has the state of these namespaces.
             Stage::Reselecting(search) if search.from.namespaces == namespaces => {
                 self.subscribe.selection = Arc::clone(&search.from);
                 let (reached, has_gap) = (search.reached.clone(), search.has_gap);
                 self.join_after(reached, has_gap);
                 return true;
             }
-            // As little has left or entered.
+            // Here neither: it has the state of those before.
             Stage::Reselecting(search) => (search.reached.clone(), search.has_gap, Some(Arc::clone(&search.from))),
             Stage::Live(cursor) if cursor.is_draining() => return false,
             Stage::Live(cursor) => {

@@ -239,6 +239,7 @@ impl<F: Frame> InformerHandle<F> {
             biased;
             // Cancel-safe: a reply that has come is taken below.
             answer = &mut answer => answer.map_err(|_| Stopped),
+            // Cancel-safe: nothing is received.
             () = self.commands.closed() => answer.try_recv().map_err(|_| Stopped),
         }
     }

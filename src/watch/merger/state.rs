@@ -16,7 +16,7 @@ use crate::{
 /// State of a [`Merger`](super::Merger), under its lock.
 #[derive(Debug)]
 pub(super) struct State<F: Frame> {
-    /// Batches without gaps, as long as there is a group.
+    /// Batches without gaps, as long as there is a reader.
     pub(super) published: VecDeque<Arc<Published>>,
     /// Offset after everything published.
     pub(super) head: u64,
@@ -95,7 +95,7 @@ impl<F: Frame> State<F> {
         let has = self.head.saturating_sub(self.oldest.offset);
         let by_what_it_has = if has_forgotten { self.oldest.offset + has / part } else { 0 };
         let by_events = self.head.saturating_sub(self.depth - self.depth / part);
-        // The history continues without groups, after the groups of readers that do not read have ended.
+        // A stopped Broadcaster publishes no more, although its history may continue.
         self.aged.max(by_what_it_has).max(by_events).min(self.head)
     }
 
