@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tokio::{net::TcpListener, sync::mpsc, time::timeout};
-use tokio_stream::wrappers::TcpListenerStream;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::{Code, Request, Response, Status, transport::Server};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -119,6 +119,22 @@ fn with_parent<T>(message: T, parent: &'static str) -> Request<T> {
     request
 }
 
+/// Returns the spans that a receiver has, in the order of their begin. `check` gets the token and the attributes of each export.
+fn spans(
+    received: &mut mpsc::Receiver<(Option<String>, ExportTraceServiceRequest)>,
+    check: impl Fn(Option<&str>, HashMap<&str, String>),
+) -> Vec<Span> {
+    let mut spans: Vec<Span> = Vec::new();
+    while let Ok((token, request)) = received.try_recv() {
+        for of_resource in request.resource_spans {
+            check(token.as_deref(), attributes(&of_resource.resource.unwrap().attributes));
+            spans.extend(of_resource.scope_spans.into_iter().flat_map(|of_scope| of_scope.spans));
+        }
+    }
+    spans.sort_by_key(|span| span.start_time_unix_nano);
+    spans
+}
+
 fn attributes(attributes: &[KeyValue]) -> HashMap<&str, String> {
     let text = |value: &KeyValue| match value.value.as_ref().unwrap().value.as_ref().unwrap() {
         Value::StringValue(text) => text.clone(),
@@ -154,18 +170,11 @@ async fn the_span_of_each_call_is_exported_with_its_end_as_a_part_of_the_callers
     assert!(log.contains("exporting traces") && !log.contains("not exported"), "{log}");
 
     // The last ones were exported before the program ended, and the receiver has them.
-    let mut spans: Vec<Span> = Vec::new();
-    while let Ok((token, request)) = received.try_recv() {
-        assert_eq!(token.as_deref(), Some("secret"));
-        for of_resource in request.resource_spans {
-            let resource = of_resource.resource.unwrap();
-            let resource = attributes(&resource.attributes);
-            assert_eq!((&*resource["service.name"], &*resource["deployment.environment"]), ("informerd", "test"));
-            assert_eq!(resource["service.version"], env!("CARGO_PKG_VERSION"));
-            spans.extend(of_resource.scope_spans.into_iter().flat_map(|of_scope| of_scope.spans));
-        }
-    }
-    spans.sort_by_key(|span| span.start_time_unix_nano);
+    let spans = spans(&mut received, |token, resource| {
+        assert_eq!(token, Some("secret"));
+        assert_eq!((&*resource["service.name"], &*resource["deployment.environment"]), ("informerd", "test"));
+        assert_eq!(resource["service.version"], env!("CARGO_PKG_VERSION"));
+    });
     let [found, missing, watch] = &spans[..] else { panic!("{spans:#?}") };
     let hex = |bytes: &[u8]| bytes.iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
     for (span, method, code, has_parent) in [
@@ -191,6 +200,37 @@ async fn the_span_of_each_call_is_exported_with_its_end_as_a_part_of_the_callers
     }
     assert_eq!(attributes(&watch.attributes)["informerd.end_reason"], "DRAINING");
     assert_eq!(attributes(&found.attributes).get("informerd.end_reason"), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_watch_of_a_subscribe_stream_has_a_span_with_its_end_within_that_of_the_call() {
+    let (endpoint, mut received) = collector().await;
+    let process = Process::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint), ("OTEL_BSP_SCHEDULE_DELAY", "10")]);
+    let (requests, sent) = mpsc::channel(1);
+    let subscribed = process.client().await.subscribe(with_parent(ReceiverStream::new(sent), PARENT)).await;
+    let mut responses = subscribed.unwrap().into_inner();
+    let watch = pb::WatchRequest { resource: "pods".into(), ..Default::default() };
+    for id in [1, 2] {
+        let open = vec![pb::OpenWatch { id, watch: Some(watch.clone()) }];
+        requests.send(pb::SubscribeRequest { open, ..Default::default() }).await.unwrap();
+        responses.message().await.unwrap().unwrap();
+    }
+    requests.send(pb::SubscribeRequest { close: vec![1], ..Default::default() }).await.unwrap();
+    let closed = |response: &pb::SubscribeResponse| response.deliveries.iter().any(|delivery| delivery.ended);
+    while !closed(&responses.message().await.unwrap().unwrap()) {}
+    let (ended, log) = process.terminate().await;
+    assert!(ended.success(), "{log}");
+
+    let spans = spans(&mut received, |_, _| {});
+    let [call, watches @ ..] = &spans[..] else { panic!("{spans:#?}") };
+    assert_eq!(call.name, "informerd.v1.InformerService/Subscribe");
+    assert_eq!(attributes(&call.attributes).get("informerd.end_reason"), None, "a stream has no end of a watch");
+    let ends = watches.iter().map(|span| {
+        let of_span = attributes(&span.attributes);
+        assert_eq!((&*span.name, &span.parent_span_id, &span.trace_id), ("watch", &call.span_id, &call.trace_id));
+        [of_span["watch_id"].clone(), of_span["informerd.end_reason"].clone()]
+    });
+    assert_eq!(ends.collect::<Vec<_>>(), [["1", "CANCELLED"], ["2", "DRAINING"]]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

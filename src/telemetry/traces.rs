@@ -1,4 +1,4 @@
-//! Traces of calls, exported over OTLP (gRPC).
+//! Traces of calls and of the watches on Subscribe streams, exported over OTLP (gRPC).
 //!
 //! The standard variables of OpenTelemetry configure them: `OTEL_EXPORTER_OTLP_ENDPOINT` enables the export. A thread of the SDK sends
 //! batches from a queue of limited length. A collector that is slow or dead costs spans, which are counted in the log, and nothing
@@ -83,8 +83,8 @@ impl Traces {
     }
 }
 
-/// Returns the layer that exports the span of each call, if the variables of OpenTelemetry enable it. Needs a runtime, which sends the
-/// spans.
+/// Returns the layer that exports the spans of calls and of watches on Subscribe streams, if the variables of OpenTelemetry enable it.
+/// Needs a runtime, which sends the spans.
 pub(super) fn layer<S>() -> Result<(Option<BoxLayer<S>>, Traces), TracesError>
 where
     S: Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
@@ -107,13 +107,15 @@ where
         .with_location(false)
         .with_threads(false)
         .with_tracked_inactivity(false)
-        .with_filter(filter_fn(is_call));
+        .with_filter(filter_fn(is_exported));
     Ok((Some(Box::new(layer)), Traces(Some(provider))))
 }
 
-/// Returns true for the span of a call.
-fn is_call(metadata: &Metadata<'_>) -> bool {
-    metadata.is_span() && metadata.name() == "call" && metadata.target().starts_with("informerd::grpc::")
+/// Returns true for the span of a call, and for that of a watch on a Subscribe stream.
+fn is_exported(metadata: &Metadata<'_>) -> bool {
+    metadata.is_span()
+        && matches!(metadata.name(), "call" | "watch")
+        && metadata.target().starts_with("informerd::grpc::")
 }
 
 /// Returns the endpoint, and the variable that has it; none if the export is not enabled.
