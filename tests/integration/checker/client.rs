@@ -129,6 +129,7 @@ impl Client {
             waited: None,
             answered: None,
             is_refused: false,
+            has_bad_id: false,
             messages: Vec::new(),
             lost: Vec::new(),
             left: None,
@@ -239,6 +240,13 @@ impl Client {
         };
         shared.stage = if is_refused { Stage::Refused } else { Stage::Joined };
         (segment.answered, segment.is_refused) = (Some(moment), is_refused);
+    }
+
+    /// Records that a bad id was sent on its Subscribe stream.
+    pub(crate) fn has_bad_id(&mut self) {
+        if let Some(segment) = self.record.segments.last_mut() {
+            segment.has_bad_id = true;
+        }
     }
 
     /// Records messages of a Subscribe stream, and the end of the watch if they are the last.

@@ -117,10 +117,11 @@ impl<'a> Follower<'a> {
             has_had_all: false,
             is_full: false,
             told_source: joined.source(),
-            // A resumed client has its first bookmark at once, and the next one may come at any time.
+            // A resumed client has its first bookmark at once, and the next one may come at any time. One that is served together
+            // with another watch has that one's bookmark, which may have been due before it joined.
             last_bookmark: match segment.start {
-                Start::After(_) => joined.at.saturating_sub(plan.bookmark_interval()),
-                Start::InitialEvents | Start::Bookmark => joined.at,
+                Start::InitialEvents | Start::Bookmark if plan.share.is_none() => joined.at,
+                _ => joined.at.saturating_sub(plan.bookmark_interval()),
             },
             bookmarks,
             stage,
@@ -311,6 +312,11 @@ impl<'a> Follower<'a> {
             _ => return Err("the stream did not end with it".to_owned()),
         };
         let is_past = self.epoch_at != moment.epoch;
+        let was_polled = self.segment.polls.iter().any(|(count, _)| *count == at);
+        if reason == "SUBSCRIBE_INVALID" && (is_past || was_polled) && message.resource_version.is_empty() {
+            // Nothing can be resumed, or the end is instead of messages that were made at that poll, and for which there was no room.
+            return Ok(());
+        }
         if is_past != (reason == "HISTORY_CHANGED") {
             return Err(format!("{reason}, and the history has {}changed", if is_past { "" } else { "not " }));
         }
@@ -371,6 +377,7 @@ impl<'a> Follower<'a> {
         match (status.reason.as_str(), status.code) {
             ("DRAINING", 14) if moment.is_draining => tally.drains += 1,
             ("HISTORY_CHANGED", 11) => tally.history_rewrites += 1,
+            ("SUBSCRIBE_INVALID", 3) if self.segment.has_bad_id => {}
             ("SLOW_CONSUMER", 8) => {
                 tally.evictions += 1;
                 let (untold, length) = (self.untold_events(moment), self.plan.length as usize);

@@ -238,6 +238,7 @@ impl Harness {
             Step::Leave(place, lost) => self.disconnect(*place, *lost),
             Step::Break(place, lost) => self.break_shared(*place, *lost),
             Step::HalfClose(place) => self.half_close_shared(*place).await,
+            Step::BadId(place, is_zero) => self.send_bad_id(*place, *is_zero).await,
             Step::Resume(place, from) => {
                 self.disconnect(*place, 0);
                 self.rest().await;

@@ -93,6 +93,8 @@ pub(crate) struct Segment {
     pub(crate) answered: Option<Moment>,
     /// True if the server answered with a status and no stream.
     pub(crate) is_refused: bool,
+    /// True if the client has sent a bad id on its Subscribe stream, which ends all watches of the stream.
+    pub(crate) has_bad_id: bool,
     pub(crate) messages: Vec<Received>,
     /// Messages that were in flight when the client left.
     pub(crate) lost: Vec<Received>,

@@ -116,13 +116,16 @@ fn pauses() -> Scene {
     scene.boxed()
 }
 
-/// Draws clients of a stream that breaks; all of them resume.
+/// Draws clients of a stream that breaks, or that a bad id ends; all of them resume.
 fn breaks() -> Scene {
     let scene = (any_place(), [any_plan(), any_plan(), any_plan()], [say(1..5), say(1..5)], 1_usize..3, 0_usize..3);
     let scene = scene.prop_map(|(place, plans, [before, after], pieces, lost)| {
         let places = [0, 1, 2].map(|at| (place + at) % PLACES);
         let opened = places.into_iter().zip(plans).flat_map(|(place, plan)| opened(place, shared(&plan, false)));
-        let breaks = [before, Step::Read(place, pieces), Step::Break(place, lost), after];
+        // Neither needs a draw of its own.
+        let (breaks, bad_id) = ([Step::Break(place, lost)], [Step::BadId(place, pieces == 1), Step::Read(place, 9)]);
+        let ends: &[Step] = if lost < 2 { &breaks } else { &bad_id };
+        let breaks = [&[before, Step::Read(place, pieces)], ends, &[after]].concat();
         let comes_back = places.into_iter().map(|place| Step::Resume(place, ResumeFrom::Last));
         opened.chain(breaks).chain(comes_back).chain([Step::Read(place, 9)]).collect()
     });

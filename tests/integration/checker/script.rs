@@ -81,6 +81,8 @@ pub(crate) enum Step {
     Break(usize, usize),
     /// End of the requests of a client's Subscribe stream: its watches stay open.
     HalfClose(usize),
+    /// Request with a bad id on a client's Subscribe stream, which ends the stream: 0 if this is true, or the id of its watch.
+    BadId(usize, bool),
     Wait(u64),
     /// Unary call, which replaces the one in this place.
     Ask(usize, Question),

@@ -40,6 +40,8 @@ pub(crate) struct Subscription {
     pub(crate) ids: BTreeMap<u32, User>,
     /// Largest id that was ever in use.
     last_id: u32,
+    /// True if a bad id was sent: the server ends the stream, and reads no more requests.
+    pub(crate) has_bad_id: bool,
     /// Sender of requests; none once the client has closed its half of the stream.
     requests: Option<mpsc::Sender<Bytes>>,
     /// Response; none after its end.
@@ -94,6 +96,8 @@ pub(crate) struct StreamTally {
     /// Streams that were half closed with watches, and those of them that ended after the last watch.
     pub(crate) half_closed: u64,
     pub(crate) completed: u64,
+    /// Streams that a bad id has ended.
+    pub(crate) bad_ids: u64,
     /// Watches of several resources on one stream.
     pub(crate) mixed: u64,
     /// Times that a server served several watches as one.
@@ -116,6 +120,7 @@ impl AddAssign<&Self> for StreamTally {
         self.drains += other.drains;
         self.half_closed += other.half_closed;
         self.completed += other.completed;
+        self.bad_ids += other.bad_ids;
         self.mixed += other.mixed;
         self.served_as_one += other.served_as_one;
     }
@@ -133,7 +138,8 @@ impl Subscription {
         let Ok(response) = routes.call(request).await;
         assert_eq!(status(response.headers()), None, "a stream without watches is not refused");
         let (ids, body, requests) = (BTreeMap::new(), Some(Box::pin(response.into_body())), Some(requests));
-        Self { server, peer, port, ids, last_id: 0, requests, body, flag: Arc::default(), waits: false }
+        let (last_id, has_bad_id, flag, waits) = (0, false, Arc::default(), false);
+        Self { server, peer, port, ids, last_id, has_bad_id, requests, body, flag, waits }
     }
 
     pub(crate) fn is_over(&self) -> bool {

@@ -158,6 +158,7 @@ impl Totals {
             ("stream that ended with its server", &streams.drains),
             ("stream that was half closed with watches", &streams.half_closed),
             ("half closed stream that ended after its last watch", &streams.completed),
+            ("stream that a bad id has ended", &streams.bad_ids),
             ("stream with two resources", &streams.mixed),
             ("object that can no longer be served", not_served),
             ("object that can no longer be served, found at a relist", not_listed),

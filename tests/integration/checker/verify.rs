@@ -200,6 +200,7 @@ fn begins(truth: &Truth, segment: &Segment, future_wait: Duration) -> Result<Opt
     let is_right = match refusal.reason.as_str() {
         "DRAINING" => moment.is_draining && refusal.code == 14,
         "HISTORY_CHANGED" => is_of_another_history(segment, moment) && refusal.code == 11,
+        "SUBSCRIBE_INVALID" => segment.has_bad_id && refusal.code == 3,
         "RESOURCE_VERSION_EXPIRED" => {
             expired_details(truth, refusal, moment)?;
             may_be_expired(truth, segment, moment) && refusal.code == 11

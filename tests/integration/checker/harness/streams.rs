@@ -230,16 +230,22 @@ impl Harness {
             Piece::Over(status) => {
                 let Subscription { server, ref ids, .. } = self.streams[at];
                 let is_draining = self.servers[server].is_draining();
-                let is_completed = self.streams[at].is_half_closed() && !is_draining;
-                let expected = if is_completed { ("", 0) } else { ("DRAINING", 14) };
-                let is_right =
-                    |status: &Status| (is_draining || is_completed) && (&*status.reason, status.code) == expected;
+                let has_bad_id = self.streams[at].has_bad_id;
+                let is_completed = self.streams[at].is_half_closed() && !has_bad_id && !is_draining;
+                let expected = match (has_bad_id, is_completed) {
+                    (true, _) => ("SUBSCRIBE_INVALID", 3),
+                    (false, true) => ("", 0),
+                    (false, false) => ("DRAINING", 14),
+                };
+                let is_due = has_bad_id || is_completed || is_draining;
+                let is_right = |status: &Status| is_due && (&*status.reason, status.code) == expected;
                 if !status.as_ref().is_ok_and(is_right) || !ids.is_empty() {
                     let what = format!("a stream ended with {status:?}, and these watches had not: {ids:?}");
                     self.is_wrong(what);
                 }
-                self.stream_tally.drains += u64::from(is_draining);
+                self.stream_tally.drains += u64::from(is_draining && !has_bad_id);
                 self.stream_tally.completed += u64::from(is_completed);
+                self.stream_tally.bad_ids += u64::from(has_bad_id);
             }
         }
         for (place, moment) in moments.iter().filter(|(place, _)| !received.contains(place)) {
@@ -310,10 +316,10 @@ impl Harness {
             }
         }
         let is_half_closed = self.streams[at].is_half_closed();
-        let Subscription { server, ref ids, .. } = self.streams[at];
+        let Subscription { server, has_bad_id, ref ids, .. } = self.streams[at];
         let is_untold = |(_, user): &(&u32, &User)| match user {
             User::Closed { .. } => true,
-            User::Client(place) => self.stage_of(*place) == Some(Stage::Refused),
+            User::Client(place) => has_bad_id || self.stage_of(*place) == Some(Stage::Refused),
         };
         if let Some((id, user)) = ids.iter().find(is_untold) {
             self.is_wrong(format!("there is nothing to read, and the watch {id} was not ended: {user:?}"));
@@ -336,6 +342,28 @@ impl Harness {
         self.pause(at, |_| true);
         self.streams[at].half_closes();
         self.stream_tally.half_closed += 1;
+        self.answer_shared(at).await;
+        let moments = self.moments_of(at);
+        self.poll_shared(at, SHUT, &moments, None);
+    }
+
+    /// Sends a request with a bad id on the stream of a client, the last one that the server reads.
+    pub(super) async fn send_bad_id(&mut self, place: usize, is_zero: bool) {
+        let Some(Shared { stream: at, id, stage, .. }) = self.shared_of(place) else { return };
+        if self.streams[at].is_half_closed() {
+            return;
+        }
+        // For the server, the id of a watch that it has refused is free.
+        let id = if is_zero || stage == Stage::Refused { 0 } else { id };
+        let open = vec![pb::OpenWatch { id, watch: None }];
+        self.streams[at].send(&pb::SubscribeRequest { open, ..Default::default() });
+        self.streams[at].half_closes();
+        self.streams[at].has_bad_id = true;
+        for place in self.clients_of(at) {
+            if let Some(client) = &mut self.places[place] {
+                client.has_bad_id();
+            }
+        }
         self.answer_shared(at).await;
         let moments = self.moments_of(at);
         self.poll_shared(at, SHUT, &moments, None);
