@@ -149,7 +149,7 @@ fn every_stream_of_every_history_is_true() {
 
 /// Returns bounds that no script reaches.
 fn wide_config() -> ScriptConfig {
-    let (age, events) = (Duration::from_secs(1000), 10_000);
+    let (age, events) = (Duration::from_secs(100_000), 10_000);
     let bounds = Bounds { age, events, bytes: Bounds::ANY_BYTES };
     ScriptConfig {
         resources: 1,

@@ -185,7 +185,7 @@ fn any_write_beside() -> impl Strategy<Value = (Index, Vec<Step>)> {
 }
 
 fn any_config() -> impl Strategy<Value = Config> {
-    let age = prop_oneof![1 => 2_u64..6, 3 => Just(1000)].prop_map(Duration::from_secs);
+    let age = prop_oneof![1 => 2_u64..6, 3 => Just(100_000)].prop_map(Duration::from_secs);
     let history = (age.clone(), prop_oneof![3_usize..12, 8..60_usize, Just(10_000)]);
     let retention = (age, prop_oneof![2 => 1_usize..5, 1 => Just(10_000)]);
     let bytes = || weighted(0.2, 1_000_usize..8_000);
