@@ -122,7 +122,7 @@ fn breaks() -> Scene {
     let scene = scene.prop_map(|(place, plans, [before, after], pieces, lost)| {
         let places = [0, 1, 2].map(|at| (place + at) % PLACES);
         let opened = places.into_iter().zip(plans).flat_map(|(place, plan)| opened(place, shared(&plan, false)));
-        // Neither needs a draw of its own.
+        // Chosen by a number that is drawn anyway, so that the other histories of a seed stay as they are.
         let (breaks, bad_id) = ([Step::Break(place, lost)], [Step::BadId(place, pieces == 1), Step::Read(place, 9)]);
         let ends: &[Step] = if lost < 2 { &breaks } else { &bad_id };
         let breaks = [&[before, Step::Read(place, pieces)], ends, &[after]].concat();
