@@ -30,8 +30,8 @@ pub(crate) struct Trace {
     pub(crate) resource: usize,
     pub(crate) peer: u8,
     pub(crate) length: usize,
-    /// True for a watch of a Subscribe stream.
-    pub(crate) is_shared: bool,
+    /// True if it is paused while other watches of its Subscribe stream are read.
+    pub(crate) pauses: bool,
     pub(crate) epoch: usize,
     /// Turn at which it was joined, and the last turn at which it was open.
     pub(crate) joined: u64,
@@ -197,7 +197,7 @@ impl Trace {
                 // The server continues: it has given this client up, or never had to wait for it. The client's next read may
                 // change that. A watch that was paused may have been served together with another until then: the server waits
                 // for it alone from its next step on.
-                (has_right, is_full) = (has_read_since || self.is_shared, false);
+                (has_right, is_full) = (has_read_since || self.pauses, false);
             }
             let due = self.due.partition_point(|batch| *batch <= batches);
             let is_more = due > told;

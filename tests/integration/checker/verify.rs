@@ -109,7 +109,7 @@ fn trace(record: &Record, segment: &Segment, joined: Moment, follower: &Follower
         resource: joined.resource,
         peer: record.plan.peer,
         length: record.plan.length as usize,
-        is_shared: record.plan.share.is_some(),
+        pauses: record.plan.pauses(),
         epoch: joined.epoch,
         joined: joined.turn,
         left: match &segment.end {
