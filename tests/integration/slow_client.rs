@@ -267,7 +267,7 @@ async fn under_block_a_client_that_never_reads_again_is_reset() {
     let evicted_grace = Duration::from_millis(50);
     let options = Options { broadcaster, evicted_grace, ..Options::default() };
     let mut sandbox = Sandbox::start_with(options, vec![pod("shop", "a", "")]).await;
-    let mut slow = join(&sandbox, pb::FullChannelPolicy::Block, true).await;
+    let (mut slow, _) = join_blocking(&mut sandbox).await;
     publish(&mut sandbox).await;
     let watchers = || sandbox.informer.watch_stats().unwrap().watchers.load(Ordering::Relaxed);
     let freed = async {
