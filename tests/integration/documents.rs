@@ -134,6 +134,15 @@ fn the_readme_is_short_and_leads_to_every_page() {
 }
 
 #[test]
+fn ci_runs_the_test_command_of_the_readme() {
+    let readme = fs::read_to_string("README.md").unwrap();
+    let develop = readme.split_once("\n## Develop\n").unwrap().1;
+    let command = develop.lines().find(|line| line.starts_with("cargo test")).unwrap();
+    let ci = fs::read_to_string(".ci/run").unwrap();
+    assert!(ci.contains(&format!(" {command} ")), "not in .ci/run: {command}");
+}
+
+#[test]
 fn every_page_begins_with_its_use() {
     for Document { path, text, .. } in documents().into_iter().filter(|document| document.path.starts_with("docs")) {
         let mut lines = text.lines();

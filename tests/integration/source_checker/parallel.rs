@@ -10,7 +10,7 @@ use std::{
 use parking_lot::Mutex;
 use proptest::strategy::{Strategy, ValueTree};
 
-use super::runner::{runner, setting};
+use super::runner::{MANY, MOST_ROUNDS, runner, setting};
 
 /// Counts over all histories: writes and faults by kind, verdicts, observations.
 #[derive(Debug, Default)]
@@ -46,8 +46,6 @@ const SLOWER: [u32; 4] = [1, 3, 10, 30];
 const JUDGED: u64 = 50;
 /// Time for the search of a shorter history that also fails.
 const SHRINKING: Duration = Duration::from_secs(60);
-/// Number of histories from which on every required kind must occur.
-const MANY: u64 = 100;
 
 // === impl Counts ===
 
@@ -97,7 +95,7 @@ impl Excluded {
 // === impl Checker ===
 
 impl Checker {
-    /// Draws histories and runs them; panics at the first violation. The seed is fixed, or `INFORMERD_CHECKER_SEED`.
+    /// Draws histories and runs them, and more until every required kind has occurred; panics at the first violation. The seed is fixed, or `INFORMERD_CHECKER_SEED`.
     /// `INFORMERD_SOURCE_CHECKER_CASE` runs and prints only that history. `INFORMERD_SOURCE_CHECKER_ALL` includes the kinds that
     /// are not drawn yet, and `INFORMERD_SOURCE_CHECKER_WITHOUT` excludes the kinds that it names. With
     /// `INFORMERD_SOURCE_CHECKER_SURVEY` the run continues after a violation.
@@ -114,33 +112,40 @@ impl Checker {
         let most = if setting("INFORMERD_SOURCE_CHECKER_SURVEY").is_some() { usize::MAX } else { 1 };
         let excluded = self.excluded();
         let began = Instant::now();
-        let (first, last) = only.map_or((0, cases), |only| (only, only + 1));
-        let (next, totals, failures) =
-            (AtomicU64::new(first), Mutex::new(Counts::default()), Mutex::new(BTreeMap::new()));
-        std::thread::scope(|scope| {
-            for _ in 0..threads {
-                scope.spawn(|| {
-                    let strategy = strategy();
-                    loop {
-                        let case = next.fetch_add(1, Ordering::Relaxed);
-                        if case >= last || failures.lock().len() >= most {
-                            return;
+        let (mut first, mut last) = only.map_or((0, cases), |only| (only, only + 1));
+        let (totals, failures) = (Mutex::new(Counts::default()), Mutex::new(BTreeMap::new()));
+        loop {
+            let next = AtomicU64::new(first);
+            std::thread::scope(|scope| {
+                for _ in 0..threads {
+                    scope.spawn(|| {
+                        let strategy = strategy();
+                        loop {
+                            let case = next.fetch_add(1, Ordering::Relaxed);
+                            if case >= last || failures.lock().len() >= most {
+                                return;
+                            }
+                            let script = strategy.new_tree(&mut runner(seed, case)).unwrap().current();
+                            if only.is_some() {
+                                println!("{script:#?}");
+                            }
+                            let mut counts = Counts::default();
+                            let result = judge(&script, &excluded, &mut counts, &run);
+                            counts.count("history");
+                            totals.lock().merge(counts);
+                            if let Err(violation) = result {
+                                failures.lock().insert(case, violation);
+                            }
                         }
-                        let script = strategy.new_tree(&mut runner(seed, case)).unwrap().current();
-                        if only.is_some() {
-                            println!("{script:#?}");
-                        }
-                        let mut counts = Counts::default();
-                        let result = judge(&script, &excluded, &mut counts, &run);
-                        counts.count("history");
-                        totals.lock().merge(counts);
-                        if let Err(violation) = result {
-                            failures.lock().insert(case, violation);
-                        }
-                    }
-                });
+                    });
+                }
+            });
+            let is_enough = !failures.lock().is_empty() || self.missing(&totals.lock(), &excluded).is_empty();
+            if is_enough || only.is_some() || cases < MANY || last >= cases * MOST_ROUNDS {
+                break;
             }
-        });
+            (first, last) = (last, last + cases);
+        }
         let (totals, failures) = (totals.into_inner(), failures.into_inner());
         println!("{} of seed {seed} in {:?}: {totals:#?}", self.name, began.elapsed());
         for (case, violation) in &failures {
@@ -152,17 +157,15 @@ impl Checker {
             panic!("{}: history {case} of seed {seed}: {violation}\n\nin {script}", self.name);
         }
         let unjudged = totals.0.get(TOO_SLOW).copied().unwrap_or_default();
-        assert!(
-            unjudged <= cases / JUDGED,
-            "{}: {unjudged} of {cases} histories were too slow to be judged",
-            self.name
-        );
-        let is_missing =
-            |kind: &&&str| !excluded.has_any(&[**kind]) && totals.0.get(**kind).is_none_or(|count| *count == 0);
-        let missing: Vec<_> = self.required.iter().filter(is_missing).collect();
-        // With a new seed a rare kind may be missing.
-        let is_fixed = setting("INFORMERD_CHECKER_SEED").is_none() && only.is_none();
-        assert!(!is_fixed || cases < MANY || missing.is_empty(), "{}: a run without any {missing:?}", self.name);
+        assert!(unjudged <= last / JUDGED, "{}: {unjudged} of {last} histories were too slow to be judged", self.name);
+        let missing = self.missing(&totals, &excluded);
+        assert!(only.is_some() || cases < MANY || missing.is_empty(), "{}: a run without any {missing:?}", self.name);
+    }
+
+    /// Returns the required kinds that have not occurred.
+    fn missing(&self, totals: &Counts, excluded: &Excluded) -> Vec<&'static str> {
+        let has_occurred = |kind: &str| totals.0.get(kind).is_some_and(|count| *count > 0);
+        self.required.iter().copied().filter(|kind| !excluded.has_any(&[kind]) && !has_occurred(kind)).collect()
     }
 
     fn excluded(&self) -> Excluded {
