@@ -38,8 +38,8 @@ pub use index::{IndexClosure, IndexFunc, IndexMatch, IndexValues, IndexedObject,
 pub use key::{KeyError, ObjectKey};
 pub use named_views::{NamedViews, NamedViewsError};
 pub use namespaces::Namespaces;
-pub(crate) use object::{JSON, json_problem};
-pub use object::{Labels, MAX_OBJECT_BYTES, Object, ObjectError, ObjectParts};
+pub(crate) use object::{JSON, json_problem, max_body_bytes};
+pub use object::{Labels, MAX_MESSAGE_BYTES, MAX_OBJECT_BYTES, Object, ObjectError, ObjectParts};
 pub use path::{FieldCut, FieldCutError, Path, View, ViewError};
 pub(crate) use random::random_id;
 pub use selection::{Part, Selection, Term, Transition};

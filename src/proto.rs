@@ -9,6 +9,7 @@ use crate::{
     cache::SyncState,
     model::{
         Cause, EventType, Namespaces, Object, Path, ResourceVersion, Shard, ShardError, ShardKey, ShardRange, View,
+        max_body_bytes,
     },
     watch::FullChannelPolicy,
 };
@@ -175,11 +176,14 @@ pub fn in_format(object: pb::Object, format: &ObjectFormat) -> pb::Object {
         Some(view) => view.body(&bytes, &object.media_type).map(|body| Bytes::copy_from_slice(&body)),
         None => Some(bytes),
     };
+    let labels = object.labels.iter().map(|(key, value)| (&**key, &**value));
+    let texts = [&*object.uid, &*object.api_version, &*object.kind];
+    let max_bytes = max_body_bytes([&*object.namespace, &*object.name], texts, labels);
     let body = match object.body {
         _ if format.payload == PayloadFormat::Metadata => None,
         Some(pb::object::Body::Raw(bytes)) => viewed(bytes).map(|bytes| {
             let is_struct = format.payload == PayloadFormat::Struct && object.media_type == "application/json";
-            let fields = is_struct.then(|| json::to_struct(&bytes)).flatten();
+            let fields = is_struct.then(|| json::to_struct(&bytes, max_bytes)).flatten();
             fields.map_or(pb::object::Body::Raw(bytes), pb::object::Body::Struct)
         }),
         body => body,
@@ -218,7 +222,7 @@ fn body(object: &Object, format: PayloadFormat) -> Option<pb::object::Body> {
         PayloadFormat::Metadata => None,
         PayloadFormat::Raw => Some(pb::object::Body::Raw(object.shared_body())),
         PayloadFormat::Struct => {
-            let fields = object.json().and_then(json::to_struct);
+            let fields = json::of(object);
             Some(fields.map_or_else(|| pb::object::Body::Raw(object.shared_body()), pb::object::Body::Struct))
         }
     }

@@ -994,7 +994,7 @@ pub enum PayloadFormat {
     /// STRUCT.
     Unspecified = 0,
     /// google.protobuf.Struct. The body is sent RAW instead when it is not a JSON map, is nested more than 30 deep, or
-    /// would be larger than 3 MiB as a Struct.
+    /// would be larger than 3 MiB as a Struct, or its message larger than 4 MiB.
     Struct = 1,
     /// The source's own bytes (JSON for kube and files): cheapest, exact.
     Raw = 2,

@@ -35,8 +35,8 @@ use super::{
 use crate::{
     auth::Operation,
     cache::{HealthReport, Scan, Snapshot},
-    model::{IndexFunc, IndexMatch, Namespaces, Object, ObjectKey, Selection},
-    proto::{self, EncodedObject, ObjectFormat, PayloadFormat, pb},
+    model::{IndexFunc, IndexMatch, MAX_MESSAGE_BYTES, Namespaces, Object, ObjectKey, Selection},
+    proto::{self, EncodedObject, ObjectFormat, pb},
     transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Origin, Room},
 };
 
@@ -65,7 +65,7 @@ pub(super) struct ListBody {
     compressed: Option<CompressedForm>,
     /// The objects of the next message, if it is compressed: nearly always, another client has had it encoded.
     collected: Vec<Arc<Object>>,
-    /// Size of the objects of the next message, in bytes; approximate if it is compressed.
+    /// Size of the objects of the next message before its compression, in bytes.
     bytes: usize,
     /// Message that is not handed out yet.
     ready: Option<Chunk>,
@@ -113,8 +113,6 @@ enum Filled {
     All,
 }
 
-/// Approximate size of an object in a message beside its body.
-const ENVELOPE_BYTES: usize = 256;
 /// Approximate maximum size of a message without its objects, in bytes.
 const HEAD_BYTES: usize = 1 << 10;
 
@@ -274,6 +272,8 @@ impl ListBody {
         let mut filled = Filled::Some;
         let mut encoded_objects = 0;
         let slice = TimeSlice::begin();
+        let rest = self.head_bytes();
+        let chunk = CHUNK_BYTES.saturating_sub(rest).min(room.bytes);
         loop {
             let Some(object) = objects.next() else {
                 filled = Filled::All;
@@ -285,28 +285,32 @@ impl ListBody {
                     filled = Filled::All;
                     break;
                 }
+                let encoded = encode(object, &self.format, &self.service);
+                let length = encoded.field_len(frame::OBJECTS);
+                let (is_first, held) = (self.bytes == 0, self.bytes + length);
+                if if is_first { !room.allows(held) } else { held > chunk } {
+                    // The object is checked again for the next message.
+                    filled = if is_first { Filled::Nothing(held) } else { Filled::Enough };
+                    break;
+                }
+                if is_first && held > MAX_MESSAGE_BYTES - rest {
+                    // The namespaces, which only the first message has, are a message without objects.
+                    filled = Filled::Enough;
+                    break;
+                }
                 if self.compressed.is_some() {
-                    self.bytes += self.approximate_bytes(object);
                     self.collected.push(Arc::clone(object));
                 } else {
-                    let encoded = encode(object, &self.format, &self.service);
-                    let length = encoded.field_len(frame::OBJECTS);
-                    let (is_first, held) = (self.bytes == 0, self.bytes + length);
-                    if if is_first { !room.allows(held) } else { held > room.bytes } {
-                        // The object is checked again for the next message.
-                        filled = if is_first { Filled::Nothing(held) } else { Filled::Enough };
-                        break;
-                    }
                     self.objects.reserve(length);
                     encoded.write(frame::OBJECTS, &mut self.objects);
-                    self.bytes = held;
                 }
+                self.bytes = held;
                 self.room = self.room.map(|room| room - 1);
                 self.sent = Some(object.key().clone());
                 encoded_objects += 1;
             }
             last = Some(object.key().clone());
-            if self.bytes >= CHUNK_BYTES.min(room.bytes) {
+            if self.bytes >= chunk {
                 filled = Filled::Enough;
                 break;
             }
@@ -319,18 +323,6 @@ impl ListBody {
         }
         self.last_checked = last.or(after);
         filled
-    }
-
-    /// Returns the size of an object in a message, for every client the same. Encoding it is avoided, unless only that shows how much a
-    /// view has of it.
-    fn approximate_bytes(&self, object: &Arc<Object>) -> usize {
-        match &self.format {
-            ObjectFormat { view: Some(_), .. } => encode(object, &self.format, &self.service).field_len(frame::OBJECTS),
-            ObjectFormat { payload: PayloadFormat::Metadata, .. } => ENVELOPE_BYTES,
-            ObjectFormat { payload: PayloadFormat::Raw | PayloadFormat::Struct, .. } => {
-                ENVELOPE_BYTES + object.body().len()
-            }
-        }
     }
 
     /// Returns the token of the next page.

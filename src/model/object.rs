@@ -7,9 +7,10 @@ use serde::de::IgnoredAny;
 
 use super::{FieldCut, KeyError, ObjectKey, ResourceVersion, VersionError, envelope::Envelope};
 
-/// Maximum size of an object's body: what a gRPC client with the default receive limit of 4 MiB can receive in any
-/// language.
-pub const MAX_OBJECT_BYTES: usize = 3 << 20;
+mod size;
+
+pub(crate) use size::max_body_bytes;
+pub use size::{MAX_MESSAGE_BYTES, MAX_OBJECT_BYTES};
 
 /// Object as its source provided it: the bytes, and the envelope that was parsed from them once.
 ///
@@ -82,6 +83,15 @@ pub enum ObjectError {
         /// Size of the body in bytes.
         size: usize,
     },
+    /// Body and envelope that are too large together: no message of them is within [`MAX_MESSAGE_BYTES`].
+    #[error(
+        "object too large: {size} bytes with its labels, which a message has beside the body (gRPC clients receive at \
+         most {MAX_MESSAGE_BYTES})"
+    )]
+    MessageTooLarge {
+        /// Size of body and envelope in bytes.
+        size: usize,
+    },
 }
 
 /// Position of a UTF-8 string in the text of an object, as two numbers of 32 bits, far above [`MAX_OBJECT_BYTES`].
@@ -132,7 +142,7 @@ impl Object {
             "" => ObjectKey::new("", default_name)?,
             name => ObjectKey::new(&envelope.namespace, name)?,
         };
-        Ok(Self::from_text(key, version, JSON, body, body.len(), &envelope))
+        Self::from_text(key, version, JSON, body, body.len(), &envelope).checked()
     }
 
     /// Parses a body of a source that has the key and the uid from elsewhere: those of the body are ignored.
@@ -148,7 +158,7 @@ impl Object {
     ) -> Result<Self, ObjectError> {
         let body = body.as_ref();
         let envelope = Envelope { uid: uid.into(), ..Self::envelope(body)? };
-        Ok(Self::from_text(key, version, JSON, body, body.len(), &envelope))
+        Self::from_text(key, version, JSON, body, body.len(), &envelope).checked()
     }
 
     /// Parses a body of a source whose objects have a name and their own version. `version` converts
@@ -165,7 +175,7 @@ impl Object {
         let envelope = Self::envelope(body)?;
         let key = ObjectKey::new(&envelope.namespace, &envelope.name)?;
         let version = version(&envelope.resource_version)?;
-        Ok(Self::from_text(key, version, JSON, body, body.len(), &envelope))
+        Self::from_text(key, version, JSON, body, body.len(), &envelope).checked()
     }
 
     fn envelope(body: &[u8]) -> Result<Envelope<'_>, ObjectError> {

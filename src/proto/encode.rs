@@ -77,7 +77,7 @@ mod event_field {
 impl<'a> EncodedObject<'a> {
     /// Creates the encoder of an object at `version`: its own, or that of the event that removes it.
     pub fn new(object: &'a Object, version: &ResourceVersion, format: &ObjectFormat) -> Self {
-        Self::with_struct(object, version, format, || object.json().and_then(json::to_struct).map(Body::Struct))
+        Self::with_struct(object, version, format, || json::of(object).map(Body::Struct))
     }
 
     /// Creates the same encoder for an object that many clients receive: it uses the cache of STRUCT bodies.
@@ -102,7 +102,7 @@ impl<'a> EncodedObject<'a> {
             (Some(view), payload) => match view.body(object.body(), object.media_type()) {
                 None => Body::None,
                 Some(body) if payload == PayloadFormat::Raw => Body::Raw(body),
-                Some(body) => json::to_struct(&body).map_or(Body::Raw(body), Body::Struct),
+                Some(body) => json::to_struct(&body, object.max_body_bytes()).map_or(Body::Raw(body), Body::Struct),
             },
             (None, PayloadFormat::Raw) => raw(),
             (None, PayloadFormat::Struct) => make().unwrap_or_else(raw),

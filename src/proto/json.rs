@@ -6,7 +6,7 @@ use prost::Message;
 use prost_types::{ListValue, Struct, Value, value::Kind};
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-use crate::model::MAX_OBJECT_BYTES;
+use crate::model::Object;
 
 /// Maximum depth of maps: clients in every language decode messages nested up to 100 deep, and a map in a map takes three levels.
 const MAX_DEPTH: usize = 30;
@@ -17,21 +17,26 @@ const TEXT_BYTES: usize = 4;
 const OTHER_BYTES: usize = 4;
 
 /// Converts a JSON map to a Struct. Returns `None` if the text is not a map, is nested deeper than clients can decode, or is
-/// larger than [`MAX_OBJECT_BYTES`] as a Struct, which takes many times the size of short numbers in text: with their default
-/// limit of 4 MiB, clients could never receive it.
-pub(super) fn to_struct(json: &[u8]) -> Option<Struct> {
+/// larger than `max_bytes` as a Struct, which takes many times the size of short numbers in text: with their default limit,
+/// clients could never receive it.
+pub(super) fn to_struct(json: &[u8], max_bytes: usize) -> Option<Struct> {
     // Only a map is worth parsing.
     if json.iter().find(|b| !b.is_ascii_whitespace()) != Some(&b'{') {
         return None;
     }
-    let left = Cell::new(MAX_OBJECT_BYTES + OTHER_BYTES);
+    let left = Cell::new(max_bytes + OTHER_BYTES);
     let mut text = serde_json::Deserializer::from_slice(json);
     let root = ValueSeed { depth: 0, left: &left }.deserialize(&mut text).ok()?;
     text.end().ok()?;
     match root.kind {
-        Some(Kind::StructValue(fields)) if fields.encoded_len() <= MAX_OBJECT_BYTES => Some(fields),
+        Some(Kind::StructValue(fields)) if fields.encoded_len() <= max_bytes => Some(fields),
         _ => None,
     }
+}
+
+/// Converts the body of an object, unless a message of the object would be too large with it.
+pub(super) fn of(object: &Object) -> Option<Struct> {
+    to_struct(object.json()?, object.max_body_bytes())
 }
 
 #[derive(Clone, Copy)]
@@ -124,6 +129,11 @@ impl<'de> Visitor<'de> for ValueSeed<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::MAX_OBJECT_BYTES;
+
+    fn to_struct(json: &[u8]) -> Option<Struct> {
+        super::to_struct(json, MAX_OBJECT_BYTES)
+    }
 
     #[test]
     fn every_kind_of_value_has_its_struct_value() {

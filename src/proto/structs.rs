@@ -71,7 +71,7 @@ impl fmt::Debug for Structs {
 
 impl CachedStruct {
     fn of(object: &Arc<Object>) -> Self {
-        let encoded = object.json().and_then(json::to_struct).map(|fields| fields.encode_to_vec().into());
+        let encoded = json::of(object).map(|fields| fields.encode_to_vec().into());
         Self { _object: Arc::downgrade(object), encoded }
     }
 }
@@ -105,12 +105,12 @@ mod tests {
         let first = object("a", "1");
         let made = structs.get(&first).unwrap();
         assert!(is_same(&made, &structs.get(&first).unwrap()));
-        assert_eq!(made, json::to_struct(first.body()).unwrap().encode_to_vec());
+        assert_eq!(made, json::of(&first).unwrap().encode_to_vec());
         // Memory is reused, and each body still belongs to the object that it was requested for.
         drop(first);
         for n in 0..1000 {
             let next = object("a", &n.to_string());
-            assert_eq!(structs.get(&next).unwrap(), json::to_struct(next.body()).unwrap().encode_to_vec());
+            assert_eq!(structs.get(&next).unwrap(), json::of(&next).unwrap().encode_to_vec());
         }
         let list = Arc::new(Object::from_json("[1]", "x", ResourceVersion::decimal(1)).unwrap());
         assert_eq!((structs.get(&list), structs.get(&list)), (None, None));

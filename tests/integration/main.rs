@@ -54,6 +54,7 @@ mod secrets;
 mod served;
 mod shards;
 mod shutdown;
+mod sizes;
 mod slow_client;
 mod source_checker;
 mod stats;

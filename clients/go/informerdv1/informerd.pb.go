@@ -51,7 +51,7 @@ const (
 	// STRUCT.
 	PayloadFormat_PAYLOAD_FORMAT_UNSPECIFIED PayloadFormat = 0
 	// google.protobuf.Struct. The body is sent RAW instead when it is not a JSON map, is nested more than 30 deep, or
-	// would be larger than 3 MiB as a Struct.
+	// would be larger than 3 MiB as a Struct, or its message larger than 4 MiB.
 	PayloadFormat_PAYLOAD_FORMAT_STRUCT PayloadFormat = 1
 	// The source's own bytes (JSON for kube and files): cheapest, exact.
 	PayloadFormat_PAYLOAD_FORMAT_RAW PayloadFormat = 2

@@ -2,7 +2,7 @@
 
 use proptest::{collection::btree_map, prelude::*};
 
-use super::*;
+use super::{size::REST_BYTES, *};
 use crate::model::{IndexFunc, Path};
 
 fn parse(json: &str) -> Result<Object, ObjectError> {
@@ -56,6 +56,17 @@ fn bytes_that_are_no_object_are_rejected_with_the_position() {
     assert!(matches!(parse(r#"{"metadata":{"name":"a\u0000b"}}"#), Err(ObjectError::Key(KeyError::Nul))));
     let large = format!("{:?}", "x".repeat(MAX_OBJECT_BYTES));
     assert!(matches!(parse(&large), Err(ObjectError::TooLarge { .. })));
+}
+
+#[test]
+fn an_object_is_too_large_with_labels_that_no_message_has_room_for() {
+    let labelled =
+        |bytes: usize| parse(&format!(r#"{{"metadata":{{"name":"a","labels":{{"l":"{}"}}}}}}"#, "x".repeat(bytes)));
+    // Body and envelope have the label.
+    let most = (MAX_MESSAGE_BYTES - REST_BYTES) / 2;
+    assert!(labelled(most - 100).is_ok());
+    let error = labelled(most).unwrap_err();
+    assert!(matches!(error, ObjectError::MessageTooLarge { size } if size > MAX_MESSAGE_BYTES - REST_BYTES), "{error}");
 }
 
 /// A source of a program may say so of any bytes.

@@ -10,7 +10,7 @@
 use super::pb::KeyValue;
 use crate::{
     cache::{Problem, ProblemReason},
-    model::{Envelope, MAX_OBJECT_BYTES, Object, ObjectKey, ObjectParts, ResourceVersion},
+    model::{Envelope, Object, ObjectKey, ObjectParts, ResourceVersion},
     source::{problems::subject_of, text::escaped},
 };
 
@@ -44,18 +44,15 @@ impl Prefix {
 
     /// Converts a key and a value to an object, or returns the problem.
     pub(super) fn object(&self, kv: KeyValue) -> Result<Object, Problem> {
-        let problem = |reason, message| Problem::new(reason, self.subject(&kv.key), message);
-        let key = self.key(&kv.key).map_err(|message| problem(ProblemReason::ObjectInvalid, message))?;
-        if kv.value.len() > MAX_OBJECT_BYTES {
-            let size = kv.value.len();
-            let message = format!("value too large: {size} bytes (limit: {MAX_OBJECT_BYTES})");
-            return Err(problem(ProblemReason::ObjectTooLarge, message));
-        }
-        let KeyValue { create_revision, mod_revision, value, .. } = kv;
+        let KeyValue { key: bytes, create_revision, mod_revision, value, .. } = kv;
+        let problem = |reason, message| Problem::new(reason, self.subject(&bytes), message);
+        let key = self.key(&bytes).map_err(|message| problem(ProblemReason::ObjectInvalid, message))?;
         let uid = create_revision.to_string();
         let (media_type, envelope) = Object::any_envelope(&value);
         let envelope = Envelope { uid: uid.as_str().into(), ..envelope };
-        Ok(Object::from_text(key, version(mod_revision), media_type, &value, value.len(), &envelope))
+        Object::from_text(key, version(mod_revision), media_type, &value, value.len(), &envelope)
+            .checked()
+            .map_err(|error| problem(ProblemReason::ObjectTooLarge, error.to_string()))
     }
 
     /// Makes an object of a key, a uid and a version alone, for one that was deleted or cannot be served. A deletion has no
@@ -95,6 +92,7 @@ pub(super) fn version(revision: i64) -> ResourceVersion {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::MAX_OBJECT_BYTES;
 
     const JSON: &str = "application/json";
     const BYTES: &str = "application/octet-stream";
@@ -142,7 +140,7 @@ mod tests {
         let large = "x".repeat(MAX_OBJECT_BYTES + 1);
         let problem = Prefix::new("/a/").object(kv("/a/n/b", &large)).unwrap_err();
         assert_eq!(problem.reason, ProblemReason::ObjectTooLarge);
-        assert!(problem.to_string().starts_with("n/b: value too large: 3145729 bytes (limit: "), "{problem}");
+        assert!(problem.to_string().starts_with("n/b: object too large: 3145729 bytes ("), "{problem}");
     }
 
     #[test]

@@ -207,7 +207,7 @@ impl Decoder<'_> {
             self.unnamed += 1;
         }
         if object.kind().is_empty() && !implied.kind.is_empty() {
-            object = object.with_type(&implied.api_version, &implied.kind);
+            object = object.with_type(&implied.api_version, &implied.kind).checked()?;
         }
         if self.kind.is_none_or(|kind| object.kind().eq_ignore_ascii_case(kind)) {
             self.objects.push(object);

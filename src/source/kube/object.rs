@@ -136,7 +136,7 @@ impl<'a> ObjectDecoder<'a> {
         };
         match Object::from_json_versioned(body, version) {
             Ok(object) => Ok(DecodedObject { object, text, problem: None }),
-            Err(error @ ObjectError::TooLarge { .. }) => self.bare(body, &error),
+            Err(error) if error.is_too_large() => self.bare(body, &error),
             Err(error) => Err(error),
         }
     }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::{
     cache::{SourceError, SourceHealth, SyncState},
-    model::{Event, MAX_OBJECT_BYTES, Object, ObjectKey, ObjectParts, ResourceVersion},
+    model::{Event, Object, ObjectKey, ObjectParts, ResourceVersion},
     proto::pb::{self, Cause, EventType, WatchResponse},
 };
 
@@ -76,9 +76,6 @@ fn read(object: pb::Object) -> Result<Object, String> {
     let media_type =
         media_type.ok_or_else(|| format!("unsupported media type {:?}; use a newer informerd", object.media_type))?;
     let Some(pb::object::Body::Raw(body)) = object.body else { return Err("no raw body".to_owned()) };
-    if body.len() > MAX_OBJECT_BYTES {
-        return Err(format!("object too large: {} bytes (limit: {MAX_OBJECT_BYTES})", body.len()));
-    }
     let labels: BTreeMap<_, _> = object.labels.into_iter().collect();
     // In nearly every case the body contains all of it, and the object needs no memory of its own for the rest.
     if media_type == JSON
@@ -89,7 +86,9 @@ fn read(object: pb::Object) -> Result<Object, String> {
         return Ok(read);
     }
     let (uid, api_version, kind) = (object.uid, object.api_version, object.kind);
-    Ok(Object::new(ObjectParts { key, uid, version, labels, api_version, kind, media_type, body }))
+    Object::new(ObjectParts { key, uid, version, labels, api_version, kind, media_type, body })
+        .checked()
+        .map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -80,7 +80,7 @@ fn identified(text: &str, beside: &Beside<'_>, version: ResourceVersion) -> Resu
     let key = ObjectKey::new(&part(namespace, &own.namespace)?, &part(name, &own.name)?)?;
     let uid = part(uid, &own.uid)?;
     let envelope = Envelope { uid: uid.as_str().into(), ..own };
-    Ok(Object::from_text(key, version, media_type, &bytes, bytes.len(), &envelope))
+    Object::from_text(key, version, media_type, &bytes, bytes.len(), &envelope).checked()
 }
 
 fn string(json: &RawValue) -> serde_json::Result<JsonText<'_>> {
