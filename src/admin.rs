@@ -2,7 +2,8 @@
 //!
 //! No response contains objects, so the port may be reachable from other machines. Where callers are authorized, everything but the
 //! probes and the page of links is for those who may inspect every resource, and the probes name no errors. Where they are not, only
-//! this machine may change the filter of the log. `/livez` never depends on an upstream; `/readyz` names the resources that have no
+//! this machine may change the filter of the log. A browser on this machine may be made to send requests here under the name of any page,
+//! so only known names are served there (`probes`). `/livez` never depends on an upstream; `/readyz` names the resources that have no
 //! state. `probes` serves the connections, also those of a mirror's probe.
 
 mod probes;
@@ -26,6 +27,8 @@ pub struct Admin {
     request_timeout: Duration,
     /// True if metrics need no rights.
     open_metrics: bool,
+    /// Names in the header Host that programs on this machine may use.
+    hosts: Vec<String>,
 }
 
 /// Page of links.
@@ -51,9 +54,16 @@ const NO_LOG: &str = "the log is that of the program that embeds this server\n";
 
 impl Admin {
     /// Makes the endpoints over a service. A client has `request_timeout` for the head of its request. With `open_metrics`, whoever
-    /// reaches the port may read metrics, also where callers are authorized.
-    pub fn new(service: Service, registry: Registry, request_timeout: Duration, open_metrics: bool) -> Self {
-        Self { service, registry: Arc::new(registry), request_timeout, open_metrics }
+    /// reaches the port may read metrics, also where callers are authorized. `hosts` are the names, beside localhost and addresses,
+    /// under which programs on this machine may reach it.
+    pub fn new(
+        service: Service,
+        registry: Registry,
+        request_timeout: Duration,
+        open_metrics: bool,
+        hosts: Vec<String>,
+    ) -> Self {
+        Self { service, registry: Arc::new(registry), request_timeout, open_metrics, hosts }
     }
 
     /// Serves until the future is dropped.
@@ -131,6 +141,10 @@ impl Probes for Admin {
             Ok(()) => (StatusCode::OK, filter.text() + "\n"),
             Err(error) => (StatusCode::BAD_REQUEST, format!("{error}\n")),
         }
+    }
+
+    fn is_host(&self, name: &str) -> bool {
+        self.hosts.iter().any(|host| host.eq_ignore_ascii_case(name))
     }
 
     async fn check(&self, request: ProbeRequest<'_>, headers: &HeaderMap) -> Result<(), StatusCode> {

@@ -64,7 +64,9 @@ pub use crate::grpc::{CallRequest, CallService, RequestBody, ResponseBody};
 use crate::{
     admin::Admin,
     audit::AuditLog,
-    config::{AuthenticationConfig, Config, ConfigErrors, ListenAddr, QuotasConfig, ServeFlags, TlsConfig},
+    config::{
+        AdminConfig, AuthenticationConfig, Config, ConfigErrors, ListenAddr, QuotasConfig, ServeFlags, TlsConfig,
+    },
     grpc::{
         AccessConfig, GeneratedServices, Lifecycle, ListRate, QuotaConfig, Routes, RpcMetrics, ServedResource, Service,
         ServiceConfig,
@@ -94,6 +96,8 @@ pub struct App {
     layers: Vec<Wrap>,
 }
 
+/// Calls beside watches, if no number of calls is configured.
+const SPARE_CALLS: usize = 25_000;
 /// Time for a client that was evicted under BLOCK and reads again to receive the reason.
 const EVICTED_GRACE: Duration = Duration::from_secs(5);
 /// Time to write the snapshot files of all resources while the server drains. The next run can do without them.
@@ -169,12 +173,9 @@ impl App {
         if let Some(authorizer) = &authorizer {
             tasks.spawn(named("authorization", authorizer.clone().reload()));
         }
-        let audit = config
-            .audit
-            .file
-            .as_deref()
-            .map(|path| AuditLog::open(path).map_err(|error| AppError::Audit { path: path.to_owned(), error }));
-        let audit = audit.transpose()?;
+        let open_audit =
+            |path: &Path| AuditLog::open(path).map_err(|error| AppError::Audit { path: path.to_owned(), error });
+        let audit = config.audit.file.as_deref().map(open_audit).transpose()?;
         let lifecycle = Lifecycle::default();
         let service = Service::new(
             resources.observed().load().iter().map(|observed| observed.resource.clone()),
@@ -188,6 +189,7 @@ impl App {
                 max_watchers: config.watch.max_watchers,
                 compilations: config.limits.compilations,
                 page_snapshots: config.limits.page_snapshots,
+                calls: config.limits.calls.unwrap_or(config.watch.max_watchers.saturating_add(SPARE_CALLS)),
                 peer_share: config.limits.peer_share,
                 request_bytes: config.limits.request_bytes,
                 request_timeout: config.limits.request_timeout,
@@ -215,7 +217,8 @@ impl App {
             source.register(&mut registry);
         }
         let admin = admin_listener.map(|listener| {
-            (listener, Admin::new(service.clone(), registry, config.limits.request_timeout, config.admin.open_metrics))
+            let AdminConfig { open_metrics, hosts, .. } = config.admin.clone();
+            (listener, Admin::new(service.clone(), registry, config.limits.request_timeout, open_metrics, hosts))
         });
         Ok(Self {
             config,

@@ -12,7 +12,7 @@ use std::{
     fmt::Write as _,
     fs::{File, OpenOptions},
     io::{self, Write},
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -23,6 +23,12 @@ use std::{
 };
 
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
+use rustix::{
+    fs::{OFlags, fcntl_getfl, fcntl_setfl},
+    io::Errno,
+};
+
+use crate::log_throttle::LogThrottle;
 
 /// Sender of lines to an audit log; clones share it. The thread ends with the last of them.
 #[derive(Debug, Clone)]
@@ -115,6 +121,7 @@ impl Losses {
 
 /// Writes the lines until there is no sender.
 fn write(mut target: Target, losses: &Losses, lines: &Receiver<Message>) {
+    let log = LogThrottle::new();
     while let Ok(first) = lines.recv() {
         let (mut text, mut count, mut flushed, mut next) = (String::new(), 0, Vec::new(), Some(first));
         while let Some(message) = next {
@@ -133,8 +140,10 @@ fn write(mut target: Target, losses: &Losses, lines: &Receiver<Message>) {
             writeln!(text, "{{\"event\":\"lost\",\"lines\":{lost}}}").ok();
         }
         if let Err(error) = target.write(text.as_bytes()) {
-            tracing::warn!(%error, lines = count, "audit log not written");
             losses.add(count);
+            if let Some(times) = log.poll() {
+                tracing::warn!(%error, times, lost = losses.all.get(), "audit log not written");
+            }
             // Reported again, and counted once.
             losses.unreported.fetch_add(lost, Ordering::Relaxed);
         }
@@ -162,9 +171,24 @@ impl Target {
     }
 }
 
-/// Opens a file for others than its owner to neither read nor write: it says who reads what.
+/// Opens a file for others than its owner to neither read nor write: it says who reads what. Never waits: a named pipe must have a
+/// reader.
 fn append_to(path: &Path) -> io::Result<File> {
-    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+    let mut options = OpenOptions::new();
+    options.append(true).create(true).mode(0o600);
+    if !std::fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
+        return options.open(path);
+    }
+    let opened = options.custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path);
+    let file = opened.map_err(|error| {
+        if Errno::from_io_error(&error) != Some(Errno::NXIO) {
+            return error;
+        }
+        io::Error::new(error.kind(), "no program reads this named pipe: start its reader first")
+    })?;
+    // The thread waits for the reader, as for a slow disk.
+    fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
+    Ok(file)
 }
 
 #[cfg(test)]
@@ -211,6 +235,22 @@ mod tests {
         write(target, &losses, &lines);
         assert_eq!(fs::read_to_string(&path).unwrap(), "a\nb\n{\"event\":\"lost\",\"lines\":2}\n");
         assert_eq!(losses.unreported.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_named_pipe_without_a_reader_is_an_error_and_one_with_a_reader_gets_the_lines() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, 0o600.into()).unwrap();
+        let error = AuditLog::open(&path).unwrap_err();
+        assert!(error.to_string().contains("start its reader first"), "{error}");
+        // Opened for both, the test itself does not wait for a writer.
+        let reader = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let log = AuditLog::open(&path).unwrap();
+        log.add("a".to_owned());
+        let mut line = String::new();
+        io::BufRead::read_line(&mut io::BufReader::new(reader), &mut line).unwrap();
+        assert_eq!(line, "a\n");
     }
 
     #[test]

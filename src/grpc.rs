@@ -16,7 +16,8 @@
 //! - `compiler` compiles the expressions of clients on threads that serve no other call.
 //! - `trace_context` makes the span of a call part of the trace of its caller.
 //! - `stats` reads the load of everything, for operators and metrics.
-//! - `audited_call` writes the lines of a call to the audit log.
+//! - `audited_call` writes the lines of a call to the audit log, and `denials` limits those about denied calls.
+//! - `peers` limits what each peer makes the server hold from the first HEADERS of a call on, before its caller is authenticated.
 //! - `quotas` limits what each caller has open; `transport` limits what all of them hold.
 //! - `status` alone builds statuses; `frame` alone defines the wire encoding of a watch.
 //!
@@ -31,7 +32,9 @@ mod call;
 mod compiler;
 mod compressed_objects;
 mod compression;
+mod denials;
 mod discovery;
+mod exceeded_limit;
 mod exceeded_quota;
 mod explain;
 mod fair_queue;
@@ -44,6 +47,7 @@ mod layer;
 mod list;
 mod metrics;
 mod page;
+mod peers;
 mod prefix;
 mod query;
 mod quotas;

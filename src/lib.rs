@@ -33,7 +33,7 @@
 //! - [`mirror`]: a directory with a file for each object of a resource of a server.
 //! - [`app`] and [`cli`]: the composition of everything, and the command line.
 //! - `testing`, a feature: fakes for the tests of programs, and a server for them.
-//! - [`census`]: counts of live values, empty in a release build. `sync`: locks whose schedule a test can explore.
+//! - [`census`]: counts of live values, empty in a release build. `log_throttle`: the rate of log lines. `sync`: locks whose schedule a test can explore.
 //!
 //! Imports point inward; a test reads the sources to enforce it:
 //! `main → cli → {app, client, mirror}`, `mirror → {admin, source}`,
@@ -73,6 +73,8 @@ pub mod fuzzing;
 #[cfg(feature = "server")]
 #[doc(hidden)]
 pub mod grpc;
+#[cfg(feature = "server")]
+mod log_throttle;
 #[cfg(feature = "cli")]
 #[doc(hidden)]
 pub mod mirror;

@@ -13,6 +13,7 @@
 //! - `stall_timer` resets the streams whose clients read nothing for too long.
 //! - `frame_tracker` tracks the frames that clients send, to detect one that is begun and not completed.
 //! - [`Quota`] limits what is open, in all and for each [`Origin`]; [`Rejections`] counts rejections.
+//! - [`PeerAccount`] limits what peers make the server hold before their callers are authenticated: above a limit the oldest ends.
 //! - `buffered_io` combines all writes of HTTP/2 in one poll into one write.
 //! - [`Tls`] is below that, so that merged data is encrypted together.
 //! - [`Chunk`] lets one DATA frame carry several buffers without copying them.
@@ -37,6 +38,7 @@ mod io;
 mod keepalive;
 mod ledger;
 mod pause;
+mod peer_account;
 mod progress;
 mod quota;
 mod stall_timer;
@@ -52,6 +54,7 @@ pub use connection::ServerConfig;
 pub use handle::StreamHandle;
 pub use ledger::{HeldBytes, Ledger};
 pub use pause::pause_after;
+pub use peer_account::{PeerAccount, PeerCharge};
 pub use quota::{Exceeded, Origin, Permit, Quota, Rejections, share_of};
 pub use tls::{Tls, TlsError, TlsFiles};
 

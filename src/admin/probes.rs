@@ -3,10 +3,15 @@
 //! A connection has one request, and a time limit. The number of connections is bounded: when one more comes, the oldest is
 //! closed, so that a probe gets its response however many clients connect and send nothing.
 
-use std::{collections::VecDeque, convert::Infallible, net::SocketAddr, time::Duration};
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Collected, Full, Limited};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -15,7 +20,7 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 
-use crate::transport::pause_after;
+use crate::{model::excerpt, transport::pause_after};
 
 /// Answers to requests, and the counts of those that got none.
 pub trait Probes: Clone + Send + Sync + 'static {
@@ -35,6 +40,11 @@ pub trait Probes: Clone + Send + Sync + 'static {
     /// Handles a PUT of this text to a path that takes it. Returns the status and the text of the answer.
     fn write(&self, _path: &str, _text: &str) -> (StatusCode, String) {
         (StatusCode::METHOD_NOT_ALLOWED, String::new())
+    }
+
+    /// Returns true if programs on this machine may use this name in the header Host.
+    fn is_host(&self, _name: &str) -> bool {
+        false
     }
 
     /// Checks that the sender of these headers may do what is requested.
@@ -72,6 +82,8 @@ const MAX_HEAD: usize = 16 << 10;
 const TEXT: &str = "text/plain; charset=utf-8";
 /// Answer for a path that is not served.
 const NOT_FOUND: &str = "not found; / has links to what there is\n";
+/// Paths that are served under any name: they tell nothing but whether the server is ready.
+const OPEN_TO_ANY_HOST: [&str; 2] = ["/livez", "/readyz"];
 /// Bound of the body of a PUT, in bytes.
 const MAX_BODY: usize = 4 << 10;
 
@@ -114,8 +126,18 @@ async fn drive(probes: impl Probes, request_timeout: Duration, stream: TcpStream
     let answer = service_fn(async |request: Request<Incoming>| {
         let (parts, body) = request.into_parts();
         let (path, is_write) = (parts.uri.path(), parts.method == Method::PUT);
+        if is_local
+            && !OPEN_TO_ANY_HOST.contains(&path)
+            && let Some(host) = foreign_host(&parts.uri, &parts.headers, |name| probes.is_host(name))
+        {
+            probes.count_refused("admin_host");
+            let text = format!(
+                "host {host:?} is not a name of this server: use its address, or add the name to admin.hosts\n"
+            );
+            return Ok::<_, Infallible>(response(StatusCode::MISDIRECTED_REQUEST, text, TEXT));
+        }
         if let Err(status) = probes.check(ProbeRequest { path, is_write, is_local }, &parts.headers).await {
-            return Ok::<_, Infallible>(refusal(status));
+            return Ok(refusal(status));
         }
         Ok(if is_write && probes.is_writable(path) {
             let (status, text) = match Limited::new(body, MAX_BODY).collect().await.map(Collected::to_bytes) {
@@ -138,6 +160,20 @@ async fn drive(probes: impl Probes, request_timeout: Duration, stream: TcpStream
     if is_late {
         probes.count_refused("admin_timeout");
     }
+}
+
+/// Returns the name under which a request reaches the server, if it is neither an address, nor localhost, nor known: a page in a
+/// browser may have had its own name resolve to this machine (DNS rebinding).
+fn foreign_host(uri: &Uri, headers: &HeaderMap, is_known: impl Fn(&str) -> bool) -> Option<String> {
+    let hosts = headers.get_all(header::HOST).iter().map(|host| host.to_str().unwrap_or_default());
+    let names = uri.authority().map(http::uri::Authority::as_str).into_iter().chain(hosts);
+    let foreign = |text: &str| {
+        let Ok(authority) = text.parse::<http::uri::Authority>() else { return true };
+        let name = authority.host().trim_start_matches('[').trim_end_matches(']');
+        let is_local_name = name.eq_ignore_ascii_case("localhost") || is_known(name);
+        !is_local_name && name.parse::<IpAddr>().is_err()
+    };
+    names.into_iter().find(|text| foreign(text)).map(|text| excerpt(text).into_owned())
 }
 
 fn refusal(status: StatusCode) -> Response<Full<Bytes>> {
@@ -169,4 +205,32 @@ fn response(status: StatusCode, text: String, content_type: &'static str) -> Res
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_foreign_unless_it_is_an_address_or_known() {
+        let foreign = |uri: &str, hosts: &[&str]| {
+            let hosts = hosts.iter().map(|host| (header::HOST, HeaderValue::from_str(host).unwrap()));
+            let is_known = |name: &str| name.eq_ignore_ascii_case("informerd.example");
+            foreign_host(&uri.parse().unwrap(), &hosts.collect(), is_known).is_some()
+        };
+        for host in
+            ["localhost", "LOCALHOST:9464", "127.0.0.1", "10.0.0.7:9464", "[::1]:9464", "[::1]", "Informerd.example:80"]
+        {
+            assert!(!foreign("/metrics", &[host]), "{host}");
+        }
+        // A client of HTTP/1.0 has no name.
+        assert!(!foreign("/metrics", &[]));
+        for host in
+            ["evil.example", "evil.example:9464", "localhost.evil.example", "127.0.0.1.evil.example", "", "a b", "1"]
+        {
+            assert!(foreign("/metrics", &[host]), "{host}");
+        }
+        assert!(foreign("http://evil.example/metrics", &["localhost"]));
+        assert!(foreign("/metrics", &["localhost", "evil.example"]));
+    }
 }

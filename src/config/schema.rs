@@ -73,7 +73,7 @@ fn of_key(key: &Key) -> Value {
         }
         "rules" => json!({ "type": "array", "items": { "type": "object" } }),
         "field paths" | "paths" => texts(),
-        "names" | "namespaces" | "texts" | "endpoints" | "view names" => {
+        "names" | "namespaces" | "texts" | "endpoints" | "view names" | "host names" => {
             let mut list = texts();
             list["minItems"] = json!(1);
             list

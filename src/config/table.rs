@@ -14,7 +14,7 @@ use super::{
     value::{
         self, boolean,
         choices::{compressions, policies, policy},
-        count, duration, expression, file, integer, kind,
+        count, duration, expression, file, host_names, integer, kind,
         kube::{self, auto_or_opaque, field_paths, namespaces},
         label_index as label, names, path as directory, path_index as field_path, positive_count, positive_duration,
         positive_size, rules, shard, size, stream_path as file_or_dash, string as text, texts, view_names,
@@ -77,6 +77,8 @@ rows! {
             flag("admin-listen", "ADDR", "INFORMERD_ADMIN_LISTEN");
         open_metrics: bool = "false", boolean,
             "serve /metrics without credentials also where callers are authorized: it shows names, counts and versions of every resource";
+        hosts: Vec<String> = empty, host_names,
+            "names under which programs on this machine reach the port, beside localhost and addresses, such as [informerd.example]: other names in the header Host are refused there, because a page in a browser could choose them";
     }
 }
 
@@ -209,8 +211,10 @@ rows! {
             "time for a client to complete the TLS handshake, the HTTP/2 preface, a header block or the message of a request";
         connections: Option<usize>, positive_count,
             "maximum number of open connections; if left out, what the limit on open files leaves, at most 100000";
+        calls: Option<usize>, positive_count,
+            "maximum number of calls in progress, streams among them; if left out, watch.max_watchers and 25000 more";
         peer_share: u32 = "25", integer in 1..=100,
-            "maximum share of one caller in watches, compilations and page snapshots, and of one peer in connections, in percent: a caller is an authenticated user, else its peer; a peer is an IPv4 address, a /64 of IPv6 or a user of a unix socket; 100 behind a proxy";
+            "maximum share of one caller in watches, compilations and page snapshots, and of one peer in connections, calls in progress and the memory of requests, in percent: a caller is an authenticated user, else its peer; a peer is an IPv4 address, a /64 of IPv6 or a user of a unix socket; 100 behind a proxy";
         compilations: usize = "4096", positive_count,
             "maximum number of expressions and conditions that wait to be compiled";
         page_snapshots: usize = "16", positive_count,
@@ -230,7 +234,7 @@ rows! {
     /// Quotas of each caller: an authenticated user, or a peer where nobody has authenticated the user. Without a key there is none.
     pub struct QuotasConfig at "quotas." {
         streams: Option<usize>, positive_count,
-            "open calls of Watch, Until, List and ByIndex of one caller: an authenticated user, else its peer (limits.peer_share)";
+            "open calls of Watch, Until, List and ByIndex, and watches on Subscribe streams, of one caller, and as many of these streams: an authenticated user, else its peer (limits.peer_share)";
         lists_per_second: Option<u32>, integer in 1..=100_000,
             "calls of List, ByIndex and ListIndexValues, and watches with initial events, of one caller in a second";
         list_burst: u32 = "100", integer in 1..=100_000,

@@ -87,7 +87,7 @@ fn defaults() {
             state_dir: None,
             state_interval: Duration::from_secs(60),
         },
-        admin: AdminConfig { listen: Some("127.0.0.1:9464".parse().unwrap()), open_metrics: false },
+        admin: AdminConfig { listen: Some("127.0.0.1:9464".parse().unwrap()), open_metrics: false, hosts: Vec::new() },
         tls: None,
         authentication: None,
         authorization: AuthorizationConfig { authority: None, recheck: Duration::from_secs(60), namespaces: 200 },
@@ -118,6 +118,7 @@ fn defaults() {
             request_bytes: 65_536,
             request_timeout: Duration::from_secs(10),
             connections: None,
+            calls: None,
             peer_share: 25,
             compilations: 4096,
             page_snapshots: 16,
@@ -149,7 +150,7 @@ compression: [gzip]
 watch: { full_channel_policy: block, allowed_policies: [block, drop], queue_length: 0, max_queue_length: 10,
          queue_bytes: 1MiB, window_bytes: 2MiB, coalesce_bytes: 3MiB, block_timeout: 1s, selection_budget: 1ms500us, selection_share: 50, bookmark_interval: 1m, future_wait: 2m, batch_window: 5ms, progress_timeout: 3m, max_watchers: 7 }
 history: { age: 1h, events: 8, bytes: 9 }
-limits: { request_bytes: 1Ki, request_timeout: 5s, connections: 9, peer_share: 100, compilations: 8, page_snapshots: 7, streams_per_connection: 3, struct_bytes: 5, memory: 2MiB, expression_steps: 100000 }
+limits: { request_bytes: 1Ki, request_timeout: 5s, connections: 9, calls: 6, peer_share: 100, compilations: 8, page_snapshots: 7, streams_per_connection: 3, struct_bytes: 5, memory: 2MiB, expression_steps: 100000 }
 drain: { delay: 1s, period: 0 }
 stale_after: 1ms
 state_dir: ./state
@@ -201,6 +202,7 @@ fn a_file_with_everything() {
             request_bytes: 1024,
             request_timeout: Duration::from_secs(5),
             connections: Some(9),
+            calls: Some(6),
             peer_share: 100,
             compilations: 8,
             page_snapshots: 7,

@@ -261,6 +261,10 @@ pub(super) fn names(value: &Value) -> Result<Vec<String>, ValueError> {
     names_such_as(value, "[informerd]")
 }
 
+pub(super) fn host_names(value: &Value) -> Result<Vec<String>, ValueError> {
+    names_such_as(value, "[informerd.example]")
+}
+
 pub(super) fn view_names(value: &Value) -> Result<Vec<String>, ValueError> {
     names_such_as(value, "[small]")
 }

@@ -1,4 +1,4 @@
-//! Call in the audit log: a line when its stream begins and when it ends, and a line if it is denied.
+//! Call in the audit log: a line when its stream begins and when it ends, and a line if it is denied ([`Denials`] limits these).
 //!
 //! The layer around every call creates the entry, and learns the outcome; the handlers add what the call requests. A line has names,
 //! selections and numbers: never credentials, and never an object.
@@ -19,8 +19,8 @@ use tokio::time::Instant;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
+use super::denials::{Denials, DeniedCaller};
 use crate::{
-    audit::AuditLog,
     auth::Identity,
     model::{Selection, excerpt},
     proto::{ObjectFormat, PayloadFormat, pb},
@@ -32,7 +32,7 @@ use crate::{
 pub(super) struct AuditedCall(Arc<Entry>);
 
 struct Entry {
-    log: AuditLog,
+    log: Arc<Denials>,
     id: u64,
     peer: Option<Peer>,
     method: String,
@@ -109,7 +109,7 @@ const DENIALS: [&str; 2] = ["QUOTA_EXCEEDED", "AUTHORIZER_UNAVAILABLE"];
 
 impl AuditedCall {
     /// Creates the entry of a request; none for a probe.
-    pub(super) fn new(log: &AuditLog, path: &str, extensions: &Extensions) -> Option<Self> {
+    pub(super) fn new(log: &Arc<Denials>, path: &str, extensions: &Extensions) -> Option<Self> {
         if path.starts_with(HEALTH_PATHS) {
             return None;
         }
@@ -196,7 +196,17 @@ impl AuditedCall {
             || reason.as_ref().is_some_and(|reason| DENIALS.contains(&&**reason));
         if is_denial {
             let status = Some(format!("{:?}", status.code()));
-            self.0.write(&self.0.requested.lock(), "denied", |line| Line { reason, status, ..line });
+            let requested = self.0.requested.lock();
+            let by = reason.clone().unwrap_or_default();
+            if let Some(line) = self.0.line(&requested, "denied", |line| Line { reason, status, ..line }) {
+                // The user whose credentials these are, or the peer.
+                let user = requested.impersonator.as_ref().or(requested.user.as_ref());
+                let caller = match user {
+                    Some(user) => DeniedCaller::User(user.clone()),
+                    None => DeniedCaller::Peer(self.0.peer.as_ref().map(Peer::origin)),
+                };
+                self.0.log.add(caller, by, line);
+            }
         }
     }
 }
@@ -218,10 +228,10 @@ fn name_of(format: PayloadFormat) -> &'static str {
 // === impl Entry ===
 
 impl Entry {
-    fn new(log: &AuditLog, peer: Option<Peer>, method: String, requested: Requested) -> Self {
+    fn new(log: &Arc<Denials>, peer: Option<Peer>, method: String, requested: Requested) -> Self {
         static LAST: AtomicU64 = AtomicU64::new(0);
         Self {
-            log: log.clone(),
+            log: Arc::clone(log),
             id: LAST.fetch_add(1, Ordering::Relaxed) + 1,
             peer,
             method,
@@ -233,6 +243,18 @@ impl Entry {
     }
 
     fn write<'a>(&'a self, requested: &'a Requested, event: &'static str, with: impl FnOnce(Line<'a>) -> Line<'a>) {
+        if let Some(line) = self.line(requested, event, with) {
+            self.log.log().add(line);
+        }
+    }
+
+    /// Returns the text of a line.
+    fn line<'a>(
+        &'a self,
+        requested: &'a Requested,
+        event: &'static str,
+        with: impl FnOnce(Line<'a>) -> Line<'a>,
+    ) -> Option<String> {
         let Requested { user, impersonator, resource, namespace, selection, namespaces, format, view, from, .. } =
             requested;
         let line = with(Line {
@@ -257,9 +279,7 @@ impl Entry {
             events: None,
         });
         // Texts and numbers are always JSON.
-        if let Ok(line) = serde_json::to_string(&line) {
-            self.log.add(line);
-        }
+        serde_json::to_string(&line).ok()
     }
 }
 

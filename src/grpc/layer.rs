@@ -1,5 +1,6 @@
-//! Layer around every RPC, of handwritten and generated services alike: checks and limits the request, authenticates the caller,
-//! counts the call, and ends it at its deadline. The layers of a program are inside of it, so that the calls that they refuse are counted too.
+//! Layer around every RPC, of handwritten and generated services alike: counts the call in the account of its peer, checks and limits
+//! the request, authenticates the caller, counts the call, and ends it at its deadline. The layers of a program are inside of it, so
+//! that the calls that they refuse are counted too.
 //!
 //! The request passes through [`Calls`], and the response is wrapped in [`Body`], which enforces the deadline and reads the
 //! status code from the trailers. No handler depends on this layer.
@@ -25,9 +26,10 @@ use super::{
     audited_call::AuditedCall,
     call::{Impersonator, timeout_of},
     metrics::RpcObserver,
+    peers::{HEALTH_PATHS, HEALTH_REQUEST_BYTES, PeerCall, REFLECTION_PATHS, RequestCharge},
     request::{RequestBounds, RequestMessages},
     service::Service,
-    status::{final_frames, trailers},
+    status::{ApiError, final_frames, trailers},
 };
 use crate::{
     auth::{Authentication, IMPERSONATED_USER, impersonated_user, is_impersonating},
@@ -52,6 +54,8 @@ pub struct Body {
     deadline: Option<Pin<Box<Sleep>>>,
     observer: Option<RpcObserver>,
     audited: Option<AuditedCall>,
+    /// Place of the call in the account of its peer; none for a refused call.
+    peer: Option<PeerCall>,
 }
 
 /// Request of a call.
@@ -65,11 +69,8 @@ pub struct ResponseBody(pub(super) Option<Box<dyn BoundedBody<Error = Status>>>)
 
 /// Path of a method whose requests are streams.
 pub(super) const SUBSCRIBE_PATH: &str = "/informerd.v1.InformerService/Subscribe";
-/// Path prefix of a service whose requests are streams.
-const REFLECTION_PATHS: &str = "/grpc.reflection.";
-/// Path prefix of the only service that needs no credentials: a probe has none, and it learns nothing but the names of resources
-/// that it already has.
-const HEALTH_PATHS: &str = "/grpc.health.v1.Health/";
+/// Path of a method whose response may come long after its request.
+const UNTIL_PATH: &str = "/informerd.v1.InformerService/Until";
 
 impl<S> Layer<S> for CallLayer {
     type Service = Calls<S>;
@@ -107,7 +108,7 @@ where
         let (metrics, config) = (self.service.metrics(), self.service.config());
         if let Err((status, reason)) = check_grpc(&request) {
             metrics.refused().count(reason);
-            let mut response = Response::new(Body::new(None, None, None, None));
+            let mut response = Response::new(Body::new(None, None, None));
             *response.status_mut() = status;
             return Box::pin(std::future::ready(Ok(response)));
         }
@@ -116,23 +117,37 @@ where
         #[cfg(feature = "otel")]
         super::trace_context::set_parent(&span, request.headers());
         let observer = observer.map(|observer| observer.in_span(span.clone()));
+        let peer = match self.service.peers().call(request.uri().path(), request.extensions()) {
+            Ok(peer) => peer,
+            Err(refusal) => {
+                let response = refused(metrics.refuse(&refusal));
+                let mut body = Body::new(None, observer, None);
+                body.ends(code_of(response.headers()));
+                return Box::pin(std::future::ready(Ok(response.map(|_| body))));
+            }
+        };
+        let charge = self.service.peers().request(request.headers(), request.extensions());
         let deadline = timeout_of(request.headers()).map(|timeout| Instant::now() + timeout);
+        let path = request.uri().path();
+        // The only service that needs no credentials: a probe has none, and it learns nothing but the names of resources that it
+        // already has.
+        let is_open = path.starts_with(HEALTH_PATHS);
         let bounds = RequestBounds {
-            bytes: config.request_bytes,
+            bytes: if is_open { config.request_bytes.min(HEALTH_REQUEST_BYTES) } else { config.request_bytes },
             timeout: config.request_timeout,
-            is_stream: request.uri().path().starts_with(REFLECTION_PATHS) || request.uri().path() == SUBSCRIBE_PATH,
+            is_stream: path.starts_with(REFLECTION_PATHS) || path == SUBSCRIBE_PATH,
+            answers_late: path == UNTIL_PATH,
         };
         let stream = request.extensions().get::<StreamHandle>().cloned();
-        let audit = config.audit.as_ref();
-        let audited = audit.and_then(|log| AuditedCall::new(log, request.uri().path(), request.extensions()));
+        let audited = self.service.denials().and_then(|log| AuditedCall::new(log, path, request.extensions()));
         let mut request = request.map(|body| {
-            let messages = RequestMessages::new(tonic::body::Body::new(body), bounds, stream);
+            let messages =
+                RequestMessages::new(tonic::body::Body::new(body), bounds, stream).charged_to(charge.clone());
             RequestBody(messages.counted_in(observer.as_ref().map(RpcObserver::received)))
         });
         if let Some(audited) = &audited {
             request.extensions_mut().insert(audited.clone());
         }
-        let is_open = request.uri().path().starts_with(HEALTH_PATHS);
         let authentication = config.authentication.clone().filter(|_| !is_open);
         let called = span.enter();
         let answer = if authentication.is_none() && !is_impersonating(request.headers()) {
@@ -141,19 +156,39 @@ where
             Either::Right(authenticated(self.service.clone(), authentication, self.inner.clone(), request))
         };
         drop(called);
+        let metrics = Arc::clone(metrics);
         Box::pin(async move {
-            let response = match within(deadline, answer).instrument(span).await {
-                Some(answer) => answer?,
-                None => refused(deadline_exceeded()),
+            let answered = answered(within(deadline, answer).instrument(span), charge).await;
+            let response = match answered {
+                Ok(Some(answer)) => answer?,
+                Ok(None) => refused(deadline_exceeded()),
+                Err(refusal) => refused(metrics.refuse(&refusal)),
             };
             if let Some(audited) = &audited {
                 audited.answers(response.headers());
             }
-            let mut body = Body::new(None, deadline, observer, audited);
+            let mut body = Body::new(deadline, observer, audited);
             body.ends(code_of(response.headers()));
+            body.peer = Some(peer);
             Ok(response.map(|ResponseBody(answer)| Body { answer, ..body }))
         })
     }
+}
+
+/// Awaits the response of a call, and releases then what its request held.
+///
+/// # Errors
+///
+/// If the request must end before, because its peer holds too much: the oldest request ends, and frees what it holds.
+async fn answered<T>(answer: impl Future<Output = T>, charge: RequestCharge) -> Result<T, ApiError> {
+    // Cancel-safe: the call ends if the other arm wins.
+    let answered = tokio::select! {
+        biased;
+        answered = answer => Ok(answered),
+        refusal = charge.ended() => Err(refusal),
+    };
+    charge.release_head();
+    answered
 }
 
 /// Returns the span of a call, from its request to the end of its stream, with the attributes of OpenTelemetry's conventions. A
@@ -180,14 +215,27 @@ async fn authenticated<S>(
     service: Service,
     authentication: Option<Arc<Authentication>>,
     inner: S,
-    mut request: CallRequest,
+    request: CallRequest,
 ) -> Result<Response<ResponseBody>, Infallible>
 where
     S: tower::Service<CallRequest, Response = Response<ResponseBody>, Error = Infallible>,
 {
-    if let Err(refusal) = service.authenticate(authentication.as_deref(), &mut request).await {
+    let (parts, RequestBody(mut body)) = request.into_parts();
+    let mut request = Request::from_parts(parts, ());
+    // Meanwhile the message arrives: what HTTP/2 held of it would be in no account.
+    let received = async {
+        std::future::poll_fn(|cx| body.poll_received(cx)).await;
+        std::future::pending().await
+    };
+    // Cancel-safe: `poll_received` keeps what has arrived in the body.
+    let authenticated = tokio::select! {
+        authenticated = service.authenticate(authentication.as_deref(), &mut request) => authenticated,
+        never = received => never,
+    };
+    if let Err(refusal) = authenticated {
         return Ok(refused(refusal.to_status()));
     }
+    let request = request.map(|()| RequestBody(body));
     let is_impersonated = request.extensions().get::<Impersonator>().is_some();
     let user = request.extensions().get().filter(|_| is_impersonated).and_then(impersonated_user);
     let mut response = inner.oneshot(request).await?;
@@ -243,14 +291,9 @@ impl fmt::Debug for ResponseBody {
 // === impl Body ===
 
 impl Body {
-    fn new(
-        answer: Option<Box<dyn BoundedBody<Error = Status>>>,
-        deadline: Option<Instant>,
-        observer: Option<RpcObserver>,
-        audited: Option<AuditedCall>,
-    ) -> Self {
+    fn new(deadline: Option<Instant>, observer: Option<RpcObserver>, audited: Option<AuditedCall>) -> Self {
         let deadline = deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline)));
-        Self { answer, deadline, observer, audited }
+        Self { answer: None, deadline, observer, audited, peer: None }
     }
 
     /// Counts what a frame has.
@@ -261,6 +304,14 @@ impl Body {
         if let Some(audited) = &self.audited {
             audited.sends_bytes(data.remaining());
         }
+    }
+
+    /// Ends the response with a status.
+    fn end_with(&mut self, status: &Status) -> Poll<Option<Result<BoundedFrame, Status>>> {
+        self.answer = None;
+        let trailers = trailers(status);
+        self.ends(code_of(&trailers));
+        Poll::Ready(Some(Ok(BoundedFrame::Frame(BodyFrame::trailers(trailers)))))
     }
 
     /// Records the status code of the call, if there is one.
@@ -292,10 +343,10 @@ impl BoundedBody for Body {
                     && deadline.as_mut().poll(cx).is_ready()
                 {
                     answer.deadline_exceeded();
-                    self.answer = None;
-                    let trailers = trailers(&deadline_exceeded());
-                    self.ends(code_of(&trailers));
-                    return Poll::Ready(Some(Ok(BoundedFrame::Frame(BodyFrame::trailers(trailers)))));
+                    return self.end_with(&deadline_exceeded());
+                }
+                if let Some(Poll::Ready(refusal)) = self.peer.as_ref().map(|peer| peer.poll_ended(cx)) {
+                    return self.end_with(&refusal.to_status());
                 }
             }
             Poll::Ready(Some(Err(status))) => self.ends(Some(status.code())),
@@ -362,7 +413,8 @@ mod tests {
         let answer = Box::new(Generated::new(body, None, Arc::default()));
         let metrics = Arc::new(RpcMetrics::default());
         let observer = metrics.start("/informerd.v1.InformerService/Watch");
-        let body = Body::new(Some(answer), Some(began + Duration::from_secs(5)), observer, None);
+        let body = Body::new(Some(began + Duration::from_secs(5)), observer, None);
+        let body = Body { answer: Some(answer), ..body };
         let collected = body.collect().await.unwrap();
         let status = Status::from_header_map(collected.trailers().unwrap()).unwrap();
         assert_eq!((status.code(), began.elapsed().as_secs()), (Code::DeadlineExceeded, 5));

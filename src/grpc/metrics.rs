@@ -235,9 +235,14 @@ impl Collector for ServerCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let Self { ledger, structs } = self;
         let waiting = ledger.waiting();
-        let help = "Memory held for clients that have not read it yet, by owner";
+        let help = "Memory held for clients that have not read it yet, or have not sent all of it (requests), by owner";
         let mut family = encoder.encode_descriptor("informerd_waiting", help, Some(&Unit::Bytes), MetricType::Gauge)?;
-        for (owner, bytes) in [("sending", waiting.sending), ("made", waiting.encoded_bytes), ("kept", waiting.kept)] {
+        for (owner, bytes) in [
+            ("sending", waiting.sending),
+            ("made", waiting.encoded_bytes),
+            ("kept", waiting.kept),
+            ("requests", waiting.requests),
+        ] {
             ConstGauge::new(bytes as f64).encode(family.encode_family(&[("owner", owner)])?)?;
         }
         for (name, unit, help, value) in [

@@ -15,7 +15,7 @@ use crate::transport::{Exceeded, Ledger, Origin, Permit, Quota};
 /// Quotas of one caller; without a value there is none.
 #[derive(Debug, Clone, Default)]
 pub struct QuotaConfig {
-    /// Open calls of Watch, Until, List and ByIndex.
+    /// Open calls of Watch, Until, List and ByIndex, and watches of Subscribe streams; as many of these streams.
     pub streams: Option<usize>,
     /// Rate of the calls that list: List, ByIndex, ListIndexValues, and watches with initial events.
     pub lists: Option<ListRate>,
@@ -38,6 +38,8 @@ pub struct ListRate {
 #[derive(Debug)]
 pub(super) struct Quotas {
     streams: Option<Arc<Quota>>,
+    /// Subscribe streams, of which the watches count as streams.
+    subscriptions: Option<Arc<Quota>>,
     lists: Option<TokenBuckets>,
     bulk_responses: Option<Arc<Quota>>,
     ledger: Arc<Ledger>,
@@ -72,6 +74,7 @@ impl Quotas {
         let QuotaConfig { streams, lists, bulk_responses, bytes_held: _ } = *config;
         Self {
             streams: streams.map(Quota::of_each),
+            subscriptions: streams.map(Quota::of_each),
             lists: lists.map(|rate| TokenBuckets { rate, state: Mutex::default() }),
             bulk_responses: bulk_responses.map(Quota::of_each),
             ledger,
@@ -94,6 +97,12 @@ impl Quotas {
     pub(super) fn stream(&self, call: &Call) -> Result<QuotaPermit, ApiError> {
         self.call(call)?;
         permit(self.streams.as_ref(), call).map_err(|exceeded| ExceededQuota::Streams(exceeded.limit()).into())
+    }
+
+    /// Admits a Subscribe stream, until the permit is dropped.
+    pub(super) fn subscription(&self, call: &Call) -> Result<QuotaPermit, ApiError> {
+        self.call(call)?;
+        permit(self.subscriptions.as_ref(), call).map_err(|exceeded| ExceededQuota::Streams(exceeded.limit()).into())
     }
 
     /// Admits the objects of a snapshot in a response, until the permit is dropped.

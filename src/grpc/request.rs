@@ -10,13 +10,14 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
 use prometheus_client::metrics::counter::Counter;
 use tokio::time::Sleep;
 
 use super::{
     boundaries::{Boundaries, Boundary},
+    peers::RequestCharge,
     status::ApiError,
 };
 use crate::transport::StreamHandle;
@@ -30,19 +31,34 @@ pub(super) struct RequestBounds {
     pub(super) timeout: Duration,
     /// True if the request may have more than one message.
     pub(super) is_stream: bool,
+    /// True if the response may begin long after the request: other limits apply to the call once the message is handed out.
+    pub(super) answers_late: bool,
 }
 
-/// Request body that enforces the limits.
+/// Request body that enforces the limits, and hands out whole messages, one in each frame. It copies them: a piece of a message would
+/// keep the buffer of everything that arrived with it.
 pub(super) struct RequestMessages<B> {
     body: B,
     bounds: RequestBounds,
     /// Stream of the call. If a message is late, the server closes its connection after the last stream has ended.
     stream: Option<StreamHandle>,
     boundaries: Boundaries,
+    /// Message that is being received, with its prefix.
+    message: BytesMut,
+    is_complete: bool,
+    /// Bytes that have arrived after it.
+    rest: Bytes,
+    /// Error that is not handed out yet.
+    failed: Option<ApiError>,
+    /// True if the body has no more frames.
+    is_over: bool,
     /// Number of messages that have arrived completely.
     complete: u64,
     /// Counter of these.
     received: Option<Counter>,
+    /// Account of the peer, and the bytes that are charged to it.
+    charge: Option<RequestCharge>,
+    charged: usize,
     /// Timer of the message that is expected; none between messages.
     timer: Option<Pin<Box<Sleep>>>,
 }
@@ -51,7 +67,22 @@ pub(super) struct RequestMessages<B> {
 
 impl<B> RequestMessages<B> {
     pub(super) fn new(body: B, bounds: RequestBounds, stream: Option<StreamHandle>) -> Self {
-        Self { body, bounds, stream, boundaries: Boundaries::default(), complete: 0, received: None, timer: None }
+        Self {
+            body,
+            bounds,
+            stream,
+            boundaries: Boundaries::default(),
+            message: BytesMut::new(),
+            is_complete: false,
+            rest: Bytes::new(),
+            failed: None,
+            is_over: false,
+            complete: 0,
+            received: None,
+            charge: None,
+            charged: 0,
+            timer: None,
+        }
     }
 
     /// Counts the messages that have arrived completely.
@@ -59,19 +90,29 @@ impl<B> RequestMessages<B> {
         Self { received, ..self }
     }
 
-    /// Parses bytes that have arrived.
-    fn read(&mut self, mut data: &[u8]) -> Result<(), ApiError> {
-        loop {
-            if self.complete > 0 && !self.bounds.is_stream && !data.is_empty() {
+    /// Charges the bytes that have arrived to the account of the peer.
+    pub(super) fn charged_to(self, charge: RequestCharge) -> Self {
+        Self { charge: Some(charge), ..self }
+    }
+
+    /// Parses the bytes that have arrived, up to the end of a message.
+    fn parse(&mut self) -> Result<(), ApiError> {
+        while !self.is_complete {
+            if self.complete > 0 && !self.bounds.is_stream && !self.rest.is_empty() {
                 return Err(ApiError::request("more than one message, or trailing data"));
             }
-            match self.boundaries.next(&mut data) {
+            let mut left = &self.rest[..];
+            let boundary = self.boundaries.next(&mut left);
+            let parsed = self.rest.len() - left.len();
+            self.message.extend_from_slice(&self.rest.split_to(parsed));
+            match boundary {
                 None => return Ok(()),
                 Some(Boundary::Prefix(length)) if length > self.bounds.bytes => {
                     return Err(ApiError::RequestTooLarge { limit: self.bounds.bytes });
                 }
                 Some(Boundary::Prefix(_)) => {}
                 Some(Boundary::End) => {
+                    self.is_complete = true;
                     self.complete += 1;
                     if let Some(received) = &self.received {
                         received.inc();
@@ -82,6 +123,37 @@ impl<B> RequestMessages<B> {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Charges what is held now.
+    fn account(&mut self) {
+        let held = self.message.capacity() + self.rest.len();
+        if let Some(charge) = self.charge.as_ref().filter(|_| held != self.charged) {
+            charge.replace(self.charged, held);
+        }
+        self.charged = held;
+    }
+
+    /// Ends the request with an error, and frees what it holds.
+    fn fail(&mut self, error: ApiError) {
+        self.failed = Some(error);
+        self.is_over = true;
+        self.message = BytesMut::new();
+        self.rest = Bytes::new();
+        self.account();
+    }
+
+    /// Takes the message, which counts until the response begins unless that may be long after.
+    fn take(&mut self) -> Bytes {
+        self.is_complete = false;
+        let message = std::mem::take(&mut self.message).freeze();
+        if self.bounds.is_stream {
+            self.account();
+        } else if let Some(charge) = self.charge.as_ref().filter(|_| self.bounds.answers_late) {
+            charge.release();
+        }
+        message
     }
 
     /// Returns true between the messages of a stream, where a client may be silent.
@@ -100,6 +172,45 @@ impl<B> RequestMessages<B> {
         }
         Poll::Ready(ApiError::RequestTimeout { timeout })
     }
+
+    /// Waits until the request must end: it is not complete in time, or its peer holds too much.
+    fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<ApiError> {
+        // A stream that holds nothing never ends so, and is polled with each event.
+        if self.charged > 0
+            && let Some(charge) = &self.charge
+            && let Poll::Ready(error) = charge.poll_ended(cx)
+        {
+            return Poll::Ready(error);
+        }
+        self.poll_timeout(cx)
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> RequestMessages<B> {
+    /// Receives a message without handing it out. Ready when it is complete, or when the request is over.
+    pub(super) fn poll_received(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while !self.is_complete && !self.is_over {
+            if !self.rest.is_empty() {
+                if let Err(error) = self.parse() {
+                    self.fail(error);
+                }
+                self.account();
+                continue;
+            }
+            let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
+                let error = ready!(self.poll_ended(cx));
+                self.fail(error);
+                break;
+            };
+            match frame {
+                Some(Ok(frame)) => self.rest = frame.into_data().unwrap_or_default(),
+                Some(Err(_)) => self.fail(ApiError::request("the stream broke before the end of the message")),
+                None if self.message.is_empty() => self.is_over = true,
+                None => self.fail(ApiError::request("the stream ends within a message")),
+            }
+        }
+        Poll::Ready(())
+    }
 }
 
 impl<B: Body<Data = Bytes> + Unpin> Body for RequestMessages<B> {
@@ -108,18 +219,16 @@ impl<B: Body<Data = Bytes> + Unpin> Body for RequestMessages<B> {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, ApiError>>> {
         let this = self.get_mut();
-        let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) else {
-            return this.poll_timeout(cx).map(|refusal| Some(Err(refusal)));
-        };
-        Poll::Ready(match frame {
-            Some(Ok(frame)) => Some(frame.data_ref().map_or(Ok(()), |data| this.read(data)).map(|()| frame)),
-            Some(Err(_)) => Some(Err(ApiError::request("the stream broke before the end of the message"))),
-            None => None,
+        ready!(this.poll_received(cx));
+        Poll::Ready(match this.failed.take() {
+            Some(error) => Some(Err(error)),
+            None => this.is_complete.then(|| Ok(Frame::data(this.take()))),
         })
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        let is_empty = !self.is_complete && self.message.is_empty() && self.rest.is_empty();
+        is_empty && self.failed.is_none() && (self.is_over || self.body.is_end_stream())
     }
 }
 
@@ -133,20 +242,25 @@ impl<B> fmt::Debug for RequestMessages<B> {
 mod tests {
     use std::convert::Infallible;
 
-    use futures_util::StreamExt;
+    use futures_util::{FutureExt, StreamExt};
     use http_body_util::{BodyExt, StreamBody};
     use tokio::{sync::mpsc, time::Instant};
     use tokio_stream::wrappers::ReceiverStream;
 
     use super::*;
+    use crate::transport::PeerAccount;
 
     const TIMEOUT: Duration = Duration::from_secs(10);
+
+    fn bounds(is_stream: bool) -> RequestBounds {
+        RequestBounds { bytes: 8, timeout: TIMEOUT, is_stream, answers_late: false }
+    }
 
     /// Creates a request body, and the channel that feeds it.
     fn messages(is_stream: bool) -> (mpsc::Sender<Bytes>, impl Body<Data = Bytes, Error = ApiError> + Unpin) {
         let (sender, sent) = mpsc::channel(10);
         let body = StreamBody::new(ReceiverStream::new(sent).map(|data| Ok::<_, Infallible>(Frame::data(data))));
-        (sender, RequestMessages::new(body, RequestBounds { bytes: 8, timeout: TIMEOUT, is_stream }, None))
+        (sender, RequestMessages::new(body, bounds(is_stream), None))
     }
 
     fn message(payload: &[u8]) -> Vec<u8> {
@@ -157,8 +271,7 @@ mod tests {
     async fn collected(pieces: &[&[u8]], is_stream: bool) -> Result<Bytes, ApiError> {
         let frames = pieces.iter().map(|piece| Ok::<_, Infallible>(Frame::data(Bytes::copy_from_slice(piece))));
         let body = StreamBody::new(tokio_stream::iter(frames.collect::<Vec<_>>()));
-        let bounds = RequestBounds { bytes: 8, timeout: TIMEOUT, is_stream };
-        RequestMessages::new(body, bounds, None).collect().await.map(http_body_util::Collected::to_bytes)
+        RequestMessages::new(body, bounds(is_stream), None).collect().await.map(http_body_util::Collected::to_bytes)
     }
 
     #[tokio::test]
@@ -186,7 +299,9 @@ mod tests {
             let (sender, mut body) = messages(false);
             sender.send(Bytes::copy_from_slice(sent)).await.unwrap();
             let began = Instant::now();
-            body.frame().await.unwrap().unwrap();
+            if sent == whole {
+                body.frame().await.unwrap().unwrap();
+            }
             assert_eq!(body.frame().await.unwrap().unwrap_err(), ApiError::RequestTimeout { timeout: TIMEOUT });
             assert_eq!(began.elapsed(), TIMEOUT);
         }
@@ -200,20 +315,76 @@ mod tests {
         let (sender, mut body) = messages(true);
         let whole = message(b"12345678");
         for _ in 0..3 {
-            for half in [&whole[..4], &whole[4..]] {
-                sender.send(Bytes::copy_from_slice(half)).await.unwrap();
-                body.frame().await.unwrap().unwrap();
-                if half.len() > 4 {
-                    tokio::time::timeout(TIMEOUT * 10, body.frame()).await.expect_err("it waits");
-                } else {
-                    tokio::time::timeout(TIMEOUT / 2, body.frame()).await.expect_err("it waits");
-                }
-            }
+            sender.send(Bytes::copy_from_slice(&whole[..4])).await.unwrap();
+            tokio::time::timeout(TIMEOUT / 2, body.frame()).await.expect_err("it waits");
+            sender.send(Bytes::copy_from_slice(&whole[4..])).await.unwrap();
+            assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), whole);
+            tokio::time::timeout(TIMEOUT * 10, body.frame()).await.expect_err("it waits");
         }
         sender.send(Bytes::copy_from_slice(&whole[..6])).await.unwrap();
-        body.frame().await.unwrap().unwrap();
         let began = Instant::now();
         assert_eq!(body.frame().await.unwrap().unwrap_err(), ApiError::RequestTimeout { timeout: TIMEOUT });
         assert_eq!(began.elapsed(), TIMEOUT);
+    }
+
+    #[tokio::test]
+    async fn a_request_that_ends_within_a_message_is_invalid_and_messages_are_handed_out_whole() {
+        let whole = message(b"12345678");
+        for end in 1..whole.len() {
+            let refusal = collected(&[&whole[..end]], true).await.unwrap_err();
+            assert_eq!(refusal.code_and_reason().1, "REQUEST_INVALID");
+        }
+        let (sender, mut body) = messages(true);
+        let (two, three) = (message(b"two"), message(b"three"));
+        sender.send([&whole[..], &two, &three[..6]].concat().into()).await.unwrap();
+        sender.send(Bytes::copy_from_slice(&three[6..])).await.unwrap();
+        drop(sender);
+        for expected in [whole, two, three] {
+            assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), expected);
+        }
+        assert!(body.frame().await.is_none());
+    }
+
+    /// Sends pieces to requests of one peer that may hold `limit` bytes, and returns what they hold and the reasons of their ends.
+    async fn charged(limit: usize, bounds: &RequestBounds, pieces: &[&[u8]]) -> (usize, Vec<Option<&'static str>>) {
+        let account = PeerAccount::new(limit, 100);
+        let mut bodies = Vec::new();
+        for piece in pieces {
+            let (sender, sent) = mpsc::channel(10);
+            let body = StreamBody::new(ReceiverStream::new(sent).map(|data| Ok::<_, Infallible>(Frame::data(data))));
+            let charge = RequestCharge::of_body(&account);
+            let mut body = RequestMessages::new(body, bounds.clone(), None).charged_to(charge);
+            sender.send(Bytes::copy_from_slice(piece)).await.unwrap();
+            drop(body.frame().now_or_never());
+            bodies.push((sender, body));
+        }
+        let held = account.held();
+        let reason = |body: &mut RequestMessages<_>| match body.frame().now_or_never() {
+            Some(Some(Err(error))) => Some(error.code_and_reason().1),
+            _ => None,
+        };
+        let reasons = bodies.iter_mut().map(|(_, body)| reason(body)).collect();
+        drop(bodies);
+        assert_eq!(account.held(), 0);
+        (held, reasons)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_has_arrived_is_charged_and_the_oldest_request_ends_above_the_limit() {
+        let (unary, stream) = (bounds(false), bounds(true));
+        let late = RequestBounds { answers_late: true, ..bounds(false) };
+        let whole = message(b"12345678");
+        // One byte is charged, too.
+        assert!(charged(1000, &unary, &[&whole[..1]]).await.0 > 0);
+        let (held, ends) = charged(1000, &unary, &[&whole[..12], &whole[..12]]).await;
+        assert!(held >= 24 && ends == [None, None], "{held}, {ends:?}");
+        let ended = Some("REQUEST_MEMORY_EXCEEDED");
+        let pieces = [&whole[..12]; 3];
+        assert_eq!(charged(held, &unary, &pieces).await, (held, vec![ended, None, None]));
+        assert_eq!(charged(held, &stream, &pieces).await, (held, vec![ended, None, None]));
+        // A message counts until the response begins, except in a stream and where that may be late.
+        for (bounds, counts) in [(unary, true), (stream, false), (late, false)] {
+            assert_eq!(charged(1000, &bounds, &[&whole]).await.0 > 0, counts, "{bounds:?}");
+        }
     }
 }

@@ -17,9 +17,11 @@ use super::{
     bulk_scheduler::BulkScheduler,
     compiler::Compiler,
     compressed_objects::CompressedObjects,
+    denials::Denials,
     held_snapshots::Age,
     metrics::{RpcMetrics, ServerCollector},
     page::Pages,
+    peers::Peers,
     quotas::{QuotaConfig, Quotas},
     resource::ServedResource,
     status::ApiError,
@@ -81,7 +83,9 @@ pub struct ServiceConfig {
     pub compilations: usize,
     /// Maximum number of snapshots that are kept for the next pages of lists.
     pub page_snapshots: usize,
-    /// Share of watches, compilations and page snapshots that one origin may have, in percent.
+    /// Maximum number of calls in progress.
+    pub calls: usize,
+    /// Share of watches, compilations and page snapshots that one origin may have, and of calls and requests one peer, in percent.
     pub peer_share: u32,
     /// Maximum size of a request, in bytes.
     pub request_bytes: usize,
@@ -120,8 +124,10 @@ struct Inner {
     expressions: Compiler<Expression>,
     conditions: Compiler<Condition>,
     compilations: Arc<Quota>,
+    peers: Peers,
     watchers: Arc<Watchers>,
     ledger: Arc<Ledger>,
+    denials: Option<Arc<Denials>>,
     quotas: Quotas,
     bulk_scheduler: Arc<BulkScheduler>,
     structs: Arc<Structs>,
@@ -157,7 +163,9 @@ impl Service {
         let watchers = Arc::new(Watchers::new(config.max_watchers, config.peer_share));
         let compilations = Quota::new(config.compilations, config.peer_share);
         let pages = Pages::new(config.page_snapshots, config.peer_share, metrics.refused().clone());
-        let ledger = Ledger::new(config.memory, metrics.ended("memory"));
+        let ServiceConfig { calls, memory, request_bytes, peer_share, .. } = config;
+        let peers = Peers::new(calls, memory, request_bytes, peer_share, metrics.refused().clone());
+        let ledger = Ledger::new(config.memory, metrics.ended("memory")).with_requests(Arc::clone(peers.requests()));
         let ledger = Arc::new(match config.quotas.bytes_held {
             Some(limit) => ledger.with_limit_for_each(limit, metrics.ended("quota_bytes_held")),
             None => ledger,
@@ -171,11 +179,13 @@ impl Service {
             structs: Arc::new(Structs::new(config.struct_bytes)),
             compressed: Arc::new(CompressedObjects::new(compressed_bytes)),
             quotas: Quotas::new(&config.quotas, Arc::clone(&ledger)),
+            denials: config.audit.clone().map(Denials::new).map(Arc::new),
             config,
             pages,
             expressions: Compiler::new(Expression::selecting),
             conditions: Compiler::new(Condition::parse),
             compilations,
+            peers,
             watchers,
             ledger,
             lifecycle,
@@ -223,7 +233,7 @@ impl Service {
     }
 
     /// Runs the tasks beside the calls: schedules bulk streams, notifies the watches of a drain, resets the streams of evicted
-    /// clients that do not read, keeps the memory held for clients within its limit, and checks the rights of open watches again. Never
+    /// clients that do not read, keeps the memory held for clients within its limit, checks the rights of open watches again, and writes the lines about denied calls. Never
     /// returns.
     ///
     /// # Cancel safety
@@ -237,7 +247,13 @@ impl Service {
             }
         };
         let evicted = self.watchers().reset_evicted(self.config().evicted_grace);
-        tokio::join!(drain, self.bulk_scheduler().run(), evicted, self.charge(), self.ledger().run(), self.recheck());
+        let denials = async {
+            if let Some(denials) = self.denials() {
+                denials.run().await;
+            }
+        };
+        let (bulk, ledger) = (self.bulk_scheduler().run(), self.ledger().run());
+        tokio::join!(drain, bulk, evicted, self.charge(), ledger, self.recheck(), denials);
     }
 
     /// Charges the streams for the old states that they reference, at each interval; never returns.
@@ -301,6 +317,10 @@ impl Service {
         &self.inner.compilations
     }
 
+    pub(super) fn peers(&self) -> &Peers {
+        &self.inner.peers
+    }
+
     pub(super) fn watchers(&self) -> &Arc<Watchers> {
         &self.inner.watchers
     }
@@ -324,6 +344,11 @@ impl Service {
     /// Returns the ledger of the memory that is held for clients.
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.inner.ledger
+    }
+
+    /// Returns the audit log, if there is one.
+    pub(super) fn denials(&self) -> Option<&Arc<Denials>> {
+        self.inner.denials.as_ref()
     }
 
     pub(super) fn quotas(&self) -> &Quotas {

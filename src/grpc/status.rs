@@ -10,7 +10,7 @@ use prost::Message;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
-use super::{exceeded_quota::ExceededQuota, resource_end::ResourceEnd};
+use super::{exceeded_limit::ExceededLimit, exceeded_quota::ExceededQuota, resource_end::ResourceEnd};
 use crate::{
     auth::AuthenticationError,
     cache::JoinError,
@@ -82,6 +82,8 @@ pub(crate) enum ApiError {
     AuthorizerUnavailable { problem: String },
     /// The caller is at one of its quotas.
     QuotaExceeded(ExceededQuota),
+    /// The call is above a limit that its peer shares with all others.
+    LimitExceeded(ExceededLimit),
     /// A bug; the log has the details.
     Internal,
 }
@@ -203,6 +205,7 @@ impl ApiError {
             Self::CredentialsExpired => (Code::Unauthenticated, "CREDENTIALS_EXPIRED"),
             Self::AuthorizerUnavailable { .. } => (Code::Unavailable, "AUTHORIZER_UNAVAILABLE"),
             Self::QuotaExceeded(_) => (Code::ResourceExhausted, "QUOTA_EXCEEDED"),
+            Self::LimitExceeded(limit) => (limit.code(), limit.reason()),
             Self::Internal => (Code::Internal, "INTERNAL"),
         }
     }
@@ -305,6 +308,7 @@ impl ApiError {
             Self::CredentialsExpired => "the credentials have expired: renew the token or the certificate".to_owned(),
             Self::AuthorizerUnavailable { problem } => format!("access cannot be decided now: {problem}: retry"),
             Self::QuotaExceeded(quota) => quota.message(),
+            Self::LimitExceeded(limit) => limit.message(),
             Self::Internal => "internal error: see the server's log".to_owned(),
         }
     }
@@ -345,6 +349,7 @@ impl ApiError {
                 vec![("limit", exceeded.limit().to_string())]
             }
             Self::QuotaExceeded(quota) => quota.metadata(),
+            Self::LimitExceeded(exceeded) => vec![("limit", exceeded.limit().to_string())],
             Self::AccessDenied { .. }
             | Self::ImpersonationDenied { .. }
             | Self::PageTokenExpired
@@ -372,6 +377,7 @@ impl ApiError {
             | Self::TooManyWatchers(_)
             | Self::TooManyCompilations(_)
             | Self::TooManyViews { .. }
+            | Self::LimitExceeded(_)
             | Self::AuthorizerUnavailable { .. } => Some(RETRY_SOON),
             Self::QuotaExceeded(quota) => Some(quota.retry_after().unwrap_or(RETRY_SOON)),
             Self::ResourceNotFound { .. }
@@ -407,6 +413,7 @@ impl ApiError {
             Self::TooManyCompilations(Exceeded::Share(_)) => Some("peer_compilations"),
             Self::TooManyViews { .. } => Some("views"),
             Self::QuotaExceeded(quota) => Some(quota.bound()),
+            Self::LimitExceeded(limit) => Some(limit.bound()),
             _ => None,
         }
     }
@@ -447,6 +454,12 @@ impl From<ApiError> for Status {
 impl From<ExceededQuota> for ApiError {
     fn from(quota: ExceededQuota) -> Self {
         Self::QuotaExceeded(quota)
+    }
+}
+
+impl From<ExceededLimit> for ApiError {
+    fn from(limit: ExceededLimit) -> Self {
+        Self::LimitExceeded(limit)
     }
 }
 

@@ -25,7 +25,7 @@ use super::{call::Call, request::RequestMessages, service::Service, status::ApiE
 /// Opens a stream without watches.
 pub(super) fn open(service: &Service, body: RequestMessages<Body>, call: Call) -> Result<SubscribeBody, ApiError> {
     static LAST: AtomicU64 = AtomicU64::new(0);
-    service.quotas().call(&call)?;
+    let permit = service.quotas().subscription(&call)?;
     let stream_id = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-    Ok(SubscribeBody::new(service.clone(), Requests::new(body), call, stream_id))
+    Ok(SubscribeBody::new(service.clone(), Requests::new(body), call, stream_id, permit))
 }

@@ -6,7 +6,6 @@ use http::{Request, Response};
 use tokio::{
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
     task::JoinSet,
-    time::Instant,
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug_span};
@@ -19,6 +18,7 @@ use super::{
     io::Io,
     pause_after,
 };
+use crate::log_throttle::LogThrottle;
 
 /// HTTP/2 server for all connections of one listener.
 pub struct Server<S> {
@@ -45,15 +45,6 @@ struct Admission {
     log: LogThrottle,
 }
 
-/// Rate limit for log lines of one kind: one in ten seconds.
-#[derive(Debug, Default)]
-struct LogThrottle {
-    since: Option<Instant>,
-    held_back: u64,
-}
-
-/// Time between two log lines about connections that were not accepted.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Time that connections have to send the resets of their streams.
 const RESET_GRACE: Duration = Duration::from_millis(200);
 
@@ -87,9 +78,8 @@ where
         let shared = Arc::new(shared);
         let mut connections = JoinSet::new();
         let quota = Arc::clone(&config.connections);
-        let mut admission =
-            Admission { connections: quota, refused: config.refused.clone(), log: LogThrottle::default() };
-        let mut errors = LogThrottle::default();
+        let admission = Admission { connections: quota, refused: config.refused.clone(), log: LogThrottle::default() };
+        let errors = LogThrottle::default();
         loop {
             tokio::select! {
                 accepted = listener.accept() => match accepted {
@@ -132,7 +122,7 @@ impl<S> fmt::Debug for Server<S> {
 
 impl Admission {
     /// Counts a connection of a peer, if that is within the limits.
-    fn admit(&mut self, peer: Peer) -> Option<Permit> {
+    fn admit(&self, peer: Peer) -> Option<Permit> {
         let exceeded = match self.connections.take(Some(peer.origin())) {
             Ok(permit) => return Some(permit),
             Err(exceeded) => exceeded,
@@ -146,20 +136,6 @@ impl Admission {
             tracing::warn!(%peer, limit = exceeded.limit(), key, refused, "connection refused");
         }
         None
-    }
-}
-
-// === impl LogThrottle ===
-
-impl LogThrottle {
-    /// Counts an event. If a log line is due, returns the number of events since the last line.
-    fn poll(&mut self) -> Option<u64> {
-        self.held_back += 1;
-        if self.since.is_some_and(|since| since.elapsed() < LOG_INTERVAL) {
-            return None;
-        }
-        self.since = Some(Instant::now());
-        Some(std::mem::take(&mut self.held_back))
     }
 }
 
@@ -281,14 +257,6 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn repeated_log_lines_are_one_in_ten_seconds() {
-        let mut log = LogThrottle::default();
-        assert_eq!([log.poll(), log.poll(), log.poll()], [Some(1), None, None]);
-        tokio::time::advance(LOG_INTERVAL).await;
-        assert_eq!([log.poll(), log.poll()], [Some(3), None]);
-    }
 
     #[tokio::test]
     async fn the_peer_of_a_unix_socket_is_a_user() {

@@ -146,8 +146,14 @@ pub(super) enum ConnectionError {
     Stuck(Duration),
 }
 
-/// Flow-control window for request data that is not read yet, of one stream and of all, in bytes.
-const RECEIVE_WINDOW: u32 = 1 << 20;
+/// Flow-control window for request data that is not read yet, of one stream, in bytes. Requests are small, and are read as they
+/// arrive: only those of a Subscribe stream whose client does not read may wait.
+const RECEIVE_WINDOW: u32 = 64 << 10;
+/// The same of all streams of a connection.
+const CONNECTION_RECEIVE_WINDOW: u32 = 256 << 10;
+/// Overhead of the small DATA frames that are not read yet, in bytes as h2 counts it (256 for each, less its payload): enough for a
+/// client that opens all its streams at once.
+const DATA_FRAME_BUDGET: usize = 512 << 10;
 /// Maximum size of the headers of a request, in bytes.
 const HEADER_LIST: u32 = 16 << 10;
 /// Maximum number of streams that the server resets for errors of the client, before it closes the connection.
@@ -180,7 +186,8 @@ where
         let mut builder = server::Builder::new();
         builder
             .initial_window_size(RECEIVE_WINDOW)
-            .initial_connection_window_size(RECEIVE_WINDOW)
+            .initial_connection_window_size(CONNECTION_RECEIVE_WINDOW)
+            .data_frame_budget(DATA_FRAME_BUDGET)
             .max_header_list_size(HEADER_LIST)
             .max_local_error_reset_streams(Some(ERROR_RESETS))
             .max_concurrent_streams(config.streams_per_connection)

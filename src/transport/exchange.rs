@@ -21,6 +21,7 @@ use super::{
     handle::StreamHandle,
     progress::Wait,
 };
+use crate::log_throttle::LogThrottle;
 
 /// Driver of a stream: first its call, then the response body, which is polled for what can be sent. Ready when it is over.
 pub(super) struct Exchange<B: BoundedBody> {
@@ -124,7 +125,10 @@ impl<B: BoundedBody> Exchange<B> {
         let (head, body) = match response {
             Ok(response) => response.into_parts(),
             Err(error) => {
-                tracing::warn!(%error, "call failed without a response");
+                static LOG: LogThrottle = LogThrottle::new();
+                if let Some(times) = LOG.poll() {
+                    tracing::warn!(%error, times, "call failed without a response");
+                }
                 self.reset(Reason::INTERNAL_ERROR);
                 return Poll::Ready(());
             }

@@ -19,9 +19,10 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::time::Instant;
 
 use super::{
-    Origin,
+    Origin, PeerAccount,
     handle::{ConnectionWakes, LongWaiting, StreamHandle},
 };
+use crate::log_throttle::LogThrottle;
 
 /// Memory accounts of all connections.
 #[derive(Debug)]
@@ -30,6 +31,8 @@ pub struct Ledger {
     each: Option<OwnerLimit>,
     connections: Mutex<Vec<Weak<ConnectionWakes>>>,
     kept: AtomicUsize,
+    /// Bytes of requests that are not answered, which have a limit of their own within this one.
+    requests: Option<Arc<PeerAccount>>,
     is_near: AtomicBool,
     ended: Counter,
 }
@@ -52,6 +55,8 @@ pub struct HeldBytes {
     pub encoded_bytes: usize,
     /// Bytes that other parts of the server [keep](super::StreamHandle::keep) for streams.
     pub kept: usize,
+    /// Bytes of requests that are not answered.
+    pub requests: usize,
 }
 
 /// Interval at which the ledger sums up.
@@ -60,19 +65,29 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// waited longest when the limit is exceeded.
 const NEAR: f64 = 0.75;
 
+/// Rates of the log lines about streams that were ended.
+static ENDED_LOG: LogThrottle = LogThrottle::new();
+static ENDED_OF_OWNERS_LOG: LogThrottle = LogThrottle::new();
+
 // === impl Ledger ===
 
 impl Ledger {
     /// Creates the ledger of a server that holds at most `limit` bytes for its clients; `ended` counts the streams that it ends.
     pub fn new(limit: usize, ended: Counter) -> Self {
         let (kept, is_near) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Self { limit, each: None, connections: Mutex::default(), kept, is_near, ended }
+        Self { limit, each: None, connections: Mutex::default(), kept, requests: None, is_near, ended }
     }
 
     /// Limits the bytes that are held for each owner of streams; `ended` counts the streams that end because of it.
     #[must_use]
     pub fn with_limit_for_each(self, limit: usize, ended: Counter) -> Self {
         Self { each: Some(OwnerLimit { limit, over: Mutex::default(), ended }), ..self }
+    }
+
+    /// Counts the bytes of requests, too.
+    #[must_use]
+    pub fn with_requests(self, requests: Arc<PeerAccount>) -> Self {
+        Self { requests: Some(requests), ..self }
     }
 
     /// Returns the limit for each owner, if this one holds more.
@@ -138,7 +153,9 @@ impl Ledger {
     }
 
     fn sum(&self, mut of_each: impl FnMut(Arc<ConnectionWakes>)) -> HeldBytes {
-        let mut waiting = HeldBytes { kept: self.kept.load(Ordering::Relaxed), ..HeldBytes::default() };
+        let requests = self.requests.as_ref().map_or(0, |requests| requests.held());
+        let kept = self.kept.load(Ordering::Relaxed);
+        let mut waiting = HeldBytes { kept, requests, ..HeldBytes::default() };
         self.connections.lock().retain(|connection| {
             let Some(connection) = connection.upgrade() else { return false };
             waiting.sending += connection.sending();
@@ -190,7 +207,8 @@ impl Ledger {
                 break;
             }
         }
-        tracing::warn!(limit = self.limit, held, "streams ended: memory held for clients exceeds limits.memory");
+        let Some(times) = ENDED_LOG.poll() else { return };
+        tracing::warn!(limit = self.limit, held, times, "streams ended: memory held for clients exceeds limits.memory");
     }
 
     /// Ends streams of each owner that holds more than its limit, and removes them from those that wait, the longest first.
@@ -222,11 +240,14 @@ impl Ledger {
             freed += bytes;
             false
         });
-        tracing::warn!(
-            limit = each.limit,
-            freed,
-            "streams ended: memory held for one caller exceeds quotas.bytes_held"
-        );
+        if let Some(times) = ENDED_OF_OWNERS_LOG.poll() {
+            tracing::warn!(
+                limit = each.limit,
+                freed,
+                times,
+                "streams ended: memory held for one caller exceeds quotas.bytes_held"
+            );
+        }
         freed
     }
 
@@ -250,6 +271,6 @@ const DEFAULT_LIMIT: usize = 1 << 30;
 impl HeldBytes {
     /// Returns the sum of all bytes.
     pub fn total(self) -> usize {
-        self.sending + self.encoded_bytes + self.kept
+        self.sending + self.encoded_bytes + self.kept + self.requests
     }
 }

@@ -10,6 +10,7 @@ use std::{
 use slab::Slab;
 
 use super::handle::{CONNECTION, ConnectionWakes, PARKED, POLLING, SPAWNED, StreamHandle, StreamWaker, WOKEN};
+use crate::log_throttle::LogThrottle;
 
 /// Streams of one connection that its task polls.
 pub(super) struct Streams<F> {
@@ -118,7 +119,10 @@ impl<F: Future<Output = ()> + Unpin> Streams<F> {
         let mut cx = Context::from_waker(&stream.waker);
         let polled = catch_unwind(AssertUnwindSafe(|| Pin::new(&mut stream.future).poll(&mut cx).is_ready()));
         let is_over = polled.unwrap_or_else(|_| {
-            tracing::error!("stream panicked and was reset; this is a bug");
+            static LOG: LogThrottle = LogThrottle::new();
+            if let Some(times) = LOG.poll() {
+                tracing::error!(times, "stream panicked and was reset; this is a bug");
+            }
             true
         });
         if is_over {

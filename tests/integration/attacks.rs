@@ -24,6 +24,7 @@
 //! | Subscribe: watches opened, refused and closed again and again | [`subscribed`], `subscribe.rs` (bad ids) |
 //! | Subscribe: watches that stay paused, under each policy | [`subscribed`], `subscribe.rs` |
 //! | watches and page snapshots of one peer | `refusals.rs`, `grpc/page.rs` |
+//! | requests that never end, watches of health and reflections without end, calls beyond a share, denied calls | [`strangers`], `grpc/request.rs`, `transport/peer_account.rs`, `grpc/denials.rs` |
 //! | malformed requests, texts repeated in errors | `refusals.rs`, `connections.rs` |
 
 mod attacked_server;
@@ -31,6 +32,7 @@ mod client;
 mod floods;
 mod frames;
 mod silent;
+mod strangers;
 mod stuck;
 mod subscribed;
 mod unread;

@@ -139,7 +139,7 @@ async fn a_denied_call_of_any_kind_has_a_line_with_its_reason() {
     };
     client.get(by("alice", get)).await.unwrap_err();
     let values = pb::ListIndexValuesRequest { resource: "pods".into(), index: "node".into(), ..Default::default() };
-    client.list_index_values(by("alice", values)).await.unwrap_err();
+    client.list_index_values(by("bob", values)).await.unwrap_err();
     let watch = pb::WatchRequest { format: pb::PayloadFormat::Metadata.into(), ..watch_pods() };
     let _open = client.watch(by("alice", watch.clone())).await.unwrap();
     client.watch(by("alice", watch)).await.unwrap_err();

@@ -103,6 +103,23 @@ async fn the_streams_of_a_user_count_together_and_those_of_others_do_not() {
 }
 
 #[tokio::test]
+async fn subscribe_streams_count_with_and_without_watches() {
+    let sandbox = sandbox(QuotaConfig { streams: Some(2), ..QuotaConfig::default() }).await;
+    let client = || sandbox.in_process();
+    let requests = tokio_stream::pending::<pb::SubscribeRequest>;
+    let first = client().subscribe(by("a", 1, requests())).await.unwrap();
+    let _second = client().subscribe(by("a", 2, requests())).await.unwrap();
+    refused(&sandbox, "streams", client().subscribe(by("a", 3, requests()))).await;
+    // Their watches count as others do.
+    let _watch = client().watch(by("a", 1, watch_pods())).await.unwrap();
+    let _other = client().watch(by("a", 2, watch_pods())).await.unwrap();
+    refused(&sandbox, "streams", client().watch(by("a", 3, watch_pods()))).await;
+    client().subscribe(by("b", 1, requests())).await.unwrap();
+    drop(first);
+    admitted(async || client().subscribe(by("a", 1, requests())).await).await;
+}
+
+#[tokio::test]
 async fn an_until_is_a_stream_while_it_waits() {
     let sandbox = sandbox(QuotaConfig { streams: Some(1), ..QuotaConfig::default() }).await;
     let request = pb::UntilRequest { watch: Some(watch_pods()), conditions: vec!["count > 9".into()] };

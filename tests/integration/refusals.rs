@@ -227,6 +227,7 @@ fn the_api_page_lists_every_reason() {
     let source = include_str!("../../src/grpc/status.rs").split("#[cfg(test)]").next().unwrap().to_owned()
         + include_str!("../../src/grpc/access.rs")
         + include_str!("../../src/grpc/call.rs")
+        + include_str!("../../src/grpc/exceeded_limit.rs")
         + include_str!("../../src/grpc/explain.rs")
         + include_str!("../../src/grpc/get.rs")
         + include_str!("../../src/grpc/query.rs")

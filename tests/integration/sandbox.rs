@@ -185,7 +185,7 @@ impl Sandbox {
             calls: ResourceCalls::default(),
             informer: handle.clone(),
         };
-        let lifecycle = Lifecycle::default();
+        let (lifecycle, metrics) = (Lifecycle::default(), Arc::new(RpcMetrics::default()));
         let service = Service::new(
             [resource],
             ServiceConfig {
@@ -198,6 +198,7 @@ impl Sandbox {
                 max_watchers: options.max_watchers,
                 compilations: 4096,
                 page_snapshots: 16,
+                calls: 125_000,
                 peer_share: options.peer_share,
                 request_bytes: 64 << 10,
                 request_timeout: Duration::from_secs(10),
@@ -212,7 +213,7 @@ impl Sandbox {
                 access: options.access,
             },
             lifecycle.clone(),
-            Arc::new(RpcMetrics::default()),
+            Arc::clone(&metrics),
         );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
@@ -226,7 +227,6 @@ impl Sandbox {
             drain_period: options.drain_period,
             ledger: Arc::clone(service.ledger()),
         };
-        let refused = service.metrics().refused().clone();
         let (routes, ledger) = (Routes::new(service.clone()), Arc::clone(service.ledger()));
         let server = Server::new(routes.clone(), Routes::is_watch, bounds);
         let server = tokio::spawn(server.serve(Listener::Tcp(listener), lifecycle.draining.clone()));
@@ -235,7 +235,7 @@ impl Sandbox {
             informer: handle,
             lifecycle,
             ledger,
-            refused,
+            refused: metrics.refused().clone(),
             routes,
             fifo,
             address,

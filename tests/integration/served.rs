@@ -45,6 +45,7 @@ pub(crate) fn service_config() -> ServiceConfig {
         max_watchers: 1000,
         compilations: 4096,
         page_snapshots: 16,
+        calls: 125_000,
         peer_share: 100,
         request_bytes: 64 << 10,
         request_timeout: Duration::from_secs(10),
@@ -95,7 +96,7 @@ impl Served {
     pub(crate) async fn get_with(&self, path: &str, token: Option<&str>) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.admin).await.unwrap();
         let authorization = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
-        let request = format!("GET {path} HTTP/1.0\r\nHost: x\r\n{authorization}\r\n");
+        let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n{authorization}\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();

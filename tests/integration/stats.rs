@@ -219,6 +219,36 @@ async fn the_filter_of_the_log_changes_while_the_server_runs() {
     assert!(head.contains(" 405 ") && head.contains("allow: GET,HEAD,PUT\r\n"), "{head}");
 }
 
+/// A page in a browser on this machine can have its own name resolve to it (DNS rebinding).
+#[tokio::test]
+async fn the_admin_port_is_not_served_on_this_machine_under_the_name_of_another() {
+    let directory = TempDir::new().unwrap();
+    let process = serve(directory.path());
+    let under = async |host: &str, line: &str| {
+        let (head, body) =
+            ask(&process, &format!("{line} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 3\r\n\r\noff")).await;
+        (head.split(' ').nth(1).unwrap().to_owned(), body)
+    };
+    for line in ["GET /metrics", "PUT /loglevel", "GET /debug/informers", "GET /"] {
+        let (status, body) = under("evil.example", line).await;
+        assert_eq!(status, "421", "{line}");
+        assert_eq!(
+            body,
+            "host \"evil.example\" is not a name of this server: use its address, or add the name to admin.hosts\n"
+        );
+    }
+    assert_eq!(process.refused(["admin_host"], 4).await, [4]);
+    for (host, line) in [
+        ("evil.example", "GET /livez"),
+        ("evil.example", "GET /readyz"),
+        ("localhost:1234", "GET /metrics"),
+        ("[::1]", "GET /metrics"),
+    ] {
+        assert_eq!(under(host, line).await.0, "200", "{host} {line}");
+    }
+    assert_eq!(ask(&process, "GET /loglevel HTTP/1.0\r\n\r\n").await.1, "info\n", "unchanged");
+}
+
 #[tokio::test]
 async fn failed_handshakes_and_the_expiry_of_the_certificate_are_metrics() {
     let directory = TempDir::new().unwrap();

@@ -15,6 +15,7 @@ use proptest::test_runner::{FailurePersistence, FileFailurePersistence};
 /// Modules at the top of the crate, each with the others that it may name; each may name itself.
 const MODULES: &[(&str, &[&str])] = &[
     ("census", &[]),
+    ("log_throttle", &[]),
     ("endpoint", &[]),
     ("sync", &[]),
     ("process", &[]),
@@ -24,9 +25,9 @@ const MODULES: &[(&str, &[&str])] = &[
     ("proto", &["model", "watch", "cache"]),
     ("client", &["model", "watch", "cache", "proto", "endpoint"]),
     ("source", &["model", "watch", "cache", "proto", "client", "endpoint", "auth"]),
-    ("audit", &[]),
+    ("audit", &["log_throttle"]),
     ("auth", &["model"]),
-    ("transport", &["auth"]),
+    ("transport", &["auth", "log_throttle"]),
     ("grpc", &["model", "watch", "cache", "process", "proto", "audit", "auth", "transport"]),
     ("config", &["model", "watch", "cache", "proto", "client", "endpoint", "auth"]),
     ("telemetry", &["model", "watch", "cache", "process", "proto", "config", "grpc"]),

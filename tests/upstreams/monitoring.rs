@@ -70,7 +70,7 @@ fn informerd(arguments: &[&str]) -> Process {
 /// Returns the body of an answer with status 200.
 async fn get(address: SocketAddr, path: &str) -> Option<String> {
     let mut stream = tokio::net::TcpStream::connect(address).await.ok()?;
-    stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: x\r\n\r\n").as_bytes()).await.ok()?;
+    stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes()).await.ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.ok()?;
     let (head, body) = answer.split_once("\r\n\r\n")?;

@@ -175,7 +175,7 @@ impl Served {
     /// Returns true if /livez succeeds.
     pub(crate) async fn is_live(&self) -> bool {
         let mut stream = TcpStream::connect(self.admin).await.unwrap();
-        stream.write_all(b"GET /livez HTTP/1.0\r\nHost: x\r\n\r\n").await.unwrap();
+        stream.write_all(b"GET /livez HTTP/1.0\r\nHost: localhost\r\n\r\n").await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
         answer.contains(" 200 ")
@@ -222,7 +222,7 @@ pub(crate) async fn counter(address: SocketAddr, name: &str) -> u64 {
 /// Returns the sum of a gauge, which may be a fraction.
 pub(crate) async fn gauge(address: SocketAddr, name: &str) -> f64 {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: x\r\n\r\n").await.unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n").await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     let (name, label) = name.split_once(' ').unwrap_or((name, ""));

@@ -43,6 +43,7 @@ use crate::{
         audited_call::AuditedCall,
         call::{Call, Subscription},
         frame,
+        quotas::QuotaPermit,
         service::Service,
         status::ApiError,
         watch::{self, SharingKey, WatchBody},
@@ -57,6 +58,8 @@ pub(in crate::grpc) struct SubscribeBody {
     requests: Requests,
     /// Properties of the stream, which its watches share.
     call: Call,
+    /// Place under the quota of the caller.
+    _permit: QuotaPermit,
     /// Span of the stream.
     span: Span,
     stream_id: u64,
@@ -134,12 +137,13 @@ impl Subscribed {
 // === impl SubscribeBody ===
 
 impl SubscribeBody {
-    pub(super) fn new(service: Service, requests: Requests, call: Call, stream_id: u64) -> Self {
+    pub(super) fn new(service: Service, requests: Requests, call: Call, stream_id: u64, permit: QuotaPermit) -> Self {
         Self {
             drained: Box::pin(service.draining().clone().cancelled_owned()),
             service,
             requests,
             call,
+            _permit: permit,
             span: Span::current(),
             stream_id,
             began: Instant::now(),

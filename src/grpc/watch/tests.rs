@@ -139,6 +139,7 @@ impl World {
             max_watchers: 1000,
             compilations: 10,
             page_snapshots: 10,
+            calls: 125_000,
             peer_share: 100,
             request_bytes: 1000,
             request_timeout: Duration::from_secs(1),

@@ -210,7 +210,7 @@ async fn waiting_bytes_are_counted_until_their_streams_end() {
     }
     settle().await;
     // One message was handed out, and the other bodies hold theirs.
-    let expected = HeldBytes { sending: LARGE, encoded_bytes: 5 * LARGE, kept: 0 };
+    let expected = HeldBytes { sending: LARGE, encoded_bytes: 5 * LARGE, kept: 0, requests: 0 };
     assert_eq!(pair.ledger.waiting(), expected);
     assert!(streams.iter().all(|(_, opened)| opened.handle.bytes_held() == LARGE));
     pair.ledger.keep(10);

@@ -38,7 +38,8 @@ pub(super) struct AttackedServer {
     resident: usize,
     /// Stops the feed when it is dropped.
     _stop: mpsc::Sender<()>,
-    _directory: TempDir,
+    /// Directory of its configuration.
+    pub(super) directory: TempDir,
 }
 
 /// Resources that the server holds for its clients, from its metrics.
@@ -111,7 +112,7 @@ impl AttackedServer {
         thread::spawn(move || feed(stdin, &feeding, &stopped));
         let resident = process.resident();
         let base = Counts::of(&process, &process.metrics().await);
-        let mut attacked = Self { process, fed, read, reader, base, resident, _stop: stop, _directory: directory };
+        let mut attacked = Self { process, fed, read, reader, base, resident, _stop: stop, directory };
         attacked.serves("before").await;
         attacked.base = Counts::of(&attacked.process, &attacked.process.metrics().await);
         assert_eq!((attacked.base.watchers, attacked.base.calls), (1, 1), "{:?}", attacked.base);
