@@ -180,6 +180,22 @@ mod tests {
         })
     }
 
+    /// Arrays in arrays, with maps at their ends.
+    fn nested() -> impl Strategy<Value = String> {
+        let leaf = select(vec!["1", "{\"x\":[[1,2],[{\"y\":3}]],\"y\":1}", "[]", "{}"]).prop_map(str::to_owned);
+        leaf.prop_recursive(8, 48, 3, |inner| {
+            let array = vec(inner.clone(), 1..4).prop_map(|elements| format!("[{}]", elements.join(",")));
+            prop_oneof![4 => array, 1 => inner.prop_map(|inner| format!("{{\"x\":{inner},\"y\":{inner}}}"))]
+        })
+    }
+
+    /// Paths into these, most of which overlap.
+    fn nested_path() -> impl Strategy<Value = String> {
+        let step = select(vec!["[*]", "[0]", "[1]", "[*]", "[2]", ".x", ".y"]);
+        (prop_oneof![3 => Just(""), 1 => Just("-")], vec(step, 0..9))
+            .prop_map(|(sign, steps)| format!("{sign}x{}", steps.concat()))
+    }
+
     fn path() -> impl Strategy<Value = String> {
         let step = select(vec![".x", ".y", "['z z']", "['q\\\"]']", "[\"😀\"]", "[]", "[*]", "[0]", "[1]"]);
         (any::<bool>(), select(vec![".x", ".y", "['z z']", "x", "['😀']"]), vec(step, 0..4)).prop_map(
@@ -197,6 +213,11 @@ mod tests {
         fn a_view_equals_its_definition_over_a_tree(paths in vec(path(), 0..5), json in json()) {
             super::check(&paths.join("\n"), json.as_bytes());
             super::check(&paths.join("\n"), format!("{{\"x\":{json},\"y\":[{json}, {{\"x\" :{json}}}]}}").as_bytes());
+        }
+
+        #[test]
+        fn a_view_of_many_paths_equals_its_definition(paths in vec(nested_path(), 0..=View::MAX_PATHS), json in nested()) {
+            super::check(&paths.join("\n"), format!("{{\"x\":{json}}}").as_bytes());
         }
 
         #[test]

@@ -3,6 +3,7 @@
 mod cut;
 mod find;
 mod scan;
+mod set;
 mod view;
 
 use std::{

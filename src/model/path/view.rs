@@ -7,9 +7,11 @@ use std::{
     sync::Arc,
 };
 
-use smallvec::SmallVec;
-
-use super::{Path, Step, after_key, find::after_index, scan::Scan};
+use super::{
+    Path,
+    scan::Scan,
+    set::{Bits, PathSet, Place, first},
+};
 use crate::model::{JSON, SyntaxError};
 
 /// Part of each body that a client receives: the fields to keep, without the fields to drop.
@@ -21,16 +23,20 @@ use crate::model::{JSON, SyntaxError};
 /// - Keys and elements keep their order, and values that are kept whole their bytes. There are no blanks elsewhere.
 /// - Numbers of elements are those of the source. Paths may overlap. Each occurrence of a repeated key counts on its own.
 ///
-/// Equal views select the same paths in any order and spelling. A clone is a reference count.
+/// Equal views select the same paths in any order and spelling. A clone is a reference count. A body is read once, at the same cost for
+/// one path and for as many as a view may have.
 #[derive(Clone)]
 pub struct View(Arc<Paths>);
 
-#[derive(PartialEq, Eq)]
 struct Paths {
-    /// Hash of the others, which is computed once.
+    /// Hash of the paths, which is computed once.
     hash: u64,
     fields: Box<[Path]>,
     drop: Box<[Path]>,
+    /// The fields to keep, and after them those to drop.
+    set: PathSet,
+    /// Bits of the fields to keep.
+    keep: Bits,
 }
 
 /// Indicates paths that are not a view.
@@ -52,20 +58,26 @@ pub enum ViewError {
     },
 }
 
-/// Remaining steps of the paths that lead through a value. An empty one ends at the value.
-type Tails<'a> = SmallVec<[&'a [Step]; 8]>;
-
 /// Copy of what is kept.
 struct Projection<'a> {
     scan: Scan<'a>,
     kept: Vec<u8>,
+    keep: Bits,
+}
+
+/// Value of which something may be kept.
+#[derive(Clone, Copy)]
+struct Kept<'p> {
+    place: Place<'p>,
+    /// True if everything is kept that is not dropped: a field to keep ends here or above. The place then has no fields to keep.
+    is_whole: bool,
 }
 
 // === impl View ===
 
 impl View {
     /// Maximum number of paths.
-    pub const MAX_PATHS: usize = 64;
+    pub const MAX_PATHS: usize = PathSet::MAX;
 
     /// Views that every server has, by name.
     pub const BUILT_IN: [&str; 3] = ["@metadata", "@no-managed-fields", "@no-status"];
@@ -90,7 +102,8 @@ impl View {
         };
         let (fields, drop) = (parse("fields", fields)?, parse("drop", drop)?);
         let hash = foldhash::fast::FixedState::default().hash_one((&fields, &drop));
-        Ok(Self(Arc::new(Paths { hash, fields, drop })))
+        let set = PathSet::new(fields.iter().chain(&drop));
+        Ok(Self(Arc::new(Paths { hash, keep: first(fields.len()), set, fields, drop })))
     }
 
     /// Returns one of the views that every server has.
@@ -127,25 +140,21 @@ impl View {
 
     /// Returns what is kept of a JSON text, without the blanks around it; `None` if it is not a JSON map.
     pub fn project(&self, json: &[u8]) -> Option<Vec<u8>> {
-        let Paths { fields, drop, .. } = &*self.0;
-        let mut keep: Tails<'_> = fields.iter().map(|path| &*path.steps).collect();
-        let drop: Tails<'_> = drop.iter().map(|path| &*path.steps).collect();
-        let mut kept = Vec::new();
-        if fields.is_empty() {
-            keep.push(&[]);
-            kept.reserve(json.len());
-        }
-        let mut projection = Projection { scan: Scan::new(json), kept };
+        let Paths { set, keep, .. } = &*self.0;
+        let root = Kept { place: set.root(), is_whole: *keep == 0 };
+        let kept = Vec::with_capacity(if root.is_whole { json.len() } else { 0 });
+        let mut projection = Projection { scan: Scan::new(json), kept, keep: *keep };
         (projection.scan.next()? == b'{').then_some(())?;
-        projection.value(&keep, &drop)?;
-        let Projection { mut scan, kept } = projection;
+        projection.value(root)?;
+        let Projection { mut scan, kept, .. } = projection;
         scan.next().is_none().then_some(kept)
     }
 }
 
 impl PartialEq for View {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || self.0 == other.0
+        let is_same = || self.fields() == other.fields() && self.dropped() == other.dropped();
+        Arc::ptr_eq(&self.0, &other.0) || self.0.hash == other.0.hash && is_same()
     }
 }
 
@@ -179,12 +188,12 @@ impl fmt::Debug for View {
 // === impl Projection ===
 
 impl Projection<'_> {
-    /// Passes a value, and copies what is kept of it.
-    fn value(&mut self, keep: &Tails<'_>, drop: &Tails<'_>) -> Option<()> {
+    /// Passes a value, and copies what is kept of it. Recurs at most once for each step of a path.
+    fn value(&mut self, kept: Kept<'_>) -> Option<()> {
         let first = self.scan.next()?;
         match first {
-            b'{' if !(is_whole(keep) && drop.is_empty()) => self.map(keep, drop),
-            b'[' if !(is_whole(keep) && drop.is_empty()) => self.array(keep, drop),
+            b'{' if !kept.is_unchanged() => self.map(kept),
+            b'[' if !kept.is_unchanged() => self.array(kept),
             _ => {
                 let start = self.scan.at;
                 self.scan.skip()?;
@@ -194,8 +203,7 @@ impl Projection<'_> {
         }
     }
 
-    fn map(&mut self, keep: &Tails<'_>, drop: &Tails<'_>) -> Option<()> {
-        let is_whole = is_whole(keep);
+    fn map(&mut self, kept: Kept<'_>) -> Option<()> {
         self.open(b'{');
         let mut is_empty = true;
         if self.scan.eat(b'}')? {
@@ -207,13 +215,11 @@ impl Projection<'_> {
             let key = self.scan.text()?;
             let key = &self.scan.json[key];
             self.scan.eat(b':')?.then_some(())?;
-            let keep = if is_whole { keep.clone() } else { after_member(keep, key) };
-            let drop = after_member(drop, key);
-            if keeps(&keep, self.scan.next()?) && !self::is_whole(&drop) {
+            if let Some(inner) = self.inner(kept, kept.place.member(key))? {
                 self.separate(&mut is_empty);
                 self.kept.extend_from_slice(key);
                 self.kept.push(b':');
-                self.value(&keep, &drop)?;
+                self.value(inner)?;
             } else {
                 self.scan.skip()?;
             }
@@ -224,8 +230,7 @@ impl Projection<'_> {
         }
     }
 
-    fn array(&mut self, keep: &Tails<'_>, drop: &Tails<'_>) -> Option<()> {
-        let is_whole = is_whole(keep);
+    fn array(&mut self, kept: Kept<'_>) -> Option<()> {
         self.open(b'[');
         let mut is_empty = true;
         if self.scan.eat(b']')? {
@@ -233,11 +238,9 @@ impl Projection<'_> {
             return Some(());
         }
         for index in 0.. {
-            let keep = if is_whole { keep.clone() } else { after_element(keep, index) };
-            let drop = after_element(drop, index);
-            if keeps(&keep, self.scan.next()?) && !self::is_whole(&drop) {
+            if let Some(inner) = self.inner(kept, kept.place.element(index))? {
                 self.separate(&mut is_empty);
-                self.value(&keep, &drop)?;
+                self.value(inner)?;
             } else {
                 self.scan.skip()?;
             }
@@ -247,6 +250,17 @@ impl Projection<'_> {
         }
         self.kept.push(b']');
         self.scan.eat(b']')?.then_some(())
+    }
+
+    /// Returns what is kept of the next value, at this place in another one; `Some(None)` for nothing.
+    fn inner<'p>(&mut self, outer: Kept<'_>, place: Place<'p>) -> Option<Option<Kept<'p>>> {
+        let first = self.scan.next()?;
+        let (keep, ended) = (self.keep, place.ended());
+        let is_whole = outer.is_whole || ended & keep != 0;
+        let is_kept = is_whole || place.go_on(first) & keep != 0;
+        let is_dropped = ended & !keep != 0;
+        let place = if is_whole { place.only(!keep) } else { place };
+        Some((is_kept && !is_dropped).then_some(Kept { place, is_whole }))
     }
 
     fn open(&mut self, bracket: u8) {
@@ -261,33 +275,19 @@ impl Projection<'_> {
     }
 }
 
-/// Returns true if a path ends at the value.
-fn is_whole(tails: &Tails<'_>) -> bool {
-    tails.iter().any(|tail| tail.is_empty())
-}
+// === impl Kept ===
 
-/// Returns true if something is kept of the value with this first byte.
-fn keeps(tails: &Tails<'_>, first: u8) -> bool {
-    tails.iter().any(|tail| match tail.first() {
-        None => true,
-        Some(Step::Key(_)) => first == b'{',
-        Some(Step::Index(_) | Step::Every) => first == b'[',
-    })
-}
-
-/// Returns the rest of the paths that begin with this key of a map, given as its JSON string.
-fn after_member<'a>(tails: &Tails<'a>, key: &[u8]) -> Tails<'a> {
-    tails.iter().filter_map(|tail| after_key(tail, key)).collect()
-}
-
-/// Returns the rest of the paths that begin with this element of an array.
-fn after_element<'a>(tails: &Tails<'a>, index: usize) -> Tails<'a> {
-    tails.iter().filter_map(|tail| after_index(tail, index)).collect()
+impl Kept<'_> {
+    /// Returns true if the value keeps all its bytes: no path to drop leads through it.
+    fn is_unchanged(self) -> bool {
+        self.is_whole && !self.place.has_paths()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::path::scan::work;
 
     fn viewed(fields: &[&str], drop: &[&str], json: &str) -> String {
         let kept = View::parse(fields, drop).unwrap().project(json.as_bytes());
@@ -339,6 +339,37 @@ mod tests {
         assert_eq!(viewed(&["c[1].d"], &[], json), r#"{"\u0063":[{"d":"\u0065"}]}"#);
         assert_eq!(viewed(&["c"], &["c[0]"], json), r#"{"\u0063":[{ "d" : "\u0065" , "f":1 }],"c":{}}"#);
         assert_eq!(viewed(&[], &["a"], json), "{\"\\u0063\":[ 1 , { \"d\" : \"\\u0065\" , \"f\":1 } ],\"c\":{}}");
+    }
+
+    /// Returns the number of bytes that were read and keys that were compared for a view.
+    fn work_of(fields: &[String], drop: &[String], json: &str) -> u64 {
+        let view = View::parse(fields, drop).unwrap();
+        let before = work::done();
+        view.project(json.as_bytes()).unwrap();
+        work::done() - before
+    }
+
+    /// Paths that overlap, that end nearly where others do, and wildcards beside elements, at each depth.
+    #[test]
+    fn as_many_paths_as_there_may_be_cost_at_most_three_times_one() {
+        let deep = |inner: &str| format!("{}{inner}{}", "[[".repeat(12), ",0],0]".repeat(12));
+        let element = r#"{"a":{"b":{"c":1,"d":"x"},"e":[1,2,{"f":3}]},"g":"y"}"#;
+        let json = format!(r#"{{"arr":[{}],"deep":[{}]}}"#, vec![element; 50].join(","), vec![deep("1"); 50].join(","));
+        let paths = |path: &dyn Fn(usize) -> String| (0..View::MAX_PATHS).map(path).collect::<Vec<_>>();
+        let elements =
+            |n: usize| (0..24).map(|at| if n >> (at % 6) & 1 == 0 { "[*]" } else { "[0]" }).collect::<String>();
+        for paths in [
+            paths(&|n| if n % 2 == 0 { format!("arr[].a.b.c{n}") } else { format!("arr[].a.e[].f{n}") }),
+            paths(&|n| format!("deep[*]{}[*].x{n}", elements(n))),
+            paths(&|n| format!("deep{}", "[*]".repeat(n % 31 + 1))),
+        ] {
+            let (head, tail) = paths.split_at(32);
+            for (fields, drop) in [(&*paths, &[][..]), (&[], &*paths), (head, tail)] {
+                let one = work_of(&fields[..fields.len().min(1)], &drop[..drop.len().min(1)], &json);
+                let many = work_of(fields, drop, &json);
+                assert!(many <= 3 * one, "{many} against {one}: {paths:?}");
+            }
+        }
     }
 
     #[test]
