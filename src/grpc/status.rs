@@ -168,6 +168,7 @@ impl ApiError {
                 Self::VersionExpired { wanted: Some(after.clone()), oldest, current }
             }
             End::SlowConsumer => Self::SlowConsumer { after: after.clone() },
+            End::Failed => Self::Internal,
         }
     }
 
@@ -292,8 +293,8 @@ impl ApiError {
             ),
             Self::ViewNotAllowed { resource, allowed } => view_not_allowed(resource, allowed),
             Self::TooManyViews { resource, limit } => format!(
-                "view: open watches of {resource:?} have {limit} different views; use one of them, or retry when others have \
-                 ended"
+                "view: {limit} different views of {resource:?} are in use by open watches, or by calls of yours; use one of them, or \
+                 retry when others have ended"
             ),
             Self::CredentialsMissing => {
                 "credentials are missing: send \"authorization: Bearer TOKEN\" (informerd's commands: --token-file), or use a \

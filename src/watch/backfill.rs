@@ -24,7 +24,7 @@ use std::{
 pub use self::reader::BacklogReader;
 use super::{
     BulkThreads, Frame, Replay,
-    bulk::{BulkQueue, Work},
+    bulk::{BulkQueue, Work, guarded},
     replay::ReplayPosition,
     selection_budget::Clock,
 };
@@ -68,6 +68,8 @@ struct Block<F> {
     frame: F,
     steps: Box<[Step]>,
     bytes: usize,
+    /// True if making it has panicked. It is kept as others are: the same events would fail again.
+    has_failed: bool,
 }
 
 /// Event, or end of a batch.
@@ -88,6 +90,7 @@ struct BlockBuilder<F: Frame> {
     arena: F::Arena,
     steps: Vec<Step>,
     encoded: u64,
+    has_failed: bool,
 }
 
 /// Size, in the unit of the frame, at which a block ends: as much as a client takes at a time.
@@ -171,10 +174,10 @@ impl<F: Frame> Backfill<F> {
 
     /// Hands a finished block to the clients that wait for it.
     fn finish(&self, order: BlockBuilder<F>) -> Arc<Block<F>> {
-        let BlockBuilder { key, arena, steps, encoded, .. } = order;
+        let BlockBuilder { key, arena, steps, encoded, has_failed, .. } = order;
         self.encoded.fetch_add(encoded, Ordering::Relaxed);
         let bytes = F::bytes(&arena) + size_of_val(&*steps) + size_of::<Block<F>>() + 2 * size_of::<Key<F>>();
-        let block = Arc::new(Block { frame: F::freeze(arena), steps: steps.into(), bytes });
+        let block = Arc::new(Block { frame: F::freeze(arena), steps: steps.into(), bytes, has_failed });
         let mut state = self.state.lock();
         let forgotten = state.evict(self.bound.saturating_sub(bytes));
         // Spared once: the clients that wait for it take it later.
@@ -208,7 +211,8 @@ impl<F: Frame> Work for Backfill<F> {
             // Another thread may make the next block meanwhile.
             self.notify(threads);
         }
-        if order.make(threads.clock()) {
+        let is_done = guarded(|| order.make(threads.clock())).unwrap_or_else(|| order.fail());
+        if is_done {
             self.finish(order);
             return;
         }
@@ -254,12 +258,12 @@ impl<F: Frame> State<F> {
 
 impl<F: Frame> BlockBuilder<F> {
     fn new(key: Key<F>, replay: Replay) -> Self {
-        Self { key, replay, arena: F::Arena::default(), steps: Vec::new(), encoded: 0 }
+        Self { key, replay, arena: F::Arena::default(), steps: Vec::new(), encoded: 0, has_failed: false }
     }
 
     /// Encodes the next events, for at most one piece of work. Returns true if the block is complete.
     fn make(&mut self, clock: &Clock) -> bool {
-        let Self { key: (selection, format, begin), replay, arena, steps, encoded } = self;
+        let Self { key: (selection, format, begin), replay, arena, steps, encoded, .. } = self;
         let until = clock.now().saturating_add(SLICE);
         while !replay.is_done() {
             let told = replay.step::<F>(selection, format, arena);
@@ -276,6 +280,13 @@ impl<F: Frame> BlockBuilder<F> {
                 return replay.is_done();
             }
         }
+        true
+    }
+
+    /// Drops what was made, after a panic. Returns true: the block is complete.
+    fn fail(&mut self) -> bool {
+        (self.arena, self.has_failed) = (F::Arena::default(), true);
+        self.steps.clear();
         true
     }
 }

@@ -3,8 +3,18 @@
 //! All resources of a server share them. Work comes in pieces of about half a millisecond, and the owners of pending work
 //! take turns. They are threads and not tasks because the kernel preempts a thread; no worker of a runtime waits for them.
 //! When the last [`BulkThreads`] is dropped, each thread ends after its current piece.
+//!
+//! A piece that panics ends what it worked for, and no thread: each [`Work`] runs what depends on others' data [guarded](guarded), and
+//! ends those who wait for it.
 
-use std::{collections::VecDeque, fmt, io, sync::Arc, thread::JoinHandle, time::Instant};
+use std::{
+    collections::VecDeque,
+    fmt, io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    thread::JoinHandle,
+    time::Instant,
+};
 
 use super::selection_budget::Clock;
 use crate::sync::{Condvar, Mutex};
@@ -24,10 +34,14 @@ pub(super) struct BulkQueue {
 }
 
 /// Work that a bulk thread does one piece at a time.
-pub(super) trait Work: Send + Sync {
-    /// Does one piece, and [pushes](BulkQueue::push) itself if there is more.
+pub(crate) trait Work: Send + Sync {
+    /// Does one piece, and [pushes](BulkThreads::push) itself if there is more.
     fn run(self: Arc<Self>);
 }
+
+/// Payload of the panics that tests plan. Any other panic in a unit test fails it.
+#[cfg(test)]
+pub(crate) struct PlannedPanic;
 
 #[derive(Default)]
 struct Ready {
@@ -48,6 +62,11 @@ impl BulkThreads {
             threads.threads.push(thread);
         }
         Ok(threads)
+    }
+
+    /// Queues work for a thread, after all pending work.
+    pub(crate) fn push(&self, work: Arc<dyn Work>) {
+        self.queue.push(work);
     }
 
     pub(super) fn queue(&self) -> &Arc<BulkQueue> {
@@ -114,7 +133,7 @@ impl BulkQueue {
     /// Runs queued work until the threads end.
     fn run(&self) {
         while let Some(work) = self.next() {
-            work.run();
+            guarded(|| work.run());
         }
     }
 
@@ -132,8 +151,54 @@ impl BulkQueue {
     }
 }
 
+/// Runs a part of a piece of work. Returns `None` if it panics: the caller ends those who wait for its outcome.
+pub(super) fn guarded<T>(part: impl FnOnce() -> T) -> Option<T> {
+    let done = catch_unwind(AssertUnwindSafe(part));
+    #[cfg(test)]
+    let done =
+        done.or_else(|panic| if panic.is::<PlannedPanic>() { Err(panic) } else { std::panic::resume_unwind(panic) });
+    done.inspect_err(|_| tracing::error!("bulk work panicked and was ended; this is a bug")).ok()
+}
+
 impl fmt::Debug for BulkQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BulkQueue").field("ready", &self.ready.lock().works.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::mpsc::{Sender, channel},
+        time::Duration,
+    };
+
+    use super::*;
+
+    struct Panics;
+
+    impl Work for Panics {
+        fn run(self: Arc<Self>) {
+            std::panic::panic_any(PlannedPanic);
+        }
+    }
+
+    struct Reports(Sender<()>);
+
+    impl Work for Reports {
+        fn run(self: Arc<Self>) {
+            self.0.send(()).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_piece_that_panics_ends_no_thread() {
+        let threads = BulkThreads::start(1).unwrap();
+        let (sender, receiver) = channel();
+        for _ in 0..3 {
+            threads.queue().push(Arc::new(Panics));
+        }
+        threads.queue().push(Arc::new(Reports(sender)));
+        receiver.recv_timeout(Duration::from_secs(60)).expect("the thread works on");
     }
 }

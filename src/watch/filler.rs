@@ -31,7 +31,7 @@ use tokio::time::Instant;
 
 use super::{
     End, Frame,
-    bulk::{BulkQueue, Work},
+    bulk::{BulkQueue, Work, guarded},
     config::BroadcasterStats,
     encoding::{Encoding, Formats, GroupShare},
     group::{Group, Part, Wakers},
@@ -236,7 +236,7 @@ impl<F: Frame> Filler<F> {
             }
             (state.oldest.clone(), !state.cheap.is_empty() || !state.costly.is_empty())
         };
-        self.lose(lost, &oldest);
+        self.lose(lost, &End::Expired { oldest });
         if has_more {
             // Another thread may do the rest meanwhile.
             self.notify();
@@ -326,8 +326,8 @@ impl<F: Frame> Filler<F> {
         left
     }
 
-    /// Ends groups that have not kept up with the history.
-    fn lose(&self, groups: Vec<Filled<F>>, oldest: &ResourceVersion) {
+    /// Ends groups that have not kept up with the history, or whose work has failed.
+    fn lose(&self, groups: Vec<Filled<F>>, end: &End) {
         let mut wakers = Wakers::new();
         for Filled { group, id, .. } in groups {
             {
@@ -336,10 +336,12 @@ impl<F: Frame> Filler<F> {
                     continue;
                 }
                 log.end_deferral(&self.stats);
-                log.end = Some(End::Expired { oldest: oldest.clone() });
+                log.end = Some(end.clone());
                 log.take_wakers(&mut wakers);
-                let watches = log.slots.iter().map(|(_, slot)| u64::from(slot.watches)).sum();
-                self.stats.expired.fetch_add(watches, Ordering::Relaxed);
+                if *end != End::Failed {
+                    let watches = log.slots.iter().map(|(_, slot)| u64::from(slot.watches)).sum();
+                    self.stats.expired.fetch_add(watches, Ordering::Relaxed);
+                }
             }
             self.writer_signals.vacate(group.id);
             for waker in wakers.drain(..) {
@@ -354,9 +356,16 @@ impl<F: Frame> Work for Filler<F> {
         // Reset before looking for work, so that later batches are not missed.
         self.is_queued.store(false, Ordering::Release);
         if let Some((mut job, history_id)) = self.next() {
-            let is_done = job.evaluate(self.clock());
-            let left = if is_done { Ok(self.fill(job)) } else { Err(job) };
-            self.put_back(left, history_id);
+            let groups = job
+                .groups
+                .iter()
+                .map(|Filled { group, id, at }| Filled { group: Arc::clone(group), id: *id, at: *at })
+                .collect();
+            let left = guarded(|| if job.evaluate(self.clock()) { Ok(self.fill(job)) } else { Err(job) });
+            if left.is_none() {
+                self.lose(groups, &End::Failed);
+            }
+            self.put_back(left.unwrap_or(Ok(Vec::new())), history_id);
         }
     }
 }

@@ -31,7 +31,7 @@ use tokio::time::Instant;
 use self::state::{NEAR, Published, State};
 use super::{
     BroadcasterConfig, End, Frame, Retention,
-    bulk::{BulkQueue, Work},
+    bulk::{BulkQueue, Work, guarded},
     coalesce::Generation,
     config::BroadcasterStats,
     group::{Group, MergeOutcome, SlotNeed, SlotRef},
@@ -244,13 +244,19 @@ impl<F: Frame> Merger<F> {
     /// Checks what the readers still need: drops the rest, and merges for the readers that need what the history is about
     /// to drop.
     fn check(self: &Arc<Self>) {
-        let (readers, duplicates, head, limit) = {
+        let (duplicates, head, limit) = {
             let state = self.state.lock();
-            let readers: Vec<SlotRef<F>> = state.readers.values().cloned().collect();
-            (readers, state.duplicates, state.head, state.limit(NEAR / 2))
+            (state.duplicates, state.head, state.limit(NEAR / 2))
         };
         let (mut jobs, mut needed, mut low) = (Vec::new(), head, head);
-        for reader in readers {
+        // The writer waits for one slice of them at most. One that is added meanwhile needs nothing before the head.
+        let mut from = Some(0);
+        let slices = std::iter::from_fn(|| {
+            let readers = self.state.lock().readers_from(from?);
+            from = readers.last().map(|last| last.slot().1 + 1);
+            Some(readers)
+        });
+        for reader in slices.flatten() {
             let Some(group) = reader.group() else { continue };
             let found = group.log.lock().check(reader.slot(), head, limit);
             let Some(SlotNeed { since, lags, is_due }) = found else { continue };
@@ -273,9 +279,19 @@ impl<F: Frame> Merger<F> {
         drop(forgotten);
     }
 
-    /// Merges for a reader, for at most one piece of work.
+    /// Merges for a reader, for at most one piece of work. Without threads, a panic is that of the caller.
     fn merge_on(self: &Arc<Self>, reader: SlotRef<F>, threads: Option<&BulkQueue>) {
         let Some(group) = reader.group() else { return };
+        let slot = reader.slot();
+        if threads.is_none() {
+            self.merge_piece(&group, reader, None);
+        } else if guarded(|| self.merge_piece(&group, reader, threads)).is_none() {
+            // Its generation is lost.
+            self.end(&group, slot, End::Failed);
+        }
+    }
+
+    fn merge_piece(self: &Arc<Self>, group: &Group<F>, reader: SlotRef<F>, threads: Option<&BulkQueue>) {
         let slot = reader.slot();
         let Some((mut generation, mut to)) = group.log.lock().take_generation(slot) else { return };
         let clock = threads.map(BulkQueue::clock);
@@ -285,7 +301,7 @@ impl<F: Frame> Merger<F> {
         };
         let Some(is_all) = self.merge_after(&mut to, &group.selection, &mut generation, is_enough) else {
             drop(generation);
-            self.lose(&group, slot, &self.stats.expired);
+            self.lose(group, slot, &self.stats.expired);
             return;
         };
         let put_back = group.log.lock().put_back(slot, generation, (to, is_all), self.config.size);
@@ -313,7 +329,7 @@ impl<F: Frame> Merger<F> {
             }
             MergeOutcome::TooLarge(generation) => {
                 drop(generation);
-                self.lose(&group, slot, &self.stats.overmerged);
+                self.lose(group, slot, &self.stats.overmerged);
             }
         }
     }
@@ -354,12 +370,17 @@ impl<F: Frame> Merger<F> {
     /// Ends a reader, and counts its watches.
     fn lose(&self, group: &Group<F>, slot: (usize, u64), counter: &AtomicU64) {
         let oldest = self.state.lock().oldest.version.clone();
-        let lost = group.log.lock().lose(slot, End::Expired { oldest });
-        if let Some((watches, waker, merged)) = lost {
-            counter.fetch_add(watches.into(), Ordering::Relaxed);
-            drop(merged);
-            wake(waker);
-        }
+        let watches = self.end(group, slot, End::Expired { oldest });
+        counter.fetch_add(watches.into(), Ordering::Relaxed);
+    }
+
+    /// Ends a reader. Returns the number of its watches.
+    fn end(&self, group: &Group<F>, slot: (usize, u64), end: End) -> u32 {
+        let lost = group.log.lock().lose(slot, end);
+        let Some((watches, waker, merged)) = lost else { return 0 };
+        drop(merged);
+        wake(waker);
+        watches
     }
 }
 

@@ -81,6 +81,8 @@ pub enum End {
     },
     /// Under BLOCK: the client has spent its own budget; its queue was discarded.
     SlowConsumer,
+    /// The work for the cursor has panicked, which is a bug; the log has the details.
+    Failed,
 }
 
 /// State of a reader.

@@ -8,6 +8,7 @@ mod duplicates;
 mod expressions;
 mod filling;
 mod merging;
+mod panics;
 mod policies;
 pub(crate) mod property;
 mod stress;

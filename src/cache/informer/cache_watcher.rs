@@ -237,6 +237,9 @@ impl<F: Frame> CacheWatcher<F> {
                 let Subscribe { selection, format, .. } = &self.subscribe;
                 let taken = backlog.poll_take(cx, self.informer.backfill(), selection, format, max_size, must_fit);
                 let (frame, count) = ready!(taken)?;
+                if backlog.has_failed() {
+                    return Poll::Ready(Ok(WatchStep::Ended(End::Failed)));
+                }
                 self.suppressed += backlog.take_suppressed();
                 let is_done = backlog.is_done();
                 let is_relisted = is_done && backlog.has_gap();

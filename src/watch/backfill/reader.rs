@@ -25,6 +25,8 @@ pub struct BacklogReader<F: Frame> {
     at: usize,
     /// Number of suppressed changes that were passed.
     suppressed: u64,
+    /// True if making the next events has panicked.
+    has_failed: bool,
 }
 
 /// Slice of consecutive events, and their number.
@@ -54,6 +56,7 @@ impl<F: Frame> BacklogReader<F> {
             block: Weak::new(),
             at: 0,
             suppressed: 0,
+            has_failed: false,
         }
     }
 
@@ -82,6 +85,11 @@ impl<F: Frame> BacklogReader<F> {
         self.batches.is_empty() || self.position.offset >= self.end.offset && self.position.version >= self.end.version
     }
 
+    /// Returns true if making the next events has panicked: there will be none.
+    pub fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+
     /// Takes the next events of a selection, at most `max_size` in the unit of the frame, but at least one; with `must_fit`
     /// it takes none if the first is larger. Returns no event once everything has been taken, or after many changes without
     /// one in the selection. Selection and format must be the same at each call.
@@ -104,6 +112,10 @@ impl<F: Frame> BacklogReader<F> {
             } else {
                 let key = (Arc::clone(selection), format.clone(), self.position.clone());
                 let block = ready!(backfill.poll_block(cx, &key, || self.replay()));
+                if block.has_failed {
+                    self.has_failed = true;
+                    break;
+                }
                 (self.block, self.at) = (Arc::downgrade(&block), 0);
                 if block.steps.is_empty() {
                     // Nothing follows any more.
@@ -164,9 +176,10 @@ impl<F: Frame> BacklogReader<F> {
 
 impl<F: Frame> Clone for BacklogReader<F> {
     fn clone(&self) -> Self {
-        let Self { batches, first, end, position, block, at, suppressed } = self;
+        let Self { batches, first, end, position, block, at, suppressed, has_failed } = self;
         let (batches, end, position, block) = (batches.clone(), end.clone(), position.clone(), Weak::clone(block));
-        Self { batches, first: *first, end, position, block, at: *at, suppressed: *suppressed }
+        let (first, at, suppressed, has_failed) = (*first, *at, *suppressed, *has_failed);
+        Self { batches, first, end, position, block, at, suppressed, has_failed }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Published batches that readers still need, and the pending work for readers.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     sync::Arc,
 };
 
@@ -30,7 +30,8 @@ pub(super) struct State<F: Frame> {
     passed_size: usize,
     /// Offset before which the batches are nearly as old as a history may be.
     pub(super) aged: u64,
-    pub(super) readers: HashMap<u64, SlotRef<F>>,
+    /// Readers by the ids of their slots.
+    pub(super) readers: BTreeMap<u64, SlotRef<F>>,
     /// Number of readers that were ever added at the position of another one.
     pub(super) duplicates: u64,
     /// Readers to merge for, and readers whose log has events that the merger has not received yet.
@@ -57,6 +58,8 @@ pub(super) struct Published {
 
 /// Publish cycles that are read under one acquisition of the lock.
 const CYCLES_PER_LOCK: usize = 64;
+/// Readers that are read under one acquisition of the lock.
+const READERS_PER_LOCK: usize = 64;
 /// Part of the history's depth, or of its age: a reader is merged for once the history has come that near to what it needs.
 pub(super) const NEAR: u64 = 4;
 
@@ -73,7 +76,7 @@ impl<F: Frame> State<F> {
             passed: 0,
             passed_size: 0,
             aged: 0,
-            readers: HashMap::new(),
+            readers: BTreeMap::new(),
             duplicates: 0,
             jobs: VecDeque::new(),
             behind: Vec::new(),
@@ -97,6 +100,11 @@ impl<F: Frame> State<F> {
         let by_events = self.head.saturating_sub(self.depth - self.depth / part);
         // A stopped Broadcaster publishes no more, although its history may continue.
         self.aged.max(by_what_it_has).max(by_events).min(self.head)
+    }
+
+    /// Returns the next readers, from the slot with this id on; an empty list at their end.
+    pub(super) fn readers_from(&self, id: u64) -> Vec<SlotRef<F>> {
+        self.readers.range(id..).take(READERS_PER_LOCK).map(|(_, reader)| reader.clone()).collect()
     }
 
     /// Returns some of the batches after an offset: an empty list if there are none yet, `None` if they are no longer kept.

@@ -1,12 +1,13 @@
 //! Frame of bytes, for tests in which sizes and formats matter: one line for each event.
 
-use std::ops::Range;
+use std::{cell::Cell, ops::Range};
 
 use bytes::{Bytes, BytesMut};
 
 use super::*;
 
-/// Lines; the format is a letter that every line begins with. Under `s`, a change is suppressed if the labels stay the same.
+/// Lines; the format is a letter that every line begins with. Under `s`, a change is suppressed if the labels stay the same. Under `!`,
+/// each encoding and each comparison panics during [`with_panics`].
 #[derive(Debug, Clone)]
 pub(super) struct Text(Bytes);
 
@@ -21,6 +22,23 @@ pub(super) fn line(format: Letter, notice: &GroupEvent<'_>) -> String {
         "{}:{event_type:?}/{cause:?} {name}={app}@{of} at {object_version} resume {version}{gap} {body}\n",
         format.0
     )
+}
+
+thread_local! {
+    static HAS_PANICS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Calls a function in which the format `!` panics.
+pub(super) fn with_panics(call: impl FnOnce()) {
+    HAS_PANICS.set(true);
+    call();
+    HAS_PANICS.set(false);
+}
+
+fn plan_panic(format: Letter) {
+    if format.0 == '!' && HAS_PANICS.get() {
+        std::panic::panic_any(crate::watch::bulk::PlannedPanic);
+    }
 }
 
 impl Text {
@@ -53,6 +71,7 @@ impl Frame for Text {
     const HAS_PREVIOUS: bool = false;
 
     fn is_suppressed(format: &Letter, had: &Object, now: &Object) -> bool {
+        plan_panic(*format);
         format.0 == 's' && had.labels() == now.labels()
     }
 
@@ -61,6 +80,7 @@ impl Frame for Text {
     }
 
     fn encode(arena: &mut BytesMut, format: &Letter, notice: &GroupEvent<'_>) {
+        plan_panic(*format);
         arena.extend_from_slice(line(*format, notice).as_bytes());
     }
 

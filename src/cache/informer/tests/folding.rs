@@ -257,7 +257,7 @@ impl World {
         for reader in &mut self.readers {
             if let Some(end) = &reader.end {
                 let is_possible = match end {
-                    End::Stopped => false,
+                    End::Stopped | End::Failed => false,
                     End::HistoryRewritten => true,
                     End::Expired { .. } => !self.is_history_long,
                     End::SlowConsumer => reader.policy == FullChannelPolicy::Block,
