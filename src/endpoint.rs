@@ -93,6 +93,11 @@ impl ServerAddress {
         self.token_file.as_deref().map(authorization).transpose()
     }
 
+    /// Returns true if calls carry a token.
+    pub(crate) fn has_token_file(&self) -> bool {
+        self.token_file.is_some()
+    }
+
     fn is_loopback(&self) -> bool {
         let authority = self.uri.strip_prefix("http://").and_then(|authority| authority.parse::<Authority>().ok());
         authority.is_some_and(|authority| {

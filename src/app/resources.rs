@@ -124,7 +124,10 @@ impl Resources {
             self.running.get(&resource.name).is_none_or(|running| running.config != **resource)
         };
         let new: Vec<&ResourceConfig> = resources.values().filter(is_new).collect();
-        new.iter().try_for_each(|resource| sources::check(resource))?;
+        let checked: Vec<ResourceConfig> = new.iter().copied().cloned().collect();
+        // The reads would block a thread of the runtime, on a network file system for long.
+        let checking = tokio::task::spawn_blocking(move || checked.iter().try_for_each(sources::check));
+        checking.await.unwrap_or_else(|error| Err(AppError::ended(Err(error))))?;
         self.connector.prepare(resources)?;
         let threads: Vec<RuntimeThread> =
             new.iter().map(|resource| thread(&resource.name)).collect::<Result<_, _>>()?;

@@ -1,26 +1,37 @@
 //! Connection as its calls see it: the endpoint, the limits, and the token that each call carries.
 
-use std::time::Duration;
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
 
+use http::{HeaderMap, Request, Response};
 use tonic::{
-    Request, Status,
+    Status,
+    body::Body,
     codec::CompressionEncoding,
+    codegen::Service,
     metadata::MetadataMap,
-    service::{Interceptor, interceptor::InterceptedService},
-    transport::{Channel, Endpoint},
+    transport::{Channel, Endpoint, Error},
 };
 
 use super::ClientError;
 use crate::{endpoint::ServerAddress, proto::pb::informer_service_client::InformerServiceClient};
 
 /// Connection whose calls carry the token of the address.
-pub(crate) type Connection = InterceptedService<Channel, Credentials>;
+#[derive(Debug, Clone)]
+pub(crate) struct Connection {
+    channel: Channel,
+    credentials: Credentials,
+}
 
-/// Interceptor that adds the token of an address, and perhaps other headers, to each call.
+/// Token of an address, and perhaps other headers, which each call carries.
 #[derive(Debug, Clone)]
 pub(crate) struct Credentials {
     address: ServerAddress,
-    headers: MetadataMap,
+    headers: HeaderMap,
 }
 
 /// Timeout for connecting, short because a person often waits for it.
@@ -65,27 +76,58 @@ pub(super) fn endpoint(address: &ServerAddress) -> Result<Endpoint, ClientError>
 
 impl Credentials {
     pub(super) fn of(address: &ServerAddress) -> Self {
-        Self { address: address.clone(), headers: MetadataMap::new() }
+        Self { address: address.clone(), headers: HeaderMap::new() }
     }
 
     /// Returns the credentials with these headers.
     #[cfg(feature = "server")]
     pub(super) fn with_headers(self, headers: http::HeaderMap) -> Self {
-        Self { headers: MetadataMap::from_headers(headers), ..self }
+        Self { headers, ..self }
     }
 }
 
-impl Interceptor for Credentials {
-    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        if !self.headers.is_empty() {
-            let mut headers = std::mem::take(request.metadata_mut()).into_headers();
-            headers.extend(self.headers.clone().into_headers());
-            *request.metadata_mut() = MetadataMap::from_headers(headers);
+// === impl Connection ===
+
+impl Connection {
+    pub(super) fn new(channel: Channel, credentials: Credentials) -> Self {
+        Self { channel, credentials }
+    }
+}
+
+impl Service<Request<Body>> for Connection {
+    type Response = Response<Body>;
+    type Error = Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.channel.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let Credentials { address, headers } = &self.credentials;
+        request.headers_mut().extend(headers.clone());
+        if !address.has_token_file() {
+            return Box::pin(self.channel.call(request));
         }
-        if let Some(authorization) = self.address.authorization().map_err(Status::unauthenticated)? {
-            request.metadata_mut().insert("authorization", authorization);
-        }
-        Ok(request)
+        let address = address.clone();
+        // This one is ready; the clone becomes so before the next call.
+        let next = self.channel.clone();
+        let mut channel = std::mem::replace(&mut self.channel, next);
+        Box::pin(async move {
+            // The read would block a thread of the runtime, on a network file system for long.
+            let token = tokio::task::spawn_blocking(move || address.authorization()).await;
+            match token.unwrap_or_else(|error| Err(error.to_string())) {
+                Ok(token) => {
+                    let mut metadata = MetadataMap::from_headers(std::mem::take(request.headers_mut()));
+                    if let Some(token) = token {
+                        metadata.insert("authorization", token);
+                    }
+                    *request.headers_mut() = metadata.into_headers();
+                    channel.call(request).await
+                }
+                Err(problem) => Ok(Status::unauthenticated(problem).into_http()),
+            }
+        })
     }
 }
 

@@ -5,6 +5,17 @@ use std::{fs, io::Read, path::Path};
 /// Largest of these files.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
+/// Reads files on a thread that may block: on a network file system, that takes long.
+///
+/// # Cancel safety
+///
+/// Safe. A read that has begun goes on to its end.
+pub(super) async fn reading<T: Send + 'static>(
+    read: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    tokio::task::spawn_blocking(read).await.unwrap_or_else(|error| Err(error.to_string()))
+}
+
 /// Reads a text file.
 pub(super) fn read_text(path: &Path) -> Result<String, String> {
     String::from_utf8(read(path)?).map_err(|_| format!("{} is not UTF-8", path.display()))

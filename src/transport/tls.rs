@@ -96,7 +96,10 @@ impl Tls {
         let mut problem = None;
         loop {
             tokio::time::sleep(RELOAD_INTERVAL).await;
-            match self.reload_once() {
+            let this = Arc::clone(&self);
+            // The read would block a thread of the runtime, on a network file system for long.
+            let reloaded = tokio::task::spawn_blocking(move || this.reload_once()).await;
+            match reloaded.unwrap_or_else(|panic| Err(TlsError::new(&self.files.cert, panic.to_string()))) {
                 Ok(true) => tracing::info!(cert = %self.files.cert.display(), "certificate reloaded"),
                 Ok(false) => {}
                 Err(error) => {

@@ -209,6 +209,50 @@ fn the_core_names_no_transport_and_no_vendor() {
     assert!(found.is_empty(), "{found:#?}");
 }
 
+/// Files of the server that call the file system, and the threads that do so. A runtime's thread would block all its tasks, on a network
+/// file system for long.
+const FILE_READERS: &[(&str, &str)] = &[
+    ("src/app/cgroup.rs", "the start"),
+    ("src/app/listener.rs", "the start and the end"),
+    ("src/audit.rs", "a thread of its own"),
+    ("src/auth/reloaded_file.rs", "the start; then blocking threads"),
+    ("src/cache/snapshot_file.rs", "the start of a resource, in its thread; then blocking threads"),
+    ("src/cache/snapshot_file/directory.rs", "the start; then blocking threads"),
+    ("src/config/file.rs", "the start; then blocking threads"),
+    ("src/endpoint.rs", "blocking threads"),
+    ("src/process.rs", "any: /proc does not block"),
+    ("src/source/files/lookup.rs", "blocking threads"),
+    ("src/source/files/read.rs", "blocking threads"),
+    ("src/source/files/root.rs", "blocking threads"),
+    ("src/source/files/scan.rs", "blocking threads"),
+    ("src/source/kube/access.rs", "blocking threads"),
+    ("src/source/small_file.rs", "blocking threads"),
+    ("src/source/stream/input.rs", "blocking threads"),
+    ("src/telemetry/traces.rs", "the start"),
+    ("src/transport/tls.rs", "the start; then blocking threads"),
+];
+
+#[test]
+fn files_are_read_on_threads_that_may_block() {
+    // Programs of their own, which serve nobody else.
+    const PROGRAMS: &[&str] = &["bin", "cli", "main", "mirror", "testing", "fuzzing"];
+    let calls = |source: &Source| {
+        let code = source.text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+        code.contains("fs::") || code.contains("File::open")
+    };
+    let mut found: Vec<String> = sources()
+        .iter()
+        .filter(|source| !source.is_test && !PROGRAMS.contains(&&*source.module) && calls(source))
+        .map(|source| source.path.display().to_string())
+        .collect();
+    found.sort();
+    let known: Vec<&str> = FILE_READERS.iter().map(|(path, _)| *path).collect();
+    assert_eq!(
+        found, known,
+        "read files on a thread that may block (`spawn_blocking`), and list the file here with that thread"
+    );
+}
+
 #[test]
 fn every_file_has_a_header_and_a_bounded_length() {
     let mut untidy = Vec::new();

@@ -128,7 +128,8 @@ impl Connections {
         };
         let text = |status: Status| describe(&status);
         if let Some((name, path)) = &self.config.credentials {
-            let password = small_file::read_text(path)?;
+            let path = path.clone();
+            let password = small_file::reading(move || small_file::read_text(&path)).await?;
             connection.authenticate(name, password.trim_end_matches(['\r', '\n'])).await.map_err(text)?;
         }
         connection.has_reliable_progress = has_reliable_progress(&connection.version().await.map_err(text)?);
@@ -147,7 +148,8 @@ impl Connections {
             .initial_connection_window_size(WINDOW_BYTES)
             .initial_stream_window_size(WINDOW_BYTES);
         if address.is_tls() {
-            let tls = self.config.tls.try_map(|path| small_file::read(path))?;
+            let files = self.config.tls.clone();
+            let tls = small_file::reading(move || files.try_map(|path| small_file::read(path))).await?;
             endpoint = endpoint.tls_config(tls.config()).map_err(|error| root_cause(&error))?;
         }
         let mut stream = Some(stream);

@@ -101,7 +101,7 @@ impl fmt::Debug for RelayReviewer {
 impl Inner {
     async fn review(&self, identity: &Identity, attributes: &Attributes) -> Result<Option<Scope>, ReviewError> {
         let headers = impersonation_headers(identity).map_err(|error| ReviewError(error.to_string()))?;
-        let service = self.client().map_err(ReviewError)?.service_with(headers);
+        let service = self.client().await.map_err(ReviewError)?.service_with(headers);
         let mut question = Question { config: &self.config, service, user: impersonated_user(identity), attributes };
         let endpoint = self.config.endpoint.uri();
         let Ok(answer) = timeout(ANSWER_TIMEOUT, question.ask()).await else {
@@ -131,14 +131,14 @@ impl Inner {
         }
     }
 
-    fn client(&self) -> Result<Client, String> {
-        let mut client = self.client.lock();
-        if let Some(client) = &*client {
+    async fn client(&self) -> Result<Client, String> {
+        if let Some(client) = &*self.client.lock() {
             return Ok(client.clone());
         }
-        let address = upstream::secured(&self.config)?;
+        let address = upstream::read_secured(&self.config).await?;
         let connected = Client::connect_lazy(&address).map_err(|error| error.to_string())?;
-        Ok(client.insert(connected).clone())
+        // Another question may have connected meanwhile.
+        Ok(self.client.lock().get_or_insert(connected).clone())
     }
 
     /// Drops the connection: the next question takes another one, with the certificates of then.

@@ -253,7 +253,7 @@ impl Upstream {
     }
 
     async fn connect(&self) -> Result<Client, SourceError> {
-        let address = secured(&self.config).map_err(SourceError::Unavailable)?;
+        let address = read_secured(&self.config).await.map_err(SourceError::Unavailable)?;
         let runtime = self.runtime.clone().unwrap_or_else(Handle::current);
         let connecting = runtime.spawn(async move { Client::connect(&address).await.map(Client::subscribing) });
         let ended = |_| SourceError::Busy(format!("{}: this server shuts down", self.config.endpoint.uri()));
@@ -333,6 +333,12 @@ impl Upstream {
             _ => SourceError::Busy(text),
         }
     }
+}
+
+/// Does the same as [`secured`] on a thread that may block.
+pub(super) async fn read_secured(config: &RelayConfig) -> Result<ServerAddress, String> {
+    let config = config.clone();
+    small_file::reading(move || secured(&config)).await
 }
 
 /// Returns the upstream's address with the contents of its TLS files, which may have been renewed.
