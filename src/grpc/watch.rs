@@ -9,7 +9,7 @@ mod body;
 mod initial_events;
 mod open;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod timer;
 
 pub(super) use self::{

@@ -66,11 +66,15 @@ pub struct WatchLoad {
 #[derive(Debug, Default)]
 struct Open {
     last_id: u64,
-    watchers: BTreeMap<u64, Arc<Watcher>>,
+    watchers: OpenById,
     /// The open watches under COALESCE, by id.
-    coalescing: BTreeMap<u64, Arc<Watcher>>,
+    coalescing: OpenById,
+    /// Number of watches that have ended.
+    ends: u64,
     ended: EndedWatches,
 }
+
+type OpenById = BTreeMap<u64, Arc<Watcher>>;
 
 /// Entry of one open watch; dropping it removes the watch.
 #[derive(Debug)]
@@ -102,6 +106,8 @@ const DRAIN_PLACES: u64 = 10_007;
 
 /// Newest watches with which a new one is compared, to share with them what is alike.
 const MAX_COMPARED: usize = 16;
+/// Watches that are read under one acquisition of the lock, for which those that begin and end wait.
+const WATCHES_PER_LOCK: usize = 256;
 /// Maximum and default number of watches in one response.
 const MAX_WATCHERS: usize = 10_000;
 
@@ -142,15 +148,28 @@ impl Watchers {
         watcher.is_some_and(|watcher| watcher.access.set(access))
     }
 
+    /// Returns the open watches with larger ids, in slices: each watch that is open all the time, and any of the others.
+    fn each(&self, of: fn(&Open) -> &OpenById, after: u64) -> impl Iterator<Item = (u64, Arc<Watcher>)> {
+        let mut after = Some(after);
+        let slices = std::iter::from_fn(move || {
+            let from = (Bound::Excluded(after?), Bound::Unbounded);
+            let open = self.open.lock();
+            let slice = of(&open).range(from).take(WATCHES_PER_LOCK).map(|(id, watcher)| (*id, Arc::clone(watcher)));
+            let slice: Vec<(u64, Arc<Watcher>)> = slice.collect();
+            after = slice.last().map(|(id, _)| *id);
+            Some(slice)
+        });
+        slices.flatten()
+    }
+
     /// Returns the open watches whose rights were checked, to check them again.
     pub(super) fn granted(&self) -> Vec<GrantedWatch> {
-        let open = self.open.lock();
-        let granted = |(id, watcher): (&u64, &Arc<Watcher>)| {
+        let granted = |(id, watcher): (u64, Arc<Watcher>)| {
             let grant = Arc::clone(watcher.own.grant.as_ref()?);
             let namespaces = watcher.access.namespaces();
-            Some(GrantedWatch { id: *id, resource: Arc::clone(&watcher.info.resource), grant, namespaces })
+            Some(GrantedWatch { id, resource: Arc::clone(&watcher.info.resource), grant, namespaces })
         };
-        open.watchers.iter().filter_map(granted).collect()
+        self.each(|open| &open.watchers, 0).filter_map(granted).collect()
     }
 
     /// Resets the streams of clients that were evicted under BLOCK and have not received the reason: a client that reads nothing
@@ -159,15 +178,13 @@ impl Watchers {
         let mut untold = BTreeSet::new();
         loop {
             tokio::time::sleep(grace).await;
-            let blocking: Vec<(u64, Arc<Watcher>)> = {
-                let open = self.open.lock();
-                // On a Subscribe stream, others share the window; the end of a paused watch is sent.
-                let is_resettable = |info: &WatcherInfo| info.queue.policy == Block && info.stream_id == 0;
-                let blocking = open.watchers.iter().filter(|(_, watcher)| is_resettable(&watcher.info));
-                blocking.map(|(id, watcher)| (*id, Arc::clone(watcher))).collect()
-            };
+            // On a Subscribe stream, others share the window; the end of a paused watch is sent.
+            let is_resettable = |info: &WatcherInfo| info.queue.policy == Block && info.stream_id == 0;
             let mut found = BTreeSet::new();
-            for (id, watcher) in blocking {
+            for (id, watcher) in self.each(|open| &open.watchers, 0) {
+                if !is_resettable(&watcher.info) {
+                    continue;
+                }
                 let gauge = watcher.record().gauge();
                 if !gauge.is_some_and(|gauge| gauge.is_evicted()) {
                     continue;
@@ -191,12 +208,9 @@ impl Watchers {
     /// Returns the watches of a resource that have merged changes, or had some at the previous call. The resource has the age
     /// `now`, and had the age `before` at the previous call.
     pub(super) fn merging(&self, resource: &ServedResource, before: Age, now: Age) -> Vec<Holder> {
-        let coalescing: Vec<Arc<Watcher>> = {
-            let open = self.open.lock();
-            let of_resource = |watcher: &&Arc<Watcher>| watcher.info.resource.name == resource.name;
-            open.coalescing.values().filter(of_resource).cloned().collect()
-        };
-        coalescing.iter().filter_map(|watcher| watcher.merging(before, now)).collect()
+        let coalescing = self.each(|open| &open.coalescing, 0).map(|(_, watcher)| watcher);
+        let of_resource = coalescing.filter(|watcher| watcher.info.resource.name == resource.name);
+        of_resource.filter_map(|watcher| watcher.merging(before, now)).collect()
     }
 
     /// Returns an open watch: its resource, its selection, and what operators see of it.
@@ -224,17 +238,18 @@ impl Watchers {
             0 => MAX_WATCHERS,
             size => size.min(MAX_WATCHERS),
         };
-        let (found, mut watchers): (Vec<(u64, Arc<Watcher>)>, _) = {
-            let open = self.open.lock();
-            let following = open.watchers.range((Bound::Excluded(after), Bound::Unbounded));
-            let chosen = following.filter(|(_, watcher)| resources.contains(&*watcher.info.resource.name));
-            let found = chosen.take(page_size + 1).map(|(id, watcher)| (*id, Arc::clone(watcher))).collect();
+        let following = self.each(|open| &open.watchers, after);
+        let chosen = following.filter(|(_, watcher)| resources.contains(&*watcher.info.resource.name));
+        let found: Vec<(u64, Arc<Watcher>)> = chosen.take(page_size + 1).collect();
+        let mut watchers = Vec::new();
+        if request.include_ended {
             let is_asked_for = |watcher: &pb::Watcher| resources.contains(&watcher.resource);
-            let ended = if request.include_ended { open.ended.after(after, is_asked_for) } else { Vec::new() };
-            (found, ended)
-        };
+            watchers = self.open.lock().ended.after(after, is_asked_for);
+        }
         watchers.extend(found.iter().map(|(id, watcher)| watcher.to_proto(*id)));
-        watchers.sort_unstable_by_key(|watcher| watcher.id);
+        watchers.sort_by_key(|watcher| watcher.id);
+        // A watch that ended meanwhile is there twice, first as ended.
+        watchers.dedup_by_key(|watcher| watcher.id);
         let has_more = watchers.len() > page_size;
         watchers.truncate(page_size);
         let next_page_token = watchers.last().filter(|_| has_more).map(|last| last.id.to_string()).unwrap_or_default();
@@ -245,25 +260,24 @@ impl Watchers {
     /// any others that have open watches.
     pub(super) fn loads<'a>(&self, resources: impl Iterator<Item = &'a ServedResource>) -> BTreeMap<u64, WatchLoad> {
         let mut loads: BTreeMap<u64, WatchLoad> = BTreeMap::new();
-        let open: Vec<Arc<Watcher>> = {
-            // One state of open and ended watches, so that no sum decreases.
+        let open: Vec<(u64, Arc<Watcher>)> = self.each(|open| &open.watchers, 0).collect();
+        let resources: Vec<&ServedResource> = resources.collect();
+        let ends = {
             let open = self.open.lock();
             for resource in resources {
                 let load = loads.entry(resource.calls.id()).or_default();
                 load.sent = resource.calls.watches().get();
             }
-            for watcher in open.watchers.values() {
-                let load = loads.entry(watcher.info.resource.calls.id()).or_default();
-                let Counts { events, bytes, suppressed, .. } = watcher.counts();
-                load.watchers += 1;
-                load.sent.events += events;
-                load.sent.bytes += bytes;
-                load.sent.suppressed += suppressed;
-            }
-            open.watchers.values().cloned().collect()
+            open.ends
         };
-        for watcher in open {
+        // Each watch counts once, among the ended ones or here, so that no sum decreases.
+        for (_, watcher) in open.iter().filter(|(_, watcher)| !watcher.has_ended_by(ends)) {
             let load = loads.entry(watcher.info.resource.calls.id()).or_default();
+            let Counts { events, bytes, suppressed, .. } = watcher.counts();
+            load.watchers += 1;
+            load.sent.events += events;
+            load.sent.bytes += bytes;
+            load.sent.suppressed += suppressed;
             let record = watcher.record();
             load.parked += u64::from(record.gauge().is_none());
             load.max_lag = load.max_lag.max(record.lag(&watcher.info.resource));
@@ -413,7 +427,46 @@ impl Drop for WatcherEntry {
         let mut open = self.watchers.open.lock();
         open.watchers.remove(&self.id);
         open.coalescing.remove(&self.id);
+        open.ends += 1;
+        watcher.has_ended(open.ends);
         resource.calls.watches().add(reason, ended.sent, ended.bytes_sent, ended.suppressed);
         open.ended.push(ended);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Extensions, HeaderMap};
+
+    use super::*;
+    use crate::grpc::{call::Call, watch, watch::tests::World};
+
+    /// More watches than are read under one acquisition of the lock.
+    #[tokio::test]
+    async fn a_watch_that_ends_while_the_others_are_read_counts_once() {
+        let world = World::of(Vec::new(), |_| {}).await;
+        let service = world.service();
+        let open = async || {
+            let call = Call::new(&HeaderMap::new(), &Extensions::new());
+            let request = pb::WatchRequest { resource: "pods".to_owned(), ..Default::default() };
+            let body = watch::open(service, request, call).await.unwrap();
+            body.watcher_sent(3);
+            body
+        };
+        let mut bodies = Vec::new();
+        for _ in 0..=WATCHES_PER_LOCK {
+            bodies.push(open().await);
+        }
+        let resource = service.resource("pods").unwrap();
+        let count = |load: WatchLoad| (load.watchers, load.sent.events);
+        let of = |loads: BTreeMap<u64, WatchLoad>| count(loads[&resource.calls.id()]);
+        let all = WATCHES_PER_LOCK as u64 + 1;
+        assert_eq!(of(service.watchers().loads([&*resource].into_iter())), (all, 3 * all));
+        let ended = std::iter::once_with(|| {
+            drop(bodies.pop());
+            &*resource
+        });
+        assert_eq!(of(service.watchers().loads(ended)), (all - 1, 3 * all));
+        assert_eq!(of(service.watchers().loads([&*resource].into_iter())), (all - 1, 3 * all));
     }
 }

@@ -12,7 +12,7 @@ mod open_watch;
 mod sharing;
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
     fmt,
     pin::Pin,
     sync::Arc,
@@ -70,8 +70,9 @@ pub(in crate::grpc) struct SubscribeBody {
     bodies: Slab<Box<OpenWatch>>,
     /// Keys of the bodies that others may share.
     shareable: HashMap<SharingKey, usize>,
-    /// Ids of watches that are to get bodies of their own.
-    to_split: VecDeque<u32>,
+    /// Keys of bodies with paused watches that are to get bodies of their own, and these watches: until then such a body has no turn.
+    to_split: VecDeque<usize>,
+    splitting: HashMap<usize, BTreeSet<u32>>,
     /// Ids of watches that are paused.
     paused: HashSet<u32>,
     /// Next turn of the paused watches; none without any.
@@ -129,7 +130,11 @@ impl Subscribed {
     fn key(&self) -> Option<usize> {
         match self {
             Self::Waiting | Self::Opening(_) => None,
-            Self::Open(key) => Some(*key),
+            Self::Open(key) => {
+                #[cfg(test)]
+                sharing::work::add(1);
+                Some(*key)
+            }
         }
     }
 }
@@ -151,6 +156,7 @@ impl SubscribeBody {
             bodies: Slab::new(),
             shareable: HashMap::new(),
             to_split: VecDeque::new(),
+            splitting: HashMap::new(),
             paused: HashSet::new(),
             pause_check: None,
             opening: FuturesUnordered::new(),
@@ -216,13 +222,14 @@ impl SubscribeBody {
         }
         for id in pause {
             if self.watches.contains_key(&id) && self.paused.insert(id) {
-                self.to_split.push_back(id);
+                self.split_later(id);
             }
         }
         for id in resume {
             if self.paused.remove(&id)
-                && let Some(&Subscribed::Open(key)) = self.watches.get(&id)
+                && let Some(key) = self.watches.get(&id).and_then(Subscribed::key)
             {
+                self.is_split(id, key);
                 self.bodies[key].seeks = true;
                 self.take_turn(key);
             }
@@ -295,6 +302,7 @@ impl SubscribeBody {
     /// Removes a body with its watches.
     fn remove(&mut self, key: usize) -> Box<OpenWatch> {
         self.unregister(key);
+        self.splitting.remove(&key);
         let removed = self.bodies.remove(key);
         self.encoded_bytes -= removed.encoded_bytes;
         for id in removed.ids() {
@@ -333,6 +341,7 @@ impl SubscribeBody {
     fn drain(&mut self) {
         self.is_draining = true;
         self.paused.clear();
+        self.splitting.clear();
         self.take_all_turns();
     }
 
@@ -373,11 +382,11 @@ impl SubscribeBody {
         for key in self.ready.take() {
             self.take_turn(key);
         }
-        let splitting = self.split_paused();
+        self.split_paused();
         let (mut again, mut late, mut needed) = (Vec::new(), Vec::new(), None);
         for _ in 0..MAX_TURNS {
             let Some(key) = self.turns.pop_front() else { break };
-            if splitting.contains(&key) || !self.split_changed(key) {
+            if self.splitting.contains_key(&key) || !self.split_changed(key) {
                 late.push(key);
                 continue;
             }

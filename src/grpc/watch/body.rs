@@ -196,6 +196,12 @@ impl WatchBody {
         self.watcher.id()
     }
 
+    /// Counts events as sent.
+    #[cfg(test)]
+    pub(in super::super) fn watcher_sent(&self, events: u64) {
+        self.watcher.sent(events, 0, None);
+    }
+
     /// Returns the namespaces to which the caller's rights limit the state that the client has.
     pub(in super::super) fn namespaces(&self) -> Option<&Namespaces> {
         self.namespaces.as_ref()
@@ -379,9 +385,16 @@ impl WatchBody {
         };
         ready!(permit.poll(cx));
         let Subscribe { selection, format, .. } = self.watch.subscribe();
-        let (mut buffer, count, went) = events.next(selection, format, self.service.structs(), room.without(end_bytes));
-        if let InitialProgress::TooLarge(needed) = went {
-            return Poll::Ready(StepResult::TooLarge(needed + end_bytes));
+        let service = (&self.service, self.watcher.caller());
+        let (mut buffer, count, went) = events.next(cx, (selection, format), service, room.without(end_bytes));
+        match went {
+            InitialProgress::TooLarge(needed) => return Poll::Ready(StepResult::TooLarge(needed + end_bytes)),
+            InitialProgress::Waiting => return Poll::Pending,
+            InitialProgress::Failed => {
+                self.end_with(&ApiError::Internal);
+                return Poll::Ready(StepResult::Progress);
+            }
+            InitialProgress::More | InitialProgress::Done => {}
         }
         permit.release();
         if went == InitialProgress::Done {

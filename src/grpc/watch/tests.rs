@@ -94,7 +94,7 @@ fn is_selected(selection: usize, object: &Object) -> bool {
 }
 
 /// Upstream, the server, and its watches.
-struct World {
+pub(in crate::grpc) struct World {
     fifo: Arc<RealFifo>,
     service: Service,
     resource: Arc<ServedResource>,
@@ -108,6 +108,10 @@ struct World {
 
 impl World {
     fn new(retained: usize, history: usize) -> Self {
+        Self::with(retained, history, |_| {})
+    }
+
+    fn with(retained: usize, history: usize, configure: impl FnOnce(&mut ServiceConfig)) -> Self {
         let retention = Retention { events: retained, age: Duration::MAX, ..BroadcasterConfig::default().retention };
         let broadcaster = BroadcasterConfig { retention, ..BroadcasterConfig::default() };
         let config = InformerConfig {
@@ -129,14 +133,14 @@ impl World {
             calls: ResourceCalls::default(),
             informer: handle,
         };
-        let config = ServiceConfig {
-            allowed_policies: Vec::new(),
+        let mut config = ServiceConfig {
+            allowed_policies: vec![FullChannelPolicy::Replay],
             max_queue_length: 10,
             bookmark_interval: Duration::from_secs(30),
             future_wait: Duration::from_secs(1),
             drain_period: Duration::from_secs(1),
             evicted_grace: Duration::from_secs(5),
-            max_watchers: 1000,
+            max_watchers: 10_000,
             compilations: 10,
             page_snapshots: 10,
             calls: 125_000,
@@ -144,6 +148,7 @@ impl World {
             request_bytes: 1000,
             request_timeout: Duration::from_secs(1),
             bulk_streams: 100,
+            bulk_threads: None,
             struct_bytes: 0,
             compression: Vec::new(),
             memory: 1 << 30,
@@ -153,10 +158,23 @@ impl World {
             authentication: None,
             access: AccessConfig::default(),
         };
+        configure(&mut config);
         let service = Service::new([resource], config, Lifecycle::default(), Arc::new(RpcMetrics::default()));
         let resource = service.resource("pods").unwrap();
         let (objects, readers) = (BTreeMap::new(), Vec::new());
         Self { fifo, service, resource, is_history_long: history > 1000, number: 1, objects, readers }
+    }
+
+    /// Returns a world with these objects.
+    pub(in crate::grpc) async fn of(objects: Vec<Arc<Object>>, configure: impl FnOnce(&mut ServiceConfig)) -> Self {
+        let world = Self::with(100, 100, configure);
+        world.fifo.push(Delta::Replace(List::new(objects, ResourceVersion::decimal(world.number)))).await;
+        Self::settle().await;
+        world
+    }
+
+    pub(in crate::grpc) fn service(&self) -> &Service {
+        &self.service
     }
 
     /// Changes the upstream, and returns the events.

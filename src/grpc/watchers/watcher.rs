@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use parking_lot::Mutex;
@@ -90,6 +90,8 @@ pub(super) struct Watcher {
     reading: Mutex<Reading>,
     /// Reason for which the server ends it.
     pub(super) end: Mutex<Option<Box<WatchEnd>>>,
+    /// Number of watches that had ended with it; 0 while it is open.
+    ends: AtomicU64,
     /// Span in which it was opened, if that is enabled.
     pub(super) span: Option<Box<Span>>,
 }
@@ -168,7 +170,18 @@ impl Watcher {
         let record = Arc::new(BodyRecord::new(selection, Counts::default()));
         let reading = Reading { record, offset: Counts::default(), bytes_before: None };
         let span = Some(Span::current()).filter(|span| !span.is_none()).map(Box::new);
-        Self { info, own, access, since: now(), reading: Mutex::new(reading), end: Mutex::new(None), span }
+        let (reading, end, ends) = (Mutex::new(reading), Mutex::new(None), AtomicU64::new(0));
+        Self { info, own, access, since: now(), reading, end, ends, span }
+    }
+
+    /// Records that the watch has ended, as the last one of so many.
+    pub(super) fn has_ended(&self, ends: u64) {
+        self.ends.store(ends, Ordering::Release);
+    }
+
+    /// Returns true if the watch was one of the first `ends` that have ended.
+    pub(super) fn has_ended_by(&self, ends: u64) -> bool {
+        (1..=ends).contains(&self.ends.load(Ordering::Acquire))
     }
 
     /// Returns the record of the body that the watch reads.

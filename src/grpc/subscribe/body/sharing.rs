@@ -1,6 +1,6 @@
 //! Sharing of bodies: watches of a stream that receive the same have one body.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 use tonic::Code;
 
@@ -10,6 +10,24 @@ use super::{SubscribeBody, Subscribed, error, open_watch::OpenWatch};
 const MAX_SHARING: usize = 1024;
 /// Largest number of paused watches that get bodies of their own before others of the server get their turn.
 const MAX_SPLITS: usize = 64;
+
+/// Number of bodies that were looked up on this thread, for tests of costs.
+#[cfg(test)]
+pub(super) mod work {
+    use std::cell::Cell;
+
+    thread_local! {
+        static DONE: Cell<u64> = const { Cell::new(0) };
+    }
+
+    pub(in super::super) fn add(work: u64) {
+        DONE.set(DONE.get() + work);
+    }
+
+    pub(in super::super) fn done() -> u64 {
+        DONE.get()
+    }
+}
 
 // === impl SubscribeBody ===
 
@@ -65,21 +83,49 @@ impl SubscribeBody {
         if watch.count() == 1 {
             watch.ends(Code::Ok);
             self.remove(key);
-        } else if let Some(audited) = watch.take(id).as_ref().and_then(|sharing| sharing.audited()) {
+            return;
+        }
+        if let Some(audited) = watch.take(id).as_ref().and_then(|sharing| sharing.audited()) {
             audited.ends(Code::Ok);
+        }
+        self.is_split(id, key);
+    }
+
+    /// Remembers to give a paused watch a body of its own, if it shares one.
+    pub(super) fn split_later(&mut self, id: u32) {
+        let Some(key) = self.watches.get(&id).and_then(Subscribed::key) else { return };
+        if self.bodies[key].count() > 1 {
+            let ids = self.splitting.entry(key).or_insert_with(|| {
+                self.to_split.push_back(key);
+                BTreeSet::new()
+            });
+            ids.insert(id);
         }
     }
 
-    /// Gives watches that were paused bodies of their own. Returns the keys of the bodies that some still share: they have no turn.
-    pub(super) fn split_paused(&mut self) -> HashSet<usize> {
-        for _ in 0..self.to_split.len().min(MAX_SPLITS) {
-            let Some(id) = self.to_split.pop_front() else { break };
-            if self.paused.contains(&id) && !self.split_off(id) {
-                self.to_split.push_back(id);
+    /// Forgets that a watch is to get a body of its own: it has one, has ended, or is no longer paused.
+    pub(super) fn is_split(&mut self, id: u32, key: usize) {
+        if let Some(ids) = self.splitting.get_mut(&key) {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.splitting.remove(&key);
             }
         }
-        let waiting = self.to_split.iter().filter(|id| self.paused.contains(id));
-        waiting.filter_map(|id| self.watches.get(id)?.key()).collect()
+    }
+
+    /// Gives some of the watches that were paused bodies of their own, at the same cost however many wait.
+    pub(super) fn split_paused(&mut self) {
+        for _ in 0..MAX_SPLITS {
+            let Some(key) = self.to_split.pop_front() else { return };
+            // Otherwise its watches were split, or the body is gone.
+            let Some(&id) = self.splitting.get(&key).and_then(BTreeSet::last) else { continue };
+            if self.split_off(id) {
+                self.is_split(id, key);
+                self.to_split.push_front(key);
+            } else {
+                self.to_split.push_back(key);
+            }
+        }
     }
 
     /// Gives the watches of a body whose rights have changed bodies of their own. Returns false if that is possible only later: the body
@@ -91,7 +137,7 @@ impl SubscribeBody {
 
     /// Gives one of several watches a body of its own. Returns false if that is possible only later.
     fn split_off(&mut self, id: u32) -> bool {
-        let Some(&Subscribed::Open(key)) = self.watches.get(&id) else { return true };
+        let Some(key) = self.watches.get(&id).and_then(Subscribed::key) else { return true };
         let Some(watch) = self.bodies.get_mut(key).filter(|watch| watch.count() > 1) else { return true };
         if watch.body.is_ending() {
             // It ends with the others, or now if it may receive no more.
@@ -106,8 +152,68 @@ impl SubscribeBody {
         if let Some(sharing) = watch.take(id) {
             let audited = sharing.audited().cloned();
             let body = watch.body.split(duplicate, sharing);
+            self.is_split(id, key);
             self.insert(id, body, audited);
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        task::{Context, Waker},
+        time::Duration,
+    };
+
+    use http::{Extensions, HeaderMap};
+    use tonic::body::Body;
+
+    use super::*;
+    use crate::{
+        grpc::{
+            call::Call,
+            request::{RequestBounds, RequestMessages},
+            subscribe::requests::Requests,
+            watch::tests::World,
+        },
+        proto::pb,
+        transport::{BoundedBody, Room},
+    };
+
+    /// Returns the number of bodies that are looked up for a pause of so many watches, which share theirs, until each has its own.
+    async fn work_of_a_pause(count: u32) -> u64 {
+        let world = World::of(Vec::new(), |_| {}).await;
+        let bounds = RequestBounds { bytes: 1 << 10, timeout: Duration::from_secs(1), is_stream: true };
+        let requests = Requests::new(RequestMessages::new(Body::empty(), bounds, None));
+        let mut stream =
+            SubscribeBody::new(world.service().clone(), requests, Call::new(&HeaderMap::new(), &Extensions::new()), 1);
+        let room = Room { bytes: 64 << 10, is_strict: true };
+        let mut cx = Context::from_waker(Waker::noop());
+        let watch = pb::WatchRequest { resource: "pods".to_owned(), ..Default::default() };
+        let open = (1..=count).map(|id| pb::OpenWatch { id, watch: Some(watch.clone()) }).collect();
+        stream.apply(pb::SubscribeRequest { open, ..Default::default() }).unwrap();
+        let bodies = count.div_ceil(MAX_SHARING as u32) as usize;
+        for _ in 0..100 * count {
+            drop(stream.poll_bounded(&mut cx, room));
+            tokio::task::yield_now().await;
+            if stream.watches.values().all(|watch| watch.key().is_some()) && stream.bodies.len() == bodies {
+                break;
+            }
+        }
+        assert_eq!(stream.bodies.len(), bodies, "all share");
+        let before = work::done();
+        stream.apply(pb::SubscribeRequest { pause: (1..=count).collect(), ..Default::default() }).unwrap();
+        while !stream.splitting.is_empty() {
+            drop(stream.poll_bounded(&mut cx, room));
+        }
+        assert_eq!(stream.bodies.len(), count as usize, "each has its own");
+        work::done() - before
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_costs_as_much_for_each_watch_however_many_there_are() {
+        let (few, many) = (work_of_a_pause(1000).await, work_of_a_pause(8000).await);
+        assert!(many <= 10 * few, "{many} for 8 times as many watches, against {few}");
     }
 }
