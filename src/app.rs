@@ -155,11 +155,12 @@ impl App {
 
         let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let threads = BulkThreads::start((processors / 2).max(1)).map_err(|error| AppError::BulkThreads { error })?;
-        let mut tasks = JoinSet::new();
+        let threads = Arc::new(threads);
+        let (lifecycle, mut tasks) = (Lifecycle::default(), JoinSet::new());
         let snapshot_writer = SnapshotWriter::open(&config);
         let connector = Connector {
             config: config.clone(),
-            threads: Arc::new(threads),
+            threads: Arc::clone(&threads),
             snapshot_writer: snapshot_writer.clone(),
             verify: None,
             kube_clients,
@@ -176,7 +177,6 @@ impl App {
         let open_audit =
             |path: &Path| AuditLog::open(path).map_err(|error| AppError::Audit { path: path.to_owned(), error });
         let audit = config.audit.file.as_deref().map(open_audit).transpose()?;
-        let lifecycle = Lifecycle::default();
         let service = Service::new(
             resources.observed().load().iter().map(|observed| observed.resource.clone()),
             ServiceConfig {
@@ -200,6 +200,7 @@ impl App {
                 quotas: quotas(&config.quotas),
                 expression_steps: config.limits.expression_steps,
                 bulk_streams: processors,
+                bulk_threads: Some(threads),
                 authentication,
                 access: AccessConfig { authorizer, recheck: config.authorization.recheck },
             },

@@ -34,6 +34,7 @@ mod compressed_objects;
 mod compression;
 mod denials;
 mod discovery;
+mod encoder;
 mod exceeded_limit;
 mod exceeded_quota;
 mod explain;

@@ -27,6 +27,8 @@ mod shard;
 mod syntax;
 mod term_result;
 mod version;
+#[cfg(test)]
+pub(crate) mod work;
 
 pub(crate) use envelope::Envelope;
 pub use envelope::JsonText;

@@ -102,6 +102,9 @@ pub use backfill::{Backfill, BacklogReader};
 pub use broadcaster::{Broadcaster, Subscribe};
 pub use budget::Client;
 pub use bulk::BulkThreads;
+#[cfg(test)]
+pub(crate) use bulk::PlannedPanic;
+pub(crate) use bulk::Work as BulkWork;
 pub use config::{BroadcasterConfig, BroadcasterStats, Retention};
 pub use cursor::{Cursor, CursorGauge, CursorStanding, Taken, TooLarge, Waiting};
 pub use empty::EmptyWatch;

@@ -38,7 +38,7 @@ struct Compressor {
 /// Size from which on messages are compressed: smaller ones save little, and are cheap to send.
 const MIN_BYTES: usize = 512;
 /// Largest beginning of a message that is stored as it is: both formats have larger blocks.
-const MAX_HEAD_BYTES: usize = 32 << 10;
+pub(super) const MAX_HEAD_BYTES: usize = 32 << 10;
 /// Size of buffers up to which a thread keeps them.
 const KEPT_BYTES: usize = 1 << 20;
 /// Level of gzip and of zstd, the fastest: it shrinks objects of Kubernetes hardly less than the slower ones, and live events wait.
@@ -167,6 +167,8 @@ impl Compressor {
         write: impl FnOnce(&mut Vec<u8>),
     ) -> Option<Compressed> {
         let Self { message, blocks, .. } = self;
+        #[cfg(test)]
+        crate::model::work::add(length);
         message.clear();
         message.reserve(length);
         write(message);

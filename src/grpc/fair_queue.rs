@@ -38,7 +38,6 @@ impl<T> FairQueue<T> {
     }
 
     /// Returns true if no value waits.
-    #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.0.order.is_empty()
     }

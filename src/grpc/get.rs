@@ -4,7 +4,7 @@ use std::{
     fmt,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::BytesMut;
@@ -14,15 +14,17 @@ use tonic::Status;
 
 use super::{
     access::{Access, Wanted},
-    call::Call,
+    call::{Call, Caller},
+    encoder::{Failed, NextObject},
     frame, query,
     service::Service,
     status::{ApiError, final_frames, trailers},
+    views::OpenView,
 };
 use crate::{
     auth::Operation,
     model::Object,
-    proto::{self, EncodedObject, ObjectFormat, pb},
+    proto::{self, ObjectFormat, pb},
     transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Room},
 };
 
@@ -31,9 +33,12 @@ pub(super) struct GetBody {
     service: Service,
     object: Arc<Object>,
     format: ObjectFormat,
+    caller: Caller,
+    next: NextObject,
     /// Response without the object.
     rest: pb::GetResponse,
     stage: Stage,
+    _view: Option<OpenView>,
 }
 
 /// Progress of a response.
@@ -55,10 +60,12 @@ pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) 
         format: request.format,
         view: request.view.as_ref(),
     };
-    let Access { resource, format, .. } = service.access(&call, wanted).await?;
+    let Access { resource, mut format, .. } = service.access(&call, wanted).await?;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
     let key = query::key("name", &request.namespace, &request.name)?;
     service.quotas().call(&call)?;
+    let caller = call.caller();
+    let view = resource.views.read(&resource.name, caller, &mut format)?;
     let snapshot = service.snapshot(&resource, min_version.as_ref(), call.wait).await?;
     let object = snapshot.get(&key).ok_or_else(|| ApiError::object(&resource.name, &key))?;
     let report = resource.informer.report();
@@ -70,36 +77,50 @@ pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) 
         history: resource.informer.history(snapshot.history_id(), None),
     };
     let (service, object) = (service.clone(), Arc::clone(object));
-    Ok(GetBody { service, object, format, rest, stage: Stage::Object })
+    Ok(GetBody {
+        service,
+        object,
+        format,
+        caller,
+        next: NextObject::default(),
+        rest,
+        stage: Stage::Object,
+        _view: view,
+    })
 }
 
 // === impl GetBody ===
 
 impl GetBody {
     /// Encodes the response, or returns the room that it needs.
-    fn message(&self, room: Room) -> Result<Chunk, usize> {
-        let Self { object, format, rest, .. } = self;
-        let encoded = EncodedObject::shared(object, object.version(), format, self.service.structs());
-        let length = encoded.field_len(frame::OBJECTS);
-        let needed = frame::PREFIX_BYTES + rest.encoded_len() + length;
+    fn poll_message(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Result<Result<Chunk, usize>, Failed>> {
+        let Self { object, format, service, caller, next, rest, .. } = self;
+        let object = ready!(next.field(cx, object, format, service.structs(), (service.encoder(), *caller)))?;
+        let needed = frame::PREFIX_BYTES + rest.encoded_len() + object.len();
         if !room.allows(needed) {
-            return Err(needed);
+            return Poll::Ready(Ok(Err(needed)));
         }
-        let mut buffer = BytesMut::with_capacity(length);
-        encoded.write(frame::OBJECTS, &mut buffer);
-        Ok([frame::head(rest, length), buffer.freeze()].into_iter().collect())
+        let head = frame::head(rest, object.len());
+        let mut buffer = BytesMut::with_capacity(object.len());
+        object.write(&mut buffer);
+        next.clear();
+        Poll::Ready(Ok(Ok([head, buffer.freeze()].into_iter().collect())))
     }
 }
 
 impl BoundedBody for GetBody {
-    fn poll_bounded(&mut self, _: &mut Context<'_>, room: Room) -> Poll<Option<Result<BoundedFrame, Status>>> {
+    fn poll_bounded(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<BoundedFrame, Status>>> {
         let frame = match self.stage {
-            Stage::Object => match self.message(room) {
-                Ok(message) => {
+            Stage::Object => match ready!(self.poll_message(cx, room)) {
+                Ok(Ok(message)) => {
                     self.stage = Stage::Trailers;
                     BodyFrame::data(message)
                 }
-                Err(needed) => return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(needed)))),
+                Ok(Err(needed)) => return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(needed)))),
+                Err(Failed) => {
+                    self.stage = Stage::Over;
+                    BodyFrame::trailers(trailers(&ApiError::Internal.to_status()))
+                }
             },
             Stage::Trailers => {
                 self.stage = Stage::Over;
@@ -110,9 +131,10 @@ impl BoundedBody for GetBody {
         Poll::Ready(Some(Ok(BoundedFrame::Frame(frame))))
     }
 
-    /// Returns the size of the object until it is sent: this body may hold the last reference to it.
+    /// Returns the size of the object until it is sent: this body may hold the last reference to it, and a copy in its format.
     fn encoded_bytes(&self) -> usize {
-        if self.stage == Stage::Object { self.object.body().len() } else { 0 }
+        let object = if self.stage == Stage::Object { self.object.body().len() } else { 0 };
+        object + self.next.bytes()
     }
 
     fn exhausted(&mut self, _: usize, exceeded: Exceeded) -> FinalFrames {

@@ -3,6 +3,8 @@
 //! They bypass the generated trait, as Watch does: a response may contain all objects of a resource, and building messages of
 //! them first would cost more than everything else. Both responses have the same fields under the same numbers.
 
+mod message;
+
 use std::{
     fmt,
     pin::Pin,
@@ -11,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Buf, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use http_body::{Body, Frame as BodyFrame};
 use prost::Message;
 use tonic::Status;
@@ -20,8 +22,10 @@ use super::{
     access::{Access, Wanted},
     audited_call::AuditedCall,
     bulk_scheduler::BulkPermit,
-    call::Call,
+    call::{Call, Caller},
     compressed_objects::{CompressedForm, Use},
+    compression::Compressed,
+    encoder::{Encoding, Failed, NextObject},
     frame::{self, CHUNK_BYTES},
     held_snapshots::HeldSnapshot,
     page::Continued,
@@ -31,12 +35,13 @@ use super::{
     service::Service,
     status::{ApiError, final_frames, trailers},
     time_slice::TimeSlice,
+    views::OpenView,
 };
 use crate::{
     auth::Operation,
     cache::{HealthReport, Scan, Snapshot},
     model::{IndexFunc, IndexMatch, MAX_MESSAGE_BYTES, Namespaces, Object, ObjectKey, Selection},
-    proto::{self, EncodedObject, ObjectFormat, pb},
+    proto::{ObjectFormat, pb},
     transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Origin, Room},
 };
 
@@ -59,7 +64,9 @@ pub(super) struct ListBody {
     last_checked: Option<ObjectKey>,
     /// Key of the last object that was sent.
     sent: Option<ObjectKey>,
-    /// Encoded objects of the next message, if it is not compressed.
+    /// Next object, while it is encoded on a bulk thread.
+    next: NextObject,
+    /// Encoded objects of the next message, if it is not compressed, or has a view.
     objects: BytesMut,
     /// Cache of compressed messages; none if they are not compressed.
     compressed: Option<CompressedForm>,
@@ -67,6 +74,8 @@ pub(super) struct ListBody {
     collected: Vec<Arc<Object>>,
     /// Size of the objects of the next message before its compression, in bytes.
     bytes: usize,
+    /// Objects of the next message, while they are compressed on a bulk thread.
+    compressing: Option<Encoding<MessageObjects>>,
     /// Message that is not handed out yet.
     ready: Option<Chunk>,
     /// Size of the index values of an object, in bytes: unlike those of a request, they have no limit.
@@ -75,11 +84,20 @@ pub(super) struct ListBody {
     next_page_token: String,
     /// Origin in whose share the snapshot is kept for the next page.
     origin: Option<Origin>,
+    caller: Caller,
     has_answered: bool,
     stage: Stage,
     permit: BulkPermit,
     audited: Option<AuditedCall>,
     _quotas: [QuotaPermit; 2],
+    _view: Option<OpenView>,
+}
+
+/// Objects of a message.
+#[derive(Debug)]
+enum MessageObjects {
+    Plain(Bytes),
+    Compressed(Arc<Compressed>),
 }
 
 /// Object whose values of an index select.
@@ -93,6 +111,8 @@ struct Like {
 enum Stage {
     /// There may be more objects.
     Objects,
+    /// The next message is complete, and there may be more objects.
+    Message,
     /// There are no more objects, but perhaps one more message.
     Last,
     /// Everything but the status has been sent.
@@ -109,6 +129,10 @@ enum Filled {
     Enough,
     /// The slice of time is over; other tasks come first.
     Some,
+    /// A bulk thread encodes the next object.
+    Waiting,
+    /// A bulk thread has failed to do so.
+    Failed,
     /// The page has no more objects.
     All,
 }
@@ -187,12 +211,13 @@ async fn answer(
         },
     )
     .await?;
-    let Access { service, resource, format, .. } = access;
+    let Access { service, resource, mut format, .. } = access;
     let min_version = query::version("min_resource_version", &request.min_resource_version)?;
     let key = like.as_ref().map(|like| &like.key);
     let rights = (call.user(), &selection.namespaces);
     let query = service.pages().query_hash(&("List", resource.calls.id(), request.encode_to_vec(), key, rights));
     let quotas = [service.quotas().stream(&call)?, service.quotas().bulk_response(&call)?];
+    let view = resource.views.read(&resource.name, caller, &mut format)?;
     let (snapshot, after) = start(service, &resource, &page_token, query, min_version.as_ref(), call.wait).await?;
     let mut value_bytes = 0;
     if let Some((Like { func, key }, index)) = like.zip(request.index) {
@@ -223,17 +248,21 @@ async fn answer(
         room: (page_size > 0).then_some(page_size as usize),
         sent: after.clone(),
         last_checked: after,
+        next: NextObject::default(),
         objects: BytesMut::new(),
+        compressing: None,
         collected: Vec::new(),
         bytes: 0,
         ready: None,
         value_bytes,
         next_page_token: String::new(),
+        caller,
         has_answered: false,
         stage: Stage::Objects,
         permit: service.bulk_scheduler().begin(caller),
         audited: call.audited,
         _quotas: quotas,
+        _view: view,
     })
 }
 
@@ -259,7 +288,7 @@ async fn start(
 
 impl ListBody {
     /// Encodes the next objects, until the message is large enough, the page ends, or the slice of time is over.
-    fn fill(&mut self, room: Room) -> Filled {
+    fn fill(&mut self, cx: &mut Context<'_>, room: Room) -> Filled {
         if !room.allows(self.bytes) {
             // There was room for these objects when they were encoded.
             return Filled::Nothing(self.bytes);
@@ -285,8 +314,19 @@ impl ListBody {
                     filled = Filled::All;
                     break;
                 }
-                let encoded = encode(object, &self.format, &self.service);
-                let length = encoded.field_len(frame::OBJECTS);
+                let Self { next, format, service, caller, .. } = self;
+                let field = match next.field(cx, object, format, service.structs(), (service.encoder(), *caller)) {
+                    Poll::Ready(Ok(field)) => field,
+                    Poll::Ready(Err(Failed)) => {
+                        filled = Filled::Failed;
+                        break;
+                    }
+                    Poll::Pending => {
+                        filled = Filled::Waiting;
+                        break;
+                    }
+                };
+                let length = field.len();
                 let (is_first, held) = (self.bytes == 0, self.bytes + length);
                 if if is_first { !room.allows(held) } else { held > chunk } {
                     // The object is checked again for the next message.
@@ -300,10 +340,12 @@ impl ListBody {
                 }
                 if self.compressed.is_some() {
                     self.collected.push(Arc::clone(object));
-                } else {
-                    self.objects.reserve(length);
-                    encoded.write(frame::OBJECTS, &mut self.objects);
                 }
+                if self.compressed.is_none() || self.format.view.is_some() {
+                    self.objects.reserve(length);
+                    field.write(&mut self.objects);
+                }
+                self.next.clear();
                 self.bytes = held;
                 self.room = self.room.map(|room| room - 1);
                 self.sent = Some(object.key().clone());
@@ -341,46 +383,11 @@ impl ListBody {
         HEAD_BYTES + frame::namespaces_len(self.namespaces())
     }
 
-    /// Encodes the message with the objects that were collected.
-    fn message(&mut self) -> Chunk {
-        let namespaces = proto::namespaces(self.namespaces());
-        self.has_answered = true;
-        let rest = pb::ListResponse {
-            resource_version: self.snapshot.safe_version().to_string(),
-            objects: Vec::new(),
-            next_page_token: std::mem::take(&mut self.next_page_token),
-            source: proto::sync_state(self.source.state).into(),
-            source_seen_at: self.source.seen_at.map(proto::timestamp),
-            history: self.history.clone(),
-            namespaces,
-        };
-        self.bytes = 0;
-        let collected = std::mem::take(&mut self.collected);
-        let make = || {
-            let encoded: Vec<EncodedObject<'_>> =
-                collected.iter().map(|object| encode(object, &self.format, &self.service)).collect();
-            let length = encoded.iter().map(|object| object.field_len(frame::OBJECTS)).sum();
-            let write = move |to: &mut Vec<u8>| encoded.iter().for_each(|object| object.write(frame::OBJECTS, to));
-            (length, write)
-        };
-        if let Some(form) = self.compressed.as_ref().filter(|_| !collected.is_empty())
-            && let Some(compressed) = form.get(&collected, make)
-            && let Some(message) = compressed.after(&rest.encode_to_vec())
-        {
-            return message;
-        }
-        let mut buffer = std::mem::take(&mut self.objects);
-        for object in &collected {
-            encode(object, &self.format, &self.service).write(frame::OBJECTS, &mut buffer);
-        }
-        let objects = buffer.freeze();
-        [frame::head(&rest, objects.len()), objects].into_iter().collect()
+    /// Ends the response after work that has panicked.
+    fn fail(&mut self) -> BodyFrame<Chunk> {
+        self.stage = Stage::Over;
+        BodyFrame::trailers(trailers(&ApiError::Internal.to_status()))
     }
-}
-
-/// Returns the encoder of an object of a List.
-fn encode<'a>(object: &'a Arc<Object>, format: &ObjectFormat, service: &Service) -> EncodedObject<'a> {
-    EncodedObject::shared(object, object.version(), format, service.structs())
 }
 
 impl BoundedBody for ListBody {
@@ -404,7 +411,7 @@ impl BoundedBody for ListBody {
                         return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(head_bytes))));
                     }
                     ready!(self.permit.poll(cx));
-                    let filled = self.fill(limit);
+                    let filled = self.fill(cx, limit);
                     if let Filled::Nothing(needed) = filled {
                         return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(needed + head_bytes))));
                     }
@@ -415,10 +422,16 @@ impl BoundedBody for ListBody {
                             cx.waker().wake_by_ref();
                             return Poll::Pending;
                         }
-                        Filled::Enough => self.ready = Some(self.message()),
+                        Filled::Waiting => return Poll::Pending,
+                        Filled::Failed => break self.fail(),
+                        Filled::Enough => self.stage = Stage::Message,
                         Filled::All => self.stage = Stage::Last,
                     }
                 }
+                Stage::Message => match ready!(self.poll_message(cx)) {
+                    Ok(message) => (self.ready, self.stage) = (Some(message), Stage::Objects),
+                    Err(Failed) => break self.fail(),
+                },
                 // A response without objects is one message, which carries the version.
                 Stage::Last if self.has_answered && self.bytes == 0 && self.next_page_token.is_empty() => {
                     self.stage = Stage::Trailers;
@@ -426,10 +439,10 @@ impl BoundedBody for ListBody {
                 Stage::Last if self.bytes == 0 && !room.allows(head_bytes) => {
                     return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(head_bytes))));
                 }
-                Stage::Last => {
-                    self.stage = Stage::Trailers;
-                    self.ready = Some(self.message());
-                }
+                Stage::Last => match ready!(self.poll_message(cx)) {
+                    Ok(message) => (self.ready, self.stage) = (Some(message), Stage::Trailers),
+                    Err(Failed) => break self.fail(),
+                },
                 Stage::Trailers => {
                     self.stage = Stage::Over;
                     break BodyFrame::trailers(trailers(&Status::ok("")));
@@ -441,7 +454,9 @@ impl BoundedBody for ListBody {
     }
 
     fn encoded_bytes(&self) -> usize {
-        self.objects.capacity() + self.ready.as_ref().map_or(0, Buf::remaining) + self.value_bytes
+        let compressing = if self.compressing.is_some() { self.bytes } else { 0 };
+        let ready = self.ready.as_ref().map_or(0, Buf::remaining);
+        self.objects.capacity() + self.next.bytes() + compressing + ready + self.value_bytes
     }
 
     fn exhausted(&mut self, _: usize, exceeded: Exceeded) -> FinalFrames {

@@ -18,6 +18,7 @@ use super::{
     compiler::Compiler,
     compressed_objects::CompressedObjects,
     denials::Denials,
+    encoder::Encoder,
     held_snapshots::Age,
     metrics::{RpcMetrics, ServerCollector},
     page::Pages,
@@ -34,7 +35,7 @@ use crate::{
     model::{Condition, Expression, ResourceVersion, excerpt},
     proto::{Compression, Structs},
     transport::{Ledger, Quota},
-    watch::FullChannelPolicy,
+    watch::{BulkThreads, FullChannelPolicy},
 };
 
 /// The resources that this server serves, and their limits. Clones share one state.
@@ -94,6 +95,8 @@ pub struct ServiceConfig {
     /// Maximum number of lists and watches that are sent objects or missed events at a time, one piece each; more of them take
     /// turns. As many as there are serving threads.
     pub bulk_streams: usize,
+    /// Threads that encode large objects; without any, the calls do.
+    pub bulk_threads: Option<Arc<BulkThreads>>,
     /// Size of the cache of bodies that were converted to STRUCT, in bytes.
     pub struct_bytes: usize,
     /// Compressions of Watch, List and ByIndex that clients may accept, in order of preference.
@@ -130,6 +133,7 @@ struct Inner {
     denials: Option<Arc<Denials>>,
     quotas: Quotas,
     bulk_scheduler: Arc<BulkScheduler>,
+    encoder: Arc<Encoder>,
     structs: Arc<Structs>,
     compressed: Arc<CompressedObjects>,
     lifecycle: Lifecycle,
@@ -176,6 +180,7 @@ impl Service {
             was_ready: AtomicBool::new(false),
             config_error: ArcSwapOption::empty(),
             bulk_scheduler: BulkScheduler::new(config.bulk_streams),
+            encoder: Encoder::new(config.bulk_threads.clone()),
             structs: Arc::new(Structs::new(config.struct_bytes)),
             compressed: Arc::new(CompressedObjects::new(compressed_bytes)),
             quotas: Quotas::new(&config.quotas, Arc::clone(&ledger)),
@@ -335,6 +340,10 @@ impl Service {
 
     pub(super) fn bulk_scheduler(&self) -> &Arc<BulkScheduler> {
         &self.inner.bulk_scheduler
+    }
+
+    pub(super) fn encoder(&self) -> &Arc<Encoder> {
+        &self.inner.encoder
     }
 
     pub(super) fn draining(&self) -> &CancellationToken {

@@ -1,31 +1,44 @@
-//! Views of a resource: the part of each body that a request names, and the number of different ones that its watches use.
+//! Views of a resource: the part of each body that a request names, and the number of different ones that are in use.
 
 use std::{collections::HashMap, fmt::Display, sync::Arc};
 
 use parking_lot::Mutex;
 
-use super::status::ApiError;
+use super::{call::Caller, status::ApiError};
 use crate::{
     model::{NamedViews, View, ViewError, excerpt},
     proto::{ObjectFormat, PayloadFormat, pb},
+    transport::Origin,
 };
 
 /// Views of a resource. A clone shares them.
 #[derive(Debug, Clone, Default)]
 pub struct ResourceViews {
     named: Arc<NamedViews>,
-    /// Views of the open watches, each with their number.
-    open: Arc<Mutex<HashMap<View, usize>>>,
+    open: Arc<Mutex<HashMap<ViewUse, UsedViews>>>,
 }
 
-/// View of an open watch.
+/// View of an open watch, or of a call that reads.
 #[derive(Debug)]
 pub(super) struct OpenView {
     view: View,
+    used_by: ViewUse,
     views: ResourceViews,
 }
 
-/// Maximum number of different views that open watches of a resource may have: each event is projected and encoded once for each.
+/// Those who may use a number of different views.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum ViewUse {
+    /// The open watches: each event is projected and encoded once for each view.
+    Watches,
+    /// The calls of a caller that read.
+    Reads(Option<Origin>),
+}
+
+/// Views, each with the number of its users.
+type UsedViews = HashMap<View, usize>;
+
+/// Maximum number of different views that open watches of a resource may have, and that one caller may read with at a time.
 const MAX_OPEN_VIEWS: usize = 32;
 
 // === impl ResourceViews ===
@@ -117,26 +130,49 @@ impl ResourceViews {
     ///
     /// If open watches have too many other views.
     pub(super) fn open(&self, resource: &str, format: &mut ObjectFormat) -> Result<Option<OpenView>, ApiError> {
+        self.count(resource, ViewUse::Watches, format)
+    }
+
+    /// Counts the view of a call that reads, until it is over.
+    ///
+    /// # Errors
+    ///
+    /// If the caller reads with too many other views.
+    pub(super) fn read(
+        &self,
+        resource: &str,
+        caller: Caller,
+        format: &mut ObjectFormat,
+    ) -> Result<Option<OpenView>, ApiError> {
+        self.count(resource, ViewUse::Reads(caller.origin()), format)
+    }
+
+    fn count(&self, resource: &str, used_by: ViewUse, format: &mut ObjectFormat) -> Result<Option<OpenView>, ApiError> {
         let Some(view) = &mut format.view else { return Ok(None) };
         let mut open = self.open.lock();
-        if let Some((same, _)) = open.get_key_value(view) {
+        let used = open.entry(used_by).or_default();
+        if let Some((same, _)) = used.get_key_value(view) {
             view.clone_from(same);
-        } else if open.len() >= MAX_OPEN_VIEWS {
+        } else if used.len() >= MAX_OPEN_VIEWS {
             return Err(ApiError::TooManyViews { resource: resource.to_owned(), limit: MAX_OPEN_VIEWS });
         }
-        *open.entry(view.clone()).or_default() += 1;
-        Ok(Some(OpenView { view: view.clone(), views: self.clone() }))
+        *used.entry(view.clone()).or_default() += 1;
+        Ok(Some(OpenView { view: view.clone(), used_by, views: self.clone() }))
     }
 }
 
 impl Drop for OpenView {
     fn drop(&mut self) {
         let mut open = self.views.open.lock();
-        if let Some(watches) = open.get_mut(&self.view) {
-            *watches -= 1;
-            if *watches == 0 {
-                open.remove(&self.view);
+        let Some(used) = open.get_mut(&self.used_by) else { return };
+        if let Some(users) = used.get_mut(&self.view) {
+            *users -= 1;
+            if *users == 0 {
+                used.remove(&self.view);
             }
+        }
+        if used.is_empty() {
+            open.remove(&self.used_by);
         }
     }
 }
@@ -148,6 +184,7 @@ fn invalid(field: &'static str, message: impl Into<String>) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::Peer;
 
     fn view(fields: &[&str], drop: &[&str], name: &str) -> pb::View {
         let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
@@ -268,6 +305,23 @@ mod tests {
         drop(held.pop());
         assert!(open("other").unwrap().is_some());
         assert!(views.open("pods", &mut PayloadFormat::Raw.into()).unwrap().is_none(), "whole bodies");
+        drop(held);
+        assert!(views.open.lock().is_empty());
+    }
+
+    #[test]
+    fn distinct_views_that_a_caller_reads_with_are_limited() {
+        let views = ResourceViews::default();
+        let at = |host| Caller::new(Some(Peer::Tcp(([10, 0, 0, host], 1).into())), None);
+        let read = |caller, path: &str| {
+            let mut format = format(PayloadFormat::Raw, Some(&view(&[path], &[], ""))).unwrap();
+            views.read("pods", caller, &mut format)
+        };
+        let held: Vec<_> = (0..MAX_OPEN_VIEWS).map(|n| read(at(1), &format!("f{n}")).unwrap()).collect();
+        let refusal = read(at(1), "other").unwrap_err();
+        assert_eq!(refusal.code_and_reason(), (tonic::Code::ResourceExhausted, "VIEW_LIMIT"));
+        read(at(1), "f0").unwrap();
+        read(at(2), "other").unwrap();
         drop(held);
         assert!(views.open.lock().is_empty());
     }

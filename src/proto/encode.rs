@@ -96,6 +96,12 @@ impl<'a> EncodedObject<'a> {
         format: &ObjectFormat,
         make: impl FnOnce() -> Option<Body<'a>>,
     ) -> Self {
+        #[cfg(test)]
+        crate::model::work::add(if format.view.is_some() || format.payload == PayloadFormat::Struct {
+            object.body().len()
+        } else {
+            0
+        });
         let raw = || Body::Raw(object.body().into());
         let body = match (&format.view, format.payload) {
             (_, PayloadFormat::Metadata) => Body::None,

@@ -245,15 +245,15 @@ impl<F: Frame> Filler<F> {
     }
 
     /// Returns what a piece of work leaves to the state: a job, or groups that have been filled up to an offset.
-    fn put_back(self: &Arc<Self>, left: Result<Vec<Filled<F>>, Job<F>>, history_id: u64) {
+    fn put_back(self: &Arc<Self>, left: Result<Vec<Filled<F>>, Box<Job<F>>>, history_id: u64) {
         let has_more = {
             let mut state = self.state.lock();
             if state.history_id != history_id {
                 return;
             }
             match left {
-                Err(job) if job.is_costly => state.costly.push_back(job),
-                Err(job) => state.cheap.push_back(job),
+                Err(job) if job.is_costly => state.costly.push_back(*job),
+                Err(job) => state.cheap.push_back(*job),
                 Ok(groups) => {
                     let head = state.head;
                     match groups.first() {
@@ -356,12 +356,9 @@ impl<F: Frame> Work for Filler<F> {
         // Reset before looking for work, so that later batches are not missed.
         self.is_queued.store(false, Ordering::Release);
         if let Some((mut job, history_id)) = self.next() {
-            let groups = job
-                .groups
-                .iter()
-                .map(|Filled { group, id, at }| Filled { group: Arc::clone(group), id: *id, at: *at })
-                .collect();
-            let left = guarded(|| if job.evaluate(self.clock()) { Ok(self.fill(job)) } else { Err(job) });
+            let copy = |filled: &Filled<F>| Filled { group: Arc::clone(&filled.group), ..*filled };
+            let groups = job.groups.iter().map(copy).collect();
+            let left = guarded(|| if job.evaluate(self.clock()) { Ok(self.fill(job)) } else { Err(Box::new(job)) });
             if left.is_none() {
                 self.lose(groups, &End::Failed);
             }

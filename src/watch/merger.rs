@@ -287,7 +287,7 @@ impl<F: Frame> Merger<F> {
             self.merge_piece(&group, reader, None);
         } else if guarded(|| self.merge_piece(&group, reader, threads)).is_none() {
             // Its generation is lost.
-            self.end(&group, slot, End::Failed);
+            Self::end(&group, slot, End::Failed);
         }
     }
 
@@ -370,12 +370,12 @@ impl<F: Frame> Merger<F> {
     /// Ends a reader, and counts its watches.
     fn lose(&self, group: &Group<F>, slot: (usize, u64), counter: &AtomicU64) {
         let oldest = self.state.lock().oldest.version.clone();
-        let watches = self.end(group, slot, End::Expired { oldest });
+        let watches = Self::end(group, slot, End::Expired { oldest });
         counter.fetch_add(watches.into(), Ordering::Relaxed);
     }
 
     /// Ends a reader. Returns the number of its watches.
-    fn end(&self, group: &Group<F>, slot: (usize, u64), end: End) -> u32 {
+    fn end(group: &Group<F>, slot: (usize, u64), end: End) -> u32 {
         let lost = group.log.lock().lose(slot, end);
         let Some((watches, waker, merged)) = lost else { return 0 };
         drop(merged);

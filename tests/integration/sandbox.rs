@@ -164,7 +164,7 @@ impl Sandbox {
             ..InformerConfig::default()
         };
         let (informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);
-        let (mut tasks, mut reflector) = (JoinSet::new(), Arc::default());
+        let (lifecycle, mut tasks, mut reflector) = (Lifecycle::default(), JoinSet::new(), Arc::default());
         tasks.spawn(informer.run());
         if let Some(source) = relay {
             let (initial, max) = (Duration::from_millis(1), Duration::from_millis(20));
@@ -185,7 +185,7 @@ impl Sandbox {
             calls: ResourceCalls::default(),
             informer: handle.clone(),
         };
-        let (lifecycle, metrics) = (Lifecycle::default(), Arc::new(RpcMetrics::default()));
+        let metrics = Arc::new(RpcMetrics::default());
         let service = Service::new(
             [resource],
             ServiceConfig {
@@ -203,6 +203,7 @@ impl Sandbox {
                 request_bytes: 64 << 10,
                 request_timeout: Duration::from_secs(10),
                 bulk_streams: 2,
+                bulk_threads: None,
                 struct_bytes: 1 << 20,
                 compression: options.compression,
                 memory: options.memory,

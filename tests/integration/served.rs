@@ -50,6 +50,7 @@ pub(crate) fn service_config() -> ServiceConfig {
         request_bytes: 64 << 10,
         request_timeout: Duration::from_secs(10),
         bulk_streams: 1,
+        bulk_threads: None,
         struct_bytes: 1 << 20,
         compression: Vec::new(),
         memory: 1 << 30,

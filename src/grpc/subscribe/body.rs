@@ -132,7 +132,7 @@ impl Subscribed {
             Self::Waiting | Self::Opening(_) => None,
             Self::Open(key) => {
                 #[cfg(test)]
-                sharing::work::add(1);
+                crate::model::work::add(1);
                 Some(*key)
             }
         }

@@ -1,20 +1,28 @@
 //! Events from a snapshot, encoded piece by piece: the initial events of a watch, which are the state at which it joined, or the
 //! objects that leave its selection and enter it when its namespaces change.
 
-use std::{collections::BTreeMap, slice, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    slice,
+    sync::Arc,
+    task::{Context, Poll},
+};
 
-use bytes::{Bytes, BytesMut};
+use bytes::{BufMut, Bytes, BytesMut};
 
 use super::super::{
+    call::Caller,
     compressed_objects::CompressedForm,
     compression::Compressed,
+    encoder::{Encoding, NextObject, SLICE_BYTES, is_costly},
     frame::{self, CHUNK_BYTES},
     held_snapshots::HeldSnapshot,
+    service::Service,
     time_slice::TimeSlice,
 };
 use crate::{
     cache::{Reselection, Scan, Snapshot},
-    model::{Cause, EventType, Object, ObjectKey, ObjectParts, Selection, Transition},
+    model::{Cause, EventType, Object, ObjectKey, ObjectParts, ResourceVersion, Selection, Transition},
     proto::{EncodedEvent, EncodedObject, ObjectFormat, PayloadFormat, Structs},
     transport::Room,
 };
@@ -29,6 +37,8 @@ pub(super) struct InitialEvents {
     reselection: Option<Box<Reselection>>,
     /// Cache of compressed events; none if they are not compressed.
     compressed: Option<CompressedForm>,
+    /// Next event, while it is encoded on a bulk thread.
+    next: NextObject,
     _held: Option<HeldSnapshot>,
 }
 
@@ -39,6 +49,10 @@ pub(super) enum InitialProgress {
     More,
     /// The next event does not fit into the room; it needs this many bytes.
     TooLarge(usize),
+    /// A bulk thread encodes the next event.
+    Waiting,
+    /// A bulk thread has failed to do so.
+    Failed,
     /// There are no more.
     Done,
 }
@@ -47,6 +61,18 @@ pub(super) enum InitialProgress {
 enum Message<'a> {
     Plain(EncodedEvent<'a>),
     Compressed(Arc<Compressed>),
+    /// Encoded with its prefix.
+    Encoded(Bytes),
+}
+
+/// Form and circumstances of an event of an object.
+#[derive(Clone, Copy)]
+struct Kind<'a> {
+    event_type: EventType,
+    cause: Cause,
+    version: Option<&'a ResourceVersion>,
+    format: &'a ObjectFormat,
+    form: Option<&'a CompressedForm>,
 }
 
 const INITIAL: Transition = Transition { event_type: EventType::Added, cause: Cause::Initial };
@@ -57,13 +83,29 @@ impl InitialEvents {
     /// Creates the initial events of a selection, from the first object on.
     pub(super) fn new(snapshot: Snapshot, selection: &Selection, compressed: Option<CompressedForm>) -> Self {
         let scan = Scan::of(selection);
-        Self { snapshot, scan, last_checked: None, reselection: None, compressed, _held: None }
+        Self {
+            snapshot,
+            scan,
+            last_checked: None,
+            reselection: None,
+            compressed,
+            next: NextObject::default(),
+            _held: None,
+        }
     }
 
     /// Creates the events of a change of the namespaces.
     pub(super) fn of_reselection(reselection: Box<Reselection>) -> Self {
         let (snapshot, scan) = (reselection.snapshot.clone(), reselection.scan.clone());
-        Self { snapshot, scan, last_checked: None, reselection: Some(reselection), compressed: None, _held: None }
+        Self {
+            snapshot,
+            scan,
+            last_checked: None,
+            reselection: Some(reselection),
+            compressed: None,
+            next: NextObject::default(),
+            _held: None,
+        }
     }
 
     /// Returns true if the events are those of a change of the namespaces.
@@ -77,12 +119,17 @@ impl InitialEvents {
         Self { _held: Some(held), ..self }
     }
 
+    /// Returns the bytes that are encoded and do not wait in a buffer.
+    pub(super) fn encoded_bytes(&self) -> usize {
+        self.next.bytes()
+    }
+
     /// Encodes the next initial events that fit into the room. Returns the bytes, the number of events, and the progress.
     pub(super) fn next(
         &mut self,
-        selection: &Selection,
-        format: &ObjectFormat,
-        structs: &Structs,
+        cx: &mut Context<'_>,
+        (selection, format): (&Selection, &ObjectFormat),
+        (service, caller): (&Service, Caller),
         room: Room,
     ) -> (BytesMut, u64, InitialProgress) {
         let (mut buffer, mut events) = (BytesMut::new(), 0);
@@ -101,20 +148,27 @@ impl InitialEvents {
             };
             if let Some(Transition { event_type, cause }) = transition {
                 let bare = (event_type == EventType::Deleted).then(|| without_content(object));
-                let event = || {
-                    let encoded = match &bare {
-                        Some(bare) => EncodedObject::new(bare, bare.version(), &PayloadFormat::Metadata.into()),
-                        None => EncodedObject::shared(object, object.version(), format, structs),
-                    };
-                    EncodedEvent::new(event_type, cause, version, encoded, 0)
+                let kind = Kind { event_type, cause, version, format, form: self.compressed.as_ref() };
+                let is_large = object.body().len() > SLICE_BYTES && (is_costly(format) || self.compressed.is_some());
+                let message = match &bare {
+                    Some(bare) => {
+                        let encoded = EncodedObject::new(bare, bare.version(), &PayloadFormat::Metadata.into());
+                        Message::Plain(EncodedEvent::new(event_type, cause, version, encoded, 0))
+                    }
+                    None if is_large => match self.next.poll(cx, object, || kind.encode(object, service, caller)) {
+                        Poll::Ready(Ok(message)) => Message::Encoded(message),
+                        waits => {
+                            let went =
+                                if waits.is_pending() { InitialProgress::Waiting } else { InitialProgress::Failed };
+                            self.last_checked = self.last_checked.take().or(after);
+                            if let Some(reselection) = &mut self.reselection {
+                                reselection.earlier.extend(earlier);
+                            }
+                            return (buffer, events, if events == 0 { went } else { InitialProgress::More });
+                        }
+                    },
+                    None => kind.message(object, service.structs()),
                 };
-                let compressed = self.compressed.as_ref().and_then(|form| {
-                    form.get(slice::from_ref(object), || {
-                        let event = event();
-                        (event.len(), move |to: &mut Vec<u8>| event.write(to))
-                    })
-                });
-                let message = compressed.map_or_else(|| Message::Plain(event()), Message::Compressed);
                 let length = buffer.len() + message.len();
                 if !room.allows(length) {
                     // The object is checked again when there is room.
@@ -126,6 +180,7 @@ impl InitialEvents {
                     return (buffer, events, went);
                 }
                 message.append(&mut buffer);
+                self.next.clear();
                 events += 1;
             }
             if !is_earlier {
@@ -143,6 +198,39 @@ impl InitialEvents {
     }
 }
 
+// === impl Kind ===
+
+impl Kind<'_> {
+    fn message<'o>(&self, object: &'o Arc<Object>, structs: &Structs) -> Message<'o> {
+        let Self { event_type, cause, version, format, form } = *self;
+        let event = || {
+            let encoded = EncodedObject::shared(object, object.version(), format, structs);
+            EncodedEvent::new(event_type, cause, version, encoded, 0)
+        };
+        let compressed = form.and_then(|form| {
+            form.get(slice::from_ref(object), || {
+                let event = event();
+                (event.len(), move |to: &mut Vec<u8>| event.write(to))
+            })
+        });
+        compressed.map_or_else(|| Message::Plain(event()), Message::Compressed)
+    }
+
+    /// Encodes the message of a large object on a bulk thread.
+    fn encode(&self, object: &Arc<Object>, service: &Service, caller: Caller) -> Encoding<Bytes> {
+        let Self { event_type, cause, version, format, form } = *self;
+        let (version, format, form) = (version.cloned(), format.clone(), form.cloned());
+        let (object, structs) = (Arc::clone(object), Arc::clone(service.structs()));
+        service.encoder().encode(caller, move || {
+            let (version, form) = (version.as_ref(), form.as_ref());
+            let message = Kind { event_type, cause, version, format: &format, form }.message(&object, &structs);
+            let mut buffer = BytesMut::with_capacity(message.len());
+            message.append(&mut buffer);
+            buffer.freeze()
+        })
+    }
+}
+
 // === impl Message ===
 
 impl Message<'_> {
@@ -151,6 +239,7 @@ impl Message<'_> {
         match self {
             Self::Plain(event) => frame::event_len(event),
             Self::Compressed(compressed) => compressed.len(),
+            Self::Encoded(message) => message.len(),
         }
     }
 
@@ -158,6 +247,7 @@ impl Message<'_> {
         match self {
             Self::Plain(event) => frame::append_event(buffer, event),
             Self::Compressed(compressed) => compressed.append(buffer),
+            Self::Encoded(message) => buffer.put_slice(message),
         }
     }
 }
@@ -177,38 +267,4 @@ fn without_content(object: &Object) -> Object {
 }
 
 #[cfg(all(test, feature = "cel"))]
-mod tests {
-    use super::*;
-    use crate::{
-        cache::{Indexer, List},
-        model::{Expression, Indexers, Object, ResourceVersion},
-    };
-
-    /// An evaluation that takes longer than a slice is alone in its piece; cheap ones share a piece.
-    #[test]
-    fn a_piece_ends_with_its_time_slice() {
-        let object = |n: usize| {
-            let list = vec!["1"; 2000].join(",");
-            let json = format!(r#"{{"metadata":{{"name":"o{n}"}},"list":[{list}]}}"#);
-            Arc::new(Object::from_json(json, "", ResourceVersion::decimal(1)).unwrap())
-        };
-        let list = List::new((0..20).map(object).collect(), ResourceVersion::decimal(1));
-        let snapshot = Indexer::new(Arc::new(Indexers::default()), list).snapshot();
-        let pieces = |expression: Option<&str>| {
-            let expression = expression.map(|text| Expression::parse(text).unwrap().with_max_steps(100_000));
-            let selection = Selection { expression, ..Selection::default() };
-            let mut initial = InitialEvents::new(snapshot.clone(), &selection, None);
-            (1..1000)
-                .find(|_| {
-                    let room = Room { bytes: usize::MAX, is_strict: false };
-                    initial.next(&selection, &PayloadFormat::Metadata.into(), &Structs::new(1), room).2
-                        == InitialProgress::Done
-                })
-                .unwrap()
-        };
-        // Runs until its steps are spent, and selects nothing.
-        let costly = "object.list.all(a, object.list.all(b, a + b == 2))";
-        assert_eq!(pieces(Some(costly)), 20 + 1, "the last one finds the end");
-        assert!(pieces(None) < 20);
-    }
-}
+mod tests;

@@ -8,24 +8,6 @@ pub(super) struct Scan<'a> {
     pub(super) at: usize,
 }
 
-/// Work that scanners have done on this thread, for tests of costs.
-#[cfg(test)]
-pub(super) mod work {
-    use std::cell::Cell;
-
-    thread_local! {
-        static DONE: Cell<u64> = const { Cell::new(0) };
-    }
-
-    pub(in super::super) fn add(work: usize) {
-        DONE.set(DONE.get() + work as u64);
-    }
-
-    pub(in super::super) fn done() -> u64 {
-        DONE.get()
-    }
-}
-
 // === impl Scan ===
 
 impl<'a> Scan<'a> {
@@ -53,7 +35,7 @@ impl<'a> Scan<'a> {
             let passed = rest.iter().position(|b| matches!(b, b'"' | b'{' | b'}' | b'[' | b']'))?;
             self.at += passed;
             #[cfg(test)]
-            work::add(passed + 1);
+            crate::model::work::add(passed + 1);
             match self.json[self.at] {
                 b'"' => {
                     self.text()?;
@@ -78,7 +60,7 @@ impl<'a> Scan<'a> {
             let rest = self.json.get(self.at..)?;
             self.at += memchr::memchr2(b'"', b'\\', rest)? + 1;
             #[cfg(test)]
-            work::add(self.at - start);
+            crate::model::work::add(self.at - start);
             if self.json[self.at - 1] == b'"' {
                 return Some(start..self.at);
             }
@@ -91,7 +73,7 @@ impl<'a> Scan<'a> {
         let rest = self.json.get(self.at..)?;
         self.at += rest.iter().position(|b| !b.is_ascii_whitespace())?;
         #[cfg(test)]
-        work::add(1);
+        crate::model::work::add(1);
         self.json.get(self.at).copied()
     }
 

@@ -111,7 +111,7 @@ impl Level {
         let find = |key: &[u8]| {
             let found = self.keys.binary_search_by(|(known, _)| {
                 #[cfg(test)]
-                super::scan::work::add(1);
+                crate::model::work::add(1);
                 order(known.as_bytes(), key)
             });
             found.map_or(0, |at| self.keys[at].1)

@@ -215,7 +215,8 @@ impl Projection<'_> {
             let key = self.scan.text()?;
             let key = &self.scan.json[key];
             self.scan.eat(b':')?.then_some(())?;
-            if let Some(inner) = self.inner(kept, kept.place.member(key))? {
+            let first = self.scan.next()?;
+            if let Some(inner) = self.inner(kept, kept.place.member(key), first) {
                 self.separate(&mut is_empty);
                 self.kept.extend_from_slice(key);
                 self.kept.push(b':');
@@ -238,7 +239,8 @@ impl Projection<'_> {
             return Some(());
         }
         for index in 0.. {
-            if let Some(inner) = self.inner(kept, kept.place.element(index))? {
+            let first = self.scan.next()?;
+            if let Some(inner) = self.inner(kept, kept.place.element(index), first) {
                 self.separate(&mut is_empty);
                 self.value(inner)?;
             } else {
@@ -252,15 +254,14 @@ impl Projection<'_> {
         self.scan.eat(b']')?.then_some(())
     }
 
-    /// Returns what is kept of the next value, at this place in another one; `Some(None)` for nothing.
-    fn inner<'p>(&mut self, outer: Kept<'_>, place: Place<'p>) -> Option<Option<Kept<'p>>> {
-        let first = self.scan.next()?;
+    /// Returns what is kept of a value that begins with this byte, at this place in another one.
+    fn inner<'p>(&self, outer: Kept<'_>, place: Place<'p>, first: u8) -> Option<Kept<'p>> {
         let (keep, ended) = (self.keep, place.ended());
         let is_whole = outer.is_whole || ended & keep != 0;
         let is_kept = is_whole || place.go_on(first) & keep != 0;
         let is_dropped = ended & !keep != 0;
         let place = if is_whole { place.only(!keep) } else { place };
-        Some((is_kept && !is_dropped).then_some(Kept { place, is_whole }))
+        (is_kept && !is_dropped).then_some(Kept { place, is_whole })
     }
 
     fn open(&mut self, bracket: u8) {
@@ -287,7 +288,7 @@ impl Kept<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::path::scan::work;
+    use crate::model::work;
 
     fn viewed(fields: &[&str], drop: &[&str], json: &str) -> String {
         let kept = View::parse(fields, drop).unwrap().project(json.as_bytes());
@@ -342,7 +343,7 @@ mod tests {
     }
 
     /// Returns the number of bytes that were read and keys that were compared for a view.
-    fn work_of(fields: &[String], drop: &[String], json: &str) -> u64 {
+    fn work_of(fields: &[String], drop: &[String], json: &str) -> usize {
         let view = View::parse(fields, drop).unwrap();
         let before = work::done();
         view.project(json.as_bytes()).unwrap();

@@ -80,7 +80,8 @@ impl BoundedBody for WatchBody {
 
     fn encoded_bytes(&self) -> usize {
         let ready = self.ready.as_ref().map_or(0, Buf::remaining);
-        ready + self.watch.cursor().map_or(0, Cursor::held)
+        let initial = self.initial.as_ref().map_or(0, |initial| initial.events.encoded_bytes());
+        ready + initial + self.watch.cursor().map_or(0, Cursor::held)
     }
 
     fn deadline_exceeded(&mut self) {
