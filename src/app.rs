@@ -68,8 +68,7 @@ use crate::{
         AdminConfig, AuthenticationConfig, Config, ConfigErrors, ListenAddr, QuotasConfig, ServeFlags, TlsConfig,
     },
     grpc::{
-        AccessConfig, GeneratedServices, Lifecycle, ListRate, QuotaConfig, Routes, RpcMetrics, ServedResource, Service,
-        ServiceConfig,
+        GeneratedServices, Lifecycle, ListRate, QuotaConfig, Routes, RpcMetrics, ServedResource, Service, ServiceConfig,
     },
     proto::pb,
     source::{kube::KubeClients, relay::RelayClients},
@@ -202,7 +201,7 @@ impl App {
                 bulk_streams: processors,
                 bulk_threads: Some(threads),
                 authentication,
-                access: AccessConfig { authorizer, recheck: config.authorization.recheck },
+                access: authorization::access(authorizer, &config.authorization),
             },
             lifecycle.clone(),
             Arc::new(RpcMetrics::default()),

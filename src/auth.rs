@@ -24,7 +24,7 @@ mod token_review;
 
 pub use access::{AccessError, Attributes, Format, Operation, Scope};
 pub use access_review::ReviewConfig;
-pub use authentication::{Authentication, AuthenticationError, Credentials};
+pub use authentication::{Authentication, AuthenticationError, Credentials, Sender};
 pub use authorizer::Authorizer;
 pub use identity::{Identity, IdentityDetails};
 pub use impersonation::{
@@ -37,3 +37,5 @@ pub use rules::{Rules, RulesError};
 pub use token::{Token, TokenError};
 pub use token_file::TokenFile;
 pub use token_review::TokenReviews;
+
+pub use crate::turns::Party;

@@ -26,6 +26,7 @@
 //! - [`auth`]: who a caller is, and what it may read.
 //! - [`audit`]: the audit log, as lines that a thread writes.
 //! - [`transport`]: connections and their bytes; none of the messages.
+//! - `turns`: the queues in which callers wait for what is bounded.
 //! - [`client`]: the client library: calls with typed errors, watches that resume when their stream ends, and informers.
 //! - `endpoint`: the address of a server and TLS with it, for the configuration, the client and the sources.
 //! - [`config`], [`telemetry`], [`admin`]: the configuration; logs and metrics; the probes. `process`: the
@@ -38,7 +39,7 @@
 //! Imports point inward; a test reads the sources to enforce it:
 //! `main → cli → {app, client, mirror}`, `mirror → {admin, source}`,
 //! `app → {config, telemetry, admin, transport, grpc, source} → proto → {cache, watch} → model`,
-//! `grpc → {transport → auth → model, audit}`, `{source, config} → {client → proto, auth}` (a relay is a client). `model`, `watch` and
+//! `grpc → {transport → auth → {model, turns}, audit}`, `{source, config} → {client → proto, auth}` (a relay is a client). `model`, `watch` and
 //! `cache` never name tonic, prost, clap or hyper; `grpc` and `source` never import each other; only `app` sees all layers of
 //! the server.
 //!
@@ -94,6 +95,8 @@ pub mod testing;
 #[cfg(feature = "server")]
 #[doc(hidden)]
 pub mod transport;
+#[cfg(feature = "server")]
+mod turns;
 pub mod watch;
 
 /// Returns proptest's default configuration, except that it keeps failures, which are replayed first, in `tests/`.

@@ -5,7 +5,11 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use super::{error::AppError, sources::relay_config};
 use crate::{
     auth::{Authorizer, CallReviewer, ReviewAttributes, ReviewConfig, Rules},
-    config::{self, AuthorityConfig, Config, RelayResource, ResourceConfig, SourceConfig, SubjectAccessReviewConfig},
+    config::{
+        self, AuthorityConfig, AuthorizationConfig, Config, RelayResource, ResourceConfig, SourceConfig,
+        SubjectAccessReviewConfig,
+    },
+    grpc::AccessConfig,
     source::{
         kube::{KubeClients, KubeCluster, KubeReviewer},
         relay::RelayReviewer,
@@ -14,6 +18,12 @@ use crate::{
 
 /// Time for which a decision of an upstream is used: that of the decisions of Kubernetes by default.
 const FORWARDED_TTL: Duration = Duration::from_secs(10);
+
+/// Returns the rights of callers by this authority.
+pub(super) fn access(authorizer: Option<Authorizer>, config: &AuthorizationConfig) -> AccessConfig {
+    let AuthorizationConfig { recheck, grace, .. } = *config;
+    AccessConfig { authorizer, recheck, grace }
+}
 
 /// Lets an authority decide about the resources of another configuration, and by its rules.
 pub(super) fn update(authorizer: &Authorizer, config: &Config) {

@@ -15,7 +15,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::{
     access::{AccessError, Attributes, Format, Names, Operation, Scope},
-    decisions::{Decisions, HeapBytes},
+    decisions::{Decisions, HeapBytes, ReviewMetrics},
     identity::Identity,
     reviewer::{ReviewAttributes, ReviewError, Reviewer},
 };
@@ -48,8 +48,8 @@ const MAX_IN_FLIGHT_PER_CALL: usize = 8;
 // === impl AccessReviews ===
 
 impl AccessReviews {
-    pub(super) fn new(reviewer: Arc<dyn Reviewer>, config: ReviewConfig) -> Self {
-        let decisions = Decisions::new(config.ttl);
+    pub(super) fn new(reviewer: Arc<dyn Reviewer>, config: ReviewConfig, metrics: ReviewMetrics) -> Self {
+        let decisions = Decisions::new(config.ttl, metrics);
         let kinds = ArcSwap::from_pointee(config.resources.clone());
         Self { config, kinds, reviewer, decisions }
     }

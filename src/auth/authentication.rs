@@ -4,7 +4,7 @@ use std::{sync::Arc, time::SystemTime};
 
 use prometheus_client::registry::Registry;
 
-use super::{Identity, JwtVerifier, Token, TokenFile, TokenReviews};
+use super::{Identity, JwtVerifier, Party, Token, TokenFile, TokenReviews};
 
 /// Authenticators of a server. A caller who sends a token is judged by the token alone, whatever certificate it presents: who
 /// sends one means it.
@@ -27,6 +27,15 @@ pub enum Credentials {
     Certificate(Identity),
     /// Bearer token.
     Token(Token),
+}
+
+/// Sender of credentials, which decides about their turn where they have to be reviewed.
+#[derive(Debug, Clone, Copy)]
+pub enum Sender<'a> {
+    /// Peer that makes a call.
+    Peer(Party),
+    /// Owner of an open stream, which was authenticated when it began.
+    Stream(&'a Identity),
 }
 
 /// Reason why a caller is not authenticated. None says which users exist.
@@ -61,14 +70,18 @@ impl Authentication {
     /// # Cancel safety
     ///
     /// Dropping the future ends a review of the token, unless others wait for it.
-    pub async fn authenticate(&self, credentials: Option<&Credentials>) -> Result<Identity, AuthenticationError> {
+    pub async fn authenticate(
+        &self,
+        credentials: Option<&Credentials>,
+        sender: Sender<'_>,
+    ) -> Result<Identity, AuthenticationError> {
         let identity = match credentials {
             None => return Err(AuthenticationError::Missing),
             Some(Credentials::Certificate(_)) if !self.accepts_certificates => {
                 return Err(AuthenticationError::Missing);
             }
             Some(Credentials::Certificate(identity)) => identity.clone(),
-            Some(Credentials::Token(token)) => self.user(token).await?,
+            Some(Credentials::Token(token)) => self.user(token, sender).await?,
         };
         // TLS verifies the time only at the handshake, and a connection stays open for long.
         if identity.has_expired(SystemTime::now()) { Err(AuthenticationError::Expired) } else { Ok(identity) }
@@ -98,7 +111,7 @@ impl Authentication {
         tokio::join!(tokens, keys);
     }
 
-    async fn user(&self, token: &Token) -> Result<Identity, AuthenticationError> {
+    async fn user(&self, token: &Token, sender: Sender<'_>) -> Result<Identity, AuthenticationError> {
         if let Some(identity) = self.token_file.as_ref().and_then(|tokens| tokens.user(token)) {
             return Ok(identity);
         }
@@ -106,7 +119,7 @@ impl Authentication {
             return user;
         }
         match &self.token_reviews {
-            Some(reviews) => reviews.user(token).await,
+            Some(reviews) => reviews.user(token, sender).await,
             None => Err(AuthenticationError::Invalid),
         }
     }
@@ -129,14 +142,15 @@ mod tests {
         let (past, future) =
             (SystemTime::now() - Duration::from_secs(1), SystemTime::now() + Duration::from_secs(3600));
         let authentication = Authentication { accepts_certificates: true, ..Authentication::default() };
-        let authenticated = authentication.authenticate(Some(&identity(future))).await;
+        let peer = Sender::Peer(Party::new(&"peer", &1));
+        let authenticated = authentication.authenticate(Some(&identity(future)), peer).await;
         assert_eq!(authenticated.unwrap().user(), "me");
-        let expired = authentication.authenticate(Some(&identity(past))).await;
+        let expired = authentication.authenticate(Some(&identity(past)), peer).await;
         assert_eq!(expired, Err(AuthenticationError::Expired));
         let other = Authentication::default();
         for credentials in [None, Some(&identity(future)), Some(&identity(past))] {
-            assert_eq!(other.authenticate(credentials).await, Err(AuthenticationError::Missing));
+            assert_eq!(other.authenticate(credentials, peer).await, Err(AuthenticationError::Missing));
         }
-        assert_eq!(authentication.authenticate(None).await, Err(AuthenticationError::Missing));
+        assert_eq!(authentication.authenticate(None, peer).await, Err(AuthenticationError::Missing));
     }
 }

@@ -3,11 +3,13 @@
 use std::{collections::BTreeMap, fmt, path::Path, sync::Arc, time::Duration};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use super::{
     access::{AccessError, Attributes, Scope},
     access_review::{AccessReviews, ReviewConfig},
+    decisions::ReviewMetrics,
     forwarded_access::ForwardedAccess,
     identity::Identity,
     reloaded_file::{FileError, Parse, ReloadedFile},
@@ -27,6 +29,7 @@ struct Shared {
     /// Upstreams that decide about calls in place of the authority, if there are any.
     forwarded: ArcSwapOption<ForwardedAccess>,
     changes: watch::Sender<()>,
+    metrics: ReviewMetrics,
 }
 
 #[derive(Debug)]
@@ -41,7 +44,7 @@ enum Authority {
 impl Authorizer {
     /// Returns the authority of these rules; without any, it denies everything.
     pub fn of_rules(rules: Rules) -> Self {
-        Self::of(Authority::Rules(ArcSwap::from_pointee(rules)))
+        Self::of(Authority::Rules(ArcSwap::from_pointee(rules)), ReviewMetrics::default())
     }
 
     /// Returns the authority of the rules in a file, which [`reload`](Self::reload) reads again.
@@ -50,17 +53,23 @@ impl Authorizer {
     ///
     /// If it cannot be read or parsed.
     pub fn of_file(path: &Path, parse: Parse<Rules>) -> Result<Self, FileError> {
-        Ok(Self::of(Authority::File(ReloadedFile::load(path, parse)?)))
+        Ok(Self::of(Authority::File(ReloadedFile::load(path, parse)?), ReviewMetrics::default()))
     }
 
     /// Returns the authority that reviews each access.
     pub fn of_reviews(reviewer: Arc<dyn Reviewer>, config: ReviewConfig) -> Self {
-        Self::of(Authority::Reviews(AccessReviews::new(reviewer, config)))
+        let metrics = ReviewMetrics::default();
+        Self::of(Authority::Reviews(AccessReviews::new(reviewer, config, metrics.clone())), metrics)
     }
 
-    fn of(authority: Authority) -> Self {
+    fn of(authority: Authority, metrics: ReviewMetrics) -> Self {
         let (forwarded, changes) = (ArcSwapOption::empty(), watch::Sender::new(()));
-        Self { shared: Arc::new(Shared { authority, forwarded, changes }) }
+        Self { shared: Arc::new(Shared { authority, forwarded, changes, metrics }) }
+    }
+
+    /// Registers the metrics.
+    pub fn register(&self, registry: &mut Registry) {
+        self.shared.metrics.register(registry);
     }
 
     /// Leaves the decisions about reading some resources to their upstreams. Each decision is used for `ttl`.
@@ -73,7 +82,8 @@ impl Authorizer {
     /// Replaces the upstreams that decide about reading some resources, with what they have decided, and notifies the receivers of
     /// changes.
     pub fn set_upstreams(&self, upstreams: BTreeMap<String, Arc<dyn CallReviewer>>, ttl: Duration) {
-        let forwarded = (!upstreams.is_empty()).then(|| Arc::new(ForwardedAccess::new(upstreams, ttl)));
+        let metrics = self.shared.metrics.clone();
+        let forwarded = (!upstreams.is_empty()).then(|| Arc::new(ForwardedAccess::new(upstreams, ttl, metrics)));
         self.shared.forwarded.store(forwarded);
         self.shared.changes.send_replace(());
     }

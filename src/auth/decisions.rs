@@ -1,5 +1,5 @@
 //! Decisions of another authority about callers, each requested once for all calls that need it, and used for a while. Without an
-//! answer there is no decision.
+//! answer there is no decision. Reviews have [turns](crate::turns) by user, and one whose decision has only expired comes first.
 
 use std::{
     collections::BTreeMap,
@@ -13,20 +13,32 @@ use futures_util::{
     future::{BoxFuture, Shared, WeakShared},
 };
 use parking_lot::Mutex;
-use quick_cache::{Weighter, unsync::Cache};
-use tokio::{
-    sync::Semaphore,
-    time::{Instant, timeout},
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
 };
+use quick_cache::{Weighter, unsync::Cache};
+use tokio::time::{Instant, timeout};
 
 use super::{identity::Identity, reviewer::ReviewError};
+use crate::turns::{Class, FairSemaphore, Full, QueueBounds};
 
 /// Decisions `D` about the accesses `A` of callers.
 pub(super) struct Decisions<A, D> {
     pub(super) known: Mutex<Cache<Key<A>, Entry<D>, ByteWeighter>>,
     ttl: Duration,
-    /// Permits for reviews.
-    in_flight: Semaphore,
+    turns: Arc<FairSemaphore>,
+    metrics: ReviewMetrics,
+}
+
+/// Reviews of accesses, by result; clones share the counters.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ReviewMetrics(Family<ResultLabels, Counter>);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabels {
+    result: &'static str,
 }
 
 /// Bytes of a value besides those of its type.
@@ -48,11 +60,17 @@ struct Caller(Identity);
 #[derive(Clone)]
 pub(super) enum Entry<D> {
     /// Review that some callers wait for, and that ends with the last of them.
-    Running(WeakShared<Review<D>>),
+    Running {
+        review: WeakShared<Review<D>>,
+        /// True if there was a decision before.
+        is_known: bool,
+    },
     Known {
         decision: D,
         until: Instant,
     },
+    /// The last review failed, and there was a decision before it.
+    Lapsed,
 }
 
 /// Review of one access.
@@ -67,6 +85,8 @@ pub(super) const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) const MAX_BYTES: u64 = 16 << 20;
 /// Most reviews at a time.
 const MAX_IN_FLIGHT: usize = 64;
+/// Bounds of the reviews that wait.
+const QUEUE: QueueBounds = QueueBounds { calls: 8192, bytes: 16 << 20 };
 /// Bytes of a decision without its texts.
 const ENTRY_BYTES: usize = 256;
 
@@ -78,11 +98,12 @@ where
     D: Clone + HeapBytes + Send + Sync + 'static,
 {
     /// Creates an empty set of decisions, each of which is used for `ttl`.
-    pub(super) fn new(ttl: Duration) -> Arc<Self> {
+    pub(super) fn new(ttl: Duration, metrics: ReviewMetrics) -> Arc<Self> {
         Arc::new(Self {
             known: Mutex::new(Cache::with_weighter(MAX_BYTES as usize / ENTRY_BYTES, MAX_BYTES, ByteWeighter)),
             ttl,
-            in_flight: Semaphore::new(MAX_IN_FLIGHT),
+            turns: FairSemaphore::new(MAX_IN_FLIGHT, QUEUE),
+            metrics,
         })
     }
 
@@ -100,15 +121,16 @@ where
         let key = Key { caller: Caller(caller.clone()), access };
         let review = {
             let mut known = self.known.lock();
-            let running = match known.get(&key) {
+            let (running, is_known) = match known.get(&key) {
                 Some(Entry::Known { decision, until }) if Instant::now() < *until => return Ok(decision.clone()),
-                Some(Entry::Running(review)) => review.upgrade(),
-                _ => None,
+                Some(Entry::Known { .. } | Entry::Lapsed) => (None, true),
+                Some(Entry::Running { review, is_known }) => (review.upgrade(), *is_known),
+                None => (None, false),
             };
             running.unwrap_or_else(|| {
-                let review = self.review(key.clone(), request(key.access.clone()));
-                if let Some(running) = review.downgrade() {
-                    known.insert(key, Entry::Running(running));
+                let review = self.review(key.clone(), request(key.access.clone()), is_known);
+                if let Some(review) = review.downgrade() {
+                    known.insert(key, Entry::Running { review, is_known });
                 }
                 review
             })
@@ -116,16 +138,25 @@ where
         review.await
     }
 
-    fn review(self: &Arc<Self>, key: Key<A>, request: Review<D>) -> Shared<Review<D>> {
+    fn review(self: &Arc<Self>, key: Key<A>, request: Review<D>, is_known: bool) -> Shared<Review<D>> {
         let this = Arc::clone(self);
+        let (party, class) = (key.caller.0.party(), if is_known { Class::Known } else { Class::New });
+        let bytes = usize::try_from(ByteWeighter.weight(&key, &Entry::<D>::Lapsed)).unwrap_or(usize::MAX);
         let review = async move {
             let limited = timeout(REVIEW_TIMEOUT, async {
-                let _permit = this.in_flight.acquire().await;
-                request.await
+                let _permit = this.turns.acquire(party, class, bytes).await?;
+                Ok::<_, Full>(request.await)
             });
-            let decision = limited.await.unwrap_or_else(|_| {
-                Err(ReviewError(format!("review of an access not answered within {REVIEW_TIMEOUT:?}")))
-            });
+            let (result, decision) = match limited.await {
+                Ok(Ok(Ok(decision))) => ("decided", Ok(decision)),
+                Ok(Ok(Err(error))) => ("failed", Err(error)),
+                Ok(Err(full)) => ("rejected", Err(ReviewError(full.to_string()))),
+                Err(_) => {
+                    let problem = format!("review of an access not answered within {REVIEW_TIMEOUT:?}");
+                    ("failed", Err(ReviewError(problem)))
+                }
+            };
+            this.metrics.0.get_or_create(&ResultLabels { result }).inc();
             let mut known = this.known.lock();
             match &decision {
                 Ok(decision) => {
@@ -133,11 +164,22 @@ where
                     known.insert(key, Entry::Known { decision: decision.clone(), until });
                 }
                 // The next caller tries again.
+                Err(_) if is_known => known.insert(key, Entry::Lapsed),
                 Err(_) => drop(known.remove(&key)),
             }
             decision
         };
         review.boxed().shared()
+    }
+}
+
+// === impl ReviewMetrics ===
+
+impl ReviewMetrics {
+    /// Registers the metrics.
+    pub(super) fn register(&self, registry: &mut Registry) {
+        let help = "Reviews of accesses by another authority, by result";
+        registry.register("informerd_access_reviews", help, self.0.clone());
     }
 }
 
@@ -174,7 +216,7 @@ impl<A: HeapBytes, D: HeapBytes> Weighter<Key<A>, Entry<D>> for ByteWeighter {
             extra.iter().map(|(key, values)| key.len() + values.iter().map(String::len).sum::<usize>()).sum();
         let decision = match entry {
             Entry::Known { decision, .. } => decision.heap_bytes(),
-            Entry::Running(_) => 0,
+            Entry::Running { .. } | Entry::Lapsed => 0,
         };
         (ENTRY_BYTES + user.len() + groups + uid.len() + extra + key.access.heap_bytes() + decision) as u64
     }

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     access::{AccessError, Attributes, Operation, Scope},
-    decisions::{Decisions, HeapBytes},
+    decisions::{Decisions, HeapBytes, ReviewMetrics},
     identity::Identity,
     reviewer::{CallReviewer, ReviewError},
 };
@@ -33,8 +33,12 @@ struct Question {
 
 impl ForwardedAccess {
     /// Returns the decisions of these upstreams, by the names of the resources; each decision is used for `ttl`.
-    pub(super) fn new(upstreams: BTreeMap<String, Arc<dyn CallReviewer>>, ttl: Duration) -> Self {
-        Self { upstreams, decisions: Decisions::new(ttl) }
+    pub(super) fn new(
+        upstreams: BTreeMap<String, Arc<dyn CallReviewer>>,
+        ttl: Duration,
+        metrics: ReviewMetrics,
+    ) -> Self {
+        Self { upstreams, decisions: Decisions::new(ttl, metrics) }
     }
 
     /// Returns the upstream that decides a call. None inspects the watches of a relay, which are its own.

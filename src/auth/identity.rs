@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::SystemTime};
 
+use crate::turns::Party;
+
 /// Authenticated caller: a user, and everything that rights may depend on. Clones share it.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Identity(Arc<IdentityDetails>);
@@ -39,6 +41,11 @@ impl Identity {
     /// Returns true if the credentials have expired.
     pub fn has_expired(&self, now: SystemTime) -> bool {
         self.0.expires.is_some_and(|expires| expires <= now)
+    }
+
+    /// Returns the user as the queues of reviews see it.
+    pub(super) fn party(&self) -> Party {
+        Party::new(&self.user(), &())
     }
 
     /// Returns all parts.

@@ -1,7 +1,8 @@
 //! Reviews of tokens by another authority, and a cache of its answers.
 //!
 //! Each token is reviewed once at a time, whoever sends it. An answer is kept for a short time; without one, and while the authority
-//! does not answer, a caller is not admitted.
+//! does not answer, a caller is not admitted. Reviews have [turns](crate::turns): a user whose token was accepted before comes before
+//! strangers, and a peer that sends one bad token after another comes last.
 
 use std::{
     fmt,
@@ -25,12 +26,12 @@ use ring::{
     hmac::{self, HMAC_SHA256},
     rand::SystemRandom,
 };
-use tokio::{
-    sync::Semaphore,
-    time::{Instant, timeout},
-};
+use tokio::time::{Instant, timeout};
 
-use super::{AuthenticationError, Identity, IdentityDetails, ReviewError, Reviewer, Token, TokenReviewed, jwt};
+use super::{
+    AuthenticationError, Identity, IdentityDetails, Party, ReviewError, Reviewer, Sender, Token, TokenReviewed, jwt,
+};
+use crate::turns::{Class, FairSemaphore, Full, QueueBounds};
 
 /// Reviewed tokens, and the authority that reviews the others.
 pub struct TokenReviews {
@@ -46,7 +47,7 @@ struct Answers {
     kept: Mutex<Kept>,
     /// Longest time for which a user is kept.
     ttl: Duration,
-    permits: Semaphore,
+    turns: Arc<FairSemaphore>,
     metrics: Metrics,
     /// Time of the last logged failure.
     logged: Mutex<Option<Instant>>,
@@ -56,6 +57,8 @@ struct Answers {
 struct Kept {
     users: Cache<Hash, (Identity, Instant)>,
     others: Cache<Hash, Other>,
+    /// Peers whose last tokens were bad: how many in a row, and the time of the last.
+    bad: Cache<Party, (u32, Instant)>,
 }
 
 #[derive(Clone)]
@@ -90,6 +93,14 @@ const REFUSED_TTL: Duration = Duration::from_secs(10);
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most reviews at a time.
 const MAX_REVIEWS: usize = 64;
+/// Bounds of the reviews that wait.
+const QUEUE: QueueBounds = QueueBounds { calls: 8192, bytes: 16 << 20 };
+/// Memory of a waiting review besides its token, of which the request has a copy.
+const REVIEW_BYTES: usize = 512;
+/// Bad tokens in a row after which a peer comes last.
+const MAX_BAD: u32 = 8;
+/// Time after the last of them until it does no more.
+const BAD_TTL: Duration = Duration::from_secs(60);
 /// Shortest time between two logged failures.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -99,12 +110,12 @@ impl TokenReviews {
     /// Returns reviews by this authority, for tokens with one of these audiences. A user is kept for at most `ttl`.
     pub fn new(reviewer: Arc<dyn Reviewer>, audiences: Vec<String>, ttl: Duration) -> Self {
         let key = hmac::Key::generate(HMAC_SHA256, &SystemRandom::new()).expect("the system has random numbers");
-        let kept = Kept { users: Cache::new(MAX_KEPT), others: Cache::new(MAX_KEPT) };
+        let kept = Kept { users: Cache::new(MAX_KEPT), others: Cache::new(MAX_KEPT), bad: Cache::new(MAX_KEPT) };
         let answers = Answers {
             key,
             kept: Mutex::new(kept),
             ttl,
-            permits: Semaphore::new(MAX_REVIEWS),
+            turns: FairSemaphore::new(MAX_REVIEWS, QUEUE),
             metrics: Metrics::default(),
             logged: Mutex::default(),
         };
@@ -124,13 +135,14 @@ impl TokenReviews {
     /// # Cancel safety
     ///
     /// Dropping the future ends the review unless others wait for it.
-    pub(super) async fn user(&self, token: &Token) -> Answer {
+    pub(super) async fn user(&self, token: &Token, sender: Sender<'_>) -> Answer {
         let mut hash = Hash::default();
         hash.copy_from_slice(hmac::sign(&self.answers.key, token.expose().as_bytes()).as_ref());
         let review = {
             let mut kept = self.answers.kept.lock();
             let now = Instant::now();
-            if let Some((user, until)) = kept.users.get(&hash)
+            let known = kept.users.get(&hash).cloned();
+            if let Some((user, until)) = &known
                 && now < *until
             {
                 self.answers.metrics.hits.inc();
@@ -145,7 +157,11 @@ impl TokenReviews {
                 _ => None,
             };
             running.unwrap_or_else(|| {
-                let review = self.review(hash, token);
+                let (party, class) = match (&known, sender) {
+                    (Some((user, _)), _) | (None, Sender::Stream(user)) => (user.party(), Class::Known),
+                    (None, Sender::Peer(peer)) => (peer, kept.class(peer, now)),
+                };
+                let review = self.review(hash, token, party, class);
                 if let Some(running) = review.downgrade() {
                     kept.others.insert(hash, Other::Running(running));
                 }
@@ -155,19 +171,23 @@ impl TokenReviews {
         review.await
     }
 
-    fn review(&self, hash: Hash, token: &Token) -> Shared<Review> {
+    fn review(&self, hash: Hash, token: &Token, party: Party, class: Class) -> Shared<Review> {
         let (answers, audiences) = (Arc::clone(&self.answers), Arc::clone(&self.audiences));
         let request = self.reviewer.review_token(token, &audiences);
         let expires = jwt::expires(token);
+        let bytes = 2 * token.expose().len() + REVIEW_BYTES;
         let review = async move {
             let limited = timeout(REVIEW_TIMEOUT, async {
-                let _permit = answers.permits.acquire().await;
-                request.await
+                let _permit = answers.turns.acquire(party, class, bytes).await?;
+                Ok(request.await)
             });
-            let reviewed =
-                limited.await.unwrap_or_else(|_| Err(ReviewError(format!("no answer within {REVIEW_TIMEOUT:?}"))));
+            let reviewed = match limited.await {
+                Ok(Ok(reviewed)) => reviewed,
+                Ok(Err(full)) => return answers.reject(hash, full),
+                Err(_) => Err(ReviewError(format!("no answer within {REVIEW_TIMEOUT:?}"))),
+            };
             let user = reviewed.and_then(|reviewed| user(reviewed, &audiences, expires));
-            answers.keep(hash, user)
+            answers.keep(hash, user, (class != Class::Known).then_some(party))
         };
         review.boxed().shared()
     }
@@ -195,15 +215,47 @@ fn user(
     Ok(Some(Identity::new(IdentityDetails { expires, ..user })))
 }
 
+// === impl Kept ===
+
+impl Kept {
+    /// Returns the class of a peer with a token that is not known.
+    fn class(&self, peer: Party, now: Instant) -> Class {
+        let is_suspect =
+            self.bad.peek(&peer.of_owner()).is_some_and(|(count, last)| *count >= MAX_BAD && now < *last + BAD_TTL);
+        if is_suspect { Class::Suspect } else { Class::New }
+    }
+
+    /// Counts the bad tokens of a peer in a row.
+    fn judge(&mut self, peer: Party, is_good: bool, now: Instant) {
+        let peer = peer.of_owner();
+        if is_good {
+            self.bad.remove(&peer);
+        } else {
+            let before = self.bad.get(&peer).filter(|(_, last)| now < *last + BAD_TTL).map_or(0, |(count, _)| *count);
+            self.bad.insert(peer, (before.saturating_add(1), now));
+        }
+    }
+}
+
 // === impl Answers ===
 
 impl Answers {
+    /// Returns the answer to a review that was not requested, because too many wait.
+    fn reject(&self, hash: Hash, full: Full) -> Answer {
+        self.kept.lock().others.remove(&hash);
+        self.metrics.reviews.get_or_create(&ResultLabels { result: "rejected" }).inc();
+        Err(AuthenticationError::Unavailable { problem: full.to_string() })
+    }
+
     /// Keeps the answer to a review: the user, or none for a token that is of nobody. A failure is not kept: the next caller tries
-    /// again.
-    fn keep(&self, hash: Hash, reviewed: Result<Option<Identity>, ReviewError>) -> Answer {
+    /// again. `peer` is a sender that was not known.
+    fn keep(&self, hash: Hash, reviewed: Result<Option<Identity>, ReviewError>, peer: Option<Party>) -> Answer {
         let now = Instant::now();
         let mut kept = self.kept.lock();
         kept.others.remove(&hash);
+        if let (Some(peer), Ok(user)) = (peer, &reviewed) {
+            kept.judge(peer, user.is_some(), now);
+        }
         let (result, answer) = match reviewed {
             Ok(Some(user)) => {
                 let until_expiry =

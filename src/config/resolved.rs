@@ -65,8 +65,10 @@ pub struct AuthenticationConfig {
 pub struct AuthorizationConfig {
     /// Authority that decides; without one everything is denied. Only with an authenticator.
     pub authority: Option<AuthorityConfig>,
-    /// Interval at which the rights of open streams are checked again.
+    /// Interval at which the credentials and the rights of open streams are checked again.
     pub recheck: Duration,
+    /// Time for which they go on without an answer, after the interval.
+    pub grace: Duration,
     /// Most namespaces that are reviewed for a request for all.
     pub namespaces: usize,
 }
@@ -215,8 +217,8 @@ impl Default for Config {
 
 impl Default for AuthorizationConfig {
     fn default() -> Self {
-        let AuthorizationKeys { recheck, namespaces, .. } = AuthorizationKeys::default();
-        Self { authority: None, recheck, namespaces }
+        let AuthorizationKeys { recheck, grace, namespaces, .. } = AuthorizationKeys::default();
+        Self { authority: None, recheck, grace, namespaces }
     }
 }
 

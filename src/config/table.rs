@@ -141,7 +141,9 @@ rows! {
         rules_file: Option<PathBuf>, file,
             "file with such a list, in YAML or JSON, relative to the configuration file; read again when it changes";
         recheck: Duration = "60s", duration in "10s"..="10m",
-            "interval at which the rights of open streams are checked again";
+            "interval at which the credentials and the rights of open streams are checked again";
+        grace: Duration = "5m", duration in "0s"..="1h",
+            "time for which an open stream goes on after `recheck` while the authority over its credentials or rights does not answer; not beyond the time at which its credentials expire";
         namespaces: usize = "200", count in 1..=10_000,
             "maximum number of namespaces to review for a request for all namespaces of a caller who may not read all";
     }

@@ -90,7 +90,12 @@ fn defaults() {
         admin: AdminConfig { listen: Some("127.0.0.1:9464".parse().unwrap()), open_metrics: false, hosts: Vec::new() },
         tls: None,
         authentication: None,
-        authorization: AuthorizationConfig { authority: None, recheck: Duration::from_secs(60), namespaces: 200 },
+        authorization: AuthorizationConfig {
+            authority: None,
+            recheck: Duration::from_secs(60),
+            grace: Duration::from_secs(300),
+            namespaces: 200,
+        },
         watch: WatchConfig {
             full_channel_policy: FullChannelPolicy::Replay,
             allowed_policies: vec![

@@ -7,8 +7,13 @@ use http::HeaderMap;
 use tonic::Status;
 
 use super::{
-    authenticate::token, call::Call, grant::Grant, resource::ServedResource, resource_end::ResourceEnd,
-    service::Service, status::ApiError,
+    authenticate::token,
+    call::{Call, Caller},
+    grant::Grant,
+    resource::ServedResource,
+    resource_end::ResourceEnd,
+    service::Service,
+    status::ApiError,
 };
 use crate::{
     auth::{AccessError, Attributes, Authorizer, Credentials, Format, Identity, Operation, Scope},
@@ -81,7 +86,7 @@ impl Access<'_> {
             None if resource.is_secret => return Err(metadata_only(&resource.name, part)),
             Some(grant) if !grant.attributes.selects_content => {
                 grant.attributes.selects_content = true;
-                self.namespaces = self.service.authorize(&grant.identity, &grant.attributes).await?;
+                self.namespaces = self.service.authorize(&grant.caller.identity, &grant.attributes).await?;
             }
             _ => {}
         }
@@ -99,10 +104,10 @@ impl Access<'_> {
     ///
     /// If it may not, the same whether the object exists or not.
     pub(super) async fn require_object(&self, namespace: &str, name: &str) -> Result<(), ApiError> {
-        let Some(Grant { identity, attributes, .. }) = &self.grant else { return Ok(()) };
+        let Some(Grant { caller, attributes }) = &self.grant else { return Ok(()) };
         let (namespace, name) = (Some(namespace.to_owned()), Some(name.to_owned()));
         let attributes = Attributes { operation: Operation::Get, namespace, name, ..attributes.clone() };
-        self.service.authorize(identity, &attributes).await.map(drop)
+        self.service.authorize(&caller.identity, &attributes).await.map(drop)
     }
 
     /// Returns true if the call returns bodies, whole or in part, or may depend on them, for what was checked.
@@ -164,9 +169,8 @@ impl Service {
         let format = format.ok_or_else(|| unknown_format(wanted.format))?;
         let format = resource.views.format(&resource.name, format, wanted.view)?;
         let format = ObjectFormat { compression: call.compression, ..format };
-        let (impersonator, credentials) = (call.impersonator.clone(), call.credentials.clone());
-        let grant = Grant { identity, impersonator, credentials, attributes };
-        Ok(Access { resource, format, namespaces, service: self, grant: Some(grant) })
+        let grant = call.authenticated().map(|caller| Grant { caller, attributes });
+        Ok(Access { resource, format, namespaces, service: self, grant })
     }
 
     /// Returns the namespaces to which a call is limited, or none if it is not.
@@ -279,7 +283,8 @@ impl Service {
         let identity = match &self.config().authentication {
             Some(authentication) => {
                 let credentials = token(headers)?.map(Credentials::Token);
-                let (identity, _) = self.identity(authentication, credentials.as_ref(), headers).await?;
+                let (identity, _) =
+                    self.identity(authentication, credentials.as_ref(), headers, Caller::default()).await?;
                 Some(identity)
             }
             None => None,

@@ -1,10 +1,20 @@
 //! Authentication of a call: its identity is that of its credentials, or the one on whose behalf they may make it.
+//!
+//! A new call, a watch that begins on an open stream, and an open stream are judged by the same function, [`Service::judge`].
+
+use std::time::SystemTime;
 
 use http::{HeaderMap, HeaderValue, Request, header};
 
-use super::{audited_call::AuditedCall, call::Impersonator, service::Service, status::ApiError};
+use super::{
+    audited_call::AuditedCall,
+    call::{Call, Caller, Impersonator},
+    grant::Authenticated,
+    service::Service,
+    status::ApiError,
+};
 use crate::{
-    auth::{AccessError, Authentication, Credentials, Identity, IdentityDetails, Token, impersonated},
+    auth::{AccessError, Authentication, Credentials, Identity, IdentityDetails, Sender, Token, impersonated},
     model::excerpt,
 };
 
@@ -27,7 +37,9 @@ impl Service {
             value.set_sensitive(true);
         }
         let credentials = credentials(request)?;
-        let (identity, impersonator) = self.identity(authentication, credentials.as_ref(), request.headers()).await?;
+        let caller = Caller::new(request.extensions().get().copied(), None);
+        let (identity, impersonator) =
+            self.identity(authentication, credentials.as_ref(), request.headers(), caller).await?;
         let extensions = request.extensions_mut();
         if let Some(audited) = extensions.get::<AuditedCall>() {
             audited.is_of(&identity, impersonator.as_ref());
@@ -42,24 +54,61 @@ impl Service {
         Ok(())
     }
 
-    /// Returns the identity with which a call is made, and that of the caller if it is another one.
+    /// Returns the identity with which a new call is made, and that of the caller if it is another one.
     pub(super) async fn identity(
         &self,
         authentication: &Authentication,
         credentials: Option<&Credentials>,
         headers: &HeaderMap,
+        caller: Caller,
     ) -> Result<(Identity, Option<Identity>), ApiError> {
-        let caller = authentication.authenticate(credentials).await.map_err(ApiError::authentication)?;
-        let requested = impersonated(headers);
-        let requested = requested.map_err(|error| ApiError::ImpersonationDenied { message: error.to_string() })?;
-        Ok(match requested {
+        let requested = || {
+            let requested = impersonated(headers);
+            requested.map_err(|error| ApiError::ImpersonationDenied { message: error.to_string() })
+        };
+        self.judge(authentication, credentials, Sender::Peer(caller.party()), requested).await
+    }
+
+    /// Authenticates the caller of an open stream again, like that of a new call. Returns the identity of its calls.
+    pub(super) async fn authenticate_again(&self, caller: &Authenticated) -> Result<Identity, ApiError> {
+        let Authenticated { identity, impersonator, credentials } = caller;
+        let Some(authentication) = &self.config().authentication else {
+            let is_valid = !identity.has_expired(SystemTime::now());
+            return is_valid.then(|| identity.clone()).ok_or(ApiError::CredentialsExpired);
+        };
+        let sender = Sender::Stream(impersonator.as_ref().unwrap_or(identity));
+        let requested = || Ok(impersonator.as_ref().map(|_| identity.clone()));
+        self.judge(authentication, credentials.as_ref(), sender, requested).await.map(|(identity, _)| identity)
+    }
+
+    /// Returns a call that begins on an open stream, after its caller was authenticated again.
+    pub(super) async fn begun_on_stream(&self, mut call: Call) -> Result<Call, ApiError> {
+        let Some(caller) = call.authenticated() else { return Ok(call) };
+        let identity = self.authenticate_again(&caller).await?;
+        if let Some(audited) = &call.audited {
+            audited.is_of(&identity, call.impersonator.as_ref());
+        }
+        call.identity = Some(identity);
+        Ok(call)
+    }
+
+    /// Returns the identity to which these credentials belong, or the requested one and that of the credentials.
+    async fn judge(
+        &self,
+        authentication: &Authentication,
+        credentials: Option<&Credentials>,
+        sender: Sender<'_>,
+        requested: impl FnOnce() -> Result<Option<Identity>, ApiError>,
+    ) -> Result<(Identity, Option<Identity>), ApiError> {
+        let caller = authentication.authenticate(credentials, sender).await.map_err(ApiError::authentication)?;
+        Ok(match requested()? {
             None => (caller, None),
             Some(requested) => (self.impersonate(&caller, &requested).await?, Some(caller)),
         })
     }
 
     /// Returns the identity of a call that a caller makes on behalf of another: as long as the caller's own credentials are valid.
-    pub(super) async fn impersonate(&self, caller: &Identity, requested: &Identity) -> Result<Identity, ApiError> {
+    async fn impersonate(&self, caller: &Identity, requested: &Identity) -> Result<Identity, ApiError> {
         let decision = match &self.config().access.authorizer {
             Some(authorizer) => authorizer.impersonate(caller, requested).await,
             None => Err(AccessError::Denied),

@@ -21,7 +21,8 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::{call::Caller, fair_queue::FairQueue};
+use super::call::Caller;
+use crate::turns::FairQueue;
 
 /// Scheduler of all bulk responses.
 #[derive(Debug)]
@@ -118,7 +119,7 @@ impl BulkPermit {
             return Poll::Ready(());
         }
         let ticket = Arc::new(Mutex::new(Some(cx.waker().clone())));
-        self.scheduler.waiting.lock().push(self.caller, Arc::clone(&ticket));
+        self.scheduler.waiting.lock().push(self.caller.party(), Arc::clone(&ticket));
         self.ticket = Some(ticket);
         self.scheduler.queued.notify_one();
         Poll::Pending

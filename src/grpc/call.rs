@@ -13,12 +13,13 @@ use prost::Message;
 use tokio::time::Instant;
 use tonic::body::Body;
 
-use super::{audited_call::AuditedCall, frame, request::RequestMessages, status::ApiError};
+use super::{audited_call::AuditedCall, frame, grant::Authenticated, request::RequestMessages, status::ApiError};
 use crate::{
     auth::{Credentials, Identity},
     model::excerpt,
     proto::Compression,
     transport::{Origin, Peer, StreamHandle},
+    turns::Party,
     watch::Client,
 };
 
@@ -98,6 +99,12 @@ impl Call {
         Self { audited, subscription: Some(subscription), ..self.clone() }
     }
 
+    /// Returns the caller, if there is an identity.
+    pub(super) fn authenticated(&self) -> Option<Authenticated> {
+        let (impersonator, credentials) = (self.impersonator.clone(), self.credentials.clone());
+        self.identity.clone().map(|identity| Authenticated { identity, impersonator, credentials })
+    }
+
     /// Returns the user and uid of the caller, to whom page tokens are bound.
     pub(super) fn user(&self) -> Option<(&str, &str)> {
         self.identity.as_ref().map(|identity| (identity.user(), &*identity.details().uid))
@@ -122,6 +129,11 @@ impl Caller {
     /// nobody has authenticated the user. `None` if neither is known.
     pub(super) fn origin(&self) -> Option<Origin> {
         self.user.map(Origin::Identity).or_else(|| self.peer.as_ref().map(Peer::origin))
+    }
+
+    /// Returns the caller as the queues see it. Callers without a known origin count as one.
+    pub(super) fn party(&self) -> Party {
+        Party::new(&self.origin(), self)
     }
 
     /// Returns the client whose BLOCK budget the watches use. Without a known origin, each watch has a budget of its own.

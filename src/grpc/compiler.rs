@@ -4,22 +4,22 @@
 //! blocking thread, while the call waits; peers take turns, and so do the connections of each peer. The outcomes of recent texts
 //! are cached for clients that reconnect, and for clients that send the same text.
 
-mod fair_mutex;
-
 use std::{fmt, sync::Arc};
 
 use parking_lot::Mutex;
 use quick_cache::{Weighter, unsync::Cache};
 
-use self::fair_mutex::FairMutex;
 use super::call::Caller;
-use crate::model::{ExpressionError, MAX_EXPRESSION_BYTES};
+use crate::{
+    model::{ExpressionError, MAX_EXPRESSION_BYTES},
+    turns::{Class, FairSemaphore, QueueBounds},
+};
 
 /// Compiler from texts to `T`.
 pub(super) struct Compiler<T> {
     parse: fn(&str) -> Result<T, ExpressionError>,
     recent: Mutex<Recent<T>>,
-    mutex: Arc<FairMutex>,
+    turns: Arc<FairSemaphore>,
 }
 
 /// Cache of the most frequent and most recent outcomes.
@@ -37,7 +37,9 @@ const MAX_BYTES: usize = 64 << 10;
 impl<T: Clone + Send + 'static> Compiler<T> {
     pub(super) fn new(parse: fn(&str) -> Result<T, ExpressionError>) -> Self {
         let recent = Cache::with_weighter(MAX_TEXTS, MAX_BYTES as u64, Weight);
-        Self { parse, recent: Mutex::new(recent), mutex: Arc::default() }
+        // `limits.compilations` bounds the queue.
+        let bounds = QueueBounds { calls: usize::MAX, bytes: usize::MAX };
+        Self { parse, recent: Mutex::new(recent), turns: FairSemaphore::new(1, bounds) }
     }
 
     /// Returns the cached outcome of a text.
@@ -54,7 +56,8 @@ impl<T: Clone + Send + 'static> Compiler<T> {
         if let Some(known) = self.known(text) {
             return known;
         }
-        let turn = self.mutex.lock(caller).await;
+        let turn = self.turns.acquire(caller.party(), Class::New, text.len()).await;
+        let turn = turn.map_err(|full| ExpressionError::NotParsed(full.to_string()))?;
         // Another call may have compiled the same text meanwhile.
         if let Some(known) = self.known(text) {
             return known;

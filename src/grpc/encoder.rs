@@ -17,10 +17,11 @@ use bytes::{BufMut, Bytes, BytesMut};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::{call::Caller, fair_queue::FairQueue, frame};
+use super::{call::Caller, frame};
 use crate::{
     model::Object,
     proto::{EncodedObject, ObjectFormat, PayloadFormat, Structs},
+    turns::FairQueue,
     watch::{BulkThreads, BulkWork},
 };
 
@@ -89,7 +90,7 @@ impl Encoder {
         match &self.threads {
             None => job(),
             Some(threads) => {
-                self.waiting.lock().push(caller, Box::new(job));
+                self.waiting.lock().push(caller.party(), Box::new(job));
                 self.notify(threads);
             }
         }

@@ -5,9 +5,15 @@ use crate::auth::{Attributes, Credentials, Identity};
 /// Rights that a call was granted. Those of an open stream are checked again and again.
 #[derive(Debug, Clone)]
 pub(super) struct Grant {
+    pub(super) caller: Authenticated,
+    pub(super) attributes: Attributes,
+}
+
+/// Caller of an open stream, with everything by which it is authenticated again.
+#[derive(Debug, Clone)]
+pub(super) struct Authenticated {
     pub(super) identity: Identity,
     /// Caller whose credentials these are, if it makes the call on behalf of another.
     pub(super) impersonator: Option<Identity>,
     pub(super) credentials: Option<Credentials>,
-    pub(super) attributes: Attributes,
 }

@@ -24,7 +24,7 @@ use tracing::{Instrument, Span, debug_span};
 
 use super::{
     audited_call::AuditedCall,
-    call::{Impersonator, timeout_of},
+    call::{Call, Impersonator, timeout_of},
     metrics::RpcObserver,
     peers::{HEALTH_PATHS, HEALTH_REQUEST_BYTES, PeerCall, REFLECTION_PATHS, RequestCharge},
     request::{RequestBounds, RequestMessages},
@@ -235,7 +235,12 @@ where
     if let Err(refusal) = authenticated {
         return Ok(refused(refusal.to_status()));
     }
-    let request = request.map(|()| RequestBody(body));
+    let mut request = request.map(|()| RequestBody(body));
+    if request.body().0.is_stream()
+        && let Some(caller) = Call::new(request.headers(), request.extensions()).authenticated()
+    {
+        request.body_mut().0.belong_to(service.open_streams().enter(caller));
+    }
     let is_impersonated = request.extensions().get::<Impersonator>().is_some();
     let user = request.extensions().get().filter(|_| is_impersonated).and_then(impersonated_user);
     let mut response = inner.oneshot(request).await?;

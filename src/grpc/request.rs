@@ -17,6 +17,7 @@ use tokio::time::Sleep;
 
 use super::{
     boundaries::{Boundaries, Boundary},
+    open_streams::StreamEntry,
     peers::RequestCharge,
     status::ApiError,
 };
@@ -42,6 +43,8 @@ pub(super) struct RequestMessages<B> {
     bounds: RequestBounds,
     /// Stream of the call. If a message is late, the server closes its connection after the last stream has ended.
     stream: Option<StreamHandle>,
+    /// Entry of a stream of requests whose caller was authenticated.
+    entry: Option<StreamEntry>,
     boundaries: Boundaries,
     /// Message that is being received, with its prefix.
     message: BytesMut,
@@ -71,6 +74,7 @@ impl<B> RequestMessages<B> {
             body,
             bounds,
             stream,
+            entry: None,
             boundaries: Boundaries::default(),
             message: BytesMut::new(),
             is_complete: false,
@@ -83,6 +87,21 @@ impl<B> RequestMessages<B> {
             charged: 0,
             timer: None,
         }
+    }
+
+    /// Returns true if the request may have more than one message.
+    pub(super) fn is_stream(&self) -> bool {
+        self.bounds.is_stream
+    }
+
+    /// Sets the entry of the stream, at whose end the messages end with the reason.
+    pub(super) fn belong_to(&mut self, entry: StreamEntry) {
+        self.entry = Some(entry);
+    }
+
+    /// Waits until the server ends the stream, also after the last message.
+    pub(super) fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<ApiError> {
+        self.entry.as_mut().map_or(Poll::Pending, |entry| entry.poll_end(cx))
     }
 
     /// Counts the messages that have arrived completely.
@@ -219,6 +238,9 @@ impl<B: Body<Data = Bytes> + Unpin> Body for RequestMessages<B> {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, ApiError>>> {
         let this = self.get_mut();
+        if let Poll::Ready(refusal) = this.poll_end(cx) {
+            return Poll::Ready(Some(Err(refusal)));
+        }
         ready!(this.poll_received(cx));
         Poll::Ready(match this.failed.take() {
             Some(error) => Some(Err(error)),

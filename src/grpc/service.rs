@@ -21,6 +21,7 @@ use super::{
     encoder::Encoder,
     held_snapshots::Age,
     metrics::{RpcMetrics, ServerCollector},
+    open_streams::OpenStreams,
     page::Pages,
     peers::Peers,
     quotas::{QuotaConfig, Quotas},
@@ -58,8 +59,10 @@ pub struct Lifecycle {
 pub struct AccessConfig {
     /// Decisions about calls; without it, every caller may read everything.
     pub authorizer: Option<Authorizer>,
-    /// Interval at which the rights of open watches are checked again.
+    /// Interval at which the callers of open streams and the rights of open watches are checked again.
     pub recheck: Duration,
+    /// Time for which they go on without an answer, after the interval.
+    pub grace: Duration,
 }
 
 /// Limits and defaults of all calls.
@@ -129,6 +132,7 @@ struct Inner {
     compilations: Arc<Quota>,
     peers: Peers,
     watchers: Arc<Watchers>,
+    open_streams: Arc<OpenStreams>,
     ledger: Arc<Ledger>,
     denials: Option<Arc<Denials>>,
     quotas: Quotas,
@@ -150,7 +154,7 @@ const CHARGE_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Default for AccessConfig {
     fn default() -> Self {
-        Self { authorizer: None, recheck: Duration::from_secs(60) }
+        Self { authorizer: None, recheck: Duration::from_secs(60), grace: Duration::from_secs(300) }
     }
 }
 
@@ -192,6 +196,7 @@ impl Service {
             compilations,
             peers,
             watchers,
+            open_streams: Arc::default(),
             ledger,
             lifecycle,
             metrics,
@@ -360,6 +365,11 @@ impl Service {
         self.inner.denials.as_ref()
     }
 
+    /// Returns the registry of the open streams of requests.
+    pub(super) fn open_streams(&self) -> &Arc<OpenStreams> {
+        &self.inner.open_streams
+    }
+
     pub(super) fn quotas(&self) -> &Quotas {
         &self.inner.quotas
     }
@@ -369,6 +379,9 @@ impl Service {
         self.metrics().register(registry);
         if let Some(authentication) = &self.config().authentication {
             authentication.register(registry);
+        }
+        if let Some(authorizer) = &self.config().access.authorizer {
+            authorizer.register(registry);
         }
         if let Some(audit) = &self.config().audit {
             audit.register(registry);

@@ -27,7 +27,7 @@ pub(super) struct Totals {
 }
 
 /// Reasons for the end of a watch, as the metric has them: those of the API, and those without a status of the server.
-pub(super) const END_REASONS: [&str; 21] = [
+pub(super) const END_REASONS: [&str; 22] = [
     "CANCELLED",
     "TIMEOUT",
     "CONDITION_MET",
@@ -41,6 +41,7 @@ pub(super) const END_REASONS: [&str; 21] = [
     "HISTORY_CHANGED",
     "ACCESS_CHANGED",
     "ACCESS_DENIED",
+    "IMPERSONATION_DENIED",
     "CREDENTIALS_INVALID",
     "CREDENTIALS_EXPIRED",
     "AUTHORIZER_UNAVAILABLE",

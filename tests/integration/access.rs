@@ -8,6 +8,7 @@ mod interference;
 mod recheck;
 mod reviews;
 mod rules;
+mod streams;
 
 use std::collections::BTreeSet;
 

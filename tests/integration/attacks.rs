@@ -17,7 +17,7 @@
 //! | many selections, many stuck Watches under COALESCE | [`stuck`], `watch/tests/deferred.rs`, `watch/tests/merging.rs` |
 //! | Lists by 9,000 values, which are rejected | `refusals.rs` |
 //! | Lists by 256 values | [`stuck`] |
-//! | many expressions to be compiled | [`stuck`], `grpc/query.rs`, `grpc/compiler/fair_mutex.rs` (fair shares of the compiler) |
+//! | many expressions to be compiled | [`stuck`], `grpc/query.rs`, `turns/fair_semaphore.rs` (fair shares of the compiler) |
 //! | BLOCK calls again and again | [`unread`], `watch/tests/block.rs` (a minute of them, in paused time), `slow_client.rs` |
 //! | Lists in three rounds | [`stuck`] |
 //! | Subscribe streams of many watches that are not read | [`stuck`], [`unread`] |
@@ -25,12 +25,14 @@
 //! | Subscribe: watches that stay paused, under each policy | [`subscribed`], `subscribe.rs` |
 //! | watches and page snapshots of one peer | `refusals.rs`, `grpc/page.rs` |
 //! | requests that never end, watches of health and reflections without end, calls beyond a share, denied calls | [`strangers`], `grpc/request.rs`, `transport/peer_account.rs`, `grpc/denials.rs` |
+//! | bad tokens, and accesses, that an authority has to review | [`reviews`], `access/reviews.rs` (paused time), `turns/fair_semaphore.rs` |
 //! | malformed requests, texts repeated in errors | `refusals.rs`, `connections.rs` |
 
 mod attacked_server;
 mod client;
 mod floods;
 mod frames;
+mod reviews;
 mod silent;
 mod strangers;
 mod stuck;

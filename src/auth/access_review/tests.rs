@@ -84,7 +84,7 @@ impl FakeReviewer {
             ttl: Duration::from_secs(10),
             namespaces: 200,
         };
-        AccessReviews::new(Arc::new(self.clone()), config)
+        AccessReviews::new(Arc::new(self.clone()), config, ReviewMetrics::default())
     }
 }
 
@@ -253,13 +253,67 @@ async fn reviews_are_bounded_in_number_and_time() {
         async move { reviews.authorize(&caller, &pods(Operation::List), &Vec::new).await }
     };
     join_all((0..1000).map(call)).await;
-    assert_eq!(reviewer.0.most_running.load(Ordering::Relaxed), 64);
+    assert_eq!(reviewer.0.most_running.load(Ordering::Relaxed), 48, "the others are for those with a decision before");
     *reviewer.0.delay.lock() = Duration::from_secs(3600);
     let begun = Instant::now();
     let problem = "review of an access not answered within 10s".to_owned();
     let slow = join_all((1000..1100).map(call)).await;
     assert!(slow.iter().all(|decision| *decision == Err(AccessError::Unavailable { problem: problem.clone() })));
     assert_eq!(begun.elapsed(), REVIEW_TIMEOUT);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_one_user_delays_no_other_and_a_decision_that_lapsed_comes_first() {
+    let reviewer = FakeReviewer::of(&["list pods."]);
+    let reviews = Arc::new(reviewer.reviews());
+    let list = async |user: &str| {
+        let began = Instant::now();
+        let decided = reviews.authorize(&caller(user), &pods(Operation::List), &Vec::new).await;
+        (decided, began.elapsed())
+    };
+    list("ann").await.0.unwrap();
+    advance(Duration::from_secs(10)).await;
+    *reviewer.0.delay.lock() = Duration::from_secs(1);
+    let flood: Vec<_> = (0..4000)
+        .map(|at| {
+            let (reviews, namespace) = (Arc::clone(&reviews), Some(format!("n{at}")));
+            let attributes = Attributes { namespace, ..pods(Operation::List) };
+            tokio::spawn(async move { reviews.authorize(&caller("mallory"), &attributes, &Vec::new).await })
+        })
+        .collect();
+    sleep(Duration::from_millis(10)).await;
+    assert_eq!(reviewer.0.running.load(Ordering::Relaxed), 16, "a quarter for a user");
+    let at_once = (Ok(Scope::All), Duration::from_secs(1));
+    assert_eq!(list("ann").await, at_once);
+    assert_eq!(list("bob").await, at_once);
+    for answer in flood {
+        assert!(answer.await.unwrap().is_err());
+    }
+
+    // All permits of strangers are in use, by authorities that hang; a decision of before has those that are left.
+    advance(Duration::from_secs(10)).await;
+    *reviewer.0.delay.lock() = Duration::from_secs(3600);
+    let strangers: Vec<_> = (0..100)
+        .map(|at| {
+            let reviews = Arc::clone(&reviews);
+            tokio::spawn(async move {
+                reviews.authorize(&caller(&format!("s{at}")), &pods(Operation::List), &Vec::new).await
+            })
+        })
+        .collect();
+    sleep(Duration::from_millis(10)).await;
+    *reviewer.0.delay.lock() = Duration::from_secs(1);
+    assert_eq!(list("ann").await, at_once);
+    *reviewer.0.delay.lock() = Duration::ZERO;
+    reviewer.fail(true);
+    advance(Duration::from_secs(10)).await;
+    assert!(list("ann").await.0.is_err());
+    reviewer.fail(false);
+    let (decided, waited) = list("ann").await;
+    assert_eq!((decided, waited.is_zero()), (Ok(Scope::All), true), "a failure takes nothing of that");
+    for answer in strangers {
+        answer.abort();
+    }
 }
 
 #[tokio::test(start_paused = true)]

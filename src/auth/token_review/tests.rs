@@ -88,6 +88,15 @@ fn token(text: &str) -> Token {
     Token::from_headers([format!("Bearer {text}").as_bytes()]).unwrap().unwrap()
 }
 
+/// Requests the user of a token that a peer without a name sends.
+async fn user_of(reviews: &TokenReviews, token: &Token) -> Answer {
+    reviews.user(token, Sender::Peer(peer(0))).await
+}
+
+fn peer(host: u8) -> Party {
+    Party::new(&host, &0)
+}
+
 fn is_unavailable(answer: &Answer) -> bool {
     matches!(answer, Err(AuthenticationError::Unavailable { .. }))
 }
@@ -97,47 +106,47 @@ async fn all_who_send_a_token_wait_for_one_review_whose_answer_is_kept_for_its_t
     let (fake, reviews) = reviews();
     *fake.delay.lock() = Duration::from_secs(1);
     let good = token("good");
-    let answers = join_all((0..100).map(|_| reviews.user(&good))).await;
+    let answers = join_all((0..100).map(|_| user_of(&reviews, &good))).await;
     let user = Identity::new(reviewed().user);
     assert!(answers.iter().all(|answer| *answer == Ok(user.clone())) && fake.reviews() == 1);
     assert_eq!(reviews.answers.metrics.hits.get(), 0);
     advance(TTL.saturating_sub(Duration::from_millis(1))).await;
-    assert_eq!((reviews.user(&good).await, fake.reviews()), (Ok(user.clone()), 1));
+    assert_eq!((user_of(&reviews, &good).await, fake.reviews()), (Ok(user.clone()), 1));
     assert_eq!(reviews.answers.metrics.hits.get(), 1);
     advance(Duration::from_millis(1)).await;
-    assert_eq!((reviews.user(&good).await, fake.reviews()), (Ok(user), 2));
+    assert_eq!((user_of(&reviews, &good).await, fake.reviews()), (Ok(user), 2));
     let bad = token("bad");
-    let answers = join_all((0..100).map(|_| reviews.user(&bad))).await;
+    let answers = join_all((0..100).map(|_| user_of(&reviews, &bad))).await;
     assert!(answers.iter().all(|answer| *answer == Err(AuthenticationError::Invalid)) && fake.reviews() == 3);
     advance(REFUSED_TTL.saturating_sub(Duration::from_millis(1))).await;
-    assert_eq!((reviews.user(&bad).await, fake.reviews()), (Err(AuthenticationError::Invalid), 3));
+    assert_eq!((user_of(&reviews, &bad).await, fake.reviews()), (Err(AuthenticationError::Invalid), 3));
     advance(Duration::from_millis(1)).await;
-    assert_eq!((reviews.user(&bad).await, fake.reviews()), (Err(AuthenticationError::Invalid), 4));
+    assert_eq!((user_of(&reviews, &bad).await, fake.reviews()), (Err(AuthenticationError::Invalid), 4));
 }
 
 #[tokio::test(start_paused = true)]
 async fn while_the_authority_does_not_answer_only_known_callers_are_admitted_until_their_time_is_over() {
     let (fake, reviews) = reviews();
     let (known, new) = (token("known"), token("new"));
-    reviews.user(&known).await.unwrap();
+    user_of(&reviews, &known).await.unwrap();
     *fake.answer.lock() = Err(ReviewError("500".to_owned()));
-    assert!(reviews.user(&known).await.is_ok());
+    assert!(user_of(&reviews, &known).await.is_ok());
     for at in 2..5 {
-        assert!(is_unavailable(&reviews.user(&new).await) && fake.reviews() == at, "a failure is not kept");
+        assert!(is_unavailable(&user_of(&reviews, &new).await) && fake.reviews() == at, "a failure is not kept");
     }
     advance(TTL).await;
-    assert!(is_unavailable(&reviews.user(&known).await));
+    assert!(is_unavailable(&user_of(&reviews, &known).await));
     // A user without a name is no answer either.
     *fake.answer.lock() = Ok(TokenReviewed { user: IdentityDetails::default(), ..reviewed() });
-    assert!(is_unavailable(&reviews.user(&new).await));
+    assert!(is_unavailable(&user_of(&reviews, &new).await));
     // One that hangs is given up after its time, for all who wait.
     *fake.delay.lock() = Duration::from_secs(3600);
     let began = Instant::now();
-    let answers = join_all((0..10).map(|_| reviews.user(&new))).await;
+    let answers = join_all((0..10).map(|_| user_of(&reviews, &new))).await;
     assert!(answers.iter().all(is_unavailable) && began.elapsed() == REVIEW_TIMEOUT);
     *fake.delay.lock() = Duration::ZERO;
     *fake.answer.lock() = Ok(reviewed());
-    assert!(reviews.user(&known).await.is_ok() && reviews.user(&new).await.is_ok());
+    assert!(user_of(&reviews, &known).await.is_ok() && user_of(&reviews, &new).await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]
@@ -145,7 +154,7 @@ async fn a_token_for_another_audience_is_refused() {
     let (fake, reviews) = reviews();
     for (at, audiences) in [vec!["other".to_owned()], Vec::new()].into_iter().enumerate() {
         *fake.answer.lock() = Ok(TokenReviewed { audiences, ..reviewed() });
-        assert_eq!(reviews.user(&token(&at.to_string())).await, Err(AuthenticationError::Invalid));
+        assert_eq!(user_of(&reviews, &token(&at.to_string())).await, Err(AuthenticationError::Invalid));
     }
 }
 
@@ -156,13 +165,13 @@ async fn a_user_is_not_kept_after_the_token_expires() {
     let encode = |text: &str| base64::Engine::encode(&base64::prelude::BASE64_URL_SAFE_NO_PAD, text);
     let jwt = format!("{}.{}.x", encode(r#"{"alg":"RS256"}"#), encode(&format!(r#"{{"exp":{expires}}}"#)));
     let jwt = token(&jwt.replace(".x", ".eA"));
-    let user = reviews.user(&jwt).await.unwrap();
+    let user = user_of(&reviews, &jwt).await.unwrap();
     assert_eq!(user.details().expires, Some(SystemTime::UNIX_EPOCH + Duration::from_secs(expires)));
     advance(Duration::from_secs(18)).await;
-    reviews.user(&jwt).await.unwrap();
+    user_of(&reviews, &jwt).await.unwrap();
     assert_eq!(fake.reviews(), 1);
     advance(Duration::from_secs(2)).await;
-    reviews.user(&jwt).await.unwrap();
+    user_of(&reviews, &jwt).await.unwrap();
     assert_eq!(fake.reviews(), 2);
 }
 
@@ -170,15 +179,15 @@ async fn a_user_is_not_kept_after_the_token_expires() {
 async fn answers_and_running_reviews_are_bounded_and_bad_tokens_evict_no_good_one() {
     let (fake, reviews) = reviews();
     let good = token("good");
-    reviews.user(&good).await.unwrap();
+    user_of(&reviews, &good).await.unwrap();
     for at in 0..2 * MAX_KEPT {
-        reviews.user(&token(&format!("bad{at}"))).await.unwrap_err();
+        user_of(&reviews, &token(&format!("bad{at}"))).await.unwrap_err();
     }
     let asked = fake.reviews();
-    reviews.user(&good).await.unwrap();
+    user_of(&reviews, &good).await.unwrap();
     assert_eq!(fake.reviews(), asked);
     for at in 0..2 * MAX_KEPT {
-        reviews.user(&token(&at.to_string())).await.unwrap();
+        user_of(&reviews, &token(&at.to_string())).await.unwrap();
     }
     let kept = || {
         let kept = reviews.answers.kept.lock();
@@ -186,14 +195,109 @@ async fn answers_and_running_reviews_are_bounded_and_bad_tokens_evict_no_good_on
     };
     assert!(kept().0 <= MAX_KEPT && kept().1 <= MAX_KEPT, "{:?}", kept());
     *fake.delay.lock() = Duration::from_secs(1);
-    let tokens: Vec<Token> = (0..4 * MAX_REVIEWS).map(|at| token(&format!("slow{at}"))).collect();
-    let answers = join_all(tokens.iter().map(|token| reviews.user(token))).await;
+    // Until then the peer with the bad tokens comes last.
+    advance(BAD_TTL).await;
+    let tokens: Vec<Token> = (0..3 * MAX_REVIEWS).map(|at| token(&format!("slow{at}"))).collect();
+    let from = |at: usize| Sender::Peer(peer(at as u8));
+    let answers = join_all(tokens.iter().zip(0..).map(|(token, at)| reviews.user(token, from(at % 8)))).await;
     assert!(answers.iter().all(Result::is_ok));
-    assert_eq!(fake.most_running.load(Ordering::Relaxed), MAX_REVIEWS);
+    assert_eq!(fake.most_running.load(Ordering::Relaxed), MAX_REVIEWS / 4 * 3, "the others are for known users");
     // A review that cannot begin in time fails like one without an answer.
     let tokens: Vec<Token> = (0..8 * MAX_REVIEWS).map(|at| token(&format!("many{at}"))).collect();
-    let answers = join_all(tokens.iter().map(|token| reviews.user(token))).await;
+    let answers = join_all(tokens.iter().map(|token| user_of(&reviews, token))).await;
     assert!(answers.iter().any(Result::is_ok) && answers.iter().any(is_unavailable));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_bad_tokens_delays_neither_known_users_nor_other_peers() {
+    let (fake, reviews) = reviews();
+    let reviews = Arc::new(reviews);
+    let (known, new) = (token("known"), token("new"));
+    user_of(&reviews, &known).await.unwrap();
+    advance(TTL).await;
+    *fake.delay.lock() = Duration::from_secs(1);
+    let flood = |name: &str, count: u32| -> Vec<_> {
+        let send = |at| {
+            let (reviews, bad) = (Arc::clone(&reviews), token(&format!("bad-{name}-{at}")));
+            let sender = Party::new(&1_u8, &(at % 4));
+            tokio::spawn(async move { reviews.user(&bad, Sender::Peer(sender)).await })
+        };
+        (0..count).map(send).collect()
+    };
+    let first = flood("first", 4000);
+    sleep(Duration::from_millis(10)).await;
+    assert_eq!(fake.running.load(Ordering::Relaxed), MAX_REVIEWS / 4, "a quarter for a peer");
+    let asked = async |token: &Token, sender| {
+        let began = Instant::now();
+        (reviews.user(token, sender).await.is_ok(), began.elapsed())
+    };
+    let user = Identity::new(reviewed().user);
+    let (at_once, stream) = ((true, Duration::from_secs(1)), token("evicted"));
+    assert_eq!(asked(&known, Sender::Peer(peer(1))).await, at_once, "a user who was accepted before");
+    assert_eq!(asked(&stream, Sender::Stream(&user)).await, at_once, "an open stream");
+    assert_eq!(asked(&new, Sender::Peer(peer(2))).await, at_once, "another peer");
+    // A caller at the peer of the flood has a turn after each of the others' connections.
+    let (is_accepted, waited) = asked(&token("neighbour"), Sender::Peer(Party::new(&1_u8, &"other"))).await;
+    assert!(is_accepted && waited <= 3 * at_once.1, "{waited:?}");
+    assert_eq!(reviews.answers.kept.lock().class(Party::new(&1_u8, &0), Instant::now()), Class::New, "none in a row");
+    for answer in first {
+        let answer = answer.await.unwrap();
+        assert!(answer == Err(AuthenticationError::Invalid) || is_unavailable(&answer), "{answer:?}");
+    }
+    let rejected = reviews.answers.metrics.reviews.get_or_create(&ResultLabels { result: "rejected" }).get();
+    assert!(rejected >= 4000 - QUEUE.calls as u64 / 4 - 16, "{rejected}");
+    let second = flood("second", MAX_BAD);
+    sleep(Duration::from_secs(2)).await;
+    let third = flood("third", 400);
+    sleep(Duration::from_millis(10)).await;
+    assert_eq!(fake.running.load(Ordering::Relaxed), MAX_REVIEWS / 16, "a peer with many bad tokens in a row");
+    drop((second, third));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_known_user_comes_before_strangers() {
+    let (fake, reviews) = reviews();
+    let reviews = Arc::new(reviews);
+    let known = token("known");
+    user_of(&reviews, &known).await.unwrap();
+    advance(TTL).await;
+    *fake.delay.lock() = Duration::from_secs(4);
+    let strangers: Vec<_> = (0..200_u32)
+        .map(|at| {
+            let (reviews, new) = (Arc::clone(&reviews), token(&format!("new{at}")));
+            tokio::spawn(async move { reviews.user(&new, Sender::Peer(Party::new(&at, &0))).await })
+        })
+        .collect();
+    sleep(Duration::from_millis(10)).await;
+    let began = Instant::now();
+    assert!(reviews.user(&known, Sender::Peer(peer(0))).await.is_ok());
+    assert_eq!(began.elapsed(), Duration::from_secs(4), "no stranger has the last permits");
+    drop(strangers);
+}
+
+#[tokio::test(start_paused = true)]
+async fn bad_tokens_count_in_a_row_and_for_a_while() {
+    let (_, reviews) = reviews();
+    let class = || reviews.answers.kept.lock().class(peer(0), Instant::now());
+    for at in 0..MAX_BAD {
+        assert_eq!(class(), Class::New);
+        user_of(&reviews, &token(&format!("bad{at}"))).await.unwrap_err();
+    }
+    assert_eq!(class(), Class::Suspect);
+    assert_eq!(reviews.answers.kept.lock().class(peer(1), Instant::now()), Class::New);
+    user_of(&reviews, &token("good")).await.unwrap();
+    assert_eq!(class(), Class::New);
+    for at in 0..MAX_BAD {
+        user_of(&reviews, &token(&format!("worse{at}"))).await.unwrap();
+        user_of(&reviews, &token(&format!("bad-{at}"))).await.unwrap_err();
+    }
+    assert_eq!(class(), Class::New, "not in a row");
+    for at in 0..MAX_BAD {
+        user_of(&reviews, &token(&format!("bad--{at}"))).await.unwrap_err();
+    }
+    assert_eq!(class(), Class::Suspect);
+    advance(BAD_TTL).await;
+    assert_eq!(class(), Class::New);
 }
 
 #[tokio::test(start_paused = true)]
@@ -201,15 +305,15 @@ async fn a_review_ends_with_the_last_caller_that_waits_for_it() {
     let (fake, reviews) = reviews();
     *fake.delay.lock() = Duration::from_secs(1);
     let good = token("good");
-    let mut first = Box::pin(reviews.user(&good));
-    let mut second = Box::pin(reviews.user(&good));
+    let mut first = Box::pin(user_of(&reviews, &good));
+    let mut second = Box::pin(user_of(&reviews, &good));
     assert!(first.as_mut().now_or_never().is_none() && second.as_mut().now_or_never().is_none());
     drop(first);
     assert!(second.await.is_ok() && fake.reviews() == 1);
     let other = token("other");
-    let mut abandoned = Box::pin(reviews.user(&other));
+    let mut abandoned = Box::pin(user_of(&reviews, &other));
     assert!(abandoned.as_mut().now_or_never().is_none());
     drop(abandoned);
     assert_eq!(fake.running.load(Ordering::Relaxed), 0);
-    assert!(reviews.user(&other).await.is_ok() && fake.reviews() == 3);
+    assert!(user_of(&reviews, &other).await.is_ok() && fake.reviews() == 3);
 }

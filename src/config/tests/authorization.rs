@@ -29,8 +29,8 @@ fn rules_are_in_the_configuration_or_in_a_file() {
 
 #[test]
 fn reviews_have_a_cluster_and_bounds() {
-    let AuthorizationConfig { authority, recheck, namespaces } = authorization(
-        "subject_access_review: { cache: 30s, group: example.com, kubeconfig: /k, context: c }, recheck: 10s, namespaces: 7",
+    let AuthorizationConfig { authority, recheck, grace, namespaces } = authorization(
+        "subject_access_review: { cache: 30s, group: example.com, kubeconfig: /k, context: c }, recheck: 10s, grace: 1m, namespaces: 7",
     );
     let expected = SubjectAccessReviewConfig {
         ttl: Duration::from_secs(30),
@@ -39,7 +39,7 @@ fn reviews_have_a_cluster_and_bounds() {
         context: Some("c".to_owned()),
     };
     assert_eq!(authority, Some(AuthorityConfig::SubjectAccessReview(expected)));
-    assert_eq!((recheck, namespaces), (Duration::from_secs(10), 7));
+    assert_eq!((recheck, grace, namespaces), (Duration::from_secs(10), Duration::from_secs(60), 7));
     let default = authorization("subject_access_review: {}");
     let review = AuthorityConfig::SubjectAccessReview(SubjectAccessReviewConfig::default());
     assert_eq!(default, AuthorizationConfig { authority: Some(review), ..AuthorizationConfig::default() });
@@ -61,7 +61,10 @@ fn a_problem_is_one_line() {
             "subject_access_review: { cache: 6m }",
             "subject_access_review.cache: expected a duration from 0s to 5m, found \"6m\"",
         ),
-        ("allow: all", "allow: unknown key; known here: rules, rules_file, recheck, namespaces, subject_access_review"),
+        (
+            "allow: all",
+            "allow: unknown key; known here: rules, rules_file, recheck, grace, namespaces, subject_access_review",
+        ),
     ] {
         assert_eq!(problems(&with_tokens(section)), format!("authorization.{problem}"));
     }

@@ -17,7 +17,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use bytes::{Buf, BytesMut};
@@ -249,10 +249,8 @@ impl SubscribeBody {
         let end_reason = tracing::field::Empty;
         let span = debug_span!(parent: &self.span, "watch", stream_id, watch_id, informerd.end_reason = end_reason);
         let opened = async move {
-            // The stream may be older than the credentials are valid.
-            if call.identity.as_ref().is_some_and(|identity| identity.has_expired(SystemTime::now())) {
-                return Err(ApiError::CredentialsExpired);
-            }
+            // The credentials with which the stream began may be no longer valid.
+            let call = service.begun_on_stream(call).await?;
             watch::open(&service, request.unwrap_or_default(), call).await
         };
         let opened = Abortable::new(opened.instrument(span), registration);

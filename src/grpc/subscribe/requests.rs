@@ -42,7 +42,8 @@ impl Requests {
                 return Poll::Ready(Some(request));
             }
             if self.is_over {
-                return Poll::Ready(None);
+                let end = self.body.poll_end(cx);
+                return Poll::Ready(if let Poll::Ready(refusal) = end { Some(Err(refusal)) } else { None });
             }
             match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
                 Some(Ok(frame)) => {

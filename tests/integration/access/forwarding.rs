@@ -307,7 +307,7 @@ async fn a_revocation_at_the_upstream_ends_a_stream_within_the_recheck_and_the_l
     let (ttl, recheck) = (Duration::from_secs(10), Duration::from_secs(60));
     let authorizer =
         Authorizer::of_rules(readable(&[])).forwarding(BTreeMap::from([("pods".to_owned(), reviewer)]), ttl);
-    let access = AccessConfig { authorizer: Some(authorizer), recheck };
+    let access = AccessConfig { authorizer: Some(authorizer), recheck, ..AccessConfig::default() };
     let server = Sandbox::start_with(Options { access, ..Options::default() }, vec![pod("x", "a", "")]).await;
     let mut stream = watch(&server, watch_pods(), None).await.unwrap();
     synced(&mut stream).await;

@@ -4,9 +4,9 @@ use std::{
     collections::BTreeSet,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use futures_util::{FutureExt, future::BoxFuture};
@@ -17,10 +17,14 @@ use informerd::{
     },
     grpc::AccessConfig,
     proto::pb,
+    transport::Peer,
 };
 use parking_lot::Mutex;
 use serde_json::json;
-use tokio::time::{Instant, sleep};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
 use tonic::{Code, Request, Status, Streaming};
 
 use crate::sandbox::{Options, Sandbox, pod, reason, watch_pods};
@@ -33,11 +37,17 @@ pub(super) struct FakeReviewer(Arc<State>);
 struct State {
     /// User and namespace; without one, all.
     allowed: Mutex<BTreeSet<(&'static str, &'static str)>>,
+    /// Tokens of nobody, besides those that begin with "bad".
+    revoked: Mutex<BTreeSet<&'static str>>,
     is_down: AtomicBool,
+    /// Time until it answers.
+    delay: Mutex<Duration>,
 }
 
 const MOMENT: Duration = Duration::from_secs(1);
 const RECHECK: Duration = Duration::from_secs(60);
+/// Time for which a stream goes on without an answer, after [`RECHECK`].
+const GRACE: Duration = Duration::from_secs(150);
 /// Time for which a decision about an access is used.
 const DECIDED: Duration = Duration::from_secs(10);
 /// Time for which the user of a token is known.
@@ -50,13 +60,23 @@ impl FakeReviewer {
         self.0.allowed.lock().extend(namespaces.iter().map(|namespace| (user, *namespace)));
     }
 
+    pub(super) fn revoke(&self, token: &'static str) {
+        self.0.revoked.lock().insert(token);
+    }
+
     fn is_down(&self, is_down: bool) {
         self.0.is_down.store(is_down, Ordering::Relaxed);
     }
 
     fn answer<T: Send + 'static>(&self, answer: T) -> BoxFuture<'static, Result<T, ReviewError>> {
-        let is_down = self.0.is_down.load(Ordering::Relaxed);
-        std::future::ready(if is_down { Err(ReviewError("connection refused".to_owned())) } else { Ok(answer) }).boxed()
+        let (is_down, delay) = (self.0.is_down.load(Ordering::Relaxed), *self.0.delay.lock());
+        async move {
+            if !delay.is_zero() {
+                sleep(delay).await;
+            }
+            if is_down { Err(ReviewError("connection refused".to_owned())) } else { Ok(answer) }
+        }
+        .boxed()
     }
 
     pub(super) fn authorizer(&self) -> Authorizer {
@@ -73,7 +93,8 @@ impl Reviewer for FakeReviewer {
         audiences: &[String],
     ) -> BoxFuture<'static, Result<TokenReviewed, ReviewError>> {
         let user = IdentityDetails { user: token.expose().to_owned(), ..IdentityDetails::default() };
-        self.answer(TokenReviewed { is_authenticated: true, user, audiences: audiences.to_vec() })
+        let is_authenticated = !user.user.starts_with("bad") && !self.0.revoked.lock().contains(&*user.user);
+        self.answer(TokenReviewed { is_authenticated, user, audiences: audiences.to_vec() })
     }
 
     fn review_access(
@@ -87,7 +108,7 @@ impl Reviewer for FakeReviewer {
 }
 
 async fn server(authorizer: Authorizer, authentication: Option<Authentication>, namespaces: &[&str]) -> Sandbox {
-    let access = AccessConfig { authorizer: Some(authorizer), recheck: RECHECK };
+    let access = AccessConfig { authorizer: Some(authorizer), recheck: RECHECK, grace: GRACE };
     let authentication = authentication.map(Arc::new);
     let objects = namespaces.iter().map(|namespace| pod(namespace, "a", "")).collect();
     Sandbox::start_with(Options { access, authentication, ..Options::default() }, objects).await
@@ -157,8 +178,9 @@ async fn while_kubernetes_is_down_known_callers_are_served_until_their_decision_
     let (version, status) = end(&mut stream).await;
     assert_eq!((status.code(), &*reason(&status)), (Code::Unavailable, "AUTHORIZER_UNAVAILABLE"));
     assert_eq!(version, seen.version().to_string(), "to resume from");
+    // The first check without an answer is due after 60 s, that at the end of the time without one is the fourth after it.
     let lasted = opened.elapsed();
-    assert!((2 * RECHECK..2 * RECHECK + Duration::from_secs(3)).contains(&lasted), "{lasted:?}");
+    assert!((5 * RECHECK..5 * RECHECK + Duration::from_secs(6)).contains(&lasted), "{lasted:?}");
 
     reviewer.is_down(false);
     assert_eq!(refusal(&server, "ann").await, None);
@@ -166,7 +188,7 @@ async fn while_kubernetes_is_down_known_callers_are_served_until_their_decision_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_ends_only_after_two_checks_in_a_row_without_an_answer() {
+async fn an_answer_begins_the_time_without_one_anew() {
     let reviewer = FakeReviewer::default();
     reviewer.allow("ann", &["x"]);
     let mut server = server(reviewer.authorizer(), None, &["x"]).await;
@@ -175,14 +197,15 @@ async fn a_watch_ends_only_after_two_checks_in_a_row_without_an_answer() {
     read_to(&mut stream, "").await;
     let mut last = String::new();
     for round in 0..6 {
-        // Down at every other check.
-        reviewer.is_down(round % 2 == 0);
+        // Down at all but the third check: longer than the time without an answer, in all.
+        reviewer.is_down(round != 3);
         sleep(RECHECK + Duration::from_secs(2)).await;
         last = server.put("x", &format!("in-{round}"), "").await.version().to_string();
         assert_eq!(read_to(&mut stream, &format!("in-{round}")).await.resource_version, last);
     }
-    assert!(opened.elapsed() > 6 * RECHECK);
+    assert!(opened.elapsed() > RECHECK + GRACE + 2 * RECHECK);
     // An answer decides at once.
+    reviewer.is_down(false);
     reviewer.0.allowed.lock().clear();
     let (version, status) = end(&mut stream).await;
     assert_eq!((status.code(), &*reason(&status), version), (Code::PermissionDenied, "ACCESS_DENIED", last));
@@ -207,12 +230,12 @@ async fn while_tokens_are_not_reviewed_known_ones_are_accepted_until_their_entry
     assert_eq!(refusal(&server, "ann").await.as_deref(), Some("AUTHORIZER_UNAVAILABLE"), "expired");
     let seen = server.put("x", "during", "").await.version().to_string();
     assert_eq!(read_to(&mut stream, "during").await.resource_version, seen);
-    // The check after 60 s finds the entry, those after 120 s and 180 s find none.
+    // The check after 60 s finds the entry, that after 120 s none, and the time without an answer is over at that after 360 s.
     let (version, status) = end(&mut stream).await;
     assert_eq!((status.code(), &*reason(&status)), (Code::Unavailable, "AUTHORIZER_UNAVAILABLE"));
     assert_eq!(version, seen);
     let lasted = opened.elapsed();
-    assert!((3 * RECHECK..3 * RECHECK + Duration::from_secs(3)).contains(&lasted), "{lasted:?}");
+    assert!((6 * RECHECK..6 * RECHECK + Duration::from_secs(7)).contains(&lasted), "{lasted:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -251,4 +274,113 @@ async fn a_namespace_that_appears_enters_if_its_review_allows_it() {
     let names = [read_to(&mut stream, "hidden").await, read_to(&mut stream, "hidden-too").await];
     assert!(names.iter().all(|message| message.cause() == pb::Cause::EnteredSelection), "{names:?}");
     assert!(granted.elapsed() < RECHECK + DECIDED, "{:?}", granted.elapsed());
+}
+
+/// Sends calls until it is dropped: each sender waits for an answer before the next call.
+struct Flood(#[expect(dead_code, reason = "ends them when it is dropped")] JoinSet<()>);
+
+impl Flood {
+    /// `request` returns the call number `n` of all.
+    fn begin(server: &Sandbox, request: impl Fn(u64) -> Request<pb::GetRequest> + Send + Sync + 'static) -> Self {
+        let (request, last) = (Arc::new(request), Arc::new(AtomicU64::new(0)));
+        let mut senders = JoinSet::new();
+        for _ in 0..1000 {
+            let (mut client, request, last) = (server.in_process(), Arc::clone(&request), Arc::clone(&last));
+            senders.spawn(async move {
+                loop {
+                    let refused = client.get(request(last.fetch_add(1, Ordering::Relaxed))).await;
+                    assert!(refused.is_err());
+                    sleep(Duration::from_millis(500)).await;
+                }
+            });
+        }
+        Self(senders)
+    }
+}
+
+/// Lists each second, and returns how long the answers took, the shortest first. None is refused.
+async fn lists(server: &Sandbox, user: &str, seconds: usize) -> Vec<Duration> {
+    let mut waited = Vec::new();
+    for _ in 0..seconds {
+        let began = Instant::now();
+        let request = of(user, 1, pb::ListRequest { resource: "pods".to_owned(), ..Default::default() });
+        let mut list = server.in_process().list(request).await.unwrap().into_inner();
+        while list.message().await.unwrap().is_some() {}
+        waited.push(began.elapsed());
+        sleep(MOMENT).await;
+    }
+    waited.sort_unstable();
+    waited
+}
+
+/// Returns a request of a user, whose token has its name, from a host.
+fn of<M>(user: &str, host: u8, message: M) -> Request<M> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("authorization", format!("Bearer {user}").parse().unwrap());
+    request.extensions_mut().insert(Peer::Tcp(([10, 0, 0, host], 1).into()));
+    request
+}
+
+/// Floods a server whose authority needs a second for an answer, with a caller who has an open watch. Neither is the watch ended nor
+/// is a call of this caller, or of a new one, refused.
+async fn survives_a_flood(authorizer: Authorizer, reviewer: &FakeReviewer, flood: fn(u64) -> Request<pb::GetRequest>) {
+    let token_reviews = TokenReviews::new(Arc::new(reviewer.clone()), vec!["informerd".to_owned()], DECIDED);
+    let authentication = Authentication { token_reviews: Some(token_reviews), ..Authentication::default() };
+    let access = AccessConfig { authorizer: Some(authorizer), recheck: Duration::from_secs(10), grace: Duration::ZERO };
+    let options = Options { access, authentication: Some(Arc::new(authentication)), ..Options::default() };
+    let mut server = Sandbox::start_with(options, vec![pod("x", "a", "")]).await;
+    let mut stream = server.in_process().watch(of("ann", 1, watch_pods())).await.unwrap().into_inner();
+    read_to(&mut stream, "").await;
+    *reviewer.0.delay.lock() = MOMENT;
+    let _flood = Flood::begin(&server, flood);
+    sleep(5 * MOMENT).await;
+    let waited = lists(&server, "ann", 40).await;
+    assert!(waited[waited.len() / 2] < Duration::from_millis(100), "{waited:?}");
+    assert!(waited[waited.len() - 1] <= 5 * MOMENT, "reviews of tokens and accesses, one after the other: {waited:?}");
+    let new = lists(&server, "bob", 1).await;
+    assert!(new[0] <= 5 * MOMENT, "{new:?}");
+    let version = server.put("x", "during", "").await.version().to_string();
+    assert_eq!(read_to(&mut stream, "during").await.resource_version, version, "the watch goes on");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_bad_tokens_delays_no_known_caller_and_ends_no_watch() {
+    let all = json!([{"subjects": ["*"], "verbs": ["*"], "resources": ["*"], "namespaces": ["*"]}]);
+    let authorizer = Authorizer::of_rules(Rules::from_value(&all).unwrap());
+    let bad =
+        |number| of(&format!("bad{number}"), 2, pb::GetRequest { resource: "pods".to_owned(), ..Default::default() });
+    survives_a_flood(authorizer, &FakeReviewer::default(), bad).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_accesses_of_one_user_delays_no_other_and_ends_no_watch() {
+    let reviewer = FakeReviewer::default();
+    for user in ["ann", "bob"] {
+        reviewer.allow(user, &["x"]);
+    }
+    let denied = |number| {
+        let namespace = format!("n{number}");
+        of("mallory", 2, pb::GetRequest { resource: "pods".to_owned(), namespace, ..Default::default() })
+    };
+    survives_a_flood(reviewer.authorizer(), &reviewer, denied).await;
+}
+
+/// While there is no answer the rights of before hold, but no credential beyond its own time.
+#[tokio::test(start_paused = true)]
+async fn without_an_answer_a_stream_ends_when_its_credentials_expire() {
+    let reviewer = FakeReviewer::default();
+    reviewer.allow("ann", &["x"]);
+    let server = server(reviewer.authorizer(), None, &["x"]).await;
+    // The clock of the system decides, which does not stand still with that of the test.
+    let expires = Some(SystemTime::now() + Duration::from_millis(500));
+    let mut stream = super::recheck::watch(&server, watch_pods(), expires).await.unwrap();
+    read_to(&mut stream, "").await;
+    // It hangs: the check of the watch waits for it.
+    *reviewer.0.delay.lock() = Duration::from_secs(1 << 30);
+    sleep(RECHECK + MOMENT).await;
+    while expires.is_some_and(|expires| SystemTime::now() < expires) {
+        tokio::task::yield_now().await;
+    }
+    let (_, status) = end(&mut stream).await;
+    assert_eq!((status.code(), &*reason(&status)), (Code::Unauthenticated, "CREDENTIALS_EXPIRED"));
 }
