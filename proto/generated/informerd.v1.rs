@@ -580,7 +580,8 @@ pub mod explain_request {
         /// As a Watch would have it; only what selects is used.
         #[prost(message, tag = "1")]
         Watch(super::WatchRequest),
-        /// That of an open watch: Watcher.id. Needs the rights of AdminService. An unknown id is NOT_FOUND /
+        /// That of an open watch: Watcher.id. Needs the rights of AdminService, which are none to the object: for a caller who
+        /// may not get or list it the answer is that for an object that does not exist. An unknown id is NOT_FOUND /
         /// WATCHER_NOT_FOUND.
         #[prost(uint64, tag = "2")]
         WatcherId(u64),
@@ -595,7 +596,8 @@ pub struct ExplainResponse {
     /// The object without its body; unset when the cache does not hold it.
     #[prost(message, optional, tag = "2")]
     pub object: ::core::option::Option<Object>,
-    /// True when all terms match.
+    /// True when all terms match. Unset, that is false, also when a term has no result: TERM_RESULT_UNSPECIFIED among the
+    /// terms says that it is not known.
     #[prost(bool, tag = "3")]
     pub selected: bool,
     /// Every term, also after one that does not match; empty when the cache does not hold the object.
@@ -614,14 +616,13 @@ pub struct SelectionTerm {
     /// The field of WatchRequest that it comes from, for example "label_selector"; "access" for the caller's namespaces.
     #[prost(string, tag = "1")]
     pub field: ::prost::alloc::string::String,
-    /// The term, for example "tier in (a,b)".
+    /// The term, for example "tier in (a,b)"; "…" where it has no result.
     #[prost(string, tag = "2")]
     pub term: ::prost::alloc::string::String,
     /// The result.
     #[prost(enumeration = "TermResult", tag = "3")]
     pub result: i32,
-    /// The value found (for a shard, the hash), or the error of a failed evaluation. Empty for a caller who may not read the
-    /// object's body, where it depends on that.
+    /// The value found (for a shard, the hash), or the error of a failed evaluation.
     #[prost(string, tag = "4")]
     pub found: ::prost::alloc::string::String,
 }
@@ -698,8 +699,8 @@ pub struct ServerInfo {
     #[prost(string, tag = "4")]
     pub config_error: ::prost::alloc::string::String,
 }
-/// One resource. For a caller limited to some namespaces, counts, problems and namespaces cover only these, and
-/// `watchers` is 0.
+/// One resource. For a caller who may list some namespaces only, counts, problems and namespaces cover only these, and
+/// `watchers` is 0. Whoever may only get or watch objects may list none.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Resource {
     /// Its name in requests.
@@ -1218,7 +1219,7 @@ impl Cause {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum TermResult {
-    /// Never sent.
+    /// No result: the term depends on the object's body, which the caller may not read.
     Unspecified = 0,
     /// It selects the object.
     Match = 1,

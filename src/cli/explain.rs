@@ -88,8 +88,13 @@ async fn explain(flags: &ExplainFlags) -> Result<(), Failure> {
 }
 
 fn summary(explained: &pb::ExplainResponse) -> Cow<'static, str> {
-    let misses = explained.terms.iter().filter(|term| term.result() != pb::TermResult::Match).count();
+    let count_of = |is: fn(pb::TermResult) -> bool| explained.terms.iter().filter(|term| is(term.result())).count();
+    let misses = count_of(|result| result != pb::TermResult::Match);
+    let hidden = count_of(|result| result == pb::TermResult::Unspecified);
     match explained.terms.len() {
+        count if hidden > 0 => {
+            format!("not known: {hidden} of {count} terms depend on the object's body, which you may not read").into()
+        }
         0 => "selected: everything is".into(),
         _ if explained.selected => "selected: all terms match".into(),
         count => format!("not selected: {misses} of {count} terms do not match").into(),

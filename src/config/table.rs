@@ -252,7 +252,7 @@ rows! {
     /// Audit log of the calls.
     pub struct AuditConfig at "audit." {
         file: Option<PathBuf>, file,
-            "file for a line of JSON at the beginning and the end of each Watch, Until, List and ByIndex, and for each denied call, or - for standard error; relative to the configuration file, and created again when it was renamed; none if left out";
+            "file for a line of JSON at the beginning and the end of each Watch, Until, List and ByIndex, for each Get, Explain and ListIndexValues, and for each denied call, or - for standard error; relative to the configuration file, and created again when it was renamed; none if left out";
     }
 }
 

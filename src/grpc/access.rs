@@ -217,7 +217,7 @@ impl Service {
         snapshot.map(|snapshot| snapshot.namespaces()).unwrap_or_default()
     }
 
-    /// Returns the access of a call to each resource that it may see, with the namespaces to which it is limited.
+    /// Returns each resource that a call may see, with the namespaces of the objects that it may list: none if all.
     pub(super) async fn seen(&self, call: &Call) -> Result<Vec<(Arc<ServedResource>, Option<Namespaces>)>, ApiError> {
         let mut seen = Vec::new();
         for resource in self.resources() {
@@ -225,10 +225,19 @@ impl Service {
                 seen.push((resource, None));
                 continue;
             }
-            let attributes = Attributes::new(Operation::See, &*resource.name);
             let Some(identity) = &call.identity else { continue };
-            match self.authorize(identity, &attributes).await {
-                Ok(namespaces) => seen.push((resource, namespaces)),
+            let name = resource.name.clone();
+            let may = async |operation| self.authorize(identity, &Attributes::new(operation, &*name)).await;
+            match may(Operation::List).await {
+                Err(ApiError::AccessDenied { .. }) => {}
+                answer => {
+                    seen.push((resource, answer?));
+                    continue;
+                }
+            }
+            // Whoever may only get or watch learns that the resource exists, and counts nothing of it.
+            match may(Operation::See).await {
+                Ok(_) => seen.push((resource, Some(Namespaces::default()))),
                 Err(ApiError::AccessDenied { .. }) => {}
                 Err(refusal) => return Err(refusal),
             }

@@ -1,4 +1,5 @@
-//! Call in the audit log: a line when its stream begins and when it ends, and a line if it is denied ([`Denials`] limits these).
+//! Call in the audit log: a line when its stream begins and when it ends, a line for an answer that is no stream, and a line if it is
+//! denied ([`Denials`] limits these).
 //!
 //! The layer around every call creates the entry, and learns the outcome; the handlers add what the call requests. A line has names,
 //! selections and numbers: never credentials, and never an object.
@@ -22,7 +23,7 @@ use tonic_types::StatusExt;
 use super::denials::{Denials, DeniedCaller};
 use crate::{
     auth::Identity,
-    model::{Selection, excerpt},
+    model::{ObjectKey, Selection, excerpt},
     proto::{ObjectFormat, PayloadFormat, pb},
     transport::Peer,
 };
@@ -49,13 +50,15 @@ struct Requested {
     impersonator: Option<String>,
     resource: String,
     namespace: Option<String>,
+    name: Option<String>,
     selection: Option<String>,
     namespaces: Option<Vec<String>>,
     format: Option<&'static str>,
     view: Option<String>,
     /// Point at which a watch begins: a version, or a name in upper case.
     from: Option<String>,
-    has_begun: bool,
+    /// Event of the line at the end of the call, if it has one.
+    last: Option<&'static str>,
     /// Code with which the call has ended; a stream that is dropped without one was cancelled.
     code: Option<Code>,
 }
@@ -78,6 +81,8 @@ struct Line<'a> {
     resource: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     namespace: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     selection: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -163,8 +168,19 @@ impl AuditedCall {
             requested.format = Some(name_of(format.payload));
         }
         requested.view = format.view.as_ref().map(ToString::to_string);
-        requested.has_begun = true;
+        requested.last = Some("end");
         self.0.write(&requested, "begin", |line| line);
+    }
+
+    /// Records that the call, which has the rights, reads an object or values of an index: it has one line, at its end.
+    pub(super) fn reads(&self, key: Option<&ObjectKey>, selection: Option<String>, format: &ObjectFormat) {
+        let mut requested = self.0.requested.lock();
+        requested.namespace = key.map(|key| key.namespace().to_owned());
+        requested.name = key.map(|key| key.name().to_owned());
+        requested.selection = selection;
+        requested.format = Some(name_of(format.payload));
+        requested.view = format.view.as_ref().map(ToString::to_string);
+        requested.last = Some("read");
     }
 
     /// Counts events or objects that were sent.
@@ -255,8 +271,9 @@ impl Entry {
         event: &'static str,
         with: impl FnOnce(Line<'a>) -> Line<'a>,
     ) -> Option<String> {
-        let Requested { user, impersonator, resource, namespace, selection, namespaces, format, view, from, .. } =
-            requested;
+        let Requested {
+            user, impersonator, resource, namespace, name, selection, namespaces, format, view, from, ..
+        } = requested;
         let line = with(Line {
             time: prost_types::Timestamp::from(SystemTime::now()).to_string(),
             event,
@@ -267,6 +284,7 @@ impl Entry {
             method: &self.method,
             resource,
             namespace: namespace.as_deref(),
+            name: name.as_deref(),
             selection: selection.as_deref(),
             namespaces: namespaces.as_deref(),
             format: *format,
@@ -286,13 +304,11 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         let requested = std::mem::take(self.requested.get_mut());
-        if !requested.has_begun {
-            return;
-        }
+        let Some(event) = requested.last else { return };
         let code = requested.code.unwrap_or(Code::Cancelled);
         let duration = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let [bytes, events] = [&self.bytes, &self.events].map(|count| Some(count.load(Ordering::Relaxed)));
-        self.write(&requested, "end", |line| Line {
+        self.write(&requested, event, |line| Line {
             status: Some(format!("{code:?}")),
             duration_ms: Some(duration),
             bytes,

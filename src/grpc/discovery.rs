@@ -11,7 +11,7 @@ use super::{
 use crate::{
     auth::Operation,
     cache::{Problem, ProblemReason},
-    model::{Namespaces, ResourceVersion, View},
+    model::{Namespaces, ResourceVersion, View, excerpt},
     process::commit,
     proto::{self, pb},
 };
@@ -24,7 +24,7 @@ const MAX_INDEX_VALUES: usize = 10_000;
 /// Size limit of a response with index values, in bytes; the last value may exceed it.
 const MAX_VALUES_BYTES: usize = 1 << 20;
 
-/// Answers `ListResources` with the resources that the caller may see.
+/// Answers `ListResources` with the resources that the caller may see, of which it learns what it may list.
 pub(super) async fn resources(service: &Service, call: &Call) -> Result<pb::ListResourcesResponse, ApiError> {
     let mut resources = Vec::new();
     for (resource, namespaces) in service.seen(call).await? {
@@ -143,6 +143,9 @@ pub(super) async fn index_values(
     }
     service.quotas().call(call)?;
     service.quotas().list(call)?;
+    if let Some(audited) = &call.audited {
+        audited.reads(None, Some(format!("index={}", excerpt(index))), &access.format);
+    }
     let bound = pb::ListIndexValuesRequest { page_size: 0, page_token: String::new(), ..request.clone() };
     let namespaces = access.namespaces.as_ref();
     let (id, bound) = (resource.calls.id(), bound.encode_to_vec());
@@ -178,6 +181,9 @@ pub(super) async fn index_values(
         }
         bytes += value.len();
         values.push(pb::IndexValue { value: value.to_owned(), objects: 1 });
+    }
+    if let Some(audited) = &call.audited {
+        audited.sends(values.len() as u64);
     }
     Ok(pb::ListIndexValuesResponse {
         resource_version: snapshot.safe_version().to_string(),

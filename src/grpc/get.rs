@@ -66,6 +66,9 @@ pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) 
     service.quotas().call(&call)?;
     let caller = call.caller();
     let view = resource.views.read(&resource.name, caller, &mut format)?;
+    if let Some(audited) = &call.audited {
+        audited.reads(Some(&key), None, &format);
+    }
     let snapshot = service.snapshot(&resource, min_version.as_ref(), call.wait).await?;
     let object = snapshot.get(&key).ok_or_else(|| ApiError::object(&resource.name, &key))?;
     let report = resource.informer.report();
@@ -76,6 +79,9 @@ pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) 
         source_seen_at: report.seen_at.map(proto::timestamp),
         history: resource.informer.history(snapshot.history_id(), None),
     };
+    if let Some(audited) = &call.audited {
+        audited.sends(1);
+    }
     let (service, object) = (service.clone(), Arc::clone(object));
     Ok(GetBody {
         service,

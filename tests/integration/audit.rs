@@ -111,10 +111,7 @@ async fn a_stream_has_a_line_at_its_beginning_and_at_its_end() {
     let found = rig.lines(6).await;
     assert_eq!(fields(&found[4], "event method"), "begin Until");
     assert_eq!(fields(&found[5], "event method status"), "end Until Ok");
-    // Single answers have no lines, and invalid requests are no denials.
-    let get =
-        pb::GetRequest { resource: "pods".into(), namespace: "shop".into(), name: "a".into(), ..Default::default() };
-    client.get(by("bob", get)).await.unwrap();
+    // Invalid requests have no lines.
     client.watch(by("bob", pb::WatchRequest { label_selector: "a in".into(), ..watch_pods() })).await.unwrap_err();
     client.watch(by("bob", watch_from_now())).await.unwrap();
     assert_eq!(fields(&rig.lines(7).await[6], "event user method from"), "begin bob Watch NOW");
@@ -147,4 +144,36 @@ async fn a_denied_call_of_any_kind_has_a_line_with_its_reason() {
     assert_eq!(fields(&found[0], names), "denied alice Get pods RAW PermissionDenied ACCESS_DENIED");
     assert_eq!(fields(&found[1], "event method reason"), "denied ListIndexValues ACCESS_DENIED");
     assert_eq!(fields(&found[3], "event method status reason"), "denied Watch ResourceExhausted QUOTA_EXCEEDED");
+}
+
+#[tokio::test]
+async fn an_answer_that_is_no_stream_has_one_line() {
+    let rig = Rig::new(Options::default()).await;
+    let mut client = rig.sandbox.in_process();
+    let get = |name: &str| {
+        let (resource, namespace, name) = ("pods".to_owned(), "shop".to_owned(), name.to_owned());
+        pb::GetRequest { resource, namespace, name, ..Default::default() }
+    };
+    client.get(by("bob", get("a"))).await.unwrap();
+    client.get(by("bob", get("none"))).await.unwrap_err();
+    let values = pb::ListIndexValuesRequest { resource: "pods".into(), index: "node".into(), ..Default::default() };
+    client.list_index_values(by("bob", values)).await.unwrap();
+    let selection = pb::WatchRequest { label_selector: "!x".into(), ..watch_pods() };
+    let key = Some(pb::ObjectKey { namespace: "shop".into(), name: "b".into() });
+    let selection = Some(pb::explain_request::Selection::Watch(selection));
+    client.explain(by("bob", pb::ExplainRequest { selection, key })).await.unwrap();
+    let names = "event user method resource namespace name selection format status events";
+    let found: Vec<_> = rig.lines(4).await.iter().map(|line| fields(line, names)).collect();
+    assert_eq!(
+        found,
+        [
+            "read bob Get pods shop a - STRUCT Ok 1",
+            "read bob Get pods shop none - STRUCT NotFound 0",
+            "read bob ListIndexValues pods - - index=node METADATA Ok 0",
+            "read bob Explain pods shop b labels=!x METADATA Ok 1",
+        ]
+    );
+    client.list_resources(by("bob", pb::ListResourcesRequest {})).await.unwrap();
+    client.get(by("bob", get("a"))).await.unwrap();
+    assert_eq!(fields(&rig.lines(5).await[4], "event method"), "read Get", "ListResources shows no object");
 }

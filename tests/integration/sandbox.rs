@@ -97,6 +97,8 @@ pub(crate) struct Options {
     pub(crate) relay: Option<RelayConfig>,
     pub(crate) access: AccessConfig,
     pub(crate) authentication: Option<Arc<Authentication>>,
+    /// Reason why the newest configuration was rejected.
+    pub(crate) config_error: Option<&'static str>,
 }
 
 /// Services of a server without a connection.
@@ -127,6 +129,7 @@ impl Default for Options {
             relay: None,
             access: AccessConfig::default(),
             authentication: None,
+            config_error: None,
         }
     }
 }
@@ -216,6 +219,7 @@ impl Sandbox {
             lifecycle.clone(),
             Arc::clone(&metrics),
         );
+        service.set_config_error(options.config_error.map(str::to_owned));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let bounds = ServerConfig {

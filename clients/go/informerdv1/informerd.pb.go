@@ -375,7 +375,7 @@ func (Cause) EnumDescriptor() ([]byte, []int) {
 type TermResult int32
 
 const (
-	// Never sent.
+	// No result: the term depends on the object's body, which the caller may not read.
 	TermResult_TERM_RESULT_UNSPECIFIED TermResult = 0
 	// It selects the object.
 	TermResult_TERM_RESULT_MATCH TermResult = 1
@@ -2803,7 +2803,8 @@ type ExplainRequest_Watch struct {
 }
 
 type ExplainRequest_WatcherId struct {
-	// That of an open watch: Watcher.id. Needs the rights of AdminService. An unknown id is NOT_FOUND /
+	// That of an open watch: Watcher.id. Needs the rights of AdminService, which are none to the object: for a caller who
+	// may not get or list it the answer is that for an object that does not exist. An unknown id is NOT_FOUND /
 	// WATCHER_NOT_FOUND.
 	WatcherId uint64 `protobuf:"varint,2,opt,name=watcher_id,json=watcherId,proto3,oneof"`
 }
@@ -2819,7 +2820,8 @@ type ExplainResponse struct {
 	ResourceVersion string `protobuf:"bytes,1,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
 	// The object without its body; unset when the cache does not hold it.
 	Object *Object `protobuf:"bytes,2,opt,name=object,proto3" json:"object,omitempty"`
-	// True when all terms match.
+	// True when all terms match. Unset, that is false, also when a term has no result: TERM_RESULT_UNSPECIFIED among the
+	// terms says that it is not known.
 	Selected bool `protobuf:"varint,3,opt,name=selected,proto3" json:"selected,omitempty"`
 	// Every term, also after one that does not match; empty when the cache does not hold the object.
 	Terms []*SelectionTerm `protobuf:"bytes,4,rep,name=terms,proto3" json:"terms,omitempty"`
@@ -2908,12 +2910,11 @@ type SelectionTerm struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The field of WatchRequest that it comes from, for example "label_selector"; "access" for the caller's namespaces.
 	Field string `protobuf:"bytes,1,opt,name=field,proto3" json:"field,omitempty"`
-	// The term, for example "tier in (a,b)".
+	// The term, for example "tier in (a,b)"; "…" where it has no result.
 	Term string `protobuf:"bytes,2,opt,name=term,proto3" json:"term,omitempty"`
 	// The result.
 	Result TermResult `protobuf:"varint,3,opt,name=result,proto3,enum=informerd.v1.TermResult" json:"result,omitempty"`
-	// The value found (for a shard, the hash), or the error of a failed evaluation. Empty for a caller who may not read the
-	// object's body, where it depends on that.
+	// The value found (for a shard, the hash), or the error of a failed evaluation.
 	Found         string `protobuf:"bytes,4,opt,name=found,proto3" json:"found,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3345,8 +3346,8 @@ func (x *ServerInfo) GetConfigError() string {
 	return ""
 }
 
-// One resource. For a caller limited to some namespaces, counts, problems and namespaces cover only these, and
-// `watchers` is 0.
+// One resource. For a caller who may list some namespaces only, counts, problems and namespaces cover only these, and
+// `watchers` is 0. Whoever may only get or watch objects may list none.
 type Resource struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its name in requests.

@@ -1,7 +1,7 @@
 //! Terms of a selection, each with its result for an object.
 
 use super::Selection;
-use crate::model::{IndexMatch, IndexedObject, Object, ShardKey, TermResult};
+use crate::model::{IndexMatch, IndexedObject, Object, TermResult};
 
 /// One term of a selection, and its result for an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -10,12 +10,11 @@ pub struct Term {
     pub part: Part,
     /// Normal form of the term, for example `tier in (a,b)`.
     pub text: String,
-    /// Result.
-    pub result: TermResult,
-    /// Value that was found (for a shard, the hash), or the reason of a failed evaluation.
-    pub found: String,
     /// True if the term depends on the body of the object.
     pub reads_body: bool,
+    /// Result, and the value that was found (for a shard, the hash), or the reason of a failed evaluation; `None` if the term was not
+    /// evaluated.
+    pub result: Option<(TermResult, String)>,
 }
 
 /// Part of a selection.
@@ -43,46 +42,48 @@ pub enum Part {
 
 impl Selection {
     /// Returns every term with its result for the object, those after one that does not match, too. The object is
-    /// [selected](Selection::matches) if all of them match.
-    pub fn terms(&self, object: &Object) -> Vec<Term> {
+    /// [selected](Selection::matches) if all of them match. Without `bodies`, terms that depend on the object's body are not
+    /// evaluated: a failed evaluation is counted, and the count would show the result.
+    pub fn terms(&self, object: &Object, bodies: bool) -> Vec<Term> {
         let Self { namespace, namespaces, name, labels, fields, index, shard, expression } = self;
         let key = object.key();
         let mut terms = Vec::new();
-        let mut add = |part, text: String, is_match: bool, found: String, reads_body| {
-            let result = if is_match { TermResult::Match } else { TermResult::NoMatch };
-            terms.push(Term { part, text, result, found, reads_body });
+        let mut add = |part, text: String, reads_body, result: Option<(bool, String)>| {
+            let result_of = |is_match| if is_match { TermResult::Match } else { TermResult::NoMatch };
+            let result = result.map(|(is_match, found)| (result_of(is_match), found));
+            terms.push(Term { part, text, reads_body, result });
         };
+        let is_evaluated = |reads_body: bool| bodies || !reads_body;
         if let Some(namespace) = namespace {
             let is_match = namespace == key.namespace();
-            add(Part::Namespace, namespace.clone(), is_match, key.namespace().to_owned(), false);
+            add(Part::Namespace, namespace.clone(), false, Some((is_match, key.namespace().to_owned())));
         }
         if let Some(namespaces) = namespaces {
-            let is_match = namespaces.contains(key.namespace());
-            add(Part::Access, format!("namespace in ({namespaces})"), is_match, key.namespace().to_owned(), false);
+            let result = (namespaces.contains(key.namespace()), key.namespace().to_owned());
+            add(Part::Access, format!("namespace in ({namespaces})"), false, Some(result));
         }
         if let Some(name) = name {
-            add(Part::Name, name.clone(), name == key.name(), key.name().to_owned(), false);
+            add(Part::Name, name.clone(), false, Some((name == key.name(), key.name().to_owned())));
         }
         for (text, is_match, found) in labels.terms(object.labels()) {
-            add(Part::Labels, text, is_match, found, false);
+            add(Part::Labels, text, false, Some((is_match, found)));
         }
-        for (text, is_match, found, reads_body) in fields.terms(object) {
-            add(Part::Fields, text, is_match, found, reads_body);
+        for (text, reads_body, result) in fields.terms(object, bodies) {
+            add(Part::Fields, text, reads_body, result);
         }
         if let Some(index @ IndexMatch { name, values, func }) = index {
             let values: Vec<&str> = values.iter().map(String::as_str).collect();
-            let found = IndexedObject::from(object).values(func).join(",");
             let text = format!("{name} in ({})", values.join(","));
-            add(Part::Index, text, index.matches(object), found, func.reads_body());
+            let result = || (index.matches(object), IndexedObject::from(object).values(func).join(","));
+            add(Part::Index, text, func.reads_body(), is_evaluated(func.reads_body()).then(result));
         }
         if let Some(shard) = shard {
-            let found = format!("{:#018x}", shard.key().hash(object));
-            let reads_body = matches!(shard.key(), ShardKey::Path(_));
-            add(Part::Shard, shard.to_string(), shard.matches(object), found, reads_body);
+            let result = || (shard.matches(object), format!("{:#018x}", shard.key().hash(object)));
+            add(Part::Shard, shard.to_string(), shard.reads_body(), is_evaluated(shard.reads_body()).then(result));
         }
         if let Some(expression) = expression {
-            let (result, found) = expression.explain(object);
-            terms.push(Term { part: Part::Expression, text: expression.to_string(), result, found, reads_body: true });
+            let result = bodies.then(|| expression.explain(object));
+            terms.push(Term { part: Part::Expression, text: expression.to_string(), reads_body: true, result });
         }
         terms
     }

@@ -223,9 +223,12 @@ proptest! {
             &format!(r#"{{"metadata":{{"namespace":"{of}","name":"web","labels":{{"app":"{app}"{tier}}}}},"spec":{{"n":{n}}}}}"#),
             1,
         );
-        let terms = selection.terms(&object);
-        let all_match = terms.iter().all(|term| term.result == TermResult::Match);
-        prop_assert_eq!(all_match, selection.matches(&object), "{:?}", terms);
+        let terms = selection.terms(&object, true);
+        let is_match = |term: &Term| term.result.as_ref().is_some_and(|(result, _)| *result == TermResult::Match);
+        prop_assert_eq!(terms.iter().all(is_match), selection.matches(&object), "{:?}", terms);
+        let without_body = |term: Term| Term { result: term.result.filter(|_| !term.reads_body), ..term };
+        let expected: Vec<_> = terms.iter().cloned().map(without_body).collect();
+        prop_assert_eq!(selection.terms(&object, false), expected);
         prop_assert_eq!(terms.is_empty(), selection.selects_all());
         prop_assert_eq!(terms.iter().any(|term| term.reads_body), selection.reads_body());
     }

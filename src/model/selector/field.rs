@@ -78,11 +78,17 @@ impl FieldSelector {
         self.requirements.iter().all(|requirement| requirement.matches(object))
     }
 
-    /// Returns each requirement, with its result for the object, the value that was found, and true if it reads the body.
-    pub(crate) fn terms(&self, object: &Object) -> impl Iterator<Item = (String, bool, String, bool)> {
+    /// Returns each requirement, true if it reads the body, and its result for the object with the value that was found. One that
+    /// reads the body has a result only with `bodies`.
+    pub(crate) fn terms(
+        &self,
+        object: &Object,
+        bodies: bool,
+    ) -> impl Iterator<Item = (String, bool, Option<(bool, String)>)> {
         self.requirements.iter().map(move |requirement| {
-            let found = requirement.found(object).into_owned();
-            (requirement.to_string(), requirement.matches(object), found, requirement.reads_body())
+            let reads_body = requirement.reads_body();
+            let result = || (requirement.matches(object), requirement.found(object).into_owned());
+            (requirement.to_string(), reads_body, (bodies || !reads_body).then(result))
         })
     }
 

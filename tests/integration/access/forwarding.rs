@@ -17,9 +17,7 @@ use tonic::{Code, Request, Status};
 
 use super::{
     OBJECTS,
-    calls::{Answer, Shape},
     recheck::{ended, readable, synced, watch},
-    rules::{Caller, RuleSet},
     views,
 };
 use crate::{
@@ -28,10 +26,6 @@ use crate::{
     tcp_proxy::TcpProxy,
 };
 
-/// Number of rule sets, each with [`SHAPES`] calls.
-const RULE_SETS: u64 = 60;
-const SHAPES: usize = 24;
-const SEED: u64 = 5;
 /// Lifetime of a decision that no test outlives.
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -132,37 +126,6 @@ pub(super) fn named(user: &str) -> Identity {
 
 fn denied() -> Result<Vec<String>, (Code, String)> {
     Err((Code::PermissionDenied, "ACCESS_DENIED".to_owned()))
-}
-
-/// Each call to the relay has the answer of the same call to its upstream.
-#[tokio::test]
-async fn a_caller_receives_through_a_relay_what_its_upstream_grants() {
-    let tokens = Tokens::new();
-    let parent = Server::parent(&tokens, with_ann(&[])).await;
-    let relay = Server::relay(&tokens.relay_of(parent.sandbox.address()), Duration::ZERO, None).await;
-    let mut random = fastrand::Rng::with_seed(SEED);
-    let (mut denied, mut limited, mut whole) = (0, 0, 0);
-    for number in 0..RULE_SETS {
-        let rules = RuleSet::draw(&mut random);
-        parent.rules.set_rules(rules.parsed_with(&of_relay()));
-        for _ in 0..SHAPES {
-            let (caller, shape) = (Caller::draw(&mut random), Shape::draw(&mut random));
-            if !shape.is_forwarded() || !shape.has_view() {
-                continue;
-            }
-            let asked = shape.forwarded();
-            let count = asked.expected(|wanted| rules.allows(&caller, wanted)).count();
-            let expected = asked.call(&parent.sandbox, &caller, count).await;
-            let found = shape.call(&relay.sandbox, &caller, count).await;
-            assert_eq!(found, expected, "rule set {number}: {rules:#?} {caller:?} {shape:?}");
-            match found {
-                Answer::Denied => denied += 1,
-                Answer::Limited(..) => limited += 1,
-                Answer::Whole(_) | Answer::NotFound | Answer::Invalid => whole += 1,
-            }
-        }
-    }
-    assert!([denied, limited, whole].iter().all(|count| *count > 50), "{denied} {limited} {whole}");
 }
 
 /// The right to a view of the upstream is one to what a relay of that view has, and to no more of another relay.

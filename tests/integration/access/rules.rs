@@ -4,13 +4,13 @@ use fastrand::Rng;
 use informerd::auth::{Identity, IdentityDetails, Rules};
 use serde_json::{Value, json};
 
-use super::calls::NAMESPACES;
+use super::oracle::NAMESPACES;
 
 /// Caller of a test: a user with groups.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Caller {
-    user: &'static str,
-    groups: &'static [&'static str],
+    pub(super) user: &'static str,
+    pub(super) groups: &'static [&'static str],
 }
 
 #[derive(Debug)]
@@ -40,13 +40,15 @@ pub(super) struct Right {
 /// the right to read whole bodies in either format.
 pub(super) type Form = (&'static str, Option<&'static str>);
 
-const CALLERS: [Caller; 3] = [
+pub(super) const CALLERS: [Caller; 4] = [
     Caller { user: "ann", groups: &["web", "ops"] },
     Caller { user: "bob", groups: &["web"] },
+    // Its name is that of a group.
+    Caller { user: "web", groups: &["ops"] },
     Caller { user: "system:serviceaccount:x:default", groups: &[] },
 ];
-const SUBJECTS: [&str; 6] =
-    ["user:ann", "user:bob", "user:system:serviceaccount:x:default", "group:web", "group:ops", "*"];
+const SUBJECTS: [&str; 7] =
+    ["user:ann", "user:bob", "user:system:serviceaccount:x:default", "user:web", "group:web", "group:ops", "*"];
 
 // === impl Caller ===
 
@@ -65,11 +67,7 @@ impl Caller {
 
 impl RuleSet {
     pub(super) fn draw(random: &mut Rng) -> Self {
-        Self((0..random.usize(0..6)).map(|_| Rule::draw(random)).collect())
-    }
-
-    pub(super) fn parsed(&self) -> Rules {
-        self.parsed_with(&[])
+        Self((0..random.usize(0..9)).map(|_| Rule::draw(random)).collect())
     }
 
     /// Returns these rules and others.
@@ -78,13 +76,17 @@ impl RuleSet {
         Rules::from_value(&rules.collect::<Value>()).unwrap()
     }
 
-    /// Returns true if a rule grants the right to the caller.
-    pub(super) fn allows(&self, caller: &Caller, right: Right) -> bool {
+    /// Returns true if a rule grants the right to the caller. The content of Secrets needs a rule that names the resource and the
+    /// format.
+    pub(super) fn allows(&self, caller: &Caller, right: Right, is_secret: bool) -> bool {
         self.0.iter().any(|rule| {
             rule.is_for(caller)
                 && has(&rule.verbs, right.verb)
                 && has(&rule.resources, right.resource)
                 && has(&rule.namespaces, right.namespace)
+                && (!is_secret
+                    || right.form.0 == "METADATA"
+                    || !rule.formats.is_empty() && !rule.resources.contains(&"*"))
                 && match right.form {
                     // Whoever may read a body may read metadata, and a rule for METADATA alone grants that.
                     ("METADATA", _) => true,

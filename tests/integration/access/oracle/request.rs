@@ -1,0 +1,384 @@
+//! Requests of every RPC, and the calls.
+
+use fastrand::Rng;
+use futures_util::{StreamExt, stream};
+use informerd::proto::pb::{self, admin_service_client::AdminServiceClient, explain_request::Selection};
+use prost::Message;
+use tonic::{Code, Request, Status};
+
+use super::{
+    super::rules::Caller,
+    NAMESPACES,
+    leaves::Leaves,
+    world::{Credential, World},
+};
+use crate::sandbox::{DEADLINE, reason};
+
+/// Request of one RPC.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ask {
+    pub(super) method: Method,
+    pub(super) resource: &'static str,
+    /// Namespace of the request; none for all.
+    pub(super) namespace: Option<&'static str>,
+    /// Object of Get and Explain: its namespace is the request's, or "" without one.
+    pub(super) key: (&'static str, &'static str),
+    pub(super) format: pb::PayloadFormat,
+    pub(super) view: View,
+    pub(super) select: Select,
+    /// Open watch to explain.
+    pub(super) watch: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum View {
+    None,
+    Named(&'static str),
+    /// Paths of the request's own.
+    Paths,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Method {
+    List,
+    ByIndex,
+    Watch,
+    Subscribe,
+    Until,
+    Values,
+    Get,
+    Explain,
+    ExplainWatch,
+    Resources,
+    Watchers,
+    Stats,
+}
+
+/// Selection of the objects with the name "a", or of all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Select {
+    All,
+    Label,
+    NameField,
+    LabelIndex,
+    BodyField,
+    BodyIndex,
+    Expression,
+    KeyShard,
+    BodyShard,
+}
+
+/// Answer: its leaves, or the reason of the refusal.
+pub(super) type Answer = Result<Leaves, String>;
+
+pub(super) const METHODS: [Method; 12] = [
+    Method::List,
+    Method::ByIndex,
+    Method::Watch,
+    Method::Subscribe,
+    Method::Until,
+    Method::Values,
+    Method::Get,
+    Method::Explain,
+    Method::ExplainWatch,
+    Method::Resources,
+    Method::Watchers,
+    Method::Stats,
+];
+const SELECTS: [Select; 9] = [
+    Select::All,
+    Select::Label,
+    Select::NameField,
+    Select::LabelIndex,
+    Select::BodyField,
+    Select::BodyIndex,
+    Select::Expression,
+    Select::KeyShard,
+    Select::BodyShard,
+];
+const FORMATS: [pb::PayloadFormat; 4] =
+    [pb::PayloadFormat::Unspecified, pb::PayloadFormat::Metadata, pb::PayloadFormat::Raw, pb::PayloadFormat::Struct];
+
+fn pick<T: Copy>(random: &mut Rng, of: &[T]) -> T {
+    of[random.usize(..of.len())]
+}
+
+// === impl Method ===
+
+impl Method {
+    /// Returns the name of the RPC.
+    pub(super) fn rpc(self) -> &'static str {
+        match self {
+            Self::List => "List",
+            Self::ByIndex => "ByIndex",
+            Self::Watch => "Watch",
+            Self::Subscribe => "Subscribe",
+            Self::Until => "Until",
+            Self::Values => "ListIndexValues",
+            Self::Get => "Get",
+            Self::Explain | Self::ExplainWatch => "Explain",
+            Self::Resources => "ListResources",
+            Self::Watchers => "ListWatchers",
+            Self::Stats => "GetStats",
+        }
+    }
+}
+
+// === impl Select ===
+
+impl Select {
+    pub(super) fn reads_body(self) -> bool {
+        matches!(self, Self::BodyField | Self::BodyIndex | Self::Expression | Self::BodyShard)
+    }
+
+    pub(super) fn selects(self, name: &str) -> bool {
+        self == Self::All || name == "a"
+    }
+
+    /// Returns the watch with this selection.
+    pub(super) fn of(self, watch: pb::WatchRequest) -> pb::WatchRequest {
+        let text = |is: bool, text: &str| if is { text.to_owned() } else { String::new() };
+        pb::WatchRequest {
+            label_selector: text(self == Self::Label, "app=a"),
+            field_selector: match self {
+                Self::NameField => "metadata.name=a".to_owned(),
+                Self::BodyField => "spec.nodeName=node-a".to_owned(),
+                _ => String::new(),
+            },
+            expression: text(self == Self::Expression, r#"object.spec.nodeName == "node-a""#),
+            index: self.index(),
+            shard: self.shard(),
+            ..watch
+        }
+    }
+
+    fn index(self) -> Option<pb::IndexMatch> {
+        let of = |name: &str, value: &str| pb::IndexMatch { name: name.to_owned(), values: vec![value.to_owned()] };
+        match self {
+            Self::LabelIndex => Some(of("app", "a")),
+            Self::BodyIndex => Some(of("node", "node-a")),
+            _ => None,
+        }
+    }
+
+    fn shard(self) -> Option<pb::Shard> {
+        let of = |key: &str, values: &[&str]| {
+            let hash = |value: &&str| {
+                value
+                    .bytes()
+                    .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+            };
+            let ranges = values.iter().map(hash).map(|start| pb::ShardRange { start, end: start + 1 }).collect();
+            Some(pb::Shard { key: key.to_owned(), ranges })
+        };
+        match self {
+            Self::KeyShard => of("key", &["a", "x/a", "y/a"]),
+            Self::BodyShard => of("spec.nodeName", &["node-a"]),
+            _ => None,
+        }
+    }
+}
+
+// === impl View ===
+
+impl View {
+    /// Returns the name that rights are to; whoever names paths needs whole bodies.
+    pub(super) fn name(self) -> Option<&'static str> {
+        if let Self::Named(name) = self { Some(name) } else { None }
+    }
+
+    fn message(self) -> Option<pb::View> {
+        match self {
+            Self::None => None,
+            Self::Named(name) => Some(pb::View { name: name.to_owned(), ..Default::default() }),
+            Self::Paths => Some(pb::View { fields: vec!["kind".to_owned()], ..Default::default() }),
+        }
+    }
+}
+
+// === impl Ask ===
+
+impl Ask {
+    pub(super) fn draw(random: &mut Rng, world: &World) -> Self {
+        let method = pick(random, &METHODS);
+        Self::draw_of(method, random, world)
+    }
+
+    pub(super) fn draw_of(method: Method, random: &mut Rng, world: &World) -> Self {
+        // A call of these has an index, and nothing else selects.
+        let of_index = [Method::ByIndex, Method::Values].contains(&method);
+        let selects = if of_index { &[Select::LabelIndex, Select::BodyIndex][..] } else { &SELECTS };
+        let namespace = pick(random, &NAMESPACES);
+        let views = [
+            View::None,
+            View::None,
+            View::None,
+            View::Named("small"),
+            View::Named("@metadata"),
+            View::Named("none"),
+            View::Paths,
+        ];
+        Self {
+            method,
+            resource: if random.u8(..12) == 0 { "nodes" } else { "pods" },
+            namespace: Some(namespace).filter(|namespace| !namespace.is_empty()),
+            key: (pick(random, &NAMESPACES), pick(random, &["a", "a", "b", "c", "big"])),
+            format: pick(random, &FORMATS),
+            view: if method == Method::Values { View::None } else { pick(random, &views) },
+            select: pick(random, selects),
+            watch: pick(random, &world.watches).0,
+        }
+    }
+
+    pub(super) fn watch(&self) -> pb::WatchRequest {
+        self.select.of(pb::WatchRequest {
+            resource: self.resource.to_owned(),
+            namespace: self.namespace.unwrap_or_default().to_owned(),
+            format: self.format.into(),
+            view: self.view.message(),
+            ..Default::default()
+        })
+    }
+
+    /// Makes the call. An Until waits for this number of objects.
+    pub(super) async fn call(&self, world: &World, caller: Caller, credential: Credential, count: usize) -> Answer {
+        match self.answer(world, caller, credential, count).await {
+            Ok(leaves) => Ok(leaves),
+            Err(status) if status.code() == Code::DeadlineExceeded => Err("DEADLINE".to_owned()),
+            Err(status) => Err(reason(&status)),
+        }
+    }
+
+    #[expect(clippy::too_many_lines, reason = "one request for each RPC")]
+    async fn answer(
+        &self,
+        world: &World,
+        caller: Caller,
+        credential: Credential,
+        count: usize,
+    ) -> Result<Leaves, Status> {
+        let mut client = world.sandbox.in_process();
+        let (namespace, name) = self.key;
+        let pb::WatchRequest {
+            resource, label_selector, field_selector, expression, format, view, index, shard, ..
+        } = self.watch();
+        match self.method {
+            Method::List => {
+                let request = pb::ListRequest {
+                    namespace: self.namespace.unwrap_or_default().to_owned(),
+                    resource,
+                    label_selector,
+                    field_selector,
+                    expression,
+                    format,
+                    view,
+                    index,
+                    shard,
+                    ..Default::default()
+                };
+                let stream = client.list(world.by(caller, credential, request)).await?.into_inner();
+                let messages: Vec<_> = stream.collect().await;
+                let messages = messages.into_iter().collect::<Result<Vec<_>, _>>()?;
+                Ok(world.contract.leaves("ListResponse", &messages))
+            }
+            Method::ByIndex => {
+                let pb::IndexMatch { name: index, values } = index.unwrap_or_default();
+                let namespace = self.namespace.unwrap_or_default().to_owned();
+                let value = values.concat();
+                let request =
+                    pb::ByIndexRequest { resource, namespace, format, index, value, view, ..Default::default() };
+                let stream = client.by_index(world.by(caller, credential, request)).await?.into_inner();
+                let messages: Vec<_> = stream.collect().await;
+                let messages = messages.into_iter().collect::<Result<Vec<_>, _>>()?;
+                Ok(world.contract.leaves("ByIndexResponse", &messages))
+            }
+            Method::Watch => {
+                let stream = client.watch(world.by(caller, credential, self.watch())).await?.into_inner();
+                let messages = initial(stream).await?;
+                Ok(world.contract.leaves("WatchResponse", &messages))
+            }
+            Method::Subscribe => {
+                let watch = pb::OpenWatch { id: 7, watch: Some(self.watch()) };
+                let open = pb::SubscribeRequest { open: vec![watch], ..Default::default() };
+                let requests = stream::iter([open]).chain(stream::pending());
+                let mut stream = client.subscribe(world.by(caller, credential, requests)).await?.into_inner();
+                let mut messages = Vec::new();
+                while let Some(message) = stream.message().await? {
+                    let responses = || message.deliveries.iter().flat_map(|delivery| &delivery.responses);
+                    if let Some(error) = responses().find_map(|response| response.error.as_ref()) {
+                        return Err(Status::with_details(Code::from(error.code), "", error.encode_to_vec().into()));
+                    }
+                    let is_last = responses().any(is_synced);
+                    messages.push(message);
+                    if is_last {
+                        break;
+                    }
+                }
+                Ok(world.contract.leaves("SubscribeResponse", &messages))
+            }
+            Method::Until => {
+                let conditions = vec![format!("count == {count}")];
+                let request = pb::UntilRequest { watch: Some(self.watch()), conditions };
+                let mut request: Request<_> = world.by(caller, credential, request);
+                request.set_timeout(DEADLINE / 10);
+                Ok(world.contract.leaves("UntilResponse", &[client.until(request).await?.into_inner()]))
+            }
+            Method::Values => {
+                let index = index.unwrap_or_default().name;
+                let request = pb::ListIndexValuesRequest { resource, index, ..Default::default() };
+                let answer = client.list_index_values(world.by(caller, credential, request)).await?.into_inner();
+                Ok(world.contract.leaves("ListIndexValuesResponse", &[answer]))
+            }
+            Method::Get => {
+                let (namespace, name) = (namespace.to_owned(), name.to_owned());
+                let request = pb::GetRequest { resource, namespace, name, format, view, ..Default::default() };
+                let answer = client.get(world.by(caller, credential, request)).await?.into_inner();
+                Ok(world.contract.leaves("GetResponse", &[answer]))
+            }
+            Method::Explain | Method::ExplainWatch => {
+                let selection = match self.method {
+                    Method::Explain => Selection::Watch(self.watch()),
+                    _ => Selection::WatcherId(self.watch),
+                };
+                let key = Some(pb::ObjectKey { namespace: namespace.to_owned(), name: name.to_owned() });
+                let request = pb::ExplainRequest { selection: Some(selection), key };
+                let answer = client.explain(world.by(caller, credential, request)).await?.into_inner();
+                Ok(world.contract.leaves("ExplainResponse", &[answer]))
+            }
+            Method::Resources => {
+                let request = world.by(caller, credential, pb::ListResourcesRequest {});
+                let answer = client.list_resources(request).await?.into_inner();
+                Ok(world.contract.leaves("ListResourcesResponse", &[answer]))
+            }
+            Method::Watchers => {
+                let mut client = AdminServiceClient::new(world.sandbox.service());
+                let request = pb::ListWatchersRequest { resource, ..Default::default() };
+                let answer = client.list_watchers(world.by(caller, credential, request)).await?.into_inner();
+                Ok(world.contract.leaves("ListWatchersResponse", &[answer]))
+            }
+            Method::Stats => {
+                let mut client = AdminServiceClient::new(world.sandbox.service());
+                let request = world.by(caller, credential, pb::GetStatsRequest {});
+                let answer = client.get_stats(request).await?.into_inner();
+                Ok(world.contract.leaves("GetStatsResponse", &[answer]))
+            }
+        }
+    }
+}
+
+/// Reads a watch to the end of its initial events.
+async fn initial(mut stream: tonic::Streaming<pb::WatchResponse>) -> Result<Vec<pb::WatchResponse>, Status> {
+    let mut messages = Vec::new();
+    while let Some(message) = stream.message().await? {
+        let is_last = is_synced(&message);
+        messages.push(message);
+        if is_last {
+            break;
+        }
+    }
+    Ok(messages)
+}
+
+pub(super) fn is_synced(message: &pb::WatchResponse) -> bool {
+    message.bookmark.as_ref().is_some_and(|bookmark| bookmark.initial_events_end)
+}
