@@ -408,7 +408,8 @@ fn tls(config: &Config) -> Result<Option<Tls>, TlsError> {
     let has_alternative =
         |authentication: &AuthenticationConfig| authentication.accepts_certificates && authentication.accepts_tokens();
     let is_certificate_optional = config.authentication.as_ref().is_some_and(has_alternative);
-    Tls::load(TlsFiles { cert, key, client_ca, is_certificate_optional }).map(Some)
+    let names = config.authentication.as_ref().map(|authentication| authentication.certificates).unwrap_or_default();
+    Tls::load(TlsFiles { cert, key, client_ca, is_certificate_optional, names }).map(Some)
 }
 
 fn quotas(config: &QuotasConfig) -> QuotaConfig {

@@ -26,7 +26,7 @@ pub use access::{AccessError, Attributes, Format, Operation, Scope};
 pub use access_review::ReviewConfig;
 pub use authentication::{Authentication, AuthenticationError, Credentials, Sender};
 pub use authorizer::Authorizer;
-pub use identity::{Identity, IdentityDetails};
+pub use identity::{CertificateNames, CertificateUser, Identity, IdentityDetails};
 pub use impersonation::{
     IMPERSONATED_USER, ImpersonationError, impersonated, impersonated_user, impersonation_headers, is_impersonating,
 };

@@ -11,7 +11,7 @@ use crate::{
 
 /// Loads the authenticators; `None` if none is configured.
 pub(super) fn load(config: &Config, clients: &KubeClients) -> Result<Option<Arc<Authentication>>, AppError> {
-    let Some(AuthenticationConfig { accepts_certificates, token_file, jwt, token_review }) =
+    let Some(AuthenticationConfig { accepts_certificates, token_file, jwt, token_review, .. }) =
         config.authentication.clone()
     else {
         return Ok(None);

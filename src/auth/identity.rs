@@ -23,6 +23,28 @@ pub struct IdentityDetails {
     pub expires: Option<SystemTime>,
 }
 
+/// Beginning of the names of users and groups that are Kubernetes' own, such as `system:masters`, which may do everything.
+const RESERVED: &str = "system:";
+
+/// Names of a client certificate that are its user and its groups.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CertificateNames {
+    /// Name that is the user.
+    pub user: CertificateUser,
+    /// True if they may begin with `system:`: the authority of the certificates is that of a Kubernetes API server.
+    pub has_system_names: bool,
+}
+
+/// Name of a client certificate that is its user.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum CertificateUser {
+    /// The common name of the subject, which Kubernetes takes.
+    #[default]
+    CommonName,
+    /// The first URI among the subject alternative names, else the first DNS name, else the first e-mail address, else the common name.
+    AlternativeName,
+}
+
 // === impl Identity ===
 
 impl Identity {
@@ -31,6 +53,12 @@ impl Identity {
         details.groups.sort_unstable();
         details.groups.dedup();
         Self(Arc::new(details))
+    }
+
+    /// Returns the user or group that only Kubernetes may vouch for, if there is one.
+    pub(crate) fn reserved(&self) -> Option<&str> {
+        let names = [self.user()].into_iter().chain(self.0.groups.iter().map(String::as_str));
+        names.into_iter().find(|name| name.starts_with(RESERVED))
     }
 
     /// Returns the name of the user.

@@ -14,8 +14,10 @@ use std::{
 };
 
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine};
+use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use tokio::time::Instant;
 
 use self::keys::Keys;
 use super::{AuthenticationError, FileError, Identity, IdentityDetails, Token, reloaded_file::ReloadedFile};
@@ -35,6 +37,8 @@ pub struct JwtConfig {
     pub user_prefix: String,
     /// Claim with the groups of the user, if it has one.
     pub groups_claim: Option<String>,
+    /// Prefix of the groups.
+    pub groups_prefix: String,
 }
 
 /// Verifier of the tokens of one issuer.
@@ -42,6 +46,8 @@ pub struct JwtConfig {
 pub struct JwtVerifier {
     config: JwtConfig,
     keys: Arc<ReloadedFile<Keys>>,
+    /// Time of the last logged token with a reserved name.
+    logged: Mutex<Option<Instant>>,
 }
 
 /// Parts of a token, decoded and not verified.
@@ -64,6 +70,8 @@ struct Header {
 const LEEWAY: Duration = Duration::from_secs(30);
 /// Longest name of a user or group, in bytes.
 const MAX_NAME_BYTES: usize = 1024;
+/// Shortest time between two logged tokens with a reserved name.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 // === impl JwtVerifier ===
 
@@ -75,7 +83,7 @@ impl JwtVerifier {
     /// If the file cannot be read or has no key that can be used.
     pub fn load(config: JwtConfig) -> Result<Self, FileError> {
         let keys = ReloadedFile::load(&config.keys, keys::parse)?;
-        Ok(Self { config, keys })
+        Ok(Self { config, keys, logged: Mutex::default() })
     }
 
     /// Reads the keys again whenever their file changes; never returns.
@@ -101,12 +109,29 @@ impl JwtVerifier {
         if details.expires.is_none_or(|expires| expires <= now) {
             return Err(AuthenticationError::Expired);
         }
-        Ok(Identity::new(details))
+        let identity = Identity::new(details);
+        match identity.reserved() {
+            None => Ok(identity),
+            Some(name) => {
+                self.log(name);
+                Err(AuthenticationError::Invalid)
+            }
+        }
+    }
+
+    /// Logs a name that this issuer may not give: only Kubernetes may.
+    fn log(&self, name: &str) {
+        let (mut logged, now) = (self.logged.lock(), Instant::now());
+        if logged.is_none_or(|last| now.duration_since(last) >= LOG_INTERVAL) {
+            *logged = Some(now);
+            let hint = "set authentication.jwt.user_prefix and groups_prefix";
+            tracing::warn!(issuer = self.config.issuer, name, hint, "token refused: reserved name of Kubernetes");
+        }
     }
 
     /// Reads the claims; `None` if one is missing, malformed or of another audience, or if the token is not valid yet.
     fn details(&self, claims: &Map<String, Value>, now: SystemTime) -> Option<IdentityDetails> {
-        let JwtConfig { audiences, user_claim, user_prefix, groups_claim, .. } = &self.config;
+        let JwtConfig { audiences, user_claim, user_prefix, groups_claim, groups_prefix, .. } = &self.config;
         let is_audience = texts(claims.get("aud")?)?.iter().any(|name| audiences.contains(name));
         let starts = claims.get("nbf").map_or(Some(SystemTime::UNIX_EPOCH), time)?;
         let expires = time(claims.get("exp")?)?.checked_add(LEEWAY)?;
@@ -118,6 +143,7 @@ impl JwtVerifier {
         let name = claims.get(user_claim)?.as_str().filter(|name| !name.is_empty())?;
         let user = format!("{user_prefix}{name}");
         let groups = groups_claim.as_ref().and_then(|claim| claims.get(claim)).map_or(Some(Vec::new()), texts)?;
+        let groups: Vec<_> = groups.into_iter().map(|group| format!("{groups_prefix}{group}")).collect();
         let is_short = [&user].into_iter().chain(&groups).all(|name| name.len() <= MAX_NAME_BYTES);
         is_short.then(|| IdentityDetails { user, groups, expires: Some(expires), ..IdentityDetails::default() })
     }

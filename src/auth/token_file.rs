@@ -56,7 +56,13 @@ fn parse(content: &[u8]) -> Result<Users, String> {
             groups: groups.map(str::to_owned).collect(),
             ..IdentityDetails::default()
         };
-        if users.insert(hash, Identity::new(details)).is_some() {
+        let identity = Identity::new(details);
+        if identity.reserved().is_some() {
+            return Err(format!(
+                "line {number} has a user or group that begins with `system:`; only Kubernetes may authenticate those (token_review)"
+            ));
+        }
+        if users.insert(hash, identity).is_some() {
             return Err(format!("line {number} has the hash of an earlier line; remove one"));
         }
     }
@@ -114,6 +120,8 @@ mod tests {
             (&format!("{HASH} canary a b"), "line 2 has not the form"),
             (&format!("{HASH}0 canary"), "line 2 has not the form"),
             (&format!("é{} canary", "0".repeat(62)), "line 2 has not the form"),
+            (&format!("{HASH} canary a,system:masters"), "line 2 has a user or group that begins with `system:`"),
+            (&format!("{HASH} system:canary"), "line 2 has a user or group that begins with `system:`"),
             (&format!("{HASH} canary\n{HASH} other"), "line 3 has the hash of an earlier line"),
         ] {
             let problem_found = file(&format!("# tokens\n{line}")).unwrap_err();

@@ -249,10 +249,8 @@ mod tests {
         let mut config = Config::default();
         config.authorization.authority = Some(review);
         config.authentication = Some(AuthenticationConfig {
-            accepts_certificates: false,
-            token_file: None,
-            jwt: None,
             token_review: Some(TokenReviewConfig::default()),
+            ..AuthenticationConfig::default()
         });
         let pods = [resource("", "pods", "shop")];
         let mut clusters = clusters(pods.iter());

@@ -5,20 +5,24 @@ use super::{
     section::Section,
     table::{AuthenticationKeys, JwtKeys},
 };
-use crate::auth::JwtConfig;
+use crate::auth::{CertificateNames, JwtConfig};
 
 const WITHOUT: &str =
     "this informerd was built without the Kubernetes API (cargo feature `kube`); write `token_file` or `jwt`";
 
 /// Reads the section; `None` without an authenticator.
 pub(super) fn resolve(section: &Section<'_>, tls: Option<&TlsConfig>) -> Option<AuthenticationConfig> {
-    let AuthenticationKeys { client_certificates, token_file } = AuthenticationKeys::read(section);
+    let AuthenticationKeys { client_certificates, certificate_user, certificate_system_names, token_file } =
+        AuthenticationKeys::read(section);
     if client_certificates && tls.is_none_or(|tls| tls.client_ca.is_none()) {
         section.add("client_certificates", "needs the certificates of their signers; add `tls: { client_ca: ... }`");
     }
     let jwt = section.is_written("jwt").then(|| section.section("jwt")).flatten().map(|section| {
-        let JwtKeys { issuer, audiences, keys, user_claim, user_prefix, groups_claim } = JwtKeys::read(&section);
-        JwtConfig { issuer, audiences, keys: section.relative(&keys), user_claim, user_prefix, groups_claim }
+        let JwtKeys { issuer, audiences, keys, user_claim, user_prefix, groups_claim, groups_prefix } =
+            JwtKeys::read(&section);
+        let groups_prefix = groups_prefix.unwrap_or_else(|| format!("{issuer}:"));
+        let keys = section.relative(&keys);
+        JwtConfig { issuer, audiences, keys, user_claim, user_prefix, groups_claim, groups_prefix }
     });
     let token_review = section.is_written("token_review").then(|| section.section("token_review")).flatten();
     let token_review = token_review.map(|section| {
@@ -31,6 +35,7 @@ pub(super) fn resolve(section: &Section<'_>, tls: Option<&TlsConfig>) -> Option<
     });
     let config = AuthenticationConfig {
         accepts_certificates: client_certificates,
+        certificates: CertificateNames { user: certificate_user, has_system_names: certificate_system_names },
         token_file: token_file.map(|path| section.relative(&path)),
         jwt,
         token_review,

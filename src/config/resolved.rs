@@ -9,7 +9,7 @@ use super::{
     value::{self, ValueError},
 };
 use crate::{
-    auth::{JwtConfig, Rules},
+    auth::{CertificateNames, JwtConfig, Rules},
     client::Query,
     endpoint::{ServerAddress, TlsOptions},
     model::{FieldCut, Indexers, NamedViews, Path},
@@ -48,10 +48,12 @@ pub struct Config {
 }
 
 /// Authenticators of clients; at least one.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AuthenticationConfig {
     /// True if a client certificate is accepted; only with `client_ca` of TLS.
     pub accepts_certificates: bool,
+    /// Names of a certificate that are its user and groups.
+    pub certificates: CertificateNames,
     /// File of static bearer tokens, by their hashes.
     pub token_file: Option<PathBuf>,
     /// JSON Web Tokens of one issuer.

@@ -66,6 +66,7 @@ fn of_key(key: &Key) -> Value {
             json!({ "type": ["string", "integer"], "pattern": "^[0-9]+([KMGT]iB?)?$", "minimum": 0 })
         }
         "policy" => json!({ "enum": POLICIES }),
+        "certificate user" => json!({ "enum": ["cn", "san"] }),
         "policies" => json!({ "type": "array", "items": { "enum": POLICIES }, "minItems": 1 }),
         "compressions" => {
             let names: Vec<_> = Compression::ALL.iter().map(|compression| compression.name()).collect();

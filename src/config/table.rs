@@ -13,7 +13,7 @@ use super::{
     upstream::{endpoints, relay_endpoint as endpoint},
     value::{
         self, boolean,
-        choices::{compressions, policies, policy},
+        choices::{certificate_user, compressions, policies, policy},
         count, duration, expression, file, host_names, integer, kind,
         kube::{self, auto_or_opaque, field_paths, namespaces},
         label_index as label, names, path as directory, path_index as field_path, positive_count, positive_duration,
@@ -22,7 +22,7 @@ use super::{
     },
 };
 use crate::{
-    auth::Rules,
+    auth::{CertificateUser, Rules},
     endpoint::ServerAddress,
     model::{Expression, FieldCut, IndexFunc, Shard},
     proto::Compression,
@@ -98,6 +98,10 @@ rows! {
     pub(super) struct AuthenticationKeys at "authentication." {
         client_certificates: bool = "false", boolean,
             "accept a client certificate signed by tls.client_ca; beside another authenticator a client may have none";
+        certificate_user: CertificateUser = "cn", certificate_user,
+            "name of a certificate that is its user: cn, the common name of its subject, as in Kubernetes; or san, its first URI, DNS name or e-mail address, else the common name";
+        certificate_system_names: bool = "false", boolean,
+            "accept certificates whose user or a group begins with `system:`: only if tls.client_ca is the authority of a Kubernetes API server, and of nobody else";
         token_file: Option<PathBuf>, file,
             "accept the bearer tokens whose SHA-256 is in this file, with a line `HASH USER [GROUP,GROUP…]` for each, relative to the configuration file; read again when it changes";
         ..JwtKeys;
@@ -117,6 +121,8 @@ rows! {
         user_claim: String = "sub", text where value::check_not_empty, "claim with the name of the user";
         user_prefix: String = empty, text, "prefix of the names of users";
         groups_claim: Option<String>, text, "claim with the groups of the user, a text or a list";
+        groups_prefix: Option<String>, text,
+            "prefix of the groups; if left out the issuer and a colon, such as `https://issuer.example:`; `\"\"` for none";
     }
 }
 

@@ -18,7 +18,7 @@ use super::{
     io::Io,
     pause_after,
 };
-use crate::log_throttle::LogThrottle;
+use crate::{auth::Identity, log_throttle::LogThrottle};
 
 /// HTTP/2 server for all connections of one listener.
 pub struct Server<S> {
@@ -209,10 +209,13 @@ impl Accepted {
         // Each kind has a future of its own, because a task has the size of the largest: that of a TLS handshake is three times
         // that of a plain connection. It is boxed, so that it is freed after the handshake.
         match self {
-            Self::Tcp(stream, peer) => connections.spawn(drive(stream, peer, service, &config, shared, permit)),
+            Self::Tcp(stream, peer) => connections.spawn(drive(stream, peer, None, service, &config, shared, permit)),
             Self::Tls(stream, peer, tls) => connections.spawn(async move {
                 match Box::pin(tls.accept(stream, config.request_timeout)).await {
-                    Ok(stream) => drive(stream, peer, service, &config, shared, permit).await,
+                    Ok(stream) => {
+                        let identity = tls.identity(&stream);
+                        drive(stream, peer, identity, service, &config, shared, permit).await;
+                    }
                     Err(error) => {
                         if error.kind() == io::ErrorKind::TimedOut {
                             shared.refused.count("handshake_timeout");
@@ -221,7 +224,7 @@ impl Accepted {
                     }
                 }
             }),
-            Self::Unix(stream, peer) => connections.spawn(drive(stream, peer, service, &config, shared, permit)),
+            Self::Unix(stream, peer) => connections.spawn(drive(stream, peer, None, service, &config, shared, permit)),
         };
     }
 }
@@ -230,6 +233,7 @@ impl Accepted {
 fn drive<T, S, B>(
     io: T,
     peer: Peer,
+    identity: Option<Identity>,
     service: S,
     config: &ServerConfig,
     shared: Arc<ListenerShared>,
@@ -240,7 +244,8 @@ where
     S: HttpService<Response = Response<B>>,
     B: BoundedBody,
 {
-    let connection = Connection::new(io, peer, service, config, &shared).instrument(debug_span!("connection", %peer));
+    let connection = Connection::new(io, peer, service, config, &shared).identified(identity);
+    let connection = connection.instrument(debug_span!("connection", %peer));
     async move {
         let _permit = permit;
         if let Err(error) = connection.await {

@@ -179,9 +179,13 @@ where
     S: HttpService<Response = Response<B>>,
     B: BoundedBody,
 {
+    /// Sets the identity of the client, which TLS has authenticated.
+    pub(super) fn identified(self, identity: Option<Identity>) -> Self {
+        Self { identity, ..self }
+    }
+
     pub(super) fn new(io: T, peer: Peer, service: S, config: &ServerConfig, shared: &ListenerShared) -> Self {
         let streams = Streams::new();
-        let identity = io.identity();
         let io = BufferedIo::new(io, shared.buffers.clone());
         let mut builder = server::Builder::new();
         builder
@@ -205,7 +209,7 @@ where
             service,
             is_local: shared.is_local,
             peer,
-            identity,
+            identity: None,
             waker,
             io,
             streams,

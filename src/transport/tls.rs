@@ -23,7 +23,7 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::{identity::identity_of, io::Io};
-use crate::auth::Identity;
+use crate::auth::{CertificateNames, Identity};
 
 /// Paths of certificate and key, in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +36,8 @@ pub struct TlsFiles {
     pub client_ca: Option<PathBuf>,
     /// True if a client may also have no certificate, because it may authenticate otherwise.
     pub is_certificate_optional: bool,
+    /// Names of a client's certificate that are its user and groups.
+    pub names: CertificateNames,
 }
 
 /// TLS configuration with which connections are accepted.
@@ -140,6 +142,13 @@ impl Tls {
         }
         accepted
     }
+
+    /// Returns the identity of the client of a connection, if it has a certificate with names that can be used.
+    pub(super) fn identity(&self, stream: &TlsStream<TcpStream>) -> Option<Identity> {
+        let certificate = stream.get_ref().1.peer_certificates()?.first()?;
+        let identity = identity_of(certificate, self.files.names);
+        identity.inspect_err(|problem| tracing::debug!(problem, "client certificate not used")).ok()
+    }
 }
 
 /// Returns the time at which the first of these certificates, that of the server, expires, in seconds since 1970. The rest of the
@@ -217,10 +226,6 @@ impl Io for TlsStream<TcpStream> {
     fn tcp(&self) -> Option<&TcpStream> {
         Some(self.get_ref().0)
     }
-
-    fn identity(&self) -> Option<Identity> {
-        self.get_ref().1.peer_certificates()?.first().and_then(identity_of)
-    }
 }
 
 #[cfg(test)]
@@ -236,6 +241,7 @@ mod tests {
             key: directory.join("tls.key"),
             client_ca: None,
             is_certificate_optional: false,
+            names: CertificateNames::default(),
         };
         fs::write(&files.cert, cert.pem()).unwrap();
         fs::write(&files.key, signing_key.serialize_pem()).unwrap();

@@ -1,6 +1,6 @@
 //! Certificate authority of the tests.
 
-use rcgen::{BasicConstraints, Certificate, CertificateParams, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, Certificate, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
 pub(crate) struct Authority {
     certificate: Certificate,
@@ -22,10 +22,12 @@ impl Authority {
         self.certificate.pem().into_bytes()
     }
 
-    /// Returns a certificate and its key.
+    /// Returns a certificate with these alternative names, of which the first is also its common name, and its key.
     pub(crate) fn sign(&self, names: &[&str]) -> (Vec<u8>, Vec<u8>) {
-        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-        self.sign_these(&CertificateParams::new(names).unwrap())
+        let alternative: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let mut params = CertificateParams::new(alternative).unwrap();
+        params.distinguished_name.push(DnType::CommonName, names[0]);
+        self.sign_these(&params)
     }
 
     pub(crate) fn sign_these(&self, params: &CertificateParams) -> (Vec<u8>, Vec<u8>) {

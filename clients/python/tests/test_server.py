@@ -228,7 +228,7 @@ def test_tls_certificates_and_tokens(form: Any, tmp_path: Path) -> None:
     certificate = authority.issue_cert("localhost")
     certificate.private_key_pem.write_to_path(tmp_path / "tls.key")
     certificate.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
-    own = authority.issue_cert("client.example")
+    own = authority.issue_cert("client.example", common_name="client.example")
     own.private_key_pem.write_to_path(tmp_path / "client.key")
     own.cert_chain_pems[0].write_to_path(tmp_path / "client.crt")
     trustme.CA().cert_pem.write_to_path(tmp_path / "other.crt")

@@ -123,6 +123,7 @@ fn verifier(keys: &str) -> Result<JwtVerifier, String> {
         user_claim: "sub".to_owned(),
         user_prefix: "oidc:".to_owned(),
         groups_claim: Some("groups".to_owned()),
+        groups_prefix: "oidc:".to_owned(),
     };
     JwtVerifier::load(config).map_err(|error| error.to_string())
 }
@@ -165,7 +166,10 @@ fn a_token_is_verified_by_the_key_of_its_id_or_by_a_key_in_pem() {
     }
     let user = jwks.user(&issuer.token(&json!({ "alg": "ES256", "kid": "p256" }), &claims()), at(NOW));
     let user = user.unwrap().unwrap();
-    assert_eq!((user.user(), &user.details().groups[..]), ("oidc:ada", &["a".to_owned(), "b".to_owned()][..]));
+    assert_eq!(
+        (user.user(), &user.details().groups[..]),
+        ("oidc:ada", &["oidc:a".to_owned(), "oidc:b".to_owned()][..])
+    );
     assert_eq!(user.details().expires, Some(at(NOW + 600) + LEEWAY));
     let mut only = issuer.jwks();
     only["keys"].as_array_mut().unwrap().truncate(1);
@@ -292,6 +296,7 @@ fn claims_are_required_and_checked() {
     let by_mail = JwtVerifier {
         config: JwtConfig { user_claim: "email".to_owned(), ..verifier.config.clone() },
         keys: Arc::clone(&verifier.keys),
+        logged: Mutex::default(),
     };
     let is_accepted = |verified: Value| {
         let mut claims = claims();
@@ -301,6 +306,28 @@ fn claims_are_required_and_checked() {
         by_mail.user(&token, at(NOW)).unwrap().is_ok()
     };
     assert!(is_accepted(json!(true)) && !is_accepted(json!(false)) && !is_accepted(json!("true")));
+}
+
+/// Only Kubernetes may vouch for its own names, such as `system:masters`, which may do everything.
+#[test]
+fn an_issuer_gives_no_name_of_kubernetes() {
+    let issuer = Issuer::new();
+    let prefixed = verifier(&issuer.jwks().to_string()).unwrap();
+    let config = JwtConfig { user_prefix: String::new(), groups_prefix: String::new(), ..prefixed.config.clone() };
+    let bare = JwtVerifier { config, keys: Arc::clone(&prefixed.keys), logged: Mutex::default() };
+    for (claim, value) in [
+        ("sub", json!("system:serviceaccount:shop:web")),
+        ("groups", json!(["web", "system:masters"])),
+        ("groups", json!("system:")),
+    ] {
+        let mut claims = claims();
+        claims[claim] = value;
+        let token = issuer.token(&json!({ "alg": "EdDSA", "kid": "ed" }), &claims);
+        assert!(!is_valid(&bare, &token), "{claim}");
+        let user = prefixed.user(&token, at(NOW)).unwrap().unwrap();
+        let groups = &user.details().groups;
+        assert!(user.user().starts_with("oidc:") && groups.iter().all(|group| group.starts_with("oidc:")));
+    }
 }
 
 #[test]

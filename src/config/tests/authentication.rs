@@ -1,5 +1,5 @@
 use super::*;
-use crate::auth::JwtConfig;
+use crate::auth::{CertificateNames, CertificateUser, JwtConfig};
 
 fn authentication(yaml: &str) -> Option<AuthenticationConfig> {
     load(yaml, &["--files=x=."]).unwrap().authentication
@@ -11,14 +11,25 @@ fn authenticators_are_read_and_paths_are_relative_to_the_file() {
     assert_eq!(authentication("tls: { cert: c, key: k, client_ca: a }"), None, "a certificate admits to everything");
     let tokens = AuthenticationConfig {
         accepts_certificates: false,
+        certificates: CertificateNames::default(),
         token_file: Some("/run/tokens".into()),
         jwt: None,
         token_review: None,
     };
     assert_eq!(authentication("authentication: { token_file: /run/tokens }").as_ref(), Some(&tokens));
     let yaml = "authentication: { client_certificates: true }\ntls: { cert: c, key: k, client_ca: a }";
-    let both = AuthenticationConfig { accepts_certificates: true, token_file: None, jwt: None, token_review: None };
+    let both = AuthenticationConfig {
+        accepts_certificates: true,
+        certificates: CertificateNames::default(),
+        token_file: None,
+        jwt: None,
+        token_review: None,
+    };
     assert_eq!(authentication(yaml), Some(both));
+    let keys = "client_certificates: true, certificate_user: san, certificate_system_names: true";
+    let yaml = format!("authentication: {{ {keys} }}\ntls: {{ cert: c, key: k, client_ca: a }}");
+    let names = CertificateNames { user: CertificateUser::AlternativeName, has_system_names: true };
+    assert_eq!(authentication(&yaml).unwrap().certificates, names);
     let (directory, flags) = file("authentication: { token_file: tokens }", &["--files=x=."]);
     let loaded = Config::load(&flags).unwrap().authentication.unwrap();
     assert_eq!(loaded.token_file, Some(directory.path().join("tokens")));
@@ -47,8 +58,11 @@ fn an_issuer_needs_its_audiences_and_keys() {
         user_claim: "sub".to_owned(),
         user_prefix: String::new(),
         groups_claim: Some("groups".to_owned()),
+        groups_prefix: "https://i:".to_owned(),
     };
     assert_eq!(jwt, expected);
+    let written = authentication("authentication: { jwt: { issuer: i, audiences: [a], keys: k, groups_prefix: '' } }");
+    assert_eq!(written.unwrap().jwt.unwrap().groups_prefix, "");
     let problems = problems("authentication: { jwt: { audiences: [], user_claim: '' } }");
     let expected = [
         "authentication.jwt.issuer: is missing; write the `iss` of the tokens, such as https://issuer.example",

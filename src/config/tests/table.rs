@@ -5,7 +5,7 @@ use std::fmt::Write;
 use clap::CommandFactory;
 
 use super::*;
-use crate::auth::JwtConfig;
+use crate::auth::{CertificateNames, JwtConfig};
 
 /// Returns the keys that this build reads.
 fn served() -> impl Iterator<Item = &'static Key> {
@@ -49,6 +49,7 @@ fn the_reference_lists_the_defaults() {
             let review = TokenReviewConfig { audiences: vec!["a".into()], ..TokenReviewConfig::default() };
             expected.authentication = Some(AuthenticationConfig {
                 accepts_certificates: false,
+                certificates: CertificateNames::default(),
                 token_file: None,
                 jwt: None,
                 token_review: Some(review),
@@ -63,9 +64,11 @@ fn the_reference_lists_the_defaults() {
                 user_claim: "sub".into(),
                 user_prefix: String::new(),
                 groups_claim: None,
+                groups_prefix: "i:".into(),
             };
             expected.authentication = Some(AuthenticationConfig {
                 accepts_certificates: false,
+                certificates: CertificateNames::default(),
                 token_file: None,
                 jwt: Some(jwt),
                 token_review: None,

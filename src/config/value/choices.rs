@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{ValueError, found};
-use crate::{proto::Compression, watch::FullChannelPolicy};
+use crate::{auth::CertificateUser, proto::Compression, watch::FullChannelPolicy};
 
 const POLICIES: [(&str, FullChannelPolicy); 4] = [
     ("drop", FullChannelPolicy::Drop),
@@ -17,6 +17,14 @@ pub(crate) fn policy(value: &Value) -> Result<FullChannelPolicy, ValueError> {
     named
         .map(|(_, policy)| *policy)
         .ok_or_else(|| ValueError::expected("drop, block, replay or coalesce", found(value)))
+}
+
+pub(crate) fn certificate_user(value: &Value) -> Result<CertificateUser, ValueError> {
+    match value.as_str() {
+        Some("cn") => Ok(CertificateUser::CommonName),
+        Some("san") => Ok(CertificateUser::AlternativeName),
+        _ => Err(ValueError::expected("cn or san", found(value))),
+    }
 }
 
 /// Reads a list of at least one policy; keeps its order, and drops duplicates.
