@@ -15,6 +15,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use prost::Message;
 use tracing::Span;
 
 pub(super) use self::watcher::{OwnInfo, WatchAccess, WatcherInfo};
@@ -34,7 +35,7 @@ use super::{
     watch_end::{Totals, WatchEnd},
 };
 use crate::{
-    model::{Namespaces, ResourceVersion, Selection},
+    model::{MAX_MESSAGE_BYTES, Namespaces, ResourceVersion, Selection},
     proto::{self, pb},
     transport::{Permit, Quota, StreamHandle},
     watch::{
@@ -110,6 +111,8 @@ const MAX_COMPARED: usize = 16;
 const WATCHES_PER_LOCK: usize = 256;
 /// Maximum and default number of watches in one response.
 const MAX_WATCHERS: usize = 10_000;
+/// Most bytes of the watches of a page: what a client receives by default is larger, and each watch has a few bytes more.
+const MAX_PAGE_BYTES: usize = MAX_MESSAGE_BYTES / 4 * 3;
 
 // === impl Watchers ===
 
@@ -250,8 +253,14 @@ impl Watchers {
         watchers.sort_by_key(|watcher| watcher.id);
         // A watch that ended meanwhile is there twice, first as ended.
         watchers.dedup_by_key(|watcher| watcher.id);
-        let has_more = watchers.len() > page_size;
-        watchers.truncate(page_size);
+        let mut bytes = 0;
+        let fits = |watcher: &&pb::Watcher| {
+            bytes += watcher.encoded_len();
+            bytes <= MAX_PAGE_BYTES
+        };
+        let count = watchers.iter().take(page_size).take_while(fits).count().max(1);
+        let has_more = watchers.len() > count;
+        watchers.truncate(count);
         let next_page_token = watchers.last().filter(|_| has_more).map(|last| last.id.to_string()).unwrap_or_default();
         Ok(pb::ListWatchersResponse { watchers, next_page_token })
     }

@@ -210,3 +210,30 @@ async fn namespaces_of_a_caller_and_an_object_that_are_too_large_together_are_tw
         assert!(stream.message().await.unwrap().is_none());
     }
 }
+
+#[tokio::test]
+async fn a_page_of_watches_is_within_the_limit_of_a_client() {
+    const WATCHES: usize = 600;
+    let sandbox = Sandbox::start(Vec::new()).await;
+    let mut client = clients(sandbox.address()).await.remove(0);
+    let mut streams = Vec::new();
+    for at in 0..WATCHES {
+        let label_selector = format!("app in (w{at},{})", vec!["v".repeat(60); 130].join(","));
+        let watch = pb::WatchRequest { resource: "pods".to_owned(), label_selector, ..Default::default() };
+        streams.push(client.watch(watch).await.unwrap().into_inner());
+    }
+    let channel = Endpoint::new(sandbox.address().to_owned()).unwrap().connect().await.unwrap();
+    let mut admin = pb::admin_service_client::AdminServiceClient::new(channel);
+    let (mut request, mut found) = (pb::ListWatchersRequest::default(), Vec::new());
+    loop {
+        let page = admin.list_watchers(request.clone()).await.unwrap().into_inner();
+        assert!(!page.watchers.is_empty() && page.encoded_len() <= MAX_MESSAGE_BYTES);
+        found.extend(page.watchers.into_iter().map(|watcher| watcher.id));
+        if page.next_page_token.is_empty() {
+            break;
+        }
+        request.page_token = page.next_page_token;
+    }
+    assert_eq!(found.len(), WATCHES);
+    assert!(found.is_sorted_by(|one, next| one < next));
+}
