@@ -29,6 +29,7 @@ mod authenticate;
 mod boundaries;
 mod bulk_scheduler;
 mod call;
+mod checked_request;
 mod compiler;
 mod compressed_objects;
 mod compression;

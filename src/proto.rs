@@ -17,9 +17,11 @@ use crate::{
 mod encode;
 mod json;
 mod structs;
+mod time;
 
 pub use encode::{EncodedEvent, EncodedObject};
 pub use structs::Structs;
+pub use time::{duration, duration_message, system_time};
 
 /// Generated messages, clients and servers of `informerd.v1`.
 #[allow(

@@ -1,6 +1,6 @@
 //! `informerd watchers`.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use anstyle::Style;
 use clap::Args;
@@ -19,7 +19,7 @@ use super::{
     },
     waiting,
 };
-use crate::proto::pb;
+use crate::proto::{self, pb};
 
 pub(super) const EXAMPLES: &str = "\
 Examples, with a server of examples/shop.yaml and a watch in another terminal:
@@ -87,7 +87,7 @@ fn record(watcher: &pb::Watcher, now: SystemTime, columns: usize) -> Record {
         length if watcher.queued > length => Cell::new(&watcher.queued.to_string()),
         length => Cell::new(&format!("{}/{length}", watcher.queued)),
     };
-    let lag = watcher.lag.and_then(|lag| Duration::try_from(lag).ok());
+    let lag = watcher.lag.and_then(proto::duration);
     let lag_cell = lag.map_or_else(|| Cell::or_none(""), |lag| Cell::new(&delay(lag)));
     let state = watcher.state().as_str_name().trim_start_matches("WATCHER_STATE_");
     // Empty for a server that does not report it.
@@ -140,6 +140,8 @@ fn record(watcher: &pb::Watcher, now: SystemTime, columns: usize) -> Record {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::cli::print::PrintOptions;
 

@@ -4,9 +4,9 @@ use std::{collections::BTreeMap, error::Error, fmt, time::Duration};
 
 use prost::Message;
 use tonic::{Code, ConnectError, Status};
-use tonic_types::StatusExt;
+use tonic_types::{RetryInfo, StatusExt};
 
-use crate::endpoint::ServerAddress;
+use crate::{endpoint::ServerAddress, proto};
 
 /// Failure of a call, by what its caller does next. Its text is one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -289,9 +289,16 @@ impl ServerStatus {
             message: one_line(status.message()),
             reason,
             metadata: metadata.into_iter().flatten().collect(),
-            retry_after: status.get_details_retry_info().and_then(|info| info.retry_delay),
+            retry_after: retry_delay(status),
         }
     }
+}
+
+/// Returns the delay that a server requests. The conversion of `tonic_types` panics at some numbers in a build with debug assertions.
+fn retry_delay(status: &Status) -> Option<Duration> {
+    let details = tonic_types::Status::decode(status.details()).ok()?.details;
+    let info = details.into_iter().find(|any| any.type_url == RetryInfo::TYPE_URL)?;
+    tonic_types::pb::RetryInfo::decode(&*info.value).ok()?.retry_delay.and_then(proto::duration)
 }
 
 impl fmt::Display for ServerStatus {
@@ -342,6 +349,19 @@ mod tests {
     fn refused(code: Code, reason: &str) -> ClientError {
         let details = ErrorDetails::with_error_info(reason, DOMAIN, [("known".to_owned(), "pods".to_owned())]);
         ClientError::from_status(&address(), &Status::with_error_details(code, "not\nhere", details))
+    }
+
+    /// A server may send any number.
+    #[test]
+    fn no_delay_that_a_server_requests_panics() {
+        for (seconds, expected) in [(3, Some(Duration::from_secs(3))), (-3, None), (i64::MIN, None)] {
+            let delay = prost_types::Duration { seconds, nanos: 0 };
+            let value = tonic_types::pb::RetryInfo { retry_delay: Some(delay) }.encode_to_vec();
+            let any = prost_types::Any { type_url: RetryInfo::TYPE_URL.to_owned(), value };
+            let message = tonic_types::Status { details: vec![any], ..tonic_types::Status::default() };
+            let status = Status::with_details(Code::Unavailable, "x", message.encode_to_vec().into());
+            assert_eq!(ClientError::from_status(&address(), &status).retry_after(), expected);
+        }
     }
 
     #[test]

@@ -24,7 +24,10 @@ use tokio::time::{Instant, Sleep};
 use tonic::{Code, Status};
 
 use super::{Client, ClientError, WatchMessages, WatchOptions, error::Recovery};
-use crate::{cache::Backoff, proto::pb};
+use crate::{
+    cache::Backoff,
+    proto::{self, pb},
+};
 
 /// Streams of one watch. The user applies the messages, and has the version to resume from.
 pub(super) struct Streams {
@@ -110,7 +113,7 @@ pub(super) const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 impl Streams {
     pub(super) fn new(client: Client, request: pb::WatchRequest, options: &WatchOptions) -> Self {
         let interval = options.bookmark_interval.clamp(MIN_BOOKMARK_INTERVAL, MAX_BOOKMARK_INTERVAL);
-        let bookmark_interval = prost_types::Duration::try_from(interval).ok();
+        let bookmark_interval = proto::duration_message(interval);
         Self {
             client,
             request: pb::WatchRequest { queue: options.queue, bookmark_interval, ..request },

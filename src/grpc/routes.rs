@@ -15,6 +15,7 @@ use tower::{BoxError, Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 
 use super::{
     call::{Call, message},
+    checked_request::CheckedRequest,
     compression::accepted,
     generated::Generated,
     get,
@@ -211,12 +212,15 @@ async fn answered(
 async fn answered_by(
     generated: GeneratedService,
     service: Service,
-    request: Request<RequestMessages<Body>>,
+    mut request: Request<RequestMessages<Body>>,
 ) -> Result<Response<ResponseBody>, Infallible> {
     let failure = Arc::new(OnceLock::new());
     let failed = Arc::clone(&failure);
     let refused = move |refusal: ApiError| failed.get_or_init(|| service.metrics().refuse(&refusal)).clone();
-    let request = request.map(|messages| Body::new(messages.map_err(refused)));
+    let path = request.uri().path().to_owned();
+    // The services would refuse it before they read the message, without a reason.
+    request.headers_mut().remove("grpc-encoding");
+    let request = request.map(|messages| Body::new(CheckedRequest::new(messages, &path).map_err(refused)));
     let response = generated.oneshot(request).await?;
     let size = response.extensions().get().copied();
     Ok(response.map(|body| ResponseBody(Some(Box::new(Generated::new(body, size, failure))))))

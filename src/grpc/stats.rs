@@ -164,7 +164,6 @@ impl Service {
 fn resource_stats(resource: &ServedResource, watches: WatchLoad) -> pb::ResourceStats {
     let informer = &resource.informer;
     let (stats, watch) = (informer.stats(), informer.watch_stats().unwrap_or_default());
-    let duration = |duration: Duration| prost_types::Duration::try_from(duration).ok();
     pb::ResourceStats {
         resource: resource.name.clone(),
         changes: load(&stats.changes),
@@ -174,8 +173,8 @@ fn resource_stats(resource: &ServedResource, watches: WatchLoad) -> pb::Resource
         dropped: load(&watch.dropped),
         suppressed: watches.suppressed(),
         parked: watches.parked(),
-        max_lag: duration(watches.max_lag()),
-        blocked: duration(Duration::from_micros(load(&watch.blocked_micros))),
+        max_lag: proto::duration_message(watches.max_lag()),
+        blocked: proto::duration_message(Duration::from_micros(load(&watch.blocked_micros))),
         cache_bytes: informer.snapshot().map_or(0, |snapshot| snapshot.body_bytes() as u64),
         history_bytes: load(&stats.history_bytes),
         expression_errors: load(&stats.expression_errors) + informer.indexers().expression_errors(),
@@ -187,5 +186,5 @@ fn load(counter: &AtomicU64) -> u64 {
 }
 
 fn seconds(duration: Option<&prost_types::Duration>) -> f64 {
-    duration.and_then(|duration| Duration::try_from(*duration).ok()).unwrap_or_default().as_secs_f64()
+    duration.and_then(|given| proto::duration(*given)).unwrap_or_default().as_secs_f64()
 }

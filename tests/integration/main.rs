@@ -33,6 +33,7 @@ mod generator;
 mod list;
 #[path = "../../benches/load/load.rs"]
 mod load;
+mod malformed;
 #[cfg(feature = "kube")]
 #[path = "../upstreams/manifest.rs"]
 mod manifest;

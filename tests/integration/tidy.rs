@@ -337,6 +337,21 @@ fn cited_files_are_in_the_tree() {
     assert!(missing.is_empty(), "{missing:#?}");
 }
 
+/// Checks that `proto` alone converts durations and times of messages: the conversions of `prost_types` may panic.
+#[test]
+fn durations_of_messages_are_converted_in_one_place() {
+    let mut found = Vec::new();
+    for Source { path, text, .. } in sources() {
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let is_conversion =
+            |line: &&str| line.contains("Duration::try_from(") || line.contains("SystemTime::try_from(");
+        if path.starts_with("src") && path != Path::new("src/proto/time.rs") {
+            found.extend(code.lines().filter(is_conversion).map(|line| format!("{}: {}", path.display(), line.trim())));
+        }
+    }
+    assert!(found.is_empty(), "use proto::duration, duration_message and system_time: {found:#?}");
+}
+
 /// Checks for the crate's configuration: without it, proptest would keep failures in a folder at the top.
 #[test]
 fn every_property_test_has_the_configuration_of_the_crate() {

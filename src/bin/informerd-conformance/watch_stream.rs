@@ -12,7 +12,10 @@ use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::{BufMut, Bytes, BytesMut};
 use h2::{Reason, SendStream, server::SendResponse};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
-use informerd::proto::pb::{self, EventType, WatchResponse};
+use informerd::proto::{
+    self,
+    pb::{self, EventType, WatchResponse},
+};
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::task::JoinHandle;
@@ -53,7 +56,7 @@ impl WatchStream {
         respond: SendResponse<Bytes>,
     ) -> Self {
         let out = Arc::new(Mutex::new(Out { respond, stream: None, bookmark: None, is_silent: false }));
-        let interval = request.bookmark_interval.and_then(|interval| Duration::try_from(interval).ok());
+        let interval = request.bookmark_interval.and_then(proto::duration);
         // A quarter, for a machine that is busy.
         let interval = (interval.unwrap_or(Duration::from_secs(30)) / 4).max(Duration::from_millis(20));
         let beating = Arc::clone(&out);

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use informerd::proto::pb;
+use informerd::proto::{self, pb};
 use serde_json::{Value, json};
 
 use super::{
@@ -126,7 +126,7 @@ impl World {
             failure = self.driver.broken() => Err(failure),
         }?;
         let (request, options) = (&watch.request, &self.options);
-        let interval = request.bookmark_interval.and_then(|interval| Duration::try_from(interval).ok());
+        let interval = request.bookmark_interval.and_then(proto::duration);
         if interval != Some(self.option("bookmark_interval_ms")) {
             return Err(format!("the Watch has bookmark_interval {interval:?}, not that of `start`"));
         }

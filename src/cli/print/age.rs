@@ -4,6 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use prost_types::Timestamp;
 
+use crate::proto;
+
 /// Returns the time since an RFC 3339 time.
 pub(crate) fn age(since: &str, now: SystemTime) -> String {
     age_of(since.parse().ok(), now).unwrap_or_else(|| "<invalid>".to_owned())
@@ -11,7 +13,7 @@ pub(crate) fn age(since: &str, now: SystemTime) -> String {
 
 /// Returns the time since a time, if there is one; a time in the future counts as now.
 pub(crate) fn age_of(since: Option<Timestamp>, now: SystemTime) -> Option<String> {
-    let since = SystemTime::try_from(since?).ok()?;
+    let since = proto::system_time(since?)?;
     Some(human(now.duration_since(since).unwrap_or_default()))
 }
 

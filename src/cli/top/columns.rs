@@ -13,7 +13,10 @@ use crate::{
         age::age_of,
         quantity::{byte_rate, bytes, count, delay, rate},
     },
-    proto::pb::{self, SyncState},
+    proto::{
+        self,
+        pb::{self, SyncState},
+    },
 };
 
 /// Column, by which a table can be sorted.
@@ -447,7 +450,7 @@ fn lag(lag: Option<prost_types::Duration>) -> (String, Tone) {
 }
 
 pub(super) fn duration(duration: Option<prost_types::Duration>) -> Duration {
-    duration.and_then(|duration| Duration::try_from(duration).ok()).unwrap_or_default()
+    duration.and_then(proto::duration).unwrap_or_default()
 }
 
 /// Compares rates; an unknown one is the lowest.

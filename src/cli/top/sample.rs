@@ -14,7 +14,7 @@ use crate::{
         failure::{Failure, UNAVAILABLE},
     },
     client::{Client, ClientError},
-    proto::pb,
+    proto::{self, pb},
 };
 
 /// Time limit of a sample.
@@ -107,7 +107,7 @@ impl Meter {
     pub(super) fn read(&mut self, sample: Sample) -> Figures {
         let Sample { at, time, version, stats, mut resources, watchers } = sample;
         let server = stats.server.unwrap_or_default();
-        let started_at = server.started_at.and_then(|at| SystemTime::try_from(at).ok());
+        let started_at = server.started_at.and_then(proto::system_time);
         let mut now = Counters { at, started_at, resources: HashMap::new(), watchers: HashMap::new() };
         let last = self.last.take().filter(|last| last.is_of_process(started_at));
         let elapsed = last.as_ref().map(|last| at.saturating_sub(last.at)).filter(|elapsed| !elapsed.is_zero());

@@ -264,7 +264,7 @@ fn queue(service: &Service, resource: &ServedResource, asked: pb::QueueOptions) 
 /// Parses an optional duration, which must be positive.
 fn duration(field: &'static str, duration: Option<prost_types::Duration>) -> Result<Option<Duration>, ApiError> {
     let Some(given) = duration else { return Ok(None) };
-    let parsed = Duration::try_from(given).ok().filter(|duration| !duration.is_zero());
+    let parsed = proto::duration(given).filter(|duration| !duration.is_zero());
     let Some(parsed) = parsed.filter(|duration| *duration <= MAX_DURATION) else {
         let message = format!("expected a duration between 1ns and {} days", MAX_DURATION.as_secs() / 86_400);
         return Err(ApiError::Invalid { reason: "DURATION_INVALID", field, message });

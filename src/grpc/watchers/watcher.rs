@@ -259,7 +259,7 @@ impl Watcher {
             state: state.into(),
             bytes_held: stream.as_ref().map_or(0, StreamHandle::bytes_held) as u64,
             suppressed,
-            lag: prost_types::Duration::try_from(record.lag(resource)).ok(),
+            lag: proto::duration_message(record.lag(resource)),
             bytes_sent: bytes,
             format: proto::payload_format(*format).into(),
             view: view.as_deref().cloned(),

@@ -1,13 +1,16 @@
 //! Conversion of the upstream's messages to the model, byte for byte.
 
-use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 
 use crate::{
     cache::{SourceError, SourceHealth, SyncState},
     model::{Event, Object, ObjectKey, ObjectParts, ResourceVersion},
-    proto::pb::{self, Cause, EventType, WatchResponse},
+    proto::{
+        self,
+        pb::{self, Cause, EventType, WatchResponse},
+    },
 };
 
 /// Media types of bodies, the same at every origin.
@@ -65,7 +68,7 @@ pub(super) fn report_origin(bookmark: &pb::Bookmark, health: &SourceHealth) -> S
         pb::SyncState::Stale | pb::SyncState::Syncing => SyncState::Stale,
         pb::SyncState::Synced | pb::SyncState::Unspecified => SyncState::Synced,
     };
-    health.record_origin(state, bookmark.source_seen_at.and_then(|at| SystemTime::try_from(at).ok()));
+    health.record_origin(state, bookmark.source_seen_at.and_then(proto::system_time));
     state
 }
 
@@ -96,7 +99,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::proto::{self, PayloadFormat};
+    use crate::proto::PayloadFormat;
 
     proptest! {
         #![proptest_config(crate::property_config())]

@@ -19,9 +19,12 @@ use crate::{
     client::{Client, ClientError, WatchMessages},
     endpoint::ServerAddress,
     model::{Object, ObjectKey, ResourceVersion},
-    proto::pb::{
-        self, EventType, FullChannelPolicy, GetRequest, InitialEvents, PayloadFormat, QueueOptions, Resource,
-        WatchRequest, WatchResponse,
+    proto::{
+        self,
+        pb::{
+            self, EventType, FullChannelPolicy, GetRequest, InitialEvents, PayloadFormat, QueueOptions, Resource,
+            WatchRequest, WatchResponse,
+        },
     },
     source::small_file,
 };
@@ -92,7 +95,7 @@ impl Upstream {
         let mut request = WatchRequest {
             format: PayloadFormat::Raw.into(),
             queue: Some(QueueOptions { policy: FullChannelPolicy::Replay.into(), length: 0 }),
-            bookmark_interval: prost_types::Duration::try_from(bookmark_interval).ok(),
+            bookmark_interval: proto::duration_message(bookmark_interval),
             ..self.config.query.watch_request()
         };
         let patience = match start {
