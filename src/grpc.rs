@@ -48,6 +48,7 @@ mod layer;
 mod list;
 mod metrics;
 mod open_streams;
+mod opening;
 mod page;
 mod peers;
 mod prefix;

@@ -267,7 +267,8 @@ impl Family<'_, '_> {
             let labels = [("resource", reading.observed.resource.name.as_str())];
             encode_histogram(&reading.observed.resource.informer.stats().propagation, family.encode_family(&labels)?)?;
         }
-        let help = "Ends of watches by reason: that of the status, or CANCELLED, TIMEOUT, CONDITION_MET, DEADLINE_EXCEEDED, STREAM_STALLED";
+        let help = "Ends of watches by reason: that of the status, CANCELLED by the client, TIMEOUT, CONDITION_MET, \
+                    DEADLINE_EXCEEDED, or an end by the transport such as STREAM_STALLED and CONNECTION_STALLED";
         let mut family = self.encoder.encode_descriptor("informerd_watch_ends", help, None, MetricType::Counter)?;
         for reading in self.readings {
             for (reason, count) in reading.load.ends() {

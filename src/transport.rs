@@ -10,8 +10,10 @@
 //! - `streams` holds the streams of the connection's task and their wakers; any other stream has a task of its own, so that a
 //!   large List never runs in a task that serves watches.
 //! - [`Ledger`] sums up the memory that all connections hold for their clients.
-//! - `stall_timer` resets the streams whose clients read nothing for too long.
-//! - `frame_tracker` tracks the frames that clients send, to detect one that is begun and not completed.
+//! - `stall_timer` resets the streams whose clients read nothing for too long, by the rule of `waiting`; `windows` counts the window
+//!   of each stream.
+//! - `frame_tracker` tracks the frames that clients send: those that change windows, and one that is begun and not completed.
+//! - [`StreamEnd`] is the reason for which the server has ended a stream or its connection.
 //! - [`Quota`] limits what is open, in all and for each [`Origin`]; [`Rejections`] counts rejections.
 //! - [`PeerAccount`] limits what peers make the server hold before their callers are authenticated: above a limit the oldest ends.
 //! - `buffered_io` combines all writes of HTTP/2 in one poll into one write.
@@ -29,7 +31,9 @@ mod budget;
 mod buffered_io;
 mod chunk;
 mod connection;
+mod connection_error;
 mod data_payload;
+mod end;
 mod exchange;
 mod frame_tracker;
 mod handle;
@@ -44,6 +48,8 @@ mod quota;
 mod stall_timer;
 mod streams;
 mod tls;
+mod waiting;
+mod windows;
 
 use std::{fmt, net::SocketAddr};
 
@@ -51,6 +57,7 @@ pub use accept::{Listener, Server};
 pub use body::{BoundedBody, BoundedFrame, FinalFrames, RequestBody, Room, UNKNOWN};
 pub use chunk::Chunk;
 pub use connection::ServerConfig;
+pub use end::StreamEnd;
 pub use handle::StreamHandle;
 pub use ledger::{HeldBytes, Ledger};
 pub use pause::pause_after;

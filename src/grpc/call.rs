@@ -13,7 +13,9 @@ use prost::Message;
 use tokio::time::Instant;
 use tonic::body::Body;
 
-use super::{audited_call::AuditedCall, frame, grant::Authenticated, request::RequestMessages, status::ApiError};
+use super::{
+    audited_call::AuditedCall, frame, grant::Authenticated, opening::OpeningSlot, request::RequestMessages, status::ApiError,
+};
 use crate::{
     auth::{Credentials, Identity},
     model::excerpt,
@@ -49,7 +51,7 @@ pub(super) struct Call {
 }
 
 /// Place of a watch on a Subscribe stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) struct Subscription {
     /// Number of the stream, unique in this process and not 0.
     pub(super) stream_id: u64,
@@ -57,6 +59,8 @@ pub(super) struct Subscription {
     pub(super) watch_id: u32,
     /// Time at which the stream was opened.
     pub(super) began: Instant,
+    /// Its part of the openings of the stream.
+    pub(super) opening: Arc<OpeningSlot>,
 }
 
 /// Authenticated client that makes a call on behalf of another: an extension of the request.

@@ -4,6 +4,7 @@ use parking_lot::Mutex;
 use tonic::Code;
 
 use super::status::ApiError;
+use crate::transport::StreamEnd;
 
 /// End of a watch.
 #[derive(Debug, Clone)]
@@ -27,12 +28,16 @@ pub(super) struct Totals {
 }
 
 /// Reasons for the end of a watch, as the metric has them: those of the API, and those without a status of the server.
-pub(super) const END_REASONS: [&str; 22] = [
+pub(super) const END_REASONS: [&str; 26] = [
     "CANCELLED",
     "TIMEOUT",
     "CONDITION_MET",
     "DEADLINE_EXCEEDED",
     "STREAM_STALLED",
+    "CONNECTION_STALLED",
+    "KEEPALIVE_TIMEOUT",
+    "INCOMPLETE_FRAME",
+    "PROTOCOL_ERROR",
     "DRAINING",
     "RESOURCE_REMOVED",
     "RESOURCE_REPLACED",
@@ -81,12 +86,6 @@ impl WatchEnd {
         Self::new("DEADLINE_EXCEEDED", Code::DeadlineExceeded, "the deadline of the call has passed")
     }
 
-    /// Returns the end of a stream that was reset because its client read nothing.
-    pub(super) fn stalled() -> Self {
-        let message = "reset: the client read nothing for watch.progress_timeout";
-        Self::new("STREAM_STALLED", Code::ResourceExhausted, message)
-    }
-
     /// Returns the end of a client that was evicted under BLOCK and has not read the reason.
     pub(super) fn evicted() -> Self {
         let message = "evicted under BLOCK: the client did not keep up, and has not read this";
@@ -100,6 +99,37 @@ impl WatchEnd {
 
     pub(super) fn into_status(self) -> tonic_types::Status {
         self.status
+    }
+}
+
+/// End of a watch whose stream or connection the transport has ended; the client may not have received a status.
+impl From<StreamEnd> for WatchEnd {
+    fn from(end: StreamEnd) -> Self {
+        let (code, message) = match end {
+            StreamEnd::Evicted => return Self::evicted(),
+            StreamEnd::Stalled => {
+                (Code::ResourceExhausted, "reset: the client read nothing of the stream for watch.progress_timeout")
+            }
+            StreamEnd::Exhausted => {
+                (Code::ResourceExhausted, "reset: more memory was held for clients than limits.memory")
+            }
+            StreamEnd::OwnerExhausted => {
+                (Code::ResourceExhausted, "reset: more memory was held for the caller than quotas.bytes_held")
+            }
+            StreamEnd::Drained => (Code::Unavailable, "reset: the server shut down, and its drain period was over"),
+            StreamEnd::ConnectionStalled => {
+                (Code::ResourceExhausted, "connection closed: the client read nothing for watch.progress_timeout")
+            }
+            StreamEnd::KeepAliveTimeout => (Code::Unavailable, "connection closed: the client answered no PING"),
+            StreamEnd::IncompleteFrame => {
+                (Code::InvalidArgument, "connection closed: the client completed no frame for limits.request_timeout")
+            }
+            StreamEnd::ProtocolError => {
+                (Code::InvalidArgument, "connection closed: the client did not follow HTTP/2, or its limits")
+            }
+            StreamEnd::Failed => (Code::Internal, "the stream failed; the server's log has the reason"),
+        };
+        Self::new(end.reason(), code, message)
     }
 }
 
@@ -142,7 +172,8 @@ mod tests {
             (WatchEnd::timeout(), "TIMEOUT"),
             (WatchEnd::condition_met(), "CONDITION_MET"),
             (WatchEnd::deadline_exceeded(), "DEADLINE_EXCEEDED"),
-            (WatchEnd::stalled(), "STREAM_STALLED"),
+            (WatchEnd::from(StreamEnd::Stalled), "STREAM_STALLED"),
+            (WatchEnd::from(StreamEnd::ConnectionStalled), "CONNECTION_STALLED"),
             (WatchEnd::from(&ApiError::Draining), "DRAINING"),
             (WatchEnd::from(&ApiError::HistoryRewritten), "HISTORY_CHANGED"),
             (WatchEnd::from(&ApiError::Internal), OTHER),
@@ -151,6 +182,17 @@ mod tests {
             let totals = WatchTotals::default();
             totals.add(end.reason(), 1, 2, 3);
             assert_eq!(totals.get().ends.iter().sum::<u64>(), 1);
+        }
+    }
+
+    #[test]
+    fn no_end_by_the_transport_counts_as_one_by_the_client() {
+        for end in StreamEnd::ALL {
+            let watch_end = WatchEnd::from(end);
+            assert_eq!(watch_end.reason(), end.reason());
+            assert!(END_REASONS.contains(&end.reason()), "{end:?}");
+            let status = watch_end.into_status();
+            assert!(status.code != i32::from(Code::Cancelled) && !status.message.is_empty(), "{end:?}");
         }
     }
 }

@@ -35,6 +35,7 @@ use super::{
     watch_end::{Totals, WatchEnd},
 };
 use crate::{
+    log_throttle::LogThrottle,
     model::{MAX_MESSAGE_BYTES, Namespaces, ResourceVersion, Selection},
     proto::{self, pb},
     transport::{Permit, Quota, StreamHandle},
@@ -178,7 +179,7 @@ impl Watchers {
     /// Resets the streams of clients that were evicted under BLOCK and have not received the reason: a client that reads nothing
     /// keeps its flow-control window shut. Checks at each `grace`; never returns.
     pub(super) async fn reset_evicted(&self, grace: Duration) {
-        let mut untold = BTreeSet::new();
+        let (mut untold, log) = (BTreeSet::new(), LogThrottle::new());
         loop {
             tokio::time::sleep(grace).await;
             // On a Subscribe stream, others share the window; the end of a paused watch is sent.
@@ -195,7 +196,10 @@ impl Watchers {
                 match &watcher.own.stream {
                     Some(stream) if untold.contains(&id) => {
                         let WatcherInfo { resource, caller, .. } = &*watcher.info;
-                        tracing::debug!(resource = resource.name, peer = ?caller.peer, "stream reset");
+                        if let Some(ends) = log.poll() {
+                            let (resource, peer) = (&resource.name, caller.peer);
+                            tracing::info!(resource, ?peer, reason = "SLOW_CONSUMER", ends, "stream reset");
+                        }
                         watcher.end.lock().get_or_insert_with(|| Box::new(WatchEnd::evicted()));
                         stream.reset();
                     }
@@ -408,9 +412,9 @@ impl Drop for WatcherEntry {
         if let Some(audited) = &watcher.own.audited {
             audited.sends(watcher.counts().events);
         }
-        let is_stalled = watcher.own.stream.as_ref().is_some_and(StreamHandle::is_stalled);
-        let gone = if is_stalled { WatchEnd::stalled } else { WatchEnd::cancelled };
-        let end = watcher.end.lock().take().map_or_else(gone, |end| *end);
+        // What neither the watch nor the transport has ended, the client has.
+        let by_transport = || watcher.own.stream.as_ref()?.ended().map(WatchEnd::from);
+        let end = watcher.end.lock().take().map(|end| *end).or_else(by_transport).unwrap_or_else(WatchEnd::cancelled);
         let reason = end.reason();
         if let Some(span) = &watcher.span {
             span.record("informerd.end_reason", reason);

@@ -72,9 +72,9 @@ where
         let Self { service, is_local, config } = self;
         let cut = CancellationToken::new();
         let (buffers, ledger) = (BufferPool::default(), Arc::clone(&config.ledger));
-        let refused = config.refused.clone();
+        let (refused, ends) = (config.refused.clone(), Arc::default());
         let shared =
-            ListenerShared { is_local, buffers, refused, ledger, draining: draining.clone(), cut: cut.clone() };
+            ListenerShared { is_local, buffers, refused, ledger, ends, draining: draining.clone(), cut: cut.clone() };
         let shared = Arc::new(shared);
         let mut connections = JoinSet::new();
         let quota = Arc::clone(&config.connections);

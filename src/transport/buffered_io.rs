@@ -14,7 +14,11 @@ use tokio::{
     time::Instant,
 };
 
-use super::frame_tracker::FrameTracker;
+use super::{
+    frame_tracker::FrameTracker,
+    handle::{ConnectionWakes, StreamHandle},
+    windows::Windows,
+};
 
 /// IO that collects writes, and writes them at [`BufferedIo::poll_drain`] or when there are many.
 ///
@@ -25,11 +29,12 @@ pub(super) struct BufferedIo<T>(Arc<Mutex<WriteBuffer<T>>>);
 struct WriteBuffer<T> {
     io: T,
     incoming: FrameTracker,
+    windows: Windows,
     /// Collected data. Its buffer is from the pool while there is data, so that an idle connection holds no memory.
     pending: Vec<u8>,
     /// Number of bytes of it that have been written.
     written: usize,
-    /// Time since which there is data to write and the peer has read none of it.
+    /// Time since which there is data to write and the IO has accepted none of it.
     stuck_since: Option<Instant>,
     /// Number of bytes that were ever written.
     total: u64,
@@ -48,13 +53,20 @@ const POOLED_BUFFERS: usize = 64;
 // === impl BufferedIo ===
 
 impl<T> BufferedIo<T> {
-    pub(super) fn new(io: T, pool: BufferPool) -> Self {
-        let incoming = FrameTracker::new();
-        let merging = WriteBuffer { io, incoming, pending: Vec::new(), written: 0, stuck_since: None, total: 0, pool };
+    /// Wraps the IO of the connection that has these streams.
+    pub(super) fn new(io: T, pool: BufferPool, streams: &Arc<ConnectionWakes>) -> Self {
+        let (incoming, windows) = (FrameTracker::new(), Windows::new(streams));
+        let (pending, written, stuck_since, total) = (Vec::new(), 0, None, 0);
+        let merging = WriteBuffer { io, incoming, windows, pending, written, stuck_since, total, pool };
         Self(Arc::new(Mutex::new(merging)))
     }
 
-    /// Returns the time since which the peer has read nothing of the data to be written.
+    /// Adds a stream that has begun to those whose windows are counted.
+    pub(super) fn begin(&self, number: u32, stream: &StreamHandle) {
+        self.0.lock().windows.begin(number, stream);
+    }
+
+    /// Returns the time since which the IO has accepted nothing of the data to be written.
     pub(super) fn stuck_since(&self) -> Option<Instant> {
         self.0.lock().stuck_since
     }
@@ -98,7 +110,8 @@ impl<T: AsyncRead + Unpin> AsyncRead for BufferedIo<T> {
         let merging = &mut *self.0.lock();
         let before = buffer.filled().len();
         let read = Pin::new(&mut merging.io).poll_read(cx, buffer);
-        merging.incoming.read(&buffer.filled()[before..]);
+        let WriteBuffer { incoming, windows, .. } = merging;
+        incoming.read(&buffer.filled()[before..], &mut |change| windows.change(change));
         read
     }
 }
@@ -167,33 +180,34 @@ impl<T> WriteBuffer<T> {
 }
 
 impl<T: AsyncWrite + Unpin> WriteBuffer<T> {
+    /// Writes the collected data; ready once none is left. The only place that sets or clears [`stuck_since`](Self::stuck_since):
+    /// each call that is ready, or has written something, clears what an earlier one has set.
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let before = self.total;
+        let drained = self.poll_write_all(cx);
+        if drained.is_ready() || self.total > before {
+            self.stuck_since = None;
+        }
+        if drained.is_pending() {
+            self.stuck_since.get_or_insert_with(Instant::now);
+        }
+        drained
+    }
+
+    fn poll_write_all(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.pending.capacity() == 0 {
             return Poll::Ready(Ok(()));
         }
         while self.written < self.pending.len() {
-            match Pin::new(&mut self.io).poll_write(cx, &self.pending[self.written..]) {
-                Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-                Poll::Ready(Ok(count)) => {
-                    self.written += count;
-                    self.total += count as u64;
-                    self.stuck_since = None;
-                }
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                Poll::Pending => {
-                    self.stuck_since.get_or_insert_with(Instant::now);
-                    return Poll::Pending;
-                }
+            let count = ready!(Pin::new(&mut self.io).poll_write(cx, &self.pending[self.written..]))?;
+            if count == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
+            self.written += count;
+            self.total += count as u64;
         }
         // With TLS, the session may still hold the last records.
-        match Pin::new(&mut self.io).poll_flush(cx) {
-            Poll::Pending => {
-                self.stuck_since.get_or_insert_with(Instant::now);
-                return Poll::Pending;
-            }
-            Poll::Ready(flushed) => flushed?,
-        }
+        ready!(Pin::new(&mut self.io).poll_flush(cx))?;
         self.written = 0;
         self.pool.give(std::mem::take(&mut self.pending));
         Poll::Ready(Ok(()))
@@ -218,6 +232,9 @@ impl BufferPool {
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::VecDeque, time::Duration};
+
+    use proptest::{collection::vec, prelude::*};
     use tokio_test::{assert_pending, assert_ready_ok, io::Builder, task};
 
     use super::*;
@@ -228,7 +245,11 @@ mod tests {
 
     #[tokio::test]
     async fn writes_are_sent_together_at_a_drain() {
-        let mut merge = BufferedIo::new(Builder::new().write(b"one, two").build(), BufferPool::default());
+        let mut merge = BufferedIo::new(
+            Builder::new().write(b"one, two").build(),
+            BufferPool::default(),
+            &Arc::new(ConnectionWakes::new()),
+        );
         assert_eq!(assert_ready_ok!(write(&mut merge, b"one, ")), 5);
         assert_eq!(assert_ready_ok!(write(&mut merge, b"two")), 3);
         assert_ready_ok!(task::spawn(()).enter(|cx, _| Pin::new(&mut merge).poll_flush(cx)));
@@ -242,7 +263,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_full_socket_blocks_writers_and_counts_as_stuck() {
         let (near, mut far) = tokio::io::duplex(1000);
-        let mut merge = BufferedIo::new(near, BufferPool::default());
+        let mut merge = BufferedIo::new(near, BufferPool::default(), &Arc::new(ConnectionWakes::new()));
         let (slices, large): (Vec<u8>, _) = ((0..200).cycle().take(WRITE_BYTES).collect(), vec![1; 10]);
         assert_eq!(assert_ready_ok!(write(&mut merge, &slices[..10])), 10);
         assert_eq!(assert_ready_ok!(write(&mut merge, &slices[10..])), WRITE_BYTES - 10);
@@ -265,11 +286,88 @@ mod tests {
     #[tokio::test]
     async fn a_shutdown_drains_first() {
         let (near, mut far) = tokio::io::duplex(1000);
-        let mut merge = BufferedIo::new(near, BufferPool::default());
+        let mut merge = BufferedIo::new(near, BufferPool::default(), &Arc::new(ConnectionWakes::new()));
         assert_ready_ok!(write(&mut merge, b"last words"));
         std::future::poll_fn(|cx| Pin::new(&mut merge).poll_shutdown(cx)).await.unwrap();
         let mut read = String::new();
         tokio::io::AsyncReadExt::read_to_string(&mut far, &mut read).await.unwrap();
         assert_eq!(read, "last words");
+    }
+
+    /// IO that accepts a part of what is written, or makes its caller wait, at each call as the test has drawn it.
+    #[derive(Default)]
+    struct Drawn {
+        /// Number of bytes that each call accepts, of a write; zero makes it wait. A flush waits at zero, too.
+        calls: VecDeque<usize>,
+        accepted: usize,
+        /// Time at which the last call accepted something or completed.
+        moved: Option<Instant>,
+    }
+
+    impl Drawn {
+        fn next(&mut self, limit: usize) -> Poll<io::Result<usize>> {
+            match self.calls.pop_front().unwrap_or(usize::MAX).min(limit.max(1)) {
+                0 => Poll::Pending,
+                count => {
+                    self.moved = Some(Instant::now());
+                    Poll::Ready(Ok(count))
+                }
+            }
+        }
+    }
+
+    impl AsyncWrite for Drawn {
+        fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+            let count = ready!(self.next(bytes.len()))?;
+            self.accepted += count;
+            Poll::Ready(Ok(count))
+        }
+
+        fn poll_flush(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            self.next(1).map_ok(drop)
+        }
+
+        fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            self.next(1).map_ok(drop)
+        }
+    }
+
+    proptest! {
+        #![proptest_config(crate::property_config())]
+
+        /// The data is stuck if a call waits now, since the first one after the last that accepted something.
+        #[test]
+        fn data_is_stuck_only_while_the_io_accepts_nothing(
+            steps in vec((0..3_usize, vec(prop_oneof![Just(0), 1..40_000_usize], 0..4)), 1..40),
+        ) {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+            runtime.block_on(async {
+                let merge = BufferedIo::new(Drawn::default(), BufferPool::default(), &Arc::new(ConnectionWakes::new()));
+                let (mut collected, mut waits_since) = (0, None);
+                for (kind, calls) in steps {
+                    tokio::time::advance(Duration::from_secs(1)).await;
+                    let now = Instant::now();
+                    merge.0.lock().io.calls = calls.into();
+                    let mut io = merge.clone();
+                    let polled = task::spawn(()).enter(|cx, _| match kind {
+                        0 => Pin::new(&mut io).poll_write(cx, &vec![7; 50_000]).map_ok(|count| collected += count),
+                        1 => io.poll_drain(cx),
+                        _ => Pin::new(&mut io).poll_shutdown(cx),
+                    });
+                    let inner = merge.0.lock();
+                    // A shutdown may wait with nothing left to write, and a write waits only if it drains.
+                    let is_left = inner.pending.capacity() > 0;
+                    match polled {
+                        Poll::Pending if is_left && inner.io.moved != Some(now) => waits_since = waits_since.or(Some(now)),
+                        Poll::Pending if is_left => waits_since = Some(now),
+                        Poll::Ready(_) if kind == 0 && inner.io.moved != Some(now) => {}
+                        Poll::Pending | Poll::Ready(_) => waits_since = None,
+                    }
+                    prop_assert_eq!(inner.stuck_since, waits_since);
+                    prop_assert!(inner.io.accepted <= collected);
+                }
+                Ok(())
+            })?;
+        }
     }
 }

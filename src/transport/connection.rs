@@ -20,10 +20,12 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tower::ServiceExt;
 
 use super::{
-    BoundedBody, Ledger, Peer, Quota, Rejections, RequestBody,
+    BoundedBody, Ledger, Peer, Quota, Rejections, RequestBody, StreamEnd,
     body::BoxError,
     buffered_io::{BufferPool, BufferedIo},
+    connection_error::ConnectionError,
     data_payload::DataPayload,
+    end::EndLog,
     exchange::Exchange,
     io::Io,
     keepalive::KeepAlive,
@@ -60,6 +62,8 @@ pub(super) struct ListenerShared {
     pub(super) buffers: BufferPool,
     pub(super) refused: Rejections,
     pub(super) ledger: Arc<Ledger>,
+    /// Log of the ends that the server decides.
+    pub(super) ends: Arc<EndLog>,
     /// Cancelled when connections must accept no more streams.
     pub(super) draining: CancellationToken,
     /// Cancelled when connections must reset all streams.
@@ -89,14 +93,17 @@ pub(super) struct Connection<T: Io, S, B: BoundedBody> {
     streams: Streams<Exchange<B>>,
     stalled: StallTimer,
     stalled_streams: Counter,
+    ends: Arc<EndLog>,
     /// True if the connection accepts no more streams, because its client reads nothing.
     is_closing: bool,
     /// Next of the two shutdown steps of the server, and its signal.
     ending: Option<(Ending, Pin<Box<WaitForCancellationFutureOwned>>)>,
     cut: CancellationToken,
     progress_timeout: Duration,
-    /// Timeout of data that the peer does not read; set while there is some.
+    /// Timeout of data that the socket does not accept; set while there is some.
     stuck: Option<Pin<Box<Sleep>>>,
+    /// True if the kernel ends the connection when its peer accepts nothing for `progress_timeout`.
+    is_timed_by_kernel: bool,
     request_timeout: Duration,
     /// Number and timeout of a frame or header block that is not complete; set while there is one.
     begun: Option<(u64, Pin<Box<Sleep>>)>,
@@ -131,21 +138,6 @@ enum Ending {
     Cut,
 }
 
-/// Error with which a connection ended.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum ConnectionError {
-    #[error("{0}")]
-    Http(#[from] h2::Error),
-    #[error("{0}")]
-    Io(#[from] std::io::Error),
-    #[error("no HTTP/2 preface from the client within {0:?} (limits.request_timeout)")]
-    NoPreface(Duration),
-    #[error("incomplete frame or header block: the client did not complete it within {0:?} (limits.request_timeout)")]
-    Incomplete(Duration),
-    #[error("write stalled: the client read nothing for {0:?}")]
-    Stuck(Duration),
-}
-
 /// Flow-control window for request data that is not read yet, of one stream, in bytes. Requests are small, and are read as they
 /// arrive: only those of a Subscribe stream whose client does not read may wait.
 const RECEIVE_WINDOW: u32 = 64 << 10;
@@ -166,6 +158,8 @@ const DESERTED_TIMEOUT: Duration = Duration::from_secs(1);
 /// Limits of one poll, in bytes and rounds; then the task yields to other connections.
 const BYTES_PER_POLL: u64 = 1 << 20;
 const ROUNDS_PER_POLL: usize = 32;
+/// Factor for the timeout of a socket that accepts nothing, if the kernel has the same timeout for the peer.
+const KERNEL_FACTOR: u32 = 4;
 /// Unsent bytes in the kernel for one stream, at which the socket counts as full: no queue policy can act on these bytes. The
 /// limit grows with the number of streams, which share the socket, up to the amount that the kernel buffers by default.
 const UNSENT_PER_STREAM: usize = 64 << 10;
@@ -186,7 +180,8 @@ where
 
     pub(super) fn new(io: T, peer: Peer, service: S, config: &ServerConfig, shared: &ListenerShared) -> Self {
         let streams = Streams::new();
-        let io = BufferedIo::new(io, shared.buffers.clone());
+        let is_timed_by_kernel = set_user_timeout(&io, config.progress_timeout);
+        let io = BufferedIo::new(io, shared.buffers.clone(), streams.wakes());
         let mut builder = server::Builder::new();
         builder
             .initial_window_size(RECEIVE_WINDOW)
@@ -215,11 +210,13 @@ where
             streams,
             stalled: StallTimer::new(config.progress_timeout),
             stalled_streams: config.stalled.clone(),
+            ends: Arc::clone(&shared.ends),
             is_closing: false,
             ending: Some((Ending::Drain, Box::pin(shared.draining.clone().cancelled_owned()))),
             cut: shared.cut.clone(),
             progress_timeout: config.progress_timeout,
             stuck: None,
+            is_timed_by_kernel,
             request_timeout: config.request_timeout,
             begun: None,
             unsent: 0,
@@ -245,10 +242,13 @@ where
                     self.http = Http::Open(Box::new(Open { http, keep_alive }));
                 }
                 Http::Open(open) => {
-                    if open.keep_alive.as_mut().is_some_and(|keep_alive| keep_alive.poll(cx).is_ready()) {
+                    let written = self.streams.wakes().written();
+                    if open.keep_alive.as_mut().is_some_and(|keep_alive| keep_alive.poll(written, cx).is_ready()) {
                         tracing::debug!(peer = %self.peer, "keepalive timed out");
                         open.keep_alive = None;
                         open.http.abrupt_shutdown(Reason::NO_ERROR);
+                        self.ends(StreamEnd::KeepAliveTimeout);
+                        continue;
                     }
                     match ready!(open.http.poll_accept(cx)) {
                         Some(accepted) => {
@@ -266,6 +266,7 @@ where
     fn begin(&mut self, request: Request<RecvStream>, respond: SendResponse<DataPayload>) {
         let mut request = request.map(RequestBody::new);
         let (is_local, handle) = ((self.is_local)(&request), self.streams.handle());
+        self.io.begin(respond.stream_id().as_u32(), &handle);
         request.extensions_mut().insert(self.peer);
         if let Some(identity) = &self.identity {
             request.extensions_mut().insert(identity.clone());
@@ -285,12 +286,13 @@ where
         while let Some((ending, told)) = &mut self.ending
             && told.as_mut().poll(cx).is_ready()
         {
-            match ending {
+            match *ending {
                 Ending::Drain => {
                     self.http.drain();
                     self.ending = Some((Ending::Cut, Box::pin(self.cut.clone().cancelled_owned())));
                 }
                 Ending::Cut => {
+                    self.ends(StreamEnd::Drained);
                     self.streams.reset_all();
                     self.ending = None;
                 }
@@ -300,7 +302,7 @@ where
         }
     }
 
-    /// Fails if the peer has read nothing for too long. A connection that is only flow-controlled has nothing to write: its data
+    /// Fails if the socket has accepted nothing for too long. A connection that is only flow-controlled has nothing to write: its data
     /// waits in the queues of its streams.
     fn poll_stuck(&mut self, cx: &mut Context<'_>) -> Result<(), ConnectionError> {
         let Some(since) = self.io.stuck_since() else {
@@ -312,7 +314,10 @@ where
         self.streams.wakes().note_buffered(self.io.buffered());
         // Once all streams were ended, there is nothing left to send but the last frames.
         let timeout = if self.streams.is_deserted() { DESERTED_TIMEOUT } else { self.progress_timeout };
-        let deadline = since + timeout.min(self.progress_timeout);
+        let timeout = timeout.min(self.progress_timeout);
+        // The kernel sees each byte that the peer takes. The socket accepts nothing before about half of its buffer is free.
+        let is_kernels = self.is_timed_by_kernel && !self.streams.is_deserted();
+        let deadline = since + if is_kernels { timeout * KERNEL_FACTOR } else { timeout };
         let stuck = self.stuck.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
         if stuck.deadline() != deadline {
             stuck.as_mut().reset(deadline);
@@ -349,12 +354,30 @@ where
         Err(ConnectionError::Incomplete(timeout))
     }
 
-    /// Resets the streams whose windows have been shut for too long, and closes the connection after the last of them.
+    /// Records the reason for which the server ends the connection, before its streams are dropped.
+    fn ends(&self, end: StreamEnd) {
+        let wakes = self.streams.wakes();
+        if wakes.open() > 0 {
+            self.ends.ended(self.peer, end, wakes.open());
+        }
+        wakes.ends(end);
+    }
+
+    /// Resets the streams that are stalled, and closes the connection after the last of them.
     fn poll_stalled(&mut self, cx: &mut Context<'_>) {
-        let reset = self.stalled.poll(&self.streams.wakes().waiting, cx);
-        if reset > 0 {
-            tracing::debug!(peer = %self.peer, streams = reset, "stalled streams reset");
-            self.stalled_streams.inc_by(reset as u64);
+        if let Http::Open(open) = &mut self.http
+            && let Some(keep_alive) = &mut open.keep_alive
+        {
+            let wakes = self.streams.wakes();
+            let checked = self.stalled.poll(wakes, keep_alive.received(), cx);
+            if checked.needs_ping && keep_alive.ping(wakes.written()) {
+                // The connection must be polled to send it.
+                self.waker.wake_by_ref();
+            }
+            if checked.stalled > 0 {
+                self.ends.ended(self.peer, StreamEnd::Stalled, checked.stalled);
+                self.stalled_streams.inc_by(checked.stalled as u64);
+            }
         }
         if !self.is_closing && self.streams.is_deserted() {
             self.is_closing = true;
@@ -362,6 +385,47 @@ where
             // The connection must be polled: otherwise its GOAWAY would wait for the next request.
             self.waker.wake_by_ref();
         }
+    }
+
+    /// Drives the connection and its streams. Ready when it has ended.
+    fn poll_ended(&mut self, task: &mut Context<'_>) -> Poll<Result<(), ConnectionError>> {
+        self.streams.register(task.waker());
+        self.poll_ending(task);
+        let budget = self.io.total() + BYTES_PER_POLL;
+        // All wake-ups pass through the ready list, so that only ready streams are polled.
+        let waker = self.waker.clone();
+        let mut cx = Context::from_waker(&waker);
+        for _ in 0..ROUNDS_PER_POLL {
+            let is_ready = self.streams.poll_ready();
+            if is_ready && let Poll::Ready(ended) = self.poll_http(&mut cx) {
+                // The last frames may still be in the buffer.
+                return Poll::Ready(match self.io.poll_drain(task) {
+                    Poll::Ready(Err(error)) => ended.and(Err(error.into())),
+                    Poll::Ready(Ok(())) | Poll::Pending => ended,
+                });
+            }
+            if self.io.total() > budget || self.streams.is_late() {
+                break;
+            }
+            if !self.streams.try_park() {
+                continue;
+            }
+            self.tune();
+            // A full socket wakes the connection, which may have been waiting to write.
+            if let Poll::Ready(Err(error)) = self.io.poll_drain(&mut cx) {
+                return Poll::Ready(Err(error.into()));
+            }
+            self.poll_stuck(task)?;
+            self.poll_begun(task)?;
+            self.poll_stalled(task);
+            return Poll::Pending;
+        }
+        if let Poll::Ready(Err(error)) = self.io.poll_drain(&mut cx) {
+            return Poll::Ready(Err(error.into()));
+        }
+        self.poll_stalled(task);
+        self.streams.yield_now(task.waker());
+        Poll::Pending
     }
 
     /// Sets the limit on unsent bytes in the kernel.
@@ -378,19 +442,6 @@ where
                 socket2::SockRef::from(tcp).set_tcp_notsent_lowat(wanted as u32).unwrap_or_default();
             }
         });
-    }
-}
-
-// === impl ConnectionError ===
-
-impl ConnectionError {
-    /// Returns the metric label of the limit that was exceeded, if there is one.
-    pub(super) fn refused_for(&self) -> Option<&'static str> {
-        match self {
-            Self::NoPreface(_) => Some("preface_timeout"),
-            Self::Incomplete(_) => Some("headers_timeout"),
-            Self::Http(_) | Self::Io(_) | Self::Stuck(_) => None,
-        }
     }
 }
 
@@ -426,46 +477,16 @@ where
 
     fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        this.streams.register(task.waker());
-        this.poll_ending(task);
-        let budget = this.io.total() + BYTES_PER_POLL;
-        // All wake-ups pass through the ready list, so that only ready streams are polled.
-        let waker = this.waker.clone();
-        let mut cx = Context::from_waker(&waker);
-        for _ in 0..ROUNDS_PER_POLL {
-            let is_ready = this.streams.poll_ready();
-            if is_ready && let Poll::Ready(ended) = this.poll_http(&mut cx) {
-                // The last frames may still be in the buffer.
-                return Poll::Ready(match this.io.poll_drain(task) {
-                    Poll::Ready(Err(error)) => ended.and(Err(error.into())),
-                    Poll::Ready(Ok(())) | Poll::Pending => ended,
-                });
-            }
-            if this.io.total() > budget {
-                break;
-            }
-            if !this.streams.try_park() {
-                continue;
-            }
-            this.tune();
-            // A full socket wakes the connection, which may have been waiting to write.
-            if let Poll::Ready(Err(error)) = this.io.poll_drain(&mut cx) {
-                return Poll::Ready(Err(error.into()));
-            }
-            this.poll_stuck(task)?;
-            this.poll_begun(task)?;
-            this.poll_stalled(task);
-            return Poll::Pending;
+        let mut ended = ready!(this.poll_ended(task));
+        if this.is_timed_by_kernel {
+            ended = ended.map_err(|error| error.timed_by_kernel(this.progress_timeout));
         }
-        if let Poll::Ready(Err(error)) = this.io.poll_drain(&mut cx) {
-            return Poll::Ready(Err(error.into()));
+        if let Some(end) = ended.as_ref().err().and_then(ConnectionError::end) {
+            this.ends(end);
         }
-        this.poll_stalled(task);
-        this.streams.yield_now(task.waker());
-        Poll::Pending
+        Poll::Ready(ended)
     }
 }
-
 /// None of its fields is pinned.
 impl<T: Io, S, B: BoundedBody> Unpin for Connection<T, S, B> {}
 
@@ -473,4 +494,13 @@ impl<T: Io, S, B: BoundedBody> fmt::Debug for Connection<T, S, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("peer", &self.peer).field("io", &self.io).finish_non_exhaustive()
     }
+}
+
+/// Lets the kernel end the connection when its peer accepts nothing for this time. Returns false without such a kernel or socket.
+fn set_user_timeout<T: Io>(io: &T, timeout: Duration) -> bool {
+    #[cfg(target_os = "linux")]
+    let is_set = |tcp| socket2::SockRef::from(tcp).set_tcp_user_timeout(Some(timeout)).is_ok();
+    #[cfg(not(target_os = "linux"))]
+    let is_set = |_| timeout.is_zero();
+    io.tcp().is_some_and(is_set)
 }

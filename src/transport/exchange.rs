@@ -129,6 +129,7 @@ impl<B: BoundedBody> Exchange<B> {
                 if let Some(times) = LOG.poll() {
                     tracing::warn!(%error, times, "call failed without a response");
                 }
+                self.handle.fails();
                 self.reset(Reason::INTERNAL_ERROR);
                 return Poll::Ready(());
             }
@@ -212,7 +213,7 @@ impl<B: BoundedBody> Exchange<B> {
                 };
                 if reserved > 0 && budgets.large.poll_reserve(large, reserved, cx).is_pending() {
                     stream.reserve_capacity(0);
-                    handle.waits_for(Wait::Line);
+                    handle.waits_for(Wait::Window);
                     return poll_lost(stream, cx);
                 }
                 asked = poll_body(body, stream, handle, &mut room, cx);
@@ -264,6 +265,7 @@ fn poll_body<B: BoundedBody>(
         Poll::Ready(Some(Err(error))) => {
             let error: BoxError = error.into();
             tracing::debug!(%error, "response body failed");
+            handle.fails();
             SendResult::Over(Some(Reason::INTERNAL_ERROR))
         }
         Poll::Ready(None) => {

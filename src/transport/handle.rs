@@ -11,10 +11,9 @@ use std::{
     fmt,
     sync::{
         Arc, OnceLock, Weak,
-        atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering},
     },
     task::Wake,
-    time::Duration,
 };
 
 use futures_util::task::AtomicWaker;
@@ -23,9 +22,10 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{
-    Exceeded, Origin,
+    Exceeded, Origin, StreamEnd,
     body::MAX_ROOM,
     budget::{BudgetKind, Budgets},
+    end::EndCell,
     progress::{Progress, Wait},
 };
 
@@ -43,6 +43,12 @@ pub(super) struct ConnectionWakes {
     open: AtomicUsize,
     /// True if a stream was ended because its client reads nothing, or does not complete a frame.
     has_stalled: AtomicBool,
+    /// Window of each stream at its start.
+    pub(super) initial_window: AtomicU32,
+    /// Number of bytes of all streams that were written or discarded.
+    written: AtomicUsize,
+    /// Reason for which the server has ended the connection with its streams.
+    end: EndCell,
     /// Number of bytes that the bodies of the streams have encoded and not handed out.
     encoded_bytes: AtomicUsize,
     /// Size of the connection's buffer that the socket has not taken, in bytes.
@@ -70,8 +76,8 @@ pub(super) struct StreamWaker {
     owner: OnceLock<Box<Origin>>,
     /// True if the stream waits until fewer bytes are unsent.
     is_full: AtomicBool,
-    /// [`NO_RESET`], or the way in which the stream must end.
-    reset: AtomicU8,
+    /// Reason for which the server ends the stream.
+    end: EndCell,
     pub(super) progress: Progress,
     /// Waker of the stream's own task, if it has one.
     pub(super) task: AtomicWaker,
@@ -79,42 +85,30 @@ pub(super) struct StreamWaker {
 
 /// Streams of a connection that wait, or did so at the last check.
 #[derive(Debug, Default)]
-pub(super) struct WaitingStreams(Mutex<WaitingList>);
+pub(super) struct WaitingStreams(pub(super) Mutex<WaitingList>);
 
 #[derive(Debug, Default)]
-struct WaitingList {
-    streams: Vec<Waiting>,
+pub(super) struct WaitingList {
+    pub(super) streams: Vec<Waiting>,
     /// True if there are new streams since the connection's last check.
-    has_new: bool,
-}
-
-/// A waiting stream, as the ledger sees it.
-#[derive(Debug)]
-pub(super) struct LongWaiting {
-    pub(super) stream: StreamHandle,
-    /// Time at which it last made progress or began to wait, as far as the checks have seen it.
-    pub(super) since: Instant,
+    pub(super) has_new: bool,
 }
 
 /// A stream that waits, or did so at the last check.
 #[derive(Debug)]
-struct Waiting {
-    stream: Weak<StreamWaker>,
-    since: Instant,
-    written: usize,
+pub(super) struct Waiting {
+    pub(super) stream: Weak<StreamWaker>,
+    pub(super) since: Instant,
+    pub(super) written: usize,
+    /// Time of the last progress for which the client has received everything, and the time at which it had: later PINGs do not
+    /// begin the timeout again.
+    pub(super) received: Option<(Instant, Instant)>,
     /// True if the last check for stalled streams found that it waits only because it is paused.
-    was_paused: bool,
+    pub(super) was_paused: bool,
 }
 
-/// Result of checking a stream.
-enum CheckResult {
-    Waits,
-    /// The stream does not wait any more.
-    Left,
-    /// The stream was reset.
-    Stalled,
-}
-
+/// Window of a stream and of a connection before any frame.
+const DEFAULT_WINDOW: u32 = 65_535;
 /// Key of the connection itself in the ready list.
 pub(super) const CONNECTION: usize = usize::MAX;
 /// Key of a stream with a task of its own; it is never in the ready list.
@@ -123,17 +117,6 @@ pub(super) const SPAWNED: usize = usize::MAX - 1;
 /// Number of unsent bytes at which no more data is encoded for a stream.
 const UNSENT_PER_STREAM: usize = MAX_ROOM;
 
-/// No reset is requested.
-const NO_RESET: u8 = 0;
-/// The stream must be reset with `CANCEL`.
-const CANCELLED: u8 = 1;
-/// The stream must be reset with `ENHANCE_YOUR_CALM`, which gRPC maps to `RESOURCE_EXHAUSTED`.
-const STALLED: u8 = 2;
-/// The stream must end with the last words of its body if they can be sent, and otherwise like a stalled one.
-const EXHAUSTED: u8 = 3;
-/// The same, because of its owner's limit.
-const OWNER_EXHAUSTED: u8 = 4;
-
 /// The task is parked.
 pub(super) const PARKED: u8 = 0;
 /// The task is running, and checks the ready list before it parks.
@@ -141,21 +124,24 @@ pub(super) const POLLING: u8 = 1;
 /// The task was woken, or must check the list again.
 pub(super) const WOKEN: u8 = 2;
 
-/// Factor for the timeout of streams that wait for others with large messages: those are reset first, and make room.
-const LINE_FACTOR: u32 = 2;
-
 // === impl StreamHandle ===
 
 impl StreamHandle {
     /// Resets the stream with `RST_STREAM`, and discards its unsent data: a client whose window is shut can receive nothing else.
     pub fn reset(&self) {
-        self.0.reset.store(CANCELLED, Ordering::Release);
-        self.0.wake_by_ref();
+        self.ends(StreamEnd::Evicted);
     }
 
-    /// Returns true if the stream is reset because its client reads nothing.
-    pub fn is_stalled(&self) -> bool {
-        self.0.reset.load(Ordering::Acquire) == STALLED
+    /// Returns the reason for which the server has ended the stream, or its connection. `None` if it has not, or if the stream's body
+    /// has ended by itself.
+    pub fn ended(&self) -> Option<StreamEnd> {
+        self.0.end.get().or_else(|| self.0.wakes.end.get())
+    }
+
+    /// Requests the end of the stream; the first reason counts.
+    pub(super) fn ends(&self, end: StreamEnd) {
+        self.0.end.set(end);
+        self.0.wake_by_ref();
     }
 
     /// Replaces one of the numbers of bytes that other parts of the server hold for the stream.
@@ -197,26 +183,29 @@ impl StreamHandle {
         self.0.wake_by_ref();
     }
 
+    /// Records that the stream ends because it has failed.
+    pub(super) fn fails(&self) {
+        self.0.end.set(StreamEnd::Failed);
+    }
+
     /// Ends the stream because its client reads nothing.
     pub(super) fn stall(&self) {
         self.close_after_last();
-        self.0.reset.store(STALLED, Ordering::Release);
-        self.0.wake_by_ref();
+        self.ends(StreamEnd::Stalled);
     }
 
     /// Ends the stream because too much memory is held for all, or for its owner. Returns the bytes that other parts of the server
     /// hold for it.
     pub(super) fn exhaust(&self, is_by_owner: bool) -> usize {
-        self.0.reset.store(if is_by_owner { OWNER_EXHAUSTED } else { EXHAUSTED }, Ordering::Release);
-        self.0.wake_by_ref();
+        self.ends(if is_by_owner { StreamEnd::OwnerExhausted } else { StreamEnd::Exhausted });
         self.0.kept.swap(0, Ordering::Relaxed)
     }
 
     /// Returns the limit because of which the stream must end, if too much memory is held.
     pub(super) fn exhausted(&self) -> Option<Exceeded> {
-        match self.0.reset.load(Ordering::Acquire) {
-            EXHAUSTED => Some(Exceeded::All(self.0.wakes.memory_limit.load(Ordering::Relaxed))),
-            OWNER_EXHAUSTED => Some(Exceeded::Share(self.0.wakes.owner_limit.load(Ordering::Relaxed))),
+        match self.0.end.get()? {
+            StreamEnd::Exhausted => Some(Exceeded::All(self.0.wakes.memory_limit.load(Ordering::Relaxed))),
+            StreamEnd::OwnerExhausted => Some(Exceeded::Share(self.0.wakes.owner_limit.load(Ordering::Relaxed))),
             _ => None,
         }
     }
@@ -233,11 +222,11 @@ impl StreamHandle {
 
     /// Returns the reason with which the stream must be reset, if it must.
     pub(super) fn wanted_reset(&self) -> Option<Reason> {
-        match self.0.reset.load(Ordering::Acquire) {
-            NO_RESET => None,
-            STALLED | EXHAUSTED | OWNER_EXHAUSTED => Some(Reason::ENHANCE_YOUR_CALM),
-            _ => Some(Reason::CANCEL),
-        }
+        Some(match self.0.end.get()? {
+            // gRPC maps this to `RESOURCE_EXHAUSTED`.
+            StreamEnd::Stalled | StreamEnd::Exhausted | StreamEnd::OwnerExhausted => Reason::ENHANCE_YOUR_CALM,
+            _ => Reason::CANCEL,
+        })
     }
 
     /// Counts the stream as open.
@@ -293,13 +282,25 @@ impl StreamHandle {
     }
 
     /// Returns true if the stream has sent everything but what its client has paused.
-    fn is_paused(&self) -> bool {
+    pub(super) fn is_paused(&self) -> bool {
         self.0.progress.wait() == Wait::Paused && self.0.unsent.load(Ordering::SeqCst) == 0
     }
 
     /// Counts bytes that were written.
     pub(super) fn note_written(&self, bytes: usize) {
         self.0.progress.add(bytes);
+        self.0.wakes.written.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Returns true if the stream's own window is shut: its client has not acknowledged enough of the stream's own bytes.
+    pub(super) fn is_window_shut(&self) -> bool {
+        let window = u64::from(self.0.wakes.initial_window.load(Ordering::Relaxed)) + self.0.progress.opened();
+        self.0.progress.written() as u64 >= window
+    }
+
+    /// Returns true if the client has not acknowledged all of the stream's bytes.
+    pub(super) fn has_unacknowledged(&self) -> bool {
+        self.0.progress.written() as u64 > self.0.progress.opened()
     }
 
     /// Counts bytes that were handed to HTTP/2.
@@ -320,7 +321,7 @@ impl StreamHandle {
 
 impl fmt::Debug for StreamHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamHandle").field("reset", &self.0.reset).finish_non_exhaustive()
+        f.debug_struct("StreamHandle").field("end", &self.0.end.get()).finish_non_exhaustive()
     }
 }
 
@@ -335,6 +336,9 @@ impl ConnectionWakes {
             budgets: Budgets::new(),
             open: AtomicUsize::new(0),
             has_stalled: AtomicBool::new(false),
+            initial_window: AtomicU32::new(DEFAULT_WINDOW),
+            written: AtomicUsize::new(0),
+            end: EndCell::default(),
             encoded_bytes: AtomicUsize::new(0),
             buffered: AtomicUsize::new(0),
             memory_limit: AtomicUsize::new(0),
@@ -346,6 +350,21 @@ impl ConnectionWakes {
     /// Returns true if the last stream is over, and some were ended because of their client.
     pub(super) fn is_deserted(&self) -> bool {
         self.has_stalled.load(Ordering::SeqCst) && self.open.load(Ordering::SeqCst) == 0
+    }
+
+    /// Records the end of the connection by the server; the first reason counts.
+    pub(super) fn ends(&self, end: StreamEnd) {
+        self.end.set(end);
+    }
+
+    /// Returns the number of streams that are not over.
+    pub(super) fn open(&self) -> usize {
+        self.open.load(Ordering::SeqCst)
+    }
+
+    /// Returns the number of bytes of all streams that were ever written or discarded.
+    pub(super) fn written(&self) -> usize {
+        self.written.load(Ordering::Relaxed)
     }
 
     /// Returns the number of bytes that HTTP/2 and the connection hold for its streams.
@@ -385,7 +404,7 @@ impl StreamWaker {
             kept: AtomicUsize::new(0),
             owner: OnceLock::new(),
             is_full: AtomicBool::new(false),
-            reset: AtomicU8::new(NO_RESET),
+            end: EndCell::default(),
             progress: Progress::default(),
             task: AtomicWaker::new(),
         }
@@ -421,80 +440,14 @@ impl WaitingStreams {
     pub(super) fn push(&self, stream: &StreamHandle) -> bool {
         let written = stream.0.progress.written();
         let stream_ref = Arc::downgrade(&stream.0);
-        let waiting = Waiting { stream: stream_ref, since: Instant::now(), written, was_paused: false };
+        let waiting = Waiting { stream: stream_ref, since: Instant::now(), written, received: None, was_paused: false };
         let mut listed = self.0.lock();
         listed.streams.push(waiting);
         !std::mem::replace(&mut listed.has_new, true)
     }
 
-    /// Checks the waiting streams, and records their progress.
-    pub(super) fn check(&self, now: Instant, mut found: impl FnMut(LongWaiting)) {
-        for waiting in &mut self.0.lock().streams {
-            if let Some(stream) = waiting.stream.upgrade().map(StreamHandle) {
-                let is_waiting = stream.is_waiting();
-                waiting.note_progress(&stream, !is_waiting, now);
-                if is_waiting {
-                    found(LongWaiting { stream, since: waiting.since });
-                }
-            }
-        }
-    }
-
     /// Returns true if there are new streams since the connection's last check.
     pub(super) fn has_new(&self) -> bool {
         self.0.lock().has_new
-    }
-
-    /// Resets the streams that have waited for too long. Returns their number, and true if none waits any more.
-    pub(super) fn reset_stalled(&self, now: Instant, timeout: Duration) -> (usize, bool) {
-        let mut reset = 0;
-        let mut listed = self.0.lock();
-        listed.has_new = false;
-        listed.streams.retain_mut(|waiting| match waiting.check(now, timeout) {
-            CheckResult::Waits => true,
-            CheckResult::Left => false,
-            CheckResult::Stalled => {
-                reset += 1;
-                false
-            }
-        });
-        (reset, listed.streams.is_empty())
-    }
-}
-
-// === impl Waiting ===
-
-impl Waiting {
-    /// Records the progress since the last check; `is_new` is true if the stream did not wait.
-    fn note_progress(&mut self, stream: &StreamHandle, is_new: bool, now: Instant) {
-        let written = stream.0.progress.written();
-        if is_new || self.written != written {
-            (self.since, self.written) = (now, written);
-        }
-    }
-
-    fn check(&mut self, now: Instant, timeout: Duration) -> CheckResult {
-        let Some(stream) = self.stream.upgrade().map(StreamHandle) else { return CheckResult::Left };
-        let progress = &stream.0.progress;
-        let is_new = !stream.is_waiting();
-        if is_new {
-            progress.end();
-            // It may have begun to wait again before `end`, and then it did not add itself to the list.
-            if !stream.is_waiting() || !progress.begin() {
-                return CheckResult::Left;
-            }
-        }
-        let was_paused = std::mem::replace(&mut self.was_paused, stream.is_paused());
-        // While it was paused, its client had nothing to read.
-        self.note_progress(&stream, is_new || (was_paused && !self.was_paused), now);
-        if self.was_paused {
-            return CheckResult::Waits;
-        }
-        let timeout = if progress.wait() == Wait::Line { timeout * LINE_FACTOR } else { timeout };
-        if now - self.since < timeout {
-            return CheckResult::Waits;
-        }
-        stream.stall();
-        CheckResult::Stalled
     }
 }

@@ -1,4 +1,4 @@
-//! Keepalive pings, which detect connections whose peer has vanished.
+//! PINGs: they detect connections whose peer has vanished, and show how much of the data a client has received.
 
 use std::{
     pin::Pin,
@@ -9,53 +9,75 @@ use std::{
 use h2::{Ping, PingPong};
 use tokio::time::{Instant, Sleep};
 
-/// Sender of pings, which waits for their answers.
+use super::waiting::Received;
+
+/// Sender of PINGs, which waits for their answers.
 pub(super) struct KeepAlive {
     pings: PingPong,
     timer: Pin<Box<Sleep>>,
-    is_awaited: bool,
+    /// Time and place in the data of the PING that is not answered yet.
+    awaited: Option<(Instant, usize)>,
+    received: Received,
 }
 
-/// Time between an answer and the next ping.
+/// Time between an answer and the next PING.
 const INTERVAL: Duration = Duration::from_secs(30);
-/// Maximum time for an answer.
+/// Maximum time for an answer, beside the time that a slow link needs for the data before it.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 // === impl KeepAlive ===
 
 impl KeepAlive {
     pub(super) fn new(pings: PingPong) -> Self {
-        Self { pings, timer: Box::pin(tokio::time::sleep(INTERVAL)), is_awaited: false }
+        let now = Instant::now();
+        let received = Received { sent: now, at: now, written: 0 };
+        Self { pings, timer: Box::pin(tokio::time::sleep(INTERVAL)), awaited: None, received }
     }
 
-    /// Returns ready once for each ping without an answer in time.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Returns ready once for each PING without an answer in time. So many bytes of all streams were `written`.
+    pub(super) fn poll(&mut self, written: usize, cx: &mut Context<'_>) -> Poll<()> {
         loop {
-            if self.is_awaited && self.pings.poll_pong(cx).is_ready() {
-                self.wait(INTERVAL, false);
+            if let Some((sent, written)) = self.awaited
+                && self.pings.poll_pong(cx).is_ready()
+            {
+                self.received = Received { sent, at: Instant::now(), written };
+                self.wait(INTERVAL, None);
             }
             if self.timer.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
             }
-            if self.is_awaited {
-                self.wait(INTERVAL, false);
+            if self.awaited.is_some() {
+                self.wait(INTERVAL, None);
                 return Poll::Ready(());
             }
-            // Fails when the connection is about to end.
-            match self.pings.send_ping(Ping::opaque()) {
-                Ok(()) => self.wait(TIMEOUT, true),
-                Err(_) => self.wait(INTERVAL, false),
+            if !self.ping(written) {
+                self.wait(INTERVAL, None);
             }
         }
     }
 
-    /// Closes the connection after this time, unless its client answers a ping meanwhile.
-    pub(super) fn close_after(&mut self, timeout: Duration) {
-        self.wait(timeout, true);
+    /// Sends a PING, if none is on its way. Returns false if there is one, or if the connection is about to end. The connection must
+    /// be polled then.
+    pub(super) fn ping(&mut self, written: usize) -> bool {
+        let is_sent = self.awaited.is_none() && self.pings.send_ping(Ping::opaque()).is_ok();
+        if is_sent {
+            self.wait(TIMEOUT + self.received.time_on_the_way(written), Some((Instant::now(), written)));
+        }
+        is_sent
     }
 
-    fn wait(&mut self, period: Duration, is_awaited: bool) {
+    /// Returns the last PING that was answered, or the start of the connection.
+    pub(super) fn received(&self) -> Received {
+        self.received
+    }
+
+    /// Closes the connection after this time, unless its client answers a PING meanwhile.
+    pub(super) fn close_after(&mut self, timeout: Duration) {
+        self.wait(timeout, Some((self.received.sent, self.received.written)));
+    }
+
+    fn wait(&mut self, period: Duration, awaited: Option<(Instant, usize)>) {
         self.timer.as_mut().reset(Instant::now() + period);
-        self.is_awaited = is_awaited;
+        self.awaited = awaited;
     }
 }

@@ -20,7 +20,8 @@ use tokio::time::Instant;
 
 use super::{
     Origin, PeerAccount,
-    handle::{ConnectionWakes, LongWaiting, StreamHandle},
+    handle::{ConnectionWakes, StreamHandle},
+    waiting::LongWaiting,
 };
 use crate::log_throttle::LogThrottle;
 

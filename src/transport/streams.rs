@@ -5,6 +5,7 @@ use std::{
     pin::Pin,
     sync::{Arc, atomic::Ordering},
     task::{Context, Poll, Wake, Waker},
+    time::{Duration, Instant},
 };
 
 use slab::Slab;
@@ -19,7 +20,16 @@ pub(super) struct Streams<F> {
     wakes: Arc<ConnectionWakes>,
     /// Keys that are being polled; kept for the allocation.
     ready: Vec<usize>,
+    /// Time of the first look at the clock in this poll of the connection.
+    began: Option<Instant>,
+    /// True if others of the runtime come first.
+    is_late: bool,
 }
+
+/// Time for the streams in one poll of their connection; then the task yields to other connections.
+const TIME_PER_POLL: Duration = Duration::from_micros(500);
+/// Number of polls of streams between two looks at the clock.
+const POLLS_PER_LOOK: usize = 16;
 
 struct Stream<F> {
     future: F,
@@ -35,7 +45,13 @@ pub(super) struct Spawned<F>(Stream<F>);
 impl<F: Future<Output = ()> + Unpin> Streams<F> {
     /// Creates an empty set.
     pub(super) fn new() -> Self {
-        Self { slab: Slab::new(), wakes: Arc::new(ConnectionWakes::new()), ready: Vec::new() }
+        Self {
+            slab: Slab::new(),
+            wakes: Arc::new(ConnectionWakes::new()),
+            ready: Vec::new(),
+            began: None,
+            is_late: false,
+        }
     }
 
     /// Returns the state that all streams of the connection share.
@@ -65,25 +81,44 @@ impl<F: Future<Output = ()> + Unpin> Streams<F> {
         handle.0.wake_by_ref();
     }
 
-    /// Registers the task that is woken from now on.
-    pub(super) fn register(&self, task: &Waker) {
+    /// Registers the task that is woken from now on, at the beginning of its poll.
+    pub(super) fn register(&mut self, task: &Waker) {
+        (self.began, self.is_late) = (None, false);
         self.wakes.task.register(task);
         self.wakes.state.store(POLLING, Ordering::SeqCst);
     }
 
-    /// Polls the streams that are ready. Returns true if the connection itself is ready.
+    /// Polls the streams that are ready, until they are [late](Self::is_late). Returns true if the connection itself is ready.
     pub(super) fn poll_ready(&mut self) -> bool {
         let mut is_connection_ready = false;
         let mut ready = std::mem::take(&mut self.ready);
         std::mem::swap(&mut ready, &mut *self.wakes.ready.lock());
-        for key in ready.drain(..) {
+        let mut keys = ready.drain(..).enumerate();
+        for (at, key) in keys.by_ref() {
             match key {
                 CONNECTION => is_connection_ready = true,
                 key => self.poll(key),
             }
+            if at % POLLS_PER_LOOK == POLLS_PER_LOOK - 1 {
+                self.is_late = self.began.get_or_insert_with(Instant::now).elapsed() > TIME_PER_POLL;
+                if self.is_late {
+                    break;
+                }
+            }
+        }
+        if keys.len() > 0 {
+            // They come before those that were woken meanwhile.
+            self.wakes.ready.lock().splice(..0, keys.map(|(_, key)| key));
+        } else {
+            drop(keys);
         }
         self.ready = ready;
         is_connection_ready
+    }
+
+    /// Returns true if the time for this poll of the connection is over: the task must [yield](Self::yield_now).
+    pub(super) fn is_late(&self) -> bool {
+        self.is_late
     }
 
     /// Parks the task. Returns false if a stream has become ready meanwhile; otherwise the next wake-up wakes the task.
@@ -123,6 +158,7 @@ impl<F: Future<Output = ()> + Unpin> Streams<F> {
             if let Some(times) = LOG.poll() {
                 tracing::error!(times, "stream panicked and was reset; this is a bug");
             }
+            stream.handle.fails();
             true
         });
         if is_over {
@@ -228,7 +264,7 @@ mod tests {
         }
         let count = Arc::new(Count(AtomicU32::new(0)));
         let task = Waker::from(Arc::clone(&count));
-        let streams: Streams<BoxFuture<'static, ()>> = Streams::new();
+        let mut streams: Streams<BoxFuture<'static, ()>> = Streams::new();
         let connection = streams.connection_waker();
         streams.register(&task);
         connection.wake_by_ref();
@@ -285,5 +321,32 @@ mod tests {
         }
         handle.reset();
         task.await.unwrap();
+    }
+
+    /// Streams that take long let others of the runtime run, and each has its turn.
+    #[test]
+    fn a_poll_of_many_slow_streams_ends_in_time_and_the_rest_comes_first_in_the_next() {
+        let mut streams = Streams::new();
+        let polled = Arc::new(Mutex::new(Vec::new()));
+        for number in 0..100 {
+            let (handle, polled) = (streams.handle(), Arc::clone(&polled));
+            let slow = std::future::poll_fn(move |_| {
+                polled.lock().push(number);
+                let until = Instant::now() + TIME_PER_POLL / 4;
+                while Instant::now() < until {}
+                Poll::Pending
+            });
+            streams.insert(slow.boxed(), &handle);
+        }
+        let mut polls = 0;
+        while polled.lock().len() < 100 {
+            streams.register(noop_waker_ref());
+            streams.poll_ready();
+            polls += 1;
+            assert!(streams.is_late() || polled.lock().len() == 100);
+        }
+        // The clock is first read after 16 streams, and again after as many.
+        assert!((2..=4).contains(&polls), "{polls}");
+        assert_eq!(*polled.lock(), (0..100).collect::<Vec<_>>());
     }
 }

@@ -29,9 +29,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, HeldBytes, Ledger, Origin, Peer, Quota, Rejections,
-    RequestBody, Room, ServerConfig, StreamHandle,
+    RequestBody, Room, ServerConfig, StreamEnd, StreamHandle,
     buffered_io::BufferPool,
-    connection::{Connection, ConnectionError, ListenerShared},
+    connection::{Connection, ListenerShared},
+    connection_error::ConnectionError,
+    end::EndLog,
     io::Io,
 };
 
@@ -51,6 +53,8 @@ struct Body {
     next: Option<Bytes>,
     /// True if it waits also without a message, as a body that its client has paused.
     is_paused: bool,
+    /// True if it panics.
+    is_broken: bool,
     /// Number of bytes that were handed out.
     encoded_bytes: Arc<AtomicUsize>,
     /// Number of polls.
@@ -79,6 +83,7 @@ struct Pair {
     cut: CancellationToken,
     stalled: Counter,
     ledger: Arc<Ledger>,
+    ends: Arc<EndLog>,
 }
 
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(30);
@@ -99,6 +104,7 @@ struct Serving {
     cut: CancellationToken,
     stalled: Counter,
     ledger: Arc<Ledger>,
+    ends: Arc<EndLog>,
 }
 
 fn serve(pipe: usize) -> Serving {
@@ -109,12 +115,13 @@ fn serve(pipe: usize) -> Serving {
         let (encoded_bytes, polls) = (Arc::default(), Arc::default());
         assert_eq!(request.extensions().get(), Some(&Peer::Unix { uid: None }));
         let handle = request.extensions().get::<StreamHandle>().unwrap().clone();
-        let is_paused = request.uri().path() == "/paused";
+        let [is_paused, is_broken] = ["/paused", "/broken"].map(|path| request.uri().path() == path);
         let request = tokio::spawn(async { Ok(request.into_body().collect().await?.to_bytes().len()) });
         let body = Body {
             messages,
             next: None,
             is_paused,
+            is_broken,
             encoded_bytes: Arc::clone(&encoded_bytes),
             polls: Arc::clone(&polls),
         };
@@ -124,11 +131,13 @@ fn serve(pipe: usize) -> Serving {
     let (draining, cut) = (CancellationToken::new(), CancellationToken::new());
     let ledger =
         Arc::new(Ledger::new(MEMORY, Counter::default()).with_limit_for_each(OWNER_MEMORY, Counter::default()));
+    let ends = Arc::<EndLog>::default();
     let shared = ListenerShared {
-        is_local: |request| request.uri().path() == "/local",
+        is_local: |request| ["/local", "/broken"].contains(&request.uri().path()),
         buffers: BufferPool::default(),
         refused: Rejections::default(),
         ledger: Arc::clone(&ledger),
+        ends: Arc::clone(&ends),
         draining: draining.clone(),
         cut: cut.clone(),
     };
@@ -147,7 +156,7 @@ fn serve(pipe: usize) -> Serving {
     let near = Pipe { io: near, writes: Arc::clone(&writes), is_stopped: Arc::default() };
     let far = Pipe { io: far, writes: Arc::default(), is_stopped: Arc::clone(&is_stopped) };
     let server = tokio::spawn(Connection::new(near, Peer::Unix { uid: None }, service, &config, &shared));
-    Serving { far, server, opened, writes, is_stopped, draining, cut, stalled, ledger }
+    Serving { far, server, opened, writes, is_stopped, draining, cut, stalled, ledger, ends }
 }
 
 impl Pair {
@@ -157,12 +166,20 @@ impl Pair {
 
     /// Connects with this window for each stream.
     async fn with_window(pipe: usize, window: u32) -> Self {
-        let Serving { far, server, opened, writes, is_stopped, draining, cut, stalled, ledger } = serve(pipe);
+        Self::over(serve(pipe), |far| far, window, 1 << 30).await
+    }
+
+    /// Connects over a link with these windows for each stream and for the connection.
+    async fn over<L>(serving: Serving, link: impl FnOnce(Pipe) -> L, window: u32, connection_window: u32) -> Self
+    where
+        L: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let Serving { far, server, opened, writes, is_stopped, draining, cut, stalled, ledger, ends } = serving;
         let mut builder = h2::client::Builder::new();
-        builder.initial_window_size(window).initial_connection_window_size(1 << 30);
-        let (client, connection) = builder.handshake(far).await.unwrap();
+        builder.initial_window_size(window).initial_connection_window_size(connection_window);
+        let (client, connection) = builder.handshake(link(far)).await.unwrap();
         let client_task = tokio::spawn(connection);
-        Self { client, client_task, server, opened, writes, is_stopped, draining, cut, stalled, ledger }
+        Self { client, client_task, server, opened, writes, is_stopped, draining, cut, stalled, ledger, ends }
     }
 
     async fn open(&mut self, path: &str) -> (RecvStream, Opened) {
@@ -194,6 +211,7 @@ async fn whole(body: &mut RecvStream) -> Result<Vec<u8>, h2::Error> {
 impl BoundedBody for Body {
     fn poll_bounded(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<BoundedFrame, Infallible>>> {
         self.polls.fetch_add(1, Ordering::Relaxed);
+        assert!(!self.is_broken, "a bug of the test");
         if self.next.is_none() {
             self.next = ready!(self.messages.poll_recv(cx));
         }
@@ -471,4 +489,6 @@ impl AsyncWrite for Pipe {
     }
 }
 
+mod ends;
+mod slow_link;
 mod unsent;

@@ -23,6 +23,7 @@
 //! | Subscribe streams of many watches that are not read | [`stuck`], [`unread`] |
 //! | Subscribe: watches opened, refused and closed again and again | [`subscribed`], `subscribe.rs` (bad ids) |
 //! | Subscribe: watches that stay paused, under each policy | [`subscribed`], `subscribe.rs` |
+//! | watches through a slow link, watches that wait on a Subscribe stream | [`slow_links`], `transport/tests/slow_link.rs` (paused time) |
 //! | watches and page snapshots of one peer | `refusals.rs`, `grpc/page.rs` |
 //! | requests that never end, watches of health and reflections without end, calls beyond a share, denied calls | [`strangers`], `grpc/request.rs`, `transport/peer_account.rs`, `grpc/denials.rs` |
 //! | bad tokens, and accesses, that an authority has to review | [`reviews`], `access/reviews.rs` (paused time), `turns/fair_semaphore.rs` |
@@ -34,6 +35,7 @@ mod floods;
 mod frames;
 mod reviews;
 mod silent;
+mod slow_links;
 mod strangers;
 mod stuck;
 mod subscribed;

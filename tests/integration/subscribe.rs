@@ -713,6 +713,32 @@ async fn initial_events_delay_the_changes_of_others_by_no_more_than_a_round() {
     assert_eq!(view.len(), 5001);
 }
 
+/// Waiting for a version is no work: the stream reads on, and answers every request meanwhile.
+#[tokio::test]
+async fn watches_that_wait_delay_no_other_request_of_their_stream() {
+    const WAITING: u32 = 200;
+    let mut sandbox = Sandbox::start(vec![pod("a", "x", "")]).await;
+    let mut stream = Subscription::open(&sandbox).await;
+    stream.watch(1, watch_from_now()).await;
+    let now: u64 = stream.next(1).await.resource_version.parse().unwrap();
+    let resource_version = (now + 1).to_string();
+    let future = pb::WatchRequest { initial_events: 0, resource_version, ..watch_from_now() };
+    let ids = 100..100 + WAITING;
+    stream.watches(ids.clone().map(|id| (id, future.clone()))).await;
+    stream.close(1).await;
+    stream.end(1).await;
+    stream.watch(2, watch_from_now()).await;
+    stream.next(2).await;
+    stream.close(100).await;
+    stream.end(100).await;
+    assert!(stream.received.iter().all(|(id, messages)| !ids.contains(id) || messages.is_empty()), "they wait");
+    sandbox.put("a", "x", r#""n":1"#).await;
+    sandbox.put("a", "x", r#""n":2"#).await;
+    for id in ids.skip(1) {
+        while stream.next(id).await.object.is_none() {}
+    }
+}
+
 #[tokio::test]
 async fn a_request_larger_than_the_limit_ends_the_stream() {
     let sandbox = Sandbox::start(vec![pod("a", "x", "")]).await;

@@ -1,8 +1,8 @@
 //! Response body of a Subscribe stream: polls its requests and its watches, in turn, and hands out one response at a time.
 //!
 //! - A turn of a watch hands out at most 16 KiB, or one message. What does not fit into the room waits for its next turn.
-//! - Requests are read while fewer than [`MAX_OPENING`] watches are being opened, so a client cannot make the server hold more
-//!   than one request beyond those.
+//! - Requests are read while there is [room for openings](crate::grpc::opening), so a client cannot make the server hold more
+//!   than one request beyond those. Openings that wait for a first list or a version leave room.
 //! - Watches that receive the same share one body (`body/sharing.rs`); `turns` and the ready list have the keys of bodies.
 //! - A paused watch is polled without room, at least each [`PAUSE_CHECK`], since a watch with events to hand out is not woken: its
 //!   queue fills, and it notices what ends it before these events.
@@ -26,6 +26,7 @@ use futures_util::{
     future::{AbortHandle, Abortable, Aborted},
     stream::FuturesUnordered,
 };
+use prost::Message;
 use slab::Slab;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
@@ -43,6 +44,7 @@ use crate::{
         audited_call::AuditedCall,
         call::{Call, Subscription},
         frame,
+        opening::{MAX_WORKING, Openings},
         quotas::QuotaPermit,
         service::Service,
         status::ApiError,
@@ -78,6 +80,7 @@ pub(in crate::grpc) struct SubscribeBody {
     /// Next turn of the paused watches; none without any.
     pause_check: Option<Pin<Box<Sleep>>>,
     opening: FuturesUnordered<Opening>,
+    openings: Arc<Openings>,
     /// Watches of the last request that are not being opened yet.
     to_open: VecDeque<pb::OpenWatch>,
     ready: Arc<ReadyList>,
@@ -115,9 +118,8 @@ const RESPONSE_BYTES: usize = 64 << 10;
 const LEAST_ROOM: usize = 64;
 /// Largest number of watches that get their turn before others of the server do.
 const MAX_TURNS: usize = 1024;
-/// Largest number of watches that are being opened at a time (those of a resource without a state wait for it), and of refused
-/// ones whose messages wait for the client.
-const MAX_OPENING: usize = 64;
+/// Largest number of refused watches whose messages wait for the client.
+const MAX_REFUSED: usize = 64;
 /// Longest time after which a paused watch notices its end.
 const PAUSE_CHECK: Duration = Duration::from_secs(1);
 /// Largest number of requests and opened watches that are handled before the watches get their turn.
@@ -160,6 +162,7 @@ impl SubscribeBody {
             paused: HashSet::new(),
             pause_check: None,
             opening: FuturesUnordered::new(),
+            openings: Arc::default(),
             to_open: VecDeque::new(),
             ready: Arc::default(),
             turns: VecDeque::new(),
@@ -175,15 +178,15 @@ impl SubscribeBody {
     /// Reads requests, and opens watches, until neither can go on.
     fn poll_requests(&mut self, cx: &mut Context<'_>) {
         for _ in 0..MAX_STEPS {
-            while self.opening.len() < MAX_OPENING
-                && self.ended.len() < MAX_OPENING
+            while self.openings.has_room()
+                && self.ended.len() < MAX_REFUSED
                 && let Some(open) = self.to_open.pop_front()
             {
                 self.begin(open);
             }
             if self.to_open.is_empty() {
                 // A request may have had many.
-                self.to_open.shrink_to(MAX_OPENING);
+                self.to_open.shrink_to(MAX_WORKING);
             }
             if let Poll::Ready(Some((id, audited, opened))) = self.opening.poll_next_unpin(cx) {
                 // Otherwise it was closed meanwhile, and the id may be in use again.
@@ -192,7 +195,14 @@ impl SubscribeBody {
                 }
                 continue;
             }
-            if !self.to_open.is_empty() || self.ended.len() >= MAX_OPENING || self.end.is_some() {
+            if self.ended.len() >= MAX_REFUSED || self.end.is_some() {
+                return;
+            }
+            if !self.to_open.is_empty() {
+                // Some that have begun to wait just now may have left room.
+                if self.openings.has_room() {
+                    continue;
+                }
                 return;
             }
             let applied = match self.requests.poll_next(cx) {
@@ -244,7 +254,9 @@ impl SubscribeBody {
         let (handle, registration) = AbortHandle::new_pair();
         *subscribed = Subscribed::Opening(handle);
         let (stream_id, began) = (self.stream_id, self.began);
-        let (service, call) = (self.service.clone(), self.call.of_watch(Subscription { stream_id, watch_id, began }));
+        let opening = Arc::new(self.openings.begin(request.as_ref().map_or(0, Message::encoded_len)));
+        let place = Subscription { stream_id, watch_id, began, opening };
+        let (service, call) = (self.service.clone(), self.call.of_watch(place));
         let audited = call.audited.clone();
         let end_reason = tracing::field::Empty;
         let span = debug_span!(parent: &self.span, "watch", stream_id, watch_id, informerd.end_reason = end_reason);

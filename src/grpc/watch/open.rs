@@ -9,6 +9,7 @@ use super::{
         access::{Access, Wanted},
         call::Call,
         frame::WireFrame,
+        opening::OpeningSlot,
         query::{self, Parts},
         resource::ServedResource,
         service::Service,
@@ -86,7 +87,8 @@ pub(in super::super) async fn open_with(
     let Call { identity, stream, wait, user_agent, audited, subscription, .. } = call;
     let user = identity.as_ref().map_or_else(String::new, ToString::to_string);
     let grant = access.take_grant();
-    let (stream_id, watch_id) = subscription.map(|place| (place.stream_id, place.watch_id)).unwrap_or_default();
+    let (stream_id, watch_id) =
+        subscription.as_ref().map(|place| (place.stream_id, place.watch_id)).unwrap_or_default();
     let info = WatcherInfo {
         resource: Arc::clone(&resource),
         caller,
@@ -107,7 +109,8 @@ pub(in super::super) async fn open_with(
 
     let subscribe =
         Subscribe { selection, format, queue, client: caller.client(), initial_events: begin != Begin::Bookmark };
-    let at = JoinAt { from, min_version, history: &request.history, wait, is_complete };
+    let opening = subscription.as_ref().map(|place| &*place.opening);
+    let at = JoinAt { from, min_version, history: &request.history, wait, is_complete, opening };
     let joined = at.join(service, &resource, &subscribe).await.inspect_err(|refusal| watcher.ends(refusal))?;
     tracing::debug!(
         resource = resource.name,
@@ -144,6 +147,8 @@ struct JoinAt<'a> {
     wait: Duration,
     /// True if the initial events are those of a complete version.
     is_complete: bool,
+    /// Part of the openings of its stream, on which others must not wait for this one.
+    opening: Option<&'a OpeningSlot>,
 }
 
 impl JoinAt<'_> {
@@ -154,7 +159,7 @@ impl JoinAt<'_> {
         resource: &ServedResource,
         subscribe: &Subscribe<WireFrame>,
     ) -> Result<Joined<WireFrame>, ApiError> {
-        let Self { from, min_version, history, wait, is_complete } = self;
+        let Self { from, min_version, history, wait, is_complete, opening } = self;
         let is_same = |history_id: u64| {
             let is_another = from.is_some() && resource.informer.is_another_history(history, history_id);
             if is_another { Err(ApiError::HistoryRewritten) } else { Ok(()) }
@@ -164,15 +169,29 @@ impl JoinAt<'_> {
         }
         // A version of another history is rejected at once instead of waited for.
         is_same(resource.informer.history_id())?;
-        service.snapshot(resource, min_version.as_ref(), wait).await?;
+        waits(opening, wait, |wait| service.snapshot(resource, min_version.as_ref(), wait)).await?;
         let start = match &from {
             Some(from) => Start::After(from.clone()),
             None if is_complete => Start::Complete,
             None => Start::Now,
         };
-        let joined = join(service, resource, start, subscribe).await?;
+        let joined = join(service, resource, start, subscribe, opening).await?;
         is_same(joined.history_id)?;
         Ok(joined)
+    }
+}
+
+/// Waits for something up to a time. An opening on a stream counts as one that waits meanwhile, and does not wait if there is no
+/// room for that.
+async fn waits<T, F: Future<Output = Result<T, ApiError>>>(
+    opening: Option<&OpeningSlot>,
+    wait: Duration,
+    reached: impl Fn(Duration) -> F,
+) -> Result<T, ApiError> {
+    let Some(opening) = opening else { return reached(wait).await };
+    match reached(Duration::ZERO).await {
+        Err(_) if opening.wait() => reached(wait).await,
+        at_once => at_once,
     }
 }
 
@@ -189,6 +208,7 @@ async fn join(
     resource: &ServedResource,
     start: Start,
     subscribe: &Subscribe<WireFrame>,
+    opening: Option<&OpeningSlot>,
 ) -> Result<Joined<WireFrame>, ApiError> {
     let from = match &start {
         Start::After(from) => Some(from),
@@ -198,7 +218,8 @@ async fn join(
         match (resource.informer.join(start.clone(), subscribe.clone()).await, from) {
             (Ok(joined), _) => return Ok(joined),
             (Err(JoinError::TooLarge { .. }), Some(from)) => {
-                service.reached(resource, Some(from), service.config().future_wait).await?;
+                let future_wait = service.config().future_wait;
+                waits(opening, future_wait, |wait| service.reached(resource, Some(from), wait)).await?;
             }
             (Err(error), _) => return Err(resource.or_ended(ApiError::join(error, from, &resource.name))),
         }
