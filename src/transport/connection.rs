@@ -27,7 +27,7 @@ use super::{
     data_payload::DataPayload,
     end::EndLog,
     exchange::Exchange,
-    io::Io,
+    io::{Io, set_user_timeout},
     keepalive::KeepAlive,
     stall_timer::StallTimer,
     streams::{Spawned, Streams},
@@ -494,13 +494,4 @@ impl<T: Io, S, B: BoundedBody> fmt::Debug for Connection<T, S, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("peer", &self.peer).field("io", &self.io).finish_non_exhaustive()
     }
-}
-
-/// Lets the kernel end the connection when its peer accepts nothing for this time. Returns false without such a kernel or socket.
-fn set_user_timeout<T: Io>(io: &T, timeout: Duration) -> bool {
-    #[cfg(target_os = "linux")]
-    let is_set = |tcp| socket2::SockRef::from(tcp).set_tcp_user_timeout(Some(timeout)).is_ok();
-    #[cfg(not(target_os = "linux"))]
-    let is_set = |_| timeout.is_zero();
-    io.tcp().is_some_and(is_set)
 }

@@ -130,7 +130,7 @@ impl FrameTracker {
 
 /// Decodes a number, the first byte first.
 fn u32_of(bytes: &[u8]) -> u32 {
-    bytes.iter().fold(0, |number, byte| number << 8 | u32::from(*byte))
+    bytes.iter().fold(0, |number, byte| (number << 8) | u32::from(*byte))
 }
 
 #[cfg(test)]

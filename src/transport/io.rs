@@ -1,5 +1,7 @@
 //! Byte stream of a connection.
 
+use std::time::Duration;
+
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpStream, UnixStream},
@@ -23,4 +25,13 @@ impl Io for UnixStream {
     fn tcp(&self) -> Option<&TcpStream> {
         None
     }
+}
+
+/// Lets the kernel end the connection when its peer accepts nothing for this time. Returns false without such a kernel or socket.
+pub(super) fn set_user_timeout<T: Io>(io: &T, timeout: Duration) -> bool {
+    #[cfg(target_os = "linux")]
+    let is_set = |tcp| socket2::SockRef::from(tcp).set_tcp_user_timeout(Some(timeout)).is_ok();
+    #[cfg(not(target_os = "linux"))]
+    let is_set = |_| timeout.is_zero();
+    io.tcp().is_some_and(is_set)
 }
