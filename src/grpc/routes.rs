@@ -199,12 +199,13 @@ async fn answered(
 ) -> Result<Box<dyn BoundedBody<Error = Status>>, ApiError> {
     let (parts, body) = request.into_parts();
     let call = Call { compression, ..Call::new(&parts.headers, &parts.extensions) };
+    // A call that waits for its message must be small, so what follows it has an allocation of its own.
     Ok(match own {
-        Own::Watch => Box::new(watch::open(service, message(body).await?, call).await?),
+        Own::Watch => Box::new(Box::pin(watch::open(service, message(body).await?, call)).await?),
         Own::Subscribe => Box::new(subscribe::open(service, body, call)?),
-        Own::List => Box::new(list::list(service, message(body).await?, call).await?),
-        Own::ByIndex => Box::new(list::by_index(service, message(body).await?, call).await?),
-        Own::Get => Box::new(get::get(service, message(body).await?, call).await?),
+        Own::List => Box::new(Box::pin(list::list(service, message(body).await?, call)).await?),
+        Own::ByIndex => Box::new(Box::pin(list::by_index(service, message(body).await?, call)).await?),
+        Own::Get => Box::new(Box::pin(get::get(service, message(body).await?, call)).await?),
     })
 }
 
