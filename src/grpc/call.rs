@@ -14,7 +14,8 @@ use tokio::time::Instant;
 use tonic::body::Body;
 
 use super::{
-    audited_call::AuditedCall, frame, grant::Authenticated, opening::OpeningSlot, request::RequestMessages, status::ApiError,
+    audited_call::AuditedCall, frame, grant::Authenticated, opening::OpeningSlot, request::RequestMessages,
+    status::ApiError,
 };
 use crate::{
     auth::{Credentials, Identity},
