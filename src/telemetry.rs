@@ -84,7 +84,7 @@ impl Collector for ResourceCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let resources = self.resources.load();
         let loads = self.service.watch_loads();
-        let reading = |observed| Reading::of(observed, loads.of(&observed.resource));
+        let reading = |observed| Reading::of(observed, &loads.of(&observed.resource));
         let readings: Vec<Reading<'_>> = resources.iter().map(reading).collect();
         let mut family = Family { encoder: &mut encoder, readings: &readings };
         family.reflector()?;
@@ -312,9 +312,10 @@ impl Family<'_, '_> {
 // === impl Reading ===
 
 impl<'a> Reading<'a> {
-    fn of(observed: &'a ObservedResource, load: WatchLoad) -> Self {
+    fn of(observed: &'a ObservedResource, load: &WatchLoad) -> Self {
         let informer = &observed.resource.informer;
-        Self { observed, snapshot: informer.snapshot(), report: informer.report(), watch: informer.watch_stats(), load }
+        let (snapshot, report, watch) = (informer.snapshot(), informer.report(), informer.watch_stats());
+        Self { observed, snapshot, report, watch, load: *load }
     }
 
     fn reflector(&self, counter: impl Fn(&ReflectorStats) -> &AtomicU64) -> u64 {

@@ -79,7 +79,7 @@ impl Service {
     pub fn stats(&self) -> pb::GetStatsResponse {
         let loads = self.watch_loads();
         let resources: Vec<_> =
-            self.resources().map(|resource| resource_stats(&resource, loads.of(&resource))).collect();
+            self.resources().map(|resource| resource_stats(&resource, &loads.of(&resource))).collect();
         let (process, ledger) = (ProcessLoad::read(), self.ledger());
         let started_at = process.as_ref().map_or(self.started_at(), ProcessLoad::started_at);
         let server = pb::ServerStats {
@@ -161,7 +161,7 @@ impl Service {
     }
 }
 
-fn resource_stats(resource: &ServedResource, watches: WatchLoad) -> pb::ResourceStats {
+fn resource_stats(resource: &ServedResource, watches: &WatchLoad) -> pb::ResourceStats {
     let informer = &resource.informer;
     let (stats, watch) = (informer.stats(), informer.watch_stats().unwrap_or_default());
     pb::ResourceStats {

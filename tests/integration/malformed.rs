@@ -56,7 +56,7 @@ fn malformed(message: &DescriptorProto) -> Vec<Vec<u8>> {
     let mut found = vec![
         vec![0xff],
         vec![0x0a, 5, b'a'],
-        vec![0xfb, 0x7f].repeat(200),
+        [0xfb, 0x7f].repeat(200),
         vec![0xfb, 0x7f],
         [&[0x80; 10][..], &[1]].concat(),
     ];
@@ -154,7 +154,7 @@ async fn no_bytes_of_a_client_are_an_internal_error() {
         for _ in 0..DRAWN {
             let mut bytes = Vec::new();
             for _ in 0..random.usize(0..6) {
-                let number = random.choice(&message.field).map_or(1, |field| field.number());
+                let number = random.choice(&message.field).map_or(1, prost_types::FieldDescriptorProto::number);
                 prost::encoding::encode_varint((number as u64) << 3 | random.u64(0..6), &mut bytes);
                 match random.u8(0..3) {
                     0 => bytes.extend((0..random.usize(0..12)).map(|_| random.u8(..))),

@@ -222,16 +222,7 @@ impl Sandbox {
         service.set_config_error(options.config_error.map(str::to_owned));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
-        let bounds = ServerConfig {
-            streams_per_connection: 1024,
-            progress_timeout: options.progress_timeout,
-            stalled: Counter::default(),
-            request_timeout: Duration::from_secs(10),
-            connections: Quota::new(usize::MAX, 100),
-            refused: service.metrics().refused().clone(),
-            drain_period: options.drain_period,
-            ledger: Arc::clone(service.ledger()),
-        };
+        let bounds = server_config(&service, options.progress_timeout, options.drain_period);
         let (routes, ledger) = (Routes::new(service.clone()), Arc::clone(service.ledger()));
         let server = Server::new(routes.clone(), Routes::is_watch, bounds);
         let server = tokio::spawn(server.serve(Listener::Tcp(listener), lifecycle.draining.clone()));
@@ -457,4 +448,18 @@ pub(crate) fn reason(status: &Status) -> String {
     let info = details.error_info().unwrap_or_else(|| panic!("no ErrorInfo: {status:?}"));
     assert_eq!(info.domain, "informerd");
     info.reason.clone()
+}
+
+/// Returns the limits of the connections of a server.
+fn server_config(service: &Service, progress_timeout: Duration, drain_period: Duration) -> ServerConfig {
+    ServerConfig {
+        streams_per_connection: 1024,
+        progress_timeout,
+        stalled: Counter::default(),
+        request_timeout: Duration::from_secs(10),
+        connections: Quota::new(usize::MAX, 100),
+        refused: service.metrics().refused().clone(),
+        drain_period,
+        ledger: Arc::clone(service.ledger()),
+    }
 }

@@ -111,6 +111,7 @@ fn cases() -> Vec<Case> {
                 user_claim: "sub".to_owned(),
                 user_prefix: String::new(),
                 groups_claim: None,
+                groups_prefix: String::new(),
             };
             case.authentication.jwt = Some(JwtVerifier::load(config).unwrap());
             case.token = Some(jwt(&key));

@@ -53,7 +53,8 @@ async fn watches_of_a_client_that_reads_through_a_slow_link_stay() {
             }
         }
         read.close();
-        assert_eq!(attacked.process.metrics().await.sum("informerd_streams_stalled_total"), 0.0);
+        let stalled = attacked.process.metrics().await.sum("informerd_streams_stalled_total");
+        assert!(stalled < 1.0, "{stalled} streams");
         drop((client, reading, link));
         attacked.recovers(attack).await;
     }

@@ -90,7 +90,7 @@ async fn keys_that_cannot_be_objects_are_skipped_and_reported() {
     assert_eq!(rig.told().await, "3 !good", "it exists");
     fake.write("-/bad");
     assert_eq!(rig.next().await, "bookmark 4");
-    rig.error("good: value too large: 3145729 bytes").await;
+    rig.error("good: object too large: 3145729 bytes").await;
     fake.write("good=2");
     assert_eq!(rig.told().await, "5 ~good=2", "etcd has not deleted it");
     assert_eq!(rig.health.report().problems, 0);

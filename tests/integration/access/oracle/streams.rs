@@ -255,8 +255,7 @@ impl Run {
             let count = self.truth(&ask).1;
             self.check(&ask, &ask.call(&self.world, self.caller, self.credential, count).await);
         }
-        // A new watch on the stream of revoked credentials is for the tests of the recheck.
-        for stream in open.iter_mut().filter(|_| !self.is_revoked) {
+        for stream in open.iter_mut() {
             let Open::Subscribe(stream) = stream else { continue };
             let ask = Ask::draw_of(Method::Watch, random, &self.world);
             stream.sends(pb::SubscribeRequest { pause: vec![FIRST], resume: vec![FIRST], ..Default::default() });

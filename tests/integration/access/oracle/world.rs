@@ -284,6 +284,7 @@ impl Tokens {
             user_claim: "sub".to_owned(),
             user_prefix: String::new(),
             groups_claim: Some("groups".to_owned()),
+            groups_prefix: String::new(),
         };
         let reviewer: Arc<dyn Reviewer> = self.reviewer.clone();
         Arc::new(Authentication {

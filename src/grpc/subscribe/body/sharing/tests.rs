@@ -24,10 +24,11 @@ use crate::{
 /// Returns the number of bodies that are looked up for a pause of so many watches, which share theirs, until each has its own.
 async fn work_of_a_pause(count: u32) -> usize {
     let world = World::of(Vec::new(), |_| {}).await;
-    let bounds = RequestBounds { bytes: 1 << 10, timeout: Duration::from_secs(1), is_stream: true };
+    let bounds =
+        RequestBounds { bytes: 1 << 10, timeout: Duration::from_secs(1), is_stream: true, answers_late: false };
     let requests = Requests::new(RequestMessages::new(Body::empty(), bounds, None));
-    let mut stream =
-        SubscribeBody::new(world.service().clone(), requests, Call::new(&HeaderMap::new(), &Extensions::new()), 1);
+    let call = Call::new(&HeaderMap::new(), &Extensions::new());
+    let mut stream = SubscribeBody::new(world.service().clone(), requests, call, 1, None);
     let room = Room { bytes: 64 << 10, is_strict: true };
     let mut cx = Context::from_waker(Waker::noop());
     let watch = pb::WatchRequest { resource: "pods".to_owned(), ..Default::default() };
