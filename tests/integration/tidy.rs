@@ -29,7 +29,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("turns", &[]),
     ("auth", &["model", "turns"]),
     ("transport", &["auth", "log_throttle"]),
-    ("grpc", &["model", "watch", "cache", "process", "proto", "audit", "auth", "transport", "turns"]),
+    ("grpc", &["model", "watch", "cache", "log_throttle", "process", "proto", "audit", "auth", "transport", "turns"]),
     ("config", &["model", "watch", "cache", "proto", "client", "endpoint", "auth"]),
     ("telemetry", &["model", "watch", "cache", "process", "proto", "config", "grpc"]),
     ("admin", &["model", "watch", "cache", "proto", "transport", "config", "grpc", "telemetry"]),

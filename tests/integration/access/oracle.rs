@@ -84,7 +84,7 @@ async fn each_answer_has_what_the_rights_of_its_caller_grant() {
             }
             made += 1;
             let (caller, ask) = (Caller::draw(&mut random), Ask::draw(&mut random, world));
-            let credential = world.credential(&mut random);
+            let credential = world.credential(caller, &mut random);
             let rights = Rights { rules: &rules, caller, kind };
             let expected = expected(&ask, &rights, world);
             let count = expected.as_ref().map_or(0, |(_, count)| *count);

@@ -40,7 +40,12 @@ async fn watches_of_a_client_that_reads_through_a_slow_link_stay() {
                 let mut watch = client.watch(request).await.unwrap().into_inner();
                 while next(&mut watch).await.object.is_none() {}
                 sends.send(()).await.unwrap();
-                watch.message().await
+                loop {
+                    match watch.message().await {
+                        Ok(Some(_)) => {}
+                        end => return end,
+                    }
+                }
             });
         }
         let step = (watches as usize * bytes).div_ceil(STEPS as usize);

@@ -144,7 +144,7 @@ impl Run {
             let is_granted = expected(&ask, &Rights { rules: &rules, caller, kind }, &world).is_ok();
             // The rights of a stream are those to the format with which it began.
             if is_granted && ask.format != pb::PayloadFormat::Unspecified {
-                let credential = if random.bool() { Credential::Reviewed } else { world.credential(random) };
+                let credential = if random.bool() { Credential::Reviewed } else { world.credential(caller, random) };
                 world.set_rules(&rules);
                 return Self { world, caller, credential, ask, rules, is_revoked: false, at };
             }

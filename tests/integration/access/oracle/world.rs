@@ -129,6 +129,10 @@ pub(super) fn object(namespace: &str, name: &str, version: ResourceVersion) -> A
     Arc::new(Object::from_json(Bytes::from(body_of(namespace, name, None)), "unnamed", version).unwrap())
 }
 
+fn is_of_kubernetes(caller: Caller) -> bool {
+    caller.user.starts_with("system:")
+}
+
 /// Returns the token of a user.
 fn token_of(kind: &str, user: &str) -> String {
     format!("{kind}-of-{}", user.replace(':', "."))
@@ -206,17 +210,22 @@ impl World {
         self.rules.set_rules(rules.parsed_with(&fixed()));
     }
 
-    /// Draws credentials that the server accepts.
-    pub(super) fn credential(&self, random: &mut Rng) -> Credential {
+    /// Draws credentials that the server accepts for a caller.
+    pub(super) fn credential(&self, caller: Caller, random: &mut Rng) -> Credential {
         let all = [
-            Credential::Token,
             Credential::Reviewed,
-            Credential::Jwt,
             Credential::Certificate,
+            Credential::Token,
+            Credential::Jwt,
             Credential::Impersonated,
         ];
-        // Rules of a relay decide who acts for others, and none grants it there.
-        all[random.usize(..if self.kind == Kind::Relay { 4 } else { 5 })]
+        // Rules of a relay decide who acts for others, and none grants it there. Files and JWTs name nobody of Kubernetes.
+        let count = match self.kind {
+            _ if is_of_kubernetes(caller) => 2,
+            Kind::Relay => 4,
+            _ => 5,
+        };
+        all[random.usize(..count)]
     }
 
     /// Returns the server whose upstream is the test.
@@ -268,7 +277,12 @@ impl Tokens {
         let of = |caller: &Caller| {
             line(&token_of("token", caller.user), format!("{} {}", caller.user, caller.groups.join(",")).trim())
         };
-        let lines: String = CALLERS.iter().chain(&[Caller { user: RELAY, groups: &[] }]).map(of).collect();
+        let lines: String = CALLERS
+            .iter()
+            .filter(|caller| !is_of_kubernetes(**caller))
+            .chain(&[Caller { user: RELAY, groups: &[] }])
+            .map(of)
+            .collect();
         write("tokens", lines);
         write("relay", token_of("token", RELAY));
         let public = URL_SAFE_NO_PAD.encode(key.public_key().as_ref());
