@@ -40,7 +40,9 @@ pub use index::{IndexClosure, IndexFunc, IndexMatch, IndexValues, IndexedObject,
 pub use key::{KeyError, ObjectKey};
 pub use named_views::{NamedViews, NamedViewsError};
 pub use namespaces::Namespaces;
-pub(crate) use object::{JSON, json_problem, max_body_bytes};
+#[cfg(feature = "client")]
+pub(crate) use object::max_body_bytes;
+pub(crate) use object::{JSON, json_problem};
 pub use object::{Labels, MAX_MESSAGE_BYTES, MAX_OBJECT_BYTES, Object, ObjectError, ObjectParts};
 pub use path::{FieldCut, FieldCutError, Path, View, ViewError};
 pub(crate) use random::random_id;

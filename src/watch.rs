@@ -104,6 +104,7 @@ pub use budget::Client;
 pub use bulk::BulkThreads;
 #[cfg(test)]
 pub(crate) use bulk::PlannedPanic;
+#[cfg(feature = "server")]
 pub(crate) use bulk::Work as BulkWork;
 pub use config::{BroadcasterConfig, BroadcasterStats, Retention};
 pub use cursor::{Cursor, CursorGauge, CursorStanding, Taken, TooLarge, Waiting};

@@ -9,6 +9,7 @@ use super::{FieldCut, KeyError, ObjectKey, ResourceVersion, VersionError, envelo
 
 mod size;
 
+#[cfg(feature = "client")]
 pub(crate) use size::max_body_bytes;
 pub use size::{MAX_MESSAGE_BYTES, MAX_OBJECT_BYTES};
 

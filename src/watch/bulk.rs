@@ -65,6 +65,7 @@ impl BulkThreads {
     }
 
     /// Queues work for a thread, after all pending work.
+    #[cfg(feature = "server")]
     pub(crate) fn push(&self, work: Arc<dyn Work>) {
         self.queue.push(work);
     }

@@ -12,6 +12,7 @@ pub(super) const REST_BYTES: usize = 64 << 10;
 const LABEL_BYTES: usize = 15;
 
 /// Returns the largest size of the body of an object with this envelope, in any format of a message: key, other texts, labels.
+#[cfg(feature = "client")]
 pub(crate) fn max_body_bytes<'a>(
     key: [&str; 2],
     texts: [&str; 3],
@@ -50,6 +51,7 @@ impl Object {
     }
 
     /// Returns the largest size of a body of this object in any format.
+    #[cfg(feature = "client")]
     pub(crate) fn max_body_bytes(&self) -> usize {
         let (key, texts) = self.envelope_texts();
         max_body_bytes(key, texts, self.labels().iter())
