@@ -26,7 +26,9 @@ impl Authority {
     pub(crate) fn sign(&self, names: &[&str]) -> (Vec<u8>, Vec<u8>) {
         let alternative: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let mut params = CertificateParams::new(alternative).unwrap();
-        params.distinguished_name.push(DnType::CommonName, names[0]);
+        if let Some(name) = names.first() {
+            params.distinguished_name.push(DnType::CommonName, *name);
+        }
         self.sign_these(&params)
     }
 
