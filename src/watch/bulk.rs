@@ -4,7 +4,7 @@
 //! take turns. They are threads and not tasks because the kernel preempts a thread; no worker of a runtime waits for them.
 //! When the last [`BulkThreads`] is dropped, each thread ends after its current piece.
 //!
-//! A piece that panics ends what it worked for, and no thread: each [`Work`] runs what depends on others' data [guarded](guarded), and
+//! A piece that panics ends what it worked for, and no thread: each [`Work`] runs what depends on others' data guarded, and
 //! ends those who wait for it.
 
 use std::{

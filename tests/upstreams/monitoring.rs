@@ -96,13 +96,13 @@ fn escaped(text: &str) -> String {
     text.bytes().map(|byte| if is_plain(byte) { char::from(byte).into() } else { format!("%{byte:02X}") }).collect()
 }
 
-/// A server over the API server with everything that the panels show: tokens, rules, an audit log and snapshot files.
+/// A server over the API server with everything that the panels show: reviews of tokens and accesses, an audit log and snapshot files.
 fn config(directory: &Path, grpc: SocketAddr, admin: SocketAddr) -> Value {
     json!({
         "listen": grpc.to_string(),
         "admin": { "listen": admin.to_string(), "open_metrics": true },
         "authentication": { "token_review": { "audiences": ["informerd"], "kubeconfig": "kubeconfig" } },
-        "authorization": { "rules": [{ "subjects": ["*"], "verbs": ["*"], "resources": ["*"], "namespaces": ["*"] }] },
+        "authorization": { "subject_access_review": { "kubeconfig": "kubeconfig" } },
         "quotas": { "streams": 1 },
         "audit": { "file": directory.join("audit.log") },
         "state_dir": "state",
@@ -121,6 +121,15 @@ async fn each_panel_of_the_dashboard_has_data_of_a_server() {
     let file = |name: &str| path(name).to_str().unwrap().to_owned();
     apiserver.kubeconfig(&path("kubeconfig"), apiserver.address().port(), ADMIN);
     apiserver.kubectl(&["create", "serviceaccount", "client", "-n", "a"]);
+    apiserver.kubectl(&[
+        "create",
+        "clusterrolebinding",
+        "client",
+        "--clusterrole",
+        "cluster-admin",
+        "--serviceaccount",
+        "a:client",
+    ]);
     let token = apiserver.kubectl(&["create", "token", "client", "-n", "a", "--audience", "informerd"]);
     fs::write(path("token"), token.trim()).unwrap();
     let (grpc, admin, prometheus) = (free_address(), free_address(), free_address());
