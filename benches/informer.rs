@@ -32,7 +32,7 @@ use std::{
 
 use informerd::{
     cache::{Decode, HandlerOptions, InformerOptions, ResourceEventHandlerFuncs, SharedInformer, SourceHealth},
-    client::{Client, Query, UntilOptions},
+    client::{Client, Query, UntilEvent, UntilOptions},
     model::{IndexFunc, Object, ObjectKey},
     proto::pb,
     source::relay::{RelayConfig, RelaySource},
@@ -169,7 +169,7 @@ async fn events() -> Result<()> {
     let (mut server, mut costs, mut last) = (Server::start()?, TYPES.map(|_| Vec::new()), 0);
     let client = Client::connect(&server.address.parse()?).await?;
     server
-        .write(&(0..CHANGED).map(|at| event(at, 0)).collect::<String>(), &client, &format!("count == {CHANGED}"))
+        .write(&(0..CHANGED).map(|at| event(at, 0)).collect::<String>(), &client, "object.spec.change == 0", CHANGED)
         .await?;
     for _ in 0..RATE_RUNS {
         for (kind, costs) in TYPES.iter().zip(&mut costs) {
@@ -181,7 +181,7 @@ async fn events() -> Result<()> {
             signal("-STOP", &informer)?;
             last += EVENTS;
             let changes = (last - EVENTS..last).map(|change| event(change % CHANGED, change + 1)).collect::<String>();
-            let written = server.write(&changes, &client, &format!("object.spec.change == {last}")).await;
+            let written = server.write(&changes, &client, &format!("object.spec.change == {last}"), 1).await;
             signal("-CONT", &informer)?;
             written?;
             let nanos: u64 = lines.next().ok_or("the informer has ended")??.parse()?;
@@ -352,10 +352,12 @@ impl Server {
 }
 
 impl Server {
-    /// Writes events, and waits until the server meets a condition.
-    async fn write(&mut self, events: &str, client: &Client, condition: &str) -> Result<()> {
+    /// Writes events, and waits until the server has this number of objects that an expression selects.
+    async fn write(&mut self, events: &str, client: &Client, expression: &str, objects: usize) -> Result<()> {
         self.stdin.write_all(events.as_bytes())?;
-        client.until(&Query::of("items"), &[condition.to_owned()], &UntilOptions::default()).await?;
+        let query =
+            Query { expression: expression.to_owned(), format: pb::PayloadFormat::Metadata, ..Query::of("items") };
+        client.until(&query, [|event: &UntilEvent| event.count == objects as u64], &UntilOptions::default()).await?;
         Ok(())
     }
 }

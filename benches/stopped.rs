@@ -19,6 +19,9 @@
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "the figures; and a run that cannot go on has failed")]
 
+#[path = "../tests/integration/refused_watch.rs"]
+#[allow(dead_code, unreachable_pub, reason = "shared with the integration tests, which use all of it")]
+mod refused_watch;
 #[path = "../tests/integration/sandbox.rs"]
 #[allow(dead_code, unreachable_pub, reason = "shared with the integration tests, which use all of it")]
 mod sandbox;

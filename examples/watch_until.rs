@@ -1,12 +1,12 @@
 //! `cargo run --example watch_until --features testing`
 //!
-//! Waits until a pod is pending, and then until it has failed: at the client, with conditions that are closures, and at the server,
-//! with a condition in CEL.
+//! Waits until a pod is pending, and then until it has failed: with conditions on the updates of a watch of its own, and with
+//! `Client::until`, which is one call, for a condition that the server evaluates.
 
 use std::{error::Error, time::Duration};
 
 use informerd::{
-    client::{ClientError, Query, UntilOptions, Update, WatchOptions},
+    client::{ClientError, Query, UntilEvent, UntilOptions, Update, WatchOptions},
     proto::pb,
     testing::{self, FakeSource},
     watch::{Recorder, until},
@@ -54,8 +54,8 @@ pub(crate) async fn run() -> Result<Vec<String>, Box<dyn Error>> {
     }
 
     let options = UntilOptions { timeout: Some(TIMEOUT), ..UntilOptions::default() };
-    let conditions = ["object.status.phase == 'Failed'".to_owned()];
-    let met = server.client().until(&query, &conditions, &options).await?;
+    let failed = Query { expression: "object.status.phase == 'Failed'".to_owned(), ..query };
+    let met = server.client().until(&failed, [|event: &UntilEvent| event.object.is_some()], &options).await?;
     seen.push(met.object.map(|object| object.name).unwrap_or_default());
     Ok(seen)
 }

@@ -15,6 +15,7 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tonic::Code;
 
+use self::probes::is_local;
 pub use self::probes::{ProbeRequest, Probes, serve};
 use crate::{grpc::Service, telemetry};
 
@@ -148,15 +149,15 @@ impl Probes for Admin {
     }
 
     async fn check(&self, request: ProbeRequest<'_>, headers: &HeaderMap) -> Result<(), StatusCode> {
-        let ProbeRequest { path, is_write, is_local } = request;
+        let ProbeRequest { path, is_write, sender } = request;
         if ["/", "/livez", "/readyz"].contains(&path) || (path == "/metrics" && self.open_metrics) {
             return Ok(());
         }
         // Without authorization nobody is known, and a log filter of anybody could fill a disk.
-        if is_write && !is_local && !self.service.authorizes() {
+        if is_write && !is_local(sender) && !self.service.authorizes() {
             return Err(StatusCode::FORBIDDEN);
         }
-        self.service.check_operator(headers).await.map_err(|status| match status.code() {
+        self.service.check_operator(headers, sender).await.map_err(|status| match status.code() {
             Code::Unauthenticated => StatusCode::UNAUTHORIZED,
             Code::PermissionDenied => StatusCode::FORBIDDEN,
             _ => StatusCode::SERVICE_UNAVAILABLE,

@@ -28,6 +28,7 @@ mod connector;
 mod descriptors;
 mod error;
 mod listener;
+mod paths;
 mod reload;
 mod resources;
 mod snapshot_writer;
@@ -57,6 +58,7 @@ use self::{
 pub use self::{
     builder::{AppBuilder, ServeOptions},
     error::AppError,
+    paths::check_paths,
     reload::Reloader,
     upstream::{Upstream, unreachable},
 };
@@ -95,10 +97,8 @@ pub struct App {
     layers: Vec<Wrap>,
 }
 
-/// Calls beside watches, if no number of calls is configured.
-const SPARE_CALLS: usize = 25_000;
-/// Time for a client that was evicted under BLOCK and reads again to receive the reason.
-const EVICTED_GRACE: Duration = Duration::from_secs(5);
+/// Lists at once, after a pause, of a caller whose lists in a second are limited.
+const LIST_BURST: u32 = 100;
 /// Time to write the snapshot files of all resources while the server drains. The next run can do without them.
 const FINAL_WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for aborted tasks to reach a point where they end.
@@ -143,9 +143,8 @@ impl App {
         let authentication = authentication::load(&config, &kube_clients)?;
         let authorizer = authorization::load(&config, &kube_clients)?;
         authorization::warn(&config, authorizer.as_ref());
-        let limits = &config.limits;
-        let most = descriptors::connections(limits.connections, descriptors::raise(), config.resources.len())?;
-        let connections = Quota::new(most, limits.peer_share);
+        let most = descriptors::connections(descriptors::raise(), config.resources.len());
+        let connections = Quota::new(most, config.limits.peer_share);
         let grpc = GrpcListener::bind(&config.general.listen).await?;
         let admin_listener = match config.admin.listen {
             Some(address) => Some(bind_tcp("admin", address).await?),
@@ -153,8 +152,9 @@ impl App {
         };
 
         let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let threads = BulkThreads::start((processors / 2).max(1)).map_err(|error| AppError::BulkThreads { error })?;
-        let threads = Arc::new(threads);
+        let start = || BulkThreads::start((processors / 2).max(1)).map_err(|error| AppError::BulkThreads { error });
+        // A whole object may be encoded in one piece, which pieces of the event path must not wait for.
+        let (threads, encoding_threads) = (Arc::new(start()?), Arc::new(start()?));
         let (lifecycle, mut tasks) = (Lifecycle::default(), JoinSet::new());
         let snapshot_writer = SnapshotWriter::open(&config);
         let connector = Connector {
@@ -180,28 +180,19 @@ impl App {
             resources.observed().load().iter().map(|observed| observed.resource.clone()),
             ServiceConfig {
                 allowed_policies: config.watch.allowed_policies.clone(),
-                max_queue_length: config.watch.max_queue_length,
-                bookmark_interval: config.watch.bookmark_interval,
-                future_wait: config.watch.future_wait,
                 drain_period: config.drain.period,
-                evicted_grace: EVICTED_GRACE,
                 max_watchers: config.watch.max_watchers,
-                compilations: config.limits.compilations,
-                page_snapshots: config.limits.page_snapshots,
-                calls: config.limits.calls.unwrap_or(config.watch.max_watchers.saturating_add(SPARE_CALLS)),
                 peer_share: config.limits.peer_share,
-                request_bytes: config.limits.request_bytes,
                 request_timeout: config.limits.request_timeout,
                 compression: config.general.compression.clone(),
-                struct_bytes: config.limits.struct_bytes,
                 memory: config.limits.memory.unwrap_or_else(|| cgroup::share(Path::new("/"))),
                 audit: audit.clone(),
                 quotas: quotas(&config.quotas),
-                expression_steps: config.limits.expression_steps,
                 bulk_streams: processors,
-                bulk_threads: Some(threads),
+                bulk_threads: Some(encoding_threads),
                 authentication,
                 access: authorization::access(authorizer, &config.authorization),
+                ..ServiceConfig::default()
             },
             lifecycle.clone(),
             Arc::new(RpcMetrics::default()),
@@ -293,7 +284,6 @@ impl App {
         let routes = Routes::beside(service.clone(), services);
         let routes = layers.into_iter().rfold(routes, |routes, wrap| wrap(routes));
         let bounds = ServerConfig {
-            streams_per_connection: config.limits.streams_per_connection,
             progress_timeout: config.watch.progress_timeout,
             stalled: service.metrics().stalled(),
             request_timeout: config.limits.request_timeout,
@@ -362,6 +352,7 @@ impl App {
         let aborted = async { tokio::join!(tasks.shutdown(), resources.shutdown()) };
         drop(tokio::time::timeout(ABORT_TIMEOUT, aborted).await);
         if let Some(audit) = audit {
+            service.finish_audit();
             drop(tokio::task::spawn_blocking(move || audit.flush(ABORT_TIMEOUT)).await);
         }
         tracing::info!("shut down");
@@ -408,13 +399,13 @@ fn tls(config: &Config) -> Result<Option<Tls>, TlsError> {
     let has_alternative =
         |authentication: &AuthenticationConfig| authentication.accepts_certificates && authentication.accepts_tokens();
     let is_certificate_optional = config.authentication.as_ref().is_some_and(has_alternative);
-    let names = config.authentication.as_ref().map(|authentication| authentication.certificates).unwrap_or_default();
+    let names = config.certificates;
     Tls::load(TlsFiles { cert, key, client_ca, is_certificate_optional, names }).map(Some)
 }
 
 fn quotas(config: &QuotasConfig) -> QuotaConfig {
-    let QuotasConfig { streams, lists_per_second, list_burst: burst, bulk_responses, bytes_held } = *config;
-    let lists = lists_per_second.map(|per_second| ListRate { per_second, burst });
+    let QuotasConfig { streams, lists_per_second, bulk_responses, bytes_held } = *config;
+    let lists = lists_per_second.map(|per_second| ListRate { per_second, burst: LIST_BURST });
     QuotaConfig { streams, lists, bulk_responses, bytes_held }
 }
 

@@ -82,6 +82,20 @@ impl AuditLog {
         Ok(log)
     }
 
+    /// Checks that the file can be opened. One that is made for that is removed again.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot.
+    pub fn check(path: &Path) -> io::Result<()> {
+        if path.to_str() == Some("-") {
+            return Ok(());
+        }
+        let is_new = !path.exists();
+        append_to(path)?;
+        if is_new { std::fs::remove_file(path) } else { Ok(()) }
+    }
+
     fn with_queue(length: usize) -> (Self, Receiver<Message>) {
         let (queue, lines) = sync_channel(length);
         (Self { queue, losses: Arc::default() }, lines)

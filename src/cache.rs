@@ -96,8 +96,6 @@ mod scan;
 mod shared_informer;
 mod snapshot_file;
 mod store;
-#[cfg(test)]
-mod test_log;
 
 pub use backoff::{Backoff, BackoffConfig};
 pub use checkpoint::{Checkpoint, CheckpointRequests};
@@ -111,7 +109,7 @@ pub use informer::{
     Joined, Reselection, Start, Stopped, WatchItem, WatchStep, WatcherStage,
 };
 pub use informer_tasks::{InformerOptions, InformerTasks};
-pub use list::{List, RewriteEvidence};
+pub use list::{List, RewriteEvidence, UnreadableItem};
 pub use lister_watcher::{CreationTime, ListVersion, ListerWatcher, SourceError, WarmStart, Watch};
 pub use problem::{Problem, ProblemChanges, ProblemReason, ProblemReport};
 pub use progress_demand::{ProgressDemand, ProgressGuard};

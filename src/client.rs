@@ -3,7 +3,7 @@
 //! ```text
 //!   Client ──▶ list, by_index, get, values, resources      one response, or one typed error
 //!      │
-//!      ├────▶ until                                       waits for one event, across several calls
+//!      ├────▶ until                                       reads a Watch until its events have met conditions
 //!      └────▶ Watch ──▶ Update, Update, …                   resumes by itself, until it is dropped
 //!              │ ▲
 //!              ▼ │ messages of successive streams (the rules of client-go's RetryWatcher)
@@ -66,7 +66,7 @@ pub use informer::{
     ReadError,
 };
 pub use query::Query;
-pub use until::UntilOptions;
+pub use until::{UntilEvent, UntilOptions};
 pub use update::{Note, Progress, Update};
 pub use watch::Watch;
 pub use watch_event::WatchEventEncoder;

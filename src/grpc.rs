@@ -37,7 +37,6 @@ mod denials;
 mod discovery;
 mod encoder;
 mod exceeded_limit;
-mod exceeded_quota;
 mod explain;
 mod frame;
 mod generated;
@@ -62,6 +61,7 @@ mod routes;
 mod service;
 mod stats;
 mod status;
+mod status_body;
 mod subscribe;
 mod time_slice;
 #[cfg(feature = "otel")]

@@ -5,6 +5,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+#[cfg(test)]
+pub(crate) mod test_log;
+
 /// Rate limit for log lines of one kind.
 #[derive(Debug, Default)]
 pub(crate) struct LogThrottle(Mutex<State>);

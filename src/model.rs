@@ -35,15 +35,17 @@ pub use envelope::JsonText;
 pub use event::{AppliedVersion, Batch, Cause, Change, Event, EventType, HistoryPosition};
 #[cfg(all(test, feature = "cel"))]
 pub(crate) use expression::parsed;
-pub use expression::{Condition, EventView, Expression, ExpressionError, MAX_EXPRESSION_BYTES, sharing_bodies};
+pub use expression::{
+    Condition, Evaluations, EventView, Expression, ExpressionError, MAX_EXPRESSION_BYTES, sharing_bodies,
+};
 pub use index::{IndexClosure, IndexFunc, IndexMatch, IndexValues, IndexedObject, Indexers, IndexersError};
 pub use key::{KeyError, ObjectKey};
 pub use named_views::{NamedViews, NamedViewsError};
 pub use namespaces::Namespaces;
 #[cfg(feature = "client")]
 pub(crate) use object::max_body_bytes;
+pub use object::{FieldError, Labels, MAX_MESSAGE_BYTES, MAX_OBJECT_BYTES, Object, ObjectError, ObjectParts};
 pub(crate) use object::{JSON, json_problem};
-pub use object::{Labels, MAX_MESSAGE_BYTES, MAX_OBJECT_BYTES, Object, ObjectError, ObjectParts};
 pub use path::{FieldCut, FieldCutError, Path, View, ViewError};
 pub(crate) use random::random_id;
 pub use selection::{Part, Selection, Term, Transition};

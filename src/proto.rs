@@ -8,8 +8,8 @@ use prost_types::{Struct, Timestamp, Value, value::Kind};
 use crate::{
     cache::SyncState,
     model::{
-        Cause, EventType, Namespaces, Object, Path, ResourceVersion, Shard, ShardError, ShardKey, ShardRange, View,
-        max_body_bytes,
+        Cause, Evaluations, EventType, Namespaces, Object, Path, ResourceVersion, Shard, ShardError, ShardKey,
+        ShardRange, View, max_body_bytes,
     },
     watch::FullChannelPolicy,
 };
@@ -264,6 +264,14 @@ pub fn sync_state(state: SyncState) -> pb::SyncState {
 /// Converts a time, which is between the years 1970 and 9999 here.
 pub fn timestamp(at: SystemTime) -> Timestamp {
     Timestamp::from(at)
+}
+
+/// Returns the failed evaluations of an expression as a message; none if there are none.
+pub fn expression_errors(evaluations: &Evaluations) -> Option<pb::ExpressionErrors> {
+    let &Evaluations { evaluated, failed, first: Some(ref first) } = evaluations else { return None };
+    let (key, reason) = &**first;
+    let first = pb::ObjectKey { namespace: key.namespace().to_owned(), name: key.name().to_owned() };
+    Some(pb::ExpressionErrors { failed, evaluated, first: Some(first), first_reason: reason.clone() })
 }
 
 /// Converts the namespaces to which a caller's rights limit a response; empty if they do not.

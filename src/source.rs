@@ -12,6 +12,7 @@ mod lineage;
 mod problems;
 mod small_file;
 mod text;
+mod uids;
 mod watch_event;
 
 #[cfg(test)]

@@ -31,7 +31,9 @@ pub use self::{
     verify::VerifyStats,
 };
 use crate::{
-    cache::{HealthReport, InformerStats, RealFifo, ReflectorStats, Snapshot, SnapshotFileStats, SyncState},
+    cache::{
+        HealthReport, InformerStats, ProblemReason, RealFifo, ReflectorStats, Snapshot, SnapshotFileStats, SyncState,
+    },
     grpc::{ServedResource, Service, WatchLoad},
     process::{ProcessCollector, commit},
     watch::{BroadcasterStats, DURATION_BOUNDS, DurationHistogram},
@@ -183,6 +185,10 @@ impl Family<'_, '_> {
         self.counter("state_write_failures", "Failed writes of snapshot files to state_dir", |r| {
             r.snapshot_file(|s| &s.failures)
         })?;
+        self.gauge("state_not_written", "1 while the snapshot file cannot be written to state_dir", |r| {
+            let health = r.observed.resource.informer.health();
+            f64::from(u8::from(!health.problems_of(&[ProblemReason::SnapshotNotWritten]).is_empty()))
+        })?;
         self.gauge_of("state", &Unit::Bytes, "Size of the last written snapshot file", |r| {
             r.snapshot_file(|s| &s.size) as f64
         })?;
@@ -210,7 +216,7 @@ impl Family<'_, '_> {
         let help =
             "Watches ended because the threads that fill their group or merge their events lagged behind the history";
         self.counter("watch_selections_expired", help, |r| r.watch_count(|s| &s.expired))?;
-        let help = "Watches ended because their merged events under COALESCE exceeded watch.coalesce_bytes";
+        let help = "Watches ended because their merged events under COALESCE took too much memory";
         self.counter("watch_coalesced_expired", help, |r| r.watch_count(|s| &s.overmerged))?;
         self.gauge_of("watch_retained", &Unit::Bytes, "Size of the encoded events kept for lagging watches", |r| {
             r.watch(|s| &s.retained_size)

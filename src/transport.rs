@@ -5,6 +5,7 @@
 //! - `connection` is that task: it polls h2's connection and the streams that the service wants polled beside it, until none is
 //!   ready any more, and only then writes. `keepalive` detects clients that have vanished.
 //! - `exchange` is one stream: the call, and then the response body, which is polled for as much as can be sent ([`BoundedBody`]).
+//! - `linger` leaves the close of a connection to its peer, so that this has read everything.
 //! - `budget` limits the unsent data of a connection, and `data_payload` counts it. A stream without room waits in a queue,
 //!   unpolled.
 //! - `streams` holds the streams of the connection's task and their wakers; any other stream has a task of its own, so that a
@@ -41,6 +42,7 @@ mod identity;
 mod io;
 mod keepalive;
 mod ledger;
+mod linger;
 mod pause;
 mod peer_account;
 mod progress;

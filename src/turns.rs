@@ -1,7 +1,7 @@
 //! Turns of callers at what is bounded, such as reviews and compilations.
 //!
 //! - [`FairQueue`]: values that wait; owners take turns, and so do the connections of each.
-//! - [`FairSemaphore`]: permits, of which one owner has a quarter at most, and a bounded queue for them.
+//! - [`FairSemaphore`]: permits, of which one owner has its share at most, and a bounded queue for them.
 //! - [`Party`]: the caller as both see it. [`Class`]: the callers that come first.
 
 mod fair_queue;

@@ -106,7 +106,7 @@ pub use bulk::BulkThreads;
 pub(crate) use bulk::PlannedPanic;
 #[cfg(feature = "server")]
 pub(crate) use bulk::Work as BulkWork;
-pub use config::{BroadcasterConfig, BroadcasterStats, Retention};
+pub use config::{BroadcasterConfig, BroadcasterStats, MAX_QUEUE_LENGTH, Retention};
 pub use cursor::{Cursor, CursorGauge, CursorStanding, Taken, TooLarge, Waiting};
 pub use empty::EmptyWatch;
 pub use frame::{Deliveries, Delivery, Frame, Frames, GroupEvent};

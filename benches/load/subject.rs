@@ -145,7 +145,7 @@ fn start_local(
     has_identities: bool,
     setup: &Setup,
 ) -> Result<(Running, Box<dyn Write + Send>), BenchError> {
-    let Setup { streams, history, block_timeout, is_indexed, compresses, .. } = setup;
+    let Setup { history, block_timeout, is_indexed, compresses, .. } = setup;
     let indexes = if *is_indexed { format!("indexes: {{ {INDEX}: {{ path: {INDEX_PATH} }} }}") } else { String::new() };
     let mut files = Vec::new();
     let compression = if *compresses { "compression: [zstd, gzip]\n" } else { "" };
@@ -162,10 +162,9 @@ fn start_local(
     let config = written(&format!(
         "{access}{compression}watch: {{ block_timeout: {block_timeout}ms }}\n\
          history: {{ events: {history} }}\n\
-         limits: {{ streams_per_connection: {streams}, peer_share: 100 }}\n\
+         limits: {{ peer_share: 100 }}\n\
          resources:\n  {RESOURCE}:\n    source: {{ stream: {{ path: {STDIN} }} }}\n    {indexes}\n",
         block_timeout = block_timeout.as_millis(),
-        streams = streams + 8,
     ))?;
     let arguments = [
         "serve",

@@ -30,7 +30,7 @@ type ClientOptions struct {
 	ServerName string
 	// ConnectTimeout limits an attempt to connect; default 5 s.
 	ConnectTimeout time.Duration
-	// RequestTimeout is the deadline of calls whose context has none, except Until; default 30 s.
+	// RequestTimeout is the deadline of calls whose context has none; Until has none. Default 30 s.
 	RequestTimeout time.Duration
 	// DialOptions are added to those of the client, for example interceptors.
 	DialOptions []grpc.DialOption

@@ -14,8 +14,8 @@
 // The type parameter is what the JSON bodies are decoded into: a struct with the fields that the program reads, [any], or
 // [encoding/json.RawMessage] for the bytes themselves.
 //
-// [Resource] has the calls List, Get, ByIndex and Until. All other calls are in the generated package informerdv1, which
-// [Client.Service] gives access to.
+// [Resource] has the calls List, Get and ByIndex, and Until, which waits. All other calls are in the generated package
+// informerdv1, which [Client.Service] gives access to.
 //
 // Everything here is safe for concurrent use. Objects are shared between the store, handlers and callers: do not change them.
 package informerd

@@ -175,22 +175,15 @@ func (s *realServer) until(informer *Informer[realThing], name string, n int) {
 	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
 	defer cancel()
 	things := NewResource[realThing](s.client(), "things")
-	condition := fmt.Sprintf("object.n == %d", n)
+	condition := hasNumber(n)
 	if n == 0 {
-		condition = "count == 0"
+		condition = func(e *UntilEvent[realThing]) (bool, error) { return e.Count == 0, nil }
 	}
 	met, err := things.Until(ctx, UntilOptions{Selection: Selection{Name: name}}, condition)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	version := met.ResourceVersion
-	if version == "" {
-		list, err := things.List(ctx, ListOptions{})
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		version = list.ResourceVersion
-	}
 	// After a restart the informer may still have versions of the last lineage.
 	s.eventually("the informer to reach "+version, func() bool { return informer.ReadAfter(ctx, version) == nil })
 	s.compare(informer)
@@ -310,7 +303,8 @@ func TestRealServerAnswersPlainCalls(t *testing.T) {
 	s.write("b", 2)
 	client, ctx := s.client(), t.Context()
 	things := NewResource[realThing](client, "things")
-	if _, err := things.Until(ctx, UntilOptions{}, "count == 2"); err != nil {
+	hasBoth := func(e *UntilEvent[realThing]) (bool, error) { return e.Count == 2, nil }
+	if _, err := things.Until(ctx, UntilOptions{}, hasBoth); err != nil {
 		t.Fatal(err)
 	}
 	list, err := things.List(ctx, ListOptions{Selection: Selection{LabelSelector: "app=web", Name: "b"}})

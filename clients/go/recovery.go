@@ -34,10 +34,8 @@ func recoveryOf(e *Error, hasSynced, hasRetried bool) recovery {
 		codes.ResourceExhausted:
 		return resume
 	case codes.OutOfRange:
-		switch e.Reason {
-		case "RESOURCE_VERSION_EXPIRED", "HISTORY_CHANGED", "ACCESS_CHANGED":
-			return listAgain
-		}
+		// Whatever the reason: a proxy may have removed it, and a newer server has others.
+		return listAgain
 	case codes.Unauthenticated:
 		if !hasRetried {
 			return resume
@@ -49,6 +47,10 @@ func recoveryOf(e *Error, hasSynced, hasRetried bool) recovery {
 	}
 	return giveUp
 }
+
+// isAnswer returns true for a status of the server itself: those of libraries, proxies and the network have no reason, and not this
+// code.
+func isAnswer(e *Error) bool { return e.Reason != "" || e.Code == codes.OutOfRange }
 
 // backoffDelays are random delays below a limit that doubles.
 type backoffDelays struct {

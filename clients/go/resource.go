@@ -43,16 +43,6 @@ type GetOptions struct {
 	MinResourceVersion string
 }
 
-// UntilOptions are the options of Until.
-type UntilOptions struct {
-	// Selection selects objects.
-	Selection Selection
-	// View is the part of the body that the server sends; nil = the whole body. Conditions see whole objects.
-	View *View
-	// MetadataOnly leaves the body out.
-	MetadataOnly bool
-}
-
 // Snapshot describes the snapshot that an answer is from.
 type Snapshot struct {
 	// ResourceVersion is its version.
@@ -77,16 +67,6 @@ type GetResult[T any] struct {
 	Snapshot
 	// Object is never nil.
 	Object *Object[T]
-}
-
-// UntilResult is the event that met the last condition.
-type UntilResult[T any] struct {
-	// Type is "ADDED", "MODIFIED" or "DELETED", or "SYNCED" if the condition was met at the end of the current objects.
-	Type string
-	// Object is nil with "SYNCED".
-	Object *Object[T]
-	// ResourceVersion is the version of the event.
-	ResourceVersion string
 }
 
 type chunk interface {
@@ -187,41 +167,6 @@ func (r Resource[T]) Get(ctx context.Context, namespace, name string, options Ge
 	}}, nil
 }
 
-// Until waits until conditions have been met, one after the other, by the events of the selected objects, and returns the event
-// that met the last one. Conditions are CEL over `type` ("ADDED", "MODIFIED", "DELETED", and "SYNCED" at the end of the current
-// objects), `object` (the body; null with SYNCED) and `count` (the number of selected objects, from SYNCED on).
-//
-// It waits until the context ends. After a temporary failure it calls again, with a delay; the server does not remember the
-// earlier call, so all conditions must be met again. Prefer conditions on the state ("object.status.phase == 'Running'",
-// "count == 0") to those on an event ("type == 'DELETED'"), which may have happened between the calls.
-func (r Resource[T]) Until(ctx context.Context, options UntilOptions, conditions ...string) (*UntilResult[T], error) {
-	request := &informerdv1.UntilRequest{
-		Watch:      options.Selection.watchRequest(r.name, options.View, options.MetadataOnly),
-		Conditions: conditions,
-	}
-	delays := backoffDelays{min: defaultBackoff, max: defaultMaxBackoff}
-	for {
-		response, err := r.until(ctx, request)
-		if err == nil {
-			return untilResult[T](response.GetEvent())
-		}
-		failure := errorOf(ctx, err)
-		if ctx.Err() == nil && recoveryOf(failure, false, true) == giveUp {
-			return nil, failure
-		}
-		if sleep(ctx, failure.RetryAfter+delays.next()) != nil {
-			return nil, fmt.Errorf("conditions not met: %w (last error: %v)", context.Cause(ctx), failure)
-		}
-	}
-}
-
-func (r Resource[T]) until(ctx context.Context, request *informerdv1.UntilRequest) (*informerdv1.UntilResponse, error) {
-	if err := require(ctx, r.client.service, request.Watch.Shard != nil, request.Watch.View != nil); err != nil {
-		return nil, err
-	}
-	return r.client.service.Until(ctx, request)
-}
-
 func (r Resource[T]) require(ctx context.Context, shard *Shard, view *View) error {
 	if err := require(ctx, r.client.service, shard != nil, view != nil); err != nil {
 		return errorOf(ctx, err)
@@ -265,26 +210,6 @@ func collect[T, C any, P interface {
 	}
 }
 
-func untilResult[T any](event *informerdv1.WatchResponse) (*UntilResult[T], error) {
-	result := &UntilResult[T]{ResourceVersion: event.GetResourceVersion()}
-	switch event.GetType() {
-	case informerdv1.EventType_EVENT_TYPE_ADDED:
-		result.Type = "ADDED"
-	case informerdv1.EventType_EVENT_TYPE_MODIFIED:
-		result.Type = "MODIFIED"
-	case informerdv1.EventType_EVENT_TYPE_DELETED:
-		result.Type = "DELETED"
-	case informerdv1.EventType_EVENT_TYPE_BOOKMARK:
-		result.Type = "SYNCED"
-		return result, nil
-	default:
-		return nil, contractError("Until without an event")
-	}
-	var err error
-	result.Object, err = newObject[T](event.GetObject(), nil)
-	return result, err
-}
-
 func isStale(state informerdv1.SyncState) bool {
 	return state == informerdv1.SyncState_SYNC_STATE_STALE || state == informerdv1.SyncState_SYNC_STATE_SYNCING
 }
@@ -294,19 +219,4 @@ func timeOf(at *timestamppb.Timestamp) time.Time {
 		return time.Time{}
 	}
 	return at.AsTime()
-}
-
-// sleep waits for a duration, or returns the error of the context as soon as it ends.
-func sleep(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return ctx.Err()
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
-		return nil
-	}
 }

@@ -221,14 +221,6 @@ func (s *scriptedServer) Get(ctx context.Context, r *pb.GetRequest) (*pb.GetResp
 	return response.(*pb.GetResponse), nil
 }
 
-func (s *scriptedServer) Until(ctx context.Context, r *pb.UntilRequest) (*pb.UntilResponse, error) {
-	response, err := s.unary(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	return response.(*pb.UntilResponse), nil
-}
-
 func (s *scriptedServer) List(r *pb.ListRequest, server pb.InformerService_ListServer) error {
 	response, err := s.unary(server.Context(), r)
 	if err != nil {

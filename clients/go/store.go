@@ -57,6 +57,8 @@ type cache[T any] struct {
 	isClosed bool
 	handlers []*Registration[T]
 	notes    []notification[T]
+	// observe is called with the changes of each step, at first of the first list; nil unless an Until waits.
+	observe func(changes []notification[T], version string)
 	// advanced is closed at the next step; nil while nobody waits for it.
 	advanced chan struct{}
 }
@@ -102,6 +104,7 @@ func (c *cache[T]) get(key objectKey) *Object[T] {
 func (c *cache[T]) apply(s *step[T]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	isFirstList := s.isList && !c.isSynced
 	if s.isList {
 		c.replace(s.list)
 		c.isSynced = true
@@ -110,6 +113,9 @@ func (c *cache[T]) apply(s *step[T]) {
 		c.change(&s.changes[i])
 	}
 	c.version = s.version
+	if c.observe != nil && (len(c.notes) > 0 || isFirstList) {
+		c.observe(c.notes, c.version)
+	}
 	if len(c.notes) > 0 || s.isList {
 		for _, handler := range c.handlers {
 			handler.push(c.notes, c.isSynced)

@@ -35,6 +35,9 @@ type watch[T any] struct {
 	delays    backoffDelays
 	// conn is kept from stream to stream, unless it is dead or its server is draining.
 	conn *grpc.ClientConn
+	// isAnswered: the last stream ended with a status of the server. listsAgain: the watch lists in place of a resume. Both until a
+	// stream has caught up.
+	isAnswered, listsAgain bool
 	// tooLarge counts the rejections of one version as not yet reached.
 	tooLarge int
 	// isRejected: the last stream was rejected for its credentials.
@@ -172,6 +175,7 @@ func (w *watch[T]) receive(message *informerdv1.WatchResponse, cancel context.Ca
 	if progress.hasCaughtUp {
 		w.health.caughtUp()
 		w.delays.reset()
+		w.isAnswered, w.listsAgain = false, false
 	}
 	if progress.bookmark.GetDraining() && w.leaveAt.IsZero() {
 		// Until then the stream is as good as ever.
@@ -218,19 +222,26 @@ func (w *watch[T]) decide(ended error) (time.Duration, error) {
 	case errors.Is(ended, errDraining):
 		failure = &Error{Code: codes.Unavailable, Reason: reasonDraining}
 	case errors.Is(ended, errSilent):
+		w.isAnswered = false
 		w.disconnect()
 		return w.interrupted(ended, w.delays.next()), nil
 	default:
 		failure = errorOf(context.Background(), ended)
 	}
 
+	if isAnswer(failure) && !w.isAnswered {
+		// The failures before were those of a server that could not be reached.
+		w.delays.reset()
+	}
+	w.isAnswered = isAnswer(failure)
+	lists := false
 	switch recoveryOf(failure, w.hasSynced, w.isRejected) {
 	case giveUp:
 		return 0, failure
 	case listAgain:
-		w.assembler.expire()
+		lists = true
 	}
-	if failure.Reason == "" || failure.Code == codes.Unauthenticated {
+	if !w.isAnswered || failure.Code == codes.Unauthenticated {
 		// Not the server's status, so perhaps a dead connection; or one that presented an old certificate.
 		w.disconnect()
 	}
@@ -250,10 +261,17 @@ func (w *watch[T]) decide(ended error) (time.Duration, error) {
 		if w.tooLarge++; w.tooLarge == 2 {
 			// The upstream may have been restored to an earlier state.
 			w.tooLarge = 0
-			w.assembler.expire()
+			lists = true
 		}
 	case failure.Code == codes.Unauthenticated:
 		w.isRejected = true
+	}
+	if lists {
+		w.assembler.expire()
+		if !w.listsAgain {
+			w.listsAgain = true
+			return w.interrupted(failure, failure.RetryAfter+rand.N(w.options.DrainJitter)), nil
+		}
 	}
 	return w.interrupted(failure, failure.RetryAfter+w.delays.next()), nil
 }
@@ -269,5 +287,20 @@ func (w *watch[T]) disconnect() {
 		// The error is only that it was closed already.
 		_ = w.conn.Close()
 		w.conn = nil
+	}
+}
+
+// sleep waits for a duration, or returns the error of the context as soon as it ends.
+func sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
 	}
 }

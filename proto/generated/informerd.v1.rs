@@ -155,7 +155,7 @@ pub struct WatchRequest {
     #[prost(string, tag = "7")]
     pub field_selector: ::prost::alloc::string::String,
     /// CEL over `object` (the JSON body), true = selected. A missing field is false, and so is a failed evaluation, which
-    /// is counted (informerd_expression_errors_total). A body that is not JSON never matches.
+    /// is counted (informerd_expression_errors_total, ExpressionErrors). A body that is not JSON never matches.
     #[prost(string, tag = "8")]
     pub expression: ::prost::alloc::string::String,
     /// Only objects under one of these values of an index.
@@ -285,6 +285,25 @@ pub struct Bookmark {
     /// them as dropped. Since: views.
     #[prost(uint64, tag = "8")]
     pub suppressed: u64,
+    /// With initial_events_end: the objects of the initial events for which the expression failed; unset = none.
+    #[prost(message, optional, tag = "9")]
+    pub expression_errors: ::core::option::Option<ExpressionErrors>,
+}
+/// Objects for which the expression of a request failed, which counts as false.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExpressionErrors {
+    /// The number of these objects.
+    #[prost(uint64, tag = "1")]
+    pub failed: u64,
+    /// The number of objects for which the expression was evaluated: those that the rest of the request selects.
+    #[prost(uint64, tag = "2")]
+    pub evaluated: u64,
+    /// The first object for which it failed.
+    #[prost(message, optional, tag = "3")]
+    pub first: ::core::option::Option<ObjectKey>,
+    /// The reason for that object.
+    #[prost(string, tag = "4")]
+    pub first_reason: ::prost::alloc::string::String,
 }
 /// A hole in a stream under DROP.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -421,6 +440,10 @@ pub struct ListResponse {
     /// On the first chunk. Since: identity.
     #[prost(string, repeated, tag = "7")]
     pub namespaces: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// On the last chunk of a page: the objects of this page for which the expression failed, that is, those up to its last
+    /// object, and of the last page all others; unset = none. So each object is counted on one page.
+    #[prost(message, optional, tag = "8")]
+    pub expression_errors: ::core::option::Option<ExpressionErrors>,
 }
 /// The objects to look up.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -494,6 +517,9 @@ pub struct ByIndexResponse {
     /// As in ListResponse. Since: identity.
     #[prost(string, repeated, tag = "7")]
     pub namespaces: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// As in ListResponse.
+    #[prost(message, optional, tag = "8")]
+    pub expression_errors: ::core::option::Option<ExpressionErrors>,
 }
 /// The object to get.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -780,8 +806,8 @@ pub struct NamedView {
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Problem {
     /// In upper case, as in google.rpc.ErrorInfo: "UPSTREAM_UNREACHABLE", "OBJECT_TOO_LARGE", "OBJECT_INVALID",
-    /// "FILE_INVALID", "DIRECTORY_EMPTY", "NOTIFICATIONS_UNAVAILABLE", "NAMESPACE_NOT_FOUND", "OBJECTS_UNCONFIRMED",
-    /// "SNAPSHOT_NOT_WRITTEN", "VERIFY_DIFFERS". More may be added.
+    /// "FILE_INVALID", "DIRECTORY_EMPTY", "NOTIFICATIONS_UNAVAILABLE", "NAMESPACE_NOT_FOUND", "UPSTREAM_POLLED",
+    /// "OBJECTS_UNCONFIRMED", "OBJECTS_UNREAD", "SNAPSHOT_NOT_WRITTEN", "VERIFY_DIFFERS". More may be added.
     #[prost(string, tag = "1")]
     pub reason: ::prost::alloc::string::String,
     /// One line for people: the failure, its cause, and what to do.
@@ -1292,6 +1318,9 @@ impl SyncState {
     }
 }
 /// The form of a resource's versions. Since: sources.
+///
+/// Versions are compared by their numbers, not as texts, and only two of one form, and of one lineage (what is before the
+/// last dot): "9" is lower than "10", "a.9" than "a.10"; any others have no order, and none is lower than the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum VersionFormat {
@@ -1487,23 +1516,25 @@ pub mod informer_service_client {
         /// Streams the current objects and then every change to them, in order.
         ///
         /// The stream ends when the client cancels it, when its timeout has passed (a BOOKMARK, then OK), or by an error: an
-        /// ERROR is the last message, with the version to resume from if there is one, and the RPC ends with the same status.
+        /// ERROR is the last message, with the version to resume from if there is one, and the RPC ends with the same status. A
+        /// Watch that is refused is one whose first message is that ERROR (an older server sends the status alone).
         ///
-        /// The client's next step by status:
+        /// The client's next step follows from the reason of a status where it has a rule for that reason, and otherwise from the
+        /// code: a proxy may remove the details, and a newer server has other reasons. By the code:
         ///
         /// * OK: resume.
-        /// * UNAVAILABLE / DRAINING: resume, at another server if there is one.
-        /// * UNAVAILABLE / RESOURCE_VERSION_TOO_LARGE: resume; after a second one in a row, list again.
-        /// * UNAVAILABLE with another reason: resume.
-        /// * INTERNAL, UNKNOWN, ABORTED, CANCELLED, DEADLINE_EXCEEDED: resume.
-        /// * A broken connection, or one that is silent for three intervals: resume on a new connection.
-        /// * RESOURCE_EXHAUSTED / SLOW_CONSUMER, MEMORY_EXCEEDED: resume; read faster, or choose another policy.
-        /// * RESOURCE_EXHAUSTED with another reason, a limit or a quota: resume later.
-        /// * RESOURCE_EXHAUSTED without a reason: resume later; the client read nothing (see below).
-        /// * OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED, HISTORY_CHANGED, ACCESS_CHANGED: list again.
+        /// * UNAVAILABLE, INTERNAL, UNKNOWN, ABORTED, CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED: resume.
+        /// * OUT_OF_RANGE: list again. Never give up: the version, the history or the rights have changed.
         /// * UNAUTHENTICATED: renew the credentials once and resume, or give up.
-        /// * NOT_FOUND / RESOURCE_NOT_FOUND, RESOURCE_REMOVED: give up, or resume later if it was served before: servers may differ in a rollout.
+        /// * NOT_FOUND: give up, or resume later if it was served before: servers may differ in a rollout.
         /// * Any other: give up.
+        /// * A broken connection, or one that is silent for three intervals: resume on a new connection.
+        ///
+        /// By the reason:
+        ///
+        /// * UNAVAILABLE / DRAINING: resume, at another server if there is one.
+        /// * UNAVAILABLE / RESOURCE_VERSION_TOO_LARGE: resume; after a second one without a message in between, list again.
+        /// * RESOURCE_EXHAUSTED / SLOW_CONSUMER, MEMORY_EXCEEDED: resume; read faster, or choose another policy.
         ///
         /// RESOURCE_EXHAUSTED without a reason: the server has reset a stream of which the client read nothing for its
         /// progress_timeout, or that held too much memory. The client's own limit on message size has the same code; 4 MiB, the
@@ -1513,8 +1544,10 @@ pub mod informer_service_client {
         /// stream's first bookmark, the history of the stream before remains the last. To list again: open it without both,
         /// and compare the initial events with the state at hand by uid and body, not by version (another lineage gives the
         /// same objects other versions); what is missing at initial_events_end was deleted. Before each attempt wait for
-        /// RetryInfo, if there is one, plus a back-off with jitter. gRPC libraries add a reconnect back-off of their own, up
-        /// to 2 minutes by default: limit it to about 10 s.
+        /// RetryInfo, if there is one, plus a back-off with jitter; before the first list after a resume, in place of the
+        /// back-off, for a random time of at most 1 s. The back-off begins anew after a BOOKMARK, and with the first answer of a
+        /// server (a status with ErrorInfo, or OUT_OF_RANGE) after attempts that had none: only refusals in a row let it grow.
+        /// gRPC libraries add a reconnect back-off of their own, up to 2 minutes by default: limit it to about 10 s.
         ///
         /// Dead connections: the server sends a message at least every bookmark_interval, so a client that has received none
         /// for three intervals (it sets the interval, to be sure of it) treats the connection as dead. After opening, the
@@ -1784,23 +1817,25 @@ pub mod informer_service_server {
         /// Streams the current objects and then every change to them, in order.
         ///
         /// The stream ends when the client cancels it, when its timeout has passed (a BOOKMARK, then OK), or by an error: an
-        /// ERROR is the last message, with the version to resume from if there is one, and the RPC ends with the same status.
+        /// ERROR is the last message, with the version to resume from if there is one, and the RPC ends with the same status. A
+        /// Watch that is refused is one whose first message is that ERROR (an older server sends the status alone).
         ///
-        /// The client's next step by status:
+        /// The client's next step follows from the reason of a status where it has a rule for that reason, and otherwise from the
+        /// code: a proxy may remove the details, and a newer server has other reasons. By the code:
         ///
         /// * OK: resume.
-        /// * UNAVAILABLE / DRAINING: resume, at another server if there is one.
-        /// * UNAVAILABLE / RESOURCE_VERSION_TOO_LARGE: resume; after a second one in a row, list again.
-        /// * UNAVAILABLE with another reason: resume.
-        /// * INTERNAL, UNKNOWN, ABORTED, CANCELLED, DEADLINE_EXCEEDED: resume.
-        /// * A broken connection, or one that is silent for three intervals: resume on a new connection.
-        /// * RESOURCE_EXHAUSTED / SLOW_CONSUMER, MEMORY_EXCEEDED: resume; read faster, or choose another policy.
-        /// * RESOURCE_EXHAUSTED with another reason, a limit or a quota: resume later.
-        /// * RESOURCE_EXHAUSTED without a reason: resume later; the client read nothing (see below).
-        /// * OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED, HISTORY_CHANGED, ACCESS_CHANGED: list again.
+        /// * UNAVAILABLE, INTERNAL, UNKNOWN, ABORTED, CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED: resume.
+        /// * OUT_OF_RANGE: list again. Never give up: the version, the history or the rights have changed.
         /// * UNAUTHENTICATED: renew the credentials once and resume, or give up.
-        /// * NOT_FOUND / RESOURCE_NOT_FOUND, RESOURCE_REMOVED: give up, or resume later if it was served before: servers may differ in a rollout.
+        /// * NOT_FOUND: give up, or resume later if it was served before: servers may differ in a rollout.
         /// * Any other: give up.
+        /// * A broken connection, or one that is silent for three intervals: resume on a new connection.
+        ///
+        /// By the reason:
+        ///
+        /// * UNAVAILABLE / DRAINING: resume, at another server if there is one.
+        /// * UNAVAILABLE / RESOURCE_VERSION_TOO_LARGE: resume; after a second one without a message in between, list again.
+        /// * RESOURCE_EXHAUSTED / SLOW_CONSUMER, MEMORY_EXCEEDED: resume; read faster, or choose another policy.
         ///
         /// RESOURCE_EXHAUSTED without a reason: the server has reset a stream of which the client read nothing for its
         /// progress_timeout, or that held too much memory. The client's own limit on message size has the same code; 4 MiB, the
@@ -1810,8 +1845,10 @@ pub mod informer_service_server {
         /// stream's first bookmark, the history of the stream before remains the last. To list again: open it without both,
         /// and compare the initial events with the state at hand by uid and body, not by version (another lineage gives the
         /// same objects other versions); what is missing at initial_events_end was deleted. Before each attempt wait for
-        /// RetryInfo, if there is one, plus a back-off with jitter. gRPC libraries add a reconnect back-off of their own, up
-        /// to 2 minutes by default: limit it to about 10 s.
+        /// RetryInfo, if there is one, plus a back-off with jitter; before the first list after a resume, in place of the
+        /// back-off, for a random time of at most 1 s. The back-off begins anew after a BOOKMARK, and with the first answer of a
+        /// server (a status with ErrorInfo, or OUT_OF_RANGE) after attempts that had none: only refusals in a row let it grow.
+        /// gRPC libraries add a reconnect back-off of their own, up to 2 minutes by default: limit it to about 10 s.
         ///
         /// Dead connections: the server sends a message at least every bookmark_interval, so a client that has received none
         /// for three intervals (it sets the interval, to be sure of it) treats the connection as dead. After opening, the

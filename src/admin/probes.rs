@@ -69,8 +69,8 @@ pub struct ProbeRequest<'a> {
     pub path: &'a str,
     /// True for a PUT.
     pub is_write: bool,
-    /// True if the sender is on this machine.
-    pub is_local: bool,
+    /// Address of the sender.
+    pub sender: SocketAddr,
 }
 
 /// Bound of open connections: more than all probes and scrapers of a server use.
@@ -122,11 +122,10 @@ pub async fn serve(probes: impl Probes, request_timeout: Duration, listener: Tcp
 async fn drive(probes: impl Probes, request_timeout: Duration, stream: TcpStream, peer: SocketAddr) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(request_timeout).max_buf_size(MAX_HEAD).keep_alive(false);
-    let is_local = peer.ip().to_canonical().is_loopback();
     let answer = service_fn(async |request: Request<Incoming>| {
         let (parts, body) = request.into_parts();
         let (path, is_write) = (parts.uri.path(), parts.method == Method::PUT);
-        if is_local
+        if is_local(peer)
             && !OPEN_TO_ANY_HOST.contains(&path)
             && let Some(host) = foreign_host(&parts.uri, &parts.headers, |name| probes.is_host(name))
         {
@@ -136,7 +135,7 @@ async fn drive(probes: impl Probes, request_timeout: Duration, stream: TcpStream
             );
             return Ok::<_, Infallible>(response(StatusCode::MISDIRECTED_REQUEST, text, TEXT));
         }
-        if let Err(status) = probes.check(ProbeRequest { path, is_write, is_local }, &parts.headers).await {
+        if let Err(status) = probes.check(ProbeRequest { path, is_write, sender: peer }, &parts.headers).await {
             return Ok(refusal(status));
         }
         Ok(if is_write && probes.is_writable(path) {
@@ -160,6 +159,11 @@ async fn drive(probes: impl Probes, request_timeout: Duration, stream: TcpStream
     if is_late {
         probes.count_refused("admin_timeout");
     }
+}
+
+/// Returns true if a sender is on this machine.
+pub(super) fn is_local(sender: SocketAddr) -> bool {
+    sender.ip().to_canonical().is_loopback()
 }
 
 /// Returns the name under which a request reaches the server, if it is neither an address, nor localhost, nor known: a page in a

@@ -1,6 +1,6 @@
 //! Authenticators, from the configuration.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::error::AppError;
 use crate::{
@@ -8,6 +8,9 @@ use crate::{
     config::{AuthenticationConfig, Config, TokenReviewConfig},
     source::kube::{KubeClients, KubeCluster, KubeReviewer},
 };
+
+/// Time for which a token that was authenticated is not reviewed again: that of an API server for its own webhook.
+const REVIEWED_TTL: Duration = Duration::from_secs(120);
 
 /// Loads the authenticators; `None` if none is configured.
 pub(super) fn load(config: &Config, clients: &KubeClients) -> Result<Option<Arc<Authentication>>, AppError> {
@@ -20,16 +23,16 @@ pub(super) fn load(config: &Config, clients: &KubeClients) -> Result<Option<Arc<
         accepts_certificates,
         token_file: token_file.as_deref().map(TokenFile::load).transpose().map_err(AppError::authentication)?,
         jwt: jwt.map(JwtVerifier::load).transpose().map_err(AppError::authentication)?,
-        token_reviews: token_review.map(|review| reviews(review, clients)).transpose()?,
+        token_reviews: token_review.map(|review| reviews(review, config.limits.peer_share, clients)).transpose()?,
     };
     Ok(Some(Arc::new(authentication)))
 }
 
-fn reviews(config: TokenReviewConfig, clients: &KubeClients) -> Result<TokenReviews, AppError> {
-    let TokenReviewConfig { audiences, ttl, kubeconfig, context } = config;
-    let cluster = KubeCluster { kubeconfig, context };
+fn reviews(config: TokenReviewConfig, peer_share: u32, clients: &KubeClients) -> Result<TokenReviews, AppError> {
+    let TokenReviewConfig { audiences, kubeconfig } = config;
+    let cluster = KubeCluster { kubeconfig, context: None };
     KubeReviewer::check(&cluster).map_err(AppError::authentication)?;
-    Ok(TokenReviews::new(Arc::new(KubeReviewer::new(&cluster, clients)), audiences, ttl))
+    Ok(TokenReviews::new(Arc::new(KubeReviewer::new(&cluster, clients)), audiences, REVIEWED_TTL, peer_share))
 }
 
 /// Logs what an operator may not have meant.

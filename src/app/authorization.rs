@@ -18,11 +18,13 @@ use crate::{
 
 /// Time for which a decision of an upstream is used: that of the decisions of Kubernetes by default.
 const FORWARDED_TTL: Duration = Duration::from_secs(10);
+/// Rechecks for which an open stream goes on while the authority does not answer: five minutes by default, in which an API server restarts.
+const GRACE_RECHECKS: u32 = 5;
 
 /// Returns the rights of callers by this authority.
 pub(super) fn access(authorizer: Option<Authorizer>, config: &AuthorizationConfig) -> AccessConfig {
-    let AuthorizationConfig { recheck, grace, .. } = *config;
-    AccessConfig { authorizer, recheck, grace }
+    let AuthorizationConfig { recheck, .. } = *config;
+    AccessConfig { authorizer, recheck, grace: GRACE_RECHECKS * recheck }
 }
 
 /// Lets an authority decide about the resources of another configuration, and by its rules.
@@ -31,7 +33,7 @@ pub(super) fn update(authorizer: &Authorizer, config: &Config) {
         authorizer.set_rules(rules.clone());
     }
     authorizer.set_kinds(kinds(config));
-    authorizer.set_upstreams(upstreams(config), FORWARDED_TTL);
+    authorizer.set_upstreams(upstreams(config), FORWARDED_TTL, config.limits.peer_share);
 }
 
 /// Returns the authority, which denies everything if the configuration has none; `None` without an authenticator.
@@ -54,15 +56,14 @@ pub(super) fn load(config: &Config, clients: &KubeClients) -> Result<Option<Auth
             loaded.map_err(|error| AppError::Authorization { problem: error.to_string() })?
         }
         Some(AuthorityConfig::SubjectAccessReview(review)) => {
-            let SubjectAccessReviewConfig { ttl, group, kubeconfig, context } = review.clone();
-            let cluster = KubeCluster { kubeconfig, context };
+            let SubjectAccessReviewConfig { ttl, kubeconfig } = review.clone();
+            let cluster = KubeCluster { kubeconfig, context: None };
             KubeReviewer::check(&cluster).map_err(|problem| AppError::Authorization { problem })?;
-            let (resources, namespaces) = (kinds(config), config.authorization.namespaces);
-            let reviewer = KubeReviewer::new(&cluster, clients);
-            Authorizer::of_reviews(Arc::new(reviewer), ReviewConfig { resources, group, ttl, namespaces })
+            let config = ReviewConfig { resources: kinds(config), ttl, peer_share: config.limits.peer_share };
+            Authorizer::of_reviews(Arc::new(KubeReviewer::new(&cluster, clients)), config)
         }
     };
-    Ok(Some(authorizer.forwarding(upstreams(config), FORWARDED_TTL)))
+    Ok(Some(authorizer.forwarding(upstreams(config), FORWARDED_TTL, config.limits.peer_share)))
 }
 
 /// Returns the kinds that resources are reviewed as.
@@ -89,7 +90,7 @@ pub(super) fn warnings(config: &Config, authorizer: Option<&Authorizer>) -> Vec<
         warnings.push("every call is denied; add `authorization`".to_owned());
     }
     let views = config.resources.values().map(|resource| (resource.name.as_str(), &*resource.views)).collect();
-    let unknown = authorizer.map(|authorizer| authorizer.unknown_views(&views)).unwrap_or_default();
+    let unknown = authorizer.map(|authorizer| authorizer.unknown_names(&views)).unwrap_or_default();
     warnings.extend(unknown.into_iter().map(|problem| format!("authorization: {problem}")));
     warnings
 }

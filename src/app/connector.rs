@@ -153,8 +153,8 @@ impl Connector {
             reflector,
             broadcaster: config.broadcaster(),
             history: config.history,
-            batch_window: config.watch.batch_window,
             threads: Some(Arc::clone(&self.threads)),
+            ..InformerOptions::default()
         };
         let informer_tasks = InformerTasks::new(source, options);
         let (informer, reflector) = (informer_tasks.handle().clone(), informer_tasks.reflector());
@@ -181,12 +181,12 @@ impl Connector {
             source: kind,
             optional: resource.options.optional,
             is_secret: resource.is_secret(),
-            queue: resource.queue_options(&config.watch),
+            queue: config.watch.queue_options(),
             views: ResourceViews::new(Arc::clone(&resource.views)),
             informer,
             calls: ResourceCalls::default(),
         };
-        let snapshot_file = kept.map(|kept| Arc::clone(kept.file().stats()));
+        let snapshot_file = kept.map(|kept| Arc::clone(kept.stats()));
         Connected {
             observed: ObservedResource { resource: served, reflector: stats, fifo, snapshot_file, verify },
             tasks,

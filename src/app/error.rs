@@ -5,6 +5,7 @@ use std::{fmt, io, path::PathBuf};
 use tokio::task::JoinError;
 
 use crate::{
+    cache::SnapshotDirectoryError,
     config::ValueError,
     source::{files::DirectoryError, stream::StreamError},
     transport::TlsError,
@@ -96,6 +97,12 @@ pub enum AppError {
         /// Error of the system.
         error: io::Error,
     },
+    /// Directory that cannot hold snapshot files.
+    #[error("state_dir: {error}")]
+    StateDirectory {
+        /// Cause, and what to do about it.
+        error: SnapshotDirectoryError,
+    },
     /// Address that cannot be listened on.
     #[error("cannot listen on {address} for {what}: {error}; {hint}")]
     Listen {
@@ -107,21 +114,6 @@ pub enum AppError {
         error: io::Error,
         /// Advice for the user.
         hint: &'static str,
-    },
-    /// Limit on open files below the configured connections.
-    #[error(
-        "limits.connections: {connections} is more than the {left} left by the limit on open files ({open_files}, with {reserved} kept for \
-         the admin port and the sources); raise the limit (ulimit -n, LimitNOFILE), or remove the key"
-    )]
-    OpenFiles {
-        /// Connections as configured.
-        connections: usize,
-        /// Open files left for connections.
-        left: usize,
-        /// Limit on open files.
-        open_files: usize,
-        /// Open files kept free of connections.
-        reserved: usize,
     },
     /// End of a task that should run for ever.
     #[error("{task} ended unexpectedly{detail}")]

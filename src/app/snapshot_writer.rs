@@ -2,7 +2,8 @@
 //!
 //! One task for all resources writes one file at a time, outside of the threads that serve. It writes a state soon after its
 //! first list and after its history was rewritten, then at intervals if objects have changed, and a last time when the server
-//! drains. Snapshot files are an optimisation: a failure is reported, and everything else continues.
+//! drains. A failure is reported for as long as it stands, and everything else continues: a directory that cannot be opened, or
+//! written to, is tried again.
 //!
 //! A file is plain text, so Secrets are written only where the configuration has `snapshot: true`: a kube resource of Secrets
 //! has no file, and the state of a relay with a Secret among its objects is neither written nor used. A file that must not
@@ -10,6 +11,7 @@
 
 use std::{
     borrow::Borrow,
+    path::PathBuf,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -21,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     cache::{
         CheckpointRequests, Informer, InformerHandle, ListerWatcher, Problem, ProblemReason, Reflector, SavedState,
-        SnapshotDirectory, SnapshotFile, SourceHealth,
+        SnapshotDirectory, SnapshotFile, SnapshotFileStats, SourceHealth,
     },
     config::{Config, ResourceConfig, SourceConfig},
     grpc::WireFrame,
@@ -36,9 +38,10 @@ pub(super) struct SnapshotWriter {
 
 #[derive(Debug)]
 struct SnapshotWriterShared {
-    /// Directory of the files, or the reason why there is none.
-    directory: Result<SnapshotDirectory, String>,
+    path: PathBuf,
     interval: Duration,
+    /// Directory of the files, or the reason why there is none now.
+    directory: Mutex<Result<SnapshotDirectory, String>>,
     writers: Mutex<Vec<ResourceSnapshotWriter>>,
 }
 
@@ -63,7 +66,14 @@ enum Contents {
 struct ResourceSnapshotShared {
     contents: Contents,
     resource: String,
-    file: SnapshotFile,
+    identity: String,
+    /// File, once the directory is open.
+    file: Mutex<Option<SnapshotFile>>,
+    stats: Arc<SnapshotFileStats>,
+    /// Reason why the directory cannot be written to, and why the file could not.
+    problems: Mutex<[Option<String>; 2]>,
+    /// True if it is written soon after each change: what the source cannot read later is known only from there.
+    is_prompt: bool,
     checkpoints: CheckpointRequests,
     informer: InformerHandle<WireFrame>,
     /// Last state that was written.
@@ -88,24 +98,25 @@ type Changes = (u64, u64);
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Time to wait for a checkpoint. A resource whose changes wait for a client under BLOCK is written later.
 const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest interval of the checks that the directory can be written to.
+const PROBE_INTERVAL: Duration = Duration::from_secs(10);
+/// Places of the two reasons why a state is not written.
+const OF_DIRECTORY: usize = 0;
+const OF_FILE: usize = 1;
+/// Smallest interval of the writes of a file that is written soon after each change, in durations of a write.
+const PROMPT_SHARE: u32 = 20;
 
 // === impl SnapshotWriter ===
 
 impl SnapshotWriter {
     /// Opens the configured directory, if there is one.
     pub(super) fn open(config: &Config) -> Option<Self> {
-        let directory = SnapshotDirectory::open(config.general.state_dir.as_deref()?);
-        match &directory {
-            Ok(directory) if directory.is_open_to_all() => tracing::warn!(
-                directory = %directory.path().display(),
-                "state_dir is world-writable; run chmod o-w on it"
-            ),
-            Ok(_) => {}
-            Err(error) => tracing::warn!(%error, "state_dir not usable, writing no snapshots"),
-        }
-        let directory = directory.map_err(|error| format!("state_dir: {error}"));
+        let path = config.general.state_dir.clone()?;
         let interval = config.general.state_interval;
-        Some(Self { shared: Arc::new(SnapshotWriterShared { directory, interval, writers: Mutex::default() }) })
+        let directory = Mutex::new(Err(String::new()));
+        let shared = SnapshotWriterShared { path, interval, directory, writers: Mutex::default() };
+        shared.check();
+        Some(Self { shared: Arc::new(shared) })
     }
 
     /// Adds a resource with the identity of its source. `None` if its state must not or cannot be written.
@@ -116,22 +127,26 @@ impl SnapshotWriter {
         checkpoints: &CheckpointRequests,
         informer: &InformerHandle<WireFrame>,
     ) -> Option<ResourceSnapshotWriter> {
-        let directory = match &self.shared.directory {
-            Ok(directory) => directory,
-            Err(problem) => {
-                report(informer.health(), Some(problem.clone()));
-                return None;
-            }
-        };
-        let (contents, file) = (Contents::of(resource), directory.file(&resource.name, identity));
+        let directory = self.shared.directory.lock();
+        let file = directory.as_ref().map(|directory| directory.file(&resource.name, identity));
+        let contents = Contents::of(resource);
         if contents == Contents::None {
-            remove(&file, &resource.name);
+            if let Ok(file) = &file {
+                remove(file, &resource.name);
+            }
             return None;
         }
+        let (file, problem) = (file.as_ref().ok().cloned(), file.err().cloned());
+        report(informer.health(), problem.clone());
+        let stats = file.as_ref().map(|file| Arc::clone(file.stats())).unwrap_or_default();
         let shared = ResourceSnapshotShared {
             contents,
             resource: resource.name.clone(),
-            file,
+            identity: identity.to_owned(),
+            file: Mutex::new(file),
+            stats,
+            problems: Mutex::new([problem, None]),
+            is_prompt: matches!(resource.source, SourceConfig::Files(_)),
             checkpoints: checkpoints.clone(),
             informer: informer.clone(),
             written: Mutex::default(),
@@ -151,13 +166,20 @@ impl SnapshotWriter {
     pub(super) async fn run(self, draining: CancellationToken) {
         let interval = self.shared.interval;
         let writers = || self.shared.writers.lock().clone();
+        let mut next_check = Instant::now();
         while !draining.is_cancelled() {
+            if Instant::now() >= next_check {
+                let shared = Arc::clone(&self.shared);
+                // The only failure is a panic, which was reported at its origin.
+                tokio::task::spawn_blocking(move || shared.check()).await.ok();
+                next_check = Instant::now() + PROBE_INTERVAL.min(interval);
+            }
             for writer in writers() {
                 let (due, tried) = *writer.shared.due.lock();
                 let (_, history) = writer.changes();
                 // The file still has the old history: the next run would serve it, and find the rewrite again.
                 if (Instant::now() >= due || history != tried) && writer.write().await {
-                    *writer.shared.due.lock() = (Instant::now() + interval, history);
+                    *writer.shared.due.lock() = (Instant::now() + writer.interval(interval), history);
                 }
             }
             tokio::select! {
@@ -171,25 +193,82 @@ impl SnapshotWriter {
     }
 }
 
+// === impl SnapshotWriterShared ===
+
+impl SnapshotWriterShared {
+    /// Opens the directory, unless it is open, and checks that it can be written to, so that a problem is reported for as long as it
+    /// stands, and no longer. Blocks.
+    fn check(&self) {
+        let mut directory = self.directory.lock();
+        if directory.as_ref().is_ok_and(|directory| !directory.path().is_dir()) {
+            *directory = Err(String::new());
+        }
+        if let Err(before) = &*directory {
+            let opened = SnapshotDirectory::open(&self.path).map_err(|error| format!("state_dir: {error}"));
+            match &opened {
+                Ok(opened) if opened.is_open_to_all() => {
+                    let directory = opened.path().display();
+                    tracing::warn!(%directory, "state_dir is world-writable; run chmod o-w on it");
+                }
+                Ok(_) => {}
+                Err(problem) if problem == before => {}
+                Err(problem) => tracing::warn!(problem, "state_dir not usable, writing no snapshots until it is"),
+            }
+            if opened.is_ok() && !before.is_empty() {
+                tracing::info!(directory = %self.path.display(), "state_dir usable");
+            }
+            *directory = opened;
+        }
+        let problem = match &*directory {
+            Ok(directory) => directory.check().err().map(|error| format!("state_dir: {error}")),
+            Err(problem) => Some(problem.clone()),
+        };
+        for writer in &*self.writers.lock() {
+            let ResourceSnapshotShared { resource, identity, file, stats, .. } = &*writer.shared;
+            if let Ok(directory) = &*directory {
+                let opened = || directory.file(resource, identity).with_stats(Arc::clone(stats));
+                file.lock().get_or_insert_with(opened);
+            }
+            writer.report(OF_DIRECTORY, problem.clone());
+        }
+    }
+}
+
 // === impl ResourceSnapshotWriter ===
 
 impl ResourceSnapshotWriter {
-    /// Returns the file.
-    pub(super) fn file(&self) -> &SnapshotFile {
-        &self.shared.file
+    /// Returns the counters of the file.
+    pub(super) fn stats(&self) -> &Arc<SnapshotFileStats> {
+        &self.shared.stats
+    }
+
+    /// Returns the interval of the writes, of which this is the configured one.
+    fn interval(&self, configured: Duration) -> Duration {
+        let ResourceSnapshotShared { is_prompt, stats, .. } = &*self.shared;
+        let took = Duration::from_micros(stats.micros.load(Ordering::Relaxed));
+        if *is_prompt { configured.min(took.saturating_mul(PROMPT_SHARE)) } else { configured }
+    }
+
+    /// Sets one of the reasons why the state is not written, that of the directory or that of the file, and reports the first that
+    /// stands.
+    fn report(&self, of: usize, problem: Option<String>) {
+        let mut problems = self.shared.problems.lock();
+        problems[of] = problem;
+        report(self.shared.informer.health(), problems.iter().flatten().next().cloned());
     }
 
     /// Lets informer and Reflector begin with the snapshot of the previous run, if there is one. Blocks.
     pub(super) fn begin<S: ListerWatcher>(&self, informer: &mut Informer<WireFrame>, reflector: &mut Reflector<S>) {
-        let ResourceSnapshotShared { contents, resource, file, written, .. } = &*self.shared;
+        let ResourceSnapshotShared { contents, resource, written, .. } = &*self.shared;
+        let Some(file) = self.shared.file.lock().clone() else { return };
         let (started, path) = (Instant::now(), file.path().display());
         let resumed = file.read().map_err(|error| error.to_string()).and_then(|saved| {
-            let Some(SavedState { list, proof, seen_at }) = saved else { return Ok(()) };
+            let Some(SavedState { mut list, proof, seen_at }) = saved else { return Ok(()) };
             if !contents.allow(&list.objects) {
-                remove(file, resource);
+                remove(&file, resource);
                 return Ok(());
             }
-            reflector.resume(list.version.clone(), &proof, seen_at)?;
+            reflector.resume(&mut list, &proof, seen_at)?;
             *written.lock() = Some(LastWrite { changes: self.changes(), lacks_after: None });
             tracing::info!(file = %path, objects = list.objects.len(), took = ?started.elapsed(), "snapshot file read");
             informer.begin_warm(list);
@@ -202,7 +281,8 @@ impl ResourceSnapshotWriter {
 
     /// Writes the state if objects have changed. Returns true if it tried.
     async fn write(&self) -> bool {
-        let ResourceSnapshotShared { contents, resource, file, checkpoints, informer, written, .. } = &*self.shared;
+        let ResourceSnapshotShared { contents, resource, checkpoints, informer, written, .. } = &*self.shared;
+        let Some(file) = self.shared.file.lock().clone() else { return false };
         // Read before the state is taken: changes counted meanwhile are written again, and not lost.
         let changes = self.changes();
         let Some(snapshot) = informer.snapshot() else { return false };
@@ -217,12 +297,12 @@ impl ResourceSnapshotWriter {
             return false;
         };
         if !contents.allow(checkpoint.snapshot.objects(None, None)) {
-            remove(file, resource);
+            remove(&file, resource);
             *written.lock() = Some(LastWrite { changes, lacks_after: None });
             return true;
         }
         let lacks_after = (!checkpoint.is_whole).then(|| checkpoint.snapshot.safe_version().clone());
-        let (file, seen_at) = (file.clone(), informer.report().seen_at);
+        let seen_at = informer.report().seen_at;
         let writing = tokio::task::spawn_blocking(move || {
             let written = file.write(&checkpoint, seen_at);
             written.map_err(|error| format!("state_dir: {} cannot be written: {error}", file.path().display()))
@@ -239,7 +319,7 @@ impl ResourceSnapshotWriter {
         if let Some(problem) = &problem {
             tracing::warn!(resource, problem, "snapshot file not written");
         }
-        report(informer.health(), problem);
+        self.report(OF_FILE, problem);
         true
     }
 
@@ -277,8 +357,8 @@ impl Contents {
         match (resource.options.snapshot, &resource.source) {
             (Some(false), _) => Self::None,
             (None, SourceConfig::Kube(_)) if resource.source.is_of_secrets() => Self::None,
-            // Its objects are those of its origin.
-            (None, SourceConfig::Informerd(_)) => Self::NoSecrets,
+            // Its objects may be of any kind.
+            (None, SourceConfig::Informerd(_) | SourceConfig::Files(_)) => Self::NoSecrets,
             _ => Self::All,
         }
     }

@@ -55,8 +55,8 @@ pub(super) fn filter(resource: &ResourceConfig) -> Option<ObjectFilter> {
 }
 
 pub(super) fn files_config(resource: &str, config: &FilesResource) -> FilesConfig {
-    let FilesResource { path, kind, rescan, quiet } = config.clone();
-    FilesConfig { path, kind, resource: resource.to_owned(), rescan, quiet }
+    let FilesResource { path, kind, rescan } = config.clone();
+    FilesConfig { kind, rescan, ..FilesConfig::new(path, resource) }
 }
 
 pub(super) fn stream_config(resource: &ResourceConfig, config: &StreamResource) -> StreamConfig {
@@ -81,16 +81,12 @@ pub(super) fn kube_config(resource: &ResourceConfig, config: &KubeResource) -> K
         label_selector,
         field_selector,
         is_metadata_only,
-        page_size,
-        watch_timeout,
         has_opaque_versions,
         kubeconfig,
         context,
-        contact_timeout,
     } = config.clone();
     let config = KubeConfig::new(&resource.name, &group, &version, &plural);
     KubeConfig {
-        contact_timeout,
         namespace,
         namespaces,
         namespace_selector,
@@ -99,8 +95,6 @@ pub(super) fn kube_config(resource: &ResourceConfig, config: &KubeResource) -> K
         cluster: KubeCluster { kubeconfig, context },
         drop_fields: resource.drop_fields(),
         is_metadata_only,
-        page_size,
-        watch_timeout,
         has_opaque_versions,
         ..config
     }

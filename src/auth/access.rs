@@ -74,7 +74,7 @@ pub enum AccessError {
         problem: String,
     },
     /// The caller requests all namespaces, may not read all of them, and there are too many to review each.
-    #[error("the resource has objects in more than {limit} namespaces (authorization.namespaces): name a namespace")]
+    #[error("the resource has objects in more than {limit} namespaces: name a namespace")]
     TooManyNamespaces {
         /// Number of namespaces that are reviewed for one request.
         limit: usize,

@@ -25,12 +25,10 @@ use super::{
 pub struct ReviewConfig {
     /// Kind that each resource is reviewed as: group, version and plural.
     pub resources: BTreeMap<String, ReviewAttributes>,
-    /// Group of resources that are not of Kubernetes, which are reviewed by their own names, and of impersonation.
-    pub group: String,
     /// Time for which a decision is used.
     pub ttl: Duration,
-    /// Most namespaces that are reviewed for a request for all.
-    pub namespaces: usize,
+    /// Share of the reviews that one user may have, in percent.
+    pub peer_share: u32,
 }
 
 /// Decisions of a [`Reviewer`].
@@ -42,6 +40,10 @@ pub(super) struct AccessReviews {
     decisions: Arc<Decisions<ReviewAttributes, bool>>,
 }
 
+/// API group of resources that are not of Kubernetes, which are reviewed by their own names, and of the right to impersonate.
+const GROUP: &str = "informerd";
+/// Most namespaces that are reviewed for a request for all: eight at a time, in some seconds.
+const MAX_NAMESPACES: usize = 200;
 /// Most reviews at a time for one call.
 const MAX_IN_FLIGHT_PER_CALL: usize = 8;
 
@@ -49,7 +51,7 @@ const MAX_IN_FLIGHT_PER_CALL: usize = 8;
 
 impl AccessReviews {
     pub(super) fn new(reviewer: Arc<dyn Reviewer>, config: ReviewConfig, metrics: ReviewMetrics) -> Self {
-        let decisions = Decisions::new(config.ttl, metrics);
+        let decisions = Decisions::new(config.ttl, config.peer_share, metrics);
         let kinds = ArcSwap::from_pointee(config.resources.clone());
         Self { config, kinds, reviewer, decisions }
     }
@@ -63,13 +65,14 @@ impl AccessReviews {
         identity: &Identity,
         attributes: &Attributes,
         present: &(dyn Fn() -> Vec<String> + Sync),
+        is_stream: bool,
     ) -> Result<Scope, AccessError> {
         // A review does not distinguish formats: whoever may read the metadata of Secrets would read their content.
         if attributes.is_secret && (attributes.format != Format::Metadata || attributes.selects_content) {
             return Err(AccessError::Denied);
         }
         let requested = attributes.namespace.as_deref().unwrap_or_default();
-        if self.is_allowed(identity, attributes, requested).await? {
+        if self.is_allowed(identity, attributes, requested, is_stream).await? {
             return Ok(Scope::All);
         }
         if attributes.namespace.is_some() || attributes.operation == Operation::Inspect {
@@ -80,12 +83,11 @@ impl AccessReviews {
         namespaces.extend(own_namespace(identity).map(str::to_owned));
         // The empty one has just been denied, as all namespaces.
         namespaces.remove("");
-        let limit = self.config.namespaces;
-        if namespaces.len() > limit {
-            return Err(AccessError::TooManyNamespaces { limit });
+        if namespaces.len() > MAX_NAMESPACES {
+            return Err(AccessError::TooManyNamespaces { limit: MAX_NAMESPACES });
         }
         let reviews = namespaces.into_iter().map(async |namespace| {
-            let is_allowed = self.is_allowed(identity, attributes, &namespace).await?;
+            let is_allowed = self.is_allowed(identity, attributes, &namespace, is_stream).await?;
             Ok(is_allowed.then_some(namespace))
         });
         let allowed = stream::iter(reviews).buffer_unordered(MAX_IN_FLIGHT_PER_CALL);
@@ -95,10 +97,15 @@ impl AccessReviews {
 
     /// Decides if a caller may make calls on behalf of another: of the user and of each of its groups. They are reviewed in the
     /// group of this server: in that of Kubernetes, the right would be one to act for them at the API server, too.
-    pub(super) async fn impersonate(&self, identity: &Identity, impersonated: &Identity) -> Result<(), AccessError> {
+    pub(super) async fn impersonate(
+        &self,
+        identity: &Identity,
+        impersonated: &Identity,
+        is_stream: bool,
+    ) -> Result<(), AccessError> {
         let attributes = |resource: &str, name: &str| ReviewAttributes {
             verb: "impersonate".to_owned(),
-            group: self.config.group.clone(),
+            group: GROUP.to_owned(),
             resource: resource.to_owned(),
             name: name.to_owned(),
             ..ReviewAttributes::default()
@@ -106,7 +113,7 @@ impl AccessReviews {
         let mut needed = vec![attributes("users", impersonated.user())];
         needed.extend(impersonated.details().groups.iter().map(|group| attributes("groups", group)));
         let reviews = needed.into_iter().map(async |attributes| {
-            if self.decide(identity, attributes).await? { Ok(()) } else { Err(AccessError::Denied) }
+            if self.decide(identity, attributes, is_stream).await? { Ok(()) } else { Err(AccessError::Denied) }
         });
         stream::iter(reviews).buffer_unordered(MAX_IN_FLIGHT_PER_CALL).try_collect().await
     }
@@ -117,44 +124,44 @@ impl AccessReviews {
         identity: &Identity,
         attributes: &Attributes,
         namespace: &str,
+        is_stream: bool,
     ) -> Result<bool, AccessError> {
-        let review = async |verb| self.review(identity, attributes, namespace, verb).await;
+        let review = async |verb| self.decide(identity, self.reviewed(attributes, namespace, verb), is_stream).await;
         Ok(match attributes.operation {
             Operation::Get => review("get").await? || review("list").await?,
             Operation::List => review("list").await?,
             Operation::Watch => review("list").await? && review("watch").await?,
             // The watches of others are of any namespace.
-            Operation::Inspect => self.review(identity, attributes, "", "admin").await?,
+            Operation::Inspect => self.decide(identity, self.reviewed(attributes, "", "admin"), is_stream).await?,
             Operation::See => review("list").await? || review("get").await? || review("watch").await?,
         })
     }
 
-    async fn review(
-        &self,
-        identity: &Identity,
-        attributes: &Attributes,
-        namespace: &str,
-        verb: &str,
-    ) -> Result<bool, AccessError> {
+    /// Returns the access that is reviewed for a verb.
+    fn reviewed(&self, attributes: &Attributes, namespace: &str, verb: &str) -> ReviewAttributes {
         let Attributes { resource, name, .. } = attributes;
         let kind = self.kinds.load().get(resource).cloned();
         let kind = kind.unwrap_or_else(|| ReviewAttributes {
-            group: self.config.group.clone(),
+            group: GROUP.to_owned(),
             resource: resource.clone(),
             ..ReviewAttributes::default()
         });
-        let attributes = ReviewAttributes {
+        ReviewAttributes {
             verb: verb.to_owned(),
             namespace: namespace.to_owned(),
             name: name.clone().unwrap_or_default(),
             ..kind
-        };
-        self.decide(identity, attributes).await
+        }
     }
 
-    async fn decide(&self, identity: &Identity, attributes: ReviewAttributes) -> Result<bool, AccessError> {
+    async fn decide(
+        &self,
+        identity: &Identity,
+        attributes: ReviewAttributes,
+        is_stream: bool,
+    ) -> Result<bool, AccessError> {
         let request = |attributes| self.reviewer.review_access(identity, attributes);
-        let decision = self.decisions.get(identity, attributes, request).await;
+        let decision = self.decisions.get(identity, attributes, is_stream, request).await;
         decision.map_err(|ReviewError(problem)| AccessError::Unavailable { problem })
     }
 }

@@ -87,6 +87,13 @@ impl Authentication {
         if identity.has_expired(SystemTime::now()) { Err(AuthenticationError::Expired) } else { Ok(identity) }
     }
 
+    /// Returns true if another authority has to review these credentials, because nothing that is known here decides about them.
+    pub(crate) fn needs_review(&self, credentials: Option<&Credentials>) -> bool {
+        let (Some(Credentials::Token(token)), Some(reviews)) = (credentials, &self.token_reviews) else { return false };
+        let is_in_file = self.token_file.as_ref().is_some_and(|tokens| tokens.user(token).is_some());
+        !is_in_file && !self.jwt.as_ref().is_some_and(|jwt| jwt.has_issued(token)) && !reviews.knows(token)
+    }
+
     /// Registers the metrics.
     pub fn register(&self, registry: &mut Registry) {
         if let Some(reviews) = &self.token_reviews {

@@ -72,18 +72,25 @@ impl Authorizer {
         self.shared.metrics.register(registry);
     }
 
-    /// Leaves the decisions about reading some resources to their upstreams. Each decision is used for `ttl`.
+    /// Leaves the decisions about reading some resources to their upstreams. Each decision is used for `ttl`, and one user has
+    /// `peer_share` percent of the reviews at most.
     #[must_use]
-    pub fn forwarding(self, upstreams: BTreeMap<String, Arc<dyn CallReviewer>>, ttl: Duration) -> Self {
-        self.set_upstreams(upstreams, ttl);
+    pub fn forwarding(
+        self,
+        upstreams: BTreeMap<String, Arc<dyn CallReviewer>>,
+        ttl: Duration,
+        peer_share: u32,
+    ) -> Self {
+        self.set_upstreams(upstreams, ttl, peer_share);
         self
     }
 
     /// Replaces the upstreams that decide about reading some resources, with what they have decided, and notifies the receivers of
     /// changes.
-    pub fn set_upstreams(&self, upstreams: BTreeMap<String, Arc<dyn CallReviewer>>, ttl: Duration) {
+    pub fn set_upstreams(&self, upstreams: BTreeMap<String, Arc<dyn CallReviewer>>, ttl: Duration, peer_share: u32) {
         let metrics = self.shared.metrics.clone();
-        let forwarded = (!upstreams.is_empty()).then(|| Arc::new(ForwardedAccess::new(upstreams, ttl, metrics)));
+        let forwarded =
+            (!upstreams.is_empty()).then(|| Arc::new(ForwardedAccess::new(upstreams, ttl, peer_share, metrics)));
         self.shared.forwarded.store(forwarded);
         self.shared.changes.send_replace(());
     }
@@ -114,28 +121,47 @@ impl Authorizer {
         attributes: &Attributes,
         present: &(dyn Fn() -> Vec<String> + Sync),
     ) -> Result<Scope, AccessError> {
+        self.decide(identity, attributes, present, false).await
+    }
+
+    /// Decides the same; with `is_stream` for an open stream, whose caller is known: its review comes before those of strangers.
+    pub(crate) async fn decide(
+        &self,
+        identity: &Identity,
+        attributes: &Attributes,
+        present: &(dyn Fn() -> Vec<String> + Sync),
+        is_stream: bool,
+    ) -> Result<Scope, AccessError> {
         if let Some(forwarded) = self.shared.forwarded.load_full()
             && let Some(upstream) = forwarded.upstream_of(attributes)
         {
-            return forwarded.authorize(upstream, identity, attributes, present).await;
+            return forwarded.authorize(upstream, identity, attributes, present, is_stream).await;
         }
         match &self.shared.authority {
             Authority::Rules(rules) => rules.load().authorize(identity, attributes),
             Authority::File(file) => file.with(|rules| rules.authorize(identity, attributes)),
-            Authority::Reviews(reviews) => reviews.authorize(identity, attributes, present).await,
+            Authority::Reviews(reviews) => reviews.authorize(identity, attributes, present, is_stream).await,
         }
     }
 
-    /// Returns the views that [rules](Rules::unknown_views) name and none of these resources has.
-    pub fn unknown_views(&self, resources: &BTreeMap<&str, &NamedViews>) -> Vec<String> {
+    /// Returns true if another authority reviews these calls, or, without attributes, impersonations.
+    pub(crate) fn needs_review(&self, attributes: Option<&Attributes>) -> bool {
+        let forwarded = self.shared.forwarded.load();
+        matches!(self.shared.authority, Authority::Reviews(_))
+            || attributes.zip(forwarded.as_ref()).is_some_and(|(of, forwarded)| forwarded.upstream_of(of).is_some())
+    }
+
+    /// Returns the [resources](Rules::unknown_resources) and [views](Rules::unknown_views) that rules name and that are not among these.
+    pub fn unknown_names(&self, resources: &BTreeMap<&str, &NamedViews>) -> Vec<String> {
+        let unknown = |rules: &Rules| [rules.unknown_resources(resources), rules.unknown_views(resources)].concat();
         match &self.shared.authority {
-            Authority::Rules(rules) => rules.load().unknown_views(resources),
-            Authority::File(file) => file.with(|rules| rules.unknown_views(resources)),
+            Authority::Rules(rules) => unknown(&rules.load()),
+            Authority::File(file) => file.with(unknown),
             Authority::Reviews(_) => Vec::new(),
         }
     }
 
-    /// Decides if a caller may make calls on behalf of another identity.
+    /// Decides if a caller may make calls on behalf of another identity; `is_stream` as in [`Self::decide`].
     ///
     /// # Errors
     ///
@@ -144,11 +170,16 @@ impl Authorizer {
     /// # Cancel safety
     ///
     /// Dropping the future loses nothing.
-    pub async fn impersonate(&self, identity: &Identity, impersonated: &Identity) -> Result<(), AccessError> {
+    pub(crate) async fn impersonate(
+        &self,
+        identity: &Identity,
+        impersonated: &Identity,
+        is_stream: bool,
+    ) -> Result<(), AccessError> {
         match &self.shared.authority {
             Authority::Rules(rules) => rules.load().impersonate(identity, impersonated),
             Authority::File(file) => file.with(|rules| rules.impersonate(identity, impersonated)),
-            Authority::Reviews(reviews) => reviews.impersonate(identity, impersonated).await,
+            Authority::Reviews(reviews) => reviews.impersonate(identity, impersonated, is_stream).await,
         }
     }
 

@@ -47,6 +47,12 @@ pub(super) trait HeapBytes {
     fn heap_bytes(&self) -> usize;
 }
 
+/// Decision about an access.
+pub(super) trait Decision: Clone + HeapBytes + Send + Sync + 'static {
+    /// Returns true if it gives access to anything.
+    fn is_granted(&self) -> bool;
+}
+
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key<A> {
     caller: Caller,
@@ -62,14 +68,14 @@ pub(super) enum Entry<D> {
     /// Review that some callers wait for, and that ends with the last of them.
     Running {
         review: WeakShared<Review<D>>,
-        /// True if there was a decision before.
+        /// True if the caller was admitted before.
         is_known: bool,
     },
     Known {
         decision: D,
         until: Instant,
     },
-    /// The last review failed, and there was a decision before it.
+    /// The last review failed, and the caller was admitted before it.
     Lapsed,
 }
 
@@ -95,19 +101,20 @@ const ENTRY_BYTES: usize = 256;
 impl<A, D> Decisions<A, D>
 where
     A: Clone + Eq + Hash + HeapBytes + Send + 'static,
-    D: Clone + HeapBytes + Send + Sync + 'static,
+    D: Decision,
 {
-    /// Creates an empty set of decisions, each of which is used for `ttl`.
-    pub(super) fn new(ttl: Duration, metrics: ReviewMetrics) -> Arc<Self> {
+    /// Creates an empty set of decisions, each of which is used for `ttl`. One user has `peer_share` percent of the reviews at most.
+    pub(super) fn new(ttl: Duration, peer_share: u32, metrics: ReviewMetrics) -> Arc<Self> {
         Arc::new(Self {
             known: Mutex::new(Cache::with_weighter(MAX_BYTES as usize / ENTRY_BYTES, MAX_BYTES, ByteWeighter)),
             ttl,
-            turns: FairSemaphore::new(MAX_IN_FLIGHT, QUEUE),
+            turns: FairSemaphore::new(MAX_IN_FLIGHT, QUEUE, peer_share),
             metrics,
         })
     }
 
-    /// Returns a known decision, or the one of a review, which all who need it at the time wait for.
+    /// Returns a known decision, or the one of a review, which all who need it at the time wait for. A caller of an open stream is
+    /// known, and so is one who was admitted before: not one whom the authority has denied the same.
     ///
     /// # Cancel safety
     ///
@@ -116,17 +123,20 @@ where
         self: &Arc<Self>,
         caller: &Identity,
         access: A,
+        is_stream: bool,
         request: impl FnOnce(A) -> Review<D>,
     ) -> Result<D, ReviewError> {
         let key = Key { caller: Caller(caller.clone()), access };
         let review = {
             let mut known = self.known.lock();
-            let (running, is_known) = match known.get(&key) {
+            let (running, was_admitted) = match known.get(&key) {
                 Some(Entry::Known { decision, until }) if Instant::now() < *until => return Ok(decision.clone()),
-                Some(Entry::Known { .. } | Entry::Lapsed) => (None, true),
+                Some(Entry::Known { decision, .. }) => (None, decision.is_granted()),
+                Some(Entry::Lapsed) => (None, true),
                 Some(Entry::Running { review, is_known }) => (review.upgrade(), *is_known),
                 None => (None, false),
             };
+            let is_known = is_stream || was_admitted;
             running.unwrap_or_else(|| {
                 let review = self.review(key.clone(), request(key.access.clone()), is_known);
                 if let Some(review) = review.downgrade() {
@@ -219,6 +229,12 @@ impl<A: HeapBytes, D: HeapBytes> Weighter<Key<A>, Entry<D>> for ByteWeighter {
             Entry::Running { .. } | Entry::Lapsed => 0,
         };
         (ENTRY_BYTES + user.len() + groups + uid.len() + extra + key.access.heap_bytes() + decision) as u64
+    }
+}
+
+impl Decision for bool {
+    fn is_granted(&self) -> bool {
+        *self
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     access::{AccessError, Attributes, Operation, Scope},
-    decisions::{Decisions, HeapBytes, ReviewMetrics},
+    decisions::{Decision, Decisions, HeapBytes, ReviewMetrics},
     identity::Identity,
     reviewer::{CallReviewer, ReviewError},
 };
@@ -32,13 +32,15 @@ struct Question {
 // === impl ForwardedAccess ===
 
 impl ForwardedAccess {
-    /// Returns the decisions of these upstreams, by the names of the resources; each decision is used for `ttl`.
+    /// Returns the decisions of these upstreams, by the names of the resources; each decision is used for `ttl`. One user has
+    /// `peer_share` percent of the reviews at most.
     pub(super) fn new(
         upstreams: BTreeMap<String, Arc<dyn CallReviewer>>,
         ttl: Duration,
+        peer_share: u32,
         metrics: ReviewMetrics,
     ) -> Self {
-        Self { upstreams, decisions: Decisions::new(ttl, metrics) }
+        Self { upstreams, decisions: Decisions::new(ttl, peer_share, metrics) }
     }
 
     /// Returns the upstream that decides a call. None inspects the watches of a relay, which are its own.
@@ -53,12 +55,13 @@ impl ForwardedAccess {
         identity: &Identity,
         attributes: &Attributes,
         present: &(dyn Fn() -> Vec<String> + Sync),
+        is_stream: bool,
     ) -> Result<Scope, AccessError> {
         static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
         let present = attributes.namespace.is_none().then(|| KEY.hash_one(present()));
         let question = Question { attributes: attributes.clone(), present };
         let request = |question: Question| upstream.review_call(identity, question.attributes);
-        let decision = self.decisions.get(identity, question, request).await;
+        let decision = self.decisions.get(identity, question, is_stream, request).await;
         let scope = decision.map_err(|ReviewError(problem)| AccessError::Unavailable { problem })?;
         scope.ok_or(AccessError::Denied)
     }
@@ -68,6 +71,12 @@ impl HeapBytes for Question {
     fn heap_bytes(&self) -> usize {
         let Attributes { resource, namespace, name, view, .. } = &self.attributes;
         resource.len() + [namespace, name, view].iter().map(|text| text.as_ref().map_or(0, String::len)).sum::<usize>()
+    }
+}
+
+impl Decision for Option<Scope> {
+    fn is_granted(&self) -> bool {
+        self.is_some()
     }
 }
 
@@ -127,7 +136,7 @@ mod tests {
         fn authorizer(self: &Arc<Self>) -> Authorizer {
             let upstream: Arc<dyn CallReviewer> = self.clone();
             let upstreams = BTreeMap::from([("pods".to_owned(), upstream)]);
-            Authorizer::of_rules(Rules::default()).forwarding(upstreams, Duration::from_secs(10))
+            Authorizer::of_rules(Rules::default()).forwarding(upstreams, Duration::from_secs(10), 25)
         }
     }
 

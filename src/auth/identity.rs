@@ -72,7 +72,7 @@ impl Identity {
     }
 
     /// Returns the user as the queues of reviews see it.
-    pub(super) fn party(&self) -> Party {
+    pub(crate) fn party(&self) -> Party {
         Party::new(&self.user(), &())
     }
 

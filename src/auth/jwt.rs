@@ -14,13 +14,12 @@ use std::{
 };
 
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine};
-use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use tokio::time::Instant;
 
 use self::keys::Keys;
 use super::{AuthenticationError, FileError, Identity, IdentityDetails, Token, reloaded_file::ReloadedFile};
+use crate::log_throttle::LogThrottle;
 
 /// Tokens that are accepted, and the claims that name their users.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,8 +45,8 @@ pub struct JwtConfig {
 pub struct JwtVerifier {
     config: JwtConfig,
     keys: Arc<ReloadedFile<Keys>>,
-    /// Time of the last logged token with a reserved name.
-    logged: Mutex<Option<Instant>>,
+    /// Of tokens with a reserved name.
+    log: LogThrottle,
 }
 
 /// Parts of a token, decoded and not verified.
@@ -70,8 +69,6 @@ struct Header {
 const LEEWAY: Duration = Duration::from_secs(30);
 /// Longest name of a user or group, in bytes.
 const MAX_NAME_BYTES: usize = 1024;
-/// Shortest time between two logged tokens with a reserved name.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 // === impl JwtVerifier ===
 
@@ -83,7 +80,7 @@ impl JwtVerifier {
     /// If the file cannot be read or has no key that can be used.
     pub fn load(config: JwtConfig) -> Result<Self, FileError> {
         let keys = ReloadedFile::load(&config.keys, keys::parse)?;
-        Ok(Self { config, keys, logged: Mutex::default() })
+        Ok(Self { config, keys, log: LogThrottle::new() })
     }
 
     /// Reads the keys again whenever their file changes; never returns.
@@ -94,13 +91,22 @@ impl JwtVerifier {
     /// Returns the user of a token, or `None` if it is no JWT of this issuer.
     pub(super) fn user(&self, token: &Token, now: SystemTime) -> Option<Result<Identity, AuthenticationError>> {
         let parts = Parts::decode(token)?;
-        if parts.claims.get("iss").and_then(Value::as_str) != Some(&self.config.issuer) {
+        if !self.is_issuer(&parts) {
             return None;
         }
         let Parts { header: Header { alg, kid, crit }, claims, signed, signature } = parts;
         let is_verified =
             crit.is_none() && self.keys.with(|keys| keys.verify(&alg, kid.as_deref(), signed.as_bytes(), &signature));
         Some(if is_verified { self.identity(&claims, now) } else { Err(AuthenticationError::Invalid) })
+    }
+
+    /// Returns true if a token is a JWT of this issuer, good or bad.
+    pub(super) fn has_issued(&self, token: &Token) -> bool {
+        Parts::decode(token).is_some_and(|parts| self.is_issuer(&parts))
+    }
+
+    fn is_issuer(&self, parts: &Parts<'_>) -> bool {
+        parts.claims.get("iss").and_then(Value::as_str) == Some(&self.config.issuer)
     }
 
     /// Checks the claims of a token with a good signature.
@@ -113,19 +119,19 @@ impl JwtVerifier {
         match identity.reserved() {
             None => Ok(identity),
             Some(name) => {
-                self.log(name);
+                // Only Kubernetes may give it.
+                if let Some(tokens) = self.log.poll() {
+                    let hint = "set authentication.jwt.user_prefix and groups_prefix";
+                    tracing::warn!(
+                        issuer = self.config.issuer,
+                        name,
+                        hint,
+                        tokens,
+                        "token refused: reserved name of Kubernetes"
+                    );
+                }
                 Err(AuthenticationError::Invalid)
             }
-        }
-    }
-
-    /// Logs a name that this issuer may not give: only Kubernetes may.
-    fn log(&self, name: &str) {
-        let (mut logged, now) = (self.logged.lock(), Instant::now());
-        if logged.is_none_or(|last| now.duration_since(last) >= LOG_INTERVAL) {
-            *logged = Some(now);
-            let hint = "set authentication.jwt.user_prefix and groups_prefix";
-            tracing::warn!(issuer = self.config.issuer, name, hint, "token refused: reserved name of Kubernetes");
         }
     }
 

@@ -69,7 +69,12 @@ impl<T: Send + Sync + 'static> ReloadedFile<T> {
                     on_change();
                     None
                 }
-                Ok(Ok(false)) => None,
+                Ok(Ok(false)) => {
+                    if last.is_some() {
+                        tracing::info!(file = %self.path.display(), "file valid again, unchanged");
+                    }
+                    None
+                }
                 Ok(Err(problem)) => Some(problem),
                 Err(error) => Some(error.to_string()),
             };
@@ -115,6 +120,7 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::log_throttle::test_log::TestLog;
 
     fn parse(content: &[u8]) -> Result<usize, String> {
         if content == b"bad" { Err("is bad".to_owned()) } else { Ok(content.len()) }
@@ -140,6 +146,13 @@ mod tests {
         assert_eq!(after(Some("bad")).await, 3);
         assert_eq!(after(None).await, 3);
         assert_eq!(after(Some("ab")).await, 2);
+        let (log, _guard) = TestLog::start(tracing::Level::INFO);
+        assert_eq!(after(Some("bad")).await, 2);
+        assert_eq!(log.take().len(), 0);
+        assert_eq!(after(Some("ab")).await, 2);
+        let logged = log.take();
+        assert!(logged.len() == 1 && logged[0].contains("file valid again, unchanged"), "{logged:?}");
+        assert_eq!((after(Some("ab")).await, log.take().len()), (2, 0));
     }
 
     #[test]

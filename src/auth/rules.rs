@@ -117,6 +117,19 @@ impl Rules {
         Ok(())
     }
 
+    /// Returns the resources that a rule names and this server does not have, in one line for each rule.
+    pub fn unknown_resources(&self, resources: &BTreeMap<&str, &NamedViews>) -> Vec<String> {
+        let problem = |rule: &Rule| {
+            let Names::Only(names) = &rule.resources else { return None };
+            let unknown = names.iter().filter(|name| !resources.contains_key(name.as_str()));
+            let unknown: Vec<_> = unknown.take(MAX_KNOWN).map(|name| quoted(name)).collect();
+            let known: Vec<&str> = resources.keys().take(MAX_KNOWN).copied().collect();
+            let (number, names, known) = (rule.number, unknown.join(", "), known.join(", "));
+            (!unknown.is_empty()).then(|| format!("rule {number}: resource {names} not served here (known: {known})"))
+        };
+        self.reading.iter().filter_map(problem).collect()
+    }
+
     /// Returns the views that a rule names and none of its resources has, in one line for each rule: it grants no body in them. A rule
     /// without a resource of these may be for another server.
     pub fn unknown_views(&self, resources: &BTreeMap<&str, &NamedViews>) -> Vec<String> {

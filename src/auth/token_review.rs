@@ -31,7 +31,10 @@ use tokio::time::{Instant, timeout};
 use super::{
     AuthenticationError, Identity, IdentityDetails, Party, ReviewError, Reviewer, Sender, Token, TokenReviewed, jwt,
 };
-use crate::turns::{Class, FairSemaphore, Full, QueueBounds};
+use crate::{
+    log_throttle::LogThrottle,
+    turns::{Class, FairSemaphore, Full, QueueBounds},
+};
 
 /// Reviewed tokens, and the authority that reviews the others.
 pub struct TokenReviews {
@@ -49,16 +52,25 @@ struct Answers {
     ttl: Duration,
     turns: Arc<FairSemaphore>,
     metrics: Metrics,
-    /// Time of the last logged failure.
-    logged: Mutex<Option<Instant>>,
+    /// False if one peer may have everything: it stands for all callers, and is not suspect for the tokens of one of them.
+    has_suspects: bool,
+    log: LogThrottle,
 }
 
 /// Users have a cache of their own: no flood of bad tokens evicts them.
 struct Kept {
     users: Cache<Hash, (Identity, Instant)>,
     others: Cache<Hash, Other>,
-    /// Peers whose last tokens were bad: how many in a row, and the time of the last.
-    bad: Cache<Party, (u32, Instant)>,
+    /// Peers whose last tokens were bad.
+    bad: Cache<Party, Bad>,
+}
+
+/// Bad tokens of a peer in a row, each once, and the time of the last.
+#[derive(Clone)]
+struct Bad {
+    /// [`MAX_BAD`] at most.
+    tokens: Vec<Hash>,
+    last: Instant,
 }
 
 #[derive(Clone)]
@@ -98,26 +110,26 @@ const QUEUE: QueueBounds = QueueBounds { calls: 8192, bytes: 16 << 20 };
 /// Memory of a waiting review besides its token, of which the request has a copy.
 const REVIEW_BYTES: usize = 512;
 /// Bad tokens in a row after which a peer comes last.
-const MAX_BAD: u32 = 8;
-/// Time after the last of them until it does no more.
+const MAX_BAD: usize = 8;
+/// Time after the last bad token for which the bad tokens of a peer count.
 const BAD_TTL: Duration = Duration::from_secs(60);
-/// Shortest time between two logged failures.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 // === impl TokenReviews ===
 
 impl TokenReviews {
-    /// Returns reviews by this authority, for tokens with one of these audiences. A user is kept for at most `ttl`.
-    pub fn new(reviewer: Arc<dyn Reviewer>, audiences: Vec<String>, ttl: Duration) -> Self {
+    /// Returns reviews by this authority, for tokens with one of these audiences. A user is kept for at most `ttl`, and one peer or
+    /// user has `peer_share` percent of the reviews at most.
+    pub fn new(reviewer: Arc<dyn Reviewer>, audiences: Vec<String>, ttl: Duration, peer_share: u32) -> Self {
         let key = hmac::Key::generate(HMAC_SHA256, &SystemRandom::new()).expect("the system has random numbers");
         let kept = Kept { users: Cache::new(MAX_KEPT), others: Cache::new(MAX_KEPT), bad: Cache::new(MAX_KEPT) };
         let answers = Answers {
             key,
             kept: Mutex::new(kept),
             ttl,
-            turns: FairSemaphore::new(MAX_REVIEWS, QUEUE),
+            turns: FairSemaphore::new(MAX_REVIEWS, QUEUE, peer_share),
             metrics: Metrics::default(),
-            logged: Mutex::default(),
+            has_suspects: peer_share < 100,
+            log: LogThrottle::new(),
         };
         Self { reviewer, audiences: audiences.into(), answers: Arc::new(answers) }
     }
@@ -136,8 +148,7 @@ impl TokenReviews {
     ///
     /// Dropping the future ends the review unless others wait for it.
     pub(super) async fn user(&self, token: &Token, sender: Sender<'_>) -> Answer {
-        let mut hash = Hash::default();
-        hash.copy_from_slice(hmac::sign(&self.answers.key, token.expose().as_bytes()).as_ref());
+        let hash = self.answers.hash(token);
         let review = {
             let mut kept = self.answers.kept.lock();
             let now = Instant::now();
@@ -159,7 +170,8 @@ impl TokenReviews {
             running.unwrap_or_else(|| {
                 let (party, class) = match (&known, sender) {
                     (Some((user, _)), _) | (None, Sender::Stream(user)) => (user.party(), Class::Known),
-                    (None, Sender::Peer(peer)) => (peer, kept.class(peer, now)),
+                    (None, Sender::Peer(peer)) if self.answers.has_suspects => (peer, kept.class(peer, now)),
+                    (None, Sender::Peer(peer)) => (peer, Class::New),
                 };
                 let review = self.review(hash, token, party, class);
                 if let Some(running) = review.downgrade() {
@@ -169,6 +181,13 @@ impl TokenReviews {
             })
         };
         review.await
+    }
+
+    /// Returns true if the answer about a token is in the cache.
+    pub(super) fn knows(&self, token: &Token) -> bool {
+        let (hash, now, kept) = (self.answers.hash(token), Instant::now(), self.answers.kept.lock());
+        let is_refused = |other: &Other| matches!(other, Other::Refused { until } if now < *until);
+        kept.users.peek(&hash).is_some_and(|(_, until)| now < *until) || kept.others.peek(&hash).is_some_and(is_refused)
     }
 
     fn review(&self, hash: Hash, token: &Token, party: Party, class: Class) -> Shared<Review> {
@@ -220,26 +239,36 @@ fn user(
 impl Kept {
     /// Returns the class of a peer with a token that is not known.
     fn class(&self, peer: Party, now: Instant) -> Class {
-        let is_suspect =
-            self.bad.peek(&peer.of_owner()).is_some_and(|(count, last)| *count >= MAX_BAD && now < *last + BAD_TTL);
-        if is_suspect { Class::Suspect } else { Class::New }
+        let bad = self.bad.peek(&peer.of_owner()).filter(|bad| now < bad.last + BAD_TTL);
+        if bad.is_some_and(|bad| bad.tokens.len() >= MAX_BAD) { Class::Suspect } else { Class::New }
     }
 
-    /// Counts the bad tokens of a peer in a row.
-    fn judge(&mut self, peer: Party, is_good: bool, now: Instant) {
+    /// Counts the bad tokens of a peer in a row. A client that sends the same one again and again has one.
+    fn count(&mut self, peer: Party, hash: Hash, is_good: bool, now: Instant) {
         let peer = peer.of_owner();
         if is_good {
             self.bad.remove(&peer);
-        } else {
-            let before = self.bad.get(&peer).filter(|(_, last)| now < *last + BAD_TTL).map_or(0, |(count, _)| *count);
-            self.bad.insert(peer, (before.saturating_add(1), now));
+            return;
         }
+        let before = self.bad.get(&peer).filter(|bad| now < bad.last + BAD_TTL).cloned();
+        let Bad { mut tokens, last } = before.unwrap_or(Bad { tokens: Vec::new(), last: now });
+        let is_new = !tokens.contains(&hash);
+        if is_new && tokens.len() < MAX_BAD {
+            tokens.push(hash);
+        }
+        self.bad.insert(peer, Bad { tokens, last: if is_new { now } else { last } });
     }
 }
 
 // === impl Answers ===
 
 impl Answers {
+    fn hash(&self, token: &Token) -> Hash {
+        let mut hash = Hash::default();
+        hash.copy_from_slice(hmac::sign(&self.key, token.expose().as_bytes()).as_ref());
+        hash
+    }
+
     /// Returns the answer to a review that was not requested, because too many wait.
     fn reject(&self, hash: Hash, full: Full) -> Answer {
         self.kept.lock().others.remove(&hash);
@@ -254,7 +283,7 @@ impl Answers {
         let mut kept = self.kept.lock();
         kept.others.remove(&hash);
         if let (Some(peer), Ok(user)) = (peer, &reviewed) {
-            kept.judge(peer, user.is_some(), now);
+            kept.count(peer, hash, user.is_some(), now);
         }
         let (result, answer) = match reviewed {
             Ok(Some(user)) => {
@@ -270,21 +299,15 @@ impl Answers {
                 ("refused", Err(AuthenticationError::Invalid))
             }
             Err(error) => {
-                self.log(&error, now);
+                if let Some(failures) = self.log.poll() {
+                    tracing::warn!(%error, failures, "token review failed");
+                }
                 let problem = "the review of the token failed".to_owned();
                 ("failed", Err(AuthenticationError::Unavailable { problem }))
             }
         };
         self.metrics.reviews.get_or_create(&ResultLabels { result }).inc();
         answer
-    }
-
-    fn log(&self, error: &ReviewError, now: Instant) {
-        let mut logged = self.logged.lock();
-        if logged.is_none_or(|last| now.duration_since(last) >= LOG_INTERVAL) {
-            *logged = Some(now);
-            tracing::warn!(%error, "token review failed");
-        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Changes that were applied above the version of a later list.
+//! Changes that were applied above the version to resume from, and above that of a later list.
 //!
 //! An open version has been applied in part, and the version before it is the one to resume from ([`AppliedVersion`]). So a list may
 //! be at that earlier version, older than the applied one: the origin of a relay was killed inside the open version and
@@ -7,21 +7,30 @@
 //! - An applied change stays applied: a list that lacks it does not revert it.
 //! - The watch from the list has to repeat each such change. If the version completes without it, the upstream's history was
 //!   rewritten.
+//! - A watch that resumes from the earlier version repeats all changes above it. One that is older than the applied change of its
+//!   object, a deletion included, was applied before: no object is at an earlier version again, and no client receives it twice.
 //!
 //! [`AppliedVersion`]: crate::model::AppliedVersion
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
 };
 
 use super::{List, Snapshot};
-use crate::model::{Change, Event, Object, ObjectKey, ResourceVersion};
+use crate::model::{Batch, Change, Event, Object, ObjectKey, ResourceVersion};
 
 /// Changes that were applied ahead of the last list, and that the upstream has not repeated since.
 #[derive(Debug, Default)]
 pub(super) struct UnrepeatedChanges {
     changes: HashMap<ObjectKey, LastChange>,
+}
+
+/// Last change of each object above the version to resume from.
+#[derive(Debug, Default)]
+pub(super) struct ChangesAhead {
+    versions: HashMap<ObjectKey, ResourceVersion>,
+    by_version: BTreeMap<u128, Vec<ObjectKey>>,
 }
 
 /// Last change of one object.
@@ -30,6 +39,48 @@ struct LastChange {
     version: ResourceVersion,
     /// State of the object without the change.
     listed: Option<Arc<Object>>,
+}
+
+// === impl ChangesAhead ===
+
+impl ChangesAhead {
+    /// Records an applied batch, and forgets the changes up to its version to resume from.
+    pub(super) fn record(&mut self, batch: &Batch) {
+        let safe = batch.safe();
+        for change in batch.changes.iter().filter(|change| change.version > *safe) {
+            let key = change.object().key();
+            if self.versions.get(key).is_none_or(|known| *known < change.version) {
+                self.versions.insert(key.clone(), change.version.clone());
+                self.by_version.entry(change.version.number()).or_default().push(key.clone());
+            }
+        }
+        while let Some(first) = self.by_version.first_entry().filter(|first| *first.key() <= safe.number()) {
+            for key in first.remove() {
+                if self.versions.get(&key).is_some_and(|version| version <= safe) {
+                    self.versions.remove(&key);
+                }
+            }
+        }
+    }
+
+    /// Returns an event; a bookmark in place of one that is older than the applied change of its object.
+    pub(super) fn note(&self, event: Event) -> Event {
+        if self.versions.is_empty() {
+            return event;
+        }
+        let key = match &event {
+            Event::Added(object)
+            | Event::Modified(object)
+            | Event::Deleted(object)
+            | Event::NotServed(object)
+            | Event::Expired(object) => object.key(),
+            Event::Bookmark(_) => return event,
+        };
+        match self.versions.get(key) {
+            Some(applied) if event.version() < applied => Event::Bookmark(event.version().clone()),
+            _ => event,
+        }
+    }
 }
 
 // === impl UnrepeatedChanges ===

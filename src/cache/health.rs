@@ -6,6 +6,7 @@
 //! ([`SourceHealth::record_failure`]) is a problem until the upstream is alive again.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -17,6 +18,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{Problem, ProblemChanges, ProblemReason, ProblemReport, problem::Problems};
+use crate::model::ResourceVersion;
 
 /// Availability and freshness of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +45,8 @@ pub struct HealthReport {
     pub state: SyncState,
     /// Time of the last contact with the upstream.
     pub seen_at: Option<SystemTime>,
-    /// Last failure of a list or watch while it lasts, otherwise the oldest standing problem.
+    /// Last failure of a list or watch while it lasts, otherwise the reason for which a watch counts as not fed, otherwise the oldest
+    /// standing problem, otherwise the reason for which the state is not SYNCED: only a state that is has none.
     pub last_error: Option<String>,
     /// Number of standing problems.
     pub problems: usize,
@@ -61,6 +64,12 @@ struct HealthShared {
     stale_upstream: AtomicBool,
     /// True if the upstream has yet to confirm that all of the objects exist.
     unconfirmed: AtomicBool,
+    /// True if objects may exist that the source has not been able to read since its start.
+    incomplete: AtomicBool,
+    /// True if the first list of this run had items that could not be read, and are unread.
+    unread: AtomicBool,
+    /// True if an open watch does not bring the changes that the upstream has.
+    unfed: AtomicBool,
     /// Time at which the state turns STALE unless there is contact before. Every idle watch reads it, without the lock.
     stale_micros: AtomicU64,
     late_changes: AtomicU64,
@@ -73,6 +82,12 @@ struct HealthRecord {
     /// At a relay: time of the last contact with the origin, as the upstream reports it.
     origin_seen_at: Option<SystemTime>,
     problems: Problems,
+    /// Parts of the resource whose watches are not fed, each with the evidence.
+    unfed: BTreeMap<String, String>,
+    /// Version of the first list of this run, if it had items that are unread.
+    unread_since: Option<ResourceVersion>,
+    /// Version whose state contains all objects, while that of the resource does not.
+    complete_at: Option<ResourceVersion>,
     /// Namespaces that the source follows, sorted; empty for all.
     namespaces: Vec<String>,
     /// Other names of the kind upstream, sorted.
@@ -93,6 +108,9 @@ impl SourceHealth {
             lost: AtomicBool::new(false),
             stale_upstream: AtomicBool::new(false),
             unconfirmed: AtomicBool::new(false),
+            incomplete: AtomicBool::new(false),
+            unread: AtomicBool::new(false),
+            unfed: AtomicBool::new(false),
             stale_micros: AtomicU64::new(0),
             late_changes: AtomicU64::new(0),
             record: Mutex::default(),
@@ -107,6 +125,11 @@ impl SourceHealth {
         let mut record = self.shared.record.lock();
         record.seen_at = Some(SystemTime::now());
         record.problems.clear(ProblemReason::UpstreamUnreachable, "");
+    }
+
+    /// Returns the bound of a silence beyond the heartbeat.
+    pub fn stale_after(&self) -> Duration {
+        self.shared.stale_after
     }
 
     /// Returns the time without contact after which the state is STALE.
@@ -144,6 +167,86 @@ impl SourceHealth {
     /// Sets whether the upstream has yet to confirm that the objects exist. Meanwhile the state is STALE, in spite of contact.
     pub fn set_unconfirmed(&self, is_unconfirmed: bool) {
         self.shared.unconfirmed.store(is_unconfirmed, Ordering::Relaxed);
+    }
+
+    /// Reports that the open watch of a part of the resource (a namespace; empty for the whole) does not bring the changes that
+    /// the upstream has, or that the upstream does not answer whether there are any. The resource is STALE for this reason, in spite
+    /// of contact, until [`clear_unfed`](Self::clear_unfed).
+    pub fn set_unfed(&self, part: &str, reason: impl Into<String>) {
+        let mut record = self.shared.record.lock();
+        record.unfed.insert(part.to_owned(), reason.into());
+        self.shared.unfed.store(true, Ordering::Relaxed);
+    }
+
+    /// Reports that the watch of a part is fed again, or is none any more.
+    pub fn clear_unfed(&self, part: &str) {
+        if self.shared.unfed.load(Ordering::Relaxed) {
+            let mut record = self.shared.record.lock();
+            record.unfed.remove(part);
+            self.shared.unfed.store(!record.unfed.is_empty(), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns true if the watch of a part is not fed.
+    pub fn is_unfed(&self, part: &str) -> bool {
+        self.shared.unfed.load(Ordering::Relaxed) && self.shared.record.lock().unfed.contains_key(part)
+    }
+
+    /// Reports that objects may exist which the source has not been able to read since its start. The resource is STALE, and
+    /// nobody may take for deleted what it lacks: a client with a version of an earlier run keeps its objects, and resumes later.
+    pub fn mark_incomplete(&self, problem: impl Into<String>) {
+        self.shared.incomplete.store(true, Ordering::Relaxed);
+        let mut record = self.shared.record.lock();
+        record.complete_at = None;
+        record.problems.set(Problem::new(ProblemReason::ObjectsUnread, "", problem));
+    }
+
+    /// Reports that the state of this version has all objects. The resource is complete when it has reached that version.
+    pub fn complete_at(&self, version: ResourceVersion) {
+        if self.is_incomplete() {
+            self.shared.record.lock().complete_at = Some(version);
+        }
+    }
+
+    /// Returns true if objects may exist that the source has not been able to read since its start.
+    pub fn is_incomplete(&self) -> bool {
+        self.shared.incomplete.load(Ordering::Relaxed)
+    }
+
+    /// Reports an object that exists, and that could not be read since the first list of this run, with the version of that list; or
+    /// that there is none.
+    pub(crate) fn set_unread(&self, unread: Option<(ResourceVersion, Problem)>) {
+        if unread.is_none() && !self.shared.unread.load(Ordering::Relaxed) {
+            return;
+        }
+        let (since, problem) = unread.unzip();
+        let mut record = self.shared.record.lock();
+        self.shared.unread.store(since.is_some(), Ordering::Relaxed);
+        record.unread_since = since;
+        let of_source = record.problems.get(ProblemReason::ObjectsUnread, "").cloned();
+        record.problems.replace(&[ProblemReason::ObjectsUnread], of_source.into_iter().chain(problem).collect());
+    }
+
+    /// Returns true if a state at `current` may lack objects that a client has at `version`: it is one of an earlier run.
+    #[cfg(feature = "server")]
+    pub(crate) fn may_lack(&self, version: &ResourceVersion, current: Option<&ResourceVersion>) -> bool {
+        let is_other = current.is_none_or(|current| !current.same_lineage(version));
+        let unread_since = || self.shared.record.lock().unread_since.clone();
+        self.is_incomplete() && is_other
+            || self.shared.unread.load(Ordering::Relaxed)
+                && (is_other || unread_since().is_some_and(|since| *version < since))
+    }
+
+    /// Records that the resource has reached a version, which clients can read.
+    pub(crate) fn note_reached(&self, version: &ResourceVersion) {
+        if !self.is_incomplete() {
+            return;
+        }
+        let mut record = self.shared.record.lock();
+        if record.complete_at.take_if(|complete_at| *version >= *complete_at).is_some() {
+            record.problems.clear(ProblemReason::ObjectsUnread, "");
+            self.shared.incomplete.store(false, Ordering::Relaxed);
+        }
     }
 
     /// Records a failed list or watch: the problem [`ProblemReason::UpstreamUnreachable`], until the next contact. The state
@@ -227,7 +330,8 @@ impl SourceHealth {
 
     /// Returns the state of a resource that has objects: synced or stale.
     pub fn state(&self) -> SyncState {
-        let flags = [&self.shared.lost, &self.shared.stale_upstream, &self.shared.unconfirmed];
+        let HealthShared { lost, stale_upstream, unconfirmed, incomplete, unread, unfed, .. } = &*self.shared;
+        let flags = [lost, stale_upstream, unconfirmed, incomplete, unread, unfed];
         let is_lost = flags.into_iter().any(|flag| flag.load(Ordering::Relaxed));
         let is_stale =
             is_lost || self.shared.micros_after(Duration::ZERO) >= self.shared.stale_micros.load(Ordering::Relaxed);
@@ -238,12 +342,36 @@ impl SourceHealth {
     pub fn report(&self) -> HealthReport {
         let record = self.shared.record.lock();
         let failure = record.problems.get(ProblemReason::UpstreamUnreachable, "").map(|failure| &failure.message);
+        let state = self.state();
+        let told = failure.or(record.unfed.values().next()).or(record.problems.oldest()).cloned();
         HealthReport {
-            state: self.state(),
+            state,
             seen_at: record.origin_seen_at.or(record.seen_at),
-            last_error: failure.or(record.problems.oldest()).cloned(),
+            last_error: told.or_else(|| (state != SyncState::Synced).then(|| self.stale_reason(&record))),
             problems: record.problems.len(),
         }
+    }
+
+    /// Returns the reason for a state that is not synced, of which no failure and no problem is known.
+    fn stale_reason(&self, record: &HealthRecord) -> String {
+        let is_set = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
+        if self.shared.stale_micros.load(Ordering::Relaxed) == 0 {
+            return "no contact with the upstream since the start".to_owned();
+        }
+        if is_set(&self.shared.lost) {
+            return "changes of the upstream were missed: it is listed again".to_owned();
+        }
+        if is_set(&self.shared.unconfirmed) {
+            return "the upstream has yet to confirm the objects".to_owned();
+        }
+        if is_set(&self.shared.stale_upstream) {
+            return "the upstream has no contact with its own upstream; see its last_error".to_owned();
+        }
+        let silence = record.seen_at.and_then(|at| at.elapsed().ok()).unwrap_or_default().as_secs();
+        let (heartbeat, stale_after) = (self.shared.heartbeat, self.shared.stale_after);
+        format!(
+            "the upstream has been silent for {silence} s (expected every {heartbeat:?}, stale after another {stale_after:?})"
+        )
     }
 }
 
@@ -257,159 +385,4 @@ impl HealthShared {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const HEARTBEAT: Duration = Duration::from_secs(5);
-    const STALE_AFTER: Duration = Duration::from_secs(15);
-
-    #[tokio::test(start_paused = true)]
-    async fn a_source_is_stale_after_a_silence_of_its_heartbeat_and_the_bound() {
-        let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
-        assert_eq!(health.report().state, SyncState::Stale);
-        health.record_contact();
-        assert_eq!(health.report().state, SyncState::Synced);
-
-        tokio::time::advance(HEARTBEAT).await;
-        assert_eq!(health.state(), SyncState::Synced);
-        health.record_failure("connection refused");
-        let report = health.report();
-        assert_eq!((report.state, report.last_error.as_deref()), (SyncState::Synced, Some("connection refused")));
-        tokio::time::advance(STALE_AFTER).await;
-        assert_eq!(health.report().state, SyncState::Stale);
-
-        health.record_contact();
-        let report = health.report();
-        assert_eq!((report.state, report.last_error), (SyncState::Synced, None));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_source_that_fails_is_stale_without_waiting_for_its_heartbeat() {
-        for heartbeat in [Duration::from_secs(120), Duration::MAX] {
-            let health = SourceHealth::new(heartbeat, STALE_AFTER);
-            health.record_contact();
-            tokio::time::advance(Duration::from_secs(60)).await;
-            for _ in 0..5 {
-                assert_eq!(health.state(), SyncState::Synced);
-                health.record_failure("connection refused");
-                tokio::time::advance(STALE_AFTER / 5).await;
-            }
-            assert_eq!(health.state(), SyncState::Stale);
-            health.record_contact();
-            tokio::time::advance(Duration::from_secs(100)).await;
-            assert_eq!(health.state(), SyncState::Synced);
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_lost_connection_counts_from_the_last_contact() {
-        let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
-        health.record_contact();
-        let contact = Instant::now();
-        tokio::time::advance(STALE_AFTER.saturating_sub(Duration::from_secs(1))).await;
-        health.record_lost_contact(contact);
-        health.record_failure("no answer");
-        assert_eq!(health.state(), SyncState::Synced);
-        tokio::time::advance(Duration::from_secs(1)).await;
-        assert_eq!(health.state(), SyncState::Stale);
-        health.record_contact();
-        assert_eq!(health.state(), SyncState::Synced);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_source_that_may_be_silent_is_stale_only_when_it_is_lost() {
-        let health = SourceHealth::new(Duration::MAX, STALE_AFTER);
-        health.record_contact();
-        tokio::time::advance(Duration::from_secs(1 << 30)).await;
-        assert_eq!(health.state(), SyncState::Synced);
-        health.mark_lost();
-        assert_eq!(health.report().state, SyncState::Stale, "at once");
-        health.record_contact();
-        assert_eq!(health.state(), SyncState::Synced);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_relay_reports_the_state_of_its_origin() {
-        let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
-        let seen_at = Some(SystemTime::UNIX_EPOCH);
-        health.record_contact();
-        health.record_origin(SyncState::Stale, seen_at);
-        health.record_contact();
-        let report = health.report();
-        assert_eq!((report.state, report.seen_at), (SyncState::Stale, seen_at));
-        health.record_origin(SyncState::Synced, seen_at);
-        assert_eq!(health.state(), SyncState::Synced);
-        tokio::time::advance(HEARTBEAT + STALE_AFTER + Duration::from_millis(1)).await;
-        assert_eq!(health.state(), SyncState::Stale, "the upstream itself is silent");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_source_with_unconfirmed_objects_is_stale_despite_contact() {
-        let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
-        health.set_unconfirmed(true);
-        health.record_contact();
-        assert_eq!(health.state(), SyncState::Stale);
-        health.set_unconfirmed(false);
-        assert_eq!(health.state(), SyncState::Synced);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_failure_is_a_problem_until_contact_and_comes_first_in_last_error() {
-        let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
-        let invalid = |path: &str| Problem::new(ProblemReason::FileInvalid, path, "bad");
-        health.replace_problems(&[ProblemReason::FileInvalid], vec![invalid("a.yaml"), invalid("b.yaml")]);
-        health.record_contact();
-        let report = health.report();
-        assert_eq!((report.problems, report.last_error.as_deref()), (2, Some("a.yaml: bad")));
-        health.record_failure("gone");
-        let since = health.problems()[2].since;
-        health.record_failure("gone for good");
-        let report = health.report();
-        assert_eq!((report.problems, report.last_error.as_deref()), (3, Some("gone for good")));
-        let failure = health.problems().remove(2);
-        assert_eq!(
-            (failure.reason, failure.since),
-            (ProblemReason::UpstreamUnreachable, since),
-            "of the first failure"
-        );
-        assert!(health.replace_problems(&[ProblemReason::FileInvalid], Vec::new()).begun.is_empty());
-        assert_eq!(health.report().problems, 1, "a replacement leaves other reasons alone");
-        health.record_contact();
-        assert_eq!((health.report().problems, health.report().last_error), (0, None));
-        health.set_problem(Problem::new(ProblemReason::SnapshotNotWritten, "", "full"));
-        assert_eq!(health.report().last_error.as_deref(), Some("full"));
-        assert!(health.clear_problem(ProblemReason::SnapshotNotWritten, "").is_some());
-        assert_eq!(health.report().last_error, None);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_source_has_failed_until_contact_and_may_begin_with_the_last_contact_of_the_previous_run() {
-        let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
-        assert!(!health.has_failed());
-        health.record_failure("gone");
-        assert!(health.has_failed());
-        health.record_contact();
-        assert!(!health.has_failed());
-        let seen_at = Some(SystemTime::UNIX_EPOCH);
-        health.mark_resumed(seen_at);
-        assert_eq!(health.report().seen_at, seen_at);
-        assert_eq!(health.late_changes(), 0);
-        health.count_late_change();
-        assert_eq!(health.late_changes(), 1);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn namespaces_are_sorted_and_problems_are_found_by_their_reasons() {
-        let health = SourceHealth::new(HEARTBEAT, STALE_AFTER);
-        assert!(health.namespaces().is_empty());
-        health.set_namespaces(["b", "a", "b"].map(str::to_owned).to_vec());
-        assert_eq!(health.namespaces(), ["a", "b"]);
-        health.set_problem(Problem::new(ProblemReason::FileInvalid, "a.yaml", "bad"));
-        health.set_problem(Problem::new(ProblemReason::SnapshotNotWritten, "", "full"));
-        let subjects = |reason| -> Vec<String> {
-            health.problems_of(&[reason]).into_iter().map(|problem| problem.subject).collect()
-        };
-        assert_eq!(subjects(ProblemReason::FileInvalid), ["a.yaml"]);
-        assert_eq!(subjects(ProblemReason::UpstreamUnreachable), [""; 0]);
-    }
-}
+mod tests;

@@ -184,11 +184,11 @@ impl Indexer {
 
     /// Replaces everything by a newer list, as one batch. First come the deletions of vanished objects, with
     /// [`Cause::Inferred`] (or [`Cause::NotServed`] if they still exist), then additions and modifications in the list's order.
-    /// An unchanged object produces nothing. A list older than the open version leaves it open: what the list lacks changed
-    /// there.
-    pub fn replace(&mut self, list: List) -> Batch {
-        let List { objects, version, not_served: existing, .. } = list;
-        let (after, is_behind) = self.not_before_applied(version);
+    /// An unchanged object produces nothing, nor one that an unreadable item may be. A list older than the open version leaves it
+    /// open: what the list lacks changed there.
+    pub fn replace(&mut self, mut list: List) -> Batch {
+        let (objects, existing) = (std::mem::take(&mut list.objects), std::mem::take(&mut list.not_served));
+        let (after, is_behind) = self.not_before_applied(list.version.clone());
         let existing: HashMap<&ObjectKey, &Arc<Object>> =
             existing.iter().map(|object| (object.key(), object)).collect();
         let mut listed: HashSet<ObjectKey, foldhash::fast::RandomState> =
@@ -198,8 +198,8 @@ impl Indexer {
             objects.into_iter().rev().filter(|object| listed.insert(object.key().clone())).collect();
         objects.reverse();
 
-        let held = self.state.objects.clone();
-        let vanished = held.values().filter(|old| !listed.contains(old.key()));
+        let (held, unreadable) = (self.state.objects.clone(), list.unreadable());
+        let vanished = held.values().filter(|old| !listed.contains(old.key()) && !unreadable.may_be(old));
         let replaced = objects.iter().filter_map(|new| held.get(new.key()).filter(|old| is_replaced(old, new)));
         let mut changes = Vec::new();
         for old in vanished.chain(replaced) {
@@ -367,7 +367,9 @@ impl Snapshot {
         let is_lost = |key: &ObjectKey| list.lost_namespaces.iter().any(|lost| lost == key.namespace());
         let listed: HashSet<&ObjectKey, foldhash::fast::RandomState> =
             list.objects.iter().chain(&list.not_served).map(|object| object.key()).collect();
-        self.objects.keys().find(|key| !listed.contains(key) && !is_lost(key))
+        let unreadable = list.unreadable();
+        let is_missing = |key: &ObjectKey, held| !listed.contains(key) && !is_lost(key) && !unreadable.may_be(held);
+        self.objects.iter().find(|(key, held)| is_missing(key, held)).map(|(key, _)| key)
     }
 
     /// Returns the number of objects.

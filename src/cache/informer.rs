@@ -16,6 +16,7 @@ mod join;
 mod publish;
 mod reselection;
 mod timeline;
+mod unread;
 mod waiters;
 
 use std::{
@@ -37,10 +38,11 @@ pub use self::{
     join::{JoinError, Joined, Start, Stopped},
     reselection::Reselection,
 };
-use self::{timeline::Timeline, waiters::Waiters};
+use self::{timeline::Timeline, unread::UnreadItems, waiters::Waiters};
 use super::{
     Backlog, Checkpoint, Delta, History, Indexer, List, NotInHistory, ProgressDemand, Provenance, RealFifo, Snapshot,
-    SourceHealth, SyncState, ahead::UnrepeatedChanges,
+    SourceHealth, SyncState,
+    ahead::{ChangesAhead, UnrepeatedChanges},
 };
 use crate::{
     model::{
@@ -89,6 +91,7 @@ struct Writer<F: Frame> {
     threads: Option<Arc<BulkThreads>>,
     backfill: Arc<Backfill<F>>,
     live: Option<SyncedParts<F>>,
+    unread: UnreadItems,
     /// Time at which the measured delta of the present cycle was queued.
     received: Option<Instant>,
 }
@@ -99,6 +102,7 @@ struct SyncedParts<F: Frame> {
     indexer: Indexer,
     history: History,
     unrepeated: UnrepeatedChanges,
+    ahead: ChangesAhead,
     /// State of the source when the watches were last notified of it.
     reported_state: SyncState,
     broadcaster: Broadcaster<F>,
@@ -150,7 +154,15 @@ impl<F: Frame> Informer<F> {
             Self {
                 fifo,
                 commands,
-                writer: Writer { shared, config, threads: None, backfill, live: None, received: None },
+                writer: Writer {
+                    shared,
+                    config,
+                    threads: None,
+                    backfill,
+                    live: None,
+                    unread: UnreadItems::default(),
+                    received: None,
+                },
             },
             handle,
         )
@@ -323,8 +335,12 @@ impl<F: Frame> Writer<F> {
         let live = self.live.as_mut()?;
         let is_bookmark = |event: &Event| matches!(event, Event::Bookmark(_));
         let said = events.as_ref().iter().filter(|event| !is_bookmark(event)).count();
-        let SyncedParts { indexer, unrepeated, .. } = live;
-        let batch = Arc::new(indexer.apply_events(events.into_iter().map(|event| unrepeated.note(event)), closes));
+        let SyncedParts { indexer, unrepeated, ahead, .. } = live;
+        for event in events.as_ref() {
+            self.unread.note(event);
+        }
+        let events = events.into_iter().map(|event| ahead.note(unrepeated.note(event)));
+        let batch = Arc::new(indexer.apply_events(events, closes));
         if batch.changes.is_empty() {
             self.shared.stats.unchanged.fetch_add(said as u64, Ordering::Relaxed);
         }
@@ -336,6 +352,7 @@ impl<F: Frame> Writer<F> {
     fn record(&mut self, batch: &Arc<Batch>, now: Instant) {
         let Some(live) = &mut self.live else { return };
         live.history.record(Arc::clone(batch), now);
+        live.ahead.record(batch);
         if let Some(key) = live.unrepeated.rewrite_proof(batch.safe()) {
             let proof = format!("upstream did not replay the last known change of {key}");
             let list = live.unrepeated.without(&live.indexer.snapshot());
@@ -345,12 +362,17 @@ impl<F: Frame> Writer<F> {
 
     fn replace(&mut self, mut list: List) -> Option<Arc<Batch>> {
         self.shared.stats.replaces.fetch_add(1, Ordering::Relaxed);
+        let held = self.live.as_ref().map(|live| live.indexer.snapshot());
+        let unread = self.unread.clone();
+        self.unread.note_list(&list, held.as_ref(), &self.shared.health);
         match &mut self.live {
             Some(live) if live.is_complete_in(&list) => {
                 let mut ahead = live.history.ahead();
                 ahead.retain(|change| change.version > list.version);
                 let known = live.indexer.snapshot_before(&ahead);
-                if let Some(key) = known.rewrite_proof(&list, self.config.rewrite_evidence) {
+                let proof = known.rewrite_proof(&list, self.config.rewrite_evidence);
+                // An object that could not be read was there before.
+                if let Some(key) = proof.filter(|key| !unread.has(key)) {
                     let proof = format!("{key} differs at the same version");
                     self.start_new_history(list, &proof);
                     return None;
@@ -361,12 +383,14 @@ impl<F: Frame> Writer<F> {
                         "list hides changes sent by the previous run: ending every watch of the resource"
                     );
                     let oldest = list.version.clone();
+                    list.keep_unread(live.indexer.snapshot().objects(None, None));
                     self.restart_from_list(list, &End::Expired { oldest });
                     return None;
                 }
                 live.unrepeated = UnrepeatedChanges::keep(&mut list, &ahead);
                 let batch = Arc::new(live.indexer.replace(list));
                 live.history.record(Arc::clone(&batch), Instant::now());
+                live.ahead.record(&batch);
                 Some(batch)
             }
             Some(live) => {
@@ -386,8 +410,12 @@ impl<F: Frame> Writer<F> {
 
     /// Applies a relist by the upstream itself.
     fn relist(&mut self, events: Vec<Event>, deletion: Cause, now: Instant) -> Option<Arc<Batch>> {
-        let SyncedParts { indexer, unrepeated, .. } = self.live.as_mut()?;
-        let batch = indexer.apply_relist(events.into_iter().map(|event| unrepeated.note(event)), deletion);
+        let SyncedParts { indexer, unrepeated, ahead, .. } = self.live.as_mut()?;
+        for event in &events {
+            self.unread.note(event);
+        }
+        let events = events.into_iter().map(|event| ahead.note(unrepeated.note(event)));
+        let batch = indexer.apply_relist(events, deletion);
         let batch = Arc::new(batch);
         self.record(&batch, now);
         Some(batch)
@@ -403,8 +431,8 @@ impl<F: Frame> Writer<F> {
         let what = if state == SyncState::Stale { "serving the snapshot of the previous run" } else { "synced" };
         tracing::info!(objects = indexer.snapshot().len(), resource_version = %version, "{what}");
         let history = History::new(self.config.history, HistoryPosition { version, offset: 0 });
-        let unrepeated = UnrepeatedChanges::default();
-        self.live = Some(SyncedParts { indexer, history, unrepeated, reported_state: state, broadcaster });
+        let (unrepeated, ahead) = (UnrepeatedChanges::default(), ChangesAhead::default());
+        self.live = Some(SyncedParts { indexer, history, unrepeated, ahead, reported_state: state, broadcaster });
     }
 
     /// Begins again with a list that proves, or follows a proof, that the upstream's history was rewritten.
@@ -426,7 +454,7 @@ impl<F: Frame> Writer<F> {
         let Some(live) = &mut self.live else { return };
         self.shared.relists.store(Arc::default());
         self.shared.timeline.clear();
-        live.unrepeated = UnrepeatedChanges::default();
+        (live.unrepeated, live.ahead) = (UnrepeatedChanges::default(), ChangesAhead::default());
         let version = list.version.clone();
         let history_id = self.shared.history_id.load(Ordering::Acquire);
         live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list).with_history_id(history_id);

@@ -1,8 +1,11 @@
 //! List of a resource, and the differences in it that prove a rewritten history.
 
-use std::sync::Arc;
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
-use crate::model::{Object, ResourceVersion};
+use crate::model::{Object, ObjectKey, ResourceVersion};
 
 /// Whole resource at one version. Of two objects with the same key the last wins.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +17,8 @@ pub struct List {
     /// Objects that exist and cannot be served, with their keys and uids only. One that was served before is DELETED with
     /// [`Cause::NotServed`](crate::model::Cause::NotServed) instead of [`Cause::Inferred`](crate::model::Cause::Inferred).
     pub not_served: Vec<Arc<Object>>,
+    /// Items that exist and cannot be read: the held state of their objects stays.
+    pub unreadable: Vec<UnreadableItem>,
     /// Namespaces that earlier lists did not cover: their objects prove nothing about the history.
     pub new_namespaces: Vec<String>,
     /// Namespaces that earlier lists covered and this one does not.
@@ -21,6 +26,24 @@ pub struct List {
     /// True if the previous run may have sent clients changes above the version reached now, and this list hides their outcome:
     /// no client can resume from an older version.
     pub expires_older: bool,
+}
+
+/// Identity of an item of a list that cannot be read, as far as that can be. One with neither may be any object, so that no absence
+/// from its list is a deletion.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct UnreadableItem {
+    /// Key; `None` if it cannot be read.
+    pub key: Option<ObjectKey>,
+    /// Uid; empty if it cannot be read.
+    pub uid: String,
+}
+
+/// Unreadable items of a list, by what is known of each.
+#[derive(Debug, Default)]
+pub(super) struct UnreadableObjects<'a> {
+    by_key: HashMap<&'a ObjectKey, &'a str>,
+    uids: HashSet<&'a str>,
+    has_unknown: bool,
 }
 
 /// Difference between a list and the held state, at known versions, that proves a rewritten history.
@@ -45,9 +68,46 @@ impl List {
             objects,
             version,
             not_served: Vec::new(),
+            unreadable: Vec::new(),
             new_namespaces: Vec::new(),
             lost_namespaces: Vec::new(),
             expires_older: false,
         }
+    }
+
+    /// Adds the held objects that an unreadable item may be.
+    pub(super) fn keep_unread<'a>(&mut self, held: impl Iterator<Item = &'a Arc<Object>>) {
+        let unreadable = self.unreadable();
+        let listed: HashSet<&ObjectKey> = self.objects.iter().map(|object| object.key()).collect();
+        let is_kept = |held: &&Arc<Object>| unreadable.may_be(held) && !listed.contains(held.key());
+        let kept: Vec<_> = held.filter(is_kept).cloned().collect();
+        self.objects.extend(kept);
+    }
+
+    /// Returns the identities of the unreadable items, for a look-up by object.
+    pub(super) fn unreadable(&self) -> UnreadableObjects<'_> {
+        let mut unreadable = UnreadableObjects { has_unknown: self.has_unknown(), ..UnreadableObjects::default() };
+        for UnreadableItem { key, uid } in &self.unreadable {
+            match key {
+                Some(key) => drop(unreadable.by_key.insert(key, uid)),
+                None => drop(unreadable.uids.insert(uid)),
+            }
+        }
+        unreadable
+    }
+
+    /// Returns true if an unreadable item may be any object.
+    pub fn has_unknown(&self) -> bool {
+        self.unreadable.iter().any(|item| item.key.is_none() && item.uid.is_empty())
+    }
+}
+
+// === impl UnreadableObjects ===
+
+impl UnreadableObjects<'_> {
+    /// Returns true if one of the items may be this held object.
+    pub(super) fn may_be(&self, held: &Object) -> bool {
+        let is_of = |uid: &&str| uid.is_empty() || held.uid().is_empty() || *uid == held.uid();
+        self.has_unknown || self.uids.contains(held.uid()) || self.by_key.get(held.key()).is_some_and(is_of)
     }
 }

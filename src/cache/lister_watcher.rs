@@ -62,8 +62,8 @@ pub trait ListerWatcher: Send + Sync + 'static {
     }
 }
 
-/// Source whose upstream can be watched from a version of the previous run: the upstream assigns the versions, and the source
-/// can recognise its history.
+/// Source that can begin with the state of the previous run: the upstream assigns the versions, and the source can recognise its
+/// history; or the source compares the objects with what it reads ([`WarmStart::resume_with`]).
 pub trait WarmStart: Send + Sync {
     /// Returns the part of the configuration that the objects depend on, in one line: a snapshot with another one is foreign.
     fn identity(&self) -> String;
@@ -80,6 +80,16 @@ pub trait WarmStart: Send + Sync {
     ///
     /// If the proof cannot be read, or is of another version. The source then has no history to resume.
     fn resume(&self, version: &ResourceVersion, proof: &[u8]) -> Result<(), String>;
+
+    /// Resumes with the objects of the previous run. A source that assigns the versions itself gives them, and the list, versions
+    /// of this run: the previous one may have assigned more of its own than the snapshot has.
+    ///
+    /// # Errors
+    ///
+    /// As of [`WarmStart::resume`].
+    fn resume_with(&self, list: &mut List, proof: &[u8]) -> Result<(), String> {
+        self.resume(&list.version, proof)
+    }
 }
 
 /// Upstream watch: events and transactions in upstream order. An end without an error is a normal close, and the Reflector
@@ -106,6 +116,9 @@ pub enum SourceError {
     /// The version is ahead of the upstream's member that answered: list the most recent state.
     #[error("resource version not reached upstream: {0}")]
     VersionTooLarge(String),
+    /// The upstream answers, and has not reached what is requested: retry after a short and constant delay, without a list.
+    #[error("upstream not ready: {0}")]
+    NotYet(String),
     /// "Connection refused" or "too many requests": retry after a delay, without a list.
     #[error("upstream unavailable: {0}")]
     Busy(String),

@@ -25,8 +25,12 @@ pub enum ProblemReason {
     NotificationsUnavailable,
     /// Namespace of the configuration that does not exist upstream.
     NamespaceNotFound,
+    /// Lists at an interval in place of a watch, which the upstream does not serve.
+    UpstreamPolled,
     /// Objects of the previous writer of a pipe that the present one has not confirmed.
     ObjectsUnconfirmed,
+    /// Objects that may exist and that the source has not been able to read since its start.
+    ObjectsUnread,
     /// Failed write of the state to `state_dir`.
     SnapshotNotWritten,
     /// Objects that differ from those in a list of the upstream.
@@ -94,6 +98,22 @@ const MAX_CHARS: usize = 1000;
 // === impl ProblemReason ===
 
 impl ProblemReason {
+    /// All reasons, in the order of the contract.
+    pub const ALL: [Self; 12] = [
+        Self::UpstreamUnreachable,
+        Self::ObjectTooLarge,
+        Self::ObjectInvalid,
+        Self::FileInvalid,
+        Self::DirectoryEmpty,
+        Self::NotificationsUnavailable,
+        Self::NamespaceNotFound,
+        Self::UpstreamPolled,
+        Self::ObjectsUnconfirmed,
+        Self::ObjectsUnread,
+        Self::SnapshotNotWritten,
+        Self::VerifyDiffers,
+    ];
+
     /// Returns the name in the contract, such as `OBJECT_TOO_LARGE`.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -104,7 +124,9 @@ impl ProblemReason {
             Self::DirectoryEmpty => "DIRECTORY_EMPTY",
             Self::NotificationsUnavailable => "NOTIFICATIONS_UNAVAILABLE",
             Self::NamespaceNotFound => "NAMESPACE_NOT_FOUND",
+            Self::UpstreamPolled => "UPSTREAM_POLLED",
             Self::ObjectsUnconfirmed => "OBJECTS_UNCONFIRMED",
+            Self::ObjectsUnread => "OBJECTS_UNREAD",
             Self::SnapshotNotWritten => "SNAPSHOT_NOT_WRITTEN",
             Self::VerifyDiffers => "VERIFY_DIFFERS",
         }
@@ -294,17 +316,7 @@ mod tests {
 
     #[test]
     fn reasons_are_saved_under_their_names_in_the_contract() {
-        for reason in [
-            ProblemReason::UpstreamUnreachable,
-            ProblemReason::ObjectTooLarge,
-            ProblemReason::ObjectInvalid,
-            ProblemReason::FileInvalid,
-            ProblemReason::NotificationsUnavailable,
-            ProblemReason::NamespaceNotFound,
-            ProblemReason::ObjectsUnconfirmed,
-            ProblemReason::SnapshotNotWritten,
-            ProblemReason::VerifyDiffers,
-        ] {
+        for reason in ProblemReason::ALL {
             assert_eq!(serde_json::to_value(reason).unwrap(), reason.as_str());
         }
     }

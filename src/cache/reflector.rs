@@ -38,8 +38,8 @@ use self::{
     transformer::Transformer,
 };
 use super::{
-    Backoff, CheckpointRequests, Delta, ListVersion, ListerWatcher, RealFifo, SourceError, SourceHealth, WarmStart,
-    Watch, checkpoint::Requests,
+    Backoff, CheckpointRequests, Delta, List, ListVersion, ListerWatcher, RealFifo, SourceError, SourceHealth,
+    WarmStart, Watch, checkpoint::Requests,
 };
 use crate::model::{AppliedVersion, ResourceVersion};
 
@@ -93,6 +93,9 @@ const VERY_SHORT_WATCH: Duration = Duration::from_secs(1);
 /// Duration of an open watch that shows that the upstream serves watches, though it delivered nothing.
 const STEADY_WATCH: Duration = Duration::from_secs(10);
 
+/// Minimum of the delay after an answer that the upstream is not ready; the actual one is random, up to twice as long.
+const NOT_YET_DELAY: Duration = Duration::from_millis(250);
+
 /// Next item of a watch, or a resync that is due before it.
 enum NextItem {
     Item(Option<Result<Delta, SourceError>>),
@@ -138,23 +141,18 @@ impl<S: ListerWatcher, Q: ReflectorStore> Reflector<S, Q> {
         self.source.warm_start().map(WarmStart::identity)
     }
 
-    /// Resumes from the snapshot of the previous run, which the informer begins with, and whose upstream was seen last at
-    /// `seen_at`: watches from its version, and lists only if the upstream cannot serve that watch.
+    /// Resumes from the snapshot of the previous run, which the informer begins with (the source may change its versions), and
+    /// whose upstream was seen last at `seen_at`: watches from its version, and lists only if the upstream cannot serve that watch.
     ///
     /// # Errors
     ///
     /// If the source rejects the proof. The Reflector then begins with a list.
-    pub fn resume(
-        &mut self,
-        version: ResourceVersion,
-        proof: &[u8],
-        seen_at: Option<SystemTime>,
-    ) -> Result<(), String> {
+    pub fn resume(&mut self, list: &mut List, proof: &[u8], seen_at: Option<SystemTime>) -> Result<(), String> {
         let source = self.source.warm_start().ok_or("the source does not support snapshots")?;
-        source.resume(&version, proof)?;
+        source.resume_with(list, proof)?;
         self.health.mark_resumed(seen_at);
-        self.stats.begin_at(&version);
-        self.state.resume(version);
+        self.stats.begin_at(&list.version);
+        self.state.resume(list.version.clone());
         Ok(())
     }
 
@@ -199,7 +197,16 @@ impl<S: ListerWatcher, Q: ReflectorStore> Reflector<S, Q> {
             };
             let error = outcome.error();
             next = self.step(outcome, error.as_ref());
-            let delay = next.delayed.then(|| self.backoff.next_delay(Instant::now()));
+            let is_answered = error.as_ref().is_some_and(ReflectorError::is_not_yet);
+            let delay = next.delayed.then(|| {
+                if is_answered {
+                    // Nothing has failed: the answer comes as soon as the upstream is ready.
+                    self.backoff.reset();
+                    NOT_YET_DELAY.mul_f64(1.0 + fastrand::f64())
+                } else {
+                    self.backoff.next_delay(Instant::now())
+                }
+            });
             if let Some(error) = error {
                 self.report(&error, delay.unwrap_or_default());
             }

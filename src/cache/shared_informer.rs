@@ -134,7 +134,7 @@ impl<T: Decode> SharedInformer<T> {
     /// and a queue of its own, so that a slow one delays neither the source nor other handlers.
     ///
     /// After a rewritten history, or if its queue lost events, a handler receives the difference between what it had and the
-    /// present state. A panic in a handler ends that handler, and is logged.
+    /// present state. A panic in a handler is logged and counted by its registration, and the handler gets the next call.
     ///
     /// # Errors
     ///

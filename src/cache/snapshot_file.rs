@@ -132,6 +132,12 @@ impl SnapshotFile {
         &self.path
     }
 
+    /// Returns the same file, with these counters.
+    #[must_use]
+    pub fn with_stats(self, stats: Arc<SnapshotFileStats>) -> Self {
+        Self { stats, ..self }
+    }
+
     /// Returns the counters.
     pub fn stats(&self) -> &Arc<SnapshotFileStats> {
         &self.stats

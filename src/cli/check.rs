@@ -24,10 +24,11 @@ Examples:
   informerd check examples/shop.yaml
   informerd check examples/shop.yaml --offline
 
-It connects to the Kubernetes API, etcd or informerd of each resource, to all at once, and reads at most one object. With \
+It opens the paths that the server writes to, looks for the kind of each directory, and connects to the Kubernetes API, etcd \
+or informerd of each resource, to all at once, and reads at most one object there. With \
 --offline it reads files only, for a place without the network of the server.
 
-Exit codes: 0 success; 1 a source cannot be read or reached, with one line for each; 2 the configuration is invalid, with one line for \
+Exit codes: 0 success; 1 a source cannot be read or reached, or a path not be written to, with one line for each; 2 the configuration is invalid, with one line for \
 each problem.";
 
 /// Flags of `informerd check`.
@@ -51,17 +52,25 @@ pub(super) async fn run(flags: &CheckFlags) -> Result<(), Failure> {
     let config = Config::load(&config.serve_flags()?)?;
     let warnings = app::check(&config)?;
     let unreachable = if *offline { None } else { Some(Box::pin(app::unreachable(&config, *timeout)).await) };
-    print(&config, unreachable.as_ref(), &mut io::stdout().lock())?;
+    let unusable = app::check_paths(&config).err().unwrap_or_default();
+    print(&config, unreachable.as_ref(), !unusable.is_empty(), &mut io::stdout().lock())?;
     for warning in warnings {
         // A closed stderr has no reader.
         drop(writeln!(io::stderr(), "warning: {warning}"));
     }
-    let errors: Vec<String> = unreachable.iter().flat_map(BTreeMap::values).map(AppError::to_string).collect();
+    let unreachable = unreachable.iter().flat_map(BTreeMap::values).map(AppError::to_string);
+    let errors: Vec<String> = unusable.iter().map(AppError::to_string).chain(unreachable).collect();
     if errors.is_empty() { Ok(()) } else { Err(Failure::new(FAILED, errors.join("\nerror: "))) }
 }
 
-fn print(config: &Config, unreachable: Option<&Unreachable>, out: &mut impl Write) -> io::Result<()> {
-    let ok = if unreachable.is_some_and(|found| !found.is_empty()) { "" } else { "ok: " };
+fn print(
+    config: &Config,
+    unreachable: Option<&Unreachable>,
+    is_unusable: bool,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let is_bad = is_unusable || unreachable.is_some_and(|found| !found.is_empty());
+    let ok = if is_bad { "" } else { "ok: " };
     match config.admin.listen {
         Some(admin) => writeln!(out, "{ok}gRPC on {}, admin on {admin}", config.general.listen)?,
         None => writeln!(out, "{ok}gRPC on {}", config.general.listen)?,
@@ -106,7 +115,7 @@ fn print(config: &Config, unreachable: Option<&Unreachable>, out: &mut impl Writ
         }
     }
     if let Some(state_dir) = &config.general.state_dir {
-        writeln!(out, "snapshots of kube, etcd and informerd resources in {}", state_dir.display())?;
+        writeln!(out, "snapshots of kube, etcd, files and informerd resources in {}", state_dir.display())?;
     }
     out.flush()
 }

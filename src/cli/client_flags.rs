@@ -7,6 +7,7 @@ use std::{
     ffi::OsStr,
     fmt::Display,
     fs,
+    num::NonZeroUsize,
     path::PathBuf,
     time::{Duration, SystemTime},
 };
@@ -36,6 +37,9 @@ use crate::{
 pub(super) struct ObjectFlags {
     #[command(flatten)]
     pub(super) selection: SelectionFlags,
+    /// No bodies: key, uid, version, labels and type of each object, for which a right to metadata is enough; `-o name` requests no more
+    #[arg(long, help_heading = "View", conflicts_with_all = ["fields", "drop", "view_name"])]
+    metadata: bool,
     #[command(flatten)]
     pub(super) format: FormatFlags,
     #[command(flatten)]
@@ -176,7 +180,7 @@ pub(super) struct OrderFlags {
 
     /// Print at most this number of objects, the first in the order
     #[arg(long, value_name = "NUMBER")]
-    pub(super) limit: Option<usize>,
+    pub(super) limit: Option<NonZeroUsize>,
 }
 
 /// Form of the output.
@@ -212,6 +216,18 @@ struct ColumnFlags {
 // === impl ObjectFlags ===
 
 impl ObjectFlags {
+    /// Returns a query of the flags without bodies, if the output needs none. `reads_bodies`: the command does, whatever the output.
+    pub(super) fn for_output(&self, query: Query, reads_bodies: bool) -> Query {
+        // A view that suppresses changes needs the bodies to compare.
+        let is_compared = query.view.as_ref().is_some_and(|view| view.only_if_changed);
+        let is_name = self.format.options().output == Output::Name && !reads_bodies && !is_compared;
+        if self.metadata || is_name {
+            Query { format: pb::PayloadFormat::Metadata, view: query.view.filter(|_| is_compared), ..query }
+        } else {
+            query
+        }
+    }
+
     /// Returns the print options. The namespace is shown if more than one is queried.
     pub(super) fn options(&self) -> PrintOptions {
         let mut options = self.format.options();
@@ -372,12 +388,15 @@ impl ServerFlags {
 
     fn with_token(&self, server: ServerAddress) -> Result<ServerAddress, Failure> {
         let Some(file) = &self.token_file else { return Ok(server) };
-        server.with_token_file(file).ok_or_else(|| {
+        let server = server.with_token_file(file).ok_or_else(|| {
             let problem = format!(
                 "a token is not sent in the clear: use --server https://HOST:PORT or a Unix socket instead of {server}"
             );
             Failure::usage(problem)
-        })
+        })?;
+        // It is read at each call, and has to be readable at the start.
+        fs::read(file).map_err(|error| Failure::usage(format!("token file {}: {error}", file.display())))?;
+        Ok(server)
     }
 
     fn secured(&self) -> Result<ServerAddress, Failure> {
@@ -419,6 +438,16 @@ impl ServerFlags {
             self.note(&format_args!("# {resource}: upstream unreachable: last known state{age}"));
         }
     }
+}
+
+/// Describes the objects for which an expression failed: it is not one that is false for them.
+pub(super) fn expression_failed(errors: &pb::ExpressionErrors) -> String {
+    let pb::ExpressionErrors { failed, evaluated, first, first_reason } = errors;
+    let pb::ObjectKey { namespace, name } = first.clone().unwrap_or_default();
+    let slash = if namespace.is_empty() { "" } else { "/" };
+    format!(
+        "the expression failed for {failed} of {evaluated} objects; the first: {namespace}{slash}{name}: {first_reason}"
+    )
 }
 
 /// Returns the first of some names, and the number of the others.

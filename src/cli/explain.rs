@@ -9,10 +9,14 @@ use super::{
     alias::of_resource,
     client_flags::{FormatFlags, SelectionFlags, ServerFlags, TimeoutFlags},
     failure::{Failure, NOT_FOUND},
+    get::{Finder, LookupError},
     print::{RED, Record, json::Document, stdout, table::Cell, write_records},
     waiting,
 };
-use crate::proto::pb::{self, explain_request::Selection};
+use crate::{
+    client::Query,
+    proto::pb::{self, explain_request::Selection},
+};
 
 pub(super) const EXAMPLES: &str = "\
 Examples, with a server of examples/shop.yaml:
@@ -28,7 +32,7 @@ pub(super) struct ExplainFlags {
     /// A name from `informerd resources`
     #[arg(value_name = "RESOURCE")]
     resource: String,
-    /// NAMESPACE/NAME of the object; NAME for one without namespace
+    /// NAMESPACE/NAME of the object; a NAME alone is looked up in all namespaces
     #[arg(value_name = "KEY")]
     key: String,
     /// Explain this open watch, by its id, in place of a selection
@@ -59,14 +63,24 @@ async fn explain(flags: &ExplainFlags) -> Result<(), Failure> {
         return Err(Failure::usage("--watcher has a selection of its own; leave out the others"));
     }
     let (namespace, name) = key.split_once('/').unwrap_or(("", key));
-    let request = pb::ExplainRequest {
+    let request = |namespace: &str, name: &str| pb::ExplainRequest {
         selection: Some(match watcher {
             Some(id) => Selection::WatcherId(*id),
             None => Selection::Watch(selection.query(resource).watch_request()),
         }),
         key: Some(pb::ObjectKey { namespace: namespace.to_owned(), name: name.to_owned() }),
     };
-    let explained = server.connect().await?.explain(request).await?;
+    let client = server.connect().await?;
+    let mut explained = client.explain(request(namespace, name)).await?;
+    if explained.object.is_none() && explained.problem.is_none() && !key.contains('/') {
+        let query = Query { format: pb::PayloadFormat::Metadata, ..Query::of(resource) };
+        let finder = Finder { client: client.clone(), resource, query, server };
+        match finder.find(key, None).await {
+            Ok(pb::Object { namespace, name, .. }) => explained = client.explain(request(&namespace, &name)).await?,
+            Err(LookupError::Name(failure)) if failure.exit_code != NOT_FOUND => return Err(failure),
+            Err(_) => {}
+        }
+    }
     if let Some(watcher) = explained.watcher.as_ref().filter(|watcher| watcher.resource != *resource) {
         let message = format!("watch {} is of {}, not of {resource}", watcher.id, watcher.resource);
         return Err(Failure::usage(message));

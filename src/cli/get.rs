@@ -121,6 +121,7 @@ async fn get(flags: &GetFlags) -> Result<(), Failure> {
     let options = objects.options();
     let client = server.connect().await?;
     let query = Query { view: objects.selection.view.view(), format: pb::PayloadFormat::Raw, ..Query::of(resource) };
+    let query = objects.for_output(query, false);
     let finder = Finder { client, resource, query, server };
     if let [name] = names.as_slice() {
         let object = finder.find(name, selection.namespace()).await?;

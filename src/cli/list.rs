@@ -1,22 +1,19 @@
 //! `informerd list` and `informerd by-index`: the objects of one snapshot.
 
-use std::cmp::Ordering;
+use std::{cmp::Ordering, num::NonZeroUsize};
 
 use clap::Args;
 use serde_json::Value;
 
 use super::{
     alias::of_resource,
-    client_flags::{ObjectFlags, OrderFlags, TimeoutFlags},
+    client_flags::{ObjectFlags, OrderFlags, TimeoutFlags, expression_failed},
     failure::Failure,
     print::{ObjectPrinter, json::Document, jsonpath::JsonPath, stdout},
     waiting,
     watch::{self, FollowFlags},
 };
-use crate::{
-    client::{Client, ListResult, Query},
-    proto::pb::{self, explain_request},
-};
+use crate::{client::ListResult, proto::pb};
 
 pub(super) const EXAMPLES: &str = "\
 Examples, with a server of examples/shop.yaml:
@@ -40,9 +37,6 @@ Examples, with a server of examples/shop.yaml:
   informerd by-index pods node --like platform/auth-tpjk9wdzl9-zsg7x
 
 `informerd resources` shows the indexes, `informerd values` their values.";
-
-/// Largest number of objects that an expression is tried on, to find out why it selects none.
-const MAX_TRIED: usize = 20;
 
 /// Flags of `informerd list`.
 #[derive(Debug, Clone, Args)]
@@ -98,31 +92,10 @@ pub(super) async fn run(flags: &ListFlags) -> Result<(), Failure> {
 /// Lists a resource, and prints its objects.
 pub(super) async fn list(resource: &str, order: &OrderFlags, objects: &ObjectFlags) -> Result<(), Failure> {
     objects.selection.check()?;
-    let (client, query) = (objects.server.connect().await?, objects.selection.query(resource));
+    let query = objects.for_output(objects.selection.query(resource), order.sort_by.is_some());
+    let client = objects.server.connect().await?;
     let listed = client.list(&query).await?;
-    let is_suspect = listed.objects.is_empty() && !query.expression.is_empty();
-    print_listed(resource, order, objects, listed)?;
-    if is_suspect && let Some(note) = failed_evaluations(&client, query).await {
-        objects.server.note(&note);
-    }
-    Ok(())
-}
-
-/// Returns a note if the expression of a query fails for objects that the rest of the query selects: it is not one that is false.
-async fn failed_evaluations(client: &Client, query: Query) -> Option<String> {
-    let watch = pb::WatchRequest { resource: query.resource.clone(), ..query.watch_request() };
-    let rest = Query { expression: String::new(), format: pb::PayloadFormat::Metadata, view: None, ..query };
-    let objects = client.list(&rest).await.ok()?.objects;
-    let tried = objects.len().min(MAX_TRIED);
-    let mut failures = Vec::new();
-    for pb::Object { namespace, name, .. } in objects.into_iter().take(MAX_TRIED) {
-        let selection = Some(explain_request::Selection::Watch(watch.clone()));
-        let key = Some(pb::ObjectKey { namespace, name });
-        let explained = client.explain(pb::ExplainRequest { selection, key }).await.ok()?;
-        failures.extend(explained.terms.into_iter().find(|term| term.result() == pb::TermResult::Failed));
-    }
-    let first = failures.first()?;
-    Some(format!("# the expression failed for {} of {tried} objects: {}", failures.len(), first.found))
+    print_listed(resource, order, objects, listed)
 }
 
 pub(super) async fn by_index(flags: &ByIndexFlags) -> Result<(), Failure> {
@@ -136,7 +109,8 @@ async fn list_by_index(flags: &ByIndexFlags) -> Result<(), Failure> {
             "--index: by-index has an index already; use `informerd list` with several --index",
         ));
     }
-    let (client, query) = (objects.server.connect().await?, objects.selection.query(resource));
+    let query = objects.for_output(objects.selection.query(resource), order.sort_by.is_some());
+    let client = objects.server.connect().await?;
     let listed = match like {
         Some(name) => {
             let namespace = objects.selection.namespace().unwrap_or_default();
@@ -153,10 +127,10 @@ fn print_listed(resource: &str, order: &OrderFlags, flags: &ObjectFlags, listed:
     let (server, options) = (&flags.server, flags.options());
     server.note_stale(resource, listed.source, listed.source_seen_at);
     server.note_limited(resource, &listed.namespaces);
-    let mut printer = ObjectPrinter::new(stdout(), &options);
-    let (mut objects, limit) = (listed.objects, order.limit.unwrap_or(usize::MAX));
+    let mut printer = ObjectPrinter::new(stdout(), &options).at_version(listed.resource_version);
+    let (mut objects, limit) = (listed.objects, order.limit.map_or(usize::MAX, NonZeroUsize::get));
     if let Some(path) = &order.sort_by {
-        sort(&mut objects, path);
+        sort(&mut objects, path)?;
     }
     let count = objects.len();
     for object in objects.into_iter().take(limit) {
@@ -168,12 +142,21 @@ fn print_listed(resource: &str, order: &OrderFlags, flags: &ObjectFlags, listed:
     if count > limit {
         server.note(&format_args!("# {limit} of {count} objects (--limit)"));
     }
+    if let Some(errors) = &listed.expression_errors {
+        server.note(&format_args!("# {}", expression_failed(errors)));
+    }
     Ok(())
 }
 
-/// Sorts objects by the first value at a path: those without it, then numbers, then texts and whatever else.
-fn sort(objects: &mut [pb::Object], path: &JsonPath) {
-    objects.sort_by_cached_key(|object| SortKey::of(path.values(&Document::of(object).value()).first().copied()));
+/// Sorts objects by the first value at a path: those without it, then numbers, then texts and whatever else. As with kubectl, a path
+/// at which no object has a value is an error.
+fn sort(objects: &mut [pb::Object], path: &JsonPath) -> Result<(), Failure> {
+    let key = |object: &pb::Object| SortKey::of(path.values(&Document::of(object).value()).first().copied());
+    if !objects.is_empty() && objects.iter().all(|object| key(object) == SortKey::Missing) {
+        return Err(Failure::usage(format!("--sort-by {path}: no object has a value there")));
+    }
+    objects.sort_by_cached_key(key);
+    Ok(())
 }
 
 /// Value to sort by.
@@ -242,9 +225,14 @@ mod tests {
             object("other", "no JSON"),
         ];
         let names = |objects: &[pb::Object]| objects.iter().map(|object| object.name.clone()).collect::<Vec<_>>();
-        sort(&mut objects, &JsonPath::parse(".a").unwrap());
+        sort(&mut objects, &JsonPath::parse(".a").unwrap()).unwrap();
         assert_eq!(names(&objects), ["none", "other", "two", "ten", "text"]);
-        sort(&mut objects, &JsonPath::parse("{.metadata.name}").unwrap());
+        let failure = sort(&mut objects, &JsonPath::parse(".spec.nodeNmae").unwrap()).unwrap_err();
+        assert_eq!(failure.message.as_deref(), Some("--sort-by .spec.nodeNmae: no object has a value there"));
+        assert_eq!(sort(&mut [], &JsonPath::parse(".a").unwrap()), Ok(()));
+        assert_eq!(sort(&mut [object("one", r#"{"a":1}"#)], &JsonPath::parse(".a").unwrap()), Ok(()));
+        assert!(sort(&mut [object("one", r#"{"b":1}"#)], &JsonPath::parse(".a").unwrap()).is_err());
+        sort(&mut objects, &JsonPath::parse("{.metadata.name}").unwrap()).unwrap();
         assert_eq!(names(&objects), ["other", "none", "ten", "text", "two"], "one that is not JSON has `name`");
     }
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::failure::Failure;
-use crate::config::{AuthorityConfig, Config, KubeResource, ServeFlags, SourceConfig, SubjectAccessReviewConfig};
+use crate::config::{AuthorityConfig, Config, KubeResource, ServeFlags, SourceConfig};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -78,16 +78,16 @@ fn clusters<'a>(resources: impl Iterator<Item = &'a KubeResource>) -> BTreeMap<C
 
 /// Adds the reviews that the configuration needs.
 fn add_reviews<'a>(config: &'a Config, clusters: &mut BTreeMap<Cluster<'a>, Roles<'a>>) {
-    let mut add = |cluster, group, plural| {
-        let roles: &mut Roles<'a> = clusters.entry(cluster).or_default();
+    let mut add = |kubeconfig, group, plural| {
+        let roles: &mut Roles<'a> = clusters.entry((kubeconfig, &None)).or_default();
         roles.reviews.entry(group).or_default().insert(plural);
     };
     let authentication = config.authentication.as_ref();
     if let Some(review) = authentication.and_then(|authentication| authentication.token_review.as_ref()) {
-        add((&review.kubeconfig, &review.context), "authentication.k8s.io", "tokenreviews");
+        add(&review.kubeconfig, "authentication.k8s.io", "tokenreviews");
     }
     if let Some(AuthorityConfig::SubjectAccessReview(review)) = &config.authorization.authority {
-        add((&review.kubeconfig, &review.context), "authorization.k8s.io", "subjectaccessreviews");
+        add(&review.kubeconfig, "authorization.k8s.io", "subjectaccessreviews");
     }
 }
 
@@ -106,7 +106,7 @@ fn impersonation(upstream: &str) -> String {
         "# For the cluster that decides about the callers of {upstream}, if it has `subject_access_review`: to forward those of this \
          relay. `resourceNames` limits whom.\napiVersion: {API_VERSION}\nkind: ClusterRole\nmetadata:\n  name: informerd-relay\nrules:\n\
          - apiGroups: [{:?}]\n  resources: [\"groups\", \"users\"]\n  verbs: [impersonate]\n",
-        SubjectAccessReviewConfig::default().group
+        "informerd"
     )
 }
 
@@ -182,7 +182,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::config::{AuthenticationConfig, RelayResource, ResourceConfig, TokenReviewConfig};
+    use crate::config::{
+        AuthenticationConfig, RelayResource, ResourceConfig, SubjectAccessReviewConfig, TokenReviewConfig,
+    };
 
     fn text(clusters: &BTreeMap<Cluster<'_>, Roles<'_>>) -> String {
         clusters_text(clusters).join("---\n")

@@ -83,7 +83,7 @@ pub(super) async fn run(flags: &RecordFlags) -> Result<(), Failure> {
     };
     let query = changed.applied_to(selection.query_of_name(resource, name.as_deref()));
     let mut watch = server.connect_lazy()?.watch(&query, &options);
-    let (mut signals, reader) = (Signals::new()?, Reader::new());
+    let (mut signals, reader) = (Signals::of_writer()?, Reader::new());
     let (mut encoder, mut notes) = (WatchEventEncoder::new(), WatchNotes::default());
     // What is not written yet, and the notes that follow it.
     let (mut lines, mut texts) = (Vec::new(), Vec::new());

@@ -95,7 +95,7 @@ pub(super) async fn run(flags: &TopFlags) -> Result<(), Failure> {
         state.has_colors = flags.color.is_on();
         return terminal::run(state, meter, first, sampler).await;
     }
-    let (mut signals, reader) = (Signals::new()?, Reader::new());
+    let (mut signals, reader) = (Signals::of_writer()?, Reader::new());
     meter.read(first);
     loop {
         let sample = tokio::select! {

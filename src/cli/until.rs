@@ -1,4 +1,4 @@
-//! `informerd until`: waits at the server, then prints the event that met the conditions.
+//! `informerd until`: watches until an event has met the conditions, and prints it.
 
 use std::time::Duration;
 
@@ -12,8 +12,9 @@ use super::{
     signals::Signals,
 };
 use crate::{
-    client::{Client, ClientError, Query, UntilOptions},
+    client::{Client, ClientError, Query, UntilEvent, UntilOptions},
     config::parse_duration,
+    model::{Condition, EventView, JSON},
     proto::pb,
 };
 
@@ -25,8 +26,9 @@ Examples, with a server of examples/shop.yaml:
   informerd until pods orders/no-such --for delete --timeout 5s
 
 A condition is CEL over `type` (ADDED, MODIFIED, DELETED; SYNCED at the end of the current objects), `object` (null at SYNCED) \
-and `count` (the number of selected objects, from SYNCED on). `delete` stands for `count == 0`. Several conditions are met \
-one after the other. After a restart of the server all of them have to be met again, so write them about states, not changes.";
+and `count` (the number of selected objects, from SYNCED on). `delete` stands for `count == 0`. Several conditions are met one after the other. \
+They see the part of an object that --fields, --drop or --view leaves. A restart of the server does not end the wait: conditions that \
+were met stay met.";
 
 /// Flags of `informerd until`.
 #[derive(Debug, Clone, Args)]
@@ -58,15 +60,16 @@ const COUNT_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) async fn run(flags: &UntilFlags) -> Result<(), Failure> {
     let UntilFlags { resource, name, conditions, timeout, objects } = flags;
     let server = &objects.server;
-    let query = objects.selection.query_of_name(resource, name.as_deref());
-    let meant = |text: &String| if text.trim() == DELETE { NOTHING_LEFT.to_owned() } else { text.clone() };
-    let conditions: Vec<String> = conditions.iter().map(meant).collect();
+    let conditions = conditions.iter().map(|text| parse(text)).collect::<Result<Vec<_>, _>>()?;
+    let reads_bodies = conditions.iter().any(Condition::reads_body);
+    let query = objects.for_output(objects.selection.query_of_name(resource, name.as_deref()), reads_bodies);
+    let conditions = conditions.iter().map(|condition| |event: &UntilEvent| is_met(condition, event));
     let options =
         UntilOptions { timeout: Some(*timeout).filter(|timeout| !timeout.is_zero()), ..UntilOptions::default() };
     let (client, mut signals) = (server.connect().await?, Signals::new()?);
     let met = tokio::select! {
         // The outcome is lost with this process.
-        met = client.until(&query, &conditions, &options) => met,
+        met = client.until(&query, conditions, &options) => met,
         code = signals.next() => return Err(Failure::new(code, format!("{resource}: interrupted before the conditions were met"))),
     };
     let event = match met {
@@ -84,6 +87,28 @@ pub(super) async fn run(flags: &UntilFlags) -> Result<(), Failure> {
     }
 }
 
+fn parse(text: &str) -> Result<Condition, Failure> {
+    let meant = if text.trim() == DELETE { NOTHING_LEFT } else { text };
+    Condition::parse(meant).map_err(|error| Failure::usage(format!("--for {text:?}: {error}")))
+}
+
+fn is_met(condition: &Condition, event: &UntilEvent) -> bool {
+    let event_type = match event.event_type {
+        pb::EventType::Added => EventView::ADDED,
+        pb::EventType::Modified => EventView::MODIFIED,
+        pb::EventType::Deleted => EventView::DELETED,
+        _ => EventView::SYNCED,
+    };
+    let object = event.object.as_ref().filter(|object| object.media_type == JSON);
+    let body = object.and_then(|object| match &object.body {
+        Some(pb::object::Body::Raw(bytes)) => Some(bytes),
+        _ => None,
+    });
+    // As at the server: the first objects come before their number is known.
+    let count = (event.cause != pb::Cause::Initial).then_some(event.count);
+    condition.is_met(EventView { event_type, body, count })
+}
+
 /// Returns the number of objects that the conditions are about, if the server tells it in time.
 async fn selected_now(client: &Client, query: Query) -> Option<String> {
     let query = Query { format: pb::PayloadFormat::Metadata, view: None, ..query };
@@ -92,8 +117,8 @@ async fn selected_now(client: &Client, query: Query) -> Option<String> {
 }
 
 /// Describes the event that met the conditions.
-fn describe(event: &pb::WatchResponse) -> String {
-    let event_type = event.r#type().as_str_name().trim_start_matches("EVENT_TYPE_");
+fn describe(event: &UntilEvent) -> String {
+    let event_type = event.event_type.as_str_name().trim_start_matches("EVENT_TYPE_");
     match &event.object {
         Some(object) => format!("{event_type} {} at {}", reference(object), object.resource_version),
         None => format!("by the current objects at {}", event.resource_version),

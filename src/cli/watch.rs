@@ -30,7 +30,8 @@ Examples, with a server of examples/shop.yaml (edit a file in examples/manifests
   informerd watch configmaps --exec 'echo $INFORMERD_EVENT $INFORMERD_NAME; cat' --timeout 10m
 
 It resumes after a restart of the server, and misses nothing. With --state a reader that is slow gets the last state, and not every \
-one before it; -o jsonl prints one List a line. Ctrl-C and SIGTERM end it with exit code 0.
+one before it; -o jsonl prints one List a line. Ctrl-C and SIGTERM end it with exit code 0 (130 or 143 where \
+nobody reads its output).
 
 --exec runs its command with sh, for one event after the other: the next event waits, and if the queue at the server fills \
 meanwhile, the policy applies. The command has INFORMERD_EVENT (ADDED, MODIFIED, DELETED), INFORMERD_CAUSE, INFORMERD_RESOURCE, \
@@ -46,7 +47,10 @@ pub(super) async fn run(flags: &WatchFlags) -> Result<(), Failure> {
     }
     let resources: Vec<&str> = resource.split(',').collect();
     check_several(flags, &resources)?;
-    let query = |resource: &str| flags.changed.applied_to(objects.selection.query_of_name(resource, name.as_deref()));
+    let query = |resource: &str| {
+        let query = flags.changed.applied_to(objects.selection.query_of_name(resource, name.as_deref()));
+        objects.for_output(query, events.exec.is_some())
+    };
     let following = async {
         if flags.state {
             return state::run(resource, query(resource), objects).await;

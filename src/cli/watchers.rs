@@ -19,11 +19,15 @@ use super::{
     },
     waiting,
 };
-use crate::proto::{self, pb};
+use crate::{
+    client::ClientError,
+    proto::{self, pb},
+};
 
 pub(super) const EXAMPLES: &str = "\
 Examples, with a server of examples/shop.yaml and a watch in another terminal:
   informerd watchers
+  informerd watchers --ended
   informerd watchers pods -o json";
 
 /// Flags of `informerd watchers`.
@@ -32,6 +36,9 @@ pub(super) struct WatchersFlags {
     /// A name from `informerd resources`; all of them if left out
     #[arg(value_name = "RESOURCE", default_value = "", hide_default_value = true)]
     resource: String,
+    /// Also the last watches that have ended, each with its time and status
+    #[arg(long)]
+    ended: bool,
     #[command(flatten)]
     format: FormatFlags,
     #[command(flatten)]
@@ -60,25 +67,29 @@ const WIDE_HEADER: &[&str] = &[
     "IDENTITY",
     "PROGRAM",
 ];
+/// Further columns, with --ended.
+const ENDED_HEADER: [&str; 2] = ["ENDED", "STATUS"];
 
 pub(super) async fn run(flags: &WatchersFlags) -> Result<(), Failure> {
     waiting::limited(&flags.timeout, &flags.server, "", Box::pin(show(flags))).await
 }
 
 async fn show(flags: &WatchersFlags) -> Result<(), Failure> {
-    let WatchersFlags { resource, format, server, .. } = flags;
-    let watchers = server.connect().await?.watchers(resource).await?;
+    let WatchersFlags { resource, ended, format, server, .. } = flags;
+    let client = server.connect().await?;
+    let watchers = if *ended { client.watchers_and_ended(resource).await? } else { client.watchers(resource).await? };
     let (is_empty, options, now) = (watchers.is_empty(), format.options(), SystemTime::now());
     let header = if options.output == Output::Wide { WIDE_HEADER } else { HEADER };
-    let records = watchers.iter().map(|watcher| record(watcher, now, header.len())).collect();
-    write_records(stdout(), &options, ("watchers", header), records)?;
+    let columns = if *ended { &[header, &ENDED_HEADER].concat() } else { header };
+    let records = watchers.iter().map(|watcher| record(watcher, now, header.len(), *ended)).collect();
+    write_records(stdout(), &options, ("watchers", columns), records)?;
     if is_empty && !options.output.is_document() {
         server.note(&"No watchers found.");
     }
     Ok(())
 }
 
-fn record(watcher: &pb::Watcher, now: SystemTime, columns: usize) -> Record {
+fn record(watcher: &pb::Watcher, now: SystemTime, columns: usize, with_end: bool) -> Record {
     let policy = watcher.policy().as_str_name().trim_start_matches("FULL_CHANNEL_POLICY_");
     let ago = |at| age_of(at, now).unwrap_or_else(|| "<none>".to_owned());
     let queued = match watcher.queue_length {
@@ -114,7 +125,12 @@ fn record(watcher: &pb::Watcher, now: SystemTime, columns: usize) -> Record {
     ];
     cells.truncate(columns);
     let time = |at: Option<prost_types::Timestamp>| at.map(|at| at.to_string()).unwrap_or_default();
-    let parts = [
+    let end_status = watcher.end_status.as_ref().map(|status| ClientError::from_proto(status).to_string());
+    if with_end {
+        let ended = watcher.ended_at.map(|at| format!("{} ago", ago(Some(at)))).unwrap_or_default();
+        cells.extend([Cell::or_none(&ended), Cell::or_none(end_status.as_deref().unwrap_or_default())]);
+    }
+    let mut parts = vec![
         ("id", watcher.id.into()),
         ("resource", watcher.resource.as_str().into()),
         ("peer", watcher.peer.as_str().into()),
@@ -135,6 +151,9 @@ fn record(watcher: &pb::Watcher, now: SystemTime, columns: usize) -> Record {
         ("lastProgress", time(watcher.last_progress).into()),
         ("userAgent", watcher.user_agent.as_str().into()),
     ];
+    if watcher.ended_at.is_some() {
+        parts.extend([("endedAt", time(watcher.ended_at).into()), ("endStatus", end_status.into())]);
+    }
     Record { name: watcher.id.to_string(), cells, document: Document::from_fields(parts) }
 }
 
@@ -178,7 +197,7 @@ mod tests {
             let mut out = Vec::new();
             let options = PrintOptions { output, max_width, ..PrintOptions::default() };
             let watchers = [&live, &parked, &replayed];
-            let records = watchers.map(|watcher| record(watcher, now, header.len())).into();
+            let records = watchers.map(|watcher| record(watcher, now, header.len(), false)).into();
             write_records(&mut out, &options, ("watchers", header), records).unwrap();
             String::from_utf8(out).unwrap()
         };
@@ -203,5 +222,11 @@ ID   RESOURCE   PEER              SELECTION     STATE    QUEUED   LAG    DROPPED
             ),
             "{wide}"
         );
+        let end_status = Some(tonic_types::Status { code: 8, message: "too slow".to_owned(), details: Vec::new() });
+        let ended = pb::Watcher { ended_at: Some(since), end_status, ..live.clone() };
+        let row = record(&ended, now, HEADER.len(), true);
+        assert_eq!(row.cells.len(), HEADER.len() + ENDED_HEADER.len());
+        assert_eq!(row.document.value()["endStatus"], "too slow (RESOURCE_EXHAUSTED)");
+        assert_eq!(record(&live, now, HEADER.len(), true).document.value().get("endedAt"), None);
     }
 }

@@ -49,6 +49,8 @@ pub struct ListResult {
     pub history: String,
     /// Namespaces that the answer is limited to, because the caller may read no others; empty if it is not.
     pub namespaces: Vec<String>,
+    /// Objects for which the expression of the query failed; `None` if there are none.
+    pub expression_errors: Option<pb::ExpressionErrors>,
 }
 
 /// One object of a snapshot.
@@ -117,7 +119,8 @@ impl Client {
 
     /// Returns this client with watches that share one stream, also with those of its clones, as long as there are any: 20 watches
     /// are one call of Subscribe. A watch is paused while 256 KiB of its messages are not read, so that it holds up no other; the
-    /// server queues its events, and its policy acts. Above 64 MiB for all watches the stream is not read.
+    /// server queues its events, and its policy acts. Above 64 MiB for all watches the stream is not read; after a second of that,
+    /// watches that are not read end with `RESOURCE_EXHAUSTED`, the largest first, and [`Self::watch`] resumes them when it is read.
     ///
     /// Each watch has a stream of its own if the server has no Subscribe, and if its request has more than 4 KiB.
     ///
@@ -164,7 +167,16 @@ impl Client {
 
     /// Returns the open watches of one resource of the server, or of all if `resource` is empty, sorted by id.
     pub async fn watchers(&self, resource: &str) -> Result<Vec<pb::Watcher>, ClientError> {
-        let mut request = pb::ListWatchersRequest { resource: resource.to_owned(), ..Default::default() };
+        self.list_watchers(pb::ListWatchersRequest { resource: resource.to_owned(), ..Default::default() }).await
+    }
+
+    /// Returns the open watches, and the last ones that have ended.
+    pub async fn watchers_and_ended(&self, resource: &str) -> Result<Vec<pb::Watcher>, ClientError> {
+        let resource = resource.to_owned();
+        self.list_watchers(pb::ListWatchersRequest { resource, include_ended: true, ..Default::default() }).await
+    }
+
+    async fn list_watchers(&self, mut request: pb::ListWatchersRequest) -> Result<Vec<pb::Watcher>, ClientError> {
         let mut watchers = Vec::new();
         loop {
             let mut admin = self.admin.clone();
@@ -234,6 +246,7 @@ impl Client {
             source_seen_at: chunk.source_seen_at,
             history: chunk.history,
             namespaces: chunk.namespaces,
+            expression_errors: chunk.expression_errors,
         }))
         .await
     }
@@ -334,10 +347,11 @@ impl Client {
         chunks: impl Stream<Item = Result<pb::ListResponse, Status>>,
     ) -> Result<ListResult, ClientError> {
         let mut chunks = std::pin::pin!(chunks);
-        let (mut objects, mut version, mut last) = (Vec::new(), None, None);
+        let (mut objects, mut namespaces, mut version, mut last) = (Vec::new(), Vec::new(), None, None);
         while let Some(mut chunk) = self.within(chunks.try_next()).await? {
             check_version(&mut version, std::mem::take(&mut chunk.resource_version))?;
             objects.append(&mut chunk.objects);
+            namespaces.append(&mut chunk.namespaces);
             last = Some(chunk);
         }
         let (Some(resource_version), Some(last)) = (version, last) else {
@@ -347,8 +361,8 @@ impl Client {
             return Err(ClientError::contract("List with pages that were not requested"));
         }
         let source = last.source();
-        let pb::ListResponse { source_seen_at, history, namespaces, .. } = last;
-        Ok(ListResult { resource_version, objects, source, source_seen_at, history, namespaces })
+        let pb::ListResponse { source_seen_at, history, expression_errors, .. } = last;
+        Ok(ListResult { resource_version, objects, source, source_seen_at, history, namespaces, expression_errors })
     }
 
     /// Waits for one message of a response.
@@ -358,26 +372,21 @@ impl Client {
         answer.map_err(|status| self.error(&status))
     }
 
-    /// Opens one stream of a watch without resuming it, for callers that need every message. [`Self::watch`] resumes.
+    /// Opens one stream of a watch without resuming it, for callers that need every message, and waits for the first.
+    /// [`Self::watch`] resumes.
+    ///
+    /// # Errors
+    ///
+    /// The status with which the watch is refused.
     pub async fn open(&self, request: pb::WatchRequest) -> Result<WatchMessages, ClientError> {
         self.require(request.shard.is_some(), request.view.is_some()).await?;
         if let Some(subscriptions) = &self.subscriptions
             && let Some(watch) = subscriptions.open(&request).await?
         {
-            return Ok(WatchMessages::subscribed(watch));
+            return WatchMessages::subscribed(watch).opened(&self.address).await;
         }
         let answer = self.service.clone().watch(request).await;
-        Ok(WatchMessages::own(answer.map_err(|status| self.error(&status))?.into_inner()))
-    }
-
-    /// Waits for the conditions in one call, without a retry.
-    pub(super) async fn until_once(&self, request: pb::UntilRequest) -> Result<pb::WatchResponse, ClientError> {
-        let (has_shard, has_view) =
-            request.watch.as_ref().map_or((false, false), |watch| (watch.shard.is_some(), watch.view.is_some()));
-        self.require(has_shard, has_view).await?;
-        let answer = self.service.clone().until(request).await;
-        let event = answer.map_err(|status| self.error(&status))?.into_inner().event;
-        event.ok_or_else(|| ClientError::contract("Until without an event"))
+        WatchMessages::own(answer.map_err(|status| self.error(&status))?.into_inner()).opened(&self.address).await
     }
 
     /// Checks that the server has the capabilities that a request needs: one without them would ignore that part of the request.
@@ -416,4 +425,23 @@ fn check_version(version: &mut Option<String>, found: String) -> Result<(), Clie
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first chunk has the namespaces, and the last one the failures.
+    #[tokio::test]
+    async fn a_list_has_what_its_first_and_its_last_chunk_have() {
+        let client = Client::connect_lazy(&"http://127.0.0.1:1".parse().unwrap()).unwrap();
+        let chunk = || pb::ListResponse { resource_version: "a.1".to_owned(), ..Default::default() };
+        let namespaces = vec!["shop".to_owned()];
+        let errors = Some(pb::ExpressionErrors { failed: 1, ..Default::default() });
+        let first = pb::ListResponse { namespaces: namespaces.clone(), ..chunk() };
+        let last = pb::ListResponse { expression_errors: errors.clone(), ..chunk() };
+        let chunks = tokio_stream::iter([Ok(first), Ok(chunk()), Ok(last)]);
+        let listed = client.collect(chunks).await.unwrap();
+        assert_eq!((listed.namespaces, listed.expression_errors), (namespaces, errors));
+    }
 }

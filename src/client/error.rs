@@ -39,12 +39,12 @@ pub enum ClientError {
     /// Server responded with an error.
     #[error("{0}")]
     Refused(Box<ServerStatus>),
-    /// Conditions of an Until were not met in time.
+    /// Conditions of [`Client::until`](super::Client::until) were not met in time.
     #[error("timed out after {after:?} waiting for the conditions{}", .last.as_ref().map(|last| format!(" (last error: {last})")).unwrap_or_default())]
     NotMet {
         /// Time that the client waited.
         after: Duration,
-        /// Error that ended the last completed call, if there was one.
+        /// Error that ended the last stream, unless another one is complete since.
         last: Option<Box<ClientError>>,
     },
     /// Server violates its contract; it may be another version. A call fails for good, a watch lists again.
@@ -53,7 +53,7 @@ pub enum ClientError {
         /// Violation that was found.
         problem: String,
     },
-    /// Call is not possible with these arguments.
+    /// Call is not possible with these arguments, or in this process.
     #[error("{problem}")]
     Request {
         /// Reason why the call is not possible.
@@ -90,7 +90,6 @@ pub(super) enum Recovery {
 /// Domain of informerd's reasons.
 const DOMAIN: &str = "informerd";
 const DRAINING: &str = "DRAINING";
-const EXPIRED: &[&str] = &["RESOURCE_VERSION_EXPIRED", "HISTORY_CHANGED", "ACCESS_CHANGED"];
 
 // === impl ClientError ===
 
@@ -208,11 +207,13 @@ impl ClientError {
         }
     }
 
-    /// Returns the reaction to this error, without those before it.
+    /// Returns the reaction to this error, without those before it. It is decided by the code: a proxy may have removed the reason,
+    /// and a newer server has others.
     pub(super) fn recovery(&self) -> Recovery {
-        if self.code() == Code::OutOfRange && self.reason().is_some_and(|reason| EXPIRED.contains(&reason)) {
+        if self.code() == Code::OutOfRange {
             Recovery::Relist
-        } else if self.is_retryable() {
+        } else if self.is_retryable() || self.code() == Code::Ok {
+            // OK: an ERROR without a status says nothing that is final.
             Recovery::Resume
         } else {
             Recovery::GiveUp
@@ -222,6 +223,11 @@ impl ClientError {
     /// Returns true if no server responded.
     pub(super) fn is_about_connection(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::Broken { .. } | Self::Silent { .. })
+    }
+
+    /// Returns true for a status of the server itself: those of libraries, proxies and the network have no reason, and not this code.
+    pub(super) fn is_answer(&self) -> bool {
+        matches!(self, Self::Refused(status) if status.reason.is_some() || status.code == Code::OutOfRange)
     }
 
     /// Returns true if the client has to leave the connection: it is dead, or its server is draining.
@@ -397,7 +403,8 @@ mod tests {
             (Code::OutOfRange, "RESOURCE_VERSION_EXPIRED", Relist),
             (Code::OutOfRange, "HISTORY_CHANGED", Relist),
             (Code::OutOfRange, "ACCESS_CHANGED", Relist),
-            (Code::OutOfRange, "PAGE_TOKEN_EXPIRED", GiveUp),
+            (Code::OutOfRange, "", Relist),
+            (Code::OutOfRange, "A_NEW_REASON", Relist),
             (Code::Unavailable, "DRAINING", Resume),
             (Code::Unavailable, "NOT_SYNCED", Resume),
             (Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE", Resume),

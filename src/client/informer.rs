@@ -213,6 +213,14 @@ impl Informer {
     }
 }
 
+impl Shared {
+    fn fail(&self, error: ClientError) {
+        tracing::error!(%error, "informer failed");
+        *self.failure.lock() = Some(error);
+        self.changed.send_replace(());
+    }
+}
+
 impl Drop for Informer {
     fn drop(&mut self) {
         self.stop.cancel();
@@ -260,9 +268,7 @@ async fn follow(mut streams: Streams, shared: Arc<Shared>, mut replica: Replica,
             }
             Step::Failed(error) => {
                 shared.connection.closed();
-                tracing::error!(%error, "informer failed");
-                *shared.failure.lock() = Some(error);
-                shared.changed.send_replace(());
+                shared.fail(error);
             }
         }
     }

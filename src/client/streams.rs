@@ -9,8 +9,9 @@
 //! ```
 //!
 //! The rules are those of the proto's comment of `Watch`, and of client-go's `RetryWatcher`, with a relist where that one ends.
-//! After a temporary failure the next stream opens after a delay, which grows from 100 ms to 10 s (twice that with jitter) and is
-//! reset after a healthy minute; a delay that the server requests (`RetryInfo`, up to 60 s) is added.
+//! After a temporary failure the next stream opens after a delay, which grows from 100 ms to 10 s (twice that with jitter) until the
+//! server answers; a delay that the server requests (`RetryInfo`, up to 60 s) is added. A list in place of a resume opens after a
+//! jitter of at most 1 s.
 
 use std::{
     fmt,
@@ -37,7 +38,7 @@ pub(super) struct Streams {
     fail_fast: bool,
     /// True once a stream was opened.
     has_opened: bool,
-    backoff: Backoff,
+    delays: Delays,
     refusals: Refusals,
     phase: Phase,
 }
@@ -46,7 +47,18 @@ struct Timeouts {
     idle: Duration,
     list: Duration,
     resume: Duration,
-    drain_jitter: Duration,
+}
+
+/// Delays between streams.
+#[derive(Debug)]
+struct Delays {
+    backoff: Backoff,
+    /// Longest jitter before a list, and before another server.
+    jitter: Duration,
+    /// True if the last stream ended with a status of the server, until one has a BOOKMARK.
+    was_answered: bool,
+    /// True once the watch lists again, until a stream has a BOOKMARK.
+    lists_again: bool,
 }
 
 /// Facts of the streams so far that decide about the next refusal.
@@ -54,7 +66,7 @@ struct Timeouts {
 struct Refusals {
     /// True once a stream had a BOOKMARK: the resource is, or was, served.
     was_served: bool,
-    /// True after a `RESOURCE_VERSION_TOO_LARGE`, until a stream has a message.
+    /// True after a `RESOURCE_VERSION_TOO_LARGE`, until a stream has a message or lists; not without an answer of the server.
     was_too_large: bool,
     /// True after an `UNAUTHENTICATED`, until a stream has a message.
     was_unauthenticated: bool,
@@ -121,11 +133,15 @@ impl Streams {
                 idle: interval * SILENT_INTERVALS,
                 list: options.list_timeout,
                 resume: options.resume_timeout,
-                drain_jitter: options.drain_jitter,
             },
             fail_fast: options.fail_fast,
             has_opened: false,
-            backoff: Backoff::new(options.backoff),
+            delays: Delays {
+                backoff: Backoff::new(options.backoff),
+                jitter: options.drain_jitter,
+                was_answered: false,
+                lists_again: false,
+            },
             refusals: Refusals::default(),
             phase: Phase::Idle,
         }
@@ -156,7 +172,7 @@ impl Streams {
                             self.phase = Phase::Reading { stream: Box::new(stream), silence, after };
                             return Poll::Ready(Some(Step::Opened));
                         }
-                        Err(error) => self.ended(error, is_resume),
+                        Err(error) => self.ended(error),
                     }
                 }
                 Phase::Reading { stream, silence, after } => {
@@ -166,7 +182,7 @@ impl Streams {
                         Poll::Pending => {
                             ready!(silence.as_mut().poll(cx));
                             let (address, after) = (self.client.address().clone(), *after);
-                            self.ended(ClientError::Silent { address, after }, false);
+                            self.ended(ClientError::Silent { address, after });
                             continue;
                         }
                     };
@@ -200,7 +216,7 @@ impl Streams {
 
     /// Ends the stream with an error of its last message.
     pub(super) fn end(&mut self, error: ClientError) {
-        self.ended(error, false);
+        self.ended(error);
     }
 
     /// Ends the watch: the next step is this error, and the last.
@@ -210,7 +226,7 @@ impl Streams {
 
     /// Ends the stream, which has a hole, and returns the delay before the one that fills it.
     pub(super) fn end_with_hole(&mut self) -> Duration {
-        let delay = self.backoff.next_delay(Instant::now());
+        let delay = self.delays.backoff.next_delay(Instant::now());
         self.phase = Phase::Waiting(Box::pin(tokio::time::sleep(delay)));
         delay
     }
@@ -237,20 +253,23 @@ impl Streams {
         match message {
             Some(Ok(response)) => {
                 self.refusals.message(&response);
+                if response.r#type() == pb::EventType::Bookmark {
+                    self.delays.reset();
+                }
                 return Some(response);
             }
-            Some(Err(status)) => self.ended(self.client.error(&status), false),
+            Some(Err(status)) => self.ended(self.client.error(&status)),
             None => {
                 let address = self.client.address().clone();
                 let problem = "the stream ended without a status of the watch".to_owned();
-                self.ended(ClientError::Broken { address, problem }, false);
+                self.ended(ClientError::Broken { address, problem });
             }
         }
         None
     }
 
     /// Decides how to proceed after a stream has ended or was refused.
-    fn ended(&mut self, error: ClientError, was_resume: bool) {
+    fn ended(&mut self, error: ClientError) {
         let is_hopeless = !self.has_opened && self.fail_fast && error.is_about_connection();
         let recovery = self.refusals.recovery(&error);
         if recovery == Recovery::GiveUp || is_hopeless {
@@ -258,14 +277,7 @@ impl Streams {
             return;
         }
         let lists = recovery == Recovery::Relist;
-        let delay = if lists && was_resume && error.code() == Code::OutOfRange {
-            // The server has already made the resume wait, and does not reject a list for its version.
-            Duration::ZERO
-        } else {
-            let asked = error.retry_after().unwrap_or_default().min(MAX_RETRY_AFTER);
-            let jitter = if error.is_draining() { self.timeouts.drain_jitter } else { Duration::ZERO };
-            asked + jitter.mul_f64(fastrand::f64()) + self.backoff.next_delay(Instant::now())
-        };
+        let delay = self.delays.after(&error, lists);
         if error.invalidates_connection() {
             if let Phase::Reading { stream, .. } = &self.phase {
                 stream.leave_connection();
@@ -295,6 +307,32 @@ impl fmt::Debug for Streams {
     }
 }
 
+// === impl Delays ===
+
+impl Delays {
+    /// Returns the delay after an error.
+    fn after(&mut self, error: &ClientError, lists: bool) -> Duration {
+        let was_answered = std::mem::replace(&mut self.was_answered, error.is_answer());
+        if self.was_answered && !was_answered {
+            // The failures before were those of a server that could not be reached.
+            self.backoff.reset();
+        }
+        let asked = error.retry_after().unwrap_or_default().min(MAX_RETRY_AFTER);
+        let is_first_list = lists && !std::mem::replace(&mut self.lists_again, lists);
+        let jitter = if is_first_list || error.is_draining() { self.jitter } else { Duration::ZERO };
+        // The list is what the server expects; only if it fails, too, it has to wait for longer.
+        let backoff =
+            if is_first_list && self.was_answered { Duration::ZERO } else { self.backoff.next_delay(Instant::now()) };
+        asked + jitter.mul_f64(fastrand::f64()) + backoff
+    }
+
+    /// Begins anew: a stream has caught up.
+    fn reset(&mut self) {
+        self.backoff.reset();
+        (self.was_answered, self.lists_again) = (false, false);
+    }
+}
+
 // === impl Refusals ===
 
 impl Refusals {
@@ -302,24 +340,57 @@ impl Refusals {
         if response.r#type() != pb::EventType::Error {
             (self.was_too_large, self.was_unauthenticated) = (false, false);
         }
-        self.was_served |= response.r#type() == pb::EventType::Bookmark;
+        if response.r#type() == pb::EventType::Bookmark {
+            self.was_served = true;
+        }
     }
 
     /// Returns the reaction to an error, which depends on those before it.
     fn recovery(&mut self, error: &ClientError) -> Recovery {
-        let was_too_large = std::mem::take(&mut self.was_too_large);
         match error.code() {
             // The message may stand for anything: only a list makes the state sure again.
             _ if matches!(error, ClientError::Contract { .. }) => Recovery::Relist,
             Code::Unavailable if error.reason() == Some("RESOURCE_VERSION_TOO_LARGE") => {
-                self.was_too_large = !was_too_large;
-                if was_too_large { Recovery::Relist } else { Recovery::Resume }
+                self.was_too_large = !self.was_too_large;
+                if self.was_too_large { Recovery::Resume } else { Recovery::Relist }
             }
             // The token is read again for each call.
             Code::Unauthenticated if !std::mem::replace(&mut self.was_unauthenticated, true) => Recovery::Resume,
             // In a rollout some servers do not have it yet, or any more.
             Code::NotFound if self.was_served => Recovery::Resume,
             _ => error.recovery(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic_types::{ErrorDetails, StatusExt};
+
+    use super::*;
+
+    /// A server may need longer to answer than the client waits, above all when many watches wait for a version.
+    #[test]
+    fn the_second_too_large_lists_whatever_failed_between_without_an_answer() {
+        let address: crate::endpoint::ServerAddress = "127.0.0.1:1".parse().unwrap();
+        let details = ErrorDetails::with_error_info("RESOURCE_VERSION_TOO_LARGE", "informerd", []);
+        let status = Status::with_error_details(Code::Unavailable, "x", details);
+        let too_large = ClientError::from_status(&address, &status);
+        let silent = ClientError::Silent { address: address.clone(), after: Duration::from_secs(100) };
+        let broken = ClientError::Broken { address, problem: "x".to_owned() };
+        let event = pb::WatchResponse { r#type: pb::EventType::Added.into(), ..pb::WatchResponse::default() };
+        for between in [vec![], vec![&silent], vec![&broken, &silent]] {
+            let mut refusals = Refusals::default();
+            assert_eq!(refusals.recovery(&too_large), Recovery::Resume);
+            for error in between {
+                assert_eq!(refusals.recovery(error), Recovery::Resume);
+            }
+            assert_eq!(refusals.recovery(&too_large), Recovery::Relist);
+        }
+        let mut refusals = Refusals::default();
+        for _ in 0..3 {
+            assert_eq!(refusals.recovery(&too_large), Recovery::Resume, "a stream was served in between");
+            refusals.message(&event);
         }
     }
 }

@@ -9,12 +9,14 @@
 //!
 //! A task reads the stream all the time, so that a watch that is not read holds up no other: once its inbox is full, it is paused,
 //! and resumed when half of that is read; the rest is up to its queue and policy in the server. What all inboxes have together has a
-//! bound, too, above which the task waits.
+//! bound, too, above which the task waits, at most for as long as watches that are not read are not closed.
 //!
 //! The stream ends with its last watch. A watch whose server drains or is silent leaves it: the next one opens another stream, on
 //! another connection.
 
 mod inboxes;
+#[cfg(test)]
+mod tests;
 
 use std::{
     future::poll_fn,
@@ -25,12 +27,12 @@ use std::{
     task::{Context, Poll},
 };
 
-use futures_util::stream;
+use futures_util::{Stream, StreamExt, stream};
 use parking_lot::Mutex;
 use prost::Message;
-use tokio::{runtime::Handle, sync::Semaphore};
+use tokio::{runtime::Handle, sync::Semaphore, time::timeout_at};
 use tokio_util::task::AbortOnDropHandle;
-use tonic::{Code, Status, Streaming, transport::Endpoint};
+use tonic::{Code, Status, transport::Endpoint};
 
 use self::inboxes::{Inboxes, MAX_REQUEST_BYTES};
 use super::{
@@ -39,9 +41,7 @@ use super::{
 };
 use crate::{
     endpoint::ServerAddress,
-    proto::pb::{
-        EventType, SubscribeResponse, WatchRequest, WatchResponse, informer_service_client::InformerServiceClient,
-    },
+    proto::pb::{SubscribeResponse, WatchRequest, WatchResponse, informer_service_client::InformerServiceClient},
 };
 
 /// The stream that the watches of a client and its clones share, while there are any.
@@ -74,8 +74,6 @@ struct Subscription {
 pub(super) struct SubscribedWatch {
     subscription: Arc<Subscription>,
     id: u32,
-    /// Message that was read to find out whether the watch was refused.
-    first: Option<Box<WatchResponse>>,
 }
 
 // === impl Subscriptions ===
@@ -91,28 +89,14 @@ impl Subscriptions {
         Self { address, endpoint, runtime: Handle::current(), turn: Semaphore::new(1), current }
     }
 
-    /// Opens a watch on the stream, and waits for its first message. None if it has to be opened by Watch.
+    /// Opens a watch on the stream. None if it has to be opened by Watch.
     pub(super) async fn open(&self, request: &WatchRequest) -> Result<Option<SubscribedWatch>, ClientError> {
         if request.encoded_len() > MAX_REQUEST_BYTES {
             return Ok(None);
         }
         let Some(subscription) = self.subscription().await? else { return Ok(None) };
         let id = subscription.inboxes.lock().open(request.clone());
-        let mut watch = SubscribedWatch { subscription, id, first: None };
-        let first = poll_fn(|cx| watch.poll_next(cx)).await.transpose().map_err(|status| self.error(&status))?;
-        match first {
-            Some(WatchResponse { r#type, error: Some(refusal), .. }) if r#type == i32::from(EventType::Error) => {
-                let error = ClientError::from_proto(&refusal);
-                if error.invalidates_connection() {
-                    watch.leave_connection();
-                }
-                Err(error)
-            }
-            first => {
-                watch.first = first.map(Box::new);
-                Ok(Some(watch))
-            }
-        }
+        Ok(Some(SubscribedWatch { subscription, id }))
     }
 
     /// Returns the stream; none if the server has no Subscribe.
@@ -160,13 +144,20 @@ impl Subscriptions {
 }
 
 /// Reads the stream to its end.
-async fn read(inboxes: Arc<Mutex<Inboxes>>, mut responses: Streaming<SubscribeResponse>) {
+async fn read(
+    inboxes: Arc<Mutex<Inboxes>>,
+    mut responses: impl Stream<Item = Result<SubscribeResponse, Status>> + Unpin,
+) {
     loop {
-        poll_fn(|cx| inboxes.lock().poll_room(cx)).await;
-        match responses.message().await {
-            Ok(Some(response)) => inboxes.lock().deliver(response),
-            Ok(None) => return inboxes.lock().end(Status::ok("")),
-            Err(status) => return inboxes.lock().end(status),
+        loop {
+            let Some(check_at) = inboxes.lock().next_check() else { break };
+            // Either is a reason to check again.
+            drop(timeout_at(check_at, poll_fn(|cx| inboxes.lock().poll_room(cx))).await);
+        }
+        match responses.next().await {
+            Some(Ok(response)) => inboxes.lock().deliver(response),
+            None => return inboxes.lock().end(Status::ok("")),
+            Some(Err(status)) => return inboxes.lock().end(status),
         }
     }
 }
@@ -174,11 +165,8 @@ async fn read(inboxes: Arc<Mutex<Inboxes>>, mut responses: Streaming<SubscribeRe
 // === impl SubscribedWatch ===
 
 impl SubscribedWatch {
-    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<WatchResponse, Status>>> {
-        match self.first.take() {
-            Some(first) => Poll::Ready(Some(Ok(*first))),
-            None => self.subscription.inboxes.lock().poll_next(self.id, cx),
-        }
+    pub(super) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Option<Result<WatchResponse, Status>>> {
+        self.subscription.inboxes.lock().poll_next(self.id, cx)
     }
 
     /// Leaves the stream and its connection to the watches that are open.

@@ -52,6 +52,8 @@ pub struct Progress {
     pub source_seen_at: Option<Timestamp>,
     /// Namespaces that the watch is limited to, because the caller may read no others; empty if it is not.
     pub namespaces: Vec<String>,
+    /// Objects of the initial events for which the expression failed, at their end; `None` if there are none.
+    pub expression_errors: Option<pb::ExpressionErrors>,
 }
 
 /// Step that a watch takes to stay complete.

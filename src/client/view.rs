@@ -336,6 +336,7 @@ impl View {
             source: bookmark.source(),
             source_seen_at: bookmark.source_seen_at,
             namespaces: bookmark.namespaces.clone(),
+            expression_errors: bookmark.expression_errors.clone(),
         };
         if is_end {
             updates.push_back(Update::Synced(progress));

@@ -181,6 +181,7 @@ mod tests {
             source: pb::SyncState::Synced,
             source_seen_at: None,
             namespaces: Vec::new(),
+            expression_errors: None,
         };
         let (mut encoder, mut out) = (WatchEventEncoder::new(), Vec::new());
         let synced = Update::Synced(progress.clone());

@@ -9,12 +9,19 @@ use std::{
 use futures_util::Stream;
 use tonic::{Status, Streaming};
 
-use super::subscription::SubscribedWatch;
-use crate::proto::pb::WatchResponse;
+use super::{ClientError, subscription::SubscribedWatch};
+use crate::{
+    endpoint::ServerAddress,
+    proto::pb::{EventType, WatchResponse},
+};
 
 /// Messages of one stream of a watch. Dropping it ends the stream.
 #[derive(Debug)]
-pub struct WatchMessages(Messages);
+pub struct WatchMessages {
+    /// Message that was read to find out if the watch was refused.
+    first: Option<Box<WatchResponse>>,
+    messages: Messages,
+}
 
 #[derive(Debug)]
 enum Messages {
@@ -28,11 +35,39 @@ enum Messages {
 
 impl WatchMessages {
     pub(super) fn own(stream: Streaming<WatchResponse>) -> Self {
-        Self(Messages::Own(Box::new(stream)))
+        Self { first: None, messages: Messages::Own(Box::new(stream)) }
     }
 
     pub(super) fn subscribed(watch: SubscribedWatch) -> Self {
-        Self(Messages::Subscribed(watch))
+        Self { first: None, messages: Messages::Subscribed(watch) }
+    }
+
+    /// Returns a stream that has ended.
+    #[cfg(test)]
+    pub(crate) fn none() -> Self {
+        let codec = tonic_prost::ProstCodec::<WatchResponse, WatchResponse>::default();
+        let decoder = tonic::codec::Codec::decoder(&mut { codec });
+        Self::own(Streaming::new_empty(decoder, String::new()))
+    }
+
+    /// Waits for the first message.
+    ///
+    /// # Errors
+    ///
+    /// The status with which the watch is refused: that message, or that of a server that sends none.
+    pub(super) async fn opened(mut self, address: &ServerAddress) -> Result<Self, ClientError> {
+        let first = self.message().await.map_err(|status| ClientError::from_status(address, &status))?;
+        if let Some(WatchResponse { r#type, error: Some(refusal), .. }) = &first
+            && *r#type == i32::from(EventType::Error)
+        {
+            let error = ClientError::from_proto(refusal);
+            if error.invalidates_connection() {
+                self.leave_connection();
+            }
+            return Err(error);
+        }
+        self.first = first.map(Box::new);
+        Ok(self)
     }
 
     /// Returns the next message; none after the end.
@@ -50,7 +85,7 @@ impl WatchMessages {
 
     /// Leaves the connection: later watches of the client take another one.
     pub(super) fn leave_connection(&self) {
-        match &self.0 {
+        match &self.messages {
             Messages::Own(_) => {}
             Messages::Subscribed(watch) => watch.leave_connection(),
         }
@@ -61,7 +96,11 @@ impl Stream for WatchMessages {
     type Item = Result<WatchResponse, Status>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        match &mut self.get_mut().0 {
+        let this = self.get_mut();
+        if let Some(first) = this.first.take() {
+            return Poll::Ready(Some(Ok(*first)));
+        }
+        match &mut this.messages {
             Messages::Own(stream) => Pin::new(&mut **stream).poll_next(cx),
             Messages::Subscribed(watch) => watch.poll_next(cx),
         }

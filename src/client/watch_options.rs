@@ -17,8 +17,8 @@ pub struct WatchOptions {
     /// Longest time until the first message of a stream that resumes; 100 s. A server that is behind waits for the version, up to
     /// its `future_wait` of 90 s.
     pub resume_timeout: Duration,
-    /// Largest random delay before the watch moves away from a server that drains, so that its clients do not all move at once;
-    /// 1 s. The delay between streams is added.
+    /// Largest random delay before the watch moves away from a server that drains, and before it lists again, so that the clients of
+    /// a server do not all do so at once; 1 s. The delay between streams is added, except to that of the first list.
     pub drain_jitter: Duration,
     /// True to keep a copy of every object, so that an inferred DELETED has the last known body; default false.
     pub keep_objects: bool,

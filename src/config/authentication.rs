@@ -5,17 +5,28 @@ use super::{
     section::Section,
     table::{AuthenticationKeys, JwtKeys},
 };
-use crate::auth::{CertificateNames, JwtConfig};
+use crate::auth::{CertificateNames, CertificateUser, JwtConfig};
 
 const WITHOUT: &str =
     "this informerd was built without the Kubernetes API (cargo feature `kube`); write `token_file` or `jwt`";
 
-/// Reads the section; `None` without an authenticator.
-pub(super) fn resolve(section: &Section<'_>, tls: Option<&TlsConfig>) -> Option<AuthenticationConfig> {
+/// Reads the section: the authenticators, `None` without one, and the names of certificates, which count without one too.
+pub(super) fn resolve(
+    section: &Section<'_>,
+    tls: Option<&TlsConfig>,
+) -> (Option<AuthenticationConfig>, CertificateNames) {
     let AuthenticationKeys { client_certificates, certificate_user, certificate_system_names, token_file } =
         AuthenticationKeys::read(section);
-    if client_certificates && tls.is_none_or(|tls| tls.client_ca.is_none()) {
-        section.add("client_certificates", "needs the certificates of their signers; add `tls: { client_ca: ... }`");
+    if tls.is_none_or(|tls| tls.client_ca.is_none()) {
+        let is_other = certificate_user != CertificateUser::default();
+        let keys = [
+            ("client_certificates", client_certificates),
+            ("certificate_user", is_other),
+            ("certificate_system_names", certificate_system_names),
+        ];
+        for (key, _) in keys.into_iter().filter(|(_, is_set)| *is_set) {
+            section.add(key, "needs the certificates of their signers; add `tls: { client_ca: ... }`");
+        }
     }
     let jwt = section.is_written("jwt").then(|| section.section("jwt")).flatten().map(|section| {
         let JwtKeys { issuer, audiences, keys, user_claim, user_prefix, groups_claim, groups_prefix } =
@@ -35,12 +46,12 @@ pub(super) fn resolve(section: &Section<'_>, tls: Option<&TlsConfig>) -> Option<
     });
     let config = AuthenticationConfig {
         accepts_certificates: client_certificates,
-        certificates: CertificateNames { user: certificate_user, has_system_names: certificate_system_names },
         token_file: token_file.map(|path| section.relative(&path)),
         jwt,
         token_review,
     };
-    (config.accepts_certificates || config.accepts_tokens()).then_some(config)
+    let names = CertificateNames { user: certificate_user, has_system_names: certificate_system_names };
+    ((config.accepts_certificates || config.accepts_tokens()).then_some(config), names)
 }
 
 // === impl AuthenticationConfig ===

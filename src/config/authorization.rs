@@ -10,7 +10,7 @@ const WITHOUT: &str = "this informerd was built without the Kubernetes API (carg
 
 /// Reads the section.
 pub(super) fn resolve(section: &Section<'_>, is_authenticated: bool) -> AuthorizationConfig {
-    let AuthorizationKeys { rules, rules_file, recheck, grace, namespaces } = AuthorizationKeys::read(section);
+    let AuthorizationKeys { rules, rules_file, recheck } = AuthorizationKeys::read(section);
     let written = section.written_of(&AUTHORITIES);
     for key in written.iter().skip(1) {
         section.add(key, format!("excludes `{}`; keep one", written[0]));
@@ -24,7 +24,7 @@ pub(super) fn resolve(section: &Section<'_>, is_authenticated: bool) -> Authoriz
         Some(_) => section.section("subject_access_review").map(|keys| review(&keys)),
         None => None,
     };
-    AuthorizationConfig { authority, recheck, grace, namespaces }
+    AuthorizationConfig { authority, recheck }
 }
 
 fn review(section: &Section<'_>) -> AuthorityConfig {

@@ -14,6 +14,36 @@ use super::{
 /// Longest key that is compared, longer than any key and typo: a comparison takes time by the product of both lengths.
 const MAX_TYPO_BYTES: usize = 64;
 
+/// Keys of earlier versions by the advice for who still writes them.
+const REMOVED: &[(&str, &str)] = &[
+    (
+        "the server chooses it itself; remove the key",
+        "authentication.token_review.cache authorization.namespaces limits.compilations limits.expression_steps \
+         limits.page_snapshots limits.request_bytes limits.streams_per_connection quotas.list_burst \
+         resources.<name>.source.files.quiet resources.<name>.source.kube.contact_timeout \
+         resources.<name>.source.kube.page_size resources.<name>.source.kube.watch_timeout watch.batch_window \
+         watch.coalesce_bytes watch.future_wait watch.max_queue_length watch.queue_bytes watch.selection_budget \
+         watch.selection_share",
+    ),
+    (
+        "the client requests it for each watch; remove the key",
+        "resources.<name>.full_channel_policy resources.<name>.queue_length watch.bookmark_interval",
+    ),
+    (
+        "write a kubeconfig whose current context is this one, and remove the key",
+        "authentication.token_review.context authorization.subject_access_review.context",
+    ),
+    (
+        "it is `informerd`: write that in the roles, or `authorize_as` for a resource, and remove the key",
+        "authorization.subject_access_review.group",
+    ),
+    ("it is five times `recheck`; remove the key", "authorization.grace"),
+    ("it follows from watch.max_watchers; remove the key", "limits.calls"),
+    ("it follows from the limit on open files (ulimit -n, LimitNOFILE); remove the key", "limits.connections"),
+    ("it follows from limits.memory; remove the key", "limits.struct_bytes"),
+    ("it follows from history.bytes; remove the key", "watch.window_bytes"),
+];
+
 /// Returns every key of the configuration file, in the order of the reference.
 pub fn reference() -> &'static [Key] {
     static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
@@ -50,7 +80,9 @@ fn unread(path: &[String]) -> ConfigError {
         return ConfigError::new(&at, "unknown key");
     };
     let siblings = siblings(parents);
-    let problem = if let Some(near) = nearest(key, &siblings) {
+    let problem = if let Some(advice) = removed(path) {
+        format!("is no key any more: {advice}")
+    } else if let Some(near) = nearest(key, &siblings) {
         format!("unknown key; did you mean `{near}`?")
     } else if let Some(elsewhere) = reference().iter().find(|known| known.path.rsplit('.').next() == Some(key)) {
         format!("unknown key here; did you mean `{}`?", elsewhere.path)
@@ -58,6 +90,13 @@ fn unread(path: &[String]) -> ConfigError {
         format!("unknown key; known here: {}", siblings.join(", "))
     };
     ConfigError::new(&at, &problem)
+}
+
+/// Returns the advice for a key of an earlier version.
+fn removed(path: &[String]) -> Option<&'static str> {
+    let is_it = |key: &str| key.split('.').count() == path.len() && is_at(key, path);
+    let found = REMOVED.iter().find(|(_, keys)| keys.split_whitespace().any(is_it));
+    found.map(|(advice, _)| *advice)
 }
 
 /// Returns true if a pattern begins like this path.
@@ -108,9 +147,23 @@ mod tests {
             ("resources.pods.source.file", "files"),
             ("resources.pods.source.files.pth", "path"),
             ("resources.pods.indexes.node.lable", "label"),
-            ("resources.pods.queue_len", "queue_length"),
+            ("resources.pods.verify_intervall", "verify_interval"),
         ] {
             assert_eq!(problem(key), format!("{key}: unknown key; did you mean `{near}`?"));
+        }
+    }
+
+    #[test]
+    fn a_key_of_an_earlier_version_has_advice() {
+        let advice = problem("watch.batch_window");
+        assert_eq!(advice, "watch.batch_window: is no key any more: the server chooses it itself; remove the key");
+        let advice = problem("resources.pods.queue_length");
+        assert!(
+            advice.ends_with("is no key any more: the client requests it for each watch; remove the key"),
+            "{advice}"
+        );
+        for key in reference() {
+            assert_eq!(removed(&key.path.split('.').map(str::to_owned).collect::<Vec<_>>()), None, "{}", key.path);
         }
     }
 

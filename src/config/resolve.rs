@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     model::{IndexFunc, Indexers},
-    watch::{FullChannelPolicy, Retention},
+    watch::{FullChannelPolicy, MAX_QUEUE_LENGTH, Retention},
 };
 
 const SOURCES: [&str; 5] = ["files", "stream", "etcd", "kube", "informerd"];
@@ -55,20 +55,21 @@ pub(super) fn resolve(file: &Section<'_>, is_file_read: bool, flags: &ServeFlags
 
     let section = file.section_or_empty("watch");
     let watch = WatchConfig::read(&section);
-    check_queue(&section, Some(watch.full_channel_policy), Some(watch.queue_length), &watch);
+    check_queue(&section, &watch);
     let HistoryKeys { age, events, bytes } = HistoryKeys::read(&file.section_or_empty("history"));
-    let limits = LimitsConfig::read(&file.section_or_empty("limits"));
-    let authentication = authentication::resolve(&file.section_or_empty("authentication"), tls.as_ref());
+    let (authentication, certificates) =
+        authentication::resolve(&file.section_or_empty("authentication"), tls.as_ref());
     Config {
         admin,
         authorization: authorization::resolve(&file.section_or_empty("authorization"), authentication.is_some()),
         authentication,
+        certificates,
         tls,
         history: Retention { age, events, size: bytes },
         drain: DrainConfig::read(&file.section_or_empty("drain")),
         general,
-        resources: resolve_resources(file, is_file_read, flags, &watch, &limits),
-        limits,
+        resources: resolve_resources(file, is_file_read, flags),
+        limits: LimitsConfig::read(&file.section_or_empty("limits")),
         audit: resolve_audit(&file.section_or_empty("audit")),
         quotas: QuotasConfig::read(&file.section_or_empty("quotas")),
         watch,
@@ -94,13 +95,7 @@ fn resolve_tls(section: &Section<'_>, listen: &ListenAddr) -> Option<TlsConfig> 
     })
 }
 
-fn resolve_resources(
-    file: &Section<'_>,
-    is_file_read: bool,
-    flags: &ServeFlags,
-    watch: &WatchConfig,
-    limits: &LimitsConfig,
-) -> BTreeMap<String, ResourceConfig> {
+fn resolve_resources(file: &Section<'_>, is_file_read: bool, flags: &ServeFlags) -> BTreeMap<String, ResourceConfig> {
     let input = file.input();
     let section = file.section_or_empty("resources");
     let in_file: BTreeSet<&str> = section.names().collect();
@@ -114,7 +109,7 @@ fn resolve_resources(
     let mut resources = BTreeMap::new();
     for name in &in_file {
         input.check(&section.at(name), value::check_resource_name(name));
-        let resource = section.section(name).and_then(|keys| resolve_resource(&keys, name, watch, limits));
+        let resource = section.section(name).and_then(|keys| resolve_resource(&keys, name));
         resources.extend(resource.map(|resource| ((*name).to_owned(), resource)));
     }
     for (flag, name, source) in flagged_sources(flags, input) {
@@ -163,16 +158,10 @@ fn check_stdin(resources: &BTreeMap<String, ResourceConfig>, section: &Section<'
     }
 }
 
-fn resolve_resource(
-    section: &Section<'_>,
-    name: &str,
-    watch: &WatchConfig,
-    limits: &LimitsConfig,
-) -> Option<ResourceConfig> {
+fn resolve_resource(section: &Section<'_>, name: &str) -> Option<ResourceConfig> {
     let options = ResourceOptions::read(section);
-    check_queue(section, options.full_channel_policy, options.queue_length, watch);
     let index_section = section.section_or_empty("indexes");
-    let indexers = Arc::new(resolve_indexes(&index_section, limits.expression_steps));
+    let indexers = Arc::new(resolve_indexes(&index_section));
     let views = Arc::new(views::resolve(section));
     let source = section.section("source")?;
     if section.is_written("drop_fields") && (source.is_written("etcd") || source.is_written("informerd")) {
@@ -216,10 +205,6 @@ fn resolve_resource(
 
 fn resolve_files(keys: &Section<'_>) -> SourceConfig {
     let files = FilesResource::read(keys);
-    if files.quiet > files.rescan {
-        let rescan = value::text_of(files.rescan);
-        keys.add("quiet", format!("is longer than `rescan` ({rescan}); write a shorter one"));
-    }
     SourceConfig::Files(FilesResource { path: keys.relative(&files.path), ..files })
 }
 
@@ -230,15 +215,14 @@ fn resolve_stream(keys: &Section<'_>) -> Option<SourceConfig> {
     (!keys.has_problem("path")).then_some(SourceConfig::Stream(StreamResource { path, ..stream }))
 }
 
-fn resolve_indexes(section: &Section<'_>, expression_steps: u64) -> Indexers {
+fn resolve_indexes(section: &Section<'_>) -> Indexers {
     let mut indexes = Vec::new();
     for name in section.names() {
         let Some(keys) = section.section(name) else {
             continue;
         };
         let IndexKeys { path, label, expression } = IndexKeys::read(&keys);
-        let expression =
-            expression.map(|expression| IndexFunc::Expression(expression.with_max_steps(expression_steps)));
+        let expression = expression.map(IndexFunc::Expression);
         let written = keys.written_of(&["path", "label", "expression"]);
         if written.len() > 1 {
             keys.add_here(format!("has {}; keep one of them", listed(&written)));
@@ -255,26 +239,22 @@ fn resolve_indexes(section: &Section<'_>, expression_steps: u64) -> Indexers {
     section.check_here(Indexers::new(indexes)).unwrap_or_default()
 }
 
-/// Checks that the default queue of a resource is one that clients may request. A value that the section omits is that of
-/// `watch`, which has its own check.
-fn check_queue(section: &Section<'_>, policy: Option<FullChannelPolicy>, length: Option<usize>, watch: &WatchConfig) {
-    if let Some(policy) = policy.filter(|policy| !watch.allows(*policy)) {
-        let name = value::choices::policy_name(policy);
+/// Checks that the default queue is one that clients may request.
+fn check_queue(section: &Section<'_>, watch: &WatchConfig) {
+    let policy = watch.full_channel_policy;
+    let name = value::choices::policy_name(policy);
+    if !watch.allows(policy) {
         let allowed: Vec<_> =
             watch.allowed_policies.iter().map(|policy| value::choices::policy_name(*policy)).collect();
         let problem =
             format!("`{name}` is not in watch.allowed_policies; add it there, or choose {}", allowed.join(" or "));
         section.add("full_channel_policy", problem);
     }
-    let max = watch.max_queue_length;
-    if let Some(length) = length.filter(|length| *length > max) {
-        let problem = format!("{length} is larger than {max} (watch.max_queue_length); lower it, or raise the maximum");
+    if watch.queue_length > MAX_QUEUE_LENGTH {
+        let problem = format!("{} is larger than {MAX_QUEUE_LENGTH}; lower it", watch.queue_length);
         section.add("queue_length", problem);
     }
-    let is_written = policy.is_some() || length.is_some();
-    let policy = policy.unwrap_or(watch.full_channel_policy);
-    if is_written && length.unwrap_or(watch.queue_length) == 0 && policy != FullChannelPolicy::Block {
-        let name = value::choices::policy_name(policy);
+    if watch.queue_length == 0 && policy != FullChannelPolicy::Block {
         let problem = format!("0 is only for the policy `block`, and this is `{name}`; expected at least 1");
         section.add("queue_length", problem);
     }

@@ -26,6 +26,8 @@ pub struct Config {
     pub admin: AdminConfig,
     /// TLS files; `None` serves plain text. Over TCP only.
     pub tls: Option<TlsConfig>,
+    /// Names of a client certificate that are its user and groups, also where a certificate of `client_ca` is all that a client needs.
+    pub certificates: CertificateNames,
     /// Authenticators of clients; `None` admits every client that can connect.
     pub authentication: Option<AuthenticationConfig>,
     /// Rights of authenticated clients.
@@ -52,8 +54,6 @@ pub struct Config {
 pub struct AuthenticationConfig {
     /// True if a client certificate is accepted; only with `client_ca` of TLS.
     pub accepts_certificates: bool,
-    /// Names of a certificate that are its user and groups.
-    pub certificates: CertificateNames,
     /// File of static bearer tokens, by their hashes.
     pub token_file: Option<PathBuf>,
     /// JSON Web Tokens of one issuer.
@@ -69,10 +69,6 @@ pub struct AuthorizationConfig {
     pub authority: Option<AuthorityConfig>,
     /// Interval at which the credentials and the rights of open streams are checked again.
     pub recheck: Duration,
-    /// Time for which they go on without an answer, after the interval.
-    pub grace: Duration,
-    /// Most namespaces that are reviewed for a request for all.
-    pub namespaces: usize,
 }
 
 /// Authority over the rights of clients.
@@ -97,7 +93,7 @@ pub struct ResourceConfig {
     pub indexers: Arc<Indexers>,
     /// Views that requests may name, beside or in place of those that every server has.
     pub views: Arc<NamedViews>,
-    /// Other options. Policy and queue are within the bounds for clients; `snapshot` is never true for files and streams, whose
+    /// Other options. `snapshot` is never true for files and streams, whose
     /// state a later run cannot resume.
     pub options: ResourceOptions,
 }
@@ -130,6 +126,7 @@ pub struct RelayResource {
 
 /// Source of the objects of a resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(clippy::large_enum_variant, reason = "there is one for each resource")]
 pub enum SourceConfig {
     /// JSON and YAML files below a directory.
     Files(FilesResource),
@@ -176,6 +173,11 @@ impl RelayResource {
 const KUBE_DROP_FIELDS: [&str; 2] =
     [".metadata.managedFields", ".metadata.annotations['kubectl.kubernetes.io/last-applied-configuration']"];
 
+/// Memory of a resource for events that clients have not read yet, as a divisor of that for its history; as much again is for events
+/// replayed from the history.
+const WINDOW_SHARE: usize = 4;
+/// Most such memory. Who reads none of it for that long reads from the history, which costs one more encoding.
+const MAX_WINDOW: usize = 16 << 20;
 /// Plural name of Secrets in Kubernetes.
 const SECRETS: &str = "secrets";
 
@@ -185,12 +187,9 @@ impl Config {
     /// Returns the bounds of each resource's Broadcaster.
     pub fn broadcaster(&self) -> BroadcasterConfig {
         BroadcasterConfig {
-            retention: Retention { size: self.watch.window_bytes, ..self.history },
-            queue_size: self.watch.queue_bytes,
-            coalesce_size: self.watch.coalesce_bytes,
+            retention: Retention { size: (self.history.size / WINDOW_SHARE).min(MAX_WINDOW), ..self.history },
             block_timeout: self.watch.block_timeout,
-            selection_budget: self.watch.selection_budget,
-            selection_share: self.watch.selection_share,
+            ..BroadcasterConfig::default()
         }
     }
 }
@@ -203,6 +202,7 @@ impl Default for Config {
             admin: AdminConfig::default(),
             tls: None,
             authentication: None,
+            certificates: CertificateNames::default(),
             authorization: AuthorizationConfig::default(),
             watch: WatchConfig::default(),
             history: BroadcasterConfig::default().retention,
@@ -219,8 +219,8 @@ impl Default for Config {
 
 impl Default for AuthorizationConfig {
     fn default() -> Self {
-        let AuthorizationKeys { recheck, grace, namespaces, .. } = AuthorizationKeys::default();
-        Self { authority: None, recheck, grace, namespaces }
+        let AuthorizationKeys { recheck, .. } = AuthorizationKeys::default();
+        Self { authority: None, recheck }
     }
 }
 
@@ -230,6 +230,11 @@ impl WatchConfig {
     /// Returns true if a client may choose this policy.
     pub fn allows(&self, policy: FullChannelPolicy) -> bool {
         self.allowed_policies.contains(&policy)
+    }
+
+    /// Returns the queue of a client that has not requested one.
+    pub fn queue_options(&self) -> QueueOptions {
+        QueueOptions { policy: self.full_channel_policy, length: self.queue_length }
     }
 }
 
@@ -291,14 +296,6 @@ impl ResourceConfig {
                 FieldCut::new(paths).expect("fields that no object needs")
             }
             (None, _) => FieldCut::default(),
-        }
-    }
-
-    /// Returns the queue of a client that has not requested one for this resource.
-    pub fn queue_options(&self, watch: &WatchConfig) -> QueueOptions {
-        QueueOptions {
-            policy: self.options.full_channel_policy.unwrap_or(watch.full_channel_policy),
-            length: self.options.queue_length.unwrap_or(watch.queue_length),
         }
     }
 }

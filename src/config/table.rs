@@ -52,7 +52,7 @@ rows! {
         stale_after: Duration = "15s", positive_duration,
             "time without contact with the source after which a resource is STALE";
         state_dir: Option<PathBuf>, directory,
-            "directory for snapshots of kube, etcd and informerd resources: the next start serves them at once, as STALE, and requests only later changes; relative to the configuration file, if it is set there",
+            "directory for snapshots of kube, etcd, files and informerd resources: the next start serves them at once, as STALE, and requests only later changes; relative to the configuration file, if it is set there",
             flag("state-dir", "DIR", "INFORMERD_STATE_DIR");
         state_interval: Duration = "1m", positive_duration,
             "interval at which the snapshots of changed resources are written";
@@ -131,11 +131,8 @@ rows! {
     pub struct TokenReviewConfig at "authentication.token_review." {
         audiences: Vec<String> = (required "is missing; write for example [informerd]"), names,
             "accept the bearer tokens that a Kubernetes API server authenticates for one of these audiences: 1 to 32, such as [informerd]";
-        ttl ("cache"): Duration = "2m", duration in "10s"..="10m",
-            "time for which a token that was authenticated is not reviewed again";
         kubeconfig: Option<PathBuf>, file,
             "kubeconfig, relative to the configuration file; KUBECONFIG, ~/.kube/config or the service account in a cluster if left out";
-        context: Option<String>, text, "context of the kubeconfig; its current one if left out";
     }
 }
 
@@ -148,10 +145,6 @@ rows! {
             "file with such a list, in YAML or JSON, relative to the configuration file; read again when it changes";
         recheck: Duration = "60s", duration in "10s"..="10m",
             "interval at which the credentials and the rights of open streams are checked again";
-        grace: Duration = "5m", duration in "0s"..="1h",
-            "time for which an open stream goes on after `recheck` while the authority over its credentials or rights does not answer; not beyond the time at which its credentials expire";
-        namespaces: usize = "200", count in 1..=10_000,
-            "maximum number of namespaces to review for a request for all namespaces of a caller who may not read all";
     }
 }
 
@@ -160,11 +153,8 @@ rows! {
     pub struct SubjectAccessReviewConfig at "authorization.subject_access_review." {
         ttl ("cache"): Duration = "10s", duration in "0s"..="5m",
             "time for which a decision is used, positive or negative";
-        group: String = "informerd", text where kube::check_group,
-            "API group under which resources that are not of Kubernetes are reviewed, by their own names, and the right to impersonate users and groups";
         kubeconfig: Option<PathBuf>, file,
             "kubeconfig, relative to the configuration file; KUBECONFIG, ~/.kube/config or the service account in a cluster if left out";
-        context: Option<String>, text, "context of the kubeconfig; its current one if left out";
     }
 }
 
@@ -176,25 +166,8 @@ rows! {
         allowed_policies: Vec<FullChannelPolicy> = "[drop, block, replay, coalesce]", policies,
             "policies that a client may request";
         queue_length: usize = "1024", count, "length of a client's queue in events, unless its request has one";
-        max_queue_length: usize = "65536", positive_count, "maximum queue length that a client may request";
-        queue_bytes: usize = "16MiB", positive_size,
-            "encoded bytes at which a client's queue is full, whatever its length";
-        window_bytes: usize = "16MiB", positive_size,
-            "memory per resource for events that clients have not read yet, and as much again for events replayed from the history";
-        coalesce_bytes: usize = "64MiB", positive_size,
-            "memory for the merged events of one watch under coalesce; beyond it the watch ends";
         block_timeout: Duration = "5s", positive_duration,
             "total time per resource that changes may wait for clients under block, refilled at a tenth of the time";
-        selection_budget: Duration = "200us", duration in "10us"..="100ms",
-            "time per publish cycle for expressions and for selections other than by equality of name, index, label or field; threads evaluate those that do not fit";
-        selection_share: u32 = "20", integer in 1..=100,
-            "maximum share of the time of a resource's writer for the same expressions and selections, in percent";
-        bookmark_interval: Duration = "30s", positive_duration,
-            "time without an event after which a watch receives a bookmark, unless its request has one";
-        future_wait: Duration = "90s", positive_duration,
-            "time that a watch waits for a resource_version that this server has not reached yet";
-        batch_window: Duration = "0ms", duration in "0ms"..="1s",
-            "minimum time between two publish cycles: more delay, less work for many watchers";
         progress_timeout: Duration = "30s", positive_duration,
             "time after which a connection or a stream whose client reads nothing is closed";
         max_watchers: usize = "100000", positive_count, "maximum number of open watches";
@@ -214,27 +187,12 @@ rows! {
 rows! {
     /// Bounds on the usage by clients.
     pub struct LimitsConfig at "limits." {
-        request_bytes: usize = "64KiB", positive_size, "maximum size of a request";
         request_timeout: Duration = "10s", duration in "100ms"..="5m",
             "time for a client to complete the TLS handshake, the HTTP/2 preface, a header block or the message of a request";
-        connections: Option<usize>, positive_count,
-            "maximum number of open connections; if left out, what the limit on open files leaves, at most 100000";
-        calls: Option<usize>, positive_count,
-            "maximum number of calls in progress, streams among them; if left out, watch.max_watchers and 25000 more";
         peer_share: u32 = "25", integer in 1..=100,
-            "maximum share of one caller in watches, compilations and page snapshots, and of one peer in connections, calls in progress and the memory of requests, in percent: a caller is an authenticated user, else its peer; a peer is an IPv4 address, a /64 of IPv6 or a user of a unix socket; 100 behind a proxy";
-        compilations: usize = "4096", positive_count,
-            "maximum number of expressions and conditions that wait to be compiled";
-        page_snapshots: usize = "16", positive_count,
-            "snapshots kept for the next pages of lists; beyond them the oldest tokens expire";
-        // The limit of HTTP/2: 31 bits.
-        streams_per_connection: u32 = "1024", integer in 1..=2_147_483_647, "maximum number of open calls on one connection";
-        struct_bytes: usize = "64MiB", positive_size,
-            "size of the cache of bodies converted to Struct";
+            "maximum share of one caller in watches, compilations, reviews and page snapshots, and of one peer in connections, calls in progress and the memory of requests, in percent: a caller is an authenticated user, else its peer; a peer is an IPv4 address, a /64 of IPv6 or a user of a unix socket; 100 behind a proxy";
         memory: Option<usize>, size in "1MiB"..="1024GiB",
             "memory held for all clients together; above it the stream that has read nothing for longest ends; if left out, a quarter of the cgroup's limit, 1GiB without one";
-        expression_steps: u64 = "10000", integer in 100..=100_000,
-            "steps of one evaluation of an expression (100000 take about 5 ms); beyond them it fails and is counted";
     }
 }
 
@@ -245,8 +203,6 @@ rows! {
             "open calls of Watch, Until, List and ByIndex, and watches on Subscribe streams, of one caller, and as many of these streams: an authenticated user, else its peer (limits.peer_share)";
         lists_per_second: Option<u32>, integer in 1..=100_000,
             "calls of List, ByIndex and ListIndexValues, and watches with initial events, of one caller in a second";
-        list_burst: u32 = "100", integer in 1..=100_000,
-            "the same calls at once, after a pause; for lists_per_second";
         bulk_responses: Option<usize>, positive_count,
             "lists, and watches that are at their initial events, of one caller at a time";
         bytes_held: Option<usize>, size in "64KiB"..="1024GiB",
@@ -279,8 +235,6 @@ rows! {
         kind: Option<String>, kind, "only objects of this kind; all if left out";
         rescan: Duration = "5s", duration in "100ms"..="1h",
             "interval of full scans, which find changes that the operating system does not report";
-        quiet: Duration = "100ms", duration in "10ms"..="10s",
-            "time without changes in the directory before they are read; at most rescan";
     }
 }
 
@@ -343,18 +297,11 @@ rows! {
             "only objects with these fields, such as spec.nodeName=node-a, as far as the API can select by them";
         is_metadata_only ("metadata_only"): bool = "false", boolean,
             "request and serve only the metadata of objects, such as Secrets without their data";
-        page_size: Option<u32>, integer in 1..=100_000,
-            "objects per page of a list; if left out 500 where pages are of use";
-        watch_timeout: Duration = "5m", duration in "10s"..="24h",
-            "timeout that a watch requests from the API: a random time between this and twice as long";
         has_opaque_versions ("versions"): bool = "auto", auto_or_opaque,
             "opaque: this server numbers the versions, for an API whose decimal versions have no order";
         kubeconfig: Option<PathBuf>, file,
             "kubeconfig, relative to the configuration file; KUBECONFIG, ~/.kube/config or the service account in a cluster if left out";
         context: Option<String>, text, "context of the kubeconfig; its current one if left out";
-        // A third of it is the interval of contacts, in which an API server under load has to respond.
-        contact_timeout: Duration = "15s", duration in "3s"..="5m",
-            "time without contact after which the connections to the API server are closed";
     }
 }
 
@@ -460,7 +407,5 @@ rows! {
             "interval at which the server lists the upstream a second time and compares every object with its cache, with low priority; differences are the problem VERIFY_DIFFERS; not for stream sources; if left out never";
         authorize_as: Option<String>, text where kube::check_kind_name,
             "PLURAL or PLURAL.GROUP, such as deployments.apps, that a SubjectAccessReview names for this resource; if left out the kind of a kube source, else the resource in the group of the section";
-        full_channel_policy: Option<FullChannelPolicy>, policy, "overrides watch.full_channel_policy";
-        queue_length: Option<usize>, count, "overrides watch.queue_length";
     }
 }

@@ -16,6 +16,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::{
+    auth::CertificateNames,
     model::{IndexFunc, Indexers, Path as JsonPath},
     proto::Compression,
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
@@ -70,12 +71,10 @@ fn defaults() {
             verify_interval: None,
             optional: false,
             snapshot: None,
-            full_channel_policy: None,
-            queue_length: None,
         },
     };
     let queue = QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 };
-    assert_eq!(pods.queue_options(&config.watch), queue);
+    assert_eq!(config.watch.queue_options(), queue);
     let retention = Retention { size: 16 << 20, ..config.history };
     assert_eq!(config.broadcaster(), BroadcasterConfig { retention, ..BroadcasterConfig::default() });
     let expected = Config {
@@ -90,12 +89,8 @@ fn defaults() {
         admin: AdminConfig { listen: Some("127.0.0.1:9464".parse().unwrap()), open_metrics: false, hosts: Vec::new() },
         tls: None,
         authentication: None,
-        authorization: AuthorizationConfig {
-            authority: None,
-            recheck: Duration::from_secs(60),
-            grace: Duration::from_secs(300),
-            namespaces: 200,
-        },
+        certificates: CertificateNames::default(),
+        authorization: AuthorizationConfig { authority: None, recheck: Duration::from_secs(60) },
         watch: WatchConfig {
             full_channel_policy: FullChannelPolicy::Replay,
             allowed_policies: vec![
@@ -105,41 +100,14 @@ fn defaults() {
                 FullChannelPolicy::Coalesce,
             ],
             queue_length: 1024,
-            max_queue_length: 65_536,
-            queue_bytes: 16 << 20,
-            window_bytes: 16 << 20,
-            coalesce_bytes: 64 << 20,
             block_timeout: Duration::from_secs(5),
-            selection_budget: Duration::from_micros(200),
-            selection_share: 20,
-            bookmark_interval: Duration::from_secs(30),
-            future_wait: Duration::from_secs(90),
-            batch_window: Duration::ZERO,
             progress_timeout: Duration::from_secs(30),
             max_watchers: 100_000,
         },
         history: Retention { age: Duration::from_secs(300), events: 100_000, size: 256 << 20 },
-        limits: LimitsConfig {
-            request_bytes: 65_536,
-            request_timeout: Duration::from_secs(10),
-            connections: None,
-            calls: None,
-            peer_share: 25,
-            compilations: 4096,
-            page_snapshots: 16,
-            streams_per_connection: 1024,
-            struct_bytes: 64 << 20,
-            memory: None,
-            expression_steps: 10_000,
-        },
+        limits: LimitsConfig { request_timeout: Duration::from_secs(10), peer_share: 25, memory: None },
         audit: AuditConfig { file: None },
-        quotas: QuotasConfig {
-            streams: None,
-            lists_per_second: None,
-            list_burst: 100,
-            bulk_responses: None,
-            bytes_held: None,
-        },
+        quotas: QuotasConfig { streams: None, lists_per_second: None, bulk_responses: None, bytes_held: None },
         drain: DrainConfig { delay: Duration::ZERO, period: Duration::from_secs(5) },
         resources: [("pods".to_owned(), pods)].into(),
     };
@@ -152,10 +120,9 @@ listen: unix:/run/informerd.sock
 admin: { listen: none }
 insecure: true
 compression: [gzip]
-watch: { full_channel_policy: block, allowed_policies: [block, drop], queue_length: 0, max_queue_length: 10,
-         queue_bytes: 1MiB, window_bytes: 2MiB, coalesce_bytes: 3MiB, block_timeout: 1s, selection_budget: 1ms500us, selection_share: 50, bookmark_interval: 1m, future_wait: 2m, batch_window: 5ms, progress_timeout: 3m, max_watchers: 7 }
-history: { age: 1h, events: 8, bytes: 9 }
-limits: { request_bytes: 1Ki, request_timeout: 5s, connections: 9, calls: 6, peer_share: 100, compilations: 8, page_snapshots: 7, streams_per_connection: 3, struct_bytes: 5, memory: 2MiB, expression_steps: 100000 }
+watch: { full_channel_policy: block, allowed_policies: [block, drop], queue_length: 0, block_timeout: 1s, progress_timeout: 3m, max_watchers: 7 }
+history: { age: 1h, events: 8, bytes: 64KiB }
+limits: { request_timeout: 5s, peer_share: 100, memory: 2MiB }
 drain: { delay: 1s, period: 0 }
 stale_after: 1ms
 state_dir: ./state
@@ -166,8 +133,6 @@ resources:
     indexes: { node: { path: .spec.nodeName }, app: { label: app } }
     optional: true
     snapshot: false
-    full_channel_policy: drop
-    queue_length: 5
   flags: { source: { files: { path: /flags } }, indexes: }
 ";
 
@@ -185,37 +150,16 @@ fn a_file_with_everything() {
             full_channel_policy: FullChannelPolicy::Block,
             allowed_policies: policies,
             queue_length: 0,
-            max_queue_length: 10,
-            queue_bytes: 1 << 20,
-            window_bytes: 2 << 20,
-            coalesce_bytes: 3 << 20,
             block_timeout: Duration::from_secs(1),
-            selection_budget: Duration::from_micros(1500),
-            selection_share: 50,
-            bookmark_interval: Duration::from_secs(60),
-            future_wait: Duration::from_secs(120),
-            batch_window: Duration::from_millis(5),
             progress_timeout: Duration::from_secs(180),
             max_watchers: 7,
         }
     );
     assert!(config.watch.allows(FullChannelPolicy::Drop) && !config.watch.allows(FullChannelPolicy::Replay));
-    assert_eq!(config.history, Retention { age: Duration::from_secs(3600), events: 8, size: 9 });
+    assert_eq!(config.history, Retention { age: Duration::from_secs(3600), events: 8, size: 64 << 10 });
     assert_eq!(
         config.limits,
-        LimitsConfig {
-            request_bytes: 1024,
-            request_timeout: Duration::from_secs(5),
-            connections: Some(9),
-            calls: Some(6),
-            peer_share: 100,
-            compilations: 8,
-            page_snapshots: 7,
-            streams_per_connection: 3,
-            struct_bytes: 5,
-            memory: Some(2 << 20),
-            expression_steps: 100_000
-        }
+        LimitsConfig { request_timeout: Duration::from_secs(5), peer_share: 100, memory: Some(2 << 20) }
     );
     assert_eq!(config.drain, DrainConfig { delay: Duration::from_secs(1), period: Duration::ZERO });
     assert_eq!(config.general.stale_after, Duration::from_millis(1));
@@ -224,12 +168,9 @@ fn a_file_with_everything() {
     assert_eq!(
         config.broadcaster(),
         BroadcasterConfig {
-            retention: Retention { size: 2 << 20, ..config.history },
-            queue_size: 1 << 20,
-            coalesce_size: 3 << 20,
+            retention: Retention { size: 16 << 10, ..config.history },
             block_timeout: Duration::from_secs(1),
-            selection_budget: Duration::from_micros(1500),
-            selection_share: 50,
+            ..BroadcasterConfig::default()
         }
     );
 
@@ -250,11 +191,8 @@ fn a_file_with_everything() {
             verify_interval: None,
             optional: true,
             snapshot: Some(false),
-            full_channel_policy: Some(FullChannelPolicy::Drop),
-            queue_length: Some(5),
         },
     };
-    assert_eq!(pods.queue_options(&config.watch), QueueOptions { policy: FullChannelPolicy::Drop, length: 5 });
     assert_eq!(config.resources["pods"], pods);
     assert_eq!(config.resources["flags"].source, files("/flags", None));
     assert_eq!(config.resources["flags"].indexers, Arc::default());
@@ -396,10 +334,7 @@ resources:
 #[test]
 fn conflicting_keys_are_rejected() {
     for (yaml, problem) in [
-        (
-            "watch: { queue_length: 11, max_queue_length: 10 }",
-            "watch.queue_length: 11 is larger than 10 (watch.max_queue_length); lower it, or raise the maximum",
-        ),
+        ("watch: { queue_length: 65537 }", "watch.queue_length: 65537 is larger than 65536; lower it"),
         (
             "watch: { allowed_policies: [drop, block] }",
             "watch.full_channel_policy: `replay` is not in watch.allowed_policies; add it there, or choose drop or block",
@@ -409,24 +344,14 @@ fn conflicting_keys_are_rejected() {
             "watch.queue_length: 0 is only for the policy `block`, and this is `replay`; expected at least 1",
         ),
         (
-            "resources: { a: { queue_length: 65537, source: { files: { path: a } } } }",
-            "resources.a.queue_length: 65537 is larger than 65536 (watch.max_queue_length); lower it, or raise the maximum",
-        ),
-        (
-            "watch: { allowed_policies: [replay] }\nresources: { a: { full_channel_policy: drop, source: { files: { path: a } } } }",
-            "resources.a.full_channel_policy: `drop` is not in watch.allowed_policies; add it there, or choose replay",
-        ),
-        (
-            "watch: { full_channel_policy: block, queue_length: 0 }\n\
-             resources: { a: { full_channel_policy: drop, source: { files: { path: a } } } }",
-            "resources.a.queue_length: 0 is only for the policy `block`, and this is `drop`; expected at least 1",
-        ),
-        (
-            "watch: { full_channel_policy: drop, allowed_policies: [block], queue_length: 9, max_queue_length: 8 }\n\
-             resources: { a: { full_channel_policy: block, source: { files: { path: a } } },
-                          b: { queue_length: 8, source: { files: { path: a } } } }",
+            "watch: { full_channel_policy: drop, allowed_policies: [block], queue_length: 65537 }",
             "watch.full_channel_policy: `drop` is not in watch.allowed_policies; add it there, or choose block\n\
-             watch.queue_length: 9 is larger than 8 (watch.max_queue_length); lower it, or raise the maximum",
+             watch.queue_length: 65537 is larger than 65536; lower it",
+        ),
+        (
+            "watch: { window_bytes: 1MiB }\nresources: { a: { queue_length: 8, source: { files: { path: a } } } }",
+            "resources.a.queue_length: is no key any more: the client requests it for each watch; remove the key\n\
+             watch.window_bytes: is no key any more: it follows from history.bytes; remove the key",
         ),
     ] {
         assert_eq!(problems(yaml), problem);

@@ -185,14 +185,6 @@ pub(super) fn written(text: &str) -> Value {
     serde_saphyr::from_str(text).expect("YAML")
 }
 
-/// Formats a duration as in the file, in the largest unit that divides it.
-pub(super) fn text_of(duration: Duration) -> String {
-    let microseconds = duration.as_micros();
-    let unit = MICROSECONDS.iter().rev().find(|(_, unit)| microseconds.is_multiple_of(u128::from(*unit)));
-    let (name, unit) = unit.copied().unwrap_or(("us", 1));
-    format!("{}{name}", microseconds / u128::from(unit))
-}
-
 pub(super) fn size(value: &Value) -> Result<usize, ValueError> {
     match value {
         Value::String(text) => parse_size(text),
@@ -423,7 +415,10 @@ pub(super) fn found(value: &Value) -> String {
     match value {
         Value::Null => "nothing".to_owned(),
         Value::Bool(value) => value.to_string(),
-        Value::Number(number) => format!("the number {number}"),
+        Value::Number(number) => match number.as_f64().filter(|value| number.is_f64() && value.fract() == 0.0) {
+            Some(whole) => format!("the number {number}; write {whole:.0}, without a leading zero or a fraction"),
+            None => format!("the number {number}"),
+        },
         Value::String(text) => quote(text),
         Value::Array(_) => "a list".to_owned(),
         Value::Object(_) => "a map".to_owned(),

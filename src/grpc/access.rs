@@ -1,7 +1,7 @@
 //! Access of a call to a resource: its rights are checked before anything else of its request, and before the resource is looked
 //! up. So a caller without rights cannot tell a resource that exists from one that does not.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use http::HeaderMap;
 use tonic::Status;
@@ -19,6 +19,7 @@ use crate::{
     auth::{AccessError, Attributes, Authorizer, Credentials, Format, Identity, Operation, Scope},
     model::{Namespaces, excerpt},
     proto::{ObjectFormat, PayloadFormat, pb},
+    transport::Peer,
 };
 
 /// Access of a call to a resource.
@@ -179,10 +180,10 @@ impl Service {
         identity: &Identity,
         attributes: &Attributes,
     ) -> Result<Option<Namespaces>, ApiError> {
-        self.authorize_again(identity, attributes, None).await
+        self.decide(identity, attributes, None, false).await
     }
 
-    /// Returns the same for an open watch that is limited to some namespaces: it keeps those of them that the caller may read, also
+    /// Returns the same for an open watch. One that is limited to some namespaces keeps those of them that the caller may read, also
     /// one whose last object has been deleted.
     pub(super) async fn authorize_again(
         &self,
@@ -190,9 +191,19 @@ impl Service {
         attributes: &Attributes,
         current: Option<&Namespaces>,
     ) -> Result<Option<Namespaces>, ApiError> {
+        self.decide(identity, attributes, current, true).await
+    }
+
+    async fn decide(
+        &self,
+        identity: &Identity,
+        attributes: &Attributes,
+        current: Option<&Namespaces>,
+        is_stream: bool,
+    ) -> Result<Option<Namespaces>, ApiError> {
         let Some(authorizer) = self.config().access.authorizer.as_ref() else { return Ok(None) };
         let present = || self.namespaces_of(&attributes.resource);
-        let mut scope = authorizer.authorize(identity, attributes, &present).await;
+        let mut scope = authorizer.decide(identity, attributes, &present, is_stream).await;
         if let Some(current) = current
             && matches!(scope, Ok(Scope::Only(_)) | Err(AccessError::Denied))
         {
@@ -280,20 +291,20 @@ impl Service {
         Ok(())
     }
 
-    /// Checks that the sender of these headers may see what operators see of all resources: their metrics.
+    /// Checks that the sender of these headers, at this address, may see what operators see of all resources: their metrics.
     ///
     /// # Errors
     ///
     /// The status that a call would have.
-    pub async fn check_operator(&self, headers: &HeaderMap) -> Result<(), Status> {
+    pub async fn check_operator(&self, headers: &HeaderMap, address: SocketAddr) -> Result<(), Status> {
         if !self.authorizes() {
             return Ok(());
         }
         let identity = match &self.config().authentication {
             Some(authentication) => {
                 let credentials = token(headers)?.map(Credentials::Token);
-                let (identity, _) =
-                    self.identity(authentication, credentials.as_ref(), headers, Caller::default()).await?;
+                let caller = Caller::new(Some(Peer::Tcp(address)), None);
+                let (identity, _) = self.identity(authentication, credentials.as_ref(), headers, caller).await?;
                 Some(identity)
             }
             None => None,
@@ -330,7 +341,7 @@ async fn keep(
     let mut kept = Vec::new();
     for namespace in current.iter().filter(|namespace| !found.contains(namespace)) {
         let of_one = Attributes { namespace: Some(namespace.to_owned()), ..attributes.clone() };
-        match authorizer.authorize(identity, &of_one, &Vec::new).await {
+        match authorizer.decide(identity, &of_one, &Vec::new, true).await {
             Ok(_) => kept.push(namespace),
             Err(AccessError::Denied) => {}
             Err(error) => return Err(error),
@@ -389,8 +400,8 @@ fn denied(identity: Option<&Identity>, attributes: &Attributes) -> ApiError {
 fn namespace_required(limit: usize) -> ApiError {
     ApiError::AccessDenied {
         message: format!(
-            "namespace: missing; you may not read all namespaces, and the resource has objects in more than {limit} of them \
-             (authorization.namespaces): name one"
+            "namespace: missing; you may not read all namespaces, and the resource has objects in more than {limit} of them: \
+             name one"
         ),
     }
 }

@@ -20,7 +20,10 @@ use tokio::time::Instant;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
-use super::denials::{Denials, DeniedCaller};
+use super::{
+    denials::{Denials, DeniedCaller},
+    peers::HEALTH_PATHS,
+};
 use crate::{
     auth::Identity,
     model::{ObjectKey, Selection, excerpt},
@@ -105,8 +108,6 @@ struct Line<'a> {
     events: Option<u64>,
 }
 
-/// Service whose calls are not in the log: probes.
-const HEALTH_PATHS: &str = "/grpc.health.";
 /// Reasons of denials with codes that have other reasons, too.
 const DENIALS: [&str; 2] = ["QUOTA_EXCEEDED", "AUTHORIZER_UNAVAILABLE"];
 

@@ -4,7 +4,7 @@
 
 use std::time::SystemTime;
 
-use http::{HeaderMap, HeaderValue, Request, header};
+use http::{Extensions, HeaderMap, HeaderValue, Request, header};
 
 use super::{
     audited_call::AuditedCall,
@@ -22,13 +22,16 @@ use crate::{
 
 impl Service {
     /// Authenticates the caller of a request, and leaves its identity and its credentials in the extensions. Without authenticators
-    /// nobody can make a call on behalf of others.
+    /// nobody can make a call on behalf of others, or with a certificate that has expired since the handshake.
     pub(super) async fn authenticate<B>(
         &self,
         authentication: Option<&Authentication>,
         request: &mut Request<B>,
     ) -> Result<(), ApiError> {
         let Some(authentication) = authentication else {
+            if has_expired(request.extensions()) {
+                return Err(ApiError::CredentialsExpired);
+            }
             let message = "this call has no authenticated caller who could impersonate another: remove the headers `impersonate-*`";
             return Err(ApiError::ImpersonationDenied { message: message.to_owned() });
         };
@@ -103,14 +106,22 @@ impl Service {
         let caller = authentication.authenticate(credentials, sender).await.map_err(ApiError::authentication)?;
         Ok(match requested()? {
             None => (caller, None),
-            Some(requested) => (self.impersonate(&caller, &requested).await?, Some(caller)),
+            Some(requested) => {
+                let is_stream = matches!(sender, Sender::Stream(_));
+                (self.impersonate(&caller, &requested, is_stream).await?, Some(caller))
+            }
         })
     }
 
     /// Returns the identity of a call that a caller makes on behalf of another: as long as the caller's own credentials are valid.
-    async fn impersonate(&self, caller: &Identity, requested: &Identity) -> Result<Identity, ApiError> {
+    async fn impersonate(
+        &self,
+        caller: &Identity,
+        requested: &Identity,
+        is_stream: bool,
+    ) -> Result<Identity, ApiError> {
         let decision = match &self.config().access.authorizer {
-            Some(authorizer) => authorizer.impersonate(caller, requested).await,
+            Some(authorizer) => authorizer.impersonate(caller, requested, is_stream).await,
             None => Err(AccessError::Denied),
         };
         match decision {
@@ -131,6 +142,12 @@ impl Service {
             }
         }
     }
+}
+
+/// Returns true if the certificate of a connection has expired since the handshake. A watch that begins on an open stream is refused
+/// then, too ([`Service::authenticate_again`]).
+pub(super) fn has_expired(extensions: &Extensions) -> bool {
+    extensions.get::<Identity>().is_some_and(|identity| identity.has_expired(SystemTime::now()))
 }
 
 /// Returns the credentials of a request: its bearer token, otherwise the certificate that TLS has verified.

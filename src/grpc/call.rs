@@ -6,15 +6,16 @@ use std::{
     time::Duration,
 };
 
-use bytes::Buf;
 use http::{Extensions, HeaderMap, header};
 use http_body_util::BodyExt;
 use prost::Message;
 use tokio::time::Instant;
-use tonic::body::Body;
 
 use super::{
-    audited_call::AuditedCall, frame, grant::Authenticated, opening::OpeningSlot, request::RequestMessages,
+    audited_call::AuditedCall,
+    grant::Authenticated,
+    opening::OpeningSlot,
+    request::{Messages, payload},
     status::ApiError,
 };
 use crate::{
@@ -159,20 +160,9 @@ fn user_agent(headers: &HeaderMap) -> Arc<str> {
 }
 
 /// Reads the single message of a request.
-pub(super) async fn message<M: Message + Default>(body: RequestMessages<Body>) -> Result<M, ApiError> {
-    let mut bytes = body.collect().await?.to_bytes();
-    if bytes.len() < frame::PREFIX_BYTES {
-        return Err(ApiError::request("the message is missing"));
-    }
-    let is_compressed = bytes.get_u8() != 0;
-    let length = bytes.get_u32() as usize;
-    if is_compressed {
-        return Err(ApiError::NotImplemented { what: "a compressed request" });
-    }
-    if bytes.len() != length {
-        return Err(ApiError::request("the length of the message differs from its prefix"));
-    }
-    M::decode(bytes).map_err(|error| ApiError::request(error.to_string()))
+pub(super) async fn message<M: Message + Default>(body: Messages) -> Result<M, ApiError> {
+    let message = body.collect().await?.to_bytes();
+    M::decode(payload(&message)?).map_err(|error| ApiError::request(error.to_string()))
 }
 
 /// Returns the time for which a call may wait: up to its deadline, at most [`MAX_WAIT`]. A tenth of the deadline is left for the

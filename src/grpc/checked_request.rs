@@ -6,32 +6,28 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http_body::{Body, Frame};
 use prost::{DecodeError, Message};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_reflection::pb::{v1, v1alpha};
 
 use super::{
-    boundaries::{Boundaries, Boundary},
-    frame::PREFIX_BYTES,
+    request::{Messages, payload},
     status::ApiError,
 };
 use crate::proto::pb;
 
-/// Request body that hands out whole messages that can be decoded.
-pub(super) struct CheckedRequest<B> {
-    body: B,
-    method: Option<Method>,
-    boundaries: Boundaries,
-    /// Beginning of a message.
-    begun: BytesMut,
+/// Request body that hands out messages that can be decoded.
+pub(super) struct CheckedRequest {
+    messages: Messages,
+    method: Method,
     has_message: bool,
 }
 
-/// Request of a method.
+/// Method whose requests are checked.
 #[derive(Clone, Copy)]
-struct Method {
+pub(super) struct Method {
     check: fn(&[u8]) -> Result<(), DecodeError>,
     is_stream: bool,
 }
@@ -39,8 +35,8 @@ struct Method {
 // === impl Method ===
 
 impl Method {
-    /// Returns the method of this path; `None` for one of a program's own services.
-    fn of(path: &str) -> Option<Self> {
+    /// Returns the method of this path; `None` for one of another service, which reads its requests itself.
+    pub(super) fn of(path: &str) -> Option<Self> {
         let (service, name) = path.strip_prefix('/')?.split_once('/')?;
         Some(match (service, name) {
             ("informerd.v1.InformerService", "Until") => Self::unary::<pb::UntilRequest>(),
@@ -67,68 +63,28 @@ impl Method {
 
 // === impl CheckedRequest ===
 
-impl<B> CheckedRequest<B> {
-    /// Creates the body of a request for this path.
-    pub(super) fn new(body: B, path: &str) -> Self {
-        let (boundaries, begun) = (Boundaries::default(), BytesMut::new());
-        Self { body, method: Method::of(path), boundaries, begun, has_message: false }
-    }
-
-    /// Checks bytes that have arrived. Returns the messages that end in them.
-    fn check(&mut self, bytes: &[u8]) -> Result<Bytes, ApiError> {
-        let (mut rest, mut whole) = (bytes, BytesMut::new());
-        loop {
-            let before = rest;
-            let boundary = self.boundaries.next(&mut rest);
-            self.begun.extend_from_slice(&before[..before.len() - rest.len()]);
-            match boundary {
-                None => return Ok(whole.freeze()),
-                Some(Boundary::Prefix(_)) if self.begun.first() != Some(&0) => {
-                    return Err(ApiError::NotImplemented { what: "a compressed request" });
-                }
-                Some(Boundary::Prefix(_)) => {}
-                Some(Boundary::End) => {
-                    let message = self.begun.split();
-                    let decoded = self.method.map_or(Ok(()), |method| (method.check)(&message[PREFIX_BYTES..]));
-                    decoded.map_err(|error| ApiError::request(error.to_string()))?;
-                    self.has_message = true;
-                    whole.unsplit(message);
-                }
-            }
-        }
-    }
-
-    /// Checks the end of the body.
-    fn end(&self) -> Result<(), ApiError> {
-        if !self.begun.is_empty() {
-            return Err(ApiError::request("the stream ends within a message"));
-        }
-        if !self.has_message && self.method.is_some_and(|method| !method.is_stream) {
-            return Err(ApiError::request("the message is missing"));
-        }
-        Ok(())
+impl CheckedRequest {
+    /// Creates the body of a request for a method.
+    pub(super) fn new(messages: Messages, method: Method) -> Self {
+        Self { messages, method, has_message: false }
     }
 }
 
-impl<B: Body<Data = Bytes, Error = ApiError> + Unpin> Body for CheckedRequest<B> {
+impl Body for CheckedRequest {
     type Data = Bytes;
     type Error = ApiError;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, ApiError>>> {
         let this = self.get_mut();
-        loop {
-            let Some(frame) = ready!(Pin::new(&mut this.body).poll_frame(cx)?) else {
-                return Poll::Ready(this.end().err().map(Err));
-            };
-            match frame.into_data() {
-                Ok(data) => {
-                    let whole = this.check(&data)?;
-                    if !whole.is_empty() {
-                        return Poll::Ready(Some(Ok(Frame::data(whole))));
-                    }
-                }
-                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
-            }
+        let Some(frame) = ready!(Pin::new(&mut this.messages).poll_frame(cx)?) else {
+            let is_missing = !this.has_message && !this.method.is_stream;
+            return Poll::Ready(is_missing.then(|| Err(ApiError::request("the message is missing"))));
+        };
+        if let Some(message) = frame.data_ref() {
+            let decoded = (this.method.check)(&payload(message)?);
+            decoded.map_err(|error| ApiError::request(error.to_string()))?;
+            this.has_message = true;
         }
+        Poll::Ready(Some(Ok(frame)))
     }
 }

@@ -72,6 +72,13 @@ impl Denials {
         }
     }
 
+    /// Writes all lines that are held back, before the log is closed.
+    pub(super) fn finish(&self) {
+        for denied in self.state.lock().values_mut() {
+            denied.write(&self.log, denied.written + INTERVAL);
+        }
+    }
+
     /// Writes the lines that were held back, each when it is due; never returns.
     ///
     /// # Cancel safety
@@ -92,9 +99,7 @@ impl Denials {
 
 impl Drop for Denials {
     fn drop(&mut self) {
-        for denied in self.state.get_mut().values_mut() {
-            denied.write(&self.log, denied.written + INTERVAL);
-        }
+        self.finish();
     }
 }
 
@@ -156,6 +161,11 @@ mod tests {
         tokio::time::sleep(INTERVAL * 3).await;
         assert_eq!(lines(&log, &path)[4..], [r#"{"reason":"A","call":0}"#, r#"{"reason":"A","call":1}"#]);
         running.abort();
+        // The server shuts down within that second, and others still have the log.
+        (0..3).for_each(|call| denied(&one, "C", call));
+        denials.finish();
+        let last = [r#"{"reason":"C","call":0}"#, r#"{"reason":"C","call":2,"calls":2}"#];
+        assert_eq!(lines(&log, &path)[6..], last);
     }
 
     #[tokio::test(start_paused = true)]

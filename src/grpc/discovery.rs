@@ -13,7 +13,7 @@ use crate::{
     cache::{Problem, ProblemReason},
     model::{Namespaces, ResourceVersion, View, excerpt},
     process::commit,
-    proto::{self, pb},
+    proto::{self, PayloadFormat, pb},
 };
 
 /// The "Since:" names of the contract that are implemented in full, sorted.
@@ -21,8 +21,10 @@ const CAPABILITIES: &[&str] =
     &["identity", "library", "limits", "operations", "shards", "sources", "subscribe", "views"];
 /// Maximum and default number of index values in one response.
 const MAX_INDEX_VALUES: usize = 10_000;
-/// Size limit of a response with index values, in bytes; the last value may exceed it.
+/// Size limit of a response with index values, in bytes; a single value may exceed it.
 const MAX_VALUES_BYTES: usize = 1 << 20;
+/// Size of the beginning of a value that a page token has: a value may be as large as an object.
+const MAX_TOKEN_VALUE_BYTES: usize = 4 << 10;
 
 /// Answers `ListResources` with the resources that the caller may see, of which it learns what it may list.
 pub(super) async fn resources(service: &Service, call: &Call) -> Result<pb::ListResourcesResponse, ApiError> {
@@ -67,10 +69,16 @@ async fn limited(resource: &ServedResource, described: pb::Resource, allowed: &N
             problem.subject.split_once('/').is_some_and(|(namespace, _)| allowed.contains(namespace))
         }
         ProblemReason::NamespaceNotFound => allowed.contains(&problem.subject),
+        // Without its message, which names files.
+        ProblemReason::ObjectsUnread => true,
         _ => false,
     };
+    let readable = |found: &Problem| match found.reason {
+        ProblemReason::ObjectsUnread => pb::Problem { message: String::new(), ..problem(found) },
+        _ => problem(found),
+    };
     let health = resource.informer.health();
-    let problems = health.problems().iter().filter(is_readable).map(problem).collect();
+    let problems = health.problems().iter().filter(is_readable).map(readable).collect();
     let history =
         resource.informer.snapshot().map(|snapshot| resource.informer.history(snapshot.history_id(), Some(allowed)));
     let history = history.unwrap_or_default();
@@ -138,13 +146,16 @@ pub(super) async fn index_values(
     let index = &request.index;
     let indexers = resource.informer.indexers();
     let unknown = || ApiError::index("index", index, indexers.names());
-    if indexers.get(index).ok_or_else(unknown)?.reads_body() {
+    let reads_body = indexers.get(index).ok_or_else(unknown)?.reads_body();
+    if reads_body {
         access.require_bodies("index by other than namespace and labels").await?;
     }
     service.quotas().call(call)?;
     service.quotas().list(call)?;
     if let Some(audited) = &call.audited {
-        audited.reads(None, Some(format!("index={}", excerpt(index))), &access.format);
+        // The values of the index are of bodies.
+        let format = if reads_body { PayloadFormat::Raw } else { PayloadFormat::Metadata };
+        audited.reads(None, Some(format!("index={}", excerpt(index))), &format.into());
     }
     let bound = pb::ListIndexValuesRequest { page_size: 0, page_token: String::new(), ..request.clone() };
     let namespaces = access.namespaces.as_ref();
@@ -160,9 +171,11 @@ pub(super) async fn index_values(
         0 => MAX_INDEX_VALUES,
         size => size.min(MAX_INDEX_VALUES),
     };
-    let entries = snapshot.index_values(index, after.as_deref()).ok_or_else(unknown)?;
+    let after = after.as_deref().map(|after| after.split_once(':').unwrap_or(("", after)));
+    let (listed, after) = after.map_or((0, None), |(listed, after)| (listed.parse().unwrap_or(0), Some(after)));
+    let entries = snapshot.index_values(index, after).ok_or_else(unknown)?;
     let mut values: Vec<pb::IndexValue> = Vec::new();
-    let mut bytes = 0;
+    let (mut bytes, mut to_skip, mut skipped) = (0, listed, None);
     let mut next_page_token = String::new();
     let mut slice = TimeSlice::begin();
     for (value, key) in entries {
@@ -174,9 +187,14 @@ pub(super) async fn index_values(
             last.objects += 1;
             continue;
         }
-        if values.len() == page_size || bytes > MAX_VALUES_BYTES {
-            let last = values.last().map(|last| last.value.as_str()).unwrap_or_default();
-            next_page_token = service.pages().token(&snapshot, query, last, call.caller().origin());
+        if to_skip > 0 || skipped == Some(value) {
+            to_skip -= usize::from(skipped != Some(value));
+            skipped = Some(value);
+            continue;
+        }
+        if values.len() == page_size || (bytes + value.len() > MAX_VALUES_BYTES && !values.is_empty()) {
+            let position = position_after(&values, (listed, after));
+            next_page_token = service.pages().token(&snapshot, query, &position, call.caller().origin());
             break;
         }
         bytes += value.len();
@@ -191,4 +209,15 @@ pub(super) async fn index_values(
         next_page_token,
         namespaces: proto::namespaces(namespaces),
     })
+}
+
+/// Returns the position after these values of an index, of which the first one follows another position: the beginning of the last
+/// value, and the number of the listed values that begin so and are longer.
+fn position_after(values: &[pb::IndexValue], (listed, after): (usize, Option<&str>)) -> String {
+    let last = values.last().map(|last| &*last.value).unwrap_or_default();
+    let end = (0..=last.len().min(MAX_TOKEN_VALUE_BYTES)).rev().find(|at| last.is_char_boundary(*at)).unwrap_or(0);
+    let start = &last[..end];
+    let is_longer = |value: &&pb::IndexValue| value.value.len() > start.len() && value.value.starts_with(start);
+    let before = if after == Some(start) { listed } else { 0 };
+    format!("{}:{start}", before + values.iter().filter(is_longer).count())
 }

@@ -177,7 +177,13 @@ impl NextObject {
             next => next.insert((Arc::clone(object), Stage::Encoding(encode()))),
         };
         if let Stage::Encoding(encoding) = stage {
-            *stage = Stage::Encoded(ready!(encoding.poll(cx))?);
+            match ready!(encoding.poll(cx)) {
+                Ok(bytes) => *stage = Stage::Encoded(bytes),
+                Err(failed) => {
+                    self.0 = None;
+                    return Poll::Ready(Err(failed));
+                }
+            }
         }
         match stage {
             Stage::Encoded(bytes) => Poll::Ready(Ok(bytes.clone())),

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     auth::Operation,
     cache::{Problem, ProblemReason},
-    model::{Namespaces, Object, ObjectKey, Part, Selection, Term, TermResult},
+    model::{Namespaces, Object, ObjectKey, Part, Selection, Term, TermResult, excerpt},
     proto::{
         PayloadFormat,
         pb::{self, explain_request},
@@ -61,7 +61,10 @@ pub(super) async fn explain(
     service.quotas().call(&call)?;
     let Explained { resource, selection, watcher, readable } = explained;
     if let Some(audited) = &call.audited {
-        audited.reads(Some(&key), Some(selection.described(resource.is_secret)), &PayloadFormat::Metadata.into());
+        // The values of the terms are of the body.
+        let has_bodies = readable == Readable::Whole && selection.reads_body();
+        let format = if has_bodies { PayloadFormat::Raw } else { PayloadFormat::Metadata };
+        audited.reads(Some(&key), Some(selection.described(resource.is_secret)), &format.into());
     }
     let snapshot = service.snapshot(&resource, None, call.wait).await?;
     let object = snapshot.get(&key).filter(|_| readable != Readable::Nothing);
@@ -207,5 +210,7 @@ fn to_proto(term: Term) -> pb::SelectionTerm {
         TermResult::NoMatch => pb::TermResult::NoMatch,
         TermResult::Failed => pb::TermResult::Failed,
     };
+    // A value may be as large as an object, and there may be one for each term.
+    let found = excerpt(&found).into_owned();
     pb::SelectionTerm { field: field.to_owned(), term: text, result: result.into(), found }
 }

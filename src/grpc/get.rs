@@ -38,7 +38,7 @@ pub(super) struct GetBody {
     /// Response without the object.
     rest: pb::GetResponse,
     stage: Stage,
-    _view: Option<OpenView>,
+    _view: Option<Box<OpenView>>,
 }
 
 /// Progress of a response.

@@ -1,6 +1,6 @@
 //! The grant of a call: its caller and the rights that it was given.
 
-use crate::auth::{Attributes, Credentials, Identity};
+use crate::auth::{Attributes, Credentials, Identity, Party};
 
 /// Rights that a call was granted. Those of an open stream are checked again and again.
 #[derive(Debug, Clone)]
@@ -16,4 +16,13 @@ pub(super) struct Authenticated {
     /// Caller whose credentials these are, if it makes the call on behalf of another.
     pub(super) impersonator: Option<Identity>,
     pub(super) credentials: Option<Credentials>,
+}
+
+// === impl Authenticated ===
+
+impl Authenticated {
+    /// Returns the owner of the credentials as the queues see it.
+    pub(super) fn party(&self) -> Party {
+        self.impersonator.as_ref().unwrap_or(&self.identity).party()
+    }
 }

@@ -14,8 +14,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use futures_util::future::Either;
-use http::{HeaderMap, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode, header};
 use http_body::Frame as BodyFrame;
 use tokio::time::{Instant, Sleep};
 use tonic::{Code, Status};
@@ -24,12 +23,14 @@ use tracing::{Instrument, Span, debug_span};
 
 use super::{
     audited_call::AuditedCall,
+    authenticate::has_expired,
     call::{Call, Impersonator, timeout_of},
     metrics::RpcObserver,
-    peers::{HEALTH_PATHS, HEALTH_REQUEST_BYTES, PeerCall, REFLECTION_PATHS, RequestCharge},
-    request::{RequestBounds, RequestMessages},
+    peers::{HEALTH_PATHS, HEALTH_REQUEST_BYTES, MAX_REQUEST_BYTES, PeerCall, REFLECTION_PATHS, RequestCharge},
+    request::{Messages, RequestBounds, RequestMessages},
     service::Service,
     status::{ApiError, final_frames, trailers},
+    status_body::StatusBody,
 };
 use crate::{
     auth::{Authentication, IMPERSONATED_USER, impersonated_user, is_impersonating},
@@ -56,21 +57,25 @@ pub struct Body {
     audited: Option<AuditedCall>,
     /// Place of the call in the account of its peer; none for a refused call.
     peer: Option<PeerCall>,
+    is_watch: bool,
 }
 
 /// Request of a call.
 pub type CallRequest = Request<RequestBody>;
 /// Body of a request, which enforces the limits. A layer passes it on.
 #[derive(Debug)]
-pub struct RequestBody(pub(super) RequestMessages<tonic::body::Body>);
+pub struct RequestBody(pub(super) Messages);
 /// Body of a response; none, the default, if the headers are the whole response.
 #[derive(Default)]
 pub struct ResponseBody(pub(super) Option<Box<dyn BoundedBody<Error = Status>>>);
 
 /// Path of a method whose requests are streams.
 pub(super) const SUBSCRIBE_PATH: &str = "/informerd.v1.InformerService/Subscribe";
-/// Path of a method whose response may come long after its request.
+pub(super) const WATCH_PATH: &str = "/informerd.v1.InformerService/Watch";
 const UNTIL_PATH: &str = "/informerd.v1.InformerService/Until";
+
+/// Headers of a status.
+const STATUS_HEADERS: [&str; 3] = ["grpc-status", "grpc-message", "grpc-status-details-bin"];
 
 impl<S> Layer<S> for CallLayer {
     type Service = Calls<S>;
@@ -108,7 +113,7 @@ where
         let (metrics, config) = (self.service.metrics(), self.service.config());
         if let Err((status, reason)) = check_grpc(&request) {
             metrics.refused().count(reason);
-            let mut response = Response::new(Body::new(None, None, None));
+            let mut response = Response::new(Body::new(None, None, None, false));
             *response.status_mut() = status;
             return Box::pin(std::future::ready(Ok(response)));
         }
@@ -117,13 +122,12 @@ where
         #[cfg(feature = "otel")]
         super::trace_context::set_parent(&span, request.headers());
         let observer = observer.map(|observer| observer.in_span(span.clone()));
+        let is_watch = request.uri().path() == WATCH_PATH;
         let peer = match self.service.peers().call(request.uri().path(), request.extensions()) {
             Ok(peer) => peer,
             Err(refusal) => {
-                let response = refused(metrics.refuse(&refusal));
-                let mut body = Body::new(None, observer, None);
-                body.ends(code_of(response.headers()));
-                return Box::pin(std::future::ready(Ok(response.map(|_| body))));
+                let body = Body::new(None, observer, None, is_watch);
+                return Box::pin(std::future::ready(Ok(body.of(refused(metrics.refuse(&refusal))))));
             }
         };
         let charge = self.service.peers().request(request.headers(), request.extensions());
@@ -133,32 +137,37 @@ where
         // already has.
         let is_open = path.starts_with(HEALTH_PATHS);
         let bounds = RequestBounds {
-            bytes: if is_open { config.request_bytes.min(HEALTH_REQUEST_BYTES) } else { config.request_bytes },
+            bytes: if is_open { HEALTH_REQUEST_BYTES } else { MAX_REQUEST_BYTES },
             timeout: config.request_timeout,
             is_stream: path.starts_with(REFLECTION_PATHS) || path == SUBSCRIBE_PATH,
-            answers_late: path == UNTIL_PATH,
+            waits: [WATCH_PATH, UNTIL_PATH].contains(&path),
         };
+        // It may be open for any time, and has limits of its own.
+        let is_long = bounds.is_stream || bounds.waits;
         let stream = request.extensions().get::<StreamHandle>().cloned();
         let audited = self.service.denials().and_then(|log| AuditedCall::new(log, path, request.extensions()));
         let mut request = request.map(|body| {
             let messages =
                 RequestMessages::new(tonic::body::Body::new(body), bounds, stream).charged_to(charge.clone());
-            RequestBody(messages.counted_in(observer.as_ref().map(RpcObserver::received)))
+            RequestBody(Box::new(messages.counted_in(observer.as_ref().map(RpcObserver::received))))
         });
         if let Some(audited) = &audited {
             request.extensions_mut().insert(audited.clone());
         }
         let authentication = config.authentication.clone().filter(|_| !is_open);
         let called = span.enter();
-        let answer = if authentication.is_none() && !is_impersonating(request.headers()) {
-            Either::Left(self.inner.call(request))
+        let has_expired = !is_open && has_expired(request.extensions());
+        let is_authenticated = authentication.is_some() || is_impersonating(request.headers()) || has_expired;
+        // Boxed, because the futures around it hold it several times.
+        let answer: Pin<Box<dyn Future<Output = _> + Send>> = if is_authenticated {
+            Box::pin(authenticated(self.service.clone(), authentication, self.inner.clone(), request))
         } else {
-            Either::Right(authenticated(self.service.clone(), authentication, self.inner.clone(), request))
+            Box::pin(self.inner.call(request))
         };
         drop(called);
         let metrics = Arc::clone(metrics);
         Box::pin(async move {
-            let answered = answered(within(deadline, answer).instrument(span), charge).await;
+            let answered = answered(within(deadline, answer).instrument(span), &charge).await;
             let response = match answered {
                 Ok(Some(answer)) => answer?,
                 Ok(None) => refused(deadline_exceeded()),
@@ -167,28 +176,25 @@ where
             if let Some(audited) = &audited {
                 audited.answers(response.headers());
             }
-            let mut body = Body::new(deadline, observer, audited);
-            body.ends(code_of(response.headers()));
-            body.peer = Some(peer);
-            Ok(response.map(|ResponseBody(answer)| Body { answer, ..body }))
+            let body = Body::new(deadline, observer, audited, is_watch);
+            let peer = if is_long { peer } else { peer.holding(charge, metrics.refused().clone()) };
+            Ok(Body { peer: Some(peer), ..body }.of(response))
         })
     }
 }
 
-/// Awaits the response of a call, and releases then what its request held.
+/// Awaits the response of a call.
 ///
 /// # Errors
 ///
 /// If the request must end before, because its peer holds too much: the oldest request ends, and frees what it holds.
-async fn answered<T>(answer: impl Future<Output = T>, charge: RequestCharge) -> Result<T, ApiError> {
+async fn answered<T>(answer: impl Future<Output = T>, charge: &RequestCharge) -> Result<T, ApiError> {
     // Cancel-safe: the call ends if the other arm wins.
-    let answered = tokio::select! {
+    tokio::select! {
         biased;
         answered = answer => Ok(answered),
         refusal = charge.ended() => Err(refusal),
-    };
-    charge.release_head();
-    answered
+    }
 }
 
 /// Returns the span of a call, from its request to the end of its stream, with the attributes of OpenTelemetry's conventions. A
@@ -223,14 +229,13 @@ where
     let (parts, RequestBody(mut body)) = request.into_parts();
     let mut request = Request::from_parts(parts, ());
     // Meanwhile the message arrives: what HTTP/2 held of it would be in no account.
-    let received = async {
-        std::future::poll_fn(|cx| body.poll_received(cx)).await;
-        std::future::pending().await
-    };
+    let received = std::future::poll_fn(|cx| match body.poll_received(cx) {
+        Poll::Ready(()) | Poll::Pending => Poll::<Infallible>::Pending,
+    });
     // Cancel-safe: `poll_received` keeps what has arrived in the body.
     let authenticated = tokio::select! {
         authenticated = service.authenticate(authentication.as_deref(), &mut request) => authenticated,
-        never = received => never,
+        never = received => match never {},
     };
     if let Err(refusal) = authenticated {
         return Ok(refused(refusal.to_status()));
@@ -276,8 +281,22 @@ pub(super) fn refused(status: Status) -> Response<ResponseBody> {
     status.into_http()
 }
 
+/// Opens the stream of a Watch whose response is a status alone. Other responses stay as they are.
+fn opened(response: Response<ResponseBody>) -> Response<ResponseBody> {
+    let status = Status::from_header_map(response.headers());
+    if status.is_none_or(|status| status.code() == Code::Ok) {
+        return response;
+    }
+    let (mut parts, _) = response.into_parts();
+    let mut trailers = HeaderMap::new();
+    for name in STATUS_HEADERS {
+        trailers.extend(parts.headers.remove(name).map(|value| (HeaderName::from_static(name), value)));
+    }
+    Response::from_parts(parts, ResponseBody(Some(Box::new(StatusBody::new(trailers, true)))))
+}
+
 fn deadline_exceeded() -> Status {
-    Status::deadline_exceeded("the deadline of the call has passed")
+    ApiError::DeadlineExceeded.to_status()
 }
 
 /// Returns the status code in trailers, or in the headers of a response without a body.
@@ -296,9 +315,21 @@ impl fmt::Debug for ResponseBody {
 // === impl Body ===
 
 impl Body {
-    fn new(deadline: Option<Instant>, observer: Option<RpcObserver>, audited: Option<AuditedCall>) -> Self {
+    fn new(
+        deadline: Option<Instant>,
+        observer: Option<RpcObserver>,
+        audited: Option<AuditedCall>,
+        is_watch: bool,
+    ) -> Self {
         let deadline = deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline)));
-        Self { answer: None, deadline, observer, audited, peer: None }
+        Self { answer: None, deadline, observer, audited, peer: None, is_watch }
+    }
+
+    /// Returns a response with this body around its own.
+    fn of(mut self, response: Response<ResponseBody>) -> Response<Self> {
+        self.ends(code_of(response.headers()));
+        let response = if self.is_watch { opened(response) } else { response };
+        response.map(|ResponseBody(answer)| Self { answer, ..self })
     }
 
     /// Counts what a frame has.
@@ -312,11 +343,15 @@ impl Body {
     }
 
     /// Ends the response with a status.
-    fn end_with(&mut self, status: &Status) -> Poll<Option<Result<BoundedFrame, Status>>> {
-        self.answer = None;
-        let trailers = trailers(status);
-        self.ends(code_of(&trailers));
-        Poll::Ready(Some(Ok(BoundedFrame::Frame(BodyFrame::trailers(trailers)))))
+    fn end_with(
+        &mut self,
+        status: &Status,
+        cx: &mut Context<'_>,
+        room: Room,
+    ) -> Poll<Option<Result<BoundedFrame, Status>>> {
+        (self.deadline, self.peer) = (None, None);
+        self.answer = Some(Box::new(StatusBody::new(trailers(status), self.is_watch)));
+        self.poll_bounded(cx, room)
     }
 
     /// Records the status code of the call, if there is one.
@@ -348,10 +383,10 @@ impl BoundedBody for Body {
                     && deadline.as_mut().poll(cx).is_ready()
                 {
                     answer.deadline_exceeded();
-                    return self.end_with(&deadline_exceeded());
+                    return self.end_with(&deadline_exceeded(), cx, room);
                 }
                 if let Some(Poll::Ready(refusal)) = self.peer.as_ref().map(|peer| peer.poll_ended(cx)) {
-                    return self.end_with(&refusal.to_status());
+                    return self.end_with(&refusal.to_status(), cx, room);
                 }
             }
             Poll::Ready(Some(Err(status))) => self.ends(Some(status.code())),
@@ -404,10 +439,15 @@ mod tests {
 
     use http_body_util::{BodyExt, StreamBody};
     use prometheus_client::{encoding::text, registry::Registry};
+    use prost::Message;
     use tokio_stream::StreamExt;
+    use tonic_types::StatusExt as _;
 
     use super::*;
-    use crate::grpc::{RpcMetrics, generated::Generated};
+    use crate::{
+        grpc::{RpcMetrics, frame::PREFIX_BYTES, generated::Generated},
+        proto::pb,
+    };
 
     #[tokio::test(start_paused = true)]
     async fn a_stream_ends_at_its_deadline() {
@@ -418,12 +458,19 @@ mod tests {
         let answer = Box::new(Generated::new(body, None, Arc::default()));
         let metrics = Arc::new(RpcMetrics::default());
         let observer = metrics.start("/informerd.v1.InformerService/Watch");
-        let body = Body::new(Some(began + Duration::from_secs(5)), observer, None);
+        let body = Body::new(Some(began + Duration::from_secs(5)), observer, None, true);
         let body = Body { answer: Some(answer), ..body };
         let collected = body.collect().await.unwrap();
         let status = Status::from_header_map(collected.trailers().unwrap()).unwrap();
         assert_eq!((status.code(), began.elapsed().as_secs()), (Code::DeadlineExceeded, 5));
-        assert_eq!(collected.to_bytes(), "onetwo");
+        let mut bytes = collected.to_bytes();
+        assert_eq!(bytes.split_to(6), "onetwo");
+        let message = pb::WatchResponse::decode(&bytes[PREFIX_BYTES..]).unwrap();
+        assert_eq!(
+            message.error.map(|error| error.code),
+            Some(Code::DeadlineExceeded.into()),
+            "the status as a message"
+        );
         let (mut registry, mut counted) = (Registry::default(), String::new());
         metrics.register(&mut registry);
         text::encode(&mut counted, &registry).unwrap();
@@ -436,7 +483,9 @@ mod tests {
         assert_eq!(within(Some(Instant::now()), std::future::ready(1)).await, Some(1));
         assert_eq!(within(None, std::future::ready(1)).await, Some(1));
         let refused = refused(deadline_exceeded());
-        assert_eq!(Status::from_header_map(refused.headers()).unwrap().code(), Code::DeadlineExceeded);
+        let status = Status::from_header_map(refused.headers()).unwrap();
+        assert_eq!(status.code(), Code::DeadlineExceeded);
+        assert_eq!(status.get_details_error_info().unwrap().reason, "DEADLINE_EXCEEDED");
         assert!(refused.into_body().0.is_none());
     }
 }

@@ -4,6 +4,7 @@
 //! them first would cost more than everything else. Both responses have the same fields under the same numbers.
 
 mod message;
+mod position;
 
 use std::{
     fmt,
@@ -18,6 +19,7 @@ use http_body::{Body, Frame as BodyFrame};
 use prost::Message;
 use tonic::Status;
 
+use self::position::Position;
 use super::{
     access::{Access, Wanted},
     audited_call::AuditedCall,
@@ -60,10 +62,7 @@ pub(super) struct ListBody {
     query: u64,
     /// Number of objects that the page may still have.
     room: Option<usize>,
-    /// Key of the last object that was checked.
-    last_checked: Option<ObjectKey>,
-    /// Key of the last object that was sent.
-    sent: Option<ObjectKey>,
+    position: Position,
     /// Next object, while it is encoded on a bulk thread.
     next: NextObject,
     /// Encoded objects of the next message, if it is not compressed, or has a view.
@@ -90,7 +89,7 @@ pub(super) struct ListBody {
     permit: BulkPermit,
     audited: Option<AuditedCall>,
     _quotas: [QuotaPermit; 2],
-    _view: Option<OpenView>,
+    _view: Option<Box<OpenView>>,
 }
 
 /// Objects of a message.
@@ -246,8 +245,7 @@ async fn answer(
         format,
         query,
         room: (page_size > 0).then_some(page_size as usize),
-        sent: after.clone(),
-        last_checked: after,
+        position: Position { sent: after.clone(), last_checked: after, ..Position::default() },
         next: NextObject::default(),
         objects: BytesMut::new(),
         compressing: None,
@@ -294,7 +292,7 @@ impl ListBody {
             return Filled::Nothing(self.bytes);
         }
         let snapshot = Arc::clone(&self.snapshot);
-        let after = self.last_checked.take();
+        let after = self.position.last_checked.take();
         let scan = Arc::clone(&self.scan);
         let mut objects = scan.objects(&snapshot, after.as_ref());
         let mut last = None;
@@ -308,7 +306,7 @@ impl ListBody {
                 filled = Filled::All;
                 break;
             };
-            if self.selection.matches(object) {
+            if self.selection.matches_counted(object, &mut self.position.ahead) {
                 if self.room == Some(0) {
                     self.next_page_token = self.next_page_token();
                     filled = Filled::All;
@@ -348,7 +346,7 @@ impl ListBody {
                 self.next.clear();
                 self.bytes = held;
                 self.room = self.room.map(|room| room - 1);
-                self.sent = Some(object.key().clone());
+                self.position.send(object.key().clone());
                 encoded_objects += 1;
             }
             last = Some(object.key().clone());
@@ -363,13 +361,13 @@ impl ListBody {
         if let Some(audited) = &self.audited {
             audited.sends(encoded_objects);
         }
-        self.last_checked = last.or(after);
+        self.position.last_checked = last.or(after);
         filled
     }
 
     /// Returns the token of the next page.
     fn next_page_token(&self) -> String {
-        let after = self.sent.as_ref().map(|sent| format!("{}\0{}", sent.namespace(), sent.name()));
+        let after = self.position.sent.as_ref().map(|sent| format!("{}\0{}", sent.namespace(), sent.name()));
         self.service.pages().token(&self.snapshot, self.query, &after.unwrap_or_default(), self.origin)
     }
 
@@ -381,6 +379,11 @@ impl ListBody {
     /// Returns the approximate maximum size of the next message without its objects, in bytes.
     fn head_bytes(&self) -> usize {
         HEAD_BYTES + frame::namespaces_len(self.namespaces())
+    }
+
+    /// Returns true if the last message of the page has something besides objects.
+    fn has_end(&self) -> bool {
+        !self.next_page_token.is_empty() || self.position.has_failures()
     }
 
     /// Ends the response after work that has panicked.
@@ -433,7 +436,7 @@ impl BoundedBody for ListBody {
                     Err(Failed) => break self.fail(),
                 },
                 // A response without objects is one message, which carries the version.
-                Stage::Last if self.has_answered && self.bytes == 0 && self.next_page_token.is_empty() => {
+                Stage::Last if self.has_answered && self.bytes == 0 && !self.has_end() => {
                     self.stage = Stage::Trailers;
                 }
                 Stage::Last if self.bytes == 0 && !room.allows(head_bytes) => {
@@ -482,7 +485,7 @@ impl fmt::Debug for ListBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ListBody")
             .field("selection", &self.selection)
-            .field("last_checked", &self.last_checked)
+            .field("position", &self.position)
             .field("stage", &self.stage)
             .finish_non_exhaustive()
     }

@@ -66,7 +66,7 @@ struct RpcCode(Code);
 #[derive(Debug)]
 pub(super) struct RpcObserver {
     metrics: Arc<RpcMetrics>,
-    method: Method,
+    method: &'static Method,
     code: Code,
     began: Instant,
     /// Position in the messages of the response.
@@ -92,7 +92,7 @@ const UNARY: &str = "unary";
 const SERVER_STREAM: &str = "server_stream";
 const BIDI_STREAM: &str = "bidi_stream";
 /// Methods whose calls are counted.
-const METHODS: [Method; 15] = [
+static METHODS: [Method; 15] = [
     (INFORMER_SERVICE, "Watch", SERVER_STREAM),
     (INFORMER_SERVICE, "Subscribe", BIDI_STREAM),
     (INFORMER_SERVICE, "List", SERVER_STREAM),
@@ -137,7 +137,7 @@ const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 impl RpcMetrics {
     /// Registers the counters.
     pub(super) fn register(&self, registry: &mut Registry) {
-        for method in METHODS {
+        for method in &METHODS {
             drop(self.started.get_or_create(&MethodLabels::of(method)));
             drop(self.handling.get_or_create(&MethodLabels::of(method)));
             drop(self.received.get_or_create(&MethodLabels::of(method)));
@@ -176,7 +176,7 @@ impl RpcMetrics {
     /// Counts the start of a call by the path of its method; none if it is not one of [`METHODS`].
     pub(super) fn start(self: &Arc<Self>, path: &str) -> Option<RpcObserver> {
         let called = path.strip_prefix('/')?.split_once('/')?;
-        let method = *METHODS.iter().find(|(service, name, _)| (*service, *name) == called)?;
+        let method = METHODS.iter().find(|(service, name, _)| (*service, *name) == called)?;
         self.started.get_or_create(&MethodLabels::of(method)).inc();
         Some(RpcObserver {
             metrics: Arc::clone(self),
@@ -216,7 +216,7 @@ impl Default for RpcMetrics {
 // === impl MethodLabels ===
 
 impl MethodLabels {
-    fn of((grpc_service, grpc_method, grpc_type): Method) -> Self {
+    fn of(&(grpc_service, grpc_method, grpc_type): &Method) -> Self {
         Self { grpc_service, grpc_method, grpc_type }
     }
 }
@@ -224,7 +224,7 @@ impl MethodLabels {
 // === impl RpcLabels ===
 
 impl RpcLabels {
-    fn of((grpc_service, grpc_method, grpc_type): Method, code: Code) -> Self {
+    fn of(&(grpc_service, grpc_method, grpc_type): &Method, code: Code) -> Self {
         Self { grpc_service, grpc_method, grpc_type, grpc_code: RpcCode(code) }
     }
 }
@@ -253,12 +253,7 @@ impl Collector for ServerCollector {
                 ledger.limit(),
             ),
             ("informerd_connections", None, "Open client connections", ledger.connections()),
-            (
-                "informerd_struct_cache",
-                Some(&Unit::Bytes),
-                "Memory of the cache of converted bodies (limits.struct_bytes)",
-                structs.bytes(),
-            ),
+            ("informerd_struct_cache", Some(&Unit::Bytes), "Memory of the cache of converted bodies", structs.bytes()),
         ] {
             let gauge = encoder.encode_descriptor(name, help, unit, MetricType::Gauge)?;
             ConstGauge::new(value as f64).encode(gauge)?;

@@ -1,9 +1,10 @@
-//! Account of each peer, from the first HEADERS of a call on, before anybody is authenticated: its calls in progress, the requests
-//! that are not answered, and its streams of the services that need no credentials or bypass `watchers`.
+//! Account of each peer, from the first HEADERS of a call on, before anybody is authenticated: its calls in progress, its requests,
+//! and its streams of the services that need no credentials or bypass `watchers`.
 //!
 //! ```text
-//!   HEADERS ──▶ call in progress ─────────────────────────────────▶ end of the response
-//!          └──▶ request: headers, then each byte that arrives ──▶ response begins
+//!   HEADERS ──▶ call in progress ───────────────────────────────────▶ end of the response
+//!          └──▶ request: headers, then each byte that arrives ──▶ end of the response
+//!               of a Watch, an Until or a Subscribe stream, which have limits of their own, the headers: end of the first message
 //! ```
 //!
 //! A call above the limit of calls is refused. Requests and streams above theirs are accepted, and the oldest ones end
@@ -36,15 +37,15 @@ pub(super) struct Peers {
 #[derive(Debug)]
 pub(super) struct PeerCall {
     _permit: Permit,
-    /// Place among the streams of its service, if these are limited; boxed, because every watch has room for one.
-    stream: Option<Box<LimitedStream>>,
+    /// Charge that its account may end; boxed, because every watch has room for one.
+    shed: Option<Box<Shed>>,
 }
 
-/// Stream of a service whose streams are limited.
+/// Charge of a stream of a service whose streams are limited, or of a request that is being answered.
 #[derive(Debug)]
-struct LimitedStream {
+struct Shed {
     limited: Limited,
-    charge: PeerCharge,
+    charge: Arc<PeerCharge>,
     refused: Rejections,
 }
 
@@ -66,13 +67,17 @@ enum Kind {
 
 /// Part of the memory held for all clients that requests may take which are not answered, as a divisor.
 const REQUESTS_SHARE: usize = 8;
-/// Memory of a call before its response begins, beside its headers and its message, in bytes: HTTP/2's stream, the futures and their
-/// spans.
-const CALL_BYTES: usize = 4 << 10;
+/// Memory of a call beside its headers and its messages, in bytes: HTTP/2's stream, the futures and their spans.
+const CALL_BYTES: usize = 6 << 10;
 /// Maximum number of streams of the health service, and of reflection. A load balancer or a kubelet has one of each client.
 const MAX_STREAMS: usize = 1024;
 /// Maximum size of a request to the health service, in bytes: it has one name.
 pub(super) const HEALTH_REQUEST_BYTES: usize = 1 << 10;
+/// Calls beside watches: a part of the number of watches, as a divisor, and some more.
+const SPARE_SHARE: usize = 4;
+const SPARE_CALLS: usize = 100;
+/// Maximum size of other requests: an expression of the longest kind, and as much again for selectors and a view.
+pub(super) const MAX_REQUEST_BYTES: usize = 64 << 10;
 /// Path prefix of the health service.
 pub(super) const HEALTH_PATHS: &str = "/grpc.health.v1.Health/";
 const HEALTH_WATCH_PATH: &str = "/grpc.health.v1.Health/Watch";
@@ -82,11 +87,12 @@ pub(super) const REFLECTION_PATHS: &str = "/grpc.reflection.";
 // === impl Peers ===
 
 impl Peers {
-    /// Creates the accounts for at most this number of calls, and a part of the memory held for clients; a peer gets `percent` of
-    /// each. A peer may always send a few of the largest requests.
-    pub(super) fn new(calls: usize, memory: usize, request_bytes: usize, percent: u32, refused: Rejections) -> Self {
+    /// Creates the accounts for the calls beside this number of watches, and a part of the memory held for clients; a peer gets
+    /// `percent` of each. A peer may always send a few of the largest requests.
+    pub(super) fn new(watches: usize, memory: usize, percent: u32, refused: Rejections) -> Self {
         const LARGEST_REQUESTS: usize = 64;
-        let requests = (memory / REQUESTS_SHARE).max(request_bytes.saturating_mul(LARGEST_REQUESTS));
+        let requests = (memory / REQUESTS_SHARE).max(MAX_REQUEST_BYTES * LARGEST_REQUESTS).min(memory / 2);
+        let calls = watches.saturating_add(watches / SPARE_SHARE + SPARE_CALLS);
         Self {
             calls: Quota::new(calls, percent),
             requests: PeerAccount::new(requests, percent),
@@ -96,7 +102,7 @@ impl Peers {
         }
     }
 
-    /// Returns the account of requests that are not answered.
+    /// Returns the account of requests.
     pub(super) fn requests(&self) -> &Arc<PeerAccount> {
         &self.requests
     }
@@ -111,12 +117,12 @@ impl Peers {
             Kind::Reflection => Some((Limited::Reflections, &self.reflections)),
             Kind::Other => None,
         };
-        let stream = stream.map(|(limited, account)| {
-            let charge = account.charge(peer);
+        let shed = stream.map(|(limited, account)| {
+            let charge = Arc::new(account.charge(peer));
             charge.add(1);
-            Box::new(LimitedStream { limited, charge, refused: self.refused.clone() })
+            Box::new(Shed { limited, charge, refused: self.refused.clone() })
         });
-        Ok(PeerCall { _permit: permit, stream })
+        Ok(PeerCall { _permit: permit, shed })
     }
 
     /// Counts a request, of which the headers have arrived.
@@ -150,9 +156,16 @@ impl Kind {
 // === impl PeerCall ===
 
 impl PeerCall {
-    /// Waits until the stream must end, because there are newer ones, and counts that. Not polled again then. Never ready for a call of another service.
+    /// Holds the charge of the request until the end of the response, unless the streams of the service are limited themselves.
+    pub(super) fn holding(mut self, RequestCharge { charge, .. }: RequestCharge, refused: Rejections) -> Self {
+        self.shed.get_or_insert_with(|| Box::new(Shed { limited: Limited::Requests, charge, refused }));
+        self
+    }
+
+    /// Waits until the call must end, because its peer has newer ones, and counts that. Not polled again then. Never ready for a
+    /// Watch, an Until or a Subscribe stream.
     pub(super) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<ApiError> {
-        let Some(LimitedStream { limited, charge, refused }) = self.stream.as_deref() else { return Poll::Pending };
+        let Some(Shed { limited, charge, refused }) = self.shed.as_deref() else { return Poll::Pending };
         charge.poll_ended(cx).map(|exceeded| {
             let exceeded = ExceededLimit::new(*limited, exceeded);
             refused.count(exceeded.bound());
@@ -179,14 +192,9 @@ impl RequestCharge {
         }
     }
 
-    /// Releases what is not of the body: the response begins.
+    /// Releases what is not of the body.
     pub(super) fn release_head(&self) {
         self.charge.sub(self.head);
-    }
-
-    /// Releases everything.
-    pub(super) fn release(&self) {
-        self.charge.clear();
     }
 
     /// Waits until the request must end, because its peer, or all of them, hold too many bytes.

@@ -2,16 +2,13 @@
 
 use std::sync::Arc;
 
-use super::{
-    access::Access, call::Caller, compiler::Compiler, resource::ServedResource, service::Service, status::ApiError,
-};
+use super::{access::Access, call::Caller, resource::ServedResource, service::Service, status::ApiError};
 use crate::{
     model::{
         Condition, Expression, ExpressionError, FieldSelector, IndexMatch, Indexers, KeyError, LabelSelector,
         ObjectKey, ResourceVersion, Selection,
     },
     proto::{self, pb},
-    transport::Quota,
 };
 
 /// Fields of a request that select objects, common to all RPCs.
@@ -63,10 +60,9 @@ async fn expression(
     caller: Caller,
 ) -> Result<Expression, ApiError> {
     check_expressions("expression")?;
-    let expression = compiled(service.compilations(), service.expressions(), text, caller).await?;
+    let expression = service.expressions().compile(text, caller).await?;
     let expression = expression.map_err(|error| not_compiled("expression", "", &error))?;
-    let max_steps = service.config().expression_steps;
-    Ok(expression.with_max_steps(max_steps).counted_in(&resource.informer.stats().expression_errors))
+    Ok(expression.counted_in(&resource.informer.stats().expression_errors))
 }
 
 /// Compiles one of the conditions of an Until.
@@ -79,27 +75,11 @@ pub(super) async fn condition(
     check_expressions("conditions")?;
     let service = access.service;
     let located = |error| not_compiled("conditions", &format!("[{at}], "), &error);
-    let condition = compiled(service.compilations(), service.conditions(), text, caller).await?.map_err(located)?;
+    let condition = service.conditions().compile(text, caller).await?.map_err(located)?;
     if condition.reads_body() {
         access.require_bodies("condition with `object`").await?;
     }
-    let max_steps = service.config().expression_steps;
-    Ok(condition.with_max_steps(max_steps).counted_in(&access.resource.informer.stats().expression_errors))
-}
-
-/// Returns the cached outcome of a text, or compiles it. The number of calls that wait for the compiler is limited.
-async fn compiled<T: Clone + Send + 'static>(
-    waiting: &Arc<Quota>,
-    compiler: &Compiler<T>,
-    text: &str,
-    caller: Caller,
-) -> Result<Result<T, ExpressionError>, ApiError> {
-    if let Some(known) = compiler.known(text) {
-        return Ok(known);
-    }
-    let permit = waiting.take(caller.origin());
-    let _permit = permit.map_err(ApiError::TooManyCompilations)?;
-    Ok(compiler.compile(text, caller).await)
+    Ok(condition.counted_in(&access.resource.informer.stats().expression_errors))
 }
 
 fn check_expressions(what: &'static str) -> Result<(), ApiError> {
@@ -141,48 +121,4 @@ pub(super) fn version(field: &'static str, text: &str) -> Result<Option<Resource
         return Ok(None);
     }
     text.parse().map(Some).map_err(|error| ApiError::version(field, &error))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    use tokio_test::{assert_pending, assert_ready, task};
-
-    use super::*;
-    use crate::transport::{Exceeded, Peer};
-
-    #[tokio::test]
-    async fn a_peer_has_its_share_of_waiting_compilations() {
-        static GATE: AtomicBool = AtomicBool::new(false);
-        let compiler = Compiler::new(|text| {
-            while !GATE.load(Ordering::SeqCst) && text != "known" {
-                std::thread::yield_now();
-            }
-            Ok(text.to_owned())
-        });
-        let waiting = Quota::new(3, 67);
-        let compile = |text: &'static str, host: u8| {
-            let caller = Caller::new(Some(Peer::Tcp(([10, 0, 0, host], 1).into())), None);
-            task::spawn(Box::pin(compiled(&waiting, &compiler, text, caller)))
-        };
-        compile("known", 1).await.unwrap().unwrap();
-        let mut calls = [compile("a", 1), compile("b", 1), compile("c", 2)];
-        for call in &mut calls {
-            assert_pending!(call.poll());
-        }
-        let refused = |text, host| assert_ready!(compile(text, host).poll()).unwrap_err();
-        assert_eq!(refused("d", 1), ApiError::TooManyCompilations(Exceeded::Share(2)));
-        assert_eq!(refused("d", 2), ApiError::TooManyCompilations(Exceeded::All(3)));
-        for exceeded in [Exceeded::Share(2), Exceeded::All(3)] {
-            let status = ApiError::TooManyCompilations(exceeded).to_status();
-            assert!(status.message().contains("limits.compilations"), "{}", status.message());
-        }
-        assert_eq!(assert_ready!(compile("known", 1).poll()), Ok(Ok("known".to_owned())), "it waits for nobody");
-        GATE.store(true, Ordering::SeqCst);
-        for call in calls {
-            call.await.unwrap().unwrap();
-        }
-        compile("d", 1).await.unwrap().unwrap();
-    }
 }

@@ -9,7 +9,11 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{call::Call, exceeded_quota::ExceededQuota, status::ApiError};
+use super::{
+    call::Call,
+    exceeded_limit::{ExceededLimit, Limited},
+    status::ApiError,
+};
 use crate::transport::{Exceeded, Ledger, Origin, Permit, Quota};
 
 /// Quotas of one caller; without a value there is none.
@@ -85,7 +89,7 @@ impl Quotas {
     pub(super) fn call(&self, call: &Call) -> Result<(), ApiError> {
         let Some(origin) = call.caller().origin().filter(|_| self.ledger.has_limit_for_each()) else { return Ok(()) };
         if let Some(limit) = self.ledger.exceeded_by(origin) {
-            return Err(ApiError::QuotaExceeded(ExceededQuota::BytesHeld { limit, after: None }));
+            return Err(ExceededLimit::of_quota(Limited::BytesHeld, limit).into());
         }
         if let Some(stream) = &call.stream {
             stream.belongs_to(origin);
@@ -95,20 +99,23 @@ impl Quotas {
 
     /// Admits a stream, until the permit is dropped.
     pub(super) fn stream(&self, call: &Call) -> Result<QuotaPermit, ApiError> {
-        self.call(call)?;
-        permit(self.streams.as_ref(), call).map_err(|exceeded| ExceededQuota::Streams(exceeded.limit()).into())
+        self.admit(self.streams.as_ref(), call)
     }
 
     /// Admits a Subscribe stream, until the permit is dropped.
     pub(super) fn subscription(&self, call: &Call) -> Result<QuotaPermit, ApiError> {
+        self.admit(self.subscriptions.as_ref(), call)
+    }
+
+    fn admit(&self, streams: Option<&Arc<Quota>>, call: &Call) -> Result<QuotaPermit, ApiError> {
         self.call(call)?;
-        permit(self.subscriptions.as_ref(), call).map_err(|exceeded| ExceededQuota::Streams(exceeded.limit()).into())
+        permit(streams, call).map_err(|exceeded| ExceededLimit::of_quota(Limited::Streams, exceeded.limit()).into())
     }
 
     /// Admits the objects of a snapshot in a response, until the permit is dropped.
     pub(super) fn bulk_response(&self, call: &Call) -> Result<QuotaPermit, ApiError> {
         let permit = permit(self.bulk_responses.as_ref(), call);
-        let permit = permit.map_err(|exceeded| ExceededQuota::BulkResponses(exceeded.limit()))?;
+        let permit = permit.map_err(|exceeded| ExceededLimit::of_quota(Limited::BulkResponses, exceeded.limit()))?;
         self.list(call)?;
         Ok(permit)
     }
@@ -117,7 +124,8 @@ impl Quotas {
     pub(super) fn list(&self, call: &Call) -> Result<(), ApiError> {
         let (Some(lists), Some(origin)) = (&self.lists, call.caller().origin()) else { return Ok(()) };
         let per_second = lists.rate.per_second;
-        lists.take(origin).map_err(|retry_after| ExceededQuota::Lists { per_second, retry_after }.into())
+        let quota = ExceededLimit::of_quota(Limited::Lists, per_second as usize);
+        lists.take(origin).map_err(|delay| quota.retried_after(delay).into())
     }
 }
 

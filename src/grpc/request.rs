@@ -17,6 +17,7 @@ use tokio::time::Sleep;
 
 use super::{
     boundaries::{Boundaries, Boundary},
+    frame::PREFIX_BYTES,
     open_streams::StreamEntry,
     peers::RequestCharge,
     status::ApiError,
@@ -32,9 +33,12 @@ pub(super) struct RequestBounds {
     pub(super) timeout: Duration,
     /// True if the request may have more than one message.
     pub(super) is_stream: bool,
-    /// True if the response may begin long after the request: other limits apply to the call once the message is handed out.
-    pub(super) answers_late: bool,
+    /// True if the response may begin long after the request: other limits apply to the call once its message is complete.
+    pub(super) waits: bool,
 }
+
+/// Request body of a call.
+pub(super) type Messages = Box<RequestMessages<tonic::body::Body>>;
 
 /// Request body that enforces the limits, and hands out whole messages, one in each frame. It copies them: a piece of a message would
 /// keep the buffer of everything that arrived with it.
@@ -62,8 +66,23 @@ pub(super) struct RequestMessages<B> {
     /// Account of the peer, and the bytes that are charged to it.
     charge: Option<RequestCharge>,
     charged: usize,
+    /// Bytes that the call holds of earlier messages.
+    kept: usize,
     /// Timer of the message that is expected; none between messages.
     timer: Option<Pin<Box<Sleep>>>,
+}
+
+/// Returns a message that was [handed out](RequestMessages) without its prefix.
+///
+/// # Errors
+///
+/// If there is none, or if it is compressed.
+pub(super) fn payload(message: &Bytes) -> Result<Bytes, ApiError> {
+    match message.first() {
+        Some(0) => Ok(message.slice(PREFIX_BYTES.min(message.len())..)),
+        Some(_) => Err(ApiError::NotImplemented { what: "a compressed request" }),
+        None => Err(ApiError::request("the message is missing")),
+    }
 }
 
 // === impl RequestMessages ===
@@ -85,6 +104,7 @@ impl<B> RequestMessages<B> {
             received: None,
             charge: None,
             charged: 0,
+            kept: 0,
             timer: None,
         }
     }
@@ -116,10 +136,10 @@ impl<B> RequestMessages<B> {
 
     /// Parses the bytes that have arrived, up to the end of a message.
     fn parse(&mut self) -> Result<(), ApiError> {
+        if self.complete > 0 && !self.bounds.is_stream {
+            return Err(ApiError::request("more than one message, or trailing data"));
+        }
         while !self.is_complete {
-            if self.complete > 0 && !self.bounds.is_stream && !self.rest.is_empty() {
-                return Err(ApiError::request("more than one message, or trailing data"));
-            }
             let mut left = &self.rest[..];
             let boundary = self.boundaries.next(&mut left);
             let parsed = self.rest.len() - left.len();
@@ -133,6 +153,9 @@ impl<B> RequestMessages<B> {
                 Some(Boundary::End) => {
                     self.is_complete = true;
                     self.complete += 1;
+                    if self.complete == 1 {
+                        self.has_begun();
+                    }
                     if let Some(received) = &self.received {
                         received.inc();
                     }
@@ -145,9 +168,17 @@ impl<B> RequestMessages<B> {
         Ok(())
     }
 
+    /// Charges what the call holds of earlier messages, in bytes.
+    pub(super) fn keep(&mut self, bytes: usize) {
+        if self.kept != bytes {
+            self.kept = bytes;
+            self.account();
+        }
+    }
+
     /// Charges what is held now.
     fn account(&mut self) {
-        let held = self.message.capacity() + self.rest.len();
+        let held = self.message.capacity() + self.rest.len() + self.kept;
         if let Some(charge) = self.charge.as_ref().filter(|_| held != self.charged) {
             charge.replace(self.charged, held);
         }
@@ -163,16 +194,21 @@ impl<B> RequestMessages<B> {
         self.account();
     }
 
-    /// Takes the message, which counts until the response begins unless that may be long after.
+    /// Takes the message. A unary one counts until its call ends.
     fn take(&mut self) -> Bytes {
         self.is_complete = false;
         let message = std::mem::take(&mut self.message).freeze();
-        if self.bounds.is_stream {
+        if self.bounds.is_stream || self.bounds.waits {
             self.account();
-        } else if let Some(charge) = self.charge.as_ref().filter(|_| self.bounds.answers_late) {
-            charge.release();
         }
         message
+    }
+
+    /// The first message is complete: the call of a stream, or of one that waits, has other limits from now on.
+    fn has_begun(&self) {
+        if let Some(charge) = self.charge.as_ref().filter(|_| self.bounds.is_stream || self.bounds.waits) {
+            charge.release_head();
+        }
     }
 
     /// Returns true between the messages of a stream, where a client may be silent.
@@ -194,21 +230,25 @@ impl<B> RequestMessages<B> {
 
     /// Waits until the request must end: it is not complete in time, or its peer holds too much.
     fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<ApiError> {
-        // A stream that holds nothing never ends so, and is polled with each event.
-        if self.charged > 0
-            && let Some(charge) = &self.charge
-            && let Poll::Ready(error) = charge.poll_ended(cx)
-        {
+        if let Poll::Ready(error) = self.poll_shed(cx) {
             return Poll::Ready(error);
         }
         self.poll_timeout(cx)
     }
+
+    /// Waits until the request must end because its peer holds too much. What holds nothing never ends so, and is polled with each
+    /// event.
+    pub(super) fn poll_shed(&self, cx: &mut Context<'_>) -> Poll<ApiError> {
+        let charge = self.charge.as_ref().filter(|_| self.charged > 0);
+        charge.map_or(Poll::Pending, |charge| charge.poll_ended(cx))
+    }
 }
 
 impl<B: Body<Data = Bytes> + Unpin> RequestMessages<B> {
-    /// Receives a message without handing it out. Ready when it is complete, or when the request is over.
+    /// Receives a message without handing it out. Ready when it is complete, or when the request is over. What a client sends after a
+    /// unary request is not left in HTTP/2's windows.
     pub(super) fn poll_received(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        while !self.is_complete && !self.is_over {
+        while !(self.is_over || (self.is_complete && self.bounds.is_stream)) {
             if !self.rest.is_empty() {
                 if let Err(error) = self.parse() {
                     self.fail(error);
@@ -217,6 +257,9 @@ impl<B: Body<Data = Bytes> + Unpin> RequestMessages<B> {
                 continue;
             }
             let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
+                if self.is_complete {
+                    break;
+                }
                 let error = ready!(self.poll_ended(cx));
                 self.fail(error);
                 break;
@@ -224,7 +267,7 @@ impl<B: Body<Data = Bytes> + Unpin> RequestMessages<B> {
             match frame {
                 Some(Ok(frame)) => self.rest = frame.into_data().unwrap_or_default(),
                 Some(Err(_)) => self.fail(ApiError::request("the stream broke before the end of the message")),
-                None if self.message.is_empty() => self.is_over = true,
+                None if self.is_complete || self.message.is_empty() => self.is_over = true,
                 None => self.fail(ApiError::request("the stream ends within a message")),
             }
         }
@@ -275,7 +318,7 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_secs(10);
 
     fn bounds(is_stream: bool) -> RequestBounds {
-        RequestBounds { bytes: 8, timeout: TIMEOUT, is_stream, answers_late: false }
+        RequestBounds { bytes: 8, timeout: TIMEOUT, is_stream, waits: false }
     }
 
     /// Creates a request body, and the channel that feeds it.
@@ -327,6 +370,20 @@ mod tests {
             assert_eq!(body.frame().await.unwrap().unwrap_err(), ApiError::RequestTimeout { timeout: TIMEOUT });
             assert_eq!(began.elapsed(), TIMEOUT);
         }
+    }
+
+    #[tokio::test]
+    async fn what_follows_a_unary_request_is_read_and_refused_before_the_message_is_taken() {
+        let (sender, sent) = mpsc::channel(10);
+        let body = StreamBody::new(ReceiverStream::new(sent).map(|data| Ok::<_, Infallible>(Frame::data(data))));
+        let mut body = RequestMessages::new(body, bounds(false), None);
+        sender.send(message(b"1").into()).await.unwrap();
+        let mut received = async || std::future::poll_fn(|cx| body.poll_received(cx)).await;
+        received().await;
+        sender.send(Bytes::from_static(b"more")).await.unwrap();
+        received().await;
+        let refusal = body.frame().await.unwrap().unwrap_err();
+        assert_eq!(refusal.code_and_reason().1, "REQUEST_INVALID");
     }
 
     #[tokio::test(start_paused = true)]
@@ -394,7 +451,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_has_arrived_is_charged_and_the_oldest_request_ends_above_the_limit() {
         let (unary, stream) = (bounds(false), bounds(true));
-        let late = RequestBounds { answers_late: true, ..bounds(false) };
+        let late = RequestBounds { waits: true, ..bounds(false) };
         let whole = message(b"12345678");
         // One byte is charged, too.
         assert!(charged(1000, &unary, &[&whole[..1]]).await.0 > 0);
@@ -404,7 +461,7 @@ mod tests {
         let pieces = [&whole[..12]; 3];
         assert_eq!(charged(held, &unary, &pieces).await, (held, vec![ended, None, None]));
         assert_eq!(charged(held, &stream, &pieces).await, (held, vec![ended, None, None]));
-        // A message counts until the response begins, except in a stream and where that may be late.
+        // A message counts until the call ends, except in a stream and where the response may be late.
         for (bounds, counts) in [(unary, true), (stream, false), (late, false)] {
             assert_eq!(charged(1000, &bounds, &[&whole]).await.0 > 0, counts, "{bounds:?}");
         }

@@ -15,22 +15,20 @@ use tower::{BoxError, Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 
 use super::{
     call::{Call, message},
-    checked_request::CheckedRequest,
+    checked_request::{CheckedRequest, Method},
     compression::accepted,
     generated::Generated,
     get,
-    layer::{CallLayer, CallRequest, Calls, RequestBody, ResponseBody, SUBSCRIBE_PATH, refused},
+    layer::{CallLayer, CallRequest, Calls, RequestBody, ResponseBody, SUBSCRIBE_PATH, WATCH_PATH, refused},
     list,
-    request::RequestMessages,
+    peers::MAX_REQUEST_BYTES,
+    request::Messages,
     service::Service,
     status::ApiError,
     subscribe, watch,
 };
 use crate::{
-    proto::{
-        Compression,
-        pb::{admin_service_server::AdminServiceServer, informer_service_server::InformerServiceServer},
-    },
+    proto::pb::{admin_service_server::AdminServiceServer, informer_service_server::InformerServiceServer},
     transport::BoundedBody,
 };
 
@@ -63,7 +61,6 @@ enum Own {
     Get,
 }
 
-const WATCH_PATH: &str = "/informerd.v1.InformerService/Watch";
 const LIST_PATH: &str = "/informerd.v1.InformerService/List";
 const GET_PATH: &str = "/informerd.v1.InformerService/Get";
 const BY_INDEX_PATH: &str = "/informerd.v1.InformerService/ByIndex";
@@ -78,8 +75,7 @@ impl Routes {
 
     /// Creates the routes of `InformerService`, `AdminService` and other services.
     pub fn beside(service: Service, others: GeneratedServices) -> Self {
-        let informers =
-            InformerServiceServer::new(service.clone()).max_decoding_message_size(service.config().request_bytes);
+        let informers = InformerServiceServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST_BYTES);
         let generated = Arc::new(others.with(AdminServiceServer::new(service.clone())).with(informers));
         CallLayer(service.clone()).layer(CallService::new(Methods { service, generated }))
     }
@@ -157,8 +153,8 @@ impl tower::Service<CallRequest> for Methods {
 
     fn call(&mut self, request: CallRequest) -> Self::Future {
         let service = self.service.clone();
-        let request = request.map(|RequestBody(messages)| messages);
-        let own = match request.uri().path() {
+        let (parts, RequestBody(messages)) = request.into_parts();
+        let own = match parts.uri.path() {
             WATCH_PATH => Own::Watch,
             SUBSCRIBE_PATH => Own::Subscribe,
             LIST_PATH => Own::List,
@@ -168,13 +164,14 @@ impl tower::Service<CallRequest> for Methods {
                 let Some(generated) = self.generated.of(path) else {
                     return Box::pin(async { Ok(refused(Status::unimplemented(""))) });
                 };
-                return Box::pin(answered_by(generated, service, request));
+                return Box::pin(answered_by(generated, service, Request::from_parts(parts, messages)));
             }
         };
-        let compression =
-            own.compresses().then(|| accepted(&service.config().compression, request.headers())).flatten();
+        let compression = own.compresses().then(|| accepted(&service.config().compression, &parts.headers)).flatten();
+        // A call that waits for its message must be small: boxed, because the futures around it hold it several times.
+        let call = Box::new(Call { compression, ..Call::new(&parts.headers, &parts.extensions) });
         Box::pin(async move {
-            Ok(answered(&service, own, request, compression).await.map_or_else(
+            Ok(answered(&service, own, messages, call).await.map_or_else(
                 |refusal| refused(service.metrics().refuse(&refusal)),
                 |answer| {
                     let mut response = Response::new(ResponseBody(Some(answer)));
@@ -194,18 +191,15 @@ impl tower::Service<CallRequest> for Methods {
 async fn answered(
     service: &Service,
     own: Own,
-    request: Request<RequestMessages<Body>>,
-    compression: Option<Compression>,
+    messages: Messages,
+    call: Box<Call>,
 ) -> Result<Box<dyn BoundedBody<Error = Status>>, ApiError> {
-    let (parts, body) = request.into_parts();
-    let call = Call { compression, ..Call::new(&parts.headers, &parts.extensions) };
-    // A call that waits for its message must be small, so what follows it has an allocation of its own.
     Ok(match own {
-        Own::Watch => Box::new(Box::pin(watch::open(service, message(body).await?, call)).await?),
-        Own::Subscribe => Box::new(subscribe::open(service, body, call)?),
-        Own::List => Box::new(Box::pin(list::list(service, message(body).await?, call)).await?),
-        Own::ByIndex => Box::new(Box::pin(list::by_index(service, message(body).await?, call)).await?),
-        Own::Get => Box::new(Box::pin(get::get(service, message(body).await?, call)).await?),
+        Own::Watch => Box::new(Box::pin(watch::open(service, message(messages).await?, *call)).await?),
+        Own::Subscribe => Box::new(subscribe::open(service, messages, *call)?),
+        Own::List => Box::new(Box::pin(list::list(service, message(messages).await?, *call)).await?),
+        Own::ByIndex => Box::new(Box::pin(list::by_index(service, message(messages).await?, *call)).await?),
+        Own::Get => Box::new(Box::pin(get::get(service, message(messages).await?, *call)).await?),
     })
 }
 
@@ -213,15 +207,20 @@ async fn answered(
 async fn answered_by(
     generated: GeneratedService,
     service: Service,
-    mut request: Request<RequestMessages<Body>>,
+    mut request: Request<Messages>,
 ) -> Result<Response<ResponseBody>, Infallible> {
     let failure = Arc::new(OnceLock::new());
     let failed = Arc::clone(&failure);
     let refused = move |refusal: ApiError| failed.get_or_init(|| service.metrics().refuse(&refusal)).clone();
-    let path = request.uri().path().to_owned();
-    // The services would refuse it before they read the message, without a reason.
-    request.headers_mut().remove("grpc-encoding");
-    let request = request.map(|messages| Body::new(CheckedRequest::new(messages, &path).map_err(refused)));
+    let method = Method::of(request.uri().path());
+    if method.is_some() {
+        // The services would refuse it before they read the message, without a reason.
+        request.headers_mut().remove("grpc-encoding");
+    }
+    let request = request.map(|messages| match method {
+        Some(method) => Body::new(CheckedRequest::new(messages, method).map_err(refused)),
+        None => Body::new(messages.map_err(refused)),
+    });
     let response = generated.oneshot(request).await?;
     let size = response.extensions().get().copied();
     Ok(response.map(|body| ResponseBody(Some(Box::new(Generated::new(body, size, failure))))))

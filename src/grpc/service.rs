@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     bulk_scheduler::BulkScheduler,
-    compiler::Compiler,
+    compiler::{self, Compiler},
     compressed_objects::CompressedObjects,
     denials::Denials,
     encoder::Encoder,
@@ -35,7 +35,7 @@ use crate::{
     cache::Snapshot,
     model::{Condition, Expression, ResourceVersion, excerpt},
     proto::{Compression, Structs},
-    transport::{Ledger, Quota},
+    transport::Ledger,
     watch::{BulkThreads, FullChannelPolicy},
 };
 
@@ -70,8 +70,6 @@ pub struct AccessConfig {
 pub struct ServiceConfig {
     /// Queue policies that clients may request.
     pub allowed_policies: Vec<FullChannelPolicy>,
-    /// The longest queue that a client may request, in events.
-    pub max_queue_length: usize,
     /// Default interval of the bookmarks that a watch at the head receives.
     pub bookmark_interval: Duration,
     /// Time for which a watch waits for a resource version that this server has not reached yet.
@@ -83,16 +81,8 @@ pub struct ServiceConfig {
     pub evicted_grace: Duration,
     /// Maximum number of open watches.
     pub max_watchers: usize,
-    /// Maximum number of expressions and conditions that wait to be compiled.
-    pub compilations: usize,
-    /// Maximum number of snapshots that are kept for the next pages of lists.
-    pub page_snapshots: usize,
-    /// Maximum number of calls in progress.
-    pub calls: usize,
     /// Share of watches, compilations and page snapshots that one origin may have, and of calls and requests one peer, in percent.
     pub peer_share: u32,
-    /// Maximum size of a request, in bytes.
-    pub request_bytes: usize,
     /// Maximum time to receive the message of a request.
     pub request_timeout: Duration,
     /// Maximum number of lists and watches that are sent objects or missed events at a time, one piece each; more of them take
@@ -100,8 +90,6 @@ pub struct ServiceConfig {
     pub bulk_streams: usize,
     /// Threads that encode large objects; without any, the calls do.
     pub bulk_threads: Option<Arc<BulkThreads>>,
-    /// Size of the cache of bodies that were converted to STRUCT, in bytes.
-    pub struct_bytes: usize,
     /// Compressions of Watch, List and ByIndex that clients may accept, in order of preference.
     pub compression: Vec<Compression>,
     /// Maximum memory held for all clients together, in bytes; above it the server ends the streams that have waited longest.
@@ -110,8 +98,6 @@ pub struct ServiceConfig {
     pub audit: Option<AuditLog>,
     /// Quotas of each caller.
     pub quotas: QuotaConfig,
-    /// Maximum number of steps for one evaluation of a client's expression or condition.
-    pub expression_steps: u64,
     /// Authenticators of the callers; without any, every caller is admitted.
     pub authentication: Option<Arc<Authentication>>,
     /// Rights of callers.
@@ -129,7 +115,6 @@ struct Inner {
     pages: Pages,
     expressions: Compiler<Expression>,
     conditions: Compiler<Condition>,
-    compilations: Arc<Quota>,
     peers: Peers,
     watchers: Arc<Watchers>,
     open_streams: Arc<OpenStreams>,
@@ -145,12 +130,46 @@ struct Inner {
     started_at: SystemTime,
 }
 
+/// Maximum number of expressions and conditions that wait to be compiled. Each takes up to 15 ms, so the last one waits for a minute.
+const MAX_COMPILATIONS: usize = 4096;
+/// Maximum number of snapshots that are kept for the next pages of lists. Each keeps what has changed since, at most the whole resource.
+const MAX_PAGE_SNAPSHOTS: usize = 16;
+/// Size of the cache of bodies that were converted to STRUCT, as a divisor of the memory held for all clients; and its largest size,
+/// from which on a hit is no more frequent with objects of usual sizes.
+const STRUCT_SHARE: usize = 4;
+const MAX_STRUCT_BYTES: usize = 64 << 20;
 /// Part of the memory held for all clients that compressed objects may take, as a divisor.
 const COMPRESSED_SHARE: usize = 8;
 /// Interval at which streams are charged for the states that they reference; a tenth of it when the limit is near.
 const CHARGE_INTERVAL: Duration = Duration::from_secs(1);
 
-// === impl AccessConfig ===
+// === impl ServiceConfig, AccessConfig ===
+
+impl Default for ServiceConfig {
+    fn default() -> Self {
+        use FullChannelPolicy::{Block, Coalesce, Drop, Replay};
+        Self {
+            allowed_policies: vec![Drop, Block, Replay, Coalesce],
+            // As often as client-go expects one; a client that needs another interval requests it.
+            bookmark_interval: Duration::from_secs(30),
+            // More than the time in which a replica that starts warm has caught up with the others.
+            future_wait: Duration::from_secs(90),
+            drain_period: Duration::from_secs(5),
+            evicted_grace: Duration::from_secs(5),
+            max_watchers: 100_000,
+            peer_share: 25,
+            request_timeout: Duration::from_secs(10),
+            bulk_streams: 1,
+            bulk_threads: None,
+            compression: Vec::new(),
+            memory: 1 << 30,
+            audit: None,
+            quotas: QuotaConfig::default(),
+            authentication: None,
+            access: AccessConfig::default(),
+        }
+    }
+}
 
 impl Default for AccessConfig {
     fn default() -> Self {
@@ -169,10 +188,10 @@ impl Service {
         metrics: Arc<RpcMetrics>,
     ) -> Self {
         let watchers = Arc::new(Watchers::new(config.max_watchers, config.peer_share));
-        let compilations = Quota::new(config.compilations, config.peer_share);
-        let pages = Pages::new(config.page_snapshots, config.peer_share, metrics.refused().clone());
-        let ServiceConfig { calls, memory, request_bytes, peer_share, .. } = config;
-        let peers = Peers::new(calls, memory, request_bytes, peer_share, metrics.refused().clone());
+        let ServiceConfig { max_watchers, memory, peer_share, .. } = config;
+        let compilations = compiler::turns(MAX_COMPILATIONS, peer_share);
+        let pages = Pages::new(MAX_PAGE_SNAPSHOTS, peer_share, metrics.refused().clone());
+        let peers = Peers::new(max_watchers, memory, peer_share, metrics.refused().clone());
         let ledger = Ledger::new(config.memory, metrics.ended("memory")).with_requests(Arc::clone(peers.requests()));
         let ledger = Arc::new(match config.quotas.bytes_held {
             Some(limit) => ledger.with_limit_for_each(limit, metrics.ended("quota_bytes_held")),
@@ -185,15 +204,14 @@ impl Service {
             config_error: ArcSwapOption::empty(),
             bulk_scheduler: BulkScheduler::new(config.bulk_streams),
             encoder: Encoder::new(config.bulk_threads.clone()),
-            structs: Arc::new(Structs::new(config.struct_bytes)),
+            structs: Arc::new(Structs::new((memory / STRUCT_SHARE).min(MAX_STRUCT_BYTES))),
             compressed: Arc::new(CompressedObjects::new(compressed_bytes)),
             quotas: Quotas::new(&config.quotas, Arc::clone(&ledger)),
             denials: config.audit.clone().map(Denials::new).map(Arc::new),
             config,
             pages,
-            expressions: Compiler::new(Expression::selecting),
-            conditions: Compiler::new(Condition::parse),
-            compilations,
+            expressions: Compiler::new(Expression::selecting, Arc::clone(&compilations)),
+            conditions: Compiler::new(Condition::parse, compilations),
             peers,
             watchers,
             open_streams: Arc::default(),
@@ -273,16 +291,20 @@ impl Service {
             let is_near = self.ledger().is_near();
             tokio::time::sleep(if is_near { CHARGE_INTERVAL / 10 } else { CHARGE_INTERVAL }).await;
             let (mut kept, mut ages) = (0, BTreeMap::new());
-            for resource in self.resources() {
+            let resources: Vec<Arc<ServedResource>> = self.resources().collect();
+            for resource in &resources {
                 let Some(snapshot) = resource.informer.snapshot() else { continue };
-                let now = Age::of(&snapshot);
-                let begin = now.before(resource.informer.stats().history_bytes.load(Ordering::Relaxed));
                 let before = last.get(&resource.calls.id()).copied().unwrap_or_default();
-                ages.insert(resource.calls.id(), now);
-                let merging = self.watchers().merging(&resource, before, now);
+                ages.insert(resource.calls.id(), (before, Age::of(&snapshot)));
+            }
+            let mut merging = self.watchers().merging(&ages);
+            for resource in &resources {
+                let Some((_, now)) = ages.get(&resource.calls.id()) else { continue };
+                let begin = now.before(resource.informer.stats().history_bytes.load(Ordering::Relaxed));
+                let merging = merging.remove(&resource.calls.id()).unwrap_or_default();
                 kept += resource.calls.snapshots().charge(merging, begin);
             }
-            last = ages;
+            last = ages.into_iter().map(|(id, (_, now))| (id, now)).collect();
             self.compressed().trim(is_near);
             self.ledger().keep(kept + self.compressed().bytes());
         }
@@ -322,11 +344,6 @@ impl Service {
         &self.inner.conditions
     }
 
-    /// Returns the limit on expressions and conditions that wait to be compiled.
-    pub(super) fn compilations(&self) -> &Arc<Quota> {
-        &self.inner.compilations
-    }
-
     pub(super) fn peers(&self) -> &Peers {
         &self.inner.peers
     }
@@ -363,6 +380,13 @@ impl Service {
     /// Returns the audit log, if there is one.
     pub(super) fn denials(&self) -> Option<&Arc<Denials>> {
         self.inner.denials.as_ref()
+    }
+
+    /// Writes the lines of the audit log that are held back.
+    pub fn finish_audit(&self) {
+        if let Some(denials) = self.denials() {
+            denials.finish();
+        }
     }
 
     /// Returns the registry of the open streams of requests.
@@ -409,6 +433,7 @@ impl Service {
     ) -> Result<Arc<Snapshot>, ApiError> {
         let snapshot = self.reached(resource, min_version, wait).await?;
         if let Some(min) = min_version.filter(|min| !min.same_lineage(snapshot.version())) {
+            self.can_replace(resource, min)?;
             let message = format!(
                 "{} is not a version of this source (current: {})",
                 excerpt(&min.to_string()),
@@ -444,12 +469,26 @@ impl Service {
         }
     }
 
-    /// Returns the error for a wait that timed out. Errors of the upstream may name objects: only where everybody has rights do
-    /// clients receive them.
+    /// Checks that a client may replace its state at this version by the present one. What an incomplete state lacks may exist: a
+    /// client of an earlier run keeps its objects until the state is complete.
+    pub(super) fn can_replace(&self, resource: &ServedResource, version: &ResourceVersion) -> Result<(), ApiError> {
+        let informer = &resource.informer;
+        let snapshot = informer.snapshot();
+        let must_wait = informer.health().may_lack(version, snapshot.as_ref().map(|snapshot| snapshot.version()));
+        if must_wait { Err(self.not_synced(resource)) } else { Ok(()) }
+    }
+
+    /// Returns the error for a wait that timed out.
     fn not_reached(&self, resource: &ServedResource, min_version: Option<&ResourceVersion>) -> ApiError {
         if let Some((snapshot, wanted)) = resource.informer.snapshot().zip(min_version) {
             return ApiError::VersionTooLarge { wanted: wanted.clone(), current: snapshot.version().to_string() };
         }
+        self.not_synced(resource)
+    }
+
+    /// Returns the error for a state that there is not yet. Errors of the upstream may name objects: only where everybody has rights do
+    /// clients receive them.
+    fn not_synced(&self, resource: &ServedResource) -> ApiError {
         let last_error = resource.informer.report().last_error.filter(|_| !self.authorizes());
         ApiError::NotSynced { resource: resource.name.clone(), last_error }
     }

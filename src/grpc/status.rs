@@ -10,7 +10,10 @@ use prost::Message;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
-use super::{exceeded_limit::ExceededLimit, exceeded_quota::ExceededQuota, resource_end::ResourceEnd};
+use super::{
+    exceeded_limit::{ExceededLimit, Limited},
+    resource_end::ResourceEnd,
+};
 use crate::{
     auth::AuthenticationError,
     cache::JoinError,
@@ -36,6 +39,8 @@ pub(crate) enum ApiError {
     RequestTooLarge { limit: usize },
     /// The request has not arrived completely in time.
     RequestTimeout { timeout: Duration },
+    /// The deadline of the client has passed.
+    DeadlineExceeded,
     /// The resource has no such index.
     IndexNotFound { field: &'static str, index: String, known: Vec<String> },
     /// An expression was not parsed, because there was no thread for it.
@@ -64,10 +69,6 @@ pub(crate) enum ApiError {
     SlowConsumer { after: ResourceVersion },
     /// Too much memory is held for clients, and this stream has waited longest.
     MemoryExceeded { limit: usize, after: Option<ResourceVersion> },
-    /// The maximum number of watches is open, in all or for the peer.
-    TooManyWatchers(Exceeded),
-    /// The maximum number of expressions waits to be compiled, in all or for the peer.
-    TooManyCompilations(Exceeded),
     /// The operator allows other views of the resource only.
     ViewNotAllowed { resource: String, allowed: String },
     /// The maximum number of different views is in use by open watches of the resource.
@@ -80,9 +81,7 @@ pub(crate) enum ApiError {
     CredentialsExpired,
     /// The authority that authenticates callers, or decides what they may read, did not answer.
     AuthorizerUnavailable { problem: String },
-    /// The caller is at one of its quotas.
-    QuotaExceeded(ExceededQuota),
-    /// The call is above a limit that its peer shares with all others.
+    /// The call is above a limit that its caller or peer shares with all others, or at a quota of its caller.
     LimitExceeded(ExceededLimit),
     /// A bug; the log has the details.
     Internal,
@@ -114,7 +113,7 @@ impl ApiError {
     pub(crate) fn held(exceeded: Exceeded, after: Option<ResourceVersion>) -> Self {
         match exceeded {
             Exceeded::All(limit) => Self::MemoryExceeded { limit, after },
-            Exceeded::Share(limit) => Self::QuotaExceeded(ExceededQuota::BytesHeld { limit, after }),
+            Exceeded::Share(limit) => ExceededLimit::of_quota(Limited::BytesHeld, limit).resumed_after(after).into(),
         }
     }
 
@@ -183,6 +182,7 @@ impl ApiError {
             Self::Invalid { reason, .. } => (Code::InvalidArgument, reason),
             Self::RequestTooLarge { .. } => (Code::InvalidArgument, "REQUEST_INVALID"),
             Self::RequestTimeout { .. } => (Code::DeadlineExceeded, "REQUEST_TIMEOUT"),
+            Self::DeadlineExceeded => (Code::DeadlineExceeded, "DEADLINE_EXCEEDED"),
             Self::IndexNotFound { .. } => (Code::InvalidArgument, "INDEX_NOT_FOUND"),
             Self::NotParsed { .. } => (Code::Unavailable, "EXPRESSION_NOT_PARSED"),
             Self::NotImplemented { .. } => (Code::Unimplemented, "NOT_IMPLEMENTED"),
@@ -198,14 +198,11 @@ impl ApiError {
             Self::Draining => (Code::Unavailable, "DRAINING"),
             Self::SlowConsumer { .. } => (Code::ResourceExhausted, "SLOW_CONSUMER"),
             Self::MemoryExceeded { .. } => (Code::ResourceExhausted, "MEMORY_EXCEEDED"),
-            Self::TooManyWatchers(_) => (Code::ResourceExhausted, "TOO_MANY_WATCHERS"),
-            Self::TooManyCompilations(_) => (Code::ResourceExhausted, "TOO_MANY_COMPILATIONS"),
             Self::TooManyViews { .. } => (Code::ResourceExhausted, "VIEW_LIMIT"),
             Self::CredentialsMissing => (Code::Unauthenticated, "CREDENTIALS_MISSING"),
             Self::CredentialsInvalid => (Code::Unauthenticated, "CREDENTIALS_INVALID"),
             Self::CredentialsExpired => (Code::Unauthenticated, "CREDENTIALS_EXPIRED"),
             Self::AuthorizerUnavailable { .. } => (Code::Unavailable, "AUTHORIZER_UNAVAILABLE"),
-            Self::QuotaExceeded(_) => (Code::ResourceExhausted, "QUOTA_EXCEEDED"),
             Self::LimitExceeded(limit) => (limit.code(), limit.reason()),
             Self::Internal => (Code::Internal, "INTERNAL"),
         }
@@ -225,11 +222,12 @@ impl ApiError {
                 format!("{field}{place} {message}")
             }
             Self::RequestTooLarge { limit } => {
-                format!("request: larger than {limit} bytes (limits.request_bytes); send less in one call")
+                format!("request: larger than {limit} bytes; send less in one call")
             }
             Self::RequestTimeout { timeout } => {
                 format!("request: not complete after {timeout:?} (limits.request_timeout); send it at once, and half-close")
             }
+            Self::DeadlineExceeded => "the deadline of the call has passed".to_owned(),
             Self::IndexNotFound { field, index, known } => {
                 format!("{field}: index {:?} not found; known: {}", excerpt(index), known.join(", "))
             }
@@ -237,7 +235,7 @@ impl ApiError {
             Self::AccessDenied { message } | Self::ImpersonationDenied { message } => message.clone(),
             Self::PageTokenExpired => {
                 "page_token: the snapshot of this list has expired: it is kept for 5 minutes, within a limit on snapshots \
-                 (limits.page_snapshots; limits.peer_share of them for one caller); list again from the first page"
+                 (limits.peer_share of them for one caller); list again from the first page"
                     .to_owned()
             }
             Self::VersionExpired { wanted, oldest, current } => {
@@ -277,20 +275,6 @@ impl ApiError {
                      read nothing for longest; read faster, {resume}"
                 )
             }
-            Self::TooManyWatchers(Exceeded::All(limit)) => {
-                format!("too many watches: {limit} are open (watch.max_watchers); close some, or raise the limit")
-            }
-            Self::TooManyWatchers(Exceeded::Share(limit)) => format!(
-                "too many watches: {limit} of this caller are open, its share (limits.peer_share) of watch.max_watchers; close \
-                 some, or raise limits.peer_share if one address stands for many clients"
-            ),
-            Self::TooManyCompilations(Exceeded::All(limit)) => format!(
-                "too many expressions: {limit} wait to be compiled (limits.compilations); retry, or raise the limit"
-            ),
-            Self::TooManyCompilations(Exceeded::Share(limit)) => format!(
-                "too many expressions: {limit} of this caller wait to be compiled, its share (limits.peer_share) of \
-                 limits.compilations; retry, or raise limits.peer_share if one address stands for many clients"
-            ),
             Self::ViewNotAllowed { resource, allowed } => view_not_allowed(resource, allowed),
             Self::TooManyViews { resource, limit } => format!(
                 "view: {limit} different views of {resource:?} are in use by open watches, or by calls of yours; use one of them, or \
@@ -308,7 +292,6 @@ impl ApiError {
             }
             Self::CredentialsExpired => "the credentials have expired: renew the token or the certificate".to_owned(),
             Self::AuthorizerUnavailable { problem } => format!("access cannot be decided now: {problem}: retry"),
-            Self::QuotaExceeded(quota) => quota.message(),
             Self::LimitExceeded(limit) => limit.message(),
             Self::Internal => "internal error: see the server's log".to_owned(),
         }
@@ -346,13 +329,10 @@ impl ApiError {
                 [("limit", limit.to_string())].into_iter().chain(after).collect()
             }
             Self::RequestTooLarge { limit } | Self::TooManyViews { limit, .. } => vec![("limit", limit.to_string())],
-            Self::TooManyWatchers(exceeded) | Self::TooManyCompilations(exceeded) => {
-                vec![("limit", exceeded.limit().to_string())]
-            }
-            Self::QuotaExceeded(quota) => quota.metadata(),
-            Self::LimitExceeded(exceeded) => vec![("limit", exceeded.limit().to_string())],
+            Self::LimitExceeded(exceeded) => exceeded.metadata(),
             Self::AccessDenied { .. }
             | Self::ImpersonationDenied { .. }
+            | Self::DeadlineExceeded
             | Self::PageTokenExpired
             | Self::HistoryRewritten
             | Self::AccessChanged
@@ -375,12 +355,9 @@ impl ApiError {
             | Self::Draining
             | Self::SlowConsumer { .. }
             | Self::MemoryExceeded { .. }
-            | Self::TooManyWatchers(_)
-            | Self::TooManyCompilations(_)
             | Self::TooManyViews { .. }
-            | Self::LimitExceeded(_)
             | Self::AuthorizerUnavailable { .. } => Some(RETRY_SOON),
-            Self::QuotaExceeded(quota) => Some(quota.retry_after().unwrap_or(RETRY_SOON)),
+            Self::LimitExceeded(exceeded) => Some(exceeded.retry_after().unwrap_or(RETRY_SOON)),
             Self::ResourceNotFound { .. }
             | Self::ResourceEnded { .. }
             | Self::ObjectNotFound { .. }
@@ -392,6 +369,7 @@ impl ApiError {
             | Self::AccessDenied { .. }
             | Self::ImpersonationDenied { .. }
             | Self::ViewNotAllowed { .. }
+            | Self::DeadlineExceeded
             | Self::PageTokenExpired
             | Self::VersionExpired { .. }
             | Self::HistoryRewritten
@@ -408,12 +386,7 @@ impl ApiError {
         match self {
             Self::RequestTooLarge { .. } => Some("request_bytes"),
             Self::RequestTimeout { .. } => Some("request_timeout"),
-            Self::TooManyWatchers(Exceeded::All(_)) => Some("watchers"),
-            Self::TooManyWatchers(Exceeded::Share(_)) => Some("peer_watchers"),
-            Self::TooManyCompilations(Exceeded::All(_)) => Some("compilations"),
-            Self::TooManyCompilations(Exceeded::Share(_)) => Some("peer_compilations"),
             Self::TooManyViews { .. } => Some("views"),
-            Self::QuotaExceeded(quota) => Some(quota.bound()),
             Self::LimitExceeded(limit) => Some(limit.bound()),
             _ => None,
         }
@@ -449,12 +422,6 @@ fn view_not_allowed(resource: &str, allowed: &str) -> String {
 impl From<ApiError> for Status {
     fn from(refusal: ApiError) -> Self {
         refusal.to_status()
-    }
-}
-
-impl From<ExceededQuota> for ApiError {
-    fn from(quota: ExceededQuota) -> Self {
-        Self::QuotaExceeded(quota)
     }
 }
 

@@ -17,13 +17,11 @@ mod requests;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tonic::body::Body;
-
 use self::{body::SubscribeBody, requests::Requests};
-use super::{call::Call, request::RequestMessages, service::Service, status::ApiError};
+use super::{call::Call, request::Messages, service::Service, status::ApiError};
 
 /// Opens a stream without watches.
-pub(super) fn open(service: &Service, body: RequestMessages<Body>, call: Call) -> Result<SubscribeBody, ApiError> {
+pub(super) fn open(service: &Service, body: Messages, call: Call) -> Result<SubscribeBody, ApiError> {
     static LAST: AtomicU64 = AtomicU64::new(0);
     let permit = service.quotas().subscription(&call)?;
     let stream_id = LAST.fetch_add(1, Ordering::Relaxed) + 1;

@@ -129,7 +129,7 @@ impl ResourceViews {
     /// # Errors
     ///
     /// If open watches have too many other views.
-    pub(super) fn open(&self, resource: &str, format: &mut ObjectFormat) -> Result<Option<OpenView>, ApiError> {
+    pub(super) fn open(&self, resource: &str, format: &mut ObjectFormat) -> Result<Option<Box<OpenView>>, ApiError> {
         self.count(resource, ViewUse::Watches, format)
     }
 
@@ -143,11 +143,16 @@ impl ResourceViews {
         resource: &str,
         caller: Caller,
         format: &mut ObjectFormat,
-    ) -> Result<Option<OpenView>, ApiError> {
+    ) -> Result<Option<Box<OpenView>>, ApiError> {
         self.count(resource, ViewUse::Reads(caller.origin()), format)
     }
 
-    fn count(&self, resource: &str, used_by: ViewUse, format: &mut ObjectFormat) -> Result<Option<OpenView>, ApiError> {
+    fn count(
+        &self,
+        resource: &str,
+        used_by: ViewUse,
+        format: &mut ObjectFormat,
+    ) -> Result<Option<Box<OpenView>>, ApiError> {
         let Some(view) = &mut format.view else { return Ok(None) };
         let mut open = self.open.lock();
         let used = open.entry(used_by).or_default();
@@ -157,7 +162,7 @@ impl ResourceViews {
             return Err(ApiError::TooManyViews { resource: resource.to_owned(), limit: MAX_OPEN_VIEWS });
         }
         *used.entry(view.clone()).or_default() += 1;
-        Ok(Some(OpenView { view: view.clone(), used_by, views: self.clone() }))
+        Ok(Some(Box::new(OpenView { view: view.clone(), used_by, views: self.clone() })))
     }
 }
 

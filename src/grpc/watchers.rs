@@ -27,6 +27,7 @@ use self::{
 use super::{
     audited_call::AuditedCall,
     call::Caller,
+    exceeded_limit::{ExceededLimit, Limited},
     frame::WireFrame,
     grant::Grant,
     held_snapshots::{Age, Holder},
@@ -130,7 +131,8 @@ impl Watchers {
         own: OwnInfo,
         selection: Arc<Selection>,
     ) -> Result<WatcherEntry, ApiError> {
-        let permit = self.quota.take(info.caller.origin()).map_err(ApiError::TooManyWatchers)?;
+        let permit = self.quota.take(info.caller.origin());
+        let permit = permit.map_err(|exceeded| ExceededLimit::new(Limited::Watchers, exceeded))?;
         let mut open = self.open.lock();
         let last = open.watchers.values().rev().take(MAX_COMPARED);
         let alike = last.map(|other| &other.info).find(|other| other.is_like(&info)).cloned();
@@ -179,7 +181,7 @@ impl Watchers {
     /// Resets the streams of clients that were evicted under BLOCK and have not received the reason: a client that reads nothing
     /// keeps its flow-control window shut. Checks at each `grace`; never returns.
     pub(super) async fn reset_evicted(&self, grace: Duration) {
-        let (mut untold, log) = (BTreeSet::new(), LogThrottle::new());
+        let (mut seen_evicted, log) = (BTreeSet::new(), LogThrottle::new());
         loop {
             tokio::time::sleep(grace).await;
             // On a Subscribe stream, others share the window; the end of a paused watch is sent.
@@ -194,7 +196,7 @@ impl Watchers {
                     continue;
                 }
                 match &watcher.own.stream {
-                    Some(stream) if untold.contains(&id) => {
+                    Some(stream) if seen_evicted.contains(&id) => {
                         let WatcherInfo { resource, caller, .. } = &*watcher.info;
                         if let Some(ends) = log.poll() {
                             let (resource, peer) = (&resource.name, caller.peer);
@@ -208,16 +210,23 @@ impl Watchers {
                     }
                 }
             }
-            untold = found;
+            seen_evicted = found;
         }
     }
 
-    /// Returns the watches of a resource that have merged changes, or had some at the previous call. The resource has the age
-    /// `now`, and had the age `before` at the previous call.
-    pub(super) fn merging(&self, resource: &ServedResource, before: Age, now: Age) -> Vec<Holder> {
-        let coalescing = self.each(|open| &open.coalescing, 0).map(|(_, watcher)| watcher);
-        let of_resource = coalescing.filter(|watcher| watcher.info.resource.name == resource.name);
-        of_resource.filter_map(|watcher| watcher.merging(before, now)).collect()
+    /// Returns the watches that have merged changes, or had some at the previous call, by the ids of their resources. `ages` has of
+    /// each resource the age at the previous call, and that of now.
+    pub(super) fn merging(&self, ages: &BTreeMap<u64, (Age, Age)>) -> BTreeMap<u64, Vec<Holder>> {
+        let mut merging: BTreeMap<u64, Vec<Holder>> = BTreeMap::new();
+        for (_, watcher) in self.each(|open| &open.coalescing, 0) {
+            let id = watcher.info.resource.calls.id();
+            if let Some((before, now)) = ages.get(&id)
+                && let Some(holder) = watcher.merging(*before, *now)
+            {
+                merging.entry(id).or_default().push(holder);
+            }
+        }
+        merging
     }
 
     /// Returns an open watch: its resource, its selection, and what operators see of it.
@@ -250,8 +259,8 @@ impl Watchers {
         let found: Vec<(u64, Arc<Watcher>)> = chosen.take(page_size + 1).collect();
         let mut watchers = Vec::new();
         if request.include_ended {
-            let is_asked_for = |watcher: &pb::Watcher| resources.contains(&watcher.resource);
-            watchers = self.open.lock().ended.after(after, is_asked_for);
+            let is_requested = |watcher: &pb::Watcher| resources.contains(&watcher.resource);
+            watchers = self.open.lock().ended.after(after, is_requested);
         }
         watchers.extend(found.iter().map(|(id, watcher)| watcher.to_proto(*id)));
         watchers.sort_by_key(|watcher| watcher.id);

@@ -449,7 +449,7 @@ async fn the_probe_fails_before_the_directory_is_complete_and_while_it_is_stale(
         let (status, text) = state.answer(path).unwrap();
         format!("{} {text}", status.as_u16())
     };
-    assert_eq!(probe("/readyz"), "503 not synced\n");
+    assert_eq!(probe("/readyz"), "503 not synced: no contact with the upstream since the start\n");
     state.health.record_failure("connection refused");
     assert_eq!(probe("/"), "503 not synced: connection refused\n");
     assert_eq!(probe("/livez"), "200 ok\n");

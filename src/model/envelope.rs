@@ -5,7 +5,7 @@ use std::{borrow::Cow, fmt, ops::Deref};
 
 use serde::{
     Deserialize,
-    de::{Deserializer, Error, MapAccess, Visitor},
+    de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor},
 };
 
 /// Envelope of an object, borrowed from the text that it was read from. Missing and null fields are empty.
@@ -26,28 +26,39 @@ pub(crate) struct Envelope<'a> {
 pub struct JsonText<'a>(Cow<'a, str>);
 
 #[derive(Deserialize)]
-struct Fields<'a> {
-    #[serde(rename = "apiVersion", borrow, default)]
-    api_version: Option<JsonText<'a>>,
-    #[serde(borrow, default)]
-    kind: Option<JsonText<'a>>,
-    #[serde(borrow, default)]
-    metadata: Option<Metadata<'a>>,
+#[serde(field_identifier, rename_all = "camelCase")]
+enum Field {
+    ApiVersion,
+    Kind,
+    Metadata,
+    #[serde(other)]
+    Other,
 }
 
-#[derive(Deserialize, Default)]
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "camelCase")]
+enum MetadataField {
+    Namespace,
+    Name,
+    Uid,
+    ResourceVersion,
+    Labels,
+    #[serde(other)]
+    Other,
+}
+
+#[derive(Default)]
 struct Metadata<'a> {
-    #[serde(borrow, default)]
     namespace: Option<JsonText<'a>>,
-    #[serde(borrow, default)]
     name: Option<JsonText<'a>>,
-    #[serde(borrow, default)]
     uid: Option<JsonText<'a>>,
-    #[serde(rename = "resourceVersion", borrow, default)]
     resource_version: Option<JsonText<'a>>,
-    #[serde(borrow, default)]
     labels: Option<Pairs<'a>>,
 }
+
+/// Visitors of maps in which the last of several fields with one name counts, as for all who read values by path.
+struct EnvelopeVisitor;
+struct MetadataVisitor;
 
 /// Entries of a map of strings, in the order of the text.
 #[derive(Default)]
@@ -61,9 +72,29 @@ struct TextVisitor;
 
 impl<'de: 'a, 'a> Deserialize<'de> for Envelope<'a> {
     fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
-        let Fields { api_version, kind, metadata } = Fields::deserialize(json)?;
+        json.deserialize_map(EnvelopeVisitor)
+    }
+}
+
+impl<'de> Visitor<'de> for EnvelopeVisitor {
+    type Value = Envelope<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Envelope<'de>, A::Error> {
+        let (mut api_version, mut kind, mut metadata) = (None, None, None);
+        while let Some(field) = map.next_key()? {
+            match field {
+                Field::ApiVersion => api_version = map.next_value()?,
+                Field::Kind => kind = map.next_value()?,
+                Field::Metadata => metadata = map.next_value()?,
+                Field::Other => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
         let Metadata { namespace, name, uid, resource_version, labels } = metadata.unwrap_or_default();
-        Ok(Self {
+        Ok(Envelope {
             api_version: api_version.unwrap_or_default(),
             kind: kind.unwrap_or_default(),
             namespace: namespace.unwrap_or_default(),
@@ -72,6 +103,37 @@ impl<'de: 'a, 'a> Deserialize<'de> for Envelope<'a> {
             resource_version: resource_version.unwrap_or_default(),
             labels: labels.map(Pairs::into_map).unwrap_or_default(),
         })
+    }
+}
+
+// === impl Metadata ===
+
+impl<'de: 'a, 'a> Deserialize<'de> for Metadata<'a> {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        json.deserialize_map(MetadataVisitor)
+    }
+}
+
+impl<'de> Visitor<'de> for MetadataVisitor {
+    type Value = Metadata<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Metadata<'de>, A::Error> {
+        let mut metadata = Metadata::default();
+        while let Some(field) = map.next_key()? {
+            match field {
+                MetadataField::Namespace => metadata.namespace = map.next_value()?,
+                MetadataField::Name => metadata.name = map.next_value()?,
+                MetadataField::Uid => metadata.uid = map.next_value()?,
+                MetadataField::ResourceVersion => metadata.resource_version = map.next_value()?,
+                MetadataField::Labels => metadata.labels = map.next_value()?,
+                MetadataField::Other => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(metadata)
     }
 }
 
@@ -170,6 +232,19 @@ mod tests {
         assert!(is_borrowed(&kind) && !is_borrowed(&name), "{kind:?} {name:?}");
         assert_eq!((&*kind, &*name, &*uid), ("Pod", "web", ""));
         assert_eq!(labels.iter().map(|(_, value)| is_borrowed(value)).collect::<Vec<_>>(), [true, false]);
+    }
+
+    /// Paths and expressions read the last one, too.
+    #[test]
+    fn the_last_of_repeated_fields_counts() {
+        for json in [
+            r#"{"kind":"A","metadata":{"name":"a","uid":"u","labels":{"t":"1"}},"kind":"B","metadata":{"name":"b","labels":{"t":"2"}}}"#,
+            r#"{"kind":"B","metadata":{"name":"a","labels":{"t":"1"},"name":"b","labels":{"t":"2"}}}"#,
+        ] {
+            let Envelope { kind, name, uid, labels, .. } = serde_json::from_str(json).unwrap();
+            assert_eq!((&*kind, &*name, &*uid), ("B", "b", ""));
+            assert_eq!(labels.iter().map(|(key, value)| (&**key, &**value)).collect::<Vec<_>>(), [("t", "2")]);
+        }
     }
 
     proptest! {

@@ -30,7 +30,7 @@ use std::{
     },
 };
 
-pub use self::{error::ExpressionError, variables::EventView};
+pub use self::{error::ExpressionError, evaluations::Evaluations, variables::EventView};
 use self::{
     error::Failure,
     program::Program,
@@ -43,6 +43,7 @@ mod body;
 #[cfg(feature = "cel")]
 mod check;
 mod error;
+mod evaluations;
 #[cfg(feature = "cel")]
 mod meter;
 #[cfg_attr(not(feature = "cel"), path = "expression/without.rs")]
@@ -154,8 +155,22 @@ impl Expression {
 
     /// Returns true if the expression is true for the object. An object whose body is not JSON never matches.
     pub fn matches(&self, object: &Object) -> bool {
-        let Some(body) = object.shared_json() else { return false };
-        self.compiled.program.test(self.max_steps, None, Some(&body)).unwrap_or_else(|failure| self.count(failure))
+        self.test(object).unwrap_or_else(|failure| self.count(failure))
+    }
+
+    fn test(&self, object: &Object) -> Result<bool, Failure> {
+        let Some(body) = object.shared_json() else { return Ok(false) };
+        self.compiled.program.test(self.max_steps, None, Some(&body))
+    }
+
+    /// Does the same, and adds an object for which the expression is not true to `evaluations`.
+    pub(super) fn matches_counted(&self, object: &Object, evaluations: &mut Evaluations) -> bool {
+        let tested = self.test(object);
+        if tested != Ok(true) {
+            let failure = tested.err().filter(|failure| *failure == Failure::Error);
+            evaluations.add_other(object, failure.map(|failure| (failure, self.max_steps)));
+        }
+        tested.unwrap_or_else(|failure| self.count(failure))
     }
 
     /// Returns the result for the object, with the reason if it is not true. Failures are not counted.
@@ -166,15 +181,8 @@ impl Expression {
         match self.compiled.program.test(self.max_steps, None, Some(&body)) {
             Ok(true) => (TermResult::Match, "true".to_owned()),
             Ok(false) => (TermResult::NoMatch, "false".to_owned()),
-            Err(Failure::Missing) => (TermResult::NoMatch, "a field, a key or an element is missing".to_owned()),
-            Err(Failure::Error) => {
-                let steps = self.max_steps;
-                let reason = format!(
-                    "the result is not true or false, a value has the wrong type, a number is too large, or it takes more than \
-                     {steps} steps"
-                );
-                (TermResult::Failed, reason)
-            }
+            Err(failure @ Failure::Missing) => (TermResult::NoMatch, failure.reason(self.max_steps)),
+            Err(failure @ Failure::Error) => (TermResult::Failed, failure.reason(self.max_steps)),
         }
     }
 

@@ -5,6 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     hash::{Hash, Hasher},
+    panic::{AssertUnwindSafe, catch_unwind},
     ptr,
     sync::Arc,
 };
@@ -104,8 +105,8 @@ const MAX_NAME_BYTES: usize = 63;
 // === impl IndexFunc ===
 
 impl IndexFunc {
-    /// Returns a function that calls a closure. The writer of the resource calls it, for each change: it should be quick, and a
-    /// panic in it ends the informer.
+    /// Returns a function that calls a closure. The writer of the resource calls it, for each change: it should be quick. An
+    /// object on which it panics has no value, which is logged.
     ///
     /// ```
     /// use informerd::model::{IndexFunc, Object, ResourceVersion};
@@ -140,7 +141,13 @@ impl IndexFunc {
             Self::Label(key) => object.labels().get(key).map(Cow::Borrowed).into_iter().collect(),
             Self::Path(path) => found_at([path], object).pop().unwrap_or_default(),
             Self::Expression(expression) => owned(expression.values(object)),
-            Self::Custom(_, IndexClosure(closure)) => owned(closure(object)),
+            Self::Custom(name, IndexClosure(closure)) => {
+                let values = catch_unwind(AssertUnwindSafe(|| closure(object)));
+                owned(values.unwrap_or_else(|_| {
+                    tracing::error!(index = name, object = %object.key(), "index function panicked");
+                    Vec::new()
+                }))
+            }
         }
     }
 }

@@ -7,7 +7,10 @@ use serde::de::IgnoredAny;
 
 use super::{FieldCut, KeyError, ObjectKey, ResourceVersion, VersionError, envelope::Envelope};
 
+mod field_error;
 mod size;
+
+pub use field_error::FieldError;
 
 #[cfg(feature = "client")]
 pub(crate) use size::max_body_bytes;
@@ -69,9 +72,12 @@ pub enum ObjectError {
     /// Bytes that are not UTF-8, and so not JSON (RFC 8259, 8.1).
     #[error("not UTF-8: {0}")]
     Encoding(#[from] std::str::Utf8Error),
-    /// Text that is not JSON, or whose envelope has fields of the wrong type.
+    /// Text that is not JSON, or whose envelope cannot be read.
     #[error("{}", json_problem(.0))]
     Json(#[from] serde_json::Error),
+    /// Field of the envelope with a value of the wrong type.
+    #[error("{0}")]
+    Field(FieldError),
     /// Namespace or name that cannot be a key.
     #[error("metadata: {0}")]
     Key(#[from] KeyError),
@@ -186,7 +192,8 @@ impl Object {
         // serde does not validate the bytes of strings that it skips.
         let body = str::from_utf8(body)?;
         if body.trim_start().starts_with('{') {
-            return Ok(serde_json::from_str(body)?);
+            return serde_json::from_str(body)
+                .map_err(|error| FieldError::find(body).map_or_else(|| error.into(), ObjectError::Field));
         }
         serde_json::from_str::<IgnoredAny>(body)?;
         Ok(Envelope::default())
@@ -240,6 +247,14 @@ impl Object {
         let mut text = TextBuilder { text: &self.text, rest: Vec::new() };
         let (api_version, kind) = (text.span(api_version), text.span(kind));
         Self { api_version, kind, text: text.finish(), ..self.clone() }
+    }
+
+    /// Returns the same object with another identity than that in its body.
+    #[must_use]
+    pub fn with_uid(&self, uid: &str) -> Self {
+        let mut text = TextBuilder { text: &self.text, rest: Vec::new() };
+        let uid = text.span(uid);
+        Self { uid, text: text.finish(), ..self.clone() }
     }
 
     /// Returns the same object without these fields of its JSON body, and without the labels among them; itself if it has none of

@@ -6,8 +6,8 @@ use std::fmt;
 
 pub use self::term::{Part, Term};
 use super::{
-    Cause, Change, EventType, Expression, FieldSelector, IndexMatch, IndexedObject, LabelSelector, Namespaces, Object,
-    Shard,
+    Cause, Change, Evaluations, EventType, Expression, FieldSelector, IndexMatch, IndexedObject, LabelSelector,
+    Namespaces, Object, Shard,
 };
 
 /// Choice among the objects of a resource: those that meet every part. The default chooses all of them.
@@ -52,8 +52,20 @@ impl Selection {
         self.matches_indexed(object.into())
     }
 
+    /// Does the same. An object that only the expression excludes is added to `evaluations`.
+    pub fn matches_counted(&self, object: &Object, evaluations: &mut Evaluations) -> bool {
+        self.rest_matches(object.into())
+            && self.expression.as_ref().is_none_or(|expression| expression.matches_counted(object, evaluations))
+    }
+
     fn matches_indexed(&self, indexed: IndexedObject<'_>) -> bool {
-        let Self { namespace, namespaces, name, labels, fields, index, shard, expression } = self;
+        self.rest_matches(indexed)
+            && self.expression.as_ref().is_none_or(|expression| expression.matches(indexed.object()))
+    }
+
+    /// Returns true if the object meets every part but the expression.
+    fn rest_matches(&self, indexed: IndexedObject<'_>) -> bool {
+        let Self { namespace, namespaces, name, labels, fields, index, shard, expression: _ } = self;
         let object = indexed.object();
         let key = object.key();
         namespace.as_ref().is_none_or(|namespace| namespace == key.namespace())
@@ -63,7 +75,6 @@ impl Selection {
             && shard.as_ref().is_none_or(|shard| shard.matches(object))
             && index.as_ref().is_none_or(|index| index.matches(indexed))
             && fields.matches(object)
-            && expression.as_ref().is_none_or(|expression| expression.matches(object))
     }
 
     /// Returns true if all objects are chosen.

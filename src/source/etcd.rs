@@ -62,6 +62,14 @@ pub struct EtcdConfig {
 // === impl EtcdConfig ===
 
 impl EtcdConfig {
+    /// Returns the files that a connection is made from.
+    pub(self) fn files(&self) -> Vec<PathBuf> {
+        let TlsOptions { authority, identity, .. } = &self.tls;
+        let identity = identity.iter().flat_map(|(certificate, key)| [certificate, key]);
+        let password = self.credentials.iter().map(|(_, path)| path);
+        password.chain(authority).chain(identity).cloned().collect()
+    }
+
     /// Returns a configuration without credentials and TLS: a check of contact after 5 idle seconds, 10 seconds to answer,
     /// progress requests every 100 ms while a caller waits.
     pub fn new(resource: &str, endpoints: Vec<ServerAddress>, prefix: &str) -> Self {

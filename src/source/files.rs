@@ -17,14 +17,16 @@
 //!   keeps its own.
 //! - The source scans the directory after a change notice and a quiet period, and at an interval. A scan reads the files whose
 //!   stamp has changed.
-//! - Only a deletion deletes: a file that cannot be parsed, or a directory that is absent, keeps its objects and is reported.
+//! - Only a deletion deletes: a document that cannot be parsed, or a directory that is absent, keeps its objects and is reported.
+//!   What was never read may be any object: while there is such a document nothing is deleted (`unread`).
 //!   A deletion is applied when it is certain (`missing`), also that of an object that its file no longer contains; a file that
 //!   is being written is applied when it is closed (`unfinished`).
 //! - Only one list or watch is active; the next one ends the one before it.
 //!
 //! Unix only: identity and stamps of files are inode numbers and times of change.
 //!
-//! No changes have to be inferred: a scan compares the directory with the catalog. The source stores nothing.
+//! No changes have to be inferred: a scan compares the directory with the catalog. With a snapshot of the previous run the
+//! catalog begins with its objects, so that the last good ones survive a restart; the versions are new all the same.
 
 mod catalog;
 mod decode;
@@ -39,6 +41,7 @@ mod root;
 mod scan;
 mod source;
 mod unfinished;
+mod unread;
 
 #[cfg(test)]
 mod tests;

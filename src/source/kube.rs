@@ -28,6 +28,8 @@
 //! - Before the source reopens a watch, one request reads the current version of the cluster and the object that changed last
 //!   (`head`). Without it, a watch from a version lost in a restore would be silent until the cluster reached that version
 //!   again. After a watch that the API has just closed normally, that request is proof enough.
+//! - A version that stands still is compared with that of the cluster (`feed`): a connection that is alive does not prove that its
+//!   watches are fed.
 //! - Versions numbered by lineage have no order in the API and no predecessor. A broken watch resumes from the API's text
 //!   before the last change, which the API has to replay first; without a change since the list, the source lists the resource.
 //! - The first list of an API that streams initial events is a watch (`initial_events`). From any other API the source lists, and
@@ -52,6 +54,8 @@ mod connection;
 mod discovery;
 #[cfg(feature = "kube")]
 mod exec;
+#[cfg(feature = "kube")]
+mod feed;
 #[cfg(any(test, fuzzing))]
 #[cfg(feature = "kube")]
 pub(crate) mod fuzzing;
@@ -70,15 +74,23 @@ mod line_reader;
 #[cfg(feature = "kube")]
 mod list;
 #[cfg(feature = "kube")]
+mod list_kind;
+#[cfg(feature = "kube")]
 mod namespaces;
 #[cfg(feature = "kube")]
 mod object;
 #[cfg(feature = "kube")]
+mod polling;
+#[cfg(feature = "kube")]
 mod pool;
+#[cfg(feature = "kube")]
+mod probe;
 #[cfg(feature = "kube")]
 mod proxy;
 #[cfg(feature = "kube")]
 mod replay;
+#[cfg(feature = "kube")]
+mod resources;
 #[cfg(feature = "kube")]
 mod resume_check;
 #[cfg(feature = "kube")]
@@ -98,6 +110,8 @@ mod status;
 mod tls;
 #[cfg(feature = "kube")]
 mod tunnel;
+#[cfg(feature = "kube")]
+mod unreadable;
 #[cfg(feature = "kube")]
 mod watch;
 

@@ -74,6 +74,13 @@ pub struct RelayConfig {
 // === impl RelayConfig ===
 
 impl RelayConfig {
+    /// Returns the files that a connection is made from.
+    pub(self) fn files(&self) -> Vec<PathBuf> {
+        let TlsOptions { authority, identity, .. } = &self.tls;
+        let identity = identity.iter().flat_map(|(certificate, key)| [certificate, key]);
+        authority.iter().chain(identity).cloned().collect()
+    }
+
     /// Returns the configuration of a whole resource, without TLS: a bookmark every 5 seconds, and 10 times a second while a
     /// caller waits.
     pub fn new(endpoint: ServerAddress, resource: &str) -> Self {

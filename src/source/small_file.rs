@@ -1,7 +1,16 @@
 //! Reads of the small files that a connection needs: credentials, certificates, kubeconfigs.
 
-use std::{fs, io::Read, path::Path};
+use std::{
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
+use super::digest;
+
+/// Interval of the checks for other contents, as that of the configuration.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Largest of these files.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
@@ -14,6 +23,33 @@ pub(super) async fn reading<T: Send + 'static>(
     read: impl FnOnce() -> Result<T, String> + Send + 'static,
 ) -> Result<T, String> {
     tokio::task::spawn_blocking(read).await.unwrap_or_else(|error| Err(error.to_string()))
+}
+
+/// Waits until files have other contents than those of a digest; for ever without files. Files that cannot be read have not changed: they
+/// may be replaced just now.
+///
+/// # Cancel safety
+///
+/// May be dropped at any time.
+pub(super) async fn changed(paths: Vec<PathBuf>, known: Option<String>) {
+    let Some(known) = known.filter(|_| !paths.is_empty()) else { return std::future::pending().await };
+    loop {
+        tokio::time::sleep(CHECK_INTERVAL).await;
+        let paths = paths.clone();
+        if reading(move || digest_of(&paths)).await.is_ok_and(|digest| digest != known) {
+            return;
+        }
+    }
+}
+
+/// Returns a digest of the contents of files.
+///
+/// # Errors
+///
+/// The first file that cannot be read.
+pub(super) fn digest_of(paths: &[PathBuf]) -> Result<String, String> {
+    let contents = paths.iter().map(|path| read(path).map(|bytes| digest::of(&bytes)));
+    contents.collect::<Result<Vec<_>, _>>().map(|digests| digests.join(" "))
 }
 
 /// Reads a text file.

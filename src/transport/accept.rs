@@ -16,6 +16,7 @@ use super::{
     buffered_io::BufferPool,
     connection::{Connection, HttpService, ListenerShared, ServerConfig},
     io::Io,
+    linger::{linger, linger_time},
     pause_after,
 };
 use crate::{auth::Identity, log_throttle::LogThrottle};
@@ -128,7 +129,7 @@ impl Admission {
             Err(exceeded) => exceeded,
         };
         let (reason, key) = match exceeded {
-            Exceeded::All(_) => ("connections", "limits.connections"),
+            Exceeded::All(_) => ("connections", "limit on open files"),
             Exceeded::Share(_) => ("peer_connections", "limits.peer_share"),
         };
         self.refused.count(reason);
@@ -245,14 +246,20 @@ where
     B: BoundedBody,
 {
     let connection = Connection::new(io, peer, service, config, &shared).identified(identity);
+    let (io, time) = (connection.io.clone(), linger_time(config.drain_period));
     let connection = connection.instrument(debug_span!("connection", %peer));
     async move {
         let _permit = permit;
-        if let Err(error) = connection.await {
+        let ended = connection.await;
+        if let Err(error) = &ended {
             if let Some(reason) = error.refused_for() {
                 shared.refused.count(reason);
             }
             tracing::debug!(%peer, %error, "connection ended");
+        }
+        let is_complete = ended.err().is_none_or(|error| error.is_written());
+        if is_complete && let Some(io) = io.into_io() {
+            Box::pin(linger(io, time)).await;
         }
     }
 }

@@ -29,6 +29,8 @@ pub(super) struct BufferedIo<T>(Arc<Mutex<WriteBuffer<T>>>);
 struct WriteBuffer<T> {
     io: T,
     incoming: FrameTracker,
+    /// Number of header blocks at which nothing more is read in this poll of the connection.
+    headers_limit: u64,
     windows: Windows,
     /// Collected data. Its buffer is from the pool while there is data, so that an idle connection holds no memory.
     pending: Vec<u8>,
@@ -47,6 +49,11 @@ pub(super) struct BufferPool(Arc<Mutex<Vec<Vec<u8>>>>);
 
 /// Size of a merged write; larger ones are hardly cheaper.
 const WRITE_BYTES: usize = 64 << 10;
+/// Number of header blocks of one poll of a connection after which nothing more is read in it. HTTP/2 keeps about 1.3 KiB for each
+/// stream of the most that a connection ever had at once, also for those that are refused at once.
+const HEADERS_PER_POLL: u64 = 64;
+/// Maximum size of a read: a few times the smallest header blocks of a poll.
+const READ_BYTES: usize = 4 << 10;
 /// Maximum number of pooled buffers: a few more than connections that write at the same moment. Others are freed.
 const POOLED_BUFFERS: usize = 64;
 
@@ -57,13 +64,26 @@ impl<T> BufferedIo<T> {
     pub(super) fn new(io: T, pool: BufferPool, streams: &Arc<ConnectionWakes>) -> Self {
         let (incoming, windows) = (FrameTracker::new(), Windows::new(streams));
         let (pending, written, stuck_since, total) = (Vec::new(), 0, None, 0);
-        let merging = WriteBuffer { io, incoming, windows, pending, written, stuck_since, total, pool };
+        let headers_limit = HEADERS_PER_POLL;
+        let merging = WriteBuffer { io, incoming, headers_limit, windows, pending, written, stuck_since, total, pool };
         Self(Arc::new(Mutex::new(merging)))
     }
 
     /// Adds a stream that has begun to those whose windows are counted.
     pub(super) fn begin(&self, number: u32, stream: &StreamHandle) {
         self.0.lock().windows.begin(number, stream);
+    }
+
+    /// Allows the header blocks of one more poll of the connection.
+    pub(super) fn begin_poll(&self) {
+        let merging = &mut *self.0.lock();
+        merging.headers_limit = merging.incoming.headers() + HEADERS_PER_POLL;
+    }
+
+    /// Returns true if nothing more is read in this poll of the connection, because it has begun many streams.
+    pub(super) fn has_many_headers(&self) -> bool {
+        let merging = self.0.lock();
+        merging.incoming.headers() >= merging.headers_limit
     }
 
     /// Returns the time since which the IO has accepted nothing of the data to be written.
@@ -84,6 +104,11 @@ impl<T> BufferedIo<T> {
     /// Returns the number of bytes that were ever written.
     pub(super) fn total(&self) -> u64 {
         self.0.lock().total
+    }
+
+    /// Returns the underlying IO, if nothing else uses it any more.
+    pub(super) fn into_io(self) -> Option<T> {
+        Arc::into_inner(self.0).map(|merging| merging.into_inner().io)
     }
 
     /// Accesses the underlying IO.
@@ -108,11 +133,19 @@ impl<T> Clone for BufferedIo<T> {
 impl<T: AsyncRead + Unpin> AsyncRead for BufferedIo<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let merging = &mut *self.0.lock();
-        let before = buffer.filled().len();
-        let read = Pin::new(&mut merging.io).poll_read(cx, buffer);
-        let WriteBuffer { incoming, windows, .. } = merging;
-        incoming.read(&buffer.filled()[before..], &mut |change| windows.change(change));
-        read
+        let WriteBuffer { io, incoming, windows, .. } = merging;
+        if incoming.headers() >= merging.headers_limit {
+            // The next poll reads on.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let size = READ_BYTES.min(buffer.remaining());
+        let mut part = ReadBuf::new(buffer.initialize_unfilled_to(size));
+        ready!(Pin::new(io).poll_read(cx, &mut part))?;
+        incoming.read(part.filled(), &mut |change| windows.change(change));
+        let len = part.filled().len();
+        buffer.advance(len);
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -281,6 +314,40 @@ mod tests {
         drained.unwrap();
         assert_eq!((read, merge.stuck_since()), (slices, None));
         assert_eq!(assert_ready_ok!(write(&mut merge, &large)), 10);
+    }
+
+    /// The streams of one poll are answered before the next ones begin, whatever arrives at once.
+    #[tokio::test]
+    async fn one_poll_reads_a_limited_number_of_header_blocks() {
+        const HEADERS: [u8; 10] = [0, 0, 1, 1, 4, 0, 0, 0, 1, 0x82];
+        const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+        let sent = [PREFACE, &HEADERS.repeat(1000)].concat();
+        let io = io::Cursor::new(sent.clone());
+        let mut reading = BufferedIo::new(io, BufferPool::default(), &Arc::new(ConnectionWakes::new()));
+        let (mut received, mut polls) = (Vec::new(), 0);
+        while received.len() < sent.len() {
+            reading.begin_poll();
+            polls += 1;
+            let before = received.len();
+            let mut task = task::spawn(());
+            while task
+                .enter(|cx, _| {
+                    let mut space = vec![0; 64 << 10];
+                    let mut buffer = ReadBuf::new(&mut space);
+                    let read = Pin::new(&mut reading).poll_read(cx, &mut buffer);
+                    received.extend_from_slice(buffer.filled());
+                    read
+                })
+                .is_ready()
+                && received.len() < sent.len()
+            {}
+            assert!(received.len() - before <= READ_BYTES + PREFACE.len());
+            assert!(received.len() == sent.len() || task.is_woken(), "the next poll reads on");
+        }
+        assert_eq!((received, polls), (sent, 3));
+        assert!(reading.has_many_headers());
+        reading.begin_poll();
+        assert!(!reading.has_many_headers());
     }
 
     #[tokio::test]

@@ -37,8 +37,6 @@ use crate::auth::Identity;
 /// Limits of each connection.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// Maximum number of streams that a client may have open on one connection.
-    pub streams_per_connection: u32,
     /// Maximum time for a TLS handshake, the HTTP/2 preface, and each frame or header block that a client begins.
     pub request_timeout: Duration,
     /// Limit on open connections.
@@ -89,7 +87,8 @@ pub(super) struct Connection<T: Io, S, B: BoundedBody> {
     peer: Peer,
     identity: Option<Identity>,
     waker: Waker,
-    io: BufferedIo<T>,
+    /// All that is left after the end.
+    pub(super) io: BufferedIo<T>,
     streams: Streams<Exchange<B>>,
     stalled: StallTimer,
     stalled_streams: Counter,
@@ -138,6 +137,9 @@ enum Ending {
     Cut,
 }
 
+/// Maximum number of streams that a client may have open on one connection: ten times as many as most servers allow, because a watch
+/// that waits costs little. A client that needs more opens another connection.
+const MAX_STREAMS: u32 = 1024;
 /// Flow-control window for request data that is not read yet, of one stream, in bytes. Requests are small, and are read as they
 /// arrive: only those of a Subscribe stream whose client does not read may wait.
 const RECEIVE_WINDOW: u32 = 64 << 10;
@@ -189,7 +191,7 @@ where
             .data_frame_budget(DATA_FRAME_BUDGET)
             .max_header_list_size(HEADER_LIST)
             .max_local_error_reset_streams(Some(ERROR_RESETS))
-            .max_concurrent_streams(config.streams_per_connection)
+            .max_concurrent_streams(MAX_STREAMS)
             .max_send_buffer_size(SEND_BUFFER);
         let preface = Preface {
             handshake: builder.handshake(io.clone()),
@@ -395,6 +397,7 @@ where
         // All wake-ups pass through the ready list, so that only ready streams are polled.
         let waker = self.waker.clone();
         let mut cx = Context::from_waker(&waker);
+        self.io.begin_poll();
         for _ in 0..ROUNDS_PER_POLL {
             let is_ready = self.streams.poll_ready();
             if is_ready && let Poll::Ready(ended) = self.poll_http(&mut cx) {
@@ -404,7 +407,7 @@ where
                     Poll::Ready(Ok(())) | Poll::Pending => ended,
                 });
             }
-            if self.io.total() > budget || self.streams.is_late() {
+            if self.io.total() > budget || self.streams.is_late() || self.io.has_many_headers() {
                 break;
             }
             if !self.streams.try_park() {

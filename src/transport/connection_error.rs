@@ -31,6 +31,11 @@ impl ConnectionError {
         }
     }
 
+    /// Returns true if the peer has been sent the reason, after everything else.
+    pub(super) fn is_written(&self) -> bool {
+        matches!(self, Self::Http(error) if error.is_library())
+    }
+
     /// Returns the end of its streams; none if the client has closed the connection.
     pub(super) fn end(&self) -> Option<StreamEnd> {
         match self {

@@ -17,6 +17,8 @@ pub(super) struct FrameTracker {
     is_in_headers: bool,
     /// Number of frames and header blocks that are complete.
     complete: u64,
+    /// Number of these that are header blocks.
+    headers: u64,
     /// Bytes of the entry of a payload that has begun to arrive.
     entry: [u8; SETTING_BYTES],
     entry_len: usize,
@@ -54,6 +56,7 @@ impl FrameTracker {
             payload: 0,
             is_in_headers: false,
             complete: 0,
+            headers: 0,
             entry: [0; SETTING_BYTES],
             entry_len: 0,
         }
@@ -119,7 +122,13 @@ impl FrameTracker {
         (self.head_len, self.entry_len) = (0, 0);
         if !self.is_in_headers {
             self.complete += 1;
+            self.headers += u64::from(kind == HEADERS || kind == CONTINUATION);
         }
+    }
+
+    /// Returns the number of header blocks that have arrived.
+    pub(super) fn headers(&self) -> u64 {
+        self.headers
     }
 
     /// Returns the number of the frame or header block that was begun and is not complete, if there is one.
@@ -166,7 +175,7 @@ mod tests {
             }
             read(&mut incoming, &unit[unit.len() - 1..]);
         }
-        assert_eq!((incoming.begun(), incoming.complete), (None, 4));
+        assert_eq!((incoming.begun(), incoming.complete, incoming.headers()), (None, 4, 2));
 
         // All at once, and the start of the next.
         let mut incoming = FrameTracker::new();

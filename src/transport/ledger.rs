@@ -32,7 +32,7 @@ pub struct Ledger {
     each: Option<OwnerLimit>,
     connections: Mutex<Vec<Weak<ConnectionWakes>>>,
     kept: AtomicUsize,
-    /// Bytes of requests that are not answered, which have a limit of their own within this one.
+    /// Bytes of the requests of calls, which have a limit of their own within this one.
     requests: Option<Arc<PeerAccount>>,
     is_near: AtomicBool,
     ended: Counter,
@@ -56,7 +56,7 @@ pub struct HeldBytes {
     pub encoded_bytes: usize,
     /// Bytes that other parts of the server [keep](super::StreamHandle::keep) for streams.
     pub kept: usize,
-    /// Bytes of requests that are not answered.
+    /// Bytes of the requests of calls.
     pub requests: usize,
 }
 

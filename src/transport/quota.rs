@@ -64,6 +64,41 @@ struct ReasonLabels {
     reason: &'static str,
 }
 
+/// Reasons of rejections, each of which has its counter from the start on: an increase shows only after a first value.
+const REASONS: [&str; 31] = [
+    "accept_failed",
+    "admin_connections",
+    "admin_host",
+    "admin_timeout",
+    "calls",
+    "compilations",
+    "connections",
+    "content_type",
+    "handshake_timeout",
+    "headers_timeout",
+    "health_watches",
+    "method",
+    "page_snapshots",
+    "peer_calls",
+    "peer_compilations",
+    "peer_connections",
+    "peer_health_watches",
+    "peer_page_snapshots",
+    "peer_reflections",
+    "peer_request_memory",
+    "peer_watchers",
+    "preface_timeout",
+    "quota_bulk_responses",
+    "quota_bytes_held",
+    "quota_lists_per_second",
+    "quota_streams",
+    "reflections",
+    "request_bytes",
+    "request_memory",
+    "request_timeout",
+    "watchers",
+];
+
 /// Length of the IPv6 network prefix, which a host cannot choose.
 const NETWORK_BITS: u32 = 64;
 
@@ -151,6 +186,7 @@ impl Exceeded {
 impl Rejections {
     /// Counts a rejection.
     pub fn count(&self, reason: &'static str) {
+        debug_assert!(REASONS.contains(&reason), "{reason} has no counter at the start");
         self.0.get_or_create(&ReasonLabels { reason }).inc();
     }
 
@@ -163,6 +199,9 @@ impl Rejections {
     pub fn register(&self, registry: &mut Registry) {
         let help = "Connections, calls and pages of lists that were refused or closed, by the limit that was reached";
         registry.register("informerd_refused", help, self.0.clone());
+        for reason in REASONS {
+            drop(self.0.get_or_create(&ReasonLabels { reason }));
+        }
     }
 }
 

@@ -345,8 +345,8 @@ mod tests {
             polls += 1;
             assert!(streams.is_late() || polled.lock().len() == 100);
         }
-        // The clock is first read after 16 streams, and again after as many.
-        assert!((2..=4).contains(&polls), "{polls}");
+        // The clock is read after each 16 streams: more polls are those of a machine that did something else meanwhile.
+        assert!((2..=7).contains(&polls), "{polls}");
         assert_eq!(*polled.lock(), (0..100).collect::<Vec<_>>());
     }
 }

@@ -143,7 +143,6 @@ fn serve(pipe: usize) -> Serving {
     };
     let stalled = Counter::default();
     let config = ServerConfig {
-        streams_per_connection: 1000,
         progress_timeout: PROGRESS_TIMEOUT,
         stalled: stalled.clone(),
         request_timeout: REQUEST_TIMEOUT,

@@ -103,6 +103,9 @@ impl Tls {
             let reloaded = tokio::task::spawn_blocking(move || this.reload_once()).await;
             match reloaded.unwrap_or_else(|panic| Err(TlsError::new(&self.files.cert, panic.to_string()))) {
                 Ok(true) => tracing::info!(cert = %self.files.cert.display(), "certificate reloaded"),
+                Ok(false) if problem.is_some() => {
+                    tracing::info!(cert = %self.files.cert.display(), "certificate valid again, unchanged");
+                }
                 Ok(false) => {}
                 Err(error) => {
                     if problem.as_ref() != Some(&error) {
@@ -233,6 +236,7 @@ mod tests {
     use rcgen::{CertifiedKey, generate_simple_self_signed};
 
     use super::*;
+    use crate::log_throttle::test_log::TestLog;
 
     fn write(directory: &Path) -> TlsFiles {
         let CertifiedKey { cert, signing_key } = generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
@@ -266,6 +270,26 @@ mod tests {
         assert_eq!(tls.reload_once(), Ok(true));
         assert!(!Arc::ptr_eq(&first, &served()));
         assert_eq!(tls.reload_once(), Ok(false));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_a_bad_certificate_is_logged() {
+        let directory = tempfile::tempdir().unwrap();
+        let tls = Arc::new(Tls::load(write(directory.path())).unwrap());
+        let path = tls.files.cert.clone();
+        let good = fs::read(&path).unwrap();
+        let _reloading = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(Arc::clone(&tls).reload()));
+        let (log, _guard) = TestLog::start(tracing::Level::INFO);
+        let after = async |content: &[u8]| {
+            fs::write(&path, content).unwrap();
+            // The time stands still while the file is read.
+            tokio::time::sleep(RELOAD_INTERVAL * 2).await;
+            log.take()
+        };
+        assert_eq!(after(b"bad").await, Vec::<String>::new());
+        let logged = after(&good).await;
+        assert!(logged.len() == 1 && logged[0].contains("certificate valid again, unchanged"), "{logged:?}");
+        assert_eq!(after(&good).await, Vec::<String>::new());
     }
 
     #[test]

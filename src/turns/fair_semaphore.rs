@@ -1,10 +1,11 @@
 //! Semaphore with fair turns and a bounded queue.
 //!
-//! - One owner has a quarter of the permits at most; one that was refused several times in a row, a quarter of that.
+//! - One owner has its share of the permits at most (`limits.peer_share`); one that was refused several times in a row, a quarter of
+//!   that.
 //! - Known callers come first, and a quarter of the permits is for them alone. After [`MAX_RUN`] turns in a row one of a class below
 //!   has a turn, so that nobody waits for ever.
 //! - Within a class owners take turns, and so do the connections of each.
-//! - The queue is bounded in number and bytes, for each owner to a quarter. Beyond that the last call of the connection with the
+//! - The queue is bounded in number and bytes, for each owner to its share. Beyond that the last call of the connection with the
 //!   most is refused, of the owner with the most, in the lowest class: a caller with few calls is not refused for those of another.
 //!   The time is bounded by whoever waits.
 
@@ -18,9 +19,17 @@ use super::{Class, FairQueue, Party};
 /// Permits, and the calls that wait for one.
 #[derive(Debug)]
 pub(crate) struct FairSemaphore {
-    permits: usize,
-    bounds: QueueBounds,
+    limits: Limits,
     state: Mutex<State>,
+}
+
+/// Permits and bounds of the queue: of all, and of one owner.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    permits: usize,
+    queue: QueueBounds,
+    permits_of_owner: usize,
+    queue_of_owner: QueueBounds,
 }
 
 /// Bounds of a queue.
@@ -42,15 +51,15 @@ pub(crate) struct FairPermit {
     class: Class,
 }
 
-/// Bound of the queue for which a call was refused.
+/// Bound of the queue for which a call was refused, with the number of calls that may wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Full {
     /// That of all callers.
     #[error("too many calls wait for a review, of all callers")]
-    All,
+    All(usize),
     /// That of the caller.
     #[error("too many calls of this caller wait for a review")]
-    Share,
+    Share(usize),
 }
 
 #[derive(Debug, Default)]
@@ -95,21 +104,27 @@ struct Place<'a> {
 type Answer = oneshot::Sender<Result<FairPermit, Full>>;
 
 const CLASSES: [Class; 3] = [Class::Known, Class::New, Class::Suspect];
-/// Part of the permits and of the queue that one owner may have, as a divisor.
-const SHARE: usize = 4;
+/// Part of the permits that known callers alone have, as a divisor.
+const RESERVED: usize = 4;
+/// Part of the permits of an owner that it may have while it is suspect, as a divisor.
+const SUSPECT: usize = 4;
 /// Turns of a class in a row, while a lower one waits.
 const MAX_RUN: u32 = 3;
 
-/// Returns the share of one owner.
-fn share_of(all: usize) -> usize {
-    (all / SHARE).max(1)
+/// Returns `percent` of the whole, and at least one.
+fn share_of(all: usize, percent: u32) -> usize {
+    (all / 100 * percent as usize + all % 100 * percent as usize / 100).max(1)
 }
 
 // === impl FairSemaphore ===
 
 impl FairSemaphore {
-    pub(crate) fn new(permits: usize, bounds: QueueBounds) -> Arc<Self> {
-        Arc::new(Self { permits, bounds, state: Mutex::default() })
+    /// Creates a semaphore of which one owner may have `percent`, of the permits and of the queue.
+    pub(crate) fn new(permits: usize, queue: QueueBounds, percent: u32) -> Arc<Self> {
+        let queue_of_owner =
+            QueueBounds { calls: share_of(queue.calls, percent), bytes: share_of(queue.bytes, percent) };
+        let limits = Limits { permits, queue, permits_of_owner: share_of(permits, percent), queue_of_owner };
+        Arc::new(Self { limits, state: Mutex::default() })
     }
 
     /// Waits for a permit. `bytes` is the memory that the call holds meanwhile.
@@ -133,13 +148,13 @@ impl FairSemaphore {
         self.grant();
         self.shed(party.owner);
         // Never an error of the channel: no sender is dropped unused while its call waits.
-        granted.await.unwrap_or(Err(Full::All))
+        granted.await.unwrap_or(Err(Full::All(self.limits.queue.calls)))
     }
 
     /// Gives the free permits to those whose turn it is.
     fn grant(self: &Arc<Self>) {
         loop {
-            let Some((owner, class, sender)) = self.state.lock().next(self.permits) else { return };
+            let Some((owner, class, sender)) = self.state.lock().next(&self.limits) else { return };
             let permit = FairPermit { semaphore: Some(Arc::clone(self)), owner, class };
             if let Err(Ok(mut unused)) = sender.send(Ok(permit)) {
                 // Of a call that was cancelled: its drop would recurse, once for each of those.
@@ -152,7 +167,7 @@ impl FairSemaphore {
     /// Refuses calls until the queue is within its bounds again, after an owner has added one.
     fn shed(&self, owner: u64) {
         loop {
-            let Some((sender, full)) = self.state.lock().shed(owner, self.bounds) else { return };
+            let Some((sender, full)) = self.state.lock().shed(owner, &self.limits) else { return };
             // A call that was cancelled needs no answer.
             drop(sender.send(Err(full)));
         }
@@ -174,10 +189,10 @@ impl State {
     }
 
     /// Takes the call whose turn it is, and a permit for it, if there is one that it may have.
-    fn next(&mut self, permits: usize) -> Option<(u64, Class, Answer)> {
-        let class = self.next_class(permits)?;
+    fn next(&mut self, limits: &Limits) -> Option<(u64, Class, Answer)> {
+        let class = self.next_class(limits)?;
         let owners = &self.owners;
-        let popped = self.queues[class as usize].pop_of(|owner| may_have(owners, owner, class, permits));
+        let popped = self.queues[class as usize].pop_of(|owner| may_have(owners, owner, class, limits));
         let (owner, Waiter { bytes, sender, .. }) = popped?;
         self.leaves(owner, bytes);
         for usage in [&mut self.all, self.owners.entry(owner).or_default()] {
@@ -190,14 +205,15 @@ impl State {
 
     /// Returns the class whose turn it is: the highest one in which a call may have a permit, but each time after [`MAX_RUN`] turns
     /// one below it.
-    fn next_class(&mut self, permits: usize) -> Option<Class> {
+    fn next_class(&mut self, limits: &Limits) -> Option<Class> {
+        let permits = limits.permits;
         if self.all.permits >= permits {
             return None;
         }
         let has_turn = |class: &Class| {
-            let is_reserved = *class != Class::Known && self.not_known >= permits - permits / SHARE;
+            let is_reserved = *class != Class::Known && self.not_known >= permits - permits / RESERVED;
             let queue = &self.queues[*class as usize];
-            !is_reserved && queue.has(|owner| may_have(&self.owners, owner, *class, permits))
+            !is_reserved && queue.has(|owner| may_have(&self.owners, owner, *class, limits))
         };
         let waiting = CLASSES.map(|class| has_turn(&class));
         for class in CLASSES.into_iter().filter(|class| waiting[*class as usize]) {
@@ -239,26 +255,35 @@ impl State {
     }
 
     /// Takes a call out of a queue that is beyond its bounds: of this owner, or of all.
-    fn shed(&mut self, owner: u64, bounds: QueueBounds) -> Option<(Answer, Full)> {
+    fn shed(&mut self, owner: u64, limits: &Limits) -> Option<(Answer, Full)> {
         let usage = self.owners.get(&owner).copied().unwrap_or_default();
-        let (owner, full) = if usage.calls > share_of(bounds.calls) || usage.bytes > share_of(bounds.bytes) {
-            (owner, Full::Share)
-        } else if self.all.calls > bounds.calls || self.all.bytes > bounds.bytes {
-            (self.queues.iter().rev().find_map(FairQueue::largest_owner)?, Full::All)
+        let mut from_lowest = self.queues.iter_mut().rev();
+        let (owner, waiter, full) = if usage.exceeds(limits.queue_of_owner) {
+            (owner, from_lowest.find_map(|queue| queue.pop_last(owner))?, Full::Share(limits.queue_of_owner.calls))
+        } else if self.all.exceeds(limits.queue) {
+            let (owner, waiter) = from_lowest.find_map(FairQueue::pop_largest)?;
+            (owner, waiter, Full::All(limits.queue.calls))
         } else {
             return None;
         };
-        let Waiter { bytes, sender, .. } = self.queues.iter_mut().rev().find_map(|queue| queue.pop_last(owner))?;
-        self.leaves(owner, bytes);
-        Some((sender, full))
+        self.leaves(owner, waiter.bytes);
+        Some((waiter.sender, full))
+    }
+}
+
+// === impl Usage ===
+
+impl Usage {
+    fn exceeds(&self, queue: QueueBounds) -> bool {
+        self.calls > queue.calls || self.bytes > queue.bytes
     }
 }
 
 /// Returns true if an owner has fewer permits than it may have.
-fn may_have(owners: &HashMap<u64, Usage>, owner: u64, class: Class, permits: usize) -> bool {
-    let share = share_of(permits);
+fn may_have(owners: &HashMap<u64, Usage>, owner: u64, class: Class, limits: &Limits) -> bool {
+    let share = limits.permits_of_owner;
     // Those that it got before it was suspect do not count: its calls would wait until all of these have ended.
-    let has_suspects = |usage: &Usage| class == Class::Suspect && usage.suspect >= share_of(share);
+    let has_suspects = |usage: &Usage| class == Class::Suspect && usage.suspect >= (share / SUSPECT).max(1);
     owners.get(&owner).is_none_or(|usage| usage.permits < share && !has_suspects(usage))
 }
 

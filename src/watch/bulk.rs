@@ -17,7 +17,10 @@ use std::{
 };
 
 use super::selection_budget::Clock;
-use crate::sync::{Condvar, Mutex};
+use crate::{
+    log_throttle::LogThrottle,
+    sync::{Condvar, Mutex},
+};
 
 /// Threads for the work that writers have no time for. A server has half as many as processors, and at least one.
 #[derive(Debug)]
@@ -158,7 +161,15 @@ pub(super) fn guarded<T>(part: impl FnOnce() -> T) -> Option<T> {
     #[cfg(test)]
     let done =
         done.or_else(|panic| if panic.is::<PlannedPanic>() { Err(panic) } else { std::panic::resume_unwind(panic) });
-    done.inspect_err(|_| tracing::error!("bulk work panicked and was ended; this is a bug")).ok()
+    done.inspect_err(|_| log_panic()).ok()
+}
+
+/// Logs that a part has panicked. What panics once may do so for each object.
+fn log_panic() {
+    static LOG: LogThrottle = LogThrottle::new();
+    if let Some(panics) = LOG.poll() {
+        tracing::error!(panics, "bulk work panicked and was ended; this is a bug");
+    }
 }
 
 impl fmt::Debug for BulkQueue {

@@ -74,6 +74,9 @@ pub struct BroadcasterStats {
     pub queued: DurationHistogram,
 }
 
+/// Longest queue that a client may request, in events. A queue is a position, so this bounds what DROP loses and BLOCK holds at once.
+pub const MAX_QUEUE_LENGTH: usize = 65_536;
+
 impl Default for BroadcasterConfig {
     fn default() -> Self {
         Self {

@@ -7,6 +7,7 @@ mod interference;
 mod oracle;
 mod recheck;
 mod reviews;
+mod revocation;
 mod rules;
 mod streams;
 

@@ -32,7 +32,7 @@
 mod attacked_server;
 mod client;
 mod floods;
-mod frames;
+pub(crate) mod frames;
 mod reviews;
 mod silent;
 mod slow_links;

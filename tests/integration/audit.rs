@@ -1,6 +1,6 @@
 //! The audit log: a line for the beginning and the end of each stream and for each denial, and nothing of an object.
 
-use std::{net::Ipv4Addr, path::Path};
+use std::{net::Ipv4Addr, path::Path, sync::atomic::Ordering};
 
 use informerd::{
     audit::AuditLog,
@@ -10,6 +10,8 @@ use informerd::{
     transport::Peer,
 };
 use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::Request;
 
 use crate::sandbox::{DEADLINE, Options, Sandbox, pod, watch_from_now, watch_pods};
@@ -146,6 +148,7 @@ async fn a_denied_call_of_any_kind_has_a_line_with_its_reason() {
     assert_eq!(fields(&found[3], "event method status reason"), "denied Watch ResourceExhausted QUOTA_EXCEEDED");
 }
 
+/// Values of bodies are shown by Explain and by an index: the log has them as bodies.
 #[tokio::test]
 async fn an_answer_that_is_no_stream_has_one_line() {
     let rig = Rig::new(Options::default()).await;
@@ -158,22 +161,90 @@ async fn an_answer_that_is_no_stream_has_one_line() {
     client.get(by("bob", get("none"))).await.unwrap_err();
     let values = pb::ListIndexValuesRequest { resource: "pods".into(), index: "node".into(), ..Default::default() };
     client.list_index_values(by("bob", values)).await.unwrap();
-    let selection = pb::WatchRequest { label_selector: "!x".into(), ..watch_pods() };
+    let values = pb::ListIndexValuesRequest { resource: "pods".into(), index: "app".into(), ..Default::default() };
+    client.list_index_values(by("bob", values)).await.unwrap();
     let key = Some(pb::ObjectKey { namespace: "shop".into(), name: "b".into() });
-    let selection = Some(pb::explain_request::Selection::Watch(selection));
-    client.explain(by("bob", pb::ExplainRequest { selection, key })).await.unwrap();
+    let index = Some(pb::IndexMatch { name: "node".into(), values: vec!["n1".into()] });
+    for selection in [
+        pb::WatchRequest { label_selector: "!x".into(), ..watch_pods() },
+        pb::WatchRequest { field_selector: "text!=a".into(), ..watch_pods() },
+        pb::WatchRequest { index, ..watch_pods() },
+    ] {
+        let selection = Some(pb::explain_request::Selection::Watch(selection));
+        client.explain(by("bob", pb::ExplainRequest { selection, key: key.clone() })).await.unwrap();
+    }
     let names = "event user method resource namespace name selection format status events";
-    let found: Vec<_> = rig.lines(4).await.iter().map(|line| fields(line, names)).collect();
+    let found: Vec<_> = rig.lines(7).await.iter().map(|line| fields(line, names)).collect();
     assert_eq!(
         found,
         [
             "read bob Get pods shop a - STRUCT Ok 1",
             "read bob Get pods shop none - STRUCT NotFound 0",
-            "read bob ListIndexValues pods - - index=node METADATA Ok 0",
+            "read bob ListIndexValues pods - - index=node RAW Ok 0",
+            "read bob ListIndexValues pods - - index=app METADATA Ok 2",
             "read bob Explain pods shop b labels=!x METADATA Ok 1",
+            "read bob Explain pods shop b fields=text!=a RAW Ok 1",
+            "read bob Explain pods shop b index=node in (n1) RAW Ok 1",
         ]
     );
     client.list_resources(by("bob", pb::ListResourcesRequest {})).await.unwrap();
     client.get(by("bob", get("a"))).await.unwrap();
-    assert_eq!(fields(&rig.lines(5).await[4], "event method"), "read Get", "ListResources shows no object");
+    assert_eq!(fields(&rig.lines(8).await[7], "event method"), "read Get", "ListResources shows no object");
+}
+
+/// Two of the watches share what they receive: their lines are of each.
+#[tokio::test]
+async fn each_watch_of_a_subscribe_stream_has_its_own_lines() {
+    let quotas = QuotaConfig { streams: Some(3), ..QuotaConfig::default() };
+    let mut rig = Rig::new(Options { quotas, ..Options::default() }).await;
+    let (requests, sent) = mpsc::channel(10);
+    let mut client = rig.sandbox.in_process();
+    let mut responses = client.subscribe(by("alice", ReceiverStream::new(sent))).await.unwrap().into_inner();
+    let interval = Some(prost_types::Duration { seconds: 0, nanos: 100_000_000 });
+    let shared = || pb::WatchRequest { bookmark_interval: interval, ..watch_from_now() };
+    let other = pb::WatchRequest { label_selector: "!x".into(), ..watch_from_now() };
+    let open = |id, watch| pb::OpenWatch { id, watch: Some(watch) };
+    let requested = async |open, close| {
+        requests.send(pb::SubscribeRequest { open, close, ..Default::default() }).await.unwrap();
+    };
+    for (id, watch) in [(1, other), (2, shared()), (3, shared()), (4, shared())] {
+        requested(vec![open(id, watch)], Vec::new()).await;
+        while !responses.message().await.unwrap().unwrap().deliveries.iter().any(|told| told.watch_ids.contains(&id)) {}
+    }
+    let names = "event user method resource selection status reason events";
+    let found = rig.lines(4).await;
+    assert_eq!(fields(&found[0], names), "begin alice Subscribe pods labels=!x - - -");
+    assert_eq!(fields(&found[1], names), "begin alice Subscribe pods everything - - -");
+    assert_eq!(fields(&found[2], "event"), "begin");
+    assert_eq!(fields(&found[3], names), "denied alice Subscribe pods - ResourceExhausted QUOTA_EXCEEDED -");
+    let stats = rig.sandbox.informer.watch_stats().unwrap();
+    while stats.cursors.load(Ordering::Relaxed) > 2 {
+        responses.message().await.unwrap();
+    }
+
+    let mut told = [0; 4];
+    let mut change = async |told: &mut [u64; 4], expected: [u64; 4]| {
+        rig.sandbox.put("shop", "a", &format!(r#""at":{expected:?}"#)).await;
+        while *told != expected {
+            for delivery in responses.message().await.unwrap().unwrap().deliveries {
+                let events = delivery.responses.iter().filter(|response| response.object.is_some()).count() as u64;
+                delivery.watch_ids.into_iter().for_each(|id| told[id as usize] += events);
+            }
+        }
+    };
+    change(&mut told, [0, 1, 1, 1]).await;
+    // The one whose body the other shares.
+    requested(Vec::new(), vec![2]).await;
+    change(&mut told, [0, 2, 1, 2]).await;
+    requested(Vec::new(), vec![1]).await;
+    change(&mut told, [0, 2, 1, 3]).await;
+    rig.sandbox.lifecycle.draining.cancel();
+    while responses.message().await.is_ok_and(|message| message.is_some()) {}
+    let found = rig.lines(7).await;
+    for (at, (begin, status, events)) in [(1, "Ok", 1), (0, "Ok", 2), (2, "Unavailable", 3)].into_iter().enumerate() {
+        let end = &found[4 + at];
+        assert_eq!(end["call"], found[begin]["call"], "{found:#?}");
+        assert_eq!(fields(end, "event user method status events"), format!("end alice Subscribe {status} {events}"));
+        assert!(end["bytes"].as_u64().unwrap() > events * CANARY.len() as u64 / 2, "{end}");
+    }
 }

@@ -315,7 +315,9 @@ async fn look_at_snapshots(state: PathBuf, search: Arc<Search>, is_over: Cancell
         let entries = fs::read_dir(&state).into_iter().flatten().flatten();
         // A temporary file may be gone.
         for (name, content) in entries.filter_map(|entry| Some((entry.file_name(), fs::read(entry.path()).ok()?))) {
-            search.check(&format!("the file {}", name.display()), &content, &[Kind::Settings]);
+            // Directories of manifests have snapshots, too.
+            let allowed = [Kind::Settings, Kind::Open, Kind::Closed];
+            search.check(&format!("the file {}", name.display()), &content, &allowed);
             has_found |= search.kinds(&content).contains(&Kind::Settings);
         }
         tokio::time::sleep(Duration::from_millis(1)).await;

@@ -54,7 +54,7 @@ mod record;
 mod scenes;
 mod script;
 mod selection;
-mod subscription;
+pub(crate) mod subscription;
 mod totals;
 mod truth;
 mod untils;

@@ -105,6 +105,34 @@ fn check_connects_to_each_source_and_names_those_that_cannot_be_reached() {
 }
 
 #[test]
+fn check_opens_each_path_and_looks_for_each_kind_and_rule() {
+    let directory = manifests();
+    fs::write(directory.path().join("tokens"), "").unwrap();
+    let file = directory.path().join("informerd.yaml");
+    let text = "authentication: { token_file: tokens }\nauthorization:\n  rules:\n    - { subjects: ['*'], verbs: [list], \
+                resources: [pods, podz], namespaces: ['*'] }\nstate_dir: /proc/nope\naudit: { file: /nodir/x }\n\
+                resources: { pods: { source: { files: { path: ., kind: Podz } } } }\n";
+    fs::write(&file, text).unwrap();
+    let (code, out, err) = run(&["check", "--offline", "--config", file.to_str().unwrap()]);
+    assert_eq!(code, Some(1), "{err}");
+    assert!(out.starts_with("gRPC on "), "not ok: {out}");
+    for expected in [
+        "warning: authorization: rule 1: resource \"podz\" not served here (known: pods)\n",
+        "error: audit.file: /nodir/x cannot be opened: ",
+        "error: state_dir: /proc/nope cannot be written to: ",
+        " has no object of kind \"Podz\", but ",
+    ] {
+        assert!(err.contains(expected), "{expected}: {err}");
+    }
+    let text = text.replace("/proc/nope", "state").replace("/nodir/x", "audit").replace("Podz", "pod");
+    fs::write(&file, text).unwrap();
+    let (code, _, err) = run(&["check", "--offline", "--config", file.to_str().unwrap()]);
+    assert_eq!(code, Some(0), "{err}");
+    let left = ["state", "audit"].map(|name| directory.path().join(name).exists());
+    assert_eq!(left, [false; 2], "a check leaves nothing behind");
+}
+
+#[test]
 fn check_warns_of_a_rule_that_names_an_unknown_view() {
     let directory = manifests();
     fs::write(directory.path().join("tokens"), "").unwrap();

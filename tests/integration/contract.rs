@@ -4,6 +4,7 @@
 use std::{collections::BTreeSet, env, fs, path::Path};
 
 use informerd::{
+    cache::ProblemReason,
     config::{Key, reference},
     proto::pb::FILE_DESCRIPTOR_SET,
 };
@@ -115,6 +116,7 @@ fn the_api_page_has_every_reason_of_a_problem() {
     let is_reason = |word: &&str| word.len() > 6 && word.bytes().all(|b| b.is_ascii_uppercase() || b == b'_');
     let reasons: Vec<&str> = comment.split('"').skip(1).step_by(2).filter(is_reason).collect();
     assert_eq!(rows, reasons);
+    assert_eq!(reasons, ProblemReason::ALL.map(ProblemReason::as_str));
 }
 
 /// Compares the policies of the proto with those that a configuration allows by default, which it reads by their names, and with

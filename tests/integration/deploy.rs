@@ -2,12 +2,11 @@
 
 use std::{collections::BTreeSet, env, fs, path::PathBuf, time::Duration};
 
-use informerd::config::{Config, ListenAddr, ServeFlags, json_schema, parse_size};
+use informerd::config::{Config, ListenAddr, ServeFlags, json_schema};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{
-    command_line::informerd,
     contract::table,
     manifest::{Manifest, items, named, text},
 };
@@ -39,18 +38,6 @@ fn container(manifest: &Manifest) -> &Value {
 }
 
 #[test]
-fn the_roles_are_what_informerd_prints() {
-    for file in FILES {
-        let manifest = Manifest::read(file);
-        let (_directory, config) = config_file(config_text(&manifest));
-        let printed = informerd(&["rbac", "--config", config.to_str().unwrap()]).output().unwrap();
-        let printed = Manifest::parse(std::str::from_utf8(&printed.stdout).unwrap()).objects;
-        let is_role = |object: &&Value| object["kind"].as_str().unwrap().ends_with("Role");
-        assert_eq!(manifest.objects.iter().filter(is_role).cloned().collect::<Vec<_>>(), printed, "{file}");
-    }
-}
-
-#[test]
 fn ports_probes_and_periods_are_those_of_the_configuration() {
     for file in FILES {
         let manifest = Manifest::read(file);
@@ -75,15 +62,6 @@ fn ports_probes_and_periods_are_those_of_the_configuration() {
         let needed = config.drain.delay + config.drain.period + LAST_WRITE;
         assert!(Duration::from_secs(period) > needed, "{file}: {period} s for {needed:?}");
     }
-}
-
-/// Checks that the TLS settings of the comment are valid in the place of `insecure`.
-#[test]
-fn the_standalone_cache_can_be_deployed_with_tls() {
-    let manifest = Manifest::read("standalone.yaml");
-    let text = config_text(&manifest).replace("insecure: true\n", "").replace("#   tls: ", "tls: ");
-    let config = config(&text);
-    assert!(config.tls.is_some_and(|tls| tls.client_ca.is_some()) && !config.general.listen.is_local());
 }
 
 /// Checks the names that no API server resolves.
@@ -163,22 +141,6 @@ fn the_image_is_of_this_version() {
     let manifest = Manifest::read("sidecar.yaml");
     let user = &manifest.pod()["spec"]["securityContext"];
     assert!(dockerfile.contains(&format!("\nUSER {}:{}\n", user["runAsUser"], user["runAsGroup"])), "{dockerfile}");
-}
-
-/// Checks that the limit of each container leaves a quarter for objects, beside what the program and its bounds take at most.
-#[test]
-fn the_memory_of_the_manifests_has_room_for_their_bounds() {
-    for file in FILES {
-        let manifest = Manifest::read(file);
-        let config = config(config_text(&manifest));
-        let limit = container(&manifest)["resources"]["limits"]["memory"].as_str().unwrap();
-        let limit = parse_size(limit).unwrap();
-        // Without `limits.memory`, it is a quarter of the cgroup's limit.
-        let clients = config.limits.memory.unwrap_or(limit / 4);
-        let of_resources = config.resources.len() * (config.history.size + 2 * config.watch.window_bytes);
-        let bounds = (64 << 20) + of_resources + config.limits.struct_bytes + clients;
-        assert!(bounds <= limit / 4 * 3, "{file}: {} MiB of {} MiB", bounds >> 20, limit >> 20);
-    }
 }
 
 #[test]

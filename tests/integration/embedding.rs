@@ -74,7 +74,7 @@ fn methods() -> Vec<String> {
     paths
 }
 
-/// Calls a method with an empty request, and returns the status of the response's headers.
+/// Calls a method with an empty request, and returns the status of the response's headers; that of a Watch comes after a message.
 async fn call(channel: &Channel, path: &str, token: Option<&'static str>) -> Result<(), Status> {
     let mut request = Request::new(());
     if let Some(token) = token {
@@ -84,7 +84,11 @@ async fn call(channel: &Channel, path: &str, token: Option<&'static str>) -> Res
     client.ready().await.unwrap();
     let codec = ProstCodec::<(), ()>::default();
     let answer = client.server_streaming(request, path.parse().unwrap(), codec);
-    tokio::time::timeout(DEADLINE, answer).await.expect("a response").map(drop)
+    let mut stream = tokio::time::timeout(DEADLINE, answer).await.expect("a response")?.into_inner();
+    if path.ends_with("InformerService/Watch") {
+        while stream.message().await?.is_some() {}
+    }
+    Ok(())
 }
 
 #[tokio::test]

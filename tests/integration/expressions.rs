@@ -149,6 +149,97 @@ async fn an_index_has_the_values_of_an_expression() {
     assert_eq!(words(&next(&mut watch).await), "DELETED LEFT_SELECTION b @4");
 }
 
+/// Returns the failures of each page of a List with pages of this size.
+async fn failures(sandbox: &Sandbox, page_size: u32, expression: &str) -> Vec<Option<String>> {
+    let mut request =
+        pb::ListRequest { resource: "pods".to_owned(), expression: expression.to_owned(), page_size, ..<_>::default() };
+    let mut failures = Vec::new();
+    loop {
+        let mut chunks = sandbox.client().await.list(request.clone()).await.unwrap().into_inner();
+        let mut last = None;
+        while let Some(chunk) = chunks.message().await.unwrap() {
+            assert!(
+                last.replace(chunk).is_none_or(|chunk| chunk.expression_errors.is_none()),
+                "only on the last chunk"
+            );
+        }
+        let last = last.unwrap();
+        failures.push(last.expression_errors.as_ref().map(failure));
+        if last.next_page_token.is_empty() {
+            return failures;
+        }
+        request.page_token = last.next_page_token;
+    }
+}
+
+fn failure(errors: &pb::ExpressionErrors) -> String {
+    assert!(
+        errors.first_reason.starts_with("the result is not true or false, a value has the wrong type"),
+        "{errors:?}"
+    );
+    format!("{} of {} from {}", errors.failed, errors.evaluated, errors.first.as_ref().unwrap().name)
+}
+
+/// The sum over the pages is that of one List, whatever their size: an object that the end of a page has passed is counted on the
+/// page to which it belongs.
+#[tokio::test]
+async fn a_list_counts_the_objects_that_its_expression_failed_for() {
+    let number = |name: &str, n: &str| pod("shop", name, &format!(r#""n":{n}"#));
+    let objects = vec![
+        number("a", "1"),
+        number("b", r#""x""#),
+        number("c", r#""x""#),
+        number("d", "1"),
+        number("e", r#""x""#),
+        pod("shop", "f", ""),
+        number("g", "0"),
+    ];
+    let sandbox = Sandbox::start(objects).await;
+    let some = |text: &str| Some(text.to_owned());
+    let expression = "object.spec.n > 0";
+    assert_eq!(failures(&sandbox, 0, expression).await, [some("3 of 7 from b")]);
+    assert_eq!(failures(&sandbox, 2, expression).await, [some("3 of 7 from b")]);
+    assert_eq!(failures(&sandbox, 1, expression).await, [None, some("3 of 6 from b")]);
+    assert_eq!(failures(&sandbox, 0, "object.none").await, [None]);
+    assert_eq!(failures(&sandbox, 0, "").await, [None]);
+    let narrow = pb::ByIndexRequest {
+        resource: "pods".to_owned(),
+        index: "namespace".to_owned(),
+        value: "shop".to_owned(),
+        label_selector: "app in (c, d)".to_owned(),
+        expression: expression.to_owned(),
+        ..Default::default()
+    };
+    let found = sandbox.client().await.by_index(narrow).await.unwrap().into_inner().message().await.unwrap().unwrap();
+    assert_eq!(
+        found.expression_errors.as_ref().map(failure),
+        some("1 of 2 from c"),
+        "the rest of the selection decides first"
+    );
+
+    let watch = pb::WatchRequest { expression: expression.to_owned(), ..watch_pods() };
+    let mut watch = sandbox.client().await.watch(watch).await.unwrap().into_inner();
+    let bookmark = loop {
+        if let Some(bookmark) = next(&mut watch).await.bookmark {
+            break bookmark;
+        }
+    };
+    assert!(bookmark.initial_events_end);
+    assert_eq!(bookmark.expression_errors.as_ref().map(failure), some("3 of 7 from b"));
+}
+
+/// The failures of a List of several chunks are on the last one, also if that has no objects.
+#[tokio::test]
+async fn the_last_chunk_has_the_failures() {
+    let large = "x".repeat(300 << 10);
+    let mut objects: Vec<_> =
+        (0..8).map(|n| pod("shop", &format!("a{n}"), &format!(r#""n":1,"x":"{large}""#))).collect();
+    objects.push(pod("shop", "b", r#""n":"x""#));
+    let sandbox = Sandbox::start(objects).await;
+    assert_eq!(failures(&sandbox, 0, "object.spec.n > 0").await, [Some("1 of 9 from b".to_owned())]);
+    assert_eq!(failures(&sandbox, 8, "object.spec.n > 0").await, [Some("1 of 9 from b".to_owned())]);
+}
+
 /// Checks that one client's costly expression fails within its budget, and that the others get their events in time.
 #[tokio::test]
 async fn a_costly_expression_delays_no_other_client() {

@@ -175,7 +175,7 @@ async fn a_volume_that_is_unmounted_is_stale_until_the_next_one_is_mounted() {
     write(&volume.join("web.yaml"), WEB);
     write(&volume.join("api.yaml"), &WEB.replace("web", "api"));
     let config = directory.path().join("config.yaml");
-    let pods = "{ source: { files: { path: volume, rescan: 100ms, quiet: 10ms } } }";
+    let pods = "{ source: { files: { path: volume, rescan: 100ms } } }";
     write(&config, &format!("{{ stale_after: 500ms, resources: {{ pods: {pods} }} }}"));
     let served = Served::start(directory, ServeFlags { config: Some(config), ..ServeFlags::default() }).await;
     let mut client = served.client().await;

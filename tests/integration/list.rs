@@ -9,7 +9,10 @@ use informerd::{
 use prost::Message;
 use tonic::{Code, Streaming};
 
-use crate::sandbox::{Options, Sandbox, pod, reason};
+use crate::{
+    refused_watch::watch_refusal,
+    sandbox::{Options, Sandbox, pod, reason},
+};
 
 fn list_pods() -> pb::ListRequest {
     pb::ListRequest { resource: "pods".to_owned(), format: pb::PayloadFormat::Metadata.into(), ..Default::default() }
@@ -207,7 +210,7 @@ async fn reads_name_the_history_to_watch_from() {
     sandbox.list(shop(), 50).await;
     sandbox.list(shop(), 150).await;
     for history in [&first.history, &found.history, &got.history] {
-        let ended = client.watch(watch(history)).await.unwrap_err();
+        let ended = watch_refusal(client.watch(watch(history))).await;
         assert_eq!((ended.code(), reason(&ended).as_str()), (Code::OutOfRange, "HISTORY_CHANGED"));
     }
     let next = pb::ListRequest { page_token: first.next_page_token.clone(), ..page };

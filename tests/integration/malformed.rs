@@ -1,21 +1,32 @@
 //! Requests that are no messages of the contract: whatever the bytes, no method answers INTERNAL or UNKNOWN.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    task::{Context, Poll},
+};
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
+use futures_util::{FutureExt, future::BoxFuture};
 use http_body_util::{BodyExt, Full};
-use informerd::{config::ServeFlags, proto::pb};
+use informerd::{
+    config::ServeFlags,
+    grpc::{GeneratedServices, Routes},
+    proto::pb,
+};
 use prost::Message;
 use prost_types::{DescriptorProto, FileDescriptorSet, field_descriptor_proto::Type};
 use tonic::{
     Code, Status,
     body::Body,
+    server::NamedService,
     transport::{Channel, Endpoint},
 };
 use tower::{Service, ServiceExt};
 
 use crate::{
-    sandbox::{DEADLINE, reason},
+    refused_watch::error_of,
+    sandbox::{DEADLINE, Sandbox, next, reason},
     served::Served,
 };
 
@@ -91,10 +102,12 @@ async fn status(channel: &Channel, path: &str, bytes: Vec<u8>, encoding: Option<
         if let Some(status) = Status::from_header_map(response.headers()) {
             return Some(status);
         }
-        match response.into_body().frame().await {
-            Some(frame) => frame.unwrap().trailers_ref().and_then(Status::from_header_map),
-            None => None,
+        let mut body = response.into_body();
+        let mut frame = body.frame().await?.unwrap();
+        if path.ends_with("/Watch") && frame.data_ref().and_then(error_of).is_some() {
+            frame = body.frame().await?.unwrap();
         }
+        frame.trailers_ref().and_then(Status::from_header_map)
     };
     tokio::time::timeout(DEADLINE, answered).await.expect("an answer in time")
 }
@@ -188,7 +201,9 @@ async fn no_duration_of_a_client_is_an_internal_error() {
                     pb::UntilRequest { watch: Some(request.clone()), conditions: vec!["count >= 0".to_owned()] };
                 let until = client.until(until).await.err();
                 assert!(until.is_none_or(|status| status.code() == Code::InvalidArgument), "{given:?}");
-                if let Err(status) = client.watch(request).await {
+                let mut stream = client.watch(request).await.unwrap().into_inner();
+                if next(&mut stream).await.error.is_some() {
+                    let status = stream.message().await.unwrap_err();
                     assert_eq!(
                         (status.code(), &*reason(&status)),
                         (Code::InvalidArgument, "DURATION_INVALID"),
@@ -198,4 +213,50 @@ async fn no_duration_of_a_client_is_an_internal_error() {
             }
         }
     }
+}
+
+/// Service of a program, which reads its requests itself.
+#[derive(Clone)]
+struct Echo;
+
+impl NamedService for Echo {
+    const NAME: &str = "example.Echo";
+}
+
+impl tower::Service<http::Request<Body>> for Echo {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<http::Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        async move {
+            let encoding = request.headers().get("grpc-encoding").cloned();
+            let body = request.into_body().collect().await.unwrap().to_bytes();
+            let mut response = http::Response::new(Body::new(Full::new(body)));
+            response.headers_mut().extend(encoding.map(|encoding| (http::header::CONTENT_ENCODING, encoding)));
+            Ok(response)
+        }
+        .boxed()
+    }
+}
+
+/// The services of this server take no compressed requests; another one beside them receives what its client has sent.
+#[tokio::test]
+async fn a_service_of_a_program_receives_compressed_requests() {
+    let sandbox = Sandbox::start(Vec::new()).await;
+    let routes = Routes::beside(sandbox.state.clone(), GeneratedServices::default().with(Echo));
+    let sent = framed(1, b"compressed");
+    let request = http::Request::post("/example.Echo/Call")
+        .header("content-type", "application/grpc")
+        .header("grpc-encoding", "gzip")
+        .body(Full::new(Bytes::from(sent.clone())))
+        .unwrap();
+    let response = routes.oneshot(request).await.unwrap();
+    assert_eq!(response.headers().get("content-encoding").map(http::HeaderValue::as_bytes), Some(&b"gzip"[..]));
+    let mut received = response.into_body().frame().await.unwrap().unwrap().into_data().unwrap();
+    assert_eq!(received.copy_to_bytes(received.remaining()), sent);
 }

@@ -228,27 +228,28 @@ async fn a_stream_ended_for_memory_receives_the_version_to_resume_from() {
 }
 
 /// Keeps unary answers waiting for a window that a List has used up, and checks that the objects behind them are held until they
-/// are sent.
+/// are sent. What is listed is larger than the window: of messages that fit, none may be left when the window is used up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_of_one_message_are_held_while_they_wait() {
     const OBJECTS: usize = 1_000;
     let names = (0..OBJECTS).map(|at| format!("{at:0>60}"));
-    let pods = names.map(|name| pod("shop", &name, "")).chain([pod("shop", "a", &filler(LARGE))]).collect();
+    let pods = names.map(|name| pod("shop", &name, "")).chain([pod("lab", "a", &filler(LARGE))]).collect();
     let sandbox = Sandbox::start_with(patient(), pods).await;
     let get = pb::GetRequest {
         resource: "pods".to_owned(),
-        namespace: "shop".to_owned(),
+        namespace: "lab".to_owned(),
         name: "a".to_owned(),
         ..Default::default()
     };
     let values =
         pb::ListIndexValuesRequest { resource: "pods".to_owned(), index: "app".to_owned(), ..Default::default() };
     let watch = pb::WatchRequest { resource: "pods".to_owned(), name: "a".to_owned(), ..Default::default() };
-    let watch = pb::WatchRequest { namespace: "shop".to_owned(), ..watch };
+    let watch = pb::WatchRequest { namespace: "lab".to_owned(), ..watch };
+    let large = pb::ListRequest { namespace: "lab".to_owned(), ..list_pods() };
     let until_added = pb::UntilRequest { watch: Some(watch), conditions: vec!["type == 'ADDED'".to_owned()] };
     for (what, least) in [("Get", LARGE), ("ListIndexValues", OBJECTS * 60), ("Until", LARGE)] {
         let client = sandbox.slow_client().await.max_decoding_message_size(16 << 20);
-        let list = client.clone().list(list_pods()).await.unwrap().into_inner();
+        let list = client.clone().list(large.clone()).await.unwrap().into_inner();
         until(&sandbox, |_| sandbox.ledger.waiting().sending > 0).await;
         let before = sandbox.ledger.waiting().encoded_bytes;
         let (mut client, get, values, until_added) = (client, get.clone(), values.clone(), until_added.clone());

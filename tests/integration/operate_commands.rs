@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Read},
     process::Stdio,
 };
 
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use crate::{
     authentication::line,
     client_commands::{Server, Watch, pod, write},
-    command_line::{informerd, run},
+    command_line::{informerd, run, signal},
 };
 
 /// Creates the Pods a/web and b/db, of which one has started twice, and a value without kind.
@@ -56,6 +56,12 @@ fn templates_columns_order_and_limit() {
 
     let (code, _, err) = server.run(&["list", "pods", "-o", "jsonpath={.items[0}"]);
     assert!(code == 2 && err.contains("a bracket is not closed"), "{err}");
+    let (code, _, err) = server.run(&["list", "pods", "--sort-by", ".metadata.nmae"]);
+    assert!(code == 2 && err.contains("--sort-by .metadata.nmae: no object has a value there"), "{err}");
+    let (code, _, err) = server.run(&["list", "pods", "--limit", "0"]);
+    assert!(code == 2 && err.contains("--limit <NUMBER>"), "{err}");
+    let (code, _, err) = run(&["list", "pods", "--server", "https://127.0.0.1:1", "--token-file", "none"]);
+    assert!(code == Some(2) && err.contains("token file none: No such file"), "a usage error: {err}");
     let (code, _, err) = server.run(&["list", "pods", "-o", "template"]);
     assert!(code == 2 && err.contains("jsonpath=TEMPLATE"), "{err}");
     for (arguments, problem) in [
@@ -206,6 +212,24 @@ fn a_command_runs_for_each_event() {
     assert_eq!(watch.interrupt(), (Some(0), String::new(), String::new()));
 }
 
+/// Checks that a signal ends a watch while its output is not read: its writes block it.
+#[test]
+fn a_signal_ends_a_command_whose_reader_has_stopped() {
+    let directory = TempDir::new().unwrap();
+    // More than a pipe takes.
+    write(&directory, "1.json", &pod("b", "large", &"x".repeat(1 << 20)));
+    let server = Server::of(&directory);
+    for arguments in [&["watch", "pods", "-o", "jsonl"][..], &["record", "pods"]] {
+        let mut command = server.command(arguments);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut reader = child.stdout.take().unwrap();
+        reader.read_exact(&mut [0]).unwrap();
+        signal(&child, "-TERM");
+        assert_eq!(child.wait().unwrap().code(), Some(143));
+        drop(reader);
+    }
+}
+
 #[test]
 fn a_resource_and_an_object_are_described() {
     let directory = things();
@@ -246,6 +270,10 @@ field_selector   status.phase!=Running   NO_MATCH   Running
     assert_eq!(note, "# pods b/db: not selected: 1 of 3 terms do not match\n");
     let (code, _, err) = server.run(&["explain", "pods", "b/none"]);
     assert!(code == 3 && err.starts_with("error: pods \"b/none\" not found"), "{err}");
+    let (code, _, note) = server.run(&["explain", "pods", "db", "-l", "app=db"]);
+    assert_eq!((code, note.as_str()), (0, "# pods db: selected: all terms match\n"), "as `get` finds it");
+    let (code, _, err) = server.run(&["explain", "pods", "none"]);
+    assert!(code == 3 && err.contains("not found"), "{err}");
 
     let mut watch = Watch::of(server.command(&["watch", "pods", "-l", "app=db", "-o", "name"]));
     watch.row();
@@ -256,11 +284,27 @@ field_selector   status.phase!=Running   NO_MATCH   Running
     assert_eq!((code, out.as_str()), (0, "web"));
     assert_eq!(note, "# pods a/web: not selected: 1 of 1 terms do not match\n");
     assert_eq!(watch.interrupt().0, Some(0));
+    while !server.run(&["watchers", "--ended"]).1.contains("CANCELLED") {}
+    assert_eq!(server.run(&["watchers", "-o", "name"]).1, "", "without the ended ones");
+    let (_, out, _) = server.run(&["watchers", "--ended", "-o", "jsonl"]);
+    assert!(out.contains(r#""state":"ENDED""#) && out.contains(r#""endedAt":""#), "{out}");
 
     if cfg!(feature = "cel") {
         let (code, out, err) = server.run(&["list", "pods", "--expression", "object.metadata.name"]);
         assert_eq!((code, out.as_str()), (0, ""));
-        assert!(err.contains("# the expression failed for 2 of 2 objects: the result is not true or false"), "{err}");
+        let failed = "the expression failed for 2 of 2 objects; the first: a/web: the result is not true or false";
+        assert!(err.contains(&format!("\n# {failed}")), "{err}");
+        let (_, _, err) = server.run(&["by-index", "pods", "namespace", "b", "--expression", "object.metadata.name"]);
+        assert!(err.contains("\n# the expression failed for 1 of 1 objects; the first: b/db: the result"), "{err}");
+        let (_, _, err) = server.run(&["watch", "pods", "--expression", "object.metadata.name", "--timeout", "100ms"]);
+        assert!(err.contains(&format!("; {failed}")), "{err}");
+        let (_, _, err) = server.run(&["list", "pods", "--expression", "object.none"]);
+        assert!(!err.contains("failed"), "a missing field is no failure: {err}");
+    }
+    // It needs no object.
+    if cfg!(feature = "cel") {
+        let (code, _, err) = server.run(&["list", "pods", "--expression", "object.metadata.name", "-n", "none"]);
+        assert!(code == 0 && !err.contains("failed"), "{err}");
     }
 }
 

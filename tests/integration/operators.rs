@@ -80,6 +80,21 @@ async fn the_open_watches_are_listed_with_what_they_were_sent_and_how_far_they_l
     }
 }
 
+/// Checks that a watch without events is no dead one.
+#[tokio::test]
+async fn a_bookmark_is_progress_and_has_the_version() {
+    let sandbox = Sandbox::start(vec![pod("shop", "a", "")]).await;
+    let bookmark_interval = Some(prost_types::Duration { seconds: 0, nanos: 100_000_000 });
+    let request = pb::WatchRequest { bookmark_interval, ..watch_from_now() };
+    let mut idle = sandbox.client().await.watch(request).await.unwrap().into_inner();
+    for _ in 0..2 {
+        next(&mut idle).await;
+    }
+    let at = |time: Option<prost_types::Timestamp>| time.map(|time| (time.seconds, time.nanos));
+    let found = until(&sandbox, |found| at(found[0].last_progress) > at(found[0].since)).await;
+    assert_eq!((found[0].resource_version.as_str(), found[0].sent), ("1", 0));
+}
+
 /// Opens a thousand watches: a drain ends few of them at once, and spreads many over the period.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_spreads_the_ends_of_many_watches() {

@@ -147,6 +147,12 @@ impl Process {
         line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
     }
 
+    /// Sends SIGTERM and waits for the exit.
+    pub(crate) fn drain(mut self) {
+        assert!(Command::new("kill").args(["-TERM", &self.id().to_string()]).status().unwrap().success());
+        self.child.wait().unwrap();
+    }
+
     /// Sends SIGTERM and waits for the exit; the test's connections are closed meanwhile.
     pub(crate) async fn terminate(self) -> ExitStatus {
         self.terminate_with_log().await.0

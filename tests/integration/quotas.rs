@@ -5,7 +5,7 @@ use std::{fmt::Debug, net::Ipv4Addr, time::Duration};
 use informerd::{
     auth::{Identity, IdentityDetails},
     grpc::{ListRate, QuotaConfig},
-    proto::pb,
+    proto::pb::{self, informer_service_client::InformerServiceClient},
     transport::Peer,
 };
 use tonic::{Code, Request, Response, Status};
@@ -164,7 +164,9 @@ async fn bulk_responses_count_until_they_are_sent() {
     client().watch(by("a", 1, watch_from_now())).await.expect("no snapshot");
     drop(client().list(by("b", 1, list())).await.expect("another user"));
     drop(unread);
-    let mut watch = admitted(async || client().watch(by("a", 1, watch_pods())).await).await;
+    // A client that reads nothing yet.
+    let unread = || InformerServiceClient::new(sandbox.service());
+    let mut watch = admitted(async || unread().watch(by("a", 1, watch_pods())).await).await;
     refused(&sandbox, "bulk_responses", client().list(by("a", 1, list()))).await;
     while !watch.message().await.unwrap().unwrap().bookmark.is_some_and(|bookmark| bookmark.initial_events_end) {}
     admitted(async || client().list(by("a", 1, list())).await).await;

@@ -3,7 +3,10 @@
 use informerd::proto::pb;
 use tonic::{Code, Status};
 
-use crate::sandbox::{Options, Sandbox, pod, queue, reason, watch_pods};
+use crate::{
+    refused_watch::watch_refusal,
+    sandbox::{Options, Sandbox, next, pod, queue, reason, watch_pods},
+};
 
 fn index(name: &str, values: &[&str]) -> pb::IndexMatch {
     pb::IndexMatch { name: name.to_owned(), values: values.iter().map(|&value| value.to_owned()).collect() }
@@ -15,7 +18,7 @@ fn shard(key: &str, ranges: &[(u64, u64)]) -> pb::Shard {
 }
 
 async fn watch_status(sandbox: &Sandbox, request: pb::WatchRequest) -> Status {
-    sandbox.client().await.watch(request).await.expect_err("a refusal")
+    watch_refusal(sandbox.client().await.watch(request)).await
 }
 
 #[tokio::test]
@@ -153,11 +156,11 @@ async fn watchers_are_bounded() {
     let mut client = sandbox.client().await;
     let first = client.watch(watch_pods()).await.unwrap();
     let second = client.watch(watch_pods()).await.unwrap();
-    let status = client.watch(watch_pods()).await.unwrap_err();
+    let status = watch_refusal(client.watch(watch_pods())).await;
     assert_eq!((status.code(), reason(&status).as_str()), (Code::ResourceExhausted, "TOO_MANY_WATCHERS"));
     drop((first, second));
     let freed = async {
-        while client.watch(watch_pods()).await.is_err() {
+        while next(client.watch(watch_pods()).await.unwrap().get_mut()).await.error.is_some() {
             tokio::task::yield_now().await;
         }
     };
@@ -202,7 +205,7 @@ async fn errors_quote_long_texts_in_part() {
     }
     let mut refused = Vec::new();
     for request in requests {
-        refused.push(client.watch(request).await.unwrap_err());
+        refused.push(watch_refusal(client.watch(request)).await);
     }
     for text in [long, name] {
         let list = pb::ListRequest { resource: "pods".into(), page_token: text.clone(), ..Default::default() };

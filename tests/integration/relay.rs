@@ -1,5 +1,6 @@
 //! Relays: their clients receive what clients of the origin receive, whatever happens in between.
 
+mod ahead;
 mod open;
 mod restored;
 mod selection;
@@ -26,6 +27,7 @@ use tempfile::TempDir;
 use tonic::{Code, Streaming, transport::Channel};
 
 use crate::{
+    refused_watch::watch_refusal,
     sandbox::{
         DEADLINE, Options, Sandbox, end, next, pod, pod_at, reason, relay_of, watch_from_now, watch_pods, words,
     },
@@ -52,7 +54,7 @@ async fn watch(server: &Sandbox, request: pb::WatchRequest) -> Stream {
 }
 
 async fn refused(server: &Sandbox, request: pb::WatchRequest) -> String {
-    reason(&server.client().await.watch(request).await.unwrap_err())
+    reason(&watch_refusal(server.client().await.watch(request)).await)
 }
 
 /// Returns the next `count` messages, except for bookmarks without news.

@@ -113,7 +113,7 @@ impl Reloading {
 fn text(keys: &str, resources: &str) -> String {
     let resource = |resource: &str| {
         let (name, path) = resource.trim().split_once(": ").unwrap();
-        format!("{name}: {{ source: {{ files: {{ path: {path}, rescan: 100ms, quiet: 10ms }} }} }}")
+        format!("{name}: {{ source: {{ files: {{ path: {path}, rescan: 100ms }} }} }}")
     };
     let resources: Vec<String> = resources.split(',').map(resource).collect();
     format!("{{ listen: '127.0.0.1:0', admin: {{ listen: none }}, {keys} resources: {{ {} }} }}", resources.join(", "))
@@ -189,8 +189,8 @@ async fn a_configuration_that_cannot_be_used_changes_nothing_and_is_reported() {
     let resources = "kept: kept, added: added";
     let error = server.rejected("lisen: x,", resources).await;
     assert!(error.ends_with("/informerd.yaml:1: lisen: unknown key; did you mean `listen`?"), "{error}");
-    let error = server.rejected("watch: { max_watchers: 7 }, limits: { connections: 9 },", resources).await;
-    let expected = "`limits.connections`, `watch.max_watchers` cannot change while the server runs: restart it, or restore the \
+    let error = server.rejected("watch: { max_watchers: 7 }, limits: { peer_share: 9 },", resources).await;
+    let expected = "`limits.peer_share`, `watch.max_watchers` cannot change while the server runs: restart it, or restore the \
                     former value";
     assert_eq!(error, expected);
     let error = server.rejected("", "kept: kept, added: nowhere").await;

@@ -10,8 +10,11 @@ use informerd::{
 };
 use tonic::Code;
 
-use crate::sandbox::{
-    DEADLINE, Options, Sandbox, end, fold, next, pod, pod_at, queue, reason, watch_from_now, watch_pods, words,
+use crate::{
+    refused_watch::watch_refusal,
+    sandbox::{
+        DEADLINE, Options, Sandbox, end, fold, next, pod, pod_at, queue, reason, watch_from_now, watch_pods, words,
+    },
 };
 
 fn from(version: &str) -> pb::WatchRequest {
@@ -82,7 +85,7 @@ async fn a_watch_resumes_across_a_relist_and_not_from_inside_it() {
     let mut watch = sandbox.client().await.watch(from("1")).await.unwrap().into_inner();
     assert_eq!(take(&mut watch, 3).await, ["DELETED INFERRED a @1", "MODIFIED b @1", "ADDED c @10"]);
     for inside in ["2", "5", "9"] {
-        let status = sandbox.client().await.watch(from(inside)).await.unwrap_err();
+        let status = watch_refusal(sandbox.client().await.watch(from(inside))).await;
         assert_eq!((status.code(), reason(&status).as_str()), (Code::OutOfRange, "RESOURCE_VERSION_EXPIRED"));
     }
     let mut watch = sandbox.client().await.watch(from("10")).await.unwrap().into_inner();
@@ -105,7 +108,7 @@ async fn a_version_not_reached_yet_is_awaited_and_earlier_events_are_never_sent(
 
     let options = Options { future_wait: Duration::from_millis(50), ..Options::default() };
     let sandbox = Sandbox::start_with(options, Vec::new()).await;
-    let status = sandbox.client().await.watch(from("9")).await.unwrap_err();
+    let status = watch_refusal(sandbox.client().await.watch(from("9"))).await;
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE"));
 }
 

@@ -20,8 +20,8 @@ use informerd::{
     },
     config::WatchConfig,
     grpc::{
-        self, AccessConfig, Lifecycle, QuotaConfig, ResourceCalls, ResourceViews, Routes, RpcMetrics, ServedResource,
-        Service, ServiceConfig, WireFrame,
+        self, AccessConfig, GeneratedServices, Lifecycle, QuotaConfig, ResourceCalls, ResourceViews, Routes,
+        RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame,
     },
     model::{Event, IndexFunc, Indexers, Lineage, NamedViews, Object, Path, ResourceVersion},
     proto::{
@@ -42,7 +42,9 @@ use tonic::{
     body::Body,
     transport::{Channel, Endpoint},
 };
-use tower::{ServiceExt, util::BoxCloneService};
+use tower::{ServiceExt, service_fn, util::BoxCloneService};
+
+use crate::refused_watch::in_headers;
 
 /// Deadline longer than any step here takes, and short enough to find one that hangs.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
@@ -54,6 +56,8 @@ pub(crate) struct Sandbox {
     /// Memory held for the clients of the server.
     pub(crate) ledger: Arc<Ledger>,
     refused: Rejections,
+    /// State that all calls share.
+    pub(crate) state: Service,
     routes: Routes,
     fifo: Arc<RealFifo>,
     address: String,
@@ -193,28 +197,20 @@ impl Sandbox {
             [resource],
             ServiceConfig {
                 allowed_policies: options.allowed_policies,
-                max_queue_length: 65_536,
                 bookmark_interval: options.bookmark_interval,
                 future_wait: options.future_wait,
                 drain_period: options.drain_period,
                 evicted_grace: options.evicted_grace,
                 max_watchers: options.max_watchers,
-                compilations: 4096,
-                page_snapshots: 16,
-                calls: 125_000,
                 peer_share: options.peer_share,
-                request_bytes: 64 << 10,
-                request_timeout: Duration::from_secs(10),
                 bulk_streams: 2,
-                bulk_threads: None,
-                struct_bytes: 1 << 20,
                 compression: options.compression,
                 memory: options.memory,
                 audit: options.audit,
                 quotas: options.quotas,
-                expression_steps: 10_000,
                 authentication: options.authentication,
                 access: options.access,
+                ..ServiceConfig::default()
             },
             lifecycle.clone(),
             Arc::clone(&metrics),
@@ -226,8 +222,9 @@ impl Sandbox {
         let (routes, ledger) = (Routes::new(service.clone()), Arc::clone(service.ledger()));
         let server = Server::new(routes.clone(), Routes::is_watch, bounds);
         let server = tokio::spawn(server.serve(Listener::Tcp(listener), lifecycle.draining.clone()));
-        tasks.spawn(service.run());
+        tasks.spawn(service.clone().run());
         Self {
+            state: service,
             informer: handle,
             lifecycle,
             ledger,
@@ -279,15 +276,33 @@ impl Sandbox {
         InformerServiceClient::new(channel).max_decoding_message_size(64 << 20)
     }
 
-    /// Returns a client without a connection: a draining server accepts no new ones.
+    /// Returns a client without a connection: a draining server accepts no new ones. A Watch that is refused fails at once.
     pub(crate) fn in_process(&self) -> InformerServiceClient<InProcess> {
-        InformerServiceClient::new(self.service())
+        let service = self.service();
+        let service = service_fn(move |request: http::Request<Body>| {
+            let is_watch = request.uri().path().ends_with("/Watch");
+            let response = service.clone().oneshot(request);
+            async move {
+                let response = response.await?;
+                Ok(if is_watch { in_headers(response).await } else { response })
+            }
+        });
+        InformerServiceClient::new(service.boxed_clone())
     }
 
     /// Returns the services without a connection, for clients.
     pub(crate) fn service(&self) -> InProcess {
+        Self::without_connection(self.routes.clone())
+    }
+
+    /// Returns the services and others beside them, without a connection.
+    pub(crate) fn service_beside(&self, others: GeneratedServices) -> InProcess {
+        Self::without_connection(Routes::beside(self.state.clone(), others))
+    }
+
+    fn without_connection(routes: Routes) -> InProcess {
         let whole = |frame: http_body::Frame<Chunk>| frame.map_data(|mut data| data.copy_to_bytes(data.remaining()));
-        let routes = ServiceExt::<http::Request<Body>>::map_response(self.routes.clone(), move |response| {
+        let routes = ServiceExt::<http::Request<Body>>::map_response(routes, move |response| {
             response.map(|body: grpc::Body| Body::new(body.map_frame(whole)))
         });
         routes.boxed_clone()
@@ -453,7 +468,6 @@ pub(crate) fn reason(status: &Status) -> String {
 /// Returns the limits of the connections of a server.
 fn server_config(service: &Service, progress_timeout: Duration, drain_period: Duration) -> ServerConfig {
     ServerConfig {
-        streams_per_connection: 1024,
         progress_timeout,
         stalled: Counter::default(),
         request_timeout: Duration::from_secs(10),

@@ -90,7 +90,7 @@ async fn clients_of_secrets_receive_their_metadata() {
 #[tokio::test]
 async fn whatever_depends_on_the_body_of_a_secret_is_denied() {
     let sandbox = secrets().await;
-    let client = sandbox.client().await;
+    let client = sandbox.in_process();
     let called = || client.clone();
     for format in [pb::PayloadFormat::Struct, pb::PayloadFormat::Raw] {
         denied(called().watch(pb::WatchRequest { format: format.into(), ..watch_pods() })).await;

@@ -5,9 +5,8 @@ use std::{path::PathBuf, time::Duration};
 use informerd::{
     app::App,
     config::{Config, ListenAddr, ServeFlags},
-    grpc::{AccessConfig, QuotaConfig, ServiceConfig},
+    grpc::ServiceConfig,
     proto::pb::{self, informer_service_client::InformerServiceClient},
-    watch::FullChannelPolicy,
 };
 use tempfile::TempDir;
 use tokio::{
@@ -30,36 +29,7 @@ pub(crate) struct Served {
 
 /// Returns the program's defaults for checkers that set nothing else, with limits that none of them reaches.
 pub(crate) fn service_config() -> ServiceConfig {
-    ServiceConfig {
-        allowed_policies: vec![
-            FullChannelPolicy::Drop,
-            FullChannelPolicy::Block,
-            FullChannelPolicy::Replay,
-            FullChannelPolicy::Coalesce,
-        ],
-        max_queue_length: 65_536,
-        bookmark_interval: Duration::from_secs(30),
-        drain_period: Duration::ZERO,
-        evicted_grace: Duration::from_secs(5),
-        future_wait: Duration::from_secs(90),
-        max_watchers: 1000,
-        compilations: 4096,
-        page_snapshots: 16,
-        calls: 125_000,
-        peer_share: 100,
-        request_bytes: 64 << 10,
-        request_timeout: Duration::from_secs(10),
-        bulk_streams: 1,
-        bulk_threads: None,
-        struct_bytes: 1 << 20,
-        compression: Vec::new(),
-        memory: 1 << 30,
-        audit: None,
-        quotas: QuotaConfig::default(),
-        expression_steps: 10_000,
-        authentication: None,
-        access: AccessConfig::default(),
-    }
+    ServiceConfig { drain_period: Duration::ZERO, max_watchers: 1000, peer_share: 100, ..ServiceConfig::default() }
 }
 
 impl Served {

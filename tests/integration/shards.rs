@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use informerd::{
-    client::{Client, Query, UntilOptions, WatchOptions},
+    client::{Client, Query, UntilEvent, UntilOptions, WatchOptions},
     model::{Event, Object, ResourceVersion, Shard, ShardKey},
     proto::pb::{
         self,
@@ -85,11 +85,9 @@ async fn the_parts_of_a_list_are_the_whole() {
             while let Some(object) = next(&mut stream).await.object {
                 initial.push(key_of(&object));
             }
-            if cfg!(feature = "cel") {
-                let conditions = [format!("type == 'SYNCED' && count == {}", found.len())];
-                let options = UntilOptions { timeout: Some(DEADLINE), ..UntilOptions::default() };
-                client.until(&query, &conditions, &options).await.unwrap();
-            }
+            let options = UntilOptions { timeout: Some(DEADLINE), ..UntilOptions::default() };
+            let is_all = |event: &UntilEvent| event.object.is_none() && event.count == found.len() as u64;
+            client.until(&query, [is_all], &options).await.unwrap();
             by_index += client.by_index(&query, "node", "node-1").await.unwrap().objects.len();
             alike += client.by_index_like(&query, "node", "bank", "web-1").await.unwrap().objects.len();
             listed.push(found.iter().map(key_of).collect::<Vec<_>>());
@@ -321,14 +319,13 @@ async fn a_server_that_would_ignore_the_shard_is_an_error() {
     let serving = tokio::spawn(older.serve_with_incoming(TcpListenerStream::new(listener)));
     let client = Client::connect(&format!("http://{address}").parse().unwrap()).await.unwrap();
     let query = query(part("uid", 0));
-    let conditions = ["true".to_owned()];
     let followed = client.watch(&query, &WatchOptions::default()).next().await.unwrap().map(drop);
     for answer in [
         followed,
         client.list(&query).await.map(drop),
         client.by_index(&query, "node", "a").await.map(drop),
         client.by_index_like(&query, "node", "a", "b").await.map(drop),
-        client.until(&query, &conditions, &UntilOptions::default()).await.map(drop),
+        client.until(&query, [|_: &UntilEvent| true], &UntilOptions::default()).await.map(drop),
     ] {
         let error = answer.unwrap_err();
         assert_eq!(

@@ -5,7 +5,7 @@ use std::{fmt::Write, fs, sync::Arc};
 use informerd::{
     app::App,
     config::{self, ServeFlags},
-    model::{MAX_MESSAGE_BYTES, MAX_OBJECT_BYTES, Object, ObjectError, ResourceVersion},
+    model::{IndexFunc, MAX_MESSAGE_BYTES, MAX_OBJECT_BYTES, Object, ObjectError, Path, ResourceVersion},
     proto::{Compression, pb},
 };
 use proptest::{
@@ -24,7 +24,7 @@ use tonic::{
 
 use crate::{
     authentication::line,
-    sandbox::{Sandbox, next},
+    sandbox::{Options, Sandbox, next},
 };
 
 type Client = pb::informer_service_client::InformerServiceClient<Channel>;
@@ -172,6 +172,8 @@ async fn the_largest_objects_can_be_received_in_every_format() {
         assert!(refused > MAX_OBJECT_BYTES);
         objects.extend(served.map(Arc::new));
     }
+    // Its Struct is within the limit of a body, and too large beside the labels.
+    objects.push(Arc::new(object("e", (1900, 1000), 80_000, true).unwrap()));
     let count = objects.len();
     let sandbox = Sandbox::start(objects).await;
     read(&sandbox, count).await.unwrap();
@@ -218,7 +220,9 @@ async fn a_page_of_watches_is_within_the_limit_of_a_client() {
     let mut client = clients(sandbox.address()).await.remove(0);
     let mut streams = Vec::new();
     for at in 0..WATCHES {
-        let label_selector = format!("app in (w{at},{})", vec!["v".repeat(60); 130].join(","));
+        // Equal values would be one.
+        let values: Vec<_> = (0..130).map(|value| format!("{value}{}", "v".repeat(57))).collect();
+        let label_selector = format!("app in (w{at},{})", values.join(","));
         let watch = pb::WatchRequest { resource: "pods".to_owned(), label_selector, ..Default::default() };
         streams.push(client.watch(watch).await.unwrap().into_inner());
     }
@@ -236,4 +240,45 @@ async fn a_page_of_watches_is_within_the_limit_of_a_client() {
     }
     assert_eq!(found.len(), WATCHES);
     assert!(found.is_sorted_by(|one, next| one < next));
+}
+
+#[tokio::test]
+async fn what_is_said_of_large_values_is_within_the_limit_and_each_index_value_is_listed_once() {
+    // Four of them have the same beginning in a page token.
+    const VALUES: usize = 12;
+    let pod = |at: usize, bytes: usize| {
+        let value = format!("{}{at}", "v\\\"".repeat(bytes / 3));
+        let json = format!(r#"{{"metadata":{{"name":"o{at}"}},"spec":{{"long":{value:?}}}}}"#);
+        Arc::new(Object::from_json(json, "", ResourceVersion::decimal(1)).unwrap())
+    };
+    let objects = (0..VALUES).map(|at| pod(at, [3, 900, 600_000][at % 3])).collect();
+    let long = ("long".to_owned(), IndexFunc::Path(Path::parse("spec.long").unwrap()));
+    let sandbox = Sandbox::start_with(Options { indexes: vec![long], ..Options::default() }, objects).await;
+    let mut client = clients(sandbox.address()).await.remove(0);
+    for page_size in [0, 1, 2] {
+        let (mut values, mut page_token) = (Vec::new(), String::new());
+        loop {
+            let (resource, index) = ("pods".to_owned(), "long".to_owned());
+            let request = pb::ListIndexValuesRequest { resource, index, page_size, page_token };
+            let page = client.list_index_values(request).await.unwrap().into_inner();
+            assert!(page.next_page_token.len() < 16 << 10);
+            values.extend(page.values.into_iter().map(|value| value.value));
+            assert!(values.len() <= VALUES && values.is_sorted_by(|one, next| one < next), "each once");
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                break;
+            }
+        }
+        assert_eq!(values.len(), VALUES);
+    }
+    let terms: Vec<_> = (0..64).map(|at| format!("spec.long!={at}")).collect();
+    let index = Some(pb::IndexMatch { name: "long".to_owned(), values: vec!["x".to_owned()] });
+    let watch =
+        pb::WatchRequest { resource: "pods".to_owned(), field_selector: terms.join(","), index, ..Default::default() };
+    let key = Some(pb::ObjectKey { namespace: String::new(), name: "o2".to_owned() });
+    let selection = Some(pb::explain_request::Selection::Watch(watch));
+    let explained = client.explain(pb::ExplainRequest { key, selection }).await.unwrap().into_inner();
+    assert_eq!(explained.terms.len(), 65);
+    assert!(explained.encoded_len() < CHUNK_BYTES, "{} bytes", explained.encoded_len());
+    assert!(explained.terms.iter().all(|term| term.found.starts_with("v\\\"v")), "{:?}", explained.terms[0]);
 }

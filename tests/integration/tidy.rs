@@ -3,6 +3,7 @@
 mod cycles;
 mod exports;
 mod upstream;
+mod weight;
 
 use std::{
     collections::BTreeSet,
@@ -20,14 +21,14 @@ const MODULES: &[(&str, &[&str])] = &[
     ("sync", &[]),
     ("process", &[]),
     ("model", &[]),
-    ("watch", &["model", "census", "sync"]),
-    ("cache", &["model", "watch", "census", "sync"]),
+    ("watch", &["model", "census", "log_throttle", "sync"]),
+    ("cache", &["model", "watch", "census", "log_throttle", "sync"]),
     ("proto", &["model", "watch", "cache"]),
     ("client", &["model", "watch", "cache", "proto", "endpoint"]),
     ("source", &["model", "watch", "cache", "proto", "client", "endpoint", "auth"]),
     ("audit", &["log_throttle"]),
     ("turns", &[]),
-    ("auth", &["model", "turns"]),
+    ("auth", &["log_throttle", "model", "turns"]),
     ("transport", &["auth", "log_throttle"]),
     ("grpc", &["model", "watch", "cache", "log_throttle", "process", "proto", "audit", "auth", "transport", "turns"]),
     ("config", &["model", "watch", "cache", "proto", "client", "endpoint", "auth"]),

@@ -17,7 +17,8 @@ use tempfile::TempDir;
 use tonic::Code;
 
 use crate::{
-    sandbox::{DEADLINE, Sandbox, end, fold, next, pod, pod_at, reason, words},
+    refused_watch::watch_refusal,
+    sandbox::{DEADLINE, Sandbox, fold, next, pod, pod_at, reason, words},
     served::Served,
 };
 
@@ -97,10 +98,7 @@ async fn a_snapshot_is_served_at_once_as_stale() {
     let mut resumed = client.watch(watch("10")).await.unwrap().into_inner();
     assert_eq!(words(&next(&mut resumed).await), "BOOKMARK @10", "it has caught up");
     for older in ["3", "9"] {
-        let status = match client.watch(watch(older)).await {
-            Ok(stream) => end(&mut stream.into_inner()).await,
-            Err(status) => status,
-        };
+        let status = watch_refusal(client.watch(watch(older))).await;
         assert_eq!(
             (status.code(), reason(&status).as_str()),
             (Code::OutOfRange, "RESOURCE_VERSION_EXPIRED"),

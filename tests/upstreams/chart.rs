@@ -1,11 +1,9 @@
-//! The Helm chart and the kustomize overlays of `deploy/`: the same objects, admitted by the API server, with the rights and the
-//! memory of their configuration.
+//! The Helm chart, and the manifests that are made from it: admitted by the API server, with the rights and the memory of their
+//! configuration.
 
 use std::{
-    collections::BTreeMap,
     fs,
     io::{BufRead, BufReader},
-    path::Path,
     process::{Command, Output, Stdio},
     time::Instant,
 };
@@ -18,25 +16,34 @@ use crate::{
     apiserver::{ADMIN, ApiServer},
     deploy::{RESTRICTED, apply, create, publish_authority},
     etcd::program,
-    manifest::{Manifest, items, named},
+    manifest::{Manifest, items, named, text},
     pod::{ADDRESS, NODE, Pod},
 };
 
 const CHART: &str = "deploy/helm/informerd";
-/// Modes of the chart, with the namespaces of their overlays.
-const MODES: [(&str, &str); 4] =
-    [("daemonset", "informerd"), ("relay", "relay"), ("sidecar", "default"), ("standalone", "informerd")];
+/// Examples of the chart, with their namespaces.
+const EXAMPLES: [(&str, &str); 6] = [
+    ("daemonset", "informerd"),
+    ("mirror", "dashboards"),
+    ("relay", "relay"),
+    ("shared", "informerd"),
+    ("sidecar", "default"),
+    ("standalone", "informerd"),
+];
 const MONITORED: &str = "podMonitor.enabled=true,prometheusRule.enabled=true,dashboard.enabled=true";
 const MIB: usize = 1 << 20;
 
 /// Runs Helm with nothing of its user.
 fn try_helm(arguments: &[&str]) -> Output {
+    of_helm(Command::new(program("INFORMERD_HELM")).args(arguments))
+}
+
+fn of_helm(command: &mut Command) -> Output {
     let home = TempDir::new().unwrap();
-    let mut command = Command::new(program("INFORMERD_HELM"));
     for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
         command.env(variable, home.path());
     }
-    command.args(arguments).stdin(Stdio::null()).output().unwrap()
+    command.stdin(Stdio::null()).output().unwrap()
 }
 
 fn helm(arguments: &[&str]) -> String {
@@ -64,84 +71,15 @@ fn rendered_with(values: &Value) -> Manifest {
     Manifest::parse(&helm(&["template", "informerd", CHART, "--values", file.to_str().unwrap()]))
 }
 
-/// Returns the objects of a kustomization.
-fn kustomized(directory: &Path) -> Manifest {
-    let output = Command::new(program("INFORMERD_KUBERNETES")).args(["kubectl", "kustomize"]).arg(directory).output();
-    let Output { status, stdout, stderr } = output.unwrap();
-    assert!(status.success(), "{}: {}", directory.display(), String::from_utf8_lossy(&stderr));
-    Manifest::parse(&String::from_utf8(stdout).unwrap())
-}
-
-/// Returns the objects of an overlay with the component `monitoring`, as a kustomization of a user has them.
-fn monitored(mode: &str, namespace: &str) -> Manifest {
-    let directory = TempDir::new().unwrap();
-    let here = fs::canonicalize("deploy/kustomize").unwrap();
-    let depth = fs::canonicalize(directory.path()).unwrap().components().count() - 1;
-    let here = format!("{}{}", "../".repeat(depth), here.to_str().unwrap().trim_start_matches('/'));
-    let kustomization = json!({
-        "namespace": namespace,
-        "resources": [format!("{here}/overlays/{mode}")],
-        "components": [format!("{here}/components/monitoring")],
-    });
-    fs::write(directory.path().join("kustomization.yaml"), kustomization.to_string()).unwrap();
-    kustomized(directory.path())
-}
-
-/// Returns the objects by kind and name, without what each tool has of its own: its labels, and how a change of the configuration
-/// replaces the pods, which is a hash in the name of the `ConfigMap` or in an annotation.
-fn compared(manifest: Manifest, is_helm: bool) -> BTreeMap<String, Value> {
-    let mut by_name = BTreeMap::new();
-    let plain = |name: &Value| {
-        let name = name.as_str().unwrap();
-        let hashed = name.strip_prefix("informerd-").filter(|hash| hash.len() == 10 && !is_helm);
-        json!(if hashed.is_some() { "informerd" } else { name })
-    };
-    for mut object in manifest.objects {
-        let labels = object["metadata"]["labels"].as_object_mut().unwrap();
-        for label in ["app.kubernetes.io/managed-by", "helm.sh/chart"] {
-            assert_eq!(labels.remove(label).is_some(), is_helm, "{label}");
-        }
-        if object["kind"] == "ConfigMap" {
-            object["metadata"]["name"] = plain(&object["metadata"]["name"]);
-            for text in object["data"].as_object_mut().unwrap().values_mut() {
-                *text = serde_saphyr::from_str(text.as_str().unwrap()).unwrap();
-            }
-        }
-        if let Some(pod) = object.pointer_mut("/spec/template") {
-            let metadata = pod["metadata"].as_object_mut().unwrap();
-            if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
-                assert_eq!(annotations.remove("checksum/config").is_some(), is_helm);
-            }
-            if metadata.get("annotations") == Some(&json!({})) {
-                metadata.remove("annotations");
-            }
-            for volume in pod["spec"]["volumes"].as_array_mut().unwrap() {
-                if let Some(name) = volume.pointer_mut("/configMap/name") {
-                    *name = plain(name);
-                }
-            }
-        }
-        let name = format!("{} {}", object["kind"], object["metadata"]["name"]);
-        assert!(by_name.insert(name.clone(), object).is_none(), "{name} twice");
-    }
-    by_name
-}
-
 #[test]
-fn the_chart_and_the_overlays_render_the_same_objects() {
-    for (mode, namespace) in MODES {
-        helm(&["lint", "--strict", CHART, "--values", &example(mode)]);
-        let overlay = Path::new("deploy/kustomize/overlays").join(mode);
-        let with_monitoring = rendered(mode, namespace, &["--set", MONITORED]);
-        for (chart, overlay) in
-            [(rendered(mode, namespace, &[]), kustomized(&overlay)), (with_monitoring, monitored(mode, namespace))]
-        {
-            let (chart, overlay) = (compared(chart, true), compared(overlay, false));
-            assert!(chart.keys().eq(overlay.keys()), "{mode}: {:?}, {:?}", chart.keys(), overlay.keys());
-            for (name, object) in &chart {
-                assert_eq!(*object, overlay[name], "{mode}: {name}: the chart, and then the overlay");
-            }
-        }
+fn the_plain_manifests_are_those_of_the_chart() {
+    let directory = TempDir::new().unwrap();
+    let render = of_helm(Command::new("deploy/render").env("HELM", program("INFORMERD_HELM")).arg(directory.path()));
+    assert!(render.status.success(), "{}", String::from_utf8_lossy(&render.stderr));
+    for entry in fs::read_dir(directory.path()).unwrap() {
+        let entry = entry.unwrap();
+        let (rendered, name) = (fs::read_to_string(entry.path()).unwrap(), entry.file_name().into_string().unwrap());
+        assert!(rendered == text(&name), "{name} is another one: run deploy/render");
     }
 }
 
@@ -205,7 +143,8 @@ fn check_roles(manifest: &Manifest, expected: &[Value], what: &str) {
 
 #[test]
 fn the_roles_of_the_chart_are_what_informerd_prints() {
-    for (mode, namespace) in MODES {
+    for (mode, namespace) in EXAMPLES {
+        helm(&["lint", "--strict", CHART, "--values", &example(mode)]);
         let manifest = rendered(mode, namespace, &[]);
         check_roles(&manifest, &printed_roles(&config(&manifest)), mode);
     }
@@ -261,14 +200,15 @@ fn the_memory_limit_follows_from_the_configuration() {
                 / MIB
         };
         let resources = config["resources"].as_object().unwrap().len();
-        let of_resources = resources * (size("history.bytes") + 2 * size("watch.window_bytes"));
+        let history = size("history.bytes");
+        let of_resources = resources * (history + 2 * (history / 4).min(16));
         let is_verified = |resource: &Value| resource["verify_interval"].is_string();
         let verified = config["resources"].as_object().unwrap().values().any(is_verified);
         64 + objects
             + if verified { objects } else { 0 }
             + (22 * watchers).div_ceil(1024)
             + of_resources
-            + size("limits.struct_bytes")
+            + (size("limits.memory") / 4).min(64)
             + size("limits.memory")
     };
     let limits = |manifest: &Manifest| {
@@ -277,7 +217,7 @@ fn the_memory_limit_follows_from_the_configuration() {
         named(containers, "informerd")["resources"].clone()
     };
     let changed = json!({
-        "config": { "history": null, "limits": { "struct_bytes": null, "memory": "1Gi" }, "watch": { "window_bytes": "3MiB" } },
+        "config": { "history": null, "limits": { "memory": "1Gi" } },
         "memory": { "objects": "2GiB", "watchers": 50_000 },
         "resources": { "a": { "source": { "files": { "path": "/a" } } }, "b": { "source": { "stream": { "path": "/b" } } } },
     });
@@ -344,7 +284,8 @@ async fn the_api_server_admits_every_object_of_the_chart() {
     let crds = program("INFORMERD_CRDS");
     apiserver.kubectl(&["create", "-f", crds.to_str().unwrap()]);
     apiserver.kubectl(&["wait", "--for=condition=established", "crd", "--all"]);
-    for (mode, _) in MODES {
+    apiserver.kubectl(&["create", "namespace", "dashboards"]);
+    for (mode, _) in EXAMPLES {
         apiserver.kubectl(&["create", "namespace", mode]);
         apiserver.kubectl(&["label", "namespace", mode, RESTRICTED]);
         let more = ["--set", MONITORED, "--set", "tls.secret=informerd-tls,tls.client_ca=true"];

@@ -114,7 +114,9 @@ async fn the_application_of_a_sidecar_starts_with_its_cache_and_outlives_it() {
     let (mut truth, mut marks) = (Truth::new(19), 0);
     write(&apiserver, &mut truth, 20).await;
     publish_authority(&apiserver, "a");
-    let manifest = text("sidecar.yaml").replace("namespace: default", "namespace: a");
+    let manifest = text("sidecar.yaml")
+        .replace("namespace: default", "namespace: a")
+        .replace("namespace: \"default\"", "namespace: a");
     apply(&apiserver, &manifest);
     let manifest = Manifest::parse(&manifest);
     let template = manifest.pod();
@@ -233,11 +235,11 @@ async fn the_mirror_of_a_pod_has_the_data_of_labelled_objects_as_files() {
 async fn the_standalone_pod_serves_other_pods_and_shuts_down_gracefully() {
     let apiserver = ApiServer::start().await;
     apply(&apiserver, &text("standalone.yaml"));
+    publish_authority(&apiserver, "informerd");
     let manifest = Manifest::read("standalone.yaml");
     let template = manifest.pod();
     let pod = Pod::new("informerd", template, apiserver.address().port()).await;
     let mut server = pod.container(&apiserver, named(&template["spec"]["containers"], "informerd"));
-    pod.mount_service_account(&apiserver, &server);
     server.start().await;
     server.started().await;
     let at = format!("{ADDRESS}:50051");

@@ -199,6 +199,20 @@ impl KillableServer {
         };
         self.client().await.watch(request).await.map(tonic::Response::into_inner)
     }
+
+    /// Returns the status that refuses a watch from a version, or none once it has begun.
+    pub(crate) async fn refusal(&self, from: i64) -> Option<tonic::Status> {
+        refusal(&mut self.watch(from).await.unwrap()).await
+    }
+}
+
+/// Returns the status of a watch whose first message is an ERROR.
+pub(crate) async fn refusal(stream: &mut tonic::Streaming<pb::WatchResponse>) -> Option<tonic::Status> {
+    let first = tokio::time::timeout(DEADLINE, stream.message()).await.expect("in time").unwrap().expect("no end");
+    match first.r#type() {
+        pb::EventType::Error => Some(stream.message().await.unwrap_err()),
+        _ => None,
+    }
 }
 
 impl Drop for KillableServer {

@@ -26,7 +26,8 @@ async fn secrets_are_served_without_their_data_and_followed() {
             apiserver.post(SECRETS, &secret(name)).await;
         }
         apiserver.post(SECRETS, &json!({ "metadata": { "name": "other" }, "data": { "password": SECRET } })).await;
-        let source = json!({ "version": "v1", "plural": "secrets", "label_selector": "suite=truth", "metadata_only": true, "page_size": 2 });
+        let source =
+            json!({ "version": "v1", "plural": "secrets", "label_selector": "suite=truth", "metadata_only": true });
         let mut all = source.clone();
         all["kubeconfig"] = json!("kubeconfig");
         let all = json!({ "source": { "kube": all }, "drop_fields": [], "allow_secrets": true });

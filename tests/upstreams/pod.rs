@@ -95,15 +95,6 @@ impl Pod {
         }
     }
 
-    /// Mounts the files that every container has unless the pod says otherwise.
-    pub(crate) fn mount_service_account(&self, apiserver: &ApiServer, container: &Container) {
-        let path = "/var/run/secrets/kubernetes.io/serviceaccount";
-        let mounted = [("token", self.token(apiserver)), ("ca.crt", apiserver.authority())];
-        for (name, text) in mounted.into_iter().chain([("namespace", self.namespace.clone())]) {
-            container.root.write(&format!("{path}/{name}"), text);
-        }
-    }
-
     fn mount(&self, apiserver: &ApiServer, root: &Root, path: &str, volume: &Value) {
         let config_map = |source: &Value| {
             let name = source["name"].as_str().unwrap();

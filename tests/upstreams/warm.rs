@@ -56,7 +56,7 @@ async fn a_killed_server_resumes_where_it_was() {
         assert!(oldest >= kept_at, "{version:?}");
         let early = served.followers(2).await;
         let resumed = served.watch(oldest).await.unwrap();
-        let status = served.watch(kept_at - 1).await.unwrap_err();
+        let status = served.refusal(kept_at - 1).await.unwrap();
         assert_eq!(status.code(), Code::OutOfRange, "{version:?}: older than the state");
         etcd.signal("-CONT");
 
@@ -67,7 +67,7 @@ async fn a_killed_server_resumes_where_it_was() {
         let told = told(resumed, *missed.last().unwrap()).await;
         assert_eq!(told, missed, "{version:?}: what a client of before the kill has missed, and nothing else");
         // The last version that a client can have received before the kill is later than the snapshot.
-        assert!(served.watch(missed[10]).await.is_ok());
+        assert!(served.refusal(missed[10]).await.is_none(), "{version:?}");
         assert_eq!(served.count("reflector_lists_total").await, 0, "{version:?}");
         assert_eq!(served.count("reflector_listed_objects_total").await, 0, "{version:?}");
         assert_eq!(served.count("cache_rewinds_total").await, 0, "{version:?}");

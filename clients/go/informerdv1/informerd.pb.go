@@ -488,6 +488,9 @@ func (SyncState) EnumDescriptor() ([]byte, []int) {
 }
 
 // The form of a resource's versions. Since: sources.
+//
+// Versions are compared by their numbers, not as texts, and only two of one form, and of one lineage (what is before the
+// last dot): "9" is lower than "10", "a.9" than "a.10"; any others have no order, and none is lower than the other.
 type VersionFormat int32
 
 const (
@@ -1116,7 +1119,7 @@ type WatchRequest struct {
 	// "metadata.name=x,spec.nodeName!=n1": any path of scalars; a missing field is the empty string.
 	FieldSelector string `protobuf:"bytes,7,opt,name=field_selector,json=fieldSelector,proto3" json:"field_selector,omitempty"`
 	// CEL over `object` (the JSON body), true = selected. A missing field is false, and so is a failed evaluation, which
-	// is counted (informerd_expression_errors_total). A body that is not JSON never matches.
+	// is counted (informerd_expression_errors_total, ExpressionErrors). A body that is not JSON never matches.
 	Expression string `protobuf:"bytes,8,opt,name=expression,proto3" json:"expression,omitempty"`
 	// Only objects under one of these values of an index.
 	Index *IndexMatch `protobuf:"bytes,9,opt,name=index,proto3" json:"index,omitempty"`
@@ -1524,9 +1527,11 @@ type Bookmark struct {
 	Namespaces []string `protobuf:"bytes,7,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
 	// The number of changes that the view has suppressed on this stream since the bookmark before. DROP does not count
 	// them as dropped. Since: views.
-	Suppressed    uint64 `protobuf:"varint,8,opt,name=suppressed,proto3" json:"suppressed,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Suppressed uint64 `protobuf:"varint,8,opt,name=suppressed,proto3" json:"suppressed,omitempty"`
+	// With initial_events_end: the objects of the initial events for which the expression failed; unset = none.
+	ExpressionErrors *ExpressionErrors `protobuf:"bytes,9,opt,name=expression_errors,json=expressionErrors,proto3" json:"expression_errors,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Bookmark) Reset() {
@@ -1608,6 +1613,86 @@ func (x *Bookmark) GetSuppressed() uint64 {
 	return 0
 }
 
+func (x *Bookmark) GetExpressionErrors() *ExpressionErrors {
+	if x != nil {
+		return x.ExpressionErrors
+	}
+	return nil
+}
+
+// Objects for which the expression of a request failed, which counts as false.
+type ExpressionErrors struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The number of these objects.
+	Failed uint64 `protobuf:"varint,1,opt,name=failed,proto3" json:"failed,omitempty"`
+	// The number of objects for which the expression was evaluated: those that the rest of the request selects.
+	Evaluated uint64 `protobuf:"varint,2,opt,name=evaluated,proto3" json:"evaluated,omitempty"`
+	// The first object for which it failed.
+	First *ObjectKey `protobuf:"bytes,3,opt,name=first,proto3" json:"first,omitempty"`
+	// The reason for that object.
+	FirstReason   string `protobuf:"bytes,4,opt,name=first_reason,json=firstReason,proto3" json:"first_reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExpressionErrors) Reset() {
+	*x = ExpressionErrors{}
+	mi := &file_informerd_v1_informerd_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpressionErrors) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpressionErrors) ProtoMessage() {}
+
+func (x *ExpressionErrors) ProtoReflect() protoreflect.Message {
+	mi := &file_informerd_v1_informerd_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpressionErrors.ProtoReflect.Descriptor instead.
+func (*ExpressionErrors) Descriptor() ([]byte, []int) {
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ExpressionErrors) GetFailed() uint64 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+func (x *ExpressionErrors) GetEvaluated() uint64 {
+	if x != nil {
+		return x.Evaluated
+	}
+	return 0
+}
+
+func (x *ExpressionErrors) GetFirst() *ObjectKey {
+	if x != nil {
+		return x.First
+	}
+	return nil
+}
+
+func (x *ExpressionErrors) GetFirstReason() string {
+	if x != nil {
+		return x.FirstReason
+	}
+	return ""
+}
+
 // A hole in a stream under DROP.
 type Dropped struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1623,7 +1708,7 @@ type Dropped struct {
 
 func (x *Dropped) Reset() {
 	*x = Dropped{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[10]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1635,7 +1720,7 @@ func (x *Dropped) String() string {
 func (*Dropped) ProtoMessage() {}
 
 func (x *Dropped) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[10]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1648,7 +1733,7 @@ func (x *Dropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dropped.ProtoReflect.Descriptor instead.
 func (*Dropped) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{10}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Dropped) GetCount() uint64 {
@@ -1686,7 +1771,7 @@ type SubscribeRequest struct {
 
 func (x *SubscribeRequest) Reset() {
 	*x = SubscribeRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[11]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1698,7 +1783,7 @@ func (x *SubscribeRequest) String() string {
 func (*SubscribeRequest) ProtoMessage() {}
 
 func (x *SubscribeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[11]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1711,7 +1796,7 @@ func (x *SubscribeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscribeRequest.ProtoReflect.Descriptor instead.
 func (*SubscribeRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{11}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SubscribeRequest) GetOpen() []*OpenWatch {
@@ -1755,7 +1840,7 @@ type OpenWatch struct {
 
 func (x *OpenWatch) Reset() {
 	*x = OpenWatch{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[12]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1767,7 +1852,7 @@ func (x *OpenWatch) String() string {
 func (*OpenWatch) ProtoMessage() {}
 
 func (x *OpenWatch) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[12]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1780,7 +1865,7 @@ func (x *OpenWatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenWatch.ProtoReflect.Descriptor instead.
 func (*OpenWatch) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{12}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *OpenWatch) GetId() uint32 {
@@ -1808,7 +1893,7 @@ type SubscribeResponse struct {
 
 func (x *SubscribeResponse) Reset() {
 	*x = SubscribeResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[13]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1820,7 +1905,7 @@ func (x *SubscribeResponse) String() string {
 func (*SubscribeResponse) ProtoMessage() {}
 
 func (x *SubscribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[13]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1833,7 +1918,7 @@ func (x *SubscribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscribeResponse.ProtoReflect.Descriptor instead.
 func (*SubscribeResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{13}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SubscribeResponse) GetDeliveries() []*Delivery {
@@ -1860,7 +1945,7 @@ type Delivery struct {
 
 func (x *Delivery) Reset() {
 	*x = Delivery{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[14]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1872,7 +1957,7 @@ func (x *Delivery) String() string {
 func (*Delivery) ProtoMessage() {}
 
 func (x *Delivery) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[14]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1885,7 +1970,7 @@ func (x *Delivery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delivery.ProtoReflect.Descriptor instead.
 func (*Delivery) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{14}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Delivery) GetWatchIds() []uint32 {
@@ -1946,7 +2031,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[15]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1958,7 +2043,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[15]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1971,7 +2056,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{15}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListRequest) GetResource() string {
@@ -2077,14 +2162,17 @@ type ListResponse struct {
 	History string `protobuf:"bytes,6,opt,name=history,proto3" json:"history,omitempty"`
 	// The namespaces that this answer is limited to, sorted, because the caller may read no others; empty = not limited.
 	// On the first chunk. Since: identity.
-	Namespaces    []string `protobuf:"bytes,7,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Namespaces []string `protobuf:"bytes,7,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	// On the last chunk of a page: the objects of this page for which the expression failed, that is, those up to its last
+	// object, and of the last page all others; unset = none. So each object is counted on one page.
+	ExpressionErrors *ExpressionErrors `protobuf:"bytes,8,opt,name=expression_errors,json=expressionErrors,proto3" json:"expression_errors,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[16]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2096,7 +2184,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[16]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2109,7 +2197,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{16}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListResponse) GetResourceVersion() string {
@@ -2161,6 +2249,13 @@ func (x *ListResponse) GetNamespaces() []string {
 	return nil
 }
 
+func (x *ListResponse) GetExpressionErrors() *ExpressionErrors {
+	if x != nil {
+		return x.ExpressionErrors
+	}
+	return nil
+}
+
 // The objects to look up.
 type ByIndexRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2200,7 +2295,7 @@ type ByIndexRequest struct {
 
 func (x *ByIndexRequest) Reset() {
 	*x = ByIndexRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[17]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2212,7 +2307,7 @@ func (x *ByIndexRequest) String() string {
 func (*ByIndexRequest) ProtoMessage() {}
 
 func (x *ByIndexRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[17]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2225,7 +2320,7 @@ func (x *ByIndexRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ByIndexRequest.ProtoReflect.Descriptor instead.
 func (*ByIndexRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{17}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ByIndexRequest) GetResource() string {
@@ -2342,14 +2437,16 @@ type ByIndexResponse struct {
 	// As in ListResponse. Since: limits.
 	History string `protobuf:"bytes,6,opt,name=history,proto3" json:"history,omitempty"`
 	// As in ListResponse. Since: identity.
-	Namespaces    []string `protobuf:"bytes,7,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Namespaces []string `protobuf:"bytes,7,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	// As in ListResponse.
+	ExpressionErrors *ExpressionErrors `protobuf:"bytes,8,opt,name=expression_errors,json=expressionErrors,proto3" json:"expression_errors,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *ByIndexResponse) Reset() {
 	*x = ByIndexResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[18]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2361,7 +2458,7 @@ func (x *ByIndexResponse) String() string {
 func (*ByIndexResponse) ProtoMessage() {}
 
 func (x *ByIndexResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[18]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2374,7 +2471,7 @@ func (x *ByIndexResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ByIndexResponse.ProtoReflect.Descriptor instead.
 func (*ByIndexResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{18}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ByIndexResponse) GetResourceVersion() string {
@@ -2426,6 +2523,13 @@ func (x *ByIndexResponse) GetNamespaces() []string {
 	return nil
 }
 
+func (x *ByIndexResponse) GetExpressionErrors() *ExpressionErrors {
+	if x != nil {
+		return x.ExpressionErrors
+	}
+	return nil
+}
+
 // The object to get.
 type GetRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2447,7 +2551,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[19]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2459,7 +2563,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[19]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2472,7 +2576,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{19}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetRequest) GetResource() string {
@@ -2536,7 +2640,7 @@ type GetResponse struct {
 
 func (x *GetResponse) Reset() {
 	*x = GetResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[20]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2548,7 +2652,7 @@ func (x *GetResponse) String() string {
 func (*GetResponse) ProtoMessage() {}
 
 func (x *GetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[20]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2561,7 +2665,7 @@ func (x *GetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
 func (*GetResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{20}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetResponse) GetResourceVersion() string {
@@ -2618,7 +2722,7 @@ type UntilRequest struct {
 
 func (x *UntilRequest) Reset() {
 	*x = UntilRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[21]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2630,7 +2734,7 @@ func (x *UntilRequest) String() string {
 func (*UntilRequest) ProtoMessage() {}
 
 func (x *UntilRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[21]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2643,7 +2747,7 @@ func (x *UntilRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UntilRequest.ProtoReflect.Descriptor instead.
 func (*UntilRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{21}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *UntilRequest) GetWatch() *WatchRequest {
@@ -2673,7 +2777,7 @@ type UntilResponse struct {
 
 func (x *UntilResponse) Reset() {
 	*x = UntilResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[22]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2685,7 +2789,7 @@ func (x *UntilResponse) String() string {
 func (*UntilResponse) ProtoMessage() {}
 
 func (x *UntilResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[22]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2698,7 +2802,7 @@ func (x *UntilResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UntilResponse.ProtoReflect.Descriptor instead.
 func (*UntilResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{22}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *UntilResponse) GetEvent() *WatchResponse {
@@ -2733,7 +2837,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[23]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2745,7 +2849,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[23]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2758,7 +2862,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{23}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ExplainRequest) GetSelection() isExplainRequest_Selection {
@@ -2835,7 +2939,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[24]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2847,7 +2951,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[24]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2860,7 +2964,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{24}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ExplainResponse) GetResourceVersion() string {
@@ -2922,7 +3026,7 @@ type SelectionTerm struct {
 
 func (x *SelectionTerm) Reset() {
 	*x = SelectionTerm{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[25]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2934,7 +3038,7 @@ func (x *SelectionTerm) String() string {
 func (*SelectionTerm) ProtoMessage() {}
 
 func (x *SelectionTerm) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[25]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2947,7 +3051,7 @@ func (x *SelectionTerm) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SelectionTerm.ProtoReflect.Descriptor instead.
 func (*SelectionTerm) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{25}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SelectionTerm) GetField() string {
@@ -2995,7 +3099,7 @@ type ListIndexValuesRequest struct {
 
 func (x *ListIndexValuesRequest) Reset() {
 	*x = ListIndexValuesRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[26]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3007,7 +3111,7 @@ func (x *ListIndexValuesRequest) String() string {
 func (*ListIndexValuesRequest) ProtoMessage() {}
 
 func (x *ListIndexValuesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[26]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3020,7 +3124,7 @@ func (x *ListIndexValuesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIndexValuesRequest.ProtoReflect.Descriptor instead.
 func (*ListIndexValuesRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{26}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListIndexValuesRequest) GetResource() string {
@@ -3068,7 +3172,7 @@ type ListIndexValuesResponse struct {
 
 func (x *ListIndexValuesResponse) Reset() {
 	*x = ListIndexValuesResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[27]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3080,7 +3184,7 @@ func (x *ListIndexValuesResponse) String() string {
 func (*ListIndexValuesResponse) ProtoMessage() {}
 
 func (x *ListIndexValuesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[27]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3093,7 +3197,7 @@ func (x *ListIndexValuesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIndexValuesResponse.ProtoReflect.Descriptor instead.
 func (*ListIndexValuesResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{27}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListIndexValuesResponse) GetResourceVersion() string {
@@ -3137,7 +3241,7 @@ type IndexValue struct {
 
 func (x *IndexValue) Reset() {
 	*x = IndexValue{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[28]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3149,7 +3253,7 @@ func (x *IndexValue) String() string {
 func (*IndexValue) ProtoMessage() {}
 
 func (x *IndexValue) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[28]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3162,7 +3266,7 @@ func (x *IndexValue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IndexValue.ProtoReflect.Descriptor instead.
 func (*IndexValue) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{28}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *IndexValue) GetValue() string {
@@ -3188,7 +3292,7 @@ type ListResourcesRequest struct {
 
 func (x *ListResourcesRequest) Reset() {
 	*x = ListResourcesRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[29]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3200,7 +3304,7 @@ func (x *ListResourcesRequest) String() string {
 func (*ListResourcesRequest) ProtoMessage() {}
 
 func (x *ListResourcesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[29]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3213,7 +3317,7 @@ func (x *ListResourcesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResourcesRequest.ProtoReflect.Descriptor instead.
 func (*ListResourcesRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{29}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{30}
 }
 
 // The resources of this server.
@@ -3229,7 +3333,7 @@ type ListResourcesResponse struct {
 
 func (x *ListResourcesResponse) Reset() {
 	*x = ListResourcesResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[30]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3241,7 +3345,7 @@ func (x *ListResourcesResponse) String() string {
 func (*ListResourcesResponse) ProtoMessage() {}
 
 func (x *ListResourcesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[30]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3254,7 +3358,7 @@ func (x *ListResourcesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResourcesResponse.ProtoReflect.Descriptor instead.
 func (*ListResourcesResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{30}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListResourcesResponse) GetResources() []*Resource {
@@ -3290,7 +3394,7 @@ type ServerInfo struct {
 
 func (x *ServerInfo) Reset() {
 	*x = ServerInfo{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[31]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3302,7 +3406,7 @@ func (x *ServerInfo) String() string {
 func (*ServerInfo) ProtoMessage() {}
 
 func (x *ServerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[31]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3315,7 +3419,7 @@ func (x *ServerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerInfo.ProtoReflect.Descriptor instead.
 func (*ServerInfo) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{31}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ServerInfo) GetVersion() string {
@@ -3399,7 +3503,7 @@ type Resource struct {
 
 func (x *Resource) Reset() {
 	*x = Resource{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[32]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3411,7 +3515,7 @@ func (x *Resource) String() string {
 func (*Resource) ProtoMessage() {}
 
 func (x *Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[32]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3424,7 +3528,7 @@ func (x *Resource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resource.ProtoReflect.Descriptor instead.
 func (*Resource) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{32}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Resource) GetName() string {
@@ -3573,7 +3677,7 @@ type NamedView struct {
 
 func (x *NamedView) Reset() {
 	*x = NamedView{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[33]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3585,7 +3689,7 @@ func (x *NamedView) String() string {
 func (*NamedView) ProtoMessage() {}
 
 func (x *NamedView) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[33]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3598,7 +3702,7 @@ func (x *NamedView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamedView.ProtoReflect.Descriptor instead.
 func (*NamedView) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{33}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *NamedView) GetName() string {
@@ -3619,8 +3723,8 @@ func (x *NamedView) GetView() *View {
 type Problem struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// In upper case, as in google.rpc.ErrorInfo: "UPSTREAM_UNREACHABLE", "OBJECT_TOO_LARGE", "OBJECT_INVALID",
-	// "FILE_INVALID", "DIRECTORY_EMPTY", "NOTIFICATIONS_UNAVAILABLE", "NAMESPACE_NOT_FOUND", "OBJECTS_UNCONFIRMED",
-	// "SNAPSHOT_NOT_WRITTEN", "VERIFY_DIFFERS". More may be added.
+	// "FILE_INVALID", "DIRECTORY_EMPTY", "NOTIFICATIONS_UNAVAILABLE", "NAMESPACE_NOT_FOUND", "UPSTREAM_POLLED",
+	// "OBJECTS_UNCONFIRMED", "OBJECTS_UNREAD", "SNAPSHOT_NOT_WRITTEN", "VERIFY_DIFFERS". More may be added.
 	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
 	// One line for people: the failure, its cause, and what to do.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
@@ -3635,7 +3739,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[34]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3647,7 +3751,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[34]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3660,7 +3764,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{34}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Problem) GetReason() string {
@@ -3708,7 +3812,7 @@ type ListWatchersRequest struct {
 
 func (x *ListWatchersRequest) Reset() {
 	*x = ListWatchersRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[35]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3720,7 +3824,7 @@ func (x *ListWatchersRequest) String() string {
 func (*ListWatchersRequest) ProtoMessage() {}
 
 func (x *ListWatchersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[35]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3733,7 +3837,7 @@ func (x *ListWatchersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWatchersRequest.ProtoReflect.Descriptor instead.
 func (*ListWatchersRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{35}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListWatchersRequest) GetResource() string {
@@ -3777,7 +3881,7 @@ type ListWatchersResponse struct {
 
 func (x *ListWatchersResponse) Reset() {
 	*x = ListWatchersResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[36]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3789,7 +3893,7 @@ func (x *ListWatchersResponse) String() string {
 func (*ListWatchersResponse) ProtoMessage() {}
 
 func (x *ListWatchersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[36]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3802,7 +3906,7 @@ func (x *ListWatchersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWatchersResponse.ProtoReflect.Descriptor instead.
 func (*ListWatchersResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{36}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListWatchersResponse) GetWatchers() []*Watcher {
@@ -3883,7 +3987,7 @@ type Watcher struct {
 
 func (x *Watcher) Reset() {
 	*x = Watcher{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[37]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3895,7 +3999,7 @@ func (x *Watcher) String() string {
 func (*Watcher) ProtoMessage() {}
 
 func (x *Watcher) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[37]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3908,7 +4012,7 @@ func (x *Watcher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Watcher.ProtoReflect.Descriptor instead.
 func (*Watcher) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{37}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Watcher) GetId() uint64 {
@@ -4102,7 +4206,7 @@ type GetStatsRequest struct {
 
 func (x *GetStatsRequest) Reset() {
 	*x = GetStatsRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[38]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4114,7 +4218,7 @@ func (x *GetStatsRequest) String() string {
 func (*GetStatsRequest) ProtoMessage() {}
 
 func (x *GetStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[38]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4127,7 +4231,7 @@ func (x *GetStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatsRequest.ProtoReflect.Descriptor instead.
 func (*GetStatsRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{38}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{39}
 }
 
 // Counters and gauges; the same as the metrics of the admin port. Since: operations.
@@ -4143,7 +4247,7 @@ type GetStatsResponse struct {
 
 func (x *GetStatsResponse) Reset() {
 	*x = GetStatsResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[39]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4155,7 +4259,7 @@ func (x *GetStatsResponse) String() string {
 func (*GetStatsResponse) ProtoMessage() {}
 
 func (x *GetStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[39]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4168,7 +4272,7 @@ func (x *GetStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatsResponse.ProtoReflect.Descriptor instead.
 func (*GetStatsResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{39}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GetStatsResponse) GetServer() *ServerStats {
@@ -4208,7 +4312,7 @@ type ServerStats struct {
 
 func (x *ServerStats) Reset() {
 	*x = ServerStats{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[40]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4220,7 +4324,7 @@ func (x *ServerStats) String() string {
 func (*ServerStats) ProtoMessage() {}
 
 func (x *ServerStats) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[40]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4233,7 +4337,7 @@ func (x *ServerStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerStats.ProtoReflect.Descriptor instead.
 func (*ServerStats) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{40}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ServerStats) GetStartedAt() *timestamppb.Timestamp {
@@ -4320,7 +4424,7 @@ type ResourceStats struct {
 
 func (x *ResourceStats) Reset() {
 	*x = ResourceStats{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[41]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4332,7 +4436,7 @@ func (x *ResourceStats) String() string {
 func (*ResourceStats) ProtoMessage() {}
 
 func (x *ResourceStats) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[41]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4345,7 +4449,7 @@ func (x *ResourceStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceStats.ProtoReflect.Descriptor instead.
 func (*ResourceStats) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{41}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ResourceStats) GetResource() string {
@@ -4517,7 +4621,7 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\tcoalesced\x18\b \x01(\rR\tcoalesced\x12\x1a\n" +
 	"\brelisted\x18\t \x01(\bR\brelisted\x12\x12\n" +
 	"\x04open\x18\n" +
-	" \x01(\bR\x04open\"\xa1\x02\n" +
+	" \x01(\bR\x04open\"\xee\x02\n" +
 	"\bBookmark\x12,\n" +
 	"\x12initial_events_end\x18\x01 \x01(\bR\x10initialEventsEnd\x12\x1a\n" +
 	"\bdraining\x18\x02 \x01(\bR\bdraining\x12/\n" +
@@ -4529,7 +4633,13 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"namespaces\x12\x1e\n" +
 	"\n" +
 	"suppressed\x18\b \x01(\x04R\n" +
-	"suppressed\"U\n" +
+	"suppressed\x12K\n" +
+	"\x11expression_errors\x18\t \x01(\v2\x1e.informerd.v1.ExpressionErrorsR\x10expressionErrors\"\x9a\x01\n" +
+	"\x10ExpressionErrors\x12\x16\n" +
+	"\x06failed\x18\x01 \x01(\x04R\x06failed\x12\x1c\n" +
+	"\tevaluated\x18\x02 \x01(\x04R\tevaluated\x12-\n" +
+	"\x05first\x18\x03 \x01(\v2\x17.informerd.v1.ObjectKeyR\x05first\x12!\n" +
+	"\ffirst_reason\x18\x04 \x01(\tR\vfirstReason\"U\n" +
 	"\aDropped\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\x04R\x05count\x124\n" +
 	"\x16after_resource_version\x18\x02 \x01(\tR\x14afterResourceVersion\"\x83\x01\n" +
@@ -4565,7 +4675,7 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\x05index\x18\n" +
 	" \x01(\v2\x18.informerd.v1.IndexMatchR\x05index\x12&\n" +
 	"\x04view\x18\v \x01(\v2\x12.informerd.v1.ViewR\x04view\x12)\n" +
-	"\x05shard\x18\x0f \x01(\v2\x13.informerd.v1.ShardR\x05shard\"\xbe\x02\n" +
+	"\x05shard\x18\x0f \x01(\v2\x13.informerd.v1.ShardR\x05shard\"\x8b\x03\n" +
 	"\fListResponse\x12)\n" +
 	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x12.\n" +
 	"\aobjects\x18\x02 \x03(\v2\x14.informerd.v1.ObjectR\aobjects\x12&\n" +
@@ -4575,7 +4685,8 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\ahistory\x18\x06 \x01(\tR\ahistory\x12\x1e\n" +
 	"\n" +
 	"namespaces\x18\a \x03(\tR\n" +
-	"namespaces\"\x87\x04\n" +
+	"namespaces\x12K\n" +
+	"\x11expression_errors\x18\b \x01(\v2\x1e.informerd.v1.ExpressionErrorsR\x10expressionErrors\"\x87\x04\n" +
 	"\x0eByIndexRequest\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\tR\x05index\x12\x14\n" +
@@ -4594,7 +4705,7 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\x14min_resource_version\x18\v \x01(\tR\x12minResourceVersion\x12&\n" +
 	"\x04view\x18\f \x01(\v2\x12.informerd.v1.ViewR\x04view\x12+\n" +
 	"\x04like\x18\x11 \x01(\v2\x17.informerd.v1.ObjectKeyR\x04like\x12)\n" +
-	"\x05shard\x18\x10 \x01(\v2\x13.informerd.v1.ShardR\x05shard\"\xc1\x02\n" +
+	"\x05shard\x18\x10 \x01(\v2\x13.informerd.v1.ShardR\x05shard\"\x8e\x03\n" +
 	"\x0fByIndexResponse\x12)\n" +
 	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x12.\n" +
 	"\aobjects\x18\x02 \x03(\v2\x14.informerd.v1.ObjectR\aobjects\x12&\n" +
@@ -4604,7 +4715,8 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\ahistory\x18\x06 \x01(\tR\ahistory\x12\x1e\n" +
 	"\n" +
 	"namespaces\x18\a \x03(\tR\n" +
-	"namespaces\"\xe9\x01\n" +
+	"namespaces\x12K\n" +
+	"\x11expression_errors\x18\b \x01(\v2\x1e.informerd.v1.ExpressionErrorsR\x10expressionErrors\"\xe9\x01\n" +
 	"\n" +
 	"GetRequest\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x12\x1c\n" +
@@ -4867,7 +4979,7 @@ func file_informerd_v1_informerd_proto_rawDescGZIP() []byte {
 }
 
 var file_informerd_v1_informerd_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_informerd_v1_informerd_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_informerd_v1_informerd_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_informerd_v1_informerd_proto_goTypes = []any{
 	(PayloadFormat)(0),              // 0: informerd.v1.PayloadFormat
 	(InitialEvents)(0),              // 1: informerd.v1.InitialEvents
@@ -4888,150 +5000,155 @@ var file_informerd_v1_informerd_proto_goTypes = []any{
 	(*IndexMatch)(nil),              // 16: informerd.v1.IndexMatch
 	(*WatchResponse)(nil),           // 17: informerd.v1.WatchResponse
 	(*Bookmark)(nil),                // 18: informerd.v1.Bookmark
-	(*Dropped)(nil),                 // 19: informerd.v1.Dropped
-	(*SubscribeRequest)(nil),        // 20: informerd.v1.SubscribeRequest
-	(*OpenWatch)(nil),               // 21: informerd.v1.OpenWatch
-	(*SubscribeResponse)(nil),       // 22: informerd.v1.SubscribeResponse
-	(*Delivery)(nil),                // 23: informerd.v1.Delivery
-	(*ListRequest)(nil),             // 24: informerd.v1.ListRequest
-	(*ListResponse)(nil),            // 25: informerd.v1.ListResponse
-	(*ByIndexRequest)(nil),          // 26: informerd.v1.ByIndexRequest
-	(*ByIndexResponse)(nil),         // 27: informerd.v1.ByIndexResponse
-	(*GetRequest)(nil),              // 28: informerd.v1.GetRequest
-	(*GetResponse)(nil),             // 29: informerd.v1.GetResponse
-	(*UntilRequest)(nil),            // 30: informerd.v1.UntilRequest
-	(*UntilResponse)(nil),           // 31: informerd.v1.UntilResponse
-	(*ExplainRequest)(nil),          // 32: informerd.v1.ExplainRequest
-	(*ExplainResponse)(nil),         // 33: informerd.v1.ExplainResponse
-	(*SelectionTerm)(nil),           // 34: informerd.v1.SelectionTerm
-	(*ListIndexValuesRequest)(nil),  // 35: informerd.v1.ListIndexValuesRequest
-	(*ListIndexValuesResponse)(nil), // 36: informerd.v1.ListIndexValuesResponse
-	(*IndexValue)(nil),              // 37: informerd.v1.IndexValue
-	(*ListResourcesRequest)(nil),    // 38: informerd.v1.ListResourcesRequest
-	(*ListResourcesResponse)(nil),   // 39: informerd.v1.ListResourcesResponse
-	(*ServerInfo)(nil),              // 40: informerd.v1.ServerInfo
-	(*Resource)(nil),                // 41: informerd.v1.Resource
-	(*NamedView)(nil),               // 42: informerd.v1.NamedView
-	(*Problem)(nil),                 // 43: informerd.v1.Problem
-	(*ListWatchersRequest)(nil),     // 44: informerd.v1.ListWatchersRequest
-	(*ListWatchersResponse)(nil),    // 45: informerd.v1.ListWatchersResponse
-	(*Watcher)(nil),                 // 46: informerd.v1.Watcher
-	(*GetStatsRequest)(nil),         // 47: informerd.v1.GetStatsRequest
-	(*GetStatsResponse)(nil),        // 48: informerd.v1.GetStatsResponse
-	(*ServerStats)(nil),             // 49: informerd.v1.ServerStats
-	(*ResourceStats)(nil),           // 50: informerd.v1.ResourceStats
-	nil,                             // 51: informerd.v1.Object.LabelsEntry
-	(*structpb.Struct)(nil),         // 52: google.protobuf.Struct
-	(*durationpb.Duration)(nil),     // 53: google.protobuf.Duration
-	(*status.Status)(nil),           // 54: google.rpc.Status
-	(*timestamppb.Timestamp)(nil),   // 55: google.protobuf.Timestamp
+	(*ExpressionErrors)(nil),        // 19: informerd.v1.ExpressionErrors
+	(*Dropped)(nil),                 // 20: informerd.v1.Dropped
+	(*SubscribeRequest)(nil),        // 21: informerd.v1.SubscribeRequest
+	(*OpenWatch)(nil),               // 22: informerd.v1.OpenWatch
+	(*SubscribeResponse)(nil),       // 23: informerd.v1.SubscribeResponse
+	(*Delivery)(nil),                // 24: informerd.v1.Delivery
+	(*ListRequest)(nil),             // 25: informerd.v1.ListRequest
+	(*ListResponse)(nil),            // 26: informerd.v1.ListResponse
+	(*ByIndexRequest)(nil),          // 27: informerd.v1.ByIndexRequest
+	(*ByIndexResponse)(nil),         // 28: informerd.v1.ByIndexResponse
+	(*GetRequest)(nil),              // 29: informerd.v1.GetRequest
+	(*GetResponse)(nil),             // 30: informerd.v1.GetResponse
+	(*UntilRequest)(nil),            // 31: informerd.v1.UntilRequest
+	(*UntilResponse)(nil),           // 32: informerd.v1.UntilResponse
+	(*ExplainRequest)(nil),          // 33: informerd.v1.ExplainRequest
+	(*ExplainResponse)(nil),         // 34: informerd.v1.ExplainResponse
+	(*SelectionTerm)(nil),           // 35: informerd.v1.SelectionTerm
+	(*ListIndexValuesRequest)(nil),  // 36: informerd.v1.ListIndexValuesRequest
+	(*ListIndexValuesResponse)(nil), // 37: informerd.v1.ListIndexValuesResponse
+	(*IndexValue)(nil),              // 38: informerd.v1.IndexValue
+	(*ListResourcesRequest)(nil),    // 39: informerd.v1.ListResourcesRequest
+	(*ListResourcesResponse)(nil),   // 40: informerd.v1.ListResourcesResponse
+	(*ServerInfo)(nil),              // 41: informerd.v1.ServerInfo
+	(*Resource)(nil),                // 42: informerd.v1.Resource
+	(*NamedView)(nil),               // 43: informerd.v1.NamedView
+	(*Problem)(nil),                 // 44: informerd.v1.Problem
+	(*ListWatchersRequest)(nil),     // 45: informerd.v1.ListWatchersRequest
+	(*ListWatchersResponse)(nil),    // 46: informerd.v1.ListWatchersResponse
+	(*Watcher)(nil),                 // 47: informerd.v1.Watcher
+	(*GetStatsRequest)(nil),         // 48: informerd.v1.GetStatsRequest
+	(*GetStatsResponse)(nil),        // 49: informerd.v1.GetStatsResponse
+	(*ServerStats)(nil),             // 50: informerd.v1.ServerStats
+	(*ResourceStats)(nil),           // 51: informerd.v1.ResourceStats
+	nil,                             // 52: informerd.v1.Object.LabelsEntry
+	(*structpb.Struct)(nil),         // 53: google.protobuf.Struct
+	(*durationpb.Duration)(nil),     // 54: google.protobuf.Duration
+	(*status.Status)(nil),           // 55: google.rpc.Status
+	(*timestamppb.Timestamp)(nil),   // 56: google.protobuf.Timestamp
 }
 var file_informerd_v1_informerd_proto_depIdxs = []int32{
-	51, // 0: informerd.v1.Object.labels:type_name -> informerd.v1.Object.LabelsEntry
-	52, // 1: informerd.v1.Object.struct:type_name -> google.protobuf.Struct
+	52, // 0: informerd.v1.Object.labels:type_name -> informerd.v1.Object.LabelsEntry
+	53, // 1: informerd.v1.Object.struct:type_name -> google.protobuf.Struct
 	2,  // 2: informerd.v1.QueueOptions.policy:type_name -> informerd.v1.FullChannelPolicy
 	14, // 3: informerd.v1.Shard.ranges:type_name -> informerd.v1.ShardRange
 	1,  // 4: informerd.v1.WatchRequest.initial_events:type_name -> informerd.v1.InitialEvents
 	16, // 5: informerd.v1.WatchRequest.index:type_name -> informerd.v1.IndexMatch
 	0,  // 6: informerd.v1.WatchRequest.format:type_name -> informerd.v1.PayloadFormat
 	12, // 7: informerd.v1.WatchRequest.queue:type_name -> informerd.v1.QueueOptions
-	53, // 8: informerd.v1.WatchRequest.bookmark_interval:type_name -> google.protobuf.Duration
-	53, // 9: informerd.v1.WatchRequest.timeout:type_name -> google.protobuf.Duration
+	54, // 8: informerd.v1.WatchRequest.bookmark_interval:type_name -> google.protobuf.Duration
+	54, // 9: informerd.v1.WatchRequest.timeout:type_name -> google.protobuf.Duration
 	11, // 10: informerd.v1.WatchRequest.view:type_name -> informerd.v1.View
 	13, // 11: informerd.v1.WatchRequest.shard:type_name -> informerd.v1.Shard
 	3,  // 12: informerd.v1.WatchResponse.type:type_name -> informerd.v1.EventType
 	9,  // 13: informerd.v1.WatchResponse.object:type_name -> informerd.v1.Object
 	4,  // 14: informerd.v1.WatchResponse.cause:type_name -> informerd.v1.Cause
 	18, // 15: informerd.v1.WatchResponse.bookmark:type_name -> informerd.v1.Bookmark
-	19, // 16: informerd.v1.WatchResponse.dropped:type_name -> informerd.v1.Dropped
-	54, // 17: informerd.v1.WatchResponse.error:type_name -> google.rpc.Status
+	20, // 16: informerd.v1.WatchResponse.dropped:type_name -> informerd.v1.Dropped
+	55, // 17: informerd.v1.WatchResponse.error:type_name -> google.rpc.Status
 	6,  // 18: informerd.v1.Bookmark.source:type_name -> informerd.v1.SyncState
-	55, // 19: informerd.v1.Bookmark.source_seen_at:type_name -> google.protobuf.Timestamp
-	21, // 20: informerd.v1.SubscribeRequest.open:type_name -> informerd.v1.OpenWatch
-	15, // 21: informerd.v1.OpenWatch.watch:type_name -> informerd.v1.WatchRequest
-	23, // 22: informerd.v1.SubscribeResponse.deliveries:type_name -> informerd.v1.Delivery
-	17, // 23: informerd.v1.Delivery.responses:type_name -> informerd.v1.WatchResponse
-	0,  // 24: informerd.v1.ListRequest.format:type_name -> informerd.v1.PayloadFormat
-	16, // 25: informerd.v1.ListRequest.index:type_name -> informerd.v1.IndexMatch
-	11, // 26: informerd.v1.ListRequest.view:type_name -> informerd.v1.View
-	13, // 27: informerd.v1.ListRequest.shard:type_name -> informerd.v1.Shard
-	9,  // 28: informerd.v1.ListResponse.objects:type_name -> informerd.v1.Object
-	6,  // 29: informerd.v1.ListResponse.source:type_name -> informerd.v1.SyncState
-	55, // 30: informerd.v1.ListResponse.source_seen_at:type_name -> google.protobuf.Timestamp
-	0,  // 31: informerd.v1.ByIndexRequest.format:type_name -> informerd.v1.PayloadFormat
-	11, // 32: informerd.v1.ByIndexRequest.view:type_name -> informerd.v1.View
-	10, // 33: informerd.v1.ByIndexRequest.like:type_name -> informerd.v1.ObjectKey
-	13, // 34: informerd.v1.ByIndexRequest.shard:type_name -> informerd.v1.Shard
-	9,  // 35: informerd.v1.ByIndexResponse.objects:type_name -> informerd.v1.Object
-	6,  // 36: informerd.v1.ByIndexResponse.source:type_name -> informerd.v1.SyncState
-	55, // 37: informerd.v1.ByIndexResponse.source_seen_at:type_name -> google.protobuf.Timestamp
-	0,  // 38: informerd.v1.GetRequest.format:type_name -> informerd.v1.PayloadFormat
-	11, // 39: informerd.v1.GetRequest.view:type_name -> informerd.v1.View
-	9,  // 40: informerd.v1.GetResponse.object:type_name -> informerd.v1.Object
-	6,  // 41: informerd.v1.GetResponse.source:type_name -> informerd.v1.SyncState
-	55, // 42: informerd.v1.GetResponse.source_seen_at:type_name -> google.protobuf.Timestamp
-	15, // 43: informerd.v1.UntilRequest.watch:type_name -> informerd.v1.WatchRequest
-	17, // 44: informerd.v1.UntilResponse.event:type_name -> informerd.v1.WatchResponse
-	15, // 45: informerd.v1.ExplainRequest.watch:type_name -> informerd.v1.WatchRequest
-	10, // 46: informerd.v1.ExplainRequest.key:type_name -> informerd.v1.ObjectKey
-	9,  // 47: informerd.v1.ExplainResponse.object:type_name -> informerd.v1.Object
-	34, // 48: informerd.v1.ExplainResponse.terms:type_name -> informerd.v1.SelectionTerm
-	43, // 49: informerd.v1.ExplainResponse.problem:type_name -> informerd.v1.Problem
-	46, // 50: informerd.v1.ExplainResponse.watcher:type_name -> informerd.v1.Watcher
-	5,  // 51: informerd.v1.SelectionTerm.result:type_name -> informerd.v1.TermResult
-	37, // 52: informerd.v1.ListIndexValuesResponse.values:type_name -> informerd.v1.IndexValue
-	41, // 53: informerd.v1.ListResourcesResponse.resources:type_name -> informerd.v1.Resource
-	40, // 54: informerd.v1.ListResourcesResponse.server:type_name -> informerd.v1.ServerInfo
-	6,  // 55: informerd.v1.Resource.state:type_name -> informerd.v1.SyncState
-	55, // 56: informerd.v1.Resource.source_seen_at:type_name -> google.protobuf.Timestamp
-	43, // 57: informerd.v1.Resource.problems:type_name -> informerd.v1.Problem
-	7,  // 58: informerd.v1.Resource.version_format:type_name -> informerd.v1.VersionFormat
-	42, // 59: informerd.v1.Resource.views:type_name -> informerd.v1.NamedView
-	55, // 60: informerd.v1.Resource.oldest_at:type_name -> google.protobuf.Timestamp
-	11, // 61: informerd.v1.NamedView.view:type_name -> informerd.v1.View
-	55, // 62: informerd.v1.Problem.since:type_name -> google.protobuf.Timestamp
-	46, // 63: informerd.v1.ListWatchersResponse.watchers:type_name -> informerd.v1.Watcher
-	2,  // 64: informerd.v1.Watcher.policy:type_name -> informerd.v1.FullChannelPolicy
-	55, // 65: informerd.v1.Watcher.since:type_name -> google.protobuf.Timestamp
-	55, // 66: informerd.v1.Watcher.last_progress:type_name -> google.protobuf.Timestamp
-	8,  // 67: informerd.v1.Watcher.state:type_name -> informerd.v1.WatcherState
-	53, // 68: informerd.v1.Watcher.lag:type_name -> google.protobuf.Duration
-	0,  // 69: informerd.v1.Watcher.format:type_name -> informerd.v1.PayloadFormat
-	11, // 70: informerd.v1.Watcher.view:type_name -> informerd.v1.View
-	55, // 71: informerd.v1.Watcher.ended_at:type_name -> google.protobuf.Timestamp
-	54, // 72: informerd.v1.Watcher.end_status:type_name -> google.rpc.Status
-	49, // 73: informerd.v1.GetStatsResponse.server:type_name -> informerd.v1.ServerStats
-	50, // 74: informerd.v1.GetStatsResponse.resources:type_name -> informerd.v1.ResourceStats
-	55, // 75: informerd.v1.ServerStats.started_at:type_name -> google.protobuf.Timestamp
-	53, // 76: informerd.v1.ResourceStats.max_lag:type_name -> google.protobuf.Duration
-	53, // 77: informerd.v1.ResourceStats.blocked:type_name -> google.protobuf.Duration
-	15, // 78: informerd.v1.InformerService.Watch:input_type -> informerd.v1.WatchRequest
-	20, // 79: informerd.v1.InformerService.Subscribe:input_type -> informerd.v1.SubscribeRequest
-	24, // 80: informerd.v1.InformerService.List:input_type -> informerd.v1.ListRequest
-	26, // 81: informerd.v1.InformerService.ByIndex:input_type -> informerd.v1.ByIndexRequest
-	28, // 82: informerd.v1.InformerService.Get:input_type -> informerd.v1.GetRequest
-	30, // 83: informerd.v1.InformerService.Until:input_type -> informerd.v1.UntilRequest
-	32, // 84: informerd.v1.InformerService.Explain:input_type -> informerd.v1.ExplainRequest
-	35, // 85: informerd.v1.InformerService.ListIndexValues:input_type -> informerd.v1.ListIndexValuesRequest
-	38, // 86: informerd.v1.InformerService.ListResources:input_type -> informerd.v1.ListResourcesRequest
-	44, // 87: informerd.v1.AdminService.ListWatchers:input_type -> informerd.v1.ListWatchersRequest
-	47, // 88: informerd.v1.AdminService.GetStats:input_type -> informerd.v1.GetStatsRequest
-	17, // 89: informerd.v1.InformerService.Watch:output_type -> informerd.v1.WatchResponse
-	22, // 90: informerd.v1.InformerService.Subscribe:output_type -> informerd.v1.SubscribeResponse
-	25, // 91: informerd.v1.InformerService.List:output_type -> informerd.v1.ListResponse
-	27, // 92: informerd.v1.InformerService.ByIndex:output_type -> informerd.v1.ByIndexResponse
-	29, // 93: informerd.v1.InformerService.Get:output_type -> informerd.v1.GetResponse
-	31, // 94: informerd.v1.InformerService.Until:output_type -> informerd.v1.UntilResponse
-	33, // 95: informerd.v1.InformerService.Explain:output_type -> informerd.v1.ExplainResponse
-	36, // 96: informerd.v1.InformerService.ListIndexValues:output_type -> informerd.v1.ListIndexValuesResponse
-	39, // 97: informerd.v1.InformerService.ListResources:output_type -> informerd.v1.ListResourcesResponse
-	45, // 98: informerd.v1.AdminService.ListWatchers:output_type -> informerd.v1.ListWatchersResponse
-	48, // 99: informerd.v1.AdminService.GetStats:output_type -> informerd.v1.GetStatsResponse
-	89, // [89:100] is the sub-list for method output_type
-	78, // [78:89] is the sub-list for method input_type
-	78, // [78:78] is the sub-list for extension type_name
-	78, // [78:78] is the sub-list for extension extendee
-	0,  // [0:78] is the sub-list for field type_name
+	56, // 19: informerd.v1.Bookmark.source_seen_at:type_name -> google.protobuf.Timestamp
+	19, // 20: informerd.v1.Bookmark.expression_errors:type_name -> informerd.v1.ExpressionErrors
+	10, // 21: informerd.v1.ExpressionErrors.first:type_name -> informerd.v1.ObjectKey
+	22, // 22: informerd.v1.SubscribeRequest.open:type_name -> informerd.v1.OpenWatch
+	15, // 23: informerd.v1.OpenWatch.watch:type_name -> informerd.v1.WatchRequest
+	24, // 24: informerd.v1.SubscribeResponse.deliveries:type_name -> informerd.v1.Delivery
+	17, // 25: informerd.v1.Delivery.responses:type_name -> informerd.v1.WatchResponse
+	0,  // 26: informerd.v1.ListRequest.format:type_name -> informerd.v1.PayloadFormat
+	16, // 27: informerd.v1.ListRequest.index:type_name -> informerd.v1.IndexMatch
+	11, // 28: informerd.v1.ListRequest.view:type_name -> informerd.v1.View
+	13, // 29: informerd.v1.ListRequest.shard:type_name -> informerd.v1.Shard
+	9,  // 30: informerd.v1.ListResponse.objects:type_name -> informerd.v1.Object
+	6,  // 31: informerd.v1.ListResponse.source:type_name -> informerd.v1.SyncState
+	56, // 32: informerd.v1.ListResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	19, // 33: informerd.v1.ListResponse.expression_errors:type_name -> informerd.v1.ExpressionErrors
+	0,  // 34: informerd.v1.ByIndexRequest.format:type_name -> informerd.v1.PayloadFormat
+	11, // 35: informerd.v1.ByIndexRequest.view:type_name -> informerd.v1.View
+	10, // 36: informerd.v1.ByIndexRequest.like:type_name -> informerd.v1.ObjectKey
+	13, // 37: informerd.v1.ByIndexRequest.shard:type_name -> informerd.v1.Shard
+	9,  // 38: informerd.v1.ByIndexResponse.objects:type_name -> informerd.v1.Object
+	6,  // 39: informerd.v1.ByIndexResponse.source:type_name -> informerd.v1.SyncState
+	56, // 40: informerd.v1.ByIndexResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	19, // 41: informerd.v1.ByIndexResponse.expression_errors:type_name -> informerd.v1.ExpressionErrors
+	0,  // 42: informerd.v1.GetRequest.format:type_name -> informerd.v1.PayloadFormat
+	11, // 43: informerd.v1.GetRequest.view:type_name -> informerd.v1.View
+	9,  // 44: informerd.v1.GetResponse.object:type_name -> informerd.v1.Object
+	6,  // 45: informerd.v1.GetResponse.source:type_name -> informerd.v1.SyncState
+	56, // 46: informerd.v1.GetResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	15, // 47: informerd.v1.UntilRequest.watch:type_name -> informerd.v1.WatchRequest
+	17, // 48: informerd.v1.UntilResponse.event:type_name -> informerd.v1.WatchResponse
+	15, // 49: informerd.v1.ExplainRequest.watch:type_name -> informerd.v1.WatchRequest
+	10, // 50: informerd.v1.ExplainRequest.key:type_name -> informerd.v1.ObjectKey
+	9,  // 51: informerd.v1.ExplainResponse.object:type_name -> informerd.v1.Object
+	35, // 52: informerd.v1.ExplainResponse.terms:type_name -> informerd.v1.SelectionTerm
+	44, // 53: informerd.v1.ExplainResponse.problem:type_name -> informerd.v1.Problem
+	47, // 54: informerd.v1.ExplainResponse.watcher:type_name -> informerd.v1.Watcher
+	5,  // 55: informerd.v1.SelectionTerm.result:type_name -> informerd.v1.TermResult
+	38, // 56: informerd.v1.ListIndexValuesResponse.values:type_name -> informerd.v1.IndexValue
+	42, // 57: informerd.v1.ListResourcesResponse.resources:type_name -> informerd.v1.Resource
+	41, // 58: informerd.v1.ListResourcesResponse.server:type_name -> informerd.v1.ServerInfo
+	6,  // 59: informerd.v1.Resource.state:type_name -> informerd.v1.SyncState
+	56, // 60: informerd.v1.Resource.source_seen_at:type_name -> google.protobuf.Timestamp
+	44, // 61: informerd.v1.Resource.problems:type_name -> informerd.v1.Problem
+	7,  // 62: informerd.v1.Resource.version_format:type_name -> informerd.v1.VersionFormat
+	43, // 63: informerd.v1.Resource.views:type_name -> informerd.v1.NamedView
+	56, // 64: informerd.v1.Resource.oldest_at:type_name -> google.protobuf.Timestamp
+	11, // 65: informerd.v1.NamedView.view:type_name -> informerd.v1.View
+	56, // 66: informerd.v1.Problem.since:type_name -> google.protobuf.Timestamp
+	47, // 67: informerd.v1.ListWatchersResponse.watchers:type_name -> informerd.v1.Watcher
+	2,  // 68: informerd.v1.Watcher.policy:type_name -> informerd.v1.FullChannelPolicy
+	56, // 69: informerd.v1.Watcher.since:type_name -> google.protobuf.Timestamp
+	56, // 70: informerd.v1.Watcher.last_progress:type_name -> google.protobuf.Timestamp
+	8,  // 71: informerd.v1.Watcher.state:type_name -> informerd.v1.WatcherState
+	54, // 72: informerd.v1.Watcher.lag:type_name -> google.protobuf.Duration
+	0,  // 73: informerd.v1.Watcher.format:type_name -> informerd.v1.PayloadFormat
+	11, // 74: informerd.v1.Watcher.view:type_name -> informerd.v1.View
+	56, // 75: informerd.v1.Watcher.ended_at:type_name -> google.protobuf.Timestamp
+	55, // 76: informerd.v1.Watcher.end_status:type_name -> google.rpc.Status
+	50, // 77: informerd.v1.GetStatsResponse.server:type_name -> informerd.v1.ServerStats
+	51, // 78: informerd.v1.GetStatsResponse.resources:type_name -> informerd.v1.ResourceStats
+	56, // 79: informerd.v1.ServerStats.started_at:type_name -> google.protobuf.Timestamp
+	54, // 80: informerd.v1.ResourceStats.max_lag:type_name -> google.protobuf.Duration
+	54, // 81: informerd.v1.ResourceStats.blocked:type_name -> google.protobuf.Duration
+	15, // 82: informerd.v1.InformerService.Watch:input_type -> informerd.v1.WatchRequest
+	21, // 83: informerd.v1.InformerService.Subscribe:input_type -> informerd.v1.SubscribeRequest
+	25, // 84: informerd.v1.InformerService.List:input_type -> informerd.v1.ListRequest
+	27, // 85: informerd.v1.InformerService.ByIndex:input_type -> informerd.v1.ByIndexRequest
+	29, // 86: informerd.v1.InformerService.Get:input_type -> informerd.v1.GetRequest
+	31, // 87: informerd.v1.InformerService.Until:input_type -> informerd.v1.UntilRequest
+	33, // 88: informerd.v1.InformerService.Explain:input_type -> informerd.v1.ExplainRequest
+	36, // 89: informerd.v1.InformerService.ListIndexValues:input_type -> informerd.v1.ListIndexValuesRequest
+	39, // 90: informerd.v1.InformerService.ListResources:input_type -> informerd.v1.ListResourcesRequest
+	45, // 91: informerd.v1.AdminService.ListWatchers:input_type -> informerd.v1.ListWatchersRequest
+	48, // 92: informerd.v1.AdminService.GetStats:input_type -> informerd.v1.GetStatsRequest
+	17, // 93: informerd.v1.InformerService.Watch:output_type -> informerd.v1.WatchResponse
+	23, // 94: informerd.v1.InformerService.Subscribe:output_type -> informerd.v1.SubscribeResponse
+	26, // 95: informerd.v1.InformerService.List:output_type -> informerd.v1.ListResponse
+	28, // 96: informerd.v1.InformerService.ByIndex:output_type -> informerd.v1.ByIndexResponse
+	30, // 97: informerd.v1.InformerService.Get:output_type -> informerd.v1.GetResponse
+	32, // 98: informerd.v1.InformerService.Until:output_type -> informerd.v1.UntilResponse
+	34, // 99: informerd.v1.InformerService.Explain:output_type -> informerd.v1.ExplainResponse
+	37, // 100: informerd.v1.InformerService.ListIndexValues:output_type -> informerd.v1.ListIndexValuesResponse
+	40, // 101: informerd.v1.InformerService.ListResources:output_type -> informerd.v1.ListResourcesResponse
+	46, // 102: informerd.v1.AdminService.ListWatchers:output_type -> informerd.v1.ListWatchersResponse
+	49, // 103: informerd.v1.AdminService.GetStats:output_type -> informerd.v1.GetStatsResponse
+	93, // [93:104] is the sub-list for method output_type
+	82, // [82:93] is the sub-list for method input_type
+	82, // [82:82] is the sub-list for extension type_name
+	82, // [82:82] is the sub-list for extension extendee
+	0,  // [0:82] is the sub-list for field type_name
 }
 
 func init() { file_informerd_v1_informerd_proto_init() }
@@ -5043,7 +5160,7 @@ func file_informerd_v1_informerd_proto_init() {
 		(*Object_Struct)(nil),
 		(*Object_Raw)(nil),
 	}
-	file_informerd_v1_informerd_proto_msgTypes[23].OneofWrappers = []any{
+	file_informerd_v1_informerd_proto_msgTypes[24].OneofWrappers = []any{
 		(*ExplainRequest_Watch)(nil),
 		(*ExplainRequest_WatcherId)(nil),
 	}
@@ -5053,7 +5170,7 @@ func file_informerd_v1_informerd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_informerd_v1_informerd_proto_rawDesc), len(file_informerd_v1_informerd_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   43,
+			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

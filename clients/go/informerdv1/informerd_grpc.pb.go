@@ -67,22 +67,23 @@ type InformerServiceClient interface {
 	// Streams the current objects and then every change to them, in order.
 	//
 	// The stream ends when the client cancels it, when its timeout has passed (a BOOKMARK, then OK), or by an error: an
-	// ERROR is the last message, with the version to resume from if there is one, and the RPC ends with the same status.
+	// ERROR is the last message, with the version to resume from if there is one, and the RPC ends with the same status. A
+	// Watch that is refused is one whose first message is that ERROR (an older server sends the status alone).
 	//
-	// The client's next step by status:
+	// The client's next step follows from the reason of a status where it has a rule for that reason, and otherwise from the
+	// code: a proxy may remove the details, and a newer server has other reasons. By the code:
 	// - OK: resume.
-	// - UNAVAILABLE / DRAINING: resume, at another server if there is one.
-	// - UNAVAILABLE / RESOURCE_VERSION_TOO_LARGE: resume; after a second one in a row, list again.
-	// - UNAVAILABLE with another reason: resume.
-	// - INTERNAL, UNKNOWN, ABORTED, CANCELLED, DEADLINE_EXCEEDED: resume.
-	// - A broken connection, or one that is silent for three intervals: resume on a new connection.
-	// - RESOURCE_EXHAUSTED / SLOW_CONSUMER, MEMORY_EXCEEDED: resume; read faster, or choose another policy.
-	// - RESOURCE_EXHAUSTED with another reason, a limit or a quota: resume later.
-	// - RESOURCE_EXHAUSTED without a reason: resume later; the client read nothing (see below).
-	// - OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED, HISTORY_CHANGED, ACCESS_CHANGED: list again.
+	// - UNAVAILABLE, INTERNAL, UNKNOWN, ABORTED, CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED: resume.
+	// - OUT_OF_RANGE: list again. Never give up: the version, the history or the rights have changed.
 	// - UNAUTHENTICATED: renew the credentials once and resume, or give up.
-	// - NOT_FOUND / RESOURCE_NOT_FOUND, RESOURCE_REMOVED: give up, or resume later if it was served before: servers may differ in a rollout.
+	// - NOT_FOUND: give up, or resume later if it was served before: servers may differ in a rollout.
 	// - Any other: give up.
+	// - A broken connection, or one that is silent for three intervals: resume on a new connection.
+	//
+	// By the reason:
+	// - UNAVAILABLE / DRAINING: resume, at another server if there is one.
+	// - UNAVAILABLE / RESOURCE_VERSION_TOO_LARGE: resume; after a second one without a message in between, list again.
+	// - RESOURCE_EXHAUSTED / SLOW_CONSUMER, MEMORY_EXCEEDED: resume; read faster, or choose another policy.
 	//
 	// RESOURCE_EXHAUSTED without a reason: the server has reset a stream of which the client read nothing for its
 	// progress_timeout, or that held too much memory. The client's own limit on message size has the same code; 4 MiB, the
@@ -92,8 +93,10 @@ type InformerServiceClient interface {
 	// stream's first bookmark, the history of the stream before remains the last. To list again: open it without both,
 	// and compare the initial events with the state at hand by uid and body, not by version (another lineage gives the
 	// same objects other versions); what is missing at initial_events_end was deleted. Before each attempt wait for
-	// RetryInfo, if there is one, plus a back-off with jitter. gRPC libraries add a reconnect back-off of their own, up
-	// to 2 minutes by default: limit it to about 10 s.
+	// RetryInfo, if there is one, plus a back-off with jitter; before the first list after a resume, in place of the
+	// back-off, for a random time of at most 1 s. The back-off begins anew after a BOOKMARK, and with the first answer of a
+	// server (a status with ErrorInfo, or OUT_OF_RANGE) after attempts that had none: only refusals in a row let it grow.
+	// gRPC libraries add a reconnect back-off of their own, up to 2 minutes by default: limit it to about 10 s.
 	//
 	// Dead connections: the server sends a message at least every bookmark_interval, so a client that has received none
 	// for three intervals (it sets the interval, to be sure of it) treats the connection as dead. After opening, the
@@ -289,22 +292,23 @@ type InformerServiceServer interface {
 	// Streams the current objects and then every change to them, in order.
 	//
 	// The stream ends when the client cancels it, when its timeout has passed (a BOOKMARK, then OK), or by an error: an
-	// ERROR is the last message, with the version to resume from if there is one, and the RPC ends with the same status.
+	// ERROR is the last message, with the version to resume from if there is one, and the RPC ends with the same status. A
+	// Watch that is refused is one whose first message is that ERROR (an older server sends the status alone).
 	//
-	// The client's next step by status:
+	// The client's next step follows from the reason of a status where it has a rule for that reason, and otherwise from the
+	// code: a proxy may remove the details, and a newer server has other reasons. By the code:
 	// - OK: resume.
-	// - UNAVAILABLE / DRAINING: resume, at another server if there is one.
-	// - UNAVAILABLE / RESOURCE_VERSION_TOO_LARGE: resume; after a second one in a row, list again.
-	// - UNAVAILABLE with another reason: resume.
-	// - INTERNAL, UNKNOWN, ABORTED, CANCELLED, DEADLINE_EXCEEDED: resume.
-	// - A broken connection, or one that is silent for three intervals: resume on a new connection.
-	// - RESOURCE_EXHAUSTED / SLOW_CONSUMER, MEMORY_EXCEEDED: resume; read faster, or choose another policy.
-	// - RESOURCE_EXHAUSTED with another reason, a limit or a quota: resume later.
-	// - RESOURCE_EXHAUSTED without a reason: resume later; the client read nothing (see below).
-	// - OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED, HISTORY_CHANGED, ACCESS_CHANGED: list again.
+	// - UNAVAILABLE, INTERNAL, UNKNOWN, ABORTED, CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED: resume.
+	// - OUT_OF_RANGE: list again. Never give up: the version, the history or the rights have changed.
 	// - UNAUTHENTICATED: renew the credentials once and resume, or give up.
-	// - NOT_FOUND / RESOURCE_NOT_FOUND, RESOURCE_REMOVED: give up, or resume later if it was served before: servers may differ in a rollout.
+	// - NOT_FOUND: give up, or resume later if it was served before: servers may differ in a rollout.
 	// - Any other: give up.
+	// - A broken connection, or one that is silent for three intervals: resume on a new connection.
+	//
+	// By the reason:
+	// - UNAVAILABLE / DRAINING: resume, at another server if there is one.
+	// - UNAVAILABLE / RESOURCE_VERSION_TOO_LARGE: resume; after a second one without a message in between, list again.
+	// - RESOURCE_EXHAUSTED / SLOW_CONSUMER, MEMORY_EXCEEDED: resume; read faster, or choose another policy.
 	//
 	// RESOURCE_EXHAUSTED without a reason: the server has reset a stream of which the client read nothing for its
 	// progress_timeout, or that held too much memory. The client's own limit on message size has the same code; 4 MiB, the
@@ -314,8 +318,10 @@ type InformerServiceServer interface {
 	// stream's first bookmark, the history of the stream before remains the last. To list again: open it without both,
 	// and compare the initial events with the state at hand by uid and body, not by version (another lineage gives the
 	// same objects other versions); what is missing at initial_events_end was deleted. Before each attempt wait for
-	// RetryInfo, if there is one, plus a back-off with jitter. gRPC libraries add a reconnect back-off of their own, up
-	// to 2 minutes by default: limit it to about 10 s.
+	// RetryInfo, if there is one, plus a back-off with jitter; before the first list after a resume, in place of the
+	// back-off, for a random time of at most 1 s. The back-off begins anew after a BOOKMARK, and with the first answer of a
+	// server (a status with ErrorInfo, or OUT_OF_RANGE) after attempts that had none: only refusals in a row let it grow.
+	// gRPC libraries add a reconnect back-off of their own, up to 2 minutes by default: limit it to about 10 s.
 	//
 	// Dead connections: the server sends a message at least every bookmark_interval, so a client that has received none
 	// for three intervals (it sets the interval, to be sure of it) treats the connection as dead. After opening, the

@@ -50,7 +50,8 @@ def feed(pipe: IO[bytes], begin: multiprocessing.synchronize.Event, address: str
         pipe.flush()
         last = f"object.number == {events - 1}"
         with informerd.Client(address) as client:
-            client.until("bench", last, view=informerd.View(name="@metadata"), timeout=600)
+            newest = informerd.Selection(expression=last)
+            client.until("bench", selection=newest, view=informerd.View(name="@metadata"), timeout=600)
     finally:
         os.kill(parent, signal.SIGCONT)
 

@@ -1,4 +1,4 @@
-"""Both informers under one interface, so that each test is one of both: that of asyncio runs in a thread of its own."""
+"""Both informers and both clients under one interface, so that each test is one of both: asyncio has its own thread."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, TypeVar
+
+import pytest
 
 import informerd
 import informerd.aio
@@ -119,7 +121,26 @@ class AioInformer:
         return len(self.inner)
 
 
+class AioClient:
+    """informerd.aio.Client with the methods of informerd.Client."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        self._loop = Loop()
+        self._inner = self._loop.call(lambda: informerd.aio.Client(*arguments, **more))
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *arguments, **more: self._loop.run(getattr(self._inner, name)(*arguments, **more))
+
+    def __enter__(self) -> AioClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        self._loop.close()
+
+
 AnyInformer = informerd.Informer | AioInformer
+CLIENTS = [pytest.param(informerd.Client, id="threads"), pytest.param(AioClient, id="asyncio")]
 
 
 class Log:

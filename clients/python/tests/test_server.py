@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 import trustme
-from forms import AioInformer, AnyInformer, Log, Loop
+from forms import CLIENTS, AioInformer, AnyInformer, Log
 from real import BINARY, Real
 
 import informerd
@@ -57,27 +57,6 @@ def server(tmp_path: Path) -> Iterator[Real]:
         yield server
 
 
-class AioClient:
-    """informerd.aio.Client with the methods of informerd.Client."""
-
-    def __init__(self, *arguments: Any, **more: Any) -> None:
-        self._loop = Loop()
-        self._inner = self._loop.call(lambda: informerd.aio.Client(*arguments, **more))
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *arguments, **more: self._loop.run(getattr(self._inner, name)(*arguments, **more))
-
-    def __enter__(self) -> AioClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-        self._loop.close()
-
-
-CLIENTS = [pytest.param(Client, id="threads"), pytest.param(AioClient, id="asyncio")]
-
-
 def until(condition: Callable[[], bool], what: str) -> None:
     """Waits for a condition that another process makes true."""
     end = time.monotonic() + 30
@@ -113,9 +92,9 @@ def test_calls(client_form: Any, server: Real) -> None:
         assert got.object.labels == {"app": "db"}
         assert got.version == listed.version
 
-        met = client.until("things", ["count == 3", "count > 2"])
-        assert (met.type, met.object) == ("SYNCED", None)
-        met = client.until("things", "object.spec.n == 1", Selection(name="b"))
+        met = client.until("things", [lambda e: e.count == 3, lambda e: e.object is None])
+        assert (met.type, met.object, met.count, met.version) == ("SYNCED", None, 3, listed.version)
+        met = client.until("things", selection=Selection(name="b", expression="object.spec.n == 1"))
         assert (met.type, met.object.name) == ("ADDED", "b")
 
         resources = client.resources()
@@ -131,8 +110,14 @@ def test_calls(client_form: Any, server: Real) -> None:
         with pytest.raises(Error, match="INDEX_NOT_FOUND") as caught:
             client.by_index("things", "nope", "x")
         assert caught.value.metadata["known"] == "app,namespace"
-        with pytest.raises(Error, match=r"Until.*no complete answer within 0\.2 s \(DEADLINE_EXCEEDED\)"):
-            client.until("things", "count > 99", timeout=0.2)
+        with pytest.raises(Error, match=r"conditions were not met within 0\.2 s \(DEADLINE_EXCEEDED\)"):
+            client.until("things", lambda e: e.count > 99, timeout=0.2)
+        with pytest.raises(Error, match="EXPRESSION_INVALID"):
+            client.until("things", selection=Selection(expression="count > 99"))
+        with pytest.raises(KeyError, match="nope"):
+            client.until("things", lambda e: e.object.body["nope"])
+        with pytest.raises(TypeError, match=r"Selection\.expression"):
+            client.until("things", "count > 99")
         with pytest.raises(ValueError, match="use get"):
             client.list("things", Selection(name="a"))
 

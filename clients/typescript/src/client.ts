@@ -6,16 +6,16 @@ import { type BodyParser, InformerObject, parseJson } from "./core/object.js";
 import {
   ByIndexRequest,
   type ByIndexResponse,
-  EventType,
   type InformerServiceClient,
   ListRequest,
   type ListResponse,
   SyncState,
   VersionFormat,
-  WatchRequest,
   type Resource as WireResource,
 } from "./generated/informerd/v1/informerd.js";
+import { Informer } from "./informer.js";
 import { type Format, type Selection, toFormat, toSelection, toView, type View } from "./selection.js";
+import { anyObject, type Condition, type UntilEvent, Waiting } from "./until.js";
 
 /** Options of every call. */
 export interface CallOptions {
@@ -71,16 +71,6 @@ export interface ObjectResult<T> extends Snapshot {
   object: InformerObject<T>;
 }
 
-/** The event that met the last condition of an until. */
-export interface UntilResult<T> {
-  /** SYNCED: the end of the initial events. */
-  type: "ADDED" | "MODIFIED" | "DELETED" | "SYNCED";
-  /** Undefined with SYNCED. */
-  object: InformerObject<T> | undefined;
-  /** Version of the event; empty when it is one of the initial events. */
-  version: string;
-}
-
 /** A resource of a server; the proto's `Resource` has the details. Counts of 64 bits are bigint. */
 export interface Resource extends Omit<WireResource, "state" | "versionFormat"> {
   state: SourceState;
@@ -104,15 +94,20 @@ export interface IndexValue {
 }
 
 const REQUEST_TIMEOUT_MS = 30_000;
+/** Longest time of a timer. */
+const MAX_TIMEOUT_MS = 0x7fff_ffff;
 
 /** Calls of a server, over one connection that is made when it is needed. Failures reject with an `InformerdError`; nothing is retried. */
 export class Client {
+  readonly #connection: ConnectionOptions;
   readonly #endpoint: Endpoint;
   readonly #client: InformerServiceClient;
   readonly #timeoutMs: number;
+  readonly #closed = new AbortController();
 
   /** Throws if the options are invalid or a file cannot be read. */
   constructor(options: ConnectionOptions & { requestTimeoutMs?: number }) {
+    this.#connection = options;
     this.#endpoint = new Endpoint(options);
     this.#client = this.#endpoint.client();
     this.#timeoutMs = options.requestTimeoutMs ?? REQUEST_TIMEOUT_MS;
@@ -157,25 +152,56 @@ export class Client {
   }
 
   /**
-   * Waits until each condition (CEL over `type`, `object` and `count`) has held in turn, and returns the event that met the last one.
-   * Give `timeoutMs`: it rejects with DEADLINE_EXCEEDED after it.
+   * Waits until conditions have been met, one after the other, and resolves with the event that met the last one. Conditions are functions
+   * of an event: of each selected object as ADDED, then SYNCED, then each change; each is tested first on the event that met the one before.
+   * Without conditions it waits for an object: what the server evaluates is `selection.expression`.
+   *
+   * It is a watch of its own, like that of an `Informer`: restarts, broken connections, idle timeouts and expired versions do not end it,
+   * met conditions stay met, and what was deleted meanwhile is an event. It rejects with DEADLINE_EXCEEDED after `timeoutMs`, with what a
+   * condition throws, and with the error of a watch that gives up.
    */
-  async until<T = unknown>(
+  until<T = unknown>(
     resource: string,
-    conditions: string[],
+    conditions: Condition<T> | readonly Condition<T>[] = anyObject,
     selection: Selection = {},
     options: Omit<ReadOptions<T>, "minVersion"> = {},
-  ): Promise<UntilResult<T>> {
-    const { format, view } = toRead(options);
-    const watch = { ...WatchRequest.create(), ...toSelection(selection), resource, format, view };
-    watch.name = selection.name ?? "";
-    watch.index = selection.index;
-    const { event } = await this.#unary(this.#client.until, { watch, conditions }, options);
-    return {
-      type: UNTIL_TYPES[event?.type ?? EventType.EVENT_TYPE_BOOKMARK] ?? "SYNCED",
-      object: event?.object && toObject(event.object, options),
-      version: event?.resourceVersion ?? "",
-    };
+  ): Promise<UntilEvent<T>> {
+    const { timeoutMs = this.#timeoutMs, signal } = options;
+    return new Promise((resolve, reject) => {
+      signal?.throwIfAborted();
+      const waiting = new Waiting<T>(conditions);
+      let failure: InformerdError | undefined;
+      const settle = (settled: () => void) => {
+        clearTimeout(timer);
+        this.#closed.signal.removeEventListener("abort", closed);
+        signal?.removeEventListener("abort", aborted);
+        void informer.stop();
+        settled();
+      };
+      const informer = new Informer<T>({ ...options, ...this.#connection, resource, selection, onError: () => {} }, (changes) => {
+        try {
+          const met = waiting.test(changes, informer.version);
+          if (met) settle(() => resolve(met));
+        } catch (error) {
+          settle(() => reject(error));
+        }
+      });
+      const late = () => {
+        const last = failure && !informer.healthy() ? ` (last error: ${failure.message})` : "";
+        const error = { code: "DEADLINE_EXCEEDED", cause: failure } as const;
+        settle(() => reject(new InformerdError(`the conditions were not met within ${timeoutMs} ms${last}`, error)));
+      };
+      const closed = () => settle(() => reject(new InformerdError("the client has been closed", { code: "CANCELLED" })));
+      const aborted = () => settle(() => reject(signal?.reason));
+      const timer = timeoutMs <= MAX_TIMEOUT_MS ? setTimeout(late, timeoutMs) : undefined;
+      this.#closed.signal.addEventListener("abort", closed);
+      signal?.addEventListener("abort", aborted);
+      informer.on("disconnected", (error) => {
+        failure = error;
+      });
+      informer.on("failed", (error) => settle(() => reject(error)));
+      informer.start();
+    });
   }
 
   /** Returns the values of an index of the server, sorted, from one snapshot. */
@@ -207,6 +233,7 @@ export class Client {
 
   /** Ends open calls and the connection. */
   close(): void {
+    this.#closed.abort();
     this.#client.close();
   }
 
@@ -267,12 +294,6 @@ const STATES: Partial<Record<SyncState, SourceState>> = {
 const VERSION_FORMATS: Partial<Record<VersionFormat, Resource["versionFormat"]>> = {
   [VersionFormat.VERSION_FORMAT_DECIMAL]: "DECIMAL",
   [VersionFormat.VERSION_FORMAT_LINEAGE]: "LINEAGE",
-};
-
-const UNTIL_TYPES: Partial<Record<EventType, UntilResult<unknown>["type"]>> = {
-  [EventType.EVENT_TYPE_ADDED]: "ADDED",
-  [EventType.EVENT_TYPE_MODIFIED]: "MODIFIED",
-  [EventType.EVENT_TYPE_DELETED]: "DELETED",
 };
 
 function sourceState(state: SyncState): SourceState {

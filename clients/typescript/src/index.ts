@@ -9,7 +9,6 @@ export {
   type Resource,
   type Resources,
   type SourceState,
-  type UntilResult,
 } from "./client.js";
 export type { ConnectionOptions } from "./connection.js";
 export { type Code, ContractError, HandlerError, InformerdError, LagError } from "./core/errors.js";
@@ -19,4 +18,5 @@ export type { Freshness, State } from "./core/watch.js";
 export { Informer, type InformerOptions } from "./informer.js";
 export type { Handler, InformerEvent, InformerEvents } from "./notifications.js";
 export { type Format, type Policy, type Selection, type Shard, shardOf, type View } from "./selection.js";
+export type { Condition, UntilEvent } from "./until.js";
 export type { WaitOptions } from "./waiters.js";

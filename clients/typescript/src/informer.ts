@@ -3,7 +3,7 @@ import type { ClientReadableStream } from "@grpc/grpc-js";
 import { type ConnectionOptions, Endpoint, whenConnected } from "./connection.js";
 import { HandlerError, InformerdError } from "./core/errors.js";
 import { type BodyParser, type InformerObject, parseJson } from "./core/object.js";
-import { type Indexer, Store } from "./core/store.js";
+import { type Change, type Indexer, Store } from "./core/store.js";
 import { checkVersion, hasReached } from "./core/version.js";
 import { type Freshness, type Position, Watch } from "./core/watch.js";
 import type { InformerServiceClient, WatchRequest, WatchResponse } from "./generated/informerd/v1/informerd.js";
@@ -75,6 +75,7 @@ export class Informer<T = unknown> implements AsyncIterable<InformerEvent<T>> {
   readonly #request: WatchRequest;
   readonly #store: Store<T>;
   readonly #watch: Watch<T>;
+  readonly #observe: (changes: readonly Change<T>[]) => void;
   readonly #dispatcher: Dispatcher<T>;
   readonly #subscriptions = new Set<Subscription<T>>();
   readonly #syncWaiters = new Waiters<undefined>();
@@ -85,8 +86,12 @@ export class Informer<T = unknown> implements AsyncIterable<InformerEvent<T>> {
   #call: { cancel(): void } | undefined;
   #timer: { at: number; handle: NodeJS.Timeout } | undefined;
 
-  /** Throws if the options are invalid or a file cannot be read; connects to nothing yet. */
-  constructor(options: InformerOptions<T>) {
+  /**
+   * Throws if the options are invalid or a file cannot be read; connects to nothing yet. `observe` is for this package: it is called
+   * with each step of the store, at first with the first list.
+   */
+  constructor(options: InformerOptions<T>, observe: (changes: readonly Change<T>[]) => void = () => {}) {
+    this.#observe = observe;
     this.#options = options;
     this.#settings = settingsOf(options);
     this.#endpoint = new Endpoint(options);
@@ -225,13 +230,14 @@ export class Informer<T = unknown> implements AsyncIterable<InformerEvent<T>> {
           for (const subscription of this.#subscriptions) subscription.push(change);
         }
         this.#versionWaiters.check((version) => hasReached(this.version, version));
+        this.#observe(changes);
       },
       synced: () => {
         this.#dispatcher.emit("synced");
         for (const subscription of this.#subscriptions) subscription.push({ type: "synced" });
         this.#syncWaiters.check(() => true);
       },
-      disconnected: (error, retryInMs) => this.#dispatcher.emit("disconnected", error, retryInMs),
+      disconnected: (error, retryInMs) => this.#dispatcher.emit("disconnected", error, Math.round(retryInMs)),
       violated: (error) => this.#report(error),
       failed: (error) => {
         this.#hasFailed = true;

@@ -10,7 +10,7 @@ import { afterEach, test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { Client, HandlerError, Informer, type InformerdError, type InformerOptions, shardOf } from "../src/index.js";
 import { added, bookmark, deleted, end, initial, modified } from "./script.js";
-import { ScriptedServer, serviceError, TcpProxy } from "./server.js";
+import { ScriptedServer, TcpProxy } from "./server.js";
 
 interface Body {
   x: number;
@@ -331,7 +331,6 @@ test("plain calls have a deadline and a signal", async () => {
   const server = await serve({
     get: () => {},
     list: () => {},
-    until: (_, callback) => callback(serviceError(9, "UNTIL_INVALID")),
   });
   const client = new Client({ target: server.target, requestTimeoutMs: 50 });
   cleanups.push(() => client.close());
@@ -340,7 +339,6 @@ test("plain calls have a deadline and a signal", async () => {
   const signal = AbortSignal.timeout(20);
   await assert.rejects(client.get("things", { name: "a" }, { timeoutMs: 60_000, signal }), { name: "TimeoutError" });
   await assert.rejects(client.list("things", {}, { timeoutMs: 60_000, signal }), { name: "TimeoutError" });
-  await assert.rejects(client.until("things", ["x"]), { code: "FAILED_PRECONDITION", reason: "UNTIL_INVALID" });
 });
 
 /** Runs the driver until its standard input is closed, as soon as it has printed a line or `ready` holds. */

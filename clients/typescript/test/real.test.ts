@@ -8,7 +8,8 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { after, test } from "node:test";
-import { Client, type ConnectionOptions, Informer, type InformerdError, shardOf } from "../src/index.js";
+import { Client, type ConnectionOptions, Informer, type InformerdError, shardOf, type UntilEvent } from "../src/index.js";
+import { TcpProxy } from "./server.js";
 
 interface Job {
   metadata: { name: string; labels: Record<string, string> };
@@ -63,9 +64,14 @@ async function serve(listen = "127.0.0.1:0", sections = ""): Promise<{ address: 
   return { address, server };
 }
 
-async function kill(server: ChildProcess): Promise<void> {
-  server.kill("SIGKILL");
+async function kill(server: ChildProcess, signal: NodeJS.Signals = "SIGKILL"): Promise<void> {
+  server.kill(signal);
   await once(server, "exit");
+}
+
+/** Returns the condition that a job has this phase. */
+function hasPhase(phase: string) {
+  return ({ object }: UntilEvent<Job>) => object?.body.status.phase === phase;
 }
 
 test("plain calls", async () => {
@@ -118,18 +124,22 @@ test("plain calls", async () => {
 
   const met = client.until<Job>(
     "jobs",
-    ['object.status.phase == "Done"', "type == 'DELETED'"],
+    [hasPhase("Done"), ({ type }) => type === "DELETED"],
     { name: "b" },
     { timeoutMs: 20_000 },
   );
-  assert.equal((await client.until("jobs", ["count == 3"])).type, "SYNCED");
+  assert.equal((await client.until("jobs", [({ count }) => count === 3, ({ object }) => !object])).type, "SYNCED");
   put("b", "Done");
   rmSync(join(jobs, "c.json"));
-  await client.until("jobs", ['object.status.phase == "Done"'], { name: "b" }, { timeoutMs: 20_000 });
+  await client.until("jobs", undefined, { name: "b", expression: 'object.status.phase == "Done"' }, { timeoutMs: 20_000 });
   rmSync(join(jobs, "b.json"));
   const { type, object, version } = await met;
   assert.deepEqual([type, object?.body.status.phase, version !== ""], ["DELETED", "Done", true]);
-  await assert.rejects(client.until("jobs", ["count == 99"], {}, { timeoutMs: 100 }), { code: "DEADLINE_EXCEEDED" });
+  await assert.rejects(
+    client.until("jobs", ({ count }) => count === 99, {}, { timeoutMs: 100 }),
+    { code: "DEADLINE_EXCEEDED", message: "the conditions were not met within 100 ms" },
+  );
+  await assert.rejects(client.until("jobs", undefined, { expression: "count == 99" }), { reason: "EXPRESSION_INVALID" });
   client.close();
   await kill(server);
   rmSync(join(jobs, "a.json"));
@@ -168,7 +178,7 @@ test("an informer through kill -9, a restart and changes in between", async () =
   const { server: second } = await serve(address);
   const client = new Client({ target: address });
   put("last", "Running");
-  await client.until("jobs", ["object.metadata.name == 'last'"], {}, { timeoutMs: 20_000 });
+  await client.until("jobs", undefined, { name: "last" }, { timeoutMs: 20_000 });
   await changes;
   // The new run has another lineage: every version is another one, and only the difference is reported.
   assert.deepEqual(log, ["added a Running", "added b Running", ...log.slice(2)]);
@@ -182,6 +192,65 @@ test("an informer through kill -9, a restart and changes in between", async () =
   await informer.stop();
   client.close();
   await kill(second);
+});
+
+test("until while the server is restarted", async () => {
+  put("a", "Running");
+  let { address, server } = await serve();
+  const client = new Client({ target: address });
+  const met: string[] = [];
+  const noting = (phase: string) => (event: UntilEvent<Job>) => hasPhase(phase)(event) && met.push(phase);
+  const isDeleted = ({ type }: UntilEvent<Job>) => type === "DELETED";
+  const waiting = client.until<Job>(
+    "jobs",
+    [noting("Running"), noting("Paused"), noting("Done"), isDeleted],
+    { name: "a" },
+    { timeoutMs: 60_000 },
+  );
+  const reaches = async (phase: string) => {
+    while (!met.includes(phase)) await new Promise((resolve) => setTimeout(resolve, 5));
+  };
+  await reaches("Running");
+  // The new server has another lineage: the version of the wait has expired.
+  for (const [signal, phase] of [
+    ["SIGTERM", "Paused"],
+    ["SIGKILL", "Done"],
+  ] as const) {
+    await kill(server, signal);
+    put("a", phase);
+    ({ server } = await serve(address));
+    await reaches(phase);
+  }
+  await kill(server);
+  rmSync(join(jobs, "a.json"));
+  ({ server } = await serve(address));
+  assert.equal((await waiting).type, "DELETED");
+  client.close();
+  await kill(server);
+});
+
+test("until behind a proxy that ends idle connections", async () => {
+  put("a", "Running");
+  const { address, server } = await serve();
+  const proxy = new TcpProxy(Number(address.split(":")[1]), 200);
+  const client = new Client({ target: await proxy.start() });
+  const waiting = client.until<Job>(
+    "jobs",
+    [hasPhase("Running"), hasPhase("Done"), ({ type }) => type === "DELETED"],
+    {},
+    { timeoutMs: 60_000 },
+  );
+  const reaches = async (connections: number) => {
+    while (proxy.connections < connections) await new Promise((resolve) => setTimeout(resolve, 5));
+  };
+  await reaches(4);
+  put("a", "Done");
+  await reaches(proxy.connections + 3);
+  rmSync(join(jobs, "a.json"));
+  assert.equal((await waiting).type, "DELETED");
+  client.close();
+  proxy.stop();
+  await kill(server);
 });
 
 test("TLS, client certificates and tokens", async () => {

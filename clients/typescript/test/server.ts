@@ -91,12 +91,22 @@ export class TcpProxy {
   readonly #server = createServer((client) => {
     const server = connect(this.port, "127.0.0.1");
     for (const socket of [client, server]) socket.on("error", () => {});
+    if (this.idleMs) {
+      server.setTimeout(this.idleMs, () => {
+        client.destroy();
+        server.destroy();
+      });
+    }
     client.pipe(server).pipe(client);
     this.#sockets.push(client, server);
   });
   connections = 0;
 
-  constructor(readonly port: number) {
+  /** With `idleMs` it ends connections on which nothing comes for that time. */
+  constructor(
+    readonly port: number,
+    readonly idleMs?: number,
+  ) {
     this.#server.on("connection", () => this.connections++);
   }
 

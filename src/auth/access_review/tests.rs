@@ -80,9 +80,8 @@ impl FakeReviewer {
         let pods = ReviewAttributes { version: "v1".into(), resource: "pods".into(), ..ReviewAttributes::default() };
         let config = ReviewConfig {
             resources: BTreeMap::from([("web-pods".to_owned(), pods)]),
-            group: "informerd".to_owned(),
             ttl: Duration::from_secs(10),
-            namespaces: 200,
+            peer_share: 25,
         };
         AccessReviews::new(Arc::new(self.clone()), config, ReviewMetrics::default())
     }
@@ -101,7 +100,7 @@ fn only(namespaces: &[&str]) -> Scope {
 }
 
 async fn decide(reviews: &AccessReviews, attributes: &Attributes) -> Result<Scope, AccessError> {
-    reviews.authorize(&caller("a"), attributes, &|| ["a", "b", "c", ""].map(str::to_owned).to_vec()).await
+    reviews.authorize(&caller("a"), attributes, &|| ["a", "b", "c", ""].map(str::to_owned).to_vec(), false).await
 }
 
 #[tokio::test(start_paused = true)]
@@ -136,9 +135,9 @@ async fn the_namespace_of_a_service_account_is_reviewed_also_without_objects() {
     let reviews = FakeReviewer::of(&["list pods. shop", "list pods. other"]).reviews();
     let list = pods(Operation::List);
     let account = caller("system:serviceaccount:shop:web");
-    assert_eq!(reviews.authorize(&account, &list, &Vec::new).await, Ok(only(&["shop"])));
+    assert_eq!(reviews.authorize(&account, &list, &Vec::new, false).await, Ok(only(&["shop"])));
     for user in ["shop", "system:serviceaccount:none:web", "system:serviceaccount::x", "system:serviceaccount:shop"] {
-        assert_eq!(reviews.authorize(&caller(user), &list, &Vec::new).await, Err(AccessError::Denied), "{user}");
+        assert_eq!(reviews.authorize(&caller(user), &list, &Vec::new, false).await, Err(AccessError::Denied), "{user}");
     }
 }
 
@@ -189,7 +188,7 @@ async fn a_decision_is_used_until_it_expires_and_none_is_made_without_an_answer(
     assert_eq!(decide(&reviews, &list).await, Ok(Scope::All));
     assert_eq!(decide(&reviews, &other).await, Err(AccessError::Denied));
     assert_eq!(reviewer.asked().len(), 0, "known");
-    let new = reviews.authorize(&caller("b"), &list, &Vec::new).await;
+    let new = reviews.authorize(&caller("b"), &list, &Vec::new, false).await;
     assert_eq!(new, unavailable, "a new caller");
     advance(Duration::from_millis(1)).await;
     assert_eq!(decide(&reviews, &list).await, unavailable);
@@ -240,17 +239,17 @@ async fn reviews_are_bounded_in_number_and_time() {
     *reviewer.0.delay.lock() = Duration::from_millis(10);
     let reviews = Arc::new(reviewer.reviews());
     let namespaces = |count: usize| move || (0..count).map(|number| format!("n{number}")).collect::<Vec<_>>();
-    let denied = reviews.authorize(&caller("a"), &pods(Operation::List), &namespaces(200)).await;
+    let denied = reviews.authorize(&caller("a"), &pods(Operation::List), &namespaces(200), false).await;
     assert_eq!(denied, Err(AccessError::Denied));
     assert_eq!((reviewer.asked().len(), reviewer.0.most_running.load(Ordering::Relaxed)), (201, 8));
-    let too_many = reviews.authorize(&caller("b"), &pods(Operation::List), &namespaces(201)).await;
+    let too_many = reviews.authorize(&caller("b"), &pods(Operation::List), &namespaces(201), false).await;
     assert_eq!(too_many, Err(AccessError::TooManyNamespaces { limit: 200 }));
     assert_eq!(reviewer.asked().len(), 1);
 
     let call = |number: usize| {
         let reviews = Arc::clone(&reviews);
         let caller = caller(&format!("c{number}"));
-        async move { reviews.authorize(&caller, &pods(Operation::List), &Vec::new).await }
+        async move { reviews.authorize(&caller, &pods(Operation::List), &Vec::new, false).await }
     };
     join_all((0..1000).map(call)).await;
     assert_eq!(reviewer.0.most_running.load(Ordering::Relaxed), 48, "the others are for those with a decision before");
@@ -268,7 +267,7 @@ async fn a_flood_of_one_user_delays_no_other_and_a_decision_that_lapsed_comes_fi
     let reviews = Arc::new(reviewer.reviews());
     let list = async |user: &str| {
         let began = Instant::now();
-        let decided = reviews.authorize(&caller(user), &pods(Operation::List), &Vec::new).await;
+        let decided = reviews.authorize(&caller(user), &pods(Operation::List), &Vec::new, false).await;
         (decided, began.elapsed())
     };
     list("ann").await.0.unwrap();
@@ -278,7 +277,7 @@ async fn a_flood_of_one_user_delays_no_other_and_a_decision_that_lapsed_comes_fi
         .map(|at| {
             let (reviews, namespace) = (Arc::clone(&reviews), Some(format!("n{at}")));
             let attributes = Attributes { namespace, ..pods(Operation::List) };
-            tokio::spawn(async move { reviews.authorize(&caller("mallory"), &attributes, &Vec::new).await })
+            tokio::spawn(async move { reviews.authorize(&caller("mallory"), &attributes, &Vec::new, false).await })
         })
         .collect();
     sleep(Duration::from_millis(10)).await;
@@ -297,7 +296,7 @@ async fn a_flood_of_one_user_delays_no_other_and_a_decision_that_lapsed_comes_fi
         .map(|at| {
             let reviews = Arc::clone(&reviews);
             tokio::spawn(async move {
-                reviews.authorize(&caller(&format!("s{at}")), &pods(Operation::List), &Vec::new).await
+                reviews.authorize(&caller(&format!("s{at}")), &pods(Operation::List), &Vec::new, false).await
             })
         })
         .collect();
@@ -311,6 +310,41 @@ async fn a_flood_of_one_user_delays_no_other_and_a_decision_that_lapsed_comes_fi
     reviewer.fail(false);
     let (decided, waited) = list("ann").await;
     assert_eq!((decided, waited.is_zero()), (Ok(Scope::All), true), "a failure takes nothing of that");
+    for answer in strangers {
+        answer.abort();
+    }
+}
+
+/// The class of a review is known for an open stream, and for a caller who was admitted before, whatever failed meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_stream_comes_first_and_one_who_was_denied_before_does_not() {
+    let reviewer = FakeReviewer::of(&["list pods."]);
+    let reviews = Arc::new(reviewer.reviews());
+    let list = async |user: &str, namespace: Option<&str>, is_stream| {
+        let began = Instant::now();
+        let attributes = Attributes { namespace: namespace.map(str::to_owned), ..pods(Operation::List) };
+        let decided = reviews.authorize(&caller(user), &attributes, &Vec::new, is_stream).await;
+        (decided, began.elapsed())
+    };
+    assert_eq!(list("ann", None, false).await.0, Ok(Scope::All));
+    assert_eq!(list("eve", Some("x"), false).await.0, Err(AccessError::Denied));
+    advance(Duration::from_secs(10)).await;
+    // All permits of strangers are in use, by an authority that hangs.
+    *reviewer.0.delay.lock() = Duration::from_secs(3600);
+    let strangers: Vec<_> = (0..100)
+        .map(|at| {
+            let reviews = Arc::clone(&reviews);
+            let stranger = caller(&format!("s{at}"));
+            tokio::spawn(async move { reviews.authorize(&stranger, &pods(Operation::List), &Vec::new, false).await })
+        })
+        .collect();
+    sleep(Duration::from_millis(10)).await;
+    *reviewer.0.delay.lock() = Duration::from_secs(1);
+    let at_once = |decision| (decision, Duration::from_secs(1));
+    assert_eq!(list("ann", None, false).await, at_once(Ok(Scope::All)), "admitted before");
+    assert_eq!(list("bob", None, true).await, at_once(Ok(Scope::All)), "an open stream, whose decision was forgotten");
+    let (decided, waited) = list("eve", Some("x"), false).await;
+    assert!(decided.is_err() && waited > Duration::from_secs(5), "{decided:?} {waited:?}");
     for answer in strangers {
         answer.abort();
     }
@@ -330,13 +364,13 @@ async fn decisions_are_of_a_caller_whatever_its_token_and_bounded_in_memory() {
         (IdentityDetails { extra: BTreeMap::from([("k".to_owned(), Vec::new())]), ..details }, 1),
     ] {
         let identity = Identity::new(details);
-        assert_eq!(reviews.authorize(&identity, &pods(Operation::List), &Vec::new).await, Ok(Scope::All));
+        assert_eq!(reviews.authorize(&identity, &pods(Operation::List), &Vec::new, false).await, Ok(Scope::All));
         assert_eq!(reviewer.asked().len(), asked, "{:?}", identity.details());
     }
     let name = "x".repeat(60_000);
     for number in 0..600 {
         let attributes = Attributes { name: Some(format!("{name}{number}")), ..pods(Operation::List) };
-        assert_eq!(reviews.authorize(&caller("a"), &attributes, &Vec::new).await, Err(AccessError::Denied));
+        assert_eq!(reviews.authorize(&caller("a"), &attributes, &Vec::new, false).await, Err(AccessError::Denied));
     }
     assert!(reviews.decisions.known.lock().weight() <= MAX_BYTES);
 }
@@ -349,15 +383,15 @@ async fn impersonation_is_reviewed_for_the_user_and_each_group() {
     let ann = Identity::new(IdentityDetails { groups, ..caller("ann").details().clone() });
     let needed =
         ["impersonate users.informerd  ann", "impersonate groups.informerd  ops", "impersonate groups.informerd  web"];
-    assert_eq!(FakeReviewer::of(&needed).reviews().impersonate(&relay, &ann).await, Ok(()));
+    assert_eq!(FakeReviewer::of(&needed).reviews().impersonate(&relay, &ann, false).await, Ok(()));
     for missing in 0..needed.len() {
         let reviewer = FakeReviewer::of(&needed);
         reviewer.0.allowed.lock().remove(needed[missing]);
-        assert_eq!(reviewer.reviews().impersonate(&relay, &ann).await, Err(AccessError::Denied), "{missing}");
+        assert_eq!(reviewer.reviews().impersonate(&relay, &ann, false).await, Err(AccessError::Denied), "{missing}");
     }
-    assert_eq!(FakeReviewer::of(&needed).reviews().impersonate(&relay, &caller("ann")).await, Ok(()));
+    assert_eq!(FakeReviewer::of(&needed).reviews().impersonate(&relay, &caller("ann"), false).await, Ok(()));
     let failing = FakeReviewer::of(&needed);
     failing.fail(true);
-    let unavailable = failing.reviews().impersonate(&relay, &ann).await;
+    let unavailable = failing.reviews().impersonate(&relay, &ann, false).await;
     assert!(matches!(unavailable, Err(AccessError::Unavailable { .. })));
 }

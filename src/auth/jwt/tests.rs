@@ -296,7 +296,7 @@ fn claims_are_required_and_checked() {
     let by_mail = JwtVerifier {
         config: JwtConfig { user_claim: "email".to_owned(), ..verifier.config.clone() },
         keys: Arc::clone(&verifier.keys),
-        logged: Mutex::default(),
+        log: LogThrottle::new(),
     };
     let is_accepted = |verified: Value| {
         let mut claims = claims();
@@ -314,7 +314,7 @@ fn an_issuer_gives_no_name_of_kubernetes() {
     let issuer = Issuer::new();
     let prefixed = verifier(&issuer.jwks().to_string()).unwrap();
     let config = JwtConfig { user_prefix: String::new(), groups_prefix: String::new(), ..prefixed.config.clone() };
-    let bare = JwtVerifier { config, keys: Arc::clone(&prefixed.keys), logged: Mutex::default() };
+    let bare = JwtVerifier { config, keys: Arc::clone(&prefixed.keys), log: LogThrottle::new() };
     for (claim, value) in [
         ("sub", json!("system:serviceaccount:shop:web")),
         ("groups", json!(["web", "system:masters"])),

@@ -74,6 +74,10 @@ fn reviewed() -> TokenReviewed {
 }
 
 fn reviews() -> (Arc<Fake>, TokenReviews) {
+    reviews_with(25)
+}
+
+fn reviews_with(peer_share: u32) -> (Arc<Fake>, TokenReviews) {
     let fake = Arc::new(Fake {
         answer: Mutex::new(Ok(reviewed())),
         delay: Mutex::default(),
@@ -81,7 +85,7 @@ fn reviews() -> (Arc<Fake>, TokenReviews) {
         running: Arc::default(),
         most_running: AtomicUsize::new(0),
     });
-    (Arc::clone(&fake), TokenReviews::new(Arc::new(fake), vec!["informerd".to_owned()], TTL))
+    (Arc::clone(&fake), TokenReviews::new(Arc::new(fake), vec!["informerd".to_owned()], TTL, peer_share))
 }
 
 fn token(text: &str) -> Token {
@@ -216,7 +220,7 @@ async fn a_flood_of_bad_tokens_delays_neither_known_users_nor_other_peers() {
     user_of(&reviews, &known).await.unwrap();
     advance(TTL).await;
     *fake.delay.lock() = Duration::from_secs(1);
-    let flood = |name: &str, count: u32| -> Vec<_> {
+    let flood = |name: &str, count: usize| -> Vec<_> {
         let send = |at| {
             let (reviews, bad) = (Arc::clone(&reviews), token(&format!("bad-{name}-{at}")));
             let sender = Party::new(&1_u8, &(at % 4));
@@ -298,6 +302,39 @@ async fn bad_tokens_count_in_a_row_and_for_a_while() {
     assert_eq!(class(), Class::Suspect);
     advance(BAD_TTL).await;
     assert_eq!(class(), Class::New);
+}
+
+/// A client that has an old token, and sends it again and again, is no flood.
+#[tokio::test(start_paused = true)]
+async fn a_bad_token_counts_once() {
+    let (fake, reviews) = reviews();
+    let class = || reviews.answers.kept.lock().class(peer(0), Instant::now());
+    for at in 1..MAX_BAD {
+        for _ in 0..3 {
+            user_of(&reviews, &token(&format!("bad{at}"))).await.unwrap_err();
+            reviews.answers.kept.lock().others.clear();
+        }
+    }
+    assert_eq!(fake.reviews(), 3 * (MAX_BAD - 1));
+    assert_eq!(class(), Class::New);
+    user_of(&reviews, &token("bad")).await.unwrap_err();
+    assert_eq!(class(), Class::Suspect);
+}
+
+/// The address of a proxy is that of all callers, and its operator has written that it may have everything.
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_may_have_everything_is_never_suspect() {
+    for (peer_share, running) in [(25, MAX_REVIEWS / 16), (100, MAX_REVIEWS / 4 * 3)] {
+        let (fake, reviews) = reviews_with(peer_share);
+        for at in 0..MAX_BAD {
+            user_of(&reviews, &token(&format!("bad{at}"))).await.unwrap_err();
+        }
+        *fake.delay.lock() = Duration::from_secs(1);
+        let tokens: Vec<Token> = (0..2 * MAX_REVIEWS).map(|at| token(&at.to_string())).collect();
+        let calls = join_all(tokens.iter().map(|token| user_of(&reviews, token)));
+        drop(tokio::time::timeout(Duration::from_millis(10), calls).await);
+        assert_eq!(fake.most_running.load(Ordering::Relaxed), running, "{peer_share} %");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -210,7 +210,8 @@ pub(crate) fn status_after(code: Code, reason: &str, delay: Duration) -> Status 
 
 /// Creates the ERROR of a status, the last message of a watch.
 pub(crate) fn error(version: &str, status: &Status) -> WatchResponse {
-    let error = prost::Message::decode(status.details()).unwrap_or_default();
+    let details = <tonic_types::Status as prost::Message>::decode(status.details()).unwrap_or_default().details;
+    let error = tonic_types::Status { code: status.code().into(), message: status.message().to_owned(), details };
     WatchResponse {
         r#type: EventType::Error.into(),
         resource_version: version.to_owned(),

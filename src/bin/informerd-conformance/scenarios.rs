@@ -19,6 +19,7 @@ mod refusals;
 mod relists;
 mod silence;
 mod states;
+mod statuses;
 
 use super::scenario::Scenario;
 
@@ -32,6 +33,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         silence::scenarios(),
         drains::scenarios(),
         refusals::scenarios(),
+        statuses::scenarios(),
         relists::scenarios(),
         states::scenarios(),
         handlers::scenarios(),

@@ -112,7 +112,9 @@ impl<F: Frame> InformerHandle<F> {
 
     /// Returns the health of the source, with the state of the resource.
     pub fn report(&self) -> HealthReport {
-        HealthReport { state: self.state(), ..self.shared.health.report() }
+        let (state, report) = (self.state(), self.shared.health.report());
+        let reason = || (state == SyncState::Syncing).then(|| "the first list has not been applied yet".to_owned());
+        HealthReport { state, last_error: report.last_error.or_else(reason), ..report }
     }
 
     /// Returns the number of callers that wait for a version that this server has not reached yet.

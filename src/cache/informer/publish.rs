@@ -37,6 +37,8 @@ impl<F: Frame> Writer<F> {
         self.shared.note_gap(batches);
         self.shared.distributed.store(Some(distributed));
         self.shared.waiters.wake(reached);
+        self.shared.health.note_reached(live.indexer.version());
+        self.unread.report(&self.shared.health);
 
         let changes: usize = batches.iter().map(|batch| batch.changes.len()).sum();
         let is_not_served = |change: &&Change| change.cause == Cause::NotServed;

@@ -4,6 +4,7 @@
 mod folding;
 mod joining;
 mod model;
+mod unread;
 mod upstream;
 mod warm;
 mod watch;

@@ -48,6 +48,11 @@ pub enum ReflectorError {
 // === impl ReflectorError ===
 
 impl ReflectorError {
+    /// Returns true if the upstream has answered that it is not ready.
+    pub(super) fn is_not_yet(&self) -> bool {
+        matches!(self, Self::List(SourceError::NotYet(_)) | Self::Watch(SourceError::NotYet(_)))
+    }
+
     /// Returns true for a watch whose version has expired: the list that follows is the remedy.
     pub(super) fn is_expired_watch(&self) -> bool {
         matches!(self, Self::Watch(SourceError::Expired(_)))

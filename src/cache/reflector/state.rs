@@ -148,7 +148,9 @@ impl State {
                 Next { delayed, request: Request::List(ListVersion::MostRecent) }
             }
             // Never a relist for these, or an overloaded upstream would get more load (kubernetes #85342).
-            Outcome::WatchNotOpened(SourceError::Busy(_) | SourceError::Incomplete(_)) => self.watch_again(true),
+            Outcome::WatchNotOpened(SourceError::Busy(_) | SourceError::NotYet(_) | SourceError::Incomplete(_)) => {
+                self.watch_again(true)
+            }
             // The state is as good as before. Only an upstream that lists and serves no watch at all is listed.
             Outcome::WatchNotOpened(SourceError::Refused(_)) if self.has_progressed => self.watch_again(true),
             Outcome::WatchNotOpened(SourceError::Expired(_)) => self.list_expired(),
@@ -164,7 +166,8 @@ impl State {
             }
             Outcome::WatchFailed {
                 reached,
-                error: SourceError::Busy(_) | SourceError::Broken(_) | SourceError::Incomplete(_),
+                error:
+                    SourceError::Busy(_) | SourceError::NotYet(_) | SourceError::Broken(_) | SourceError::Incomplete(_),
             } => {
                 self.last = Some(reached);
                 self.watch_again(true)

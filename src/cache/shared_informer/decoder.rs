@@ -1,8 +1,10 @@
 //! Objects as values of a program's type: each version is decoded once, on first use.
 
 use std::{
+    any::Any,
     collections::HashMap,
     fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, OnceLock, Weak},
 };
 
@@ -97,12 +99,18 @@ impl<T: Decode> Decoder<T> {
         let decoded = cell.get_or_init(|| {
             is_first = true;
             let (key, version) = (object.key().clone(), object.version().clone());
-            decode().map(Arc::new).map_err(|reason| Arc::new(Undecodable { key, version, reason }))
+            // The type's own code must not end what reads the object.
+            let decoded = catch_unwind(AssertUnwindSafe(decode));
+            let decoded =
+                decoded.unwrap_or_else(|panic| Err(format!("the decoder panicked: {}", panic_message(&*panic))));
+            decoded.map(Arc::new).map_err(|reason| Arc::new(Undecodable { key, version, reason }))
         });
         if let (Err(error), true) = (decoded, is_first) {
             // It may read from the informer, so nothing is locked meanwhile.
             let on_error = Arc::clone(&*self.on_error.lock());
-            on_error(error);
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| on_error(error))) {
+                tracing::error!(%error, panic = panic_message(&*panic), "handler of decoding errors panicked");
+            }
         }
         decoded.clone()
     }
@@ -112,6 +120,12 @@ impl<T> fmt::Debug for Decoder<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Decoder").finish_non_exhaustive()
     }
+}
+
+/// Returns the text of a panic.
+pub(super) fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }
 
 // === impl DecodedObjects ===

@@ -16,6 +16,9 @@ use crate::{
 /// The store has a change before a handler is called with it. Each call follows from the calls before it: an object is added,
 /// updated from the state that the handler received last, and deleted from it.
 ///
+/// A panic is logged and counted ([`ResourceEventHandlerRegistration::failures`]), and the next call follows; the call that has
+/// panicked counts as done.
+///
 /// A handler should wait by `.await`, and leave what blocks a thread to [`tokio::task::spawn_blocking`].
 pub trait ResourceEventHandler<T>: Send + 'static {
     /// Receives an object that the handler does not have: one that existed when the handler was added, or a new one.
@@ -58,6 +61,7 @@ pub struct HandlerOptions {
 #[must_use = "a handler is removed when its registration is dropped"]
 pub struct ResourceEventHandlerRegistration {
     pub(super) has_synced: watch::Receiver<bool>,
+    pub(super) failures: watch::Receiver<u64>,
     pub(super) removed: CancellationToken,
 }
 
@@ -142,6 +146,11 @@ impl ResourceEventHandlerRegistration {
     /// May be dropped at any time.
     pub async fn wait_for_sync(&self) -> bool {
         self.has_synced.clone().wait_for(|has_synced| *has_synced).await.is_ok()
+    }
+
+    /// Returns the number of calls that have panicked. The handler goes on after each, without the change of that call.
+    pub fn failures(&self) -> u64 {
+        *self.failures.borrow()
     }
 
     /// Removes the handler: no call begins after this has returned. One that has begun, perhaps just now on another thread, goes

@@ -1,6 +1,6 @@
 //! Task of one handler: it reads a watch, and calls the handler with what follows from the objects that it has.
 
-use std::{any::Any, collections::BTreeMap, ops::Bound, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, ops::Bound, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use tokio::{
@@ -11,7 +11,7 @@ use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    decoder::{Decode, Decoder},
+    decoder::{Decode, Decoder, panic_message},
     handler::{HandlerOptions, ResourceEventHandler, ResourceEventHandlerRegistration},
 };
 use crate::{
@@ -28,7 +28,11 @@ struct HandlerTask<T, H> {
     /// States that the handler received last, also those that cannot be decoded.
     delivered: BTreeMap<ObjectKey, Arc<Object>>,
     has_synced: watch::Sender<bool>,
+    /// Number of calls that have panicked.
+    failures: watch::Sender<u64>,
     removed: CancellationToken,
+    /// Name, for logs.
+    name: String,
 }
 
 /// Least interval of resyncs.
@@ -43,27 +47,11 @@ pub(super) fn register<T: Decode>(
 ) -> (ResourceEventHandlerRegistration, impl Future<Output = ()> + Send) {
     let (sender, has_synced) = watch::channel(false);
     let removed = CancellationToken::new();
-    let registration = ResourceEventHandlerRegistration { has_synced, removed: removed.clone() };
-    let delivered = BTreeMap::new();
-    let name = options.name.clone();
-    let task = HandlerTask { handle, decoder, handler, delivered, has_synced: sender, removed };
-    let task = async move {
-        // Everything that the handler may have left in a broken state is dropped with the task.
-        if let Err(panic) = AssertUnwindSafe(task.run(options)).catch_unwind().await {
-            tracing::error!(
-                handler = name,
-                panic = message(&*panic),
-                "event handler panicked: it gets no further calls"
-            );
-        }
-    };
-    (registration, task)
-}
-
-/// Returns the text of a panic.
-fn message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
+    let (failures, counted) = watch::channel(0);
+    let registration = ResourceEventHandlerRegistration { has_synced, failures: counted, removed: removed.clone() };
+    let (delivered, name) = (BTreeMap::new(), options.name.clone());
+    let task = HandlerTask { handle, decoder, handler, delivered, has_synced: sender, failures, removed, name };
+    (registration, task.run(options))
 }
 
 // === impl HandlerTask ===
@@ -187,20 +175,28 @@ impl<T: Decode, H: ResourceEventHandler<T>> HandlerTask<T, H> {
 
     async fn add(&mut self, object: Arc<T>) {
         let is_in_initial_list = !*self.has_synced.borrow();
-        if !self.removed.is_cancelled() {
-            self.handler.on_add(object, is_in_initial_list).await;
-        }
+        self.call(|handler| handler.on_add(object, is_in_initial_list)).await;
     }
 
     async fn update(&mut self, old: Arc<T>, new: Arc<T>) {
-        if !self.removed.is_cancelled() {
-            self.handler.on_update(old, new).await;
-        }
+        self.call(|handler| handler.on_update(old, new)).await;
     }
 
     async fn delete(&mut self, last_state: Arc<T>, is_inferred: bool) {
-        if !self.removed.is_cancelled() {
-            self.handler.on_delete(last_state, is_inferred).await;
+        self.call(|handler| handler.on_delete(last_state, is_inferred)).await;
+    }
+
+    /// Calls the handler, unless it is removed. A panic is reported, and the next call follows, as of the handlers of all clients.
+    async fn call<'a, F: Future<Output = ()> + Send>(&'a mut self, call: impl FnOnce(&'a mut H) -> F + Send) {
+        if self.removed.is_cancelled() {
+            return;
+        }
+        let handler = &mut self.handler;
+        // The closures of a handler run before its future is polled, or within it.
+        let called = AssertUnwindSafe(async move { call(handler).await }).catch_unwind().await;
+        if let Err(panic) = called {
+            self.failures.send_modify(|failures| *failures += 1);
+            tracing::error!(handler = self.name, panic = panic_message(&*panic), "event handler panicked");
         }
     }
 }

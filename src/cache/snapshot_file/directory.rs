@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
-    io,
+    io::{self, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     sync::Arc,
@@ -39,6 +39,8 @@ pub enum SnapshotDirectoryError {
 }
 
 const LOCK: &str = "lock";
+/// File that is written to find out if files can be.
+const PROBE: &str = "probe";
 /// Bound of a file name; with the suffix it stays below the 255 that file systems allow.
 const MAX_NAME_BYTES: usize = 200;
 
@@ -61,6 +63,32 @@ impl SnapshotDirectory {
             Err(TryLockError::WouldBlock) => Err(SnapshotDirectoryError::InUse { path: shown() }),
             Err(TryLockError::Error(error)) => Err(io(error)),
         }
+    }
+
+    /// Checks that a directory can be made at this path, or written to, without locking it: another process may use it. What it
+    /// makes for that is removed again.
+    ///
+    /// # Errors
+    ///
+    /// As of [`SnapshotDirectory::open`].
+    pub fn check_path(path: &Path) -> Result<(), SnapshotDirectoryError> {
+        let missing: Vec<&Path> = path.ancestors().take_while(|path| !path.exists()).collect();
+        let io = |error| SnapshotDirectoryError::Io { path: path.display().to_string(), error };
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(io);
+        let checked = made.and_then(|()| check(path));
+        for directory in missing {
+            fs::remove_dir(directory).ok();
+        }
+        checked
+    }
+
+    /// Checks that files can be written. Blocks for a moment.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot; the message has one line.
+    pub fn check(&self) -> Result<(), SnapshotDirectoryError> {
+        check(&self.path)
     }
 
     /// Returns the path.
@@ -90,6 +118,17 @@ impl Drop for SnapshotDirectory {
     }
 }
 
+/// Writes a file in a directory, and removes it.
+fn check(directory: &Path) -> Result<(), SnapshotDirectoryError> {
+    let io = |error| SnapshotDirectoryError::Io { path: directory.display().to_string(), error };
+    let path = directory.join(PROBE);
+    let mut options = OpenOptions::new();
+    let mut probe = options.write(true).create(true).truncate(true).mode(0o600).open(&path).map_err(io)?;
+    let written = probe.write_all(PROBE.as_bytes());
+    fs::remove_file(path).map_err(io)?;
+    written.map_err(io)
+}
+
 /// Returns the name itself if every file system takes it, otherwise `_` and its SHA-256, which no resource name equals.
 fn file_name(resource: &str) -> String {
     let is_plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
@@ -103,6 +142,23 @@ fn file_name(resource: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_check_leaves_nothing_behind_and_needs_no_lock() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("a/b");
+        SnapshotDirectory::check_path(&path).unwrap();
+        assert!(!parent.path().join("a").exists());
+        let open = SnapshotDirectory::open(&path).unwrap();
+        SnapshotDirectory::check_path(&path).unwrap();
+        open.check().unwrap();
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 1, "the lock");
+        fs::write(parent.path().join("file"), "").unwrap();
+        for path in [parent.path().join("file/b"), parent.path().join("file"), "/proc/nope".into()] {
+            let problem = SnapshotDirectory::check_path(&path).unwrap_err().to_string();
+            assert!(problem.contains(" cannot be written to: "), "{problem}");
+        }
+    }
 
     #[test]
     fn every_resource_name_has_a_file_of_its_own() {

@@ -47,6 +47,25 @@ fn a_view_has_paths_or_a_name() {
 }
 
 #[test]
+fn bodies_are_not_requested_for_names() {
+    let sent = |arguments: &[&str], reads_bodies: bool| {
+        let flags = parse(arguments);
+        let Query { format, view, .. } = flags.for_output(flags.selection.query("pods"), reads_bodies);
+        (format, view.is_some())
+    };
+    let (raw, metadata) = (pb::PayloadFormat::Raw, pb::PayloadFormat::Metadata);
+    assert_eq!(sent(&[], false), (raw, false));
+    assert_eq!(sent(&["-o", "name"], false), (metadata, false));
+    assert_eq!(sent(&["-o", "name", "--view", "@no-status"], false), (metadata, false));
+    assert_eq!(sent(&["-o", "name"], true), (raw, false));
+    assert_eq!(sent(&["--metadata"], false), (metadata, false));
+    let flags = parse(&["-o", "name"]);
+    let changed = ChangedFlag { changed: true }.applied_to(flags.selection.query("pods"));
+    assert_eq!(flags.for_output(changed, false).format, raw, "they are compared");
+    assert!(Command::try_parse_from(["test", "--metadata", "--view", "@no-status"]).is_err());
+}
+
+#[test]
 fn label_columns_repeat_and_split() {
     let ColumnOptions { labels, wide, show_labels, .. } = columns(&["-L", "app,tier", "-Lx", "-o", "wide"]);
     assert_eq!(labels, ["app", "tier", "x"]);

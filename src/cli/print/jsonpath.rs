@@ -234,6 +234,12 @@ impl PartialEq for JsonPath {
 
 impl Eq for JsonPath {}
 
+impl fmt::Display for JsonPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
 impl fmt::Debug for JsonPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("JsonPath").field(&self.text).finish()

@@ -1,4 +1,4 @@
-//! Columns of well-known kinds. They show fields of the object, and no data of a Secret.
+//! Columns of the kinds that most clusters are read for; of others `-o custom-columns` shows any field. They show fields of the object, and no data of a Secret.
 
 use std::time::SystemTime;
 
@@ -45,21 +45,8 @@ pub(crate) fn columns(api_version: &str, kind: &str) -> &'static [KindColumn] {
         ("", "ConfigMap") => CONFIG_MAP,
         ("", "Secret") => SECRET,
         ("", "Node") => NODE,
-        ("", "Namespace") => NAMESPACE,
-        ("apps", "Deployment" | "StatefulSet" | "ReplicaSet") => REPLICAS,
-        ("apps", "DaemonSet") => DAEMON_SET,
-        ("batch", "Job") => JOB,
-        ("", _) if api_version.is_empty() => columns_without_group(kind),
-        _ => &[],
-    }
-}
-
-/// Returns the columns of a manifest without apiVersion, for well-known kinds.
-fn columns_without_group(kind: &str) -> &'static [KindColumn] {
-    match kind {
-        "Deployment" | "StatefulSet" | "ReplicaSet" => REPLICAS,
-        "DaemonSet" => DAEMON_SET,
-        "Job" => JOB,
+        ("apps", "Deployment") => DEPLOYMENT,
+        ("", "Deployment") if api_version.is_empty() => DEPLOYMENT,
         _ => &[],
     }
 }
@@ -86,18 +73,11 @@ const NODE: &[KindColumn] = &[
     wide("INTERNAL-IP", internal_ip),
     wide("KUBELET", |body| text(body, "/status/nodeInfo/kubeletVersion")),
 ];
-const NAMESPACE: &[KindColumn] = &[narrow("STATUS", |body| text(body, "/status/phase"))];
-const REPLICAS: &[KindColumn] = &[
+const DEPLOYMENT: &[KindColumn] = &[
     // One replica is the API's own default.
-    narrow("READY", |body| of(body, "/status/readyReplicas", "/spec/replicas", "1")),
-    wide("IMAGES", |body| images(body, "/spec/template/spec/containers")),
-];
-const DAEMON_SET: &[KindColumn] = &[
-    narrow("READY", |body| of(body, "/status/numberReady", "/status/desiredNumberScheduled", "0")),
-    wide("IMAGES", |body| images(body, "/spec/template/spec/containers")),
-];
-const JOB: &[KindColumn] = &[
-    narrow("COMPLETIONS", |body| of(body, "/status/succeeded", "/spec/completions", "1")),
+    narrow("READY", |body| {
+        format!("{}/{}", text_or(body, "/status/readyReplicas", "0"), text_or(body, "/spec/replicas", "1"))
+    }),
     wide("IMAGES", |body| images(body, "/spec/template/spec/containers")),
 ];
 
@@ -123,11 +103,6 @@ fn text_or(body: &Value, pointer: &str, default: &str) -> String {
 
 fn text(body: &Value, pointer: &str) -> String {
     text_or(body, pointer, NONE)
-}
-
-/// Formats a part and a whole as `part/whole`.
-fn of(body: &Value, part: &str, whole: &str, default: &str) -> String {
-    format!("{}/{}", text_or(body, part, "0"), text_or(body, whole, default))
 }
 
 fn items<'a>(body: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value> {
@@ -206,10 +181,6 @@ mod tests {
         let expected = ["TYPE=NodePort", "CLUSTER-IP=10.1.0.1", "PORT(S)=80:30080/TCP,53/UDP", "SELECTOR=app=web"];
         assert_eq!(show("v1", "Service", &service), expected);
         assert_eq!(show("v1", "ConfigMap", &json!({"data": {"a": "1", "b": ""}, "binaryData": {"c": ""}})), ["DATA=3"]);
-        let daemon_set = json!({"status": {"numberReady": 2, "desiredNumberScheduled": 3}});
-        assert_eq!(show("apps/v1", "DaemonSet", &daemon_set)[0], "READY=2/3");
-        assert_eq!(show("batch/v1", "Job", &json!({"status": {"succeeded": 1}}))[0], "COMPLETIONS=1/1");
-        assert_eq!(show("v1", "Namespace", &json!({"status": {"phase": "Active"}})), ["STATUS=Active"]);
         let node = json!({"spec": {"unschedulable": true}, "status": {"conditions": [{"type": "DiskPressure", "status": "True"},
             {"type": "Ready", "status": "False"}], "addresses": [{"type": "InternalIP", "address": "10.0.0.2"}]}});
         let expected = ["STATUS=NotReady,SchedulingDisabled", "INTERNAL-IP=10.0.0.2", "KUBELET=<none>"];
@@ -232,8 +203,7 @@ mod tests {
     #[test]
     fn fields_of_unexpected_types_are_tolerated() {
         for body in [json!(null), json!([]), json!("x"), json!({"spec": [], "status": 5, "data": "x"})] {
-            for kind in ["Pod", "Service", "ConfigMap", "Secret", "Node", "Namespace", "Deployment", "DaemonSet", "Job"]
-            {
+            for kind in ["Pod", "Service", "ConfigMap", "Secret", "Node", "Deployment"] {
                 assert!(show("", kind, &body).iter().all(|cell| !cell.is_empty()));
             }
         }

@@ -24,13 +24,20 @@ pub(crate) struct ObjectPrinter<'o, W> {
     count: usize,
     buffer: String,
     waiting: Vec<pb::Object>,
+    /// Version of the snapshot that a List has; empty for none.
+    version: String,
 }
 
 // === impl ObjectPrinter ===
 
 impl<'o, W: Write> ObjectPrinter<'o, W> {
     pub(crate) fn new(out: W, options: &'o PrintOptions) -> Self {
-        Self { out, options, count: 0, buffer: String::new(), waiting: Vec::new() }
+        Self { out, options, count: 0, buffer: String::new(), waiting: Vec::new(), version: String::new() }
+    }
+
+    /// Returns the printer of a snapshot: a List has its version, where kubectl has it.
+    pub(crate) fn at_version(self, version: String) -> Self {
+        Self { version, ..self }
     }
 
     pub(crate) fn push(&mut self, object: pb::Object) -> io::Result<()> {
@@ -64,17 +71,27 @@ impl<'o, W: Write> ObjectPrinter<'o, W> {
 
     /// Writes the rest, and returns the number of objects.
     pub(crate) fn finish(mut self) -> io::Result<usize> {
+        let version = Value::from(std::mem::take(&mut self.version));
+        let has_version = version != "";
         let text = match (self.options.output, self.count) {
             (Output::Table | Output::Wide | Output::CustomColumns, 1..) => table(&self.waiting, self.options),
             (Output::JsonPath, _) => {
                 let items: Vec<Value> = self.waiting.iter().map(|object| Document::of(object).value()).collect();
-                self.options.rendered(&json!({ "apiVersion": "v1", "kind": "List", "items": items }))
+                let metadata = if has_version { json!({ "resourceVersion": version }) } else { json!({}) };
+                let list = json!({ "apiVersion": "v1", "kind": "List", "items": items, "metadata": metadata });
+                self.options.rendered(&list)
             }
-            (Output::Json, 0) => {
-                "{\n    \"apiVersion\": \"v1\",\n    \"kind\": \"List\",\n    \"items\": []\n}\n".to_owned()
+            (Output::Json, count) => {
+                let items = if count == 0 { format!("{JSON_HEAD}]") } else { "\n    ]".to_owned() };
+                let metadata = format!(",\n    \"metadata\": {{\n        \"resourceVersion\": {version}\n    }}");
+                format!("{items}{}\n}}\n", if has_version { &metadata } else { "" })
             }
-            (Output::Json, 1..) => "\n    ]\n}\n".to_owned(),
-            (Output::Yaml, 0) => "apiVersion: v1\nkind: List\nitems: []\n".to_owned(),
+            (Output::Yaml, count) => {
+                let items = if count == 0 { "apiVersion: v1\nkind: List\nitems: []\n" } else { "" };
+                // A JSON string is one of YAML.
+                let metadata = format!("metadata:\n  resourceVersion: {version}\n");
+                format!("{items}{}", if has_version { &metadata } else { "" })
+            }
             _ => String::new(),
         };
         self.out.write_all(text.as_bytes())?;
@@ -229,6 +246,23 @@ items:
         assert_eq!(serde_saphyr::from_str::<Value>(&printed(&[], Output::Yaml)).unwrap(), empty);
         for output in [Output::Table, Output::Wide, Output::Jsonl, Output::Name] {
             assert_eq!(printed(&[], output), "");
+        }
+    }
+
+    #[test]
+    fn a_list_of_a_snapshot_has_its_version() {
+        for (output, objects) in
+            [Output::Json, Output::Yaml].map(|output| [(output, vec![]), (output, vec![big()])]).concat()
+        {
+            let options = PrintOptions { output, ..PrintOptions::default() };
+            let mut out = Vec::new();
+            let mut printer = ObjectPrinter::new(&mut out, &options).at_version("a.5".to_owned());
+            for object in objects {
+                printer.push(object).unwrap();
+            }
+            printer.finish().unwrap();
+            let list: Value = serde_saphyr::from_str(&String::from_utf8(out).unwrap()).unwrap();
+            assert_eq!(list["metadata"], json!({ "resourceVersion": "a.5" }));
         }
     }
 

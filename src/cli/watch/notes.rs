@@ -1,6 +1,9 @@
 //! Notes about a watch for its user.
 
+use tonic::Code;
+
 use crate::{
+    cli::client_flags::expression_failed,
     client::{Note, Update},
     proto::pb,
 };
@@ -11,9 +14,6 @@ pub(crate) struct WatchNotes {
     pub(super) is_synced: bool,
     objects: u64,
 }
-
-/// Status reasons after which a watch lists again.
-const RELISTED: &[&str] = &["RESOURCE_VERSION_EXPIRED", "HISTORY_CHANGED"];
 
 // === impl WatchNotes ===
 
@@ -26,7 +26,9 @@ impl WatchNotes {
             Update::Synced(progress) if !std::mem::replace(&mut self.is_synced, true) => {
                 let Self { objects: count, .. } = self;
                 let objects = if *count == 1 { "object" } else { "objects" };
-                return Some(format!("# synced: {count} {objects} at {}", progress.resource_version));
+                let failed = progress.expression_errors.as_ref().map(expression_failed);
+                let failed = failed.map(|failed| format!("; {failed}")).unwrap_or_default();
+                return Some(format!("# synced: {count} {objects} at {}{failed}", progress.resource_version));
             }
             Update::Event { .. } | Update::Bookmark(_) | Update::Synced(_) => {}
             Update::Dropped { count, after } => return Some(format!("# {count} events missing after {after}")),
@@ -39,7 +41,7 @@ impl WatchNotes {
 fn describe(note: &Note) -> String {
     match note {
         // A new history, or an old version, is nothing to act on: the client lists again.
-        Note::Reconnecting { error, .. } if RELISTED.iter().any(|reason| error.reason() == Some(reason)) => {
+        Note::Reconnecting { error, .. } if error.code() == Code::OutOfRange => {
             "# cannot resume from the last version: listing again, and comparing".to_owned()
         }
         Note::Reconnecting { error, delay } => format!("# reconnecting in {:.1}s: {error}", delay.as_secs_f64()),

@@ -84,7 +84,7 @@ impl<'a, W: Write> WatchPrinter<'a, W> {
         });
         let mut watches = select_all(watches);
         self.resources = queries.iter().map(|query| Watched::new(&query.resource)).collect();
-        let (mut signals, reader) = (Signals::new()?, Reader::new());
+        let (mut signals, reader) = (Signals::of_writer()?, Reader::new());
         let waiting = waiting::note(&self.flags.objects.server, self.only_resource());
         let patience = tokio::time::sleep(SYNC_TIMEOUT);
         tokio::pin!(waiting, patience);

@@ -41,7 +41,7 @@ const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(resource: &str, query: Query, objects: &ObjectFlags) -> Result<(), Failure> {
     let server = &objects.server;
-    let (mut signals, reader) = (Signals::new()?, Reader::new());
+    let (mut signals, reader) = (Signals::of_writer()?, Reader::new());
     // The first failure ends the command, as without --state: later ones are repeated.
     let client = server.connect_lazy()?;
     let request = pb::WatchRequest { initial_events: pb::InitialEvents::None.into(), ..query.watch_request() };

@@ -1,6 +1,6 @@
 //! Start of an informer.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, thread, time::Duration};
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     cache::BackoffConfig,
-    client::{Client, Query, WatchOptions, streams::Streams},
+    client::{Client, ClientError, Query, WatchOptions, streams::Streams},
     proto::pb,
 };
 
@@ -107,15 +107,20 @@ impl InformerBuilder {
         self
     }
 
-    /// Starts the informer, in a task of the current runtime and, with a handler, a thread.
+    /// Starts the informer, in a task of the current runtime and, with a handler, a thread. If that cannot be started, the informer
+    /// has failed.
     ///
     /// # Panics
     ///
-    /// If there is no tokio runtime, or no thread can be started.
+    /// If there is no tokio runtime.
     pub fn start(self) -> Informer {
+        self.start_with(thread::Builder::new())
+    }
+
+    fn start_with(self, thread: thread::Builder) -> Informer {
         let streams = Streams::new(self.client, self.query.watch_request(), &self.options);
         let stop = CancellationToken::new();
-        let (notifier, handled) = handler::start(self.handler, self.on_error, self.max_lag, stop.clone());
+        let started = handler::start(thread, self.handler, self.on_error, self.max_lag, stop.clone());
         let shared = Arc::new(Shared {
             store: Published::default(),
             connection: Connection::new(streams.idle_timeout()),
@@ -125,13 +130,21 @@ impl InformerBuilder {
         let (sender, ended) = watch::channel(false);
         let (following, stopped) = (Arc::clone(&shared), stop.clone());
         tokio::spawn(async move {
-            let replica = Replica::new(Store::new(self.indexers));
-            let follow = follow(streams, Arc::clone(&following), replica, notifier);
-            // Dropping it closes the stream, and leaves the handler without more to do.
-            stopped.run_until_cancelled(follow).await;
-            stopped.cancelled().await;
-            following.connection.closed();
-            drop(handled.await);
+            match started {
+                Ok((notifier, handled)) => {
+                    let replica = Replica::new(Store::new(self.indexers));
+                    let follow = follow(streams, Arc::clone(&following), replica, notifier);
+                    // Dropping it closes the stream, and leaves the handler without more to do.
+                    stopped.run_until_cancelled(follow).await;
+                    stopped.cancelled().await;
+                    following.connection.closed();
+                    drop(handled.await);
+                }
+                Err(error) => {
+                    let problem = format!("cannot start the thread of a handler: {error}");
+                    following.fail(ClientError::Request { problem });
+                }
+            }
             sender.send_replace(true);
         });
         Informer { shared, stop, ended }
@@ -145,5 +158,25 @@ impl fmt::Debug for InformerBuilder {
             .field("query", &self.query)
             .field("indexers", &indexers)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_informer_without_a_thread_for_its_handler_has_failed() {
+        struct Nothing;
+        impl Handler for Nothing {}
+
+        let client = Client::connect_lazy(&"127.0.0.1:1".parse().unwrap()).unwrap();
+        // No system has room for such a stack.
+        let thread = thread::Builder::new().stack_size(1 << 60);
+        let informer = Informer::builder(&client, &Query::of("pods")).handler(Nothing).start_with(thread);
+        let error = informer.ended().await.to_string();
+        assert!(error.starts_with("cannot start the thread of a handler: "), "{error}");
+        assert!(!informer.is_healthy());
+        informer.stop().await;
     }
 }

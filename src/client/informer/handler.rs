@@ -2,6 +2,7 @@
 
 use std::{
     any::Any,
+    io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
@@ -77,19 +78,21 @@ pub(super) type ErrorHandler = dyn Fn(&HandlerProblem) + Send + Sync;
 
 /// Starts the thread of a handler, if there is one. The receiver ends after the last call.
 pub(super) fn start(
+    thread: thread::Builder,
     handler: Option<Box<dyn Handler>>,
     on_error: Arc<ErrorHandler>,
     limit: usize,
     stop: CancellationToken,
-) -> (Notifier, oneshot::Receiver<()>) {
+) -> io::Result<(Notifier, oneshot::Receiver<()>)> {
     let (ended, receiver) = oneshot::channel();
     let lag = Lag { waiting: AtomicUsize::new(0), is_reported: AtomicBool::new(false), limit, on_error };
     let shared = Arc::new(lag);
-    let queue = handler.map(|mut handler| {
-        let (sender, queue) = mpsc::channel();
+    let mut queue = None;
+    if let Some(mut handler) = handler {
+        let (sender, receiver) = mpsc::channel();
         let lag = Arc::clone(&shared);
         let run = move || {
-            while let Ok(notification) = queue.recv() {
+            while let Ok(notification) = receiver.recv() {
                 if stop.is_cancelled() {
                     break;
                 }
@@ -97,10 +100,10 @@ pub(super) fn start(
             }
             drop((handler, ended));
         };
-        thread::Builder::new().name("informer-handler".to_owned()).spawn(run).expect("a thread can be started");
-        sender
-    });
-    (Notifier { queue, shared }, receiver)
+        thread.name("informer-handler".to_owned()).spawn(run)?;
+        queue = Some(sender);
+    }
+    Ok((Notifier { queue, shared }, receiver))
 }
 
 // === impl Notifier ===
@@ -167,7 +170,8 @@ mod tests {
         let reported = Arc::clone(&problems);
         let on_error = Arc::new(move |problem: &HandlerProblem| reported.lock().push(problem.clone()));
         let handler = Box::new(Blocked { begun, may_end });
-        let (notifier, ended) = start(Some(handler), on_error, 1, CancellationToken::new());
+        let started = start(thread::Builder::new(), Some(handler), on_error, 1, CancellationToken::new());
+        let (notifier, ended) = started.unwrap();
         let notify = |calls: usize| (0..calls).for_each(|_| notifier.notify(Notification::Added(Arc::default())));
         let finish = |calls: usize| {
             for _ in 0..calls {

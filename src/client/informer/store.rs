@@ -1,6 +1,10 @@
 //! Objects of an informer by key, and their indexes.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
 
 use arc_swap::ArcSwap;
 use imbl::{OrdMap, OrdSet};
@@ -113,7 +117,7 @@ impl Store {
     pub(super) fn insert(&mut self, key: Key, object: Arc<pb::Object>) {
         self.remove(&key);
         for (function, entries) in self.functions.iter().zip(&mut self.state.indexes) {
-            for value in function(&object) {
+            for value in values(function, &object) {
                 entries.insert((value, key.clone()));
             }
         }
@@ -123,7 +127,7 @@ impl Store {
     pub(super) fn remove(&mut self, key: &Key) -> Option<Arc<pb::Object>> {
         let removed = self.state.objects.remove(key)?;
         for (function, entries) in self.functions.iter().zip(&mut self.state.indexes) {
-            for value in function(&removed) {
+            for value in values(function, &removed) {
                 entries.remove(&(value, key.clone()));
             }
         }
@@ -150,6 +154,14 @@ impl Published {
     }
 }
 
+/// Returns the values of an index. An object on which the function panics has none.
+fn values(function: &IndexFunction, object: &pb::Object) -> Vec<String> {
+    catch_unwind(AssertUnwindSafe(|| function(object))).unwrap_or_else(|_| {
+        tracing::error!(namespace = object.namespace, name = object.name, "index function panicked");
+        Vec::new()
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -157,6 +169,17 @@ mod tests {
     fn object(name: &str, apps: &str) -> Arc<pb::Object> {
         let labels = [("apps".to_owned(), apps.to_owned())].into();
         Arc::new(pb::Object { name: name.to_owned(), labels, ..pb::Object::default() })
+    }
+
+    #[test]
+    fn an_object_on_which_an_index_function_panics_has_no_value() {
+        let function: IndexFunction = Arc::new(|object| vec![object.labels["apps"].parse::<u8>().unwrap().to_string()]);
+        let mut store = Store::new(vec![("apps".to_owned(), function)]);
+        let key = |name: &str| (String::new(), name.to_owned());
+        store.insert(key("a"), object("a", "x"));
+        store.insert(key("b"), object("b", "7"));
+        assert_eq!(store.state.index_values("apps"), ["7"]);
+        assert!(store.remove(&key("a")).is_some());
     }
 
     #[test]

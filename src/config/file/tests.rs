@@ -69,7 +69,7 @@ fn every_unknown_key_is_named() {
 lisen: 1
 tls: { certificate: a }
 watch: { queue_lenght: 1 }
-limits: { conections: 5 }
+limits: { memry: 5 }
 resources:
   pods:
     source: { zookeeper: { endpoint: x }, files: { pth: x } }
@@ -82,13 +82,13 @@ resources:
             "lisen: unknown key; did you mean `listen`?",
             "tls.certificate: unknown key; known here: cert, key, client_ca",
             "watch.queue_lenght: unknown key; did you mean `queue_length`?",
-            "limits.conections: unknown key; did you mean `connections`?",
+            "limits.memry: unknown key; did you mean `memory`?",
             "resources.pods.source.zookeeper: unknown key; known here: files, stream, etcd, kube, informerd",
             "resources.pods.source.files.pth: unknown key; did you mean `path`?",
             "resources.pods.indexes.node.expresion: unknown key; did you mean `expression`?",
             "resources.pods.indexes.node.lable: unknown key; did you mean `label`?",
             "resources.pods.indexes.\"a.b\".z: unknown key; known here: path, label, expression",
-            "resources.7.x: unknown key; known here: source, drop_fields, indexes, views, allowed_views, ttl, optional, allow_secrets, snapshot, verify_interval, authorize_as, full_channel_policy, queue_length",
+            "resources.7.x: unknown key; known here: source, drop_fields, indexes, views, allowed_views, ttl, optional, allow_secrets, snapshot, verify_interval, authorize_as",
         ])
     );
 }

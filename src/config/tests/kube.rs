@@ -18,7 +18,7 @@ fn cut(path: &str) -> FieldCut {
 fn a_kube_source_is_read_with_everything_that_it_can_have() {
     let yaml = "resources: { a: { drop_fields: [.status], source: { kube: { group: apps, version: v1, plural: deployments, \
                 namespace: shop, label_selector: 'app in (a,b)', field_selector: metadata.name=x, metadata_only: true, \
-                page_size: 100, watch_timeout: 1m, versions: opaque, kubeconfig: ./c, context: d, contact_timeout: 5m } } }, \
+                versions: opaque, kubeconfig: ./c, context: d } } }, \
                 b: { source: { kube: { version: v1, plural: pods } } }, \
                 n: { source: { kube: { version: v1, plural: pods, namespaces: [shop, stock] } } }, \
                 s: { source: { kube: { version: v1, plural: pods, namespace_selector: team=shop } } }, c: { drop_fields: [], source: { kube: { version: v1, plural: x } } } }";
@@ -34,12 +34,9 @@ fn a_kube_source_is_read_with_everything_that_it_can_have() {
         label_selector: "app in (a,b)".to_owned(),
         field_selector: "metadata.name=x".to_owned(),
         is_metadata_only: true,
-        page_size: Some(100),
-        watch_timeout: Duration::from_secs(60),
         has_opaque_versions: true,
         kubeconfig: Some(directory.path().join("c")),
         context: Some("d".to_owned()),
-        contact_timeout: Duration::from_secs(300),
     };
     assert_eq!(kube(&config, "a"), expected);
     assert_eq!(config.resources["a"].drop_fields(), cut("status"));
@@ -49,7 +46,6 @@ fn a_kube_source_is_read_with_everything_that_it_can_have() {
         ("", "", &None, &None)
     );
     assert!(!plain.is_metadata_only && !plain.has_opaque_versions);
-    assert_eq!((plain.contact_timeout, plain.watch_timeout), (Duration::from_secs(15), Duration::from_secs(300)));
     assert_eq!(kube(&config, "n").namespaces, ["shop", "stock"]);
     assert_eq!(kube(&config, "s").namespace_selector, "team=shop");
     let json = br#"{"metadata":{"annotations":{"kubectl.kubernetes.io/last-applied-configuration":"{}","a":"b"},"managedFields":[]}}"#;
@@ -72,18 +68,10 @@ fn missing_and_conflicting_keys_are_reported() {
             format!("{key}.plural: expected the plural name of a kind, as in API paths, such as pods"),
         ),
         (&format!("{all}, namespace: 'a,b'"), format!("{key}.namespace: expected one namespace")),
-        (
-            &format!("{all}, contact_timeout: 2999ms"),
-            format!("{key}.contact_timeout: expected a duration from 3s to 5m, found \"2999ms\""),
-        ),
-        (&format!("{all}, contact_timeout: 301s"), format!("{key}.contact_timeout: expected a duration from 3s to 5m")),
+        (&format!("{all}, contact_timeout: 3s"), format!("{key}.contact_timeout: is no key any more")),
         (&format!("{all}, group: A"), format!("{key}.group: expected an API group such as apps")),
         (&format!("{all}, label_selector: 'a in'"), format!("{key}.label_selector: ")),
         (&format!("{all}, metadata_only: 1"), format!("{key}.metadata_only: expected true or false, found")),
-        (&format!("{all}, page_size: 0"), format!("{key}.page_size: expected an integer from 1 to 100000, found")),
-        (&format!("{all}, page_size: 100001"), format!("{key}.page_size: expected an integer from 1 to 100000, found")),
-        (&format!("{all}, watch_timeout: 9s"), format!("{key}.watch_timeout: expected a duration from 10s to 24h")),
-        (&format!("{all}, watch_timeout: 25h"), format!("{key}.watch_timeout: expected a duration from 10s to 24h")),
         (&format!("{all}, versions: decimal"), format!("{key}.versions: expected auto or opaque, found")),
         (&format!("{all}, namespacez: x"), format!("{key}.namespacez: unknown key; did you mean `namespace`?")),
         (

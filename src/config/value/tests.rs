@@ -88,6 +88,13 @@ fn counts() {
             (json!("7"), Err("expected an unsigned integer, found \"7\"")),
             (json!(-1), Err("expected an unsigned integer, found the number -1")),
             (json!(1.5), Err("expected an unsigned integer, found the number 1.5")),
+            (
+                // YAML's 0100.
+                json!(100.0),
+                Err(
+                    "expected an unsigned integer, found the number 100.0; write 100, without a leading zero or a fraction",
+                ),
+            ),
             (json!(true), Err("expected an unsigned integer, found true")),
             (json!([1]), Err("expected an unsigned integer, found a list")),
             (json!({}), Err("expected an unsigned integer, found a map")),

@@ -95,4 +95,11 @@ async fn work_that_panics_has_an_end_and_other_work_goes_on() {
     let mut other = encoder.encode(Caller::default(), || 5);
     assert_eq!(poll_fn(|cx| panics.poll(cx)).await, Err::<(), _>(Failed));
     assert_eq!(poll_fn(|cx| other.poll(cx)).await, Ok(5));
+
+    // A response that looks again begins anew.
+    let (mut next, object) = (NextObject::default(), objects().remove(0));
+    let panicked = || encoder.encode(Caller::default(), || std::panic::panic_any(PlannedPanic));
+    for _ in 0..2 {
+        assert_eq!(poll_fn(|cx| next.poll(cx, &object, panicked)).await, Err(Failed));
+    }
 }

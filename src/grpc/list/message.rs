@@ -8,7 +8,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use prost::Message;
 
-use super::{HEAD_BYTES, ListBody, MessageObjects};
+use super::{HEAD_BYTES, ListBody, MessageObjects, Stage};
 use crate::{
     grpc::{
         compression::MAX_HEAD_BYTES,
@@ -28,6 +28,8 @@ impl ListBody {
         let objects = ready!(self.poll_objects(cx))?;
         let namespaces = proto::namespaces(self.namespaces());
         self.has_answered = true;
+        let is_last_page = self.next_page_token.is_empty();
+        let evaluations = (self.stage == Stage::Last).then(|| self.position.evaluations(is_last_page));
         let rest = pb::ListResponse {
             resource_version: self.snapshot.safe_version().to_string(),
             objects: Vec::new(),
@@ -36,6 +38,7 @@ impl ListBody {
             source_seen_at: self.source.seen_at.map(proto::timestamp),
             history: self.history.clone(),
             namespaces,
+            expression_errors: evaluations.and_then(proto::expression_errors),
         };
         self.bytes = 0;
         Poll::Ready(match objects {

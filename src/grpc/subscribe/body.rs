@@ -1,8 +1,8 @@
 //! Response body of a Subscribe stream: polls its requests and its watches, in turn, and hands out one response at a time.
 //!
 //! - A turn of a watch hands out at most 16 KiB, or one message. What does not fit into the room waits for its next turn.
-//! - Requests are read while there is [room for openings](crate::grpc::opening), so a client cannot make the server hold more
-//!   than one request beyond those. Openings that wait for a first list or a version leave room.
+//! - Requests are read until [the queue of openings is full](crate::grpc::opening), so a client cannot make the server hold more
+//!   than one request beyond those.
 //! - Watches that receive the same share one body (`body/sharing.rs`); `turns` and the ready list have the keys of bodies.
 //! - A paused watch is polled without room, at least each [`PAUSE_CHECK`], since a watch with events to hand out is not woken: its
 //!   queue fills, and it notices what ends it before these events.
@@ -12,7 +12,7 @@ mod open_watch;
 mod sharing;
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
     fmt,
     pin::Pin,
     sync::Arc,
@@ -44,7 +44,7 @@ use crate::{
         audited_call::AuditedCall,
         call::{Call, Subscription},
         frame,
-        opening::{MAX_WORKING, Openings},
+        opening::{Openings, QueuedOpenings},
         quotas::QuotaPermit,
         service::Service,
         status::ApiError,
@@ -73,16 +73,15 @@ pub(in crate::grpc) struct SubscribeBody {
     /// Keys of the bodies that others may share.
     shareable: HashMap<SharingKey, usize>,
     /// Keys of bodies with paused watches that are to get bodies of their own, and these watches: until then such a body has no turn.
-    to_split: VecDeque<usize>,
-    splitting: HashMap<usize, BTreeSet<u32>>,
+    splitting: BTreeMap<usize, BTreeSet<u32>>,
     /// Ids of watches that are paused.
     paused: HashSet<u32>,
     /// Next turn of the paused watches; none without any.
     pause_check: Option<Pin<Box<Sleep>>>,
     opening: FuturesUnordered<Opening>,
     openings: Arc<Openings>,
-    /// Watches of the last request that are not being opened yet.
-    to_open: VecDeque<pb::OpenWatch>,
+    /// Watches that are not being opened yet.
+    to_open: QueuedOpenings,
     ready: Arc<ReadyList>,
     /// Keys of the bodies whose turn comes, in order, perhaps with some of bodies that are gone. A body has one turn in a response:
     /// its messages of a second one could join a delivery that comes before those of the first.
@@ -101,8 +100,8 @@ pub(in crate::grpc) struct SubscribeBody {
 
 /// Watch of a stream.
 enum Subscribed {
-    /// It is to be opened.
-    Waiting,
+    /// It is to be opened; its place in the queue.
+    Queued(u64),
     Opening(AbortHandle),
     /// Key of its body, which it may share.
     Open(usize),
@@ -131,7 +130,7 @@ impl Subscribed {
     /// Returns the key of the body.
     fn key(&self) -> Option<usize> {
         match self {
-            Self::Waiting | Self::Opening(_) => None,
+            Self::Queued(_) | Self::Opening(_) => None,
             Self::Open(key) => {
                 #[cfg(test)]
                 crate::model::work::add(1);
@@ -157,13 +156,12 @@ impl SubscribeBody {
             watches: HashMap::new(),
             bodies: Slab::new(),
             shareable: HashMap::new(),
-            to_split: VecDeque::new(),
-            splitting: HashMap::new(),
+            splitting: BTreeMap::new(),
             paused: HashSet::new(),
             pause_check: None,
             opening: FuturesUnordered::new(),
             openings: Arc::default(),
-            to_open: VecDeque::new(),
+            to_open: QueuedOpenings::default(),
             ready: Arc::default(),
             turns: VecDeque::new(),
             ended: VecDeque::new(),
@@ -175,18 +173,19 @@ impl SubscribeBody {
         }
     }
 
+    /// Returns the bytes that the stream holds of its requests: they may be many times as large as these were.
+    fn kept_of_requests(&self) -> usize {
+        self.to_open.held() + self.ended.len() * size_of::<(u32, Chunk)>()
+    }
+
     /// Reads requests, and opens watches, until neither can go on.
     fn poll_requests(&mut self, cx: &mut Context<'_>) {
         for _ in 0..MAX_STEPS {
             while self.openings.has_room()
                 && self.ended.len() < MAX_REFUSED
-                && let Some(open) = self.to_open.pop_front()
+                && let Some(open) = self.to_open.pop()
             {
                 self.begin(open);
-            }
-            if self.to_open.is_empty() {
-                // A request may have had many.
-                self.to_open.shrink_to(MAX_WORKING);
             }
             if let Poll::Ready(Some((id, audited, opened))) = self.opening.poll_next_unpin(cx) {
                 // Otherwise it was closed meanwhile, and the id may be in use again.
@@ -198,11 +197,11 @@ impl SubscribeBody {
             if self.ended.len() >= MAX_REFUSED || self.end.is_some() {
                 return;
             }
-            if !self.to_open.is_empty() {
-                // Some that have begun to wait just now may have left room.
-                if self.openings.has_room() {
-                    continue;
-                }
+            if !self.to_open.is_empty() && self.openings.has_room() {
+                // Some have begun to wait just now.
+                continue;
+            }
+            if self.to_open.is_full() {
                 return;
             }
             let applied = match self.requests.poll_next(cx) {
@@ -227,8 +226,7 @@ impl SubscribeBody {
                 let message = format!("id {} is 0, or that of a watch that has not ended", open.id);
                 return Err(ApiError::Invalid { reason: "SUBSCRIBE_INVALID", field: "open.id", message });
             }
-            self.watches.insert(open.id, Subscribed::Waiting);
-            self.to_open.push_back(open);
+            self.watches.insert(open.id, Subscribed::Queued(self.to_open.push(open)));
         }
         for id in pause {
             if self.watches.contains_key(&id) && self.paused.insert(id) {
@@ -271,11 +269,7 @@ impl SubscribeBody {
 
     fn has_opened(&mut self, id: u32, audited: Option<AuditedCall>, opened: Opened) {
         match opened {
-            Ok(body) => {
-                if self.watches.contains_key(&id) {
-                    self.insert(id, body, audited);
-                }
-            }
+            Ok(body) => self.insert(id, body, audited),
             Err(refusal) => {
                 let status = self.service.metrics().refuse(&refusal);
                 if let Some(audited) = audited {
@@ -302,7 +296,7 @@ impl SubscribeBody {
         let Some(subscribed) = self.watches.remove(&id) else { return };
         self.paused.remove(&id);
         match subscribed {
-            Subscribed::Waiting => self.to_open.retain(|open| open.id != id),
+            Subscribed::Queued(place) => self.to_open.remove(place),
             Subscribed::Opening(opening) => opening.abort(),
             Subscribed::Open(key) => self.leave(id, key),
         }
@@ -333,7 +327,6 @@ impl SubscribeBody {
 
     /// Ends the stream: first its watches, then the RPC with the same status.
     fn end_with(&mut self, refusal: &ApiError) {
-        self.requests.ends();
         self.to_open.clear();
         self.end = Some(self.service.metrics().refuse(refusal));
         let last = error(refusal);

@@ -39,7 +39,7 @@ use super::{
 };
 use crate::{
     cache::{CacheWatcher, Joined, ProgressGuard, SyncState, WatchStep, WatcherStage},
-    model::{Namespaces, ResourceVersion},
+    model::{MAX_MESSAGE_BYTES, Namespaces, ResourceVersion},
     proto::pb,
     transport::{Chunk, Room, UNKNOWN},
     watch::{Frames, Subscribe, TooLarge},
@@ -89,7 +89,7 @@ pub(in super::super) struct WatchBody {
     /// Number of watches that share this body.
     watches: u32,
     quota: QuotaPermit,
-    open_view: Option<OpenView>,
+    open_view: Option<Box<OpenView>>,
 }
 
 /// A call that has been checked and joined.
@@ -108,7 +108,7 @@ pub(super) struct Opened {
     pub(super) watcher: WatcherEntry,
     pub(super) stream_quota: QuotaPermit,
     pub(super) bulk_quota: QuotaPermit,
-    pub(super) open_view: Option<OpenView>,
+    pub(super) open_view: Option<Box<OpenView>>,
 }
 
 /// Initial events, or those of a change of the namespaces, and the permit to encode them. Few watches are at them, so they are
@@ -247,7 +247,13 @@ impl WatchBody {
         for response in responses {
             frame::append(&mut buffer, response);
         }
-        self.watcher.sent_bytes(buffer.len());
+        // A bookmark is progress, also of a watch without events.
+        let bookmark = |response: &&pb::WatchResponse| response.r#type() == pb::EventType::Bookmark;
+        let version = responses.iter().rfind(bookmark).and_then(|response| response.resource_version.parse().ok());
+        match version {
+            Some(version) => self.watcher.sent(0, buffer.len(), Some(&version)),
+            None => self.watcher.sent_bytes(buffer.len()),
+        }
         let before = self.ready.take().unwrap_or_default();
         self.ready = Some(before.pieces().cloned().chain([buffer.freeze()]).collect());
     }
@@ -397,15 +403,17 @@ impl WatchBody {
             InitialProgress::More | InitialProgress::Done => {}
         }
         permit.release();
-        if went == InitialProgress::Done {
-            let is_reselection = self.initial.take().is_some_and(|initial| initial.events.is_reselection());
+        // On a Subscribe stream they would be one message. Without events left, the next turn has the bookmark alone.
+        let is_end_alone = count > 0 && buffer.len() + end_bytes > MAX_MESSAGE_BYTES / 2;
+        let is_complete = went == InitialProgress::Done && !is_end_alone;
+        if is_complete {
+            let end = self.initial.take().map(|initial| initial.events.end()).unwrap_or_default();
             self.namespaces.clone_from(&self.watch.subscribe().selection.namespaces);
             self.watch.end_initial_events();
             self.watcher.enters(self.state());
-            let end = pb::Bookmark { initial_events_end: !is_reselection, ..Default::default() };
             frame::append(&mut buffer, &self.bookmark(end));
         }
-        self.watcher.sent(count, buffer.len(), None);
+        self.watcher.sent(count, buffer.len(), is_complete.then(|| self.watch.version()));
         self.hand_out(buffer, cx)
     }
 

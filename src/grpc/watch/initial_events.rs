@@ -22,8 +22,8 @@ use super::super::{
 };
 use crate::{
     cache::{Reselection, Scan, Snapshot},
-    model::{Cause, EventType, Object, ObjectKey, ObjectParts, ResourceVersion, Selection, Transition},
-    proto::{EncodedEvent, EncodedObject, ObjectFormat, PayloadFormat, Structs},
+    model::{Cause, Evaluations, EventType, Object, ObjectKey, ObjectParts, ResourceVersion, Selection, Transition},
+    proto::{self, EncodedEvent, EncodedObject, ObjectFormat, PayloadFormat, Structs, pb},
     transport::Room,
 };
 
@@ -39,6 +39,8 @@ pub(super) struct InitialEvents {
     compressed: Option<CompressedForm>,
     /// Next event, while it is encoded on a bulk thread.
     next: NextObject,
+    /// Evaluations of the expression for the initial events.
+    evaluations: Evaluations,
     _held: Option<HeldSnapshot>,
 }
 
@@ -90,6 +92,7 @@ impl InitialEvents {
             reselection: None,
             compressed,
             next: NextObject::default(),
+            evaluations: Evaluations::default(),
             _held: None,
         }
     }
@@ -97,15 +100,7 @@ impl InitialEvents {
     /// Creates the events of a change of the namespaces.
     pub(super) fn of_reselection(reselection: Box<Reselection>) -> Self {
         let (snapshot, scan) = (reselection.snapshot.clone(), reselection.scan.clone());
-        Self {
-            snapshot,
-            scan,
-            last_checked: None,
-            reselection: Some(reselection),
-            compressed: None,
-            next: NextObject::default(),
-            _held: None,
-        }
+        Self { scan, reselection: Some(reselection), ..Self::new(snapshot, &Selection::default(), None) }
     }
 
     /// Returns true if the events are those of a change of the namespaces.
@@ -117,6 +112,12 @@ impl InitialEvents {
     #[must_use]
     pub(super) fn holding(self, held: HeldSnapshot) -> Self {
         Self { _held: Some(held), ..self }
+    }
+
+    /// Returns the bookmark at their end.
+    pub(super) fn end(&self) -> pb::Bookmark {
+        let expression_errors = proto::expression_errors(&self.evaluations);
+        pb::Bookmark { initial_events_end: self.reselection.is_none(), expression_errors, ..Default::default() }
     }
 
     /// Returns the bytes that are encoded and do not wait in a buffer.
@@ -142,7 +143,7 @@ impl InitialEvents {
             let next = earlier.as_ref().or_else(|| objects.next());
             let Some(object) = next else { return (buffer, events, InitialProgress::Done) };
             let (transition, version) = match &self.reselection {
-                None => (selection.matches(object).then_some(INITIAL), None),
+                None => (selection.matches_counted(object, &mut self.evaluations).then_some(INITIAL), None),
                 Some(reselection) if !is_earlier && reselection.is_later(object.key()) => (None, None),
                 Some(reselection) => (reselection.transition(object), Some(&reselection.version)),
             };
@@ -181,6 +182,7 @@ impl InitialEvents {
                 }
                 message.append(&mut buffer);
                 self.next.clear();
+                self.evaluations.add_selected();
                 events += 1;
             }
             if !is_earlier {

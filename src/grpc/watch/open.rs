@@ -23,7 +23,7 @@ use crate::{
     cache::{InformerHandle, JoinError, Joined, Start},
     model::{ResourceVersion, Selection},
     proto::{self, pb},
-    watch::{QueueOptions, Subscribe},
+    watch::{MAX_QUEUE_LENGTH, QueueOptions, Subscribe},
 };
 
 /// Shortest bookmark interval; more frequent bookmarks would cost more than they are worth.
@@ -164,8 +164,11 @@ impl JoinAt<'_> {
             let is_another = from.is_some() && resource.informer.is_another_history(history, history_id);
             if is_another { Err(ApiError::HistoryRewritten) } else { Ok(()) }
         };
-        if from.is_some() && has_other_access(&subscribe.selection, history) {
-            return Err(ApiError::AccessChanged);
+        if let Some(from) = &from {
+            service.can_replace(resource, from)?;
+            if has_other_access(&subscribe.selection, history) {
+                return Err(ApiError::AccessChanged);
+            }
         }
         // A version of another history is rejected at once instead of waited for.
         is_same(resource.informer.history_id())?;
@@ -221,7 +224,12 @@ async fn join(
                 let future_wait = service.config().future_wait;
                 waits(opening, future_wait, |wait| service.reached(resource, Some(from), wait)).await?;
             }
-            (Err(error), _) => return Err(resource.or_ended(ApiError::join(error, from, &resource.name))),
+            (Err(error), _) => {
+                if let (JoinError::Expired { .. }, Some(from)) = (&error, from) {
+                    service.can_replace(resource, from)?;
+                }
+                return Err(resource.or_ended(ApiError::join(error, from, &resource.name)));
+            }
         }
     }
 }
@@ -273,9 +281,9 @@ fn queue(service: &Service, resource: &ServedResource, asked: pb::QueueOptions) 
     }
     let length = match asked.length as usize {
         0 => resource.queue.length,
-        length if length <= config.max_queue_length => length,
+        length if length <= MAX_QUEUE_LENGTH => length,
         length => {
-            let message = format!("{length} is larger than {} (watch.max_queue_length)", config.max_queue_length);
+            let message = format!("{length} is larger than {MAX_QUEUE_LENGTH}");
             return Err(ApiError::Invalid { reason: "QUEUE_LENGTH_INVALID", field: "queue.length", message });
         }
     };

@@ -18,8 +18,8 @@ use super::{access, open_with};
 use crate::{
     cache::{Delta, FifoBounds, Informer, InformerConfig, List, RealFifo, SourceHealth},
     grpc::{
-        AccessConfig, Lifecycle, QuotaConfig, ResourceCalls, ResourceViews, RpcMetrics, ServedResource, Service,
-        ServiceConfig, call::Call, status::ApiError, watchers::WatchAccess,
+        Lifecycle, ResourceCalls, ResourceViews, RpcMetrics, ServedResource, Service, ServiceConfig, call::Call,
+        status::ApiError, watchers::WatchAccess,
     },
     model::{Event, Namespaces, Object, ObjectKey, ResourceVersion},
     proto::pb,
@@ -135,28 +135,11 @@ impl World {
         };
         let mut config = ServiceConfig {
             allowed_policies: vec![FullChannelPolicy::Replay],
-            max_queue_length: 10,
-            bookmark_interval: Duration::from_secs(30),
             future_wait: Duration::from_secs(1),
             drain_period: Duration::from_secs(1),
-            evicted_grace: Duration::from_secs(5),
-            max_watchers: 10_000,
-            compilations: 10,
-            page_snapshots: 10,
-            calls: 125_000,
             peer_share: 100,
-            request_bytes: 1000,
-            request_timeout: Duration::from_secs(1),
             bulk_streams: 100,
-            bulk_threads: None,
-            struct_bytes: 0,
-            compression: Vec::new(),
-            memory: 1 << 30,
-            expression_steps: 1000,
-            audit: None,
-            quotas: QuotaConfig::default(),
-            authentication: None,
-            access: AccessConfig::default(),
+            ..ServiceConfig::default()
         };
         configure(&mut config);
         let service = Service::new([resource], config, Lifecycle::default(), Arc::new(RpcMetrics::default()));

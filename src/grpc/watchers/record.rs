@@ -97,7 +97,7 @@ impl BodyRecord {
         record
     }
 
-    /// Counts events that were handed to the transport, up to this version.
+    /// Counts events and bookmarks that were handed to the transport, up to this version.
     pub(super) fn sent(&self, events: u64, bytes: usize, version: Option<&ResourceVersion>) {
         let mut sent = self.sent.lock();
         sent.count += events;
@@ -111,7 +111,7 @@ impl BodyRecord {
         }
     }
 
-    /// Counts bytes of bookmarks and errors.
+    /// Counts bytes of what has no version.
     pub(super) fn sent_bytes(&self, bytes: usize) {
         self.sent.lock().bytes += bytes as u64;
     }
@@ -136,7 +136,7 @@ impl BodyRecord {
         Counts { events, bytes, dropped, suppressed }
     }
 
-    /// Returns the time of the last progress, and the version of the last event.
+    /// Returns the time of the last progress, and the last version.
     pub(super) fn reached(&self) -> (SystemTime, Option<ResourceVersion>) {
         let SentEvents { at, version, .. } = &*self.sent.lock();
         (time_of(*at), version.clone())

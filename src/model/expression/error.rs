@@ -22,3 +22,18 @@ pub(super) enum Failure {
     /// A value has the wrong type, a number is too large, or the budget is spent.
     Error,
 }
+
+// === impl Failure ===
+
+impl Failure {
+    /// Returns the reason as a text. It has no part of the body.
+    pub(super) fn reason(self, max_steps: u64) -> String {
+        match self {
+            Self::Missing => "a field, a key or an element is missing".to_owned(),
+            Self::Error => format!(
+                "the result is not true or false, a value has the wrong type, a number is too large, or it takes more than \
+                 {max_steps} steps"
+            ),
+        }
+    }
+}

@@ -73,7 +73,15 @@ impl Path {
 
     /// Returns the [scalar](Self::scalar) of a text that is known to be JSON.
     pub(crate) fn scalar_of_json<'a>(&self, json: &'a [u8]) -> Option<Cow<'a, str>> {
-        if self.has_wildcard() { None } else { values([self], json, Arrays::Skip).pop()?.pop() }
+        if self.has_wildcard() { None } else { Self::scalars_of_json([self], json).pop()? }
+    }
+
+    /// Returns the scalars at each of some paths without wildcards, in one pass through a text that is known to be JSON.
+    pub(in crate::model) fn scalars_of_json<'a, 'p>(
+        paths: impl IntoIterator<Item = &'p Self>,
+        json: &'a [u8],
+    ) -> SmallVec<[Option<Cow<'a, str>>; 4]> {
+        values(paths, json, Arrays::Skip).into_iter().map(|mut found| found.pop()).collect()
     }
 
     fn find<'a>(&self, json: &'a [u8], arrays: Arrays) -> Values<'a> {

@@ -1,7 +1,7 @@
 //! Terms of a selection, each with its result for an object.
 
 use super::Selection;
-use crate::model::{IndexMatch, IndexedObject, Object, TermResult};
+use crate::model::{IndexMatch, IndexedObject, Object, TermResult, excerpt};
 
 /// One term of a selection, and its result for an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,8 +12,8 @@ pub struct Term {
     pub text: String,
     /// True if the term depends on the body of the object.
     pub reads_body: bool,
-    /// Result, and the value that was found (for a shard, the hash), or the reason of a failed evaluation; `None` if the term was not
-    /// evaluated.
+    /// Result, and the value that was found (for a shard, the hash; a long value is truncated), or the reason of a failed evaluation;
+    /// `None` if the term was not evaluated.
     pub result: Option<(TermResult, String)>,
 }
 
@@ -74,7 +74,11 @@ impl Selection {
         if let Some(index @ IndexMatch { name, values, func }) = index {
             let values: Vec<&str> = values.iter().map(String::as_str).collect();
             let text = format!("{name} in ({})", values.join(","));
-            let result = || (index.matches(object), IndexedObject::from(object).values(func).join(","));
+            let result = || {
+                let found = IndexedObject::from(object).values(func);
+                let found: Vec<_> = found.iter().map(|value| excerpt(value)).collect();
+                (index.matches(object), excerpt(&found.join(",")).into_owned())
+            };
             add(Part::Index, text, func.reads_body(), is_evaluated(func.reads_body()).then(result));
         }
         if let Some(shard) = shard {

@@ -325,3 +325,34 @@ fn the_description_of_a_selection_of_secrets_has_nothing_of_their_bodies() {
     let by_name = Selection { fields: fields("metadata.name=canary"), ..Selection::default() };
     assert_eq!(by_name.described(true), by_name.to_string(), "no secret");
 }
+
+/// Only objects that the rest of the selection selects are evaluated, and those that are selected are counted by their reader.
+#[cfg(feature = "cel")]
+#[test]
+fn evaluations_are_counted_with_the_first_failure() {
+    let selection = Selection {
+        labels: LabelSelector::parse("app!=none").unwrap(),
+        expression: Some(Expression::parse("object.n > 0").unwrap()),
+        ..Selection::default()
+    };
+    let mut evaluations = Evaluations::default();
+    let mut matches = |name: &str, labels: &str, n: &str| {
+        let metadata = format!(r#"{{"namespace":"shop","name":"{name}","labels":{{{labels}}}}}"#);
+        let object = object(&format!(r#"{{"metadata":{metadata},"n":{n}}}"#), 1);
+        let is_match = selection.matches_counted(&object, &mut evaluations);
+        assert_eq!(is_match, selection.matches(&object), "{name}");
+        is_match
+    };
+    assert!(!matches("other", r#""app":"none""#, r#""secret""#), "not evaluated");
+    assert!(!matches("zero", "", "0") && matches("one", "", "1"));
+    assert!(!matches("text", "", r#""secret""#) && !matches("list", "", "[1]"));
+    assert_eq!((evaluations.evaluated, evaluations.failed), (3, 2), "without the one that is selected");
+    let first = evaluations.first.as_deref().unwrap();
+    assert_eq!(first.0.to_string(), "shop/text");
+    assert!(first.1.contains("wrong type") && !first.1.contains("secret"), "{first:?}");
+    let mut before = Evaluations::default();
+    before.add_selected();
+    before.append(&mut evaluations);
+    assert_eq!((before.evaluated, before.failed, before.first.is_some()), (4, 2, true));
+    assert_eq!(evaluations, Evaluations::default());
+}

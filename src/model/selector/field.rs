@@ -1,10 +1,12 @@
 //! Field selectors, as apimachinery's `fields.ParseSelector`.
 
-use std::{borrow::Cow, collections::BTreeSet, fmt, sync::Arc};
+use std::{collections::BTreeSet, fmt, sync::Arc};
+
+use smallvec::SmallVec;
 
 use super::{MAX_REQUIREMENTS, SyntaxError, check_length, check_normal_form, write_list};
 use crate::model::{
-    Object,
+    Object, ObjectKey, excerpt,
     path::{Path, PathPrefix},
 };
 
@@ -73,22 +75,48 @@ impl FieldSelector {
         check_normal_form(Self { requirements: requirements.into_iter().collect() }, text)
     }
 
-    /// Returns true if the object meets every requirement.
+    /// Returns true if the object meets every requirement. The body is read once, and only if the key does not decide.
     pub fn matches(&self, object: &Object) -> bool {
-        self.requirements.iter().all(|requirement| requirement.matches(object))
+        let of_key =
+            |requirement: &Requirement| requirement.of_key(object.key()).is_none_or(|value| requirement.accepts(value));
+        self.requirements.iter().all(of_key) && self.all_in_body(object, Requirement::accepts)
     }
 
-    /// Returns each requirement, true if it reads the body, and its result for the object with the value that was found. One that
+    /// Tests the requirements that read the body, with the value for each, which is empty if it is missing, up to the first for
+    /// which the test is false. The body is read once for all of them.
+    fn all_in_body(&self, object: &Object, mut test: impl FnMut(&Requirement, &str) -> bool) -> bool {
+        let of_body = || self.requirements.iter().filter(|requirement| requirement.reads_body());
+        // Sorted, so equal ones follow one another.
+        let mut paths: SmallVec<[&Path; 4]> = of_body().map(|requirement| &requirement.path).collect();
+        paths.dedup();
+        let json = object.json().filter(|_| !paths.is_empty());
+        let found = json.map(|json| Path::scalars_of_json(paths.iter().copied(), json)).unwrap_or_default();
+        let mut at = 0;
+        of_body().all(|requirement| {
+            at += usize::from(*paths[at] != requirement.path);
+            test(requirement, found.get(at).and_then(Option::as_deref).unwrap_or_default())
+        })
+    }
+
+    /// Returns each requirement, true if it reads the body, and its result for the object with an excerpt of the value found. One that
     /// reads the body has a result only with `bodies`.
     pub(crate) fn terms(
         &self,
         object: &Object,
         bodies: bool,
     ) -> impl Iterator<Item = (String, bool, Option<(bool, String)>)> {
+        let mut in_body = Vec::new();
+        if bodies {
+            self.all_in_body(object, |requirement, value| {
+                in_body.push((requirement.accepts(value), excerpt(value).into_owned()));
+                true
+            });
+        }
+        let mut in_body = in_body.into_iter();
         self.requirements.iter().map(move |requirement| {
-            let reads_body = requirement.reads_body();
-            let result = || (requirement.matches(object), requirement.found(object).into_owned());
-            (requirement.to_string(), reads_body, (bodies || !reads_body).then(result))
+            let of_key = requirement.of_key(object.key()).map(|value| (requirement.accepts(value), value.to_owned()));
+            let reads_body = of_key.is_none();
+            (requirement.to_string(), reads_body, of_key.or_else(|| in_body.next()))
         })
     }
 
@@ -133,16 +161,17 @@ impl fmt::Display for FieldSelector {
 // === impl Requirement ===
 
 impl Requirement {
-    fn matches(&self, object: &Object) -> bool {
-        (*self.found(object) == *self.value) == (self.comparison == Comparison::Equal)
+    /// Returns true if this value at the path meets the requirement.
+    fn accepts(&self, value: &str) -> bool {
+        (*value == *self.value) == (self.comparison == Comparison::Equal)
     }
 
-    /// Returns the value at the path; empty if it is missing.
-    fn found<'o>(&self, object: &'o Object) -> Cow<'o, str> {
+    /// Returns the value at the path if that is one of the key.
+    fn of_key<'o>(&self, key: &'o ObjectKey) -> Option<&'o str> {
         match self.path.as_str() {
-            NAME => Cow::Borrowed(object.key().name()),
-            NAMESPACE => Cow::Borrowed(object.key().namespace()),
-            _ => object.json().and_then(|json| self.path.scalar_of_json(json)).unwrap_or_default(),
+            NAME => Some(key.name()),
+            NAMESPACE => Some(key.namespace()),
+            _ => None,
         }
     }
 

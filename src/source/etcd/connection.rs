@@ -50,6 +50,8 @@ pub(super) struct Connection {
     /// True if a progress response covers only events that the server has already sent. Before 3.4.31 and 3.5.13 it may name
     /// a revision whose events come later (etcd #15220).
     pub(super) has_reliable_progress: bool,
+    /// Digest of the files that it was made from; `None` if one could not be read.
+    pub(super) files: Option<String>,
     endpoint: ServerAddress,
     channel: Channel,
     metadata: MetadataMap,
@@ -117,8 +119,12 @@ impl Connections {
     }
 
     async fn connect(&self, address: &ServerAddress, id: u64) -> Result<Connection, String> {
+        // Before they are read for the connection, so that a change in the meantime is noticed.
+        let paths = self.config.files();
+        let files = small_file::reading(move || small_file::digest_of(&paths)).await.ok();
         let channel = self.open(address).await?;
         let mut connection = Connection {
+            files,
             id,
             has_reliable_progress: false,
             endpoint: address.clone(),
@@ -172,7 +178,7 @@ impl Connection {
         let channel = Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
         let endpoint = "http://127.0.0.1:1".parse().expect("an address");
         let metadata = MetadataMap::new();
-        Self { id, has_reliable_progress: true, endpoint, channel, metadata, answer_timeout }
+        Self { id, has_reliable_progress: true, files: None, endpoint, channel, metadata, answer_timeout }
     }
 
     /// Reads one page of keys, or with a limit of 0 all of them.
@@ -180,7 +186,12 @@ impl Connection {
         let max_bytes = if request.limit == 0 { usize::MAX } else { MAX_MESSAGE_BYTES };
         let mut client = KvClient::new(self.channel.clone()).max_decoding_message_size(max_bytes);
         let patience = if request.keys_only { 1 } else { PAGE_PATIENCE };
-        self.answer_within(self.answer_timeout * patience, client.range(self.request(request))).await
+        let answer = self.answer_within(self.answer_timeout * patience, client.range(self.request(request))).await?;
+        // Every field of a message is optional: an empty one, as of a proxy, would be an empty prefix of a cluster without a past.
+        match &answer.header {
+            Some(header) if header.revision > 0 && header.cluster_id != 0 => Ok(answer),
+            _ => Err(Status::data_loss("the answer has no revision or no cluster id, so it is none of etcd")),
+        }
     }
 
     /// Reads the newest revision that the cluster has agreed on, over any member. The key need not exist.

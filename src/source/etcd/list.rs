@@ -70,6 +70,12 @@ pub(super) async fn read(connection: &Connection, prefix: &Prefix) -> Result<Key
             reading.header = page.header.unwrap_or_default();
         }
         kvs = page.kvs;
+        // A server that sends other keys than the requested ones does not list the prefix, and its pages may have no end.
+        let is_in_range = kvs.iter().all(|kv| kv.key >= key && prefix.has(&kv.key));
+        if !is_in_range || page.more && kvs.is_empty() {
+            let problem = if is_in_range { "an empty page that is not the last" } else { "a page of other keys" };
+            return Err(SourceError::Undecodable(format!("{}: {problem}", connection.endpoint())));
+        }
         let Some(last) = kvs.last().filter(|_| page.more) else {
             reading.take(kvs, prefix).await;
             return Ok(reading);

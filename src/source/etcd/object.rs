@@ -1,8 +1,8 @@
 //! Conversion of etcd's keys and values to objects.
 //!
 //! The rest of a key after the prefix is split at its first slash into namespace and name; without a slash there is no
-//! namespace. The uid is the create revision, so that a key that was deleted and put again is another object; the version is
-//! the revision of the last change. The labels, kind and API version are those of a JSON value; any other value is bytes.
+//! namespace. The uid is the create revision and the rest of the key (`5/shop/web`): a key that was deleted and put again is another
+//! object, and so are the keys that one transaction creates. The version is the revision of the last change. The labels, kind and API version are those of a JSON value; any other value is bytes.
 //!
 //! A key or value that cannot be an object is left out, and reported as a problem as long as it exists: a key without a name,
 //! not in UTF-8, with a NUL or with an empty namespace, and a value above the size limit for clients.
@@ -42,12 +42,17 @@ impl Prefix {
         vec![0]
     }
 
+    /// Returns true for a key of the range.
+    pub(super) fn has(&self, key: &[u8]) -> bool {
+        key.starts_with(&self.0)
+    }
+
     /// Converts a key and a value to an object, or returns the problem.
     pub(super) fn object(&self, kv: KeyValue) -> Result<Object, Problem> {
         let KeyValue { key: bytes, create_revision, mod_revision, value, .. } = kv;
         let problem = |reason, message| Problem::new(reason, self.subject(&bytes), message);
         let key = self.key(&bytes).map_err(|message| problem(ProblemReason::ObjectInvalid, message))?;
-        let uid = create_revision.to_string();
+        let uid = uid(create_revision, &key);
         let (media_type, envelope) = Object::any_envelope(&value);
         let envelope = Envelope { uid: uid.as_str().into(), ..envelope };
         Object::from_text(key, version(mod_revision), media_type, &value, value.len(), &envelope)
@@ -58,8 +63,9 @@ impl Prefix {
     /// Makes an object of a key, a uid and a version alone, for one that was deleted or cannot be served. A deletion has no
     /// create revision, and so no uid. `None` if the key cannot be that of an object.
     pub(super) fn bare(&self, kv: &KeyValue) -> Option<Object> {
-        let uid = if kv.create_revision == 0 { String::new() } else { kv.create_revision.to_string() };
-        let parts = ObjectParts::bare(self.key(&kv.key).ok()?, version(kv.mod_revision));
+        let key = self.key(&kv.key).ok()?;
+        let uid = if kv.create_revision == 0 { String::new() } else { uid(kv.create_revision, &key) };
+        let parts = ObjectParts::bare(key, version(kv.mod_revision));
         Some(Object::new(ObjectParts { uid, ..parts }))
     }
 
@@ -81,6 +87,10 @@ impl Prefix {
         };
         ObjectKey::new(namespace, name).map_err(|error| error.to_string())
     }
+}
+
+fn uid(create_revision: i64, key: &ObjectKey) -> String {
+    format!("{create_revision}/{key}")
 }
 
 /// Converts a revision to a version.
@@ -117,10 +127,11 @@ mod tests {
         for (key, namespace, name) in [("web", "", "web"), ("shop/web", "shop", "web"), ("shop/a/b", "shop", "a/b")] {
             let object = prefix.object(kv(&format!("/settings/{key}"), "1")).unwrap();
             assert_eq!((object.key().namespace(), object.key().name()), (namespace, name));
-            assert_eq!((object.uid(), object.version().to_string().as_str()), ("5", "7"));
+            let uid = format!("5/{key}");
+            assert_eq!((object.uid(), object.version().to_string().as_str()), (&*uid, "7"));
             let put = kv(&format!("/settings/{key}"), "");
             let bare = prefix.bare(&put).unwrap();
-            assert_eq!((bare.key(), bare.uid(), bare.version().number()), (object.key(), "5", 7));
+            assert_eq!((bare.key(), bare.uid(), bare.version().number()), (object.key(), &*uid, 7));
             let bare = prefix.bare(&KeyValue { create_revision: 0, mod_revision: 9, ..put }).unwrap();
             assert_eq!((bare.key(), bare.uid(), bare.version().number()), (object.key(), "", 9));
         }
@@ -150,7 +161,11 @@ mod tests {
         let manifest = object(text);
         assert_eq!((manifest.api_version(), manifest.kind()), ("v1", "Pod"));
         assert_eq!(manifest.labels().get("app"), Some("web"));
-        assert_eq!((manifest.key().to_string(), manifest.uid()), ("shop/web".to_owned(), "5"), "the key is etcd's");
+        assert_eq!(
+            (manifest.key().to_string(), manifest.uid()),
+            ("shop/web".to_owned(), "5/shop/web"),
+            "the key is etcd's"
+        );
         for json in ["{\"a\":1}", "[1]", "5", "\"x\"", "null", r#"{"kind":5}"#, r#"{"metadata":{"labels":{"a":1}}}"#] {
             assert_eq!(object(json).media_type(), JSON, "{json}");
             assert_eq!(object(json).body(), json.as_bytes());

@@ -41,6 +41,7 @@ use super::{
 use crate::{
     cache::{Delta, SourceError},
     model::Event,
+    source::small_file,
 };
 
 /// Open watch.
@@ -65,6 +66,8 @@ pub(super) struct EtcdWatch {
     requested_at: Option<Instant>,
     /// Time of the first request since the last response.
     unanswered_since: Option<Instant>,
+    /// Completes when the files that the connection was made from have changed.
+    changed: Pin<Box<dyn Future<Output = ()> + Send>>,
     /// Read of the cluster's revision, for a server whose progress responses cannot be trusted.
     head: Option<Head>,
 }
@@ -116,7 +119,9 @@ impl EtcdWatch {
         let responses = connection.watch(receiver).await.map_err(|status| connection.error(&status))?;
         let now = Instant::now();
         let requested_at = (!is_after_break).then_some(now);
+        let changed = Box::pin(small_file::changed(shared.config.files(), connection.files.clone()));
         let mut live = Self {
+            changed,
             start,
             last: Position { connection: connection.id, ..from },
             shared,
@@ -182,6 +187,11 @@ impl EtcdWatch {
             message = self.responses.message() => {
                 let message = message.map_err(|status| self.connection.error(&status))?;
                 self.take(message)
+            }
+            // Cancel-safe: it continues at the next poll.
+            () = &mut self.changed => {
+                let endpoint = self.connection.endpoint();
+                Err(SourceError::Busy(format!("{endpoint}: the password or a certificate has changed, reconnecting")))
             }
             // Cancel-safe: the call continues at the next poll.
             header = pin!(head) => {

@@ -8,24 +8,30 @@
 //! - The same bytes make no event and keep their version, whichever file they come from: a renamed file, or a waiting object
 //!   that replaces an equal one, changes nothing.
 //! - Every event is one version after the event before it; the first application is version 1 as a whole.
+//! - No two served objects have one uid.
 //! - An object that no file contains any more is served until the engine deletes it.
-//! - An unusable file changes nothing but the list of unusable files.
+//! - A file with parts that cannot be read keeps its last good objects, unless they are among the readable ones.
 //! - A missing file keeps its objects until it is deleted, but of two objects with one key that of an existing file has
-//!   precedence: a file that was moved and changed is served at once. A file that reappears without usable content stays
+//!   precedence: a file that was moved and changed is served at once. A file that reappears without any readable content stays
 //!   missing, because its earlier content is older.
 //!
 //! `scan` finds files, `read` and `decode` read them; `source::problems` reports problems.
 
+mod uids;
+
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, hash_map::Entry},
     sync::Arc,
 };
 
 use foldhash::fast::RandomState;
 use smallvec::SmallVec;
 
-use super::root::FileId;
-use crate::model::{Event, Lineage, Object, ObjectKey, ResourceVersion};
+use super::{decode::Unread, root::FileId};
+use crate::{
+    model::{Event, Lineage, Object, ObjectKey, ResourceVersion},
+    source::uids::Uids,
+};
 
 /// Catalog of one directory. A file's path is relative to the root, in UTF-8, with `/` between its parts.
 #[derive(Debug)]
@@ -43,8 +49,9 @@ pub(super) struct Catalog {
     contested: BTreeSet<ObjectKey>,
     /// Number of objects of each kind, served or waiting. An object without a kind is not counted.
     kinds: BTreeMap<Box<str>, usize>,
-    /// Files whose content could not be used when it was last read, with the reason.
-    unusable: BTreeMap<Arc<str>, String>,
+    uids: Uids,
+    /// Files that could not be read completely when they were last read.
+    unread: BTreeMap<Arc<str>, Unread>,
 }
 
 /// Identity and state of a file from `stat`. Two equal stamps mean the same bytes, unless the file had been changed so
@@ -90,10 +97,9 @@ pub(super) enum Content {
     Objects(Vec<Object>),
     /// Exactly its known objects, according to [`Catalog::holds`]. A scan meets a file once.
     Same,
-    /// White space only.
-    Blank,
-    /// Unusable: incomplete, too large or not readable. The last good objects stay.
-    Unusable(String),
+    /// Objects of the parts that could be read, and the others: incomplete, too large or not readable. The last good objects
+    /// that are not among these stay.
+    Partial(Vec<Object>, Unread),
 }
 
 #[derive(Debug, Default)]
@@ -104,6 +110,8 @@ struct FileRecord {
     is_missing: bool,
     /// Objects of the file, nearly always one.
     objects: SmallVec<[Arc<Object>; 1]>,
+    /// Number of those at their end that are the last good ones, and may be in a part that cannot be read now.
+    kept: u32,
 }
 
 /// Claim of a file on a key. The order of claims is their precedence.
@@ -119,9 +127,6 @@ struct Claim {
 /// Objects served before an application, under the keys that it touches.
 type Before = HashMap<ObjectKey, Option<Arc<Object>>, RandomState>;
 
-/// Reason for a file that has become empty.
-const BLANK: &str = "file is empty; delete it to delete its objects";
-
 // === impl Catalog ===
 
 impl Catalog {
@@ -135,7 +140,8 @@ impl Catalog {
             unclaimed: BTreeMap::new(),
             contested: BTreeSet::new(),
             kinds: BTreeMap::new(),
-            unusable: BTreeMap::new(),
+            uids: Uids::default(),
+            unread: BTreeMap::new(),
         }
     }
 
@@ -182,12 +188,17 @@ impl Catalog {
         record.id().map(|id| (id, record.objects.len()))
     }
 
+    /// Returns true if a file at this path may have had objects: it has some, or nothing is known of it.
+    pub(super) fn may_have_had(&self, path: &str) -> bool {
+        self.number == 0 || self.unread.contains_key(path) || self.has_objects(path)
+    }
+
     /// Returns true if these are the known objects of a file. A scan that reads all files again need not keep the unchanged ones
     /// until its end.
     pub(super) fn holds(&self, path: &str, objects: &[Object]) -> bool {
         let is_known = |(known, object): (&Arc<Object>, &Object)| known.key() == object.key() && is_same(known, object);
-        self.files
-            .get(path)
+        let record = self.files.get(path).filter(|record| record.kept == 0);
+        record
             .map(|record| &record.objects)
             .is_some_and(|known| known.len() == objects.len() && known.iter().zip(objects).all(is_known))
     }
@@ -207,10 +218,47 @@ impl Catalog {
         self.kinds.keys().map(|kind| &**kind)
     }
 
-    /// Returns the unusable files: the path, the reason, and true if the file keeps good objects.
-    pub(super) fn unusable(&self) -> impl Iterator<Item = (&Arc<str>, &str, bool)> {
-        let has_objects = |path| self.files.get(path).is_some_and(|record| !record.objects.is_empty());
-        self.unusable.iter().map(move |(path, reason)| (path, reason.as_str(), has_objects(path)))
+    /// Returns the files with parts that cannot be read: the path, the parts, and the number of last good objects that are kept
+    /// for them.
+    pub(super) fn unread(&self) -> impl Iterator<Item = (&Arc<str>, &Unread, usize)> {
+        let kept = |path| self.files.get(path).map_or(0, |record| record.kept as usize);
+        self.unread.iter().map(move |(path, unread)| (path, unread, kept(path)))
+    }
+
+    /// Returns the existing ones among these that may contain any object: there are more parts than last good objects.
+    pub(super) fn unknown(&self) -> impl Iterator<Item = (&Arc<str>, &Unread)> {
+        let is_missing = |path| self.files.get(path).is_some_and(|record| record.is_missing);
+        let unknown = self.unread().filter(move |(path, unread, kept)| unread.count > *kept && !is_missing(*path));
+        unknown.map(|(path, unread, _)| (path, unread))
+    }
+
+    /// Returns true if the file at this path has objects.
+    pub(super) fn has_objects(&self, path: &str) -> bool {
+        self.files.get(path).is_some_and(|record| !record.objects.is_empty())
+    }
+
+    /// Begins with the objects of an earlier run, and the keys of each file as it was read last. No file has them yet.
+    pub(super) fn resume(&mut self, files: Vec<(Arc<str>, Vec<ObjectKey>)>, objects: Vec<Arc<Object>>) {
+        self.number = 1;
+        let objects: BTreeMap<_, _> = objects.into_iter().map(|object| (object.key().clone(), object)).collect();
+        self.uids.resume(objects.values());
+        for (path, keys) in files {
+            let known: SmallVec<[Arc<Object>; 1]> = keys.iter().filter_map(|key| objects.get(key).cloned()).collect();
+            let kept = known.len() as u32;
+            for object in &known {
+                self.count_kind(object.kind(), true);
+            }
+            let record = FileRecord { objects: known, kept, ..FileRecord::default() };
+            self.claims.extend(record.claims(&path));
+            self.files.insert(path, Box::new(record));
+        }
+        let is_claimed = |key: &ObjectKey| self.claims_of(key).next().is_some();
+        self.unclaimed = objects.into_iter().filter(|(key, _)| !is_claimed(key)).collect();
+    }
+
+    /// Returns the files, and the keys of their objects.
+    pub(super) fn keys(&self) -> impl Iterator<Item = (&Arc<str>, impl Iterator<Item = &ObjectKey>)> {
+        self.files.iter().map(|(path, record)| (path, record.objects.iter().map(|object| object.key())))
     }
 
     /// Returns the objects that are not served because another one has their key: the key, the served path, the waiting
@@ -227,6 +275,7 @@ impl Catalog {
     pub(super) fn delete(&mut self, keys: &[ObjectKey]) -> Vec<Event> {
         let deleted: Vec<_> = keys.iter().filter_map(|key| self.unclaimed.remove(key)).collect();
         let deleted = deleted.into_iter().map(|object| {
+            self.uids.release(&object);
             self.number += 1;
             Event::Deleted(Arc::new(object.at_version(self.version())))
         });
@@ -269,6 +318,7 @@ impl Catalog {
             self.number = 1;
             // In the order of their keys, the nodes are left half empty.
             self.claims = std::mem::take(&mut self.claims).into_iter().collect();
+            self.claim_uids();
             return events;
         }
         for (old, winner) in present {
@@ -284,32 +334,27 @@ impl Catalog {
             Finding::Missing => return self.set_missing(&path, true, before),
             Finding::Found => return self.set_missing(&path, false, before),
             Finding::Gone => {
-                self.unusable.remove(&path);
-                self.replace(&path, Vec::new(), before);
+                self.unread.remove(&path);
+                self.replace(&path, Vec::new(), false, before);
                 self.files.remove(&path);
                 return;
             }
         };
-        let has_objects = self.files.get(&path).is_some_and(|record| !record.objects.is_empty());
-        let objects = match content {
-            Content::Objects(objects) => Ok(Some(objects)),
-            Content::Same => Ok(None),
-            Content::Blank if has_objects => Err(BLANK.to_owned()),
-            Content::Blank => Ok(Some(Vec::new())),
-            Content::Unusable(reason) => Err(reason),
-        };
         let record = self.files.entry(path.clone()).or_default();
         record.is_read(id, stamp);
-        match objects {
-            Ok(objects) => {
-                self.set_missing(&path, false, before);
-                self.unusable.remove(&path);
-                if let Some(objects) = objects {
-                    self.replace(&path, objects, before);
-                }
+        let is_readable = !matches!(&content, Content::Partial(objects, _) if objects.is_empty());
+        if is_readable {
+            self.set_missing(&path, false, before);
+        }
+        match content {
+            Content::Same => drop(self.unread.remove(&path)),
+            Content::Objects(objects) => {
+                self.unread.remove(&path);
+                self.replace(&path, objects, false, before);
             }
-            Err(reason) => {
-                self.unusable.insert(path, reason);
+            Content::Partial(objects, unread) => {
+                self.unread.insert(path.clone(), unread);
+                self.replace(&path, objects, true, before);
             }
         }
     }
@@ -317,14 +362,14 @@ impl Catalog {
     /// Moves a file's claims behind those of existing files, or back among them.
     fn set_missing(&mut self, path: &Arc<str>, is_missing: bool, before: &mut Before) {
         let Some(record) = self.files.get_mut(path).filter(|record| record.is_missing != is_missing) else { return };
+        let old: Vec<_> = record.claims(path).collect();
         record.is_missing = is_missing;
-        let objects = record.objects.clone();
-        self.remember(objects.iter().map(|object| object.key()), before);
-        for (position, object) in (0..).zip(&objects) {
-            let claim = |is_missing| Claim { key: object.key().clone(), is_missing, path: path.clone(), position };
-            self.claims.remove(&claim(!is_missing));
-            self.claims.insert(claim(is_missing));
+        let new: Vec<_> = record.claims(path).collect();
+        self.remember(old.iter().map(|claim| &claim.key), before);
+        for claim in &old {
+            self.claims.remove(claim);
         }
+        self.claims.extend(new);
     }
 
     /// Records the objects served under these keys, unless they are recorded already.
@@ -337,25 +382,29 @@ impl Catalog {
         }
     }
 
-    /// Replaces a file's objects with `new`, and records the objects served under the keys of both.
-    fn replace(&mut self, path: &Arc<str>, new: Vec<Object>, before: &mut Before) {
-        let (old, is_missing) = match self.files.get(path) {
-            Some(record) => (record.objects.clone(), record.is_missing),
-            None => (SmallVec::new(), false),
-        };
-        self.remember(old.iter().map(|object| object.key()).chain(new.iter().map(Object::key)), before);
-        let claim =
-            |position, object: &Object| Claim { key: object.key().clone(), is_missing, path: path.clone(), position };
-        for (position, object) in (0..).zip(&old) {
-            self.claims.remove(&claim(position, object));
+    /// Replaces a file's objects with `new`, and records the objects served under the keys of both. With `keeps`, old ones that are
+    /// not among the new ones stay behind them.
+    fn replace(&mut self, path: &Arc<str>, new: Vec<Object>, keeps: bool, before: &mut Before) {
+        let Some(record) = self.files.get(path) else { return };
+        let (old, old_claims) = (record.objects.clone(), record.claims(path).collect::<Vec<_>>());
+        let mut objects: SmallVec<[Arc<Object>; 1]> = new.into_iter().map(Arc::new).collect();
+        let read = objects.len();
+        if keeps {
+            let keys: HashSet<ObjectKey, RandomState> = objects.iter().map(|object| object.key().clone()).collect();
+            objects.extend(old.iter().filter(|object| !keys.contains(object.key())).cloned());
+        }
+        self.remember(old.iter().chain(&objects).map(|object| object.key()), before);
+        for (claim, object) in old_claims.iter().zip(&old) {
+            self.claims.remove(claim);
             self.count_kind(object.kind(), false);
         }
-        for (position, object) in (0..).zip(&new) {
-            self.claims.insert(claim(position, object));
+        for object in &objects {
             self.count_kind(object.kind(), true);
         }
         if let Some(record) = self.files.get_mut(path) {
-            record.objects = new.into_iter().map(Arc::new).collect();
+            record.kept = (objects.len() - read) as u32;
+            record.objects = objects;
+            self.claims.extend(record.claims(path));
         }
     }
 
@@ -368,7 +417,12 @@ impl Catalog {
                 *slot = old;
                 return None;
             }
-            old => old.is_none(),
+            old => {
+                if let Some(other) = self.uids.claim(slot, old.as_deref()) {
+                    *slot = Arc::new(other);
+                }
+                old.is_none()
+            }
         };
         if *slot.version() != next {
             *slot = Arc::new(slot.at_version(next));
@@ -408,6 +462,17 @@ impl Catalog {
 // === impl FileRecord ===
 
 impl FileRecord {
+    /// Returns the claims of the file at this path on the keys of its objects.
+    fn claims(&self, path: &Arc<str>) -> impl Iterator<Item = Claim> {
+        let Self { is_missing, objects, .. } = self;
+        (0..).zip(objects).map(move |(position, object)| Claim {
+            key: object.key().clone(),
+            is_missing: *is_missing,
+            path: path.clone(),
+            position,
+        })
+    }
+
     /// Returns the identity of the file when it was last opened.
     fn id(&self) -> Option<FileId> {
         self.opened.as_deref().copied().or(self.stamp.map(|stamp| stamp.id))

@@ -3,33 +3,60 @@
 //! `scan` calls it for every file that has to be read; without I/O.
 //!
 //! Invariants:
-//! - The result is all of the file's objects or none: one bad document makes the whole file unusable, so that its earlier
-//!   good objects stay as they were.
+//! - A document or item that cannot be read is named, with its place in the file, and takes nothing else with it. Whoever has the
+//!   file's earlier objects keeps those that are not among the readable ones: the unreadable part may contain them.
 //! - JSON bodies are the file's own bytes, without the white space around them. YAML bodies are the JSON of the same
 //!   value with sorted keys; integers that fit 64 bits are exact.
 //! - A body is an allocation of its own and never a slice of the file: one unchanged object of a large file does not
 //!   keep the rest of that file's old bytes in memory.
-//! - YAML is read as kubectl reads it: version 1.1, where `yes`, `on` and `y` are booleans and `0644` is octal.
+//! - YAML is read as kubectl reads it: version 1.1, where `yes`, `on` and `y` are booleans and `0644` is octal; and a number
+//!   without a fraction is written without one, so that `0008` and `1.0` are integers for who reads the JSON.
 //! - `serde_saphyr`'s budget bounds the cost of alias bombs and deep nesting; only the limits without aliases are raised, so
 //!   that a dump of a whole cluster can be read.
 //!
 //! `scan` selects the files and limits their size; `catalog` selects one of two objects with one key.
 
+mod fault;
+mod list;
+mod place;
+mod text;
+
 use std::{borrow::Cow, path::Path};
 
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
+use serde_saphyr::{Error, MessageFormatter, Options, UserMessageFormatter};
 
-use crate::{
-    model::{Object, ObjectError, ResourceVersion, json_problem},
-    source::text::one_line,
+use self::{
+    fault::{Fault, Problem},
+    list::{Implied, list_head},
+    place::Step,
+    text::{decoded, documents, place},
 };
+use crate::model::{Object, ObjectError, ResourceVersion, json_problem};
 
 /// Format of a file, by the extension of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
     Json,
     Yaml,
+}
+
+/// Content of a file.
+#[derive(Debug, Default)]
+pub(super) struct Decoded {
+    pub(super) objects: Vec<Object>,
+    /// Parts that cannot be read; `None` if all were.
+    pub(super) unread: Option<Unread>,
+}
+
+/// Parts of a file that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Unread {
+    /// Number of these parts, as far as it is known; at least 1.
+    pub(super) count: usize,
+    /// Places and problems of the first of them, in one line.
+    pub(super) reason: String,
 }
 
 /// Collects the objects of one file.
@@ -40,32 +67,16 @@ struct Decoder<'a> {
     /// Number of objects without a name so far, of any kind.
     unnamed: usize,
     objects: Vec<Object>,
+    faults: Vec<Fault>,
+    /// Number of faults, including those that are not shown.
+    count: usize,
 }
 
-/// Fields by which a list differs from an object. Only a list is read this way; objects are read by [`Object::from_json`].
+/// Kind of an object that cannot be read otherwise.
 #[derive(Deserialize)]
-struct ListHead<'a> {
-    #[serde(rename = "apiVersion", borrow, default)]
-    api_version: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    kind: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    metadata: Option<ListMeta<'a>>,
-    #[serde(borrow, default)]
-    items: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct ListMeta<'a> {
-    #[serde(borrow, default)]
-    name: Option<Cow<'a, str>>,
-}
-
-/// Type of the items of a `PodList`, for example: the API server omits it in them.
-#[derive(Default)]
-struct Implied {
-    api_version: String,
-    kind: String,
+struct OnlyKind<'a> {
+    #[serde(borrow)]
+    kind: Cow<'a, str>,
 }
 
 /// Limit of lists inside of lists (`kubectl get -o json` of several files); nothing sensible nests deeper.
@@ -78,8 +89,11 @@ const MAX_NODES: usize = 8_000_000;
 /// Limit of the events that aliases add to one YAML file: far more than anchors in manifests do, and a bomb ends in
 /// milliseconds.
 const MAX_REPLAYED_EVENTS: usize = 100_000;
+/// The same for a document of a file that is read document by document; by its share of the file it may have more.
+const MIN_REPLAYED_EVENTS: usize = 1_000;
 
-const BOM: &[u8] = b"\xEF\xBB\xBF";
+/// Limit of the unreadable parts that are shown.
+const MAX_FAULTS: usize = 3;
 
 // === impl Format ===
 
@@ -96,105 +110,188 @@ impl Format {
 
 /// Returns true if there is only white space: an empty file, or the moment between truncation and write.
 pub(super) fn is_blank(bytes: &[u8]) -> bool {
-    without_bom(bytes).trim_ascii().is_empty()
+    bytes.len() < MAX_BLANK_BYTES && decoded(bytes).is_ok_and(|text| text.trim().is_empty())
 }
+
+/// Size from which on a file is not checked for being blank.
+const MAX_BLANK_BYTES: usize = 4096;
 
 /// Decodes a file. `path` is relative to the root; with `kind`, objects of other kinds are left out. All objects get
 /// `version`.
-///
-/// # Errors
-///
-/// The problem and its position in the file, in one line.
 pub(super) fn decode(
     path: &str,
     format: Format,
     bytes: &[u8],
     kind: Option<&str>,
     version: &ResourceVersion,
-) -> Result<Vec<Object>, String> {
-    let mut decoder = Decoder { path, kind, version, unnamed: 0, objects: Vec::new() };
-    let bytes = without_bom(bytes);
-    match format {
-        Format::Json => decoder.json_file(bytes)?,
-        Format::Yaml => decoder.yaml_file(bytes)?,
+) -> Decoded {
+    let text = match decoded(bytes) {
+        Ok(text) => text,
+        Err(reason) => return Decoded { unread: Some(Unread { count: 1, reason }), ..Decoded::default() },
+    };
+    let empty = || Decoder::new(path, kind, version);
+    let is_json_like = text.trim_start().starts_with(['{', '[']);
+    if format == Format::Json && (is_json_like || serde_json::from_str::<Value>(&text).is_ok()) {
+        return empty().json(&text);
     }
-    Ok(decoder.objects)
-}
-
-fn without_bom(bytes: &[u8]) -> &[u8] {
-    bytes.strip_prefix(BOM).unwrap_or(bytes)
+    // YAML, also in a file that is called `.json`.
+    let decoded = empty().yaml(&text);
+    if decoded.unread.is_some() && is_json_like {
+        // JSON values one after the other are no YAML.
+        let as_json = empty().json(&text);
+        if as_json.unread.is_none() {
+            return as_json;
+        }
+    }
+    decoded
 }
 
 // === impl Decoder ===
 
-impl Decoder<'_> {
-    fn json_file(&mut self, bytes: &[u8]) -> Result<(), String> {
-        let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<&RawValue>();
+impl<'a> Decoder<'a> {
+    fn new(path: &'a str, kind: Option<&'a str>, version: &'a ResourceVersion) -> Self {
+        Self { path, kind, version, unnamed: 0, objects: Vec::new(), faults: Vec::new(), count: 0 }
+    }
+
+    fn finish(self) -> Decoded {
+        let Self { objects, faults, count, .. } = self;
+        let shown = faults.iter().map(Fault::to_line).collect::<Vec<_>>().join("; ");
+        let more = count.saturating_sub(faults.len());
+        let reason = if more == 0 { shown } else { format!("{shown}; and {more} more") };
+        Decoded { objects, unread: (count > 0).then_some(Unread { count, reason }) }
+    }
+
+    fn json(mut self, text: &str) -> Decoded {
+        let values = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>();
         let mut count = 0_usize;
-        loop {
-            let value = match values.next() {
-                None => return Ok(()),
-                Some(Ok(value)) => value,
-                Some(Err(error)) => return Err(one_line(&error.to_string())),
-            };
+        for value in values {
             count += 1;
-            self.value(value.get().as_bytes(), &Implied::default(), 0).map_err(|error| match count {
-                1 => error,
-                _ => format!("value {count}: {error}"),
-            })?;
-        }
-    }
-
-    fn yaml_file(&mut self, bytes: &[u8]) -> Result<(), String> {
-        let text = std::str::from_utf8(bytes).map_err(|error| format!("not UTF-8 text: {error}"))?;
-        let options = serde_saphyr::options! {
-            legacy_octal_numbers: true,
-            with_snippet: false,
-            budget: serde_saphyr::budget! {
-                max_documents: MAX_DOCUMENTS,
-                max_nodes: MAX_NODES,
-                max_events: 2 * MAX_NODES,
-            },
-            alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: MAX_REPLAYED_EVENTS },
-        };
-        let documents: Vec<Value> =
-            serde_saphyr::from_multiple_with_options(text, options).map_err(|error| one_line(&error.to_string()))?;
-        for (at, document) in documents.into_iter().enumerate() {
-            self.yaml_document(document).map_err(|error| match at {
-                0 => error,
-                _ => format!("document {}: {error}", at + 1),
-            })?;
-        }
-        Ok(())
-    }
-
-    fn yaml_document(&mut self, document: Value) -> Result<(), String> {
-        if document.is_string() {
-            // The first letters of an incomplete mapping are a YAML string too, which is never intended.
-            return Err("a string is not a manifest (is the file half-written?)".into());
-        }
-        let json = serde_json::to_vec(&document).map_err(|error| one_line(&error.to_string()))?;
-        drop(document);
-        self.value(&json, &Implied::default(), 0)
-    }
-
-    /// Decodes one JSON value: an object, or a list of them. `depth` is the number of lists around it.
-    fn value(&mut self, json: &[u8], implied: &Implied, depth: usize) -> Result<(), String> {
-        match list_head(json) {
-            Some((head, items)) => {
-                if depth >= MAX_LIST_DEPTH {
-                    return Err(format!("lists nested too deeply (limit: {MAX_LIST_DEPTH})"));
+            let first = self.faults.len();
+            let base = match value {
+                Ok(value) => {
+                    self.value(value.get().as_bytes(), &Implied::default(), &mut Vec::new());
+                    value.get()
                 }
-                let items: Vec<&RawValue> =
-                    serde_json::from_str(items).map_err(|e| format!("items: {}", json_problem(&e)))?;
-                for (at, item) in items.into_iter().enumerate() {
-                    self.value(item.get().as_bytes(), &head, depth + 1)
-                        .map_err(|error| format!("items[{at}]: {error}"))?;
+                Err(error) => {
+                    let problem = json_problem(&error);
+                    let problem = problem.rsplit_once(" at line ").map_or(&*problem, |(problem, _)| problem);
+                    self.fault(&[], Problem::Other(problem.to_owned()));
+                    self.place_from(first, Some((error.line(), error.column())), count);
+                    break;
                 }
-                Ok(())
+            };
+            let begin = base.as_ptr().addr().saturating_sub(text.as_ptr().addr());
+            for fault in &mut self.faults[first..] {
+                let offset = begin + fault.offset_in(base).unwrap_or_default();
+                fault.place = Some(place(text, offset));
+                fault.within = if count > 1 { format!("value {count}, ") } else { String::new() };
             }
-            None => self.object(json, implied).map_err(|error| error.to_string()),
         }
+        self.finish()
+    }
+
+    fn yaml(self, text: &str) -> Decoded {
+        let (path, kind, version) = (self.path, self.kind, self.version);
+        match self.yaml_at_once(text) {
+            Some(decoded) => decoded,
+            None => Self::new(path, kind, version).yaml_by_document(text),
+        }
+    }
+
+    /// Reads a text in which every document can be read; `None` for any other.
+    fn yaml_at_once(mut self, text: &str) -> Option<Decoded> {
+        let values: Vec<Value> = serde_saphyr::from_multiple_with_options(text, options(MAX_REPLAYED_EVENTS)).ok()?;
+        for value in values {
+            self.yaml_value(value);
+            if self.count > 0 {
+                return None;
+            }
+        }
+        Some(self.finish())
+    }
+
+    fn yaml_by_document(mut self, text: &str) -> Decoded {
+        let documents = documents(text);
+        if documents.len() > MAX_DOCUMENTS {
+            self.fault(&[], Problem::Other(format!("more than {MAX_DOCUMENTS} documents; split the file")));
+            return self.finish();
+        }
+        for (at, document) in documents.iter().enumerate() {
+            let first = self.faults.len();
+            let share = (MAX_REPLAYED_EVENTS * document.text.len()).div_ceil(text.len().max(1));
+            let limits = || options(share.max(MIN_REPLAYED_EVENTS));
+            match serde_saphyr::from_multiple_with_options::<Value>(document.text, limits()) {
+                Ok(values) => {
+                    for value in values {
+                        self.yaml_value(value);
+                    }
+                    for fault in &mut self.faults[first..] {
+                        fault.find_in(document, limits());
+                    }
+                }
+                Err(error) => {
+                    let error = error.without_snippet();
+                    let number = |number: u64| usize::try_from(number).unwrap_or_default();
+                    let found = error.location().filter(|found| found.line() > 0);
+                    self.fault(&[], Problem::Other(explain(error)));
+                    let found =
+                        found.map(|found| (number(found.line()) + document.lines_before, number(found.column())));
+                    self.place_from(first, found, 1);
+                }
+            }
+            for fault in &mut self.faults[first..] {
+                fault.within = if documents.len() > 1 { format!("document {}, ", at + 1) } else { String::new() };
+                fault.place = fault.place.or(Some((document.lines_before + 1, 1)));
+            }
+        }
+        self.finish()
+    }
+
+    fn yaml_value(&mut self, mut value: Value) {
+        if value.is_string() {
+            // The first letters of an incomplete mapping are a YAML string too, which is never intended.
+            return self.fault(&[], Problem::Other("a string is not a manifest (is the file half-written?)".into()));
+        }
+        if value.as_object().is_some_and(serde_json::Map::is_empty) {
+            return;
+        }
+        without_fractions(&mut value);
+        match serde_json::to_vec(&value) {
+            Ok(json) => {
+                drop(value);
+                self.value(&json, &Implied::default(), &mut Vec::new());
+            }
+            Err(error) => self.fault(&[], Problem::Other(error.to_string())),
+        }
+    }
+
+    /// Decodes one JSON value: an object, or a list of them. `steps` lead to it; every list has two.
+    fn value(&mut self, json: &[u8], implied: &Implied, steps: &mut Vec<Step>) {
+        // An item without any content is nobody's object.
+        if json == b"null" || (json == b"{}" && !steps.is_empty()) {
+            return;
+        }
+        let Some((head, items)) = list_head(json) else {
+            if let Err(error) = self.object(json, implied) {
+                self.object_fault(json, implied, steps, error);
+            }
+            return;
+        };
+        if steps.len() >= 2 * MAX_LIST_DEPTH {
+            return self.fault(steps, Problem::Other(format!("lists nested too deeply (limit: {MAX_LIST_DEPTH})")));
+        }
+        steps.push(Step::Key("items".to_owned()));
+        match serde_json::from_str::<Vec<&RawValue>>(items) {
+            Ok(items) => {
+                for (at, item) in items.into_iter().enumerate() {
+                    steps.push(Step::Item(at));
+                    self.value(item.get().as_bytes(), &head, steps);
+                    steps.pop();
+                }
+            }
+            Err(error) => self.fault(steps, Problem::Other(json_problem(&error))),
+        }
+        steps.pop();
     }
 
     fn object(&mut self, json: &[u8], implied: &Implied) -> Result<(), ObjectError> {
@@ -205,6 +302,11 @@ impl Decoder<'_> {
         let mut object = Object::from_json(json, &default_name, self.version.clone())?;
         if object.key().namespace().is_empty() && object.key().name() == default_name {
             self.unnamed += 1;
+            if self.count > 0 {
+                // An object before it may be one without a name, too.
+                self.count += 1;
+                return Ok(());
+            }
         }
         if object.kind().is_empty() && !implied.kind.is_empty() {
             object = object.with_type(&implied.api_version, &implied.kind).checked()?;
@@ -214,190 +316,92 @@ impl Decoder<'_> {
         }
         Ok(())
     }
-}
 
-// === impl Implied ===
+    /// Records an object that cannot be read, unless it is of another kind than the configured one.
+    fn object_fault(&mut self, json: &[u8], implied: &Implied, steps: &[Step], error: ObjectError) {
+        let own = serde_json::from_slice::<OnlyKind<'_>>(json).map(|own| own.kind).unwrap_or_default();
+        let kind = if own.is_empty() { &*implied.kind } else { &*own };
+        if self.kind.is_some_and(|wanted| !kind.is_empty() && !kind.eq_ignore_ascii_case(wanted)) {
+            return;
+        }
+        let problem = match error {
+            ObjectError::Field(error) => Problem::Field(error),
+            ObjectError::Json(error) => {
+                let problem = json_problem(&error);
+                Problem::Other(problem.rsplit_once(" at line ").map_or(&*problem, |(problem, _)| problem).to_owned())
+            }
+            error => Problem::Other(error.to_string()),
+        };
+        self.fault(steps, problem);
+    }
 
-impl Implied {
-    fn of(list_kind: &str, api_version: &str) -> Self {
-        match list_kind.strip_suffix("List") {
-            None | Some("") => Self::default(),
-            Some(kind) => Self { api_version: api_version.to_owned(), kind: kind.to_owned() },
+    fn fault(&mut self, steps: &[Step], problem: Problem) {
+        self.count += 1;
+        if self.faults.len() < MAX_FAULTS {
+            self.faults.push(Fault::new(steps, problem));
+        }
+    }
+
+    /// Sets the place of the faults from this one on, and the number of their value.
+    fn place_from(&mut self, first: usize, place: Option<(usize, usize)>, value: usize) {
+        for fault in &mut self.faults[first..] {
+            fault.place = place;
+            fault.within = if value > 1 { format!("value {value}, ") } else { String::new() };
         }
     }
 }
 
-/// Returns the type of a list's items, and their text; `None` if the value is not a list.
-fn list_head(json: &[u8]) -> Option<(Implied, &str)> {
-    // A search for the word costs far less than parsing every object, nearly none of which is a list.
-    if json.first() != Some(&b'{') || memchr::memmem::find(json, b"List\"").is_none() {
-        return None;
+fn options(max_replayed_events: usize) -> Options {
+    serde_saphyr::options! {
+        legacy_octal_numbers: true,
+        with_snippet: false,
+        budget: serde_saphyr::budget! {
+            max_documents: MAX_DOCUMENTS,
+            max_nodes: MAX_NODES,
+            max_events: 2 * MAX_NODES,
+        },
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: max_replayed_events },
     }
-    let head: ListHead<'_> = serde_json::from_slice(json).ok()?;
-    let kind = head.kind.unwrap_or_default();
-    let named = head.metadata.and_then(|metadata| metadata.name).is_some_and(|name| !name.is_empty());
-    let items = head.items.map_or("null", RawValue::get);
-    if !is_list(&kind, named, items.starts_with('[')) {
-        return None;
-    }
-    let items = if items == "null" { "[]" } else { items };
-    Some((Implied::of(&kind, &head.api_version.unwrap_or_default()), items))
 }
 
-/// Returns true for a list. Kubernetes' lists have no name, and objects do: a custom `AllowList` with `items` stays one object.
-fn is_list(kind: &str, named: bool, has_items: bool) -> bool {
-    kind == "List" || (kind.ends_with("List") && has_items && !named)
+/// Returns the problem, worded for the author of the file.
+fn explain(error: &Error) -> String {
+    let cause = match error {
+        Error::AliasError { error, .. } => error,
+        _ => error,
+    };
+    match cause {
+        Error::DuplicateMappingKey { key: Some(key), .. } => format!("duplicate key {key:?}; remove one"),
+        Error::Budget { .. }
+        | Error::AliasReplayLimitExceeded { .. }
+        | Error::AliasReplayStackDepthExceeded { .. }
+        | Error::AliasExpansionLimitExceeded { .. } => {
+            "nested too deeply, or too large with its aliases expanded; split the file, or write less with aliases"
+                .into()
+        }
+        _ => UserMessageFormatter.format_message(error).into_owned(),
+    }
 }
+
+/// Writes numbers without a fraction as integers, as Go does: `0008`, which is no octal number, `1.0` and `1e3`.
+fn without_fractions(value: &mut Value) {
+    match value {
+        Value::Number(number) => {
+            let float = number.as_f64().filter(|_| number.is_f64()).filter(|float| float.fract() == 0.0);
+            // Negative zero keeps its sign; above 2^53 a float does not show the digits that were written.
+            let is_negative_zero = |float: f64| float == 0.0 && float.is_sign_negative();
+            if let Some(float) = float.filter(|float| float.abs() <= MAX_EXACT && !is_negative_zero(*float)) {
+                *value = Value::from(float as i64);
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(without_fractions),
+        Value::Object(fields) => fields.values_mut().for_each(without_fractions),
+        Value::Null | Value::Bool(_) | Value::String(_) => {}
+    }
+}
+
+/// Largest float below which every integer is exact: 2^53.
+const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::MAX_OBJECT_BYTES;
-
-    fn decode_as(format: Format, text: &str, kind: Option<&str>) -> Result<Vec<Object>, String> {
-        decode("dir/a.x", format, text.as_bytes(), kind, &ResourceVersion::decimal(7))
-    }
-
-    fn keys(objects: &[Object]) -> Vec<String> {
-        objects.iter().map(|object| object.key().to_string()).collect()
-    }
-
-    fn bodies(objects: &[Object]) -> Vec<&str> {
-        objects.iter().map(|object| std::str::from_utf8(object.body()).unwrap()).collect()
-    }
-
-    #[test]
-    fn json_bodies_are_the_bytes_of_the_file() {
-        let text =
-            "\u{feff}\n {\"metadata\": {\"name\":\"b\"},  \"n\":1.0}\t{\"metadata\":{\"name\":\"a\"}} \n [1]\n3 ";
-        let objects = decode_as(Format::Json, text, None).unwrap();
-        assert_eq!(keys(&objects), ["b", "a", "dir/a.x", "dir/a.x#2"]);
-        let expected = [r#"{"metadata": {"name":"b"},  "n":1.0}"#, r#"{"metadata":{"name":"a"}}"#, "[1]", "3"];
-        assert_eq!(bodies(&objects), expected);
-    }
-
-    #[test]
-    fn a_half_written_file_is_refused_as_a_whole() {
-        for text in [r#"{"a":1} {"b":"#, r#"{"a":1}}"#, "{\"a\": \u{0}}", "nope"] {
-            decode_as(Format::Json, text, None).unwrap_err();
-        }
-        for text in ["a: 1\n---\nb: [", "apiVersi", "a: b: c", "a: 1\n---\nmetadata:\n  na", "a\u{0}: 1"] {
-            decode_as(Format::Yaml, text, None).unwrap_err();
-        }
-        let error = decode_as(Format::Yaml, "a: 1\n---\nmetadata: {name: 5}", None).unwrap_err();
-        assert!(error.starts_with("document 2: "), "{error}");
-        let error = decode("x", Format::Yaml, b"a: \xff", None, &ResourceVersion::decimal(1)).unwrap_err();
-        assert!(error.starts_with("not UTF-8"), "{error}");
-    }
-
-    #[test]
-    fn yaml_documents_become_json_and_empty_ones_are_skipped() {
-        let text = "\n---\n# nothing\n---\nmetadata: {name: x}\nmode: 0644\nbig: 9007199254740993\nlow: -9223372036854775808\n\
-                    top: 18446744073709551615\nyes: \"no\"\n---\n~\n---\n- 1\n...\n---\nb: 1\n";
-        let objects = decode_as(Format::Yaml, text, None).unwrap();
-        assert_eq!(keys(&objects), ["x", "dir/a.x", "dir/a.x#2"]);
-        let first = r#"{"big":9007199254740993,"low":-9223372036854775808,"metadata":{"name":"x"},"mode":420,"top":18446744073709551615,"yes":"no"}"#;
-        assert_eq!(bodies(&objects), [first, "[1]", r#"{"b":1}"#]);
-        assert!(decode_as(Format::Yaml, "# only a comment\n", None).unwrap().is_empty());
-    }
-
-    #[test]
-    fn anchors_and_merge_keys_are_resolved() {
-        let text = "base: &b {a: 1}\nuse: *b\nmerged:\n  <<: *b\n  c: 2\n";
-        let objects = decode_as(Format::Yaml, text, None).unwrap();
-        assert_eq!(bodies(&objects), [r#"{"base":{"a":1},"merged":{"a":1,"c":2},"use":{"a":1}}"#]);
-    }
-
-    #[test]
-    fn a_dump_of_a_whole_cluster_can_be_read() {
-        let pod =
-            |at: usize| format!("- {{kind: Pod, metadata: {{name: p{at}}}, spec: {{a: [1, 2, 3, 4, 5, 6, 7, 8]}}}}\n");
-        let list = format!("apiVersion: v1\nkind: List\nitems:\n{}", (0..20_000).map(pod).collect::<Vec<_>>().concat());
-        assert_eq!(decode_as(Format::Yaml, &list, None).unwrap().len(), 20_000);
-        assert_eq!(decode_as(Format::Yaml, &"---\na: 1\n".repeat(5_000), None).unwrap().len(), 5_000);
-    }
-
-    #[test]
-    fn alias_bombs_are_rejected_in_one_line() {
-        let bomb = (1..10).fold(String::from("a0: &a0 [x]\n"), |text, n| {
-            format!("{text}a{n}: &a{n} [{}]\n", vec![format!("*a{}", n - 1); 10].join(","))
-        });
-        let deep = format!("a: {}{}", "[".repeat(100_000), "]".repeat(100_000));
-        for text in [bomb, deep, "- ".repeat(100_000), "---\n- 1\n".repeat(MAX_DOCUMENTS + 1)] {
-            let error = decode_as(Format::Yaml, &text, None).unwrap_err();
-            assert!(!error.contains('\n') && error.len() < 400, "{error}");
-        }
-    }
-
-    #[test]
-    fn deep_json_does_not_overflow_the_stack() {
-        let text = format!(r#"{{"kind":"List","items":{}{}}}"#, "[".repeat(100_000), "]".repeat(100_000));
-        let _either = decode_as(Format::Json, &text, None);
-        let mut nested = r#"{"a":1}"#.to_owned();
-        for _ in 0..10 {
-            nested = format!(r#"{{"kind":"List","items":[{nested}]}}"#);
-        }
-        assert!(decode_as(Format::Json, &nested, None).unwrap_err().contains("nested too deeply (limit: 4)"));
-    }
-
-    #[test]
-    fn a_list_is_expanded_to_its_items() {
-        let json = r#"{"apiVersion":"v1","kind":"List","items":[{"kind":"Pod","metadata":{"name":"a"}},
-            {"kind":"List","items":[{"kind":"Pod","metadata":{"name": "b"}}]}]}"#;
-        let yaml = "apiVersion: v1\nkind: List\nitems:\n- {kind: Pod, metadata: {name: a}}\n\
-                    - {kind: List, items: [{kind: Pod, metadata: {name: b}}]}\n";
-        let objects = decode_as(Format::Json, json, None).unwrap();
-        assert_eq!(keys(&objects), ["a", "b"]);
-        assert_eq!(objects[1].body(), br#"{"kind":"Pod","metadata":{"name": "b"}}"#);
-        assert_eq!(keys(&decode_as(Format::Yaml, yaml, None).unwrap()), ["a", "b"]);
-        assert!(decode_as(Format::Json, r#"{"kind":"List","items":null}"#, None).unwrap().is_empty());
-        assert!(decode_as(Format::Yaml, "kind: List\n", None).unwrap().is_empty());
-    }
-
-    #[test]
-    fn the_items_of_a_typed_list_have_its_type() {
-        let json = r#"{"apiVersion":"v1","kind":"PodList","metadata":{"resourceVersion":"5"},
-            "items":[{"metadata":{"name":"a"}}]}"#;
-        let yaml = "apiVersion: v1\nkind: PodList\nitems: [{metadata: {name: a}}]";
-        for (format, text) in [(Format::Json, json), (Format::Yaml, yaml)] {
-            let objects = decode_as(format, text, Some("pod")).unwrap();
-            assert_eq!((objects[0].kind(), objects[0].api_version()), ("Pod", "v1"));
-            assert_eq!(bodies(&objects), [r#"{"metadata":{"name":"a"}}"#]);
-        }
-        let own = r#"{"kind":"AllowList","metadata":{"name":"mine"},"items":[1,2]}"#;
-        assert_eq!(keys(&decode_as(Format::Json, own, None).unwrap()), ["mine"]);
-    }
-
-    #[test]
-    fn only_objects_of_the_configured_kind_are_decoded() {
-        let text = "kind: Pod\nmetadata: {name: a}\n---\nkind: Service\nmetadata: {name: b}\n---\nx: 1\n";
-        assert_eq!(keys(&decode_as(Format::Yaml, text, Some("pOD")).unwrap()), ["a"]);
-        assert!(decode_as(Format::Yaml, text, Some("Secret")).unwrap().is_empty());
-    }
-
-    #[test]
-    fn a_list_may_be_larger_than_an_object() {
-        let item = format!(r#"{{"metadata":{{"name":"NAME"}},"x":"{}"}}"#, "x".repeat(MAX_OBJECT_BYTES / 2));
-        let items = ["a", "b", "c"].map(|name| item.replace("NAME", name)).join(",");
-        let list = format!(r#"{{"kind":"List","items":[{items}]}}"#);
-        assert_eq!(keys(&decode_as(Format::Json, &list, None).unwrap()), ["a", "b", "c"]);
-        assert_eq!(keys(&decode_as(Format::Yaml, &list, None).unwrap()), ["a", "b", "c"]);
-        let single = format!(r#"{{"x":"{}"}}"#, "x".repeat(MAX_OBJECT_BYTES));
-        assert!(decode_as(Format::Json, &single, None).unwrap_err().contains("object too large: "));
-    }
-
-    #[test]
-    fn the_file_extension_determines_the_format() {
-        for (name, format) in [
-            ("a.json", Some(Format::Json)),
-            ("a.b.yaml", Some(Format::Yaml)),
-            ("a.yml", Some(Format::Yaml)),
-            ("a.yaml~", None),
-            ("a", None),
-            (".yaml", None),
-            ("a.JSON", None),
-        ] {
-            assert_eq!(Format::of(name), format, "{name}");
-        }
-    }
-}
+mod tests;

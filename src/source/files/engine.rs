@@ -9,6 +9,7 @@
 //! - Additions and modifications are applied at once, a deletion only when it is certain (`missing`): a file that a walk has
 //!   missed is deleted by a later walk, which has read all earlier writes. A different directory at the path, such as the
 //!   mount point of an unmounted volume, counts as unavailable while it has no manifests.
+//! - While a part of a file that was never read before cannot be read (`unread`), nothing is deleted: it may contain any object.
 //! - A cancelled scan changes nothing.
 //!
 //! `live` decides when to scan.
@@ -20,6 +21,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -33,6 +35,7 @@ use super::{
     root::{DirectoryId, Root},
     scan::{Scan, ScanError, Scanner, may_hold},
     unfinished::{Shrunk, Signs},
+    unread::UnreadParts,
 };
 use crate::{
     cache::{List, Problem, ProblemReason, SourceHealth},
@@ -62,6 +65,7 @@ pub(super) struct Engine {
     mounts: BTreeMap<String, DirectoryId>,
     /// Set once there has been a manifest since the start.
     has_had_files: bool,
+    unread: UnreadParts,
     /// Reason why the directory itself cannot be served, while it cannot.
     outage: Option<String>,
     /// Kinds in the last warning.
@@ -90,6 +94,15 @@ pub(super) struct Scanned {
     pub(super) again_at: Option<Instant>,
 }
 
+/// Files of a run, saved for the next one.
+#[derive(Debug, Serialize, Deserialize)]
+struct SavedFiles {
+    /// Directory of the last scan in which nothing was missing.
+    directory: Option<DirectoryId>,
+    /// Paths, and the namespaces and names of the objects in each file.
+    files: Vec<(String, Vec<(String, String)>)>,
+}
+
 /// Result of a walk.
 struct WalkResult {
     root: Root,
@@ -104,6 +117,10 @@ struct WalkResult {
 struct Remainder {
     /// True if the content of every existing file is applied.
     is_all_read: bool,
+    /// True if a file is being written that was never read before.
+    has_new_unfinished: bool,
+    /// Directories that could not be read.
+    unknown: BTreeSet<String>,
     /// Time at which another file is applied even without a notice.
     again_at: Option<Instant>,
     /// Problems outside of the files' contents.
@@ -125,6 +142,7 @@ impl Engine {
             shrunk: Shrunk::default(),
             mounts: BTreeMap::new(),
             has_had_files: false,
+            unread: UnreadParts::new(health.clone()),
             outage: None,
             warned: Vec::new(),
             config,
@@ -135,6 +153,39 @@ impl Engine {
     /// Returns the version of the last change.
     pub(super) fn version(&self) -> ResourceVersion {
         self.catalog.version()
+    }
+
+    /// Begins with the objects of an earlier run, under versions of this one.
+    ///
+    /// # Errors
+    ///
+    /// If the proof cannot be read.
+    pub(super) fn resume(&mut self, list: &mut List, proof: &[u8]) -> Result<(), String> {
+        let SavedFiles { directory, files } =
+            serde_json::from_slice(proof).map_err(|error| format!("invalid resume proof: {error}"))?;
+        let mut known = Vec::with_capacity(files.len());
+        for (path, keys) in files {
+            let keys: Result<Vec<_>, _> =
+                keys.iter().map(|(namespace, name)| ObjectKey::new(namespace, name)).collect();
+            known.push((path.into(), keys.map_err(|error| format!("invalid resume proof: {error}"))?));
+        }
+        list.version = self.catalog.next_version();
+        for object in &mut list.objects {
+            *object = Arc::new(object.at_version(list.version.clone()));
+        }
+        self.has_had_files |= !known.is_empty();
+        self.catalog.resume(known, list.objects.clone());
+        self.settled = directory;
+        self.unread.begin("the directory has not been read since the start");
+        Ok(())
+    }
+
+    /// Returns the files with the keys of their objects, for the next run; `None` before the first scan.
+    pub(super) fn proof(&self) -> Option<Vec<u8>> {
+        let directory = self.settled.filter(|_| self.catalog.version().number() > 0)?;
+        let key = |key: &ObjectKey| (key.namespace().to_owned(), key.name().to_owned());
+        let files = self.catalog.keys().map(|(path, keys)| (path.to_string(), keys.map(key).collect()));
+        serde_json::to_vec(&SavedFiles { directory: Some(directory), files: files.collect() }).ok()
     }
 
     /// Scans, and returns all objects.
@@ -160,7 +211,7 @@ impl Engine {
             Err(Failure::Cancelled) => {}
         }
         let WalkResult { root, scan, absent, is_torn } = outcome?;
-        let Scan { mut changes, unfinished, shrunk, again_at, problems, mounts, .. } = scan;
+        let Scan { mut changes, unfinished, shrunk, again_at, problems, mounts, unknown, .. } = scan;
         let now = Instant::now();
         self.shrunk.replace(shrunk, now);
         let mut found = self.missing.retain(|path| absent.contains(path));
@@ -178,7 +229,9 @@ impl Engine {
             }
         }
         self.mounts = mounts;
-        let remainder = Remainder { is_all_read: unfinished.is_empty() && !is_torn, again_at, problems };
+        let is_all_read = unfinished.is_empty() && !is_torn;
+        let has_new_unfinished = unfinished.iter().any(|path| self.catalog.file(path).is_none());
+        let remainder = Remainder { is_all_read, has_new_unfinished, unknown, again_at, problems };
         let mut scanned = self.take_over(changes, remainder, self.deletion_delay(is_other), now);
         self.report_empty();
         if self.missing.is_empty() && self.lost.is_empty() && unfinished.is_empty() {
@@ -197,7 +250,7 @@ impl Engine {
         if is_torn && !was_torn {
             scanned.again_at.get_or_insert(now + self.config.quiet);
         }
-        if !is_torn && self.missing.is_empty() {
+        if !is_torn && (self.missing.is_empty() || self.unread.forbid_deletions()) {
             scanned.events.push(Event::Bookmark(self.version()));
         }
         Ok(scanned)
@@ -254,7 +307,8 @@ impl Engine {
         if is_emptied {
             return Err(outage(format!(
                 "the directory {} was replaced by one without manifests, as when a volume is unmounted; mount it or \
-                 create the files again, or restart informerd if they were deleted on purpose",
+                 create the files again; if they were deleted on purpose, restart informerd, without the snapshot of \
+                 this resource in state_dir",
                 root.path.display()
             )));
         }
@@ -336,7 +390,9 @@ impl Engine {
         for key in unclaimed.keys() {
             self.lost.insert(key, now);
         }
-        let certain = self.missing.take_certain(deletion_delay, now);
+        self.unread.find(&self.catalog, &remainder.unknown, &remainder.problems);
+        let is_held = self.unread.forbid_deletions();
+        let certain = self.missing.take_certain(deletion_delay, now, |path| is_held && self.catalog.has_objects(path));
         let begin = certain.iter().map(|(_, begin)| *begin).min().unwrap_or(now);
         let gone = |(path, _)| FileChange { path, finding: Finding::Gone };
         events.extend(self.catalog.apply(certain.into_iter().map(gone).collect()));
@@ -347,16 +403,18 @@ impl Engine {
         let is_all_read = remainder.is_all_read && self.missing.is_empty();
         let at_most = self.config.longest();
         let unchanged = if is_all_read { deletion_delay.unchanged } else { at_most };
-        let certain = self.lost.take_certain(DeletionDelay { unchanged, at_most }, now);
+        let certain = self.lost.take_certain(DeletionDelay { unchanged, at_most }, now, |_| is_held);
         let certain: Vec<_> = certain.into_iter().map(|(key, _)| key).collect();
         events.extend(self.catalog.delete(&certain));
+        self.unread.report(remainder.has_new_unfinished, self.catalog.version());
         let problem = |(path, reason)| Problem::new(ProblemReason::FileInvalid, path, reason);
         let problems = self.file_problems(remainder.problems).into_iter().map(problem).collect();
         self.problems.replace(&[ProblemReason::FileInvalid], problems);
         self.warn_of_kinds();
         // An object that waits for a file is checked again with that file.
-        let lost = self.lost.next_look(deletion_delay).filter(|_| is_all_read);
-        let again_at = self.missing.next_look(deletion_delay).into_iter().chain(lost).chain(remainder.again_at).min();
+        let lost = self.lost.next_look(deletion_delay, |_| is_held).filter(|_| is_all_read);
+        let missing = self.missing.next_look(deletion_delay, |path| is_held && self.catalog.has_objects(path));
+        let again_at = missing.into_iter().chain(lost).chain(remainder.again_at).min();
         Scanned { events, again_at }
     }
 
@@ -387,9 +445,17 @@ impl Engine {
             let reason = || format!("{} is also in {}, which comes first and is served", key, escaped(served));
             problems.entry(escaped(waiting).into_owned()).or_insert_with(|| one_line(&reason()));
         }
-        for (path, reason, is_kept) in self.catalog.unusable() {
-            let outcome = if is_kept { "; its last good objects are kept" } else { "" };
-            problems.insert(escaped(path).into_owned(), format!("{reason}{outcome}"));
+        for (path, key, uid, other) in self.catalog.repeated_uids() {
+            let of =
+                other.map_or_else(|| "was that of another object".to_owned(), |other| format!("is that of {other}"));
+            let reason =
+                || format!("{key}: metadata.uid {uid:?} {of}; it is served with the uid \"{uid}/{key}\": remove it");
+            problems.entry(escaped(path).into_owned()).or_insert_with(|| one_line(&reason()));
+        }
+        for (path, unread, kept) in self.catalog.unread() {
+            let kept_objects = if kept > 0 { "; its last good objects are kept" } else { "" };
+            let kept_all = if unread.count > kept { "; nothing is deleted until it can be read" } else { "" };
+            problems.insert(escaped(path).into_owned(), format!("{}{kept_objects}{kept_all}", unread.reason));
         }
         problems.extend(outside);
         problems

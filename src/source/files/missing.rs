@@ -11,6 +11,8 @@
 //! An object that no file contains any more waits in the same way until no file changes any more. It also waits while a file's
 //! content, which may contain it, is not applied yet; for six rescans at most.
 //!
+//! While a part of a file cannot be read that may contain any object (`unread`), no deletion is certain.
+//!
 //! The caller supplies the time.
 
 use std::{collections::BTreeMap, time::Duration};
@@ -79,13 +81,22 @@ impl<K: Ord + Clone> Missing<K> {
         self.changed_at = Some(now);
     }
 
-    /// Removes the keys whose deletion is certain. Returns them, each with the time since which it was missing.
-    pub(super) fn take_certain(&mut self, deletion_delay: DeletionDelay, now: Instant) -> Vec<(K, Instant)> {
+    /// Removes the keys whose deletion is certain. Returns them, each with the time since which it was missing. The wait of those that
+    /// are held restarts.
+    pub(super) fn take_certain(
+        &mut self,
+        deletion_delay: DeletionDelay,
+        now: Instant,
+        is_held: impl Fn(&K) -> bool,
+    ) -> Vec<(K, Instant)> {
+        for (_, begin) in self.all.iter_mut().filter(|(key, _)| is_held(key)) {
+            (*begin, self.changed_at) = (now, Some(now));
+        }
         let since = |begin: Instant| now.saturating_duration_since(begin);
         let changed_at = self.changed_at;
         let unchanged = |begin: Instant| since(changed_at.map_or(begin, |changed_at| changed_at.max(begin)));
         let is_certain = |begin| unchanged(begin) >= deletion_delay.unchanged || since(begin) >= deletion_delay.at_most;
-        self.take(|_, begin| is_certain(begin))
+        self.take(|key, begin| is_certain(begin) && !is_held(key))
     }
 
     fn take(&mut self, is_taken: impl Fn(&K, Instant) -> bool) -> Vec<(K, Instant)> {
@@ -95,9 +106,11 @@ impl<K: Ord + Clone> Missing<K> {
         taken
     }
 
-    /// Returns the time of the next check; `None` while nothing is missing.
-    pub(super) fn next_look(&self, deletion_delay: DeletionDelay) -> Option<Instant> {
-        self.changed_at.filter(|_| !self.is_empty()).map(|changed_at| changed_at + deletion_delay.unchanged)
+    /// Returns the time of the next check; `None` while nothing is missing that is not held.
+    pub(super) fn next_look(&self, deletion_delay: DeletionDelay, is_held: impl Fn(&K) -> bool) -> Option<Instant> {
+        self.changed_at
+            .filter(|_| !self.all.keys().all(is_held))
+            .map(|changed_at| changed_at + deletion_delay.unchanged)
     }
 }
 
@@ -109,7 +122,7 @@ mod tests {
         DeletionDelay { unchanged: Duration::from_secs(1), at_most: Duration::from_secs(5) };
 
     fn certain(missing: &mut Missing<&'static str>, now: Instant) -> Vec<&'static str> {
-        missing.take_certain(PATIENCE, now).into_iter().map(|(key, _)| key).collect()
+        missing.take_certain(PATIENCE, now, |_| false).into_iter().map(|(key, _)| key).collect()
     }
 
     #[test]
@@ -118,10 +131,10 @@ mod tests {
         let base = second(0);
         let at = |n: u64| base + Duration::from_secs(n);
         let mut missing = Missing::default();
-        assert_eq!(missing.next_look(PATIENCE), None);
+        assert_eq!(missing.next_look(PATIENCE, |_| false), None);
         assert!(missing.insert(&"a", at(0)));
         assert!(!missing.insert(&"a", at(9)), "it is missing since 0");
-        assert_eq!(missing.next_look(PATIENCE), Some(at(1)));
+        assert_eq!(missing.next_look(PATIENCE, |_| false), Some(at(1)));
         assert_eq!(certain(&mut missing, at(0)), [""; 0]);
         // One more, as `rm -rf` continues.
         missing.insert(&"b", at(1));
@@ -134,6 +147,10 @@ mod tests {
         // The object of a deleted file has waited as long as the file.
         missing.insert_since(&"c", at(2));
         assert_eq!(certain(&mut missing, at(3)), ["c"]);
+        missing.insert(&"d", at(3));
+        assert_eq!(missing.take_certain(PATIENCE, at(9), |_| true), []);
+        assert_eq!(certain(&mut missing, at(9)), [""; 0], "the wait begins when it is no longer held");
+        assert_eq!(certain(&mut missing, at(10)), ["d"]);
     }
 
     #[test]

@@ -9,6 +9,8 @@ use std::{
     time::SystemTime,
 };
 
+use serde::{Deserialize, Serialize};
+
 /// Reason why a directory cannot be served; the text says what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DirectoryError {
@@ -38,7 +40,7 @@ pub(super) struct Root {
 
 /// Identity of a directory, whatever its path: a mount differs from its mount point, and a directory that was deleted and
 /// created again from the earlier one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct DirectoryId {
     pub(super) file: FileId,
     /// Time of creation, if the file system records it. ext4 reuses the inode number of a deleted directory at once, and the
@@ -47,7 +49,7 @@ pub(super) struct DirectoryId {
 }
 
 /// Identity of a file, whatever its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FileId {
     pub(super) dev: u64,
     pub(super) ino: u64,

@@ -25,12 +25,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     catalog::{Catalog, Content, FileChange, Finding, Stamp},
-    decode::{self, Format},
+    decode::{self, Decoded, Format, Unread},
     read::{Outcome, Reader},
     root::{DirectoryId, FileId, Root},
     unfinished::Signs,
 };
 use crate::{model::ResourceVersion, source::text::escaped};
+
+/// Reason for a file that is empty: it may have been truncated a moment ago, or by a full disk.
+const BLANK: &str = "file is empty; delete it to delete its objects";
 
 /// Limit of the depth of directories.
 const MAX_DEPTH: usize = 32;
@@ -308,30 +311,31 @@ impl<'a> Scanner<'a> {
         }
         let (id, stamp, content) = match outcome {
             Ok(Outcome::Bytes { stamp, is_trusted, bytes }) => {
-                let decoded = if decode::is_blank(bytes) {
-                    None
+                let Decoded { objects, unread } = if decode::is_blank(bytes) {
+                    let unread = self.catalog.may_have_had(path).then(|| unreadable(BLANK));
+                    Decoded { unread, ..Decoded::default() }
                 } else {
-                    Some(decode::decode(path, format, bytes, self.signs.config.kind.as_deref(), &self.version))
+                    decode::decode(path, format, bytes, self.signs.config.kind.as_deref(), &self.version)
                 };
-                let is_good = matches!(decoded, Some(Ok(_)));
-                let content = match decoded {
-                    Some(Ok(objects)) if self.catalog.holds(path, &objects) => Content::Same,
-                    _ if self.is_changing(path, absolute, &stamp, is_good) => return FileOutcome::Unfinished(None),
-                    Some(Ok(objects)) if self.has_just_shrunk(path, objects.len(), &stamp) => {
+                let content = match unread {
+                    None if self.catalog.holds(path, &objects) => Content::Same,
+                    _ if self.is_changing(path, absolute, &stamp, unread.is_none()) => {
+                        return FileOutcome::Unfinished(None);
+                    }
+                    None if self.has_just_shrunk(path, objects.len(), &stamp) => {
                         return FileOutcome::Unfinished(Some(stamp));
                     }
-                    None => Content::Blank,
-                    Some(Ok(objects)) => Content::Objects(objects),
-                    Some(Err(reason)) => Content::Unusable(reason),
+                    None => Content::Objects(objects),
+                    Some(unread) => Content::Partial(objects, unread),
                 };
                 (Some(stamp.id), is_trusted.then_some(stamp), content)
             }
             Ok(Outcome::Torn) => return FileOutcome::Unfinished(None),
-            Ok(Outcome::Refused(stamp, reason)) => (None, stamp, Content::Unusable(reason)),
+            Ok(Outcome::Refused(stamp, reason)) => (None, stamp, Content::Partial(Vec::new(), unreadable(reason))),
             Ok(Outcome::NotAFile) => return FileOutcome::Nothing,
             Err(error) if is_absent(&error) => return FileOutcome::Nothing,
             // The cause may be outside of the file: its stamp does not show when it is fixed.
-            Err(error) => (None, None, Content::Unusable(format!("cannot be read: {error}"))),
+            Err(error) => (None, None, Content::Partial(Vec::new(), unreadable(format!("cannot be read: {error}")))),
         };
         FileOutcome::Found(Finding::Read { id, stamp, content })
     }
@@ -384,6 +388,11 @@ impl<'a> Scanner<'a> {
     fn problem(&mut self, path: &str, reason: &str) {
         self.found.problems.insert(escaped(path).into_owned(), reason.to_owned());
     }
+}
+
+/// Returns a file of which no part can be read.
+fn unreadable(reason: impl Into<String>) -> Unread {
+    Unread { count: 1, reason: reason.into() }
 }
 
 /// Returns true if a known file that a walk has not met may still exist, in a directory that could not be read.

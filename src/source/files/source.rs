@@ -1,7 +1,8 @@
 //! The source as the Reflector uses it.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -13,9 +14,9 @@ use super::{
     root::{DirectoryError, Root},
 };
 use crate::{
-    cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
+    cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, WarmStart, Watch},
     model::ResourceVersion,
-    source::lineage::new_lineage,
+    source::{lineage::new_lineage, text::one_line},
 };
 
 /// A directory of manifests as an upstream.
@@ -30,6 +31,9 @@ pub struct FilesSource {
 
 /// Lower bound of the scan interval; a shorter one would be a busy loop.
 const MIN_RESCAN: Duration = Duration::from_millis(10);
+
+/// Limit of the kinds that an error shows.
+const MAX_KINDS: usize = 8;
 
 // === impl FilesSource ===
 
@@ -46,6 +50,28 @@ impl FilesSource {
     /// The problem and its remedy, in one line.
     pub fn check(path: &Path) -> Result<(), DirectoryError> {
         Root::open(path).map(drop)
+    }
+
+    /// Checks that the directory has an object of the kind, if it has any. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// The problem, with the kinds that there are, in one line.
+    pub fn check_kind(mut config: FilesConfig) -> Result<(), String> {
+        let Some(kind) = config.kind.take() else { return Ok(()) };
+        let directory = config.path.display().to_string();
+        let health = SourceHealth::new(config.rescan, config.rescan);
+        let listed = Engine::new(Arc::new(config), new_lineage(), health).list(&CancellationToken::new());
+        // A directory that cannot be read is reported by `check`.
+        let objects = listed.map(|list| list.objects).unwrap_or_default();
+        let kinds: BTreeSet<&str> =
+            objects.iter().map(|object| object.kind()).filter(|kind| !kind.is_empty()).collect();
+        if objects.is_empty() || kinds.iter().any(|found| found.eq_ignore_ascii_case(&kind)) {
+            return Ok(());
+        }
+        let kinds: Vec<&str> = kinds.into_iter().take(MAX_KINDS).collect();
+        let found = if kinds.is_empty() { "objects without a kind".to_owned() } else { kinds.join(", ") };
+        Err(one_line(&format!("the directory {directory} has no object of kind {kind:?}, but {found}")))
     }
 
     pub(super) fn with_subscribe(mut config: FilesConfig, health: SourceHealth, subscribe: Subscribe) -> Self {
@@ -89,6 +115,32 @@ impl ListerWatcher for FilesSource {
 
     fn heartbeat(&self) -> Duration {
         self.config.rescan
+    }
+
+    fn warm_start(&self) -> Option<&dyn WarmStart> {
+        Some(self)
+    }
+}
+
+impl WarmStart for FilesSource {
+    fn identity(&self) -> String {
+        let FilesConfig { path, kind, .. } = &*self.config;
+        let kind = kind.as_ref().map(|kind| format!(" of kind {:?}", kind.to_lowercase())).unwrap_or_default();
+        format!("files below {}{kind}", path.display())
+    }
+
+    /// Returns the files as of the last scan, of which the Reflector may not have all events yet: the next run reads them again.
+    fn proof(&self) -> Option<Bytes> {
+        // A scan holds the lock, and this is no thread to wait for it. The next request comes soon.
+        self.engine.try_lock()?.proof().map(Bytes::from)
+    }
+
+    fn resume(&self, _: &ResourceVersion, _: &[u8]) -> Result<(), String> {
+        Err("the objects are needed, too".to_owned())
+    }
+
+    fn resume_with(&self, list: &mut List, proof: &[u8]) -> Result<(), String> {
+        self.engine.lock().resume(list, proof)
     }
 }
 

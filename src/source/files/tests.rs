@@ -6,6 +6,7 @@ mod outage;
 mod problems;
 mod replaced;
 mod unfinished;
+mod unread;
 
 use std::{
     collections::BTreeMap,

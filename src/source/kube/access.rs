@@ -77,6 +77,8 @@ struct Loaded {
     files: Option<Arc<Files>>,
     run: Option<PluginRun>,
     versions: u64,
+    /// Number of different contents that were loaded.
+    contents: u64,
 }
 
 /// Content of the kubeconfig and the files that it names.
@@ -153,6 +155,24 @@ impl Authenticator {
         }
     }
 
+    /// Returns true if the kubeconfig, or a file that it names, has had other contents than the `seen` ones since the last call:
+    /// another server, authority, proxy or user. Files that cannot be read have not changed: they may be replaced just now.
+    pub(super) async fn has_changed(&self, seen: &mut u64) -> bool {
+        let (previous, contents) = {
+            let loaded = self.loaded.lock().await;
+            (loaded.files.clone(), loaded.contents)
+        };
+        // A request may have loaded the new contents, while others still have connections of the old ones.
+        let is_replaced = std::mem::replace(seen, contents) != contents;
+        let Some(previous) = previous.filter(|_| !is_replaced) else { return is_replaced };
+        let (cluster, known) = (self.cluster.clone(), Arc::clone(&previous));
+        let reading = tokio::task::spawn_blocking(move || Files::read(&cluster, Some(known), false));
+        let read = timeout(READ_TIMEOUT, reading).await;
+        let is_other = matches!(read, Ok(Ok(Ok(files))) if !files.has_contents_of(&previous));
+        *seen += u64::from(is_other);
+        is_other
+    }
+
     fn usable(&self, need: Need) -> Option<Arc<Access>> {
         let current = self.current.lock().clone();
         current.filter(|access| match need {
@@ -199,6 +219,7 @@ impl Loaded {
         let access = files.access(self.versions + 1, credential);
         let access =
             access.map_err(|problem| SourceError::Unavailable(format!("{}: {problem}", files.cluster.server)))?;
+        self.contents += u64::from(self.files.as_ref().is_none_or(|known| !files.has_contents_of(known)));
         (self.files, self.versions) = (Some(files), access.version);
         Ok(Arc::new(access))
     }
@@ -264,6 +285,11 @@ impl Files {
             Trust::read(authority.as_deref()).map_err(|problem| format!("{}: {problem}", cluster.server))?
         };
         Ok(Arc::new(Self { stamps, cluster, user, authority, identity, proxy, trust, address }))
+    }
+
+    fn has_contents_of(&self, other: &Self) -> bool {
+        (&self.cluster, &self.user, &self.proxy) == (&other.cluster, &other.user, &other.proxy)
+            && (&self.authority, &self.identity) == (&other.authority, &other.identity)
     }
 
     fn access(&self, version: u64, credential: Option<ExecCredential>) -> Result<Access, String> {

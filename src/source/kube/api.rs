@@ -36,6 +36,8 @@ struct State {
     url: Option<Arc<str>>,
     /// Earliest time of the next request, from the Retry-After of an answer.
     not_before: Option<Instant>,
+    /// True if the API has answered that it does not serve the method: for a resource that it lists, watches.
+    has_no_watch: bool,
 }
 
 /// Lower limit of the cap on Retry-After, which may be absurd.
@@ -62,7 +64,9 @@ impl Api {
     pub(super) async fn open(&self, target: &str) -> Result<Body, SourceError> {
         let accept = if self.is_metadata_only { PARTIAL } else { JSON };
         let wish = RequestOptions { accept, may_compress: false, timeout: self.answer_timeout };
-        Ok(self.send(target, wish).await?.into_body())
+        let answer = self.send(target, wish).await?;
+        self.state.lock().has_no_watch = false;
+        Ok(answer.into_body())
     }
 
     /// Requests a page of a list, and reads the whole answer.
@@ -106,6 +110,11 @@ impl Api {
         }
     }
 
+    /// Returns true if the API has answered that it serves no watches of the resource.
+    pub(super) fn has_no_watch(&self) -> bool {
+        self.state.lock().has_no_watch
+    }
+
     /// Returns the liveness check for the connection of a body.
     pub(super) fn watchdog(&self, body: &Body) -> Watchdog {
         self.client.watchdog(body)
@@ -141,6 +150,7 @@ impl Api {
         let (head, body) = answer.into_parts();
         let body = timeout(self.answer_timeout, body.read(is_gzip(&head.headers), MAX_FAILURE_BYTES)).await;
         let body = body.ok().and_then(Result::ok).unwrap_or_default();
+        self.state.lock().has_no_watch |= head.status == StatusCode::METHOD_NOT_ALLOWED;
         let patience = retry_after(&head.headers, SystemTime::now());
         self.failure(url, Some(head.status), patience, &String::from_utf8_lossy(&body))
     }

@@ -41,6 +41,9 @@ struct Unpacked {
     max_bytes: usize,
 }
 
+/// Beginning of the problem of a body that exceeds its bound.
+pub(super) const TOO_LARGE: &str = "response too large";
+
 // === impl Body ===
 
 impl Body {
@@ -125,7 +128,7 @@ impl http_body::Body for Body {
 impl Write for Unpacked {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         if bytes.len() > self.max_bytes - self.bytes.len() {
-            return Err(std::io::Error::other(format!("response too large (limit: {} bytes)", self.max_bytes)));
+            return Err(std::io::Error::other(format!("{TOO_LARGE} (limit: {} bytes)", self.max_bytes)));
         }
         self.bytes.extend_from_slice(bytes);
         Ok(bytes.len())

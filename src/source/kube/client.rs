@@ -8,7 +8,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Weak,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -55,6 +55,8 @@ pub(super) struct Client {
     /// Number of finished attempts to connect.
     attempts: AtomicU64,
     probing: SingleFlight<()>,
+    /// True once a task checks the files that connections were made from.
+    is_checked: AtomicBool,
 }
 
 struct Failed {
@@ -88,6 +90,8 @@ pub(super) struct Watchdog {
 const MIN_CONTACT_TIMEOUT: Duration = Duration::from_millis(100);
 /// Path that every user may read by default; a refusal is a sign of life too.
 const PROBE: &str = "/version";
+/// Interval at which the files that connections were made from are checked, as that of the configuration.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 const PROBE_DELAY: Duration = Duration::from_secs(1);
 const MAX_PROBE_BYTES: usize = 64 << 10;
 
@@ -122,6 +126,7 @@ impl Client {
             connecting: SingleFlight::default(),
             attempts: AtomicU64::new(0),
             probing: SingleFlight::default(),
+            is_checked: AtomicBool::new(false),
         }
     }
 
@@ -245,6 +250,7 @@ impl Client {
                     // Each watch has one.
                     tracing::debug!(url = &*access.url, "connected to the API server over HTTP/1.1");
                 }
+                self.begin_checks();
                 Ok((access, self.pool.lock().add(sender, link)))
             }
             Err(error) => {
@@ -268,6 +274,30 @@ impl Client {
                 opened.unwrap_or_else(|_| Err("the process is shutting down".to_owned().into()))
             }
             None => opening.await,
+        }
+    }
+
+    /// Begins to check, once, if connections are still those of the present files, and closes them if not: what a connection was made
+    /// from, changed, ends it.
+    fn begin_checks(self: &Arc<Self>) {
+        if self.is_checked.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let client = Arc::downgrade(self);
+        let checks = async move {
+            let mut seen = 1;
+            loop {
+                sleep(CHECK_INTERVAL).await;
+                let Some(client) = client.upgrade() else { return };
+                if client.authenticator.has_changed(&mut seen).await {
+                    tracing::info!("kubeconfig or a file that it names has changed, reconnecting");
+                    client.pool.lock().close();
+                }
+            }
+        };
+        match &self.runtime {
+            Some(runtime) => drop(runtime.spawn(checks)),
+            None => drop(tokio::spawn(checks)),
         }
     }
 
@@ -295,7 +325,10 @@ impl Client {
                 sleep(PROBE_DELAY).await;
             }
         };
-        if timeout_at(silent_since + self.contact_timeout, answered).await.is_err() && contact.last() == silent_since {
+        // At least one probe: a process that was stopped finds the timeout over, and its server alive.
+        let probed_until = Instant::now() + ping_interval(self.contact_timeout);
+        let ends_at = (silent_since + self.contact_timeout).max(probed_until);
+        if timeout_at(ends_at, answered).await.is_err() && contact.last() == silent_since {
             tracing::warn!(contact_timeout = ?self.contact_timeout, "API server out of contact");
             self.pool.lock().close();
         }

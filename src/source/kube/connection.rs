@@ -64,7 +64,7 @@ pub(super) enum Sender {
     Http2(http2::SendRequest<Full<Bytes>>),
 }
 
-/// State shared by all HTTP/1.1 connections of one client.
+/// State shared by the connections of one client: the contact of those over HTTP/1.1, and the means to close all.
 #[derive(Debug, Clone)]
 pub(super) struct Http1Links {
     pub(super) contact: Arc<Contact>,
@@ -237,8 +237,11 @@ pub(super) async fn open(
             max_streams: AtomicUsize::new(0),
             streams: AtomicUsize::new(0),
         });
-        let sender =
-            if is_http2 { over_http2(stream, contact_timeout, &link).await } else { over_http1(stream, http1).await };
+        let sender = if is_http2 {
+            over_http2(stream, contact_timeout, &link, http1).await
+        } else {
+            over_http1(stream, http1).await
+        };
         Ok((sender?, link))
     });
     let shaken = shaken.await;
@@ -266,7 +269,12 @@ async fn secured(mut stream: Box<dyn Io>, access: &Access) -> Result<(Box<dyn Io
     Ok((Box::new(tls), is_http2))
 }
 
-async fn over_http2(stream: Box<dyn Io>, contact_timeout: Duration, link: &Arc<Link>) -> Result<Sender, OpenError> {
+async fn over_http2(
+    stream: Box<dyn Io>,
+    contact_timeout: Duration,
+    link: &Arc<Link>,
+    shared: &Http1Links,
+) -> Result<Sender, OpenError> {
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
@@ -291,13 +299,14 @@ async fn over_http2(stream: Box<dyn Io>, contact_timeout: Duration, link: &Arc<L
     link.max_streams.store(connection.current_max_send_streams(), Ordering::Release);
     let noted = Arc::clone(link);
     // The task ends with the last sender and the last answer, and is polled at every request.
-    tokio::spawn(std::future::poll_fn(move |cx| {
+    let polled = std::future::poll_fn(move |cx| {
         let polled = Pin::new(&mut connection).poll(cx);
         if polled.is_pending() {
             noted.max_streams.store(connection.current_max_send_streams(), Ordering::Release);
         }
         polled
-    }));
+    });
+    tokio::spawn(shared.closed.clone().run_until_cancelled_owned(polled));
     Ok(Sender::Http2(sender))
 }
 

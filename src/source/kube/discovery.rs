@@ -2,34 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use serde::Deserialize;
 use tokio::time::sleep;
 
-use super::{KubeConfig, KubeSource, api::Api, client::KubeClients};
+use super::{KubeConfig, KubeSource, api::Api, client::KubeClients, resources::ApiResources};
 use crate::cache::{SourceError, SourceHealth};
-
-/// `metav1.APIResourceList`, as far as it is read.
-#[derive(Debug, Deserialize)]
-struct ApiResourceList {
-    #[serde(default)]
-    resources: Vec<ApiResource>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ApiResource {
-    name: String,
-    #[serde(default)]
-    singular_name: String,
-    #[serde(default)]
-    short_names: Vec<String>,
-}
 
 /// Delays between attempts while the API does not answer.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 const MAX_DELAY: Duration = Duration::from_secs(5 * 60);
-/// Largest list of the resources of one group and version.
-const MAX_BYTES: usize = 4 << 20;
 
 // === impl KubeSource ===
 
@@ -44,15 +24,14 @@ impl KubeSource {
         let client = clients.get(&config.cluster, config.contact_timeout);
         // Its failures are none of the resource.
         let api = Api::new(Arc::clone(&client), config, SourceHealth::new(Duration::MAX, Duration::MAX));
-        let KubeConfig { group, version, plural, .. } = config.clone();
-        let path = if group.is_empty() { format!("/api/{version}") } else { format!("/apis/{group}/{version}") };
+        let config = config.clone();
         async move {
             let mut delay = FIRST_DELAY;
             loop {
-                match api.get_within(&path, MAX_BYTES).await {
-                    Ok(list) => return health.set_aliases(aliases(&list, &plural)),
+                match ApiResources::read(&api, &config).await {
+                    Ok(resources) => return health.set_aliases(resources.aliases(&config.plural)),
                     Err(error @ (SourceError::Refused(_) | SourceError::Undecodable(_))) => {
-                        tracing::debug!(resource = plural, %error, "no short names");
+                        tracing::debug!(resource = config.plural, %error, "no short names");
                         return;
                     }
                     Err(_) => sleep(delay).await,
@@ -61,18 +40,6 @@ impl KubeSource {
             }
         }
     }
-}
-
-/// Returns the singular and short names of a resource in a list; none if it is not there.
-fn aliases(list: &[u8], plural: &str) -> Vec<String> {
-    let Ok(ApiResourceList { resources }) = serde_json::from_slice(list) else { return Vec::new() };
-    let found = resources.into_iter().find(|resource| resource.name == plural);
-    found
-        .map(|ApiResource { singular_name, mut short_names, .. }| {
-            short_names.push(singular_name);
-            short_names
-        })
-        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -85,6 +52,7 @@ mod tests {
             {"name":"pods","singularName":"pod","namespaced":true,"kind":"Pod","verbs":["get"],"shortNames":["po"]},
             {"name":"pods/log","singularName":"","namespaced":true,"kind":"Pod","verbs":["get"]},
             {"name":"things","namespaced":true,"kind":"Thing","verbs":["get"]}]}"#;
+        let aliases = |list: &[u8], plural| ApiResources::parse(list).aliases(plural);
         assert_eq!(aliases(list, "pods"), ["po", "pod"]);
         assert_eq!(aliases(list, "things"), [""], "which the health leaves out");
         assert!(aliases(list, "nothing").is_empty() && aliases(b"no JSON", "pods").is_empty());

@@ -1,15 +1,16 @@
 //! Exec plugins: programs that print credentials (client-go's `plugin/pkg/client/auth/exec`).
 //!
-//! A plugin runs as a child process, with bounded time and output, and without a terminal. Only the requests that need its
-//! credentials wait for it.
+//! A plugin runs as a child process in a process group of its own, with bounded time and output, and without a terminal. It is ended
+//! with everything that it started: wrapper scripts leave children behind. Only the requests that need its credentials wait for it.
 
 use std::{process::Stdio, time::Duration};
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncRead, AsyncReadExt},
-    process::Command,
+    process::{Child, Command},
     time::timeout,
 };
 
@@ -44,6 +45,9 @@ struct Status {
     expiration_timestamp: Option<String>,
 }
 
+/// Process group of a plugin, which is killed when this is dropped.
+struct ProcessGroup(Option<Pid>);
+
 /// Timeout of a plugin. One that waits for a login never ends by itself.
 const EXEC_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_OUTPUT_BYTES: usize = 1 << 20;
@@ -54,7 +58,7 @@ const MAX_COMPLAINT_BYTES: usize = 2 << 10;
 ///
 /// # Cancel safety
 ///
-/// Dropping the future kills the plugin.
+/// Dropping the future kills the plugin and its children.
 pub(super) async fn run(exec: &ExecConfig, cluster: &Cluster) -> Result<ExecCredential, String> {
     let name = &exec.command;
     if exec.interactive_mode.as_deref() == Some("Always") {
@@ -99,15 +103,23 @@ async fn output(exec: &ExecConfig, info: &str) -> Result<Vec<u8>, String> {
     let ExecConfig { command: name, args, env, install_hint, .. } = exec;
     let mut command = Command::new(name);
     command.args(args).envs(env.iter().map(|env| (&env.name, &env.value))).env("KUBERNETES_EXEC_INFO", info);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.process_group(0).kill_on_drop(true);
     let mut child = command.spawn().map_err(|error| {
         let hint = install_hint.as_deref().map(one_line).filter(|hint| !hint.is_empty());
         let hint = hint.unwrap_or_else(|| "install it, or correct `command` in the kubeconfig".to_owned());
         format!("exec plugin {name:?} cannot be started: {error}; {hint}")
     })?;
+    let group = ProcessGroup::of(&child);
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    let (printed, complaint) = tokio::join!(first(stdout), last(stderr));
-    let status = child.wait().await.map_err(|error| format!("exec plugin {name:?}: {error}"))?;
+    let ended = async {
+        let status = child.wait().await;
+        // Children that are left would keep its output open.
+        drop(group);
+        status
+    };
+    let (printed, complaint, status) = tokio::join!(first(stdout), last(stderr), ended);
+    let status = status.map_err(|error| format!("exec plugin {name:?}: {error}"))?;
     // The plugin may have failed because the rest of its output was not read.
     let printed =
         printed.ok_or_else(|| format!("exec plugin {name:?}: output too large (limit: {MAX_OUTPUT_BYTES} bytes)"))?;
@@ -117,6 +129,24 @@ async fn output(exec: &ExecConfig, info: &str) -> Result<Vec<u8>, String> {
         return Err(format!("exec plugin {name:?} failed ({status}): {complaint}"));
     }
     Ok(printed)
+}
+
+// === impl ProcessGroup ===
+
+impl ProcessGroup {
+    /// Returns the group that a child leads.
+    fn of(child: &Child) -> Self {
+        Self(child.id().and_then(|id| Pid::from_raw(id.cast_signed())))
+    }
+}
+
+impl Drop for ProcessGroup {
+    fn drop(&mut self) {
+        if let Some(group) = self.0 {
+            // It has usually ended.
+            kill_process_group(group, Signal::KILL).ok();
+        }
+    }
 }
 
 /// Reads all of a bounded output; `None` if there is more.

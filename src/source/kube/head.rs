@@ -17,9 +17,10 @@ use std::borrow::Cow;
 
 use bytes::Bytes;
 use serde::Deserialize;
-use serde_json::value::RawValue;
 
 use super::{
+    body::TOO_LARGE,
+    list::{Items, present},
     object::{ItemType, ObjectDecoder},
     resume_check::ResumePoint,
     shared::KubeShared,
@@ -49,9 +50,9 @@ struct Answer<'a> {
     api_version: Option<JsonText<'a>>,
     #[serde(borrow, default)]
     metadata: AnswerMetadata<'a>,
-    /// Go writes null for an empty list.
-    #[serde(borrow, default)]
-    items: Option<Vec<&'a RawValue>>,
+    /// `None` if there is no such field: the answer is no list. Go writes null for an empty list.
+    #[serde(borrow, default, deserialize_with = "present")]
+    items: Option<Items<'a>>,
 }
 
 #[derive(Deserialize, Default)]
@@ -83,7 +84,7 @@ impl KubeShared {
         let namespace = resume_point.map_or("", |resume_point| resume_point.key().namespace());
         let target = self.target_in(namespace, name.as_deref(), &[("limit", "1")]);
         let Some(answer) = self.request_head(&target).await? else { return Ok(Head::Unknown) };
-        let Ok(answer) = serde_json::from_slice::<Answer<'_>>(&answer) else { return Ok(Head::Unknown) };
+        let Some(answer) = self.answer(&answer) else { return Ok(Head::Unknown) };
         let reader = ObjectDecoder::new(&self.config, true);
         judge(&answer, known, resume_point, reader).map_err(|problem| {
             self.known.lock().forget();
@@ -98,8 +99,33 @@ impl KubeShared {
     /// The same as of [`head`](Self::head).
     pub(super) async fn present_version(&self) -> Result<Option<ResourceVersion>, SourceError> {
         let answer = self.request_head(&self.target(&[("limit", "1")])).await?;
-        let answer = answer.as_deref().and_then(|answer| serde_json::from_slice::<Answer<'_>>(answer).ok());
+        let answer = answer.as_deref().and_then(|answer| self.answer(answer));
         Ok(answer.and_then(|answer| answer.version()))
+    }
+
+    /// Does the same, and reports each failure; `None` if the API does not allow the request, or its version cannot be compared.
+    ///
+    /// # Errors
+    ///
+    /// The reason for which there is no answer.
+    pub(super) async fn most_recent_version(&self) -> Result<Option<ResourceVersion>, String> {
+        match self.api.list_within(&self.target(&[("limit", "1")]), MAX_HEAD_BYTES).await {
+            Ok(answer) => match self.answer(&answer) {
+                Some(answer) => Ok(answer.version()),
+                None => Err("the answer to a list with limit=1 is no list of the resource".to_owned()),
+            },
+            Err(SourceError::Refused(_)) => Ok(None),
+            // An API that ignores the limit.
+            Err(SourceError::Incomplete(problem)) if problem.contains(TOO_LARGE) => Ok(None),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Parses an answer; `None` if it is no list of this resource.
+    fn answer<'a>(&self, answer: &'a [u8]) -> Option<Answer<'a>> {
+        let answer: Answer<'_> = serde_json::from_slice(answer).ok()?;
+        let kind = answer.kind.as_deref().unwrap_or_default();
+        (answer.items.is_some() && !self.list_kind.contradicts(kind)).then_some(answer)
     }
 
     async fn request_head(&self, target: &str) -> Result<Option<Bytes>, SourceError> {
@@ -136,12 +162,12 @@ fn judge(
     {
         return Err(format!("cluster version {version} is older than the last known version {known}"));
     }
-    let items = answer.items.as_deref().unwrap_or_default();
+    let items = answer.items.iter().flat_map(|items| &items.0);
     let Some(resume_point) = resume_point else {
-        return Ok(if items.is_empty() { Head::Empty } else { Head::Unknown });
+        return Ok(if items.count() == 0 { Head::Empty } else { Head::Unknown });
     };
     let listed = ItemType::of_list(answer.kind.as_deref(), answer.api_version.as_deref());
-    let objects = items.iter().filter_map(|item| reader.read_listed(item.get().as_bytes(), listed).ok());
+    let objects = items.filter_map(|item| reader.read_listed(item.get().as_bytes(), listed).ok());
     // An API that ignores the selector sends other objects.
     let marked = objects.map(|item| item.object).find(|object| object.key() == resume_point.key());
     let Some(object) = marked else { return Ok(Head::Unknown) };

@@ -10,19 +10,19 @@ use tokio::time::Instant;
 
 use super::{
     line_reader::LineError,
-    list::VersionQuery,
+    list::{MAX_LIST_TIME, VersionQuery},
     object::{Bookmark, DecodedObject},
-    shared::{KubeShared, ListFailure, ObjectList},
+    shared::{KubeShared, ObjectList},
     watch::KubeWatch,
 };
 use crate::{
     cache::{ListVersion, SourceError},
     model::EventType,
-    source::watch_event::DecodedEvent,
+    source::{problems::subject_of, watch_event::DecodedEvent},
 };
 
 /// Reads the initial events of a watch, and returns the watch with them.
-pub(super) async fn read(shared: &Arc<KubeShared>, at: &ListVersion) -> Result<(ObjectList, KubeWatch), ListFailure> {
+pub(super) async fn read(shared: &Arc<KubeShared>, at: &ListVersion) -> Result<(ObjectList, KubeWatch), SourceError> {
     let version = VersionQuery::of(shared, at);
     let mut query = vec![("sendInitialEvents", "true"), ("resourceVersionMatch", "NotOlderThan")];
     if !version.text.is_empty() {
@@ -32,33 +32,31 @@ pub(super) async fn read(shared: &Arc<KubeShared>, at: &ListVersion) -> Result<(
     let deadline = live.deadline;
     let patience = shared.config.initial_events_timeout;
     live.lines.end_after(Some(patience));
+    let ends_at = Instant::now() + MAX_LIST_TIME;
     live.deadline = Instant::now() + patience;
-    let (mut objects, mut problems) = (HashMap::new(), HashMap::new());
+    let (mut objects, mut problems, mut unreadable) = (HashMap::new(), HashMap::new(), HashMap::new());
     let mut has_changes = false;
     loop {
         let told = match live.line().await {
             Ok(Some(told)) => told,
-            // The Reflector begins again, after a backoff.
             Ok(None) => {
-                return Err(SourceError::Busy("watch closed before the end of its initial events".into()).into());
-            }
-            Err(LineError::Broken(why)) => {
-                shared.initial_events.lock().has_new_connection();
-                return Err(SourceError::Busy(why).into());
+                return Err(SourceError::Broken("watch closed before the end of its initial events".to_owned()));
             }
             Err(LineError::Silent | LineError::DeadlineExceeded) => {
-                shared.initial_events.lock().failed();
-                return Err(SourceError::Unavailable("initial events not complete in time".to_owned()).into());
+                return Err(SourceError::Unavailable("initial events not complete in time".to_owned()));
             }
-            Err(no_line @ (LineError::TooLong | LineError::NotReplayed)) => return Err(live.broken(no_line).into()),
+            Err(no_line) => return Err(live.broken(no_line)),
         };
         match live.decode(&told)? {
-            DecodedEvent::Change(event_type, DecodedObject { object, problem, .. }) => {
+            DecodedEvent::Change(EventType::Deleted, Err(item)) => drop(unreadable.remove(&item.problem.subject)),
+            DecodedEvent::Change(_, Err(item)) => drop(unreadable.insert(item.problem.subject.clone(), item)),
+            DecodedEvent::Change(event_type, Ok(DecodedObject { object, problem, .. })) => {
+                unreadable.remove(&subject_of(object.key()));
                 let key = object.key().clone();
                 let is_known = objects.remove(&key).is_some() | problems.remove(&key).is_some();
                 has_changes |= is_known || event_type != EventType::Added;
                 if !has_changes {
-                    live.deadline = Instant::now() + patience;
+                    live.deadline = (Instant::now() + patience).min(ends_at);
                 }
                 match problem {
                     _ if event_type == EventType::Deleted => {}
@@ -71,11 +69,19 @@ pub(super) async fn read(shared: &Arc<KubeShared>, at: &ListVersion) -> Result<(
                 if bookmark.ends_initial_events {
                     live.deadline = deadline;
                     live.lines.end_after(None);
-                    let (objects, problems) = (objects.into_values().collect(), problems.into_values().collect());
-                    return Ok((ObjectList { objects, version: bookmark.version, problems }, live));
+                    let list = ObjectList {
+                        objects: objects.into_values().collect(),
+                        problems: problems.into_values().collect(),
+                        unreadable: unreadable.into_values().collect(),
+                        version: bookmark.version,
+                        kind: if bookmark.kind.is_empty() { String::new() } else { format!("{}List", bookmark.kind) },
+                        api_version: bookmark.api_version,
+                        ..ObjectList::default()
+                    };
+                    return Ok((list, live));
                 }
             }
-            DecodedEvent::Failure(status) => return Err(shared.api.watch_error(status).into()),
+            DecodedEvent::Failure(status) => return Err(shared.api.watch_error(status)),
         }
     }
 }

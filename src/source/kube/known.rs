@@ -21,6 +21,8 @@ pub(super) struct KnownState {
     position: Option<Position>,
     /// True if every version stays open until the next: the API made several changes at one that were not all deletions.
     leaves_open: bool,
+    /// True once a list had a decimal version: the versions stay the API's own for the whole run.
+    has_decimals: bool,
 }
 
 /// Position of the resource in the API's history.
@@ -34,6 +36,8 @@ pub(super) struct Position {
     /// Last change up to there.
     resume_point: Option<ResumePoint>,
     pub(super) origin: PositionEvidence,
+    /// Time since which the version stands still.
+    pub(super) since: Instant,
 }
 
 /// State of a version: open if more changes may have it.
@@ -184,8 +188,9 @@ impl KnownState {
         resume_point: Option<ResumePoint>,
     ) -> Self {
         let (version, openness) = if is_open { (safe.next(), Openness::Open) } else { (safe, Openness::Closed) };
-        let position = Position { version, openness, changes: 0, resume_point, origin: PositionEvidence::EarlierStart };
-        Self { cluster, position: Some(position), ..Self::default() }
+        let (origin, since) = (PositionEvidence::EarlierStart, Instant::now());
+        let position = Position { version, openness, changes: 0, resume_point, origin, since };
+        Self { cluster, position: Some(position), has_decimals: true, ..Self::default() }
     }
 
     /// Sets whether every version stays open until the next.
@@ -208,6 +213,16 @@ impl KnownState {
         let mut known = Self::default();
         known.begin_lineage();
         known
+    }
+
+    /// Returns true until a list had a decimal version, or versions are numbered by lineage.
+    pub(super) fn may_begin_lineage(&self) -> bool {
+        self.lineage.is_none() && !self.has_decimals
+    }
+
+    /// Returns true if the last list had no version at all: there is nothing to watch from.
+    pub(super) fn is_unversioned(&self) -> bool {
+        self.lineage.as_ref().is_some_and(|place| place.text.is_empty() && place.version.number() > 0)
     }
 
     /// Numbers all further versions in a new lineage.
@@ -258,6 +273,20 @@ impl KnownState {
         }
     }
 
+    /// Does the same for a list, which has to have a version of the same kind as the lists before it.
+    ///
+    /// # Errors
+    ///
+    /// The difference: an answer of something else than the API.
+    pub(super) fn state_of_list(&mut self, text: &str) -> Result<ResourceVersion, String> {
+        match &self.lineage {
+            Some(place) if text.is_empty() && !place.text.is_empty() => {
+                Err("list without a version; the lists before it had versions".to_owned())
+            }
+            _ => self.state(text).map_err(|error| format!("list: {error}")),
+        }
+    }
+
     /// Rewinds to the last change, where versions are numbered by lineage, and returns what the API has to replay; `None`
     /// without a change since the list.
     pub(super) fn begin_replay(&mut self) -> Option<Replay> {
@@ -272,14 +301,22 @@ impl KnownState {
 
     /// Records a list.
     pub(super) fn note_list(&mut self, version: &ResourceVersion, resume_point: Option<ResumePoint>) {
-        let (version, openness) = (version.clone(), Openness::Closed);
+        self.has_decimals |= version.lineage().is_none();
+        let (since, version, openness) = (self.since(version), version.clone(), Openness::Closed);
         self.position = Some(Position {
             version,
             openness,
             changes: 0,
             resume_point,
             origin: PositionEvidence::List(Instant::now()),
+            since,
         });
+    }
+
+    /// Returns the time since which a version stands still that the resource has now.
+    fn since(&self, version: &ResourceVersion) -> Instant {
+        let same = self.position.as_ref().filter(|position| position.version == *version);
+        same.map_or_else(Instant::now, |position| position.since)
     }
 
     /// Records an event that is to be emitted; `is_deletion` is true if the API sent it as DELETED. The cache rejects an event
@@ -288,6 +325,7 @@ impl KnownState {
         // A change numbered by lineage always has its own number, even if the API repeats its text.
         let is_repeated = self.lineage.as_ref().is_some_and(|place| place.is_repeated);
         let is_same = |position: &Position| *event.version() == position.version || is_repeated;
+        let since = self.since(event.version());
         let (at_version, changes, known) = match self.position.take() {
             Some(position) if *event.version() < position.version => {
                 self.position = Some(position);
@@ -323,6 +361,7 @@ impl KnownState {
             changes,
             resume_point,
             origin: PositionEvidence::Watch,
+            since,
         };
         let closes = !position.is_open();
         self.position = Some(position);

@@ -2,20 +2,24 @@
 
 use std::{
     borrow::Cow,
+    collections::HashSet,
     sync::{Arc, atomic::Ordering},
+    time::Duration,
 };
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
+use tokio::time::{Instant, timeout_at};
 
 use super::{
     object::{ItemType, ObjectDecoder},
-    shared::{KubeShared, ListFailure, ObjectList},
+    shared::{KubeShared, ObjectList},
+    unreadable::UnreadableObject,
 };
 use crate::{
     cache::{ListVersion, SourceError},
-    model::{JsonText, ObjectError},
-    source::{text::one_line, watch_event::describe},
+    model::{JsonText, ObjectKey},
+    source::text::one_line,
 };
 
 /// One page.
@@ -26,11 +30,11 @@ struct Page<'a> {
     kind: Option<JsonText<'a>>,
     #[serde(borrow, default)]
     api_version: Option<JsonText<'a>>,
-    #[serde(borrow)]
-    metadata: ListMetadata<'a>,
-    /// Go writes null for an empty list.
-    #[serde(borrow)]
-    items: Option<Vec<&'a RawValue>>,
+    #[serde(borrow, default)]
+    metadata: Option<ListMetadata<'a>>,
+    /// `None` if there is no such field: the answer is no list. Go writes null for an empty list.
+    #[serde(borrow, default, deserialize_with = "present")]
+    items: Option<Items<'a>>,
 }
 
 #[derive(Deserialize, Default)]
@@ -42,20 +46,39 @@ struct ListMetadata<'a> {
     next: Option<JsonText<'a>>,
 }
 
+/// Items of a list; none for null.
+pub(super) struct Items<'a>(pub(super) Vec<&'a RawValue>);
+
+/// Progress of a list in pages, which shows pages without an end.
+struct PageProgress {
+    tokens: HashSet<String>,
+    /// First object of each page.
+    firsts: HashSet<ObjectKey>,
+    /// Objects before the last page.
+    before: usize,
+    /// Pages in a row that begin with no new object.
+    idle: u32,
+    ends_at: Instant,
+}
+
 /// client-go's page size.
 const PAGE_SIZE: u32 = 500;
+/// Longest time for all pages of a list, and for all initial events. kube-apiserver's page tokens expire after 5 minutes.
+pub(super) const MAX_LIST_TIME: Duration = Duration::from_secs(600);
+/// Limit of pages in a row that begin with no new object.
+const MAX_IDLE_PAGES: u32 = 100;
 
 /// Reads all pages, at the version of the first.
-pub(super) async fn read(shared: &KubeShared, at: &ListVersion) -> Result<ObjectList, ListFailure> {
+pub(super) async fn read(shared: &KubeShared, at: &ListVersion) -> Result<ObjectList, SourceError> {
     read_at(shared, VersionQuery::of(shared, at)).await
 }
 
 /// Reads all pages at exactly this version, if the API still has it and supports the parameter: the reading has its version.
-pub(super) async fn read_exact(shared: &KubeShared, version: String) -> Result<ObjectList, ListFailure> {
+pub(super) async fn read_exact(shared: &KubeShared, version: String) -> Result<ObjectList, SourceError> {
     read_at(shared, VersionQuery { text: version.into(), is_exact: true }).await
 }
 
-async fn read_at(shared: &KubeShared, at: VersionQuery) -> Result<ObjectList, ListFailure> {
+async fn read_at(shared: &KubeShared, at: VersionQuery) -> Result<ObjectList, SourceError> {
     // Without a limit the API can answer from its cache unless the most recent state is requested.
     let is_paged = at.is_exact || at.is_empty() || at.is_any() || shared.pages.load(Ordering::Relaxed);
     let limit = shared.config.page_size.or(is_paged.then_some(PAGE_SIZE));
@@ -68,17 +91,31 @@ async fn read_at(shared: &KubeShared, at: VersionQuery) -> Result<ObjectList, Li
         // The API has no cache: every list is paged.
         shared.pages.store(true, Ordering::Relaxed);
     }
+    let mut progress = PageProgress::new();
     while let Some(token) = next {
-        let mut query = vec![("continue", &*token)];
-        query.extend(limit.as_deref().map(|limit| ("limit", limit)));
-        next = match take(shared, &query, &mut reading).await {
-            Err(ListFailure::Source(SourceError::Expired(why))) => {
-                tracing::warn!(why, "page token expired, listing without pages");
-                reading = ObjectList::default();
-                take(shared, &at.pairs(), &mut reading).await?
+        #[expect(clippy::single_match_else, reason = "a problem of the pages is one, wherever it is found")]
+        let problem = match progress.note(&token, &reading) {
+            Err(problem) => problem,
+            Ok(()) => {
+                let mut query = vec![("continue", &*token)];
+                query.extend(limit.as_deref().map(|limit| ("limit", limit)));
+                match timeout_at(progress.ends_at, take(shared, &query, &mut reading)).await {
+                    Ok(Err(SourceError::Expired(why))) => why,
+                    Ok(page) => {
+                        next = page?;
+                        continue;
+                    }
+                    Err(_) => format!("pages not complete within {MAX_LIST_TIME:?}"),
+                }
             }
-            page => page?,
         };
+        tracing::warn!(problem, "pages do not end, listing without pages");
+        reading = ObjectList::default();
+        let rest = take(shared, &at.pairs(), &mut reading).await?;
+        if rest.is_some() {
+            return Err(SourceError::Incomplete(format!("list in pages that do not end: {problem}")));
+        }
+        break;
     }
     Ok(reading)
 }
@@ -88,7 +125,7 @@ async fn take(
     shared: &KubeShared,
     query: &[(&str, &str)],
     reading: &mut ObjectList,
-) -> Result<Option<String>, ListFailure> {
+) -> Result<Option<String>, SourceError> {
     let bytes = shared.api.list(&shared.target(query)).await?;
     let reader = ObjectDecoder::new(&shared.config, shared.known.lock().is_decimal());
     decode(&bytes, reader, reading)
@@ -99,20 +136,37 @@ pub(super) fn decode(
     bytes: &[u8],
     reader: ObjectDecoder<'_>,
     reading: &mut ObjectList,
-) -> Result<Option<String>, ListFailure> {
-    let unreadable = |problem: String| ListFailure::Source(SourceError::Undecodable(problem));
+) -> Result<Option<String>, SourceError> {
+    let unreadable = SourceError::Undecodable;
     let page: Page<'_> =
         serde_json::from_slice(bytes).map_err(|error| unreadable(one_line(&format!("list: {error}"))))?;
     let Page { kind, api_version, metadata, items } = page;
-    if reading.version.is_empty() {
+    let kind = kind.as_deref().unwrap_or_default();
+    // A status, a table, or whatever else a proxy answers with 200, is not an empty list.
+    let (Some(metadata), Some(items)) = (metadata, items) else {
+        return Err(unreadable(one_line(&format!(
+            "answer of kind {kind:?} is not a list: it has no metadata or no items"
+        ))));
+    };
+    if reading.is_begun && reading.kind != kind {
+        return Err(unreadable(one_line(&format!("page of kind {kind:?} in a list of kind {:?}", reading.kind))));
+    }
+    if !std::mem::replace(&mut reading.is_begun, true) {
+        kind.clone_into(&mut reading.kind);
+        api_version.as_deref().unwrap_or_default().clone_into(&mut reading.api_version);
         metadata.resource_version.as_deref().unwrap_or_default().clone_into(&mut reading.version);
     }
-    let listed = ItemType::of_list(kind.as_deref(), api_version.as_deref());
-    for item in items.unwrap_or_default() {
-        let item = match reader.read_listed(item.get().as_bytes(), listed) {
+    let listed = ItemType::of_list(Some(kind), api_version.as_deref());
+    for item in items.0 {
+        reading.items += 1;
+        let text = item.get().as_bytes();
+        let item = match reader.read_listed(text, listed) {
             Ok(item) => item,
-            Err(ObjectError::Version(_)) => return Err(ListFailure::NotDecimal),
-            Err(error) => return Err(unreadable(format!("list item: {}", describe(&error)))),
+            Err(error) => {
+                let place = format!("item {} of the list", reading.items);
+                reading.unreadable.push(UnreadableObject::of(text, &error, &place));
+                continue;
+            }
         };
         match item.problem {
             None => reading.objects.push(Arc::new(item.object)),
@@ -120,6 +174,40 @@ pub(super) fn decode(
         }
     }
     Ok(metadata.next.as_deref().filter(|next| !next.is_empty()).map(str::to_owned))
+}
+
+/// Deserializes the value of a field that is there.
+pub(super) fn present<'de, D: Deserializer<'de>>(json: D) -> Result<Option<Items<'de>>, D::Error> {
+    let items: Option<Vec<&'de RawValue>> = Option::deserialize(json)?;
+    Ok(Some(Items(items.unwrap_or_default())))
+}
+
+// === impl PageProgress ===
+
+impl PageProgress {
+    fn new() -> Self {
+        let (tokens, firsts) = (HashSet::new(), HashSet::new());
+        Self { tokens, firsts, before: 0, idle: 0, ends_at: Instant::now() + MAX_LIST_TIME }
+    }
+
+    /// Records a page, and the token of the next.
+    ///
+    /// # Errors
+    ///
+    /// The reason for which the pages have no end.
+    fn note(&mut self, token: &str, reading: &ObjectList) -> Result<(), String> {
+        if !self.tokens.insert(token.to_owned()) {
+            return Err("page token repeated".to_owned());
+        }
+        let first = reading.objects.get(self.before).map(|object| object.key().clone());
+        self.before = reading.objects.len();
+        let is_new = first.is_some_and(|first| self.firsts.insert(first));
+        self.idle = if is_new { 0 } else { self.idle + 1 };
+        if self.idle >= MAX_IDLE_PAGES {
+            return Err(format!("{MAX_IDLE_PAGES} pages in a row without a new object"));
+        }
+        Ok(())
+    }
 }
 
 /// Version parameters of a list request.

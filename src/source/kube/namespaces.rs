@@ -36,17 +36,18 @@ use serde::{Deserialize, Serialize};
 
 use self::{
     existence::CONCURRENCY,
-    member::{Member, MemberWatch, SavedMember, into_error, not_decimal},
+    member::{Member, MemberWatch, SavedMember, not_decimal},
     merge::MergedPosition,
     selector::Selector,
 };
 use super::{
     KubeConfig,
     client::Client,
+    feed,
     known::KnownState,
     list,
     resume_check::ResumePoint,
-    shared::{KubeShared, ListFailure, ObjectList},
+    shared::{KubeShared, ObjectList},
 };
 use crate::{
     cache::{Delta, List, ListVersion, ProgressDemand, SourceError, Watch},
@@ -80,6 +81,8 @@ struct MergedWatch {
     /// Never completes.
     checks: Pin<Box<dyn Future<Output = ()> + Send>>,
     watches: SelectAll<MemberWatch>,
+    /// Checks of the feed of each watch. Each completes when its watch lacks a change.
+    feeds: FuturesUnordered<Pin<Box<dyn Future<Output = SourceError> + Send>>>,
     probes: FuturesUnordered<Pin<Box<dyn Future<Output = Probe> + Send>>>,
     /// Members with a running probe.
     probed: Vec<usize>,
@@ -94,6 +97,9 @@ struct SavedNamespaces {
     cluster: Option<String>,
     version: String,
     problems: SavedProblems,
+    /// Kind of the lists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kind: Option<String>,
     members: Vec<SavedMember>,
     selector: Option<SavedMember>,
 }
@@ -147,6 +153,9 @@ impl Namespaces {
         }
         for _ in 0..LIST_ATTEMPTS {
             let Some(readings) = read(&members, at).await? else { continue };
+            for reading in &readings {
+                self.whole.check_kind(reading).await?;
+            }
             // Not before: this list's cluster is the one to check.
             self.whole.check_cluster().await?;
             if self.selector.is_none() {
@@ -170,9 +179,10 @@ impl Namespaces {
     ) -> Result<List, SourceError> {
         let marks: Vec<_> = readings.iter().map(|reading| ResumePoint::of_list(&reading.objects)).collect();
         let mut all = ObjectList::default();
-        for ObjectList { objects, version, problems } in readings {
+        for ObjectList { objects, version, problems, unreadable, .. } in readings {
             all.objects.extend(objects);
             all.problems.extend(problems);
+            all.unreadable.extend(unreadable);
             all.version = version;
         }
         if ResourceVersion::parse_decimal(&all.version).is_err() {
@@ -204,19 +214,22 @@ impl Namespaces {
             }
             known.note_list(&list.version, resume_point);
         }
+        for lost in &list.lost_namespaces {
+            self.whole.health.clear_unfed(lost);
+        }
         *state = State { merge: MergedPosition::new(members.len(), list.version.clone()), members };
         Ok(list)
     }
 
     pub(super) async fn watch(&self, from: ResourceVersion) -> Result<Watch, SourceError> {
         let members = {
-            let mut state = self.state.lock();
+            let state = self.state.lock();
             let reached: Option<Vec<_>> = state.members.iter().map(Member::reached).collect();
-            let reached = reached.filter(|reached| reached.iter().all(|reached| *reached >= from));
-            let reached = reached.ok_or_else(|| {
-                SourceError::Expired(format!("cannot watch from version {from}: the source is at another one"))
-            })?;
-            state.merge.begin(from.clone(), reached);
+            // A late change opens a version again that was complete.
+            if !reached.is_some_and(|reached| reached.iter().all(|reached| *reached >= from)) {
+                let text = format!("cannot watch from version {from}: the source is at another one");
+                return Err(SourceError::Expired(text));
+            }
             state.members.clone()
         };
         self.find_sent_ahead(&members).await?;
@@ -226,6 +239,9 @@ impl Namespaces {
             .buffered(CONCURRENCY)
             .try_collect()
             .await?;
+        // Not before: one that was ahead at the end of a previous run begins at the merged version again.
+        let reached = members.iter().map(|member| member.reached().unwrap_or_else(|| from.clone())).collect();
+        self.state.lock().merge.begin(from.clone(), reached);
         let names: Vec<_> = members.iter().map(|member| member.namespace.clone()).collect();
         let configured = if self.selector.is_some() { Vec::new() } else { names.clone() };
         let merged = MergedWatch {
@@ -235,16 +251,17 @@ impl Namespaces {
             },
             checks: Box::pin(existence::keep_checking(Arc::clone(&self.whole), configured)),
             state: Arc::clone(&self.state),
+            feeds: self.watched(&members).map(feed_of).collect(),
             members,
             demand: self.whole.demand.clone(),
             watches: watches.into_iter().collect(),
             probes: FuturesUnordered::new(),
             probed: Vec::new(),
         };
-        Ok(Box::pin(stream::try_unfold(merged, |mut merged| async move {
+        Ok(self.whole.relisting(Box::pin(stream::try_unfold(merged, |mut merged| async move {
             let next = merged.next().await;
             next.map(|delta| Some((delta, merged)))
-        })))
+        }))))
     }
 
     async fn find_sent_ahead(&self, members: &[Member]) -> Result<(), SourceError> {
@@ -252,6 +269,11 @@ impl Namespaces {
             Some(first) => self.whole.sent_ahead.find(first.shared.present_version()).await,
             None => Ok(()),
         }
+    }
+
+    /// Returns the states of all open watches: that of each namespace, and that of the selector.
+    fn watched<'a>(&'a self, members: &'a [Member]) -> impl Iterator<Item = &'a Arc<KubeShared>> {
+        members.iter().map(|member| &member.shared).chain(self.selector.as_ref().map(Selector::shared))
     }
 
     /// Returns the part of the identity that namespaces add.
@@ -267,6 +289,7 @@ impl Namespaces {
             cluster: self.whole.known.lock().cluster().map(str::to_owned),
             version: state.merge.version().to_string(),
             problems: self.whole.problems.keep(),
+            kind: self.whole.list_kind.get(),
             members: members?,
             selector: self.selector.as_ref().map(|selector| selector.keep().ok_or(())).transpose().ok()?,
         };
@@ -278,7 +301,7 @@ impl Namespaces {
     pub(super) fn resume(&self, at: &ResourceVersion, proof: &[u8]) -> Result<(), String> {
         let unreadable = |error: &dyn std::fmt::Display| format!("invalid resume proof: {error}");
         let kept: SavedNamespaces = serde_json::from_slice(proof).map_err(|error| unreadable(&error))?;
-        let SavedNamespaces { cluster, version, problems, members, selector } = kept;
+        let SavedNamespaces { cluster, version, problems, kind, members, selector } = kept;
         if version != at.to_string() {
             return Err(format!("resume proof of version {version} for a snapshot at {at}"));
         }
@@ -306,6 +329,7 @@ impl Namespaces {
         merge.begin(at.clone(), reached);
         *self.state.lock() = State { members: resumed, merge };
         self.whole.problems.resume(problems);
+        self.whole.list_kind.resume(kind);
         Ok(())
     }
 
@@ -329,7 +353,7 @@ impl std::fmt::Debug for Namespaces {
 /// Lists all namespaces at one version; `None` if the API answered with different ones, or no longer has the first one.
 async fn read(members: &[Member], at: &ListVersion) -> Result<Option<Vec<ObjectList>>, SourceError> {
     let Some((first, others)) = members.split_first() else { return Ok(None) };
-    let first = list::read(&first.shared, at).await.map_err(into_error)?;
+    let first = list::read(&first.shared, at).await?;
     let version = first.version.clone();
     let others = stream::iter(others.iter().cloned())
         .map(|member| {
@@ -339,14 +363,19 @@ async fn read(members: &[Member], at: &ListVersion) -> Result<Option<Vec<ObjectL
         .buffered(CONCURRENCY)
         .try_collect::<Vec<_>>();
     let others = match others.await {
-        Err(ListFailure::Source(SourceError::Expired(problem))) => {
+        Err(SourceError::Expired(problem)) => {
             tracing::info!(problem, "namespace not listed at the version of the first");
             return Ok(None);
         }
-        others => others.map_err(into_error)?,
+        others => others?,
     };
     let readings: Vec<_> = [first].into_iter().chain(others).collect();
     Ok(Some(readings).filter(|readings| readings.iter().all(|reading| reading.version == version)))
+}
+
+/// Returns the check of the feed of one watch.
+fn feed_of(watched: &Arc<KubeShared>) -> Pin<Box<dyn Future<Output = SourceError> + Send>> {
+    Box::pin(feed::keep_checking(Arc::clone(watched)))
 }
 
 // === impl MergedWatch ===
@@ -382,6 +411,7 @@ impl MergedWatch {
                     }
                 }
                 error = &mut self.selection => return Err(error),
+                Some(error) = self.feeds.next() => return Err(error),
                 () = &mut self.checks => {}
                 () = demand.wanted(), if has_room && !demand.is_wanted() => {}
             }

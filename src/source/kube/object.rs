@@ -50,6 +50,9 @@ impl<'a> ItemType<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Bookmark {
     pub(super) version: String,
+    /// Kind and API version of the objects; empty if it has none.
+    pub(super) kind: String,
+    pub(super) api_version: String,
     /// True if the bookmark ends the initial events.
     pub(super) ends_initial_events: bool,
 }
@@ -74,7 +77,12 @@ struct Partial<'a> {
 }
 
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Bare<'a> {
+    #[serde(borrow, default)]
+    kind: Option<JsonText<'a>>,
+    #[serde(borrow, default)]
+    api_version: Option<JsonText<'a>>,
     #[serde(borrow)]
     metadata: BareMetadata<'a>,
 }
@@ -143,7 +151,7 @@ impl<'a> ObjectDecoder<'a> {
 
     /// Returns an item without a body for an object too large to be served, so that the others can be served.
     fn bare(self, body: &[u8], error: &ObjectError) -> Result<DecodedObject, ObjectError> {
-        let Bare { metadata } = serde_json::from_slice(body)?;
+        let Bare { metadata, .. } = serde_json::from_slice(body)?;
         let text = metadata.resource_version.as_deref().unwrap_or_default();
         let version = if self.is_decimal { ResourceVersion::parse_decimal(text)? } else { UNCOUNTED };
         let namespace = metadata.namespace.as_deref().unwrap_or_default();
@@ -168,9 +176,11 @@ impl<'de> Deserialize<'de> for Written {
 impl Bookmark {
     /// Decodes the object of a bookmark.
     pub(super) fn read(object: &str) -> Result<Self, ObjectError> {
-        let Bare { metadata } = serde_json::from_str(object)?;
+        let Bare { kind, api_version, metadata } = serde_json::from_str(object)?;
         let annotations = metadata.annotations.unwrap_or_default();
         Ok(Self {
+            kind: kind.as_deref().unwrap_or_default().to_owned(),
+            api_version: api_version.as_deref().unwrap_or_default().to_owned(),
             version: metadata.resource_version.as_deref().unwrap_or_default().to_owned(),
             ends_initial_events: annotations.get(INITIAL_EVENTS_END).is_some_and(|value| value == "true"),
         })

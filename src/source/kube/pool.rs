@@ -99,10 +99,11 @@ impl Pool {
         format!("no response from the API server for {} s; check the network to it", silence.as_secs())
     }
 
+    /// Closes all connections, with their unfinished answers.
     pub(super) fn close(&mut self) {
         self.http1.closed.cancel();
-        let idle = std::mem::take(&mut self.idle);
-        drop(idle);
+        let (idle, http2) = (std::mem::take(&mut self.idle), std::mem::take(&mut self.http2));
+        drop((idle, http2));
         self.http1.closed = CancellationToken::new();
     }
 }

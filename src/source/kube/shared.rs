@@ -2,20 +2,25 @@
 
 use std::{
     borrow::Cow,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use form_urlencoded::Serializer;
+use futures_util::{StreamExt, stream};
 use parking_lot::Mutex;
 use serde::Deserialize;
 
 use super::{
     KubeConfig, api::Api, client::Client, initial_events_attempts::InitialEventsAttempts, known::KnownState,
-    resume_check::ResumePoint, sent_ahead::SentAhead,
+    resume_check::ResumePoint, sent_ahead::SentAhead, unreadable::UnreadableObject,
 };
 use crate::{
-    cache::{List, ListVersion, Problem, ProgressDemand, SourceError, SourceHealth},
-    model::Object,
+    cache::{List, ListVersion, Problem, ProgressDemand, SourceError, SourceHealth, Watch},
+    model::{Object, ResourceVersion},
     source::problems::{OBJECT_REASONS, Problems},
 };
 
@@ -29,9 +34,29 @@ pub(super) struct KubeShared {
     pub(super) demand: ProgressDemand,
     pub(super) initial_events: Mutex<InitialEventsAttempts>,
     pub(super) sent_ahead: SentAhead,
+    pub(super) feed: Feed,
+    pub(super) list_kind: ListKind,
+    /// True if the last list had an item that may be any object.
+    is_uncertain: AtomicBool,
     /// Set once every list is to be paged.
     pub(super) pages: AtomicBool,
     pub(super) path: String,
+}
+
+/// Kind of the lists of a resource, once one was accepted.
+#[derive(Debug, Default)]
+pub(super) struct ListKind(pub(super) Mutex<Option<String>>);
+
+/// Facts about the feed of a resource, which outlast its watches.
+#[derive(Debug, Default)]
+pub(super) struct Feed {
+    /// True once the API has sent a bookmark.
+    pub(super) has_bookmarks: AtomicBool,
+    /// Longest time for which the version stood still behind that of the cluster, until a bookmark alone advanced it: nothing was
+    /// missing.
+    pub(super) pace: Mutex<Duration>,
+    /// Most recent version of the cluster at the last check that found the watch fed.
+    pub(super) checked: Mutex<Option<ResourceVersion>>,
 }
 
 /// Content of a list.
@@ -42,14 +67,13 @@ pub(super) struct ObjectList {
     pub(super) version: String,
     /// Objects that cannot be served, with the reason.
     pub(super) problems: Vec<(Arc<Object>, Problem)>,
-}
-
-/// Failure of a list.
-#[derive(Debug)]
-pub(super) enum ListFailure {
-    Source(SourceError),
-    /// A version is not a decimal.
-    NotDecimal,
+    pub(super) unreadable: Vec<UnreadableObject>,
+    pub(super) kind: String,
+    pub(super) api_version: String,
+    /// Number of items so far.
+    pub(super) items: usize,
+    /// True once it has a page.
+    pub(super) is_begun: bool,
 }
 
 #[derive(Deserialize)]
@@ -62,7 +86,19 @@ struct NamespaceMetadata {
     uid: String,
 }
 
+/// Time from a list with an item that may be any object to the next one.
+const RELIST_AFTER: Duration = Duration::from_secs(60);
 const CLUSTER: &str = "/api/v1/namespaces/kube-system";
+
+// === impl ObjectList ===
+
+impl ObjectList {
+    /// Returns true if there are objects, and none of them has a decimal version.
+    pub(super) fn has_no_decimal(&self) -> bool {
+        let is_empty = self.objects.is_empty() && self.problems.is_empty();
+        is_empty && self.unreadable.iter().any(|item| item.has_other_version)
+    }
+}
 
 // === impl KubeShared ===
 
@@ -77,6 +113,9 @@ impl KubeShared {
             demand: ProgressDemand::default(),
             initial_events: Mutex::default(),
             sent_ahead: SentAhead::default(),
+            feed: Feed::default(),
+            list_kind: ListKind::default(),
+            is_uncertain: AtomicBool::new(false),
             pages: AtomicBool::new(false),
             config,
         }
@@ -119,15 +158,26 @@ impl KubeShared {
         self.known.lock().check_cluster(&metadata.uid).map_err(SourceError::HistoryRewritten)
     }
 
+    /// Returns a watch that ends after a while if the last list had an item that may be any object, so that the resource is listed
+    /// again.
+    pub(super) fn relisting(&self, watch: Watch) -> Watch {
+        if !self.is_uncertain.load(Ordering::Relaxed) {
+            return watch;
+        }
+        let expired =
+            || async { Err(SourceError::Expired("listing again after a list with an unreadable item".to_owned())) };
+        Box::pin(watch.take_until(tokio::time::sleep(RELIST_AFTER)).chain(stream::once(expired())))
+    }
+
     /// Turns a reading into a list at its version.
     pub(super) fn settle(&self, reading: ObjectList, at: &ListVersion) -> Result<List, SourceError> {
-        let ObjectList { mut objects, version: text, problems } = reading;
+        let ObjectList { mut objects, version: text, problems, unreadable, .. } = reading;
         let mut known = self.known.lock();
-        let version = known.state(&text).or_else(|_| {
+        if known.may_begin_lineage() && ResourceVersion::parse_decimal(&text).is_err() {
+            tracing::warn!(version = text, "list versions are not decimals: numbering versions from this start");
             known.begin_lineage();
-            known.state(&text)
-        });
-        let version = version.map_err(|error| SourceError::Undecodable(error.to_string()))?;
+        }
+        let version = known.state_of_list(&text).map_err(SourceError::Undecodable)?;
         if let ListVersion::NotOlderThan(known) = at
             && version < *known
         {
@@ -149,27 +199,20 @@ impl KubeShared {
             }
         }
         known.note_list(&version, ResumePoint::of_list(&objects));
+        let is_polled = known.is_unversioned();
         drop(known);
-        let (not_served, problems) = problems.into_iter().unzip();
+        let (not_served, mut problems): (_, Vec<_>) = problems.into_iter().unzip();
+        problems.extend(unreadable.iter().map(|unreadable| unreadable.problem.clone()));
         self.problems.replace(&OBJECT_REASONS, problems);
-        Ok(List { not_served, expires_older, ..List::new(objects, version) })
-    }
-}
-
-// === impl ListFailure ===
-
-impl ListFailure {
-    pub(super) fn into_error(self) -> SourceError {
-        match self {
-            Self::Source(error) => error,
-            Self::NotDecimal => SourceError::Undecodable("resource version is not a decimal".to_owned()),
+        if is_polled {
+            self.note_polling("its lists have no version");
         }
-    }
-}
-
-impl From<SourceError> for ListFailure {
-    fn from(error: SourceError) -> Self {
-        Self::Source(error)
+        let unreadable = unreadable.into_iter().map(|unreadable| unreadable.identity).collect();
+        let list = List { not_served, unreadable, expires_older, ..List::new(objects, version) };
+        // Nothing that this list lacks counts as deleted, so it is not known to be the present state.
+        self.health.set_unconfirmed(list.has_unknown());
+        self.is_uncertain.store(list.has_unknown(), Ordering::Relaxed);
+        Ok(list)
     }
 }
 

@@ -6,24 +6,25 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures_util::StreamExt;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::{
     KubeCluster, KubeConfig, api,
     client::KubeClients,
-    initial_events,
+    feed, initial_events,
     known::KnownState,
     list,
     namespaces::{Namespaces, existence},
     resume_check::{ResumePoint, SavedResumePoint},
-    shared::{KubeShared, ListFailure, ObjectList},
+    shared::{KubeShared, ObjectList},
     watch::KubeWatch,
 };
 use crate::{
     cache::{
-        CreationTime, List, ListVersion, ListerWatcher, ProgressDemand, RewriteEvidence, SourceError, SourceHealth,
-        WarmStart, Watch,
+        CreationTime, List, ListVersion, ListerWatcher, ProblemReason, ProgressDemand, RewriteEvidence, SourceError,
+        SourceHealth, WarmStart, Watch,
     },
     model::{Object, Path, ResourceVersion},
     source::problems::SavedProblems,
@@ -54,6 +55,9 @@ struct SavedPosition {
     #[serde(rename = "mark")]
     resume_point: Option<SavedResumePoint>,
     problems: SavedProblems,
+    /// Kind of the lists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kind: Option<String>,
 }
 
 // === impl KubeSource ===
@@ -106,7 +110,41 @@ impl KubeSource {
         Ok(())
     }
 
-    async fn read(&self, at: &ListVersion) -> Result<(ObjectList, Option<KubeWatch>), ListFailure> {
+    /// Opens a watch, or polls where there is none.
+    async fn deltas(&self, from: ResourceVersion) -> Result<Watch, SourceError> {
+        let shared = &self.shared;
+        let (position, is_unversioned) = {
+            let mut known = shared.known.lock();
+            (known.begin_watch(&from), known.is_unversioned())
+        };
+        if is_unversioned && position.is_some() {
+            return Ok(shared.poll(from));
+        }
+        let opened = self.opened.lock().take().filter(|(version, _)| *version == from);
+        let live = match opened {
+            Some((_, live)) => live,
+            None => match shared.watch(&from, position).await {
+                Err(SourceError::Refused(problem)) if shared.api.has_no_watch() => {
+                    shared.note_polling(&problem);
+                    return Ok(shared.poll(from));
+                }
+                live => live?,
+            },
+        };
+        shared.health.clear_problem(ProblemReason::UpstreamPolled, "");
+        let feed = Box::pin(feed::keep_checking(Arc::clone(shared)));
+        Ok(Box::pin(futures_util::stream::try_unfold((live, feed), |(mut live, mut feed)| async move {
+            let next = tokio::select! {
+                // Received events come first. Cancel-safe: both go on at the next poll.
+                biased;
+                next = live.next() => next?,
+                error = &mut feed => return Err(error),
+            };
+            Ok(next.map(|delta| (delta, (live, feed))))
+        })))
+    }
+
+    async fn read(&self, at: &ListVersion) -> Result<(ObjectList, Option<KubeWatch>), SourceError> {
         let shared = &self.shared;
         let are_worthwhile = shared.initial_events.lock().are_worthwhile();
         if are_worthwhile && *at != ListVersion::Any {
@@ -115,19 +153,20 @@ impl KubeSource {
                     shared.initial_events.lock().succeeded();
                     return Ok((reading, Some(live)));
                 }
-                // Initial events did not succeed: an ordinary list follows, and a refusal counts as a failed attempt.
-                Err(ListFailure::Source(
-                    error @ (SourceError::Refused(_)
-                    | SourceError::Unavailable(_)
-                    | SourceError::Undecodable(_)
-                    | SourceError::Broken(_)),
-                )) => {
-                    if matches!(error, SourceError::Refused(_)) {
-                        shared.initial_events.lock().failed();
-                    }
+                // The version is at fault, and the most recent state is requested next.
+                Err(error @ SourceError::VersionTooLarge(_)) if *at != ListVersion::MostRecent => return Err(error),
+                // A list follows whatever the failure is: there is always another way for an attempt to end.
+                Err(error) => {
                     tracing::info!(%error, "initial events not available, listing");
+                    // Without an answer there was no attempt.
+                    if !matches!(error, SourceError::Busy(_)) {
+                        let mut attempts = shared.initial_events.lock();
+                        attempts.failed();
+                        if matches!(error, SourceError::Broken(_)) {
+                            attempts.has_new_connection();
+                        }
+                    }
                 }
-                Err(other) => return Err(other),
             }
         }
         list::read(shared, at).await.map(|reading| (reading, None))
@@ -149,15 +188,13 @@ impl ListerWatcher for KubeSource {
         let shared = &self.shared;
         *self.opened.lock() = None;
         shared.sent_ahead.find(shared.present_version()).await?;
-        let (reading, live) = match self.read(&at).await {
-            Err(ListFailure::NotDecimal) if shared.known.lock().is_decimal() => {
-                tracing::warn!("resource versions are not decimals: numbering them from this start");
-                shared.known.lock().begin_lineage();
-                self.read(&at).await
-            }
-            read => read,
+        let (mut reading, mut live) = self.read(&at).await?;
+        if reading.has_no_decimal() && shared.known.lock().may_begin_lineage() {
+            tracing::warn!("resource versions are not decimals: numbering them from this start");
+            shared.known.lock().begin_lineage();
+            (reading, live) = self.read(&at).await?;
         }
-        .map_err(ListFailure::into_error)?;
+        shared.check_kind(&reading).await?;
         // Not before: this list's cluster is the one to check.
         shared.check_cluster().await?;
         let list = shared.settle(reading, &at)?;
@@ -173,20 +210,10 @@ impl ListerWatcher for KubeSource {
         }
         let shared = &self.shared;
         shared.sent_ahead.find(shared.present_version()).await?;
-        let position = shared.known.lock().begin_watch(&from);
-        let opened = self.opened.lock().take().filter(|(version, _)| *version == from);
-        let live = if let Some((_, live)) = opened { live } else { shared.watch(&from, position).await? };
         let name = Some(shared.config.namespace.clone()).filter(|name| !name.is_empty());
-        let checks = Box::pin(existence::keep_checking(Arc::clone(shared), name.into_iter().collect()));
-        Ok(Box::pin(futures_util::stream::try_unfold((live, checks), |(mut live, mut checks)| async move {
-            let next = tokio::select! {
-                biased;
-                next = live.next() => next,
-                // Never completes.
-                () = &mut checks => Ok(None),
-            };
-            next.map(|delta| delta.map(|delta| (delta, (live, checks))))
-        })))
+        let checks = existence::keep_checking(Arc::clone(shared), name.into_iter().collect());
+        let deltas = self.deltas(from).await?;
+        Ok(shared.relisting(Box::pin(deltas.take_until(checks))))
     }
 
     fn creation_time(&self) -> Option<CreationTime> {
@@ -247,6 +274,7 @@ impl WarmStart for KubeSource {
             leaves_open,
             resume_point,
             problems: self.shared.problems.keep(),
+            kind: self.shared.list_kind.get(),
         };
         serde_json::to_vec(&kept).ok().map(Bytes::from)
     }
@@ -257,7 +285,7 @@ impl WarmStart for KubeSource {
         }
         let kept: SavedPosition =
             serde_json::from_slice(proof).map_err(|error| format!("invalid resume proof: {error}"))?;
-        let SavedPosition { cluster, version, is_open, leaves_open, resume_point, problems } = kept;
+        let SavedPosition { cluster, version, is_open, leaves_open, resume_point, problems, kind } = kept;
         if version != at.to_string() {
             return Err(format!("resume proof of version {version} for a snapshot at {at}"));
         }
@@ -267,6 +295,7 @@ impl WarmStart for KubeSource {
             self.shared.sent_ahead.resume();
         }
         self.shared.problems.resume(problems);
+        self.shared.list_kind.resume(kind);
         Ok(())
     }
 }

@@ -1,10 +1,12 @@
 //! Tests of the source under its Reflector, against a scripted API over TCP. Each folds the queue's deltas into a state and
 //! compares it with the written one: all changes in order, each once.
 
+mod answers;
 mod connections;
 mod events;
 mod fake_api;
 mod faults;
+mod feed;
 mod lists;
 mod metadata;
 mod namespaces;

@@ -21,7 +21,8 @@ use super::{
     object::{Bookmark, DecodedObject, ObjectDecoder},
     replay::Replay,
     resume_check::{ResumeCheck, Verdict},
-    shared::{KubeShared, ListFailure},
+    shared::KubeShared,
+    unreadable::UnreadableObject,
 };
 use crate::{
     cache::{Delta, SourceError},
@@ -55,6 +56,8 @@ pub(super) struct KubeWatch {
 const GRACE: Duration = Duration::from_secs(30);
 /// Silence after which a watch counts as open: an API that cannot watch from a version reports it at once.
 const OPENING: Duration = Duration::from_secs(5);
+/// The same, at least, where a resource may be STALE for less.
+const MIN_OPENING: Duration = Duration::from_millis(500);
 const NOTHING_TO_WATCH: &str = "the API's text of this version is unknown";
 
 /// Opens a watch after a version, with the changes that the API has to replay first.
@@ -196,8 +199,9 @@ impl KubeWatch {
                 return Ok(None);
             };
             let mut is_deletion = false;
-            let event = match self.decode(&line).map_err(ListFailure::into_error)? {
+            let event = match self.decode(&line)? {
                 DecodedEvent::Change(event_type, item) => {
+                    let Some(item) = self.readable(event_type, item) else { continue };
                     is_deletion = event_type == EventType::Deleted;
                     if self.is_replayed(is_deletion, &item)? {
                         continue;
@@ -211,7 +215,9 @@ impl KubeWatch {
                         continue;
                     }
                     let version = self.shared.known.lock().state(&bookmark.version);
-                    Event::Bookmark(version.map_err(|error| SourceError::Undecodable(format!("bookmark: {error}")))?)
+                    let version = version.map_err(|error| SourceError::Undecodable(format!("bookmark: {error}")))?;
+                    self.shared.note_bookmark();
+                    Event::Bookmark(version)
                 }
                 DecodedEvent::Failure(status) => return Err(self.shared.api.watch_error(status)),
             };
@@ -273,6 +279,29 @@ impl KubeWatch {
         }
     }
 
+    /// Returns the object of an event. One that cannot be read is reported, and the others go on: what is held of it stays, and the
+    /// version does not advance. Its deletion needs no more than its key and version.
+    fn readable(&self, event_type: EventType, item: Result<DecodedObject, UnreadableObject>) -> Option<DecodedObject> {
+        let unreadable = match item {
+            Ok(item) => return Some(item),
+            Err(unreadable) => unreadable,
+        };
+        let is_decimal = self.is_decimal();
+        let version = |text: &str| {
+            if is_decimal { ResourceVersion::parse_decimal(text).ok() } else { Some(ResourceVersion::decimal(1)) }
+        };
+        if event_type == EventType::Deleted
+            && let Some((object, text)) = unreadable.bare(version)
+        {
+            return Some(DecodedObject { object, text, problem: None });
+        }
+        if !self.is_unconfirmed() {
+            self.shared.health.record_contact();
+        }
+        self.shared.problems.set_object(&unreadable.problem);
+        None
+    }
+
     fn change(&self, event_type: EventType, item: DecodedObject) -> Result<Event, SourceError> {
         let DecodedObject { mut object, text, problem } = item;
         if !self.is_decimal() {
@@ -304,7 +333,9 @@ impl KubeWatch {
             };
         }
         if self.is_opening {
-            let line = timeout(OPENING.min(self.shared.config.contact_timeout / 2), self.line()).await;
+            let patience = (self.shared.health.stale_after() / 2).max(MIN_OPENING);
+            let opening = OPENING.min(self.shared.config.contact_timeout / 2).min(patience);
+            let line = timeout(opening, self.line()).await;
             self.is_opening = false;
             match line {
                 Ok(line) => return line,
@@ -359,19 +390,21 @@ impl KubeWatch {
         self.shared.known.lock().is_decimal()
     }
 
-    pub(super) fn decode<'a>(&self, line: &'a [u8]) -> Result<DecodedEvent<'a, DecodedObject>, ListFailure> {
+    /// Decodes a line.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError::Undecodable`] if it is no event.
+    pub(super) fn decode<'a>(
+        &self,
+        line: &'a [u8],
+    ) -> Result<DecodedEvent<'a, Result<DecodedObject, UnreadableObject>>, SourceError> {
         let reader = ObjectDecoder::new(&self.shared.config, self.is_decimal());
-        let mut is_decimal = true;
-        let said = watch_event::decode(line, |object, _| {
-            let read = reader.read(object.as_bytes());
-            is_decimal = !matches!(read, Err(ObjectError::Version(_)));
-            read
+        let said = watch_event::decode(line, |object, _| match reader.read(object.as_bytes()) {
+            Ok(object) => Ok(Ok(object)),
+            Err(error) => UnreadableObject::of_event(object, error).map(Err),
         });
-        match said {
-            Ok(said) => Ok(said),
-            Err(_) if !is_decimal => Err(ListFailure::NotDecimal),
-            Err(problem) => Err(SourceError::Undecodable(problem).into()),
-        }
+        said.map_err(SourceError::Undecodable)
     }
 
     pub(super) fn unreadable(&self, error: &ObjectError) -> SourceError {

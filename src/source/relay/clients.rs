@@ -19,8 +19,8 @@ pub struct RelayClients {
     clients: Arc<Mutex<HashMap<RelayServer, Weak<Client>>>>,
 }
 
-/// Address of an upstream, and the files that a connection to it needs.
-pub(super) type RelayServer = (ServerAddress, TlsOptions<PathBuf>);
+/// Address of an upstream, the files that a connection to it needs, and the digest of their contents.
+pub(super) type RelayServer = (ServerAddress, TlsOptions<PathBuf>, Option<String>);
 
 // === impl RelayClients ===
 

@@ -14,21 +14,23 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     fmt,
+    pin::Pin,
     sync::Arc,
 };
 
 use tokio::time::Instant;
 
 use super::{
-    message,
+    message::{self, UnreadableObject},
     resume_check::{ResumeCheck, ResumePoint},
     state::{Position, RelayShared, unchecked_history},
 };
 use crate::{
     cache::{Delta, SourceError, SyncState},
     client::WatchMessages,
-    model::{Cause, Event, ResourceVersion},
+    model::{Cause, Event, Object, ResourceVersion},
     proto::pb::{self, Bookmark, EventType, WatchResponse},
+    source::small_file,
 };
 
 /// Open stream, and its position.
@@ -55,6 +57,8 @@ pub(super) struct RelayWatch {
     last_message_at: Instant,
     /// Time at which a caller was last seen waiting, for a stream with short intervals.
     last_demand_at: Option<Instant>,
+    /// Completes when the files that the connection was made from have changed.
+    changed: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 // === impl RelayWatch ===
@@ -62,7 +66,9 @@ pub(super) struct RelayWatch {
 impl RelayWatch {
     /// Returns a stream that continues from a position.
     pub(super) fn new(shared: Arc<RelayShared>, messages: WatchMessages, position: Position) -> Self {
+        let changed = Box::pin(small_file::changed(shared.config.files(), shared.upstream.files()));
         Self {
+            changed,
             shared,
             messages,
             position,
@@ -118,6 +124,8 @@ impl RelayWatch {
                 // Cancel-safe by its own contract; `reopen` then replaces the stream.
                 () = demand.wanted(), if self.last_demand_at.is_none() => self.reopen(Some(Instant::now())).await?,
                 () = tokio::time::sleep_until(silent_at) => return Err(self.shared.upstream.silent()),
+                // Cancel-safe: it continues at the next poll.
+                () = &mut self.changed => return Err(self.shared.upstream.changed()),
             }
         }
     }
@@ -149,7 +157,8 @@ impl RelayWatch {
             return Ok(true);
         }
         if let Some(bookmark) = &message.bookmark {
-            let is_synced = message::report_origin(bookmark, &self.shared.health) == SyncState::Synced;
+            let is_synced =
+                message::report_origin(bookmark, &self.position.version, &self.shared.health) == SyncState::Synced;
             self.shared.note_behind(is_synced, &message.resource_version)?;
             self.note_demand();
         }
@@ -170,7 +179,8 @@ impl RelayWatch {
                 let version = self.not_before(&version)?;
                 let (is_inferred, is_open) = (message.cause() == pb::Cause::Inferred, message.open);
                 self.shared.upstream.check_secret(message.object.as_ref())?;
-                let event = message::event(message)?;
+                let Some(object) = self.readable(&mut message)? else { return self.pass(version, is_open) };
+                let event = message::event(&message, object)?;
                 if is_open {
                     return self.take_open(version, event, is_inferred).map(Some);
                 }
@@ -194,6 +204,32 @@ impl RelayWatch {
         }
     }
 
+    /// Returns the object of an event; `None` for one that cannot be read, which is reported: what is held of it stays.
+    fn readable(&self, message: &mut WatchResponse) -> Result<Option<Object>, SourceError> {
+        let object = message.object.take().ok_or_else(|| self.shared.upstream.contract("event without an object"))?;
+        let object = match message::readable(object) {
+            Ok(object) => object,
+            Err(unreadable) => match *unreadable {
+                UnreadableObject { bare: Some(object), .. } if message.r#type() == EventType::Deleted => object,
+                UnreadableObject { problem, .. } => {
+                    self.shared.note_unreadable(&problem);
+                    return Ok(None);
+                }
+            },
+        };
+        self.shared.note_readable(&object);
+        Ok(Some(object))
+    }
+
+    /// Passes over an event at a version, which may end a batch.
+    fn pass(&mut self, version: ResourceVersion, is_open: bool) -> Result<Option<Delta>, SourceError> {
+        match is_open {
+            true => self.progress(version),
+            false if version == self.position.version => Ok(None),
+            false => Ok(Some(self.complete(version))),
+        }
+    }
+
     /// Converts an error that the upstream sent. A history rewritten there is that of the position only after the check.
     fn watch_error(&self, error: SourceError) -> SourceError {
         if self.check.is_some() { unchecked_history(error) } else { error }
@@ -214,8 +250,7 @@ impl RelayWatch {
         // A change at a version that was complete before does not move the position. Neither does one that is ahead of it by more
         // than one version: the upstream has several watches, of which one is ahead.
         let reached = opened.as_ref().unwrap_or(version);
-        let is_next =
-            *event.version() == version.next() && opened.as_ref().is_none_or(|opened| opened == event.version());
+        let is_next = *event.version() == version.next();
         let end = (!is_next && event.version() != reached).then(|| Event::Bookmark(reached.clone()));
         if event.version() > version
             && let Some(resume_point) = ResumePoint::after_batch(None, std::slice::from_ref(&event), false)
@@ -268,7 +303,7 @@ impl RelayWatch {
     }
 
     fn bookmark(&mut self, bookmark: Bookmark, version: ResourceVersion) -> Result<Delta, SourceError> {
-        message::report_origin(&bookmark, &self.shared.health);
+        message::report_origin(&bookmark, &version, &self.shared.health);
         if self.namespaces.get_or_insert_with(|| bookmark.namespaces.clone()) != &bookmark.namespaces {
             return Err(self.shared.upstream.access_changed());
         }
@@ -325,3 +360,6 @@ impl fmt::Debug for RelayWatch {
         f.debug_struct("RelayWatch").field("position", &self.position).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

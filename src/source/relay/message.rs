@@ -5,13 +5,24 @@ use std::{collections::BTreeMap, sync::Arc};
 use bytes::Bytes;
 
 use crate::{
-    cache::{SourceError, SourceHealth, SyncState},
+    cache::{Problem, ProblemReason, SourceError, SourceHealth, SyncState, UnreadableItem},
     model::{Event, Object, ObjectKey, ObjectParts, ResourceVersion},
     proto::{
         self,
         pb::{self, Cause, EventType, WatchResponse},
     },
+    source::{problems::subject_of, text::one_line},
 };
+
+/// Object that cannot be read: of a newer upstream, or without a name.
+#[derive(Debug)]
+pub(super) struct UnreadableObject {
+    /// Its identity, as far as that can be read.
+    pub(super) identity: UnreadableItem,
+    /// Object with its key, uid and version alone, for a deletion; `None` if these cannot be read.
+    pub(super) bare: Option<Object>,
+    pub(super) problem: Problem,
+}
 
 /// Media types of bodies, the same at every origin.
 const MEDIA_TYPES: [&str; 2] = [JSON, "application/octet-stream"];
@@ -19,7 +30,7 @@ const JSON: &str = "application/json";
 
 /// Converts a message to an event, for a watch under REPLAY after the initial events. What enters the selection is added, what
 /// leaves it is deleted.
-pub(super) fn event(message: WatchResponse) -> Result<Event, SourceError> {
+pub(super) fn event(message: &WatchResponse, object: Object) -> Result<Event, SourceError> {
     let cause = message.cause();
     if cause == Cause::Initial || message.coalesced > 0 {
         let problem =
@@ -27,7 +38,7 @@ pub(super) fn event(message: WatchResponse) -> Result<Event, SourceError> {
         return Err(SourceError::Undecodable(problem));
     }
     let event_type = message.r#type();
-    let object = Arc::new(object(message.object)?);
+    let object = Arc::new(object);
     Ok(match event_type {
         EventType::Added => Event::Added(object),
         EventType::Deleted if cause == Cause::NotServed => Event::NotServed(object),
@@ -53,8 +64,24 @@ pub(super) fn with_body(object: Option<pb::Object>) -> Option<pb::Object> {
 /// Converts an object with its version.
 pub(super) fn object(object: Option<pb::Object>) -> Result<Object, SourceError> {
     let object = object.ok_or_else(|| SourceError::Undecodable("event without an object".to_owned()))?;
-    let named = format!("{}/{}", object.namespace, object.name);
-    read(object).map_err(|problem| SourceError::Undecodable(format!("{named}: {problem}")))
+    readable(object).map_err(|unreadable| SourceError::Undecodable(unreadable.problem.to_string()))
+}
+
+/// Converts an object, or returns the problem with it, so that the others can be served.
+pub(super) fn readable(object: pb::Object) -> Result<Object, Box<UnreadableObject>> {
+    let (key, uid) = (ObjectKey::new(&object.namespace, &object.name).ok(), object.uid.clone());
+    let version = object.resource_version.clone();
+    read(object).map_err(|problem| {
+        let subject = key.as_ref().map_or_else(|| format!("uid {}", one_line(&uid)), subject_of);
+        let message = format!("{}; its last readable state is served", one_line(&problem));
+        let bare = key.clone().zip(version.parse().ok());
+        Box::new(UnreadableObject {
+            bare: bare
+                .map(|(key, version)| Object::new(ObjectParts { uid: uid.clone(), ..ObjectParts::bare(key, version) })),
+            problem: Problem::new(ProblemReason::ObjectInvalid, subject, message),
+            identity: UnreadableItem { key, uid },
+        })
+    })
 }
 
 /// Parses a version, which must not be empty.
@@ -62,13 +89,16 @@ pub(super) fn version(text: &str) -> Result<ResourceVersion, SourceError> {
     text.parse().map_err(|error| SourceError::Undecodable(format!("{error}")))
 }
 
-/// Reports the state of the origin in a bookmark to `health`, and returns it.
-pub(super) fn report_origin(bookmark: &pb::Bookmark, health: &SourceHealth) -> SyncState {
+/// Reports the state of the origin in a bookmark at this version to `health`, and returns it.
+pub(super) fn report_origin(bookmark: &pb::Bookmark, at: &ResourceVersion, health: &SourceHealth) -> SyncState {
     let state = match bookmark.source() {
         pb::SyncState::Stale | pb::SyncState::Syncing => SyncState::Stale,
         pb::SyncState::Synced | pb::SyncState::Unspecified => SyncState::Synced,
     };
     health.record_origin(state, bookmark.source_seen_at.and_then(proto::system_time));
+    if state == SyncState::Synced {
+        health.complete_at(at.clone());
+    }
     state
 }
 
@@ -152,7 +182,8 @@ mod tests {
         let event = |cause: Cause, coalesced| {
             let object = Some(good.clone());
             let (r#type, cause) = (EventType::Added.into(), cause.into());
-            event(WatchResponse { r#type, cause, coalesced, object, ..WatchResponse::default() })
+            let message = WatchResponse { r#type, cause, coalesced, ..WatchResponse::default() };
+            event(&message, super::object(object).unwrap())
         };
         assert!(event(Cause::Unspecified, 0).is_ok());
         assert!(matches!(event(Cause::EnteredSelection, 0), Ok(Event::Added(_))));

@@ -307,7 +307,8 @@ impl ResumeCheck {
         if event_type == EventType::Bookmark {
             return if is_beyond { Err(not_replayed()) } else { Ok(false) };
         }
-        let object = message::object(message.object.clone())?;
+        // One that cannot be read was passed over before, too.
+        let Ok(object) = message::object(message.object.clone()) else { return Ok(false) };
         if let Some(replayed) = replayed.as_mut().filter(|replayed| is_of_mark && replayed.len() <= MAX_MARKED) {
             replayed.insert(line(&object, event_type == EventType::Deleted));
         }

@@ -234,16 +234,13 @@ impl Question<'_> {
         }
     }
 
-    /// Returns the namespaces that the caller may list. One who may only get or watch sees the resource, and counts no objects.
+    /// Decides if the caller may get, list or watch anything, and learns that the resource exists.
     async fn see(&mut self) -> Result<Scope, Failure> {
-        let denied = match self.list().await {
-            Err(Failure::Denied(error)) => error,
-            answer => return answer,
-        };
         let answer = self.service.list_resources(pb::ListResourcesRequest {}).await;
         let resources = self.answer(answer)?.unwrap_or_default().resources;
         let is_seen = resources.iter().any(|resource| resource.name == self.config.query.resource);
-        if is_seen { Ok(Scope::Only(Namespaces::default())) } else { Err(Failure::Denied(denied)) }
+        let denied = || Failure::Denied(ClientError::contract("ListResources without the resource"));
+        if is_seen { Ok(Scope::Only(Namespaces::default())) } else { Err(denied()) }
     }
 
     /// Returns the request of no objects, with the rights that the call needs.

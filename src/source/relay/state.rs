@@ -3,7 +3,13 @@
 //!
 //! A stream resumes at the server that the position was received from, or at another one whose history has been checked.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -14,10 +20,11 @@ use super::{
     upstream::{Start, Upstream},
 };
 use crate::{
-    cache::{List, ListVersion, ProgressDemand, SourceError, SourceHealth},
+    cache::{List, ListVersion, Problem, ProblemReason, ProgressDemand, SourceError, SourceHealth},
     client::WatchMessages,
-    model::ResourceVersion,
+    model::{Object, ResourceVersion},
     proto::pb::{EventType, SyncState},
+    source::problems::{OBJECT_REASONS, Problems, subject_of},
 };
 
 /// Connection and state of one source.
@@ -28,6 +35,9 @@ pub(super) struct RelayShared {
     pub(super) demand: ProgressDemand,
     pub(super) upstream: Upstream,
     pub(super) state: Mutex<State>,
+    problems: Problems,
+    /// True if an object could not be read since the last list.
+    has_unreadable: AtomicBool,
 }
 
 /// State that changes with the messages.
@@ -42,7 +52,8 @@ pub(super) struct State {
     pub(super) server: Option<Server>,
     /// Servers that have not reached the position; there may be several behind one address.
     pub(super) behind: Vec<LaggingServer>,
-    /// Set once a change other than a deletion was sent ahead of the position, by this run or an earlier one.
+    /// Set once a change other than a deletion was sent ahead of the position, by this run or an earlier one. For a resource of
+    /// namespaces from the first list on: the last snapshot may be older than the first such change.
     pub(super) has_sent_ahead: bool,
     /// True if that may have been an earlier run, and nothing was listed since. This run does not know of an object that was
     /// created ahead and deleted since, and a client that resumes there would keep it ([`List::expires_older`]).
@@ -64,20 +75,25 @@ pub(super) struct Position {
 #[derive(Debug)]
 pub(super) struct Server {
     /// Name of the server, new at each of its starts.
-    name: String,
+    pub(super) name: String,
     /// Name of the history of `version` at this server; empty if unknown.
-    history: String,
+    pub(super) history: String,
     /// Version that it serves; `None` before it has one.
-    version: Option<ResourceVersion>,
-    is_synced: bool,
+    pub(super) version: Option<ResourceVersion>,
+    pub(super) is_synced: bool,
+    /// True if objects may exist that it has not been able to read since its start.
+    pub(super) is_incomplete: bool,
 }
 
 /// Server that has not reached the position.
 #[derive(Debug)]
 pub(super) struct LaggingServer {
-    server: String,
+    pub(super) server: String,
     since: Instant,
 }
+
+/// Problem of an upstream that is incomplete.
+const UNREAD: ProblemReason = ProblemReason::ObjectsUnread;
 
 /// Limit of the remembered servers behind one address.
 const MAX_BEHIND: usize = 16;
@@ -106,7 +122,28 @@ impl Position {
 impl RelayShared {
     pub(super) fn new(config: RelayConfig, health: SourceHealth, clients: &RelayClients) -> Self {
         let upstream = Upstream::new(config.clone(), health.clone(), clients);
-        Self { config, health, demand: ProgressDemand::met(), upstream, state: Mutex::default() }
+        Self {
+            problems: Problems::new("informerd", config.query.resource.clone(), health.clone()),
+            has_unreadable: AtomicBool::new(false),
+            config,
+            health,
+            demand: ProgressDemand::met(),
+            upstream,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Reports an object that cannot be read.
+    pub(super) fn note_unreadable(&self, problem: &Problem) {
+        self.has_unreadable.store(true, Ordering::Relaxed);
+        self.problems.set_object(problem);
+    }
+
+    /// Ends the problem with an object that can be read, or is deleted.
+    pub(super) fn note_readable(&self, object: &Object) {
+        if self.has_unreadable.load(Ordering::Relaxed) {
+            self.problems.clear_object(&subject_of(object.key()));
+        }
     }
 
     pub(super) async fn list(&self, at: ListVersion) -> Result<List, SourceError> {
@@ -125,13 +162,19 @@ impl RelayShared {
         let view = self.check_server().await?;
         self.check_history(known.as_ref())?;
         let mut messages = self.upstream.open(Start::List { not_before }, self.config.heartbeat).await?;
-        let mut objects = Vec::new();
+        let (mut objects, mut unreadable) = (Vec::new(), Vec::new());
+        let known_lineage = known.as_ref().map(|known| known.version.clone());
         loop {
             let message = self.upstream.next(&mut messages).await?;
             match message.r#type() {
                 EventType::Added => {
                     self.upstream.check_secret(message.object.as_ref())?;
-                    objects.push(Arc::new(message::object(self.upstream.with_body(message.object))?));
+                    let object = self.upstream.with_body(message.object);
+                    let object = object.ok_or_else(|| self.upstream.contract("event without an object"))?;
+                    match message::readable(object) {
+                        Ok(object) => objects.push(Arc::new(object)),
+                        Err(item) => unreadable.push(item),
+                    }
                 }
                 EventType::Bookmark => {
                     let bookmark = message.bookmark.unwrap_or_default();
@@ -142,13 +185,14 @@ impl RelayShared {
                     if let Some(known) = known.filter(|known| version < known.version) {
                         // The upstream had reached that version, and restarted before the version was complete.
                         let (endpoint, known) = (self.config.endpoint.uri(), known.version);
-                        return Err(SourceError::Busy(format!("{endpoint}: version {known} is open again upstream")));
+                        return Err(SourceError::NotYet(format!("{endpoint}: version {known} is open again upstream")));
                     }
                     // An upstream that was syncing before has its path only now.
                     if self.check_server().await? != view {
                         return Err(self.redefined());
                     }
-                    message::report_origin(&bookmark, &self.health);
+                    self.check_complete(known_lineage.as_ref(), &version)?;
+                    message::report_origin(&bookmark, &version, &self.health);
                     let resume_point = ResumePoint::of_list(&objects, &version);
                     let position =
                         Position { version: version.clone(), history: bookmark.history.into(), resume_point };
@@ -156,7 +200,12 @@ impl RelayShared {
                     (state.position, state.view, state.listed) = (Some(position), view, Some(messages));
                     state.behind.clear();
                     let expires_older = std::mem::take(&mut state.may_hide_ahead);
-                    return Ok(List { expires_older, ..List::new(objects, version) });
+                    drop(state);
+                    self.has_unreadable.store(!unreadable.is_empty(), Ordering::Relaxed);
+                    let (unreadable, problems) =
+                        unreadable.into_iter().map(|item| (item.identity, item.problem)).unzip();
+                    self.problems.replace(&OBJECT_REASONS, problems);
+                    return Ok(List { unreadable, expires_older, ..List::new(objects, version) });
                 }
                 _ => return Err(self.upstream.not_an_event(message)),
             }
@@ -199,18 +248,34 @@ impl RelayShared {
         let view = self.upstream.named_view(&resource)?;
         let server = Server {
             is_synced: resource.state() == SyncState::Synced,
+            is_incomplete: resource.problems.iter().any(|problem| problem.reason == UNREAD.as_str()),
             version: resource.resource_version.parse().ok(),
             history: resource.history,
             name: resource.path.into_iter().last().unwrap_or_default(),
         };
         let mut state = self.state.lock();
         state.server = Some(server);
+        state.has_sent_ahead |= !resource.namespaces.is_empty();
         if state.position.is_some() && state.view != view { Err(self.redefined()) } else { Ok(view) }
     }
 
     fn redefined(&self) -> SourceError {
         let name = self.upstream.view_name().unwrap_or_default();
         SourceError::HistoryRewritten(format!("{}: view {name:?} has other paths", self.config.endpoint.uri()))
+    }
+
+    /// Checks that a list at this version may replace the objects at a known one: what the list of an incomplete upstream lacks may
+    /// exist.
+    fn check_complete(&self, known: Option<&ResourceVersion>, listed: &ResourceVersion) -> Result<(), SourceError> {
+        if !self.state.lock().server.as_ref().is_some_and(|server| server.is_incomplete) {
+            return Ok(());
+        }
+        let problem = format!("{}: objects may exist that it has not read since its start", self.config.endpoint.uri());
+        if known.is_some_and(|known| !known.same_lineage(listed)) {
+            return Err(SourceError::Busy(problem));
+        }
+        self.health.mark_incomplete(problem);
+        Ok(())
     }
 
     /// Checks that the history of a position is the server's present one, if the server has named it.
@@ -319,7 +384,7 @@ impl RelayShared {
             server.is_synced = is_synced;
         }
         match self.behind(format!("{}: at version {version}", self.config.endpoint.uri())) {
-            SourceError::Busy(_) => Ok(()),
+            SourceError::NotYet(_) => Ok(()),
             error => Err(error),
         }
     }
@@ -333,16 +398,16 @@ impl RelayShared {
         });
         let Some(server) = other.map(|server| server.name.clone()) else {
             state.behind.clear();
-            return SourceError::Busy(text);
+            return SourceError::NotYet(text);
         };
         let limit = self.config.resume_timeout;
         let Some(since) = state.behind.iter().find(|behind| behind.server == server).map(|behind| behind.since) else {
             state.behind.truncate(MAX_BEHIND - 1);
             state.behind.insert(0, LaggingServer { server, since: Instant::now() });
-            return SourceError::Busy(text);
+            return SourceError::NotYet(text);
         };
         if since.elapsed() < limit {
-            return SourceError::Busy(text);
+            return SourceError::NotYet(text);
         }
         SourceError::HistoryRewritten(format!("another server is synced and has lagged for {limit:?}: {text}"))
     }

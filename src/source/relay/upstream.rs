@@ -41,6 +41,8 @@ pub(super) struct Upstream {
     /// Runtime of the connection, which other sources may share; none for that of the call.
     runtime: Option<Handle>,
     client: Mutex<Option<Arc<Client>>>,
+    /// Digest of the files that the last connection was made from; `None` if one could not be read.
+    files: Mutex<Option<String>>,
 }
 
 /// Start of a stream.
@@ -73,7 +75,16 @@ impl Upstream {
     pub(super) fn new(config: RelayConfig, health: SourceHealth, clients: &RelayClients) -> Self {
         let (provenance, refuses_secrets) = (Provenance::default(), AtomicBool::new(false));
         let (clients, runtime) = (clients.clone(), Handle::try_current().ok());
-        Self { config, health, provenance, refuses_secrets, clients, runtime, client: Mutex::default() }
+        Self {
+            config,
+            health,
+            provenance,
+            refuses_secrets,
+            clients,
+            runtime,
+            client: Mutex::default(),
+            files: Mutex::default(),
+        }
     }
 
     /// Returns the servers that the resource comes through.
@@ -228,6 +239,16 @@ impl Upstream {
         ))
     }
 
+    /// Returns the error after a change of the files that the connection was made from.
+    pub(super) fn changed(&self) -> SourceError {
+        SourceError::Busy(format!("{}: a certificate has changed, reconnecting", self.config.endpoint.uri()))
+    }
+
+    /// Returns the digest of the files that the connection was made from.
+    pub(super) fn files(&self) -> Option<String> {
+        self.files.lock().clone()
+    }
+
     pub(super) fn silent(&self) -> SourceError {
         SourceError::Busy(format!("{}: no data for {:?}", self.config.endpoint.uri(), self.silence()))
     }
@@ -240,13 +261,17 @@ impl Upstream {
     }
 
     fn server(&self) -> RelayServer {
-        (self.config.endpoint.clone(), self.config.tls.clone())
+        (self.config.endpoint.clone(), self.config.tls.clone(), self.files())
     }
 
     async fn client(&self) -> Result<Arc<Client>, SourceError> {
         if let Some(client) = &*self.client.lock() {
             return Ok(Arc::clone(client));
         }
+        // Before they are read for a connection, so that a change in the meantime is noticed.
+        let paths = self.config.files();
+        let files = small_file::reading(move || small_file::digest_of(&paths)).await.ok();
+        *self.files.lock() = files;
         let client = match self.clients.get(&self.server()) {
             Some(client) => client,
             None => self.clients.insert(self.server(), self.connect().await?),
@@ -323,10 +348,12 @@ impl Upstream {
             _ => error.to_string(),
         };
         match (error.code(), error.reason()) {
-            (Code::OutOfRange, Some("RESOURCE_VERSION_EXPIRED" | "ACCESS_CHANGED")) => SourceError::Expired(text),
             // A version that this upstream has sent is of another lineage for it now.
             (_, Some("HISTORY_CHANGED" | "RESOURCE_VERSION_INVALID")) => SourceError::HistoryRewritten(text),
+            // Another reason is one of a newer server, and none was removed on the way: the next list shows what has changed.
+            (Code::OutOfRange, _) => SourceError::Expired(text),
             (_, Some("RESOURCE_VERSION_TOO_LARGE")) => SourceError::VersionTooLarge(text),
+            (_, Some("NOT_SYNCED")) => SourceError::NotYet(text),
             (_, Some("POLICY_NOT_ALLOWED")) => SourceError::Unavailable(format!(
                 "{endpoint}: policy `replay` not allowed for {:?}, which a relay needs; add it to the upstream's watch.allowed_policies",
                 query.resource
@@ -354,7 +381,25 @@ pub(super) fn secured(config: &RelayConfig) -> Result<ServerAddress, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::pb::Dropped;
+    use crate::{endpoint::TlsOptions, proto::pb::Dropped};
+
+    /// Another source may still have a connection that was made from earlier contents.
+    #[tokio::test]
+    async fn a_connection_is_shared_by_sources_that_have_read_the_same_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let authority = directory.path().join("ca");
+        std::fs::write(&authority, "one").unwrap();
+        let tls = TlsOptions { authority: Some(authority.clone()), ..TlsOptions::default() };
+        let config = RelayConfig { tls, ..RelayConfig::new("http://127.0.0.1:1".parse().unwrap(), "pods") };
+        let clients = RelayClients::default();
+        let upstream = || Upstream::new(config.clone(), SourceHealth::new(Duration::MAX, Duration::MAX), &clients);
+        let first = upstream();
+        *first.files.lock() = small_file::digest_of(&config.files()).ok();
+        let client = clients.insert(first.server(), Client::connect_lazy(&config.endpoint).unwrap());
+        assert!(Arc::ptr_eq(&upstream().client().await.unwrap(), &client));
+        std::fs::write(&authority, "two").unwrap();
+        assert!(upstream().client().await.is_err(), "it makes its own");
+    }
 
     /// A gap is never hidden, even if an upstream drops events against its contract.
     #[test]

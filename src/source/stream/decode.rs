@@ -204,7 +204,10 @@ mod tests {
             (r#"{"type":"ADDED","data":"aGVsbG8="}"#, "metadata: the name is empty"),
             (r#"{"type":"ADDED","name":"a"}"#, "event without an `object`"),
             (r#"{"type":"ADDED","object":{"metadata":{"namespace":"x"}}}"#, "metadata: the name is empty"),
-            (r#"{"type":"DELETED","object":{"metadata":{"name":[]}}}"#, "invalid type: sequence"),
+            (
+                r#"{"type":"DELETED","object":{"metadata":{"name":[]}}}"#,
+                "metadata.name: expected a string, found a list",
+            ),
             (r#"{"type":"ADDED","object":{"metadata":{"name":"a"},"b":nope}}"#, "expected ident"),
             ("{\"type\":\"ADDED\u{1b}[31m\"}", "control character"),
         ] {

@@ -69,6 +69,17 @@ pub(super) enum Received {
     NextWriter,
 }
 
+/// Writer of an empty pipe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Writer {
+    /// No writer has opened the pipe, or it is no pipe.
+    None,
+    /// A writer has opened it, and has written nothing.
+    Silent,
+    /// It has written this number of bytes meanwhile, which were read.
+    Wrote(usize),
+}
+
 /// Named pipe, from one end of the stream to the next.
 #[derive(Debug)]
 pub(super) struct Pipe {
@@ -152,6 +163,20 @@ impl Input {
                 read
             }
             Self::Ended => Ok(Received::End),
+        }
+    }
+
+    /// Looks for a writer of a pipe that was empty. Never waits.
+    pub(super) fn look(&mut self, buffer: &mut [u8]) -> Writer {
+        let Self::Pipe(pipe) = self else { return Writer::None };
+        match pipe.probe.read(buffer) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Writer::Silent,
+            Ok(count @ 1..) => {
+                pipe.has_read = true;
+                Writer::Wrote(count)
+            }
+            // The next read reports an end or an error.
+            Ok(0) | Err(_) => Writer::None,
         }
     }
 

@@ -13,6 +13,7 @@ use std::{
 use crate::{
     cache::List,
     model::{Event, EventType, Object, ObjectKey, ResourceVersion},
+    source::uids::Uids,
 };
 
 /// State of a stream.
@@ -21,6 +22,7 @@ pub(super) struct StreamState {
     pub(super) version: ResourceVersion,
     /// Objects, each with the version of its last event, which may have changed nothing.
     objects: HashMap<KeyedObject, u128, foldhash::fast::RandomState>,
+    uids: Uids,
 }
 
 /// Object identified by its key.
@@ -32,7 +34,7 @@ struct KeyedObject(Arc<Object>);
 impl StreamState {
     /// Returns a state without objects, at this version.
     pub(super) fn new(version: ResourceVersion) -> Self {
-        Self { version, objects: HashMap::default() }
+        Self { version, objects: HashMap::default(), uids: Uids::default() }
     }
 
     /// Returns all objects.
@@ -46,10 +48,15 @@ impl StreamState {
         self.version.clone_from(object.version());
         let now = self.version.number();
         if event_type == EventType::Deleted {
-            let before = self.objects.remove(object.key());
+            let before = self.objects.remove_entry(object.key());
+            let before = before.map(|(KeyedObject(old), before)| {
+                self.uids.release(&old);
+                before
+            });
             return (Event::Deleted(Arc::new(object)), before);
         }
         let old = self.objects.get_key_value(object.key()).map(|(KeyedObject(old), before)| (Arc::clone(old), *before));
+        let object = self.uids.claim(&object, old.as_ref().map(|(old, _)| &**old)).unwrap_or(object);
         let object = Arc::new(match &old {
             Some((old, _)) => object.keyed_as(old),
             None => object,
@@ -79,6 +86,9 @@ impl StreamState {
             return Vec::new();
         }
         removed.sort_unstable_by(|a, b| a.key().cmp(b.key()));
+        for object in &removed {
+            self.uids.release(object);
+        }
         self.version = self.version.next();
         removed.iter().map(|object| Event::Deleted(Arc::new(object.at_version(self.version.clone())))).collect()
     }
@@ -88,7 +98,12 @@ impl StreamState {
         let next = self.version.next();
         let removed = keys.iter().filter_map(|key| self.objects.remove_entry(key));
         let deletion = |object: Arc<Object>| Event::Expired(Arc::new(object.at_version(next.clone())));
-        let expired: (Vec<_>, Vec<_>) = removed.map(|(KeyedObject(object), at)| (deletion(object), at)).unzip();
+        let uids = &mut self.uids;
+        let expired = removed.map(|(KeyedObject(object), at)| {
+            uids.release(&object);
+            (deletion(object), at)
+        });
+        let expired: (Vec<_>, Vec<_>) = expired.unzip();
         if !expired.0.is_empty() {
             self.version = next;
         }
@@ -148,6 +163,21 @@ mod tests {
             let uids: Vec<_> = known.list().objects.iter().map(|object| object.uid().to_owned()).collect();
             assert_eq!(uids, [uid]);
         }
+    }
+
+    #[test]
+    fn no_two_objects_have_one_uid() {
+        let mut known = StreamState::new("a.1".parse().unwrap());
+        let put = |known: &mut StreamState, name: &str| {
+            let key = ObjectKey::new("", name).unwrap();
+            let object = Object::from_json_of(key, "u", Bytes::from_static(b"{}"), known.version.next()).unwrap();
+            let (Event::Added(object), _) = known.apply(EventType::Added, object) else { panic!("added") };
+            object.uid().to_owned()
+        };
+        assert_eq!((put(&mut known, "a"), put(&mut known, "b")), ("u".to_owned(), "u/b".to_owned()));
+        assert_eq!(put(&mut known, "b"), "u/b", "the same object");
+        known.remove_silent_since(2);
+        assert_eq!((put(&mut known, "c"), put(&mut known, "b")), ("u".to_owned(), "u/b".to_owned()), "a is gone");
     }
 
     #[test]

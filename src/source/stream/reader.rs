@@ -8,9 +8,9 @@
 //! Invariants:
 //! - The reader reports an event that cannot be applied, and continues after it: a stream cannot be read again.
 //! - Nothing is read ahead except for one chunk, so that a consumer that takes no events blocks the writer.
-//! - After a writer of a pipe the resource stays STALE until the next one has confirmed every object, or has shown that it
-//!   will not: it has sent the end of its initial events, or no unconfirmed object for `confirm_after`. The reader then deletes
-//!   the rest, as at a relist.
+//! - After a writer of a pipe, and after an ERROR in it, the resource stays STALE until every object is confirmed, or the writer has
+//!   shown that it will not: it has sent the end of its initial events, or no unconfirmed object for `confirm_after`. The reader
+//!   then deletes the rest, as at a relist, unless an event of the writer could not be read.
 
 use std::{io, ops::Range, sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ use super::{
     StreamConfig,
     decode::{StreamEvent, decode},
     framing::{Found, Framer, MAX_DEPTH, MAX_EVENT_BYTES, Position},
-    input::{Input, Received, StreamError},
+    input::{Input, Received, StreamError, Writer},
     known::StreamState,
     lease::Leases,
     watcher::DecodeError,
@@ -63,8 +63,10 @@ struct Unconfirmed {
     since: u128,
     /// Number of objects.
     count: usize,
-    /// True once the writer has sent an event.
+    /// True once there is a writer.
     has_begun: bool,
+    /// True if an event of the writer could not be read: it may be of any object.
+    has_unreadable: bool,
     /// Time with an empty input since the writer last confirmed an object.
     waited: Duration,
 }
@@ -201,8 +203,7 @@ impl Reader {
                     () = expired(leases) => Err(Due::Expiry),
                 }
             };
-            let confirming = self.unconfirmed.as_mut().filter(|unconfirmed| unconfirmed.has_begun);
-            let (Some(unconfirmed), Some(confirm_after)) = (confirming, self.confirm_after) else {
+            let (Some(unconfirmed), Some(confirm_after)) = (&mut self.unconfirmed, self.confirm_after) else {
                 return received.await;
             };
             if unconfirmed.waited >= confirm_after {
@@ -212,9 +213,19 @@ impl Reader {
             let (began, step) = (Instant::now(), confirm_after / STEPS);
             // Cancel-safe: a read that timed out has read nothing.
             let received = timeout(step, received).await;
-            unconfirmed.waited += began.elapsed().min(step);
+            if unconfirmed.has_begun {
+                unconfirmed.waited += began.elapsed().min(step);
+            }
             if let Ok(received) = received {
                 return received;
+            }
+            if !unconfirmed.has_begun {
+                // A writer that has opened the pipe and has nothing to write, as of an empty cluster.
+                match self.input.look(&mut self.chunk) {
+                    Writer::None => {}
+                    Writer::Silent => unconfirmed.has_begun = true,
+                    Writer::Wrote(count) => return Ok(Ok(Received::Bytes(count))),
+                }
             }
         }
     }
@@ -238,10 +249,12 @@ impl Reader {
             let delta = match found? {
                 Found::Event(begin) => self.event(begin),
                 Found::TooLarge(begin) => {
+                    self.note_unreadable();
                     self.skipped(begin, &format!("event too large (limit: {MAX_EVENT_BYTES} bytes)"));
                     None
                 }
                 Found::TooDeep(begin) => {
+                    self.note_unreadable();
                     let problem = format!(
                         "event nested too deeply (limit: {MAX_DEPTH} maps and lists); continuing at the next line that \
                          begins with `{{`"
@@ -274,6 +287,7 @@ impl Reader {
         match decode(self.framer.event(), &next) {
             Ok(said) => self.take(said, begin),
             Err(problem) => {
+                self.note_unreadable();
                 self.skipped(begin, &problem);
                 None
             }
@@ -298,6 +312,12 @@ impl Reader {
             StreamEvent::Failure(failure) => {
                 tracing::warn!(failure, line = begin.line, "upstream of the stream failed");
                 self.health.record_failure(format!("{}: ERROR: {failure}", place(begin)));
+                // Events may have been lost: the writer has to begin again, as a new one does.
+                let since = self.known.lock().version.number();
+                self.expect_confirmation(since);
+                if let Some(unconfirmed) = &mut self.unconfirmed {
+                    unconfirmed.has_begun = true;
+                }
                 None
             }
         }
@@ -312,7 +332,8 @@ impl Reader {
         let is_due = self.input.has_next_writer() && count > 0;
         let Some(confirm_after) = self.confirm_after.filter(|_| is_due) else { return };
         let has_begun = version > since;
-        self.unconfirmed = Some(Unconfirmed { since, count, has_begun, waited: Duration::ZERO });
+        let (has_unreadable, waited) = (false, Duration::ZERO);
+        self.unconfirmed = Some(Unconfirmed { since, count, has_begun, has_unreadable, waited });
         self.health.set_unconfirmed(true);
         let message = format!(
             "{count} objects not confirmed yet: the next writer of the pipe has to begin with all objects; those that it \
@@ -337,7 +358,13 @@ impl Reader {
 
     /// Ends the confirmation. Returns the deletions of the unconfirmed objects, if there are any.
     fn confirmed(&mut self) -> Option<Delta> {
-        let unconfirmed = self.unconfirmed.take()?;
+        let mut unconfirmed = self.unconfirmed.take()?;
+        if unconfirmed.has_unreadable && unconfirmed.count > 0 {
+            // It may be of one of these: what cannot be read is not absent.
+            unconfirmed.waited = Duration::ZERO;
+            self.unconfirmed = Some(unconfirmed);
+            return None;
+        }
         self.health.set_unconfirmed(false);
         self.health.clear_problem(ProblemReason::ObjectsUnconfirmed, "");
         let deletions = self.known.lock().remove_silent_since(unconfirmed.since);
@@ -360,6 +387,12 @@ impl Reader {
         let since = self.known.lock().version.number();
         self.expect_confirmation(since);
         if cut.is_some() { DecodeError::UnexpectedEnd } else { DecodeError::End }
+    }
+
+    fn note_unreadable(&mut self) {
+        if let Some(unconfirmed) = &mut self.unconfirmed {
+            unconfirmed.has_unreadable = true;
+        }
     }
 
     fn skipped(&mut self, begin: Position, problem: &str) {

@@ -13,7 +13,7 @@ use super::DEADLINE;
 use crate::{
     cache::{
         BackoffConfig, CheckpointRequests, Delta, FifoBounds, List, ListVersion, ListerWatcher, ProgressDemand,
-        RealFifo, Reflector, ReflectorConfig, ReflectorStats, SourceHealth,
+        RealFifo, Reflector, ReflectorConfig, ReflectorStats, SourceHealth, UnreadableItem,
     },
     model::{Event, Object, ResourceVersion},
 };
@@ -67,7 +67,8 @@ impl Rig {
         let demand = source.demand();
         let mut reflector = Reflector::new(source, Arc::clone(&fifo), health.clone(), config);
         if let Some(kept) = kept {
-            reflector.resume(ResourceVersion::decimal(kept.version), &kept.proof, None).unwrap();
+            let mut list = List::new(Vec::new(), ResourceVersion::decimal(kept.version));
+            reflector.resume(&mut list, &kept.proof, None).unwrap();
         }
         let (stats, checkpoints) = (Arc::clone(reflector.stats()), reflector.checkpoints().clone());
         let task = tokio::spawn(reflector.run());
@@ -184,7 +185,15 @@ impl Rig {
         let entry = |object: &Arc<Object>| (object.key().to_string(), (object.uid().to_owned(), (self.value)(object)));
         self.new_namespaces.clone_from(&list.new_namespaces);
         self.expires_older = list.expires_older;
-        self.state = list.objects.iter().map(entry).collect();
+        let is_kept = |key: &str, uid: &str| {
+            let is_it = |item: &UnreadableItem| match &item.key {
+                Some(named) => named.to_string() == key,
+                None => item.uid.is_empty() || item.uid == uid,
+            };
+            list.unreadable.iter().any(is_it)
+        };
+        self.state.retain(|key, (uid, _)| is_kept(key, uid));
+        self.state.extend(list.objects.iter().map(entry));
     }
 
     fn apply(&mut self, event: &Event) -> String {

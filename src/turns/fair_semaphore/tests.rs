@@ -10,6 +10,8 @@ use super::*;
 
 type Call = task::Spawn<Pin<Box<dyn Future<Output = Result<FairPermit, Full>>>>>;
 
+/// Share of one owner where nobody has written another one.
+const PERCENT: u32 = 25;
 const LARGE: QueueBounds = QueueBounds { calls: 1 << 20, bytes: 1 << 30 };
 
 fn party(owner: u32, connection: u32) -> Party {
@@ -48,7 +50,7 @@ fn turns<N: Copy>(mut permit: FairPermit, mut calls: Vec<(N, Call)>) -> Vec<N> {
 
 #[test]
 fn owners_take_turns_and_so_do_the_connections_of_each() {
-    let semaphore = FairSemaphore::new(1, LARGE);
+    let semaphore = FairSemaphore::new(1, LARGE, PERCENT);
     let permit = granted(&semaphore, party(1, 1), Class::New);
     let calls = [(1, 1), (1, 1), (1, 1), (1, 2), (2, 1), (2, 1), (3, 1), (1, 3)];
     let calls = calls.map(|(owner, connection)| ((owner, connection), party(owner, connection)));
@@ -60,7 +62,7 @@ fn owners_take_turns_and_so_do_the_connections_of_each() {
 
 #[test]
 fn known_callers_come_first_and_nobody_waits_for_ever() {
-    let semaphore = FairSemaphore::new(1, LARGE);
+    let semaphore = FairSemaphore::new(1, LARGE, PERCENT);
     let permit = granted(&semaphore, party(0, 0), Class::New);
     let mut calls = Vec::new();
     for number in 0..16 {
@@ -76,7 +78,7 @@ fn known_callers_come_first_and_nobody_waits_for_ever() {
 
 #[test]
 fn an_owner_has_a_quarter_and_a_suspect_a_quarter_of_that() {
-    let semaphore = FairSemaphore::new(64, LARGE);
+    let semaphore = FairSemaphore::new(64, LARGE, PERCENT);
     for (class, share) in [(Class::Suspect, 4), (Class::New, 16), (Class::Known, 16)] {
         let kept: Vec<_> = (0..share).map(|number| granted(&semaphore, party(1, number), class)).collect();
         let more = waiting(&semaphore, party(1, share), class);
@@ -92,9 +94,22 @@ fn an_owner_has_a_quarter_and_a_suspect_a_quarter_of_that() {
     drop((granted(&semaphore, party(1, 0), Class::Suspect), before));
 }
 
+/// Behind a proxy one address stands for all callers: the operator gives it everything.
+#[test]
+fn an_owner_has_the_share_that_the_operator_has_written() {
+    for (percent, share) in [(1, 1), (25, 16), (50, 32), (100, 64)] {
+        let semaphore = FairSemaphore::new(64, LARGE, percent);
+        let kept: Vec<_> = (0..share).map(|number| granted(&semaphore, party(1, number), Class::Known)).collect();
+        let more = waiting(&semaphore, party(1, share), Class::Known);
+        drop((more, kept));
+        let QueueBounds { calls, bytes } = semaphore.limits.queue_of_owner;
+        assert_eq!((calls, bytes), (LARGE.calls * percent as usize / 100, LARGE.bytes * percent as usize / 100));
+    }
+}
+
 #[test]
 fn a_quarter_of_the_permits_is_for_known_callers() {
-    let semaphore = FairSemaphore::new(64, LARGE);
+    let semaphore = FairSemaphore::new(64, LARGE, PERCENT);
     let strangers: Vec<_> = (0..48).map(|owner| granted(&semaphore, party(owner, 0), Class::New)).collect();
     let next = waiting(&semaphore, party(100, 0), Class::New);
     let suspect = waiting(&semaphore, party(101, 0), Class::Suspect);
@@ -106,25 +121,25 @@ fn a_quarter_of_the_permits_is_for_known_callers() {
 
 #[test]
 fn a_full_queue_refuses_calls_of_whoever_has_the_most() {
-    let semaphore = FairSemaphore::new(1, QueueBounds { calls: 16, bytes: 1600 });
+    let semaphore = FairSemaphore::new(1, QueueBounds { calls: 16, bytes: 1600 }, PERCENT);
     let _permit = granted(&semaphore, party(0, 0), Class::New);
     let answer = |call: &mut Call| assert_ready!(call.poll()).unwrap_err();
     // The share of an owner: its connection with the most loses the last call.
     let mut flood: Vec<_> = (0..3).map(|_| waiting(&semaphore, party(1, 1), Class::New)).collect();
     let single = waiting(&semaphore, party(1, 2), Class::New);
     let other = waiting(&semaphore, party(1, 3), Class::New);
-    assert_eq!(answer(&mut flood[2]), Full::Share);
+    assert_eq!(answer(&mut flood[2]), Full::Share(4));
     assert!(!single.is_woken() && !other.is_woken() && !flood[1].is_woken());
-    assert_eq!(answer(&mut call(&semaphore, party(2, 1), Class::New, 401)), Full::Share, "bytes count, too");
+    assert_eq!(answer(&mut call(&semaphore, party(2, 1), Class::New, 401)), Full::Share(4), "bytes count, too");
     // All: the owner with the most, in the lowest class.
     let known: Vec<_> = (0..4).map(|number| waiting(&semaphore, party(3, number), Class::Known)).collect();
     let mut suspects: Vec<_> = (0..3).map(|number| waiting(&semaphore, party(4, number), Class::Suspect)).collect();
     let few: Vec<_> = (0..5).map(|owner| waiting(&semaphore, party(10 + owner, 0), Class::New)).collect();
     let more = waiting(&semaphore, party(20, 0), Class::New);
-    assert_eq!(answer(&mut suspects[2]), Full::All);
+    assert_eq!(answer(&mut suspects[2]), Full::All(16));
     assert!(known.iter().chain(&few).chain([&single, &other, &more]).all(|call| !call.is_woken()));
     let mut last: Vec<_> = (0..3).map(|owner| waiting(&semaphore, party(30 + owner, 0), Class::New)).collect();
-    assert_eq!([answer(&mut suspects[1]), answer(&mut suspects[0])], [Full::All; 2]);
+    assert_eq!([answer(&mut suspects[1]), answer(&mut suspects[0])], [Full::All(16); 2]);
     let refused = flood[..2].iter_mut().chain([&mut last[2]]).filter(|call| call.is_woken()).map(answer).count();
     assert_eq!(refused, 1, "of the owner with the most");
     assert!(few.iter().chain([&more]).chain(&known).all(|call| !call.is_woken()));
@@ -132,7 +147,7 @@ fn a_full_queue_refuses_calls_of_whoever_has_the_most() {
 
 #[test]
 fn a_cancelled_call_leaves_the_queue() {
-    let semaphore = FairSemaphore::new(1, LARGE);
+    let semaphore = FairSemaphore::new(1, LARGE, PERCENT);
     let permit = granted(&semaphore, party(1, 1), Class::New);
     let mut given_up: Vec<_> = (0..100_000).map(|_| waiting(&semaphore, party(2, 1), Class::New)).collect();
     let mut other = waiting(&semaphore, party(2, 1), Class::New);
@@ -179,9 +194,10 @@ proptest! {
     /// Checks that the bounds hold whatever happens, no permit is lost, no permit is free while a call may have it, and each call that is neither
     /// refused nor cancelled has its turn, those of one connection and class in order.
     #[test]
-    fn bounds_hold_and_nobody_is_forgotten(permits in 1..20_usize, steps in prop::collection::vec(step(), 1..200)) {
+    fn bounds_hold_and_nobody_is_forgotten(permits in 1..20_usize, percent in prop_oneof![Just(PERCENT), Just(100), 1..100_u32], steps in prop::collection::vec(step(), 1..200)) {
         let bounds = QueueBounds { calls: 24, bytes: 2400 };
-        let semaphore = FairSemaphore::new(permits, bounds);
+        let semaphore = FairSemaphore::new(permits, bounds, percent);
+        let limits = semaphore.limits;
         let mut held: Vec<(u32, Class, FairPermit)> = Vec::new();
         let mut waits: Vec<(u32, u32, Class, usize, Call)> = Vec::new();
         let mut left: VecDeque<Step> = steps.into();
@@ -214,18 +230,17 @@ proptest! {
             }
             let of = |owner: u32| held.iter().filter(|(other, ..)| *other == owner).count();
             let strangers = held.iter().filter(|(_, class, _)| *class != Class::Known).count();
-            prop_assert!(held.len() <= permits && strangers <= permits - permits / SHARE);
+            prop_assert!(held.len() <= permits && strangers <= permits - permits / RESERVED);
             for owner in 0..6 {
-                prop_assert!(of(owner) <= share_of(permits));
+                prop_assert!(of(owner) <= limits.permits_of_owner);
                 let is_waiting = |class| waits.iter().any(|wait| wait.0 == owner && wait.2 == class);
-                let could_have = of(owner) < share_of(permits) && held.len() < permits;
+                let could_have = of(owner) < limits.permits_of_owner && held.len() < permits;
                 prop_assert!(!(could_have && is_waiting(Class::Known)), "a free permit");
             }
             let state = semaphore.state.lock();
             prop_assert_eq!((state.all.permits, state.all.calls), (held.len(), waits.len()));
             prop_assert!(state.all.calls <= bounds.calls && state.all.bytes <= bounds.bytes);
-            let is_within = |usage: &Usage| usage.calls <= bounds.calls / SHARE && usage.bytes <= bounds.bytes / SHARE;
-            prop_assert!(state.owners.values().all(is_within));
+            prop_assert!(!state.owners.values().any(|usage| usage.exceeds(limits.queue_of_owner)));
         }
         drop(held);
         prop_assert_eq!(semaphore.state.lock().owners.len(), 0);
@@ -237,7 +252,7 @@ proptest! {
         class in prop_oneof![Just(Class::Known), Just(Class::New), Just(Class::Suspect)],
         others in prop::collection::vec((1..6_u32, 0..3_u32, 0..CLASSES.len()), 300),
     ) {
-        let semaphore = FairSemaphore::new(1, LARGE);
+        let semaphore = FairSemaphore::new(1, LARGE, PERCENT);
         let mut permit = granted(&semaphore, party(9, 9), Class::New);
         let mut calls: Vec<Call> = Vec::new();
         let begin = |calls: &mut Vec<Call>, (owner, connection, class): (u32, u32, usize)| {

@@ -75,7 +75,7 @@ impl Server {
     async fn relay(upstream: &RelayConfig, ttl: Duration, authentication: Option<Arc<Authentication>>) -> Self {
         let rules = Authorizer::of_rules(Rules::default());
         let reviewer: Arc<dyn CallReviewer> = Arc::new(RelayReviewer::new(upstream.clone()));
-        let authorizer = rules.clone().forwarding(BTreeMap::from([("pods".to_owned(), reviewer)]), ttl);
+        let authorizer = rules.clone().forwarding(BTreeMap::from([("pods".to_owned(), reviewer)]), ttl, 25);
         let access = AccessConfig { authorizer: Some(authorizer), ..AccessConfig::default() };
         let relay = Some(upstream.clone());
         let options = Options { access, authentication, relay, views: views(), ..Options::default() };
@@ -269,7 +269,7 @@ async fn a_revocation_at_the_upstream_ends_a_stream_within_the_recheck_and_the_l
     let reviewer: Arc<dyn CallReviewer> = upstream.clone();
     let (ttl, recheck) = (Duration::from_secs(10), Duration::from_secs(60));
     let authorizer =
-        Authorizer::of_rules(readable(&[])).forwarding(BTreeMap::from([("pods".to_owned(), reviewer)]), ttl);
+        Authorizer::of_rules(readable(&[])).forwarding(BTreeMap::from([("pods".to_owned(), reviewer)]), ttl, 25);
     let access = AccessConfig { authorizer: Some(authorizer), recheck, ..AccessConfig::default() };
     let server = Sandbox::start_with(Options { access, ..Options::default() }, vec![pod("x", "a", "")]).await;
     let mut stream = watch(&server, watch_pods(), None).await.unwrap();

@@ -6,6 +6,7 @@
 mod differences;
 mod leaves;
 mod request;
+mod rights;
 mod streams;
 mod table;
 mod truth;
@@ -18,7 +19,8 @@ use fastrand::Rng;
 use self::{
     differences::differences,
     request::{Ask, METHODS, Method},
-    truth::{Rights, expected},
+    rights::Rights,
+    truth::expected,
     world::{Kind, World},
 };
 use super::rules::{Caller, RuleSet};
@@ -27,7 +29,8 @@ pub(super) const NAMESPACES: [&str; 5] = ["", "none", "x", "y", "z"];
 /// Requests under one set of rules.
 const REQUESTS: usize = 24;
 /// Share of the requests that go to each server, in sets of rules.
-const KINDS: [Kind; 6] = [Kind::Plain, Kind::Secret, Kind::Plain, Kind::Required, Kind::Plain, Kind::Relay];
+const KINDS: [Kind; 7] =
+    [Kind::Plain, Kind::Secret, Kind::Plain, Kind::Required, Kind::Plain, Kind::Relay, Kind::Reviewed];
 
 /// Most failures that a run reports.
 const MAX_FAILURES: usize = 8;
@@ -68,7 +71,7 @@ async fn each_answer_has_what_the_rights_of_its_caller_grant() {
     let (requests, seed) = (setting("INFORMERD_ORACLE_REQUESTS", 6000), setting("INFORMERD_CHECKER_SEED", 1));
     let mut random = Rng::with_seed(seed);
     let mut worlds = Vec::new();
-    for kind in [Kind::Plain, Kind::Secret, Kind::Required, Kind::Relay] {
+    for kind in [Kind::Plain, Kind::Secret, Kind::Required, Kind::Reviewed, Kind::Relay] {
         worlds.push(World::start(kind).await);
     }
     let (mut made, mut answered): (u64, BTreeMap<Method, [u64; 2]>) = (0, BTreeMap::new());
@@ -88,8 +91,13 @@ async fn each_answer_has_what_the_rights_of_its_caller_grant() {
             let rights = Rights { rules: &rules, caller, kind };
             let expected = expected(&ask, &rights, world);
             let count = expected.as_ref().map_or(0, |(_, count)| *count);
-            let expected = expected.map(|(expected, _)| expected);
-            let answer = ask.call(world, caller, credential, count).await;
+            let token = ask.token_of_another(world).await;
+            // The page of another caller is that of another query, whatever rights this one has.
+            let expected = match expected {
+                Ok(_) if token.is_some() => Err("PAGE_TOKEN_INVALID"),
+                expected => expected.map(|(expected, _)| expected),
+            };
+            let answer = ask.call(world, caller, credential, (count, token)).await;
             let (too_much, missing) = differences(&answer, &expected);
             let at = format!("request {made} of seed {seed}, {kind:?}");
             failures.add(&at, (&too_much, &missing), &format!("{caller:?} by {credential:?}: {ask:?}\n{rules:?}"));

@@ -13,10 +13,10 @@ pub(super) struct Caller {
     pub(super) groups: &'static [&'static str],
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct RuleSet(Vec<Rule>);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Rule {
     subjects: Vec<&'static str>,
     verbs: Vec<&'static str>,
@@ -28,11 +28,11 @@ struct Rule {
 
 /// One right that a call may need: a verb, for a resource, in a namespace, for objects in this form.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Right {
-    pub(super) verb: &'static str,
-    pub(super) resource: &'static str,
+pub(super) struct Right<'a> {
+    pub(super) verb: &'a str,
+    pub(super) resource: &'a str,
     /// Namespace; `*` for all of them, known or not.
-    pub(super) namespace: &'static str,
+    pub(super) namespace: &'a str,
     pub(super) form: Form,
 }
 
@@ -78,7 +78,7 @@ impl RuleSet {
 
     /// Returns true if a rule grants the right to the caller. The content of Secrets needs a rule that names the resource and the
     /// format.
-    pub(super) fn allows(&self, caller: &Caller, right: Right, is_secret: bool) -> bool {
+    pub(super) fn allows(&self, caller: &Caller, right: Right<'_>, is_secret: bool) -> bool {
         self.0.iter().any(|rule| {
             rule.is_for(caller)
                 && has(&rule.verbs, right.verb)

@@ -12,7 +12,7 @@ use informerd::{
     auth::{
         Authentication, Authorizer, Identity, IdentityDetails, JwtConfig, JwtVerifier, Rules, TokenFile, TokenReviews,
     },
-    grpc::AccessConfig,
+    grpc::{AccessConfig, GeneratedServices},
     proto::pb,
 };
 use rcgen::{KeyPair, PKCS_ED25519};
@@ -23,12 +23,19 @@ use tokio::{sync::mpsc, time::Instant};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Code, Request, Status, Streaming, metadata::MetadataValue};
+use tonic_reflection::pb::v1::{
+    ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+    server_reflection_request::MessageRequest,
+};
 
 use super::reviews::FakeReviewer;
 use crate::{
     authentication::line,
     sandbox::{Options, Sandbox, pod, reason, watch_pods},
 };
+
+/// Longest time, of the paused clock, in which a stream ends.
+const LONGEST: Duration = Duration::from_secs(600);
 
 /// Caller whose credentials can be revoked.
 struct Case {
@@ -119,7 +126,7 @@ fn cases() -> Vec<Case> {
         }),
         case("TokenReview", &|case| {
             let reviewer = FakeReviewer::default();
-            let reviews = TokenReviews::new(Arc::new(reviewer.clone()), vec!["informerd".to_owned()], KEPT);
+            let reviews = TokenReviews::new(Arc::new(reviewer.clone()), vec!["informerd".to_owned()], KEPT, 25);
             case.authentication.token_reviews = Some(reviews);
             case.revoke = Box::new(move || reviewer.revoke("good"));
         }),
@@ -210,6 +217,10 @@ async fn read_object(stream: &mut Streaming<pb::SubscribeResponse>) {
 
 /// Reads to the end of the stream, or of the watch `id`: no object comes. Returns the status.
 async fn read_end(stream: &mut Streaming<pb::SubscribeResponse>, id: Option<u32>) -> Status {
+    tokio::time::timeout(LONGEST, read_to_end(stream, id)).await.expect("the end in time")
+}
+
+async fn read_to_end(stream: &mut Streaming<pb::SubscribeResponse>, id: Option<u32>) -> Status {
     loop {
         let response = match stream.message().await {
             Ok(response) => response.expect("a status that is not OK"),
@@ -256,6 +267,7 @@ async fn a_stream_ends_with_its_credentials_with_watches_or_without() {
             requests.send(open(1)).await.unwrap();
             read_object(&mut stream).await;
             let requests = if is_half_closed {
+                drop(requests);
                 None
             } else {
                 requests.send(pb::SubscribeRequest { close: vec![1], ..Default::default() }).await.unwrap();
@@ -269,5 +281,29 @@ async fn a_stream_ends_with_its_credentials_with_watches_or_without() {
             assert!(lasted <= recheck + Duration::from_secs(2), "{}: {lasted:?}", case.name);
             drop(requests);
         }
+    }
+}
+
+/// A stream of reflection has no watches, and nothing but its credentials.
+#[tokio::test(start_paused = true)]
+async fn a_reflection_stream_ends_with_its_credentials() {
+    for mut case in cases() {
+        let server = case.server(Duration::from_secs(60)).await;
+        let reflection = tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(pb::FILE_DESCRIPTOR_SET)
+            .build_v1()
+            .unwrap();
+        let service = server.sandbox.service_beside(GeneratedServices::default().with(reflection));
+        let (requests, sent) = mpsc::channel(10);
+        let request = case.request(ReceiverStream::new(sent));
+        let answer = ServerReflectionClient::new(service).server_reflection_info(request).await;
+        let mut stream = answer.unwrap_or_else(|status| panic!("{}: {status}", case.name)).into_inner();
+        let message_request = Some(MessageRequest::ListServices(String::new()));
+        requests.send(ServerReflectionRequest { message_request, ..Default::default() }).await.unwrap();
+        assert!(stream.message().await.unwrap().is_some(), "{}", case.name);
+        std::mem::replace(&mut case.revoke, Box::new(|| {}))();
+        case.is_refused(&server).await;
+        case.is_expected(&stream.message().await.unwrap_err());
+        drop(requests);
     }
 }

@@ -1,8 +1,10 @@
 //! Server under attack: the test feeds it events all the time, and clients that do not attack watch and list its objects.
 
 use std::{
+    fmt::Display,
     fs,
     io::Write,
+    path::Path,
     process::ChildStdin,
     sync::{
         Arc,
@@ -16,10 +18,14 @@ use std::{
 use informerd::proto::pb::{self, informer_service_client::InformerServiceClient};
 use tempfile::TempDir;
 use tokio::{sync::watch, task::JoinHandle};
-use tonic::{Streaming, transport::Channel};
+use tonic::{
+    Streaming,
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint},
+};
 
 use super::number;
 use crate::{
+    authority::Authority,
     process::{Metrics, Process},
     sandbox::{DEADLINE, raw},
     served::until,
@@ -40,6 +46,8 @@ pub(super) struct AttackedServer {
     _stop: mpsc::Sender<()>,
     /// Directory of its configuration.
     pub(super) directory: TempDir,
+    /// Authority of its certificate, under TLS.
+    authority: Option<Certificate>,
 }
 
 /// Resources that the server holds for its clients, from its metrics.
@@ -64,6 +72,7 @@ pub(super) struct Setup {
     pub(super) open_files: Option<usize>,
     /// Size in bytes of each of the [`LARGE`] objects, which are written first and never change.
     pub(super) large: usize,
+    pub(super) is_tls: bool,
 }
 
 /// Returns the number of objects that change in turn.
@@ -91,7 +100,9 @@ impl AttackedServer {
         let path = directory.path().join("informerd.yml");
         let resource =
             "resources: { s: { source: { stream: { path: '-' } }, indexes: { name: { path: .metadata.name } } } }";
-        fs::write(&path, format!("{resource}\n{}\n", setup.config)).unwrap();
+        let authority = setup.is_tls.then(|| certified(directory.path()));
+        let tls = if setup.is_tls { "tls: { cert: tls.crt, key: tls.key }" } else { "" };
+        fs::write(&path, format!("{resource}\n{}\n{tls}\n", setup.config)).unwrap();
         let mut process = Process::start(&["--config", path.to_str().unwrap()], setup.open_files);
         let mut stdin = process.stdin.take().unwrap();
         let large = if setup.large > 0 { LARGE } else { 0 };
@@ -101,7 +112,8 @@ impl AttackedServer {
         for at in 0..keys() {
             stdin.write_all(changed("ADDED", at, 0).as_bytes()).unwrap();
         }
-        let mut client = InformerServiceClient::connect(process.address()).await.unwrap();
+        let mut client =
+            InformerServiceClient::new(endpoint(process.grpc, authority.as_ref()).connect().await.unwrap());
         until(&mut client, |resource| resource.objects == keys() + large as u64).await;
         let followed = client.watch(watch()).await.unwrap().into_inner();
         let (sends, read) = watch::channel(0);
@@ -112,7 +124,7 @@ impl AttackedServer {
         thread::spawn(move || feed(stdin, &feeding, &stopped));
         let resident = process.resident();
         let base = Counts::of(&process, &process.metrics().await);
-        let mut attacked = Self { process, fed, read, reader, base, resident, _stop: stop, directory };
+        let mut attacked = Self { process, fed, read, reader, base, resident, _stop: stop, directory, authority };
         attacked.serves("before").await;
         attacked.base = Counts::of(&attacked.process, &attacked.process.metrics().await);
         assert_eq!((attacked.base.watchers, attacked.base.calls), (1, 1), "{:?}", attacked.base);
@@ -154,7 +166,12 @@ impl AttackedServer {
 
     /// Connects a client that does not attack.
     pub(super) async fn client(&self) -> InformerServiceClient<Channel> {
-        InformerServiceClient::connect(self.process.address()).await.unwrap()
+        InformerServiceClient::new(self.endpoint(self.process.grpc).connect().await.unwrap())
+    }
+
+    /// Returns the endpoint of the server, as it is reached through an address.
+    pub(super) fn endpoint(&self, address: impl Display) -> Endpoint {
+        endpoint(address, self.authority.as_ref())
     }
 
     pub(super) async fn counts(&self) -> Counts {
@@ -195,6 +212,21 @@ impl Drop for AttackedServer {
     fn drop(&mut self) {
         self.reader.abort();
     }
+}
+
+/// Writes a certificate of the server and its key, and returns that of the authority.
+fn certified(directory: &Path) -> Certificate {
+    let authority = Authority::new();
+    let (cert, key) = authority.sign(&["localhost"]);
+    fs::write(directory.join("tls.crt"), cert).unwrap();
+    fs::write(directory.join("tls.key"), key).unwrap();
+    Certificate::from_pem(authority.pem())
+}
+
+fn endpoint(address: impl Display, authority: Option<&Certificate>) -> Endpoint {
+    let Some(authority) = authority else { return Endpoint::from_shared(format!("http://{address}")).unwrap() };
+    let tls = ClientTlsConfig::new().ca_certificate(authority.clone()).domain_name("localhost");
+    Endpoint::from_shared(format!("https://{address}")).unwrap().tls_config(tls).unwrap()
 }
 
 /// Returns a request to watch all changes from now on, RAW.

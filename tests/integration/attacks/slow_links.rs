@@ -4,7 +4,6 @@
 use informerd::proto::pb::{self, informer_service_client::InformerServiceClient};
 use tokio::{sync::mpsc, task::JoinSet};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Endpoint;
 
 use super::{
     attacked_server::{AttackedServer, Setup, subscribe, watch, within},
@@ -21,11 +20,13 @@ const HTTP2_WINDOW: u32 = 65_535;
 async fn watches_of_a_client_that_reads_through_a_slow_link_stay() {
     let attack = "a slow link";
     let watches = number(100, 1000);
-    for (window, bytes) in [(HTTP2_WINDOW, 4 << 10), (1 << 20, 32 << 10)] {
+    for (is_tls, window, bytes) in
+        [(false, HTTP2_WINDOW, 4 << 10), (false, 1 << 20, 32 << 10), (true, 1 << 20, 32 << 10)]
+    {
         let config = "watch: { progress_timeout: 1s }";
-        let attacked = AttackedServer::start(Setup { config, large: bytes, ..Setup::default() }).await;
+        let attacked = AttackedServer::start(Setup { config, large: bytes, is_tls, ..Setup::default() }).await;
         let link = TcpProxy::to(&attacked.process.address()).await;
-        let endpoint = Endpoint::from_shared(format!("http://{}", link.address())).unwrap();
+        let endpoint = attacked.endpoint(link.address());
         let endpoint = endpoint.initial_stream_window_size(window).initial_connection_window_size(window);
         let client = InformerServiceClient::new(endpoint.connect().await.unwrap());
         link.throttle();
@@ -58,6 +59,12 @@ async fn watches_of_a_client_that_reads_through_a_slow_link_stay() {
             }
         }
         read.close();
+        // The end of what they have read was written slowly, too: a flush that has waited is no stall of the quiet connection.
+        for _ in 0..STEPS {
+            attacked.reads(attack, 1).await;
+        }
+        let ended = reading.try_join_next();
+        assert!(ended.is_none(), "{attack}: ended: {ended:?}");
         let stalled = attacked.process.metrics().await.sum("informerd_streams_stalled_total");
         assert!(stalled < 1.0, "{stalled} streams");
         drop((client, reading, link));

@@ -5,6 +5,7 @@ use std::fs;
 
 use futures_util::FutureExt;
 use informerd::proto::pb;
+use prost::Message;
 use serde_json::Value;
 use tonic::transport::Channel;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
@@ -36,9 +37,20 @@ fn half_message(stream: u32) -> Vec<u8> {
 
 /// Opens connections with calls, each by its bytes.
 async fn open(attacked: &AttackedServer, connections: u64, calls: u64, bytes: impl Fn(u32) -> Vec<u8>) -> Vec<Raw> {
+    open_with(attacked, MAX_WINDOW, connections, calls, bytes).await
+}
+
+/// Does so with this window for each response.
+async fn open_with(
+    attacked: &AttackedServer,
+    window: u32,
+    connections: u64,
+    calls: u64,
+    bytes: impl Fn(u32) -> Vec<u8>,
+) -> Vec<Raw> {
     let mut opened = Vec::new();
     for _ in 0..connections {
-        let mut connection = Raw::open(attacked.process.grpc, MAX_WINDOW).await;
+        let mut connection = Raw::open(attacked.process.grpc, window).await;
         for _ in 0..calls {
             let stream = connection.next_stream();
             connection.send(bytes(stream)).await;
@@ -72,12 +84,48 @@ async fn requests_that_never_end_hold_at_most_the_share_of_their_peer() {
         attacked.recovers(&attack).await;
     }
     // A call without any byte counts, too.
+    let before = attacked.process.metrics().await.refused("peer_request_memory");
     let calls = number(1000, 1000);
     let opened = open(&attacked, number(1, 20), calls, |stream| half_call(stream, WATCH)).await;
-    attacked.process.refused(["peer_request_memory"], 1).await;
+    attacked.process.refused(["peer_request_memory"], before + 1).await;
     attacked.serves("calls without a request").await;
     drop(opened);
     attacked.recovers("calls without a request").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn responses_that_nobody_reads_hold_at_most_the_share_of_their_peer() {
+    let attacked = AttackedServer::start(Setup { config: MEMORY, ..Setup::default() }).await;
+    let list = pb::ListRequest { resource: "s".to_owned(), ..Default::default() };
+    for method in [HEALTH_CHECK, LIST] {
+        let attack = format!("responses of {method}");
+        let before = attacked.process.metrics().await.refused("peer_request_memory");
+        let request = |stream| match method {
+            LIST => call_with(stream, LIST, &list),
+            _ => call(stream, method, &[]),
+        };
+        let opened = open_with(&attacked, 0, number(2, 20), 1000, request).await;
+        attacked.process.refused(["peer_request_memory"], before + 1).await;
+        attacked.serves(&attack).await;
+        drop(opened);
+        attacked.recovers(&attack).await;
+    }
+}
+
+/// A watch that is to be opened holds many times the bytes of its request.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn openings_whose_outcomes_nobody_reads_hold_at_most_the_share_of_their_peer() {
+    let attacked = AttackedServer::start(Setup { config: MEMORY, ..Setup::default() }).await;
+    let open = (1..4000).map(|id| pb::OpenWatch { id, watch: None }).collect();
+    let openings = pb::SubscribeRequest { open, ..Default::default() }.encode_to_vec();
+    let stream = |stream| [half_call(stream, SUBSCRIBE), data(stream, &openings, false)].concat();
+    let opened = open_with(&attacked, 0, number(2, 20), number(20, 200), stream).await;
+    attacked.process.refused(["peer_request_memory"], number(20, 1000)).await;
+    attacked.serves("openings").await;
+    let waiting = attacked.counts().await.waiting;
+    assert!(waiting <= REQUESTS + (1 << 20), "{waiting} bytes are held");
+    drop(opened);
+    attacked.recovers("openings").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -112,7 +160,7 @@ async fn a_peer_has_its_share_of_health_watches_and_reflections_and_of_the_oldes
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_peer_has_its_share_of_calls_over_all_its_connections() {
-    let config = "history: { events: 10000 }\nlimits: { calls: 400 }";
+    let config = "history: { events: 10000 }\nwatch: { max_watchers: 240 }";
     let attacked = AttackedServer::start(Setup { config, ..Setup::default() }).await;
     let (share, connections, calls) = (100, number(3, 50), number(100, 1000));
     let opened =

@@ -107,7 +107,7 @@ fn kinds() -> Vec<Calls> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_calls_of_one_client_do_not_affect_others() {
-    let config = "history: { events: 10000 }\nwatch: { window_bytes: 1MiB }\nlimits: { memory: 64MiB }";
+    let config = "history: { events: 10000, bytes: 4MiB }\nlimits: { memory: 64MiB }";
     let attacked = AttackedServer::start(Setup { config, ..Setup::default() }).await;
     for calls in kinds() {
         attack(&attacked, &calls).await;
@@ -118,7 +118,7 @@ async fn many_calls_of_one_client_do_not_affect_others() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn large_objects_wait_for_windows_of_one_byte_one_after_the_other() {
     let large = number(1 << 20, 2900 << 10);
-    let config = "history: { events: 10000 }\nwatch: { window_bytes: 1MiB }\nlimits: { memory: 64MiB }";
+    let config = "history: { events: 10000, bytes: 4MiB }\nlimits: { memory: 64MiB }";
     let attacked = AttackedServer::start(Setup { config, large: large as usize, ..Setup::default() }).await;
     let with_all = |watch| pb::WatchRequest { initial_events: pb::InitialEvents::Send.into(), ..watch };
     for (name, path, request) in [

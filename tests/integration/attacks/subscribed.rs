@@ -23,8 +23,8 @@ struct Requests {
 }
 
 const BLOCK_TIMEOUT: Duration = Duration::from_millis(500);
-const CONFIG: &str = "history: { events: 10000 }\n\
-    watch: { progress_timeout: 1s, block_timeout: 500ms, window_bytes: 1MiB }\nlimits: { memory: 64MiB }";
+const CONFIG: &str = "history: { events: 10000, bytes: 4MiB }\n\
+    watch: { progress_timeout: 1s, block_timeout: 500ms }\nlimits: { memory: 64MiB }";
 /// Watches that are opened in one request.
 const AT_ONCE: u32 = 10;
 

@@ -79,8 +79,7 @@ async fn open(attacked: &AttackedServer, mode: Mode, policy: FullChannelPolicy, 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_never_read_are_closed_under_every_policy() {
-    let config =
-        "history: { events: 10000 }\nwatch: { progress_timeout: 1s, block_timeout: 500ms, window_bytes: 1MiB }";
+    let config = "history: { events: 10000, bytes: 4MiB }\nwatch: { progress_timeout: 1s, block_timeout: 500ms }";
     let attacked = AttackedServer::start(Setup { config, ..Setup::default() }).await;
     let clients = number(3, 1000);
     for mode in [Mode::Socket, Mode::Trickle, Mode::Window] {

@@ -99,7 +99,7 @@ audit: {{ file: audit.log }}
 authentication:
   token_file: tokens
   jwt: {{ issuer: "https://issuer.example", audiences: [informerd], keys: jwks.json }}
-  token_review: {{ audiences: [informerd], cache: 10s, kubeconfig: kubeconfig }}
+  token_review: {{ audiences: [informerd], kubeconfig: kubeconfig }}
 authorization: {{ rules_file: rules.yaml, recheck: 10s }}
 quotas: {{ streams: 30 }}
 resources:

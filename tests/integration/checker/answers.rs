@@ -190,7 +190,9 @@ pub(super) fn is_late(call: &CallRecord, moment: &Moment) -> bool {
 fn has_left(call: &CallRecord) -> bool {
     match &call.end {
         End::Left => true,
-        End::Status(status, moment) => (&*status.reason, status.code) == ("", 4) && is_late(call, moment),
+        End::Status(status, moment) => {
+            (&*status.reason, status.code) == ("DEADLINE_EXCEEDED", 4) && is_late(call, moment)
+        }
         End::Open | End::Broken(_) => false,
     }
 }

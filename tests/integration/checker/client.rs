@@ -206,7 +206,8 @@ impl Client {
         let waker = Waker::from(Arc::clone(&self.flag));
         let Poll::Ready(Ok(response)) = answer.as_mut().poll(&mut Context::from_waker(&waker)) else { return true };
         segment.answered = Some(moment);
-        match status(response.headers()) {
+        // The stream of a refused Watch is opened, and has the status as its only message (`refused_watch.rs` compares them).
+        match response.extensions().get().map(status_of) {
             Some(status) => {
                 segment.is_refused = true;
                 segment.end = End::Status(status, moment);
@@ -437,7 +438,10 @@ pub(crate) fn pieces(mut data: Chunk) -> Result<Vec<Bytes>, String> {
 
 /// Reads the status from headers or trailers.
 pub(crate) fn status(headers: &http::HeaderMap) -> Option<Status> {
-    let status = tonic::Status::from_header_map(headers)?;
+    tonic::Status::from_header_map(headers).as_ref().map(status_of)
+}
+
+fn status_of(status: &tonic::Status) -> Status {
     let details = tonic_types::pb::Status::decode(status.details()).unwrap_or_default();
-    Some(Status { code: status.code() as i32, message: status.message().to_owned(), ..Status::of(&details) })
+    Status { code: status.code() as i32, message: status.message().to_owned(), ..Status::of(&details) }
 }

@@ -75,7 +75,7 @@ pub(super) fn verify(
         let is_right = match (status.reason.as_str(), status.code) {
             ("DRAINING", 14) => moment.is_draining,
             ("HISTORY_CHANGED", 11) => moment.epoch != joined.epoch,
-            ("", 4) => answers::is_late(call, moment),
+            ("DEADLINE_EXCEEDED", 4) => answers::is_late(call, moment),
             // At best it has received no event since it joined.
             ("RESOURCE_VERSION_EXPIRED", 11) => moment.epoch == joined.epoch && truth.expiry(joined.safe, moment).0,
             _ => false,

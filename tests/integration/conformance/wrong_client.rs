@@ -42,6 +42,8 @@ pub(crate) enum Fault {
     SkipsHoles,
     /// Reconnects when the source is STALE.
     TakesStaleForDead,
+    /// Gives up after a refusal whose reason it does not know.
+    ReadsReasonsOnly,
 }
 
 struct State {
@@ -135,6 +137,9 @@ async fn follow(fault: Fault, start: Value, state: Arc<Mutex<State>>) {
                         break next;
                     }
                 };
+            }
+            Err(error) if fault == Fault::ReadsReasonsOnly && error.reason() != Some("RESOURCE_VERSION_EXPIRED") => {
+                return;
             }
             Err(error) if error.code() == Code::OutOfRange => next = Next::List,
             Err(_) => {}

@@ -164,3 +164,44 @@ async fn an_upstream_that_is_behind_is_waited_for() {
     let listed = async { while source.list(ListVersion::MostRecent).await.is_err() {} };
     assert!(tokio::time::timeout(Duration::from_secs(1), listed).await.is_err(), "it is older than what is known");
 }
+
+/// An object that this relay cannot read, as of a newer origin: the others are served, and what was held of it stays.
+#[tokio::test]
+async fn an_object_that_cannot_be_read_leaves_the_others_and_what_is_held_of_it() {
+    let strange = |number| {
+        Arc::new(Object::new(ObjectParts {
+            key: ObjectKey::new("shop", "b").unwrap(),
+            uid: String::new(),
+            version: version(number),
+            labels: BTreeMap::new(),
+            api_version: String::new(),
+            kind: String::new(),
+            media_type: "image/png",
+            body: Bytes::from_static(b"x"),
+        }))
+    };
+    let origin = Sandbox::start(["a", "b"].map(|name| pod("shop", name, "")).into()).await;
+    let relay = Sandbox::relay(origin.address()).await;
+    let mut stream = watch(&relay, watch_pods()).await;
+    take(&mut stream, 2).await;
+    let first = relay.informer.snapshot().unwrap().version().number();
+    let problems = |relay: &Sandbox| -> Vec<String> {
+        relay.informer.health().problems().into_iter().map(|problem| problem.subject).collect()
+    };
+    origin.say(Delta::event(Event::Modified(strange(first + 1)))).await;
+    origin.say(Delta::event(Event::Modified(at("a", "", first + 2)))).await;
+    let words_of = |what: &str, number: u128| format!("{what} @{number}");
+    assert_eq!(words(&take(&mut stream, 1).await[0]), words_of("MODIFIED a", first + 2));
+    assert_eq!(
+        (problems(&relay), relay.informer.snapshot().unwrap().len(), relay.lists()),
+        (vec!["shop/b".to_owned()], 2, 1)
+    );
+    // The first list of another relay has nothing to keep.
+    let late = Sandbox::relay(origin.address()).await;
+    late.reached(&version(first + 2)).await;
+    assert_eq!((problems(&late), late.informer.snapshot().unwrap().len()), (vec!["shop/b".to_owned(); 2], 1));
+    assert_eq!(late.informer.state(), SyncState::Stale, "clients of an earlier run may have it");
+    origin.say(Delta::event(Event::Deleted(strange(first + 3)))).await;
+    assert_eq!(words(&take(&mut stream, 1).await[0]), words_of("DELETED b", first + 3));
+    assert_eq!((problems(&relay), relay.lists()), (vec![], 1));
+}

@@ -269,8 +269,8 @@ pub(super) fn fact((key, kv): (Vec<u8>, pb::mvccpb::KeyValue)) -> Option<(Key, F
     if kv.value.len() > MOST_BYTES {
         return None;
     }
-    let fact =
-        Fact { uid: Some(kv.create_revision.to_string()), version: Some(kv.mod_revision.to_string()), body: kv.value };
+    let uid = format!("{}/{rest}", kv.create_revision);
+    let fact = Fact { uid: Some(uid), version: Some(kv.mod_revision.to_string()), body: kv.value };
     Some(((namespace.to_owned(), name.to_owned()), fact))
 }
 

@@ -24,10 +24,11 @@ use informerd::{
     source::files::{FilesConfig, FilesSource},
 };
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+use tempfile::TempDir;
 
 use self::{
     directory::{Directory, Patience},
-    script::{Begin, Script, Step, Target, any_script},
+    script::{Begin, Restart, Script, Step, Target, any_script},
 };
 use super::{
     live::{Expected, Live, pause},
@@ -55,6 +56,11 @@ const REQUIRED: &[&str] = &[
     "object that moves",
     "clone in which objects move",
     "unusable file",
+    "unreadable document",
+    "renamed with a mistake",
+    "restart",
+    "restart with a snapshot",
+    "verdict: incomplete",
     "swapped link",
     "removed link",
     "moved away",
@@ -76,6 +82,11 @@ const REQUIRED: &[&str] = &[
 /// State of a running history.
 struct Run<'c> {
     directory: Directory,
+    config: FilesConfig,
+    stale_after: Duration,
+    /// Directories of snapshots, and the number of starts without one.
+    state_directory: TempDir,
+    starts: u32,
     live: Live,
     patience: Patience,
     excluded: &'c Excluded,
@@ -90,7 +101,11 @@ impl From<directory::TooSlow> for Stop {
 
 impl Run<'_> {
     async fn rest(&mut self, expected: Expected) -> Result<(), String> {
-        self.counts.count(if expected == Expected::Truth { "verdict: truth" } else { "verdict: STALE" });
+        self.counts.count(match expected {
+            Expected::Truth => "verdict: truth",
+            Expected::Incomplete => "verdict: incomplete",
+            _ => "verdict: STALE",
+        });
         self.live.rest(expected, &self.directory.truth).await?;
         if expected == Expected::Truth {
             self.directory.settle();
@@ -128,6 +143,45 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Restarts the server. Without a snapshot it has not read what is damaged, and clients of the earlier run keep that.
+    async fn restart(&mut self, restart: &Restart) -> Result<(), Stop> {
+        self.rest(Expected::Truth).await?;
+        if restart.has_snapshot {
+            if self.directory.shares_damage() {
+                self.directory.mend();
+                self.rest(Expected::Truth).await?;
+            }
+            // During a scan there is none.
+            while !self.live.save().await {
+                tokio::time::sleep(self.config.quiet).await;
+            }
+        } else {
+            self.starts += 1;
+        }
+        if let Some((file, damage)) = restart.damage
+            && !(restart.has_snapshot && self.directory.shares(file))
+        {
+            self.directory.damage(file, damage);
+        }
+        let health = SourceHealth::new(self.config.rescan, self.stale_after);
+        let source = FilesSource::new(self.config.clone(), health.clone());
+        self.live.restart(source, health, &self.state_directory.path().join(self.starts.to_string()));
+        if !restart.has_snapshot && self.directory.has_damage() {
+            self.rest(Expected::Incomplete).await?;
+            self.directory.remove_held(restart.removed);
+            self.rest_held(Expected::Incomplete).await?;
+            self.directory.mend();
+        }
+        self.rest(Expected::Truth).await?;
+        Ok(())
+    }
+
+    /// Waits until the server has had time for a deletion that it must not serve, and checks that.
+    async fn rest_held(&mut self, expected: Expected) -> Result<(), String> {
+        tokio::time::sleep(3 * self.patience.fill).await;
+        self.rest(expected).await
+    }
+
     async fn step(&mut self, step: &Step) -> Result<(), Stop> {
         if self.directory.is_another && matches!(step, Step::Remove(_) | Step::RemoveAll | Step::Unlink(_)) {
             // Another directory that becomes empty before the server has read it counts as an outage, as documented. Clients may
@@ -153,6 +207,17 @@ impl Run<'_> {
                 self.rest(Expected::Truth).await?;
                 self.directory.damage(*file, *damage);
             }
+            Step::Spoil(from, to, removed) => {
+                self.rest(Expected::Truth).await?;
+                if self.directory.spoil(*from, *to) {
+                    self.rest(Expected::Truth).await?;
+                    self.directory.remove_held(*removed);
+                    self.rest_held(Expected::Truth).await?;
+                    self.directory.mend();
+                    self.rest(Expected::Truth).await?;
+                }
+            }
+            Step::Restart(restart) => self.restart(restart).await?,
             Step::Swap(swap) => self.directory.swap(swap),
             Step::Unlink(shape) => self.directory.unlink(*shape),
             Step::Outage(outage) => {
@@ -202,13 +267,23 @@ fn run(script: &Script, excluded: &Excluded, slower: u32, counts: &mut Counts) -
     }
     let health = SourceHealth::new(rescan, stale_after);
     let config = FilesConfig { rescan, quiet, ..FilesConfig::new(directory.root(), "things") };
+    let state_directory = tempfile::tempdir().unwrap();
     let live = {
         let _inside = runtime.enter();
-        let source = FilesSource::new(config, health.clone());
-        Live::start(source, health, 2, script.seed, slower)
+        let source = FilesSource::new(config.clone(), health.clone());
+        Live::start(source, health, 2, script.seed, slower, &state_directory.path().join("0"))
     };
-    let mut run =
-        Run { directory, live, patience: Patience { remove: quiet, fill: rescan, write, piece }, excluded, counts };
+    let mut run = Run {
+        directory,
+        config,
+        stale_after,
+        state_directory,
+        starts: 0,
+        live,
+        patience: Patience { remove: quiet, fill: rescan, write, piece },
+        excluded,
+        counts,
+    };
     // The script blocks this thread; the server has another one.
     let outcome = runtime.block_on(run.all(script));
     run.live.count(run.counts);

@@ -1,6 +1,10 @@
 //! Runner of one history: executes its steps, and judges the served state after each quiet point.
 
-use std::{collections::BTreeMap, fmt::Write, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write,
+    time::Duration,
+};
 
 use informerd::proto::pb::SyncState;
 use tokio::time::Instant;
@@ -381,6 +385,9 @@ impl<U: Upstream> History<'_, U> {
             return seen;
         };
         seen.wrong = wrong("the list", &truths, &listed.objects);
+        if served.is_stale_without_a_reason() {
+            seen.wrong += "\n  it is STALE without a reason";
+        }
         for (name, view) in self.clients.views() {
             let view = view.lock();
             seen.wrong += &wrong(name, if view.is_part { &parts } else { &truths }, &view.objects);
@@ -466,6 +473,12 @@ fn differences(truth: &Truth, objects: &BTreeMap<Key, Held>) -> String {
             write!(text, "and the truth {:?} at {:?}", fact.uid, fact.version).unwrap();
         } else if held.body != fact.body {
             write!(text, "\n    {key:?} has {}\n    and the truth is {}", body(&held.body), body(&fact.body)).unwrap();
+        }
+    }
+    let mut uids = BTreeSet::new();
+    for (key, held) in objects.iter().filter(|(_, held)| !held.uid.is_empty()) {
+        if !uids.insert(&held.uid) {
+            write!(text, "\n    {key:?} shares its uid {}", held.uid).unwrap();
         }
     }
     for (key, held) in objects.iter().filter(|(key, _)| !truth.contains_key(*key)) {

@@ -156,6 +156,9 @@ impl Upstream for Kube {
         "certificates renewed",
         "initial events that stall",
         "initial events after a stall",
+        "initial events that end early",
+        "answer that is no list",
+        "page tokens in a circle",
         "list that takes too long in one piece",
         "initial events that are ignored",
         "no bookmarks",
@@ -204,6 +207,9 @@ impl Upstream for Kube {
             has_short_pages: setup.page_size == Some(1),
             needs_pages: setup.needs_pages,
             stalls: false,
+            early_end: None,
+            wrong_answer: None,
+            circles: 0,
             sends_bookmarks: setup.sends_bookmarks,
             is_built_in: setup.is_built_in,
             needs_selector: setup.needs_selector,
@@ -296,6 +302,13 @@ impl Upstream for Kube {
             Step::CloseWatches(None) => self.api.set(|state| state.generation += 1),
             Step::CloseWatches(Some(namespace)) => self.api.set(|state| state.close_watches_of(namespace)),
             Step::RestartOf(namespace) => self.api.set(|state| state.restart_of(namespace)),
+            Step::EndInitialEvents(end) => self.api.set(|state| {
+                (state.in_band, state.early_end) = (vec![(410, "Expired")], Some(*end));
+            }),
+            Step::WrongAnswer(answer) => self.api.set(|state| {
+                (state.in_band, state.wrong_answer) = (vec![(410, "Expired")], Some(*answer));
+            }),
+            Step::Circle => self.api.set(|state| (state.in_band, state.circles) = (vec![(410, "Expired")], 3)),
             Step::Stall => self.api.set(|state| (state.in_band, state.stalls) = (vec![(410, "Expired")], true)),
             Step::CredentialsRenewed { is_cut } | Step::CredentialsEnd { is_cut }
                 if self.setup.token.is_some() || self.setup.has_certificates =>
@@ -326,6 +339,7 @@ impl Upstream for Kube {
             state.once.clear();
             state.in_band.clear();
             state.stalls = false;
+            (state.early_end, state.wrong_answer, state.circles) = (None, None, 0);
         });
         self.write_credentials();
         self.are_credentials_wrong = false;
@@ -355,7 +369,10 @@ impl Upstream for Kube {
             ..KubeConfig::new("things", "example.com", "v1", PLURAL)
         };
         let health = SourceHealth::new(config.contact_timeout, STALE_AFTER);
-        self.api.set(|state| state.violations.has_new_process());
+        self.api.set(|state| {
+            state.violations.has_new_process();
+            state.counts.in_process = 0;
+        });
         Served::start(KubeSource::new(config, health.clone()), health, state_directory)
     }
 
@@ -408,7 +425,13 @@ impl Upstream for Kube {
     fn late_disturbances(&self) -> u64 {
         self.api.set(|state| {
             let counts = &state.counts;
-            counts.once + counts.in_band + counts.stalls + counts.closed_inside
+            counts.once
+                + counts.in_band
+                + counts.stalls
+                + counts.closed_inside
+                + counts.early_ends
+                + counts.wrong_answers
+                + counts.circles
         })
     }
 
@@ -454,6 +477,9 @@ impl Upstream for Kube {
         BTreeMap::from([
             ("watch from before the watch cache", counts.expired_watches),
             ("initial events that stall", counts.stalls),
+            ("initial events that end early", counts.early_ends),
+            ("answer that is no list", counts.wrong_answers),
+            ("page tokens in a circle", counts.circles),
             ("initial events after a stall", counts.initial_events_after_a_stall),
             ("list that takes too long in one piece", counts.in_one_piece),
             ("expired page", counts.expired_pages),

@@ -33,7 +33,9 @@ use super::{
 /// Served resource and its clients.
 pub(crate) struct Live {
     client: Client,
-    served: Served,
+    /// The same for the observers.
+    watched: Arc<Mutex<Client>>,
+    served: Option<Served>,
     observers: Vec<Arc<Observer>>,
     /// Observations of the client that lists.
     listed: Vec<Seen>,
@@ -48,6 +50,8 @@ pub(crate) struct Live {
 struct Observer {
     log: Mutex<Log>,
     resumes: AtomicU64,
+    /// Watches that ended with UNAVAILABLE since the last restart of the server.
+    refused: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -72,6 +76,8 @@ pub(crate) enum Expected {
     Stale,
     /// The same, and every client has the truth.
     Kept,
+    /// The resource is STALE, because it may lack objects. Every client has been refused since the restart, and has the truth.
+    Incomplete,
     /// There is no state yet.
     Syncing,
 }
@@ -98,21 +104,52 @@ impl Live {
         signs: u64,
         seed: u64,
         slower: u32,
+        state_directory: &Path,
     ) -> Self {
-        let (initial, max) = (Duration::from_millis(10), Duration::from_millis(50));
-        let backoff = BackoffConfig { initial, max, ..BackoffConfig::default() };
-        let config = ReflectorConfig { first_list: ListVersion::MostRecent, backoff, ..ReflectorConfig::default() };
-        // These sources have no warm start, so no snapshot is written to the directory.
-        let served = Served::start_with(source, health, Path::new(""), config);
+        let served = Self::serve(source, health, state_directory);
         let client = in_process(served.routes.clone());
+        let watched = Arc::new(Mutex::new(client.clone()));
         let mut tasks = JoinSet::new();
         let deadline = slower * DEADLINE;
         let observers: Vec<Arc<Observer>> = (0..2).map(|_| Arc::default()).collect();
         for (at, observer) in observers.iter().enumerate() {
             let hops = (at > 0).then_some(seed | 1);
-            tasks.spawn(observe(client.clone(), Arc::clone(observer), hops));
+            tasks.spawn(observe(Arc::clone(&watched), Arc::clone(observer), hops));
         }
-        Self { client, served, observers, listed: Vec::new(), signs, deadline, _tasks: tasks }
+        Self { client, watched, served: Some(served), observers, listed: Vec::new(), signs, deadline, _tasks: tasks }
+    }
+
+    /// Serves a source in place of the one before, as if the server was killed. Must be called on the runtime of the server.
+    pub(crate) fn restart<S: ListerWatcher + 'static>(
+        &mut self,
+        source: S,
+        health: SourceHealth,
+        state_directory: &Path,
+    ) {
+        // It has locked the directory.
+        drop(self.served.take());
+        let served = Self::serve(source, health, state_directory);
+        self.client = in_process(served.routes.clone());
+        *self.watched.lock() = self.client.clone();
+        for observer in &self.observers {
+            observer.refused.store(0, Ordering::Relaxed);
+        }
+        self.served = Some(served);
+    }
+
+    /// Writes a snapshot for the next start.
+    pub(crate) async fn save(&self) -> bool {
+        match &self.served {
+            Some(served) => served.save().await,
+            None => false,
+        }
+    }
+
+    fn serve<S: ListerWatcher + 'static>(source: S, health: SourceHealth, state_directory: &Path) -> Served {
+        let (initial, max) = (Duration::from_millis(10), Duration::from_millis(50));
+        let backoff = BackoffConfig { initial, max, ..BackoffConfig::default() };
+        let config = ReflectorConfig { first_list: ListVersion::MostRecent, backoff, ..ReflectorConfig::default() };
+        Served::start_with(source, health, state_directory, config)
     }
 
     /// Waits until the condition is met and holds for a few contacts with the source.
@@ -123,10 +160,10 @@ impl Live {
                 Err(problem) => problem,
                 Ok(()) if expected != Expected::Truth || self.signs == 0 => return Ok(()),
                 Ok(()) => {
-                    let before = self.served.stats.events.load(Ordering::Relaxed);
-                    while self.served.stats.events.load(Ordering::Relaxed) < before + self.signs
-                        && began.elapsed() < self.deadline
-                    {
+                    let events =
+                        || self.served.as_ref().map_or(0, |served| served.stats.events.load(Ordering::Relaxed));
+                    let before = events();
+                    while events() < before + self.signs && began.elapsed() < self.deadline {
                         tokio::time::sleep(LOOK).await;
                     }
                     match self.look(expected, truth).await {
@@ -157,13 +194,22 @@ impl Live {
         let (state, error) = (resource.state(), resource.last_error);
         let wanted = match expected {
             Expected::Syncing => pb::SyncState::Syncing,
-            Expected::Stale | Expected::Kept => pb::SyncState::Stale,
+            Expected::Stale | Expected::Kept | Expected::Incomplete => pb::SyncState::Stale,
             Expected::Truth => pb::SyncState::Synced,
         };
         if state != wanted {
             return Err(format!("the resource is {state:?} ({error})"));
         }
         if expected == Expected::Syncing {
+            return Ok(());
+        }
+        if expected == Expected::Incomplete {
+            for (at, observer) in self.observers.iter().enumerate() {
+                let state = &observer.log.lock().state;
+                if observer.refused.load(Ordering::Relaxed) < 2 || state != truth.current() {
+                    return Err(format!("client {at}, incomplete: {} ({error})", difference(state, truth.current())));
+                }
+            }
             return Ok(());
         }
         let listed = self.list().await?;
@@ -263,9 +309,10 @@ impl Log {
 }
 
 /// Watches until it is aborted. With `hops`, leaves after a few messages, also inside a batch, and resumes.
-async fn observe(mut client: Client, observer: Arc<Observer>, mut hops: Option<u64>) {
+async fn observe(server: Arc<Mutex<Client>>, observer: Arc<Observer>, mut hops: Option<u64>) {
     let mut version = String::new();
     loop {
+        let mut client = server.lock().clone();
         let request = pb::WatchRequest {
             resource: "things".to_owned(),
             format: pb::PayloadFormat::Raw.into(),
@@ -303,15 +350,18 @@ async fn observe(mut client: Client, observer: Arc<Observer>, mut hops: Option<u
         };
         let Some(status) = end else { continue };
         match status.code() {
-            // Not synced yet.
-            Code::Unavailable => {}
-            Code::OutOfRange => observer.log.lock().expired += 1,
+            // Not synced yet: resume.
+            Code::Unavailable => drop(observer.refused.fetch_add(1, Ordering::Relaxed)),
+            Code::OutOfRange => {
+                observer.log.lock().expired += 1;
+                version.clear();
+            }
             _ => {
                 let violation = format!("a watch ended with {:?}: {}", status.code(), status.message());
                 observer.log.lock().violation.get_or_insert(violation);
+                version.clear();
             }
         }
-        version.clear();
         tokio::time::sleep(LOOK).await;
     }
 }

@@ -6,6 +6,7 @@ use informerd::{
     cache::{
         CheckpointRequests, FifoBounds, Informer, InformerConfig, InformerHandle, ListVersion, ListerWatcher, RealFifo,
         Reflector, ReflectorConfig, ReflectorStats, SavedState, SnapshotDirectory, SnapshotFile, SourceHealth,
+        SyncState,
     },
     grpc::{Lifecycle, ResourceViews, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::Indexers,
@@ -74,8 +75,9 @@ impl Served {
             (directory, file)
         });
         let mut is_warm = false;
-        if let Some(SavedState { list, proof, seen_at }) = kept.as_ref().and_then(|(_, file)| file.read().unwrap()) {
-            is_warm = reflector.resume(list.version.clone(), &proof, seen_at).is_ok();
+        if let Some(SavedState { mut list, proof, seen_at }) = kept.as_ref().and_then(|(_, file)| file.read().unwrap())
+        {
+            is_warm = reflector.resume(&mut list, &proof, seen_at).is_ok();
             if is_warm {
                 informer.begin_warm(list);
             }
@@ -117,7 +119,6 @@ impl Served {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let bounds = ServerConfig {
-            streams_per_connection: 1024,
             progress_timeout: Duration::from_secs(30),
             stalled: Counter::default(),
             request_timeout: Duration::from_secs(10),
@@ -134,6 +135,12 @@ impl Served {
     /// Returns the last failure of the source.
     pub(crate) fn last_error(&self) -> String {
         self.health.report().last_error.unwrap_or_default()
+    }
+
+    /// Returns true if the source is not SYNCED, and does not report why.
+    pub(crate) fn is_stale_without_a_reason(&self) -> bool {
+        let report = self.health.report();
+        report.state != SyncState::Synced && report.last_error.is_none_or(|error| error.is_empty())
     }
 
     /// Kills the server.

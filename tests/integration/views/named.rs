@@ -35,7 +35,7 @@ fn until(watch: pb::WatchRequest, condition: &str) -> pb::UntilRequest {
 /// Returns the bodies of the first object that each call with a body returns, or the refusals.
 async fn bodies(sandbox: &Sandbox, view: Option<pb::View>) -> Vec<Result<String, Status>> {
     let (resource, format) = ("pods".to_owned(), pb::PayloadFormat::Raw.into());
-    let mut client = sandbox.client().await;
+    let mut client = sandbox.in_process();
     let first = |objects: Vec<pb::Object>| text(&objects[0]);
     let request = pb::ListRequest { resource: resource.clone(), format, view: view.clone(), ..Default::default() };
     let list = async {
@@ -109,7 +109,7 @@ async fn where_views_are_required_no_other_part_of_a_body_is_served() {
 #[tokio::test]
 async fn where_views_are_required_selections_are_by_metadata() {
     let sandbox = server(true).await;
-    let mut client = sandbox.client().await;
+    let mut client = sandbox.in_process();
     let base = || pb::WatchRequest { view: Some(named("small")), ..watch_pods() };
     let index = |name: &str| Some(pb::IndexMatch { name: name.to_owned(), values: vec!["a".to_owned()] });
     let shard =

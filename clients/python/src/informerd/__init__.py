@@ -4,18 +4,20 @@
 messages of the contract.
 """
 
-from informerd._calls import GetResult, ListResult, Problem, Resource, Resources, SourceState, UntilResult
+from informerd._calls import GetResult, ListResult, Problem, Resource, Resources, SourceState
 from informerd._client import Client
 from informerd._core import Freshness, State
 from informerd._errors import ContractError, Error, HandlerError, HandlerLag, IndexerError, NotFoundError
 from informerd._informer import Informer
 from informerd._objects import Cause, Event, EventType, Object
 from informerd._options import Credentials, Index, Options, Policy, Selection, Shard, View
+from informerd._until import Condition, UntilEvent
 from informerd._version import __version__
 
 __all__ = [
     "Cause",
     "Client",
+    "Condition",
     "ContractError",
     "Credentials",
     "Error",
@@ -40,7 +42,7 @@ __all__ = [
     "Shard",
     "SourceState",
     "State",
-    "UntilResult",
+    "UntilEvent",
     "View",
     "__version__",
 ]

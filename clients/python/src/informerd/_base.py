@@ -18,6 +18,7 @@ from informerd._objects import Event, EventType, Object
 from informerd._options import Credentials, Options, Selection, View
 from informerd._store import Indexer
 from informerd._target import parse_target
+from informerd._until import Batch, Observer
 from informerd.v1 import informerd_pb2 as pb
 
 logger = logging.getLogger("informerd")
@@ -93,6 +94,7 @@ class BaseInformer(Generic[Sink]):
         self._sinks: list[Sink] = []
         self._stopping = False
         self._last_failure: Error | None = None
+        self._observer: Observer | None = None
         self._set_up()
         self._sink = self._new_sink()
 
@@ -191,6 +193,8 @@ class BaseInformer(Generic[Sink]):
                     self._put(self._sink, self._handlers, events)
                 for sink in self._sinks:
                     self._put(sink, (), events)
+            if self._observer is not None and (events or core.synced != synced):
+                self._observer(Batch(events, core.version, core.namespaces))
             if core.version != version or core.synced != synced:
                 self._changed()
             # The first message may have much longer than each of the others.
@@ -207,6 +211,8 @@ class BaseInformer(Generic[Sink]):
             if step.failed:
                 self._changed()
                 self._ended()
+                if self._observer is not None:
+                    self._observer(None)
         self._log(step)
         return step
 
@@ -231,10 +237,18 @@ class BaseInformer(Generic[Sink]):
         else:
             logger.warning('watch failed %s error="%s" retry_in=%.1fs', subject, step.error, step.delay)
 
+    def _observe(self, observer: Observer) -> None:
+        """Passes each batch to the observer, from the first list on, and None when the informer has given up."""
+        self._observer = observer
+
+    def _standing_failure(self) -> Error | None:
+        """Returns the last failure, unless the store has become current since."""
+        return None if self.healthy() else self._last_failure
+
     def _timeout(self, timeout: float | None, what: str) -> TimeoutError:
-        freshness, failure = self.freshness(), self._last_failure
-        text = f"timed out after {timeout} s waiting for {what}: the state is {freshness.state.name}"
-        return TimeoutError(text if freshness.healthy or not failure else f"{text}; the last failure: {failure}")
+        failure = self._standing_failure()
+        text = f"timed out after {timeout} s waiting for {what}: the state is {self.freshness().state.name}"
+        return TimeoutError(text if failure is None else f"{text}; the last failure: {failure}")
 
     def _changed(self) -> None:
         """Wakes those who wait for a sync, for a version or for a failure."""

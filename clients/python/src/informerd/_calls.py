@@ -13,12 +13,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from informerd._core import datetime_of
 from informerd._errors import ContractError, Error, error_of_rpc
-from informerd._objects import CAUSES, Cause, Key, Object, object_of
+from informerd._objects import Key, Object, object_of
 from informerd._options import Selection, View
 from informerd._target import Target
 from informerd.v1 import informerd_pb2 as pb
 
-Request = pb.ListRequest | pb.ByIndexRequest | pb.GetRequest | pb.UntilRequest | pb.ListResourcesRequest
+Request = pb.ListRequest | pb.ByIndexRequest | pb.GetRequest | pb.ListResourcesRequest
 Chunk = pb.ListResponse | pb.ByIndexResponse
 
 SERVICE = "/informerd.v1.InformerService/"
@@ -65,19 +65,6 @@ class GetResult:
     history: str
     source: SourceState
     source_seen_at: datetime | None
-
-
-@dataclass(frozen=True)
-class UntilResult:
-    """The event that met the last condition."""
-
-    type: str
-    """``ADDED``, ``MODIFIED``, ``DELETED``, or ``SYNCED`` for the state at the beginning, which has no object."""
-    object: Object | None
-    cause: Cause | None
-    """The reason, of DELETED."""
-    version: str
-    namespaces: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -173,20 +160,6 @@ def get_request(resource: str, name: str, namespace: str, view: View | None, min
     )
 
 
-def until_request(
-    resource: str, conditions: str | Sequence[str], selection: Selection | None, view: View | None
-) -> pb.UntilRequest:
-    selection = selection or Selection()
-    index = selection.index
-    watch = pb.WatchRequest(
-        resource=resource,
-        name=selection.name,
-        index=pb.IndexMatch(name=index.name, values=index.values) if index else None,
-        **_common(selection, view, ""),
-    )
-    return pb.UntilRequest(watch=watch, conditions=[conditions] if isinstance(conditions, str) else conditions)
-
-
 def _common(selection: Selection, view: View | None, min_version: str) -> dict[str, Any]:
     return {
         "namespace": selection.namespace,
@@ -229,18 +202,6 @@ def get_result(response: pb.GetResponse) -> GetResult:
         response.history,
         _source(response.source),
         _seen(response),
-    )
-
-
-def until_result(response: pb.UntilResponse) -> UntilResult:
-    event = response.event
-    kind = pb.EventType.Name(event.type).removeprefix("EVENT_TYPE_")
-    return UntilResult(
-        "SYNCED" if kind == "BOOKMARK" else kind,
-        object_of(event.object) if event.HasField("object") else None,
-        CAUSES.get(event.cause, Cause.OTHER) if kind == "DELETED" else None,
-        event.resource_version,
-        tuple(response.namespaces),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TypeVar
@@ -9,10 +11,13 @@ from typing import TypeVar
 import grpc
 
 from informerd import _calls
-from informerd._calls import GetResult, ListResult, Resources, UntilResult
+from informerd._calls import GetResult, ListResult, Resources
+from informerd._errors import Error
+from informerd._informer import Informer
 from informerd._objects import Key
-from informerd._options import Credentials, Selection, View
+from informerd._options import Credentials, Options, Selection, View
 from informerd._target import parse_target
+from informerd._until import Batch, Condition, UntilEvent, Waiting, any_object
 from informerd.v1 import informerd_pb2 as pb
 
 T = TypeVar("T")
@@ -33,8 +38,12 @@ class Client:
         request_timeout: float = 30.0,
         connect_timeout: float = 5.0,
     ) -> None:
+        self._address = target
+        self._credentials = credentials
         self._target = parse_target(target, credentials)
         self._timeout = request_timeout
+        self._options = Options(connect_timeout=connect_timeout)
+        self._waits: set[queue.SimpleQueue[Batch | None]] = set()
         options = self._target.channel_options(connect_timeout, retries=True)
         tls = self._target.channel_credentials()
         self._channel = (
@@ -101,18 +110,50 @@ class Client:
     def until(
         self,
         resource: str,
-        conditions: str | Sequence[str],
+        conditions: Condition | Sequence[Condition] = any_object,
         selection: Selection | None = None,
         *,
         view: View | None = None,
         timeout: float | None = None,
-    ) -> UntilResult:
-        """Waits until conditions in CEL over ``type``, ``object`` and ``count`` have held, one after the other.
+    ) -> UntilEvent:
+        """Waits until conditions have been met, one after the other, and returns the event that met the last one.
 
-        Raises Error with DEADLINE_EXCEEDED when the timeout has passed.
+        Conditions are functions of an `UntilEvent`: of each selected object as ADDED, then SYNCED, then each change.
+        Each is tested first on the event that met the one before. Without conditions it waits for an object: what the
+        server evaluates is the expression of the selection.
+
+        It is a watch of its own, like that of an `Informer`: restarts, broken connections, idle timeouts and expired
+        versions do not end it, met conditions stay met, and what was deleted meanwhile is an event. An exception of a
+        condition is raised here.
+
+        Raises Error with DEADLINE_EXCEEDED when the timeout has passed, and the Error of a watch that gives up.
         """
-        request = _calls.until_request(resource, conditions, selection, view)
-        return _calls.until_result(self._call("Until", request, pb.UntilResponse.FromString, timeout))
+        waiting = Waiting(conditions, self._timeout if timeout is None else timeout)
+        batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        informer = Informer(
+            self._address,
+            resource,
+            selection,
+            view,
+            credentials=self._credentials,
+            options=self._options,
+            on_error=_ignore,
+        )
+        informer._observe(batches.put)
+        self._waits.add(batches)
+        try:
+            with informer:
+                while True:
+                    try:
+                        batch = batches.get(timeout=min(waiting.left, threading.TIMEOUT_MAX))
+                    except queue.Empty:
+                        raise waiting.timed_out(informer._standing_failure()) from None
+                    if batch is None:
+                        raise informer.error or Error(grpc.StatusCode.CANCELLED, "the client has been closed")
+                    if (met := waiting.test(batch)) is not None:
+                        return met
+        finally:
+            self._waits.discard(batches)
 
     def resources(self, *, timeout: float | None = None) -> Resources:
         """Returns the resources of the server."""
@@ -122,6 +163,8 @@ class Client:
 
     def close(self) -> None:
         """Closes the connection; idempotent. Calls in progress fail."""
+        for batches in list(self._waits):
+            batches.put(None)
         self._channel.close()
 
     def __enter__(self) -> Client:
@@ -158,3 +201,7 @@ class Client:
             return _calls.list_result(call)
         except grpc.RpcError as error:
             raise _calls.error_of(error, name, self._target, timeout) from None
+
+
+def _ignore(_: Exception) -> None:
+    """The error after the timeout has the last failure."""

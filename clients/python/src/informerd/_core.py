@@ -23,7 +23,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from informerd import _versions
-from informerd._errors import ContractError, Error, error_of_status
+from informerd._errors import RESUME, ContractError, Error, error_of_status
 from informerd._objects import CAUSES, Cause, Event, Key, Object, object_of
 from informerd._options import Options, Selection, View
 from informerd._store import Change, Indexer, Report, Store
@@ -91,17 +91,6 @@ class Next:
     """True if the informer gives up with the error: there is no next stream."""
 
 
-_RESUME = {
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.INTERNAL,
-    grpc.StatusCode.UNKNOWN,
-    grpc.StatusCode.ABORTED,
-    grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-}
-
-
 class Core:
     """State of one informer."""
 
@@ -144,6 +133,8 @@ class Core:
         self._lists_again = True
         self._is_healing = False
         self._failures = 0
+        self._is_answered = False
+        self._relists = False
         self._too_large = 0
         self._unauthenticated = 0
         self._streams = 0
@@ -174,10 +165,9 @@ class Core:
         self._last_message_at = now
         deadline = now + self._silence
         self.deadline = deadline if self._drain_at is None else min(deadline, self._drain_at)
-        self._unauthenticated = 0
         kind = message.type
         if kind != pb.EVENT_TYPE_ERROR:
-            self._too_large = 0
+            self._unauthenticated = self._too_large = 0
         try:
             if kind in (pb.EVENT_TYPE_ADDED, pb.EVENT_TYPE_MODIFIED, pb.EVENT_TYPE_DELETED):
                 return self._event(message)
@@ -205,8 +195,13 @@ class Core:
             error = self._stream_error
         self._discard_stream()
         self._is_healing = ending is Ending.DROPPED
-        if self._has_progressed:
+        # The failures before an answer were those of a server that could not be reached.
+        is_answer = error is not None and error.is_answer
+        if self._has_progressed or (is_answer and not self._is_answered):
             self._failures = 0
+        if self._has_progressed:
+            self._relists = False
+        self._is_answered = is_answer
         if self._is_drained(ending, error):
             jitter = self._random(self._options.drain_jitter) if drain_at is None else max(0.0, drain_at - now)
             return Next(jitter + _requested(error) + self._graceful_delay(), True, None)
@@ -217,27 +212,37 @@ class Core:
             return Next(self._failure_delay(), True, silent)
         if error is None:
             return Next(self._graceful_delay(), False, None)
-        if isinstance(error, ContractError) or error.code is grpc.StatusCode.OUT_OF_RANGE:
+        if isinstance(error, ContractError):
             self._lists_again = True
+        elif error.code is grpc.StatusCode.OUT_OF_RANGE:
+            # Whatever the reason: a proxy may have removed it, and a newer server has others.
+            return self._list_again(error)
         elif error.reason == "RESOURCE_VERSION_TOO_LARGE" and is_resume:
             self._too_large += 1
             if self._too_large >= 2:
-                self._lists_again = True
+                return self._list_again(error)
         elif error.code is grpc.StatusCode.UNAUTHENTICATED and self._unauthenticated == 0:
             self._unauthenticated = 1
         elif error.code is grpc.StatusCode.NOT_FOUND and self.synced:
             pass
-        elif error.code not in _RESUME:
+        elif error.code not in RESUME:
             self.error = error
             return Next(0, True, error, failed=True)
         # A status of the server itself shows that its connection works.
-        return Next(_requested(error) + self._failure_delay(), not error.reason or self._unauthenticated > 0, error)
+        return Next(_requested(error) + self._failure_delay(), not error.is_answer or self._unauthenticated > 0, error)
+
+    def _list_again(self, error: Error) -> Next:
+        """Lists after a jitter, in place of the back-off; after the back-off if that has failed."""
+        self._lists_again = True
+        delay = self._failure_delay() if self._relists else self._random(self._options.drain_jitter)
+        self._relists = True
+        return Next(_requested(error) + delay, False, error)
 
     def _is_drained(self, ending: Ending | None, error: Error | None) -> bool:
         if error is not None and error.reason == "DRAINING":
             return True
         # A server that has announced its end may end a stream in any way.
-        return self._drain_at is not None and ending is not Ending.ERROR and (error is None or error.code in _RESUME)
+        return self._drain_at is not None and ending is not Ending.ERROR and (error is None or error.code in RESUME)
 
     def failed_to_open(self, error: Error) -> Next:
         """Ends a stream that failed on this side: it could not be requested, or its messages could not be applied."""

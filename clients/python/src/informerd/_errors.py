@@ -13,6 +13,16 @@ from informerd._objects import Event
 
 DOMAIN = "informerd"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
+RESUME = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+"""Codes after which the same call may succeed later."""
 
 
 class Error(Exception):
@@ -41,6 +51,11 @@ class Error(Exception):
         self.reason = reason
         self.metadata = metadata or {}
         self.retry_after = retry_after
+
+    @property
+    def is_answer(self) -> bool:
+        """True for a status of the server: those of libraries, proxies and the network lack a reason and this code."""
+        return bool(self.reason) or self.code is grpc.StatusCode.OUT_OF_RANGE
 
     def __str__(self) -> str:
         return f"{self.message} ({self.code.name}{' / ' + self.reason if self.reason else ''})"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 
-def parse(version: str) -> tuple[str, int]:
-    """Returns the lineage, which is empty for a decimal version, and the number.
+def parse(version: str) -> tuple[str, tuple[int, str]]:
+    """Returns the lineage, which is empty for a decimal version, and what compares as the number, of any length.
 
     Raises ValueError for another form.
     """
     lineage, dot, number = version.rpartition(".")
-    # Not int() alone, which takes signs, spaces and underscores.
-    if not (number.isascii() and number.isdigit()) or (dot and not lineage) or len(number) > 20:
+    if not (number.isascii() and number.isdigit()) or (dot and not lineage):
         raise ValueError(f"invalid version {version[:80]!r}: neither a decimal number nor <lineage>.<number>")
-    return lineage, int(number)
+    # Without leading zeros, the longer number is the larger one. int() has a limit.
+    number = number.lstrip("0")
+    return lineage, (len(number), number)
 
 
 def reaches(version: str, wanted: str) -> bool:

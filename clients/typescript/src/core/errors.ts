@@ -95,13 +95,18 @@ export class LagError extends InformerdError {
   override readonly name = "LagError";
 }
 
+/** Returns true for a status of the server itself: those of libraries, proxies and the network have no reason, and not this code. */
+export function isAnswer({ code, reason }: InformerdError): boolean {
+  return reason !== "" || code === "OUT_OF_RANGE";
+}
+
 /** Next step of a watch after an error; see the table at `rpc Watch` in the proto. */
 export type Recovery = "resume" | "drain" | "resume-once" | "authenticate" | "list" | "give-up";
 
-/** Reasons of OUT_OF_RANGE after which a watch lists again; "" where something on the way has removed the reason. */
-const LIST_AGAIN = ["RESOURCE_VERSION_EXPIRED", "HISTORY_CHANGED", "ACCESS_CHANGED", ""];
-
-/** Returns the next step of a watch. */
+/**
+ * Returns the next step of a watch. It depends on the code where the reason is not known: something on the way may have removed it,
+ * and a newer server has others.
+ */
 export function recovery({ code, reason }: InformerdError, hasSynced: boolean): Recovery {
   switch (code) {
     case "UNAVAILABLE":
@@ -116,7 +121,7 @@ export function recovery({ code, reason }: InformerdError, hasSynced: boolean): 
     case "RESOURCE_EXHAUSTED":
       return "resume";
     case "OUT_OF_RANGE":
-      return LIST_AGAIN.includes(reason) ? "list" : "give-up";
+      return "list";
     case "UNAUTHENTICATED":
       return "authenticate";
     case "NOT_FOUND":

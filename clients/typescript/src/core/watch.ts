@@ -12,7 +12,7 @@ import {
   type WatchResponse,
   type Object as WireObject,
 } from "../generated/informerd/v1/informerd.js";
-import { ContractError, InformerdError, recovery, statusError } from "./errors.js";
+import { ContractError, InformerdError, isAnswer, recovery, statusError } from "./errors.js";
 import { type BodyParser, InformerObject } from "./object.js";
 import { type Change, type DeletionCause, keyOf, type Store, type StoreEvent } from "./store.js";
 import { isLower } from "./version.js";
@@ -109,6 +109,10 @@ export class Watch<T> {
   #nextAt = 0;
   /** Attempts in a row without progress. */
   #failures = 0;
+  /** The last stream ended with a status of the server; false after progress. */
+  #isAnswered = false;
+  /** The watch lists in place of a resume, until there is progress. */
+  #listsAgain = false;
   /** RESOURCE_VERSION_TOO_LARGE since the last message of another kind. */
   #tooLarge = 0;
   /** UNAUTHENTICATED since the last progress. */
@@ -164,8 +168,11 @@ export class Watch<T> {
     if (!stream) return;
     this.#stream = undefined;
     const end = error ?? new InformerdError("the server has ended the watch", { code: "OK" });
+    // The failures before were those of a server that could not be reached.
+    if (isAnswer(end) && !this.#isAnswered) this.#failures = 0;
+    this.#isAnswered = isAnswer(end);
     // A status without a reason comes from a broken connection, or from what lies between.
-    let keepsConnection = (end.code === "OK" || end.reason !== "") && stream.leavesAt === undefined;
+    let keepsConnection = (end.code === "OK" || isAnswer(end)) && stream.leavesAt === undefined;
     let next = recovery(end, this.hasSynced);
     if (next === "authenticate") {
       // A new connection presents the client certificate that is there now.
@@ -181,6 +188,10 @@ export class Watch<T> {
       const delay = this.random() * this.settings.drainJitterMs + (this.#failures > 0 ? this.#backoff() : 0);
       this.#failures++;
       return this.#wait(now, end.retryDelayMs + delay, end);
+    }
+    if (next === "list" && !this.#listsAgain) {
+      this.#listsAgain = true;
+      return this.#wait(now, end.retryDelayMs + this.random() * this.settings.drainJitterMs, end);
     }
     this.#waitBackoff(now, end);
   }
@@ -200,6 +211,7 @@ export class Watch<T> {
         ? `no connection within ${this.settings.connectTimeoutMs} ms`
         : `no message for ${Math.round(now - (this.#stream.lastMessageAt ?? connectedAt ?? openedAt))} ms`;
     this.#stream = undefined;
+    this.#isAnswered = false;
     this.effects.close(true);
     this.#waitBackoff(now, new InformerdError(problem, { code: "UNAVAILABLE" }));
   }
@@ -347,6 +359,7 @@ export class Watch<T> {
     this.#hasHole = false;
     this.#failures = 0;
     this.#unauthenticated = 0;
+    this.#isAnswered = this.#listsAgain = false;
   }
 
   /** Resumes from before the hole: the server sends the lost events then. */

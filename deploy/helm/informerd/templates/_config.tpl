@@ -56,10 +56,8 @@ those of docs/configuration.md. */ -}}
 {{- $config := .Values.config -}}
 {{- $history := $config.history | default dict -}}
 {{- $limits := $config.limits | default dict -}}
-{{- $watch := $config.watch | default dict -}}
 {{- $forResource := include "informerd.mebibytes" (dig "bytes" "256MiB" $history) | int64 -}}
-{{- $window := include "informerd.mebibytes" (dig "window_bytes" "16MiB" $watch) | int64 -}}
-{{- $forResource = add $forResource (mul 2 $window) -}}
+{{- $forResource = add $forResource (mul 2 (min 16 (div $forResource 4))) -}}
 {{- $clients := required "config.limits.memory: set it, such as 128MiB: the limit of the container depends on it" $limits.memory -}}
 {{- $sum := add 64 (include "informerd.mebibytes" .Values.memory.objects) -}}
 {{- $sum = add $sum (div (add (mul 22 (int64 .Values.memory.watchers)) 1023) 1024) -}}
@@ -67,8 +65,8 @@ those of docs/configuration.md. */ -}}
 {{- $verified := false -}}
 {{- range .Values.resources }}{{ if .verify_interval }}{{ $verified = true }}{{ end }}{{ end -}}
 {{- if $verified }}{{ $sum = add $sum (include "informerd.mebibytes" .Values.memory.objects) }}{{ end -}}
-{{- $sum = add $sum (include "informerd.mebibytes" (dig "struct_bytes" "64MiB" $limits)) -}}
-{{ add $sum (include "informerd.mebibytes" $clients) }}
+{{- $forClients := include "informerd.mebibytes" $clients | int64 -}}
+{{ add $sum $forClients (min 64 (div $forClients 4)) }}
 {{- end }}
 
 {{- define "informerd.containerResources" -}}
@@ -107,13 +105,13 @@ limits: { memory: {{ include "informerd.memory" . }}Mi }
 {{- $authorization := .Values.config.authorization | default dict -}}
 {{- if hasKey $authentication "token_review" -}}
 {{- $review := $authentication.token_review | default dict -}}
-{{- if not (or $review.kubeconfig $review.context) -}}
+{{- if not $review.kubeconfig -}}
 {{- $reviews = append $reviews (dict "apiGroups" (list "authentication.k8s.io") "resources" (list "tokenreviews") "verbs" (list "create")) -}}
 {{- end -}}
 {{- end -}}
 {{- if hasKey $authorization "subject_access_review" -}}
 {{- $review := $authorization.subject_access_review | default dict -}}
-{{- if not (or $review.kubeconfig $review.context) -}}
+{{- if not $review.kubeconfig -}}
 {{- $reviews = append $reviews (dict "apiGroups" (list "authorization.k8s.io") "resources" (list "subjectaccessreviews") "verbs" (list "create")) -}}
 {{- end -}}
 {{- end -}}

@@ -94,8 +94,10 @@ async fn cut_message(w: &mut World) -> Outcome {
 
 async fn goaway(w: &mut World) -> Outcome {
     let (a, b, c) = (thing("a", 3), thing("b", 6), thing("c", 7));
-    let mut old = w.synced(json!({}), &[&a], ("5", "h1")).await?;
+    let mut old = w.synced(json!({ "connect_timeout_ms": 1500 }), &[&a], ("5", "h1")).await?;
     old.connection.goaway();
+    // The limit is one for connecting: it does not end a stream whose connection accepts no other.
+    tokio::time::sleep(w.option("connect_timeout_ms")).await;
     old.send([added(6, &b)]);
     w.calls(&[call::added(&b)]).await?;
     let id = old.connection.id;

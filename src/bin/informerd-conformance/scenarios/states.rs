@@ -14,6 +14,7 @@ scenarios! {
     "stale", "STALE is a state and no error: healthy, the stream continues, and SYNCED makes it LIVE again.", stale;
     "source-seen-at", "source_seen_at is that of the last BOOKMARK, and survives a break.", source_seen_at;
     "read-after", "read_after waits until the store has the version, compares decimals as numbers, and times out.", read_after;
+    "long-versions", "Versions beyond 64 bits are compared as numbers, in batches and by read_after.", long_versions;
     "read-after-lineage", "read_after compares the numbers of one lineage, and reports another lineage as an error.", read_after_lineage;
 }
 
@@ -87,6 +88,28 @@ async fn read_after(w: &mut World) -> Outcome {
     watch.send([bookmark(20, "h1")]);
     expect_ok(&w.driver.reply(id).await?, "20", true)?;
     w.finish(watch, &[&a, &b]).await
+}
+
+/// Checks versions of 39 digits, as a relay and a pipe have them, of which only the last digits differ.
+async fn long_versions(w: &mut World) -> Outcome {
+    let at = |n: u128| format!("l1.{}", (u128::from(u64::MAX) << 64) + n);
+    let (a, b) = (thing("a", at(3)), thing("b", at(4)));
+    let mut watch = w.synced(json!({}), &[&a, &b], (&at(9), "h1")).await?;
+    let id = w.driver.begin(&mut json!({ "do": "read_after", "version": at(1_000), "timeout_ms": 10_000 }))?;
+    expect_ok(&read(w, &at(9), 5000).await?, &at(9), true)?;
+    expect_ok(&read(w, &at(10), 100).await?, &at(10), false)?;
+    // The batch goes from 998 to 1000.
+    let (a1000, b1000) = (a.clone().n(2).at(at(1_000)), b.clone().n(2).at(at(1_000)));
+    watch.send([modified(at(998), &a1000)]);
+    let state = w.all_read(&mut watch).await?;
+    if state.version != at(998) {
+        return Err(format!("expected version {} while the batch is open: {}", at(998), state.describe()));
+    }
+    w.no_calls()?;
+    watch.send([modified(at(1_000), &b1000)]);
+    w.calls(&[call::updated(&a, &a1000), call::updated(&b, &b1000)]).await?;
+    expect_ok(&w.driver.reply(id).await?, &at(1_000), true)?;
+    w.finish(watch, &[&a1000, &b1000]).await
 }
 
 async fn read_after_lineage(w: &mut World) -> Outcome {

@@ -17,7 +17,7 @@ use tokio::{
 use tracing::Level;
 
 use super::{key_queue::MAX_QUEUED, *};
-use crate::cache::test_log::TestLog;
+use crate::log_throttle::test_log::TestLog;
 
 type Names = Fifo<Named, &'static str>;
 

@@ -29,6 +29,22 @@ async fn a_watch_that_always_fails_is_listed_after_growing_delays() {
     assert_eq!(lists, ["800 list 10", "2400 list 10", "5600 list 10", "12000 list 10", "24800 list 10"]);
 }
 
+/// An answer is no failure, however often it comes, and the upstream may be ready at any time.
+#[tokio::test(start_paused = true)]
+async fn an_upstream_that_is_not_ready_is_asked_again_after_a_constant_delay() {
+    let not_yet = || SourceError::NotYet("at version 7".to_owned());
+    let mut answers = vec![FailList(busy()), FailList(busy())];
+    answers.extend((0..100).map(|_| FailList(not_yet())));
+    answers.push(Listed(10));
+    answers.extend((0..100).map(|_| Refuse(not_yet())));
+    let run = run_for(Duration::from_secs(150), answers).await;
+    let times: Vec<u64> = run.calls.iter().map(|call| call.split_once(' ').unwrap().0.parse().unwrap()).collect();
+    assert_eq!(times.len(), 204, "{:?}", run.calls);
+    let pauses = times[2..].windows(2).map(|pair| pair[1] - pair[0]);
+    assert!(pauses.clone().all(|pause| pause <= 501), "{times:?}");
+    assert!(run.health.report().last_error.unwrap().contains("at version 7"));
+}
+
 /// An upstream whose watch delivers something has recovered.
 #[tokio::test(start_paused = true)]
 async fn an_event_resets_the_backoff() {

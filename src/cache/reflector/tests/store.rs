@@ -288,7 +288,9 @@ async fn failed_lists_and_watches_are_reported_and_a_normal_close_is_not() {
 #[tokio::test(start_paused = true)]
 async fn an_expired_watch_is_a_failure_only_if_the_list_fails() {
     let run = run_for(Duration::from_secs(1), vec![Listed(10), Refuse(expired())]).await;
-    assert_eq!((run.health.state(), run.health.report().last_error), (SyncState::Stale, None));
+    let report = run.health.report();
+    assert_eq!((report.state, report.problems), (SyncState::Stale, 0));
+    assert_eq!(report.last_error.as_deref(), Some("changes of the upstream were missed: it is listed again"));
     let run = run_for(Duration::from_secs(1), vec![Listed(10), Refuse(expired()), FailList(busy())]).await;
     assert_eq!(run.health.report().last_error.as_deref(), Some("list failed: upstream unavailable: 429"));
 }

@@ -80,7 +80,7 @@ fn warm(bounds: FifoBounds, proof: &str) -> (Warm, Result<(), String>) {
     let health = SourceHealth::new(Duration::from_secs(5), Duration::from_secs(5));
     let mut reflector = Reflector::new(source, Arc::clone(&fifo), health, ReflectorConfig::default());
     assert_eq!(reflector.identity().as_deref(), Some("what it is fed"));
-    let resumed = reflector.resume(version(5), proof.as_bytes(), None);
+    let resumed = reflector.resume(&mut List::new(Vec::new(), version(5)), proof.as_bytes(), None);
     (Warm { feed, fifo, calls, reflector }, resumed)
 }
 

@@ -28,6 +28,14 @@ impl BoundedBody for SubscribeBody {
             self.drain();
         }
         self.poll_requests(cx);
+        self.requests.keep(self.kept_of_requests());
+        if self.end.is_none()
+            && let Poll::Ready(refusal) = self.requests.poll_shed(cx)
+        {
+            self.end_with(&refusal);
+            // The client reads nothing: the status of the stream stands for those of the watches that were not open.
+            self.ended.clear();
+        }
         self.poll_paused(cx);
         if let Some(needed) = self.poll_turns(cx, room) {
             return Poll::Ready(Some(Ok(BoundedFrame::TooLarge(needed))));

@@ -1,7 +1,5 @@
 //! Sharing of bodies: watches of a stream that receive the same have one body.
 
-use std::collections::BTreeSet;
-
 use tonic::Code;
 
 use super::{SubscribeBody, Subscribed, error, open_watch::OpenWatch};
@@ -77,11 +75,7 @@ impl SubscribeBody {
     pub(super) fn split_later(&mut self, id: u32) {
         let Some(key) = self.watches.get(&id).and_then(Subscribed::key) else { return };
         if self.bodies[key].count() > 1 {
-            let ids = self.splitting.entry(key).or_insert_with(|| {
-                self.to_split.push_back(key);
-                BTreeSet::new()
-            });
-            ids.insert(id);
+            self.splitting.entry(key).or_default().insert(id);
         }
     }
 
@@ -97,15 +91,13 @@ impl SubscribeBody {
 
     /// Gives some of the watches that were paused bodies of their own, at the same cost however many wait.
     pub(super) fn split_paused(&mut self) {
+        let mut from = 0;
         for _ in 0..MAX_SPLITS {
-            let Some(key) = self.to_split.pop_front() else { return };
-            // Otherwise its watches were split, or the body is gone.
-            let Some(&id) = self.splitting.get(&key).and_then(BTreeSet::last) else { continue };
-            if self.split_off(id) {
-                self.is_split(id, key);
-                self.to_split.push_front(key);
-            } else {
-                self.to_split.push_back(key);
+            let Some((&key, ids)) = self.splitting.range(from..).next() else { return };
+            match ids.last().copied() {
+                Some(id) if self.split_off(id) => self.is_split(id, key),
+                // The others of this body cannot either.
+                _ => from = key + 1,
             }
         }
     }

@@ -27,7 +27,7 @@ use crate::{
 pub(in crate::grpc) struct SharingWatch {
     watcher: WatcherEntry,
     quota: QuotaPermit,
-    open_view: Option<OpenView>,
+    open_view: Option<Box<OpenView>>,
 }
 
 /// Place where a watch stands that has nothing to hand out, the number of its history, and the state of the source that it reported

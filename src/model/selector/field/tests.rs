@@ -5,7 +5,7 @@ use proptest::{collection::vec, prelude::*, sample::select};
 use serde_json::{Map, Value};
 
 use super::*;
-use crate::model::{ObjectKey, ObjectParts, ResourceVersion, selector::MAX_BYTES};
+use crate::model::{ObjectKey, ObjectParts, ResourceVersion, selector::MAX_BYTES, work};
 
 fn selector(text: &str) -> FieldSelector {
     FieldSelector::parse(text).unwrap_or_else(|error| panic!("{text:?}: {error}"))
@@ -216,4 +216,24 @@ proptest! {
         prop_assert_eq!(selector(&reversed), selector(&text), "order and repetition do not matter");
         prop_assert_eq!(selector(&selector(&text).to_string()), selector(&text));
     }
+}
+
+#[test]
+fn many_requirements_read_the_body_as_often_as_one() {
+    let fields: Vec<String> = (0..64).map(|n| format!(r#""f{n}":{{"value":"{n}"}}"#)).collect();
+    let object = object(&format!(r#"{{"metadata":{{"name":"a"}},"spec":{{{}}}}}"#, fields.join(",")));
+    let work = |selector: &FieldSelector| {
+        let before = work::done();
+        assert!(selector.matches(&object));
+        work::done() - before
+    };
+    let terms: Vec<String> = (0..64).map(|n| format!("spec.f{n}.value={n}")).collect();
+    let one = work(&selector(&terms[63]));
+    let all = work(&selector(&terms.join(",")));
+    assert!(one > 0 && all <= one + one / 2, "{all} for all, {one} for one");
+    // What the key decides reads no body.
+    let other = selector(&format!("metadata.name!=a,{}", terms[0]));
+    let before = work::done();
+    assert!(!other.matches(&object));
+    assert_eq!(work::done(), before);
 }

@@ -123,5 +123,5 @@ async fn a_value_that_grows_is_not_deleted_live_or_at_a_list() {
         }
     };
     let not_served: Vec<_> = list.not_served.iter().map(|object| (object.key().name(), object.uid())).collect();
-    assert_eq!((list.objects.len(), not_served), (0, vec![("a", "5"), ("b", "2")]));
+    assert_eq!((list.objects.len(), not_served), (0, vec![("a", "5/a"), ("b", "2/b")]));
 }

@@ -50,6 +50,8 @@ pub(super) struct Store {
     pub(super) token: String,
     /// Faults of the next ranges and watches, each once.
     pub(super) ranges: VecDeque<Fault>,
+    /// Answers in place of the next ones to ranges.
+    pub(super) answers: VecDeque<RangeResponse>,
     pub(super) watches: VecDeque<Fault>,
     /// Limit of events in one message; more are sent as fragments.
     pub(super) fragment: usize,
@@ -95,6 +97,7 @@ impl FakeEtcd {
             user: None,
             token: String::new(),
             ranges: VecDeque::new(),
+            answers: VecDeque::new(),
             watches: VecDeque::new(),
             fragment: usize::MAX,
             sync_delay: Duration::ZERO,
@@ -102,6 +105,17 @@ impl FakeEtcd {
             counts: Counts::default(),
         };
         Self { store: Arc::new(Mutex::new(store)), head: Arc::new(watch::Sender::new(1)) }
+    }
+
+    /// Returns the number of answers that are left.
+    pub(super) fn answers(&self) -> usize {
+        self.store.lock().answers.len()
+    }
+
+    /// Returns all keys, with the header of an answer.
+    pub(super) fn all(&self) -> (ResponseHeader, Vec<KeyValue>) {
+        let store = self.store.lock();
+        (store.header(), store.at(store.revision).into_values().collect())
     }
 
     /// Starts a member of the cluster.
@@ -172,7 +186,8 @@ impl FakeEtcd {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let entry = |kv: KeyValue| {
             let key = text(kv.key.strip_prefix(prefix.as_bytes())?);
-            Some((key, (kv.create_revision.to_string(), text(&kv.value))))
+            let uid = format!("{}/{key}", kv.create_revision);
+            Some((key, (uid, text(&kv.value))))
         };
         state.into_values().filter_map(entry).collect()
     }
@@ -291,7 +306,10 @@ impl Kv for FakeEtcd {
             store.ranges.pop_front()
         };
         self.suffer(fault).await?;
-        let store = self.store.lock();
+        let mut store = self.store.lock();
+        if let Some(answer) = store.answers.pop_front() {
+            return Ok(Response::new(answer));
+        }
         let revision = if request.revision == 0 { store.revision } else { request.revision };
         if revision < store.compacted {
             return Err(Status::out_of_range("etcdserver: mvcc: required revision has been compacted"));

@@ -3,7 +3,10 @@
 use tonic::Status;
 
 use super::*;
-use crate::source::etcd::tests::fake_etcd::Fault;
+use crate::source::etcd::{
+    pb::{KeyValue, RangeResponse, ResponseHeader},
+    tests::fake_etcd::Fault,
+};
 
 /// Cuts the connection at every byte that a member sends: complete transactions are applied, an incomplete one never.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -172,4 +175,54 @@ async fn the_reason_of_a_cancelled_watch_is_reported() {
     let rig = Rig::of(&gate);
     let error = rig.error("denied").await;
     assert!(error.ends_with("permission denied; grant the user read access to every key of the prefix"), "{error}");
+}
+
+/// Every field of a message is optional: an empty one, as of a proxy, is neither an empty prefix nor an older cluster.
+#[tokio::test]
+async fn an_answer_that_is_none_of_etcd_empties_nothing() {
+    let header = |cluster_id, revision| Some(ResponseHeader { cluster_id, member_id: 1, revision, raft_term: 2 });
+    let kv = |key: &str| KeyValue { key: key.as_bytes().to_vec(), mod_revision: 2, ..KeyValue::default() };
+    let answer = |header, kvs, more| RangeResponse { header, kvs, more };
+    for wrong in [
+        RangeResponse::default(),
+        answer(header(0, 999), vec![], false),
+        answer(header(7, 0), vec![], false),
+        answer(header(7, 999), vec![], true),
+        answer(header(7, 999), vec![kv("/elsewhere/a")], false),
+    ] {
+        let fake = FakeEtcd::new();
+        fake.write("a=1 b=1");
+        let gate = fake.member().await;
+        let mut rig = Rig::of(&gate);
+        rig.told().await;
+        // A list, since the version is compacted; the head comes first.
+        fake.set(|store| store.answers.extend([wrong.clone(), wrong.clone()]));
+        gate.refuse(true);
+        rig.error("connection").await;
+        fake.write("a=2");
+        fake.compact(3);
+        gate.refuse(false);
+        while fake.answers() > 0 {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        rig.reach(&fake).await;
+        assert_eq!((rig.state.clone(), rig.history_rewrites), (fake.state(PREFIX), 0), "{wrong:?}");
+    }
+}
+
+/// A page of the same keys again would have no end.
+#[tokio::test]
+async fn pages_in_a_circle_are_no_list() {
+    let fake = FakeEtcd::new();
+    for n in 0..40 {
+        fake.write(&format!("{n:02}=1"));
+    }
+    let gate = fake.member().await;
+    let (header, kvs) = fake.all();
+    let header = Some(header);
+    let page = RangeResponse { header, kvs: kvs[..32].to_vec(), more: true };
+    fake.set(|store| store.answers.extend((0..5).map(|_| page.clone())));
+    let mut rig = Rig::of(&gate);
+    rig.error("a page of other keys").await;
+    rig.reach(&fake).await;
 }

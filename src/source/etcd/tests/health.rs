@@ -189,6 +189,29 @@ async fn a_token_that_expires_is_renewed() {
 }
 
 #[tokio::test]
+async fn a_connection_ends_when_a_file_that_it_was_made_from_changes() {
+    let fake = FakeEtcd::new();
+    fake.write("a=1");
+    fake.set(|store| (store.user, store.token) = (Some(("reader", "secret")), "one".to_owned()));
+    let gate = fake.member().await;
+    let directory = tempfile::tempdir().unwrap();
+    let password = file(&directory, "password", "secret");
+    let mut rig = Rig::start(EtcdConfig { credentials: Some(("reader".to_owned(), password)), ..config(&[&gate]) });
+    rig.told().await;
+    let before = fake.counts().authentications;
+    fake.set(|store| store.user = Some(("reader", "other")));
+    file(&directory, "password", "other");
+    let again = async {
+        while fake.counts().authentications == before {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), again).await.expect("within the interval");
+    fake.write("a=2");
+    assert_eq!((rig.told().await, rig.lists(), rig.history_rewrites), ("3 ~a=2".to_owned(), 1, 0));
+}
+
+#[tokio::test]
 async fn tls_connects_only_to_trusted_servers() {
     let directory = tempfile::tempdir().unwrap();
     let rcgen::CertifiedKey { cert, signing_key } =

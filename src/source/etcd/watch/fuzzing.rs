@@ -86,6 +86,7 @@ fn follow(from: &Position, pieces: &[&[u8]]) -> Followed {
     let unconfirmed =
         from.resume_point.clone().map(|resume_point| UnconfirmedChange { resume_point, is_repeated: false });
     let mut live = EtcdWatch {
+        changed: Box::pin(std::future::pending()),
         start: unconfirmed.as_ref().map_or(from.revision, |unconfirmed| unconfirmed.resume_point.revision()),
         last: Position { connection: connection.id, ..from.clone() },
         shared: Arc::new(shared),
@@ -219,7 +220,7 @@ fn value(kv: &KeyValue) {
     assert_eq!(object.as_ref().map(|object| object.key().to_string()), object_key(kv));
     assert_eq!(prefix.bare(kv).map(|bare| bare.key().to_string()), object_key(kv));
     let Some(object) = object else { return };
-    assert_eq!((object.body(), object.uid()), (&*kv.value, &*kv.create_revision.to_string()));
+    assert_eq!((object.body(), object.uid()), (&*kv.value, &*format!("{}/{}", kv.create_revision, object.key())));
     assert_eq!(object.version().number(), u128::try_from(kv.mod_revision).unwrap_or(0));
     let is_json = str::from_utf8(&kv.value).is_ok_and(|text| serde_json::from_str::<IgnoredAny>(text).is_ok());
     assert_eq!(object.json().is_some(), is_json, "{object:?}");

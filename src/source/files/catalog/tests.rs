@@ -9,8 +9,8 @@ type Manifest = Vec<(&'static str, u8)>;
 #[derive(Debug, Clone)]
 enum Step {
     Write(Manifest),
-    Blank,
-    Break,
+    /// Write of a file with a part that cannot be read, beside these objects.
+    Break(Manifest),
     Miss,
     Find,
     Remove,
@@ -32,6 +32,13 @@ fn read(catalog: &Catalog, path: &str, manifest: &[(&str, u8)]) -> FileChange {
 
 fn finding(content: Content) -> Finding {
     Finding::Read { id: None, stamp: None, content }
+}
+
+/// Returns a read of a file that has a part that cannot be read, beside these objects.
+fn partial(catalog: &Catalog, path: &str, manifest: &[(&str, u8)]) -> FileChange {
+    let objects = manifest.iter().map(|(name, value)| object(name, *value, catalog.next_version())).collect();
+    let unread = Unread { count: 1, reason: "broken".into() };
+    FileChange { path: path.into(), finding: finding(Content::Partial(objects, unread)) }
 }
 
 fn gone(path: &str) -> FileChange {
@@ -144,22 +151,47 @@ fn an_object_that_moves_is_no_event_and_stays_until_it_is_deleted() {
 }
 
 #[test]
-fn an_unusable_or_emptied_file_keeps_its_last_good_objects() {
+fn a_file_that_cannot_be_read_keeps_its_last_good_objects() {
     let mut catalog = catalog(&[("a.yaml", &[("x", 1)])]);
-    let finding = |content| FileChange { path: "a.yaml".into(), finding: finding(content) };
-    assert_eq!(catalog.apply_all(vec![finding(Content::Blank)]), []);
-    assert_eq!(
-        catalog.unusable().map(|(path, reason, kept)| (&**path, reason, kept)).collect::<Vec<_>>(),
-        [("a.yaml", BLANK, true)]
-    );
-    assert_eq!(catalog.apply_all(vec![finding(Content::Unusable("bad".into()))]), []);
-    assert_eq!(catalog.unusable().count(), 1);
+    assert_eq!(catalog.apply_all(vec![partial(&catalog, "a.yaml", &[])]), []);
+    let unread = |catalog: &Catalog| {
+        catalog.unread().map(|(path, unread, kept)| (path.to_string(), unread.count, kept)).collect::<Vec<_>>()
+    };
+    assert_eq!(unread(&catalog), [("a.yaml".to_owned(), 1, 1)]);
     assert_eq!(catalog.objects().len(), 1);
     assert_eq!(catalog.apply_all(vec![read(&catalog, "a.yaml", &[("x", 1)])]), [], "mended, and the same as before");
-    assert_eq!(catalog.unusable().count(), 0);
+    assert_eq!(unread(&catalog), []);
     assert_eq!(shown(&catalog.apply_all(vec![read(&catalog, "a.yaml", &[])])), ["-x=1@abc.2"]);
-    assert_eq!(catalog.apply_all(vec![finding(Content::Blank)]), []);
-    assert_eq!(catalog.unusable().count(), 0, "an empty file that had nothing is no problem");
+    assert_eq!(catalog.apply_all(vec![partial(&catalog, "a.yaml", &[])]), []);
+    assert_eq!(unread(&catalog), [("a.yaml".to_owned(), 1, 0)], "it has no last good object");
+}
+
+#[test]
+fn the_readable_part_of_a_file_is_served_and_the_rest_of_its_objects_are_kept() {
+    let mut catalog = catalog(&[("a.yaml", &[("w", 1), ("x", 1), ("y", 1)])]);
+    let events = catalog.apply_all(vec![partial(&catalog, "a.yaml", &[("x", 2), ("z", 1)])]);
+    assert_eq!(shown(&events), ["~x=2@abc.2", "+z=1@abc.3"]);
+    let known: Vec<_> = catalog.objects().iter().map(|object| object.key().to_string()).collect();
+    assert_eq!(known, ["w", "x", "y", "z"]);
+    let moved = read(&catalog, "b.yaml", &[("y", 5)]);
+    assert_eq!(catalog.apply_all(vec![moved]), [], "a kept object keeps its place");
+    assert_eq!(catalog.duplicates().count(), 1);
+    let events = catalog.apply_all(vec![read(&catalog, "a.yaml", &[("x", 2), ("z", 1)])]);
+    assert_eq!(shown(&events), ["~y=5@abc.4", "-w=1@abc.5"]);
+}
+
+#[test]
+fn the_objects_of_an_earlier_run_are_those_of_its_files() {
+    let mut catalog = Catalog::new("abc".into());
+    let version = catalog.next_version();
+    let objects = ["w", "x", "y"].map(|name| Arc::new(object(name, 1, version.clone())));
+    let keys = |names: &[&str]| names.iter().map(|name| ObjectKey::new("", name).unwrap()).collect::<Vec<_>>();
+    catalog.resume(vec![("a.yaml".into(), keys(&["w", "gone"])), ("b.yaml".into(), keys(&["x"]))], objects.to_vec());
+    assert_eq!((catalog.objects().len(), catalog.version()), (3, version));
+    assert_eq!(catalog.unclaimed().len(), 1, "no file had y");
+    let changes = vec![partial(&catalog, "a.yaml", &[]), read(&catalog, "b.yaml", &[("x", 2), ("y", 1)])];
+    assert_eq!(shown(&catalog.apply_all(changes)), ["~x=2@abc.2"]);
+    assert_eq!(catalog.objects().len(), 3);
 }
 
 #[test]
@@ -180,8 +212,8 @@ fn manifest() -> impl Strategy<Value = Manifest> {
 fn step() -> impl Strategy<Value = (&'static str, Step)> {
     let step = prop_oneof![
         6 => manifest().prop_map(Step::Write),
-        1 => Just(Step::Blank),
-        1 => Just(Step::Break),
+        1 => Just(Step::Break(Manifest::new())),
+        2 => manifest().prop_map(Step::Break),
         2 => Just(Step::Miss),
         1 => Just(Step::Find),
         2 => Just(Step::Remove),
@@ -189,41 +221,58 @@ fn step() -> impl Strategy<Value = (&'static str, Step)> {
     (prop::sample::select(&PATHS[..]), step)
 }
 
-/// Model of the rules, as simple as possible: the last good content of every file, and the first object of each key, of
-/// existing files before missing ones.
+/// Model of the rules, as simple as possible: the content of every file, what was read last before what was kept, and the first
+/// object of each key, of existing files before missing ones.
 #[derive(Default)]
-struct Model(BTreeMap<&'static str, (bool, Manifest)>);
+struct Model(BTreeMap<&'static str, FileModel>);
+
+#[derive(Default)]
+struct FileModel {
+    is_missing: bool,
+    read: Manifest,
+    kept: Manifest,
+}
 
 impl Model {
     fn apply(&mut self, path: &'static str, step: &Step) {
         match step {
             Step::Write(manifest) => {
-                self.0.insert(path, (false, manifest.clone()));
+                self.0.insert(path, FileModel { read: manifest.clone(), ..FileModel::default() });
             }
             Step::Remove => {
                 self.0.remove(path);
             }
             Step::Miss | Step::Find => {
-                if let Some((is_missing, _)) = self.0.get_mut(path) {
-                    *is_missing = matches!(step, Step::Miss);
+                if let Some(file) = self.0.get_mut(path) {
+                    file.is_missing = matches!(step, Step::Miss);
                 }
             }
-            // Its content before it was missing is older than that of others.
-            Step::Blank | Step::Break => {}
+            Step::Break(manifest) => {
+                let file = self.0.entry(path).or_default();
+                // Its content before it was missing is older than that of others.
+                file.is_missing &= manifest.is_empty();
+                let mut kept = std::mem::replace(&mut file.read, manifest.clone());
+                kept.append(&mut file.kept);
+                kept.retain(|(name, _)| !manifest.iter().any(|(read, _)| read == name));
+                file.kept = kept;
+            }
         }
     }
 
     fn served(&self) -> BTreeMap<String, u8> {
-        let all = |missing| self.0.values().rev().filter(move |(is_missing, _)| *is_missing == missing);
-        let all = all(true).chain(all(false)).flat_map(|(_, manifest)| manifest.iter().rev());
-        all.map(|(name, value)| ((*name).to_owned(), *value)).collect()
+        let parts = |file: &FileModel| file.read.iter().chain(&file.kept).rev().copied().collect::<Vec<_>>();
+        let all = |is_missing| {
+            let files = self.0.values().rev().filter(move |file| file.is_missing == is_missing);
+            files.flat_map(parts)
+        };
+        all(true).chain(all(false)).map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
     /// Returns the number of objects of existing files that wait for another one.
     fn waiting(&self) -> usize {
         let mut keys = std::collections::BTreeSet::new();
-        let present = self.0.values().filter(|(is_missing, _)| !is_missing);
-        present.flat_map(|(_, manifest)| manifest).filter(|(name, _)| !keys.insert(*name)).count()
+        let present = self.0.values().filter(|file| !file.is_missing);
+        present.flat_map(|file| file.read.iter().chain(&file.kept)).filter(|(name, _)| !keys.insert(*name)).count()
     }
 }
 
@@ -248,7 +297,7 @@ proptest! {
             let mut changes = Vec::new();
             for (path, step) in scan {
                 model.apply(path, &step);
-                let content = match &step {
+                match &step {
                     Step::Write(manifest) => {
                         let mut change = read(&catalog, path, manifest);
                         // As in a scan, which meets a path once.
@@ -259,21 +308,14 @@ proptest! {
                             change.finding = finding(Content::Same);
                         }
                         changes.push(change);
-                        continue;
                     }
-                    Step::Remove => {
-                        changes.push(gone(path));
-                        continue;
-                    }
+                    Step::Remove => changes.push(gone(path)),
                     Step::Miss | Step::Find => {
                         let finding = if matches!(step, Step::Miss) { Finding::Missing } else { Finding::Found };
                         changes.push(FileChange { path: path.into(), finding });
-                        continue;
                     }
-                    Step::Blank => Content::Blank,
-                    Step::Break => Content::Unusable("broken".into()),
-                };
-                changes.push(FileChange { path: path.into(), finding: finding(content) });
+                    Step::Break(manifest) => changes.push(partial(&catalog, path, manifest)),
+                }
             }
             let before = catalog.version();
             let mut events = catalog.apply(changes);
@@ -315,4 +357,38 @@ proptest! {
             prop_assert_eq!((catalog.claims.len(), catalog.duplicates().count()), (all, model.waiting()));
         }
     }
+}
+
+fn with_uid(catalog: &Catalog, path: &str, objects: &[(&str, &str, u8)]) -> FileChange {
+    let object = |(name, uid, value): &(&str, &str, u8)| {
+        let body = format!(r#"{{"metadata":{{"name":"{name}","uid":"{uid}"}},"value":{value}}}"#);
+        Object::from_json(Bytes::from(body), "unnamed", catalog.next_version()).unwrap()
+    };
+    let objects = objects.iter().map(object).collect();
+    FileChange { path: path.into(), finding: finding(Content::Objects(objects)) }
+}
+
+#[test]
+fn a_repeated_uid_is_of_the_first_object() {
+    let mut catalog = Catalog::new("abc".into());
+    let uids = |catalog: &Catalog| -> Vec<String> {
+        catalog.objects().iter().map(|object| format!("{} {}", object.key(), object.uid())).collect()
+    };
+    let first = with_uid(&catalog, "a.yaml", &[("x", "u", 1), ("y", "u", 1), ("z", "v", 1)]);
+    catalog.apply_all(vec![first]);
+    assert_eq!(uids(&catalog), ["x u", "y u/y", "z v"]);
+    let repeated: Vec<_> =
+        catalog.repeated_uids().map(|(path, key, uid, of)| format!("{path} {key} {uid} {of:?}")).collect();
+    assert_eq!(repeated.len(), 1, "{repeated:?}");
+    assert!(repeated[0].starts_with("a.yaml y u Some("), "{repeated:?}");
+
+    let second = with_uid(&catalog, "b.yaml", &[("w", "v", 1)]);
+    catalog.apply_all(vec![second]);
+    assert_eq!(uids(&catalog), ["w v/w", "x u", "y u/y", "z v"], "z had it first");
+    let changed = with_uid(&catalog, "a.yaml", &[("y", "u", 2), ("z", "v", 2)]);
+    catalog.apply_all(vec![changed]);
+    assert_eq!(uids(&catalog), ["w v/w", "y u/y", "z v"], "y is the same object without x");
+    let changed = with_uid(&catalog, "a.yaml", &[("y", "t", 2)]);
+    catalog.apply_all(vec![changed]);
+    assert_eq!((uids(&catalog), catalog.repeated_uids().count()), (vec!["w v/w".to_owned(), "y t".to_owned()], 1));
 }

@@ -4,20 +4,19 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 
 use futures_util::{Stream, StreamExt, stream};
 use serde::{Deserialize, Serialize};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 use super::super::{
     head::Head,
     known::{KnownState, Position, PositionEvidence},
-    object::Bookmark,
+    probe::Probe,
     resume_check::{ResumePoint, SavedResumePoint},
-    shared::{KubeShared, ListFailure},
+    shared::KubeShared,
     watch::{self, KubeWatch},
 };
 use crate::{
     cache::{Delta, SourceError},
-    model::{EventType, Object, ResourceVersion},
-    source::watch_event::DecodedEvent,
+    model::ResourceVersion,
 };
 
 /// One namespace.
@@ -56,12 +55,7 @@ pub(super) struct SavedMember {
 
 /// Shortest duration of a watch without events; a shorter one fails, so that it is not reopened at once.
 const VERY_SHORT_WATCH: Duration = Duration::from_secs(1);
-/// Timeout of a probe: kube-apiserver sends a bookmark two seconds before the end of a watch.
-const PROBE_TIME: Duration = Duration::from_secs(4);
 const PROBE_INTERVAL: Duration = Duration::from_secs(2);
-/// Largest answer of an API that ignores `limit`.
-const MAX_NUDGE_BYTES: usize = 8 << 20;
-const NUDGE_AFTER: Duration = Duration::from_millis(500);
 
 // === impl Member ===
 
@@ -123,49 +117,11 @@ impl Member {
     /// Returns a later version up to which this namespace has no events, if the API shows one.
     pub(super) async fn probe(self, from: ResourceVersion) -> Option<ResourceVersion> {
         let begun = Instant::now();
-        let found = self.probe_once(&from).await;
-        if found.is_none() {
-            sleep_until(begun + PROBE_INTERVAL).await;
+        if let Probe::Quiet(version) = self.shared.probe(&from).await {
+            return Some(version);
         }
-        found
-    }
-
-    async fn probe_once(&self, from: &ResourceVersion) -> Option<ResourceVersion> {
-        let query = [("resourceVersion", &*from.to_string())];
-        let mut live = KubeWatch::open_for(&self.shared, &query, PROBE_TIME).await.ok()?;
-        let bookmark = async {
-            loop {
-                let received = live.line().await.ok()??;
-                match live.decode(&received).ok()? {
-                    DecodedEvent::Bookmark(object) => {
-                        let version = ResourceVersion::parse_decimal(&Bookmark::read(object).ok()?.version).ok()?;
-                        if version > *from {
-                            return Some(version);
-                        }
-                    }
-                    // The API repeats the known deletions of an open version.
-                    DecodedEvent::Change(EventType::Deleted, item) if self.has_deleted(&item.object) => {}
-                    _ => return None,
-                }
-            }
-        };
-        tokio::select! {
-            version = bookmark => version,
-            () = self.nudge() => None,
-        }
-    }
-
-    fn has_deleted(&self, last: &Object) -> bool {
-        let resume_point = self.shared.known.lock().position().and_then(Position::resume_point);
-        resume_point.is_some_and(|resume_point| resume_point.has_deletion(last))
-    }
-
-    /// Makes kube-apiserver query etcd's revision, as it does for a list of the most recent state: it sends no bookmark at a
-    /// version that it knew when the watch was opened. Never completes.
-    async fn nudge(&self) {
-        sleep(NUDGE_AFTER).await;
-        drop(self.shared.api.list_within(&self.shared.target(&[("limit", "1")]), MAX_NUDGE_BYTES).await);
-        std::future::pending::<()>().await;
+        sleep_until(begun + PROBE_INTERVAL).await;
+        None
     }
 }
 
@@ -193,13 +149,6 @@ impl NamespaceWatch {
             self.live = self.member.open().await?;
             (self.opened_at, self.is_empty) = (Instant::now(), true);
         }
-    }
-}
-
-pub(super) fn into_error(stop: ListFailure) -> SourceError {
-    match stop {
-        ListFailure::NotDecimal => not_decimal(),
-        ListFailure::Source(error) => error,
     }
 }
 

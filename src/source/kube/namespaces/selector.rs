@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::{
     super::{KubeConfig, client::Client, known::KnownState, list, resume_check::ResumePoint, shared::KubeShared},
-    member::{Member, NamespaceWatch, SavedMember, into_error, not_decimal},
+    member::{Member, NamespaceWatch, SavedMember, not_decimal},
 };
 use crate::{
     cache::{Delta, ListVersion, SourceError},
@@ -51,10 +51,10 @@ impl Selector {
     /// Lists the selected namespaces: their names, and the version of the list.
     pub(super) async fn list(&self) -> Result<(Vec<String>, String), SourceError> {
         let shared = &self.member.shared;
-        let reading = list::read(shared, &ListVersion::MostRecent).await.map_err(into_error)?;
+        let reading = list::read(shared, &ListVersion::MostRecent).await?;
+        shared.check_kind(&reading).await?;
         let version = ResourceVersion::parse_decimal(&reading.version).map_err(|_| not_decimal())?;
-        let mut names: Vec<String> = reading.objects.iter().map(|object| object.key().name().to_owned()).collect();
-        names.sort();
+        let names: Vec<String> = reading.objects.iter().map(|object| object.key().name().to_owned()).collect();
         if names.len() > MAX_NAMESPACES {
             let (count, selector) = (names.len(), &shared.config.label_selector);
             let text = format!(
@@ -79,6 +79,11 @@ impl Selector {
     /// Opens the watch.
     pub(super) async fn follow(&self) -> Result<NamespaceWatch, SourceError> {
         self.member.clone().follow(&ResourceVersion::decimal(u128::MAX)).await
+    }
+
+    /// Returns the state of the watch.
+    pub(super) fn shared(&self) -> &Arc<KubeShared> {
+        &self.member.shared
     }
 
     pub(super) fn keep(&self) -> Option<SavedMember> {

@@ -85,6 +85,38 @@ async fn files_are_read_again_when_they_have_changed() {
     assert!(Arc::ptr_eq(&second, &authenticator.get(Need::Other(first.version)).await.unwrap()));
 }
 
+/// A request may load the new contents before the check of the open connections, which are those of the old ones.
+#[tokio::test]
+async fn other_contents_are_noticed_whoever_loads_them_first() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |port: u32| files(directory.path(), &format!("server: 'http://h:{port}'"), "");
+    let authenticator = Authenticator::new(write(1));
+    authenticator.get(Need::Any).await.unwrap();
+    let mut seen = 1;
+    let mut is_checked =
+        async || (authenticator.has_changed(&mut seen).await, authenticator.has_changed(&mut seen).await);
+    assert_eq!(is_checked().await, (false, false));
+    write(20);
+    authenticator.get(Need::Fresh).await.unwrap();
+    assert_eq!(is_checked().await, (true, false), "loaded before the check");
+    write(300);
+    assert!(is_checked().await.0);
+    authenticator.get(Need::Fresh).await.unwrap();
+    is_checked().await;
+    assert_eq!(is_checked().await, (false, false), "loaded after the check");
+    for port in [4000, 300] {
+        write(port);
+        authenticator.get(Need::Fresh).await.unwrap();
+    }
+    assert_eq!(is_checked().await, (true, false), "other ones in between");
+    // The same contents, written again.
+    std::fs::remove_file(directory.path().join("config")).unwrap();
+    assert_eq!(is_checked().await, (false, false));
+    write(300);
+    authenticator.get(Need::Other(5)).await.unwrap();
+    assert_eq!(is_checked().await, (false, false));
+}
+
 /// kubernetes/kubernetes#68164: a file may be removed after the start.
 #[tokio::test]
 async fn a_token_file_that_goes_away_leaves_its_last_token() {

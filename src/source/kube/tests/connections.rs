@@ -212,7 +212,8 @@ async fn an_idle_watch_stays_open_and_synced_while_its_server_answers() {
     for rig in &mut rigs {
         rig.told().await;
     }
-    let watches = fixture.fake.asked().len();
+    let asked = || fixture.fake.asked().into_iter().filter(|asked| asked != "head").collect::<Vec<_>>();
+    let watches = asked();
     tokio::time::pause();
     let since = Instant::now();
     while since.elapsed() < Duration::from_secs(200) {
@@ -222,7 +223,7 @@ async fn an_idle_watch_stays_open_and_synced_while_its_server_answers() {
         }
     }
     tokio::time::resume();
-    assert_eq!(fixture.fake.asked().len(), watches, "{:?}", fixture.fake.asked());
+    assert_eq!(asked(), watches, "besides the checks that they are fed");
     let probes = fixture.fake.set(|store| store.probes);
     assert!((30..=45).contains(&probes), "{probes} requests in 200 s for 3 resources");
     fixture.fake.write("a=2");
@@ -290,4 +291,29 @@ async fn the_proxy_of_a_kubeconfig_leads_to_its_api_server() {
         let rig = follow(KubeConfig { cluster: cluster(&led), ..fixture.config() }, None);
         rig.error(problem).await;
     }
+}
+
+/// The old server stays: only the file shows that there is another one.
+#[tokio::test]
+async fn a_connection_ends_when_the_file_that_it_was_made_from_changes() {
+    let fixture = Fixture::new().await;
+    fixture.fake.write("a=1");
+    let mut rig = fixture.listed().await;
+    let (accepted, text) = (fixture.gate.accepted(), fs::read_to_string(&*fixture.kubeconfig).unwrap());
+    // The same contents, written again.
+    fs::write(&*fixture.kubeconfig, &text).unwrap();
+    tokio::time::pause();
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    tokio::time::resume();
+    fixture.fake.write("a=2");
+    assert_eq!((rig.told().await, fixture.gate.accepted()), ("3 ~a=2".to_owned(), accepted));
+    let other = FakeApi::new();
+    other.write("b=1 c=1");
+    other.set(|store| store.cluster = Some("u-2"));
+    let gate = Gate::to(other.listen().await).await;
+    fs::write(&*fixture.kubeconfig, text.replace(&fixture.gate.url(), &gate.url())).unwrap();
+    let changed = Instant::now();
+    assert!(rig.told().await.starts_with("rewind"));
+    assert!(changed.elapsed() < Duration::from_secs(10), "{:?}", changed.elapsed());
+    assert_eq!(rig.state, other.state());
 }

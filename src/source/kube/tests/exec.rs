@@ -118,3 +118,40 @@ async fn a_plugin_that_hangs_is_named_after_a_minute_and_killed() {
     };
     timeout(EXEC_TIMEOUT, killed).await.expect("killed in time");
 }
+
+/// A wrapper script starts children, which outlive it: when the wait for the plugin is given up, and when it has ended.
+#[tokio::test]
+async fn a_plugin_is_ended_with_its_children() {
+    let file = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+    let is_running = |pid: &str| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+    };
+    let start = format!("sleep 600 & echo $! > {}", file.display());
+    let ended = format!("{start}; {}", printed(r#"{"token":"t"}"#));
+    for (script, ends) in [(format!("{start}; wait"), false), (ended, true)] {
+        std::fs::write(&file, "").unwrap();
+        let exec = exec(&script);
+        let running = tokio::spawn(async move { run(&exec, &Cluster::default()).await.map(|made| made.token) });
+        let pid = loop {
+            let text = std::fs::read_to_string(&file).unwrap();
+            if text.ends_with('\n') {
+                break text.trim().to_owned();
+            }
+            tokio::task::yield_now().await;
+        };
+        if ends {
+            assert_eq!(running.await.unwrap(), Ok(Some("t".to_owned())));
+        } else {
+            assert!(is_running(&pid));
+            running.abort();
+            running.await.unwrap_err();
+        }
+        let killed = async {
+            while is_running(&pid) {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        timeout(EXEC_TIMEOUT, killed).await.expect("killed in time");
+    }
+}

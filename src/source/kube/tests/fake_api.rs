@@ -1,6 +1,7 @@
 //! Scripted Kubernetes API: a store with versions and compaction behind lists, pages and watches, and scripted faults.
 
 mod text;
+mod watches;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -50,6 +51,9 @@ pub(super) struct Store {
     pub(super) namespaces: Option<Vec<&'static str>>,
     /// Number of revisions by which lists and watches lag behind.
     pub(super) lag: u64,
+    /// Revision at which the watch cache stands still, for all namespaces (the empty text) or for one.
+    pub(super) stands_still: Option<(&'static str, u64)>,
+    pub(super) bookmarks: Bookmarks,
     /// True if it opens a watch from a version it has not reached yet, and is silent until then.
     pub(super) opens_the_future: bool,
     /// Faults of the next lists and watches, each used once.
@@ -57,6 +61,8 @@ pub(super) struct Store {
     pub(super) watches: VecDeque<Fault>,
     /// Body of the refusal of lists without a limit.
     pub(super) one_piece: Option<String>,
+    /// Kind of the resource in discovery.
+    pub(super) kind: &'static str,
     /// Only name that may be listed and watched, if not all.
     pub(super) only: Option<&'static str>,
     /// Summaries of the requests.
@@ -85,6 +91,16 @@ pub(super) enum Fault {
     Then(Box<dyn FnOnce(&FakeApi) + Send>),
     /// The same after a delay.
     Late(Duration, Box<dyn FnOnce(&FakeApi) + Send>),
+}
+
+/// Watches that have bookmarks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bookmarks {
+    None,
+    /// Those with the short time of a probe, at their end.
+    OfProbes,
+    /// All of them, once a minute.
+    All,
 }
 
 #[derive(Clone)]
@@ -119,10 +135,13 @@ impl FakeApi {
             inexact: 0,
             namespaces: None,
             lag: 0,
+            stands_still: None,
+            bookmarks: Bookmarks::OfProbes,
             opens_the_future: false,
             lists: VecDeque::new(),
             watches: VecDeque::new(),
             one_piece: None,
+            kind: "Widget",
             only: None,
             asked: Vec::new(),
             target: String::new(),
@@ -182,6 +201,21 @@ impl FakeApi {
 
     pub(super) fn set<T>(&self, change: impl FnOnce(&mut Store) -> T) -> T {
         change(&mut self.store.lock())
+    }
+
+    /// Writes something of another kind.
+    pub(super) fn write_elsewhere(&self) {
+        let revision = self.set(|store| {
+            store.revision += 1;
+            store.revision
+        });
+        self.head.send_replace(revision);
+    }
+
+    /// Makes the watch cache of a namespace (of all, for the empty text) stand still, or go on.
+    pub(super) fn stand_still(&self, namespace: Option<&'static str>) {
+        self.set(|store| store.stands_still = namespace.map(|namespace| (namespace, store.revision)));
+        self.head.send_modify(|_| ());
     }
 
     /// Makes watches from lower versions expire.
@@ -252,6 +286,11 @@ impl FakeApi {
         if uri.path() == "/version" {
             self.set(|store| store.probes += 1);
             return success("{}".to_owned());
+        }
+        if uri.path() == "/apis/example.com/v1" {
+            let resource = |plural: &str, kind: &str| json!({"name": plural, "kind": kind, "namespaced": true});
+            let resources = [resource("widgets", self.set(|store| store.kind)), resource("secrets", "Secret")];
+            return success(json!({"kind": "APIResourceList", "resources": resources}).to_string());
         }
         if uri.path() == "/api/v1/namespaces/kube-system" {
             return match self.set(|store| store.cluster) {
@@ -372,34 +411,6 @@ impl FakeApi {
         let metadata = json!({"resourceVersion": format!("{}{revision}", store.prefix), "continue": next});
         success(json!({"kind": kind, "apiVersion": "example.com/v1", "metadata": metadata, "items": items}).to_string())
     }
-
-    fn watch(&self, query: &Query) -> Response {
-        let (initial, from) = {
-            let store = self.store.lock();
-            let asked = store.number(query.get("resourceVersion").map_or("", String::as_str));
-            if query.contains_key("sendInitialEvents") {
-                (store.initial(query), store.revision)
-            } else {
-                (String::new(), asked)
-            }
-        };
-        if is_probe(query) {
-            // A probe ends with a bookmark.
-            let store = self.store.lock();
-            return success(store.events_after(from, query) + &bookmark(&store.revision.to_string(), None) + "\n");
-        }
-        let mut told = from;
-        let fake = self.clone();
-        let query = query.clone();
-        let changes = WatchStream::new(self.head.subscribe()).map(move |_| {
-            let store = fake.store.lock();
-            let lines = store.events_after(told, &query);
-            told = told.max(store.revision);
-            lines
-        });
-        let lines = tokio_stream::once(initial).chain(changes).filter(|lines| !lines.is_empty());
-        Response::new(Body::from_stream(lines.map(|lines| Ok::<_, Infallible>(Bytes::from(lines)))))
-    }
 }
 
 // === impl Store ===
@@ -438,29 +449,5 @@ impl Store {
         object.insert("metadata".into(), metadata);
         object.insert("value".into(), value.into());
         object.into()
-    }
-
-    fn initial(&self, query: &Query) -> String {
-        let state = self.state_of(self.revision);
-        let added = state
-            .iter()
-            .filter(|(key, _)| selects(query, key))
-            .map(|(key, change)| event("ADDED", &typed(&partial(query, self.object(key, change)))));
-        let version = format!("{}{}", self.prefix, self.revision);
-        added.chain([bookmark(&version, Some("true"))]).map(|line| line + "\n").collect()
-    }
-
-    fn events_after(&self, revision: u64, query: &Query) -> String {
-        let after = self.history.iter().filter(|change| change.revision > revision && selects(query, &change.key));
-        let line = |change: &Change| {
-            let is_new = !self.state_at(change.revision - 1).contains_key(&change.key);
-            let event_type = match &change.state {
-                None => "DELETED",
-                Some(_) if is_new => "ADDED",
-                Some(_) => "MODIFIED",
-            };
-            format!("{}\n", event(event_type, &typed(&partial(query, self.object(&change.key, change)))))
-        };
-        after.map(line).collect()
     }
 }

@@ -150,22 +150,46 @@ async fn an_internal_error_in_a_watch_is_listed_again() {
     assert_eq!(fixture.fake.asked(), ["initial", "initial 3"]);
 }
 
-/// `TestWatchList`: closed before the bookmark, a bookmark of another value, refused, expired, and successful at last.
+/// `TestWatchList`: closed before the bookmark, a bookmark of another value, refused, expired, broken. Whatever the end is, the
+/// resource is listed, and a second attempt is the last one for a while.
 #[tokio::test]
 async fn initial_events_are_taken_whole_or_not_at_all() {
-    let fixture = Fixture::new().await;
-    fixture.fake.write("a=1 b=1");
     let object = serde_json::json!({"metadata": {"name": "z", "uid": "u", "resourceVersion": "2"}});
-    fixture.fake.set(|store| {
-        store.watches.push_back(Fault::Tell(vec![event("ADDED", &object)]));
-        store.watches.push_back(Fault::Tell(vec![event("ADDED", &object), bookmark("2", Some("false"))]));
-        store.watches.push_back(refuse(429));
-        store.watches.push_back(Fault::Tell(vec![expired()]));
-    });
-    let mut rig = fixture.rig();
-    assert_eq!(rig.told().await, "list 3");
-    assert_eq!(rig.state, fixture.fake.state());
-    assert_eq!(fixture.fake.asked(), ["initial"; 5]);
+    let added = || event("ADDED", &object);
+    let told = |line: String| Fault::Tell(vec![added(), line]);
+    let ends: Vec<Box<dyn Fn() -> Fault>> = vec![
+        Box::new(|| Fault::Tell(vec![])),
+        Box::new(|| Fault::Tell(vec![added()])),
+        Box::new(|| told(bookmark("2", Some("false")))),
+        Box::new(|| told(expired())),
+        Box::new(|| told(failure(429, "TooManyRequests"))),
+        Box::new(|| told(failure(500, "InternalError"))),
+        Box::new(|| told(failure(504, "Timeout"))),
+        Box::new(|| told("<html>".to_owned())),
+        Box::new(|| told(r#"{"type":"SYNC"}"#.to_owned())),
+        Box::new(|| told(r#"{"kind":"Status","metadata":{}}"#.to_owned())),
+        Box::new(|| refuse(400)),
+        Box::new(|| refuse(403)),
+        Box::new(|| refuse(404)),
+        Box::new(|| refuse(410)),
+        Box::new(|| refuse(415)),
+        Box::new(|| refuse(422)),
+        Box::new(|| refuse(429)),
+        Box::new(|| refuse(500)),
+        Box::new(|| refuse(501)),
+        Box::new(|| refuse(503)),
+        Box::new(|| refuse(504)),
+    ];
+    for (number, end) in ends.iter().enumerate() {
+        let fixture = Fixture::new().await;
+        fixture.fake.write("a=1 b=1");
+        fixture.fake.set(|store| store.watches.push_back(end()));
+        let mut rig = fixture.rig();
+        assert_eq!(rig.told().await, "list 3", "{number}");
+        assert_eq!(rig.state, fixture.fake.state(), "{number}");
+        assert_eq!(fixture.fake.asked()[..2], ["initial", "list limit=500"], "{number}");
+        assert_eq!(rig.lists(), 1, "{number}");
+    }
 }
 
 /// Objects may change, and be deleted, during the initial events.
@@ -315,7 +339,8 @@ async fn a_stream_that_always_contradicts_itself_is_listed_at_last() {
     let mut rig = fixture.rig();
     assert_eq!(rig.told().await, "list 4");
     until(|| rig.lists() > 1).await;
-    let watches = fixture.fake.asked().iter().filter(|asked| *asked == "watch 4").count();
+    let asked = fixture.fake.asked();
+    let watches = asked.iter().take_while(|asked| *asked != "initial 4").filter(|asked| *asked == "watch 4").count();
     assert_eq!(watches, 2, "three with that of the initial events");
 }
 
@@ -374,7 +399,7 @@ async fn a_watch_that_has_expired_never_turns_stale_into_synced() {
     rig.health.mark_lost();
     let seen_at = rig.health.report().seen_at;
     fixture.gate.cut();
-    until(|| fixture.fake.set(|store| store.watches.len()) < 180).await;
+    until(|| fixture.fake.set(|store| store.lists.len()) < 190).await;
     assert_eq!((rig.health.state(), rig.health.report().seen_at), (crate::cache::SyncState::Stale, seen_at));
     fixture.fake.set(|store| (store.watches.clear(), store.lists.clear()));
     assert_eq!(rig.told().await, "list 2");

@@ -1,7 +1,7 @@
 //! Tests of several namespaces in one resource: one list, one version, and each change once.
 
 use super::{fake_api::bookmark, *};
-use crate::cache::ProgressGuard;
+use crate::{cache::ProgressGuard, model::ResourceVersion};
 
 /// Writes objects in three namespaces, up to version 5; the source follows two of them.
 async fn three() -> Fixture {
@@ -168,6 +168,10 @@ async fn an_api_without_exact_lists_or_decimal_versions_is_reported() {
     let fixture = three().await;
     fixture.fake.set(|store| store.prefix = "x");
     follow(fixture.of_two(), None).error("versions are not decimals").await;
+    let other = serde_json::json!({"kind": "SecretList", "apiVersion": "v1", "metadata": {"resourceVersion": "9"}, "items": []});
+    fixture.fake.set(|store| store.prefix = "");
+    fixture.fake.set(|store| store.lists.extend((0..2).map(|_| Fault::Answer(other.to_string()))));
+    follow(fixture.of_two(), None).error("list of kind \"SecretList\"").await;
     let opaque = KubeConfig { has_opaque_versions: true, ..fixture.of_two() };
     follow(opaque, None).error("versions are not decimals").await;
 }
@@ -303,4 +307,168 @@ async fn a_list_below_what_the_previous_run_may_have_sent_expires_older_versions
     fixture.gate.refuse(false);
     assert_eq!(later.told().await, "list 10");
     assert!(!later.expires_older, "the resource has passed version 7");
+}
+
+/// A list that a caller may have from a cache that lags must not take a namespace back behind events that were emitted.
+#[tokio::test]
+async fn a_list_is_not_older_than_the_namespace_that_is_ahead() {
+    let fixture = three().await;
+    let mut rig = fixture.listed_two().await;
+    fixture.fake.write("a/x=2 a/x=3 a/x=4");
+    while rig.next().await != "5 ahead ~a/x=4@8" {}
+    let kept = SavedSnapshot { state: fixture.state_of_two(5), ..rig.kept().await };
+    let since = fixture.fake.asked().len();
+    fixture.fake.compact(8);
+    fixture.gate.cut();
+    assert_eq!(rig.told().await, "list 8");
+    let list = |since| asked(&fixture, since).into_iter().find(|asked| asked.starts_with("list")).unwrap();
+    assert_eq!((&*list(since), rig.history_rewrites), ("list 8", 0));
+    drop(rig);
+    let since = fixture.fake.asked().len();
+    let mut later = follow(fixture.of_two(), Some(&kept));
+    assert_eq!((later.told().await, list(since)), ("list 8".to_owned(), "list 8".to_owned()));
+
+    let source = KubeSource::new(fixture.of_two(), SourceHealth::new(Duration::MAX, Duration::MAX));
+    let resumed = source.warm_start().unwrap().resume(&ResourceVersion::decimal(6), &kept.proof);
+    assert_eq!(resumed.unwrap_err(), "resume proof of version 5 for a snapshot at 6");
+}
+
+/// The changes of a namespace that was ahead come again, and no version above them is complete before they have.
+#[tokio::test]
+async fn the_merged_version_of_the_next_run_waits_for_what_is_repeated() {
+    let fixture = three().await;
+    let mut rig = fixture.listed_two().await;
+    fixture.fake.write("a/x=2 a/x=3");
+    while rig.next().await != "5 ahead ~a/x=3@7" {}
+    let kept = SavedSnapshot { state: fixture.state_of_two(5), ..rig.kept().await };
+    drop(rig);
+    fixture.fake.set(|store| store.stands_still = Some(("a", 5)));
+    fixture.fake.write("b/x=2");
+    let mut later = follow(fixture.of_two(), Some(&kept));
+    assert_eq!(later.next().await, "5 ahead ~b/x=2@8");
+    fixture.fake.stand_still(None);
+    assert_eq!(later.next().await, "6 ~a/x=2");
+    reach(&fixture, &mut later).await;
+    assert_eq!(later.lists(), 0);
+}
+
+#[tokio::test]
+async fn many_events_ahead_are_a_reason_to_probe_the_others() {
+    let fixture = three().await;
+    let mut rig = fixture.listed_two().await;
+    for number in 0..=1_000 {
+        fixture.fake.write(&format!("a/x={number}"));
+    }
+    while !rig.next().await.starts_with("bookmark") {}
+    assert!(fixture.fake.asked().contains(&"watch 5 probe".to_owned()));
+}
+
+/// Each namespace has the uid of the cluster from the list on.
+#[tokio::test]
+async fn another_cluster_is_noticed_when_watches_are_opened_again() {
+    let fixture = three().await;
+    let mut rig = fixture.listed_two().await;
+    until(|| fixture.fake.asked().len() == 4).await;
+    fixture.fake.set(|store| store.cluster = Some("u-2"));
+    fixture.gate.cut();
+    assert_eq!(rig.told().await, "rewind 5");
+}
+
+/// The last list of a rewritten history is above the merged version, and below events that were emitted.
+#[tokio::test]
+async fn a_list_below_the_namespace_that_is_ahead_shows_a_rewritten_history() {
+    let fixture = three().await;
+    let mut rig = fixture.listed_two().await;
+    fixture.fake.write("b/x=2 b/x=3 b/x=4");
+    while rig.next().await != "5 ahead ~b/x=4@8" {}
+    // The watch of the first namespace expires before the position of the other is compared.
+    fixture.gate.refuse(true);
+    fixture.gate.cut();
+    fixture.fake.restore(6);
+    let expired = serde_json::json!({"reason": "Expired", "code": 410, "message": "too old"}).to_string();
+    fixture.fake.set(|store| store.watches.push_back(Fault::Refuse(410, None, expired)));
+    fixture.gate.refuse(false);
+    while rig.version != 6 {
+        rig.next().await;
+    }
+    assert_eq!((rig.history_rewrites, rig.state.clone()), (1, fixture.state_of_two(6)));
+}
+
+/// One namespace of an API that writes several objects at one version, also when that version is complete.
+#[tokio::test]
+async fn a_late_change_leaves_versions_open_in_the_next_run_too() {
+    for is_last in [true, false] {
+        let fixture = three().await;
+        let config = KubeConfig { namespaces: vec!["a".into()], ..fixture.config() };
+        let mut rig = follow(config.clone(), None);
+        assert_eq!(rig.told().await, "list 5");
+        until(|| fixture.fake.asked().len() == 2).await;
+        fixture.fake.write("a/z=1");
+        assert_eq!(rig.told().await, "6 +a/z=1");
+        let late = fixture.fake.line("ADDED", "a/z").replace("\"name\":\"z\"", "\"name\":\"w\"");
+        fixture.fake.set(|store| store.watches.push_back(Fault::Tell(vec![late])));
+        fixture.gate.cut();
+        assert_eq!(rig.told().await, "6 ahead +a/w=1@6");
+        assert_eq!(rig.health.late_changes(), 1);
+        until(|| fixture.fake.asked().last().unwrap() == "watch 5").await;
+        if is_last {
+            fixture.gate.cut();
+            while rig.told().await != "list 6" {}
+            continue;
+        }
+        fixture.fake.write("a/u=1");
+        while rig.told().await != "6 ahead +a/u=1@7" {}
+        let kept = SavedSnapshot { state: fixture.fake.state_at(6), ..rig.kept().await };
+        drop(rig);
+        let mut later = follow(config.clone(), Some(&kept));
+        assert_eq!((&*later.told().await, later.lists()), ("6 ahead +a/u=1@7", 0), "more may come at 7");
+        drop(later);
+        fixture.fake.compact(7);
+        let mut later = follow(config, Some(&kept));
+        assert_eq!((&*later.told().await, later.expires_older), ("list 7", true));
+    }
+}
+
+/// A namespace that was ahead at the end of a run resumes from the merged version, at which its last known change proves nothing.
+#[tokio::test]
+async fn a_namespace_that_was_ahead_resumes_only_with_its_last_known_change() {
+    for what in ["the same", "another change", "another cluster"] {
+        let fixture = three().await;
+        let config = KubeConfig { namespaces: vec!["a".into()], ..fixture.config() };
+        let mut rig = follow(config.clone(), None);
+        assert_eq!(rig.told().await, "list 5");
+        fixture.fake.write("-a/x");
+        assert_eq!(rig.told().await, "5 ahead -a/x@6");
+        let kept = SavedSnapshot { state: fixture.fake.state_at(5), ..rig.kept().await };
+        assert_eq!(kept.version, 5, "more may come at 6");
+        drop(rig);
+        match what {
+            "another change" => {
+                fixture.fake.restore(5);
+                fixture.fake.write("a/q=1 a/q=2");
+            }
+            "another cluster" => fixture.fake.set(|store| store.cluster = Some("u-2")),
+            _ => {}
+        }
+        let mut later = follow(config, Some(&kept));
+        let first = later.told().await;
+        let expected = match what {
+            // A deletion leaves nothing that a list could show.
+            "the same" => ("list 6", 0),
+            "another change" => ("rewind 7", 1),
+            _ => ("rewind 6", 1),
+        };
+        assert_eq!((&*first, later.history_rewrites), expected, "{what}");
+    }
+}
+
+/// An API that closes each watch of one namespace at once receives no requests in a loop without a pause.
+#[tokio::test]
+async fn a_watch_that_is_closed_at_once_is_a_failure() {
+    let fixture = three().await;
+    fixture.fake.set(|store| store.watches.extend((0..4).map(|_| Fault::Tell(Vec::new()))));
+    let mut rig = fixture.listed_two().await;
+    rig.error("closed at once").await;
+    fixture.fake.write("a/x=2 b/x=2");
+    reach(&fixture, &mut rig).await;
 }

@@ -86,9 +86,10 @@ fn any_recorded() -> impl Strategy<Value = Recorded> {
     let key = ("[ab/é]{0,2}", "[ab/é\"\n]{1,2}", "[a-b5]{0,1}");
     (prop::bool::weighted(0.2), key, any_body()).prop_map(|(is_deleted, (namespace, name, uid), body)| Recorded {
         is_deleted,
+        // Of one object only.
+        uid: if uid.is_empty() { uid } else { format!("{uid} {namespace:?} {name:?}") },
         namespace,
         name,
-        uid,
         body,
     })
 }

@@ -91,13 +91,72 @@ async fn a_writer_that_ends_before_confirming_leaves_everything_to_the_next_one(
         assert!(timeout(DEADLINE, rig.watch.next()).await.is_err(), "nobody is there to confirm anything");
         assert_eq!((rig.health.state(), rig.objects().await.contains_key("a")), (SyncState::Stale, true));
     }
-    // A writer that has opened the pipe and writes nothing yet.
     let mut last = writer(&path);
-    assert!(timeout(DEADLINE, rig.watch.next()).await.is_err());
+    assert!(timeout(A_PAUSE, rig.watch.next()).await.is_err());
     assert_eq!(rig.health.state(), SyncState::Stale);
     last.write_all(event("ADDED", "a", 1).as_bytes()).unwrap();
     assert!(rig.next().await.starts_with("+a"));
     assert_eq!(rig.next().await, "relist -b -c");
+}
+
+/// A writer of an empty cluster has nothing to write.
+#[tokio::test(start_paused = true)]
+async fn a_writer_that_has_opened_the_pipe_and_is_silent_confirms_in_time() {
+    let (_directory, path) = fifo();
+    let mut rig = left(&path, &["a", "b"], |_| {}).await;
+    assert!(timeout(2 * DEFAULT_CONFIRM_AFTER, rig.watch.next()).await.is_err(), "nobody has opened it");
+    let began = tokio::time::Instant::now();
+    let _silent = writer(&path);
+    assert_eq!(rig.next().await, "relist -a -b");
+    let steps = DEFAULT_CONFIRM_AFTER..DEFAULT_CONFIRM_AFTER * 12 / 10;
+    assert!(steps.contains(&began.elapsed()), "{:?}", began.elapsed());
+    assert_eq!(rig.health.state(), SyncState::Synced);
+}
+
+/// Events were lost: the writer has to repeat every object, as a new one does.
+#[tokio::test(start_paused = true)]
+async fn an_error_in_a_pipe_leaves_its_objects_unconfirmed() {
+    let (_directory, path) = fifo();
+    for (code, reason) in [(410, "Expired"), (500, "InternalError")] {
+        let mut rig = Rig::open(&path).await;
+        let mut kubectl = write(&path, "ADDED", &["a", "b"], 1);
+        assert!(rig.next().await.starts_with("+a"));
+        assert!(rig.next().await.starts_with("+b"));
+        assert_eq!(rig.health.state(), SyncState::Synced);
+        let status = format!(r#"{{"kind":"Status","message":"too old","reason":"{reason}","code":{code}}}"#);
+        kubectl.write_all(format!(r#"{{"type":"ERROR","object":{status}}}"#).as_bytes()).unwrap();
+        kubectl.write_all(event("MODIFIED", "a", 2).as_bytes()).unwrap();
+        assert!(rig.next().await.starts_with("~a"));
+        let report = rig.health.report();
+        assert_eq!((report.state, report.problems), (SyncState::Stale, 1), "{code}: {report:?}");
+        assert!(report.last_error.unwrap().starts_with("2 objects not confirmed yet"), "{code}");
+        assert_eq!(rig.next().await, "relist -b", "{code}");
+        assert_eq!(rig.health.report().problems, 0, "{code}");
+        assert_eq!(rig.health.state(), SyncState::Synced, "{code}");
+        drop(kubectl);
+    }
+}
+
+/// Nothing that cannot be read is absent: it may be any object.
+#[tokio::test(start_paused = true)]
+async fn a_writer_with_an_unreadable_event_confirms_the_absence_of_nothing() {
+    let (_directory, path) = fifo();
+    let mut rig = left(&path, &["a", "b"], |_| {}).await;
+    let mut second = write(&path, "ADDED", &["a"], 1);
+    second.write_all(br#"{"type":"ADDED","object":{"metadata":{"name":7}}}"#).unwrap();
+    second
+        .write_all(br#"{"type":"BOOKMARK","object":{"metadata":{"annotations":{"k8s.io/initial-events-end":"true"}}}}"#)
+        .unwrap();
+    assert!(rig.next().await.starts_with("+a"));
+    assert!(timeout(3 * DEFAULT_CONFIRM_AFTER, rig.watch.next()).await.is_err());
+    let names: Vec<_> = rig.objects().await.into_keys().collect();
+    assert_eq!((rig.health.state(), names), (SyncState::Stale, vec!["a".to_owned(), "b".to_owned()]));
+    assert!(rig.health.problems().iter().any(|problem| problem.reason == ProblemReason::ObjectInvalid));
+    drop(second);
+    assert!(timeout(A_PAUSE, rig.watch.next()).await.is_err(), "its end is noticed");
+    let _third = write(&path, "ADDED", &["a"], 1);
+    assert!(rig.next().await.starts_with("+a"));
+    assert_eq!(rig.next().await, "relist -b", "the next one has no such event");
 }
 
 /// A client under BLOCK blocks the reader, and so the writer: the pipe is full.

@@ -1,7 +1,7 @@
 //! Requests of every RPC, and the calls.
 
 use fastrand::Rng;
-use futures_util::{StreamExt, stream};
+use futures_util::{StreamExt, TryStreamExt, stream};
 use informerd::proto::pb::{self, admin_service_client::AdminServiceClient, explain_request::Selection};
 use prost::Message;
 use tonic::{Code, Request, Status};
@@ -10,7 +10,7 @@ use super::{
     super::rules::Caller,
     NAMESPACES,
     leaves::Leaves,
-    world::{Credential, World},
+    world::{Credential, OPERATOR, World},
 };
 use crate::sandbox::{DEADLINE, reason};
 
@@ -28,6 +28,18 @@ pub(super) struct Ask {
     pub(super) select: Select,
     /// Open watch to explain.
     pub(super) watch: u64,
+    /// Name in a request of a watch.
+    pub(super) name: Option<&'static str>,
+    /// Object in place of the value of a ByIndex.
+    pub(super) like: Option<(&'static str, &'static str)>,
+    /// True if the answer needs the version of the beginning.
+    has_version: bool,
+    /// Objects or values of each page of a List, ByIndex or ListIndexValues; 0 without pages.
+    page_size: u32,
+    /// True if the first page is the second one of the operator.
+    is_page_of_another: bool,
+    /// True if the watches that have ended are listed, too.
+    pub(super) include_ended: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +79,9 @@ pub(super) enum Select {
     KeyShard,
     BodyShard,
 }
+
+/// Id that stands for those of all watches that have ended.
+pub(super) const ENDED: u64 = 1000;
 
 /// Answer: its leaves, or the reason of the refusal.
 pub(super) type Answer = Result<Leaves, String>;
@@ -208,6 +223,8 @@ impl Ask {
         // A call of these has an index, and nothing else selects.
         let of_index = [Method::ByIndex, Method::Values].contains(&method);
         let selects = if of_index { &[Select::LabelIndex, Select::BodyIndex][..] } else { &SELECTS };
+        let is_paged = of_index || method == Method::List;
+        let is_watch = [Method::Watch, Method::Subscribe, Method::Until, Method::Explain].contains(&method);
         let namespace = pick(random, &NAMESPACES);
         let views = [
             View::None,
@@ -227,6 +244,13 @@ impl Ask {
             view: if method == Method::Values { View::None } else { pick(random, &views) },
             select: pick(random, selects),
             watch: pick(random, &world.watches).0,
+            name: Some(pick(random, &["a", "b"])).filter(|_| is_watch && random.u8(..4) == 0),
+            like: Some((pick(random, &NAMESPACES), pick(random, &["a", "b", "c", "big"])))
+                .filter(|_| method == Method::ByIndex && random.u8(..3) == 0),
+            has_version: random.u8(..4) == 0,
+            page_size: if is_paged && random.bool() { random.u32(1..4) } else { 0 },
+            is_page_of_another: method == Method::List && random.u8(..6) == 0,
+            include_ended: random.bool(),
         }
     }
 
@@ -236,13 +260,70 @@ impl Ask {
             namespace: self.namespace.unwrap_or_default().to_owned(),
             format: self.format.into(),
             view: self.view.message(),
+            name: self.name.unwrap_or_default().to_owned(),
+            min_resource_version: self.version(),
             ..Default::default()
         })
     }
 
-    /// Makes the call. An Until waits for this number of objects.
-    pub(super) async fn call(&self, world: &World, caller: Caller, credential: Credential, count: usize) -> Answer {
-        match self.answer(world, caller, credential, count).await {
+    fn version(&self) -> String {
+        if self.has_version { "1".to_owned() } else { String::new() }
+    }
+
+    /// Returns the token for the second page of the operator's answer to this request, if that has one and the request is to use it.
+    pub(super) async fn token_of_another(&self, world: &World) -> Option<String> {
+        if !self.is_page_of_another {
+            return None;
+        }
+        let ask = Self { page_size: 1, ..*self };
+        let request =
+            world.by(Caller { user: OPERATOR, groups: &[] }, Credential::Certificate, ask.list(String::new()));
+        let mut pages = world.sandbox.in_process().list(request).await.ok()?.into_inner();
+        let mut token = String::new();
+        while let Some(page) = pages.message().await.ok()? {
+            token = page.next_page_token;
+        }
+        Some(token).filter(|token| !token.is_empty())
+    }
+
+    fn list(&self, page_token: String) -> pb::ListRequest {
+        let pb::WatchRequest {
+            resource,
+            namespace,
+            label_selector,
+            field_selector,
+            expression,
+            format,
+            view,
+            index,
+            shard,
+            ..
+        } = self.watch();
+        pb::ListRequest {
+            resource,
+            namespace,
+            label_selector,
+            field_selector,
+            expression,
+            format,
+            view,
+            index,
+            shard,
+            page_size: self.page_size,
+            page_token,
+            min_resource_version: self.version(),
+        }
+    }
+
+    /// Makes the call. An Until waits for this number of objects, and a List begins with the page of this token.
+    pub(super) async fn call(
+        &self,
+        world: &World,
+        caller: Caller,
+        credential: Credential,
+        (count, token): (usize, Option<String>),
+    ) -> Answer {
+        match self.answer(world, caller, credential, (count, token)).await {
             Ok(leaves) => Ok(leaves),
             Err(status) if status.code() == Code::DeadlineExceeded => Err("DEADLINE".to_owned()),
             Err(status) => Err(reason(&status)),
@@ -255,42 +336,54 @@ impl Ask {
         world: &World,
         caller: Caller,
         credential: Credential,
-        count: usize,
+        (count, token): (usize, Option<String>),
     ) -> Result<Leaves, Status> {
         let mut client = world.sandbox.in_process();
         let (namespace, name) = self.key;
-        let pb::WatchRequest {
-            resource, label_selector, field_selector, expression, format, view, index, shard, ..
-        } = self.watch();
+        let pb::WatchRequest { resource, format, view, index, .. } = self.watch();
+        let (mut page_token, page_size) = (token.unwrap_or_default(), self.page_size);
         match self.method {
             Method::List => {
-                let request = pb::ListRequest {
-                    namespace: self.namespace.unwrap_or_default().to_owned(),
-                    resource,
-                    label_selector,
-                    field_selector,
-                    expression,
-                    format,
-                    view,
-                    index,
-                    shard,
-                    ..Default::default()
-                };
-                let stream = client.list(world.by(caller, credential, request)).await?.into_inner();
-                let messages: Vec<_> = stream.collect().await;
-                let messages = messages.into_iter().collect::<Result<Vec<_>, _>>()?;
-                Ok(world.contract.leaves("ListResponse", &messages))
+                let mut messages: Vec<pb::ListResponse> = Vec::new();
+                loop {
+                    let request = world.by(caller, credential, self.list(page_token));
+                    let page: Vec<_> = client.list(request).await?.into_inner().try_collect().await?;
+                    page_token = page.iter().map(|message| &*message.next_page_token).collect();
+                    messages.extend(page);
+                    if page_token.is_empty() {
+                        return Ok(world.contract.leaves("ListResponse", &messages));
+                    }
+                }
             }
             Method::ByIndex => {
                 let pb::IndexMatch { name: index, values } = index.unwrap_or_default();
-                let namespace = self.namespace.unwrap_or_default().to_owned();
-                let value = values.concat();
-                let request =
-                    pb::ByIndexRequest { resource, namespace, format, index, value, view, ..Default::default() };
-                let stream = client.by_index(world.by(caller, credential, request)).await?.into_inner();
-                let messages: Vec<_> = stream.collect().await;
-                let messages = messages.into_iter().collect::<Result<Vec<_>, _>>()?;
-                Ok(world.contract.leaves("ByIndexResponse", &messages))
+                let mut messages: Vec<pb::ByIndexResponse> = Vec::new();
+                loop {
+                    let like = self.like.map(|(namespace, name)| pb::ObjectKey {
+                        namespace: namespace.to_owned(),
+                        name: name.to_owned(),
+                    });
+                    let request = pb::ByIndexRequest {
+                        resource: resource.clone(),
+                        namespace: self.namespace.unwrap_or_default().to_owned(),
+                        index: index.clone(),
+                        value: if like.is_some() { String::new() } else { values.concat() },
+                        like,
+                        format,
+                        view: view.clone(),
+                        page_size,
+                        page_token,
+                        min_resource_version: self.version(),
+                        ..Default::default()
+                    };
+                    let request = world.by(caller, credential, request);
+                    let page: Vec<_> = client.by_index(request).await?.into_inner().try_collect().await?;
+                    page_token = page.iter().map(|message| &*message.next_page_token).collect();
+                    messages.extend(page);
+                    if page_token.is_empty() {
+                        return Ok(world.contract.leaves("ByIndexResponse", &messages));
+                    }
+                }
             }
             Method::Watch => {
                 let stream = client.watch(world.by(caller, credential, self.watch())).await?.into_inner();
@@ -325,13 +418,22 @@ impl Ask {
             }
             Method::Values => {
                 let index = index.unwrap_or_default().name;
-                let request = pb::ListIndexValuesRequest { resource, index, ..Default::default() };
-                let answer = client.list_index_values(world.by(caller, credential, request)).await?.into_inner();
-                Ok(world.contract.leaves("ListIndexValuesResponse", &[answer]))
+                let mut messages = Vec::new();
+                loop {
+                    let (resource, index) = (resource.clone(), index.clone());
+                    let request = pb::ListIndexValuesRequest { resource, index, page_size, page_token };
+                    let mut page = client.list_index_values(world.by(caller, credential, request)).await?.into_inner();
+                    page_token = std::mem::take(&mut page.next_page_token);
+                    messages.push(page);
+                    if page_token.is_empty() {
+                        return Ok(world.contract.leaves("ListIndexValuesResponse", &messages));
+                    }
+                }
             }
             Method::Get => {
                 let (namespace, name) = (namespace.to_owned(), name.to_owned());
-                let request = pb::GetRequest { resource, namespace, name, format, view, ..Default::default() };
+                let min_resource_version = self.version();
+                let request = pb::GetRequest { resource, namespace, name, format, view, min_resource_version };
                 let answer = client.get(world.by(caller, credential, request)).await?.into_inner();
                 Ok(world.contract.leaves("GetResponse", &[answer]))
             }
@@ -352,8 +454,14 @@ impl Ask {
             }
             Method::Watchers => {
                 let mut client = AdminServiceClient::new(world.sandbox.service());
-                let request = pb::ListWatchersRequest { resource, ..Default::default() };
-                let answer = client.list_watchers(world.by(caller, credential, request)).await?.into_inner();
+                let include_ended = self.include_ended;
+                let request = pb::ListWatchersRequest { resource, include_ended, ..Default::default() };
+                let mut answer = client.list_watchers(world.by(caller, credential, request)).await?.into_inner();
+                // One stands for all that have ended.
+                let (ended, open): (Vec<_>, Vec<_>) =
+                    std::mem::take(&mut answer.watchers).into_iter().partition(|of| of.ended_at.is_some());
+                let ended = ended.into_iter().next().map(|of| pb::Watcher { id: ENDED, ..of });
+                answer.watchers = open.into_iter().chain(ended).collect();
                 Ok(world.contract.leaves("ListWatchersResponse", &[answer]))
             }
             Method::Stats => {

@@ -21,8 +21,9 @@ use super::{
     differences::differences,
     leaves::Leaves,
     request::{Answer, Ask, METHODS, Method, Select, is_synced},
+    rights::Rights,
     setting,
-    truth::{Expected, Rights, expected},
+    truth::{Expected, expected},
     world::{Credential, Kind, World, object},
 };
 use crate::sandbox::{DEADLINE, reason};
@@ -31,6 +32,10 @@ use crate::sandbox::{DEADLINE, reason};
 const FIRST: u32 = 1;
 /// Number of changes of rights in a run.
 const ROUNDS: usize = 3;
+/// Name of the objects that a run changes.
+const CHANGED: &str = "a";
+/// Kinds of the servers of the runs, in turn.
+const KINDS: [Kind; 6] = [Kind::Plain, Kind::Relay, Kind::Secret, Kind::Required, Kind::Reviewed, Kind::Plain];
 /// More requests than a run sends on its stream.
 const QUEUED: usize = 64;
 
@@ -143,7 +148,8 @@ impl Run {
             let ask = Ask::draw_of(Method::Watch, random, &world);
             let is_granted = expected(&ask, &Rights { rules: &rules, caller, kind }, &world).is_ok();
             // The rights of a stream are those to the format with which it began.
-            if is_granted && ask.format != pb::PayloadFormat::Unspecified {
+            let receives_changes = ask.name.is_none_or(|name| name == CHANGED);
+            if is_granted && receives_changes && ask.format != pb::PayloadFormat::Unspecified {
                 let credential = if random.bool() { Credential::Reviewed } else { world.credential(caller, random) };
                 world.set_rules(&rules);
                 return Self { world, caller, credential, ask, rules, is_revoked: false, at };
@@ -253,7 +259,7 @@ impl Run {
         for method in METHODS {
             let ask = Ask::draw_of(method, random, &self.world);
             let count = self.truth(&ask).1;
-            self.check(&ask, &ask.call(&self.world, self.caller, self.credential, count).await);
+            self.check(&ask, &ask.call(&self.world, self.caller, self.credential, (count, None)).await);
         }
         for stream in open.iter_mut() {
             let Open::Subscribe(stream) = stream else { continue };
@@ -293,7 +299,7 @@ impl Run {
         let mut changed = BTreeMap::new();
         for (namespace, number) in NAMESPACES.into_iter().filter(|of| *of != "none").chain([last]).zip(2..) {
             let version = ResourceVersion::decimal(number);
-            self.world.upstream().push(Event::Modified(object(namespace, "a", version))).await;
+            self.world.upstream().push(Event::Modified(object(namespace, CHANGED, version))).await;
             changed.insert(number.to_string(), namespace);
         }
         let end = changed.keys().next_back().unwrap().clone();
@@ -333,7 +339,7 @@ const MOST_ROUNDS: u64 = 10;
 /// Makes one run. Returns true if the streams ended, and true if it was by revoked credentials.
 async fn run(number: u64, seed: u64) -> (bool, bool) {
     let mut random = Rng::with_seed(seed.wrapping_mul(1_000_003).wrapping_add(number));
-    let kind = if number % 3 == 2 { Kind::Secret } else { Kind::Plain };
+    let kind = KINDS[number as usize % KINDS.len()];
     let mut run = Run::start(kind, format!("run {number} of seed {seed}"), &mut random).await;
     let mut open = run.open().await;
     for (_, id) in (0..ROUNDS).zip(FIRST + 1..) {

@@ -90,6 +90,14 @@ const LIST: Rows = &[
     ("source_seen_at", Field(Call)),
     ("history", Field(Call)),
     ("namespaces", Field(Call)),
+    ("expression_errors", Message(Form, EXPRESSION_ERRORS)),
+];
+
+const EXPRESSION_ERRORS: Rows = &[
+    ("failed", Field(Same)),
+    ("evaluated", Field(Same)),
+    ("first", Message(Same, &[("namespace", Field(Same)), ("name", Field(Same))])),
+    ("first_reason", Field(Same)),
 ];
 
 const EVENT: Rows = &[
@@ -109,6 +117,7 @@ const EVENT: Rows = &[
                 ("history", Field(Call)),
                 ("namespaces", Field(Call)),
                 ("suppressed", Field(Call)),
+                ("expression_errors", Message(Form, EXPRESSION_ERRORS)),
             ],
         ),
     ),

@@ -1,19 +1,14 @@
 //! Answer that a request must have: what exists, as far as the table of rights grants it. It shares nothing with the server.
 
-use std::{
-    collections::{BTreeMap, btree_map::Entry},
-    ops::Range,
-};
+use std::collections::{BTreeMap, btree_map::Entry};
 
 use informerd::proto::pb::PayloadFormat;
 
 use super::{
-    super::{
-        OBJECTS, objects_in,
-        rules::{Caller, Form, Right, RuleSet},
-    },
+    super::{OBJECTS, objects_in, rules::Form},
     NAMESPACES,
-    request::{Ask, Method, Select, View},
+    request::{Ask, ENDED, Method, Select, View},
+    rights::{CONTENT, DENIED, METADATA, Rights, Scope, Verbs, Wanted},
     table::{Need, Row, Rows, rows_of},
     world::{CONFIG_ERROR, Kind, OBJECT_PROBLEMS, OPERATOR, OTHER_PROBLEM, World, body_of, uid_of},
 };
@@ -21,96 +16,8 @@ use super::{
 /// Fields that an answer may have: with this value, or with any and perhaps not at all.
 pub(super) type Expected = BTreeMap<String, Option<String>>;
 
-/// Rights of a caller at a server.
-pub(super) struct Rights<'a> {
-    pub(super) rules: &'a RuleSet,
-    pub(super) caller: Caller,
-    pub(super) kind: Kind,
-}
-
-/// Verbs of a call: all of them, or any.
-#[derive(Clone, Copy)]
-enum Verbs {
-    All(&'static [&'static str]),
-    Any(&'static [&'static str]),
-}
-
-/// Rights that a request needs in a namespace: verbs, each for all of these forms.
-#[derive(Clone)]
-struct Wanted {
-    verbs: Verbs,
-    resource: &'static str,
-    forms: Vec<Form>,
-}
-
-/// Namespaces to which a call is limited; none if it is not.
-type Scope = Option<Vec<&'static str>>;
-
-/// Ids that watches of callers may have.
-const OTHERS: Range<u64> = 6..100;
-const DENIED: &str = "ACCESS_DENIED";
-const METADATA: Form = ("METADATA", None);
-const CONTENT: Form = ("content", None);
-
-// === impl Rights ===
-
-impl Rights<'_> {
-    /// Returns true if the rights are those to a namespace; `*` stands for all.
-    fn are_in(&self, wanted: &Wanted, namespace: &'static str) -> bool {
-        // A name of a view means the same at the upstream of a relay only if every server has it.
-        let form = |(format, view): Form| match view {
-            Some(name) if self.kind == Kind::Relay && !name.starts_with('@') => (format, None),
-            view => (format, view),
-        };
-        let may = |verb: &&'static str| {
-            wanted.forms.iter().all(|of| {
-                let right = Right { verb, resource: wanted.resource, namespace, form: form(*of) };
-                self.rules.allows(&self.caller, right, self.kind == Kind::Secret && wanted.resource == "pods")
-            })
-        };
-        match wanted.verbs {
-            // Rules of the relay itself decide about its watches: everybody may see them.
-            Verbs::All(["admin"]) if self.kind == Kind::Relay => true,
-            // They grant nothing else, of any other resource.
-            _ if self.kind == Kind::Relay && wanted.resource != "pods" => false,
-            Verbs::All(verbs) => verbs.iter().all(may),
-            Verbs::Any(verbs) => verbs.iter().any(may),
-        }
-    }
-
-    /// Returns the scope of a request for a namespace, or for all.
-    fn scope(&self, wanted: &Wanted, namespace: Option<&'static str>) -> Result<Scope, &'static str> {
-        if self.are_in(wanted, "*") || namespace.is_some_and(|namespace| self.are_in(wanted, namespace)) {
-            return Ok(None);
-        }
-        let granted = NAMESPACES.into_iter().filter(|of| namespace.is_none() && self.are_in(wanted, of));
-        let granted: Vec<_> = granted.collect();
-        if granted.is_empty() { Err(DENIED) } else { Ok(Some(granted)) }
-    }
-
-    /// Returns true if a watch is limited to some namespaces, perhaps to the one without a name.
-    pub(super) fn is_limited(&self, ask: &Ask) -> bool {
-        let format = if ask.format == PayloadFormat::Metadata { "METADATA" } else { "RAW" };
-        let format = if ask.format == PayloadFormat::Struct { "STRUCT" } else { format };
-        let mut forms = vec![(format, ask.view.name().filter(|_| format != "METADATA"))];
-        forms.extend(ask.select.reads_body().then_some(CONTENT));
-        let wanted = Wanted { verbs: Verbs::All(&["list", "watch"]), resource: ask.resource, forms };
-        self.scope(&wanted, ask.namespace).is_ok_and(|scope| scope.is_some())
-    }
-
-    fn may(&self, verbs: Verbs, form: Form, namespace: &'static str) -> bool {
-        let wanted = Wanted { verbs, resource: "pods", forms: vec![form] };
-        self.are_in(&wanted, "*") || self.are_in(&wanted, namespace)
-    }
-
-    fn lists(&self, namespace: &'static str) -> bool {
-        self.may(Verbs::All(&["list"]), METADATA, namespace)
-    }
-
-    fn is_operator(&self) -> bool {
-        self.may(Verbs::All(&["admin"]), METADATA, "*")
-    }
-}
+/// End of the ids that watches of callers may have, after those of the world.
+const LAST_OTHER: u64 = 100;
 
 /// Truth about one request.
 struct Truth<'a> {
@@ -199,7 +106,8 @@ impl Truth<'_> {
         self.fill_at("server", "*");
         self.is("server.config_error".to_owned(), CONFIG_ERROR);
         let any = Verbs::Any(&["get", "list", "watch"]);
-        if !NAMESPACES.into_iter().chain(["*"]).any(|namespace| self.rights.may(any, METADATA, namespace)) {
+        let mut namespaces = self.rights.namespaces("pods").iter().copied().chain(["*"]);
+        if !namespaces.any(|namespace| self.rights.may(any, METADATA, namespace)) {
             return;
         }
         let place = "resources{pods}";
@@ -266,6 +174,9 @@ impl Truth<'_> {
         if let Some(namespaces) = scope {
             add(self, "access", false, namespaces.contains(&namespace), None);
         }
+        if let Some(of) = self.ask.name {
+            add(self, "name", false, of == name, Some((of, name.to_owned())));
+        }
         let (is_match, name, node) = (name == "a", name.to_owned(), format!("node-{name}"));
         match select {
             Select::All => {}
@@ -324,8 +235,9 @@ fn fill(truth: &mut Truth<'_>) -> Result<usize, &'static str> {
                 for id in ids {
                     truth.watcher("watchers", id);
                 }
-                let others = if truth.world.has_others { OTHERS } else { 0..0 };
-                for id in others {
+                let next = truth.world.watches.iter().map(|(id, _)| id + 1).max().unwrap_or(1);
+                let others = if truth.world.has_others { next..LAST_OTHER } else { 0..0 };
+                for id in others.chain(ask.include_ended.then_some(ENDED)) {
                     truth.fill_at(&format!("watchers{{{id}}}"), "*");
                     truth.fill_at(&format!("watchers{{{id}}}.view"), "*");
                 }
@@ -357,7 +269,20 @@ fn fill(truth: &mut Truth<'_>) -> Result<usize, &'static str> {
         place.is_none_or(|place| place == namespace)
             && scope.as_ref().is_none_or(|granted| granted.contains(&namespace))
     };
-    let selected: Vec<_> = objects_in(is_in).into_iter().filter(|(_, name)| ask.select.selects(name)).collect();
+    let is_selected = |name: &str| match ask.like {
+        Some((_, of)) => of == name,
+        None => ask.select.selects(name) && ask.name.is_none_or(|of| of == name),
+    };
+    if let Some(like) = ask.like {
+        let view = ask.view.name().filter(|_| format != "METADATA");
+        let mut forms = vec![(format, view)];
+        forms.extend(ask.select.reads_body().then_some(CONTENT));
+        rights.scope(&wanted(Verbs::Any(&["get", "list"]), &forms), Some(like.0))?;
+        if !OBJECTS.contains(&like) || scope.as_ref().is_some_and(|granted| !granted.contains(&like.0)) {
+            return Err("OBJECT_NOT_FOUND");
+        }
+    }
+    let selected: Vec<_> = objects_in(is_in).into_iter().filter(|(_, name)| is_selected(name)).collect();
     truth.fill("", truth.rows, "*");
     match ask.method {
         Method::List | Method::ByIndex => {

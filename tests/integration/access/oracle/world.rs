@@ -13,8 +13,8 @@ use fastrand::Rng;
 use futures_util::{FutureExt, future::BoxFuture};
 use informerd::{
     auth::{
-        Authentication, Authorizer, CallReviewer, Identity, JwtConfig, JwtVerifier, ReviewAttributes, ReviewError,
-        Reviewer, Rules, Token, TokenFile, TokenReviewed, TokenReviews, impersonation_headers,
+        Authentication, Authorizer, CallReviewer, Identity, JwtConfig, JwtVerifier, ReviewAttributes, ReviewConfig,
+        ReviewError, Reviewer, Rules, Token, TokenFile, TokenReviewed, TokenReviews, impersonation_headers,
     },
     cache::{Problem, ProblemReason},
     grpc::AccessConfig,
@@ -31,7 +31,7 @@ use tonic::{Request, Streaming, metadata::MetadataMap};
 use super::{
     super::{
         OBJECTS,
-        rules::{CALLERS, Caller, RuleSet},
+        rules::{CALLERS, Caller, Right, RuleSet},
         views,
     },
     leaves::Contract,
@@ -50,6 +50,8 @@ pub(super) enum Kind {
     Secret,
     /// Bodies need one of its views.
     Required,
+    /// Each access is reviewed by another authority, which has neither formats nor views.
+    Reviewed,
     /// A relay that forwards the identities of its callers to a plain one.
     Relay,
 }
@@ -64,6 +66,8 @@ pub(super) struct World {
     /// True if callers have watches open, too, of any ids.
     pub(super) has_others: bool,
     rules: Authorizer,
+    /// Authority of a relay, and its upstream.
+    relay: Option<(Authorizer, Arc<dyn CallReviewer>)>,
     tokens: Tokens,
     /// Streams of these watches, which end when they are dropped.
     streams: Vec<Streaming<pb::WatchResponse>>,
@@ -83,18 +87,19 @@ pub(super) enum Credential {
     Impersonated,
 }
 
-/// Files with credentials, and the authority that reviews tokens.
+/// Files with credentials, and the authority that reviews tokens and accesses.
 struct Tokens {
     directory: TempDir,
     key: Ed25519KeyPair,
-    reviewer: Arc<TokenReviewer>,
+    reviewer: Arc<FakeReviewer>,
 }
 
-/// Authority over tokens.
+/// Authority over tokens, and over accesses: by the rules of the oracle.
 #[derive(Debug, Default)]
-pub(super) struct TokenReviewer {
+pub(super) struct FakeReviewer {
     /// Names of users whose tokens were revoked.
     pub(super) revoked: Mutex<BTreeSet<String>>,
+    rules: Mutex<RuleSet>,
 }
 
 /// Problems that the source has: of objects, then of others.
@@ -102,6 +107,7 @@ pub(super) const OBJECT_PROBLEMS: [&str; 2] = ["x/big", "z/big"];
 pub(super) const OTHER_PROBLEM: &str = "canary/file";
 pub(super) const CONFIG_ERROR: &str = "canary of a configuration";
 pub(super) const OPERATOR: &str = "operator";
+const METADATA: i32 = pb::PayloadFormat::Metadata as i32;
 const RELAY: &str = "relay";
 const ISSUER: &str = "https://issuer.example";
 
@@ -143,13 +149,16 @@ fn token_of(kind: &str, user: &str) -> String {
 impl World {
     pub(super) async fn start(kind: Kind) -> Self {
         let tokens = Tokens::new();
-        let rules = Authorizer::of_rules(Rules::default());
+        let rules = match kind {
+            Kind::Reviewed => tokens.reviews(),
+            _ => Authorizer::of_rules(Rules::default()),
+        };
         let views = match kind {
             Kind::Required => views().required(&["small".to_owned()]).unwrap(),
             _ => views(),
         };
         let main = tokens.server(kind, &rules, views).await;
-        let (sandbox, upstream) = if kind == Kind::Relay {
+        let (sandbox, upstream, relay) = if kind == Kind::Relay {
             let upstream = RelayConfig {
                 endpoint: relay_of(main.address())
                     .endpoint
@@ -158,9 +167,10 @@ impl World {
                 ..relay_of(main.address())
             };
             rules.set_rules(Rules::from_value(&fixed().to_vec().into()).unwrap());
-            (tokens.relay(&upstream).await, Some(main))
+            let (sandbox, relay) = tokens.relay(&upstream).await;
+            (sandbox, Some(main), Some(relay))
         } else {
-            (main, None)
+            (main, None, None)
         };
         let mut world = Self {
             kind,
@@ -169,6 +179,7 @@ impl World {
             watches: Vec::new(),
             has_others: false,
             rules,
+            relay,
             tokens,
             streams: Vec::new(),
             upstream,
@@ -203,11 +214,19 @@ impl World {
             self.watches.push((id, *select));
             self.streams.push(stream);
         }
+        // One that has ended.
+        let request = self.by(operator, Credential::Certificate, pb::WatchRequest { format: METADATA, ..watch_pods() });
+        next(&mut self.sandbox.in_process().watch(request).await.unwrap().into_inner()).await;
     }
 
-    /// Replaces the rules that decide about the callers.
+    /// Replaces the rules that decide about the callers, and has open streams checked again.
     pub(super) fn set_rules(&self, rules: &RuleSet) {
+        rules.clone_into(&mut self.tokens.reviewer.rules.lock());
         self.rules.set_rules(rules.parsed_with(&fixed()));
+        self.rules.set_kinds(BTreeMap::new());
+        if let Some((authorizer, upstream)) = &self.relay {
+            authorizer.set_upstreams(BTreeMap::from([("pods".to_owned(), upstream.clone())]), Duration::ZERO, 25);
+        }
     }
 
     /// Draws credentials that the server accepts for a caller.
@@ -233,7 +252,7 @@ impl World {
         self.upstream.as_ref().unwrap_or(&self.sandbox)
     }
 
-    pub(super) fn reviewer(&self) -> &TokenReviewer {
+    pub(super) fn reviewer(&self) -> &FakeReviewer {
         &self.tokens.reviewer
     }
 
@@ -290,6 +309,12 @@ impl Tokens {
         Self { directory, key, reviewer: Arc::default() }
     }
 
+    /// Returns the authority that has each access reviewed.
+    fn reviews(&self) -> Authorizer {
+        let config = ReviewConfig { resources: BTreeMap::new(), ttl: Duration::ZERO, peer_share: 25 };
+        Authorizer::of_reviews(self.reviewer.clone(), config)
+    }
+
     fn authentication(&self) -> Arc<Authentication> {
         let jwt = JwtConfig {
             issuer: ISSUER.to_owned(),
@@ -305,7 +330,7 @@ impl Tokens {
             accepts_certificates: true,
             token_file: Some(TokenFile::load(&self.directory.path().join("tokens")).unwrap()),
             jwt: Some(JwtVerifier::load(jwt).unwrap()),
-            token_reviews: Some(TokenReviews::new(reviewer, vec!["informerd".to_owned()], Duration::ZERO)),
+            token_reviews: Some(TokenReviews::new(reviewer, vec!["informerd".to_owned()], Duration::ZERO, 25)),
         })
     }
 
@@ -334,12 +359,15 @@ impl Tokens {
     }
 
     /// Starts a relay whose own rules let everybody see its watches, and nothing else.
-    async fn relay(&self, upstream: &RelayConfig) -> Sandbox {
+    async fn relay(&self, upstream: &RelayConfig) -> (Sandbox, (Authorizer, Arc<dyn CallReviewer>)) {
         let everybody = json!([{"subjects": ["*"], "verbs": ["admin"], "resources": ["*"], "namespaces": ["*"]}]);
         let reviewer: Arc<dyn CallReviewer> = Arc::new(RelayReviewer::new(upstream.clone()));
-        let authorizer = Authorizer::of_rules(Rules::from_value(&everybody).unwrap())
-            .forwarding(BTreeMap::from([("pods".to_owned(), reviewer)]), Duration::ZERO);
-        let access = AccessConfig { authorizer: Some(authorizer), ..AccessConfig::default() };
+        let authorizer = Authorizer::of_rules(Rules::from_value(&everybody).unwrap()).forwarding(
+            BTreeMap::from([("pods".to_owned(), reviewer.clone())]),
+            Duration::ZERO,
+            25,
+        );
+        let access = AccessConfig { authorizer: Some(authorizer.clone()), ..AccessConfig::default() };
         let options = Options {
             access,
             authentication: Some(self.authentication()),
@@ -350,11 +378,11 @@ impl Tokens {
         };
         let sandbox = Sandbox::start_unsynced(options).await;
         sandbox.reached(&ResourceVersion::decimal(1)).await;
-        sandbox
+        (sandbox, (authorizer, reviewer))
     }
 }
 
-impl Reviewer for TokenReviewer {
+impl Reviewer for FakeReviewer {
     fn review_token(
         &self,
         token: &Token,
@@ -367,7 +395,21 @@ impl Reviewer for TokenReviewer {
         std::future::ready(Ok(reviewed)).boxed()
     }
 
-    fn review_access(&self, _: &Identity, _: ReviewAttributes) -> BoxFuture<'static, Result<bool, ReviewError>> {
-        std::future::ready(Ok(false)).boxed()
+    fn review_access(
+        &self,
+        identity: &Identity,
+        attributes: ReviewAttributes,
+    ) -> BoxFuture<'static, Result<bool, ReviewError>> {
+        let ReviewAttributes { verb, resource, namespace, .. } = &attributes;
+        let is_allowed = match identity.user() {
+            OPERATOR => resource == "pods" && ["list", "watch"].contains(&verb.as_str()),
+            RELAY => verb == "impersonate",
+            user => CALLERS.iter().find(|caller| caller.user == user).is_some_and(|caller| {
+                let namespace = if namespace.is_empty() { "*" } else { namespace };
+                let right = Right { verb, resource, namespace, form: ("METADATA", None) };
+                self.rules.lock().allows(caller, right, false)
+            }),
+        };
+        std::future::ready(Ok(is_allowed)).boxed()
     }
 }

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 pub(super) struct FileModel {
     pub(super) objects: Vec<(String, String)>,
     pub(super) is_list: bool,
+    /// True if a part of the text cannot be read.
     pub(super) is_damaged: bool,
 }
 
@@ -15,6 +16,23 @@ pub(super) struct FileModel {
 impl FileModel {
     pub(super) fn names(&self) -> BTreeSet<String> {
         self.objects.iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Returns true if each object is there once.
+    pub(super) fn is_unique(&self) -> bool {
+        self.names().len() == self.objects.len()
+    }
+
+    /// Returns the text with a mistake in its last object, which makes only that one unreadable.
+    pub(super) fn mistaken(&self, path: &str) -> String {
+        let text = self.text(path);
+        if format(path) == "json" {
+            let at = text.rfind(r#""metadata":{"#).unwrap() + r#""metadata":{"#.len();
+            return format!("{}\"labels\":{{\"on\":true}},{}", &text[..at], &text[at..]);
+        }
+        let at = text.rfind("metadata:\n").unwrap() + "metadata:\n".len();
+        let indent = text[at..].len() - text[at..].trim_start().len();
+        format!("{}{}labels: {{on: yes}}\n{}", &text[..at], " ".repeat(indent), &text[at..])
     }
 
     /// Returns the file's text, in the format of its extension.

@@ -1,8 +1,9 @@
 //! Directory under test: executes a script on a real directory, and computes the objects from the script alone.
 //!
 //! The rules are those of the documentation: of several objects with one name the first by path, then by position in the file, is
-//! served; a file that becomes unusable or empty keeps its objects; a missing directory keeps everything; otherwise objects are
-//! deleted only with the deletion or replacement of their file.
+//! served; a file of which a part becomes unreadable keeps the objects of that part; a missing
+//! directory keeps everything; otherwise objects are deleted only with the deletion or replacement of their file. While there is an
+//! unreadable part that nobody has read before, nothing is deleted.
 
 mod outage;
 mod volume;
@@ -378,21 +379,86 @@ impl Directory {
         self.becomes();
     }
 
-    /// Makes a file unusable, if there is one.
+    /// Makes a part of a file unreadable, if there is one: the last object, or all of them.
     pub(crate) fn damage(&mut self, file: usize, damage: Damage) {
         let path = PATHS[file];
-        let Some(file) = self.files.get_mut(path) else { return };
-        file.is_damaged = true;
-        let text = file.text(path);
+        let Some(file) = self.files.get_mut(path).filter(|file| file.is_unique() && !file.is_damaged) else { return };
+        let (text, last) = (file.text(path), file.objects.len() - 1);
         let bytes = match damage {
+            Damage::Label => file.mistaken(path).into_bytes(),
             // A cut within the last object, because the objects before it may be the whole of another file.
             Damage::Cut if path.ends_with("json") => text.trim_end().as_bytes()[..text.trim_end().len() - 1].to_vec(),
-            Damage::Cut => [text.as_bytes(), b"---\nmetadata: {name: ["].concat(),
+            Damage::Cut if file.is_list => [text.as_bytes(), b"- {"].concat(),
+            Damage::Cut => {
+                let readable = FileModel { objects: file.objects[..last].to_vec(), ..file.clone() }.text(path);
+                [readable.as_bytes(), b"---\nmetadata: {name: ["].concat()
+            }
             Damage::Binary => (0..=255).cycle().take(1000).collect(),
             Damage::Text => b"apiVersi".to_vec(),
             Damage::Blank => b" \n".to_vec(),
         };
+        file.is_damaged = true;
         fs::write(self.root().join(path), bytes).unwrap();
+    }
+
+    /// Renames a file with a mistake in its last object, so that nobody has read that under the new name; returns false if
+    /// that is not possible.
+    pub(crate) fn spoil(&mut self, from: usize, to: usize) -> bool {
+        let (from, to) = (PATHS[from], PATHS[to]);
+        let usable = self.files.get(from).filter(|file| file.is_unique() && !file.is_damaged);
+        let Some(file) = usable.filter(|_| !self.files.contains_key(to)).cloned() else { return false };
+        if self.shares_an_object(&file) {
+            return false;
+        }
+        let (target, beside) = (self.root().join(to), self.root().join(".beside"));
+        fs::create_dir_all(target.parent().unwrap()).unwrap();
+        fs::write(&beside, file.mistaken(to)).unwrap();
+        fs::rename(beside, target).unwrap();
+        fs::remove_file(self.root().join(from)).unwrap();
+        self.files.remove(from);
+        self.files.insert(to.to_owned(), FileModel { is_damaged: true, ..file });
+        self.becomes();
+        true
+    }
+
+    /// Returns true if another file has one of these objects: it is served once this one cannot be read, or is gone.
+    fn shares_an_object(&self, file: &FileModel) -> bool {
+        let claims = self.claims();
+        file.objects.iter().any(|(name, _)| claims[name].len() > 1)
+    }
+
+    /// Returns true if another file has one of the objects of this one. A snapshot has only the one that is served, so that a file
+    /// that cannot be read after a restart keeps no other.
+    pub(crate) fn shares(&self, file: usize) -> bool {
+        self.files.get(PATHS[file]).is_some_and(|file| self.shares_an_object(file))
+    }
+
+    /// Returns true if a damaged file does.
+    pub(crate) fn shares_damage(&self) -> bool {
+        self.files.values().any(|file| file.is_damaged && self.shares_an_object(file))
+    }
+
+    /// Removes a usable file, if there is one, while no deletion may be served.
+    pub(crate) fn remove_held(&mut self, file: usize) {
+        let path = PATHS[file];
+        if self.files.get(path).is_some_and(|file| !file.is_damaged && !self.shares_an_object(file)) {
+            self.files.remove(path);
+            fs::remove_file(self.root().join(path)).unwrap();
+        }
+    }
+
+    /// Writes every damaged file as it was meant. Now the removed objects may be deleted.
+    pub(crate) fn mend(&mut self) {
+        for (path, file) in self.files.iter_mut().filter(|(_, file)| file.is_damaged) {
+            file.is_damaged = false;
+            fs::write(self.base.path().join("root").join(path), file.text(path)).unwrap();
+        }
+        self.becomes();
+    }
+
+    /// Returns true if a file is damaged.
+    pub(crate) fn has_damage(&self) -> bool {
+        self.files.values().any(|file| file.is_damaged)
     }
 
     /// Sets the permissions of existing files; returns false if there are none.

@@ -54,8 +54,12 @@ pub(crate) enum Step {
     RenameDirectory(usize, usize, u64),
     /// Move of one object from a file to another, back and forth so many times; the new copy is written first.
     Move(usize, usize, u64),
-    /// Fault that makes a file unusable: it keeps its objects.
+    /// Fault that makes a part of a file unreadable: it keeps its objects.
     Damage(usize, Damage),
+    /// Rename of a file with a mistake in it, then the removal of another one, and the correction.
+    Spoil(usize, usize, usize),
+    /// Restart of the server, which is killed.
+    Restart(Restart),
     /// Write of a volume as kubelet does: a new directory, a link that is swapped, and the removal of the old directory.
     Swap(Swap),
     Unlink(Shape),
@@ -94,7 +98,11 @@ impl Step {
             Self::Rename(..) => vec!["renamed file"],
             Self::RenameDirectory(..) => vec!["renamed directory"],
             Self::Move(..) => vec!["object that moves"],
+            Self::Damage(_, Damage::Label) => vec!["unreadable document"],
             Self::Damage(..) => vec!["unusable file"],
+            Self::Spoil(..) => vec!["renamed with a mistake"],
+            Self::Restart(Restart { has_snapshot: true, .. }) => vec!["restart with a snapshot"],
+            Self::Restart(_) => vec!["restart"],
             Self::Swap(_) => vec!["swapped link"],
             Self::Unlink(_) => vec!["removed link"],
             Self::Outage(outage) => outage.kinds(directory),
@@ -140,7 +148,19 @@ pub(crate) enum How {
 }
 
 #[derive(Debug, Clone, Copy)]
+pub(crate) struct Restart {
+    /// True if the server has written a snapshot before, and its next start uses it.
+    pub(crate) has_snapshot: bool,
+    /// Damage while it does not run, of a file.
+    pub(crate) damage: Option<(usize, Damage)>,
+    /// File that is removed while the state is incomplete.
+    pub(crate) removed: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
 pub(crate) enum Damage {
+    /// Value of the wrong type in the last object.
+    Label,
     Cut,
     Binary,
     Text,
@@ -259,7 +279,12 @@ fn step() -> impl Strategy<Value = Step> {
     let file = || 0..PATHS.len();
     let directory = || 0..DIRECTORIES.len();
     let times = || prop_oneof![2 => Just(1_u64), 1 => 2_u64..30];
-    let damage = select(vec![Damage::Cut, Damage::Binary, Damage::Text, Damage::Blank]);
+    let damage = || {
+        let whole = vec![Damage::Cut, Damage::Binary, Damage::Text, Damage::Blank];
+        prop_oneof![1 => Just(Damage::Label), 2 => select(whole)]
+    };
+    let restart = (any::<bool>(), proptest::option::of((file(), damage())), file())
+        .prop_map(|(has_snapshot, damage, removed)| Restart { has_snapshot, damage, removed });
     prop_oneof![
         20 => (content(), how()).prop_map(|(content, how)| Step::Write(content, how)),
         4 => (file(), 50_u64..90).prop_map(|(file, gap)| Step::Parts(file, gap)),
@@ -268,7 +293,9 @@ fn step() -> impl Strategy<Value = Step> {
         5 => (file(), file()).prop_map(|(from, to)| Step::Rename(from, to)),
         3 => (directory(), directory(), times()).prop_map(|(from, to, times)| Step::RenameDirectory(from, to, times)),
         4 => (file(), file(), times()).prop_map(|(from, to, times)| Step::Move(from, to, times)),
-        3 => (file(), damage).prop_map(|(file, damage)| Step::Damage(file, damage)),
+        4 => (file(), damage()).prop_map(|(file, damage)| Step::Damage(file, damage)),
+        3 => (file(), file(), file()).prop_map(|(from, to, removed)| Step::Spoil(from, to, removed)),
+        4 => restart.prop_map(Step::Restart),
         5 => swap().prop_map(Step::Swap),
         1 => shape().prop_map(Step::Unlink),
         4 => outage().prop_map(Step::Outage),

@@ -76,6 +76,12 @@ pub(crate) struct State {
     pub(crate) needs_pages: bool,
     /// True if the initial events of the next watch are not sent.
     pub(crate) stalls: bool,
+    /// End of the initial events of the next watch.
+    pub(crate) early_end: Option<EarlyEnd>,
+    /// Answer to the next list.
+    pub(crate) wrong_answer: Option<WrongAnswer>,
+    /// Number of pages whose next token is their own.
+    pub(crate) circles: u64,
     pub(crate) sends_bookmarks: bool,
     /// True if items of lists have no kind, as those of built-in kinds.
     pub(crate) is_built_in: bool,
@@ -129,8 +135,42 @@ pub(crate) enum To {
     Watches,
 }
 
+/// Early end of initial events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EarlyEnd {
+    Closed,
+    Error,
+    Garbage,
+    Torn,
+    Refused,
+}
+
+/// Answer with 200 that is no list of the kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WrongAnswer {
+    Table,
+    Status,
+    OtherKind,
+    NoItems,
+    /// Only after a list of the same process: the first one decides how versions are numbered.
+    NoVersion,
+}
+
+impl EarlyEnd {
+    pub(crate) const ALL: [Self; 5] = [Self::Closed, Self::Error, Self::Garbage, Self::Torn, Self::Refused];
+}
+
+impl WrongAnswer {
+    pub(crate) const ALL: [Self; 5] = [Self::Table, Self::Status, Self::OtherKind, Self::NoItems, Self::NoVersion];
+}
+
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Counts {
+    pub(crate) early_ends: u64,
+    pub(crate) wrong_answers: u64,
+    pub(crate) circles: u64,
+    /// Lists that this process of the source has received whole.
+    pub(crate) in_process: u64,
     pub(crate) lists: u64,
     pub(crate) watches: u64,
     pub(crate) expired_watches: u64,
@@ -286,6 +326,9 @@ impl Api {
             self.state.lock().counts.in_one_piece += 1;
             return failure(504, RetryAfter::None, "Timeout", "the request did not complete within the allotted time");
         }
+        if let Some(wrong) = self.state.lock().take_wrong_answer() {
+            return success(wrong);
+        }
         let (changes, version, after) = match query.get("continue") {
             Some(token) => {
                 let mut parts = token.splitn(3, '/');
@@ -330,13 +373,18 @@ impl Api {
                 }
             }
         };
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        let is_circle = query.contains_key("continue") && state.circles > 0;
+        state.circles -= u64::from(is_circle);
+        state.counts.circles += u64::from(is_circle);
         let all = state.world.selected(changes);
         let path = |key: &Key| format!("{}|{}", key.0, key.1);
         let mut rest: Vec<_> = all.into_iter().filter(|(key, _)| target.is_of(key)).collect();
         rest.retain(|(key, _)| after.as_ref().is_none_or(|after| path(key) >= *after));
         let limit = limit.filter(|_| !state.ignores_limit).unwrap_or(usize::MAX);
         let next = rest.get(limit).map(|(key, _)| format!("{changes}/{version}/{}", path(key)));
+        let next = if is_circle { query.get("continue").cloned() } else { next };
+        state.counts.in_process += u64::from(next.is_none() && target.name.is_none());
         let items: Vec<String> = rest
             .iter()
             .take(limit)
@@ -359,6 +407,28 @@ impl Api {
 // === impl State ===
 
 impl State {
+    /// Returns the wrong answer that is drawn for a list.
+    fn take_wrong_answer(&mut self) -> Option<String> {
+        let wrong = self.wrong_answer.take()?;
+        let metadata = json!({"resourceVersion": self.world.text_of(self.world.version + 1_000_000)});
+        let typed = |kind: &str, version: &str| json!({"kind": kind, "apiVersion": version, "metadata": metadata});
+        let mut answer = match wrong {
+            WrongAnswer::NoVersion if self.counts.in_process == 0 => return None,
+            WrongAnswer::Table => typed("Table", "meta.k8s.io/v1"),
+            WrongAnswer::Status => typed("Status", "v1"),
+            WrongAnswer::OtherKind => typed("SecretList", "v1"),
+            WrongAnswer::NoItems | WrongAnswer::NoVersion => typed("WidgetList", "example.com/v1"),
+        };
+        match wrong {
+            WrongAnswer::Table => answer["rows"] = json!([]),
+            WrongAnswer::OtherKind => answer["items"] = json!([]),
+            WrongAnswer::NoVersion => (answer["items"], answer["metadata"]) = (json!([]), json!({})),
+            WrongAnswer::Status | WrongAnswer::NoItems => {}
+        }
+        self.counts.wrong_answers += 1;
+        Some(answer.to_string())
+    }
+
     /// Replaces the process; the watch cache of the new one begins now.
     pub(crate) fn restart(&mut self) {
         self.generation += 1;

@@ -3,7 +3,7 @@
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{
-    api::{Answer, InitialEvents, RetryAfter, To},
+    api::{Answer, EarlyEnd, InitialEvents, RetryAfter, To, WrongAnswer},
     world::{Form, Selection, Versions},
 };
 use crate::source_checker::{
@@ -84,6 +84,12 @@ pub(crate) enum Step {
     RestartOf(&'static str),
     /// Expiry of the watches; the initial events of the next one do not come.
     Stall,
+    /// Expiry of the watches; the initial events of the next one end early, in this way.
+    EndInitialEvents(EarlyEnd),
+    /// Expiry of the watches; the next list is answered with something else.
+    WrongAnswer(WrongAnswer),
+    /// Expiry of the watches; the token of the next page but one is that of the next page, three times.
+    Circle,
     /// Renewal of the token and the certificates, together with the files. Open connections are cut, or continue.
     CredentialsRenewed {
         is_cut: bool,
@@ -287,6 +293,9 @@ impl UpstreamStep for Step {
             1 => select(&NAMESPACES[..]).prop_map(Self::RestartOf),
             3 => any::<bool>().prop_map(|is_cut| Self::CredentialsRenewed { is_cut }),
             9 => Just(Self::Stall),
+            5 => select(&EarlyEnd::ALL[..]).prop_map(Self::EndInitialEvents),
+            5 => select(&WrongAnswer::ALL[..]).prop_map(Self::WrongAnswer),
+            3 => Just(Self::Circle),
             1 => Just(Self::Compact),
         ]
         .boxed()
@@ -336,6 +345,9 @@ impl UpstreamStep for Step {
             Self::CloseWatches(Some(_)) => "watches of one namespace closed",
             Self::RestartOf(_) => "restart for one namespace",
             Self::Stall => "initial events that stall, drawn",
+            Self::EndInitialEvents(_) => "initial events that end early, drawn",
+            Self::WrongAnswer(_) => "answer that is no list, drawn",
+            Self::Circle => "page tokens in a circle, drawn",
             Self::CredentialsRenewed { .. } => "credentials renewed",
             Self::CredentialsEnd { is_cut: true } => "credentials end",
             Self::CredentialsEnd { .. } => "credentials end while a watch is open",

@@ -162,9 +162,14 @@ impl Pipe {
 
     /// Writes the ERROR of an API server whose watch has expired.
     pub(crate) fn error(&mut self) {
+        self.unconfirmed = self.objects.keys().cloned().collect();
         self.write(
             b"{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"message\":\"too old\",\"reason\":\"Expired\",\"code\":410}}\n",
         );
+        if let Some(open) = &mut self.writer {
+            // The writer begins again.
+            open.longest_gap = Duration::ZERO;
+        }
     }
 
     /// Writes the beginning of an event.

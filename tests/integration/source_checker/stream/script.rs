@@ -135,6 +135,13 @@ pub(crate) enum Garbage {
     Huge,
 }
 
+impl Garbage {
+    /// Returns true for what may be an event of an object.
+    pub(crate) fn is_event(self) -> bool {
+        !matches!(self, Self::Text | Self::Binary | Self::List)
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum End {
     Clean,

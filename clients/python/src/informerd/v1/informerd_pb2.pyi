@@ -277,7 +277,7 @@ class WatchResponse(_message.Message):
     def __init__(self, type: _Optional[_Union[EventType, str]] = ..., resource_version: _Optional[str] = ..., object: _Optional[_Union[Object, _Mapping]] = ..., cause: _Optional[_Union[Cause, str]] = ..., bookmark: _Optional[_Union[Bookmark, _Mapping]] = ..., dropped: _Optional[_Union[Dropped, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., coalesced: _Optional[int] = ..., relisted: bool = ..., open: bool = ...) -> None: ...
 
 class Bookmark(_message.Message):
-    __slots__ = ("initial_events_end", "draining", "source", "source_seen_at", "history", "namespaces", "suppressed")
+    __slots__ = ("initial_events_end", "draining", "source", "source_seen_at", "history", "namespaces", "suppressed", "expression_errors")
     INITIAL_EVENTS_END_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -285,6 +285,7 @@ class Bookmark(_message.Message):
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     NAMESPACES_FIELD_NUMBER: _ClassVar[int]
     SUPPRESSED_FIELD_NUMBER: _ClassVar[int]
+    EXPRESSION_ERRORS_FIELD_NUMBER: _ClassVar[int]
     initial_events_end: bool
     draining: bool
     source: SyncState
@@ -292,7 +293,20 @@ class Bookmark(_message.Message):
     history: str
     namespaces: _containers.RepeatedScalarFieldContainer[str]
     suppressed: int
-    def __init__(self, initial_events_end: bool = ..., draining: bool = ..., source: _Optional[_Union[SyncState, str]] = ..., source_seen_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., history: _Optional[str] = ..., namespaces: _Optional[_Iterable[str]] = ..., suppressed: _Optional[int] = ...) -> None: ...
+    expression_errors: ExpressionErrors
+    def __init__(self, initial_events_end: bool = ..., draining: bool = ..., source: _Optional[_Union[SyncState, str]] = ..., source_seen_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., history: _Optional[str] = ..., namespaces: _Optional[_Iterable[str]] = ..., suppressed: _Optional[int] = ..., expression_errors: _Optional[_Union[ExpressionErrors, _Mapping]] = ...) -> None: ...
+
+class ExpressionErrors(_message.Message):
+    __slots__ = ("failed", "evaluated", "first", "first_reason")
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    FIRST_REASON_FIELD_NUMBER: _ClassVar[int]
+    failed: int
+    evaluated: int
+    first: ObjectKey
+    first_reason: str
+    def __init__(self, failed: _Optional[int] = ..., evaluated: _Optional[int] = ..., first: _Optional[_Union[ObjectKey, _Mapping]] = ..., first_reason: _Optional[str] = ...) -> None: ...
 
 class Dropped(_message.Message):
     __slots__ = ("count", "after_resource_version")
@@ -367,7 +381,7 @@ class ListRequest(_message.Message):
     def __init__(self, resource: _Optional[str] = ..., namespace: _Optional[str] = ..., label_selector: _Optional[str] = ..., field_selector: _Optional[str] = ..., expression: _Optional[str] = ..., format: _Optional[_Union[PayloadFormat, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., min_resource_version: _Optional[str] = ..., index: _Optional[_Union[IndexMatch, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ...) -> None: ...
 
 class ListResponse(_message.Message):
-    __slots__ = ("resource_version", "objects", "next_page_token", "source", "source_seen_at", "history", "namespaces")
+    __slots__ = ("resource_version", "objects", "next_page_token", "source", "source_seen_at", "history", "namespaces", "expression_errors")
     RESOURCE_VERSION_FIELD_NUMBER: _ClassVar[int]
     OBJECTS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -375,6 +389,7 @@ class ListResponse(_message.Message):
     SOURCE_SEEN_AT_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    EXPRESSION_ERRORS_FIELD_NUMBER: _ClassVar[int]
     resource_version: str
     objects: _containers.RepeatedCompositeFieldContainer[Object]
     next_page_token: str
@@ -382,7 +397,8 @@ class ListResponse(_message.Message):
     source_seen_at: _timestamp_pb2.Timestamp
     history: str
     namespaces: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, resource_version: _Optional[str] = ..., objects: _Optional[_Iterable[_Union[Object, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., source: _Optional[_Union[SyncState, str]] = ..., source_seen_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., history: _Optional[str] = ..., namespaces: _Optional[_Iterable[str]] = ...) -> None: ...
+    expression_errors: ExpressionErrors
+    def __init__(self, resource_version: _Optional[str] = ..., objects: _Optional[_Iterable[_Union[Object, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., source: _Optional[_Union[SyncState, str]] = ..., source_seen_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., history: _Optional[str] = ..., namespaces: _Optional[_Iterable[str]] = ..., expression_errors: _Optional[_Union[ExpressionErrors, _Mapping]] = ...) -> None: ...
 
 class ByIndexRequest(_message.Message):
     __slots__ = ("resource", "index", "value", "namespace", "label_selector", "field_selector", "expression", "format", "page_size", "page_token", "min_resource_version", "view", "like", "shard")
@@ -417,7 +433,7 @@ class ByIndexRequest(_message.Message):
     def __init__(self, resource: _Optional[str] = ..., index: _Optional[str] = ..., value: _Optional[str] = ..., namespace: _Optional[str] = ..., label_selector: _Optional[str] = ..., field_selector: _Optional[str] = ..., expression: _Optional[str] = ..., format: _Optional[_Union[PayloadFormat, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., min_resource_version: _Optional[str] = ..., view: _Optional[_Union[View, _Mapping]] = ..., like: _Optional[_Union[ObjectKey, _Mapping]] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ...) -> None: ...
 
 class ByIndexResponse(_message.Message):
-    __slots__ = ("resource_version", "objects", "next_page_token", "source", "source_seen_at", "history", "namespaces")
+    __slots__ = ("resource_version", "objects", "next_page_token", "source", "source_seen_at", "history", "namespaces", "expression_errors")
     RESOURCE_VERSION_FIELD_NUMBER: _ClassVar[int]
     OBJECTS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -425,6 +441,7 @@ class ByIndexResponse(_message.Message):
     SOURCE_SEEN_AT_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    EXPRESSION_ERRORS_FIELD_NUMBER: _ClassVar[int]
     resource_version: str
     objects: _containers.RepeatedCompositeFieldContainer[Object]
     next_page_token: str
@@ -432,7 +449,8 @@ class ByIndexResponse(_message.Message):
     source_seen_at: _timestamp_pb2.Timestamp
     history: str
     namespaces: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, resource_version: _Optional[str] = ..., objects: _Optional[_Iterable[_Union[Object, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., source: _Optional[_Union[SyncState, str]] = ..., source_seen_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., history: _Optional[str] = ..., namespaces: _Optional[_Iterable[str]] = ...) -> None: ...
+    expression_errors: ExpressionErrors
+    def __init__(self, resource_version: _Optional[str] = ..., objects: _Optional[_Iterable[_Union[Object, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., source: _Optional[_Union[SyncState, str]] = ..., source_seen_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., history: _Optional[str] = ..., namespaces: _Optional[_Iterable[str]] = ..., expression_errors: _Optional[_Union[ExpressionErrors, _Mapping]] = ...) -> None: ...
 
 class GetRequest(_message.Message):
     __slots__ = ("resource", "namespace", "name", "format", "min_resource_version", "view")

@@ -24,9 +24,8 @@ use crate::{
 /// Returns the number of bodies that are looked up for a pause of so many watches, which share theirs, until each has its own.
 async fn work_of_a_pause(count: u32) -> usize {
     let world = World::of(Vec::new(), |_| {}).await;
-    let bounds =
-        RequestBounds { bytes: 1 << 10, timeout: Duration::from_secs(1), is_stream: true, answers_late: false };
-    let requests = Requests::new(RequestMessages::new(Body::empty(), bounds, None));
+    let bounds = RequestBounds { bytes: 1 << 10, timeout: Duration::from_secs(1), is_stream: true, waits: false };
+    let requests = Requests::new(Box::new(RequestMessages::new(Body::empty(), bounds, None)));
     let call = Call::new(&HeaderMap::new(), &Extensions::new());
     let mut stream = SubscribeBody::new(world.service().clone(), requests, call, 1, None);
     let room = Room { bytes: 64 << 10, is_strict: true };

@@ -212,3 +212,42 @@ fn events_ahead_are_bounded() {
     }
     assert!(matches!(take(&mut merge, 20_000), Err(SourceError::Expired(_))));
 }
+
+#[test]
+fn a_member_that_repeats_events_stays_where_it_was() {
+    let mut merge = MergedPosition::new(0, version(10));
+    assert_eq!(merge.highest(), None, "without members");
+    merge.begin(version(10), vec![version(12), version(10)]);
+    assert_eq!(merge.highest(), Some(&version(12)));
+    let repeated = Delta::event(event(Write { namespace: 0, name: 1, is_deleted: false }, 11));
+    merge.take(0, repeated).unwrap();
+    merge.note_quiet(0, version(11));
+    assert_eq!(merge.behind(), [(1, version(10))]);
+    merge.note_quiet(1, version(20));
+    assert_eq!(merge.behind(), [(0, version(12))], "a bookmark is ahead, too");
+    assert_eq!((events(merge.progress()), merge.ahead()), (vec![Event::Bookmark(version(12))], 0));
+    // A late change at a version that is complete is ahead of nobody.
+    let late = Delta::event(event(Write { namespace: 0, name: 2, is_deleted: false }, 12));
+    merge.take(0, late).unwrap();
+    assert_eq!(merge.ahead(), 0);
+}
+
+#[test]
+fn bytes_ahead_are_bounded() {
+    let large = |number: u128| {
+        let pad = "x".repeat(MAX_AHEAD_BYTES / 10);
+        let text = format!(r#"{{"metadata":{{"namespace":"n0","name":"o1"}},"pad":"{pad}"}}"#);
+        Delta::event(Event::Modified(Arc::new(Object::from_json(Bytes::from(text), "x", version(number)).unwrap())))
+    };
+    let mut merge = MergedPosition::new(2, version(10));
+    for number in 11..=16 {
+        merge.take(0, large(number)).unwrap();
+    }
+    merge.note_quiet(1, version(16));
+    assert!(merge.progress().is_some());
+    for number in 17..=22 {
+        merge.take(0, large(number)).unwrap();
+    }
+    let last = (23..=27).map(|number| merge.take(0, large(number))).find_map(Result::err);
+    assert!(matches!(last, Some(SourceError::Expired(_))));
+}

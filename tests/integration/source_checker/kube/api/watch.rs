@@ -10,8 +10,8 @@ use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 
 use super::{
     super::world::EventKind,
-    Api, InitialEvents, Query, RetryAfter,
-    answer::{bookmark, event, failure, too_large},
+    Api, EarlyEnd, InitialEvents, Query, RetryAfter,
+    answer::{bookmark, event, failure, success, too_large},
     target::Target,
 };
 
@@ -77,6 +77,22 @@ impl Api {
             if !self.reach(version, &target).await {
                 return too_large();
             }
+        }
+        let early_end = {
+            let mut state = self.state.lock();
+            let early_end = if is_initial { state.early_end.take() } else { None };
+            state.counts.early_ends += u64::from(early_end.is_some());
+            early_end
+        };
+        if let Some(end) = early_end {
+            let status = json!({"kind": "Status", "code": 410, "reason": "Expired", "message": "drawn"});
+            return match end {
+                EarlyEnd::Closed => success(String::new()),
+                EarlyEnd::Error => success(event("ERROR", &status.to_string())),
+                EarlyEnd::Garbage => success("<html>\n".to_owned()),
+                EarlyEnd::Torn => success(r#"{"type":"ADDED","object":{"#.to_owned()),
+                EarlyEnd::Refused => failure(500, RetryAfter::None, "InternalError", "drawn"),
+            };
         }
         let (sender, lines) = mpsc::channel::<io::Result<String>>(64);
         let is_stalled = {

@@ -204,6 +204,14 @@ export interface Bookmark {
   history: string;
   namespaces: string[];
   suppressed: bigint;
+  expressionErrors?: ExpressionErrors | undefined;
+}
+
+export interface ExpressionErrors {
+  failed: bigint;
+  evaluated: bigint;
+  first?: ObjectKey | undefined;
+  firstReason: string;
 }
 
 export interface Dropped {
@@ -256,6 +264,7 @@ export interface ListResponse {
   sourceSeenAt?: Date | undefined;
   history: string;
   namespaces: string[];
+  expressionErrors?: ExpressionErrors | undefined;
 }
 
 export interface ByIndexRequest {
@@ -283,6 +292,7 @@ export interface ByIndexResponse {
   sourceSeenAt?: Date | undefined;
   history: string;
   namespaces: string[];
+  expressionErrors?: ExpressionErrors | undefined;
 }
 
 export interface GetRequest {
@@ -1650,6 +1660,7 @@ function createBaseBookmark(): Bookmark {
     history: "",
     namespaces: [],
     suppressed: 0n,
+    expressionErrors: undefined,
   };
 }
 
@@ -1678,6 +1689,9 @@ export const Bookmark: MessageFns<Bookmark> = {
         throw new globalThis.Error("value provided for field message.suppressed of type uint64 too large");
       }
       writer.uint32(64).uint64(message.suppressed);
+    }
+    if (message.expressionErrors !== undefined) {
+      ExpressionErrors.encode(message.expressionErrors, writer.uint32(74).fork()).join();
     }
     return writer;
   },
@@ -1751,6 +1765,14 @@ export const Bookmark: MessageFns<Bookmark> = {
             message.suppressed = reader.uint64() as bigint;
             continue;
           }
+          case 9: {
+            if (tag !== 74) {
+              break;
+            }
+
+            message.expressionErrors = ExpressionErrors.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1777,6 +1799,108 @@ export const Bookmark: MessageFns<Bookmark> = {
     message.suppressed = (object.suppressed !== undefined && object.suppressed !== null)
       ? BigInt(object.suppressed)
       : 0n;
+    message.expressionErrors = (object.expressionErrors !== undefined && object.expressionErrors !== null)
+      ? ExpressionErrors.fromPartial(object.expressionErrors)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseExpressionErrors(): ExpressionErrors {
+  return { failed: 0n, evaluated: 0n, first: undefined, firstReason: "" };
+}
+
+export const ExpressionErrors: MessageFns<ExpressionErrors> = {
+  encode(message: ExpressionErrors, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.failed !== 0n) {
+      if (BigInt.asUintN(64, message.failed) !== message.failed) {
+        throw new globalThis.Error("value provided for field message.failed of type uint64 too large");
+      }
+      writer.uint32(8).uint64(message.failed);
+    }
+    if (message.evaluated !== 0n) {
+      if (BigInt.asUintN(64, message.evaluated) !== message.evaluated) {
+        throw new globalThis.Error("value provided for field message.evaluated of type uint64 too large");
+      }
+      writer.uint32(16).uint64(message.evaluated);
+    }
+    if (message.first !== undefined) {
+      ObjectKey.encode(message.first, writer.uint32(26).fork()).join();
+    }
+    if (message.firstReason !== "") {
+      writer.uint32(34).string(message.firstReason);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ExpressionErrors {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseExpressionErrors();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.failed = reader.uint64() as bigint;
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.evaluated = reader.uint64() as bigint;
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.first = ObjectKey.decode(reader, reader.uint32());
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.firstReason = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ExpressionErrors>): ExpressionErrors {
+    return ExpressionErrors.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ExpressionErrors>): ExpressionErrors {
+    const message = createBaseExpressionErrors();
+    message.failed = (object.failed !== undefined && object.failed !== null) ? BigInt(object.failed) : 0n;
+    message.evaluated = (object.evaluated !== undefined && object.evaluated !== null) ? BigInt(object.evaluated) : 0n;
+    message.first = (object.first !== undefined && object.first !== null)
+      ? ObjectKey.fromPartial(object.first)
+      : undefined;
+    message.firstReason = object.firstReason ?? "";
     return message;
   },
 };
@@ -2412,6 +2536,7 @@ function createBaseListResponse(): ListResponse {
     sourceSeenAt: undefined,
     history: "",
     namespaces: [],
+    expressionErrors: undefined,
   };
 }
 
@@ -2437,6 +2562,9 @@ export const ListResponse: MessageFns<ListResponse> = {
     }
     for (const v of message.namespaces) {
       writer.uint32(58).string(v!);
+    }
+    if (message.expressionErrors !== undefined) {
+      ExpressionErrors.encode(message.expressionErrors, writer.uint32(66).fork()).join();
     }
     return writer;
   },
@@ -2510,6 +2638,14 @@ export const ListResponse: MessageFns<ListResponse> = {
             message.namespaces.push(reader.string());
             continue;
           }
+          case 8: {
+            if (tag !== 66) {
+              break;
+            }
+
+            message.expressionErrors = ExpressionErrors.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2534,6 +2670,9 @@ export const ListResponse: MessageFns<ListResponse> = {
     message.sourceSeenAt = object.sourceSeenAt ?? undefined;
     message.history = object.history ?? "";
     message.namespaces = object.namespaces?.map((e) => e) || [];
+    message.expressionErrors = (object.expressionErrors !== undefined && object.expressionErrors !== null)
+      ? ExpressionErrors.fromPartial(object.expressionErrors)
+      : undefined;
     return message;
   },
 };
@@ -2773,6 +2912,7 @@ function createBaseByIndexResponse(): ByIndexResponse {
     sourceSeenAt: undefined,
     history: "",
     namespaces: [],
+    expressionErrors: undefined,
   };
 }
 
@@ -2798,6 +2938,9 @@ export const ByIndexResponse: MessageFns<ByIndexResponse> = {
     }
     for (const v of message.namespaces) {
       writer.uint32(58).string(v!);
+    }
+    if (message.expressionErrors !== undefined) {
+      ExpressionErrors.encode(message.expressionErrors, writer.uint32(66).fork()).join();
     }
     return writer;
   },
@@ -2871,6 +3014,14 @@ export const ByIndexResponse: MessageFns<ByIndexResponse> = {
             message.namespaces.push(reader.string());
             continue;
           }
+          case 8: {
+            if (tag !== 66) {
+              break;
+            }
+
+            message.expressionErrors = ExpressionErrors.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2895,6 +3046,9 @@ export const ByIndexResponse: MessageFns<ByIndexResponse> = {
     message.sourceSeenAt = object.sourceSeenAt ?? undefined;
     message.history = object.history ?? "";
     message.namespaces = object.namespaces?.map((e) => e) || [];
+    message.expressionErrors = (object.expressionErrors !== undefined && object.expressionErrors !== null)
+      ? ExpressionErrors.fromPartial(object.expressionErrors)
+      : undefined;
     return message;
   },
 };

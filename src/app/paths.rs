@@ -1,0 +1,32 @@
+//! Checks of what the server starts without, or finds out later: for `informerd check`.
+
+use super::{error::AppError, sources::files_config};
+use crate::{
+    audit::AuditLog,
+    cache::SnapshotDirectory,
+    config::{Config, SourceConfig},
+    source::files::FilesSource,
+};
+
+/// Opens the paths of the configuration that are written to, and looks for the kinds of its directories. Blocks.
+///
+/// # Errors
+///
+/// Each problem.
+pub fn check_paths(config: &Config) -> Result<(), Vec<AppError>> {
+    let audit = config.audit.file.iter().filter_map(|path| {
+        let error = AuditLog::check(path).err()?;
+        Some(AppError::Audit { path: path.clone(), error })
+    });
+    let state = config.general.state_dir.iter().filter_map(|path| {
+        let error = SnapshotDirectory::check_path(path).err()?;
+        Some(AppError::StateDirectory { error })
+    });
+    let kinds = config.resources.values().filter_map(|resource| {
+        let SourceConfig::Files(files) = &resource.source else { return None };
+        let problem = FilesSource::check_kind(files_config(&resource.name, files)).err()?;
+        Some(AppError::Name { resource: resource.name.clone(), problem })
+    });
+    let problems: Vec<AppError> = audit.chain(state).chain(kinds).collect();
+    if problems.is_empty() { Ok(()) } else { Err(problems) }
+}

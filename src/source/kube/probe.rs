@@ -1,0 +1,80 @@
+//! Short second watch from a version, which shows whether there are changes after it.
+//!
+//! kube-apiserver sends a bookmark two seconds before the end of a watch, at the version that its watch cache has reached.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::sleep;
+
+use super::{known::Position, object::Bookmark, shared::KubeShared, watch::KubeWatch};
+use crate::{
+    model::{EventType, Object, ResourceVersion},
+    source::watch_event::DecodedEvent,
+};
+
+/// Result of a short watch.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Probe {
+    /// There is no change up to this later version.
+    Quiet(ResourceVersion),
+    /// There is a change, at this version.
+    Change(ResourceVersion),
+    /// Neither was sent in time.
+    Unknown,
+}
+
+/// Timeout of a probe.
+pub(super) const PROBE_TIME: Duration = Duration::from_secs(4);
+/// Time after the start of a probe at which the most recent version is requested.
+const REQUEST_AFTER: Duration = Duration::from_millis(500);
+
+// === impl KubeShared ===
+
+impl KubeShared {
+    /// Watches from a version for a short time, beside the open watch.
+    pub(super) async fn probe(self: &Arc<Self>, from: &ResourceVersion) -> Probe {
+        let query = [("resourceVersion", &*from.to_string())];
+        let Ok(live) = KubeWatch::open_for(self, &query, PROBE_TIME).await else { return Probe::Unknown };
+        tokio::select! {
+            found = self.first_of(live, from) => found,
+            () = self.requests_progress() => Probe::Unknown,
+        }
+    }
+
+    /// Returns the first change or later bookmark of a watch.
+    async fn first_of(&self, mut live: KubeWatch, from: &ResourceVersion) -> Probe {
+        while let Ok(Some(received)) = live.line().await {
+            match live.decode(&received) {
+                Ok(DecodedEvent::Bookmark(object)) => {
+                    let version = Bookmark::read(object).ok();
+                    let version = version.and_then(|bookmark| ResourceVersion::parse_decimal(&bookmark.version).ok());
+                    match version {
+                        Some(version) if version > *from => return Probe::Quiet(version),
+                        Some(_) => {}
+                        None => return Probe::Unknown,
+                    }
+                }
+                // The API repeats the known deletions of an open version.
+                Ok(DecodedEvent::Change(EventType::Deleted, Ok(item))) if self.has_deleted(&item.object) => {}
+                Ok(DecodedEvent::Change(_, Ok(item))) => return Probe::Change(item.object.version().clone()),
+                // The open watch passes over it, too.
+                Ok(DecodedEvent::Change(_, Err(_))) => {}
+                Ok(DecodedEvent::Failure(_)) | Err(_) => return Probe::Unknown,
+            }
+        }
+        Probe::Unknown
+    }
+
+    fn has_deleted(&self, last: &Object) -> bool {
+        let resume_point = self.known.lock().position().and_then(Position::resume_point);
+        resume_point.is_some_and(|resume_point| resume_point.has_deletion(last))
+    }
+
+    /// Makes kube-apiserver query etcd's revision, as it does for a list of the most recent state: it sends no bookmark at a
+    /// version that it knew when the watch was opened. Never completes.
+    async fn requests_progress(&self) {
+        sleep(REQUEST_AFTER).await;
+        drop(self.most_recent_version().await);
+        std::future::pending::<()>().await;
+    }
+}

@@ -1,0 +1,56 @@
+//! Budget of the modules: numbers of today, which only go down. A commit that raises one gives its reason.
+
+/// Ceilings of lines of code are multiples of this.
+pub(super) const STEP: usize = 50;
+
+/// Modules at the top of the crate: lines of code without blank lines, comments and tests, and `pub(crate)` items.
+pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
+    ("admin", 300, 0),
+    ("app", 2200, 18),
+    ("audit", 150, 0),
+    ("auth", 1950, 6),
+    ("cache", 6400, 19),
+    ("census", 100, 3),
+    ("cli", 7200, 135),
+    ("client", 3100, 9),
+    ("config", 2900, 20),
+    ("endpoint", 200, 5),
+    ("grpc", 9800, 17),
+    ("lib", 100, 0),
+    ("log_throttle", 50, 3),
+    ("main", 50, 0),
+    ("mirror", 950, 0),
+    ("model", 4150, 37),
+    ("process", 100, 6),
+    ("proto", 650, 0),
+    ("source", 12700, 0),
+    ("sync", 50, 3),
+    ("telemetry", 700, 0),
+    ("testing", 500, 0),
+    ("transport", 3300, 0),
+    ("turns", 400, 16),
+    ("watch", 5050, 3),
+];
+
+/// Structs with too many fields, and the number of these.
+pub(super) const WIDE_STRUCTS: &[(&str, &str, usize)] = &[
+    ("src/grpc/audited_call.rs", "Line", 20),
+    ("src/grpc/list.rs", "ListBody", 28),
+    ("src/grpc/service.rs", "Inner", 20),
+    ("src/grpc/subscribe/body.rs", "SubscribeBody", 25),
+    ("src/grpc/watch/body.rs", "WatchBody", 21),
+    ("src/source/kube.rs", "KubeConfig", 18),
+    ("src/transport/connection.rs", "Connection", 20),
+];
+
+/// Folders with too many files, and the number of these.
+pub(super) const WIDE_FOLDERS: &[(&str, usize)] = &[
+    ("src", 25),
+    ("src/cache", 21),
+    ("src/cli", 28),
+    ("src/config", 22),
+    ("src/grpc", 47),
+    ("src/source/kube", 35),
+    ("src/transport", 26),
+    ("src/watch", 25),
+];
