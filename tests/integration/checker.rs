@@ -270,6 +270,26 @@ fn generations_begin_while_a_client_is_paused() {
     check(&script, &mut Totals::default()).unwrap();
 }
 
+/// Under COALESCE a client continues from the history if what the server retains for it took too many bytes. It receives the events one by
+/// one then, also those that came after.
+#[test]
+fn a_coalescing_client_continues_without_its_queue() {
+    let share = Some(Share { pauses: false, has_new_ids: false, is_twin: false });
+    let few = Bounds { events: 3, ..wide_config().history };
+    let config = ScriptConfig { history: few, retention: Bounds { bytes: 1000, ..few }, ..wide_config() };
+    let policy = pb::FullChannelPolicy::Coalesce;
+    let slow = Plan { policy, length: 1, share, sends_initial_events: false, ..plain_plan() };
+    let other = Plan { policy: pb::FullChannelPolicy::Replay, ..slow.clone() };
+    let [a, b, c] = [("shop", "a"), ("shop", "b"), ("shop", "c")];
+    let opened = [Step::Open(0, slow), Step::Open(1, other), Step::Read(0, 9)];
+    // Four changes, of which each counts as 256 bytes and more.
+    let say = |write| Step::Say(vec![(write, 1)]);
+    let discarded = [say(put(b)), Step::Read(0, 9), Step::SayAtOnce(vec![put(a), put(c), Write::Recreate(b)], 1)];
+    let then = [Step::Read(1, 1), Step::Say(vec![(put(a), 1), (put(a), 1)]), Step::Read(1, 9)];
+    let steps = opened.into_iter().chain(discarded).chain(then).collect();
+    check(&Script { config, first: Vec::new(), steps, settles: true }, &mut Totals::default()).unwrap();
+}
+
 /// A watch has one turn in a response, also if it has the place of one that was closed before its turn came. With two, the missed event
 /// and the next one of a resumed watch were in one response, and the next one came first: it was in the delivery of another watch.
 #[test]

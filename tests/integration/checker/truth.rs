@@ -46,8 +46,8 @@ pub(crate) struct Batch {
     pub(crate) is_relist: bool,
     /// True if more changes may come at its version, or if it came at a version that was already complete.
     pub(crate) is_open: bool,
-    /// Time at which each server was first seen to have applied it.
-    applied_at: [Option<Duration>; SERVERS],
+    /// Time at which each server was first seen to have applied it, and the number of batches that it had applied before.
+    applied_at: [Option<(Duration, usize)>; SERVERS],
 }
 
 /// One continuous history. A list with an older version begins the next.
@@ -396,9 +396,7 @@ impl Truth {
 
     /// Records how far a server has got.
     pub(crate) fn applied(&mut self, server: usize, epoch: usize, batches: usize, now: Duration) {
-        for batch in &mut self.epochs[epoch].batches[..batches] {
-            batch.applied_at[server].get_or_insert(now);
-        }
+        self.epochs[epoch].applied(server, batches, now);
     }
 
     /// Returns for a client that has everything up to `version`: true if the server may expire it, and true if it must.
@@ -424,6 +422,14 @@ impl Truth {
     /// Returns true if the bytes that servers retain for lagging clients are bounded.
     pub(crate) fn keeps_few_bytes(&self) -> bool {
         self.window.bytes < Bounds::ANY_BYTES
+    }
+
+    /// Returns true if a server may have discarded changes after so many batches because of their bytes. A merging client that had not
+    /// read them receives them from the history.
+    pub(crate) fn may_exceed_bytes(&self, epoch: usize, batches: usize, moment: &Moment) -> bool {
+        let Self { epochs, window: Bounds { bytes, .. }, .. } = self;
+        let end = if epoch == moment.epoch { moment.batches } else { epochs[epoch].batches.len() };
+        epochs[epoch].bytes_between(moment.server, batches, end) > bytes - bytes / 10
     }
 
     /// Returns true if a server may discard the changes after so many batches, now or soon. A merging client that has not read

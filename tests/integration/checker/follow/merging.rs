@@ -85,6 +85,13 @@ impl Follower<'_> {
         Ok(())
     }
 
+    /// Until it has received everything again, its policy does not act on a client whose queue the server may have discarded because of
+    /// its bytes: it receives the events from the history.
+    fn lose_queue(&mut self, at: usize) {
+        let moment = &self.segment.messages[at].moment;
+        self.has_had_all &= !self.truth.may_exceed_bytes(self.epoch_at, self.batches_told(moment), moment);
+    }
+
     /// Verifies that a stream may expire: a merging stream loses nothing, unless threads are too late for its selection, or the
     /// discarded events take more bytes than may be retained.
     pub(super) fn expires(&self) -> Verdict {
@@ -142,6 +149,7 @@ impl Follower<'_> {
     /// to its first message, or fewer, up to the end of a batch, when the threads that fill its group are too late: then the
     /// stream expires, its history is rewritten, or it receives the rest from the history.
     pub(super) fn begin_generation(&mut self, at: usize, moment: &Moment, tally: &mut Tally) {
+        self.lose_queue(at);
         if !self.is_between_generations() || !self.may_merge(moment) {
             return;
         }

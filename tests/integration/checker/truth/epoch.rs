@@ -59,6 +59,21 @@ impl Epoch {
         state
     }
 
+    /// Records that a server has applied so many batches.
+    pub(super) fn applied(&mut self, server: usize, batches: usize, now: Duration) {
+        let applied = &mut self.batches[..batches];
+        let before = applied.iter().take_while(|batch| batch.applied_at[server].is_some()).count();
+        applied[before..].iter_mut().for_each(|batch| batch.applied_at[server] = Some((now, before)));
+    }
+
+    /// Returns the bytes that a server is charged for the batches of a range, with those before them that it may have gathered in one
+    /// step with the first, and so discards together with it.
+    pub(super) fn bytes_between(&self, server: usize, start: usize, end: usize) -> usize {
+        let Some(first) = self.batches[..end].get(start) else { return 0 };
+        let start = first.applied_at[server].map_or(start, |(_, before)| before);
+        self.batches[start..end].iter().map(Batch::bytes).sum()
+    }
+
     /// Returns the oldest version that exact bounds keep, for a server that began at `start`, after the `first` batches. Batches
     /// of one version are discarded together; a version that may still get more is kept.
     pub(super) fn oldest(&self, bounds: Bounds, (start, first): (u64, usize), moment: &Moment) -> u64 {
@@ -70,7 +85,8 @@ impl Epoch {
         while let Some(batch) = rest.first() {
             let newer: usize = rest.iter().map(|batch| batch.changes.len()).sum();
             let bytes: usize = rest.iter().map(|batch| batch.bytes()).sum();
-            let age = batch.applied_at[moment.server].map_or(Duration::ZERO, |at| moment.at.saturating_sub(at));
+            let applied_at = batch.applied_at[moment.server];
+            let age = applied_at.map_or(Duration::ZERO, |(at, _)| moment.at.saturating_sub(at));
             rest = &rest[rest.iter().take_while(|other| other.after == batch.after).count()..];
             let is_newest = rest.is_empty();
             let is_needed = is_newest && batch.after > moment.safe;
