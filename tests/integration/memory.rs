@@ -282,7 +282,9 @@ async fn each_watch_of_a_stream_ended_for_memory_receives_the_version_to_resume_
     let mut stream = sandbox.client().await.subscribe(ReceiverStream::new(sent)).await.unwrap().into_inner();
     let coalesce = Some(queue(pb::FullChannelPolicy::Coalesce, 16));
     let paused = pb::WatchRequest { queue: coalesce, namespace: "shop".to_owned(), ..watch_from_now() };
-    let other = pb::WatchRequest { namespace: "lab".to_owned(), ..watch_from_now() };
+    // Without a bookmark: it would move the version from which the second one resumes.
+    let bookmark_interval = Some(prost_types::Duration { seconds: 3600, nanos: 0 });
+    let other = pb::WatchRequest { namespace: "lab".to_owned(), bookmark_interval, ..watch_from_now() };
     let [paused, other] = [(1, paused), (2, other)].map(|(id, watch)| pb::OpenWatch { id, watch: Some(watch) });
     requests.send(pb::SubscribeRequest { open: vec![paused], ..Default::default() }).await.unwrap();
     let mut last: [pb::WatchResponse; 2] = [pb::WatchResponse::default(), pb::WatchResponse::default()];

@@ -30,6 +30,9 @@ use crate::{
     sandbox::{DEADLINE, Options, Sandbox, fold, next, pod, queue, reason, watch_from_now, watch_pods, words},
 };
 
+/// Less than the interval of bookmarks, of which each would show a paused watch its end.
+const SOON: Duration = Duration::from_secs(10);
+
 /// Stream of a client: its requests, and what it has received for each id.
 struct Subscription {
     requests: Option<mpsc::Sender<pb::SubscribeRequest>>,
@@ -544,7 +547,7 @@ async fn a_paused_watch_is_told_that_it_was_evicted() {
     for at in 8..200 {
         sandbox.put("a", "x", &format!(r#""n":{at}"#)).await;
     }
-    let last = stream.end(1).await.unwrap();
+    let last = tokio::time::timeout(SOON, stream.end(1)).await.expect("without another reason to be polled").unwrap();
     assert_eq!(refusal(&last), (Code::ResourceExhausted, "SLOW_CONSUMER".to_owned()));
 }
 
@@ -569,7 +572,8 @@ async fn a_paused_watch_with_events_is_told_that_its_rights_were_revoked() {
     }
     authorizer.set_rules(Rules::from_value(&json!([])).unwrap());
     for (id, version) in [(2, "4"), (1, "1")] {
-        let last = stream.end(id).await.unwrap();
+        let ended = tokio::time::timeout(SOON, stream.end(id));
+        let last = ended.await.expect("without another reason to be polled").unwrap();
         assert_eq!(refusal(&last), (Code::PermissionDenied, "ACCESS_DENIED".to_owned()));
         assert_eq!(last.resource_version, version, "no event after the decision");
     }

@@ -17,6 +17,7 @@ use futures_util::{FutureExt, future::BoxFuture};
 use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
 use tonic::{Response, Status, metadata::MetadataMap};
 
 use super::{RelayConfig, upstream};
@@ -28,6 +29,7 @@ use crate::{
     client::{Client, ClientError, Connection},
     model::{Namespaces, View},
     proto::pb::{self, informer_service_client::InformerServiceClient},
+    source::small_file,
 };
 
 /// Upstream of a relay, as the authority over the relay's callers. Clones share its connection.
@@ -36,7 +38,8 @@ pub struct RelayReviewer(Arc<Inner>);
 
 struct Inner {
     config: RelayConfig,
-    client: Mutex<Option<Client>>,
+    /// Connection, and the task that drops it once the files that it was made from have changed.
+    client: Mutex<Option<(Client, AbortOnDropHandle<()>)>>,
     /// True if the last answer was that this relay may not impersonate.
     is_denied: AtomicBool,
 }
@@ -99,7 +102,7 @@ impl fmt::Debug for RelayReviewer {
 // === impl Inner ===
 
 impl Inner {
-    async fn review(&self, identity: &Identity, attributes: &Attributes) -> Result<Option<Scope>, ReviewError> {
+    async fn review(self: &Arc<Self>, identity: &Identity, attributes: &Attributes) -> Result<Option<Scope>, ReviewError> {
         let headers = impersonation_headers(identity).map_err(|error| ReviewError(error.to_string()))?;
         let service = self.client().await.map_err(ReviewError)?.service_with(headers);
         let mut question = Question { config: &self.config, service, user: impersonated_user(identity), attributes };
@@ -131,14 +134,24 @@ impl Inner {
         }
     }
 
-    async fn client(&self) -> Result<Client, String> {
-        if let Some(client) = &*self.client.lock() {
+    async fn client(self: &Arc<Self>) -> Result<Client, String> {
+        if let Some((client, _)) = &*self.client.lock() {
             return Ok(client.clone());
         }
+        // Before they are read for the connection, so that a change in the meantime is noticed.
+        let paths = self.config.files();
+        let files = small_file::reading(move || small_file::digest_of(&paths)).await.ok();
         let address = upstream::read_secured(&self.config).await?;
         let connected = Client::connect_lazy(&address).map_err(|error| error.to_string())?;
+        let (inner, changed) = (Arc::downgrade(self), small_file::changed(self.config.files(), files));
+        let leaving = AbortOnDropHandle::new(tokio::spawn(async move {
+            changed.await;
+            if let Some(inner) = inner.upgrade() {
+                inner.leave();
+            }
+        }));
         // Another question may have connected meanwhile.
-        Ok(self.client.lock().get_or_insert(connected).clone())
+        Ok(self.client.lock().get_or_insert((connected, leaving)).0.clone())
     }
 
     /// Drops the connection: the next question takes another one, with the certificates of then.
@@ -311,7 +324,23 @@ mod tests {
     use tonic_types::{ErrorDetails, StatusExt};
 
     use super::*;
-    use crate::auth::IdentityDetails;
+    use crate::{auth::IdentityDetails, endpoint::TlsOptions};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_ends_once_the_files_have_changed_that_it_was_made_from() {
+        let directory = tempfile::tempdir().unwrap();
+        let authority = directory.path().join("ca");
+        std::fs::write(&authority, "one").unwrap();
+        let tls = TlsOptions { authority: Some(authority.clone()), ..TlsOptions::default() };
+        let config = RelayConfig { tls, ..RelayConfig::new("http://127.0.0.1:1".parse().unwrap(), "pods") };
+        let RelayReviewer(inner) = RelayReviewer::new(config);
+        inner.client().await.unwrap();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(inner.client.lock().is_some());
+        std::fs::write(&authority, "two").unwrap();
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        assert!(inner.client.lock().is_none(), "the next question makes another one");
+    }
 
     /// A server that does not know the headers answers with the rights of the relay.
     #[tokio::test]
