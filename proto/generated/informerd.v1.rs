@@ -197,6 +197,10 @@ pub struct WatchRequest {
     /// Only objects of this shard; unset = all. Since: shards.
     #[prost(message, optional, tag = "20")]
     pub shard: ::core::option::Option<Shard>,
+    /// The client reads WatchResponse.batch: the initial events come many in a message, which costs both ends as little as
+    /// a List. Not in Until, which ignores it. Since: batch.
+    #[prost(bool, tag = "22")]
+    pub batch_initial_events: bool,
 }
 /// A choice of objects by an index.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -252,6 +256,10 @@ pub struct WatchResponse {
     /// may receive such a change again. Since: sources.
     #[prost(bool, tag = "10")]
     pub open: bool,
+    /// With ADDED and CAUSE_INITIAL, in place of `object`, where the request has batch_initial_events: the objects of
+    /// several initial events, in order. A large object comes alone, in `object`. Since: batch.
+    #[prost(message, repeated, tag = "11")]
+    pub batch: ::prost::alloc::vec::Vec<Object>,
 }
 /// Progress without an event.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -716,8 +724,8 @@ pub struct ServerInfo {
     /// The source commit; empty when unknown. Since: operations.
     #[prost(string, tag = "2")]
     pub commit: ::prost::alloc::string::String,
-    /// The "Since:" names of this contract that the server implements in full, sorted, of "identity", "library", "limits",
-    /// "shards", "sources", "views".
+    /// The "Since:" names of this contract that the server implements in full, sorted, of "batch", "identity",
+    /// "library", "limits", "shards", "sources", "views".
     #[prost(string, repeated, tag = "3")]
     pub capabilities: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// The reason why the newest configuration was rejected and the last good one is in use; empty when there is none, and

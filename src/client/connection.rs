@@ -380,6 +380,8 @@ impl Client {
     /// The status with which the watch is refused.
     pub async fn open(&self, request: pb::WatchRequest) -> Result<WatchMessages, ClientError> {
         self.require(request.shard.is_some(), request.view.is_some()).await?;
+        // A server that has no batches ignores this.
+        let request = pb::WatchRequest { batch_initial_events: true, ..request };
         if let Some(subscriptions) = &self.subscriptions
             && let Some(watch) = subscriptions.open(&request).await?
         {

@@ -1,9 +1,10 @@
 //! Messages of one stream of a watch, whatever the RPC that they come by.
 
 use std::{
+    collections::VecDeque,
     future::poll_fn,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use futures_util::Stream;
@@ -18,8 +19,8 @@ use crate::{
 /// Messages of one stream of a watch. Dropping it ends the stream.
 #[derive(Debug)]
 pub struct WatchMessages {
-    /// Message that was read to find out if the watch was refused.
-    first: Option<Box<WatchResponse>>,
+    /// Messages that were read and not handed out: the first, which shows if the watch was refused, or the rest of a batch.
+    waiting: VecDeque<WatchResponse>,
     messages: Messages,
 }
 
@@ -35,11 +36,11 @@ enum Messages {
 
 impl WatchMessages {
     pub(super) fn own(stream: Streaming<WatchResponse>) -> Self {
-        Self { first: None, messages: Messages::Own(Box::new(stream)) }
+        Self { waiting: VecDeque::new(), messages: Messages::Own(Box::new(stream)) }
     }
 
     pub(super) fn subscribed(watch: SubscribedWatch) -> Self {
-        Self { first: None, messages: Messages::Subscribed(watch) }
+        Self { waiting: VecDeque::new(), messages: Messages::Subscribed(watch) }
     }
 
     /// Returns a stream that has ended.
@@ -66,7 +67,9 @@ impl WatchMessages {
             }
             return Err(error);
         }
-        self.first = first.map(Box::new);
+        if let Some(first) = first {
+            self.waiting.push_front(first);
+        }
         Ok(self)
     }
 
@@ -97,12 +100,25 @@ impl Stream for WatchMessages {
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
-        if let Some(first) = this.first.take() {
-            return Poll::Ready(Some(Ok(*first)));
+        if let Some(waiting) = this.waiting.pop_front() {
+            return Poll::Ready(Some(Ok(waiting)));
         }
-        match &mut this.messages {
-            Messages::Own(stream) => Pin::new(&mut **stream).poll_next(cx),
-            Messages::Subscribed(watch) => watch.poll_next(cx),
-        }
+        let next = match &mut this.messages {
+            Messages::Own(stream) => ready!(Pin::new(&mut **stream).poll_next(cx)),
+            Messages::Subscribed(watch) => ready!(watch.poll_next(cx)),
+        };
+        Poll::Ready(match next {
+            Some(Ok(batch)) if !batch.batch.is_empty() => {
+                this.waiting.extend(events(batch));
+                this.waiting.pop_front().map(Ok)
+            }
+            next => next,
+        })
     }
+}
+
+/// Returns the events of a batch, as single messages.
+fn events(batch: WatchResponse) -> impl Iterator<Item = WatchResponse> {
+    let WatchResponse { r#type, cause, batch, .. } = batch;
+    batch.into_iter().map(move |object| WatchResponse { r#type, cause, object: Some(object), ..Default::default() })
 }

@@ -1,7 +1,7 @@
 //! Cache of compressed objects: what many clients receive of a snapshot is compressed once.
 //!
 //! An entry belongs to objects and a form, not to a snapshot or a selection: a change of one object leaves the entries of all
-//! others. Each is a whole message, the initial event of one object, or the objects of one message of a List. Its memory counts as
+//! others. Each is a whole message, of one or many initial events, or the objects of one message of a List. Its memory counts as
 //! held for clients, within a part of their limit; it is dropped when that limit is near, or when nobody has read it for a minute.
 
 use std::{
@@ -45,6 +45,8 @@ pub(super) struct CompressedForm {
 pub(super) enum Use {
     /// The initial event of one object.
     InitialEvent,
+    /// Initial events of one message.
+    Batch,
     /// Objects of a message of a List.
     List,
 }

@@ -17,7 +17,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::{call::Caller, frame};
+use super::call::Caller;
 use crate::{
     model::Object,
     proto::{EncodedObject, ObjectFormat, PayloadFormat, Structs},
@@ -53,7 +53,8 @@ enum Stage {
 
 /// Object as a field of a response.
 pub(super) enum ObjectField<'a> {
-    Small(EncodedObject<'a>),
+    /// Object, and the number of its field.
+    Small(EncodedObject<'a>, u32),
     Large(Bytes),
 }
 
@@ -140,25 +141,25 @@ impl<T> Encoding<T> {
 // === impl NextObject ===
 
 impl NextObject {
-    /// Returns an object as a field of a response: a large one that is not only copied from a bulk thread.
+    /// Returns an object as the field `tag` of a response: a large one that is not only copied from a bulk thread.
     pub(super) fn field<'a>(
         &mut self,
         cx: &mut Context<'_>,
         object: &'a Arc<Object>,
         format: &ObjectFormat,
         structs: &Arc<Structs>,
-        (encoder, caller): (&Arc<Encoder>, Caller),
+        (encoder, caller, tag): (&Arc<Encoder>, Caller, u32),
     ) -> Poll<Result<ObjectField<'a>, Failed>> {
         if object.body().len() <= SLICE_BYTES || !is_costly(format) {
             let field = EncodedObject::shared(object, object.version(), format, structs);
-            return Poll::Ready(Ok(ObjectField::Small(field)));
+            return Poll::Ready(Ok(ObjectField::Small(field, tag)));
         }
         let encode = || {
             let (object, format, structs) = (Arc::clone(object), format.clone(), Arc::clone(structs));
             encoder.encode(caller, move || {
                 let field = EncodedObject::shared(&object, object.version(), &format, &structs);
-                let mut buffer = BytesMut::with_capacity(field.field_len(frame::OBJECTS));
-                field.write(frame::OBJECTS, &mut buffer);
+                let mut buffer = BytesMut::with_capacity(field.field_len(tag));
+                field.write(tag, &mut buffer);
                 buffer.freeze()
             })
         };
@@ -211,7 +212,7 @@ impl ObjectField<'_> {
     /// Returns its size, in bytes.
     pub(super) fn len(&self) -> usize {
         match self {
-            Self::Small(encoded) => encoded.field_len(frame::OBJECTS),
+            Self::Small(encoded, tag) => encoded.field_len(*tag),
             Self::Large(field) => field.len(),
         }
     }
@@ -219,7 +220,7 @@ impl ObjectField<'_> {
     /// Appends the field.
     pub(super) fn write(&self, buffer: &mut impl BufMut) {
         match self {
-            Self::Small(encoded) => encoded.write(frame::OBJECTS, buffer),
+            Self::Small(encoded, tag) => encoded.write(*tag, buffer),
             Self::Large(field) => buffer.put_slice(field),
         }
     }

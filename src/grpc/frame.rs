@@ -104,6 +104,8 @@ pub(super) fn next_message(chunk: &mut Chunk) -> Option<Bytes> {
 
 /// Field number of the objects of a `ListResponse` and a `ByIndexResponse`, and of the object of a `GetResponse`.
 pub(super) const OBJECTS: u32 = 2;
+/// Field number of the batch of a `WatchResponse`.
+pub(super) const BATCH: u32 = 11;
 
 /// Encodes the prefix of a response, and the message without its objects; they follow, and have `objects` bytes. The order of
 /// fields in a message is free.

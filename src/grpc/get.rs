@@ -101,7 +101,8 @@ impl GetBody {
     /// Encodes the response, or returns the room that it needs.
     fn poll_message(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Result<Result<Chunk, usize>, Failed>> {
         let Self { object, format, service, caller, next, rest, .. } = self;
-        let object = ready!(next.field(cx, object, format, service.structs(), (service.encoder(), *caller)))?;
+        let object =
+            ready!(next.field(cx, object, format, service.structs(), (service.encoder(), *caller, frame::OBJECTS)))?;
         let needed = frame::PREFIX_BYTES + rest.encoded_len() + object.len();
         if !room.allows(needed) {
             return Poll::Ready(Ok(Err(needed)));

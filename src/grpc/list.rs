@@ -313,7 +313,13 @@ impl ListBody {
                     break;
                 }
                 let Self { next, format, service, caller, .. } = self;
-                let field = match next.field(cx, object, format, service.structs(), (service.encoder(), *caller)) {
+                let field = match next.field(
+                    cx,
+                    object,
+                    format,
+                    service.structs(),
+                    (service.encoder(), *caller, frame::OBJECTS),
+                ) {
                     Poll::Ready(Ok(field)) => field,
                     Poll::Ready(Err(Failed)) => {
                         filled = Filled::Failed;

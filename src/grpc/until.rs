@@ -49,7 +49,7 @@ pub(super) async fn until(
 ) -> Result<pb::UntilResponse, Status> {
     let (refuse, caller) = (|refusal: ApiError| service.metrics().refuse(&refusal), call.caller());
     let pb::UntilRequest { watch: request, conditions } = request;
-    let request = request.unwrap_or_default();
+    let request = pb::WatchRequest { batch_initial_events: false, ..request.unwrap_or_default() };
     let checked = async {
         let mut access = watch::access(service, &request, &call).await?;
         check(&request)?;

@@ -188,6 +188,7 @@ fn plain_plan() -> Plan {
         length: 5,
         peer: 1,
         sends_initial_events: true,
+        has_batches: true,
         tells_history: false,
         bookmark_interval: None,
         timeout: None,

@@ -272,3 +272,96 @@ async fn compressed_bytes_are_held_within_the_same_bounds() {
     }
     assert_eq!(sandbox.ledger.ended(), 0);
 }
+
+/// Splits batches into their objects; anything else must be a single event or the bookmark at the end.
+fn initial_objects(messages: &[pb::WatchResponse]) -> Vec<pb::Object> {
+    let (last, initial) = messages.split_last().unwrap();
+    assert!(last.bookmark.as_ref().unwrap().initial_events_end && last.resource_version == "1");
+    let mut objects = Vec::new();
+    for message in initial {
+        let (kind, cause) = (pb::EventType::Added, pb::Cause::Initial);
+        let pb::WatchResponse { batch, object, .. } = message.clone();
+        let expected = pb::WatchResponse { r#type: kind.into(), cause: cause.into(), ..Default::default() };
+        assert_eq!(pb::WatchResponse { batch: Vec::new(), object: None, ..message.clone() }, expected);
+        assert!(batch.is_empty() != object.is_none(), "a batch or an object");
+        objects.extend(batch.into_iter().chain(object));
+    }
+    objects
+}
+
+/// Reads initial events up to the bookmark at their end.
+async fn initial(watch: &mut Streaming<pb::WatchResponse>) -> Vec<pb::WatchResponse> {
+    let mut messages = Vec::new();
+    while messages.last().is_none_or(|last: &pb::WatchResponse| last.bookmark.is_none()) {
+        messages.push(next(watch).await);
+    }
+    messages
+}
+
+/// A large object comes alone. The others come some tens in a message, the same and in the same order, in each format.
+#[tokio::test]
+async fn initial_events_come_in_batches() {
+    let mut objects = pods();
+    objects.insert(OBJECTS / 2, pod("shop", "pod-149-large", &format!(r#""x":"{}""#, "x".repeat(200_000))));
+    let sandbox = Sandbox::start(objects).await;
+    let paths = pb::View { fields: vec!["spec.nodeName".to_owned()], ..Default::default() };
+    let formats = [
+        (pb::PayloadFormat::Raw, None),
+        (pb::PayloadFormat::Struct, None),
+        (pb::PayloadFormat::Metadata, None),
+        (pb::PayloadFormat::Raw, Some(paths)),
+    ];
+    for mut client in clients(&sandbox).await {
+        for (format, view) in formats.clone() {
+            let single = pb::WatchRequest { format: format.into(), view, ..watch_pods() };
+            let batched = pb::WatchRequest { batch_initial_events: true, ..single.clone() };
+            let [single, batched, again] = [single, batched.clone(), batched].map(|request| {
+                let mut client = client.clone();
+                async move { initial(&mut client.watch(request).await.unwrap().into_inner()).await }
+            });
+            let (single, batched, again) = (single.await, batched.await, again.await);
+            assert!(single.iter().all(|message| message.batch.is_empty()) && single.len() == OBJECTS + 2);
+            assert!((2..=40).contains(&batched.len()), "{format:?}: {} messages", batched.len());
+            assert_eq!(initial_objects(&batched), initial_objects(&single), "{format:?}");
+            assert_eq!(initial_objects(&again), initial_objects(&single), "{format:?}");
+        }
+        let none = pb::WatchRequest { name: "none".to_owned(), batch_initial_events: true, ..watch_pods() };
+        assert_eq!(initial(&mut client.watch(none).await.unwrap().into_inner()).await.len(), 1, "the bookmark");
+    }
+    let (requests, sent) = tokio::sync::mpsc::channel(1);
+    let sent = tokio_stream::wrappers::ReceiverStream::new(sent);
+    let mut stream = sandbox.client().await.subscribe(sent).await.unwrap().into_inner();
+    let watch = Some(pb::WatchRequest { batch_initial_events: true, ..watch_pods() });
+    let open = vec![pb::OpenWatch { id: 1, watch }];
+    requests.send(pb::SubscribeRequest { open, ..Default::default() }).await.unwrap();
+    let mut messages: Vec<pb::WatchResponse> = Vec::new();
+    while messages.last().is_none_or(|last| last.bookmark.is_none()) {
+        let deliveries = stream.message().await.unwrap().unwrap().deliveries;
+        messages.extend(deliveries.into_iter().flat_map(|delivery| delivery.responses));
+    }
+    assert_eq!(initial_objects(&messages).len(), OBJECTS + 1);
+    assert!(messages.len() < 50, "{} messages", messages.len());
+}
+
+/// What one client has had compressed, every other one receives, whatever its room.
+#[tokio::test]
+async fn a_batch_is_compressed_once() {
+    let sandbox = Sandbox::start(pods()).await;
+    for compression in Compression::ALL {
+        let mut received = Vec::new();
+        for _ in 0..2 {
+            let mut small = sandbox.slow_client().await.accept_compressed(encoding(*compression));
+            let request = pb::WatchRequest { batch_initial_events: true, ..watch_pods() };
+            received.push(initial(&mut small.watch(request).await.unwrap().into_inner()).await);
+        }
+        let accept = compression.name();
+        let request = pb::WatchRequest { batch_initial_events: true, ..watch_pods() };
+        let count = received[0].len();
+        assert!(count < 20, "{count} messages");
+        let (_, first) = raw(&sandbox, "Watch", &request, Some(accept), count).await;
+        let (_, second) = raw(&sandbox, "Watch", &request, Some(accept), count).await;
+        assert_eq!(first[..count - 1], second[..count - 1]);
+        assert!(first[..count - 1].iter().all(|(flag, _)| *flag == 1));
+        assert_eq!(initial_objects(&received[0]), initial_objects(&received[1]));
+    }
+}

@@ -42,7 +42,7 @@ async fn most_of_a_poll(mut body: impl BoundedBody, messages: usize) -> usize {
         let frame = frame.await.map(|frame| frame.map_err(|_| "an error"));
         let Some(Ok(BoundedFrame::Frame(frame))) = frame else { panic!("no frame: {frame:?}") };
         let Ok(mut data) = frame.into_data() else { return most };
-        read += std::iter::from_fn(|| frame::next_message(&mut data)).count();
+        read += std::iter::from_fn(|| crate::grpc::frame::next_message(&mut data)).count();
         if read == messages {
             return most;
         }

@@ -24,7 +24,6 @@ pub(in super::super) use self::sharing::{SharingKey, SharingWatch};
 use super::{
     super::{
         bulk_scheduler::BulkPermit,
-        compressed_objects::Use,
         frame::{self, CHUNK_BYTES, WireFrame},
         quotas::QuotaPermit,
         resource::ServedResource,
@@ -99,6 +98,8 @@ pub(super) struct Opened {
     pub(super) subscribe: Subscribe<WireFrame>,
     pub(super) begin: Begin,
     pub(super) joined: Joined<WireFrame>,
+    /// True if the client reads initial events in batches.
+    pub(super) has_batches: bool,
     pub(super) bookmark_interval: Duration,
     /// Start of the intervals of its bookmarks, if they come together with those of other watches.
     pub(super) aligned_to: Option<Instant>,
@@ -146,9 +147,7 @@ impl WatchBody {
         let (watch, snapshot) = CacheWatcher::new(resource.informer.clone(), subscribe, joined, after);
         let initial = has_initial_events.then(|| {
             let held = resource.calls.snapshots().hold(&snapshot, watcher.stream());
-            let Subscribe { selection, format, .. } = watch.subscribe();
-            let compressed = service.compressed().form(format, Use::InitialEvent);
-            let events = InitialEvents::new(snapshot, selection, compressed).holding(held);
+            let events = InitialEvents::new(snapshot, watch.subscribe(), &service, opened.has_batches).holding(held);
             let permit = service.bulk_scheduler().begin(watcher.caller());
             Box::new(Initial { events, permit, _quota: opened.bulk_quota })
         });

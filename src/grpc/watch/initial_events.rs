@@ -1,6 +1,8 @@
 //! Events from a snapshot, encoded piece by piece: the initial events of a watch, which are the state at which it joined, or the
 //! objects that leave its selection and enter it when its namespaces change.
 
+mod batch;
+
 use std::{
     collections::BTreeMap,
     slice,
@@ -10,12 +12,13 @@ use std::{
 
 use bytes::{BufMut, Bytes, BytesMut};
 
+use self::batch::Batch;
 use super::super::{
     call::Caller,
-    compressed_objects::CompressedForm,
+    compressed_objects::{CompressedForm, Use},
     compression::Compressed,
     encoder::{Encoding, NextObject, SLICE_BYTES, is_costly},
-    frame::{self, CHUNK_BYTES},
+    frame::{self, CHUNK_BYTES, WireFrame},
     held_snapshots::HeldSnapshot,
     service::Service,
     time_slice::TimeSlice,
@@ -25,6 +28,7 @@ use crate::{
     model::{Cause, Evaluations, EventType, Object, ObjectKey, ObjectParts, ResourceVersion, Selection, Transition},
     proto::{self, EncodedEvent, EncodedObject, ObjectFormat, PayloadFormat, Structs, pb},
     transport::Room,
+    watch::Subscribe,
 };
 
 /// Objects that are still to be sent, read from the snapshot at the client's pace.
@@ -37,6 +41,8 @@ pub(super) struct InitialEvents {
     reselection: Option<Box<Reselection>>,
     /// Cache of compressed events; none if they are not compressed.
     compressed: Option<CompressedForm>,
+    /// Message that is collected, if the client reads batches.
+    batch: Option<Batch>,
     /// Next event, while it is encoded on a bulk thread.
     next: NextObject,
     /// Evaluations of the expression for the initial events.
@@ -59,7 +65,8 @@ pub(super) enum InitialProgress {
     Done,
 }
 
-/// Message of one event.
+/// Message of one event, or of a batch.
+#[derive(Debug)]
 enum Message<'a> {
     Plain(EncodedEvent<'a>),
     Compressed(Arc<Compressed>),
@@ -82,25 +89,36 @@ const INITIAL: Transition = Transition { event_type: EventType::Added, cause: Ca
 // === impl InitialEvents ===
 
 impl InitialEvents {
-    /// Creates the initial events of a selection, from the first object on.
-    pub(super) fn new(snapshot: Snapshot, selection: &Selection, compressed: Option<CompressedForm>) -> Self {
-        let scan = Scan::of(selection);
-        Self {
-            snapshot,
-            scan,
-            last_checked: None,
-            reselection: None,
-            compressed,
-            next: NextObject::default(),
-            evaluations: Evaluations::default(),
-            _held: None,
-        }
+    /// Creates the initial events of a watch, from the first object on.
+    pub(super) fn new(
+        snapshot: Snapshot,
+        Subscribe { selection, format, .. }: &Subscribe<WireFrame>,
+        service: &Service,
+        has_batches: bool,
+    ) -> Self {
+        let usage = if has_batches { Use::Batch } else { Use::InitialEvent };
+        let compressed = service.compressed().form(format, usage);
+        Self { compressed, batch: has_batches.then(Batch::default), ..Self::of(snapshot, Scan::of(selection)) }
     }
 
     /// Creates the events of a change of the namespaces.
     pub(super) fn of_reselection(reselection: Box<Reselection>) -> Self {
         let (snapshot, scan) = (reselection.snapshot.clone(), reselection.scan.clone());
-        Self { scan, reselection: Some(reselection), ..Self::new(snapshot, &Selection::default(), None) }
+        Self { reselection: Some(reselection), ..Self::of(snapshot, scan) }
+    }
+
+    fn of(snapshot: Snapshot, scan: Scan) -> Self {
+        Self {
+            snapshot,
+            scan,
+            last_checked: None,
+            reselection: None,
+            compressed: None,
+            batch: None,
+            next: NextObject::default(),
+            evaluations: Evaluations::default(),
+            _held: None,
+        }
     }
 
     /// Returns true if the events are those of a change of the namespaces.
@@ -122,7 +140,7 @@ impl InitialEvents {
 
     /// Returns the bytes that are encoded and do not wait in a buffer.
     pub(super) fn encoded_bytes(&self) -> usize {
-        self.next.bytes()
+        self.next.bytes() + self.batch.as_ref().map_or(0, Batch::encoded_bytes)
     }
 
     /// Encodes the next initial events that fit into the room. Returns the bytes, the number of events, and the progress.
@@ -133,6 +151,11 @@ impl InitialEvents {
         (service, caller): (&Service, Caller),
         room: Room,
     ) -> (BytesMut, u64, InitialProgress) {
+        match self.compressed.clone().filter(|_| self.batch.is_some()) {
+            Some(form) => return self.next_compressed(cx, (selection, format, &form), (service, caller), room),
+            None if self.batch.is_some() => return self.next_batch(cx, (selection, format), (service, caller), room),
+            None => {}
+        }
         let (mut buffer, mut events) = (BytesMut::new(), 0);
         let after = self.last_checked.take();
         let mut objects = self.scan.objects(&self.snapshot, after.as_ref());

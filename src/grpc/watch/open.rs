@@ -124,6 +124,7 @@ pub(in super::super) async fn open_with(
         subscribe,
         begin,
         joined,
+        has_batches: request.batch_initial_events,
         bookmark_interval: bookmark_interval.max(MIN_BOOKMARK_INTERVAL),
         // The watches of a stream send their bookmarks together.
         aligned_to: subscription.map(|subscription| subscription.began),

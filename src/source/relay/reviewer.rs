@@ -102,7 +102,11 @@ impl fmt::Debug for RelayReviewer {
 // === impl Inner ===
 
 impl Inner {
-    async fn review(self: &Arc<Self>, identity: &Identity, attributes: &Attributes) -> Result<Option<Scope>, ReviewError> {
+    async fn review(
+        self: &Arc<Self>,
+        identity: &Identity,
+        attributes: &Attributes,
+    ) -> Result<Option<Scope>, ReviewError> {
         let headers = impersonation_headers(identity).map_err(|error| ReviewError(error.to_string()))?;
         let service = self.client().await.map_err(ReviewError)?.service_with(headers);
         let mut question = Question { config: &self.config, service, user: impersonated_user(identity), attributes };

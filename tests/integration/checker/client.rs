@@ -269,10 +269,11 @@ impl Client {
             self.connection = Connection::None;
             return;
         }
+        let messages = split(&self.record.plan, messages.to_vec());
         self.last_piece = messages.len();
-        let received = messages.iter().enumerate().map(|(at, message)| {
+        let received = messages.into_iter().enumerate().map(|(at, message)| {
             let is_with_previous = at > 0;
-            Received { message: message.clone(), moment, was_woken, is_with_previous }
+            Received { message, moment, was_woken, is_with_previous }
         });
         segment.messages.extend(received);
         if let Some(end) = end {
@@ -321,6 +322,7 @@ impl Client {
         });
         match read {
             Ok((messages, None)) => {
+                let messages = split(&self.record.plan, messages);
                 self.last_piece = messages.len();
                 let is_last = messages.last().is_some_and(|last| last.error.is_some());
                 segment.messages.extend(messages.into_iter().map(|message| Received {
@@ -378,6 +380,18 @@ impl Client {
     }
 }
 
+/// Returns the messages, with one for each object of a batch if the client reads these.
+fn split(plan: &Plan, messages: Vec<pb::WatchResponse>) -> Vec<pb::WatchResponse> {
+    let split = |mut message: pb::WatchResponse| match std::mem::take(&mut message.batch) {
+        batch if batch.is_empty() => vec![message],
+        batch if plan.has_batches && message.object.is_none() => {
+            batch.into_iter().map(|object| pb::WatchResponse { object: Some(object), ..message.clone() }).collect()
+        }
+        batch => vec![pb::WatchResponse { batch, ..message }],
+    };
+    messages.into_iter().flat_map(split).collect()
+}
+
 fn request(record: &Record, start: &Start, min: Option<String>) -> pb::WatchRequest {
     let Record { plan, resource, .. } = record;
     let (version, initial_events) = match start {
@@ -389,6 +403,7 @@ fn request(record: &Record, start: &Start, min: Option<String>) -> pb::WatchRequ
         resource: RESOURCES[*resource].to_owned(),
         resource_version: version,
         initial_events: initial_events.into(),
+        batch_initial_events: plan.has_batches,
         format: plan.form.format.into(),
         view: plan.form.ask(),
         queue: Some(pb::QueueOptions { policy: plan.policy.into(), length: plan.length }),

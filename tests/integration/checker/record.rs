@@ -39,6 +39,8 @@ pub(crate) struct Plan {
     pub(crate) peer: u8,
     /// True if a client without a version begins with the state.
     pub(crate) sends_initial_events: bool,
+    /// True if it reads initial events in batches.
+    pub(crate) has_batches: bool,
     /// Requested interval; None for the server's default.
     pub(crate) bookmark_interval: Option<Duration>,
     pub(crate) timeout: Option<Duration>,

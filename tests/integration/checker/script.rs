@@ -289,6 +289,7 @@ pub(super) fn any_plan() -> impl Strategy<Value = Plan> {
             // Few hosts, so that streams are shared.
             peer: if share.is_some() { 1 + peer % 2 } else { peer },
             sends_initial_events: sends_initial_events.is_some(),
+            has_batches: length % 2 == 0,
             tells_history: peer == 1,
             bookmark_interval,
             timeout: timeout.map(Duration::from_millis),

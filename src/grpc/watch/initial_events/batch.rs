@@ -1,0 +1,212 @@
+//! Initial events for a client that requests them in batches: a message has many objects, like one of a List.
+//!
+//! A compressed message has the same objects for every client whose watch begins with the same state, whatever the room of each, so
+//! it is compressed once.
+
+use std::{
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::{Bytes, BytesMut};
+use prost::Message as _;
+
+use super::{INITIAL, InitialEvents, InitialProgress, Kind, Message};
+use crate::{
+    grpc::{
+        call::Caller,
+        compressed_objects::CompressedForm,
+        encoder::SLICE_BYTES,
+        frame::{self, BATCH, CHUNK_BYTES, PREFIX_BYTES},
+        service::Service,
+        time_slice::TimeSlice,
+    },
+    model::{Object, Selection},
+    proto::{self, EncodedObject, ObjectFormat, Structs, pb},
+    transport::Room,
+};
+
+/// Message of initial events that are compressed together, until it is sent.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    /// Objects of the message that is collected.
+    objects: Vec<Arc<Object>>,
+    /// About the size of these before the compression, in bytes.
+    bytes: usize,
+    /// Complete message, and the number of its events.
+    complete: Option<(Message<'static>, u64)>,
+}
+
+/// Bytes that an object takes besides its body.
+const OBJECT_BYTES: usize = 256;
+
+// === impl Batch ===
+
+impl Batch {
+    /// Returns the bytes of the message that waits for room.
+    pub(super) fn encoded_bytes(&self) -> usize {
+        self.complete.as_ref().map_or(0, |(message, _)| message.len())
+    }
+
+    fn push(&mut self, object: &Arc<Object>) {
+        self.bytes += object.body().len() + OBJECT_BYTES;
+        self.objects.push(Arc::clone(object));
+    }
+
+    /// Completes the message with what was collected, if that is anything.
+    fn complete(&mut self, form: &CompressedForm, format: &ObjectFormat, structs: &Structs) {
+        let objects = std::mem::take(&mut self.objects);
+        self.bytes = 0;
+        if objects.is_empty() {
+            return;
+        }
+        let make = || {
+            let encoded = encode(&objects, format, structs);
+            (encoded.len() - PREFIX_BYTES, move |to: &mut Vec<u8>| to.extend_from_slice(&encoded[PREFIX_BYTES..]))
+        };
+        let message = match form.get(&objects, make) {
+            Some(compressed) => Message::Compressed(compressed),
+            None => Message::Encoded(encode(&objects, format, structs)),
+        };
+        self.complete = Some((message, objects.len() as u64));
+    }
+}
+
+// === impl InitialEvents ===
+
+impl InitialEvents {
+    /// Encodes the next message of as many initial events as fit into the room, at most about 64 KiB of them, but at least one.
+    pub(super) fn next_batch(
+        &mut self,
+        cx: &mut Context<'_>,
+        (selection, format): (&Selection, &ObjectFormat),
+        (service, caller): (&Service, Caller),
+        room: Room,
+    ) -> (BytesMut, u64, InitialProgress) {
+        let (mut message, mut events) = (begin(), 0);
+        let after = self.last_checked.take();
+        let mut objects = self.scan.objects(&self.snapshot, after.as_ref());
+        let slice = TimeSlice::begin();
+        let progress = loop {
+            let Some(object) = objects.next() else { break InitialProgress::Done };
+            if selection.matches_counted(object, &mut self.evaluations) {
+                let encoder = (service.encoder(), caller, BATCH);
+                let field = match self.next.field(cx, object, format, service.structs(), encoder) {
+                    Poll::Ready(Ok(field)) => field,
+                    _ if events > 0 => break InitialProgress::More,
+                    Poll::Ready(Err(_)) => break InitialProgress::Failed,
+                    Poll::Pending => break InitialProgress::Waiting,
+                };
+                let length = message.len() + field.len();
+                if events > 0 && (length > CHUNK_BYTES || !room.allows(length)) {
+                    break InitialProgress::More;
+                }
+                if !room.allows(length) {
+                    break InitialProgress::TooLarge(length);
+                }
+                field.write(&mut message);
+                self.next.clear();
+                self.evaluations.add_selected();
+                events += 1;
+            }
+            self.last_checked = Some(object.key().clone());
+            if message.len() >= CHUNK_BYTES.min(room.bytes) || slice.is_over() {
+                break InitialProgress::More;
+            }
+        };
+        // The object after it is checked again.
+        self.last_checked = self.last_checked.take().or(after);
+        if events == 0 {
+            return (BytesMut::new(), 0, progress);
+        }
+        set_length(&mut message);
+        (message, events, progress)
+    }
+
+    /// Does the same for compressed messages. One that is complete waits until the room has its size.
+    pub(super) fn next_compressed(
+        &mut self,
+        cx: &mut Context<'_>,
+        (selection, format, form): (&Selection, &ObjectFormat, &CompressedForm),
+        (service, caller): (&Service, Caller),
+        room: Room,
+    ) -> (BytesMut, u64, InitialProgress) {
+        let Self { snapshot, scan, last_checked, next, evaluations, .. } = self;
+        let Some(batch) = &mut self.batch else { return (BytesMut::new(), 0, InitialProgress::Failed) };
+        let after = last_checked.take();
+        let mut objects = scan.objects(snapshot, after.as_ref());
+        let slice = TimeSlice::begin();
+        let mut progress = InitialProgress::More;
+        while batch.complete.is_none() {
+            let Some(object) = objects.next() else {
+                progress = InitialProgress::Done;
+                batch.complete(form, format, service.structs());
+                break;
+            };
+            if selection.matches_counted(object, evaluations) {
+                if object.body().len() <= SLICE_BYTES {
+                    batch.push(object);
+                } else if !batch.objects.is_empty() {
+                    // The large one is checked again, and comes alone.
+                    batch.complete(form, format, service.structs());
+                    break;
+                } else {
+                    let (event_type, cause) = (INITIAL.event_type, INITIAL.cause);
+                    let kind = Kind { event_type, cause, version: None, format, form: Some(form) };
+                    match next.poll(cx, object, || kind.encode(object, service, caller)) {
+                        Poll::Ready(Ok(message)) => batch.complete = Some((Message::Encoded(message), 1)),
+                        Poll::Ready(Err(_)) => progress = InitialProgress::Failed,
+                        Poll::Pending => progress = InitialProgress::Waiting,
+                    }
+                    if batch.complete.is_none() {
+                        break;
+                    }
+                    next.clear();
+                }
+                evaluations.add_selected();
+            }
+            *last_checked = Some(object.key().clone());
+            if batch.bytes >= CHUNK_BYTES {
+                batch.complete(form, format, service.structs());
+            }
+            if slice.is_over() {
+                break;
+            }
+        }
+        *last_checked = last_checked.take().or(after);
+        let mut buffer = BytesMut::new();
+        let Some((message, events)) = batch.complete.take_if(|(message, _)| room.allows(message.len())) else {
+            let waits = batch.complete.as_ref().map(|(message, _)| InitialProgress::TooLarge(message.len()));
+            return (buffer, 0, waits.unwrap_or(progress));
+        };
+        message.append(&mut buffer);
+        (buffer, events, progress)
+    }
+}
+
+/// Encodes the message of several initial events, with its prefix.
+fn encode(objects: &[Arc<Object>], format: &ObjectFormat, structs: &Structs) -> Bytes {
+    let mut message = begin();
+    for object in objects {
+        let encoded = EncodedObject::shared(object, object.version(), format, structs);
+        message.reserve(encoded.field_len(BATCH));
+        encoded.write(BATCH, &mut message);
+    }
+    set_length(&mut message);
+    message.freeze()
+}
+
+/// Returns the prefix, without the length, and what is before the objects of a message.
+fn begin() -> BytesMut {
+    let (event_type, cause) = (proto::event_type(INITIAL.event_type), proto::cause(INITIAL.cause));
+    let rest = pb::WatchResponse { r#type: event_type.into(), cause: cause.into(), ..Default::default() };
+    let mut message = BytesMut::with_capacity(PREFIX_BYTES + rest.encoded_len());
+    frame::append(&mut message, &rest);
+    message
+}
+
+/// Writes the length of a message to its prefix. It has a few MiB at most.
+fn set_length(message: &mut BytesMut) {
+    let length = (message.len() - PREFIX_BYTES) as u32;
+    message[1..PREFIX_BYTES].copy_from_slice(&length.to_be_bytes());
+}
