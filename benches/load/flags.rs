@@ -113,6 +113,10 @@ pub(super) struct CommonFlags {
     #[arg(long, value_name = "EVENTS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Watchers")]
     queue: u32,
 
+    /// Each initial event is a message of its own, as for a client that does not ask for batches
+    #[arg(long, help_heading = "Watchers")]
+    single_events: bool,
+
     /// HTTP/2 windows of the client, of each stream and each connection, in bytes
     #[arg(
         long,
@@ -463,6 +467,7 @@ impl CommonFlags {
             repetitions: self.reps.into(),
             client: ClientConfig { window: self.window, max_frame: self.max_frame, accepts: None },
             policy: self.policy.into(),
+            batches: !self.single_events,
             queue: self.queue,
             content: Content::Size(self.size as usize),
             history: self.history,

@@ -104,9 +104,12 @@ pub(super) fn sent(message: &[u8]) -> Option<u64> {
     digits.iter().try_fold(0, |sent, digit| digit.is_ascii_digit().then(|| sent * 10 + u64::from(digit - b'0')))
 }
 
-/// Returns the number of objects in a `ListResponse`: skips its fields, and counts those of `objects`.
-pub(super) fn objects(mut message: &[u8]) -> u64 {
-    const OBJECTS: u64 = 2;
+/// Field number of the objects of a `ListResponse`, and that of the batch of a `WatchResponse`.
+pub(super) const OBJECTS: u64 = 2;
+pub(super) const BATCH: u64 = 11;
+
+/// Returns the number of fields with a number in a message that has texts and numbers only.
+pub(super) fn count(mut message: &[u8], field: u64) -> u64 {
     let mut count = 0;
     while !message.is_empty() {
         let Ok(key) = prost::encoding::decode_varint(&mut message) else { break };
@@ -117,7 +120,7 @@ pub(super) fn objects(mut message: &[u8]) -> u64 {
         };
         let Some(rest) = message.get(length..) else { break };
         message = rest;
-        count += u64::from(key >> 3 == OBJECTS);
+        count += u64::from(key >> 3 == field);
     }
     count
 }
@@ -179,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn the_objects_of_a_list_are_counted() {
+    fn the_objects_of_a_message_are_counted() {
         let object = pb::Object { name: "x".repeat(300), ..Default::default() };
         let response = pb::ListResponse {
             resource_version: "5".to_owned(),
@@ -187,7 +190,9 @@ mod tests {
             source: pb::SyncState::Synced.into(),
             ..Default::default()
         };
-        assert_eq!(objects(&response.encode_to_vec()), 7);
-        assert_eq!(objects(&[0xff]), 0);
+        assert_eq!(count(&response.encode_to_vec(), OBJECTS), 7);
+        assert_eq!(count(&[0xff], OBJECTS), 0);
+        let batch = pb::WatchResponse { r#type: 1, cause: 1, batch: response.objects, ..Default::default() };
+        assert_eq!(count(&batch.encode_to_vec(), BATCH), 7);
     }
 }

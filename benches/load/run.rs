@@ -34,6 +34,8 @@ pub(super) struct Bench {
     pub(super) client: ClientConfig,
     /// Policy that watchers request.
     pub(super) policy: pb::FullChannelPolicy,
+    /// True if they read initial events in batches.
+    pub(super) batches: bool,
     /// Length of their queues, in events.
     pub(super) queue: u32,
     /// Content of the objects.
@@ -140,6 +142,7 @@ impl<'a> Run<'a> {
         pb::WatchRequest {
             resource: self.running.resource.clone(),
             initial_events: from.into(),
+            batch_initial_events: self.bench.batches,
             format: pb::PayloadFormat::Raw.into(),
             label_selector,
             index,

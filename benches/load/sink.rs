@@ -159,8 +159,10 @@ impl Sink<'_> {
         let Stream { tally: own, error, is_timed, is_merged, call, .. } = &mut streams[at];
         let before = *own;
         match (*call, MessageKind::of(message)) {
-            (Call::List, _) => own.objects += messages::objects(message),
-            (Call::Watch, MessageKind::Change) if own.joined == 0 => own.initial += 1,
+            (Call::List, _) => own.objects += messages::count(message, messages::OBJECTS),
+            (Call::Watch, MessageKind::Change) if own.joined == 0 => {
+                own.initial += messages::count(message, messages::BATCH).max(1);
+            }
             (Call::Watch, MessageKind::Change) => {
                 own.changes += 1;
                 let is_taken = *is_timed && (tally.changes + 1).is_multiple_of(*every);
