@@ -29,7 +29,7 @@ class Page(Examples):
 
     def serve_with(self, authentication):
         """Serves the pods to callers that an example authenticates, under the rule of the page for everything."""
-        page = (REPOSITORY / "docs/security.md").read_text(encoding="utf-8")
+        page = (REPOSITORY / "docs/authorization.md").read_text(encoding="utf-8")
         rules = re.search(r"write a rule for everything: `(rules: .*)`", page)[1]
         resources = f"resources: {{ pods: {{ source: {FILES_PODS} }} }}"
         return self.serve_configuration(f"{authentication}\nauthorization: {{ {rules} }}\n{resources}\n")
@@ -257,9 +257,9 @@ PAGES = [
     ("docs/clients.md", "## The command line", clients),
     ("docs/clients.md", "### The live view", live_view),
     ("docs/configuration.md", None, configuration),
-    ("docs/security.md", "### Client certificates", certificates),
-    ("docs/security.md", "### Static tokens", tokens),
-    ("docs/security.md", "### JSON Web Tokens", jwt),
+    ("docs/authentication.md", "## Client certificates", certificates),
+    ("docs/authentication.md", "## Static tokens", tokens),
+    ("docs/authentication.md", "## JSON Web Tokens", jwt),
 ]
 ELSEWHERE = {
     # recipes.py

@@ -343,9 +343,9 @@ async fn initial_events_come_in_batches() {
     assert!(messages.len() < 50, "{} messages", messages.len());
 }
 
-/// What one client has had compressed, every other one receives, whatever its room.
+/// A message of initial events has the same bytes for every client, whatever the room of each.
 #[tokio::test]
-async fn a_batch_is_compressed_once() {
+async fn batches_are_the_same_for_every_client() {
     let sandbox = Sandbox::start(pods()).await;
     for compression in Compression::ALL {
         let mut received = Vec::new();

@@ -1,7 +1,12 @@
 //! Figures for operators: `GetStats`, the fields of a watch and of a resource, the metrics, `/debug/informers` and the filter of the
 //! log, of the program in a process of its own.
 
-use std::{fs, path::Path, time::SystemTime};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env, fs,
+    path::Path,
+    time::SystemTime,
+};
 
 use informerd::proto::pb::{
     self, admin_service_client::AdminServiceClient, informer_service_client::InformerServiceClient,
@@ -171,6 +176,50 @@ async fn the_stats_are_the_numbers_of_the_metrics_and_an_ended_watch_stays_liste
     let listed = client.list_resources(pb::ListResourcesRequest {}).await.unwrap().into_inner();
     let oldest_at = SystemTime::try_from(listed.resources[0].oldest_at.unwrap()).unwrap();
     assert!(oldest_at.elapsed().unwrap() < DEADLINE, "{oldest_at:?}");
+}
+
+/// Returns a row for each metric: its name, kind, labels and help.
+fn rows(exposition: &str) -> String {
+    let mut families: BTreeMap<&str, [&str; 2]> = BTreeMap::new();
+    let mut labels: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for line in exposition.lines() {
+        if let Some((family, help)) = line.strip_prefix("# HELP ").and_then(|line| line.split_once(' ')) {
+            families.entry(family).or_default()[1] = help;
+        } else if let Some((family, kind)) = line.strip_prefix("# TYPE ").and_then(|line| line.split_once(' ')) {
+            families.entry(family).or_default()[0] = kind;
+        } else if let Some((_, series)) = line.split_once('{') {
+            let names =
+                series.split("\",").filter_map(|label| Some(label.split_once('=')?.0)).filter(|name| *name != "le");
+            let family = families.keys().rfind(|family| line.starts_with(**family)).unwrap();
+            labels.entry(family).or_default().extend(names);
+        }
+    }
+    let row = |(family, [kind, help]): (&&str, &[&str; 2])| {
+        let suffix = match *kind {
+            "counter" => "_total",
+            "info" => "_info",
+            _ => "",
+        };
+        let names = labels.get(*family).into_iter().flatten().map(|name| format!("`{name}`"));
+        format!("| `{family}{suffix}` | {kind} | {} | {help} |\n", names.collect::<Vec<_>>().join(", "))
+    };
+    families.iter().map(row).collect()
+}
+
+/// Compares the page with the metrics; writes it with `UPDATE_DOCS=1`.
+#[tokio::test]
+async fn the_metrics_page_has_every_metric_and_no_other() {
+    let directory = TempDir::new().unwrap();
+    let expected = rows(&serve(directory.path()).metrics().await.0);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md");
+    let page = fs::read_to_string(&path).unwrap();
+    let head = "\n| metric | kind | labels | meaning |\n|---|---|---|---|\n";
+    let (before, found) = page.split_once(head).expect("the head of the table");
+    if env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(path, format!("{before}{head}{expected}")).unwrap();
+    } else {
+        assert_eq!(found, expected, "docs/metrics.md is not as the code: run with UPDATE_DOCS=1");
+    }
 }
 
 #[tokio::test]

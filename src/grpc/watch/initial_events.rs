@@ -12,7 +12,6 @@ use std::{
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use self::batch::Batch;
 use super::super::{
     call::Caller,
     compressed_objects::{CompressedForm, Use},
@@ -48,6 +47,17 @@ pub(super) struct InitialEvents {
     /// Evaluations of the expression for the initial events.
     evaluations: Evaluations,
     _held: Option<HeldSnapshot>,
+}
+
+/// Message of initial events that are compressed together, until it is sent.
+#[derive(Debug, Default)]
+struct Batch {
+    /// Objects of the message that is collected.
+    objects: Vec<Arc<Object>>,
+    /// About the size of these before the compression, in bytes.
+    bytes: usize,
+    /// Complete message, and the number of its events.
+    complete: Option<(Message<'static>, u64)>,
 }
 
 /// Progress of the initial events after one piece.

@@ -11,7 +11,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use prost::Message as _;
 
-use super::{INITIAL, InitialEvents, InitialProgress, Kind, Message};
+use super::{Batch, INITIAL, InitialEvents, InitialProgress, Kind, Message};
 use crate::{
     grpc::{
         call::Caller,
@@ -25,17 +25,6 @@ use crate::{
     proto::{self, EncodedObject, ObjectFormat, Structs, pb},
     transport::Room,
 };
-
-/// Message of initial events that are compressed together, until it is sent.
-#[derive(Debug, Default)]
-pub(super) struct Batch {
-    /// Objects of the message that is collected.
-    objects: Vec<Arc<Object>>,
-    /// About the size of these before the compression, in bytes.
-    bytes: usize,
-    /// Complete message, and the number of its events.
-    complete: Option<(Message<'static>, u64)>,
-}
 
 /// Bytes that an object takes besides its body.
 const OBJECT_BYTES: usize = 256;

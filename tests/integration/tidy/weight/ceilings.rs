@@ -15,7 +15,7 @@ pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
     ("client", 3100, 9),
     ("config", 2900, 20),
     ("endpoint", 200, 5),
-    ("grpc", 9800, 17),
+    ("grpc", 10000, 17),
     ("lib", 100, 0),
     ("log_throttle", 50, 3),
     ("main", 50, 0),
