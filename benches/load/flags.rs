@@ -231,6 +231,9 @@ struct IdleFlags {
     /// Connections that they share
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     connections: u32,
+    /// Open all at once, and close them again: what such a storm costs, and what is left of it after a minute
+    #[arg(long)]
+    at_once: bool,
     #[command(flatten)]
     watches: WatchesFlags,
     #[command(flatten)]
@@ -378,9 +381,9 @@ impl Flags {
                 let (connections, values) = (dealt_out(*watchers, *connections)?, values.unwrap_or(*watchers));
                 Mode::FanOut(load.of(SELECTED, *watchers, connections, Some(values)))
             }
-            ModeFlags::Idle(IdleFlags { watchers, connections, watches, .. }) => {
+            ModeFlags::Idle(IdleFlags { watchers, connections, watches, at_once, .. }) => {
                 let connections = dealt_out(*watchers, *connections)? as usize;
-                Mode::Idle(Idle { watchers: *watchers as usize, connections, watches: watches.of() })
+                Mode::Idle(Idle { watchers: *watchers as usize, connections, watches: watches.of(), at_once: *at_once })
             }
             ModeFlags::Stopped(StoppedFlags { watchers, rate, seconds, block_timeout, .. }) => {
                 let events = paced(*rate, *seconds);

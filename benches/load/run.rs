@@ -272,6 +272,13 @@ impl<'a> Run<'a> {
         PhaseCost { wall, server, client, memory: begun.watchdog.stop() }
     }
 
+    /// Closes all connections, and returns the server's memory after some time.
+    pub(super) fn memory_closed(&mut self, time: Duration) -> Result<Memory, BenchError> {
+        self.client = Client::connect(self.running.address, 0, self.bench.client, self.epoch)?;
+        std::thread::sleep(time);
+        Ok(process::memory_of(self.running.pid))
+    }
+
     /// Returns the server's memory after a while without activity.
     pub(super) fn settled_memory(&mut self) -> Result<Memory, BenchError> {
         self.client.run_for(25 * AFTER)?;

@@ -40,6 +40,8 @@ pub(super) struct Ask {
     is_page_of_another: bool,
     /// True if the watches that have ended are listed, too.
     pub(super) include_ended: bool,
+    /// True if a Watch requests initial events in batches.
+    pub(super) has_batches: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -251,6 +253,7 @@ impl Ask {
             page_size: if is_paged && random.bool() { random.u32(1..4) } else { 0 },
             is_page_of_another: method == Method::List && random.u8(..6) == 0,
             include_ended: random.bool(),
+            has_batches: random.bool(),
         }
     }
 
@@ -262,6 +265,7 @@ impl Ask {
             view: self.view.message(),
             name: self.name.unwrap_or_default().to_owned(),
             min_resource_version: self.version(),
+            batch_initial_events: self.has_batches,
             ..Default::default()
         })
     }

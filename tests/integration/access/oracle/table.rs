@@ -104,6 +104,7 @@ const EVENT: Rows = &[
     ("type", Field(Call)),
     ("resource_version", Field(Call)),
     ("object", Message(Form, OBJECT)),
+    ("batch", Message(Form, OBJECT)),
     ("cause", Field(Call)),
     (
         "bookmark",

@@ -299,8 +299,9 @@ fn fill(truth: &mut Truth<'_>) -> Result<usize, &'static str> {
             }
             truth.fill_at(&join(place, "bookmark"), "*");
             truth.limited(&join(place, "bookmark.namespaces"), &scope);
+            let field = if ask.has_batches { "batch" } else { "object" };
             for key in &selected {
-                truth.object(&join(place, "object"), *key, format);
+                truth.object(&join(place, field), *key, format);
             }
         }
         Method::Until => {
