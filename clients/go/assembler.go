@@ -55,7 +55,7 @@ func (a *assembler[T]) receive(m *informerdv1.WatchResponse) (*step[T], progress
 	switch m.GetType() {
 	case informerdv1.EventType_EVENT_TYPE_ADDED, informerdv1.EventType_EVENT_TYPE_MODIFIED,
 		informerdv1.EventType_EVENT_TYPE_DELETED:
-		s, err := a.event(m)
+		s, err := a.events(m)
 		return s, progress{}, err
 	case informerdv1.EventType_EVENT_TYPE_BOOKMARK:
 		return a.bookmark(m)
@@ -75,12 +75,28 @@ func (a *assembler[T]) receive(m *informerdv1.WatchResponse) (*step[T], progress
 	}
 }
 
-func (a *assembler[T]) event(m *informerdv1.WatchResponse) (*step[T], error) {
-	if m.GetObject() == nil {
-		return nil, contractError("event without an object")
+// events takes the event of a message, or the initial events of its batch.
+func (a *assembler[T]) events(m *informerdv1.WatchResponse) (*step[T], error) {
+	if len(m.GetBatch()) == 0 {
+		if m.GetObject() == nil {
+			return nil, contractError("event without an object")
+		}
+		return a.event(m, m.GetObject())
 	}
-	key := objectKey{m.GetObject().GetNamespace(), m.GetObject().GetName()}
-	object, err := newObject(m.GetObject(), a.stored(key))
+	if !a.isListing {
+		return nil, contractError("batch that is not of the initial events")
+	}
+	for _, object := range m.GetBatch() {
+		if _, err := a.event(m, object); err != nil {
+			return nil, err
+		}
+	}
+	return nil, nil
+}
+
+func (a *assembler[T]) event(m *informerdv1.WatchResponse, wire *informerdv1.Object) (*step[T], error) {
+	key := objectKey{wire.GetNamespace(), wire.GetName()}
+	object, err := newObject(wire, a.stored(key))
 	if err != nil {
 		return nil, err
 	}

@@ -162,6 +162,8 @@ func (s *Selection) watchRequest(resource string, view *View, metadataOnly bool)
 		Shard:         s.Shard.proto(),
 		View:          view.proto(),
 		Format:        format(metadataOnly),
+		// Not decided by the server's capabilities: one without batches ignores it.
+		BatchInitialEvents: true,
 	}
 }
 

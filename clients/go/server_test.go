@@ -398,7 +398,7 @@ func expectResume(t *testing.T, stream *scriptedStream, version, history string)
 	if r.ResourceVersion != version || r.History != history || r.InitialEvents != pb.InitialEvents_INITIAL_EVENTS_UNSPECIFIED {
 		t.Fatalf("Watch of %v, expected a resume from %q with history %q", r, version, history)
 	}
-	if r.BookmarkInterval.AsDuration() != interval || r.Format != pb.PayloadFormat_PAYLOAD_FORMAT_RAW {
+	if !r.BatchInitialEvents || r.BookmarkInterval.AsDuration() != interval || r.Format != pb.PayloadFormat_PAYLOAD_FORMAT_RAW {
 		t.Fatalf("Watch of %v", r)
 	}
 }
@@ -406,7 +406,7 @@ func expectResume(t *testing.T, stream *scriptedStream, version, history string)
 func expectList(t *testing.T, stream *scriptedStream) {
 	t.Helper()
 	r := stream.request
-	if r.ResourceVersion != "" || r.History != "" || r.InitialEvents != pb.InitialEvents_INITIAL_EVENTS_SEND {
+	if r.ResourceVersion != "" || r.History != "" || r.InitialEvents != pb.InitialEvents_INITIAL_EVENTS_SEND || !r.BatchInitialEvents {
 		t.Fatalf("Watch of %v, expected a list", r)
 	}
 }
@@ -422,6 +422,15 @@ func initial(name, uid, version, body string) *pb.WatchResponse {
 	return &pb.WatchResponse{
 		Type: pb.EventType_EVENT_TYPE_ADDED, Cause: pb.Cause_CAUSE_INITIAL, Object: thing(name, uid, version, body),
 	}
+}
+
+// batch makes one message of initial events.
+func batch(events ...*pb.WatchResponse) *pb.WatchResponse {
+	message := &pb.WatchResponse{Type: pb.EventType_EVENT_TYPE_ADDED, Cause: pb.Cause_CAUSE_INITIAL}
+	for _, event := range events {
+		message.Batch = append(message.Batch, event.GetObject())
+	}
+	return message
 }
 
 func added(at, name, uid, version, body string) *pb.WatchResponse {

@@ -42,6 +42,32 @@ func TestTheFirstListIsAppliedAtItsEnd(t *testing.T) {
 	})
 }
 
+func TestABatchOfInitialEventsIsItsEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, InformerOptions{})
+		stream := f.server.next()
+		expectList(t, stream)
+		a, b, c, d := initial("a", "u1", "1", "1"), initial("b", "u2", "2", "2"), initial("c", "u3", "3", "3"), initial("d", "u4", "4", "4")
+		stream.send(batch(a, b), c, batch(d))
+		f.expectState(StateSyncing, "")
+		stream.send(endOfList("10"))
+		f.expectState(StateLive, "10", "a=1", "b=2", "c=3", "d=4")
+		f.expectDifference("+a=1 initial", "+b=2 initial", "+c=3 initial", "+d=4 initial")
+
+		// A list that breaks off leaves nothing of its batches; without objects there are none.
+		stream.end(failure(codes.OutOfRange, "RESOURCE_VERSION_EXPIRED", 0).Err())
+		again := f.server.next()
+		expectList(t, again)
+		again.send(batch(initial("x", "u9", "9", "9"), b))
+		again.end(failure(codes.Unavailable, "DRAINING", 0).Err())
+		last := f.server.next()
+		expectList(t, last)
+		last.send(endOfList("11"))
+		f.expectState(StateLive, "11")
+		f.expectDifference("-a=1 INFERRED", "-b=2 INFERRED", "-c=3 INFERRED", "-d=4 INFERRED")
+	})
+}
+
 func TestThreeSilentIntervalsAreADeadConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, InformerOptions{})
@@ -405,6 +431,7 @@ func TestViolationsOfTheContractListAgain(t *testing.T) {
 		"no object":    {Type: pb.EventType_EVENT_TYPE_ADDED, ResourceVersion: "11"},
 		"no name":      added("11", "", "u1", "11", "1"),
 		"no version":   added("", "a", "u1", "11", "1"),
+		"late batch":   batch(initial("a", "u1", "11", "1")),
 		"no status":    {Type: pb.EventType_EVENT_TYPE_ERROR, ResourceVersion: "11"},
 		"unknown hole": {Type: pb.EventType_EVENT_TYPE_DROPPED, ResourceVersion: "11"},
 		"format of Struct": {
@@ -434,6 +461,11 @@ func TestOnlyAdditionsAreInitialEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, InformerOptions{})
 		f.server.next().send(deleted("", "a", "u1", "1", "1"))
+		deletions := batch(deleted("", "a", "u1", "1", "1"))
+		deletions.Type = pb.EventType_EVENT_TYPE_DELETED
+		next := f.server.next()
+		expectList(t, next)
+		next.send(deletions)
 		expectList(t, f.server.next())
 	})
 }

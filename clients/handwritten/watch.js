@@ -25,7 +25,7 @@ export class Watch {
     while (!this.isOver) {
       const bookmark_interval = { seconds: Math.floor(this.interval / 1000), nanos: (this.interval % 1000) * 1e6 };
       const from = this.lists ? {} : { resource_version: this.version, history: this.history }; // R3
-      const request = { format: "PAYLOAD_FORMAT_RAW", ...this.request, ...from, bookmark_interval };
+      const request = { format: "PAYLOAD_FORMAT_RAW", batch_initial_events: true, ...this.request, ...from, bookmark_interval };
       const first = this.lists ? Math.min(this.first, this.firstList) : this.first, times = { ...this, silence: 3 * this.interval };
       const started = (call) => Object.assign(this, { call, isList: this.lists, pending: [] });
       const { code, reason, requested } = await read(times, request, first, started, (message) => this.receive(message));
@@ -41,7 +41,7 @@ export class Watch {
     }
   }
   /** Applies a message. Returns the status that ends the stream, if it does. */
-  receive({ type, object, cause, open, resource_version: version, bookmark, dropped, error }) {
+  receive({ type, object, batch, cause, open, resource_version: version, bookmark, dropped, error }) {
     this.lastMessage = performance.now();
     if (!error) this.refused = this.tooLarge = 0;
     if (bookmark) {
@@ -57,6 +57,7 @@ export class Watch {
       if (!this.isList && safe && safe !== this.version) this.advance(safe);
       return error ?? { code: 0 };
     }
+    if (this.isList && batch.length) return void this.pending.push(...batch); // Initial events, many in a message.
     if (!object || !(version || this.isList)) { // No server of the contract sends it.
       this.lists = true;
       return { code: 13 };

@@ -71,6 +71,7 @@ async fn a_client_that_breaks_a_rule_fails_its_scenario() {
         (Fault::SkipsHoles, "drop-heal"),
         (Fault::TakesStaleForDead, "stale"),
         (Fault::ReadsReasonsOnly, "code-out-of-range"),
+        (Fault::IgnoresBatches, "initial-batches"),
     ];
     let names = found.map(|(_, name)| name);
     assert_eq!(failed(Fault::None, &names, DEADLINE / 4).await, [""; 0], "without a fault");

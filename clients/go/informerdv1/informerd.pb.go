@@ -1149,9 +1149,12 @@ type WatchRequest struct {
 	// changes already.
 	CompleteInitialEvents bool `protobuf:"varint,21,opt,name=complete_initial_events,json=completeInitialEvents,proto3" json:"complete_initial_events,omitempty"`
 	// Only objects of this shard; unset = all. Since: shards.
-	Shard         *Shard `protobuf:"bytes,20,opt,name=shard,proto3" json:"shard,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Shard *Shard `protobuf:"bytes,20,opt,name=shard,proto3" json:"shard,omitempty"`
+	// The client reads WatchResponse.batch: the initial events come many in a message, which costs both ends as little as
+	// a List. Not in Until, which ignores it. Since: batch.
+	BatchInitialEvents bool `protobuf:"varint,22,opt,name=batch_initial_events,json=batchInitialEvents,proto3" json:"batch_initial_events,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *WatchRequest) Reset() {
@@ -1310,6 +1313,13 @@ func (x *WatchRequest) GetShard() *Shard {
 	return nil
 }
 
+func (x *WatchRequest) GetBatchInitialEvents() bool {
+	if x != nil {
+		return x.BatchInitialEvents
+	}
+	return false
+}
+
 // A choice of objects by an index.
 type IndexMatch struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1398,7 +1408,10 @@ type WatchResponse struct {
 	// For relays, which apply such changes at once as an open batch. With ADDED, MODIFIED and DELETED: more changes at or
 	// below the object's version may come, so resource_version is still the one before; a client resumes as always, and
 	// may receive such a change again. Since: sources.
-	Open          bool `protobuf:"varint,10,opt,name=open,proto3" json:"open,omitempty"`
+	Open bool `protobuf:"varint,10,opt,name=open,proto3" json:"open,omitempty"`
+	// With ADDED and CAUSE_INITIAL, in place of `object`, where the request has batch_initial_events: the objects of
+	// several initial events, in order. A large object comes alone, in `object`. Since: batch.
+	Batch         []*Object `protobuf:"bytes,11,rep,name=batch,proto3" json:"batch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1501,6 +1514,13 @@ func (x *WatchResponse) GetOpen() bool {
 		return x.Open
 	}
 	return false
+}
+
+func (x *WatchResponse) GetBatch() []*Object {
+	if x != nil {
+		return x.Batch
+	}
+	return nil
 }
 
 // Progress without an event.
@@ -3382,8 +3402,8 @@ type ServerInfo struct {
 	Version string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
 	// The source commit; empty when unknown. Since: operations.
 	Commit string `protobuf:"bytes,2,opt,name=commit,proto3" json:"commit,omitempty"`
-	// The "Since:" names of this contract that the server implements in full, sorted, of "identity", "library", "limits",
-	// "shards", "sources", "views".
+	// The "Since:" names of this contract that the server implements in full, sorted, of "batch", "identity",
+	// "library", "limits", "shards", "sources", "views".
 	Capabilities []string `protobuf:"bytes,3,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
 	// The reason why the newest configuration was rejected and the last good one is in use; empty when there is none, and
 	// for callers without the rights of AdminService. Since: operations.
@@ -4583,7 +4603,7 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\n" +
 	"ShardRange\x12\x14\n" +
 	"\x05start\x18\x01 \x01(\x04R\x05start\x12\x10\n" +
-	"\x03end\x18\x02 \x01(\x04R\x03end\"\xa4\x06\n" +
+	"\x03end\x18\x02 \x01(\x04R\x03end\"\xd6\x06\n" +
 	"\fWatchRequest\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x12)\n" +
 	"\x10resource_version\x18\x02 \x01(\tR\x0fresourceVersion\x12B\n" +
@@ -4605,11 +4625,12 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\ahistory\x18\x0f \x01(\tR\ahistory\x12&\n" +
 	"\x04view\x18\x10 \x01(\v2\x12.informerd.v1.ViewR\x04view\x126\n" +
 	"\x17complete_initial_events\x18\x15 \x01(\bR\x15completeInitialEvents\x12)\n" +
-	"\x05shard\x18\x14 \x01(\v2\x13.informerd.v1.ShardR\x05shard\"8\n" +
+	"\x05shard\x18\x14 \x01(\v2\x13.informerd.v1.ShardR\x05shard\x120\n" +
+	"\x14batch_initial_events\x18\x16 \x01(\bR\x12batchInitialEvents\"8\n" +
 	"\n" +
 	"IndexMatch\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
-	"\x06values\x18\x02 \x03(\tR\x06values\"\x9d\x03\n" +
+	"\x06values\x18\x02 \x03(\tR\x06values\"\xc9\x03\n" +
 	"\rWatchResponse\x12+\n" +
 	"\x04type\x18\x01 \x01(\x0e2\x17.informerd.v1.EventTypeR\x04type\x12)\n" +
 	"\x10resource_version\x18\x02 \x01(\tR\x0fresourceVersion\x12,\n" +
@@ -4621,7 +4642,8 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\tcoalesced\x18\b \x01(\rR\tcoalesced\x12\x1a\n" +
 	"\brelisted\x18\t \x01(\bR\brelisted\x12\x12\n" +
 	"\x04open\x18\n" +
-	" \x01(\bR\x04open\"\xee\x02\n" +
+	" \x01(\bR\x04open\x12*\n" +
+	"\x05batch\x18\v \x03(\v2\x14.informerd.v1.ObjectR\x05batch\"\xee\x02\n" +
 	"\bBookmark\x12,\n" +
 	"\x12initial_events_end\x18\x01 \x01(\bR\x10initialEventsEnd\x12\x1a\n" +
 	"\bdraining\x18\x02 \x01(\bR\bdraining\x12/\n" +
@@ -5058,97 +5080,98 @@ var file_informerd_v1_informerd_proto_depIdxs = []int32{
 	18, // 15: informerd.v1.WatchResponse.bookmark:type_name -> informerd.v1.Bookmark
 	20, // 16: informerd.v1.WatchResponse.dropped:type_name -> informerd.v1.Dropped
 	55, // 17: informerd.v1.WatchResponse.error:type_name -> google.rpc.Status
-	6,  // 18: informerd.v1.Bookmark.source:type_name -> informerd.v1.SyncState
-	56, // 19: informerd.v1.Bookmark.source_seen_at:type_name -> google.protobuf.Timestamp
-	19, // 20: informerd.v1.Bookmark.expression_errors:type_name -> informerd.v1.ExpressionErrors
-	10, // 21: informerd.v1.ExpressionErrors.first:type_name -> informerd.v1.ObjectKey
-	22, // 22: informerd.v1.SubscribeRequest.open:type_name -> informerd.v1.OpenWatch
-	15, // 23: informerd.v1.OpenWatch.watch:type_name -> informerd.v1.WatchRequest
-	24, // 24: informerd.v1.SubscribeResponse.deliveries:type_name -> informerd.v1.Delivery
-	17, // 25: informerd.v1.Delivery.responses:type_name -> informerd.v1.WatchResponse
-	0,  // 26: informerd.v1.ListRequest.format:type_name -> informerd.v1.PayloadFormat
-	16, // 27: informerd.v1.ListRequest.index:type_name -> informerd.v1.IndexMatch
-	11, // 28: informerd.v1.ListRequest.view:type_name -> informerd.v1.View
-	13, // 29: informerd.v1.ListRequest.shard:type_name -> informerd.v1.Shard
-	9,  // 30: informerd.v1.ListResponse.objects:type_name -> informerd.v1.Object
-	6,  // 31: informerd.v1.ListResponse.source:type_name -> informerd.v1.SyncState
-	56, // 32: informerd.v1.ListResponse.source_seen_at:type_name -> google.protobuf.Timestamp
-	19, // 33: informerd.v1.ListResponse.expression_errors:type_name -> informerd.v1.ExpressionErrors
-	0,  // 34: informerd.v1.ByIndexRequest.format:type_name -> informerd.v1.PayloadFormat
-	11, // 35: informerd.v1.ByIndexRequest.view:type_name -> informerd.v1.View
-	10, // 36: informerd.v1.ByIndexRequest.like:type_name -> informerd.v1.ObjectKey
-	13, // 37: informerd.v1.ByIndexRequest.shard:type_name -> informerd.v1.Shard
-	9,  // 38: informerd.v1.ByIndexResponse.objects:type_name -> informerd.v1.Object
-	6,  // 39: informerd.v1.ByIndexResponse.source:type_name -> informerd.v1.SyncState
-	56, // 40: informerd.v1.ByIndexResponse.source_seen_at:type_name -> google.protobuf.Timestamp
-	19, // 41: informerd.v1.ByIndexResponse.expression_errors:type_name -> informerd.v1.ExpressionErrors
-	0,  // 42: informerd.v1.GetRequest.format:type_name -> informerd.v1.PayloadFormat
-	11, // 43: informerd.v1.GetRequest.view:type_name -> informerd.v1.View
-	9,  // 44: informerd.v1.GetResponse.object:type_name -> informerd.v1.Object
-	6,  // 45: informerd.v1.GetResponse.source:type_name -> informerd.v1.SyncState
-	56, // 46: informerd.v1.GetResponse.source_seen_at:type_name -> google.protobuf.Timestamp
-	15, // 47: informerd.v1.UntilRequest.watch:type_name -> informerd.v1.WatchRequest
-	17, // 48: informerd.v1.UntilResponse.event:type_name -> informerd.v1.WatchResponse
-	15, // 49: informerd.v1.ExplainRequest.watch:type_name -> informerd.v1.WatchRequest
-	10, // 50: informerd.v1.ExplainRequest.key:type_name -> informerd.v1.ObjectKey
-	9,  // 51: informerd.v1.ExplainResponse.object:type_name -> informerd.v1.Object
-	35, // 52: informerd.v1.ExplainResponse.terms:type_name -> informerd.v1.SelectionTerm
-	44, // 53: informerd.v1.ExplainResponse.problem:type_name -> informerd.v1.Problem
-	47, // 54: informerd.v1.ExplainResponse.watcher:type_name -> informerd.v1.Watcher
-	5,  // 55: informerd.v1.SelectionTerm.result:type_name -> informerd.v1.TermResult
-	38, // 56: informerd.v1.ListIndexValuesResponse.values:type_name -> informerd.v1.IndexValue
-	42, // 57: informerd.v1.ListResourcesResponse.resources:type_name -> informerd.v1.Resource
-	41, // 58: informerd.v1.ListResourcesResponse.server:type_name -> informerd.v1.ServerInfo
-	6,  // 59: informerd.v1.Resource.state:type_name -> informerd.v1.SyncState
-	56, // 60: informerd.v1.Resource.source_seen_at:type_name -> google.protobuf.Timestamp
-	44, // 61: informerd.v1.Resource.problems:type_name -> informerd.v1.Problem
-	7,  // 62: informerd.v1.Resource.version_format:type_name -> informerd.v1.VersionFormat
-	43, // 63: informerd.v1.Resource.views:type_name -> informerd.v1.NamedView
-	56, // 64: informerd.v1.Resource.oldest_at:type_name -> google.protobuf.Timestamp
-	11, // 65: informerd.v1.NamedView.view:type_name -> informerd.v1.View
-	56, // 66: informerd.v1.Problem.since:type_name -> google.protobuf.Timestamp
-	47, // 67: informerd.v1.ListWatchersResponse.watchers:type_name -> informerd.v1.Watcher
-	2,  // 68: informerd.v1.Watcher.policy:type_name -> informerd.v1.FullChannelPolicy
-	56, // 69: informerd.v1.Watcher.since:type_name -> google.protobuf.Timestamp
-	56, // 70: informerd.v1.Watcher.last_progress:type_name -> google.protobuf.Timestamp
-	8,  // 71: informerd.v1.Watcher.state:type_name -> informerd.v1.WatcherState
-	54, // 72: informerd.v1.Watcher.lag:type_name -> google.protobuf.Duration
-	0,  // 73: informerd.v1.Watcher.format:type_name -> informerd.v1.PayloadFormat
-	11, // 74: informerd.v1.Watcher.view:type_name -> informerd.v1.View
-	56, // 75: informerd.v1.Watcher.ended_at:type_name -> google.protobuf.Timestamp
-	55, // 76: informerd.v1.Watcher.end_status:type_name -> google.rpc.Status
-	50, // 77: informerd.v1.GetStatsResponse.server:type_name -> informerd.v1.ServerStats
-	51, // 78: informerd.v1.GetStatsResponse.resources:type_name -> informerd.v1.ResourceStats
-	56, // 79: informerd.v1.ServerStats.started_at:type_name -> google.protobuf.Timestamp
-	54, // 80: informerd.v1.ResourceStats.max_lag:type_name -> google.protobuf.Duration
-	54, // 81: informerd.v1.ResourceStats.blocked:type_name -> google.protobuf.Duration
-	15, // 82: informerd.v1.InformerService.Watch:input_type -> informerd.v1.WatchRequest
-	21, // 83: informerd.v1.InformerService.Subscribe:input_type -> informerd.v1.SubscribeRequest
-	25, // 84: informerd.v1.InformerService.List:input_type -> informerd.v1.ListRequest
-	27, // 85: informerd.v1.InformerService.ByIndex:input_type -> informerd.v1.ByIndexRequest
-	29, // 86: informerd.v1.InformerService.Get:input_type -> informerd.v1.GetRequest
-	31, // 87: informerd.v1.InformerService.Until:input_type -> informerd.v1.UntilRequest
-	33, // 88: informerd.v1.InformerService.Explain:input_type -> informerd.v1.ExplainRequest
-	36, // 89: informerd.v1.InformerService.ListIndexValues:input_type -> informerd.v1.ListIndexValuesRequest
-	39, // 90: informerd.v1.InformerService.ListResources:input_type -> informerd.v1.ListResourcesRequest
-	45, // 91: informerd.v1.AdminService.ListWatchers:input_type -> informerd.v1.ListWatchersRequest
-	48, // 92: informerd.v1.AdminService.GetStats:input_type -> informerd.v1.GetStatsRequest
-	17, // 93: informerd.v1.InformerService.Watch:output_type -> informerd.v1.WatchResponse
-	23, // 94: informerd.v1.InformerService.Subscribe:output_type -> informerd.v1.SubscribeResponse
-	26, // 95: informerd.v1.InformerService.List:output_type -> informerd.v1.ListResponse
-	28, // 96: informerd.v1.InformerService.ByIndex:output_type -> informerd.v1.ByIndexResponse
-	30, // 97: informerd.v1.InformerService.Get:output_type -> informerd.v1.GetResponse
-	32, // 98: informerd.v1.InformerService.Until:output_type -> informerd.v1.UntilResponse
-	34, // 99: informerd.v1.InformerService.Explain:output_type -> informerd.v1.ExplainResponse
-	37, // 100: informerd.v1.InformerService.ListIndexValues:output_type -> informerd.v1.ListIndexValuesResponse
-	40, // 101: informerd.v1.InformerService.ListResources:output_type -> informerd.v1.ListResourcesResponse
-	46, // 102: informerd.v1.AdminService.ListWatchers:output_type -> informerd.v1.ListWatchersResponse
-	49, // 103: informerd.v1.AdminService.GetStats:output_type -> informerd.v1.GetStatsResponse
-	93, // [93:104] is the sub-list for method output_type
-	82, // [82:93] is the sub-list for method input_type
-	82, // [82:82] is the sub-list for extension type_name
-	82, // [82:82] is the sub-list for extension extendee
-	0,  // [0:82] is the sub-list for field type_name
+	9,  // 18: informerd.v1.WatchResponse.batch:type_name -> informerd.v1.Object
+	6,  // 19: informerd.v1.Bookmark.source:type_name -> informerd.v1.SyncState
+	56, // 20: informerd.v1.Bookmark.source_seen_at:type_name -> google.protobuf.Timestamp
+	19, // 21: informerd.v1.Bookmark.expression_errors:type_name -> informerd.v1.ExpressionErrors
+	10, // 22: informerd.v1.ExpressionErrors.first:type_name -> informerd.v1.ObjectKey
+	22, // 23: informerd.v1.SubscribeRequest.open:type_name -> informerd.v1.OpenWatch
+	15, // 24: informerd.v1.OpenWatch.watch:type_name -> informerd.v1.WatchRequest
+	24, // 25: informerd.v1.SubscribeResponse.deliveries:type_name -> informerd.v1.Delivery
+	17, // 26: informerd.v1.Delivery.responses:type_name -> informerd.v1.WatchResponse
+	0,  // 27: informerd.v1.ListRequest.format:type_name -> informerd.v1.PayloadFormat
+	16, // 28: informerd.v1.ListRequest.index:type_name -> informerd.v1.IndexMatch
+	11, // 29: informerd.v1.ListRequest.view:type_name -> informerd.v1.View
+	13, // 30: informerd.v1.ListRequest.shard:type_name -> informerd.v1.Shard
+	9,  // 31: informerd.v1.ListResponse.objects:type_name -> informerd.v1.Object
+	6,  // 32: informerd.v1.ListResponse.source:type_name -> informerd.v1.SyncState
+	56, // 33: informerd.v1.ListResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	19, // 34: informerd.v1.ListResponse.expression_errors:type_name -> informerd.v1.ExpressionErrors
+	0,  // 35: informerd.v1.ByIndexRequest.format:type_name -> informerd.v1.PayloadFormat
+	11, // 36: informerd.v1.ByIndexRequest.view:type_name -> informerd.v1.View
+	10, // 37: informerd.v1.ByIndexRequest.like:type_name -> informerd.v1.ObjectKey
+	13, // 38: informerd.v1.ByIndexRequest.shard:type_name -> informerd.v1.Shard
+	9,  // 39: informerd.v1.ByIndexResponse.objects:type_name -> informerd.v1.Object
+	6,  // 40: informerd.v1.ByIndexResponse.source:type_name -> informerd.v1.SyncState
+	56, // 41: informerd.v1.ByIndexResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	19, // 42: informerd.v1.ByIndexResponse.expression_errors:type_name -> informerd.v1.ExpressionErrors
+	0,  // 43: informerd.v1.GetRequest.format:type_name -> informerd.v1.PayloadFormat
+	11, // 44: informerd.v1.GetRequest.view:type_name -> informerd.v1.View
+	9,  // 45: informerd.v1.GetResponse.object:type_name -> informerd.v1.Object
+	6,  // 46: informerd.v1.GetResponse.source:type_name -> informerd.v1.SyncState
+	56, // 47: informerd.v1.GetResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	15, // 48: informerd.v1.UntilRequest.watch:type_name -> informerd.v1.WatchRequest
+	17, // 49: informerd.v1.UntilResponse.event:type_name -> informerd.v1.WatchResponse
+	15, // 50: informerd.v1.ExplainRequest.watch:type_name -> informerd.v1.WatchRequest
+	10, // 51: informerd.v1.ExplainRequest.key:type_name -> informerd.v1.ObjectKey
+	9,  // 52: informerd.v1.ExplainResponse.object:type_name -> informerd.v1.Object
+	35, // 53: informerd.v1.ExplainResponse.terms:type_name -> informerd.v1.SelectionTerm
+	44, // 54: informerd.v1.ExplainResponse.problem:type_name -> informerd.v1.Problem
+	47, // 55: informerd.v1.ExplainResponse.watcher:type_name -> informerd.v1.Watcher
+	5,  // 56: informerd.v1.SelectionTerm.result:type_name -> informerd.v1.TermResult
+	38, // 57: informerd.v1.ListIndexValuesResponse.values:type_name -> informerd.v1.IndexValue
+	42, // 58: informerd.v1.ListResourcesResponse.resources:type_name -> informerd.v1.Resource
+	41, // 59: informerd.v1.ListResourcesResponse.server:type_name -> informerd.v1.ServerInfo
+	6,  // 60: informerd.v1.Resource.state:type_name -> informerd.v1.SyncState
+	56, // 61: informerd.v1.Resource.source_seen_at:type_name -> google.protobuf.Timestamp
+	44, // 62: informerd.v1.Resource.problems:type_name -> informerd.v1.Problem
+	7,  // 63: informerd.v1.Resource.version_format:type_name -> informerd.v1.VersionFormat
+	43, // 64: informerd.v1.Resource.views:type_name -> informerd.v1.NamedView
+	56, // 65: informerd.v1.Resource.oldest_at:type_name -> google.protobuf.Timestamp
+	11, // 66: informerd.v1.NamedView.view:type_name -> informerd.v1.View
+	56, // 67: informerd.v1.Problem.since:type_name -> google.protobuf.Timestamp
+	47, // 68: informerd.v1.ListWatchersResponse.watchers:type_name -> informerd.v1.Watcher
+	2,  // 69: informerd.v1.Watcher.policy:type_name -> informerd.v1.FullChannelPolicy
+	56, // 70: informerd.v1.Watcher.since:type_name -> google.protobuf.Timestamp
+	56, // 71: informerd.v1.Watcher.last_progress:type_name -> google.protobuf.Timestamp
+	8,  // 72: informerd.v1.Watcher.state:type_name -> informerd.v1.WatcherState
+	54, // 73: informerd.v1.Watcher.lag:type_name -> google.protobuf.Duration
+	0,  // 74: informerd.v1.Watcher.format:type_name -> informerd.v1.PayloadFormat
+	11, // 75: informerd.v1.Watcher.view:type_name -> informerd.v1.View
+	56, // 76: informerd.v1.Watcher.ended_at:type_name -> google.protobuf.Timestamp
+	55, // 77: informerd.v1.Watcher.end_status:type_name -> google.rpc.Status
+	50, // 78: informerd.v1.GetStatsResponse.server:type_name -> informerd.v1.ServerStats
+	51, // 79: informerd.v1.GetStatsResponse.resources:type_name -> informerd.v1.ResourceStats
+	56, // 80: informerd.v1.ServerStats.started_at:type_name -> google.protobuf.Timestamp
+	54, // 81: informerd.v1.ResourceStats.max_lag:type_name -> google.protobuf.Duration
+	54, // 82: informerd.v1.ResourceStats.blocked:type_name -> google.protobuf.Duration
+	15, // 83: informerd.v1.InformerService.Watch:input_type -> informerd.v1.WatchRequest
+	21, // 84: informerd.v1.InformerService.Subscribe:input_type -> informerd.v1.SubscribeRequest
+	25, // 85: informerd.v1.InformerService.List:input_type -> informerd.v1.ListRequest
+	27, // 86: informerd.v1.InformerService.ByIndex:input_type -> informerd.v1.ByIndexRequest
+	29, // 87: informerd.v1.InformerService.Get:input_type -> informerd.v1.GetRequest
+	31, // 88: informerd.v1.InformerService.Until:input_type -> informerd.v1.UntilRequest
+	33, // 89: informerd.v1.InformerService.Explain:input_type -> informerd.v1.ExplainRequest
+	36, // 90: informerd.v1.InformerService.ListIndexValues:input_type -> informerd.v1.ListIndexValuesRequest
+	39, // 91: informerd.v1.InformerService.ListResources:input_type -> informerd.v1.ListResourcesRequest
+	45, // 92: informerd.v1.AdminService.ListWatchers:input_type -> informerd.v1.ListWatchersRequest
+	48, // 93: informerd.v1.AdminService.GetStats:input_type -> informerd.v1.GetStatsRequest
+	17, // 94: informerd.v1.InformerService.Watch:output_type -> informerd.v1.WatchResponse
+	23, // 95: informerd.v1.InformerService.Subscribe:output_type -> informerd.v1.SubscribeResponse
+	26, // 96: informerd.v1.InformerService.List:output_type -> informerd.v1.ListResponse
+	28, // 97: informerd.v1.InformerService.ByIndex:output_type -> informerd.v1.ByIndexResponse
+	30, // 98: informerd.v1.InformerService.Get:output_type -> informerd.v1.GetResponse
+	32, // 99: informerd.v1.InformerService.Until:output_type -> informerd.v1.UntilResponse
+	34, // 100: informerd.v1.InformerService.Explain:output_type -> informerd.v1.ExplainResponse
+	37, // 101: informerd.v1.InformerService.ListIndexValues:output_type -> informerd.v1.ListIndexValuesResponse
+	40, // 102: informerd.v1.InformerService.ListResources:output_type -> informerd.v1.ListResourcesResponse
+	46, // 103: informerd.v1.AdminService.ListWatchers:output_type -> informerd.v1.ListWatchersResponse
+	49, // 104: informerd.v1.AdminService.GetStats:output_type -> informerd.v1.GetStatsResponse
+	94, // [94:105] is the sub-list for method output_type
+	83, // [83:94] is the sub-list for method input_type
+	83, // [83:83] is the sub-list for extension type_name
+	83, // [83:83] is the sub-list for extension extendee
+	0,  // [0:83] is the sub-list for field type_name
 }
 
 func init() { file_informerd_v1_informerd_proto_init() }

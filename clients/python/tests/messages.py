@@ -30,6 +30,10 @@ def initial(o: pb.Object) -> pb.WatchResponse:
     return pb.WatchResponse(type=pb.EVENT_TYPE_ADDED, object=o, cause=pb.CAUSE_INITIAL)
 
 
+def batch(*objects: pb.Object) -> pb.WatchResponse:
+    return pb.WatchResponse(type=pb.EVENT_TYPE_ADDED, batch=objects, cause=pb.CAUSE_INITIAL)
+
+
 def added(version: str, o: pb.Object, **more: Any) -> pb.WatchResponse:
     return pb.WatchResponse(type=pb.EVENT_TYPE_ADDED, resource_version=version, object=o, **more)
 

@@ -6,7 +6,7 @@ import json
 
 import grpc
 import pytest
-from messages import added, bookmark, deleted, dropped, end, error, initial, modified, obj, status
+from messages import added, batch, bookmark, deleted, dropped, end, error, initial, modified, obj, status
 
 from informerd import ContractError, Error, IndexerError, Object, Options, Policy, Selection, Shard, State, View
 from informerd._core import Core, Ending, Next
@@ -85,6 +85,30 @@ def test_a_list_that_breaks_off_leaves_the_store() -> None:
     watch.ended(UNAVAILABLE)
     watch.open()
     assert watch.send(initial(thing("b", 2)), end("5")) == ["ADDED b=2"]
+
+
+def test_a_batch_of_initial_events_is_its_events() -> None:
+    watch = Watch()
+    assert watch.open().batch_initial_events
+    messages = [batch(thing("a", 1), thing("b", 2)), initial(thing("c", 3)), batch(thing("d", 4))]
+    assert watch.send(*messages) == []
+    assert watch.names() == {}
+    assert watch.send(end("5")) == ["ADDED a=1", "ADDED b=2", "ADDED c=3", "ADDED d=4"]
+    watch.ended(UNAVAILABLE)
+    assert watch.open().batch_initial_events, "also when it resumes"
+    watch.send(added("6", thing("e", 5)))
+    assert watch.names() == {"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}
+
+
+def test_a_list_that_breaks_off_leaves_nothing_of_its_batches() -> None:
+    watch = Watch()
+    watch.open()
+    watch.send(batch(thing("a", 1), thing("b", 2)))
+    watch.ended(UNAVAILABLE)
+    watch.open()
+    assert watch.send(end("5")) == []
+    assert watch.names() == {}
+    assert watch.core.synced
 
 
 def test_a_list_again_is_a_difference_by_content() -> None:
@@ -338,7 +362,8 @@ def test_contract_errors_lead_to_a_list() -> None:
     unknown.MergeFromString(b"\x08\x63")  # type = 99
     no_object = pb.WatchResponse(type=pb.EVENT_TYPE_ADDED, resource_version="6")
     no_status = pb.WatchResponse(type=pb.EVENT_TYPE_ERROR)
-    bad = [unknown, no_object, no_status, added("", thing("a", 1)), bookmark(""), dropped("7", "")]
+    late_batch = batch(thing("a", 1))
+    bad = [unknown, no_object, no_status, added("", thing("a", 1)), bookmark(""), dropped("7", ""), late_batch]
     for message in bad:
         watch = Watch().synced()
         watch.send(message)

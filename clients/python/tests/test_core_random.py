@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from messages import added, bookmark, deleted, dropped, end, initial, modified, obj, status
+from messages import added, batch, bookmark, deleted, dropped, end, initial, modified, obj, status
 
 from informerd import EventType, Object, Options, Selection
 from informerd._core import Core
@@ -85,7 +85,8 @@ class Server:
     def listing(self) -> list[pb.WatchResponse]:
         version = self.version(self.number)
         objects = [obj(name, version, *content) for name, content in sorted(self.state.items())]
-        return [*map(initial, objects), end(version, self.history)]
+        # The first one alone, as a large object comes.
+        return [*map(initial, objects[:1]), *([batch(*objects[1:])] if objects[1:] else []), end(version, self.history)]
 
 
 contents = st.tuples(st.sampled_from(["u1", "u2"]), st.integers(0, 3))

@@ -387,6 +387,8 @@ function requestOf<T>(options: InformerOptions<T>, bookmarkIntervalMs: number): 
     queue: policy === undefined && length === 0 ? undefined : { policy: toPolicy(policy), length },
     bookmarkInterval: toDuration(bookmarkIntervalMs),
     view: toView(view),
+    // A server that has no batches ignores it.
+    batchInitialEvents: true,
   };
 }
 

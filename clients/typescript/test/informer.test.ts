@@ -79,6 +79,7 @@ test("the store, handlers and iterators follow the server", async () => {
       history: "",
       format: 2,
       bookmarkInterval: { seconds: 60n, nanos: 0 },
+      batchInitialEvents: true,
     },
   );
   watch.send(initial("a", { labels: { app: "web" } }), initial("b"), end("10"));

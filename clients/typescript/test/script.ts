@@ -50,6 +50,12 @@ export function initial(name: string, fields: Omit<Event, "at"> = {}): WatchResp
   return added(name, { v: "1", cause: Cause.CAUSE_INITIAL, ...fields });
 }
 
+/** One message of initial events. */
+export function batch(...events: WatchResponse[]): WatchResponse {
+  const objects = events.flatMap(({ object }) => object ?? []);
+  return WatchResponse.fromPartial({ type: EventType.EVENT_TYPE_ADDED, cause: Cause.CAUSE_INITIAL, batch: objects });
+}
+
 export function bookmark(version: string, fields: NonNullable<Fields["bookmark"]> = {}): WatchResponse {
   const bookmark = { source: SyncState.SYNC_STATE_SYNCED, history: "h1", sourceSeenAt: SEEN, ...fields };
   return WatchResponse.fromPartial({ type: EventType.EVENT_TYPE_BOOKMARK, resourceVersion: version, bookmark });

@@ -6,7 +6,7 @@ import { type InformerObject, parseJson } from "../src/core/object.js";
 import { type Change, Store } from "../src/core/store.js";
 import { type Position, Watch } from "../src/core/watch.js";
 import { Cause, EventType, SyncState, WatchResponse } from "../src/generated/informerd/v1/informerd.js";
-import { added, bookmark, deleted, dropped, end, failure, initial, modified } from "./script.js";
+import { added, batch, bookmark, deleted, dropped, end, failure, initial, modified } from "./script.js";
 
 const SETTINGS = {
   bookmarkIntervalMs: 1_000,
@@ -103,6 +103,28 @@ test("the first list is applied at its end, as a whole", () => {
   bench.saw("open /").is("SYNCING", "");
   assert.equal(bench.store.size, 0);
   bench.send(end("10")).saw('added a{"x":1}', 'added b{"x":1}', "synced").is("LIVE", "10");
+});
+
+test("a batch of initial events is its events", () => {
+  const bench = new Bench();
+  bench.watch.start(bench.now);
+  bench
+    .send(batch(initial("a"), initial("b")), initial("c"), batch(initial("d")))
+    .saw("open /")
+    .is("SYNCING", "");
+  assert.equal(bench.store.size, 0);
+  bench.send(end("10"));
+  bench.saw('added a{"x":1}', 'added b{"x":1}', 'added c{"x":1}', 'added d{"x":1}', "synced").is("LIVE", "10");
+});
+
+test("a list that breaks off leaves nothing of its batches", () => {
+  const bench = new Bench();
+  bench.watch.start(bench.now);
+  bench.send(batch(initial("a"), initial("b")));
+  bench.watch.ended(bench.now, new InformerdError("cut", { code: "UNAVAILABLE" }));
+  bench.pass(100).saw("open /", "close connection", "UNAVAILABLE wait 100", "open /");
+  bench.send(end("10")).saw("synced").is("LIVE", "10");
+  assert.equal(bench.store.size, 0);
 });
 
 test("a first list that breaks off is discarded", () => {
@@ -459,6 +481,7 @@ for (const [name, message] of [
   ["an unknown type", UNKNOWN_TYPE],
   ["no object", NO_OBJECT],
   ["no version", added("c", {})],
+  ["a batch after the initial events", batch(initial("c"))],
   ["no version before the hole", dropped("", "12")],
 ] as const) {
   test(`a message with ${name} is reported; the watch lists again over a new connection`, () => {

@@ -149,6 +149,12 @@ pub(crate) fn initial(object: &Thing) -> WatchResponse {
     WatchResponse { cause: pb::Cause::Initial.into(), ..added("", object) }
 }
 
+/// Creates a message with several of the initial events.
+pub(crate) fn initial_batch(objects: &[&Thing]) -> WatchResponse {
+    let batch = objects.iter().map(|thing| thing.object.clone()).collect();
+    WatchResponse { r#type: EventType::Added.into(), cause: pb::Cause::Initial.into(), batch, ..Default::default() }
+}
+
 /// Marks an event of a version that is still open.
 pub(crate) fn open(event: WatchResponse) -> WatchResponse {
     WatchResponse { open: true, ..event }

@@ -195,7 +195,8 @@ async fn answer(
             return shared.note("a Watch that cannot be decoded");
         };
         let (version, history) = (&request.resource_version, &request.history);
-        shared.note(&format!("Watch on connection {id}: version {version:?}, history {history:?}"));
+        let batches = if request.batch_initial_events { ", batches" } else { "" };
+        shared.note(&format!("Watch on connection {id}: version {version:?}, history {history:?}{batches}"));
         drop(shared.watches.send(WatchStream::new(request, head.headers, connection, respond)));
         return;
     }
@@ -221,7 +222,8 @@ fn resources() -> pb::ListResourcesResponse {
         state: pb::SyncState::Synced.into(),
         ..pb::Resource::default()
     };
-    let capabilities = ["identity", "library", "limits", "shards", "sources", "views"].map(str::to_owned).to_vec();
+    let capabilities =
+        ["batch", "identity", "library", "limits", "shards", "sources", "views"].map(str::to_owned).to_vec();
     let server = pb::ServerInfo { version: env!("CARGO_PKG_VERSION").to_owned(), capabilities, ..Default::default() };
     pb::ListResourcesResponse { resources: vec![resource], server: Some(server) }
 }

@@ -98,6 +98,20 @@ impl WatchStream {
         );
     }
 
+    /// Sends initial events without their end, in one message if the client reads batches.
+    pub(crate) fn send_batch(&mut self, objects: &[&Thing]) {
+        self.send(self.initial_events(objects));
+    }
+
+    /// Returns the messages of initial events: one if the client reads batches, otherwise one for each.
+    pub(crate) fn initial_events(&self, objects: &[&Thing]) -> Vec<WatchResponse> {
+        if self.request.batch_initial_events {
+            vec![message::initial_batch(objects)]
+        } else {
+            objects.iter().map(|object| message::initial(object)).collect()
+        }
+    }
+
     /// Sends the last BOOKMARK again, at the version of the last message, with another time of contact.
     pub(crate) fn send_seen_at(&mut self, seconds: i64) {
         let bookmark = self.out.lock().bookmark.clone();

@@ -6,9 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures_util::{StreamExt, stream::BoxStream};
 use informerd::{
-    client::{Client, ServerAddress},
-    proto::pb,
+    client::{Client, ClientError, ServerAddress},
+    proto::pb::{self, informer_service_client::InformerServiceClient},
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -16,7 +17,7 @@ use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender},
     task::JoinHandle,
 };
-use tonic::Code;
+use tonic::{Code, Status};
 
 /// Rule that the client breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +45,11 @@ pub(crate) enum Fault {
     TakesStaleForDead,
     /// Gives up after a refusal whose reason it does not know.
     ReadsReasonsOnly,
+    /// Requests batches of initial events, and reads single ones.
+    IgnoresBatches,
 }
+
+type Messages = BoxStream<'static, Result<pb::WatchResponse, Status>>;
 
 struct State {
     fault: Fault,
@@ -123,12 +128,17 @@ async fn follow(fault: Fault, start: Value, state: Arc<Mutex<State>>) {
     loop {
         let mut next = Next::Resume { moves: false };
         let request = state.lock().request(&start, interval);
-        match client.open(request).await {
+        let opened = if fault == Fault::IgnoresBatches {
+            open_unread(&address, request).await
+        } else {
+            client.open(request).await.map(StreamExt::boxed)
+        };
+        match opened {
             Ok(mut stream) => {
                 state.lock().begin();
                 next = loop {
-                    let message = match tokio::time::timeout(silence, stream.message()).await {
-                        Ok(Ok(Some(message))) => message,
+                    let message = match tokio::time::timeout(silence, stream.next()).await {
+                        Ok(Some(Ok(message))) => message,
                         Ok(_) => break Next::Resume { moves: false },
                         Err(_) => break Next::Resume { moves: true },
                     };
@@ -155,6 +165,13 @@ async fn follow(fault: Fault, start: Value, state: Arc<Mutex<State>>) {
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// Opens a Watch whose batches are not taken apart.
+async fn open_unread(address: &ServerAddress, request: pb::WatchRequest) -> Result<Messages, ClientError> {
+    let request = pb::WatchRequest { batch_initial_events: true, ..request };
+    let mut service = InformerServiceClient::connect(format!("http://{address}")).await.unwrap();
+    Ok(service.watch(request).await.unwrap().into_inner().boxed())
 }
 
 // === impl State ===
@@ -200,7 +217,7 @@ impl State {
             pb::EventType::Error if message.error.unwrap().code == Code::OutOfRange as i32 => return Next::List,
             pb::EventType::Error | pb::EventType::Unspecified => return Next::Resume { moves: false },
             pb::EventType::Added | pb::EventType::Modified | pb::EventType::Deleted => {
-                let object = message.object.unwrap();
+                let Some(object) = message.object else { return Next::Continue };
                 if let Some(listed) = &mut self.listed {
                     listed.insert((object.namespace.clone(), object.name.clone()), object);
                     return Next::Continue;

@@ -170,7 +170,7 @@ class Core:
             self._unauthenticated = self._too_large = 0
         try:
             if kind in (pb.EVENT_TYPE_ADDED, pb.EVENT_TYPE_MODIFIED, pb.EVENT_TYPE_DELETED):
-                return self._event(message)
+                return self._events(message)
             if kind == pb.EVENT_TYPE_BOOKMARK:
                 return self._bookmark(message, now)
             if kind == pb.EVENT_TYPE_DROPPED:
@@ -280,10 +280,20 @@ class Core:
 
     # ------------------------------------------------------------------------------------------ messages
 
-    def _event(self, message: pb.WatchResponse) -> Sequence[Event]:
-        if not message.HasField("object"):
-            raise ContractError("an event without an object")
-        new = object_of(message.object)
+    def _events(self, message: pb.WatchResponse) -> Sequence[Event]:
+        """Applies the event of a message, or the initial events of its batch."""
+        if not message.batch:
+            if not message.HasField("object"):
+                raise ContractError("an event without an object")
+            return self._event(message, message.object)
+        if self._initial is None:
+            raise ContractError("a batch that is not of the initial events")
+        for wire in message.batch:
+            self._event(message, wire)
+        return _NO_EVENTS
+
+    def _event(self, message: pb.WatchResponse, wire: pb.Object) -> Sequence[Event]:
+        new = object_of(wire)
         kind, version = message.type, message.resource_version
         if self._initial is not None:
             if kind != pb.EVENT_TYPE_ADDED:
@@ -407,6 +417,8 @@ def _request(resource: str, selection: Selection, view: View | None, options: Op
         view=view.message() if view else None,
         format=pb.PAYLOAD_FORMAT_METADATA if options.metadata_only else pb.PAYLOAD_FORMAT_RAW,
         bookmark_interval=_duration(options.bookmark_interval),
+        # A server that has no batches ignores it.
+        batch_initial_events=True,
     )
     if policy or options.queue_length:
         request.queue.length = options.queue_length

@@ -266,7 +266,7 @@ export class Watch<T> {
       case EventType.EVENT_TYPE_ADDED:
       case EventType.EVENT_TYPE_MODIFIED:
       case EventType.EVENT_TYPE_DELETED:
-        return this.#event(stream, message);
+        return this.#events(stream, message);
       case EventType.EVENT_TYPE_BOOKMARK:
         return this.#bookmark(now, stream, message.resourceVersion, message.bookmark);
       case EventType.EVENT_TYPE_DROPPED:
@@ -281,9 +281,19 @@ export class Watch<T> {
     }
   }
 
-  #event(stream: Stream<T>, message: WatchResponse): void {
-    if (!message.object) throw new ContractError("an event without its object");
-    const event = this.#storeEvent(message, message.object);
+  /** Takes the event of a message, or the initial events of its batch. */
+  #events(stream: Stream<T>, message: WatchResponse): void {
+    const { batch, object } = message;
+    if (batch.length === 0) {
+      if (!object) throw new ContractError("an event without its object");
+      return this.#event(stream, message, object);
+    }
+    if (!stream.initial) throw new ContractError("a batch that is not of the initial events");
+    for (const wire of batch) this.#event(stream, message, wire);
+  }
+
+  #event(stream: Stream<T>, message: WatchResponse, wire: WireObject): void {
+    const event = this.#storeEvent(message, wire);
     if (stream.initial) {
       const key = keyOf(event.object.namespace, event.object.name);
       if (event.deleted === undefined) stream.initial.set(key, event.object);

@@ -205,7 +205,7 @@ class ShardRange(_message.Message):
     def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("resource", "resource_version", "initial_events", "namespace", "name", "label_selector", "field_selector", "expression", "index", "format", "queue", "bookmark_interval", "min_resource_version", "timeout", "history", "view", "complete_initial_events", "shard")
+    __slots__ = ("resource", "resource_version", "initial_events", "namespace", "name", "label_selector", "field_selector", "expression", "index", "format", "queue", "bookmark_interval", "min_resource_version", "timeout", "history", "view", "complete_initial_events", "shard", "batch_initial_events")
     RESOURCE_FIELD_NUMBER: _ClassVar[int]
     RESOURCE_VERSION_FIELD_NUMBER: _ClassVar[int]
     INITIAL_EVENTS_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +224,7 @@ class WatchRequest(_message.Message):
     VIEW_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_INITIAL_EVENTS_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
+    BATCH_INITIAL_EVENTS_FIELD_NUMBER: _ClassVar[int]
     resource: str
     resource_version: str
     initial_events: InitialEvents
@@ -242,7 +243,8 @@ class WatchRequest(_message.Message):
     view: View
     complete_initial_events: bool
     shard: Shard
-    def __init__(self, resource: _Optional[str] = ..., resource_version: _Optional[str] = ..., initial_events: _Optional[_Union[InitialEvents, str]] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., label_selector: _Optional[str] = ..., field_selector: _Optional[str] = ..., expression: _Optional[str] = ..., index: _Optional[_Union[IndexMatch, _Mapping]] = ..., format: _Optional[_Union[PayloadFormat, str]] = ..., queue: _Optional[_Union[QueueOptions, _Mapping]] = ..., bookmark_interval: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., min_resource_version: _Optional[str] = ..., timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., history: _Optional[str] = ..., view: _Optional[_Union[View, _Mapping]] = ..., complete_initial_events: bool = ..., shard: _Optional[_Union[Shard, _Mapping]] = ...) -> None: ...
+    batch_initial_events: bool
+    def __init__(self, resource: _Optional[str] = ..., resource_version: _Optional[str] = ..., initial_events: _Optional[_Union[InitialEvents, str]] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., label_selector: _Optional[str] = ..., field_selector: _Optional[str] = ..., expression: _Optional[str] = ..., index: _Optional[_Union[IndexMatch, _Mapping]] = ..., format: _Optional[_Union[PayloadFormat, str]] = ..., queue: _Optional[_Union[QueueOptions, _Mapping]] = ..., bookmark_interval: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., min_resource_version: _Optional[str] = ..., timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., history: _Optional[str] = ..., view: _Optional[_Union[View, _Mapping]] = ..., complete_initial_events: bool = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., batch_initial_events: bool = ...) -> None: ...
 
 class IndexMatch(_message.Message):
     __slots__ = ("name", "values")
@@ -253,7 +255,7 @@ class IndexMatch(_message.Message):
     def __init__(self, name: _Optional[str] = ..., values: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("type", "resource_version", "object", "cause", "bookmark", "dropped", "error", "coalesced", "relisted", "open")
+    __slots__ = ("type", "resource_version", "object", "cause", "bookmark", "dropped", "error", "coalesced", "relisted", "open", "batch")
     TYPE_FIELD_NUMBER: _ClassVar[int]
     RESOURCE_VERSION_FIELD_NUMBER: _ClassVar[int]
     OBJECT_FIELD_NUMBER: _ClassVar[int]
@@ -264,6 +266,7 @@ class WatchResponse(_message.Message):
     COALESCED_FIELD_NUMBER: _ClassVar[int]
     RELISTED_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     type: EventType
     resource_version: str
     object: Object
@@ -274,7 +277,8 @@ class WatchResponse(_message.Message):
     coalesced: int
     relisted: bool
     open: bool
-    def __init__(self, type: _Optional[_Union[EventType, str]] = ..., resource_version: _Optional[str] = ..., object: _Optional[_Union[Object, _Mapping]] = ..., cause: _Optional[_Union[Cause, str]] = ..., bookmark: _Optional[_Union[Bookmark, _Mapping]] = ..., dropped: _Optional[_Union[Dropped, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., coalesced: _Optional[int] = ..., relisted: bool = ..., open: bool = ...) -> None: ...
+    batch: _containers.RepeatedCompositeFieldContainer[Object]
+    def __init__(self, type: _Optional[_Union[EventType, str]] = ..., resource_version: _Optional[str] = ..., object: _Optional[_Union[Object, _Mapping]] = ..., cause: _Optional[_Union[Cause, str]] = ..., bookmark: _Optional[_Union[Bookmark, _Mapping]] = ..., dropped: _Optional[_Union[Dropped, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., coalesced: _Optional[int] = ..., relisted: bool = ..., open: bool = ..., batch: _Optional[_Iterable[_Union[Object, _Mapping]]] = ...) -> None: ...
 
 class Bookmark(_message.Message):
     __slots__ = ("initial_events_end", "draining", "source", "source_seen_at", "history", "namespaces", "suppressed", "expression_errors")

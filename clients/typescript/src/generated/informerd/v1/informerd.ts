@@ -176,6 +176,7 @@ export interface WatchRequest {
   view?: View | undefined;
   completeInitialEvents: boolean;
   shard?: Shard | undefined;
+  batchInitialEvents: boolean;
 }
 
 export interface IndexMatch {
@@ -194,6 +195,7 @@ export interface WatchResponse {
   coalesced: number;
   relisted: boolean;
   open: boolean;
+  batch: Object[];
 }
 
 export interface Bookmark {
@@ -1136,6 +1138,7 @@ function createBaseWatchRequest(): WatchRequest {
     view: undefined,
     completeInitialEvents: false,
     shard: undefined,
+    batchInitialEvents: false,
   };
 }
 
@@ -1194,6 +1197,9 @@ export const WatchRequest: MessageFns<WatchRequest> = {
     }
     if (message.shard !== undefined) {
       Shard.encode(message.shard, writer.uint32(162).fork()).join();
+    }
+    if (message.batchInitialEvents !== false) {
+      writer.uint32(176).bool(message.batchInitialEvents);
     }
     return writer;
   },
@@ -1355,6 +1361,14 @@ export const WatchRequest: MessageFns<WatchRequest> = {
             message.shard = Shard.decode(reader, reader.uint32());
             continue;
           }
+          case 22: {
+            if (tag !== 176) {
+              break;
+            }
+
+            message.batchInitialEvents = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1398,6 +1412,7 @@ export const WatchRequest: MessageFns<WatchRequest> = {
     message.view = (object.view !== undefined && object.view !== null) ? View.fromPartial(object.view) : undefined;
     message.completeInitialEvents = object.completeInitialEvents ?? false;
     message.shard = (object.shard !== undefined && object.shard !== null) ? Shard.fromPartial(object.shard) : undefined;
+    message.batchInitialEvents = object.batchInitialEvents ?? false;
     return message;
   },
 };
@@ -1481,6 +1496,7 @@ function createBaseWatchResponse(): WatchResponse {
     coalesced: 0,
     relisted: false,
     open: false,
+    batch: [],
   };
 }
 
@@ -1515,6 +1531,9 @@ export const WatchResponse: MessageFns<WatchResponse> = {
     }
     if (message.open !== false) {
       writer.uint32(80).bool(message.open);
+    }
+    for (const v of message.batch) {
+      Object.encode(v!, writer.uint32(90).fork()).join();
     }
     return writer;
   },
@@ -1612,6 +1631,14 @@ export const WatchResponse: MessageFns<WatchResponse> = {
             message.open = reader.bool();
             continue;
           }
+          case 11: {
+            if (tag !== 90) {
+              break;
+            }
+
+            message.batch.push(Object.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1647,6 +1674,7 @@ export const WatchResponse: MessageFns<WatchResponse> = {
     message.coalesced = object.coalesced ?? 0;
     message.relisted = object.relisted ?? false;
     message.open = object.open ?? false;
+    message.batch = object.batch?.map((e) => Object.fromPartial(e)) || [];
     return message;
   },
 };
