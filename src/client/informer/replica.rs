@@ -17,7 +17,7 @@ use super::{
     store::{Key, Published, Store},
 };
 use crate::{
-    client::{ClientError, streams::ResumePoint},
+    client::{ClientError, streams::ResumePoint, view::with_own_body},
     model::ResourceVersion,
     proto::pb,
 };
@@ -120,7 +120,8 @@ impl Replica {
             pb::EventType::Added | pb::EventType::Modified | pb::EventType::Deleted => {
                 let object = response.object.ok_or_else(|| ClientError::contract("event without an object"))?;
                 if let Some(listed) = &mut self.listed {
-                    listed.insert(key_of(&object), object);
+                    // Otherwise one object would keep its whole batch in memory.
+                    listed.insert(key_of(&object), with_own_body(&object));
                 } else if response.resource_version.is_empty() {
                     return Err(ClientError::contract("event without a version to resume from"));
                 } else {
