@@ -10,17 +10,23 @@
 //!
 //! - A [`Fifo`] hands out the newest object of a key, a [`DeltaFifo`] the deltas of a key since it was handed out last.
 //! - Any number of tasks may pop. A key in processing is not handed out again until that is over: its next item waits.
+//! - A [`WorkQueue`] has keys alone, with delays and priorities, for workers that look up the objects.
 //! - Nothing is lost: if the future of [`Queue::pop`] is dropped or its function panics, the item returns to its place.
 
 mod delta_fifo;
 mod deltas;
 mod fifo;
 mod key_queue;
+mod work_queue;
 
 pub use self::{
     delta_fifo::{DeltaFifo, DeltaFifoOptions, KnownObjects},
     deltas::{Deltas, ObjectDelta, Tombstone},
     fifo::Fifo,
+    work_queue::{
+        AddOptions, BucketRateLimiter, ExponentialRateLimiter, MaxOfRateLimiter, RateLimiter, WorkItem, WorkKey,
+        WorkQueue, WorkQueueConfig, WorkQueueFull, WorkQueueStats,
+    },
 };
 use super::{KeyError, Store};
 

@@ -1,6 +1,6 @@
 //! The examples in Rust, in the process of this test.
 
-use std::{fs, future::Future};
+use std::{fs, future::Future, time::Duration};
 
 use informerd::testing::{self, FakeSource};
 use serde_json::{Value, json};
@@ -11,6 +11,9 @@ use tokio::{
 
 use crate::{client_commands::Server, sandbox::DEADLINE};
 
+#[path = "../../examples/backoff.rs"]
+#[expect(dead_code, reason = "its main is that of a program")]
+mod backoff;
 #[path = "../../examples/embedded.rs"]
 #[expect(dead_code, reason = "its main is that of a program")]
 mod embedded;
@@ -160,6 +163,20 @@ async fn the_example_of_node_metadata_prints_small_records_when_they_change() {
     })
     .await
     .unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_backoff_example_tries_again_and_gives_up() {
+    let (mut example, print, _) = example();
+    let end = tokio::time::sleep(Duration::from_secs(1));
+    backoff::run(vec![("b", 2), ("c", 9)], print, end).await.unwrap();
+    for line in ["b: no answer", "c: no answer", "b: no answer", "c: no answer", "b: answers"] {
+        example.expect(line).await;
+    }
+    for line in ["c: no answer", "c: given up"] {
+        example.expect(line).await;
+    }
+    assert_eq!(example.lines.recv().await, None);
 }
 
 #[tokio::test]
