@@ -38,6 +38,7 @@
 //! | `TypedRateLimiter`, `ItemExponentialFailureRateLimiter`, `BucketRateLimiter`, `MaxOfRateLimiter` | [`RateLimiter`], [`ExponentialRateLimiter`], [`BucketRateLimiter`], [`MaxOfRateLimiter`] |
 //! | controller-runtime's `PriorityQueue`, `AddOpts` | [`WorkQueue`], [`AddOptions`] |
 //! | `Controller`, `Config`, `New` | [`Controller`], [`ControllerConfig`] |
+//! | controller-runtime's `Controller`, `Reconciler`, `Result` | [`Reconciler`], its function, [`Action`] |
 //! | `SharedInformer`, `SharedIndexInformer`, `NewInformer` | [`SharedInformer`] |
 //! | `SharedIndexInformerOptions` | [`InformerOptions`] |
 //! | the controller inside of an informer | [`InformerTasks`], [`InformerOptions`] |
@@ -102,7 +103,7 @@ mod store;
 
 pub use backoff::{Backoff, BackoffConfig};
 pub use checkpoint::{Checkpoint, CheckpointRequests};
-pub use controller::{Controller, ControllerConfig};
+pub use controller::{Action, Controller, ControllerConfig, Reconciler};
 pub use health::{HealthReport, SourceHealth, SyncState};
 pub use history::Backlog;
 pub(crate) use history::{History, NotInHistory};

@@ -6,6 +6,8 @@
 //!                                     └── after a delay, with `retry_on_error`
 //! ```
 
+mod reconciler;
+
 use std::{
     collections::BTreeMap,
     fmt::{self, Display},
@@ -23,6 +25,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+pub use self::reconciler::{Action, Reconciler};
 use super::{
     ListerWatcher, PopError, ProcessError, Queue, Reflector, ReflectorConfig, ReflectorStats, SourceHealth,
     reflector::{ErrorHandler, ShouldResync},

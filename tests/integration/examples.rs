@@ -14,6 +14,9 @@ use crate::{client_commands::Server, sandbox::DEADLINE};
 #[path = "../../examples/backoff.rs"]
 #[expect(dead_code, reason = "its main is that of a program")]
 mod backoff;
+#[path = "../../examples/controller.rs"]
+#[expect(dead_code, reason = "its main is that of a program")]
+mod controller;
 #[path = "../../examples/embedded.rs"]
 #[expect(dead_code, reason = "its main is that of a program")]
 mod embedded;
@@ -40,7 +43,7 @@ impl Example {
 }
 
 /// Returns an example, the function that prints its lines, and the future that it ends with.
-fn example() -> (Example, impl Fn(String) + Clone + Send + 'static, impl Future<Output = ()>) {
+fn example() -> (Example, impl Fn(String) + Clone + Send + Sync + 'static, impl Future<Output = ()>) {
     let (sender, lines) = mpsc::channel(64);
     let (end, ended) = oneshot::channel();
     (Example { lines, _end: end }, move |line| drop(sender.try_send(line)), async { drop(ended.await) })
@@ -97,6 +100,30 @@ async fn the_typed_example_prints_the_apps_of_a_server_and_each_change() {
     };
     let address = server.address().to_string();
     let run = typed_informer::run([&address, "pods", "app in (web)"], print, end);
+    let (ran, ()) = timeout(DEADLINE, async { tokio::join!(run, changes) }).await.unwrap();
+    ran.unwrap();
+}
+
+#[tokio::test]
+async fn the_controller_example_reconciles_config_maps_when_they_or_their_pods_change() {
+    let (config_maps, pods) = (FakeSource::new(), FakeSource::new());
+    let web =
+        |config: &str| json!({ "metadata": { "namespace": "shop", "name": "web", "labels": { "config": config } } });
+    pods.add(&web("first"));
+    let server = testing::serve([("configmaps", config_maps.clone()), ("pods", pods.clone())]).await;
+    let (mut example, print, end) = example();
+    let changes = async {
+        example.expect("shop/first: missing for 1 pods").await;
+        config_maps.add(&json!({ "metadata": { "namespace": "shop", "name": "first" } }));
+        example.expect("shop/first: 1 pods").await;
+        pods.delete("shop", "web");
+        example.expect("shop/first: 0 pods").await;
+        config_maps.delete("shop", "first");
+        example.expect("shop/first: gone").await;
+        drop(example);
+    };
+    let address = server.address().to_string();
+    let run = controller::run(&address, print, end);
     let (ran, ()) = timeout(DEADLINE, async { tokio::join!(run, changes) }).await.unwrap();
     ran.unwrap();
 }

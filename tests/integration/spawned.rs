@@ -17,13 +17,13 @@ use std::{
 use informerd::{
     app::{App, AppBuilder},
     cache::{
-        Controller, ControllerConfig, DeltaFifo, DeltaFifoOptions, Deltas, Fifo, InformerHandle, KeyError, KeyFunc,
-        ProcessError, Queue, Reflector, ReflectorConfig, ResourceEventHandlerRegistration, SharedInformer,
-        SourceHealth, Start, Store, UndeltaStore,
+        Action, AddOptions, Controller, ControllerConfig, DeltaFifo, DeltaFifoOptions, Deltas, Fifo, InformerHandle,
+        KeyError, KeyFunc, ProcessError, Queue, Reconciler, Reflector, ReflectorConfig,
+        ResourceEventHandlerRegistration, SharedInformer, SourceHealth, Start, Store, UndeltaStore, WorkQueue,
     },
     client::{Client, Informer, Query, UntilEvent, UntilOptions, Watch},
     config::Config,
-    model::{IndexFunc, Object, ResourceVersion},
+    model::{IndexFunc, Object, ObjectKey, ResourceVersion},
     testing::{self, FakeSource, FakeWatcher},
     watch::{Broadcaster, Cursor, Deliveries, ProxyWatcher, Subscribe, until},
 };
@@ -116,12 +116,38 @@ fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) {
 /// Functions that are compiled and not called: each future is one that a program may spawn.
 const _: () = {
     let _: fn(FakeSource, SourceHealth) = spawn_stores;
+    let _: fn(WorkQueue<ObjectKey>, &SharedInformer<Value>, &CancellationToken) = spawn_workers;
     let _: fn(Arc<SharedInformer<Value>>, ResourceEventHandlerRegistration, ResourceVersion) = spawn_informer;
     let _: fn(InformerHandle<Deliveries>, Subscribe<Deliveries>) = spawn_handle;
     let _: fn(Broadcaster<Deliveries>, Cursor<Deliveries>, ProxyWatcher<u32>, FakeWatcher) = spawn_watches;
     let _: fn(Client, Query, Watch, Arc<Informer>) = spawn_client;
     let _: fn(AppBuilder, App) = spawn_app;
 };
+
+fn spawn_workers(queue: WorkQueue<ObjectKey>, informer: &SharedInformer<Value>, stop: &CancellationToken) {
+    let reconciler = || Reconciler::new(queue.clone()).watch(informer, |object| [object.key().clone()]);
+    spawn(reconciler().run(stop.clone(), |_| async { Ok::<_, Infallible>(Action::Done) }));
+    spawn(reconciler().run(stop.clone(), async |_: ObjectKey| Ok::<_, Infallible>(Action::Done)));
+    spawn(reconciler().run(stop.clone(), reconcile));
+    spawn(reconciler().run(stop.clone(), |_| ready(Ok::<_, String>(Action::After(Duration::ZERO)))));
+    spawn(reconciler().run(stop.clone(), |_| -> Pin<Box<dyn Future<Output = Result<Action, String>> + Send>> {
+        Box::pin(async { Ok(Action::Done) })
+    }));
+    spawn(async move {
+        let item = queue.get().await?;
+        queue.add(item.key().clone()).await;
+        queue.add_after(item.key().clone(), Duration::ZERO).await;
+        queue.add_rate_limited(item.key().clone()).await;
+        queue.add_with(item.key().clone(), AddOptions::default()).await;
+        item.done();
+        queue.shut_down_with_drain().await;
+        Some(())
+    });
+}
+
+async fn reconcile(_: ObjectKey) -> Result<Action, String> {
+    Ok(Action::Done)
+}
 
 fn spawn_stores(source: FakeSource, health: SourceHealth) {
     let store = Arc::new(UndeltaStore::new(KeyFunc::<Arc<Object>>::default(), drop));

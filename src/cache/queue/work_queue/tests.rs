@@ -299,7 +299,7 @@ fn no_order_of_threads_loses_a_wake_up() {
         let workers = [0, 1].map(worker);
         add(&queue, 0);
         add(&queue, 1);
-        drop(workers.map(|worker| worker.join().unwrap()));
+        let [(), ()] = workers.map(|worker| worker.join().unwrap());
     });
 }
 
@@ -317,8 +317,8 @@ fn no_order_of_threads_loses_the_wake_up_of_an_addition() {
             shuttle::thread::spawn(move || shuttle::future::block_on(queue.add(key)))
         };
         let additions = [2, 3].map(addition);
-        drop(items.map(WorkItem::done));
-        drop(additions.map(|addition| addition.join().unwrap()));
+        let [(), ()] = items.map(WorkItem::done);
+        let [(), ()] = additions.map(|addition| addition.join().unwrap());
         assert_eq!(queue.len(), 2);
     });
 }
