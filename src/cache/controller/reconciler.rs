@@ -177,7 +177,7 @@ impl<K: WorkKey> Reconciler<K> {
             let reconcile = Arc::new(reconcile);
             let worker = |_| work(queue.clone(), Arc::clone(&reconcile), stop.clone());
             // A panic of the function does not end its worker.
-            JoinSet::from_iter((0..workers.max(1)).map(worker)).join_all().await;
+            (0..workers.max(1)).map(worker).collect::<JoinSet<()>>().join_all().await;
         }
         queue.shut_down();
         synced

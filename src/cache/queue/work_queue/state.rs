@@ -56,6 +56,7 @@ pub(super) enum Next<K> {
 }
 
 /// Those who wait for a key that have to try again.
+#[derive(Clone, Copy)]
 pub(super) enum Wake {
     Nobody,
     /// One key is ready.
