@@ -98,7 +98,7 @@ async fn every_added_key_is_processed_after_its_addition_and_by_one_worker_at_a_
     }
 }
 
-/// client-go: `TestLen`; controller-runtime: "doesn't include non-ready items in Len()".
+/// client-go: `TestLen`; controller-runtime: "doesn't include non-ready items in `Len()`".
 #[tokio::test(start_paused = true)]
 async fn the_length_counts_the_keys_that_are_ready_once() {
     let queue = WorkQueue::default();
