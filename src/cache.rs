@@ -34,7 +34,11 @@
 //! | `FIFO` | [`Fifo`] |
 //! | `DeltaFIFO`, `DeltaFIFOOptions`, `KeyListerGetter` | [`DeltaFifo`], [`DeltaFifoOptions`], [`KnownObjects`] |
 //! | `Delta`, `Deltas`, `DeletedFinalStateUnknown` | [`ObjectDelta`], [`Deltas`], [`Tombstone`] |
+//! | `util/workqueue`: `TypedRateLimitingInterface` and what it contains | [`WorkQueue`], [`WorkItem`] |
+//! | `TypedRateLimiter`, `ItemExponentialFailureRateLimiter`, `BucketRateLimiter`, `MaxOfRateLimiter` | [`RateLimiter`], [`ExponentialRateLimiter`], [`BucketRateLimiter`], [`MaxOfRateLimiter`] |
+//! | controller-runtime's `PriorityQueue`, `AddOpts` | [`WorkQueue`], [`AddOptions`] |
 //! | `Controller`, `Config`, `New` | [`Controller`], [`ControllerConfig`] |
+//! | controller-runtime's `Controller`, `Reconciler`, `Result` | [`Reconciler`], its function, [`Action`] |
 //! | `SharedInformer`, `SharedIndexInformer`, `NewInformer` | [`SharedInformer`] |
 //! | `SharedIndexInformerOptions` | [`InformerOptions`] |
 //! | the controller inside of an informer | [`InformerTasks`], [`InformerOptions`] |
@@ -99,7 +103,7 @@ mod store;
 
 pub use backoff::{Backoff, BackoffConfig};
 pub use checkpoint::{Checkpoint, CheckpointRequests};
-pub use controller::{Controller, ControllerConfig};
+pub use controller::{Action, Controller, ControllerConfig, Reconciler};
 pub use health::{HealthReport, SourceHealth, SyncState};
 pub use history::Backlog;
 pub(crate) use history::{History, NotInHistory};
@@ -115,7 +119,9 @@ pub use problem::{Problem, ProblemChanges, ProblemReason, ProblemReport};
 pub use progress_demand::{ProgressDemand, ProgressGuard};
 pub use provenance::Provenance;
 pub use queue::{
-    DeltaFifo, DeltaFifoOptions, Deltas, Fifo, KnownObjects, ObjectDelta, PopError, ProcessError, Queue, Tombstone,
+    AddOptions, BucketRateLimiter, DeltaFifo, DeltaFifoOptions, Deltas, ExponentialRateLimiter, Fifo, KnownObjects,
+    MaxOfRateLimiter, ObjectDelta, PopError, ProcessError, Queue, RateLimiter, Tombstone, WorkItem, WorkKey, WorkQueue,
+    WorkQueueConfig, WorkQueueFull, WorkQueueStats,
 };
 pub use real_fifo::{Delta, Events, FifoBounds, RealFifo};
 pub use reflector::{ObjectFilter, Reflector, ReflectorConfig, ReflectorError, ReflectorStats, ReflectorStore};

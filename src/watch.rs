@@ -27,7 +27,7 @@
 //! Not here: the origin of the events (`cache`) and the form of a frame on the wire (`grpc`). This module is generic over
 //! the [`Frame`]; [`Deliveries`] is that of watches in the same process ([`InformerWatch`](crate::cache::InformerWatch)).
 //!
-//! Independent of the rest: small watches ([`EmptyWatch`], [`ProxyWatcher`], [`Recorder`]), and [`until()`].
+//! Independent of the rest: small watches ([`EmptyWatch`], [`ProxyWatcher`], [`StreamWatcher`], [`Recorder`]), and [`until()`].
 //!
 //! # From apimachinery's names
 //!
@@ -41,7 +41,7 @@
 //! | `NewEmptyWatch` | [`EmptyWatch`] |
 //! | `ProxyWatcher` | [`ProxyWatcher`] |
 //! | `Recorder` | [`Recorder`] |
-//! | `StreamWatcher`, `Decoder` | the same in the `stream` source |
+//! | `StreamWatcher`, `Decoder` | [`StreamWatcher`], [`Decoder`] |
 //! | `Until`, `UntilWithoutRetry`, `ConditionFunc` | [`until()`], a closure |
 //! | `RetryWatcher` | `client::Watch` |
 //! | `UntilWithSync` | `client::Client::until` |
@@ -94,6 +94,7 @@ mod routes;
 mod run;
 mod selected;
 mod selection_budget;
+mod stream_watcher;
 mod until;
 mod window;
 mod writer_signals;
@@ -117,6 +118,7 @@ pub use recorder::{Record, Recorder};
 pub use replay::Replay;
 #[cfg(test)]
 pub(crate) use selection_budget::Stepped;
+pub use stream_watcher::{DecodeError, Decoder, StreamWatcher, UndecodableEvent};
 pub use until::{Until, UntilError, until};
 
 #[cfg(test)]

@@ -6,6 +6,8 @@
 //!                                     └── after a delay, with `retry_on_error`
 //! ```
 
+mod reconciler;
+
 use std::{
     collections::BTreeMap,
     fmt::{self, Display},
@@ -14,11 +16,16 @@ use std::{
     time::Duration,
 };
 
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::{
+    FutureExt,
+    future::BoxFuture,
+    stream::{FuturesUnordered, StreamExt},
+};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+pub use self::reconciler::{Action, Reconciler};
 use super::{
     ListerWatcher, PopError, ProcessError, Queue, Reflector, ReflectorConfig, ReflectorStats, SourceHealth,
     reflector::{ErrorHandler, ShouldResync},
@@ -29,6 +36,41 @@ use crate::model::Object;
 ///
 /// One item is processed at a time. A failed one that is to return stays in processing until its delay is over, so that newer
 /// changes of its key wait for it, and a deletion or a newer item replaces it; other keys are processed meanwhile.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[cfg(feature = "testing")] {
+/// use std::sync::Arc;
+///
+/// use informerd::{
+///     cache::{Controller, ControllerConfig, DeltaFifo, DeltaFifoOptions, Deltas, KeyFunc},
+///     model::Object,
+///     testing::FakeSource,
+/// };
+/// use serde_json::json;
+/// use tokio_util::sync::CancellationToken;
+///
+/// let pods = FakeSource::new();
+/// pods.add(&json!({ "metadata": { "namespace": "shop", "name": "web" } }));
+///
+/// let stop = CancellationToken::new();
+/// let processed = stop.clone();
+/// let process = move |deltas: Deltas<Arc<Object>>, is_in_initial_list| {
+///     let processed = processed.clone();
+///     async move {
+///         assert_eq!((deltas.key().to_string(), is_in_initial_list), ("shop/web".to_owned(), true));
+///         processed.cancel();
+///         Ok::<_, std::io::Error>(())
+///     }
+/// };
+/// let queue = Arc::new(DeltaFifo::new(DeltaFifoOptions::new(KeyFunc::default())));
+/// let config = ControllerConfig { retry_on_error: true, ..ControllerConfig::new(queue, pods, process) };
+/// tokio::spawn(Controller::new(config).run(stop)).await?;
+/// # }
+/// # Ok(())
+/// # }
+/// ```
 pub struct Controller<S, Q: Queue<Object = Arc<Object>>, P> {
     reflector: Reflector<S, Q>,
     processor: Processor<Q, P>,
@@ -44,7 +86,8 @@ pub struct ControllerConfig<S, Q, P> {
     pub source: S,
     /// Health of the source, if that was made with one. `None` makes one.
     pub health: Option<SourceHealth>,
-    /// Function that processes an item: `async |item, is_in_initial_list| -> Result<(), E>`.
+    /// Function that processes an item: a closure with an `async` block, an `async` closure that captures
+    /// nothing, or an `async fn`; it takes the item, and true if it is in the initial list, and returns `Result<(), E>`.
     pub process: P,
     /// API version and kind of the objects ([`ReflectorConfig::expected`]).
     pub expected: Option<(String, String)>,
@@ -225,8 +268,17 @@ where
         }
     }
 
-    /// Processes one item, and waits for its return if that fails.
-    async fn pop(&self) -> Popped {
+    /// Processes one item, and waits for its return if that fails. In a box: the compiler cannot prove of the closure's own future,
+    /// as a part of that of a Controller, that it may be sent to another thread.
+    fn pop<'a>(&'a self) -> BoxFuture<'a, Popped>
+    where
+        F: 'a,
+        E: 'a,
+    {
+        self.process_next().boxed()
+    }
+
+    async fn process_next(&self) -> Popped {
         let popped = self.queue.pop(|item: Q::Item, is_in_initial_list| async move {
             // The queue has computed the key before.
             let key = self.queue.key_of_item(&item).ok();

@@ -10,25 +10,31 @@
 //!
 //! - A [`Fifo`] hands out the newest object of a key, a [`DeltaFifo`] the deltas of a key since it was handed out last.
 //! - Any number of tasks may pop. A key in processing is not handed out again until that is over: its next item waits.
+//! - A [`WorkQueue`] has keys alone, with delays and priorities, for workers that look up the objects.
 //! - Nothing is lost: if the future of [`Queue::pop`] is dropped or its function panics, the item returns to its place.
 
 mod delta_fifo;
 mod deltas;
 mod fifo;
 mod key_queue;
+mod work_queue;
 
 pub use self::{
     delta_fifo::{DeltaFifo, DeltaFifoOptions, KnownObjects},
     deltas::{Deltas, ObjectDelta, Tombstone},
     fifo::Fifo,
+    work_queue::{
+        AddOptions, BucketRateLimiter, ExponentialRateLimiter, MaxOfRateLimiter, RateLimiter, WorkItem, WorkKey,
+        WorkQueue, WorkQueueConfig, WorkQueueFull, WorkQueueStats,
+    },
 };
 use super::{KeyError, Store};
 
 /// Store whose items are handed out in the order in which their keys were queued.
 ///
-/// [`Store::add`], [`Store::update`] and [`Queue::add_if_not_present`] wait while 1,024 keys are queued, and the deletions
-/// that a [`DeltaFifo`] queues do, too; [`Store::replace`] and [`Store::resync`] never wait. So a function that [`Queue::pop`] calls
-/// must not wait for an addition to the same queue: another task adds, or the function returns [`ProcessError::Requeue`].
+/// [`Store::add`], [`Store::update`] and [`Queue::add_if_not_present`] of a key that is neither queued nor in processing wait while
+/// 1,024 others are queued, and the deletions that a [`DeltaFifo`] queues do, too; [`Store::replace`] and [`Store::resync`] never wait.
+/// So a function that [`Queue::pop`] calls must not wait for the addition of another key to the same queue.
 pub trait Queue: Store {
     /// Waits for an item, removes it, and calls `process` with it, and with true if it belongs to the first batch. Returns the item
     /// once the future of `process` is ready.
@@ -55,8 +61,8 @@ pub trait Queue: Store {
     /// Returns the key of an item.
     fn key_of_item(&self, item: &Self::Item) -> Result<Self::Key, KeyError>;
 
-    /// Returns true once the first batch has been processed: the items of the first [`Store::replace`], or nothing if something
-    /// was queued before it.
+    /// Returns true once the first batch has been processed: the items of the first [`Store::replace`], or nothing if there was an
+    /// addition, an update or a deletion before it, also one that changed nothing.
     fn has_synced(&self) -> bool;
 
     /// Ends [`Queue::pop`] once everything has been handed out, and the waiting of additions: a closed queue accepts them.

@@ -44,6 +44,31 @@ use super::{
 use crate::model::{AppliedVersion, ResourceVersion};
 
 /// Driver of one [`ListerWatcher`], which writes to a store: the queue of an informer, or any other [`ReflectorStore`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() { #[cfg(feature = "testing")] {
+/// use std::{sync::Arc, time::Duration};
+///
+/// use informerd::{
+///     cache::{KeyFunc, Reflector, ReflectorConfig, SourceHealth, UndeltaStore},
+///     model::Object,
+///     testing::FakeSource,
+/// };
+/// use serde_json::json;
+///
+/// let pods = FakeSource::new();
+/// pods.add(&json!({ "metadata": { "name": "web" } }));
+/// let (sender, mut states) = tokio::sync::mpsc::unbounded_channel();
+/// let push = move |state: Vec<Arc<Object>>| drop(sender.send(state.len()));
+/// let store = Arc::new(UndeltaStore::new(KeyFunc::<Arc<Object>>::default(), push));
+/// let health = SourceHealth::new(Duration::from_secs(60), Duration::from_secs(60));
+/// let reflector = Reflector::new(pods.clone(), store, health, ReflectorConfig::default());
+/// let task = tokio::spawn(reflector.run());
+/// assert_eq!(states.recv().await, Some(1));
+/// task.abort();
+/// # } }
+/// ```
 pub struct Reflector<S, Q: ReflectorStore = RealFifo> {
     name: String,
     source: S,

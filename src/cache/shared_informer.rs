@@ -13,6 +13,7 @@ use tokio::runtime;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::decoder::Decoder;
+pub(super) use self::decoder::panic_message;
 pub use self::{
     decoder::{Decode, Undecodable},
     handler::{HandlerOptions, ResourceEventHandler, ResourceEventHandlerFuncs, ResourceEventHandlerRegistration},
@@ -144,11 +145,28 @@ impl<T: Decode> SharedInformer<T> {
         handler: impl ResourceEventHandler<T>,
         options: HandlerOptions,
     ) -> Result<ResourceEventHandlerRegistration, Stopped> {
+        self.spawn_handler(Arc::clone(&self.decoder), handler, options)
+    }
+
+    /// Adds a handler of the objects as they are, also of those that cannot be decoded.
+    pub(super) fn add_object_handler(
+        &self,
+        handler: impl ResourceEventHandler<Object>,
+        options: HandlerOptions,
+    ) -> Result<ResourceEventHandlerRegistration, Stopped> {
+        self.spawn_handler(Arc::new(Decoder::new()), handler, options)
+    }
+
+    fn spawn_handler<U: Decode>(
+        &self,
+        decoder: Arc<Decoder<U>>,
+        handler: impl ResourceEventHandler<U>,
+        options: HandlerOptions,
+    ) -> Result<ResourceEventHandlerRegistration, Stopped> {
         if self.is_stopped() {
             return Err(Stopped);
         }
-        let (handle, decoder) = (self.handle.clone(), Arc::clone(&self.decoder));
-        let (registration, task) = handler_task::register(handle, decoder, handler, options);
+        let (registration, task) = handler_task::register(self.handle.clone(), decoder, handler, options);
         self.tasks.spawn_on(task, &self.runtime);
         Ok(registration)
     }

@@ -11,6 +11,7 @@ use std::{
     cmp::Ordering,
     fmt,
     hash::{Hash, Hasher},
+    str::FromStr,
     sync::Arc,
 };
 
@@ -74,6 +75,14 @@ const MAX_STEPS: usize = 32;
 const MAX_BYTES: usize = 1024;
 
 // === impl Path ===
+
+impl FromStr for Path {
+    type Err = SyntaxError;
+
+    fn from_str(text: &str) -> Result<Self, SyntaxError> {
+        Self::parse(text)
+    }
+}
 
 impl Path {
     /// Parses a path.

@@ -33,7 +33,6 @@ mod known;
 mod lease;
 mod reader;
 mod source;
-mod watcher;
 
 #[cfg(test)]
 mod tests;
@@ -43,7 +42,6 @@ use std::time::Duration;
 pub use self::{
     input::{StreamError, StreamPath},
     source::StreamSource,
-    watcher::{DecodeError, Decoder, StreamWatcher, UndecodableEvent},
 };
 
 /// Heartbeat of a stream, which may be silent for any time: only its end is a sign.

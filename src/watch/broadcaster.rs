@@ -29,6 +29,64 @@ use crate::model::{Batch, HistoryPosition, ResourceVersion, Selection};
 
 /// Distributor of batches to cursors, owned by one task. Every cursor that subscribed before a batch is published receives
 /// it; no later cursor does.
+///
+/// It is the engine of an informer, which publishes the changes of its store. A program usually takes
+/// [`InformerHandle::watch`](crate::cache::InformerHandle::watch), which joins the present objects and the later events. A writer of
+/// its own gives each [`Change`](crate::model::Change) the state before it, at growing versions, waits for [`Broadcaster::ready`]
+/// before it publishes, and calls [`Broadcaster::sweep`] at intervals.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::sync::Arc;
+///
+/// use informerd::{
+///     model::{Batch, Cause, Change, EventType, Object, ResourceVersion, Selection},
+///     watch::{
+///         Broadcaster, BroadcasterConfig, Client, Deliveries, End, FullChannelPolicy, QueueOptions, Subscribe, Taken,
+///     },
+/// };
+///
+/// let version = ResourceVersion::decimal;
+/// let mut broadcaster = Broadcaster::<Deliveries>::new(BroadcasterConfig::default(), version(1));
+/// let subscribe = |policy| Subscribe {
+///     selection: Arc::new(Selection::default()),
+///     format: (),
+///     queue: QueueOptions { policy, length: 1 },
+///     client: Client::Watch,
+///     initial_events: false,
+/// };
+/// let mut dropping = broadcaster.subscribe(subscribe(FullChannelPolicy::Drop));
+/// let mut prefixed = broadcaster.subscribe(Subscribe { initial_events: true, ..subscribe(FullChannelPolicy::Block) });
+///
+/// // WatchWithPrefix: the reader of `prefixed` first handles the objects that exist, and then takes what follows.
+/// prefixed.go_live();
+/// for number in 2..=3 {
+///     let body = format!(r#"{{"metadata": {{"name": "web-{number}"}}}}"#);
+///     let new = Some(Arc::new(Object::from_json(body, "", version(number))?));
+///     let change = Change { old: None, new, version: version(number), cause: Cause::Change, index_values: None };
+///     let batch = Batch {
+///         before: version(number - 1),
+///         after: version(number),
+///         changes: vec![change],
+///         is_relist: false,
+///         is_open: false,
+///     };
+///     // At a full queue under BLOCK the writer waits here, within `block_timeout`.
+///     broadcaster.ready().await;
+///     broadcaster.publish(&[batch]);
+///     let Taken::Frames(events) = prefixed.take(1).await else { panic!("an event is queued") };
+///     assert_eq!(events.iter().flat_map(Deliveries::as_slice).map(|event| event.event_type).collect::<Vec<_>>(), [EventType::Added]);
+/// }
+///
+/// // Under DROP the events for a full queue are counted in its place.
+/// assert!(matches!(dropping.take(1).await, Taken::Frames(_)));
+/// assert!(matches!(dropping.take(1).await, Taken::Dropped { count: 1, .. }));
+/// broadcaster.stop(&End::Stopped);
+/// assert!(matches!(dropping.take(1).await, Taken::Ended(End::Stopped)));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Broadcaster<F: Frame> {
     config: BroadcasterConfig,

@@ -1,6 +1,6 @@
 //! The examples in Rust, in the process of this test.
 
-use std::{fs, future::Future};
+use std::{fs, future::Future, time::Duration};
 
 use informerd::testing::{self, FakeSource};
 use serde_json::{Value, json};
@@ -11,6 +11,12 @@ use tokio::{
 
 use crate::{client_commands::Server, sandbox::DEADLINE};
 
+#[path = "../../examples/backoff.rs"]
+#[expect(dead_code, reason = "its main is that of a program")]
+mod backoff;
+#[path = "../../examples/controller.rs"]
+#[expect(dead_code, reason = "its main is that of a program")]
+mod controller;
 #[path = "../../examples/embedded.rs"]
 #[expect(dead_code, reason = "its main is that of a program")]
 mod embedded;
@@ -37,7 +43,7 @@ impl Example {
 }
 
 /// Returns an example, the function that prints its lines, and the future that it ends with.
-fn example() -> (Example, impl Fn(String) + Clone + Send + 'static, impl Future<Output = ()>) {
+fn example() -> (Example, impl Fn(String) + Clone + Send + Sync + 'static, impl Future<Output = ()>) {
     let (sender, lines) = mpsc::channel(64);
     let (end, ended) = oneshot::channel();
     (Example { lines, _end: end }, move |line| drop(sender.try_send(line)), async { drop(ended.await) })
@@ -94,6 +100,30 @@ async fn the_typed_example_prints_the_apps_of_a_server_and_each_change() {
     };
     let address = server.address().to_string();
     let run = typed_informer::run([&address, "pods", "app in (web)"], print, end);
+    let (ran, ()) = timeout(DEADLINE, async { tokio::join!(run, changes) }).await.unwrap();
+    ran.unwrap();
+}
+
+#[tokio::test]
+async fn the_controller_example_reconciles_config_maps_when_they_or_their_pods_change() {
+    let (config_maps, pods) = (FakeSource::new(), FakeSource::new());
+    let web =
+        |config: &str| json!({ "metadata": { "namespace": "shop", "name": "web", "labels": { "config": config } } });
+    pods.add(&web("first"));
+    let server = testing::serve([("configmaps", config_maps.clone()), ("pods", pods.clone())]).await;
+    let (mut example, print, end) = example();
+    let changes = async {
+        example.expect("shop/first: missing for 1 pods").await;
+        config_maps.add(&json!({ "metadata": { "namespace": "shop", "name": "first" } }));
+        example.expect("shop/first: 1 pods").await;
+        pods.delete("shop", "web");
+        example.expect("shop/first: 0 pods").await;
+        config_maps.delete("shop", "first");
+        example.expect("shop/first: gone").await;
+        drop(example);
+    };
+    let address = server.address().to_string();
+    let run = controller::run(&address, print, end);
     let (ran, ()) = timeout(DEADLINE, async { tokio::join!(run, changes) }).await.unwrap();
     ran.unwrap();
 }
@@ -160,6 +190,20 @@ async fn the_example_of_node_metadata_prints_small_records_when_they_change() {
     })
     .await
     .unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_backoff_example_tries_again_and_gives_up() {
+    let (mut example, print, _) = example();
+    let end = tokio::time::sleep(Duration::from_secs(1));
+    backoff::run(vec![("b", 2), ("c", 9)], print, end).await.unwrap();
+    for line in ["b: no answer", "c: no answer", "b: no answer", "c: no answer", "b: answers"] {
+        example.expect(line).await;
+    }
+    for line in ["c: no answer", "c: given up"] {
+        example.expect(line).await;
+    }
+    assert_eq!(example.lines.recv().await, None);
 }
 
 #[tokio::test]

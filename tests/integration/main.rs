@@ -59,6 +59,7 @@ mod shutdown;
 mod sizes;
 mod slow_client;
 mod source_checker;
+mod spawned;
 mod stats;
 mod stream;
 mod subscribe;

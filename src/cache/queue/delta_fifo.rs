@@ -152,25 +152,25 @@ impl<T: Stored, K: StoredKey> Store for DeltaFifo<T, K> {
 
     async fn add(&self, object: T) -> Result<(), KeyError> {
         let key = self.key_of(&object)?;
-        self.queue.add(|state| put(state, key, ObjectDelta::Added(object))).await;
+        self.queue.add(key, |state, key| put(state, key, ObjectDelta::Added(object))).await;
         Ok(())
     }
 
     async fn update(&self, object: T) -> Result<(), KeyError> {
         let key = self.key_of(&object)?;
-        self.queue.add(|state| put(state, key, ObjectDelta::Updated(object))).await;
+        self.queue.add(key, |state, key| put(state, key, ObjectDelta::Updated(object))).await;
         Ok(())
     }
 
     async fn delete(&self, object: T) -> Result<(), KeyError> {
         let key = self.key_of(&object)?;
         let is_known = |key: &K| self.options.known_objects.as_ref().is_some_and(|known| known.is_known(key));
-        let deletion = |state: &mut State<K, Deltas<T, K>>| {
+        let deletion = |state: &mut State<K, Deltas<T, K>>, key| {
             if state.contains(&key) || is_known(&key) {
                 put(state, key, ObjectDelta::Deleted(object));
             }
         };
-        self.queue.add(deletion).await;
+        self.queue.add(key, deletion).await;
         Ok(())
     }
 
@@ -218,7 +218,7 @@ impl<T: Stored, K: StoredKey> Queue for DeltaFifo<T, K> {
     }
 
     async fn add_if_not_present(&self, deltas: Deltas<T, K>) -> Result<(), KeyError> {
-        self.queue.add(|state| state.put_if_not_present(deltas.key().clone(), deltas)).await;
+        self.queue.add(deltas.key().clone(), |state, key| state.put_if_not_present(key, deltas)).await;
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! Queue of the newest objects: client-go's `FIFO`.
 
+use std::collections::BTreeSet;
+
 use super::{
     PopError, ProcessError, Queue,
     key_queue::{KeyQueue, State},
@@ -53,7 +55,7 @@ impl<T: Stored, K: StoredKey> Store for Fifo<T, K> {
 
     async fn add(&self, object: T) -> Result<(), KeyError> {
         let key = self.key_of(&object)?;
-        self.queue.add(|state| state.put(key, object)).await;
+        self.queue.add(key, |state, key| state.put(key, object)).await;
         Ok(())
     }
 
@@ -63,7 +65,10 @@ impl<T: Stored, K: StoredKey> Store for Fifo<T, K> {
 
     async fn delete(&self, object: T) -> Result<(), KeyError> {
         let key = self.key_of(&object)?;
-        self.queue.change(|state| state.delete(&key));
+        self.queue.change(|state| {
+            state.delete(&key);
+            state.begin_first_batch(BTreeSet::new());
+        });
         Ok(())
     }
 
@@ -98,7 +103,7 @@ impl<T: Stored, K: StoredKey> Queue for Fifo<T, K> {
 
     async fn add_if_not_present(&self, object: T) -> Result<(), KeyError> {
         let key = self.key_of(&object)?;
-        self.queue.add(|state| state.put_if_not_present(key, object)).await;
+        self.queue.add(key, |state, key| state.put_if_not_present(key, object)).await;
         Ok(())
     }
 

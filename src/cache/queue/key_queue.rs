@@ -12,7 +12,7 @@ use tokio::{sync::Notify, time::Instant};
 use super::{PopError, ProcessError};
 use crate::cache::{Stored, StoredKey};
 
-/// Number of queued keys at which additions wait.
+/// Number of queued keys at which additions of others wait.
 pub(super) const MAX_QUEUED: usize = 1024;
 
 /// Number of waiting keys above which slow processing is logged, and the time that counts as slow.
@@ -66,9 +66,9 @@ impl<K: StoredKey, I: Stored> KeyQueue<K, I> {
         Self { state: Mutex::new(state), changed: Notify::new() }
     }
 
-    /// Makes an addition, after waiting for a place.
-    pub(super) async fn add(&self, addition: impl FnOnce(&mut State<K, I>) + Send) {
-        let mut addition = Some(addition);
+    /// Makes an addition of a key, after waiting for a place.
+    pub(super) async fn add(&self, key: K, addition: impl FnOnce(&mut State<K, I>, K) + Send) {
+        let mut addition = Some((key, addition));
         self.wait_for(|state| state.add(&mut addition)).await;
     }
 
@@ -149,16 +149,16 @@ impl<K: StoredKey, I: Stored> KeyQueue<K, I> {
 // === impl State ===
 
 impl<K: StoredKey, I: Stored> State<K, I> {
-    /// Makes an addition if there is a place for it.
-    fn add(&mut self, addition: &mut Option<impl FnOnce(&mut Self)>) -> Option<()> {
-        if self.line.len() >= MAX_QUEUED && !self.is_closed {
+    /// Makes an addition if it needs no new place, or there is one.
+    fn add(&mut self, addition: &mut Option<(K, impl FnOnce(&mut Self, K))>) -> Option<()> {
+        let is_new = |(key, _): &(K, _)| !self.queued.contains_key(key) && !self.processing.contains_key(key);
+        if self.line.len() >= MAX_QUEUED && !self.is_closed && addition.as_ref().is_some_and(is_new) {
             return None;
         }
-        addition.take()?(self);
-        if !self.line.is_empty() {
-            // The first batch is empty if something is added before it.
-            self.first_batch.get_or_insert_default();
-        }
+        let (key, addition) = addition.take()?;
+        addition(self, key);
+        // The first batch is empty if something is added before it.
+        self.begin_first_batch(BTreeSet::new());
         Some(())
     }
 

@@ -123,7 +123,7 @@ impl<T> fmt::Debug for Decoder<T> {
 }
 
 /// Returns the text of a panic.
-pub(super) fn panic_message(panic: &(dyn Any + Send)) -> &str {
+pub(in super::super) fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }

@@ -11,6 +11,21 @@ use crate::model::ObjectKey;
 ///
 /// The calls are one after the other, in the order of the writes; client-go's may overlap. A write returns after its call, so the
 /// function must not write to the store; it may read it.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), informerd::cache::KeyError> {
+/// use informerd::cache::{KeyFunc, Store, UndeltaStore};
+///
+/// let (sender, states) = std::sync::mpsc::channel();
+/// let push = move |state: Vec<&'static str>| sender.send(state.join(" ")).unwrap();
+/// let words = UndeltaStore::new(KeyFunc::infallible(|word: &&str| word.len()), push);
+/// words.replace(vec!["three", "one"]).await?;
+/// words.add("two").await?;
+/// assert_eq!(states.try_iter().collect::<Vec<_>>(), ["one three", "two three"]);
+/// # Ok(())
+/// # }
+/// ```
 pub struct UndeltaStore<T, K = ObjectKey> {
     store: MapStore<T, K>,
     /// Held from a write to the end of its call.

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::*;
 
 fn path(text: &str) -> Path {
-    Path::parse(text).unwrap()
+    text.parse().unwrap()
 }
 
 /// Renders the error of a text that is not a path.

@@ -25,12 +25,12 @@ use super::{
     input::{Input, Received, StreamError, Writer},
     known::StreamState,
     lease::Leases,
-    watcher::DecodeError,
 };
 use crate::{
     cache::{Delta, Problem, ProblemReason, SourceHealth},
     model::{Cause, Event},
     source::problems::Problems,
+    watch::DecodeError,
 };
 
 /// The only reader of an open input.

@@ -11,12 +11,12 @@ use super::{
     input::{StreamError, StreamPath},
     known::StreamState,
     reader::Reader,
-    watcher::{DecodeError, Decoder, StreamWatcher},
 };
 use crate::{
     cache::{Delta, List, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},
     model::ResourceVersion,
     source::lineage::new_lineage,
+    watch::{DecodeError, Decoder, StreamWatcher},
 };
 
 /// A stream of watch events as an upstream.

@@ -93,6 +93,10 @@ fn a_queue_has_synced_once_its_first_batch_is_processed() {
     replace(&one, &[a, b]);
     assert!(one.has_synced(), "the first batch was empty");
 
+    let deleted = fifo();
+    delete(&deleted, "a");
+    assert!(deleted.has_synced(), "one deletion");
+
     let none = fifo();
     replace(&none, &[]);
     assert!(none.has_synced(), "a replacement by nothing");
@@ -291,8 +295,12 @@ async fn an_addition_waits_while_the_queue_is_full_and_a_list_does_not() {
     let other = tokio::spawn(async move { unless_present.add_if_not_present(5001).await });
     sleep(Duration::from_secs(1)).await;
     assert!(!added.is_finished() && !other.is_finished());
-    assert!(fifo.add(1).now_or_never().is_none(), "one that was dropped is not queued");
-    assert_eq!(pop(&*fifo).await.0, 1);
+    assert!(fifo.add(5002).now_or_never().is_none(), "one that was dropped is not queued");
+    fifo.add(1).now_or_never().expect("it has a place").unwrap();
+    let process = |number, _| ready(fifo.add(number).now_or_never().unwrap().map_err(ProcessError::Failed));
+    assert_eq!(fifo.pop(process).await.unwrap(), 1, "one in processing needs no other place");
+    assert_eq!(fifo.list_keys().len(), MAX_QUEUED);
+    assert_eq!(pop(&*fifo).await.0, 2);
     sleep(Duration::from_secs(1)).await;
     assert!(added.is_finished() != other.is_finished(), "one place is free");
     assert_eq!(fifo.list_keys().len(), MAX_QUEUED);

@@ -148,9 +148,7 @@ impl Model {
     }
 
     fn added(&mut self) {
-        if !self.line.is_empty() {
-            self.first_batch.get_or_insert_default();
-        }
+        self.first_batch.get_or_insert_default();
     }
 
     fn delete(&mut self, object: Numbered) {
@@ -159,12 +157,12 @@ impl Model {
             if self.newest(key).is_some() || self.known.contains_key(&key) {
                 self.put(key, ('-', number));
             }
-            self.added();
         } else if let Some(item) = self.queued(key) {
             item.clear();
         } else if self.processing.iter().any(|(of, _)| *of == key) {
             self.line.push((key, vec![]));
         }
+        self.added();
     }
 
     fn replace(&mut self, list: &[Numbered]) {

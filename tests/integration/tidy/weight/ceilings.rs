@@ -9,7 +9,7 @@ pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
     ("app", 2200, 18),
     ("audit", 150, 0),
     ("auth", 1950, 6),
-    ("cache", 6400, 19),
+    ("cache", 7100, 19),
     ("census", 100, 3),
     ("cli", 7200, 135),
     ("client", 3100, 9),
@@ -29,7 +29,7 @@ pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
     ("testing", 500, 0),
     ("transport", 3300, 0),
     ("turns", 400, 16),
-    ("watch", 5050, 3),
+    ("watch", 5100, 3),
 ];
 
 /// Structs with too many fields, and the number of these.
@@ -52,5 +52,5 @@ pub(super) const WIDE_FOLDERS: &[(&str, usize)] = &[
     ("src/grpc", 47),
     ("src/source/kube", 35),
     ("src/transport", 26),
-    ("src/watch", 25),
+    ("src/watch", 26),
 ];

@@ -57,6 +57,35 @@ pub enum DecodeError {
 pub struct UndecodableEvent(Box<dyn Error + Send + Sync>);
 
 /// Watch over a [`Decoder`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// use informerd::watch::{DecodeError, Decoder, StreamWatcher};
+/// use tokio_stream::StreamExt;
+///
+/// /// Decoder of a number on each line.
+/// struct Numbers(&'static [u8]);
+///
+/// impl Decoder for Numbers {
+///     type Event = u32;
+///
+///     async fn decode(&mut self) -> Result<u32, DecodeError> {
+///         let Some(end) = self.0.iter().position(|byte| *byte == b'\n') else { return Err(DecodeError::End) };
+///         let line = std::str::from_utf8(&self.0[..end]).map_err(|error| DecodeError::Undecodable(error.into()))?;
+///         self.0 = &self.0[end + 1..];
+///         line.parse().map_err(|error: std::num::ParseIntError| DecodeError::Undecodable(error.into()))
+///     }
+/// }
+///
+/// let mut watch = StreamWatcher::new(Numbers(b"1\n2\nthree\n"));
+/// assert!(matches!(watch.next().await, Some(Ok(1))));
+/// assert!(matches!(watch.next().await, Some(Ok(2))));
+/// let error = watch.next().await.unwrap().unwrap_err();
+/// assert_eq!(error.to_string(), "unable to decode an event from the watch stream: invalid digit found in string");
+/// assert!(watch.next().await.is_none());
+/// # }
+/// ```
 #[must_use = "a watch yields nothing unless it is read"]
 pub struct StreamWatcher<D: Decoder> {
     /// Future that holds the decoder; `None` once the watch has ended.
