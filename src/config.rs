@@ -52,16 +52,13 @@ pub use self::{
     keys::reference,
     listen::ListenAddr,
     origin::{Origin, Setting, settings},
-    resolved::{
-        AuthenticationConfig, AuthorityConfig, AuthorizationConfig, Config, EtcdResource, RelayResource,
-        ResourceConfig, SourceConfig,
-    },
+    resolved::{AuthenticationConfig, AuthorityConfig, AuthorizationConfig, Config, ResourceConfig, SourceConfig},
     rows::{Key, KeyFlag},
     schema::json_schema,
     section::KeyFlags,
     table::{
-        AdminConfig, AuditConfig, DrainConfig, FilesResource, GeneralConfig, KubeResource, LimitsConfig, QuotasConfig,
-        ResourceOptions, StreamResource, SubjectAccessReviewConfig, TlsConfig, TokenReviewConfig, WatchConfig,
+        AdminConfig, AuditConfig, DrainConfig, GeneralConfig, LimitsConfig, QuotasConfig, ResourceOptions,
+        SubjectAccessReviewConfig, TlsConfig, TokenReviewConfig, WatchConfig,
     },
     value::{MAX_DURATION, ValueError, parse_duration, parse_size},
 };

@@ -2,17 +2,16 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use super::{error::AppError, sources::relay_config};
+use super::{error::AppError, sources::configured};
 use crate::{
     auth::{Authorizer, CallReviewer, ReviewAttributes, ReviewConfig, Rules},
     config::{
-        self, AuthorityConfig, AuthorizationConfig, Config, RelayResource, ResourceConfig, SourceConfig,
-        SubjectAccessReviewConfig,
+        self, AuthorityConfig, AuthorizationConfig, Config, ResourceConfig, SourceConfig, SubjectAccessReviewConfig,
     },
     grpc::AccessConfig,
     source::{
         kube::{KubeClients, KubeCluster, KubeReviewer},
-        relay::RelayReviewer,
+        relay::{RelayConfig, RelayReviewer},
     },
 };
 
@@ -74,8 +73,7 @@ fn kinds(config: &Config) -> BTreeMap<String, ReviewAttributes> {
 /// Returns the upstreams that decide about the callers of their resources.
 fn upstreams(config: &Config) -> BTreeMap<String, Arc<dyn CallReviewer>> {
     let reviewer = |resource: &ResourceConfig| {
-        let reviewer: Arc<dyn CallReviewer> =
-            Arc::new(RelayReviewer::new(relay_config(resource, forwarded(resource)?)));
+        let reviewer: Arc<dyn CallReviewer> = Arc::new(RelayReviewer::new(forwarded(resource)?));
         Some((resource.name.clone(), reviewer))
     };
     config.resources.values().filter_map(reviewer).collect()
@@ -103,8 +101,8 @@ pub(super) fn warn(config: &Config, authorizer: Option<&Authorizer>) {
 }
 
 /// Returns the upstream of a resource if it decides about the callers.
-fn forwarded(resource: &ResourceConfig) -> Option<&RelayResource> {
-    match &resource.source {
+fn forwarded(resource: &ResourceConfig) -> Option<RelayConfig> {
+    match configured(resource) {
         SourceConfig::Informerd(relay) if relay.forwards_identity => Some(relay),
         _ => None,
     }

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     error::{AppError, named},
     snapshot_writer::SnapshotWriter,
-    sources::{etcd_config, files_config, filter, kube_config, relay_config, stream_config},
+    sources::{configured, filter},
     verifier::VerifyThread,
     writer::RuntimeThread,
 };
@@ -81,27 +81,23 @@ impl Connector {
     /// Connects one resource: source, Reflector, queue, informer.
     pub(super) fn resource(&mut self, writer: &RuntimeThread, resource: &ResourceConfig) -> Connected {
         let stale_after = self.config.general.stale_after;
-        match &resource.source {
+        match configured(resource) {
             SourceConfig::Files(files) => {
-                let files = files_config(&resource.name, files);
                 let health = SourceHealth::new(files.rescan, stale_after);
                 let source = FilesSource::new(files, health.clone());
                 self.connect(writer, resource, "files", source, health)
             }
             SourceConfig::Stream(stream) => {
-                let stream = stream_config(resource, stream);
                 let health = SourceHealth::new(stream::HEARTBEAT, stale_after);
                 let source = StreamSource::new(stream, health.clone());
                 self.connect(writer, resource, "stream", source, health)
             }
             SourceConfig::Etcd(etcd) => {
-                let etcd = etcd_config(&resource.name, etcd);
                 let health = SourceHealth::new(etcd.heartbeat, stale_after);
                 let source = EtcdSource::new(etcd, health.clone());
                 self.connect(writer, resource, "etcd", source, health)
             }
             SourceConfig::Kube(kube) => {
-                let kube = kube_config(resource, kube);
                 let health = SourceHealth::new(kube.contact_timeout, stale_after);
                 let discovery = KubeSource::discover(&kube, health.clone(), &self.kube_clients);
                 let source = KubeSource::with_clients(kube, health.clone(), &self.kube_clients);
@@ -117,7 +113,6 @@ impl Connector {
                 connected
             }
             SourceConfig::Informerd(relay) => {
-                let relay = relay_config(resource, relay);
                 let health = SourceHealth::new(relay.heartbeat, stale_after);
                 let source = RelaySource::with_clients(relay, health.clone(), &self.relay_clients);
                 self.connect(writer, resource, "informerd", source, health)

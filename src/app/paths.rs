@@ -1,6 +1,6 @@
 //! Checks of what the server starts without, or finds out later: for `informerd check`.
 
-use super::{error::AppError, sources::files_config};
+use super::{error::AppError, sources::configured};
 use crate::{
     audit::AuditLog,
     cache::SnapshotDirectory,
@@ -23,8 +23,8 @@ pub fn check_paths(config: &Config) -> Result<(), Vec<AppError>> {
         Some(AppError::StateDirectory { error })
     });
     let kinds = config.resources.values().filter_map(|resource| {
-        let SourceConfig::Files(files) = &resource.source else { return None };
-        let problem = FilesSource::check_kind(files_config(&resource.name, files)).err()?;
+        let SourceConfig::Files(files) = configured(resource) else { return None };
+        let problem = FilesSource::check_kind(files).err()?;
         Some(AppError::Name { resource: resource.name.clone(), problem })
     });
     let problems: Vec<AppError> = audit.chain(state).chain(kinds).collect();

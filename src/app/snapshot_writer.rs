@@ -376,22 +376,15 @@ impl Contents {
 mod tests {
     use super::*;
     use crate::{
-        config::{EtcdResource, KubeResource, RelayResource, ResourceOptions},
-        endpoint::TlsOptions,
+        config::ResourceOptions,
+        source::{etcd::EtcdConfig, kube::KubeConfig, relay::RelayConfig},
     };
 
     #[test]
     fn snapshots_contain_secrets_only_if_configured() {
-        let kube = |group: &str, plural: &str| {
-            SourceConfig::Kube(KubeResource { group: group.into(), plural: plural.into(), ..KubeResource::default() })
-        };
-        let relay = SourceConfig::Informerd(RelayResource::new("http://127.0.0.1:1".parse().unwrap(), "x"));
-        let etcd = SourceConfig::Etcd(EtcdResource {
-            endpoints: Vec::new(),
-            prefix: String::new(),
-            credentials: None,
-            tls: TlsOptions::default(),
-        });
+        let kube = |group: &str, plural: &str| SourceConfig::Kube(KubeConfig::new("", group, "v1", plural));
+        let relay = SourceConfig::Informerd(RelayConfig::new("http://127.0.0.1:1".parse().unwrap(), "x"));
+        let etcd = SourceConfig::Etcd(EtcdConfig::new("", Vec::new(), ""));
         for (source, expected) in [
             (kube("", "secrets"), Contents::None),
             (kube("", "pods"), Contents::All),

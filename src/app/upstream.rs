@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use super::{
     AppError,
-    sources::{self, etcd_config, files_config, filter, kube_config, relay_config},
+    sources::{self, configured, filter},
 };
 use crate::{
     cache::{List, ListVersion, ListerWatcher, SourceHealth},
@@ -66,13 +66,11 @@ impl Upstream {
         sources::check(resource)?;
         // Nobody reads it.
         let health = SourceHealth::new(Duration::MAX, Duration::MAX);
-        let listed = match &resource.source {
-            SourceConfig::Files(files) => list(FilesSource::new(files_config(&resource.name, files), health)).await,
-            SourceConfig::Etcd(etcd) => list(EtcdSource::new(etcd_config(&resource.name, etcd), health)).await,
-            SourceConfig::Kube(kube) => {
-                list(KubeSource::with_clients(kube_config(resource, kube), health, clients)).await
-            }
-            SourceConfig::Informerd(relay) => list(RelaySource::new(relay_config(resource, relay), health)).await,
+        let listed = match configured(resource) {
+            SourceConfig::Files(files) => list(FilesSource::new(files, health)).await,
+            SourceConfig::Etcd(etcd) => list(EtcdSource::new(etcd, health)).await,
+            SourceConfig::Kube(kube) => list(KubeSource::with_clients(kube, health, clients)).await,
+            SourceConfig::Informerd(relay) => list(RelaySource::new(relay, health)).await,
             SourceConfig::Stream(_) => {
                 Err("a stream has no list to compare with: what it sent is not kept elsewhere".to_owned())
             }
@@ -90,13 +88,11 @@ impl Upstream {
     async fn probe(&self) -> Result<(), String> {
         let Self { resource, clients } = self;
         let health = SourceHealth::new(Duration::MAX, Duration::MAX);
-        let probed = match &resource.source {
+        let probed = match configured(resource) {
             SourceConfig::Files(_) | SourceConfig::Stream(_) | SourceConfig::Own => return Ok(()),
-            SourceConfig::Etcd(etcd) => EtcdSource::new(etcd_config(&resource.name, etcd), health).probe().await,
-            SourceConfig::Kube(kube) => {
-                KubeSource::with_clients(kube_config(resource, kube), health, clients).probe().await
-            }
-            SourceConfig::Informerd(relay) => RelaySource::new(relay_config(resource, relay), health).probe().await,
+            SourceConfig::Etcd(etcd) => EtcdSource::new(etcd, health).probe().await,
+            SourceConfig::Kube(kube) => KubeSource::with_clients(kube, health, clients).probe().await,
+            SourceConfig::Informerd(relay) => RelaySource::new(relay, health).probe().await,
         };
         probed.map_err(|error| error.to_string())
     }

@@ -15,8 +15,9 @@ use super::{
 use crate::{
     app::{self, AppError},
     client::ServerAddress,
-    config::{Config, FilesResource, KubeResource, SourceConfig, StreamResource, parse_duration},
+    config::{Config, SourceConfig, parse_duration},
     proto::pb,
+    source::{kube::KubeConfig, stream::StreamPath},
 };
 
 pub(super) const EXAMPLES: &str = "\
@@ -77,14 +78,14 @@ fn print(
     }
     for resource in config.resources.values() {
         let source = match &resource.source {
-            SourceConfig::Files(FilesResource { path, kind, .. }) => {
-                let kind = kind.as_deref().map(|kind| format!(" of kind {kind}")).unwrap_or_default();
-                format!("files below {}{kind}", path.display())
+            SourceConfig::Files(files) => {
+                let kind = files.kind.as_deref().map(|kind| format!(" of kind {kind}")).unwrap_or_default();
+                format!("files below {}{kind}", files.path.display())
             }
-            SourceConfig::Stream(StreamResource { path: Some(path), .. }) => {
-                format!("watch events of {}", path.display())
-            }
-            SourceConfig::Stream(StreamResource { path: None, .. }) => "watch events of standard input".to_owned(),
+            SourceConfig::Stream(stream) => match &stream.path {
+                StreamPath::Path(path) => format!("watch events of {}", path.display()),
+                StreamPath::Stdin => "watch events of standard input".to_owned(),
+            },
             SourceConfig::Etcd(etcd) => {
                 let endpoints: Vec<_> = etcd.endpoints.iter().map(ServerAddress::uri).collect();
                 format!("keys of {} in etcd at {}", etcd.prefix, endpoints.join(", "))
@@ -127,10 +128,10 @@ fn view_text(view: &pb::View) -> String {
     if name.is_empty() { paths.join(",") } else { name.clone() }
 }
 
-fn kube_text(kube: &KubeResource) -> String {
-    let KubeResource { group, version, plural, namespace, context, .. } = kube;
+fn kube_text(kube: &KubeConfig) -> String {
+    let KubeConfig { group, version, plural, namespace, cluster, .. } = kube;
     let slash = if group.is_empty() { "" } else { "/" };
     let namespace = if namespace.is_empty() { String::new() } else { format!(" in namespace {namespace}") };
-    let context = context.as_ref().map(|context| format!(" of context {context}")).unwrap_or_default();
+    let context = cluster.context.as_ref().map(|context| format!(" of context {context}")).unwrap_or_default();
     format!("{plural} of the Kubernetes API {group}{slash}{version}{namespace}{context}")
 }

@@ -8,7 +8,10 @@ use std::{
 };
 
 use super::failure::Failure;
-use crate::config::{AuthorityConfig, Config, KubeResource, ServeFlags, SourceConfig};
+use crate::{
+    config::{AuthorityConfig, Config, ServeFlags, SourceConfig},
+    source::kube::{KubeCluster, KubeConfig},
+};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -54,10 +57,10 @@ pub(super) fn run(flags: &ServeFlags) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-fn clusters<'a>(resources: impl Iterator<Item = &'a KubeResource>) -> BTreeMap<Cluster<'a>, Roles<'a>> {
+fn clusters<'a>(resources: impl Iterator<Item = &'a KubeConfig>) -> BTreeMap<Cluster<'a>, Roles<'a>> {
     let mut clusters: BTreeMap<Cluster<'a>, Roles<'a>> = BTreeMap::new();
-    for KubeResource { group, plural, namespace, namespaces, namespace_selector, kubeconfig, context, .. } in resources
-    {
+    for KubeConfig { group, plural, namespace, namespaces, namespace_selector, cluster, .. } in resources {
+        let KubeCluster { kubeconfig, context } = cluster;
         let roles = clusters.entry((kubeconfig, context)).or_default();
         let named = namespaces.iter().chain([namespace]).filter(|name| !name.is_empty());
         let mut is_everywhere = true;
@@ -182,25 +185,18 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::config::{
-        AuthenticationConfig, RelayResource, ResourceConfig, SubjectAccessReviewConfig, TokenReviewConfig,
-    };
+    use crate::config::{AuthenticationConfig, ResourceConfig, SubjectAccessReviewConfig, TokenReviewConfig};
+    use crate::source::relay::RelayConfig;
 
     fn text(clusters: &BTreeMap<Cluster<'_>, Roles<'_>>) -> String {
         clusters_text(clusters).join("---\n")
     }
 
-    fn resource(group: &str, plural: &str, namespace: &str) -> KubeResource {
-        KubeResource {
-            group: group.to_owned(),
-            version: "v1".to_owned(),
-            plural: plural.to_owned(),
-            namespace: namespace.to_owned(),
-            ..KubeResource::default()
-        }
+    fn resource(group: &str, plural: &str, namespace: &str) -> KubeConfig {
+        KubeConfig { namespace: namespace.to_owned(), ..KubeConfig::new("", group, "v1", plural) }
     }
 
-    fn documents(resources: &[KubeResource]) -> Vec<Value> {
+    fn documents(resources: &[KubeConfig]) -> Vec<Value> {
         let text = text(&clusters(resources.iter()));
         text.split("---\n").map(|document| serde_saphyr::from_str(document).unwrap()).collect()
     }
@@ -234,10 +230,10 @@ mod tests {
         let kinds: Vec<_> =
             found.iter().map(|role| (role["kind"].as_str(), role["metadata"]["namespace"].as_str())).collect();
         assert_eq!(kinds, [(Some("Role"), Some("123")), (Some("Role"), Some("b"))]);
-        let several = KubeResource { namespaces: vec!["a".into(), "b".into()], ..resource("", "pods", "") };
+        let several = KubeConfig { namespaces: vec!["a".into(), "b".into()], ..resource("", "pods", "") };
         let found = documents(&[several]);
         assert_eq!(found.iter().map(|role| &role["metadata"]["namespace"]).collect::<Vec<_>>(), ["a", "b"]);
-        let selected = KubeResource { namespace_selector: "a=b".to_owned(), ..resource("", "pods", "") };
+        let selected = KubeConfig { namespace_selector: "a=b".to_owned(), ..resource("", "pods", "") };
         let found = documents(&[selected]);
         assert_eq!(
             (&found[0]["kind"], &found[0]["rules"][0]),
@@ -274,7 +270,7 @@ mod tests {
         let mut config = Config::default();
         for (name, forwards_identity) in [("a", true), ("b", true), ("c", false)] {
             let endpoint = format!("https://{name}:1").parse().unwrap();
-            let relay = RelayResource { forwards_identity, ..RelayResource::new(endpoint, name) };
+            let relay = RelayConfig { forwards_identity, ..RelayConfig::new(endpoint, name) };
             let source = SourceConfig::Informerd(relay);
             let (indexers, views, options) = Default::default();
             config
@@ -293,7 +289,8 @@ mod tests {
 
     #[test]
     fn each_cluster_has_roles_of_its_own() {
-        let other = KubeResource { context: Some("other".to_owned()), ..resource("", "pods", "") };
+        let mut other = resource("", "pods", "");
+        other.cluster.context = Some("other".to_owned());
         let resources = [resource("", "pods", ""), other];
         let text = text(&clusters(resources.iter()));
         assert!(text.contains("# the usual kubeconfig, other\n") && text.matches("ClusterRole").count() == 2, "{text}");

@@ -1,13 +1,13 @@
 //! Keys and flags of the `etcd` source.
 
 use super::{
-    EtcdResource, ServeFlags, SourceConfig,
+    ServeFlags, SourceConfig,
     section::{Input, Section},
     table::{EtcdKeys, EtcdTlsKeys},
     upstream::{self, ETCD},
     value::{self, ValueError, quote},
 };
-use crate::endpoint::{ServerAddress, TlsOptions};
+use crate::{endpoint::ServerAddress, source::etcd::EtcdConfig};
 
 const USERNAME_FLAG: &str = "--etcd-username (or INFORMERD_ETCD_USERNAME)";
 const PASSWORD_FLAG: &str = "--etcd-password-file (or INFORMERD_ETCD_PASSWORD_FILE)";
@@ -37,7 +37,7 @@ pub(super) fn resolve(section: &Section<'_>) -> SourceConfig {
         tls.add_here("is only for https:// endpoints; change them, or remove it");
     }
     let tls = upstream::tls(&tls, ca, cert, key, server_name);
-    SourceConfig::Etcd(EtcdResource { endpoints, prefix, credentials, tls })
+    SourceConfig::Etcd(EtcdConfig { credentials, tls, ..EtcdConfig::new("", endpoints, &prefix) })
 }
 
 /// Returns the resources that flags define.
@@ -51,13 +51,8 @@ pub(super) fn flagged(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static st
     let mut sources = Vec::new();
     for text in &flags.etcd {
         if let Some(EtcdFlag { name, endpoint, prefix }) = input.check("--etcd", parse_flag(text)) {
-            let resource = EtcdResource {
-                endpoints: vec![endpoint],
-                prefix: prefix.to_owned(),
-                credentials: credentials.clone(),
-                tls: TlsOptions::default(),
-            };
-            sources.push(("--etcd", name.to_owned(), SourceConfig::Etcd(resource)));
+            let etcd = EtcdConfig { credentials: credentials.clone(), ..EtcdConfig::new("", vec![endpoint], prefix) };
+            sources.push(("--etcd", name.to_owned(), SourceConfig::Etcd(etcd)));
         }
     }
     sources

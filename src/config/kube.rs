@@ -1,7 +1,7 @@
 //! Keys and flags of the `kube` source.
 
 use super::{
-    KubeResource, ServeFlags, SourceConfig,
+    ServeFlags, SourceConfig,
     section::{Input, Section},
     value::{
         self, ValueError,
@@ -9,7 +9,10 @@ use super::{
         quote,
     },
 };
-use crate::model::{IndexFunc, Indexers};
+use crate::{
+    model::{IndexFunc, Indexers},
+    source::kube::{KubeCluster, KubeConfig},
+};
 
 /// Parsed `--kube NAME=[GROUP/]VERSION/PLURAL[@NAMESPACE]`.
 #[derive(Debug, PartialEq, Eq)]
@@ -31,7 +34,7 @@ pub(super) fn resolve(section: &Section<'_>, index_section: &Section<'_>, indexe
         section.add_here(WITHOUT);
         return None;
     }
-    let kube = KubeResource::read(section);
+    let mut kube = KubeConfig::new("", "", "", "").read(section);
     let written = section.written_of(&["namespace", "namespaces", "namespace_selector"]);
     for leaf in written.iter().skip(1) {
         section.add(leaf, format!("excludes `{}`; keep one", written[0]));
@@ -44,8 +47,8 @@ pub(super) fn resolve(section: &Section<'_>, index_section: &Section<'_>, indexe
     if kube.is_metadata_only {
         check_indexes(index_section, indexers);
     }
-    let kubeconfig = kube.kubeconfig.as_deref().map(|path| section.relative(path));
-    Some(SourceConfig::Kube(KubeResource { kubeconfig, ..kube }))
+    kube.cluster.kubeconfig = kube.cluster.kubeconfig.map(|path| section.relative(&path));
+    Some(SourceConfig::Kube(kube))
 }
 
 /// Rejects indexes by fields that metadata-only objects do not have. This cannot be decided for an expression.
@@ -69,16 +72,12 @@ pub(super) fn flagged(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static st
         if !cfg!(feature = "kube") {
             input.add("--kube", WITHOUT);
         } else if let Some(flag) = input.check("--kube", parse_flag(text)) {
-            let resource = KubeResource {
-                group: flag.group.to_owned(),
-                version: flag.version.to_owned(),
-                plural: flag.plural.to_owned(),
+            let kube = KubeConfig {
                 namespace: flag.namespace.to_owned(),
-                kubeconfig: flags.kubeconfig.clone(),
-                context: flags.kube_context.clone(),
-                ..KubeResource::default()
+                cluster: KubeCluster { kubeconfig: flags.kubeconfig.clone(), context: flags.kube_context.clone() },
+                ..KubeConfig::new("", flag.group, flag.version, flag.plural)
             };
-            sources.push(("--kube", flag.name.to_owned(), SourceConfig::Kube(resource)));
+            sources.push(("--kube", flag.name.to_owned(), SourceConfig::Kube(kube)));
         }
     }
     sources

@@ -1,13 +1,13 @@
 //! Keys and the flag of the `informerd` source.
 
 use super::{
-    RelayResource, ServeFlags, SourceConfig,
+    ServeFlags, SourceConfig,
     section::{Input, Section},
     table::{RelayIndexKeys, RelayKeys, RelayTlsKeys, RelayViewKeys},
     upstream::{self, parse_endpoint},
     value::{self, ValueError, quote},
 };
-use crate::{client::Query, endpoint::ServerAddress, model::View, proto::pb};
+use crate::{client::Query, endpoint::ServerAddress, model::View, proto::pb, source::relay::RelayConfig};
 
 /// Parsed `--relay NAME=URL[/RESOURCE]`.
 #[derive(Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub(super) fn resolve(section: &Section<'_>, name: &str) -> Option<SourceConfig>
         view: view(section),
         ..Query::of(resource.unwrap_or_else(|| name.to_owned()))
     };
-    Some(SourceConfig::Informerd(RelayResource { endpoint: endpoint?, query, tls, forwards_identity }))
+    Some(SourceConfig::Informerd(RelayConfig { query, tls, forwards_identity, ..RelayConfig::new(endpoint?, "") }))
 }
 
 /// Reads the part of each body to receive; all if the section is left out.
@@ -90,7 +90,7 @@ pub(super) fn flagged(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static st
     let mut sources = Vec::new();
     for text in &flags.relay {
         if let Some(RelayFlag { name, endpoint, resource }) = input.check("--relay", parse_flag(text)) {
-            let resource = RelayResource::new(endpoint, resource);
+            let resource = RelayConfig::new(endpoint, resource);
             sources.push(("--relay", name.to_owned(), SourceConfig::Informerd(resource)));
         }
     }

@@ -9,8 +9,8 @@ use std::{
 };
 
 use super::{
-    Config, FilesResource, LimitsConfig, ListenAddr, ResourceConfig, SourceConfig, StreamResource, TlsConfig,
-    WatchConfig, authentication, authorization, etcd,
+    Config, LimitsConfig, ListenAddr, ResourceConfig, SourceConfig, TlsConfig, WatchConfig, authentication,
+    authorization, etcd,
     flags::ServeFlags,
     kube, relay,
     section::{Input, Section},
@@ -21,6 +21,10 @@ use super::{
 };
 use crate::{
     model::{IndexFunc, Indexers},
+    source::{
+        files::FilesConfig,
+        stream::{StreamConfig, StreamPath},
+    },
     watch::{FullChannelPolicy, MAX_QUEUE_LENGTH, Retention},
 };
 
@@ -132,13 +136,13 @@ fn flagged_sources(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static str, 
     let mut sources = Vec::new();
     for text in &flags.files {
         if let Some(flag) = input.check("--files", value::parse_files_flag(text)) {
-            let source = SourceConfig::Files(FilesResource { kind: flag.kind, ..FilesResource::new(flag.path) });
+            let source = SourceConfig::Files(FilesConfig { kind: flag.kind, ..FilesConfig::new(flag.path, "") });
             sources.push(("--files", flag.name.to_owned(), source));
         }
     }
     for text in &flags.stream {
         if let Some(flag) = input.check("--stream", value::parse_stream_flag(text)) {
-            sources.push(("--stream", flag.name.to_owned(), SourceConfig::Stream(StreamResource::new(flag.path))));
+            sources.push(("--stream", flag.name.to_owned(), SourceConfig::Stream(StreamConfig::new(flag.path, ""))));
         }
     }
     sources.extend(etcd::flagged(flags, input));
@@ -149,8 +153,7 @@ fn flagged_sources(flags: &ServeFlags, input: &Input<'_>) -> Vec<(&'static str, 
 
 /// Checks that at most one resource reads standard input.
 fn check_stdin(resources: &BTreeMap<String, ResourceConfig>, section: &Section<'_>) {
-    let is_stdin =
-        |resource: &&ResourceConfig| matches!(&resource.source, SourceConfig::Stream(stream) if stream.path.is_none());
+    let is_stdin = |resource: &&ResourceConfig| matches!(&resource.source, SourceConfig::Stream(stream) if stream.path == StreamPath::Stdin);
     let mut readers = resources.values().filter(is_stdin).map(|resource| &resource.name);
     if let (Some(first), Some(second)) = (readers.next(), readers.next()) {
         let problem = format!("`{first}` and `{second}` both read standard input (`-`); give one of them a file");
@@ -204,15 +207,17 @@ fn resolve_resource(section: &Section<'_>, name: &str) -> Option<ResourceConfig>
 }
 
 fn resolve_files(keys: &Section<'_>) -> SourceConfig {
-    let files = FilesResource::read(keys);
-    SourceConfig::Files(FilesResource { path: keys.relative(&files.path), ..files })
+    let files = FilesConfig::new("", "").read(keys);
+    SourceConfig::Files(FilesConfig { path: keys.relative(&files.path), ..files })
 }
 
 fn resolve_stream(keys: &Section<'_>) -> Option<SourceConfig> {
-    let stream = StreamResource::read(keys);
-    let path = stream.path.as_deref().map(|path| keys.relative(path));
+    let mut stream = StreamConfig::new(StreamPath::default(), "").read(keys);
+    if let StreamPath::Path(path) = &mut stream.path {
+        *path = keys.relative(path);
+    }
     // An invalid path does not mean standard input.
-    (!keys.has_problem("path")).then_some(SourceConfig::Stream(StreamResource { path, ..stream }))
+    (!keys.has_problem("path")).then_some(SourceConfig::Stream(stream))
 }
 
 fn resolve_indexes(section: &Section<'_>) -> Indexers {

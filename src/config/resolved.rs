@@ -3,16 +3,15 @@
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use super::{
-    AdminConfig, AuditConfig, DrainConfig, FilesResource, GeneralConfig, KubeResource, LimitsConfig, QuotasConfig,
-    ResourceOptions, StreamResource, SubjectAccessReviewConfig, TlsConfig, TokenReviewConfig, WatchConfig,
+    AdminConfig, AuditConfig, DrainConfig, GeneralConfig, LimitsConfig, QuotasConfig, ResourceOptions,
+    SubjectAccessReviewConfig, TlsConfig, TokenReviewConfig, WatchConfig,
     table::AuthorizationKeys,
     value::{self, ValueError},
 };
 use crate::{
     auth::{CertificateNames, JwtConfig, Rules},
-    client::Query,
-    endpoint::{ServerAddress, TlsOptions},
     model::{FieldCut, Indexers, NamedViews, Path},
+    source::{etcd::EtcdConfig, files::FilesConfig, kube::KubeConfig, relay::RelayConfig, stream::StreamConfig},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 
@@ -98,75 +97,23 @@ pub struct ResourceConfig {
     pub options: ResourceOptions,
 }
 
-/// Keys below a prefix of an etcd cluster.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EtcdResource {
-    /// Members of one cluster, with `http` or `https`; at least one, each once.
-    pub endpoints: Vec<ServerAddress>,
-    /// Prefix of the keys; empty for all keys.
-    pub prefix: String,
-    /// User and password file, which is relative to the same directory as files of a source.
-    pub credentials: Option<(String, PathBuf)>,
-    /// TLS options for endpoints with `https`.
-    pub tls: TlsOptions<PathBuf>,
-}
-
-/// Resource of another informerd.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RelayResource {
-    /// Address of the upstream.
-    pub endpoint: ServerAddress,
-    /// Resource of the upstream, and the selection of its objects.
-    pub query: Query,
-    /// TLS options for an endpoint with `https`.
-    pub tls: TlsOptions<PathBuf>,
-    /// True if the upstream decides what each caller may read; only with an authenticator.
-    pub forwards_identity: bool,
-}
-
-/// Source of the objects of a resource.
+/// Source of the objects of a resource. The server sets its `resource`, and the fields that are options of the resource:
+/// `drop_fields`, `ttl`, `allows_secrets`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant, reason = "there is one for each resource")]
 pub enum SourceConfig {
     /// JSON and YAML files below a directory.
-    Files(FilesResource),
+    Files(FilesConfig),
     /// Watch events as JSON.
-    Stream(StreamResource),
+    Stream(StreamConfig),
     /// Keys of an etcd cluster.
-    Etcd(EtcdResource),
+    Etcd(EtcdConfig),
     /// Objects of a Kubernetes API.
-    Kube(KubeResource),
+    Kube(KubeConfig),
     /// Resource of another informerd.
-    Informerd(RelayResource),
+    Informerd(RelayConfig),
     /// Source that the program brings itself; never from flags or a file.
     Own,
-}
-
-// === impl FilesResource ===
-
-impl FilesResource {
-    /// Returns the configuration of a directory, with the defaults for everything else.
-    pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), ..Self::default() }
-    }
-}
-
-// === impl StreamResource ===
-
-impl StreamResource {
-    /// Returns the configuration of a file, a named pipe or standard input (`None`), with the defaults for everything else.
-    pub fn new(path: Option<PathBuf>) -> Self {
-        Self { path, ..Self::default() }
-    }
-}
-
-// === impl RelayResource ===
-
-impl RelayResource {
-    /// Returns the configuration of a whole resource, without TLS.
-    pub fn new(endpoint: ServerAddress, resource: &str) -> Self {
-        Self { endpoint, query: Query::of(resource), tls: TlsOptions::default(), forwards_identity: false }
-    }
 }
 
 /// Fields that are removed from the objects of a `kube` source by default: large, and written for other programs.

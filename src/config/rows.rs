@@ -54,6 +54,8 @@ pub(super) enum Row {
 /// - In place of a default: `empty`, for a text or list; `(required "is missing; …")`, the problem of a missing required key;
 ///   or nothing, for an optional key whose field is an `Option`.
 /// - `..Struct;` stands for the rows of a subsection, which is read separately.
+/// - `impl Type at …` reads the keys into fields of a type that is declared elsewhere, such as a source's. Its rows have no types, and
+///   `field.part ("key")` is a field of a field.
 macro_rules! rows {
     (
         $(#[$attr:meta])*
@@ -84,23 +86,20 @@ macro_rules! rows {
         impl $name {
             /// Rows of the table.
             pub(super) const ROWS: &'static [$crate::config::rows::Row] = &[$(
-                $($crate::config::rows::Row::Key($crate::config::rows::Key {
-                    path: concat!($at, rows!(@key $field $($key)?)),
-                    form: rows!(@form $read $(in $least $most)? $(or $none)?),
-                    default: rows!(@shown $($default)?),
-                    meaning: $meaning,
-                    flag: rows!(@flag $($($flag),+)?),
-                }),)?
+                $(rows!(
+                    @row $at, $field $(($key))? $(= $default)?, $read $(in $least ..= $most)? $(or $none)?, $meaning
+                    $(, $($flag),+)?
+                ),)?
                 $($crate::config::rows::Row::Section($section::ROWS),)?
             )*];
 
             /// Reads the keys; replaces an invalid or missing value by a default, and adds the problem.
             pub(super) fn read(section: &$crate::config::section::Section<'_>) -> Self {
                 Self {$($(
-                    $field: {
-                        let read = rows!(@reader $read $(in $least $most)? $(or $none)? $(where $check)?);
-                        rows!(@read section, rows!(@key $field $($key)?), read, $($default)?)
-                    },
+                    $field: rows!(
+                        @value section, $field $(($key))? $(= $default)?,
+                        $read $(in $least ..= $most)? $(or $none)? $(where $check)?
+                    ),
                 )?)*}
             }
         }
@@ -111,7 +110,51 @@ macro_rules! rows {
             }
         }
     };
+    (
+        impl $name:ident at $at:literal {
+            $(
+                $field:ident $(.$part:ident)? $(($key:literal))? $(= $default:tt)?,
+                $read:ident $(in $least:literal ..= $most:literal)? $(or $none:ident)? $(where $check:path)?,
+                $meaning:literal
+            ;)*
+        }
+    ) => {
+        impl $name {
+            /// Rows of the table.
+            pub(super) const ROWS: &'static [$crate::config::rows::Row] = &[$(rows!(
+                @row $at, $field $(($key))? $(= $default)?, $read $(in $least ..= $most)? $(or $none)?, $meaning
+            )),*];
+
+            /// Reads the keys into their fields; replaces an invalid or missing value by a default, and adds the problem.
+            pub(super) fn read(mut self, section: &$crate::config::section::Section<'_>) -> Self {
+                $(self.$field$(.$part)? = rows!(
+                    @value section, $field $(($key))? $(= $default)?,
+                    $read $(in $least ..= $most)? $(or $none)? $(where $check)?
+                );)*
+                self
+            }
+        }
+    };
     // Expansion of the parts of a row.
+    (
+        @row $at:literal, $field:ident $(($key:literal))? $(= $default:tt)?,
+        $read:ident $(in $least:literal ..= $most:literal)? $(or $none:ident)?, $meaning:literal $(, $($flag:literal),+)?
+    ) => {
+        $crate::config::rows::Row::Key($crate::config::rows::Key {
+            path: concat!($at, rows!(@key $field $($key)?)),
+            form: rows!(@form $read $(in $least $most)? $(or $none)?),
+            default: rows!(@shown $($default)?),
+            meaning: $meaning,
+            flag: rows!(@flag $($($flag),+)?),
+        })
+    };
+    (
+        @value $section:ident, $field:ident $(($key:literal))? $(= $default:tt)?,
+        $read:ident $(in $least:literal ..= $most:literal)? $(or $none:ident)? $(where $check:path)?
+    ) => {{
+        let read = rows!(@reader $read $(in $least $most)? $(or $none)? $(where $check)?);
+        rows!(@read $section, rows!(@key $field $($key)?), read, $($default)?)
+    }};
     (@key $field:ident) => { stringify!($field) };
     (@key $field:ident $key:literal) => { $key };
     (@form $read:ident $(in $least:literal $most:literal)? $(or $none:ident)?) => {

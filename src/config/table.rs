@@ -26,6 +26,7 @@ use crate::{
     endpoint::ServerAddress,
     model::{Expression, FieldCut, IndexFunc, Shard},
     proto::Compression,
+    source::{files::FilesConfig, kube::KubeConfig, stream::StreamConfig},
     watch::FullChannelPolicy,
 };
 
@@ -56,11 +57,11 @@ rows! {
             flag("state-dir", "DIR", "INFORMERD_STATE_DIR");
         state_interval: Duration = "1m", positive_duration,
             "interval at which the snapshots of changed resources are written";
-        ..FilesResource;
-        ..StreamResource;
+        ..FilesConfig;
+        ..StreamConfig;
         ..EtcdKeys;
         ..EtcdTlsKeys;
-        ..KubeResource;
+        ..KubeConfig;
         ..RelayKeys;
         ..RelayIndexKeys;
         ..RelayViewKeys;
@@ -228,23 +229,21 @@ rows! {
 }
 
 rows! {
-    /// JSON and YAML files below a directory.
-    pub struct FilesResource at "resources.<name>.source.files." {
-        path: PathBuf = (required "is missing; write the path of a directory such as ./manifests"), directory,
+    impl FilesConfig at "resources.<name>.source.files." {
+        path = (required "is missing; write the path of a directory such as ./manifests"), directory,
             "directory of .json, .yaml and .yml files; relative to the configuration file";
-        kind: Option<String>, kind, "only objects of this kind; all if left out";
-        rescan: Duration = "5s", duration in "100ms"..="1h",
+        kind, kind, "only objects of this kind; all if left out";
+        rescan = "5s", duration in "100ms"..="1h",
             "interval of full scans, which find changes that the operating system does not report";
     }
 }
 
 rows! {
-    /// Watch events as JSON; without a path, those of standard input.
-    pub struct StreamResource at "resources.<name>.source.stream." {
-        path: Option<PathBuf> = (required "is missing; write the path of a file such as ./events.jsonl, or - for standard input"),
+    impl StreamConfig at "resources.<name>.source.stream." {
+        path = (required "is missing; write the path of a file such as ./events.jsonl, or - for standard input"),
             file_or_dash,
             "file or named pipe of JSON watch events, relative to the configuration file; or - for standard input";
-        confirm_after: Option<Duration> = "10s", duration in "100ms"..="1h" or none,
+        confirm_after = "10s", duration in "100ms"..="1h" or none,
             "time without a repeated object from the next writer of a pipe, after which the objects that it has not repeated are deleted; none: never";
     }
 }
@@ -277,31 +276,30 @@ rows! {
 }
 
 rows! {
-    /// One resource type of a Kubernetes API.
-    pub struct KubeResource at "resources.<name>.source.kube." {
-        group: String = empty, text where kube::check_group,
+    impl KubeConfig at "resources.<name>.source.kube." {
+        group = empty, text where kube::check_group,
             "API group, such as apps; the core group if left out";
-        version: String = (required "is missing; write for example v1"), text where kube::check_version,
+        version = (required "is missing; write for example v1"), text where kube::check_version,
             "version of the group, such as v1";
-        plural: String = (required "is missing; write for example pods"), text where kube::check_plural,
+        plural = (required "is missing; write for example pods"), text where kube::check_plural,
             "plural name of the kind, as in API paths, such as pods";
-        namespace: String = empty, text where kube::check_namespace,
+        namespace = empty, text where kube::check_namespace,
             "only this namespace; all if left out";
-        namespaces: Vec<String> = empty, namespaces,
+        namespaces = empty, namespaces,
             "only these namespaces, 1 to 100, such as [shop, stock], with a watch for each; instead of namespace";
-        namespace_selector: String = empty, text where kube::check_namespace_selector,
+        namespace_selector = empty, text where kube::check_namespace_selector,
             "only namespaces with these labels, at most 100 at a time, such as team=shop; instead of namespace";
-        label_selector: String = empty, text where kube::check_label_selector,
+        label_selector = empty, text where kube::check_label_selector,
             "only objects with these labels, such as app=web";
-        field_selector: String = empty, text,
+        field_selector = empty, text,
             "only objects with these fields, such as spec.nodeName=node-a, as far as the API can select by them";
-        is_metadata_only ("metadata_only"): bool = "false", boolean,
+        is_metadata_only ("metadata_only") = "false", boolean,
             "request and serve only the metadata of objects, such as Secrets without their data";
-        has_opaque_versions ("versions"): bool = "auto", auto_or_opaque,
+        has_opaque_versions ("versions") = "auto", auto_or_opaque,
             "opaque: this server numbers the versions, for an API whose decimal versions have no order";
-        kubeconfig: Option<PathBuf>, file,
+        cluster.kubeconfig ("kubeconfig"), file,
             "kubeconfig, relative to the configuration file; KUBECONFIG, ~/.kube/config or the service account in a cluster if left out";
-        context: Option<String>, text, "context of the kubeconfig; its current one if left out";
+        cluster.context ("context"), text, "context of the kubeconfig; its current one if left out";
     }
 }
 

@@ -19,6 +19,13 @@ use crate::{
     auth::CertificateNames,
     model::{IndexFunc, Indexers, Path as JsonPath},
     proto::Compression,
+    source::{
+        etcd::EtcdConfig,
+        files::FilesConfig,
+        kube::{KubeCluster, KubeConfig},
+        relay::RelayConfig,
+        stream::{StreamConfig, StreamPath},
+    },
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 
@@ -52,7 +59,7 @@ fn problems(yaml: &str) -> String {
 }
 
 fn files(path: impl Into<PathBuf>, kind: Option<&str>) -> SourceConfig {
-    SourceConfig::Files(FilesResource { kind: kind.map(str::to_owned), ..FilesResource::new(path) })
+    SourceConfig::Files(FilesConfig { kind: kind.map(str::to_owned), ..FilesConfig::new(path, "") })
 }
 
 #[test]

@@ -11,6 +11,7 @@ use crate::{
     auth::Rules,
     endpoint::without_credentials,
     model::{Expression, FieldSelector, IndexFunc, IndexMatch, LabelSelector, Path, Shard, SyntaxError, View},
+    source::stream::StreamPath,
 };
 
 /// Error for a value without the form of its key: the expected form, and the value found.
@@ -30,8 +31,7 @@ pub(super) struct FilesFlag<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct StreamFlag<'a> {
     pub(super) name: &'a str,
-    /// Path; `None` for standard input.
-    pub(super) path: Option<PathBuf>,
+    pub(super) path: StreamPath,
 }
 
 /// Longest duration that can be configured: one year. Adding it to any instant does not overflow.
@@ -299,16 +299,16 @@ pub(super) fn file(value: &Value) -> Result<PathBuf, ValueError> {
 }
 
 /// Reads the path of a file; `None` for standard input.
-pub(super) fn stream_path(value: &Value) -> Result<Option<PathBuf>, ValueError> {
+pub(super) fn stream_path(value: &Value) -> Result<StreamPath, ValueError> {
     parse_stream_path(text(value)?)
 }
 
-fn parse_stream_path(text: &str) -> Result<Option<PathBuf>, ValueError> {
+fn parse_stream_path(text: &str) -> Result<StreamPath, ValueError> {
     if text.is_empty() || text.contains('\0') {
         let what = "the path of a file such as ./events.jsonl, or - for standard input";
         return Err(ValueError::expected(what, quote(text)));
     }
-    Ok((text != "-").then(|| text.into()))
+    Ok(if text == "-" { StreamPath::Stdin } else { StreamPath::Path(text.into()) })
 }
 
 pub(super) fn kind(value: &Value) -> Result<String, ValueError> {

@@ -15,9 +15,9 @@ use super::{
 use crate::{
     auth::Operation,
     cache::{Problem, ProblemReason},
-    model::{Namespaces, Object, ObjectKey, Part, Selection, Term, TermResult, excerpt},
+    model::{Namespaces, ObjectKey, Part, Selection, Term, TermResult, excerpt},
     proto::{
-        PayloadFormat,
+        self, PayloadFormat,
         pb::{self, explain_request},
     },
 };
@@ -75,7 +75,7 @@ pub(super) async fn explain(
     let is_match = |term: &Term| matches!(term.result, Some((TermResult::Match, _)));
     Ok(pb::ExplainResponse {
         resource_version: snapshot.safe_version().to_string(),
-        object: object.map(|object| without_body(object)),
+        object: object.map(|object| proto::object(object, object.version(), PayloadFormat::Metadata)),
         selected: object.is_some() && terms.iter().all(is_match),
         terms: terms.into_iter().map(to_proto).collect(),
         problem: problem(&resource, &key).filter(|_| readable != Readable::Nothing),
@@ -171,21 +171,6 @@ fn problem(resource: &ServedResource, key: &ObjectKey) -> Option<pb::Problem> {
         problem.subject == key && matches!(problem.reason, ProblemReason::ObjectTooLarge | ProblemReason::ObjectInvalid)
     };
     health.problems().iter().find(is_of_key).map(discovery::problem)
-}
-
-fn without_body(object: &Object) -> pb::Object {
-    let labels = object.labels().iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
-    pb::Object {
-        namespace: object.key().namespace().to_owned(),
-        name: object.key().name().to_owned(),
-        uid: object.uid().to_owned(),
-        resource_version: object.version().to_string(),
-        labels: labels.collect(),
-        api_version: object.api_version().to_owned(),
-        kind: object.kind().to_owned(),
-        media_type: object.media_type().to_owned(),
-        body: None,
-    }
 }
 
 fn to_proto(term: Term) -> pb::SelectionTerm {

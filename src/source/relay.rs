@@ -58,6 +58,8 @@ pub struct RelayConfig {
     /// True if the objects may be Secrets. If not, and the upstream has them from Kubernetes or relays them, the source reports an
     /// error in place of a list with a Secret.
     pub allows_secrets: bool,
+    /// True if the upstream decides what each caller may read, through a [`RelayReviewer`]; the source itself does not read it.
+    pub forwards_identity: bool,
     /// TLS of an endpoint with `https`: files that are read at each connection.
     pub tls: TlsOptions<PathBuf>,
     /// Interval of the upstream's bookmarks. After three of these without a message the source gives the stream up.
@@ -88,6 +90,7 @@ impl RelayConfig {
             endpoint,
             query: Query::of(resource),
             allows_secrets: true,
+            forwards_identity: false,
             tls: TlsOptions::default(),
             heartbeat: Duration::from_secs(5),
             progress_interval: Duration::from_millis(100),

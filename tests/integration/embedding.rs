@@ -14,11 +14,10 @@ use informerd::{
     app::{App, AppBuilder, AppError, CallRequest, CallService, ServeOptions},
     cache::SourceHealth,
     client::{Client, ServerAddress},
-    config::{
-        AdminConfig, Config, GeneralConfig, ListenAddr, RelayResource, ResourceConfig, ResourceOptions, SourceConfig,
-    },
+    config::{AdminConfig, Config, GeneralConfig, ListenAddr, ResourceConfig, ResourceOptions, SourceConfig},
     proto::pb::{self, EventType, informer_service_client::InformerServiceClient},
     source::files::{FilesConfig, FilesSource},
+    source::relay::RelayConfig,
 };
 use parking_lot::Mutex;
 use prost::Message;
@@ -123,7 +122,7 @@ async fn calls_carry_the_token_in_a_file() {
     let client = Client::connect(&address).await.unwrap();
     assert_eq!(client.resources().await.unwrap_err().code(), Code::Unauthenticated);
 
-    let source = SourceConfig::Informerd(RelayResource::new(address, "clocks"));
+    let source = SourceConfig::Informerd(RelayConfig::new(address, "clocks"));
     let resource = ResourceConfig {
         name: "clocks".to_owned(),
         source,

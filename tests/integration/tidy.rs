@@ -31,7 +31,8 @@ const MODULES: &[(&str, &[&str])] = &[
     ("auth", &["log_throttle", "model", "turns"]),
     ("transport", &["auth", "log_throttle"]),
     ("grpc", &["model", "watch", "cache", "log_throttle", "process", "proto", "audit", "auth", "transport", "turns"]),
-    ("config", &["model", "watch", "cache", "proto", "client", "endpoint", "auth"]),
+    // The rows of the table write the plain types of the sources.
+    ("config", &["model", "watch", "cache", "proto", "client", "endpoint", "auth", "source"]),
     ("telemetry", &["model", "watch", "cache", "process", "proto", "config", "grpc"]),
     ("admin", &["model", "watch", "cache", "proto", "transport", "config", "grpc", "telemetry"]),
     (

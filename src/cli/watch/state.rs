@@ -18,7 +18,7 @@ use crate::{
     },
     client::Query,
     model::Object,
-    proto::pb,
+    proto::{self, PayloadFormat, pb},
     source::relay::{RelayConfig, RelaySource},
 };
 
@@ -101,7 +101,7 @@ impl StatePrinter<'_> {
         if self.last.as_ref().is_some_and(|last| is_same(last, &state)) {
             return Ok(());
         }
-        let objects = state.iter().map(|object| message(object)).collect();
+        let objects = state.iter().map(|object| proto::object(object, object.version(), PayloadFormat::Raw)).collect();
         let is_first = self.last.is_none();
         write_list(objects, is_first, stdout(), &self.options)?;
         if is_first {
@@ -131,20 +131,4 @@ fn is_same(last: &State, state: &State) -> bool {
         Arc::ptr_eq(old, new) || (old.key() == new.key() && old.uid() == new.uid() && old.body() == new.body())
     };
     last.len() == state.len() && last.iter().zip(state).all(|(old, new)| is_same(old, new))
-}
-
-/// Returns the message of an object, which the output formats.
-fn message(object: &Object) -> pb::Object {
-    let labels = object.labels().iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
-    pb::Object {
-        namespace: object.key().namespace().to_owned(),
-        name: object.key().name().to_owned(),
-        uid: object.uid().to_owned(),
-        resource_version: object.version().to_string(),
-        labels: labels.collect(),
-        api_version: object.api_version().to_owned(),
-        kind: object.kind().to_owned(),
-        media_type: object.media_type().to_owned(),
-        body: Some(pb::object::Body::Raw(object.shared_body())),
-    }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::endpoint::TlsOptions;
 
-fn etcd(config: &Config, name: &str) -> EtcdResource {
+fn etcd(config: &Config, name: &str) -> EtcdConfig {
     match &config.resources[name].source {
         SourceConfig::Etcd(etcd) => etcd.clone(),
         other => panic!("{other:?}"),
@@ -18,23 +18,17 @@ fn an_etcd_source_is_read_with_everything_that_it_can_have() {
     let (directory, flags) = file(yaml, &["--etcd=b=http://127.0.0.1:2379/b/"]);
     let config = Config::load(&flags).unwrap();
     let directory = directory.path();
-    let expected = EtcdResource {
-        endpoints: ["https://a:1", "https://b:2"].map(|address| address.parse().unwrap()).into(),
-        prefix: "/a/".to_owned(),
+    let expected = EtcdConfig {
         credentials: Some(("reader".to_owned(), directory.join("secret"))),
         tls: TlsOptions {
             authority: Some(directory.join("ca.crt")),
             identity: Some(("/tls.crt".into(), directory.join("tls.key"))),
             server_name: Some("etcd".to_owned()),
         },
+        ..EtcdConfig::new("", ["https://a:1", "https://b:2"].map(|address| address.parse().unwrap()).into(), "/a/")
     };
     assert_eq!(etcd(&config, "a"), expected);
-    let plain = EtcdResource {
-        endpoints: vec!["http://127.0.0.1:2379".parse().unwrap()],
-        prefix: "/b/".to_owned(),
-        credentials: None,
-        tls: TlsOptions::default(),
-    };
+    let plain = EtcdConfig::new("", vec!["http://127.0.0.1:2379".parse().unwrap()], "/b/");
     assert_eq!(etcd(&config, "b"), plain);
     let flags = ["--etcd=b=http://h:1/b/", "--etcd-username=me", "--etcd-password-file=secret"];
     let config = load("{}", &flags).unwrap();

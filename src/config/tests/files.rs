@@ -6,11 +6,11 @@ use super::*;
 fn options_of_files_and_streams_are_read() {
     let load = |section: &str| load(&format!("resources: {{ x: {{ source: {{ {section} }} }} }}"), &[]);
     let config = load("files: { path: /x, rescan: 1m }").unwrap();
-    let expected = FilesResource { rescan: Duration::from_secs(60), ..FilesResource::new("/x") };
+    let expected = FilesConfig { rescan: Duration::from_secs(60), ..FilesConfig::new("/x", "") };
     assert_eq!(config.resources["x"].source, SourceConfig::Files(expected));
     for (text, confirm_after) in [("none", None), ("1m30s", Some(Duration::from_secs(90)))] {
         let config = load(&format!("stream: {{ path: /x, confirm_after: {text} }}")).unwrap();
-        let expected = StreamResource { path: Some("/x".into()), confirm_after };
+        let expected = StreamConfig { confirm_after, ..StreamConfig::new(StreamPath::Path("/x".into()), "") };
         assert_eq!(config.resources["x"].source, SourceConfig::Stream(expected));
     }
     for (section, problem) in [
@@ -65,7 +65,9 @@ fn verifications_are_for_sources_that_can_be_listed() {
 
 #[test]
 fn streams() {
-    let stream = |path: Option<PathBuf>| SourceConfig::Stream(StreamResource::new(path));
+    let stream = |path: Option<PathBuf>| {
+        SourceConfig::Stream(StreamConfig::new(path.map_or(StreamPath::Stdin, StreamPath::Path), ""))
+    };
     let yaml =
         "resources: { a: { source: { stream: { path: ../a.jsonl } } }, b: { source: { stream: { path: '-' } } } }";
     let (directory, flags) = file(yaml, &["--stream=c=c.jsonl", "--files=d=.", "--stream", "e=/dev/fd/3"]);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::model::{FieldCut, Path as FieldPath};
 
-fn kube(config: &Config, name: &str) -> KubeResource {
+fn kube(config: &Config, name: &str) -> KubeConfig {
     match &config.resources[name].source {
         SourceConfig::Kube(kube) => kube.clone(),
         other => panic!("{other:?}"),
@@ -24,27 +24,19 @@ fn a_kube_source_is_read_with_everything_that_it_can_have() {
                 s: { source: { kube: { version: v1, plural: pods, namespace_selector: team=shop } } }, c: { drop_fields: [], source: { kube: { version: v1, plural: x } } } }";
     let (directory, flags) = file(yaml, &["--kube=d=v1/pods", "--kubeconfig=f", "--kube-context=e"]);
     let config = Config::load(&flags).unwrap();
-    let expected = KubeResource {
-        group: "apps".to_owned(),
-        version: "v1".to_owned(),
-        plural: "deployments".to_owned(),
+    let expected = KubeConfig {
         namespace: "shop".to_owned(),
-        namespaces: Vec::new(),
-        namespace_selector: String::new(),
         label_selector: "app in (a,b)".to_owned(),
         field_selector: "metadata.name=x".to_owned(),
         is_metadata_only: true,
         has_opaque_versions: true,
-        kubeconfig: Some(directory.path().join("c")),
-        context: Some("d".to_owned()),
+        cluster: KubeCluster { kubeconfig: Some(directory.path().join("c")), context: Some("d".to_owned()) },
+        ..KubeConfig::new("", "apps", "v1", "deployments")
     };
     assert_eq!(kube(&config, "a"), expected);
     assert_eq!(config.resources["a"].drop_fields(), cut("status"));
     let plain = kube(&config, "b");
-    assert_eq!(
-        (plain.group.as_str(), plain.namespace.as_str(), &plain.kubeconfig, &plain.context),
-        ("", "", &None, &None)
-    );
+    assert_eq!((plain.group.as_str(), plain.namespace.as_str(), &plain.cluster), ("", "", &KubeCluster::default()));
     assert!(!plain.is_metadata_only && !plain.has_opaque_versions);
     assert_eq!(kube(&config, "n").namespaces, ["shop", "stock"]);
     assert_eq!(kube(&config, "s").namespace_selector, "team=shop");
@@ -52,7 +44,8 @@ fn a_kube_source_is_read_with_everything_that_it_can_have() {
     assert_eq!(&*config.resources["b"].drop_fields().apply(json), br#"{"metadata":{"annotations":{"a":"b"}}}"#);
     assert_eq!(config.resources["c"].drop_fields(), FieldCut::default());
     assert_eq!(config.resources["d"].drop_fields(), config.resources["b"].drop_fields());
-    let flagged = KubeResource { kubeconfig: Some("f".into()), context: Some("e".to_owned()), ..plain };
+    let flagged =
+        KubeConfig { cluster: KubeCluster { kubeconfig: Some("f".into()), context: Some("e".to_owned()) }, ..plain };
     assert_eq!(kube(&config, "d"), flagged);
 }
 

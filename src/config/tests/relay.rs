@@ -7,7 +7,7 @@ use crate::{
     proto::pb,
 };
 
-fn relay(config: &Config, name: &str) -> RelayResource {
+fn relay(config: &Config, name: &str) -> RelayConfig {
     match &config.resources[name].source {
         SourceConfig::Informerd(relay) => relay.clone(),
         other => panic!("{other:?}"),
@@ -24,8 +24,7 @@ fn a_relay_is_read_with_everything_that_it_can_have() {
     let (directory, flags) = file(yaml, &["--relay=c=http://127.0.0.1:50051", "--relay=d=http://h:1/pods"]);
     let config = Config::load(&flags).unwrap();
     let directory = directory.path();
-    let expected = RelayResource {
-        endpoint: "https://h:1".parse().unwrap(),
+    let expected = RelayConfig {
         query: Query {
             namespace: Some("shop".to_owned()),
             name: Some("web-0".to_owned()),
@@ -47,6 +46,7 @@ fn a_relay_is_read_with_everything_that_it_can_have() {
             server_name: None,
         },
         forwards_identity: true,
+        ..RelayConfig::new("https://h:1".parse().unwrap(), "")
     };
     assert_eq!(relay(&config, "a"), expected);
     let yaml = "resources: { a: { source: { informerd: { endpoint: 'http://h:1', view: { name: '@no-status' } } } } }";
@@ -60,7 +60,7 @@ fn a_relay_is_read_with_everything_that_it_can_have() {
     for (name, endpoint, resource) in
         [("b", "unix:/run/x.sock", "b"), ("c", "http://127.0.0.1:50051", "c"), ("d", "http://h:1", "pods")]
     {
-        assert_eq!(relay(&config, name), RelayResource::new(endpoint.parse().unwrap(), resource));
+        assert_eq!(relay(&config, name), RelayConfig::new(endpoint.parse().unwrap(), resource));
     }
 }
 

@@ -31,11 +31,12 @@ fn the_reference_lists_the_defaults() {
             expected.authorization.authority = Some(review);
         }
         if key.path.starts_with("resources") {
-            let kube = KubeResource { version: "v1".to_owned(), plural: "pods".to_owned(), ..KubeResource::default() };
-            let relay = RelayResource::new("http://h:1".parse().unwrap(), "other");
+            let kube = KubeConfig::new("", "", "v1", "pods");
+            let relay = RelayConfig::new("http://h:1".parse().unwrap(), "other");
+            let stream = SourceConfig::Stream(StreamConfig::new(StreamPath::Path("/x".into()), ""));
             let (rest, source) = match key.path.split('.').skip(2).find(|part| *part != "source") {
                 Some("files") => ("        path: /x\n", files("/x", None)),
-                Some("stream") => ("        path: /x\n", SourceConfig::Stream(StreamResource::new(Some("/x".into())))),
+                Some("stream") => ("        path: /x\n", stream),
                 Some("kube") => ("        version: v1\n        plural: pods\n", SourceConfig::Kube(kube)),
                 Some("informerd") => ("        endpoint: http://h:1\n", SourceConfig::Informerd(relay)),
                 _ => ("    source: { files: { path: /x } }\n", files("/x", None)),

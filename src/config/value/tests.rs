@@ -316,7 +316,11 @@ fn stream_flags() {
         ("a.b=x=y@z", "a.b", Some("x=y@z")),
         ("events=/dev/fd/63", "events", Some("/dev/fd/63")),
     ] {
-        assert_eq!(parse_stream_flag(text), Ok(StreamFlag { name, path: path.map(Into::into) }), "{text}");
+        assert_eq!(
+            parse_stream_flag(text),
+            Ok(StreamFlag { name, path: path.map_or(StreamPath::Stdin, |path| StreamPath::Path(path.into())) }),
+            "{text}"
+        );
     }
     for (text, problem) in [
         ("-", "expected NAME=FILE or NAME=- such as pods=./events.jsonl, found \"-\""),

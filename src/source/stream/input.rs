@@ -21,9 +21,10 @@ use tokio::{
 };
 
 /// Origin of the events of a resource.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum StreamPath {
     /// Standard input.
+    #[default]
     Stdin,
     /// A file or a named pipe.
     Path(PathBuf),

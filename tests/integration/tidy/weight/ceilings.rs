@@ -6,7 +6,7 @@ pub(super) const STEP: usize = 50;
 /// Modules at the top of the crate: lines of code without blank lines, comments and tests, and `pub(crate)` items.
 pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
     ("admin", 300, 0),
-    ("app", 2200, 18),
+    ("app", 2150, 18),
     ("audit", 150, 0),
     ("auth", 1950, 6),
     ("cache", 7100, 19),
