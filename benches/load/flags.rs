@@ -64,6 +64,7 @@ enum ModeFlags {
 /// Flags of all modes.
 #[derive(Debug, Clone, Args)]
 #[command(group = ArgGroup::new("target").args(["local", "server"]).required(true))]
+#[expect(clippy::struct_excessive_bools, reason = "independent flags")]
 pub(super) struct CommonFlags {
     /// Start an informerd for each run
     #[arg(long, help_heading = "Server")]

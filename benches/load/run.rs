@@ -275,7 +275,7 @@ impl<'a> Run<'a> {
     /// Closes all connections, and returns the server's memory after some time.
     pub(super) fn memory_closed(&mut self, time: Duration) -> Result<Memory, BenchError> {
         self.client = Client::connect(self.running.address, 0, self.bench.client, self.epoch)?;
-        std::thread::sleep(time);
+        self.client.run_for(time)?;
         Ok(process::memory_of(self.running.pid))
     }
 

@@ -64,7 +64,7 @@ pub(super) fn resolve(section: &Section<'_>, name: &str) -> Option<SourceConfig>
         view: view(section),
         ..Query::of(resource.unwrap_or_else(|| name.to_owned()))
     };
-    Some(SourceConfig::Informerd(RelayConfig { query, tls, forwards_identity, ..RelayConfig::new(endpoint?, "") }))
+    Some(SourceConfig::Informerd(RelayConfig { query, forwards_identity, tls, ..RelayConfig::new(endpoint?, "") }))
 }
 
 /// Reads the part of each body to receive; all if the section is left out.

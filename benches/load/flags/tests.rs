@@ -48,7 +48,7 @@ fn a_mode_has_the_configured_size() {
     assert_eq!(fan_out("w3 --local").values, Some(5000));
     assert_eq!(fan_out("w1 --local --watchers 5000000").events, 1);
     let mode = |arguments: &str| parse(arguments).unwrap().1;
-    let idle = Idle { watchers: 10_000, connections: 100, watches: Watches::default() };
+    let idle = Idle { watchers: 10_000, connections: 100, watches: Watches::default(), at_once: false };
     assert_eq!(mode("idle --local"), Mode::Idle(idle));
     let watches = Watches { subscribe: true, own_selections: true };
     assert_eq!(mode("idle --local --subscribe --own-selections"), Mode::Idle(Idle { watches, ..idle }));

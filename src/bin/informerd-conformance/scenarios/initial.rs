@@ -71,6 +71,7 @@ fn batched() -> [Thing; 6] {
     [thing("a", 3), thing("b", 5), thing("c", 1).app("db"), thing("d", 2), thing("e", 5), large]
 }
 
+#[expect(clippy::many_single_char_names, reason = "an object each")]
 async fn initial_batches(w: &mut World) -> Outcome {
     let [a, b, c, d, e, large] = batched();
     let mut watch = w.start_with(json!({})).await?;
@@ -97,6 +98,7 @@ async fn initial_batches(w: &mut World) -> Outcome {
     w.finish(watch, &[&a, &b9, &d, &e, &f9, &large]).await
 }
 
+#[expect(clippy::many_single_char_names, reason = "an object each")]
 async fn initial_batches_cut(w: &mut World) -> Outcome {
     let [a, b, c, d, e, large] = batched();
     let gone = thing("gone", 2);

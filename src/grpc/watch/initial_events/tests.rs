@@ -18,7 +18,8 @@ fn subscribe(expression: Option<Expression>, format: ObjectFormat) -> Subscribe<
 }
 
 fn snapshot(objects: Vec<String>) -> Snapshot {
-    let object = |json| Arc::new(Object::from_json(json, "", ResourceVersion::decimal(1)).unwrap());
+    let version = || ResourceVersion::decimal(1);
+    let object = |json| Arc::new(Object::from_json(json, "", version()).expect("it is an object"));
     let list = List::new(objects.into_iter().map(object).collect(), ResourceVersion::decimal(1));
     Indexer::new(Arc::new(Indexers::default()), list).snapshot()
 }

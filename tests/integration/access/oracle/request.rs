@@ -16,6 +16,7 @@ use crate::sandbox::{DEADLINE, reason};
 
 /// Request of one RPC.
 #[derive(Debug, Clone, Copy)]
+#[expect(clippy::struct_excessive_bools, reason = "independent parts of a request")]
 pub(super) struct Ask {
     pub(super) method: Method,
     pub(super) resource: &'static str,
