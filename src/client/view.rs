@@ -426,7 +426,7 @@ fn without_body(object: &pb::Object) -> pb::Object {
 }
 
 /// Returns the object with a copy of the body: the received body may be a slice of something larger.
-pub(super) fn with_own_body(object: &pb::Object) -> pb::Object {
+fn with_own_body(object: &pb::Object) -> pb::Object {
     let body = object.body.as_ref().map(|body| match body {
         pb::object::Body::Raw(bytes) => pb::object::Body::Raw(bytes::Bytes::copy_from_slice(bytes)),
         pb::object::Body::Struct(fields) => pb::object::Body::Struct(fields.clone()),

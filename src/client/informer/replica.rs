@@ -12,12 +12,14 @@ use std::{
     sync::Arc,
 };
 
+use bytes::Bytes;
+
 use super::{
     handler::{Notification, Notifier},
     store::{Key, Published, Store},
 };
 use crate::{
-    client::{ClientError, streams::ResumePoint, view::with_own_body},
+    client::{ClientError, streams::ResumePoint},
     model::ResourceVersion,
     proto::pb,
 };
@@ -118,10 +120,13 @@ impl Replica {
         let (event_type, cause) = (response.r#type(), response.cause());
         match event_type {
             pb::EventType::Added | pb::EventType::Modified | pb::EventType::Deleted => {
-                let object = response.object.ok_or_else(|| ClientError::contract("event without an object"))?;
+                let mut object = response.object.ok_or_else(|| ClientError::contract("event without an object"))?;
                 if let Some(listed) = &mut self.listed {
                     // Otherwise one object would keep its whole batch in memory.
-                    listed.insert(key_of(&object), with_own_body(&object));
+                    if let Some(pb::object::Body::Raw(body)) = &mut object.body {
+                        *body = Bytes::copy_from_slice(body);
+                    }
+                    listed.insert(key_of(&object), object);
                 } else if response.resource_version.is_empty() {
                     return Err(ClientError::contract("event without a version to resume from"));
                 } else {
