@@ -257,7 +257,7 @@ pub struct WatchResponse {
     #[prost(bool, tag = "10")]
     pub open: bool,
     /// With ADDED and CAUSE_INITIAL, in place of `object`, where the request has batch_initial_events: the objects of
-    /// several initial events, in order. A large object comes alone, in `object`. Since: batch.
+    /// several initial events, in order. A large object may come alone, in `object`. Since: batch.
     #[prost(message, repeated, tag = "11")]
     pub batch: ::prost::alloc::vec::Vec<Object>,
 }

@@ -92,6 +92,9 @@ struct HealthRecord {
     namespaces: Vec<String>,
     /// Other names of the kind upstream, sorted.
     aliases: Vec<String>,
+    /// All failed lists and watches: a test that looks at the state from time to time misses those that were short.
+    #[cfg(test)]
+    failures: Vec<String>,
 }
 
 // === impl SourceHealth ===
@@ -254,7 +257,15 @@ impl SourceHealth {
     pub fn record_failure(&self, error: impl Into<String>) {
         let bound = self.shared.micros_after(self.shared.stale_after);
         self.shared.stale_micros.fetch_min(bound, Ordering::Relaxed);
-        self.set_problem(Problem::new(ProblemReason::UpstreamUnreachable, "", error));
+        let problem = Problem::new(ProblemReason::UpstreamUnreachable, "", error);
+        #[cfg(test)]
+        self.shared.record.lock().failures.push(problem.message.clone());
+        self.set_problem(problem);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn failures(&self) -> Vec<String> {
+        self.shared.record.lock().failures.clone()
     }
 
     /// Records the loss of a connection whose last contact was at `since`. The state turns STALE if there is none within

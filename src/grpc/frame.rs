@@ -1,5 +1,7 @@
 //! Wire encoding of a watch: gRPC's length prefix and a `WatchResponse`, encoded once for all clients that receive it.
 
+use std::sync::Arc;
+
 use bytes::{Buf, Bytes, BytesMut};
 use prost::Message;
 
@@ -7,7 +9,7 @@ pub(super) use super::prefix::PREFIX_BYTES;
 use super::{compression::Compressed, prefix::append_prefix};
 use crate::{
     model::{Namespaces, Object, ResourceVersion},
-    proto::{Compression, EncodedEvent, EncodedObject, ObjectFormat, pb},
+    proto::{Compression, EncodedEvent, EncodedObject, ObjectFormat, Structs, pb},
     transport::Chunk,
     watch::{Frame, GroupEvent},
 };
@@ -116,6 +118,21 @@ pub(super) fn head(rest: &impl Message, objects: usize) -> Bytes {
     head.freeze()
 }
 
+/// Appends objects as a repeated field of a response.
+pub(super) fn append_objects(
+    buffer: &mut BytesMut,
+    field: u32,
+    objects: &[Arc<Object>],
+    (format, structs): (&ObjectFormat, &Structs),
+) {
+    let encode = |object| EncodedObject::shared(object, Object::version(object), format, structs);
+    let encoded: Vec<EncodedObject<'_>> = objects.iter().map(encode).collect();
+    buffer.reserve(encoded.iter().map(|object| object.field_len(field)).sum());
+    for object in &encoded {
+        object.write(field, buffer);
+    }
+}
+
 /// Returns the size of the namespaces in a response, in bytes.
 pub(super) fn namespaces_len(namespaces: Option<&Namespaces>) -> usize {
     let names = namespaces.into_iter().flat_map(Namespaces::iter);
@@ -155,11 +172,9 @@ pub(super) fn error(version: Option<&ResourceVersion>, status: tonic_types::Stat
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::{
-        model::{Cause, EventType, Object},
+        model::{Cause, EventType},
         proto::PayloadFormat,
     };
 

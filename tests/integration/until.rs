@@ -78,6 +78,13 @@ async fn conditions_are_met_by_existing_objects_and_by_later_events() {
     assert_eq!(words(&there), "ADDED INITIAL b");
     let twice = until(&sandbox, request(watch_pods(), &["type == 'ADDED'", "object.spec.n == 1"])).await.unwrap();
     assert_eq!(words(&twice), "ADDED INITIAL a", "one event meets both");
+    let batches = pb::WatchRequest { batch_initial_events: true, ..watch_pods() };
+    let there = until(&sandbox, request(batches, &["object.spec.n == 2"])).await.unwrap();
+    assert_eq!(
+        (words(&there), there.batch.len()),
+        ("ADDED INITIAL b".to_owned(), 0),
+        "a condition is met by one event"
+    );
 
     let call =
         waiting(&sandbox, request(watch_pods(), &["type == 'ADDED'", "type == 'MODIFIED'", "object.spec.n == 9"]));

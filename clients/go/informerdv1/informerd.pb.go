@@ -1410,7 +1410,7 @@ type WatchResponse struct {
 	// may receive such a change again. Since: sources.
 	Open bool `protobuf:"varint,10,opt,name=open,proto3" json:"open,omitempty"`
 	// With ADDED and CAUSE_INITIAL, in place of `object`, where the request has batch_initial_events: the objects of
-	// several initial events, in order. A large object comes alone, in `object`. Since: batch.
+	// several initial events, in order. A large object may come alone, in `object`. Since: batch.
 	Batch         []*Object `protobuf:"bytes,11,rep,name=batch,proto3" json:"batch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -5,7 +5,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use prost::Message;
 
 use super::{HEAD_BYTES, ListBody, MessageObjects, Stage};
@@ -13,10 +13,9 @@ use crate::{
     grpc::{
         compression::MAX_HEAD_BYTES,
         encoder::{Failed, SLICE_BYTES},
-        frame,
+        frame::{self, OBJECTS},
     },
-    model::Object,
-    proto::{self, EncodedObject, ObjectFormat, Structs, pb},
+    proto::{self, pb},
     transport::Chunk,
 };
 
@@ -63,7 +62,11 @@ impl ListBody {
             let compress = move || {
                 let plain = || match &encoded {
                     encoded if format.view.is_some() => encoded.clone(),
-                    _ => encode_all(&collected, &format, &structs),
+                    _ => {
+                        let mut objects = BytesMut::new();
+                        frame::append_objects(&mut objects, OBJECTS, &collected, (&format, &structs));
+                        objects.freeze()
+                    }
                 };
                 let make = || {
                     let plain = plain();
@@ -82,16 +85,4 @@ impl ListBody {
         self.compressing = None;
         Poll::Ready(objects)
     }
-}
-
-/// Encodes the objects of a message.
-fn encode_all(objects: &[Arc<Object>], format: &ObjectFormat, structs: &Structs) -> Bytes {
-    let encode = |object| EncodedObject::shared(object, Object::version(object), format, structs);
-    let encoded: Vec<EncodedObject<'_>> = objects.iter().map(encode).collect();
-    let length = encoded.iter().map(|object| object.field_len(frame::OBJECTS)).sum();
-    let mut buffer = BytesMut::with_capacity(length);
-    for object in &encoded {
-        object.write(frame::OBJECTS, &mut buffer);
-    }
-    buffer.freeze()
 }

@@ -219,11 +219,21 @@ impl Rig {
         self.stats.lists.load(Ordering::Relaxed)
     }
 
-    /// Waits for an error of the source that contains this text.
+    /// Waits for an error of the source that contains this text, and returns it. A failure may have ended since.
     pub(in crate::source) async fn error(&self, part: &str) -> String {
+        self.find_error(part, || self.health.failures().into_iter().chain(self.health.report().last_error).collect())
+            .await
+    }
+
+    /// Waits until the state of the source has this text in its error.
+    pub(in crate::source) async fn fails(&self, part: &str) {
+        self.find_error(part, || self.health.report().last_error.into_iter().collect()).await;
+    }
+
+    async fn find_error(&self, part: &str, errors: impl Fn() -> Vec<String>) -> String {
         let said = async {
             loop {
-                if let Some(error) = self.health.report().last_error.filter(|error| error.contains(part)) {
+                if let Some(error) = errors().into_iter().find(|error| error.contains(part)) {
                     return error;
                 }
                 tokio::time::sleep(Duration::from_millis(2)).await;

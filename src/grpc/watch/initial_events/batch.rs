@@ -22,7 +22,7 @@ use crate::{
         time_slice::TimeSlice,
     },
     model::{Object, Selection},
-    proto::{self, EncodedObject, ObjectFormat, Structs, pb},
+    proto::{self, ObjectFormat, Structs, pb},
     transport::Room,
 };
 
@@ -176,11 +176,7 @@ impl InitialEvents {
 /// Encodes the message of several initial events, with its prefix.
 fn encode(objects: &[Arc<Object>], format: &ObjectFormat, structs: &Structs) -> Bytes {
     let mut message = begin();
-    for object in objects {
-        let encoded = EncodedObject::shared(object, object.version(), format, structs);
-        message.reserve(encoded.field_len(BATCH));
-        encoded.write(BATCH, &mut message);
-    }
+    frame::append_objects(&mut message, BATCH, objects, (format, structs));
     set_length(&mut message);
     message.freeze()
 }

@@ -52,9 +52,14 @@ async fn a_piece_ends_with_its_time_slice() {
     assert!(pieces(None) < 20);
 }
 
-/// Reads all batches, with a room that grows only where it has to. Returns the messages.
-fn read(world: &World, snapshot: &Snapshot, subscribe: &Subscribe<WireFrame>, room: usize) -> Vec<Bytes> {
-    let mut initial = InitialEvents::new(snapshot.clone(), subscribe, world.service(), true);
+/// Reads the initial events, with a room that grows only where it has to. Returns the messages, their number, and the bookmark.
+fn read(
+    world: &World,
+    snapshot: &Snapshot,
+    subscribe: &Subscribe<WireFrame>,
+    (has_batches, room): (bool, usize),
+) -> (Vec<Bytes>, u64, pb::Bookmark) {
+    let mut initial = InitialEvents::new(snapshot.clone(), subscribe, world.service(), has_batches);
     let (mut messages, mut bytes, mut count) = (Vec::new(), room, 0);
     loop {
         let (mut cx, service) = (Context::from_waker(Waker::noop()), (world.service(), Caller::default()));
@@ -65,13 +70,18 @@ fn read(world: &World, snapshot: &Snapshot, subscribe: &Subscribe<WireFrame>, ro
         messages.extend(Some(message.freeze()).filter(|message| !message.is_empty()));
         bytes = room;
         match progress {
-            InitialProgress::TooLarge(needed) => bytes = needed,
+            InitialProgress::TooLarge(needed) => {
+                // A complete message waits here, and is counted; others are encoded once there is room.
+                let waits = has_batches && subscribe.format.compression.is_some();
+                assert_eq!(initial.encoded_bytes(), if waits { needed } else { 0 });
+                bytes = needed;
+            }
             InitialProgress::Done => break,
             _ => {}
         }
     }
-    assert_eq!(count, 200);
-    messages
+    assert_eq!(initial.encoded_bytes(), 0);
+    (messages, count, initial.end())
 }
 
 #[tokio::test]
@@ -82,17 +92,44 @@ async fn a_batch_is_compressed_once_whatever_the_room() {
     for compression in Compression::ALL {
         let format = ObjectFormat { compression: Some(*compression), ..PayloadFormat::Raw.into() };
         let subscribe = subscribe(None, format);
-        let first = read(&world, &snapshot, &subscribe, usize::MAX);
+        let read = |room| read(&world, &snapshot, &subscribe, (true, room));
+        let (first, count, _) = read(usize::MAX);
+        assert_eq!(count, 200);
         assert!((5..10).contains(&first.len()), "{} messages of 64 KiB before the compression", first.len());
         let before = work::done();
         for room in [usize::MAX, 1, 700] {
-            assert!(read(&world, &snapshot, &subscribe, room) == first);
+            assert!(read(room).0 == first);
         }
         assert_eq!(work::done() - before, 0, "bytes are compressed again");
     }
     let plain = subscribe(None, PayloadFormat::Raw.into());
-    let count = |room| read(&world, &snapshot, &plain, room).len();
-    assert!((5..10).contains(&count(usize::MAX)), "of at most 64 KiB");
+    let read = |room| read(&world, &snapshot, &plain, (true, room)).0;
+    let messages = read(usize::MAX);
+    assert!(messages.len() < 10 && messages.iter().all(|message| message.len() <= CHUNK_BYTES));
+    let count = |room| read(room).len();
     assert!((20..40).contains(&count(16 << 10)), "of at most the room");
     assert_eq!(count(1), 200, "an object has a message of its own where there is room for no more");
+}
+
+/// Objects are counted once, however often one is evaluated again for want of room.
+#[tokio::test]
+async fn the_bookmark_counts_the_evaluations_of_batches_like_those_of_single_events() {
+    let world = World::of(Vec::new(), |config| config.compression = Compression::ALL.to_vec()).await;
+    let object = |n: usize| {
+        let count = if n.is_multiple_of(3) { "\"many\"" } else { "7" };
+        format!(r#"{{"metadata":{{"name":"o{n:03}"}},"count":{count},"x":"{}"}}"#, "web ".repeat(400))
+    };
+    let snapshot = snapshot((0..200).map(object).collect());
+    for compression in [None, Some(Compression::Gzip)] {
+        let format = ObjectFormat { compression, ..PayloadFormat::Raw.into() };
+        let subscribe = subscribe(Some(Expression::parse("object.count > 5").unwrap()), format);
+        for (has_batches, room) in [(false, usize::MAX), (false, 1), (true, usize::MAX), (true, 1), (true, 5000)] {
+            let (_, count, end) = read(&world, &snapshot, &subscribe, (has_batches, room));
+            assert!(end.initial_events_end);
+            let errors = end.expression_errors.expect("a third of the evaluations fails");
+            let counts = (count, errors.evaluated, errors.failed);
+            assert_eq!(counts, (133, 200, 67), "{compression:?} {has_batches} {room}");
+            assert_eq!(errors.first.map(|key| key.name).as_deref(), Some("o000"));
+        }
+    }
 }

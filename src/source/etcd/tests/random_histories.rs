@@ -154,7 +154,7 @@ impl Run {
             }
             Step::Restore(lost, steps) => {
                 self.refuse(true);
-                self.rig.error("connect").await;
+                self.rig.fails("connect").await;
                 let to = (i64::try_from(self.fake.revision()).unwrap() - lost).max(1);
                 self.fake.restore(to);
                 self.change_all(steps);
