@@ -85,7 +85,7 @@ pub mod model;
 mod process;
 #[cfg(feature = "client")]
 pub mod proto;
-#[cfg(feature = "server")]
+#[cfg(any(feature = "kube", feature = "server"))]
 pub mod source;
 mod sync;
 #[cfg(feature = "server")]

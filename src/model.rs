@@ -30,6 +30,7 @@ mod version;
 #[cfg(test)]
 pub(crate) mod work;
 
+#[cfg(any(feature = "kube", feature = "server"))]
 pub(crate) use envelope::Envelope;
 pub use envelope::JsonText;
 pub use event::{AppliedVersion, Batch, Cause, Change, Event, EventType, HistoryPosition};

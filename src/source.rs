@@ -1,9 +1,13 @@
 //! The upstreams. Each is a separate [`ListerWatcher`](crate::cache::ListerWatcher) and does not depend on its readers.
 
+#[cfg(feature = "server")]
 pub mod etcd;
+#[cfg(feature = "server")]
 pub mod files;
 pub mod kube;
+#[cfg(feature = "server")]
 pub mod relay;
+#[cfg(feature = "server")]
 pub mod stream;
 
 mod dial;
@@ -12,6 +16,7 @@ mod lineage;
 mod problems;
 mod small_file;
 mod text;
+#[cfg(feature = "server")]
 mod uids;
 mod watch_event;
 

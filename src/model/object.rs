@@ -334,6 +334,7 @@ impl Object {
     }
 
     /// Returns the text that holds the body and the strings of the envelope. Only objects derived from one another share it.
+    #[cfg(any(feature = "kube", feature = "server"))]
     pub(crate) fn text(&self) -> &Arc<[u8]> {
         &self.text
     }

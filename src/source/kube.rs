@@ -93,7 +93,7 @@ mod replay;
 mod resources;
 #[cfg(feature = "kube")]
 mod resume_check;
-#[cfg(feature = "kube")]
+#[cfg(all(feature = "kube", feature = "server"))]
 mod reviews;
 #[cfg(feature = "kube")]
 mod sent_ahead;
@@ -123,7 +123,7 @@ use std::{path::PathBuf, time::Duration};
 
 #[cfg(feature = "kube")]
 pub use self::client::KubeClients;
-#[cfg(feature = "kube")]
+#[cfg(all(feature = "kube", feature = "server"))]
 pub use self::reviews::KubeReviewer;
 pub use self::source::KubeSource;
 #[cfg(not(feature = "kube"))]

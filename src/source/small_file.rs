@@ -1,15 +1,14 @@
 //! Reads of the small files that a connection needs: credentials, certificates, kubeconfigs.
 
-use std::{
-    fs,
-    io::Read,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{fs, io::Read, path::Path};
+#[cfg(feature = "server")]
+use std::{path::PathBuf, time::Duration};
 
+#[cfg(feature = "server")]
 use super::digest;
 
 /// Interval of the checks for other contents, as that of the configuration.
+#[cfg(feature = "server")]
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Largest of these files.
 const MAX_FILE_BYTES: u64 = 16 << 20;
@@ -19,6 +18,7 @@ const MAX_FILE_BYTES: u64 = 16 << 20;
 /// # Cancel safety
 ///
 /// Safe. A read that has begun goes on to its end.
+#[cfg(feature = "server")]
 pub(super) async fn reading<T: Send + 'static>(
     read: impl FnOnce() -> Result<T, String> + Send + 'static,
 ) -> Result<T, String> {
@@ -31,6 +31,7 @@ pub(super) async fn reading<T: Send + 'static>(
 /// # Cancel safety
 ///
 /// May be dropped at any time.
+#[cfg(feature = "server")]
 pub(super) async fn changed(paths: Vec<PathBuf>, known: Option<String>) {
     let Some(known) = known.filter(|_| !paths.is_empty()) else { return std::future::pending().await };
     loop {
@@ -47,6 +48,7 @@ pub(super) async fn changed(paths: Vec<PathBuf>, known: Option<String>) {
 /// # Errors
 ///
 /// The first file that cannot be read.
+#[cfg(feature = "server")]
 pub(super) fn digest_of(paths: &[PathBuf]) -> Result<String, String> {
     let contents = paths.iter().map(|path| read(path).map(|bytes| digest::of(&bytes)));
     contents.collect::<Result<Vec<_>, _>>().map(|digests| digests.join(" "))

@@ -25,6 +25,7 @@ pub(super) const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 /// Fields of an event beside its type and object, as `informerd record` writes them (`client::WatchEventEncoder`). An API server
 /// sends none.
 #[derive(Debug, Default)]
+#[cfg_attr(not(feature = "server"), expect(dead_code, reason = "a stream has them, and the Kubernetes API does not"))]
 pub(super) struct Beside<'a> {
     pub(super) namespace: Option<&'a RawValue>,
     pub(super) name: Option<&'a RawValue>,

@@ -115,8 +115,8 @@ struct PluginRun {
 const PLUGIN_INTERVAL: Duration = Duration::from_secs(10);
 /// Timeout of reading files, which may be on a server that does not answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
-/// Characters of a user's extra field names in headers, as client-go escapes them.
-const HEADER_NAME: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+/// Characters that Go escapes in queries, and client-go in headers of extra field names: all but the unreserved ones of RFC 3986.
+pub(super) const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 // === impl Authenticator ===
 
@@ -398,7 +398,7 @@ impl User {
             headers.append("impersonate-group", text(group)?);
         }
         for (key, values) in &self.impersonate_extra {
-            let name = format!("impersonate-extra-{}", utf8_percent_encode(&key.to_lowercase(), HEADER_NAME));
+            let name = format!("impersonate-extra-{}", utf8_percent_encode(&key.to_lowercase(), ESCAPED));
             let name = HeaderName::try_from(name).map_err(|_| {
                 format!("invalid extra field {key:?} of the impersonated user: not a valid header name")
             })?;

@@ -195,8 +195,8 @@ fn read(printed: &[u8], api_version: &str) -> Result<ExecCredential, String> {
         return Err("the output has neither a token nor a client certificate".to_owned());
     }
     let expires_at = text(status.expiration_timestamp).map(|text| {
-        let at = text.parse::<prost_types::Timestamp>();
-        at.map(|at| at.seconds).map_err(|_| format!("expirationTimestamp {text:?} is not an RFC 3339 time"))
+        let at = text.parse::<jiff::Timestamp>();
+        at.map(jiff::Timestamp::as_second).map_err(|_| format!("expirationTimestamp {text:?} is not an RFC 3339 time"))
     });
     Ok(ExecCredential { token, identity, expires_at: expires_at.transpose()? })
 }

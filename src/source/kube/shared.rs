@@ -9,14 +9,14 @@ use std::{
     time::Duration,
 };
 
-use form_urlencoded::Serializer;
 use futures_util::{StreamExt, stream};
 use parking_lot::Mutex;
+use percent_encoding::utf8_percent_encode;
 use serde::Deserialize;
 
 use super::{
-    KubeConfig, api::Api, client::Client, initial_events_attempts::InitialEventsAttempts, known::KnownState,
-    resume_check::ResumePoint, sent_ahead::SentAhead, unreadable::UnreadableObject,
+    KubeConfig, access::ESCAPED, api::Api, client::Client, initial_events_attempts::InitialEventsAttempts,
+    known::KnownState, resume_check::ResumePoint, sent_ahead::SentAhead, unreadable::UnreadableObject,
 };
 use crate::{
     cache::{List, ListVersion, Problem, ProgressDemand, SourceError, SourceHealth, Watch},
@@ -141,7 +141,9 @@ impl KubeShared {
         };
         let selectors = [("labelSelector", &**label_selector), ("fieldSelector", &*fields)];
         let selectors = selectors.into_iter().filter(|(_, selector)| !selector.is_empty());
-        let query = Serializer::new(String::new()).extend_pairs(query.iter().copied().chain(selectors)).finish();
+        let pairs = query.iter().copied().chain(selectors);
+        let pairs = pairs.map(|(name, value)| format!("{name}={}", utf8_percent_encode(value, ESCAPED)));
+        let query = pairs.collect::<Vec<_>>().join("&");
         let path = if namespace.is_empty() { Cow::Borrowed(&*self.path) } else { path(&self.config, namespace).into() };
         if query.is_empty() { path.into_owned() } else { format!("{path}?{query}") }
     }

@@ -176,8 +176,8 @@ impl KubeSource {
 /// Returns the creation time of an object, which Kubernetes records in whole seconds.
 fn created_at(object: &Object) -> Option<SystemTime> {
     static PATH: LazyLock<Option<Path>> = LazyLock::new(|| Path::parse("metadata.creationTimestamp").ok());
-    let time: prost_types::Timestamp = PATH.as_ref()?.scalar_of_json(object.json()?)?.parse().ok()?;
-    time.try_into().ok()
+    let time: jiff::Timestamp = PATH.as_ref()?.scalar_of_json(object.json()?)?.parse().ok()?;
+    Some(time.into())
 }
 
 impl ListerWatcher for KubeSource {

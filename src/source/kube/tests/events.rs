@@ -37,7 +37,7 @@ async fn requests_have_the_parameters_of_client_go() {
     let mut rig = follow(config.clone(), None);
     rig.told().await;
     let path = "/apis/example.com/v1/namespaces/shop/widgets";
-    let selectors = "labelSelector=app+in+%28web%2Cx%29&fieldSelector=spec.nodeName%3Dn";
+    let selectors = "labelSelector=app%20in%20%28web%2Cx%29&fieldSelector=spec.nodeName%3Dn";
     let target = fixture.fake.set(|store| store.target.clone());
     let seconds: u64 = target.split("timeoutSeconds=").nth(1).unwrap().split('&').next().unwrap().parse().unwrap();
     assert!((300..=600).contains(&seconds), "{seconds}");
