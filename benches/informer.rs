@@ -31,7 +31,7 @@ use std::{
 };
 
 use informerd::{
-    cache::{Decode, HandlerOptions, InformerOptions, ResourceEventHandlerFuncs, SharedInformer, SourceHealth},
+    cache::{Decode, Entry, HandlerOptions, InformerOptions, ResourceEventHandlerFuncs, SharedInformer, SourceHealth},
     client::{Client, Query, UntilEvent, UntilOptions},
     model::{IndexFunc, Object, ObjectKey},
     proto::pb,
@@ -313,15 +313,15 @@ fn median<T: Ord + Copy>(figures: &mut [T]) -> T {
 struct Slow;
 
 impl informerd::cache::ResourceEventHandler<Item> for Slow {
-    async fn on_add(&mut self, _: Arc<Item>, _: bool) {
+    async fn on_add(&mut self, _: Entry<Item>, _: bool) {
         tokio::time::sleep(SLOW).await;
     }
 
-    async fn on_update(&mut self, _: Arc<Item>, _: Arc<Item>) {
+    async fn on_update(&mut self, _: Entry<Item>, _: Entry<Item>) {
         tokio::time::sleep(SLOW).await;
     }
 
-    async fn on_delete(&mut self, _: Arc<Item>, _: bool) {
+    async fn on_delete(&mut self, _: Entry<Item>, _: bool) {
         tokio::time::sleep(SLOW).await;
     }
 }

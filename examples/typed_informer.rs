@@ -3,10 +3,10 @@
 //! An informer of the objects of an informerd server that have these labels, decoded to a type of this program, and indexed by a
 //! closure. It prints the number of pods of each app, and then each change until Ctrl-C.
 
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{error::Error, time::Duration};
 
 use informerd::{
-    cache::{HandlerOptions, InformerOptions, ResourceEventHandler, SharedInformer, SourceHealth},
+    cache::{Entry, HandlerOptions, InformerOptions, ResourceEventHandler, SharedInformer, SourceHealth},
     client::Query,
     model::{IndexFunc, Object},
     source::relay::{RelayConfig, RelaySource},
@@ -29,17 +29,17 @@ struct Metadata {
 struct Printer<P>(P);
 
 impl<P: Fn(String) + Send + 'static> ResourceEventHandler<Pod> for Printer<P> {
-    async fn on_add(&mut self, pod: Arc<Pod>, is_in_initial_list: bool) {
+    async fn on_add(&mut self, pod: Entry<Pod>, is_in_initial_list: bool) {
         if !is_in_initial_list {
             (self.0)(format!("added {}", pod.metadata.name));
         }
     }
 
-    async fn on_update(&mut self, old: Arc<Pod>, new: Arc<Pod>) {
+    async fn on_update(&mut self, old: Entry<Pod>, new: Entry<Pod>) {
         (self.0)(format!("updated {}: {} to {}", new.metadata.name, old.status["phase"], new.status["phase"]));
     }
 
-    async fn on_delete(&mut self, pod: Arc<Pod>, _is_inferred: bool) {
+    async fn on_delete(&mut self, pod: Entry<Pod>, _is_inferred: bool) {
         (self.0)(format!("deleted {}", pod.metadata.name));
     }
 }

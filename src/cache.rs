@@ -43,14 +43,15 @@
 //! | `SharedIndexInformerOptions` | [`InformerOptions`] |
 //! | the controller inside of an informer | [`InformerTasks`], [`InformerOptions`] |
 //! | `processDeltas` | [`Informer`] |
-//! | `Indexer`, `ThreadSafeStore`: writing | [`Indexer`]; only its informer has it |
+//! | `Indexer`, `ThreadSafeStore`: writing | [`Indexer`] |
 //! | the same, and `Lister`: reading | [`SharedInformer`], and [`TypedSnapshot`] for reads that agree; [`Snapshot`] without types |
 //! | `Indexers`, `IndexFunc` | [`model::Indexers`](crate::model::Indexers), [`model::IndexFunc`](crate::model::IndexFunc) |
+//! | `SharedInformerFactory` | [`InformerSet`] |
 //! | `AddIndexers` | [`SharedInformer::add_indexers`] |
 //! | the apiserver's `cacheWatcher` | [`CacheWatcher`]; as a stream [`InformerWatch`], from [`InformerHandle::watch`] |
 //! | `AddEventHandler`, `AddEventHandlerWithResyncPeriod` | [`SharedInformer::add_handler`], [`HandlerOptions::resync`] |
 //! | `ResourceEventHandler`, `ResourceEventHandlerFuncs` | [`ResourceEventHandler`], [`ResourceEventHandlerFuncs`] |
-//! | `FilteringResourceEventHandler` | [`HandlerOptions::selection`] |
+//! | `FilteringResourceEventHandler` | [`HandlerOptions::selection`]; by a closure [`FilteringResourceEventHandler`] |
 //! | `ResourceEventHandlerRegistration`, `RemoveEventHandler` | [`ResourceEventHandlerRegistration`] |
 //! | `ObjectName` | [`model::ObjectKey`](crate::model::ObjectKey) |
 //! | `DeletedFinalStateUnknown` in an informer | a deletion with [`Cause::Inferred`](crate::model::Cause::Inferred); a deletion that `is_inferred` |
@@ -98,6 +99,7 @@ mod real_fifo;
 mod reflector;
 mod scan;
 mod shared_informer;
+#[cfg(any(feature = "kube", feature = "server"))]
 mod snapshot_file;
 mod store;
 
@@ -127,11 +129,13 @@ pub use real_fifo::{Delta, Events, FifoBounds, RealFifo};
 pub use reflector::{ObjectFilter, Reflector, ReflectorConfig, ReflectorError, ReflectorStats, ReflectorStore};
 pub use scan::Scan;
 pub use shared_informer::{
-    Decode, HandlerOptions, ResourceEventHandler, ResourceEventHandlerFuncs, ResourceEventHandlerRegistration,
-    SharedInformer, TypedSnapshot, Undecodable, UnknownIndex, WaitError,
+    Decode, Entry, FilteringResourceEventHandler, HandlerOptions, InformerSet, ResourceEventHandler,
+    ResourceEventHandlerFuncs, ResourceEventHandlerRegistration, SharedInformer, TypedSnapshot, Undecodable,
+    UnknownIndex, WaitError,
 };
 #[cfg(any(test, fuzzing))]
 pub(crate) use snapshot_file::fuzzing;
+#[cfg(any(feature = "kube", feature = "server"))]
 pub use snapshot_file::{
     SavedState, SnapshotDirectory, SnapshotDirectoryError, SnapshotFile, SnapshotFileError, SnapshotFileStats,
 };

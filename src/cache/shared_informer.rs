@@ -3,21 +3,27 @@
 //! It runs the same [`InformerTasks`] as the server, in tasks of the program's runtime.
 
 mod decoder;
+mod entry;
+mod filtering;
 mod handler;
 mod handler_task;
 mod reads;
+mod set;
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
-use tokio::runtime;
+use tokio::{runtime, time};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::decoder::Decoder;
 pub(super) use self::decoder::panic_message;
 pub use self::{
     decoder::{Decode, Undecodable},
+    entry::Entry,
+    filtering::FilteringResourceEventHandler,
     handler::{HandlerOptions, ResourceEventHandler, ResourceEventHandlerFuncs, ResourceEventHandlerRegistration},
     reads::{TypedSnapshot, UnknownIndex},
+    set::InformerSet,
 };
 use super::{
     AddIndexersError, HealthReport, InformerHandle, InformerOptions, InformerTasks, ListerWatcher, Snapshot, Stopped,
@@ -74,6 +80,8 @@ pub struct SharedInformer<T: Decode> {
     runtime: runtime::Handle,
     /// Tasks of the informer, and of the handlers.
     tasks: TaskTracker,
+    /// End of the calls of handlers that go on.
+    abandon: CancellationToken,
 }
 
 /// Reason why a version is not reached.
@@ -102,7 +110,7 @@ impl<T: Decode> SharedInformer<T> {
         for (_, task) in informer.into_tasks(stop.clone(), |_, _| ()) {
             tasks.spawn_on(task, &runtime);
         }
-        Self { handle, decoder: Arc::new(Decoder::new()), stop, runtime, tasks }
+        Self { handle, decoder: Arc::new(Decoder::new()), stop, runtime, tasks, abandon: CancellationToken::new() }
     }
 
     /// Stops the informer: it requests nothing more from the source, applies what is queued, and ends its watches and handlers
@@ -113,6 +121,19 @@ impl<T: Decode> SharedInformer<T> {
         self.tasks.close();
         let tasks = self.tasks.clone();
         async move { tasks.wait().await }
+    }
+
+    /// Stops the informer in the same way; a call of a handler that still goes on after `grace` is dropped at its next `.await`,
+    /// and its handler receives nothing more. Without the returned future the calls go on.
+    pub fn stop_within(&self, grace: Duration) -> impl Future<Output = ()> + Send + use<T> {
+        let (stopped, abandon) = (self.stop(), self.abandon.clone());
+        async move {
+            tokio::pin!(stopped);
+            if time::timeout(grace, &mut stopped).await.is_err() {
+                abandon.cancel();
+                stopped.await;
+            }
+        }
     }
 
     /// Returns true once the informer is being stopped.
@@ -167,7 +188,8 @@ impl<T: Decode> SharedInformer<T> {
             return Err(Stopped);
         }
         let (registration, task) = handler_task::register(self.handle.clone(), decoder, handler, options);
-        self.tasks.spawn_on(task, &self.runtime);
+        let abandon = self.abandon.clone();
+        self.tasks.spawn_on(async move { abandon.run_until_cancelled(task).await }, &self.runtime);
         Ok(registration)
     }
 
@@ -189,12 +211,12 @@ impl<T: Decode> SharedInformer<T> {
     }
 
     /// Returns the object with this key ([`TypedSnapshot::get`]).
-    pub fn get(&self, key: &ObjectKey) -> Option<Arc<T>> {
+    pub fn get(&self, key: &ObjectKey) -> Option<Entry<T>> {
         self.snapshot().get(key)
     }
 
     /// Returns all objects, sorted by key ([`TypedSnapshot::list`]).
-    pub fn list(&self) -> Vec<Arc<T>> {
+    pub fn list(&self) -> Vec<Entry<T>> {
         self.snapshot().list()
     }
 
@@ -204,7 +226,7 @@ impl<T: Decode> SharedInformer<T> {
     }
 
     /// Returns the objects under a value of an index ([`TypedSnapshot::by_index`]).
-    pub fn by_index(&self, index: &str, value: &str) -> Result<Vec<Arc<T>>, UnknownIndex> {
+    pub fn by_index(&self, index: &str, value: &str) -> Result<Vec<Entry<T>>, UnknownIndex> {
         self.snapshot().by_index(index, value)
     }
 
@@ -214,7 +236,7 @@ impl<T: Decode> SharedInformer<T> {
     }
 
     /// Returns the objects that share a value of an index with `object` ([`TypedSnapshot::index`]).
-    pub fn index(&self, index: &str, object: &Object) -> Result<Vec<Arc<T>>, UnknownIndex> {
+    pub fn index(&self, index: &str, object: &Object) -> Result<Vec<Entry<T>>, UnknownIndex> {
         self.snapshot().index(index, object)
     }
 

@@ -122,6 +122,20 @@ impl IndexFunc {
         Self::Custom(name.into(), IndexClosure(Arc::new(closure)))
     }
 
+    /// Does the same with a closure that may fail: an object for which it does has no value, which is logged.
+    pub fn fallible<E: fmt::Display>(
+        name: impl Into<String>,
+        closure: impl Fn(&Object) -> Result<Vec<String>, E> + Send + Sync + 'static,
+    ) -> Self {
+        let name = name.into();
+        Self::custom(name.clone(), move |object| {
+            closure(object).unwrap_or_else(|error| {
+                tracing::error!(index = name, object = %object.key(), %error, "index function failed");
+                Vec::new()
+            })
+        })
+    }
+
     /// Returns true if the values may depend on more than the key and the labels of an object.
     pub fn reads_body(&self) -> bool {
         !matches!(self, Self::Namespace | Self::Label(_))

@@ -10,6 +10,7 @@ use std::{
 use futures_util::stream;
 use parking_lot::Mutex;
 use serde::Serialize;
+use serde_json::Value;
 use tokio::sync::watch;
 
 use super::fake_watcher::event;
@@ -23,7 +24,8 @@ use crate::{
 /// It counts versions: the empty source is at version 1, and each change has the next one. A watch receives every change after
 /// its version, until the test closes or breaks it.
 ///
-/// Objects are JSON in Kubernetes' form with a `metadata.name`, or anything that serializes to it. Others panic.
+/// Objects are JSON in Kubernetes' form with a `metadata.name`, or anything that serializes to it. Others panic. As an API server
+/// does, it writes `metadata.resourceVersion` to them, and `metadata.uid` to those without one: another one to each object that is added.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -184,7 +186,7 @@ impl FakeSource {
             state.version = 1;
             for object in state.objects.values_mut() {
                 state.version += 1;
-                *object = Arc::new(object.at_version(ResourceVersion::decimal(state.version)));
+                *object = Arc::new(written(object, state.version, ""));
             }
             state.oldest = state.version;
             state.is_rewritten = true;
@@ -269,7 +271,9 @@ impl State {
     /// Logs a change at the next version, and returns the object at that version.
     fn change(&mut self, event_type: EventType, object: &Object, is_dropped: bool) -> Arc<Object> {
         self.version += 1;
-        let object = Arc::new(object.at_version(ResourceVersion::decimal(self.version)));
+        let uid =
+            self.objects.get(object.key()).map_or_else(|| format!("uid-{}", self.version), |old| old.uid().to_owned());
+        let object = Arc::new(written(object, self.version, &uid));
         self.log.push(Entry::Change { event: event(event_type, Arc::clone(&object)), is_dropped });
         object
     }
@@ -322,6 +326,18 @@ impl Reader {
         }
         Poll::Pending
     }
+}
+
+/// Returns the object as the source stores it.
+fn written(object: &Object, version: u128, uid: &str) -> Object {
+    let mut body: Value = serde_json::from_slice(object.body()).expect("it is JSON");
+    let metadata = &mut body["metadata"];
+    metadata["resourceVersion"] = version.to_string().into();
+    if object.uid().is_empty() {
+        metadata["uid"] = uid.into();
+    }
+    let version = ResourceVersion::decimal(version);
+    Object::from_json(body.to_string(), "", version).expect("it was an object")
 }
 
 fn rewritten() -> SourceError {

@@ -22,8 +22,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     cache::{
-        AddOptions, Decode, HandlerOptions, ResourceEventHandler, ResourceEventHandlerRegistration, SharedInformer,
-        Stopped, WorkItem, WorkKey, WorkQueue, shared_informer::panic_message,
+        AddOptions, Decode, Entry, HandlerOptions, ResourceEventHandler, ResourceEventHandlerRegistration,
+        SharedInformer, Stopped, WorkItem, WorkKey, WorkQueue, shared_informer::panic_message,
     },
     model::Object,
 };
@@ -257,19 +257,19 @@ where
     F: Fn(&Object) -> I + Send + 'static,
     I: IntoIterator<Item = K> + 'static,
 {
-    async fn on_add(&mut self, object: Arc<Object>, is_in_initial_list: bool) {
+    async fn on_add(&mut self, object: Entry<Object>, is_in_initial_list: bool) {
         self.add(&object, if is_in_initial_list { LOW_PRIORITY } else { 0 }).await;
     }
 
-    async fn on_update(&mut self, old: Arc<Object>, new: Arc<Object>) {
-        let is_resync = Arc::ptr_eq(&old, &new);
+    async fn on_update(&mut self, old: Entry<Object>, new: Entry<Object>) {
+        let is_resync = Arc::ptr_eq(old.object(), new.object());
         if !is_resync {
             self.add(&old, 0).await;
         }
         self.add(&new, if is_resync { LOW_PRIORITY } else { 0 }).await;
     }
 
-    async fn on_delete(&mut self, last_state: Arc<Object>, _: bool) {
+    async fn on_delete(&mut self, last_state: Entry<Object>, _: bool) {
         self.add(&last_state, 0).await;
     }
 }

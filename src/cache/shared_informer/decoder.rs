@@ -11,6 +11,7 @@ use std::{
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 
+use super::entry::Entry;
 use crate::model::{Object, ObjectKey, ResourceVersion, json_problem};
 
 /// Type of the objects that a [`SharedInformer`](super::SharedInformer) returns: anything that serde makes of JSON, or [`Object`]
@@ -88,8 +89,8 @@ impl<T: Decode> Decoder<T> {
     }
 
     /// Returns a decoded object; `None` if it cannot be decoded.
-    pub(super) fn decode(&self, object: &Arc<Object>) -> Option<Arc<T>> {
-        T::decode(object, self).ok()
+    pub(super) fn decode(&self, object: &Arc<Object>) -> Option<Entry<T>> {
+        T::decode(object, self).ok().map(|value| Entry::new(Arc::clone(object), value))
     }
 
     /// Returns the result for this version, and makes it first if it is used for the first time.
@@ -166,7 +167,7 @@ mod tests {
             assert!(decoder.decoded.lock().cells.len() <= 256);
         }
         for (object, result) in held.iter().zip(&results) {
-            assert!(Arc::ptr_eq(&decoder.decode(object).unwrap(), result));
+            assert!(Arc::ptr_eq(decoder.decode(object).unwrap().value(), result.value()));
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Event handlers as a program adds them: the calls that they get, their options, and their registrations.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, time::Duration};
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::entry::Entry;
 use crate::{
     model::Selection,
     watch::{FullChannelPolicy, QueueOptions},
@@ -22,21 +23,21 @@ use crate::{
 /// A handler should wait by `.await`, and leave what blocks a thread to [`tokio::task::spawn_blocking`].
 pub trait ResourceEventHandler<T>: Send + 'static {
     /// Receives an object that the handler does not have: one that existed when the handler was added, or a new one.
-    fn on_add(&mut self, object: Arc<T>, is_in_initial_list: bool) -> impl Future<Output = ()> + Send;
+    fn on_add(&mut self, object: Entry<T>, is_in_initial_list: bool) -> impl Future<Output = ()> + Send;
 
     /// Receives another state of an object; at a resync, the same state twice.
-    fn on_update(&mut self, old: Arc<T>, new: Arc<T>) -> impl Future<Output = ()> + Send;
+    fn on_update(&mut self, old: Entry<T>, new: Entry<T>) -> impl Future<Output = ()> + Send;
 
     /// Receives the state of a deleted object that the handler received last. If the deletion `is_inferred`, nobody saw it, and
     /// the object may have changed before (client-go's `DeletedFinalStateUnknown`); or it exists, and cannot be served or decoded.
-    fn on_delete(&mut self, last_state: Arc<T>, is_inferred: bool) -> impl Future<Output = ()> + Send;
+    fn on_delete(&mut self, last_state: Entry<T>, is_inferred: bool) -> impl Future<Output = ()> + Send;
 }
 
 /// Handler of closures that do not wait (client-go's `ResourceEventHandlerFuncs`); without a closure, nothing is called.
 pub struct ResourceEventHandlerFuncs<T> {
-    add: Box<dyn FnMut(Arc<T>, bool) + Send>,
-    update: Box<dyn FnMut(Arc<T>, Arc<T>) + Send>,
-    delete: Box<dyn FnMut(Arc<T>, bool) + Send>,
+    add: Box<dyn FnMut(Entry<T>, bool) + Send>,
+    update: Box<dyn FnMut(Entry<T>, Entry<T>) + Send>,
+    delete: Box<dyn FnMut(Entry<T>, bool) + Send>,
 }
 
 /// Parameters of a handler.
@@ -77,31 +78,31 @@ impl<T> ResourceEventHandlerFuncs<T> {
     }
 
     /// Sets the closure for [`ResourceEventHandler::on_add`].
-    pub fn on_add(self, closure: impl FnMut(Arc<T>, bool) + Send + 'static) -> Self {
+    pub fn on_add(self, closure: impl FnMut(Entry<T>, bool) + Send + 'static) -> Self {
         Self { add: Box::new(closure), ..self }
     }
 
     /// Sets the closure for [`ResourceEventHandler::on_update`].
-    pub fn on_update(self, closure: impl FnMut(Arc<T>, Arc<T>) + Send + 'static) -> Self {
+    pub fn on_update(self, closure: impl FnMut(Entry<T>, Entry<T>) + Send + 'static) -> Self {
         Self { update: Box::new(closure), ..self }
     }
 
     /// Sets the closure for [`ResourceEventHandler::on_delete`].
-    pub fn on_delete(self, closure: impl FnMut(Arc<T>, bool) + Send + 'static) -> Self {
+    pub fn on_delete(self, closure: impl FnMut(Entry<T>, bool) + Send + 'static) -> Self {
         Self { delete: Box::new(closure), ..self }
     }
 }
 
 impl<T: Send + Sync + 'static> ResourceEventHandler<T> for ResourceEventHandlerFuncs<T> {
-    async fn on_add(&mut self, object: Arc<T>, is_in_initial_list: bool) {
+    async fn on_add(&mut self, object: Entry<T>, is_in_initial_list: bool) {
         (self.add)(object, is_in_initial_list);
     }
 
-    async fn on_update(&mut self, old: Arc<T>, new: Arc<T>) {
+    async fn on_update(&mut self, old: Entry<T>, new: Entry<T>) {
         (self.update)(old, new);
     }
 
-    async fn on_delete(&mut self, last_state: Arc<T>, is_inferred: bool) {
+    async fn on_delete(&mut self, last_state: Entry<T>, is_inferred: bool) {
         (self.delete)(last_state, is_inferred);
     }
 }

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     decoder::{Decode, Decoder, panic_message},
+    entry::Entry,
     handler::{HandlerOptions, ResourceEventHandler, ResourceEventHandlerRegistration},
 };
 use crate::{
@@ -168,21 +169,21 @@ impl<T: Decode, H: ResourceEventHandler<T>> HandlerTask<T, H> {
             if stored.is_some_and(|stored| Arc::ptr_eq(stored, &object))
                 && let Some(object) = self.decoder.decode(&object)
             {
-                self.update(Arc::clone(&object), object).await;
+                self.update(object.clone(), object).await;
             }
         }
     }
 
-    async fn add(&mut self, object: Arc<T>) {
+    async fn add(&mut self, object: Entry<T>) {
         let is_in_initial_list = !*self.has_synced.borrow();
         self.call(|handler| handler.on_add(object, is_in_initial_list)).await;
     }
 
-    async fn update(&mut self, old: Arc<T>, new: Arc<T>) {
+    async fn update(&mut self, old: Entry<T>, new: Entry<T>) {
         self.call(|handler| handler.on_update(old, new)).await;
     }
 
-    async fn delete(&mut self, last_state: Arc<T>, is_inferred: bool) {
+    async fn delete(&mut self, last_state: Entry<T>, is_inferred: bool) {
         self.call(|handler| handler.on_delete(last_state, is_inferred)).await;
     }
 

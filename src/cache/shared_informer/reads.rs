@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use super::decoder::{Decode, Decoder, Undecodable};
+use super::{
+    decoder::{Decode, Decoder, Undecodable},
+    entry::Entry,
+};
 use crate::{
     cache::{Scan, Snapshot},
     model::{Indexers, Object, ObjectKey, ResourceVersion},
@@ -41,12 +44,12 @@ impl<T: Decode> TypedSnapshot<T> {
     }
 
     /// Returns the object with this key.
-    pub fn get(&self, key: &ObjectKey) -> Option<Arc<T>> {
+    pub fn get(&self, key: &ObjectKey) -> Option<Entry<T>> {
         self.snapshot.as_ref()?.get(key).and_then(|object| self.decoder.decode(object))
     }
 
     /// Returns all objects, sorted by key.
-    pub fn list(&self) -> Vec<Arc<T>> {
+    pub fn list(&self) -> Vec<Entry<T>> {
         self.objects().filter_map(|object| self.decoder.decode(object)).collect()
     }
 
@@ -56,7 +59,7 @@ impl<T: Decode> TypedSnapshot<T> {
     }
 
     /// Returns the objects under a value of an index, sorted by key.
-    pub fn by_index(&self, index: &str, value: &str) -> Result<Vec<Arc<T>>, UnknownIndex> {
+    pub fn by_index(&self, index: &str, value: &str) -> Result<Vec<Entry<T>>, UnknownIndex> {
         self.check(index)?;
         Ok(self.under(index, value).filter_map(|object| self.decoder.decode(object)).collect())
     }
@@ -68,7 +71,7 @@ impl<T: Decode> TypedSnapshot<T> {
     }
 
     /// Returns the objects that share at least one value of an index with `object`, each once, sorted by key.
-    pub fn index(&self, index: &str, object: &Object) -> Result<Vec<Arc<T>>, UnknownIndex> {
+    pub fn index(&self, index: &str, object: &Object) -> Result<Vec<Entry<T>>, UnknownIndex> {
         let values = self.indexers.get(index).map(|func| func.values(object)).ok_or_else(|| unknown(index))?;
         let scan = Scan::Index { name: index.to_owned(), values };
         let found = self.snapshot.iter().flat_map(|snapshot| scan.objects(snapshot, None));

@@ -1,5 +1,6 @@
 //! Informers of programs over a source in memory, on a paused clock.
 
+mod entries;
 mod handlers;
 
 use std::{
@@ -54,7 +55,7 @@ async fn synced<T: Decode>(source: &FakeSource) -> SharedInformer<T> {
     informer
 }
 
-fn names(pods: &[Arc<Pod>]) -> Vec<&str> {
+fn names(pods: &[Entry<Pod>]) -> Vec<&str> {
     pods.iter().map(|pod| pod.metadata.name.as_str()).collect()
 }
 
@@ -177,16 +178,16 @@ async fn each_version_is_decoded_once_and_on_first_use() {
     let informer: SharedInformer<Counted> = synced(&source).await;
     assert_eq!((informer.list_keys().len(), decoded()), (100, 0));
     let first = informer.get(&key("7")).unwrap();
-    assert!(Arc::ptr_eq(&first, &informer.get(&key("7")).unwrap()));
+    assert!(Arc::ptr_eq(first.value(), informer.get(&key("7")).unwrap().value()));
     assert_eq!(decoded(), 1);
     let before = informer.snapshot();
     for _ in 0..2 {
         assert_eq!((informer.list().len(), decoded()), (100, 100));
     }
     informer.wait_for(&source.modify(&pod("7", "a=1"))).await.unwrap();
-    assert!(!Arc::ptr_eq(&first, &informer.get(&key("7")).unwrap()));
+    assert!(!Arc::ptr_eq(first.value(), informer.get(&key("7")).unwrap().value()));
     for _ in 0..2 {
-        assert!(Arc::ptr_eq(&first, &before.get(&key("7")).unwrap()), "the old version is still in use");
+        assert!(Arc::ptr_eq(first.value(), before.get(&key("7")).unwrap().value()), "the old version is still in use");
         assert_eq!((before.list().len(), informer.list().len(), decoded()), (100, 100, 101));
     }
 }
@@ -199,11 +200,13 @@ async fn an_object_that_cannot_be_decoded_is_reported_once_and_left_out() {
     }
 
     #[derive(Debug, Deserialize)]
-    #[serde(deny_unknown_fields)]
+    #[serde(deny_unknown_fields, rename_all = "camelCase")]
+    #[expect(dead_code, reason = "some fields are those that it may have")]
     struct StrictMetadata {
         name: String,
-        #[expect(dead_code, reason = "one of the fields that it may have")]
         labels: Value,
+        resource_version: Value,
+        uid: Value,
     }
 
     let source = FakeSource::new();
@@ -216,7 +219,7 @@ async fn an_object_that_cannot_be_decoded_is_reported_once_and_left_out() {
     let by_label = ("a".to_owned(), IndexFunc::Label("a".to_owned()));
     informer.add_indexers([by_label]).await.unwrap();
     informer.wait_for(&source.version()).await.unwrap();
-    let names = |pods: Vec<Arc<Strict>>| pods.iter().map(|pod| pod.metadata.name.clone()).collect::<Vec<_>>();
+    let names = |pods: Vec<Entry<Strict>>| pods.iter().map(|pod| pod.metadata.name.clone()).collect::<Vec<_>>();
     for _ in 0..2 {
         assert_eq!(names(informer.list()), ["good"]);
         assert_eq!(names(informer.by_index("a", "1").unwrap()), ["good"]);
@@ -240,7 +243,7 @@ async fn an_object_itself_is_not_decoded() {
     source.add(&pod("a", ""));
     let informer: SharedInformer<Object> = synced(&source).await;
     let snapshot = informer.handle().snapshot().unwrap();
-    assert!(Arc::ptr_eq(&informer.list()[0], snapshot.get(&key("a")).unwrap()));
+    assert!(Arc::ptr_eq(informer.list()[0].object(), snapshot.get(&key("a")).unwrap()));
     assert!(informer.undecodable().is_empty());
 }
 

@@ -27,7 +27,18 @@ impl ReflectorStore for Recorded {
         if self.rejects.lock().take_if(|rejected| *rejected == version).is_some() {
             return Err("full".to_owned());
         }
-        let of = |object: &Arc<Object>| format!(" {}{}", object.key().name(), String::from_utf8_lossy(object.body()));
+        // Without what the source writes to them.
+        let of = |object: &Arc<Object>| {
+            let text = serde_json::from_slice::<Value>(object.body()).map_or_else(
+                |_| String::new(),
+                |mut body| {
+                    let metadata = body["metadata"].as_object_mut().unwrap();
+                    metadata.retain(|field, _| field != "uid" && field != "resourceVersion");
+                    body.to_string()
+                },
+            );
+            format!(" {}{text}", object.key().name())
+        };
         let text = match delta {
             Delta::Replace(list) => format!("list{}", list.objects.iter().map(of).collect::<String>()),
             Delta::Changes { events, .. } => events.iter().fold(String::new(), |text, event| match event {

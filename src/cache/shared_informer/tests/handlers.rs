@@ -14,7 +14,7 @@ use crate::{log_throttle::test_log::TestLog, watch::QueueOptions};
 /// Handler that records its calls, and takes a permit for each, if it has any permits, and a time.
 #[derive(Debug, Clone, Default)]
 pub(super) struct TestListener {
-    calls: Arc<Mutex<Calls>>,
+    pub(super) calls: Arc<Mutex<Calls>>,
     takes: Duration,
     permits: Option<Arc<Semaphore>>,
 }
@@ -25,7 +25,7 @@ pub(super) struct Calls {
     /// Objects as the calls add up.
     held: BTreeMap<ObjectKey, Arc<Object>>,
     /// Calls that did not follow from those before.
-    contradictions: Vec<String>,
+    pub(super) contradictions: Vec<String>,
 }
 
 // === impl TestListener ===
@@ -36,7 +36,7 @@ impl TestListener {
     }
 
     /// Returns the calls since the last time.
-    fn calls(&self) -> Vec<String> {
+    pub(super) fn calls(&self) -> Vec<String> {
         std::mem::take(&mut self.calls.lock().log)
     }
 
@@ -61,20 +61,25 @@ impl TestListener {
     }
 }
 
+/// Returns the objects that an informer has.
+fn objects(informer: &SharedInformer<Object>) -> Vec<Arc<Object>> {
+    informer.list().iter().map(|entry| Arc::clone(entry.object())).collect()
+}
+
 impl ResourceEventHandler<Object> for TestListener {
-    async fn on_add(&mut self, object: Arc<Object>, is_in_initial_list: bool) {
+    async fn on_add(&mut self, object: Entry<Object>, is_in_initial_list: bool) {
         let initial = if is_in_initial_list { " initial" } else { "" };
-        self.receive(format!("add {}{initial}", object.key()), None, Some(&object)).await;
+        self.receive(format!("add {}{initial}", object.key()), None, Some(object.object())).await;
     }
 
-    async fn on_update(&mut self, old: Arc<Object>, new: Arc<Object>) {
-        let call = if Arc::ptr_eq(&old, &new) { "resync" } else { "update" };
-        self.receive(format!("{call} {}", new.key()), Some(&old), Some(&new)).await;
+    async fn on_update(&mut self, old: Entry<Object>, new: Entry<Object>) {
+        let call = if Arc::ptr_eq(old.object(), new.object()) { "resync" } else { "update" };
+        self.receive(format!("{call} {}", new.key()), Some(old.object()), Some(new.object())).await;
     }
 
-    async fn on_delete(&mut self, last_state: Arc<Object>, is_inferred: bool) {
+    async fn on_delete(&mut self, last_state: Entry<Object>, is_inferred: bool) {
         let inferred = if is_inferred { " inferred" } else { "" };
-        self.receive(format!("delete {}{inferred}", last_state.key()), Some(&last_state), None).await;
+        self.receive(format!("delete {}{inferred}", last_state.key()), Some(last_state.object()), None).await;
     }
 }
 
@@ -318,7 +323,7 @@ async fn a_rewritten_history_arrives_as_the_difference_to_what_a_handler_had() {
     source.rewrite_history();
     pass(60).await;
     assert_eq!(listener.calls(), ["add pod0", "delete pod1 inferred", "update pod2"]);
-    assert_eq!(listener.calls.lock().held.values().cloned().collect::<Vec<_>>(), informer.list());
+    assert_eq!(listener.calls.lock().held.values().cloned().collect::<Vec<_>>(), objects(&informer));
     assert!(registration.has_synced());
 }
 

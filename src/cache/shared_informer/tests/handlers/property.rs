@@ -103,7 +103,7 @@ async fn run(script: Vec<Step>, joinings: Vec<Joining>, events: usize, stops: bo
     } else {
         pass(600).await;
     }
-    let stored = informer.list();
+    let stored = objects(&informer);
     for (at, (registration, listener)) in added.iter().enumerate() {
         assert_eq!(registration.has_synced(), informer.has_synced(), "handler {at}");
         let calls = listener.calls.lock();

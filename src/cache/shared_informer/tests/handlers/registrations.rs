@@ -74,7 +74,7 @@ async fn handlers_come_and_go_while_objects_change_until_the_informer_stops() {
         for (registration, listener) in added {
             let calls = listener.calls.lock();
             assert_eq!((registration.has_synced(), &*calls.contradictions), (true, &[][..]));
-            assert_eq!(calls.held.values().cloned().collect::<Vec<_>>(), informer.list());
+            assert_eq!(calls.held.values().cloned().collect::<Vec<_>>(), objects(&informer));
         }
     }
 }
