@@ -11,6 +11,7 @@
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "the figures; and a run that cannot go on has failed")]
 
 use std::{
+    collections::{HashSet, VecDeque},
     hint::black_box,
     io::Write,
     sync::Arc,
@@ -22,12 +23,13 @@ use allocation_counter::AllocationInfo;
 
 use bytes::Bytes;
 use criterion::Criterion;
+use futures_util::FutureExt;
 use informerd::{
-    cache::{Delta, Indexer, List, ListVersion, ListerWatcher, SourceHealth, Watch},
+    cache::{AddOptions, Delta, Indexer, List, ListVersion, ListerWatcher, SourceHealth, Watch, WorkQueue},
     grpc::{WireArena, WireFrame},
     model::{
         Cause, Event, EventType, Expression, FieldSelector, IndexFunc, IndexMatch, Indexers, LabelSelector, Object,
-        Path, ResourceVersion, Selection,
+        ObjectKey, Path, ResourceVersion, Selection,
     },
     proto::PayloadFormat,
     source::stream::{StreamConfig, StreamPath, StreamSource},
@@ -41,6 +43,8 @@ use tokio_stream::StreamExt;
 const OBJECTS: usize = 10_000;
 const OBJECT_BYTES: usize = 1024;
 const NODES: usize = 5000;
+/// Keys in the work queue.
+const KEYS: u64 = 1_000_000;
 /// Calls whose allocations are counted, after as many that are not.
 const COUNTED: u64 = 1000;
 const BASELINE: &str = "copy 1 KiB";
@@ -83,6 +87,7 @@ fn main() {
     expressions(&mut micro, &pods);
     encoding(&mut micro, &pods);
     routing(&mut micro, &pods);
+    queueing(&mut micro);
 
     micro.criterion.final_summary();
     micro.print();
@@ -304,6 +309,45 @@ impl Lines {
         *left -= 1;
         runtime.block_on(watch.as_mut().unwrap().next()).unwrap().unwrap()
     }
+}
+
+/// Measures a work queue of a million keys beside what it could not do without: a set of the keys, and a list of their order.
+fn queueing(micro: &mut Micro) {
+    let keys =
+        || (0..KEYS).map(|at| ObjectKey::new(&format!("namespace-{}", at % 1000), &format!("name-{at}")).unwrap());
+    let of_keys = allocation_counter::measure(|| drop(black_box(keys().collect::<Vec<_>>()))).bytes_max;
+    let mut queue = WorkQueue::default();
+    let add = |queue: &WorkQueue<ObjectKey>, key| queue.try_add(key, AddOptions::default()).unwrap();
+    let of_queue = allocation_counter::measure(|| {
+        queue = WorkQueue::default();
+        keys().for_each(|key| add(&queue, key));
+    });
+    let (mut set, mut order) = (HashSet::new(), VecDeque::new());
+    let of_both = allocation_counter::measure(|| {
+        for key in keys() {
+            set.insert(key.clone());
+            order.push_back(key);
+        }
+    });
+    let each = |bytes: u64| bytes.saturating_sub(of_keys) / KEYS;
+    println!(
+        "a key of a million: {} bytes in a WorkQueue, {} in a HashSet and a VecDeque, beside {} of its own",
+        each(of_queue.bytes_max),
+        each(of_both.bytes_max),
+        of_keys / KEYS,
+    );
+    micro.measure("queue: a key of a million: taken, done, added", || {
+        let item = queue.get().now_or_never().unwrap().unwrap();
+        let key = item.key().clone();
+        item.done();
+        add(&queue, key);
+    });
+    micro.measure("queue: the same in a HashSet and a VecDeque", || {
+        let key = order.pop_front().unwrap();
+        set.remove(&key);
+        set.insert(key.clone());
+        order.push_back(key);
+    });
 }
 
 // === impl Micro ===

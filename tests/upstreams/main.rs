@@ -11,6 +11,7 @@ mod apiserver;
 mod authority;
 mod chart;
 mod contact;
+mod controller;
 mod crd;
 mod deploy;
 mod etcd;
@@ -45,6 +46,7 @@ mod truth;
 mod verify;
 mod warm;
 mod warm_kube;
+mod work_queue;
 
 use std::time::Duration;
 

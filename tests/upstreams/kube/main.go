@@ -1,5 +1,5 @@
 // The API server of Kubernetes and its kubectl, as they are, in one program: an upstream for the tests of informerd, on an etcd
-// of the folder above, and its first client.
+// of the folder above, and its first client; and the work queue of client-go, which the tests compare with.
 package main
 
 import (
@@ -24,8 +24,10 @@ func main() {
 		os.Exit(cli.Run(app.NewAPIServerCommand()))
 	case "kubectl":
 		util.CheckErr(cli.RunNoErrOutput(cmd.NewDefaultKubectlCommand()))
+	case "work-queue":
+		workQueue()
 	default:
-		fmt.Fprintln(os.Stderr, "kube-apiserver or kubectl, and its arguments")
+		fmt.Fprintln(os.Stderr, "kube-apiserver or kubectl, and its arguments, or work-queue")
 		os.Exit(2)
 	}
 }
