@@ -6,11 +6,9 @@ pub mod kube;
 pub mod relay;
 pub mod stream;
 
-mod dial;
 mod digest;
 mod lineage;
 mod problems;
-mod small_file;
 mod text;
 mod uids;
 mod watch_event;

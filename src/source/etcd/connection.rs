@@ -26,12 +26,11 @@ use super::{
 };
 use crate::{
     cache::SourceError,
-    endpoint::ServerAddress,
-    source::{
-        dial::Dialer,
-        small_file,
-        text::{one_line, root_cause},
+    net::{
+        Dialer, ServerAddress,
+        small_file::{self, Digest},
     },
+    source::text::{one_line, root_cause},
 };
 
 /// Current connection, and the endpoint of the next one.
@@ -51,7 +50,7 @@ pub(super) struct Connection {
     /// a revision whose events come later (etcd #15220).
     pub(super) has_reliable_progress: bool,
     /// Digest of the files that it was made from; `None` if one could not be read.
-    pub(super) files: Option<String>,
+    pub(super) files: Option<Digest>,
     endpoint: ServerAddress,
     channel: Channel,
     metadata: MetadataMap,
@@ -120,8 +119,7 @@ impl Connections {
 
     async fn connect(&self, address: &ServerAddress, id: u64) -> Result<Connection, String> {
         // Before they are read for the connection, so that a change in the meantime is noticed.
-        let paths = self.config.files();
-        let files = small_file::reading(move || small_file::digest_of(&paths)).await.ok();
+        let files = small_file::digest(self.config.files()).await;
         let channel = self.open(address).await?;
         let mut connection = Connection {
             files,

@@ -41,7 +41,7 @@ use super::{
 use crate::{
     cache::{Delta, SourceError},
     model::Event,
-    source::small_file,
+    net::small_file,
 };
 
 /// Open watch.

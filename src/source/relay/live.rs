@@ -29,8 +29,8 @@ use crate::{
     cache::{Delta, SourceError, SyncState},
     client::WatchMessages,
     model::{Cause, Event, Object, ResourceVersion},
+    net::small_file,
     proto::pb::{self, Bookmark, EventType, WatchResponse},
-    source::small_file,
 };
 
 /// Open stream, and its position.

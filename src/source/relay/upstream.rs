@@ -17,8 +17,8 @@ use super::{RelayClients, RelayConfig, clients::RelayServer, message};
 use crate::{
     cache::{Provenance, SourceError, SourceHealth},
     client::{Client, ClientError, WatchMessages},
-    endpoint::ServerAddress,
     model::{Object, ObjectKey, ResourceVersion},
+    net::{ServerAddress, small_file},
     proto::{
         self,
         pb::{
@@ -26,7 +26,6 @@ use crate::{
             WatchRequest, WatchResponse,
         },
     },
-    source::small_file,
 };
 
 /// Connection to the upstream, made on demand, with one watch at a time.
@@ -42,7 +41,7 @@ pub(super) struct Upstream {
     runtime: Option<Handle>,
     client: Mutex<Option<Arc<Client>>>,
     /// Digest of the files that the last connection was made from; `None` if one could not be read.
-    files: Mutex<Option<String>>,
+    files: Mutex<Option<small_file::Digest>>,
 }
 
 /// Start of a stream.
@@ -245,7 +244,7 @@ impl Upstream {
     }
 
     /// Returns the digest of the files that the connection was made from.
-    pub(super) fn files(&self) -> Option<String> {
+    pub(super) fn files(&self) -> Option<small_file::Digest> {
         self.files.lock().clone()
     }
 
@@ -269,8 +268,7 @@ impl Upstream {
             return Ok(Arc::clone(client));
         }
         // Before they are read for a connection, so that a change in the meantime is noticed.
-        let paths = self.config.files();
-        let files = small_file::reading(move || small_file::digest_of(&paths)).await.ok();
+        let files = small_file::digest(self.config.files()).await;
         *self.files.lock() = files;
         let client = match self.clients.get(&self.server()) {
             Some(client) => client,
@@ -381,7 +379,7 @@ pub(super) fn secured(config: &RelayConfig) -> Result<ServerAddress, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{endpoint::TlsOptions, proto::pb::Dropped};
+    use crate::{net::TlsOptions, proto::pb::Dropped};
 
     /// Another source may still have a connection that was made from earlier contents.
     #[tokio::test]
