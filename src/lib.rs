@@ -79,7 +79,7 @@ mod log_throttle;
 #[doc(hidden)]
 pub mod mirror;
 pub mod model;
-#[cfg(feature = "client")]
+#[cfg(any(feature = "client", feature = "kube"))]
 mod net;
 #[cfg(feature = "server")]
 mod process;

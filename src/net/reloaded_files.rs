@@ -9,7 +9,10 @@ use std::{
 
 use arc_swap::ArcSwap;
 
-use super::small_file::{Digest, hash, read_at_most};
+use super::{
+    connection_files::{Digest, hash},
+    small_file::read_at_most,
+};
 
 /// Values of files. While one cannot be read or they cannot be parsed, the last good values are used.
 pub(crate) struct ReloadedFiles<T> {

@@ -28,7 +28,7 @@ use crate::{
     },
     client::{Client, ClientError, Connection},
     model::{Namespaces, View},
-    net::small_file,
+    net::connection_files,
     proto::pb::{self, informer_service_client::InformerServiceClient},
 };
 
@@ -143,10 +143,10 @@ impl Inner {
             return Ok(client.clone());
         }
         // Before they are read for the connection, so that a change in the meantime is noticed.
-        let files = small_file::digest(self.config.files()).await;
+        let files = connection_files::digest(self.config.files()).await;
         let address = upstream::read_secured(&self.config).await?;
         let connected = Client::connect_lazy(&address).map_err(|error| error.to_string())?;
-        let (inner, changed) = (Arc::downgrade(self), small_file::changed(self.config.files(), files));
+        let (inner, changed) = (Arc::downgrade(self), connection_files::changed(self.config.files(), files));
         let leaving = AbortOnDropHandle::new(tokio::spawn(async move {
             changed.await;
             if let Some(inner) = inner.upgrade() {
