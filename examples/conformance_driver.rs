@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo build --example conformance_driver
-//! cargo run --features conformance --bin informerd-conformance -- target/debug/examples/conformance_driver
+//! cargo run --package informerd-conformance -- target/debug/examples/conformance_driver
 //! ```
 
 #![allow(

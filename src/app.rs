@@ -75,7 +75,7 @@ use crate::{
     proto::pb,
     source::{kube::KubeClients, relay::RelayClients},
     telemetry,
-    transport::{Listener, Quota, Server, ServerConfig, Tls, TlsError, TlsFiles},
+    transport::{Listener, Quota, Server, ServerConfig, Tls, TlsFiles},
     watch::BulkThreads,
 };
 
@@ -394,13 +394,13 @@ pub fn check(config: &Config) -> Result<Vec<String>, AppError> {
 }
 
 /// Loads the files of TLS, if it is configured. A client needs no certificate if it may send a token.
-fn tls(config: &Config) -> Result<Option<Tls>, TlsError> {
+fn tls(config: &Config) -> Result<Option<Tls>, AppError> {
     let Some(TlsConfig { cert, key, client_ca }) = config.tls.clone() else { return Ok(None) };
     let has_alternative =
         |authentication: &AuthenticationConfig| authentication.accepts_certificates && authentication.accepts_tokens();
     let is_certificate_optional = config.authentication.as_ref().is_some_and(has_alternative);
     let names = config.certificates;
-    Tls::load(TlsFiles { cert, key, client_ca, is_certificate_optional, names }).map(Some)
+    Tls::load(TlsFiles { cert, key, client_ca, is_certificate_optional, names }).map(Some).map_err(AppError::Tls)
 }
 
 fn quotas(config: &QuotasConfig) -> QuotaConfig {

@@ -15,7 +15,6 @@ mod forwarded_access;
 mod identity;
 mod impersonation;
 mod jwt;
-mod reloaded_file;
 mod reviewer;
 mod rules;
 mod token;
@@ -31,11 +30,10 @@ pub use impersonation::{
     IMPERSONATED_USER, ImpersonationError, impersonated, impersonated_user, impersonation_headers, is_impersonating,
 };
 pub use jwt::{JwtConfig, JwtVerifier};
-pub use reloaded_file::FileError;
 pub use reviewer::{CallReviewer, ReviewAttributes, ReviewError, Reviewer, TokenReviewed};
 pub use rules::{Rules, RulesError};
 pub use token::{Token, TokenError};
 pub use token_file::TokenFile;
 pub use token_review::TokenReviews;
 
-pub use crate::turns::Party;
+pub use crate::{net::FileError, turns::Party};

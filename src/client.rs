@@ -73,4 +73,4 @@ pub use watch_event::WatchEventEncoder;
 pub use watch_messages::WatchMessages;
 pub use watch_options::WatchOptions;
 
-pub use crate::endpoint::{AddressError, ServerAddress, TlsOptions};
+pub use crate::net::{AddressError, ServerAddress, TlsOptions};

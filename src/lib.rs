@@ -28,7 +28,7 @@
 //! - [`transport`]: connections and their bytes; none of the messages.
 //! - `turns`: the queues in which callers wait for what is bounded.
 //! - [`client`]: the client library: calls with typed errors, watches that resume when their stream ends, and informers.
-//! - `endpoint`: the address of a server and TLS with it, for the configuration, the client and the sources.
+//! - `net`: the address of a server and TLS with it, dialling, and files that are read again when they change.
 //! - [`config`], [`telemetry`], [`admin`]: the configuration; logs and metrics; the probes. `process`: the
 //!   load of this process.
 //! - [`mirror`]: a directory with a file for each object of a resource of a server.
@@ -39,9 +39,9 @@
 //! Imports point inward; a test reads the sources to enforce it:
 //! `main → cli → {app, client, mirror}`, `mirror → {admin, source}`,
 //! `app → {config, telemetry, admin, transport, grpc, source} → proto → {cache, watch} → model`,
-//! `grpc → {transport → auth → {model, turns}, audit}`, `{source, config} → {client → proto, auth}` (a relay is a client). `model`, `watch` and
-//! `cache` never name tonic, prost, clap or hyper; `grpc` and `source` never import each other; only `app` sees all layers of
-//! the server.
+//! `grpc → {transport → auth → {model, net, turns}, audit}`, `{source, config} → {client → {proto, net}, auth}` (a relay is a client).
+//! `model`, `watch` and `cache` never name tonic, prost, clap or hyper; `grpc` and `source` never import each other; only `app` sees
+//! all layers of the server.
 //!
 //! Words of our own, such as slot, run and window, are in `docs/glossary.md`.
 //!
@@ -69,8 +69,6 @@ pub mod cli;
 pub mod client;
 #[cfg(feature = "server")]
 pub mod config;
-#[cfg(feature = "client")]
-mod endpoint;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 #[cfg(feature = "server")]
@@ -81,6 +79,8 @@ mod log_throttle;
 #[doc(hidden)]
 pub mod mirror;
 pub mod model;
+#[cfg(any(feature = "client", feature = "kube"))]
+mod net;
 #[cfg(feature = "server")]
 mod process;
 #[cfg(feature = "client")]

@@ -10,11 +10,9 @@ pub mod relay;
 #[cfg(feature = "server")]
 pub mod stream;
 
-mod dial;
 mod digest;
 mod lineage;
 mod problems;
-mod small_file;
 mod text;
 #[cfg(feature = "server")]
 mod uids;

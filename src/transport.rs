@@ -65,7 +65,7 @@ pub use ledger::{HeldBytes, Ledger};
 pub use pause::pause_after;
 pub use peer_account::{PeerAccount, PeerCharge};
 pub use quota::{Exceeded, Origin, Permit, Quota, Rejections, share_of};
-pub use tls::{Tls, TlsError, TlsFiles};
+pub use tls::{Tls, TlsFiles};
 
 /// Peer of a connection; an extension of each request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -5,10 +5,10 @@ use std::{fmt, io, path::PathBuf};
 use tokio::task::JoinError;
 
 use crate::{
+    auth::FileError,
     cache::SnapshotDirectoryError,
     config::ValueError,
     source::{files::DirectoryError, stream::StreamError},
-    transport::TlsError,
 };
 
 /// Reason why the server could not start, or ended without a signal.
@@ -76,7 +76,7 @@ pub enum AppError {
     },
     /// TLS that cannot be served.
     #[error("tls: {0}")]
-    Tls(#[from] TlsError),
+    Tls(FileError),
     /// File of an authenticator that cannot be used, or missing cluster for reviews.
     #[error("authentication: {problem}")]
     Authentication {

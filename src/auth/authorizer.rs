@@ -12,11 +12,13 @@ use super::{
     decisions::ReviewMetrics,
     forwarded_access::ForwardedAccess,
     identity::Identity,
-    reloaded_file::{FileError, Parse, ReloadedFile},
     reviewer::{CallReviewer, ReviewAttributes, Reviewer},
     rules::Rules,
 };
-use crate::model::NamedViews;
+use crate::{
+    model::NamedViews,
+    net::{FileError, ReloadedFiles},
+};
 
 /// Authority over the calls of authenticated callers. Clones share it.
 #[derive(Clone)]
@@ -35,7 +37,7 @@ struct Shared {
 #[derive(Debug)]
 enum Authority {
     Rules(ArcSwap<Rules>),
-    File(Arc<ReloadedFile<Rules>>),
+    File(Arc<ReloadedFiles<Rules>>),
     Reviews(AccessReviews),
 }
 
@@ -52,8 +54,8 @@ impl Authorizer {
     /// # Errors
     ///
     /// If it cannot be read or parsed.
-    pub fn of_file(path: &Path, parse: Parse<Rules>) -> Result<Self, FileError> {
-        Ok(Self::of(Authority::File(ReloadedFile::load(path, parse)?), ReviewMetrics::default()))
+    pub fn of_file(path: &Path, parse: fn(&[u8]) -> Result<Rules, String>) -> Result<Self, FileError> {
+        Ok(Self::of(Authority::File(ReloadedFiles::load_one(path, parse)?), ReviewMetrics::default()))
     }
 
     /// Returns the authority that reviews each access.

@@ -18,8 +18,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use self::keys::Keys;
-use super::{AuthenticationError, FileError, Identity, IdentityDetails, Token, reloaded_file::ReloadedFile};
-use crate::log_throttle::LogThrottle;
+use super::{AuthenticationError, FileError, Identity, IdentityDetails, Token};
+use crate::{log_throttle::LogThrottle, net::ReloadedFiles};
 
 /// Tokens that are accepted, and the claims that name their users.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub struct JwtConfig {
 #[derive(Debug)]
 pub struct JwtVerifier {
     config: JwtConfig,
-    keys: Arc<ReloadedFile<Keys>>,
+    keys: Arc<ReloadedFiles<Keys>>,
     /// Of tokens with a reserved name.
     log: LogThrottle,
 }
@@ -79,7 +79,7 @@ impl JwtVerifier {
     ///
     /// If the file cannot be read or has no key that can be used.
     pub fn load(config: JwtConfig) -> Result<Self, FileError> {
-        let keys = ReloadedFile::load(&config.keys, keys::parse)?;
+        let keys = ReloadedFiles::load_one(&config.keys, keys::parse)?;
         Ok(Self { config, keys, log: LogThrottle::new() })
     }
 

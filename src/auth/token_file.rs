@@ -4,11 +4,12 @@ use std::{collections::HashMap, path::Path, sync::Arc};
 
 use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 
-use super::{FileError, Identity, IdentityDetails, Token, reloaded_file::ReloadedFile};
+use super::{FileError, Identity, IdentityDetails, Token};
+use crate::net::ReloadedFiles;
 
 /// Static bearer tokens of a file, which is read again when it changes.
 #[derive(Debug, Clone)]
-pub struct TokenFile(Arc<ReloadedFile<Users>>);
+pub struct TokenFile(Arc<ReloadedFiles<Users>>);
 
 /// Users by the SHA-256 of their tokens. The file has no token, so whoever reads it cannot call; and a look-up by the hash takes
 /// no time that depends on a token.
@@ -23,7 +24,7 @@ impl TokenFile {
     ///
     /// If it cannot be read, or a line has another form; the error shows nothing of the line.
     pub fn load(path: &Path) -> Result<Self, FileError> {
-        ReloadedFile::load(path, parse).map(Self)
+        ReloadedFiles::load_one(path, parse).map(Self)
     }
 
     /// Returns the user of a token; `None` if the file does not have it.

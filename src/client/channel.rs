@@ -18,7 +18,7 @@ use tonic::{
 };
 
 use super::ClientError;
-use crate::{endpoint::ServerAddress, proto::pb::informer_service_client::InformerServiceClient};
+use crate::{net::ServerAddress, proto::pb::informer_service_client::InformerServiceClient};
 
 /// Connection whose calls carry the token of the address.
 #[derive(Debug, Clone)]

@@ -15,7 +15,7 @@ use super::{
     subscription::Subscriptions,
 };
 use crate::{
-    endpoint::ServerAddress,
+    net::ServerAddress,
     proto::pb::{self, admin_service_client::AdminServiceClient, informer_service_client::InformerServiceClient},
 };
 

@@ -6,7 +6,7 @@ use prost::Message;
 use tonic::{Code, ConnectError, Status};
 use tonic_types::{RetryInfo, StatusExt};
 
-use crate::{endpoint::ServerAddress, proto};
+use crate::{net::ServerAddress, proto};
 
 /// Failure of a call, by what its caller does next. Its text is one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -372,7 +372,7 @@ mod tests {
     /// A server may need longer to answer than the client waits, above all when many watches wait for a version.
     #[test]
     fn the_second_too_large_lists_whatever_failed_between_without_an_answer() {
-        let address: crate::endpoint::ServerAddress = "127.0.0.1:1".parse().unwrap();
+        let address: crate::net::ServerAddress = "127.0.0.1:1".parse().unwrap();
         let details = ErrorDetails::with_error_info("RESOURCE_VERSION_TOO_LARGE", "informerd", []);
         let status = Status::with_error_details(Code::Unavailable, "x", details);
         let too_large = ClientError::from_status(&address, &status);

@@ -40,7 +40,7 @@ use super::{
     channel::{Connection, Credentials, service},
 };
 use crate::{
-    endpoint::ServerAddress,
+    net::ServerAddress,
     proto::pb::{SubscribeResponse, WatchRequest, WatchResponse, informer_service_client::InformerServiceClient},
 };
 

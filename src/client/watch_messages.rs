@@ -12,7 +12,7 @@ use tonic::{Status, Streaming};
 
 use super::{ClientError, subscription::SubscribedWatch};
 use crate::{
-    endpoint::ServerAddress,
+    net::ServerAddress,
     proto::pb::{EventType, WatchResponse},
 };
 

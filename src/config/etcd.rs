@@ -7,7 +7,7 @@ use super::{
     upstream::{self, ETCD},
     value::{self, ValueError, quote},
 };
-use crate::{endpoint::ServerAddress, source::etcd::EtcdConfig};
+use crate::{net::ServerAddress, source::etcd::EtcdConfig};
 
 const USERNAME_FLAG: &str = "--etcd-username (or INFORMERD_ETCD_USERNAME)";
 const PASSWORD_FLAG: &str = "--etcd-password-file (or INFORMERD_ETCD_PASSWORD_FILE)";

@@ -1,12 +1,6 @@
 //! Configuration file: its bytes parsed to a map of keys, some of which may be unknown.
 
-use std::{
-    collections::BTreeSet,
-    env,
-    fs::File,
-    io::{self, ErrorKind, Read},
-    path::Path,
-};
+use std::{collections::BTreeSet, env, io::ErrorKind, path::Path};
 
 use serde_json::{Map, Value};
 use serde_saphyr::{Error, MessageFormatter, Options, UserMessageFormatter};
@@ -17,6 +11,7 @@ use super::{
     value::{found, quote},
     variables,
 };
+use crate::net::small_file::read_at_most;
 
 /// Largest file, enough for thousands of resources. The limits below bound the repetitions by aliases.
 const MAX_FILE_BYTES: usize = 1 << 20;
@@ -43,7 +38,7 @@ pub(super) struct ConfigFile {
 /// Reads the file; adds a problem for every unknown key, or for the file if it cannot be read.
 pub(super) fn read(path: &Path, errors: &mut ConfigErrors) -> Option<ConfigFile> {
     let name = path.display().to_string();
-    match read_bytes(path) {
+    match read_at_most(path, MAX_FILE_BYTES as u64) {
         Ok(bytes) => {
             let mut keys = parse(&name, &bytes, errors)?;
             variables::expand(&mut keys, |name| env::var(name).ok(), errors);
@@ -62,14 +57,7 @@ pub(super) fn read(path: &Path, errors: &mut ConfigErrors) -> Option<ConfigFile>
 
 /// Returns the content of a regular file; `None` if it cannot be read. A pipe can be read only once.
 pub(crate) fn content(path: &Path) -> Option<Vec<u8>> {
-    path.is_file().then(|| read_bytes(path).ok()).flatten()
-}
-
-/// Reads at most one byte more than a file may have.
-fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes)?;
-    Ok(bytes)
+    path.is_file().then(|| read_at_most(path, MAX_FILE_BYTES as u64).ok()).flatten()
 }
 
 /// Returns the paths of the keys whose values differ in two files, in order.

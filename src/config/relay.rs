@@ -7,7 +7,7 @@ use super::{
     upstream::{self, parse_endpoint},
     value::{self, ValueError, quote},
 };
-use crate::{client::Query, endpoint::ServerAddress, model::View, proto::pb, source::relay::RelayConfig};
+use crate::{client::Query, model::View, net::ServerAddress, proto::pb, source::relay::RelayConfig};
 
 /// Parsed `--relay NAME=URL[/RESOURCE]`.
 #[derive(Debug, PartialEq, Eq)]

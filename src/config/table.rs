@@ -23,8 +23,8 @@ use super::{
 };
 use crate::{
     auth::{CertificateUser, Rules},
-    endpoint::ServerAddress,
     model::{Expression, FieldCut, IndexFunc, Shard},
+    net::ServerAddress,
     proto::Compression,
     source::{files::FilesConfig, kube::KubeConfig, stream::StreamConfig},
     watch::FullChannelPolicy,

@@ -8,7 +8,7 @@ use super::{
     section::Section,
     value::{self, ValueError, quote},
 };
-use crate::endpoint::{ServerAddress, TlsOptions};
+use crate::net::{ServerAddress, TlsOptions};
 
 /// Example endpoints for errors.
 pub(super) const ETCD: &str = "http://127.0.0.1:2379";

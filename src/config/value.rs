@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use crate::{
     auth::Rules,
-    endpoint::without_credentials,
     model::{Expression, FieldSelector, IndexFunc, IndexMatch, LabelSelector, Path, Shard, SyntaxError, View},
+    net::without_credentials,
     source::stream::StreamPath,
 };
 

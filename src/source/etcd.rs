@@ -36,7 +36,7 @@ use std::{path::PathBuf, time::Duration};
 pub use self::source::EtcdSource;
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::watch::fuzzing;
-use crate::endpoint::{ServerAddress, TlsOptions};
+use crate::net::{ServerAddress, TlsOptions};
 
 /// Configuration of an [`EtcdSource`].
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -45,7 +45,7 @@ use std::{path::PathBuf, time::Duration};
 pub use self::{clients::RelayClients, reviewer::RelayReviewer, source::RelaySource};
 use crate::{
     client::Query,
-    endpoint::{ServerAddress, TlsOptions},
+    net::{ServerAddress, TlsOptions},
 };
 
 /// Configuration of a [`RelaySource`].

@@ -7,7 +7,6 @@ use std::{
     time::Duration,
 };
 
-use arc_swap::ArcSwap;
 use prometheus_client::{
     metrics::{counter::Counter, gauge::Gauge},
     registry::{Registry, Unit},
@@ -23,7 +22,10 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::{identity::identity_of, io::Io};
-use crate::auth::{CertificateNames, Identity};
+use crate::{
+    auth::{CertificateNames, Identity},
+    net::{FileError, FileKind, ReloadedFiles},
+};
 
 /// Paths of certificate and key, in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,31 +44,20 @@ pub struct TlsFiles {
 
 /// TLS configuration with which connections are accepted.
 pub struct Tls {
-    files: TlsFiles,
+    names: CertificateNames,
     failures: Counter,
-    /// Time at which the certificate expires, in seconds since 1970.
     expiry: Gauge,
-    /// Current configuration, and the contents of the files that it was built from.
-    loaded: ArcSwap<(Contents, Arc<ServerConfig>)>,
+    loaded: Arc<ReloadedFiles<Loaded>>,
 }
 
-/// Error of files that TLS cannot use.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{path}: {problem}", path = path.display())]
-pub struct TlsError {
-    path: PathBuf,
-    problem: String,
-}
+/// Configuration, and the time at which its certificate expires, in seconds since 1970.
+type Loaded = (Arc<ServerConfig>, i64);
 
-#[derive(PartialEq, Eq)]
-struct Contents {
-    cert: Vec<u8>,
-    key: Vec<u8>,
-    client_ca: Option<Vec<u8>>,
-}
-
-/// Interval at which the files are checked for changes.
-const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
+const CERTIFICATE: FileKind = FileKind {
+    name: "certificate",
+    interval: Duration::from_secs(10),
+    read: |path| fs::read(path).map_err(|error| error.to_string()),
+};
 
 // === impl Tls ===
 
@@ -76,12 +67,13 @@ impl Tls {
     /// # Errors
     ///
     /// Fails if a file cannot be read or is not valid, or if the key does not belong to the certificate.
-    pub fn load(files: TlsFiles) -> Result<Self, TlsError> {
-        let contents = files.read()?;
-        let config = files.config(&contents)?;
-        let (failures, expiry) = (Counter::default(), Gauge::default());
-        expiry.set(expiry_of(&contents.cert));
-        Ok(Self { files, failures, expiry, loaded: ArcSwap::from_pointee((contents, config)) })
+    pub fn load(files: TlsFiles) -> Result<Self, FileError> {
+        let (names, failures, expiry) = (files.names, Counter::default(), Gauge::default());
+        let paths = [&files.cert, &files.key].into_iter().chain(&files.client_ca).cloned().collect();
+        let parse = move |contents: &[Vec<u8>]| Ok((files.config(contents)?, expiry_of(&contents[0])));
+        let tls = Self { names, failures, expiry, loaded: ReloadedFiles::load(CERTIFICATE, paths, parse)? };
+        tls.set_expiry();
+        Ok(tls)
     }
 
     /// Registers the metrics of handshakes and of the certificate.
@@ -95,40 +87,11 @@ impl Tls {
     /// Reloads the files whenever they have changed; never returns. If the new files cannot be used, it logs the error, and the
     /// server keeps using the previous ones: a renewal may be half done. Open connections keep their certificate.
     pub async fn reload(self: Arc<Self>) {
-        let mut problem = None;
-        loop {
-            tokio::time::sleep(RELOAD_INTERVAL).await;
-            let this = Arc::clone(&self);
-            // The read would block a thread of the runtime, on a network file system for long.
-            let reloaded = tokio::task::spawn_blocking(move || this.reload_once()).await;
-            match reloaded.unwrap_or_else(|panic| Err(TlsError::new(&self.files.cert, panic.to_string()))) {
-                Ok(true) => tracing::info!(cert = %self.files.cert.display(), "certificate reloaded"),
-                Ok(false) if problem.is_some() => {
-                    tracing::info!(cert = %self.files.cert.display(), "certificate valid again, unchanged");
-                }
-                Ok(false) => {}
-                Err(error) => {
-                    if problem.as_ref() != Some(&error) {
-                        tracing::warn!(%error, "certificate changed, not reloaded");
-                    }
-                    problem = Some(error);
-                    continue;
-                }
-            }
-            problem = None;
-        }
+        Arc::clone(&self.loaded).reload(|| self.set_expiry()).await;
     }
 
-    /// Reloads the files if they have changed. Returns true if they had.
-    fn reload_once(&self) -> Result<bool, TlsError> {
-        let contents = self.files.read()?;
-        if contents == self.loaded.load().0 {
-            return Ok(false);
-        }
-        let config = self.files.config(&contents)?;
-        self.expiry.set(expiry_of(&contents.cert));
-        self.loaded.store(Arc::new((contents, config)));
-        Ok(true)
+    fn set_expiry(&self) {
+        self.loaded.with(|(_, expiry)| self.expiry.set(*expiry));
     }
 
     /// Accepts a client's handshake within the timeout.
@@ -137,7 +100,7 @@ impl Tls {
     ///
     /// Dropping the future closes the connection.
     pub(super) async fn accept(&self, stream: TcpStream, timeout: Duration) -> io::Result<TlsStream<TcpStream>> {
-        let acceptor = TlsAcceptor::from(Arc::clone(&self.loaded.load().1));
+        let acceptor = TlsAcceptor::from(self.loaded.with(|(config, _)| Arc::clone(config)));
         let accepted = tokio::time::timeout(timeout, acceptor.accept(stream)).await;
         let accepted = accepted.unwrap_or_else(|late| Err(late.into()));
         if accepted.is_err() {
@@ -149,7 +112,7 @@ impl Tls {
     /// Returns the identity of the client of a connection, if it has a certificate with names that can be used.
     pub(super) fn identity(&self, stream: &TlsStream<TcpStream>) -> Option<Identity> {
         let certificate = stream.get_ref().1.peer_certificates()?.first()?;
-        let identity = identity_of(certificate, self.files.names);
+        let identity = identity_of(certificate, self.names);
         identity.inspect_err(|problem| tracing::debug!(problem, "client certificate not used")).ok()
     }
 }
@@ -164,33 +127,25 @@ fn expiry_of(pem: &[u8]) -> i64 {
 
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tls").field("files", &self.files).finish_non_exhaustive()
+        f.debug_struct("Tls").field("files", &self.loaded).finish_non_exhaustive()
     }
 }
 
 // === impl TlsFiles ===
 
 impl TlsFiles {
-    fn read(&self) -> Result<Contents, TlsError> {
-        let read = |path: &Path| fs::read(path).map_err(|error| TlsError::new(path, error.to_string()));
-        Ok(Contents {
-            cert: read(&self.cert)?,
-            key: read(&self.key)?,
-            client_ca: self.client_ca.as_deref().map(read).transpose()?,
-        })
-    }
-
-    fn config(&self, contents: &Contents) -> Result<Arc<ServerConfig>, TlsError> {
-        let certs = certificates(&self.cert, &contents.cert)?;
-        let key = PrivateKeyDer::from_pem_slice(&contents.key)
-            .map_err(|error| TlsError::new(&self.key, format!("no PEM private key: {error}")))?;
+    /// Builds the configuration of the contents of certificate, key and CA certificates.
+    fn config(&self, contents: &[Vec<u8>]) -> Result<Arc<ServerConfig>, FileError> {
+        let certs = certificates(&self.cert, &contents[0])?;
+        let key = PrivateKeyDer::from_pem_slice(&contents[1])
+            .map_err(|error| FileError::new(&self.key, format!("no PEM private key: {error}")))?;
         let provider = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
-            .map_err(|error| TlsError::new(&self.cert, error.to_string()))?;
-        let builder = match (&self.client_ca, &contents.client_ca) {
+            .map_err(|error| FileError::new(&self.cert, error.to_string()))?;
+        let builder = match (&self.client_ca, contents.get(2)) {
             (Some(path), Some(pem)) => {
-                let refused = |error: &dyn fmt::Display| TlsError::new(path, error.to_string());
+                let refused = |error: &dyn fmt::Display| FileError::new(path, error.to_string());
                 let mut roots = RootCertStore::empty();
                 for cert in certificates(path, pem)? {
                     roots.add(cert).map_err(|error| refused(&error))?;
@@ -203,26 +158,20 @@ impl TlsFiles {
             _ => builder.with_no_client_auth(),
         };
         let mut config = builder.with_single_cert(certs, key).map_err(|error| {
-            TlsError::new(&self.cert, format!("cannot be used with the key {}: {error}", self.key.display()))
+            FileError::new(&self.cert, format!("cannot be used with the key {}: {error}", self.key.display()))
         })?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(Arc::new(config))
     }
 }
 
-fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, FileError> {
     let certs = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
-    let certs = certs.map_err(|error| TlsError::new(path, format!("not a PEM certificate: {error}")))?;
+    let certs = certs.map_err(|error| FileError::new(path, format!("not a PEM certificate: {error}")))?;
     if certs.is_empty() {
-        return Err(TlsError::new(path, "no PEM certificate".to_owned()));
+        return Err(FileError::new(path, "no PEM certificate".to_owned()));
     }
     Ok(certs)
-}
-
-impl TlsError {
-    fn new(path: &Path, problem: String) -> Self {
-        Self { path: path.to_path_buf(), problem }
-    }
 }
 
 impl Io for TlsStream<TcpStream> {
@@ -255,35 +204,36 @@ mod tests {
     #[test]
     fn changed_certificates_are_served_once_complete() {
         let directory = tempfile::tempdir().unwrap();
-        let tls = Tls::load(write(directory.path())).unwrap();
-        let served = || Arc::clone(&tls.loaded.load().1);
+        let files = write(directory.path());
+        let tls = Tls::load(files.clone()).unwrap();
+        let served = || tls.loaded.with(|(config, _)| Arc::clone(config));
         let first = served();
-        assert_eq!(tls.reload_once(), Ok(false));
-        let old_key = fs::read(&tls.files.key).unwrap();
+        assert_eq!(tls.loaded.reload_once(), Ok(false));
+        let old_key = fs::read(&files.key).unwrap();
         write(directory.path());
-        let new_key = fs::read(&tls.files.key).unwrap();
-        fs::write(&tls.files.key, old_key).unwrap();
-        let error = tls.reload_once().unwrap_err().to_string();
+        let new_key = fs::read(&files.key).unwrap();
+        fs::write(&files.key, old_key).unwrap();
+        let error = tls.loaded.reload_once().unwrap_err().to_string();
         assert!(error.contains("tls.crt: cannot be used with the key") && error.contains("tls.key"), "{error}");
         assert!(Arc::ptr_eq(&first, &served()), "the old one, as long as the new one is half written");
-        fs::write(&tls.files.key, new_key).unwrap();
-        assert_eq!(tls.reload_once(), Ok(true));
+        fs::write(&files.key, new_key).unwrap();
+        assert_eq!(tls.loaded.reload_once(), Ok(true));
         assert!(!Arc::ptr_eq(&first, &served()));
-        assert_eq!(tls.reload_once(), Ok(false));
+        assert_eq!(tls.loaded.reload_once(), Ok(false));
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_end_of_a_bad_certificate_is_logged() {
         let directory = tempfile::tempdir().unwrap();
-        let tls = Arc::new(Tls::load(write(directory.path())).unwrap());
-        let path = tls.files.cert.clone();
+        let files = write(directory.path());
+        let (tls, path) = (Arc::new(Tls::load(files.clone()).unwrap()), files.cert);
         let good = fs::read(&path).unwrap();
         let _reloading = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(Arc::clone(&tls).reload()));
         let (log, _guard) = TestLog::start(tracing::Level::INFO);
         let after = async |content: &[u8]| {
             fs::write(&path, content).unwrap();
             // The time stands still while the file is read.
-            tokio::time::sleep(RELOAD_INTERVAL * 2).await;
+            tokio::time::sleep(CERTIFICATE.interval * 2).await;
             log.take()
         };
         assert_eq!(after(b"bad").await, Vec::<String>::new());

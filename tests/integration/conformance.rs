@@ -10,7 +10,7 @@ use crate::sandbox::DEADLINE;
 #[path = "../../examples/conformance_driver.rs"]
 #[expect(dead_code, reason = "its main is that of a program")]
 mod driver;
-#[path = "../../src/bin/informerd-conformance/main.rs"]
+#[path = "../../clients/conformance/src/main.rs"]
 #[allow(dead_code, reason = "its main is that of a program")]
 mod suite;
 mod wrong_client;

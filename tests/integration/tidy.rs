@@ -17,22 +17,22 @@ use proptest::test_runner::{FailurePersistence, FileFailurePersistence};
 const MODULES: &[(&str, &[&str])] = &[
     ("census", &[]),
     ("log_throttle", &[]),
-    ("endpoint", &[]),
+    ("net", &["log_throttle"]),
     ("sync", &[]),
     ("process", &[]),
     ("model", &[]),
     ("watch", &["model", "census", "log_throttle", "sync"]),
     ("cache", &["model", "watch", "census", "log_throttle", "sync"]),
     ("proto", &["model", "watch", "cache"]),
-    ("client", &["model", "watch", "cache", "proto", "endpoint"]),
-    ("source", &["model", "watch", "cache", "proto", "client", "endpoint", "auth"]),
+    ("client", &["model", "watch", "cache", "proto", "net"]),
+    ("source", &["model", "watch", "cache", "proto", "client", "net", "auth"]),
     ("audit", &["log_throttle"]),
     ("turns", &[]),
-    ("auth", &["log_throttle", "model", "turns"]),
-    ("transport", &["auth", "log_throttle"]),
+    ("auth", &["log_throttle", "model", "net", "turns"]),
+    ("transport", &["auth", "log_throttle", "net"]),
     ("grpc", &["model", "watch", "cache", "log_throttle", "process", "proto", "audit", "auth", "transport", "turns"]),
     // The rows of the table write the plain types of the sources.
-    ("config", &["model", "watch", "cache", "proto", "client", "endpoint", "auth", "source"]),
+    ("config", &["model", "watch", "cache", "proto", "client", "net", "auth", "source"]),
     ("telemetry", &["model", "watch", "cache", "process", "proto", "config", "grpc"]),
     ("admin", &["model", "watch", "cache", "proto", "transport", "config", "grpc", "telemetry"]),
     (
@@ -44,7 +44,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "proto",
             "audit",
             "auth",
-            "endpoint",
+            "net",
             "client",
             "source",
             "grpc",
@@ -60,13 +60,11 @@ const MODULES: &[(&str, &[&str])] = &[
     ("cli", &["model", "cache", "source", "app", "client", "config", "mirror", "proto", "telemetry"]),
     ("fuzzing", &["model", "cache", "grpc", "source"]),
     ("main", &["cli"]),
-    // Development programs, each a crate of its own.
-    ("bin", &[]),
     ("lib", &[]),
 ];
 
 /// Folders with comments and documents.
-const FOLDERS: &[&str] = &["benches", "docs", "examples", "fuzz", "proto", "src", "tests"];
+const FOLDERS: &[&str] = &["benches", "clients/conformance", "docs", "examples", "fuzz", "proto", "src", "tests"];
 
 /// Modules of the core, which name no transport, command line or vendor (`NOT_IN_CORE`).
 const CORE: &[&str] = &["model", "watch", "cache"];
@@ -81,13 +79,19 @@ struct Source {
     is_test: bool,
 }
 
-/// Returns every source file.
+/// Returns every source file of the crate.
 fn sources() -> Vec<Source> {
+    let sources = sources_in("src");
+    assert!(sources.len() > 30, "the sources were found");
+    sources
+}
+
+/// Returns the source files of a folder.
+fn sources_in(folder: &str) -> Vec<Source> {
     let mut paths = Vec::new();
-    walk(Path::new("src"), "rs", &mut paths);
-    assert!(paths.len() > 30, "the sources were found");
+    walk(Path::new(folder), "rs", &mut paths);
     let source = |path: PathBuf| {
-        let relative = path.strip_prefix("src").unwrap();
+        let relative = path.strip_prefix(folder).unwrap();
         let module = relative.iter().next().unwrap().to_str().unwrap().trim_end_matches(".rs").to_owned();
         let is_test = relative.iter().any(|part| part == "tests" || part == "tests.rs");
         let text = fs::read_to_string(&path).unwrap();
@@ -218,18 +222,16 @@ const FILE_READERS: &[(&str, &str)] = &[
     ("src/app/cgroup.rs", "the start"),
     ("src/app/listener.rs", "the start and the end"),
     ("src/audit.rs", "a thread of its own"),
-    ("src/auth/reloaded_file.rs", "the start; then blocking threads"),
     ("src/cache/snapshot_file.rs", "the start of a resource, in its thread; then blocking threads"),
     ("src/cache/snapshot_file/directory.rs", "the start; then blocking threads"),
-    ("src/config/file.rs", "the start; then blocking threads"),
-    ("src/endpoint.rs", "blocking threads"),
+    ("src/net/endpoint.rs", "blocking threads"),
+    ("src/net/small_file.rs", "the start; then blocking threads"),
     ("src/process.rs", "any: /proc does not block"),
     ("src/source/files/lookup.rs", "blocking threads"),
     ("src/source/files/read.rs", "blocking threads"),
     ("src/source/files/root.rs", "blocking threads"),
     ("src/source/files/scan.rs", "blocking threads"),
     ("src/source/kube/access.rs", "blocking threads"),
-    ("src/source/small_file.rs", "blocking threads"),
     ("src/source/stream/input.rs", "blocking threads"),
     ("src/telemetry/traces.rs", "the start"),
     ("src/transport/tls.rs", "the start; then blocking threads"),
@@ -238,7 +240,7 @@ const FILE_READERS: &[(&str, &str)] = &[
 #[test]
 fn files_are_read_on_threads_that_may_block() {
     // Programs of their own, which serve nobody else.
-    const PROGRAMS: &[&str] = &["bin", "cli", "main", "mirror", "testing", "fuzzing"];
+    const PROGRAMS: &[&str] = &["cli", "main", "mirror", "testing", "fuzzing"];
     let calls = |source: &Source| {
         let code = source.text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
         code.contains("fs::") || code.contains("File::open")
@@ -259,7 +261,7 @@ fn files_are_read_on_threads_that_may_block() {
 #[test]
 fn every_file_has_a_header_and_a_bounded_length() {
     let mut untidy = Vec::new();
-    for Source { path, text, is_test, .. } in sources() {
+    for Source { path, text, is_test, .. } in sources().into_iter().chain(sources_in("clients/conformance/src")) {
         let path = path.display();
         if !is_test && !text.starts_with("//!") {
             untidy.push(format!("{path}: does not begin with //!"));
@@ -279,7 +281,7 @@ fn every_file_has_a_header_and_a_bounded_length() {
 fn doc_comments_begin_with_a_noun_or_a_verb() {
     const REFUSED: &[&str] = &["How", "What", "Whatever", "Where", "Whether", "Who", "Whoever", "Whose"];
     let mut paths = Vec::new();
-    for folder in ["benches", "src", "tests"] {
+    for folder in ["benches", "clients/conformance", "src", "tests"] {
         walk(Path::new(folder), "rs", &mut paths);
     }
     let mut refused = Vec::new();

@@ -1,7 +1,7 @@
 //! Tests of the `etcd` source.
 
 use super::*;
-use crate::endpoint::TlsOptions;
+use crate::net::TlsOptions;
 
 fn etcd(config: &Config, name: &str) -> EtcdConfig {
     match &config.resources[name].source {

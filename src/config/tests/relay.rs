@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     client::Query,
-    endpoint::{ServerAddress, TlsOptions},
+    net::{ServerAddress, TlsOptions},
     proto::pb,
 };
 

@@ -26,12 +26,8 @@ use super::{
 };
 use crate::{
     cache::SourceError,
-    endpoint::ServerAddress,
-    source::{
-        dial::Dialer,
-        small_file,
-        text::{one_line, root_cause},
-    },
+    net::{Dialer, ServerAddress, connection_files, small_file},
+    source::text::{one_line, root_cause},
 };
 
 /// Current connection, and the endpoint of the next one.
@@ -51,7 +47,7 @@ pub(super) struct Connection {
     /// a revision whose events come later (etcd #15220).
     pub(super) has_reliable_progress: bool,
     /// Digest of the files that it was made from; `None` if one could not be read.
-    pub(super) files: Option<String>,
+    pub(super) files: Option<connection_files::Digest>,
     endpoint: ServerAddress,
     channel: Channel,
     metadata: MetadataMap,
@@ -120,8 +116,7 @@ impl Connections {
 
     async fn connect(&self, address: &ServerAddress, id: u64) -> Result<Connection, String> {
         // Before they are read for the connection, so that a change in the meantime is noticed.
-        let paths = self.config.files();
-        let files = small_file::reading(move || small_file::digest_of(&paths)).await.ok();
+        let files = connection_files::digest(self.config.files()).await;
         let channel = self.open(address).await?;
         let mut connection = Connection {
             files,
@@ -135,7 +130,7 @@ impl Connections {
         let text = |status: Status| describe(&status);
         if let Some((name, path)) = &self.config.credentials {
             let path = path.clone();
-            let password = small_file::reading(move || small_file::read_text(&path)).await?;
+            let password = connection_files::reading(move || small_file::read_text(&path)).await?;
             connection.authenticate(name, password.trim_end_matches(['\r', '\n'])).await.map_err(text)?;
         }
         connection.has_reliable_progress = has_reliable_progress(&connection.version().await.map_err(text)?);
@@ -155,7 +150,7 @@ impl Connections {
             .initial_stream_window_size(WINDOW_BYTES);
         if address.is_tls() {
             let files = self.config.tls.clone();
-            let tls = small_file::reading(move || files.try_map(|path| small_file::read(path))).await?;
+            let tls = connection_files::reading(move || files.try_map(|path| small_file::read(path))).await?;
             endpoint = endpoint.tls_config(tls.config()).map_err(|error| root_cause(&error))?;
         }
         let mut stream = Some(stream);

@@ -17,9 +17,9 @@ use crate::{
     cache::{
         List, ListVersion, ListerWatcher, ProgressDemand, RewriteEvidence, SourceError, SourceHealth, WarmStart, Watch,
     },
-    endpoint::ServerAddress,
     model::ResourceVersion,
-    source::{problems::SavedProblems, small_file},
+    net::{ServerAddress, small_file},
+    source::problems::SavedProblems,
 };
 
 /// A prefix of an etcd cluster as an upstream.

@@ -41,7 +41,7 @@ use super::{
 use crate::{
     cache::{Delta, SourceError},
     model::Event,
-    source::small_file,
+    net::connection_files,
 };
 
 /// Open watch.
@@ -119,7 +119,7 @@ impl EtcdWatch {
         let responses = connection.watch(receiver).await.map_err(|status| connection.error(&status))?;
         let now = Instant::now();
         let requested_at = (!is_after_break).then_some(now);
-        let changed = Box::pin(small_file::changed(shared.config.files(), connection.files.clone()));
+        let changed = Box::pin(connection_files::changed(shared.config.files(), connection.files.clone()));
         let mut live = Self {
             changed,
             start,

@@ -24,7 +24,7 @@ use super::{
     proxy::Proxy,
     tls::Trust,
 };
-use crate::{cache::SourceError, source::small_file::read_text};
+use crate::{cache::SourceError, net::small_file::read_text};
 
 /// Configuration and credentials for requests to one API server, until any of them changes.
 pub(super) struct Access {

@@ -31,7 +31,7 @@ use super::{
     pool::{Lease, Pool},
     tls::is_refusal,
 };
-use crate::{cache::SourceError, source::dial::Dialer};
+use crate::{cache::SourceError, net::Dialer};
 
 /// Clients of a process, one for each cluster and context: sources of the same one share its connections and credentials.
 /// Clones share them too.

@@ -35,7 +35,7 @@ use super::{
     tls::{Trust, is_refusal},
     tunnel,
 };
-use crate::source::{dial::Dialer, text::root_cause};
+use crate::{net::Dialer, source::text::root_cause};
 
 /// Time of the last bytes from a peer.
 #[derive(Debug)]

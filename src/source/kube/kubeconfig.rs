@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::KubeCluster;
-use crate::source::small_file::{read, read_text};
+use crate::net::small_file::{read, read_text};
 
 /// Cluster and user of a context: client-go's `rest.Config`. Paths are absolute, or relative to the working directory.
 pub(super) struct RestConfig {

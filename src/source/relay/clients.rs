@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::{
     client::Client,
-    endpoint::{ServerAddress, TlsOptions},
+    net::{ServerAddress, TlsOptions, connection_files},
 };
 
 /// Connections of a process, one for each upstream. Clones share them.
@@ -20,7 +20,7 @@ pub struct RelayClients {
 }
 
 /// Address of an upstream, the files that a connection to it needs, and the digest of their contents.
-pub(super) type RelayServer = (ServerAddress, TlsOptions<PathBuf>, Option<String>);
+pub(super) type RelayServer = (ServerAddress, TlsOptions<PathBuf>, Option<connection_files::Digest>);
 
 // === impl RelayClients ===
 

@@ -29,8 +29,8 @@ use crate::{
     cache::{Delta, SourceError, SyncState},
     client::WatchMessages,
     model::{Cause, Event, Object, ResourceVersion},
+    net::connection_files,
     proto::pb::{self, Bookmark, EventType, WatchResponse},
-    source::small_file,
 };
 
 /// Open stream, and its position.
@@ -66,7 +66,7 @@ pub(super) struct RelayWatch {
 impl RelayWatch {
     /// Returns a stream that continues from a position.
     pub(super) fn new(shared: Arc<RelayShared>, messages: WatchMessages, position: Position) -> Self {
-        let changed = Box::pin(small_file::changed(shared.config.files(), shared.upstream.files()));
+        let changed = Box::pin(connection_files::changed(shared.config.files(), shared.upstream.files()));
         Self {
             changed,
             shared,

@@ -28,8 +28,8 @@ use crate::{
     },
     client::{Client, ClientError, Connection},
     model::{Namespaces, View},
+    net::connection_files,
     proto::pb::{self, informer_service_client::InformerServiceClient},
-    source::small_file,
 };
 
 /// Upstream of a relay, as the authority over the relay's callers. Clones share its connection.
@@ -143,11 +143,10 @@ impl Inner {
             return Ok(client.clone());
         }
         // Before they are read for the connection, so that a change in the meantime is noticed.
-        let paths = self.config.files();
-        let files = small_file::reading(move || small_file::digest_of(&paths)).await.ok();
+        let files = connection_files::digest(self.config.files()).await;
         let address = upstream::read_secured(&self.config).await?;
         let connected = Client::connect_lazy(&address).map_err(|error| error.to_string())?;
-        let (inner, changed) = (Arc::downgrade(self), small_file::changed(self.config.files(), files));
+        let (inner, changed) = (Arc::downgrade(self), connection_files::changed(self.config.files(), files));
         let leaving = AbortOnDropHandle::new(tokio::spawn(async move {
             changed.await;
             if let Some(inner) = inner.upgrade() {
@@ -328,7 +327,7 @@ mod tests {
     use tonic_types::{ErrorDetails, StatusExt};
 
     use super::*;
-    use crate::{auth::IdentityDetails, endpoint::TlsOptions};
+    use crate::{auth::IdentityDetails, net::TlsOptions};
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_ends_once_the_files_have_changed_that_it_was_made_from() {

@@ -17,8 +17,8 @@ use super::{RelayClients, RelayConfig, clients::RelayServer, message};
 use crate::{
     cache::{Provenance, SourceError, SourceHealth},
     client::{Client, ClientError, WatchMessages},
-    endpoint::ServerAddress,
     model::{Object, ObjectKey, ResourceVersion},
+    net::{ServerAddress, connection_files, small_file},
     proto::{
         self,
         pb::{
@@ -26,7 +26,6 @@ use crate::{
             WatchRequest, WatchResponse,
         },
     },
-    source::small_file,
 };
 
 /// Connection to the upstream, made on demand, with one watch at a time.
@@ -42,7 +41,7 @@ pub(super) struct Upstream {
     runtime: Option<Handle>,
     client: Mutex<Option<Arc<Client>>>,
     /// Digest of the files that the last connection was made from; `None` if one could not be read.
-    files: Mutex<Option<String>>,
+    files: Mutex<Option<connection_files::Digest>>,
 }
 
 /// Start of a stream.
@@ -245,7 +244,7 @@ impl Upstream {
     }
 
     /// Returns the digest of the files that the connection was made from.
-    pub(super) fn files(&self) -> Option<String> {
+    pub(super) fn files(&self) -> Option<connection_files::Digest> {
         self.files.lock().clone()
     }
 
@@ -269,8 +268,7 @@ impl Upstream {
             return Ok(Arc::clone(client));
         }
         // Before they are read for a connection, so that a change in the meantime is noticed.
-        let paths = self.config.files();
-        let files = small_file::reading(move || small_file::digest_of(&paths)).await.ok();
+        let files = connection_files::digest(self.config.files()).await;
         *self.files.lock() = files;
         let client = match self.clients.get(&self.server()) {
             Some(client) => client,
@@ -368,7 +366,7 @@ impl Upstream {
 /// Does the same as [`secured`] on a thread that may block.
 pub(super) async fn read_secured(config: &RelayConfig) -> Result<ServerAddress, String> {
     let config = config.clone();
-    small_file::reading(move || secured(&config)).await
+    connection_files::reading(move || secured(&config)).await
 }
 
 /// Returns the upstream's address with the contents of its TLS files, which may have been renewed.
@@ -381,7 +379,7 @@ pub(super) fn secured(config: &RelayConfig) -> Result<ServerAddress, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{endpoint::TlsOptions, proto::pb::Dropped};
+    use crate::{net::TlsOptions, proto::pb::Dropped};
 
     /// Another source may still have a connection that was made from earlier contents.
     #[tokio::test]
@@ -394,7 +392,8 @@ mod tests {
         let clients = RelayClients::default();
         let upstream = || Upstream::new(config.clone(), SourceHealth::new(Duration::MAX, Duration::MAX), &clients);
         let first = upstream();
-        *first.files.lock() = small_file::digest_of(&config.files()).ok();
+        let files = connection_files::digest(config.files()).await;
+        *first.files.lock() = files;
         let client = clients.insert(first.server(), Client::connect_lazy(&config.endpoint).unwrap());
         assert!(Arc::ptr_eq(&upstream().client().await.unwrap(), &client));
         std::fs::write(&authority, "two").unwrap();

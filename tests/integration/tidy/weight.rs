@@ -163,10 +163,7 @@ fn product() -> BTreeMap<PathBuf, (String, String)> {
         tests.extend(modules.iter().map(|module| folder.join(module)));
         files.insert(source.path, (source.module, code));
     }
-    // Programs have a budget of their own where they are.
-    files.retain(|path, (module, _)| {
-        module != "bin" && !path.with_extension("").ancestors().any(|folder| tests.contains(folder))
-    });
+    files.retain(|path, _| !path.with_extension("").ancestors().any(|folder| tests.contains(folder)));
     files
 }
 

@@ -5,8 +5,9 @@ use serde_json::json;
 
 use super::super::{
     call,
+    driver::Outcome,
     message::{added, bookmark, deleted, deleted_by, modified, thing},
-    scenario::{Outcome, Scenario},
+    scenario::Scenario,
     world::World,
 };
 

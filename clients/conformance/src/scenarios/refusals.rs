@@ -6,8 +6,9 @@ use tonic::{Code, Status};
 
 use super::super::{
     call,
+    driver::{Failure, Outcome},
     message::{Thing, added, bookmark, error, initial, initial_end, modified, status, thing},
-    scenario::{Failure, Outcome, Scenario},
+    scenario::Scenario,
     watch_stream::WatchStream,
     world::World,
 };

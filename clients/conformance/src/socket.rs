@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
+    sync::mpsc::UnboundedSender,
 };
 
 /// Server's end of a connection.
@@ -30,6 +31,15 @@ struct State {
     wakers: [Option<Waker>; 2],
 }
 
+/// Connection of a client, with its faults.
+#[derive(Clone)]
+pub(crate) struct Connection {
+    /// Number, from 1 on.
+    pub(crate) id: usize,
+    pub(super) faults: Arc<Faults>,
+    pub(super) goaway: UnboundedSender<()>,
+}
+
 /// Fault of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -39,6 +49,19 @@ pub(crate) enum Fault {
     Closed,
     /// The connection is reset, with RST.
     Reset,
+}
+
+// === impl Connection ===
+
+impl Connection {
+    pub(crate) fn begin(&self, fault: Fault) {
+        self.faults.begin(fault);
+    }
+
+    /// Sends GOAWAY: open streams continue, new ones are refused.
+    pub(crate) fn goaway(&self) {
+        self.goaway.send(()).ok();
+    }
 }
 
 // === impl Faults ===

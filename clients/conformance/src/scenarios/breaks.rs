@@ -9,8 +9,9 @@ use tonic::{Code, Status};
 
 use super::super::{
     call,
+    driver::Outcome,
     message::{added, bookmark, dropped, modified, status, status_after, thing},
-    scenario::{Outcome, Scenario},
+    scenario::Scenario,
     socket::Fault,
     world::{State, World},
 };

@@ -4,8 +4,9 @@ use serde_json::json;
 
 use super::super::{
     call,
+    driver::Outcome,
     message::{Thing, added, bookmark, deleted, modified, open, thing},
-    scenario::{Outcome, Scenario},
+    scenario::Scenario,
     watch_stream::WatchStream,
     world::World,
 };

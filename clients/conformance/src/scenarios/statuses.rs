@@ -7,8 +7,9 @@ use serde_json::json;
 use tonic::{Code, Status};
 
 use super::super::{
+    driver::{Failure, Outcome},
     message::{bookmark, status, thing},
-    scenario::{Failure, Outcome, Scenario},
+    scenario::Scenario,
     socket::Fault,
     watch_stream::WatchStream,
     world::{State, World},

@@ -23,8 +23,7 @@ use tonic::Status;
 
 use super::{
     message::{self, Thing},
-    server::{Connection, http_answer},
-    socket::Fault,
+    socket::{Connection, Fault},
 };
 
 /// Watch of a client. After its first BOOKMARK it repeats the last one often enough to stay alive, until it is silenced.
@@ -253,4 +252,15 @@ pub(crate) fn trailers(status: &Status) -> HeaderMap {
         headers.insert("grpc-status-details-bin", details);
     }
     headers
+}
+
+/// Answers a call with a page of HTTP in place of gRPC, as a proxy does whose server is down.
+fn http_answer(respond: &mut SendResponse<Bytes>, status: StatusCode) {
+    let mut headers = HeaderMap::new();
+    headers.insert("content-type", HeaderValue::from_static("text/html"));
+    let mut response = Response::new(());
+    (*response.status_mut(), *response.headers_mut()) = (status, headers);
+    if let Ok(mut stream) = respond.send_response(response, false) {
+        drop(stream.send_data(Bytes::from_static(b"<html>upstream connect error</html>"), true));
+    }
 }

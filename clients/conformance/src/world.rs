@@ -10,15 +10,11 @@ use serde_json::{Value, json};
 
 use super::{
     call,
-    driver::{Driver, Launcher},
-    message::{self, Thing, thing},
-    scenario::{Failure, Outcome},
+    driver::{Driver, Failure, Launcher, Outcome},
+    message::{self, RESOURCE, Thing, thing},
     server::Server,
     watch_stream::WatchStream,
 };
-
-/// Name of the resource.
-pub(crate) const RESOURCE: &str = "things";
 
 /// Server and driver of one scenario.
 pub(crate) struct World {

@@ -5,8 +5,9 @@ use tonic::Code;
 
 use super::super::{
     call,
+    driver::Outcome,
     message::{Thing, bookmark, initial, initial_end, status, thing},
-    scenario::{Outcome, Scenario},
+    scenario::Scenario,
     socket::Fault,
     world::{State, World},
 };

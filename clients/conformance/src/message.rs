@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
+/// Name of the scripted resource.
+pub(crate) const RESOURCE: &str = "things";
+
 /// Object of the scripted resource.
 #[derive(Clone)]
 pub(crate) struct Thing {

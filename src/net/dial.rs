@@ -20,7 +20,7 @@ use tokio::{
 
 /// TCP dialer.
 #[derive(Debug, Default)]
-pub(super) struct Dialer {
+pub(crate) struct Dialer {
     dials: AtomicUsize,
 }
 
@@ -45,7 +45,7 @@ impl Dialer {
     /// # Cancel safety
     ///
     /// Dropping the future closes every attempt.
-    pub(super) async fn dial(&self, host: &str, port: u16) -> Result<TcpStream, String> {
+    pub(crate) async fn dial(&self, host: &str, port: u16) -> Result<TcpStream, String> {
         let first = self.dials.fetch_add(1, Ordering::Relaxed);
         let dialed = async {
             let addresses = lookup_host((host, port)).await.map_err(|error| format!("{host}: {error}"))?;

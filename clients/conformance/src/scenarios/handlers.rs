@@ -4,8 +4,9 @@ use serde_json::json;
 
 use super::super::{
     call,
+    driver::Outcome,
     message::{added, bookmark, modified, thing},
-    scenario::{Outcome, Scenario},
+    scenario::Scenario,
     world::World,
 };
 

@@ -6,8 +6,9 @@ use serde_json::json;
 
 use super::super::{
     call,
+    driver::Outcome,
     message::{added, bookmark, modified, thing},
-    scenario::{Outcome, Scenario},
+    scenario::Scenario,
     socket::Fault,
     watch_stream::WatchStream,
     world::World,

@@ -7,12 +7,11 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::{driver::Launcher, world::World};
+use super::{
+    driver::{Failure, Launcher, Outcome},
+    world::World,
+};
 
-/// Reason why a client does not pass: one line, or several.
-pub(crate) type Failure = String;
-/// Result of a step, and of a scenario.
-pub(crate) type Outcome = Result<(), Failure>;
 /// Scenario that plays.
 pub(crate) type Playing<'a> = Pin<Box<dyn Future<Output = Outcome> + Send + 'a>>;
 

@@ -5,8 +5,9 @@ use serde_json::{Value, json};
 
 use super::super::{
     call,
+    driver::{Failure, Outcome},
     message::{added, bookmark, modified, status, thing},
-    scenario::{Failure, Outcome, Scenario},
+    scenario::Scenario,
     world::World,
 };
 

@@ -16,7 +16,10 @@ use tokio::{
     task::JoinHandle,
 };
 
-use super::scenario::{Failure, Outcome};
+/// Reason why a client does not pass: one line, or several.
+pub(crate) type Failure = String;
+/// Result of a step, and of a scenario.
+pub(crate) type Outcome = Result<(), Failure>;
 
 /// Way to start a driver, once for each scenario.
 #[derive(Clone)]

@@ -5,8 +5,9 @@ use tonic::Code;
 
 use super::super::{
     call,
+    driver::{Failure, Outcome},
     message::{Thing, added, bookmark, initial, initial_end, status, thing},
-    scenario::{Failure, Outcome, Scenario},
+    scenario::Scenario,
     watch_stream::WatchStream,
     world::World,
 };

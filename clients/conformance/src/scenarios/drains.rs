@@ -5,8 +5,9 @@ use tonic::Code;
 
 use super::super::{
     call,
+    driver::Outcome,
     message::{added, bookmark, deleted, initial, modified, status, thing},
-    scenario::{Outcome, Scenario},
+    scenario::Scenario,
     watch_stream::WatchStream,
     world::World,
 };

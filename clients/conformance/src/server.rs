@@ -13,7 +13,7 @@ use std::{
 
 use bytes::{Buf, Bytes, BytesMut};
 use h2::{RecvStream, server::SendResponse};
-use http::{HeaderMap, Request, Response, StatusCode};
+use http::{Request, Response};
 use informerd::proto::pb;
 use parking_lot::Mutex;
 use prost::Message;
@@ -24,7 +24,8 @@ use tokio::{
 };
 
 use super::{
-    socket::{Fault, Faults, Socket},
+    message::{RESOURCE, status},
+    socket::{Connection, Fault, Socket},
     watch_stream::{WatchStream, frame, trailers},
 };
 
@@ -44,15 +45,6 @@ struct Shared {
     connections: AtomicUsize,
     /// True if new connections get no answer.
     freezes: AtomicBool,
-}
-
-/// Connection of a client, with its faults.
-#[derive(Clone)]
-pub(crate) struct Connection {
-    /// Number, from 1 on.
-    pub(crate) id: usize,
-    faults: Arc<Faults>,
-    goaway: UnboundedSender<()>,
 }
 
 // === impl Server ===
@@ -132,19 +124,6 @@ impl Shared {
     }
 }
 
-// === impl Connection ===
-
-impl Connection {
-    pub(crate) fn begin(&self, fault: Fault) {
-        self.faults.begin(fault);
-    }
-
-    /// Sends GOAWAY: open streams continue, new ones are refused.
-    pub(crate) fn goaway(&self) {
-        self.goaway.send(()).ok();
-    }
-}
-
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     // Ends all connections with the server.
     let mut connections = JoinSet::new();
@@ -211,13 +190,13 @@ async fn answer(
     } else {
         (tonic::Code::Unimplemented, "NOT_IMPLEMENTED")
     };
-    drop(stream.send_trailers(trailers(&super::message::status(code, reason))));
+    drop(stream.send_trailers(trailers(&status(code, reason))));
 }
 
 /// Returns the answer to ListResources: the resource, and a server with every capability.
 fn resources() -> pb::ListResourcesResponse {
     let resource = pb::Resource {
-        name: super::world::RESOURCE.to_owned(),
+        name: RESOURCE.to_owned(),
         source: "stream".to_owned(),
         state: pb::SyncState::Synced.into(),
         ..pb::Resource::default()
@@ -242,16 +221,5 @@ async fn message(mut body: RecvStream) -> Option<Bytes> {
         let chunk = body.data().await?.ok()?;
         drop(body.flow_control().release_capacity(chunk.len()));
         bytes.extend_from_slice(&chunk);
-    }
-}
-
-/// Answers a call with a page of HTTP in place of gRPC, as a proxy does whose server is down.
-pub(crate) fn http_answer(respond: &mut SendResponse<Bytes>, status: StatusCode) {
-    let mut headers = HeaderMap::new();
-    headers.insert("content-type", http::HeaderValue::from_static("text/html"));
-    let mut response = Response::new(());
-    (*response.status_mut(), *response.headers_mut()) = (status, headers);
-    if let Ok(mut stream) = respond.send_response(response, false) {
-        drop(stream.send_data(Bytes::from_static(b"<html>upstream connect error</html>"), true));
     }
 }
