@@ -45,6 +45,7 @@
 mod channel;
 mod connection;
 mod error;
+mod follower;
 mod informer;
 mod query;
 mod streams;

@@ -24,16 +24,21 @@ use futures_util::Stream;
 use tokio::time::{Instant, Sleep};
 use tonic::{Code, Status};
 
-use super::{Client, ClientError, WatchMessages, WatchOptions, error::Recovery};
+use super::{
+    Client, ClientError, WatchMessages, WatchOptions,
+    error::Recovery,
+    follower::{Followed, Follower, News},
+};
 use crate::{
     cache::Backoff,
     proto::{self, pb},
 };
 
-/// Streams of one watch. The user applies the messages, and has the version to resume from.
+/// Streams of one watch. The user applies the messages.
 pub(super) struct Streams {
     client: Client,
     request: pb::WatchRequest,
+    follower: Follower,
     timeouts: Timeouts,
     fail_fast: bool,
     /// True once a stream was opened.
@@ -72,21 +77,14 @@ struct Refusals {
     was_unauthenticated: bool,
 }
 
-/// Version from which the next stream resumes, and its history.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ResumePoint<'a> {
-    pub(super) version: &'a str,
-    pub(super) history: &'a str,
-}
-
 /// Step of the streams.
 #[derive(Debug)]
 pub(super) enum Step {
     /// A stream has begun.
     Opened,
-    /// Next message of it.
-    Message(Box<pb::WatchResponse>),
-    /// The stream is over, and another follows after the delay: one that lists, if `lists`, so that the version is void.
+    /// Next message of it; none that ends it with an error.
+    Message(Box<Followed>),
+    /// The stream is over, and another follows after the delay: one that lists, if `lists`.
     Interrupted { error: ClientError, lists: bool, delay: Duration },
     /// The last step: an error after which no other stream helps.
     Failed(ClientError),
@@ -129,6 +127,7 @@ impl Streams {
         Self {
             client,
             request: pb::WatchRequest { queue: options.queue, bookmark_interval, ..request },
+            follower: Follower::new(options.heal_drops),
             timeouts: Timeouts {
                 idle: interval * SILENT_INTERVALS,
                 list: options.list_timeout,
@@ -147,6 +146,16 @@ impl Streams {
         }
     }
 
+    /// Returns the streams of a user who wants the changes after a version, and does not hold the state at it.
+    pub(super) fn after(mut self, version: &str) -> Self {
+        self.follower.begin_after(version);
+        self
+    }
+
+    pub(super) fn follower(&self) -> &Follower {
+        &self.follower
+    }
+
     /// Returns the time without a message after which a stream is dead.
     pub(super) fn idle_timeout(&self) -> Duration {
         self.timeouts.idle
@@ -157,16 +166,17 @@ impl Streams {
         matches!(self.phase, Phase::Over)
     }
 
-    /// Returns the next step. The next stream resumes at `from`; without it, it lists.
-    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>, from: Option<ResumePoint<'_>>) -> Poll<Option<Step>> {
+    /// Returns the next step.
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Step>> {
         loop {
             match &mut self.phase {
-                Phase::Idle => self.open(from),
+                Phase::Idle => self.open(),
                 Phase::Opening { opening, until, is_resume } => {
                     let (until, is_resume) = (*until, *is_resume);
                     match ready!(opening.as_mut().poll(cx)) {
                         Ok(stream) => {
                             self.has_opened = true;
+                            self.follower.begin();
                             let after = if is_resume { self.timeouts.resume } else { self.timeouts.list };
                             let silence = Box::pin(tokio::time::sleep_until(until));
                             self.phase = Phase::Reading { stream: Box::new(stream), silence, after };
@@ -188,8 +198,8 @@ impl Streams {
                     };
                     *after = self.timeouts.idle;
                     silence.as_mut().reset(Instant::now() + self.timeouts.idle);
-                    if let Some(response) = self.read(message) {
-                        return Poll::Ready(Some(Step::Message(Box::new(response))));
+                    if let Some(followed) = self.read(message) {
+                        return Poll::Ready(Some(Step::Message(Box::new(followed))));
                     }
                 }
                 Phase::Interrupted(interrupted) => {
@@ -214,28 +224,13 @@ impl Streams {
         }
     }
 
-    /// Ends the stream with an error of its last message.
-    pub(super) fn end(&mut self, error: ClientError) {
-        self.ended(error);
-    }
-
-    /// Ends the watch: the next step is this error, and the last.
-    pub(super) fn fail(&mut self, error: ClientError) {
-        self.phase = Phase::Ending(Box::new(error));
-    }
-
-    /// Ends the stream, which has a hole, and returns the delay before the one that fills it.
-    pub(super) fn end_with_hole(&mut self) -> Duration {
-        let delay = self.delays.backoff.next_delay(Instant::now());
-        self.phase = Phase::Waiting(Box::pin(tokio::time::sleep(delay)));
-        delay
-    }
-
-    fn open(&mut self, from: Option<ResumePoint<'_>>) {
+    fn open(&mut self) {
         let mut request = self.request.clone();
-        let after = if let Some(ResumePoint { version, history }) = from {
+        let from = self.follower.position();
+        let is_resume = from.is_some();
+        let after = if let Some(version) = from {
             version.clone_into(&mut request.resource_version);
-            history.clone_into(&mut request.history);
+            self.follower.history().clone_into(&mut request.history);
             self.timeouts.resume
         } else {
             request.initial_events = pb::InitialEvents::Send.into();
@@ -246,25 +241,37 @@ impl Streams {
             let silent = || ClientError::Silent { address: client.address().clone(), after };
             tokio::time::timeout_at(until, client.open(request)).await.unwrap_or_else(|_| Err(silent()))
         });
-        self.phase = Phase::Opening { opening, until, is_resume: from.is_some() };
+        self.phase = Phase::Opening { opening, until, is_resume };
     }
 
-    fn read(&mut self, message: Option<Result<pb::WatchResponse, Status>>) -> Option<pb::WatchResponse> {
-        match message {
+    fn read(&mut self, message: Option<Result<pb::WatchResponse, Status>>) -> Option<Followed> {
+        let error = match message {
             Some(Ok(response)) => {
                 self.refusals.message(&response);
                 if response.r#type() == pb::EventType::Bookmark {
                     self.delays.reset();
                 }
-                return Some(response);
+                match self.follower.follow(response) {
+                    Ok(mut followed) => {
+                        if followed.is_last {
+                            self.ended(ClientError::draining());
+                        } else if let News::Dropped { healing: Some(delay), .. } = &mut followed.news {
+                            *delay = self.delays.backoff.next_delay(Instant::now());
+                            self.phase = Phase::Waiting(Box::pin(tokio::time::sleep(*delay)));
+                        }
+                        return Some(followed);
+                    }
+                    Err(error) => error,
+                }
             }
-            Some(Err(status)) => self.ended(self.client.error(&status)),
+            Some(Err(status)) => self.client.error(&status),
             None => {
                 let address = self.client.address().clone();
                 let problem = "the stream ended without a status of the watch".to_owned();
-                self.ended(ClientError::Broken { address, problem });
+                ClientError::Broken { address, problem }
             }
-        }
+        };
+        self.ended(error);
         None
     }
 
@@ -272,11 +279,14 @@ impl Streams {
     fn ended(&mut self, error: ClientError) {
         let is_hopeless = !self.has_opened && self.fail_fast && error.is_about_connection();
         let recovery = self.refusals.recovery(&error);
-        if recovery == Recovery::GiveUp || is_hopeless {
+        let lists = recovery == Recovery::Relist;
+        if recovery == Recovery::GiveUp || is_hopeless || (lists && self.follower.is_partial()) {
             self.phase = Phase::Ending(Box::new(error));
             return;
         }
-        let lists = recovery == Recovery::Relist;
+        if lists {
+            self.follower.expire();
+        }
         let delay = self.delays.after(&error, lists);
         if error.invalidates_connection() {
             if let Phase::Reading { stream, .. } = &self.phase {

@@ -68,7 +68,7 @@ impl InformerBuilder {
     /// the objects, drops are always healed, and a server that is not there yet is awaited.
     #[must_use]
     pub fn options(mut self, options: &WatchOptions) -> Self {
-        self.options = WatchOptions { fail_fast: false, ..options.clone() };
+        self.options = WatchOptions { heal_drops: true, fail_fast: false, ..options.clone() };
         self
     }
 

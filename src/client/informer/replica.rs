@@ -19,172 +19,113 @@ use super::{
     store::{Key, Published, Store},
 };
 use crate::{
-    client::{ClientError, streams::ResumePoint},
-    model::ResourceVersion,
+    client::{
+        Progress,
+        follower::{Followed, FollowedEvent, News},
+    },
     proto::pb,
 };
 
 /// Writer of an informer's store.
 pub(super) struct Replica {
     store: Store,
-    /// Last version of the streams; none when the next stream has to list.
-    position: Option<String>,
-    /// Last history of a bookmark.
-    history: String,
     /// Namespaces of the last bookmark of the stream; none before it.
     namespaces: Option<Vec<String>>,
     /// Initial events, while the stream is in them.
     listed: Option<BTreeMap<Key, pb::Object>>,
     /// Events of a batch that is open.
-    pending: Vec<PendingEvent>,
+    pending: Vec<(pb::EventType, pb::Cause, pb::Object)>,
     /// Calls of the step that is being applied.
     notifications: Vec<Notification>,
-}
-
-struct PendingEvent {
-    event_type: pb::EventType,
-    cause: pb::Cause,
-    object: pb::Object,
-}
-
-/// Step that follows a message.
-#[derive(Debug, PartialEq)]
-pub(super) enum Next {
-    /// Read the next message.
-    Continue,
-    /// Read the next message: nothing is missing up to this one.
-    Current,
-    /// Open another stream: this one has ended, or is about to.
-    Ended(ClientError),
-    /// Open another stream from the version before the hole.
-    Heal { count: u64, after: String },
 }
 
 // === impl Replica ===
 
 impl Replica {
     pub(super) fn new(store: Store) -> Self {
-        Self {
-            store,
-            position: None,
-            history: String::new(),
-            namespaces: None,
-            listed: None,
-            pending: Vec::new(),
-            notifications: Vec::new(),
-        }
-    }
-
-    /// Returns the version to resume from; none when the next stream has to list.
-    pub(super) fn resume_point(&self) -> Option<ResumePoint<'_>> {
-        self.position.as_deref().map(|version| ResumePoint { version, history: &self.history })
+        Self { store, namespaces: None, listed: None, pending: Vec::new(), notifications: Vec::new() }
     }
 
     /// Begins a stream that resumes, or lists.
-    pub(super) fn begin(&mut self) {
+    pub(super) fn begin(&mut self, is_listing: bool) {
         self.pending.clear();
         self.namespaces = None;
-        self.listed = self.position.is_none().then(BTreeMap::new);
+        self.listed = is_listing.then(BTreeMap::new);
     }
 
-    /// Discards the position, which cannot be resumed from: the next stream lists.
-    pub(super) fn expire(&mut self) {
-        self.position = None;
-    }
-
-    /// Applies one message of the stream, shows the new state to readers, and then notifies the handler.
-    ///
-    /// # Errors
-    ///
-    /// [`ClientError::Contract`] for a message that no server sends: to ignore it could skip data.
+    /// Applies one message of the stream, which leads to a position, shows the new state to readers, and then notifies the handler.
+    /// Returns the content of a bookmark, and true if nothing is missing up to it.
     pub(super) fn apply(
         &mut self,
-        response: pb::WatchResponse,
+        followed: Followed,
+        position: Option<&str>,
         published: &Published,
         notifier: &Notifier,
-    ) -> Result<Next, ClientError> {
-        let next = self.message(response);
-        let has_advanced =
-            self.listed.is_none() && self.position.as_deref().is_some_and(|to| to != self.store.version());
-        if let (true, Some(version)) = (has_advanced, &self.position) {
+    ) -> Option<(Progress, bool)> {
+        let progress = self.message(followed);
+        let advanced = position.filter(|to| self.listed.is_none() && *to != self.store.version());
+        if let Some(version) = advanced {
             self.store.set_version(version);
         }
-        if has_advanced || !self.notifications.is_empty() {
+        if advanced.is_some() || !self.notifications.is_empty() {
             self.store.publish(published);
         }
         self.notifications.drain(..).for_each(|notification| notifier.notify(notification));
-        next
+        progress
     }
 
-    fn message(&mut self, response: pb::WatchResponse) -> Result<Next, ClientError> {
-        let (event_type, cause) = (response.r#type(), response.cause());
-        match event_type {
-            pb::EventType::Added | pb::EventType::Modified | pb::EventType::Deleted => {
-                let mut object = response.object.ok_or_else(|| ClientError::contract("event without an object"))?;
-                if let Some(listed) = &mut self.listed {
-                    // Otherwise one object would keep its whole batch in memory.
-                    if let Some(pb::object::Body::Raw(body)) = &mut object.body {
-                        *body = Bytes::copy_from_slice(body);
-                    }
-                    listed.insert(key_of(&object), object);
-                } else if response.resource_version.is_empty() {
-                    return Err(ClientError::contract("event without a version to resume from"));
-                } else {
-                    let event = PendingEvent { event_type, cause, object };
-                    self.event(event, &response.resource_version, response.open);
+    fn message(&mut self, Followed { news, before, is_last }: Followed) -> Option<(Progress, bool)> {
+        let mut is_complete = before.is_some();
+        match news {
+            News::Event(event) => self.event(event, is_complete),
+            News::Listing(progress) => return Some((progress, false)),
+            News::Synced(progress) | News::Bookmark(progress) => {
+                // Objects leave and enter with the caller's namespaces at the version that the stream has already.
+                is_complete |= self.namespaces.as_ref().is_some_and(|namespaces| *namespaces != progress.namespaces);
+                if let Some(listed) = self.listed.take() {
+                    self.replace(listed);
+                } else if is_complete {
+                    self.complete();
                 }
-                Ok(Next::Continue)
+                self.namespaces = Some(progress.namespaces.clone());
+                return Some((progress, !is_last));
             }
-            pb::EventType::Bookmark => self.bookmark(response.bookmark.unwrap_or_default(), &response.resource_version),
-            pb::EventType::Dropped => {
-                let pb::Dropped { count, after_resource_version: after } = response.dropped.unwrap_or_default();
-                if after.is_empty() {
-                    self.expire();
-                } else {
-                    // The batch that waits is complete if the version has advanced since.
-                    self.advance(&after);
-                }
-                Ok(Next::Heal { count, after })
-            }
-            pb::EventType::Error => {
-                let error = response.error.ok_or_else(|| ClientError::contract("ERROR without a status"))?;
-                Ok(Next::Ended(ClientError::from_proto(&error)))
-            }
-            pb::EventType::Unspecified => {
-                Err(ClientError::contract(format!("event of unknown type {}", response.r#type)))
-            }
+            News::Dropped { .. } if is_complete => self.complete(),
+            News::Dropped { .. } => {}
         }
+        None
     }
 
-    fn event(&mut self, event: PendingEvent, version: &str, is_open: bool) {
+    fn event(&mut self, event: FollowedEvent, has_advanced: bool) {
+        let (is_in_batch, is_open) = (event.is_in_batch(), event.is_open);
+        let FollowedEvent { event_type, cause, mut object, .. } = event;
+        if let Some(listed) = &mut self.listed {
+            // Otherwise one object would keep its whole batch in memory.
+            if let Some(pb::object::Body::Raw(body)) = &mut object.body {
+                *body = Bytes::copy_from_slice(body);
+            }
+            listed.insert(key_of(&object), object);
+            return;
+        }
         // The batch of another version that waits is complete, and this event belongs to one that is open: a selection does not see
         // every version, and the version before a batch may be new to it.
-        if !is_open && is_before(version, &event.object.resource_version) {
-            self.advance(version);
+        if has_advanced && is_in_batch {
+            self.complete();
         }
         let is_alone = self.pending.is_empty();
-        self.pending.push(event);
-        if is_open && is_alone {
+        self.pending.push((event_type, cause, object));
+        if (is_open && is_alone) || (has_advanced && !is_in_batch) {
             self.complete();
-        }
-        self.advance(version);
-    }
-
-    /// Advances the position, which completes the batch that waits.
-    fn advance(&mut self, version: &str) {
-        if self.position.as_deref() != Some(version) {
-            self.complete();
-            self.position = Some(version.to_owned());
         }
     }
 
     fn complete(&mut self) {
-        for event in mem::take(&mut self.pending) {
-            self.apply_event(event);
+        for (event_type, cause, object) in mem::take(&mut self.pending) {
+            self.apply_event(event_type, cause, object);
         }
     }
 
-    fn apply_event(&mut self, PendingEvent { event_type, cause, object }: PendingEvent) {
+    fn apply_event(&mut self, event_type: pb::EventType, cause: pb::Cause, object: pb::Object) {
         let key = key_of(&object);
         if event_type != pb::EventType::Deleted {
             return self.upsert(key, object);
@@ -216,33 +157,6 @@ impl Replica {
         }
     }
 
-    fn bookmark(&mut self, bookmark: pb::Bookmark, version: &str) -> Result<Next, ClientError> {
-        if let Some(listed) = self.listed.take_if(|_| bookmark.initial_events_end) {
-            if version.is_empty() {
-                return Err(ClientError::contract("BOOKMARK without a version"));
-            }
-            self.replace(listed);
-            self.position = Some(version.to_owned());
-        } else if self.listed.is_none() {
-            if version.is_empty() {
-                return Err(ClientError::contract("BOOKMARK without a version"));
-            }
-            // Objects leave and enter with the caller's namespaces at the version that the stream has already.
-            if self.namespaces.as_ref().is_some_and(|namespaces| *namespaces != bookmark.namespaces) {
-                self.complete();
-            }
-            self.advance(version);
-        }
-        if self.listed.is_none() {
-            self.history = bookmark.history;
-            self.namespaces = Some(bookmark.namespaces);
-        }
-        if bookmark.draining {
-            return Ok(Next::Ended(ClientError::draining()));
-        }
-        Ok(if self.listed.is_some() { Next::Continue } else { Next::Current })
-    }
-
     /// Applies a list as the difference to the store.
     fn replace(&mut self, listed: BTreeMap<Key, pb::Object>) {
         let keys: BTreeSet<&Key> = listed.keys().collect();
@@ -260,12 +174,6 @@ impl Replica {
 
 fn key_of(object: &pb::Object) -> Key {
     (object.namespace.clone(), object.name.clone())
-}
-
-/// Returns true if a version is lower than another one of the same lineage.
-fn is_before(version: &str, other: &str) -> bool {
-    let parse = |text: &str| text.parse::<ResourceVersion>().ok();
-    version != other && parse(version).zip(parse(other)).is_some_and(|(version, other)| version < other)
 }
 
 /// Returns true if two states of an object are the same to a handler.
