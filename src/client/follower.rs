@@ -13,6 +13,8 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::{ClientError, Progress};
 use crate::{model::ResourceVersion, proto::pb};
 
@@ -75,13 +77,10 @@ pub(super) struct FollowedEvent {
 // === impl Follower ===
 
 impl Follower {
-    pub(super) fn new(heals_drops: bool) -> Self {
-        Self { heals_drops, position: None, history: String::new(), is_listing: false, is_partial: false }
-    }
-
-    /// Begins after a version, for a user who does not hold the state at it.
-    pub(super) fn begin_after(&mut self, version: &str) {
-        (self.position, self.is_partial) = (Some(version.to_owned()), true);
+    /// Returns the follower of a watch that begins with a list, or after a version, without the state at it.
+    pub(super) fn new(heals_drops: bool, since: Option<&str>) -> Self {
+        let (position, is_partial) = (since.map(str::to_owned), since.is_some());
+        Self { heals_drops, position, history: String::new(), is_listing: false, is_partial }
     }
 
     /// Returns the version to resume after; none when the next stream has to list.
@@ -89,9 +88,14 @@ impl Follower {
         self.position.as_deref()
     }
 
-    /// Returns the history that [`Follower::position`] belongs to; empty if the server has not sent it.
-    pub(super) fn history(&self) -> &str {
-        &self.history
+    /// Completes the request of the next stream, which resumes or lists.
+    pub(super) fn complete(&self, request: &mut pb::WatchRequest) {
+        if let Some(version) = &self.position {
+            request.resource_version.clone_from(version);
+            request.history.clone_from(&self.history);
+        } else {
+            request.initial_events = pb::InitialEvents::Send.into();
+        }
     }
 
     /// Returns true if no list can replace missed changes.
@@ -195,8 +199,175 @@ impl FollowedEvent {
 
     /// Returns true if the event is of a batch that goes on: its object is at a later version than its message.
     pub(super) fn is_in_batch(&self) -> bool {
-        let version = |text: &str| text.parse::<ResourceVersion>().ok();
-        let versions = version(&self.version).zip(version(&self.object.resource_version));
+        let versions = parse(&self.version).zip(parse(&self.object.resource_version));
         !self.is_open && versions.is_some_and(|(safe, own)| safe < own)
+    }
+}
+
+/// Copies the body of an object that is kept: the received one may be a slice of something larger.
+pub(super) fn own_body(object: &mut pb::Object) {
+    if let Some(pb::object::Body::Raw(body)) = &mut object.body {
+        *body = Bytes::copy_from_slice(body);
+    }
+}
+
+/// Returns true if the versions of two states of an object are of the same lineage.
+pub(super) fn is_same_lineage(one: &pb::Object, other: &pb::Object) -> bool {
+    let versions = parse(&one.resource_version).zip(parse(&other.resource_version));
+    versions.is_some_and(|(one, other)| one.same_lineage(&other))
+}
+
+fn parse(version: &str) -> Option<ResourceVersion> {
+    version.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bookmark(version: &str, bookmark: pb::Bookmark) -> pb::WatchResponse {
+        pb::WatchResponse {
+            r#type: pb::EventType::Bookmark.into(),
+            resource_version: version.to_owned(),
+            bookmark: Some(bookmark),
+            ..Default::default()
+        }
+    }
+
+    fn end_of_list() -> pb::Bookmark {
+        pb::Bookmark { initial_events_end: true, history: "server.1".to_owned(), ..Default::default() }
+    }
+
+    fn event(version: &str, own: &str) -> pb::WatchResponse {
+        let object = pb::Object { name: "a".to_owned(), resource_version: own.to_owned(), ..Default::default() };
+        pb::WatchResponse {
+            r#type: pb::EventType::Modified.into(),
+            resource_version: version.to_owned(),
+            object: Some(object),
+            ..Default::default()
+        }
+    }
+
+    fn dropped(version: &str, after: &str) -> pb::WatchResponse {
+        let dropped = pb::Dropped { count: 3, after_resource_version: after.to_owned() };
+        pb::WatchResponse {
+            r#type: pb::EventType::Dropped.into(),
+            resource_version: version.to_owned(),
+            dropped: Some(dropped),
+            ..Default::default()
+        }
+    }
+
+    /// Returns the version, the history and the initial events that the next stream requests.
+    fn requested(follower: &Follower) -> (String, String, bool) {
+        let mut request = pb::WatchRequest::default();
+        follower.complete(&mut request);
+        let lists = request.initial_events() == pb::InitialEvents::Send;
+        (request.resource_version, request.history, lists)
+    }
+
+    fn resume(version: &str, history: &str) -> (String, String, bool) {
+        (version.to_owned(), history.to_owned(), false)
+    }
+
+    const LIST: (String, String, bool) = (String::new(), String::new(), true);
+
+    /// Returns a follower at version 5.
+    fn synced(heals_drops: bool) -> Follower {
+        let mut follower = Follower::new(heals_drops, None);
+        follower.begin();
+        follower.follow(bookmark("5", end_of_list())).unwrap();
+        follower
+    }
+
+    fn before(follower: &mut Follower, message: pb::WatchResponse) -> Option<String> {
+        follower.follow(message).unwrap().before
+    }
+
+    #[test]
+    fn nothing_within_a_list_can_be_resumed_from() {
+        let mut follower = Follower::new(true, None);
+        assert_eq!(requested(&follower), LIST);
+        follower.begin();
+        let followed = follower.follow(event("4", "4")).unwrap();
+        assert!(matches!(&followed.news, News::Event(event) if event.is_listed() && event.version.is_empty()));
+        let news = follower.follow(bookmark("4", pb::Bookmark::default())).unwrap().news;
+        assert!(matches!(news, News::Listing(_)) && follower.is_listing());
+        assert_eq!(requested(&follower), LIST);
+        let followed = follower.follow(bookmark("5", end_of_list())).unwrap();
+        assert!(matches!(&followed.news, News::Synced(progress) if progress.resource_version == "5"));
+        assert!(followed.before.is_none() && !follower.is_listing());
+        assert_eq!(requested(&follower), resume("5", "server.1"));
+        follower.begin();
+        let news = follower.follow(bookmark("6", end_of_list())).unwrap().news;
+        assert!(matches!(news, News::Bookmark(_)), "a stream that resumes has no list");
+        follower.expire();
+        assert_eq!(requested(&follower), LIST);
+        follower.begin();
+        assert!(follower.is_listing());
+    }
+
+    #[test]
+    fn a_message_that_advances_the_version_ends_the_batch_before() {
+        let mut follower = synced(true);
+        assert_eq!(before(&mut follower, event("5", "6")), None);
+        assert_eq!(before(&mut follower, event("7", "7")), Some("5".to_owned()));
+        assert_eq!(before(&mut follower, bookmark("7", pb::Bookmark::default())), None);
+        assert_eq!(before(&mut follower, bookmark("9", pb::Bookmark::default())), Some("7".to_owned()));
+        assert_eq!(requested(&follower), resume("9", ""), "of a server that sends no history");
+        let is_in_batch = |message: pb::WatchResponse| match synced(true).follow(message).unwrap().news {
+            News::Event(event) => event.is_in_batch(),
+            news => panic!("{news:?}"),
+        };
+        assert!(is_in_batch(event("9", "10")) && !is_in_batch(event("10", "10")) && !is_in_batch(event("x.9", "10")));
+        assert!(!is_in_batch(pb::WatchResponse { open: true, ..event("9", "10") }));
+    }
+
+    #[test]
+    fn a_hole_is_filled_from_the_version_before_it_or_by_a_list() {
+        let mut follower = synced(true);
+        let followed = follower.follow(dropped("9", "7")).unwrap();
+        assert!(matches!(followed.news, News::Dropped { count: 3, healing: Some(_), .. }));
+        assert_eq!((followed.before, requested(&follower)), (Some("5".to_owned()), resume("7", "server.1")));
+        follower.follow(dropped("9", "")).unwrap();
+        assert_eq!(requested(&follower), LIST);
+
+        let mut follower = synced(false);
+        let followed = follower.follow(dropped("9", "7")).unwrap();
+        assert!(matches!(&followed.news, News::Dropped { after, healing: None, .. } if after == "7"));
+        assert_eq!((followed.before, requested(&follower)), (Some("5".to_owned()), resume("9", "server.1")));
+        follower.follow(dropped("", "")).unwrap();
+        assert_eq!(requested(&follower), resume("9", "server.1"));
+    }
+
+    #[test]
+    fn a_server_that_drains_ends_the_stream_with_a_version_to_resume_from() {
+        let mut follower = synced(true);
+        let followed = follower.follow(bookmark("8", pb::Bookmark { draining: true, ..end_of_list() })).unwrap();
+        assert!(followed.is_last && matches!(followed.news, News::Bookmark(_)));
+        assert_eq!(requested(&follower), resume("8", "server.1"));
+        assert!(!follower.follow(event("9", "9")).unwrap().is_last);
+    }
+
+    #[test]
+    fn a_watch_from_a_version_is_partial_and_has_no_list() {
+        let follower = Follower::new(true, Some("3"));
+        assert!(follower.is_partial() && !synced(true).is_partial());
+        assert_eq!(requested(&follower), resume("3", ""));
+    }
+
+    #[test]
+    fn messages_that_violate_the_contract_are_rejected() {
+        let mut follower = Follower::new(true, None);
+        follower.begin();
+        let mut rejected = |message| matches!(follower.follow(message), Err(ClientError::Contract { .. }));
+        assert!(rejected(pb::WatchResponse { r#type: 77, ..Default::default() }));
+        assert!(rejected(pb::WatchResponse { object: None, ..event("5", "5") }));
+        assert!(rejected(bookmark("", end_of_list())));
+        assert!(rejected(pb::WatchResponse { r#type: pb::EventType::Error.into(), ..Default::default() }));
+        assert!(!rejected(event("", "5")) && !rejected(bookmark("", pb::Bookmark::default())));
+        assert!(!rejected(bookmark("5", end_of_list())));
+        assert!(rejected(event("", "6")), "an event after the list without a version");
+        assert!(rejected(bookmark("", pb::Bookmark::default())));
     }
 }

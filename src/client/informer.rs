@@ -230,13 +230,13 @@ async fn follow(mut streams: Streams, shared: Arc<Shared>, mut replica: Replica,
         match step {
             Step::Opened => {
                 replica.begin(streams.follower().is_listing());
-                shared.connection.opened();
+                shared.connection.set_open(true);
             }
             Step::Message(followed) => {
                 shared.connection.received();
                 if let News::Dropped { count, after, .. } = &followed.news {
                     tracing::info!(count, after, "dropped events are requested again");
-                    shared.connection.closed();
+                    shared.connection.set_open(false);
                 }
                 let progress = replica.apply(*followed, streams.follower().position(), &shared.store, &notifier);
                 // The state of the source and of the store change together with the version.
@@ -246,11 +246,11 @@ async fn follow(mut streams: Streams, shared: Arc<Shared>, mut replica: Replica,
                 shared.changed.send_replace(());
             }
             Step::Interrupted { error, lists, delay } => {
-                shared.connection.closed();
+                shared.connection.set_open(false);
                 tracing::info!(%error, ?delay, lists, "watch of an informer interrupted");
             }
             Step::Failed(error) => {
-                shared.connection.closed();
+                shared.connection.set_open(false);
                 shared.fail(error);
             }
         }

@@ -46,6 +46,8 @@ pub(super) struct Streams {
     delays: Delays,
     refusals: Refusals,
     phase: Phase,
+    /// Step that the next poll returns.
+    next: Option<Step>,
 }
 
 struct Timeouts {
@@ -104,10 +106,7 @@ enum Phase {
         silence: Pin<Box<Sleep>>,
         after: Duration,
     },
-    /// A step to return before the delay.
-    Interrupted(Box<(ClientError, bool, Duration)>),
     Waiting(Pin<Box<Sleep>>),
-    Ending(Box<ClientError>),
     Over,
 }
 
@@ -121,13 +120,14 @@ pub(super) const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 // === impl Streams ===
 
 impl Streams {
-    pub(super) fn new(client: Client, request: pb::WatchRequest, options: &WatchOptions) -> Self {
+    /// Returns the streams of a watch. With a version they begin after it, for a user who does not hold the state at it.
+    pub(super) fn new(client: Client, request: pb::WatchRequest, options: &WatchOptions, since: Option<&str>) -> Self {
         let interval = options.bookmark_interval.clamp(MIN_BOOKMARK_INTERVAL, MAX_BOOKMARK_INTERVAL);
         let bookmark_interval = proto::duration_message(interval);
         Self {
             client,
             request: pb::WatchRequest { queue: options.queue, bookmark_interval, ..request },
-            follower: Follower::new(options.heal_drops),
+            follower: Follower::new(options.heal_drops, since),
             timeouts: Timeouts {
                 idle: interval * SILENT_INTERVALS,
                 list: options.list_timeout,
@@ -143,13 +143,8 @@ impl Streams {
             },
             refusals: Refusals::default(),
             phase: Phase::Idle,
+            next: None,
         }
-    }
-
-    /// Returns the streams of a user who wants the changes after a version, and does not hold the state at it.
-    pub(super) fn after(mut self, version: &str) -> Self {
-        self.follower.begin_after(version);
-        self
     }
 
     pub(super) fn follower(&self) -> &Follower {
@@ -163,12 +158,15 @@ impl Streams {
 
     /// Returns true after the last step.
     pub(super) fn is_over(&self) -> bool {
-        matches!(self.phase, Phase::Over)
+        matches!(self.phase, Phase::Over) && self.next.is_none()
     }
 
     /// Returns the next step.
     pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Step>> {
         loop {
+            if let Some(step) = self.next.take() {
+                return Poll::Ready(Some(step));
+            }
             match &mut self.phase {
                 Phase::Idle => self.open(),
                 Phase::Opening { opening, until, is_resume } => {
@@ -202,22 +200,9 @@ impl Streams {
                         return Poll::Ready(Some(Step::Message(Box::new(followed))));
                     }
                 }
-                Phase::Interrupted(interrupted) => {
-                    let (_, _, delay) = **interrupted;
-                    let waiting = Phase::Waiting(Box::pin(tokio::time::sleep(delay)));
-                    if let Phase::Interrupted(interrupted) = std::mem::replace(&mut self.phase, waiting) {
-                        let (error, lists, delay) = *interrupted;
-                        return Poll::Ready(Some(Step::Interrupted { error, lists, delay }));
-                    }
-                }
                 Phase::Waiting(delay) => {
                     ready!(delay.as_mut().poll(cx));
                     self.phase = Phase::Idle;
-                }
-                Phase::Ending(_) => {
-                    if let Phase::Ending(error) = std::mem::replace(&mut self.phase, Phase::Over) {
-                        return Poll::Ready(Some(Step::Failed(*error)));
-                    }
                 }
                 Phase::Over => return Poll::Ready(None),
             }
@@ -226,16 +211,9 @@ impl Streams {
 
     fn open(&mut self) {
         let mut request = self.request.clone();
-        let from = self.follower.position();
-        let is_resume = from.is_some();
-        let after = if let Some(version) = from {
-            version.clone_into(&mut request.resource_version);
-            self.follower.history().clone_into(&mut request.history);
-            self.timeouts.resume
-        } else {
-            request.initial_events = pb::InitialEvents::Send.into();
-            self.timeouts.list
-        };
+        self.follower.complete(&mut request);
+        let is_resume = self.follower.position().is_some();
+        let after = if is_resume { self.timeouts.resume } else { self.timeouts.list };
         let (client, until) = (self.client.clone(), Instant::now() + after);
         let opening = Box::pin(async move {
             let silent = || ClientError::Silent { address: client.address().clone(), after };
@@ -257,7 +235,7 @@ impl Streams {
                             self.ended(ClientError::draining());
                         } else if let News::Dropped { healing: Some(delay), .. } = &mut followed.news {
                             *delay = self.delays.backoff.next_delay(Instant::now());
-                            self.phase = Phase::Waiting(Box::pin(tokio::time::sleep(*delay)));
+                            self.wait(*delay);
                         }
                         return Some(followed);
                     }
@@ -275,13 +253,18 @@ impl Streams {
         None
     }
 
+    /// Ends the stream. The next one opens after a delay.
+    fn wait(&mut self, delay: Duration) {
+        self.phase = Phase::Waiting(Box::pin(tokio::time::sleep(delay)));
+    }
+
     /// Decides how to proceed after a stream has ended or was refused.
     fn ended(&mut self, error: ClientError) {
         let is_hopeless = !self.has_opened && self.fail_fast && error.is_about_connection();
         let recovery = self.refusals.recovery(&error);
         let lists = recovery == Recovery::Relist;
         if recovery == Recovery::GiveUp || is_hopeless || (lists && self.follower.is_partial()) {
-            self.phase = Phase::Ending(Box::new(error));
+            (self.phase, self.next) = (Phase::Over, Some(Step::Failed(error)));
             return;
         }
         if lists {
@@ -295,7 +278,8 @@ impl Streams {
             self.client.drop_connection();
         }
         tracing::debug!(resource = self.request.resource, %error, ?delay, lists, "watch interrupted");
-        self.phase = Phase::Interrupted(Box::new((error, lists, delay)));
+        self.wait(delay);
+        self.next = Some(Step::Interrupted { error, lists, delay });
     }
 }
 
@@ -305,8 +289,7 @@ impl fmt::Debug for Streams {
             Phase::Idle => "idle",
             Phase::Opening { .. } => "opening",
             Phase::Reading { .. } => "reading",
-            Phase::Interrupted(_) | Phase::Waiting(_) => "waiting",
-            Phase::Ending(_) => "ending",
+            Phase::Waiting(_) => "waiting",
             Phase::Over => "over",
         };
         f.debug_struct("Streams")

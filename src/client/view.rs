@@ -25,9 +25,9 @@ use prost::Message;
 
 use super::{
     Note, Update,
-    follower::{Followed, FollowedEvent, News},
+    follower::{Followed, FollowedEvent, News, is_same_lineage, own_body},
 };
-use crate::{model::ResourceVersion, proto::pb};
+use crate::proto::pb;
 
 #[cfg(test)]
 mod tests;
@@ -54,11 +54,8 @@ pub(super) struct View {
     is_partial: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Key {
-    namespace: String,
-    name: String,
-}
+/// Namespace and name.
+type Key = (String, String);
 
 struct KnownObject {
     /// Last delivered state, without the key, and without the body unless objects are kept.
@@ -74,7 +71,9 @@ const MAX_OPEN: usize = 1 << 20;
 // === impl View ===
 
 impl View {
-    pub(super) fn new(keep_objects: bool) -> Self {
+    /// Creates the view of a user who holds nothing yet; if `is_partial`, of one who wants the changes after a version without the
+    /// state at it.
+    pub(super) fn new(keep_objects: bool, is_partial: bool) -> Self {
         Self {
             keep_objects,
             known: HashMap::default(),
@@ -86,13 +85,8 @@ impl View {
             changes: 0,
             has_synced: false,
             has_hole: false,
-            is_partial: false,
+            is_partial,
         }
-    }
-
-    /// Creates the view of a user who wants the changes after a version, and does not hold the state at it.
-    pub(super) fn partial(keep_objects: bool) -> Self {
-        Self { is_partial: true, ..Self::new(keep_objects) }
     }
 
     /// Returns the number of objects that the user holds.
@@ -187,7 +181,13 @@ impl View {
             (false, _) => pb::Cause::Unspecified,
         };
         let key = take_key(&mut object);
-        let last = if self.keep_objects { with_own_body(&object) } else { without_body(&object) };
+        let body = object.body.take();
+        let mut last = object.clone();
+        object.body = body;
+        if self.keep_objects {
+            last.body.clone_from(&object.body);
+            own_body(&mut last);
+        }
         let (event_type, cause) = match self.known.get_mut(&key) {
             None => {
                 self.known.insert(key.clone(), KnownObject { object: last, content, pass: self.pass });
@@ -215,7 +215,7 @@ impl View {
                 }
             }
         };
-        give_key(&mut object, key);
+        (object.namespace, object.name) = key;
         updates.push_back(Update::Event { event_type, cause, object, resource_version: version });
     }
 
@@ -234,7 +234,7 @@ impl View {
             return;
         }
         self.known.remove(&key);
-        give_key(&mut object, key);
+        (object.namespace, object.name) = key;
         updates.push_back(Update::Event { event_type, cause, object, resource_version });
     }
 
@@ -276,45 +276,11 @@ impl View {
 }
 
 fn take_key(object: &mut pb::Object) -> Key {
-    Key { namespace: mem::take(&mut object.namespace), name: mem::take(&mut object.name) }
-}
-
-fn give_key(object: &mut pb::Object, key: Key) {
-    object.namespace = key.namespace;
-    object.name = key.name;
-}
-
-fn without_body(object: &pb::Object) -> pb::Object {
-    pb::Object {
-        namespace: String::new(),
-        name: String::new(),
-        uid: object.uid.clone(),
-        resource_version: object.resource_version.clone(),
-        labels: object.labels.clone(),
-        api_version: object.api_version.clone(),
-        kind: object.kind.clone(),
-        media_type: object.media_type.clone(),
-        body: None,
-    }
-}
-
-/// Returns the object with a copy of the body: the received body may be a slice of something larger.
-fn with_own_body(object: &pb::Object) -> pb::Object {
-    let body = object.body.as_ref().map(|body| match body {
-        pb::object::Body::Raw(bytes) => pb::object::Body::Raw(bytes::Bytes::copy_from_slice(bytes)),
-        pb::object::Body::Struct(fields) => pb::object::Body::Struct(fields.clone()),
-    });
-    pb::Object { body, ..without_body(object) }
+    (mem::take(&mut object.namespace), mem::take(&mut object.name))
 }
 
 /// Returns a DELETED for an object whose deletion was not received.
 fn inferred(key: Key, mut object: pb::Object, resource_version: String) -> Update {
-    give_key(&mut object, key);
+    (object.namespace, object.name) = key;
     Update::Event { event_type: pb::EventType::Deleted, cause: pb::Cause::Inferred, object, resource_version }
-}
-
-/// Returns true if the versions of two states of an object are of the same lineage.
-fn is_same_lineage(one: &pb::Object, other: &pb::Object) -> bool {
-    let parse = |object: &pb::Object| object.resource_version.parse::<ResourceVersion>().ok();
-    parse(one).zip(parse(other)).is_some_and(|(one, other)| one.same_lineage(&other))
 }

@@ -36,11 +36,7 @@ const MAX_MESSAGES_PER_POLL: usize = 256;
 impl Client {
     /// Watches the objects that a query selects, until it is dropped or fails for good. Sends nothing before the first poll.
     pub fn watch(&self, query: &Query, options: &WatchOptions) -> Watch {
-        Watch {
-            streams: Streams::new(self.clone(), query.watch_request(), options),
-            view: View::new(options.keep_objects),
-            updates: VecDeque::new(),
-        }
+        Watch::new(self, query, options, None)
     }
 
     /// Watches the changes after a version, without the state at it: there is no [`Update::Synced`], and events of objects that have
@@ -49,14 +45,18 @@ impl Client {
     /// A version that the server cannot resume from ends the watch with the error, where [`Client::watch`] would list again: what
     /// was missed cannot be found out without the state.
     pub fn watch_since(&self, query: &Query, options: &WatchOptions, resource_version: &str) -> Watch {
-        let Watch { streams, updates, .. } = self.watch(query, options);
-        Watch { streams: streams.after(resource_version), view: View::partial(options.keep_objects), updates }
+        Watch::new(self, query, options, Some(resource_version))
     }
 }
 
 // === impl Watch ===
 
 impl Watch {
+    fn new(client: &Client, query: &Query, options: &WatchOptions, since: Option<&str>) -> Self {
+        let streams = Streams::new(client.clone(), query.watch_request(), options, since);
+        Self { streams, view: View::new(options.keep_objects, since.is_some()), updates: VecDeque::new() }
+    }
+
     /// Returns the next update; none after an error.
     ///
     /// # Cancel safety

@@ -78,16 +78,10 @@ impl Connection {
         Self { idle_timeout, state: Mutex::default() }
     }
 
-    /// Records a stream that lists or resumes.
-    pub(super) fn opened(&self) {
+    /// Records the begin of a stream, or its end.
+    pub(super) fn set_open(&self, is_open: bool) {
         let mut state = self.state.lock();
-        (state.is_open, state.is_current) = (true, false);
-    }
-
-    /// Records the end of the stream.
-    pub(super) fn closed(&self) {
-        let mut state = self.state.lock();
-        (state.is_open, state.is_current) = (false, false);
+        (state.is_open, state.is_current) = (is_open, false);
     }
 
     /// Records a message.
@@ -135,7 +129,7 @@ mod tests {
         let synced = progress(pb::SyncState::Synced);
         let state = || connection.freshness().state;
         assert_eq!(state(), FreshnessState::Disconnected);
-        connection.opened();
+        connection.set_open(true);
         assert_eq!(state(), FreshnessState::Syncing);
         connection.received();
         connection.bookmark(&synced, true);
@@ -148,9 +142,9 @@ mod tests {
         connection.bookmark(&progress(pb::SyncState::Stale), true);
         assert_eq!(state(), FreshnessState::Stale);
         assert!(state().is_healthy());
-        connection.closed();
+        connection.set_open(false);
         assert_eq!(state(), FreshnessState::Disconnected);
-        connection.opened();
+        connection.set_open(true);
         connection.bookmark(&synced, false);
         assert_eq!(state(), FreshnessState::Syncing, "not current yet");
     }

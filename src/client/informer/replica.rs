@@ -12,8 +12,6 @@ use std::{
     sync::Arc,
 };
 
-use bytes::Bytes;
-
 use super::{
     handler::{Notification, Notifier},
     store::{Key, Published, Store},
@@ -21,7 +19,7 @@ use super::{
 use crate::{
     client::{
         Progress,
-        follower::{Followed, FollowedEvent, News},
+        follower::{Followed, FollowedEvent, News, own_body},
     },
     proto::pb,
 };
@@ -100,10 +98,7 @@ impl Replica {
         let (is_in_batch, is_open) = (event.is_in_batch(), event.is_open);
         let FollowedEvent { event_type, cause, mut object, .. } = event;
         if let Some(listed) = &mut self.listed {
-            // Otherwise one object would keep its whole batch in memory.
-            if let Some(pb::object::Body::Raw(body)) = &mut object.body {
-                *body = Bytes::copy_from_slice(body);
-            }
+            own_body(&mut object);
             listed.insert(key_of(&object), object);
             return;
         }
@@ -183,4 +178,148 @@ fn is_same(old: &pb::Object, new: &pb::Object) -> bool {
         && old.body == new.body
         && old.media_type == new.media_type
         && (has_body || old.resource_version == new.resource_version)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::client::{follower::Follower, informer::handler};
+
+    /// Informer without I/O.
+    struct Following {
+        follower: Follower,
+        replica: Replica,
+        published: Published,
+        notifier: Notifier,
+    }
+
+    impl Following {
+        fn new() -> Self {
+            let (notifier, _) =
+                handler::start(thread::Builder::new(), None, Arc::new(|_| {}), 1, CancellationToken::new()).unwrap();
+            let replica = Replica::new(Store::new(Vec::new()));
+            let mut following =
+                Self { follower: Follower::new(true, None), replica, published: Published::default(), notifier };
+            following.begin();
+            following
+        }
+
+        fn begin(&mut self) {
+            self.follower.begin();
+            self.replica.begin(self.follower.is_listing());
+        }
+
+        /// Applies a message; returns the state that readers see: its version, and the objects with theirs.
+        fn shown(&mut self, message: pb::WatchResponse) -> String {
+            let followed = self.follower.follow(message).unwrap();
+            self.replica.apply(followed, self.follower.position(), &self.published, &self.notifier);
+            let snapshot = self.published.load();
+            let objects: Vec<_> =
+                snapshot.list().map(|object| format!(" {}@{}", object.name, object.resource_version)).collect();
+            format!("{}:{}", snapshot.version(), objects.concat())
+        }
+    }
+
+    fn message(r#type: pb::EventType, version: &str) -> pb::WatchResponse {
+        pb::WatchResponse { r#type: r#type.into(), resource_version: version.to_owned(), ..Default::default() }
+    }
+
+    fn event(r#type: pb::EventType, name: &str, own: &str, version: &str) -> pb::WatchResponse {
+        let object = pb::Object {
+            name: name.to_owned(),
+            resource_version: own.to_owned(),
+            uid: "u".to_owned(),
+            ..Default::default()
+        };
+        pb::WatchResponse { object: Some(object), ..message(r#type, version) }
+    }
+
+    fn put(name: &str, own: &str, version: &str) -> pb::WatchResponse {
+        event(pb::EventType::Modified, name, own, version)
+    }
+
+    fn bookmark(version: &str, initial_events_end: bool, namespaces: &[&str]) -> pb::WatchResponse {
+        let namespaces = namespaces.iter().map(|name| (*name).to_owned()).collect();
+        let bookmark = pb::Bookmark { initial_events_end, namespaces, ..Default::default() };
+        pb::WatchResponse { bookmark: Some(bookmark), ..message(pb::EventType::Bookmark, version) }
+    }
+
+    fn dropped(after: &str) -> pb::WatchResponse {
+        let dropped = pb::Dropped { count: 1, after_resource_version: after.to_owned() };
+        pb::WatchResponse { dropped: Some(dropped), ..message(pb::EventType::Dropped, "99") }
+    }
+
+    #[test]
+    fn a_list_and_a_batch_are_shown_whole() {
+        let mut informer = Following::new();
+        assert_eq!(informer.shown(put("a", "3", "")), ":");
+        assert_eq!(informer.shown(put("b", "4", "")), ":");
+        assert_eq!(informer.shown(bookmark("5", true, &[])), "5: a@3 b@4");
+        assert_eq!(informer.shown(put("c", "7", "5")), "5: a@3 b@4");
+        assert_eq!(informer.shown(event(pb::EventType::Deleted, "a", "7", "7")), "7: b@4 c@7");
+        assert_eq!(informer.shown(put("d", "8", "7")), "7: b@4 c@7");
+        assert_eq!(informer.shown(put("e", "12", "9")), "9: b@4 c@7 d@8", "the begin of the batch after it");
+        assert_eq!(informer.shown(bookmark("12", false, &[])), "12: b@4 c@7 d@8 e@12");
+        informer.follower.expire();
+        informer.begin();
+        assert_eq!(informer.shown(put("b", "4", "")), "12: b@4 c@7 d@8 e@12");
+        assert_eq!(informer.shown(bookmark("2", true, &[])), "2: b@4", "of another history");
+    }
+
+    #[test]
+    fn an_open_event_is_shown_at_once_unless_others_wait() {
+        let mut informer = Following::new();
+        informer.shown(bookmark("5", true, &[]));
+        let open = |message: pb::WatchResponse| pb::WatchResponse { open: true, ..message };
+        assert_eq!(informer.shown(open(put("a", "7", "5"))), "5: a@7");
+        assert_eq!(informer.shown(put("b", "8", "5")), "5: a@7");
+        assert_eq!(informer.shown(open(put("c", "9", "5"))), "5: a@7");
+        assert_eq!(informer.shown(open(put("d", "9", "6"))), "6: a@7 b@8 c@9 d@9");
+    }
+
+    #[test]
+    fn a_stream_that_ends_discards_the_batch_that_waits() {
+        let mut informer = Following::new();
+        informer.shown(bookmark("5", true, &[]));
+        informer.shown(put("a", "7", "5"));
+        informer.begin();
+        assert_eq!(informer.shown(bookmark("6", false, &[])), "6:");
+        informer.shown(put("a", "7", "6"));
+        assert_eq!(informer.shown(dropped("6")), "6:", "the hole is within the batch");
+        informer.begin();
+        informer.shown(put("b", "8", "6"));
+        assert_eq!(informer.shown(dropped("8")), "8: b@8");
+        assert_eq!(informer.shown(dropped("")), "8: b@8");
+        assert!(informer.follower.position().is_none());
+    }
+
+    #[test]
+    fn other_namespaces_at_the_same_version_complete_their_batch() {
+        let mut informer = Following::new();
+        informer.shown(bookmark("5", true, &["x"]));
+        informer.shown(put("a", "7", "5"));
+        assert_eq!(informer.shown(bookmark("5", false, &["x"])), "5:");
+        assert_eq!(informer.shown(bookmark("5", false, &["x", "y"])), "5: a@7");
+    }
+
+    #[test]
+    fn a_bookmark_shows_that_nothing_is_missing_unless_it_is_within_a_list_or_the_last() {
+        let mut informer = Following::new();
+        let mut is_current = |message: pb::WatchResponse| {
+            let followed = informer.follower.follow(message).unwrap();
+            let position = informer.follower.position();
+            informer.replica.apply(followed, position, &informer.published, &informer.notifier).map(|(_, is)| is)
+        };
+        assert_eq!(is_current(bookmark("", false, &[])), Some(false));
+        assert_eq!(is_current(bookmark("5", true, &[])), Some(true));
+        assert_eq!(is_current(put("a", "6", "6")), None);
+        assert_eq!(is_current(bookmark("6", false, &[])), Some(true));
+        let mut draining = bookmark("7", false, &[]);
+        draining.bookmark.as_mut().unwrap().draining = true;
+        assert_eq!(is_current(draining), Some(false));
+    }
 }
