@@ -2,14 +2,15 @@
 //! each message that the user of the watch applies to a state.
 //!
 //! ```text
-//!             ┌───────────── begin ◀── stream opened ◀──┐
-//!             ▼                                         │
-//!   no position: list ── end of the initial events ──▶ position ── event, BOOKMARK ──▶ next position
-//!             ▲                                         │ │
-//!             └────────── expired, or DROPPED in a list ┘ └── DROPPED ──▶ position before the hole
+//!                                             ┌─ event, BOOKMARK: a later version; DROPPED: the one before the hole
+//!                                             ▼ │
+//!   no position ── end of the initial events ──▶ position
+//!        ▲                                       │
+//!        └── expired, or a hole without a version ┘
 //! ```
 //!
-//! While the position does not advance, a batch is open, and a resume repeats it from its beginning.
+//! Each stream resumes after the position; without one, it lists. While the position does not advance, a batch is open, and a resume
+//! repeats it from its beginning.
 
 use std::time::Duration;
 
@@ -24,13 +25,13 @@ pub(super) struct Follower {
     /// True if the next stream fills a hole that a DROPPED reports.
     heals_drops: bool,
     /// Last version that is safe to resume after; none when the next stream has to list.
-    position: Option<String>,
+    pub(super) position: Option<String>,
     /// History that the position belongs to; empty if the server has not sent it.
     history: String,
     /// True while the stream is in its initial events.
-    is_listing: bool,
+    pub(super) is_listing: bool,
     /// True if the watch began at a version, without the state at it, so that no list can replace missed changes.
-    is_partial: bool,
+    pub(super) is_partial: bool,
 }
 
 /// Message of a stream, as its user applies it.
@@ -83,11 +84,6 @@ impl Follower {
         Self { heals_drops, position, history: String::new(), is_listing: false, is_partial }
     }
 
-    /// Returns the version to resume after; none when the next stream has to list.
-    pub(super) fn position(&self) -> Option<&str> {
-        self.position.as_deref()
-    }
-
     /// Completes the request of the next stream, which resumes or lists.
     pub(super) fn complete(&self, request: &mut pb::WatchRequest) {
         if let Some(version) = &self.position {
@@ -98,17 +94,7 @@ impl Follower {
         }
     }
 
-    /// Returns true if no list can replace missed changes.
-    pub(super) fn is_partial(&self) -> bool {
-        self.is_partial
-    }
-
-    /// Returns true while the stream is in its initial events.
-    pub(super) fn is_listing(&self) -> bool {
-        self.is_listing
-    }
-
-    /// Begins a stream that resumes after [`Follower::position`], or lists.
+    /// Begins a stream that resumes after the position, or lists.
     pub(super) fn begin(&mut self) {
         self.is_listing = self.position.is_none();
     }
@@ -133,9 +119,7 @@ impl Follower {
                     return Err(ClientError::contract("event without a version to resume from"));
                 }
                 let version = if self.is_listing { String::new() } else { version };
-                if !self.is_listing {
-                    before = self.advance(&version);
-                }
+                before = self.advance(&version);
                 News::Event(FollowedEvent { event_type, cause, object, version, is_open: response.open })
             }
             pb::EventType::Bookmark => {
@@ -164,10 +148,8 @@ impl Follower {
             }
             pb::EventType::Dropped => {
                 let pb::Dropped { count, after_resource_version: after } = response.dropped.unwrap_or_default();
-                let position = if self.heals_drops { &after } else { &version };
-                if !position.is_empty() {
-                    before = self.advance(position);
-                } else if self.heals_drops {
+                before = self.advance(if self.heals_drops { &after } else { &version });
+                if self.heals_drops && after.is_empty() {
                     self.expire();
                 }
                 News::Dropped { count, after, healing: self.heals_drops.then_some(Duration::ZERO) }
@@ -183,9 +165,10 @@ impl Follower {
         Ok(Followed { news, before, is_last })
     }
 
-    /// Advances the position. Returns the one before, if there is one and it is another version.
+    /// Advances the position to a version, if it is one. Returns the position before, if there is one and it is another.
     fn advance(&mut self, version: &str) -> Option<String> {
-        if self.position() == Some(version) { None } else { self.position.replace(version.to_owned()) }
+        let is_new = !version.is_empty() && self.position.as_deref() != Some(version);
+        if is_new { self.position.replace(version.to_owned()) } else { None }
     }
 }
 
@@ -209,6 +192,11 @@ pub(super) fn own_body(object: &mut pb::Object) {
     if let Some(pb::object::Body::Raw(body)) = &mut object.body {
         *body = Bytes::copy_from_slice(body);
     }
+}
+
+/// Returns true if a deleted object is not the one that has its key already: an earlier stream was ahead of this one.
+pub(super) fn is_another(known: &pb::Object, deleted: &pb::Object) -> bool {
+    known.uid != deleted.uid && !known.uid.is_empty() && !deleted.uid.is_empty()
 }
 
 /// Returns true if the versions of two states of an object are of the same lineage.
@@ -292,11 +280,11 @@ mod tests {
         let followed = follower.follow(event("4", "4")).unwrap();
         assert!(matches!(&followed.news, News::Event(event) if event.is_listed() && event.version.is_empty()));
         let news = follower.follow(bookmark("4", pb::Bookmark::default())).unwrap().news;
-        assert!(matches!(news, News::Listing(_)) && follower.is_listing());
+        assert!(matches!(news, News::Listing(_)) && follower.is_listing);
         assert_eq!(requested(&follower), LIST);
         let followed = follower.follow(bookmark("5", end_of_list())).unwrap();
         assert!(matches!(&followed.news, News::Synced(progress) if progress.resource_version == "5"));
-        assert!(followed.before.is_none() && !follower.is_listing());
+        assert!(followed.before.is_none() && !follower.is_listing);
         assert_eq!(requested(&follower), resume("5", "server.1"));
         follower.begin();
         let news = follower.follow(bookmark("6", end_of_list())).unwrap().news;
@@ -304,7 +292,7 @@ mod tests {
         follower.expire();
         assert_eq!(requested(&follower), LIST);
         follower.begin();
-        assert!(follower.is_listing());
+        assert!(follower.is_listing);
     }
 
     #[test]
@@ -352,7 +340,7 @@ mod tests {
     #[test]
     fn a_watch_from_a_version_is_partial_and_has_no_list() {
         let follower = Follower::new(true, Some("3"));
-        assert!(follower.is_partial() && !synced(true).is_partial());
+        assert!(follower.is_partial && !synced(true).is_partial);
         assert_eq!(requested(&follower), resume("3", ""));
     }
 

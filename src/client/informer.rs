@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   Streams ──▶ messages ──▶ Replica: pending batch, list ──▶ Store ──▶ reads
-//!      ▲                        │                               │
-//!      └── version to resume ───┘                               └─▶ notifications ──▶ thread of the handler
+//!                                                               │
+//!                                                               └─▶ notifications ──▶ thread of the handler
 //! ```
 //!
 //! One task reads the streams and is the only writer of the store. Readers take snapshots, which never show a part of a batch.
@@ -229,7 +229,7 @@ async fn follow(mut streams: Streams, shared: Arc<Shared>, mut replica: Replica,
     while let Some(step) = poll_fn(|cx| streams.poll_next(cx)).await {
         match step {
             Step::Opened => {
-                replica.begin(streams.follower().is_listing());
+                replica.begin(streams.follower().is_listing);
                 shared.connection.set_open(true);
             }
             Step::Message(followed) => {
@@ -238,7 +238,8 @@ async fn follow(mut streams: Streams, shared: Arc<Shared>, mut replica: Replica,
                     tracing::info!(count, after, "dropped events are requested again");
                     shared.connection.set_open(false);
                 }
-                let progress = replica.apply(*followed, streams.follower().position(), &shared.store, &notifier);
+                let progress =
+                    replica.apply(*followed, streams.follower().position.as_deref(), &shared.store, &notifier);
                 // The state of the source and of the store change together with the version.
                 if let Some((progress, is_current)) = progress {
                     shared.connection.bookmark(&progress, is_current);

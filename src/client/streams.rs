@@ -39,7 +39,9 @@ pub(super) struct Streams {
     client: Client,
     request: pb::WatchRequest,
     follower: Follower,
-    timeouts: Timeouts,
+    idle_timeout: Duration,
+    list_timeout: Duration,
+    resume_timeout: Duration,
     fail_fast: bool,
     /// True once a stream was opened.
     has_opened: bool,
@@ -48,12 +50,6 @@ pub(super) struct Streams {
     phase: Phase,
     /// Step that the next poll returns.
     next: Option<Step>,
-}
-
-struct Timeouts {
-    idle: Duration,
-    list: Duration,
-    resume: Duration,
 }
 
 /// Delays between streams.
@@ -128,11 +124,9 @@ impl Streams {
             client,
             request: pb::WatchRequest { queue: options.queue, bookmark_interval, ..request },
             follower: Follower::new(options.heal_drops, since),
-            timeouts: Timeouts {
-                idle: interval * SILENT_INTERVALS,
-                list: options.list_timeout,
-                resume: options.resume_timeout,
-            },
+            idle_timeout: interval * SILENT_INTERVALS,
+            list_timeout: options.list_timeout,
+            resume_timeout: options.resume_timeout,
             fail_fast: options.fail_fast,
             has_opened: false,
             delays: Delays {
@@ -153,7 +147,7 @@ impl Streams {
 
     /// Returns the time without a message after which a stream is dead.
     pub(super) fn idle_timeout(&self) -> Duration {
-        self.timeouts.idle
+        self.idle_timeout
     }
 
     /// Returns true after the last step.
@@ -175,7 +169,7 @@ impl Streams {
                         Ok(stream) => {
                             self.has_opened = true;
                             self.follower.begin();
-                            let after = if is_resume { self.timeouts.resume } else { self.timeouts.list };
+                            let after = if is_resume { self.resume_timeout } else { self.list_timeout };
                             let silence = Box::pin(tokio::time::sleep_until(until));
                             self.phase = Phase::Reading { stream: Box::new(stream), silence, after };
                             return Poll::Ready(Some(Step::Opened));
@@ -194,8 +188,8 @@ impl Streams {
                             continue;
                         }
                     };
-                    *after = self.timeouts.idle;
-                    silence.as_mut().reset(Instant::now() + self.timeouts.idle);
+                    *after = self.idle_timeout;
+                    silence.as_mut().reset(Instant::now() + self.idle_timeout);
                     if let Some(followed) = self.read(message) {
                         return Poll::Ready(Some(Step::Message(Box::new(followed))));
                     }
@@ -212,8 +206,8 @@ impl Streams {
     fn open(&mut self) {
         let mut request = self.request.clone();
         self.follower.complete(&mut request);
-        let is_resume = self.follower.position().is_some();
-        let after = if is_resume { self.timeouts.resume } else { self.timeouts.list };
+        let is_resume = self.follower.position.is_some();
+        let after = if is_resume { self.resume_timeout } else { self.list_timeout };
         let (client, until) = (self.client.clone(), Instant::now() + after);
         let opening = Box::pin(async move {
             let silent = || ClientError::Silent { address: client.address().clone(), after };
@@ -263,7 +257,7 @@ impl Streams {
         let is_hopeless = !self.has_opened && self.fail_fast && error.is_about_connection();
         let recovery = self.refusals.recovery(&error);
         let lists = recovery == Recovery::Relist;
-        if recovery == Recovery::GiveUp || is_hopeless || (lists && self.follower.is_partial()) {
+        if recovery == Recovery::GiveUp || is_hopeless || (lists && self.follower.is_partial) {
             (self.phase, self.next) = (Phase::Over, Some(Step::Failed(error)));
             return;
         }

@@ -25,7 +25,7 @@ use prost::Message;
 
 use super::{
     Note, Update,
-    follower::{Followed, FollowedEvent, News, is_same_lineage, own_body},
+    follower::{Followed, FollowedEvent, News, is_another, is_same_lineage, own_body},
 };
 use crate::proto::pb;
 
@@ -33,6 +33,7 @@ use crate::proto::pb;
 mod tests;
 
 /// State that the user of one watch holds.
+#[derive(Default)]
 pub(super) struct View {
     keep_objects: bool,
     known: HashMap<Key, KnownObject, RandomState>,
@@ -74,19 +75,7 @@ impl View {
     /// Creates the view of a user who holds nothing yet; if `is_partial`, of one who wants the changes after a version without the
     /// state at it.
     pub(super) fn new(keep_objects: bool, is_partial: bool) -> Self {
-        Self {
-            keep_objects,
-            known: HashMap::default(),
-            hashes: RandomState::default(),
-            scratch: Vec::new(),
-            open: Vec::new(),
-            repeated: 0,
-            pass: 0,
-            changes: 0,
-            has_synced: false,
-            has_hole: false,
-            is_partial,
-        }
+        Self { keep_objects, is_partial, ..Self::default() }
     }
 
     /// Returns the number of objects that the user holds.
@@ -222,15 +211,11 @@ impl View {
     fn delete(&mut self, event: FollowedEvent, updates: &mut VecDeque<Update>) {
         let FollowedEvent { event_type, cause, mut object, version: resource_version, .. } = event;
         let key = take_key(&mut object);
-        let known = self.known.get(&key);
-        if known.is_none() && !self.is_partial {
-            return;
-        }
-        // Another object has the key already: an earlier stream was ahead of this one.
-        let is_another = |known: &KnownObject| {
-            known.object.uid != object.uid && !known.object.uid.is_empty() && !object.uid.is_empty()
+        let is_new = match self.known.get(&key) {
+            Some(known) => self.has_hole || !is_another(&known.object, &object),
+            None => self.is_partial,
         };
-        if known.is_some_and(is_another) && !self.has_hole {
+        if !is_new {
             return;
         }
         self.known.remove(&key);

@@ -74,9 +74,8 @@ impl Watch {
             match ready!(self.streams.poll_next(cx)) {
                 Some(Step::Opened) => {
                     let follower = self.streams.follower();
-                    self.view.begin(follower.is_listing());
-                    let resumed =
-                        follower.position().map(|version| Note::Resumed { resource_version: version.to_owned() });
+                    self.view.begin(follower.is_listing);
+                    let resumed = follower.position.clone().map(|resource_version| Note::Resumed { resource_version });
                     self.updates.extend(resumed.map(Update::Note));
                 }
                 Some(Step::Message(followed)) => self.view.apply(*followed, &mut self.updates),
@@ -111,7 +110,7 @@ impl fmt::Debug for Watch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Watch")
             .field("streams", &self.streams)
-            .field("resource_version", &self.streams.follower().position())
+            .field("resource_version", &self.streams.follower().position.as_deref())
             .field("objects", &self.view.len())
             .finish_non_exhaustive()
     }

@@ -6,11 +6,7 @@
 //!   step with the message that advances it. An event that the server marks `open` is applied at once, unless others wait.
 //! - A stream that breaks off discards what waits: the resume repeats it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    mem,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, mem, sync::Arc};
 
 use super::{
     handler::{Notification, Notifier},
@@ -19,7 +15,7 @@ use super::{
 use crate::{
     client::{
         Progress,
-        follower::{Followed, FollowedEvent, News, own_body},
+        follower::{Followed, FollowedEvent, News, is_another, own_body},
     },
     proto::pb,
 };
@@ -116,32 +112,27 @@ impl Replica {
 
     fn complete(&mut self) {
         for (event_type, cause, object) in mem::take(&mut self.pending) {
-            self.apply_event(event_type, cause, object);
+            let key = key_of(&object);
+            if event_type == pb::EventType::Deleted {
+                self.delete(&key, cause, object);
+            } else {
+                self.upsert(key, object);
+            }
         }
     }
 
-    fn apply_event(&mut self, event_type: pb::EventType, cause: pb::Cause, object: pb::Object) {
-        let key = key_of(&object);
-        if event_type != pb::EventType::Deleted {
-            return self.upsert(key, object);
-        }
-        let Some(known) = self.store.get(&key) else { return };
-        // An earlier stream was ahead of this one, and another object has the key already.
-        if known.uid != object.uid && !known.uid.is_empty() && !object.uid.is_empty() {
-            return;
-        }
+    fn delete(&mut self, key: &Key, cause: pb::Cause, object: pb::Object) {
+        let Some(known) = self.store.get(key).filter(|known| !is_another(known, &object)) else { return };
         // Its rights or its format leave the object without a body: then the store has its last state.
         let has_content = object.body.is_some() || known.body.is_none();
         let last = if has_content { Arc::new(object) } else { Arc::clone(known) };
-        self.store.remove(&key);
+        self.store.remove(key);
         self.notifications.push(Notification::Deleted { last, cause });
     }
 
     fn upsert(&mut self, key: Key, object: pb::Object) {
         let new = Arc::new(object);
-        let old = self.store.get(&key).cloned();
-        self.store.insert(key, Arc::clone(&new));
-        match old {
+        match self.store.insert(key, Arc::clone(&new)) {
             None => self.notifications.push(Notification::Added(new)),
             Some(old) if old.uid != new.uid => {
                 self.notifications.push(Notification::Deleted { last: old, cause: pb::Cause::Inferred });
@@ -154,12 +145,10 @@ impl Replica {
 
     /// Applies a list as the difference to the store.
     fn replace(&mut self, listed: BTreeMap<Key, pb::Object>) {
-        let keys: BTreeSet<&Key> = listed.keys().collect();
-        let vanished: Vec<Key> = self.store.keys().filter(|key| !keys.contains(key)).cloned().collect();
+        let vanished: Vec<Key> = self.store.keys().filter(|key| !listed.contains_key(*key)).cloned().collect();
         for key in vanished {
-            let removed = self.store.remove(&key);
-            let inferred = removed.map(|last| Notification::Deleted { last, cause: pb::Cause::Inferred });
-            self.notifications.extend(inferred);
+            let inferred = |last| Notification::Deleted { last, cause: pb::Cause::Inferred };
+            self.notifications.extend(self.store.remove(&key).map(inferred));
         }
         for (key, object) in listed {
             self.upsert(key, object);
@@ -210,13 +199,13 @@ mod tests {
 
         fn begin(&mut self) {
             self.follower.begin();
-            self.replica.begin(self.follower.is_listing());
+            self.replica.begin(self.follower.is_listing);
         }
 
         /// Applies a message; returns the state that readers see: its version, and the objects with theirs.
         fn shown(&mut self, message: pb::WatchResponse) -> String {
             let followed = self.follower.follow(message).unwrap();
-            self.replica.apply(followed, self.follower.position(), &self.published, &self.notifier);
+            self.replica.apply(followed, self.follower.position.as_deref(), &self.published, &self.notifier);
             let snapshot = self.published.load();
             let objects: Vec<_> =
                 snapshot.list().map(|object| format!(" {}@{}", object.name, object.resource_version)).collect();
@@ -294,7 +283,7 @@ mod tests {
         informer.shown(put("b", "8", "6"));
         assert_eq!(informer.shown(dropped("8")), "8: b@8");
         assert_eq!(informer.shown(dropped("")), "8: b@8");
-        assert!(informer.follower.position().is_none());
+        assert!(informer.follower.position.is_none());
     }
 
     #[test]
@@ -311,7 +300,7 @@ mod tests {
         let mut informer = Following::new();
         let mut is_current = |message: pb::WatchResponse| {
             let followed = informer.follower.follow(message).unwrap();
-            let position = informer.follower.position();
+            let position = informer.follower.position.as_deref();
             informer.replica.apply(followed, position, &informer.published, &informer.notifier).map(|(_, is)| is)
         };
         assert_eq!(is_current(bookmark("", false, &[])), Some(false));

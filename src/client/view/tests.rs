@@ -20,7 +20,7 @@ impl Following {
 
     fn begin(&mut self) {
         self.follower.begin();
-        self.view.begin(self.follower.is_listing());
+        self.view.begin(self.follower.is_listing);
     }
 
     /// Applies a message; returns true if another stream has to fill a hole.
@@ -143,7 +143,7 @@ fn a_batch_in_another_order_is_applied_whole() {
     told(&mut watch, [event("x", "1", "a.5"), event("a", "1", "a.2"), event("a", "2", "a.4"), last]);
     let held = &watch.view.known[&("shop".to_owned(), "a".to_owned())];
     assert_eq!(
-        (held.object.resource_version.as_str(), watch.follower.position(), watch.view.len()),
+        (held.object.resource_version.as_str(), watch.follower.position.as_deref(), watch.view.len()),
         ("a.4", Some("a.5"), 3)
     );
 }
@@ -212,7 +212,7 @@ fn an_unhealed_hole_is_reported_and_lasts_until_the_next_list() {
     let mut updates = VecDeque::new();
     assert_eq!(watch.apply(dropped, &mut updates), Ok(false));
     assert_eq!(updates, [Update::Dropped { count: 3, after: "a.1".to_owned() }]);
-    assert_eq!((watch.follower.position(), watch.view.has_hole), (Some("a.4"), true));
+    assert_eq!((watch.follower.position.as_deref(), watch.view.has_hole), (Some("a.4"), true));
     // A deletion of the object that the hole has hidden: the object held under its key is deleted all the same.
     let mut deleted = added("a", "2", "x", "a.5");
     deleted.r#type = pb::EventType::Deleted.into();

@@ -238,7 +238,7 @@ impl Client {
         if self.stream.is_some() {
             return;
         }
-        let resumed = self.watch.follower.position().and_then(|version| server.after(version));
+        let resumed = self.watch.follower.position.as_deref().and_then(|version| server.after(version));
         if resumed.is_none() {
             self.watch.follower.expire();
         }
@@ -250,7 +250,7 @@ impl Client {
         self.connect(server);
         for _ in 0..count {
             let Some(message) = self.stream.as_mut().and_then(VecDeque::pop_front) else { return };
-            let is_list = self.watch.follower.is_listing();
+            let is_list = self.watch.follower.is_listing;
             let mut updates = VecDeque::new();
             let has_hole = self.watch.apply(message, &mut updates).unwrap();
             for update in updates {
@@ -309,7 +309,7 @@ impl Client {
 
     fn check(&self, server: &Server) {
         let Some(position) =
-            self.watch.follower.position().filter(|_| self.is_exact && !self.watch.follower.is_listing())
+            self.watch.follower.position.as_deref().filter(|_| self.is_exact && !self.watch.follower.is_listing)
         else {
             return;
         };
