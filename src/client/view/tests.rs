@@ -164,6 +164,22 @@ fn without_bodies_a_version_is_a_change() {
     assert_eq!(told(&mut watch, [metadata("b.1"), end("b.1")])[0], "MODIFIED a b.1 @");
 }
 
+/// A new version of an unchanged body is a change, which the list of another lineage has for all objects.
+#[test]
+fn the_version_of_an_object_counts_within_one_lineage() {
+    let mut watch = Following::new(false, true);
+    watch.begin();
+    told(&mut watch, [added("a", "u", "x", "a.1"), end("a.1")]);
+    let mut relist = |own: &str, at: &str| {
+        watch.follower.expire();
+        watch.begin();
+        told(&mut watch, [added("a", "u", "x", own), end(at)])[0].clone()
+    };
+    assert_eq!(relist("a.2", "a.3"), "MODIFIED a a.2 @");
+    assert_eq!(relist("a.2", "a.4"), "0 changes @a.4");
+    assert_eq!(relist("b.5", "b.6"), "0 changes @b.6");
+}
+
 /// A CRD that gains a default changes the bodies that are served, while the versions stay the same.
 #[test]
 fn another_body_at_the_same_version_is_a_change() {
