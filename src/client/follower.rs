@@ -277,14 +277,14 @@ mod tests {
         let mut follower = Follower::new(true, None);
         assert_eq!(requested(&follower), LIST);
         follower.begin();
-        let followed = follower.follow(event("4", "4")).unwrap();
-        assert!(matches!(&followed.news, News::Event(event) if event.is_listed() && event.version.is_empty()));
+        let message = follower.follow(event("4", "4")).unwrap();
+        assert!(matches!(&message.news, News::Event(event) if event.is_listed() && event.version.is_empty()));
         let news = follower.follow(bookmark("4", pb::Bookmark::default())).unwrap().news;
         assert!(matches!(news, News::Listing(_)) && follower.is_listing);
         assert_eq!(requested(&follower), LIST);
-        let followed = follower.follow(bookmark("5", end_of_list())).unwrap();
-        assert!(matches!(&followed.news, News::Synced(progress) if progress.resource_version == "5"));
-        assert!(followed.before.is_none() && !follower.is_listing);
+        let message = follower.follow(bookmark("5", end_of_list())).unwrap();
+        assert!(matches!(&message.news, News::Synced(progress) if progress.resource_version == "5"));
+        assert!(message.before.is_none() && !follower.is_listing);
         assert_eq!(requested(&follower), resume("5", "server.1"));
         follower.begin();
         let news = follower.follow(bookmark("6", end_of_list())).unwrap().news;
@@ -314,16 +314,16 @@ mod tests {
     #[test]
     fn a_hole_is_filled_from_the_version_before_it_or_by_a_list() {
         let mut follower = synced(true);
-        let followed = follower.follow(dropped("9", "7")).unwrap();
-        assert!(matches!(followed.news, News::Dropped { count: 3, healing: Some(_), .. }));
-        assert_eq!((followed.before, requested(&follower)), (Some("5".to_owned()), resume("7", "server.1")));
+        let message = follower.follow(dropped("9", "7")).unwrap();
+        assert!(matches!(message.news, News::Dropped { count: 3, healing: Some(_), .. }));
+        assert_eq!((message.before, requested(&follower)), (Some("5".to_owned()), resume("7", "server.1")));
         follower.follow(dropped("9", "")).unwrap();
         assert_eq!(requested(&follower), LIST);
 
         let mut follower = synced(false);
-        let followed = follower.follow(dropped("9", "7")).unwrap();
-        assert!(matches!(&followed.news, News::Dropped { after, healing: None, .. } if after == "7"));
-        assert_eq!((followed.before, requested(&follower)), (Some("5".to_owned()), resume("9", "server.1")));
+        let message = follower.follow(dropped("9", "7")).unwrap();
+        assert!(matches!(&message.news, News::Dropped { after, healing: None, .. } if after == "7"));
+        assert_eq!((message.before, requested(&follower)), (Some("5".to_owned()), resume("9", "server.1")));
         follower.follow(dropped("", "")).unwrap();
         assert_eq!(requested(&follower), resume("9", "server.1"));
     }
@@ -331,8 +331,8 @@ mod tests {
     #[test]
     fn a_server_that_drains_ends_the_stream_with_a_version_to_resume_from() {
         let mut follower = synced(true);
-        let followed = follower.follow(bookmark("8", pb::Bookmark { draining: true, ..end_of_list() })).unwrap();
-        assert!(followed.is_last && matches!(followed.news, News::Bookmark(_)));
+        let message = follower.follow(bookmark("8", pb::Bookmark { draining: true, ..end_of_list() })).unwrap();
+        assert!(message.is_last && matches!(message.news, News::Bookmark(_)));
         assert_eq!(requested(&follower), resume("8", "server.1"));
         assert!(!follower.follow(event("9", "9")).unwrap().is_last);
     }

@@ -34,6 +34,7 @@ mod tests;
 
 /// State that the user of one watch holds.
 #[derive(Default)]
+#[allow(clippy::struct_excessive_bools, reason = "two options and two independent facts, not a state machine")]
 pub(super) struct View {
     keep_objects: bool,
     known: HashMap<Key, KnownObject, RandomState>,
