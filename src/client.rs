@@ -6,10 +6,10 @@
 //!      ├────▶ until                                       reads a Watch until its events have met conditions
 //!      └────▶ Watch ──▶ Update, Update, …                   resumes by itself, until it is dropped
 //!              │ ▲
-//!              ▼ │ messages of successive streams (the rules of client-go's RetryWatcher)
+//!              ▼ │ messages of successive streams (the rules of client-go's RetryWatcher), which a Follower reads
 //!             View: key → uid, version, hash                the state that the user holds
 //!
-//!   Informer: Streams ──▶ Replica ──▶ Store, snapshots, handler    the same in a task, with a store of the objects
+//!   Informer: Streams, Follower ──▶ Replica ──▶ Store, snapshots, handler    the same in a task, with a store of the objects
 //! ```
 //!
 //! The work of a call or a watch happens in the task that polls it. An informer has a task, and a thread for its handler; the
@@ -45,6 +45,7 @@
 mod channel;
 mod connection;
 mod error;
+mod follower;
 mod informer;
 mod query;
 mod streams;

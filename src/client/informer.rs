@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   Streams ──▶ messages ──▶ Replica: pending batch, list ──▶ Store ──▶ reads
-//!      ▲                        │                               │
-//!      └── version to resume ───┘                               └─▶ notifications ──▶ thread of the handler
+//!                                                               │
+//!                                                               └─▶ notifications ──▶ thread of the handler
 //! ```
 //!
 //! One task reads the streams and is the only writer of the store. Readers take snapshots, which never show a part of a batch.
@@ -25,16 +25,13 @@ pub use self::{
     handler::{Handler, HandlerProblem},
     store::InformerSnapshot,
 };
-use self::{
-    freshness::Connection,
-    handler::Notifier,
-    replica::{Next, Replica},
-};
+use self::{freshness::Connection, handler::Notifier, replica::Replica};
 use super::{
     ClientError,
+    follower::News,
     streams::{Step, Streams},
 };
-use crate::{model::ResourceVersion, proto::pb};
+use crate::model::ResourceVersion;
 
 /// Store of the objects that a query selects, which follows the server until it is stopped, dropped or fails for good.
 ///
@@ -229,45 +226,32 @@ impl Drop for Informer {
 
 /// Follows the server until the informer is stopped or fails.
 async fn follow(mut streams: Streams, shared: Arc<Shared>, mut replica: Replica, notifier: Notifier) {
-    while let Some(step) = poll_fn(|cx| streams.poll_next(cx, replica.resume_point())).await {
+    while let Some(step) = poll_fn(|cx| streams.poll_next(cx)).await {
         match step {
             Step::Opened => {
-                replica.begin();
-                shared.connection.opened();
+                replica.begin(streams.follower().is_listing);
+                shared.connection.set_open(true);
             }
-            Step::Message(response) => {
-                if response.r#type() != pb::EventType::Error {
-                    shared.connection.received();
+            Step::Message(followed) => {
+                shared.connection.received();
+                if let News::Dropped { count, after, .. } = &followed.news {
+                    tracing::info!(count, after, "dropped events are requested again");
+                    shared.connection.set_open(false);
                 }
-                let bookmark = response.bookmark.clone();
-                let next = replica.apply(*response, &shared.store, &notifier);
+                let progress =
+                    replica.apply(*followed, streams.follower().position.as_deref(), &shared.store, &notifier);
                 // The state of the source and of the store change together with the version.
-                if let (Some(bookmark), Ok(next)) = (&bookmark, &next) {
-                    shared.connection.bookmark(bookmark, *next == Next::Current);
+                if let Some((progress, is_current)) = progress {
+                    shared.connection.bookmark(&progress, is_current);
                 }
                 shared.changed.send_replace(());
-                match next {
-                    Ok(Next::Continue | Next::Current) => {}
-                    Ok(Next::Ended(error)) | Err(error) => {
-                        shared.connection.closed();
-                        streams.end(error);
-                    }
-                    Ok(Next::Heal { count, after }) => {
-                        tracing::info!(count, after, "dropped events are requested again");
-                        shared.connection.closed();
-                        streams.end_with_hole();
-                    }
-                }
             }
             Step::Interrupted { error, lists, delay } => {
-                shared.connection.closed();
+                shared.connection.set_open(false);
                 tracing::info!(%error, ?delay, lists, "watch of an informer interrupted");
-                if lists {
-                    replica.expire();
-                }
             }
             Step::Failed(error) => {
-                shared.connection.closed();
+                shared.connection.set_open(false);
                 shared.fail(error);
             }
         }

@@ -24,29 +24,32 @@ use futures_util::Stream;
 use tokio::time::{Instant, Sleep};
 use tonic::{Code, Status};
 
-use super::{Client, ClientError, WatchMessages, WatchOptions, error::Recovery};
+use super::{
+    Client, ClientError, WatchMessages, WatchOptions,
+    error::Recovery,
+    follower::{Followed, Follower, News},
+};
 use crate::{
     cache::Backoff,
     proto::{self, pb},
 };
 
-/// Streams of one watch. The user applies the messages, and has the version to resume from.
+/// Streams of one watch. The user applies the messages.
 pub(super) struct Streams {
     client: Client,
     request: pb::WatchRequest,
-    timeouts: Timeouts,
+    follower: Follower,
+    idle_timeout: Duration,
+    list_timeout: Duration,
+    resume_timeout: Duration,
     fail_fast: bool,
     /// True once a stream was opened.
     has_opened: bool,
     delays: Delays,
     refusals: Refusals,
     phase: Phase,
-}
-
-struct Timeouts {
-    idle: Duration,
-    list: Duration,
-    resume: Duration,
+    /// Step that the next poll returns.
+    next: Option<Step>,
 }
 
 /// Delays between streams.
@@ -72,21 +75,14 @@ struct Refusals {
     was_unauthenticated: bool,
 }
 
-/// Version from which the next stream resumes, and its history.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ResumePoint<'a> {
-    pub(super) version: &'a str,
-    pub(super) history: &'a str,
-}
-
 /// Step of the streams.
 #[derive(Debug)]
 pub(super) enum Step {
     /// A stream has begun.
     Opened,
-    /// Next message of it.
-    Message(Box<pb::WatchResponse>),
-    /// The stream is over, and another follows after the delay: one that lists, if `lists`, so that the version is void.
+    /// Next message of it; none that ends it with an error.
+    Message(Box<Followed>),
+    /// The stream is over, and another follows after the delay: one that lists, if `lists`.
     Interrupted { error: ClientError, lists: bool, delay: Duration },
     /// The last step: an error after which no other stream helps.
     Failed(ClientError),
@@ -106,10 +102,7 @@ enum Phase {
         silence: Pin<Box<Sleep>>,
         after: Duration,
     },
-    /// A step to return before the delay.
-    Interrupted(Box<(ClientError, bool, Duration)>),
     Waiting(Pin<Box<Sleep>>),
-    Ending(Box<ClientError>),
     Over,
 }
 
@@ -123,17 +116,17 @@ pub(super) const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 // === impl Streams ===
 
 impl Streams {
-    pub(super) fn new(client: Client, request: pb::WatchRequest, options: &WatchOptions) -> Self {
+    /// Returns the streams of a watch. With a version they begin after it, for a user who does not hold the state at it.
+    pub(super) fn new(client: Client, request: pb::WatchRequest, options: &WatchOptions, since: Option<&str>) -> Self {
         let interval = options.bookmark_interval.clamp(MIN_BOOKMARK_INTERVAL, MAX_BOOKMARK_INTERVAL);
         let bookmark_interval = proto::duration_message(interval);
         Self {
             client,
             request: pb::WatchRequest { queue: options.queue, bookmark_interval, ..request },
-            timeouts: Timeouts {
-                idle: interval * SILENT_INTERVALS,
-                list: options.list_timeout,
-                resume: options.resume_timeout,
-            },
+            follower: Follower::new(options.heal_drops, since),
+            idle_timeout: interval * SILENT_INTERVALS,
+            list_timeout: options.list_timeout,
+            resume_timeout: options.resume_timeout,
             fail_fast: options.fail_fast,
             has_opened: false,
             delays: Delays {
@@ -144,30 +137,39 @@ impl Streams {
             },
             refusals: Refusals::default(),
             phase: Phase::Idle,
+            next: None,
         }
+    }
+
+    pub(super) fn follower(&self) -> &Follower {
+        &self.follower
     }
 
     /// Returns the time without a message after which a stream is dead.
     pub(super) fn idle_timeout(&self) -> Duration {
-        self.timeouts.idle
+        self.idle_timeout
     }
 
     /// Returns true after the last step.
     pub(super) fn is_over(&self) -> bool {
-        matches!(self.phase, Phase::Over)
+        matches!(self.phase, Phase::Over) && self.next.is_none()
     }
 
-    /// Returns the next step. The next stream resumes at `from`; without it, it lists.
-    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>, from: Option<ResumePoint<'_>>) -> Poll<Option<Step>> {
+    /// Returns the next step.
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Step>> {
         loop {
+            if let Some(step) = self.next.take() {
+                return Poll::Ready(Some(step));
+            }
             match &mut self.phase {
-                Phase::Idle => self.open(from),
+                Phase::Idle => self.open(),
                 Phase::Opening { opening, until, is_resume } => {
                     let (until, is_resume) = (*until, *is_resume);
                     match ready!(opening.as_mut().poll(cx)) {
                         Ok(stream) => {
                             self.has_opened = true;
-                            let after = if is_resume { self.timeouts.resume } else { self.timeouts.list };
+                            self.follower.begin();
+                            let after = if is_resume { self.resume_timeout } else { self.list_timeout };
                             let silence = Box::pin(tokio::time::sleep_until(until));
                             self.phase = Phase::Reading { stream: Box::new(stream), silence, after };
                             return Poll::Ready(Some(Step::Opened));
@@ -186,97 +188,82 @@ impl Streams {
                             continue;
                         }
                     };
-                    *after = self.timeouts.idle;
-                    silence.as_mut().reset(Instant::now() + self.timeouts.idle);
-                    if let Some(response) = self.read(message) {
-                        return Poll::Ready(Some(Step::Message(Box::new(response))));
-                    }
-                }
-                Phase::Interrupted(interrupted) => {
-                    let (_, _, delay) = **interrupted;
-                    let waiting = Phase::Waiting(Box::pin(tokio::time::sleep(delay)));
-                    if let Phase::Interrupted(interrupted) = std::mem::replace(&mut self.phase, waiting) {
-                        let (error, lists, delay) = *interrupted;
-                        return Poll::Ready(Some(Step::Interrupted { error, lists, delay }));
+                    *after = self.idle_timeout;
+                    silence.as_mut().reset(Instant::now() + self.idle_timeout);
+                    if let Some(followed) = self.read(message) {
+                        return Poll::Ready(Some(Step::Message(Box::new(followed))));
                     }
                 }
                 Phase::Waiting(delay) => {
                     ready!(delay.as_mut().poll(cx));
                     self.phase = Phase::Idle;
                 }
-                Phase::Ending(_) => {
-                    if let Phase::Ending(error) = std::mem::replace(&mut self.phase, Phase::Over) {
-                        return Poll::Ready(Some(Step::Failed(*error)));
-                    }
-                }
                 Phase::Over => return Poll::Ready(None),
             }
         }
     }
 
-    /// Ends the stream with an error of its last message.
-    pub(super) fn end(&mut self, error: ClientError) {
-        self.ended(error);
-    }
-
-    /// Ends the watch: the next step is this error, and the last.
-    pub(super) fn fail(&mut self, error: ClientError) {
-        self.phase = Phase::Ending(Box::new(error));
-    }
-
-    /// Ends the stream, which has a hole, and returns the delay before the one that fills it.
-    pub(super) fn end_with_hole(&mut self) -> Duration {
-        let delay = self.delays.backoff.next_delay(Instant::now());
-        self.phase = Phase::Waiting(Box::pin(tokio::time::sleep(delay)));
-        delay
-    }
-
-    fn open(&mut self, from: Option<ResumePoint<'_>>) {
+    fn open(&mut self) {
         let mut request = self.request.clone();
-        let after = if let Some(ResumePoint { version, history }) = from {
-            version.clone_into(&mut request.resource_version);
-            history.clone_into(&mut request.history);
-            self.timeouts.resume
-        } else {
-            request.initial_events = pb::InitialEvents::Send.into();
-            self.timeouts.list
-        };
+        self.follower.complete(&mut request);
+        let is_resume = self.follower.position.is_some();
+        let after = if is_resume { self.resume_timeout } else { self.list_timeout };
         let (client, until) = (self.client.clone(), Instant::now() + after);
         let opening = Box::pin(async move {
             let silent = || ClientError::Silent { address: client.address().clone(), after };
             tokio::time::timeout_at(until, client.open(request)).await.unwrap_or_else(|_| Err(silent()))
         });
-        self.phase = Phase::Opening { opening, until, is_resume: from.is_some() };
+        self.phase = Phase::Opening { opening, until, is_resume };
     }
 
-    fn read(&mut self, message: Option<Result<pb::WatchResponse, Status>>) -> Option<pb::WatchResponse> {
-        match message {
+    fn read(&mut self, message: Option<Result<pb::WatchResponse, Status>>) -> Option<Followed> {
+        let error = match message {
             Some(Ok(response)) => {
                 self.refusals.message(&response);
                 if response.r#type() == pb::EventType::Bookmark {
                     self.delays.reset();
                 }
-                return Some(response);
+                match self.follower.follow(response) {
+                    Ok(mut followed) => {
+                        if followed.is_last {
+                            self.ended(ClientError::draining());
+                        } else if let News::Dropped { healing: Some(delay), .. } = &mut followed.news {
+                            *delay = self.delays.backoff.next_delay(Instant::now());
+                            self.wait(*delay);
+                        }
+                        return Some(followed);
+                    }
+                    Err(error) => error,
+                }
             }
-            Some(Err(status)) => self.ended(self.client.error(&status)),
+            Some(Err(status)) => self.client.error(&status),
             None => {
                 let address = self.client.address().clone();
                 let problem = "the stream ended without a status of the watch".to_owned();
-                self.ended(ClientError::Broken { address, problem });
+                ClientError::Broken { address, problem }
             }
-        }
+        };
+        self.ended(error);
         None
+    }
+
+    /// Ends the stream. The next one opens after a delay.
+    fn wait(&mut self, delay: Duration) {
+        self.phase = Phase::Waiting(Box::pin(tokio::time::sleep(delay)));
     }
 
     /// Decides how to proceed after a stream has ended or was refused.
     fn ended(&mut self, error: ClientError) {
         let is_hopeless = !self.has_opened && self.fail_fast && error.is_about_connection();
         let recovery = self.refusals.recovery(&error);
-        if recovery == Recovery::GiveUp || is_hopeless {
-            self.phase = Phase::Ending(Box::new(error));
+        let lists = recovery == Recovery::Relist;
+        if recovery == Recovery::GiveUp || is_hopeless || (lists && self.follower.is_partial) {
+            (self.phase, self.next) = (Phase::Over, Some(Step::Failed(error)));
             return;
         }
-        let lists = recovery == Recovery::Relist;
+        if lists {
+            self.follower.expire();
+        }
         let delay = self.delays.after(&error, lists);
         if error.invalidates_connection() {
             if let Phase::Reading { stream, .. } = &self.phase {
@@ -285,7 +272,8 @@ impl Streams {
             self.client.drop_connection();
         }
         tracing::debug!(resource = self.request.resource, %error, ?delay, lists, "watch interrupted");
-        self.phase = Phase::Interrupted(Box::new((error, lists, delay)));
+        self.wait(delay);
+        self.next = Some(Step::Interrupted { error, lists, delay });
     }
 }
 
@@ -295,8 +283,7 @@ impl fmt::Debug for Streams {
             Phase::Idle => "idle",
             Phase::Opening { .. } => "opening",
             Phase::Reading { .. } => "reading",
-            Phase::Interrupted(_) | Phase::Waiting(_) => "waiting",
-            Phase::Ending(_) => "ending",
+            Phase::Waiting(_) => "waiting",
             Phase::Over => "over",
         };
         f.debug_struct("Streams")

@@ -96,24 +96,21 @@ impl Client {
         let mut waiting =
             Waiting { conditions, count: 0, not_served: HashSet::new(), listed: Vec::new(), is_synced: false };
         while let Some(update) = watch.next().await {
-            let met = match update? {
+            let update = update?;
+            if let Update::Synced(_) | Update::Bookmark(_) = update {
+                *last = None;
+            }
+            let met = match update {
                 Update::Event { event_type, cause, object, resource_version } => {
                     let event = UntilEvent { event_type, cause, object: Some(object), count: 0, resource_version };
                     waiting.event(event)
                 }
-                Update::Synced(progress) => {
-                    *last = None;
-                    waiting.listed(&progress.resource_version)
-                }
-                Update::Bookmark(_) => {
-                    *last = None;
-                    None
-                }
+                Update::Synced(progress) => waiting.listed(&progress.resource_version),
                 Update::Note(Note::Reconnecting { error, .. }) => {
                     *last = Some(error);
                     None
                 }
-                Update::Note(_) | Update::Dropped { .. } => None,
+                Update::Bookmark(_) | Update::Note(_) | Update::Dropped { .. } => None,
             };
             if let Some(event) = met {
                 return Ok(event);

@@ -1,7 +1,7 @@
 //! State that the user of a watch holds, and the updates that the server's messages add to it. No IO and no clock.
 //!
 //! A [`View`] outlives the streams of a watch. Each stream [begins](View::begin) with a resume after the last safe version, or
-//! with a list. The view [applies](View::apply) each of its messages and returns the updates that are new.
+//! with a list. The view [applies](View::apply) each message that the follower has read, and returns the updates that are new.
 //!
 //! Invariants, also across broken streams, repeated events and relists:
 //!
@@ -23,31 +23,28 @@ use std::{
 use foldhash::quality::RandomState;
 use prost::Message;
 
-use super::{ClientError, Note, Progress, Update};
-use crate::{model::ResourceVersion, proto::pb};
+use super::{
+    Note, Update,
+    follower::{Followed, FollowedEvent, News, is_another, is_same_lineage, own_body},
+};
+use crate::proto::pb;
 
 #[cfg(test)]
 mod tests;
 
 /// State that the user of one watch holds.
-#[allow(clippy::struct_excessive_bools, reason = "two options and three independent facts, not a state machine")]
+#[derive(Default)]
+#[allow(clippy::struct_excessive_bools, reason = "two options and two independent facts, not a state machine")]
 pub(super) struct View {
     keep_objects: bool,
-    heal_drops: bool,
     known: HashMap<Key, KnownObject, RandomState>,
     /// Randomly keyed hasher, so that no server can make two contents look the same.
     hashes: RandomState,
     scratch: Vec<u8>,
-    /// Last safe version; none when the next stream has to list.
-    position: Option<String>,
-    /// History that the position belongs to, as the server names it.
-    history: String,
-    /// Hashes of the events applied since `position`.
+    /// Hashes of the events of the open batch.
     open: Vec<u64>,
     /// Number of hashes in `open` that this stream has repeated; all of them in a stream that repeats nothing.
     repeated: usize,
-    /// True while the stream is in its initial events.
-    is_listing: bool,
     /// Number of the current list: an object with another number has not been in it.
     pass: u64,
     /// Number of updates from listing since the last complete list.
@@ -59,38 +56,14 @@ pub(super) struct View {
     is_partial: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Key {
-    namespace: String,
-    name: String,
-}
+/// Namespace and name.
+type Key = (String, String);
 
 struct KnownObject {
     /// Last delivered state, without the key, and without the body unless objects are kept.
     object: pb::Object,
     content: u64,
     pass: u64,
-}
-
-/// Step that follows a message.
-#[derive(Debug, PartialEq)]
-pub(super) enum Next {
-    /// Read the next message.
-    Continue,
-    /// Open another stream: this one has ended, or is about to.
-    Ended(ClientError),
-    /// Open another stream from the version before the hole.
-    Heal { count: u64, after: String },
-}
-
-/// Attributes of an event besides its object.
-struct EventAttributes {
-    event_type: pb::EventType,
-    cause: pb::Cause,
-    /// Version that is safe to resume after; empty in a list.
-    version: String,
-    /// Version that was safe to resume after before this event, where it differs.
-    before: Option<String>,
 }
 
 /// Largest number of hashes: 8 MiB. A larger batch is still folded correctly; after a resume within it, changes that it undoes
@@ -100,44 +73,10 @@ const MAX_OPEN: usize = 1 << 20;
 // === impl View ===
 
 impl View {
-    pub(super) fn new(keep_objects: bool, heal_drops: bool) -> Self {
-        Self {
-            keep_objects,
-            heal_drops,
-            known: HashMap::default(),
-            hashes: RandomState::default(),
-            scratch: Vec::new(),
-            position: None,
-            history: String::new(),
-            open: Vec::new(),
-            repeated: 0,
-            is_listing: false,
-            pass: 0,
-            changes: 0,
-            has_synced: false,
-            has_hole: false,
-            is_partial: false,
-        }
-    }
-
-    /// Creates the view of a user who wants the changes after a version, and does not hold the state at it.
-    pub(super) fn since(version: String, keep_objects: bool, heal_drops: bool) -> Self {
-        Self { position: Some(version), is_partial: true, ..Self::new(keep_objects, heal_drops) }
-    }
-
-    /// Returns true if the user does not hold the state that the changes belong to, so that no list can replace missed ones.
-    pub(super) fn is_partial(&self) -> bool {
-        self.is_partial
-    }
-
-    /// Returns the version to resume after; none when the next stream has to list.
-    pub(super) fn position(&self) -> Option<&str> {
-        self.position.as_deref()
-    }
-
-    /// Returns the history that [`View::position`] belongs to; empty if the server has not sent it.
-    pub(super) fn history(&self) -> &str {
-        &self.history
+    /// Creates the view of a user who holds nothing yet; if `is_partial`, of one who wants the changes after a version without the
+    /// state at it.
+    pub(super) fn new(keep_objects: bool, is_partial: bool) -> Self {
+        Self { keep_objects, is_partial, ..Self::default() }
     }
 
     /// Returns the number of objects that the user holds.
@@ -145,83 +84,62 @@ impl View {
         self.known.len()
     }
 
-    /// Begins a stream that resumes after [`View::position`], or lists.
-    pub(super) fn begin(&mut self) {
+    /// Begins a stream that resumes or lists.
+    pub(super) fn begin(&mut self, is_listing: bool) {
         self.repeated = 0;
-        self.is_listing = self.position.is_none();
-        if self.is_listing {
+        if is_listing {
             self.pass += 1;
             self.open.clear();
         }
     }
 
-    /// Discards the position, which cannot be resumed from: the next stream lists.
-    pub(super) fn expire(&mut self) {
-        self.position = None;
-    }
-
     /// Applies one message of the stream.
-    ///
-    /// # Errors
-    ///
-    /// [`ClientError::Contract`] for a message that no server sends: to ignore it could skip data.
-    pub(super) fn apply(
-        &mut self,
-        response: pb::WatchResponse,
-        updates: &mut VecDeque<Update>,
-    ) -> Result<Next, ClientError> {
-        let (event_type, cause) = (response.r#type(), response.cause());
-        let version = response.resource_version;
-        match event_type {
-            pb::EventType::Added | pb::EventType::Modified | pb::EventType::Deleted => {
-                let object = response.object.ok_or_else(|| ClientError::contract("event without an object"))?;
-                if version.is_empty() && !self.is_listing {
-                    return Err(ClientError::contract("event without a version to resume from"));
-                }
-                // No version within a list is safe to resume after.
-                let version = if self.is_listing { String::new() } else { version };
-                self.event(EventAttributes { event_type, cause, version, before: None }, object, updates);
-                Ok(Next::Continue)
+    pub(super) fn apply(&mut self, followed: Followed, updates: &mut VecDeque<Update>) {
+        let Followed { news, before, is_last } = followed;
+        if before.is_some() {
+            self.open.clear();
+            self.repeated = 0;
+        }
+        match news {
+            News::Event(event) => self.event(event, before, updates),
+            News::Synced(progress) => {
+                self.end_list(&progress.resource_version, updates);
+                updates.extend((!is_last).then_some(Update::Synced(progress)));
             }
-            pb::EventType::Bookmark => self.bookmark(&response.bookmark.unwrap_or_default(), version, updates),
-            pb::EventType::Dropped => {
-                let dropped = response.dropped.unwrap_or_default();
-                Ok(self.dropped(dropped.count, dropped.after_resource_version, &version, updates))
+            News::Bookmark(progress) => updates.extend((!is_last).then_some(Update::Bookmark(progress))),
+            News::Listing(_) => {}
+            News::Dropped { count, after, healing: Some(delay) } => {
+                updates.push_back(Update::Note(Note::Healing { count, after, delay }));
             }
-            pb::EventType::Error => {
-                let error = response.error.ok_or_else(|| ClientError::contract("ERROR without a status"))?;
-                Ok(Next::Ended(ClientError::from_proto(&error)))
-            }
-            pb::EventType::Unspecified => {
-                Err(ClientError::contract(format!("event of unknown type {}", response.r#type)))
+            News::Dropped { count, after, healing: None } => {
+                self.has_hole = true;
+                updates.push_back(Update::Dropped { count, after });
             }
         }
     }
 
-    fn event(&mut self, mut told: EventAttributes, object: pb::Object, updates: &mut VecDeque<Update>) {
-        let content = self.content(&object);
-        if !self.is_listing {
-            if self.position.as_deref() != Some(&*told.version) {
-                told.before = self.advance(&told.version);
-            } else if self.is_repeat(&told, &object, content) {
-                return;
-            }
+    fn event(&mut self, event: FollowedEvent, before: Option<String>, updates: &mut VecDeque<Update>) {
+        let content = self.content(&event.object);
+        let is_listed = event.is_listed();
+        if !is_listed && before.is_none() && self.is_repeat(&event, content) {
+            return;
         }
         let length = updates.len();
-        if told.event_type == pb::EventType::Deleted {
-            self.delete(told, object, updates);
+        if event.event_type == pb::EventType::Deleted {
+            self.delete(event, updates);
         } else {
-            self.upsert(told, object, content, updates);
+            self.upsert(event, before, content, updates);
         }
-        if self.is_listing {
+        if is_listed {
             self.changes += (updates.len() - length) as u64;
         }
     }
 
     /// Returns true if this event of an open batch repeats one of an earlier stream.
-    fn is_repeat(&mut self, told: &EventAttributes, object: &pb::Object, content: u64) -> bool {
+    fn is_repeat(&mut self, event: &FollowedEvent, content: u64) -> bool {
+        let FollowedEvent { event_type, object, .. } = event;
         let hash = self.hashes.hash_one((
-            told.event_type as i32,
+            *event_type as i32,
             &object.namespace,
             &object.name,
             &object.uid,
@@ -243,107 +161,67 @@ impl View {
         false
     }
 
-    /// Advances the position, which closes the batch; returns the old position if it has changed.
-    fn advance(&mut self, version: &str) -> Option<String> {
-        if self.position.as_deref() == Some(version) {
-            return None;
-        }
-        self.open.clear();
-        self.repeated = 0;
-        self.position.replace(version.to_owned())
-    }
-
-    fn upsert(&mut self, told: EventAttributes, mut object: pb::Object, content: u64, updates: &mut VecDeque<Update>) {
-        let added_cause = match (self.is_listing, told.event_type) {
+    fn upsert(&mut self, event: FollowedEvent, before: Option<String>, content: u64, updates: &mut VecDeque<Update>) {
+        let is_listed = event.is_listed();
+        let FollowedEvent { event_type, cause, mut object, version, .. } = event;
+        let added_cause = match (is_listed, event_type) {
             (true, _) if self.has_synced => pb::Cause::Unspecified,
             (true, _) => pb::Cause::Initial,
-            (false, pb::EventType::Added) => told.cause,
+            (false, pb::EventType::Added) => cause,
             (false, _) => pb::Cause::Unspecified,
         };
         let key = take_key(&mut object);
-        let last = if self.keep_objects { with_own_body(&object) } else { without_body(&object) };
+        let body = object.body.take();
+        let mut last = object.clone();
+        object.body = body;
+        if self.keep_objects {
+            last.body.clone_from(&object.body);
+            own_body(&mut last);
+        }
         let (event_type, cause) = match self.known.get_mut(&key) {
             None => {
                 self.known.insert(key.clone(), KnownObject { object: last, content, pass: self.pass });
-                if self.is_partial { (told.event_type, told.cause) } else { (pb::EventType::Added, added_cause) }
+                if self.is_partial { (event_type, cause) } else { (pb::EventType::Added, added_cause) }
             }
             Some(known) => {
                 let is_changed = known.content != content
                     || known.object.uid != object.uid
                     || (known.object.resource_version != object.resource_version
-                        && (!self.is_listing || object.body.is_none() || is_same_lineage(&known.object, &object)));
-                let mut before = mem::replace(&mut known.object, last);
+                        && (!is_listed || object.body.is_none() || is_same_lineage(&known.object, &object)));
+                let mut replaced = mem::replace(&mut known.object, last);
                 known.content = content;
                 known.pass = self.pass;
                 if !is_changed {
                     return;
                 }
-                if before.uid == object.uid {
+                if replaced.uid == object.uid {
                     (pb::EventType::Modified, pb::Cause::Unspecified)
                 } else {
-                    before.resource_version.clone_from(&object.resource_version);
+                    replaced.resource_version.clone_from(&object.resource_version);
                     // The ADDED of the new object follows: only then is the new version safe.
-                    let version = told.before.unwrap_or_else(|| told.version.clone());
-                    updates.push_back(inferred(key.clone(), before, version));
+                    let before = before.unwrap_or_else(|| version.clone());
+                    updates.push_back(inferred(key.clone(), replaced, before));
                     (pb::EventType::Added, added_cause)
                 }
             }
         };
-        give_key(&mut object, key);
-        updates.push_back(Update::Event { event_type, cause, object, resource_version: told.version });
+        (object.namespace, object.name) = key;
+        updates.push_back(Update::Event { event_type, cause, object, resource_version: version });
     }
 
-    fn delete(&mut self, told: EventAttributes, mut object: pb::Object, updates: &mut VecDeque<Update>) {
+    fn delete(&mut self, event: FollowedEvent, updates: &mut VecDeque<Update>) {
+        let FollowedEvent { event_type, cause, mut object, version: resource_version, .. } = event;
         let key = take_key(&mut object);
-        let known = self.known.get(&key);
-        if known.is_none() && !self.is_partial {
-            return;
-        }
-        // Another object has the key already: an earlier stream was ahead of this one.
-        let is_another = |known: &KnownObject| {
-            known.object.uid != object.uid && !known.object.uid.is_empty() && !object.uid.is_empty()
+        let is_new = match self.known.get(&key) {
+            Some(known) => self.has_hole || !is_another(&known.object, &object),
+            None => self.is_partial,
         };
-        if known.is_some_and(is_another) && !self.has_hole {
+        if !is_new {
             return;
         }
         self.known.remove(&key);
-        give_key(&mut object, key);
-        let EventAttributes { event_type, cause, version: resource_version, .. } = told;
+        (object.namespace, object.name) = key;
         updates.push_back(Update::Event { event_type, cause, object, resource_version });
-    }
-
-    fn bookmark(
-        &mut self,
-        bookmark: &pb::Bookmark,
-        version: String,
-        updates: &mut VecDeque<Update>,
-    ) -> Result<Next, ClientError> {
-        let is_end = self.is_listing && bookmark.initial_events_end;
-        self.history.clone_from(&bookmark.history);
-        if version.is_empty() && (is_end || !self.is_listing) {
-            return Err(ClientError::contract("BOOKMARK without a version"));
-        }
-        if is_end {
-            self.end_list(&version, updates);
-        } else if !self.is_listing {
-            self.advance(&version);
-        }
-        if bookmark.draining {
-            return Ok(Next::Ended(ClientError::draining()));
-        }
-        let progress = Progress {
-            resource_version: version,
-            source: bookmark.source(),
-            source_seen_at: bookmark.source_seen_at,
-            namespaces: bookmark.namespaces.clone(),
-            expression_errors: bookmark.expression_errors.clone(),
-        };
-        if is_end {
-            updates.push_back(Update::Synced(progress));
-        } else if !self.is_listing {
-            updates.push_back(Update::Bookmark(progress));
-        }
-        Ok(Next::Continue)
     }
 
     /// Ends a list: objects that were not in it are deleted.
@@ -361,27 +239,8 @@ impl View {
             updates.push_back(Update::Note(Note::Relisted { resource_version, changes }));
         }
         self.changes = 0;
-        self.position = Some(version.to_owned());
-        self.is_listing = false;
         self.has_synced = true;
         self.has_hole = false;
-    }
-
-    fn dropped(&mut self, count: u64, after: String, version: &str, updates: &mut VecDeque<Update>) -> Next {
-        if self.heal_drops {
-            if after.is_empty() {
-                self.expire();
-            } else {
-                self.advance(&after);
-            }
-            return Next::Heal { count, after };
-        }
-        self.has_hole = true;
-        if !version.is_empty() {
-            self.advance(version);
-        }
-        updates.push_back(Update::Dropped { count, after });
-        Next::Continue
     }
 
     /// Returns a hash of everything that can change while uid and version stay the same.
@@ -403,45 +262,11 @@ impl View {
 }
 
 fn take_key(object: &mut pb::Object) -> Key {
-    Key { namespace: mem::take(&mut object.namespace), name: mem::take(&mut object.name) }
-}
-
-fn give_key(object: &mut pb::Object, key: Key) {
-    object.namespace = key.namespace;
-    object.name = key.name;
-}
-
-fn without_body(object: &pb::Object) -> pb::Object {
-    pb::Object {
-        namespace: String::new(),
-        name: String::new(),
-        uid: object.uid.clone(),
-        resource_version: object.resource_version.clone(),
-        labels: object.labels.clone(),
-        api_version: object.api_version.clone(),
-        kind: object.kind.clone(),
-        media_type: object.media_type.clone(),
-        body: None,
-    }
-}
-
-/// Returns the object with a copy of the body: the received body may be a slice of something larger.
-fn with_own_body(object: &pb::Object) -> pb::Object {
-    let body = object.body.as_ref().map(|body| match body {
-        pb::object::Body::Raw(bytes) => pb::object::Body::Raw(bytes::Bytes::copy_from_slice(bytes)),
-        pb::object::Body::Struct(fields) => pb::object::Body::Struct(fields.clone()),
-    });
-    pb::Object { body, ..without_body(object) }
+    (mem::take(&mut object.namespace), mem::take(&mut object.name))
 }
 
 /// Returns a DELETED for an object whose deletion was not received.
 fn inferred(key: Key, mut object: pb::Object, resource_version: String) -> Update {
-    give_key(&mut object, key);
+    (object.namespace, object.name) = key;
     Update::Event { event_type: pb::EventType::Deleted, cause: pb::Cause::Inferred, object, resource_version }
-}
-
-/// Returns true if the versions of two states of an object are of the same lineage.
-fn is_same_lineage(one: &pb::Object, other: &pb::Object) -> bool {
-    let parse = |object: &pb::Object| object.resource_version.parse::<ResourceVersion>().ok();
-    parse(one).zip(parse(other)).is_some_and(|(one, other)| one.same_lineage(&other))
 }

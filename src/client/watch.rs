@@ -6,17 +6,15 @@ use std::{
     future::poll_fn,
     pin::Pin,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use futures_util::{Stream, stream::FusedStream};
 
 use super::{
     Client, ClientError, Note, Query, Update, WatchOptions,
-    streams::{ResumePoint, Step, Streams},
-    view::{Next, View},
+    streams::{Step, Streams},
+    view::View,
 };
-use crate::proto::pb;
 
 /// Watch that runs until it is dropped or fails for good: then it yields that error, and ends.
 ///
@@ -38,11 +36,7 @@ const MAX_MESSAGES_PER_POLL: usize = 256;
 impl Client {
     /// Watches the objects that a query selects, until it is dropped or fails for good. Sends nothing before the first poll.
     pub fn watch(&self, query: &Query, options: &WatchOptions) -> Watch {
-        Watch {
-            streams: Streams::new(self.clone(), query.watch_request(), options),
-            view: View::new(options.keep_objects, options.heal_drops),
-            updates: VecDeque::new(),
-        }
+        Watch::new(self, query, options, None)
     }
 
     /// Watches the changes after a version, without the state at it: there is no [`Update::Synced`], and events of objects that have
@@ -51,14 +45,18 @@ impl Client {
     /// A version that the server cannot resume from ends the watch with the error, where [`Client::watch`] would list again: what
     /// was missed cannot be found out without the state.
     pub fn watch_since(&self, query: &Query, options: &WatchOptions, resource_version: &str) -> Watch {
-        let view = View::since(resource_version.to_owned(), options.keep_objects, options.heal_drops);
-        Watch { view, ..self.watch(query, options) }
+        Watch::new(self, query, options, Some(resource_version))
     }
 }
 
 // === impl Watch ===
 
 impl Watch {
+    fn new(client: &Client, query: &Query, options: &WatchOptions, since: Option<&str>) -> Self {
+        let streams = Streams::new(client.clone(), query.watch_request(), options, since);
+        Self { streams, view: View::new(options.keep_objects, since.is_some()), updates: VecDeque::new() }
+    }
+
     /// Returns the next update; none after an error.
     ///
     /// # Cancel safety
@@ -73,45 +71,23 @@ impl Watch {
             if let Some(update) = self.updates.pop_front() {
                 return Poll::Ready(Some(Ok(update)));
             }
-            let from = self.view.position().map(|version| ResumePoint { version, history: self.view.history() });
-            match ready!(self.streams.poll_next(cx, from)) {
-                Some(Step::Opened) => self.opened(),
-                Some(Step::Message(response)) => self.read(*response),
-                Some(Step::Interrupted { error, lists: true, .. }) if self.view.is_partial() => {
-                    self.streams.fail(error);
+            match ready!(self.streams.poll_next(cx)) {
+                Some(Step::Opened) => {
+                    let follower = self.streams.follower();
+                    self.view.begin(follower.is_listing);
+                    let resumed = follower.position.clone().map(|resource_version| Note::Resumed { resource_version });
+                    self.updates.extend(resumed.map(Update::Note));
                 }
-                Some(Step::Interrupted { error, lists, delay }) => self.interrupted(error, lists, delay),
+                Some(Step::Message(followed)) => self.view.apply(*followed, &mut self.updates),
+                Some(Step::Interrupted { error, delay, .. }) => {
+                    self.updates.push_back(Update::Note(Note::Reconnecting { error, delay }));
+                }
                 Some(Step::Failed(error)) => return Poll::Ready(Some(Err(error))),
                 None => return Poll::Ready(None),
             }
         }
         cx.waker().wake_by_ref();
         Poll::Pending
-    }
-
-    fn opened(&mut self) {
-        self.view.begin();
-        if let Some(version) = self.view.position() {
-            self.updates.push_back(Update::Note(Note::Resumed { resource_version: version.to_owned() }));
-        }
-    }
-
-    fn read(&mut self, response: pb::WatchResponse) {
-        match self.view.apply(response, &mut self.updates) {
-            Ok(Next::Continue) => {}
-            Ok(Next::Ended(error)) | Err(error) => self.streams.end(error),
-            Ok(Next::Heal { count, after }) => {
-                let delay = self.streams.end_with_hole();
-                self.updates.push_back(Update::Note(Note::Healing { count, after, delay }));
-            }
-        }
-    }
-
-    fn interrupted(&mut self, error: ClientError, lists: bool, delay: Duration) {
-        if lists {
-            self.view.expire();
-        }
-        self.updates.push_back(Update::Note(Note::Reconnecting { error, delay }));
     }
 }
 
@@ -134,7 +110,7 @@ impl fmt::Debug for Watch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Watch")
             .field("streams", &self.streams)
-            .field("resource_version", &self.view.position())
+            .field("resource_version", &self.streams.follower().position.as_deref())
             .field("objects", &self.view.len())
             .finish_non_exhaustive()
     }

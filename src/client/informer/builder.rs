@@ -68,7 +68,7 @@ impl InformerBuilder {
     /// the objects, drops are always healed, and a server that is not there yet is awaited.
     #[must_use]
     pub fn options(mut self, options: &WatchOptions) -> Self {
-        self.options = WatchOptions { fail_fast: false, ..options.clone() };
+        self.options = WatchOptions { heal_drops: true, fail_fast: false, ..options.clone() };
         self
     }
 
@@ -118,7 +118,7 @@ impl InformerBuilder {
     }
 
     fn start_with(self, thread: thread::Builder) -> Informer {
-        let streams = Streams::new(self.client, self.query.watch_request(), &self.options);
+        let streams = Streams::new(self.client, self.query.watch_request(), &self.options, None);
         let stop = CancellationToken::new();
         let started = handler::start(thread, self.handler, self.on_error, self.max_lag, stop.clone());
         let shared = Arc::new(Shared {
@@ -137,7 +137,7 @@ impl InformerBuilder {
                     // Dropping it closes the stream, and leaves the handler without more to do.
                     stopped.run_until_cancelled(follow).await;
                     stopped.cancelled().await;
-                    following.connection.closed();
+                    following.connection.set_open(false);
                     drop(handled.await);
                 }
                 Err(error) => {

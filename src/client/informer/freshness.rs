@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use prost_types::Timestamp;
 use tokio::time::Instant;
 
-use crate::proto::pb;
+use crate::{client::Progress, proto::pb};
 
 /// Relation of the store to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -78,16 +78,10 @@ impl Connection {
         Self { idle_timeout, state: Mutex::default() }
     }
 
-    /// Records a stream that lists or resumes.
-    pub(super) fn opened(&self) {
+    /// Records the begin of a stream, or its end.
+    pub(super) fn set_open(&self, is_open: bool) {
         let mut state = self.state.lock();
-        (state.is_open, state.is_current) = (true, false);
-    }
-
-    /// Records the end of the stream.
-    pub(super) fn closed(&self) {
-        let mut state = self.state.lock();
-        (state.is_open, state.is_current) = (false, false);
+        (state.is_open, state.is_current) = (is_open, false);
     }
 
     /// Records a message.
@@ -96,10 +90,10 @@ impl Connection {
     }
 
     /// Records the content of a bookmark, which shows that the store is current if it is.
-    pub(super) fn bookmark(&self, bookmark: &pb::Bookmark, is_current: bool) {
+    pub(super) fn bookmark(&self, progress: &Progress, is_current: bool) {
         let mut state = self.state.lock();
-        state.is_stale = matches!(bookmark.source(), pb::SyncState::Stale | pb::SyncState::Syncing);
-        state.source_seen_at = bookmark.source_seen_at.or(state.source_seen_at);
+        state.is_stale = matches!(progress.source, pb::SyncState::Stale | pb::SyncState::Syncing);
+        state.source_seen_at = progress.source_seen_at.or(state.source_seen_at);
         state.is_current |= is_current;
     }
 
@@ -125,27 +119,33 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_state_follows_stream_bookmarks_source_and_silence() {
         let connection = Connection::new(Duration::from_secs(3));
+        let progress = |source| Progress {
+            resource_version: "5".to_owned(),
+            source,
+            source_seen_at: None,
+            namespaces: Vec::new(),
+            expression_errors: None,
+        };
+        let synced = progress(pb::SyncState::Synced);
         let state = || connection.freshness().state;
         assert_eq!(state(), FreshnessState::Disconnected);
-        connection.opened();
+        connection.set_open(true);
         assert_eq!(state(), FreshnessState::Syncing);
         connection.received();
-        connection.bookmark(&pb::Bookmark::default(), true);
+        connection.bookmark(&synced, true);
         assert_eq!(state(), FreshnessState::Live);
         tokio::time::advance(Duration::from_millis(2999)).await;
         assert_eq!(state(), FreshnessState::Live);
         tokio::time::advance(Duration::from_millis(1)).await;
         assert_eq!(state(), FreshnessState::Disconnected, "at once, without a timer");
         connection.received();
-        let mut bookmark = pb::Bookmark::default();
-        bookmark.set_source(pb::SyncState::Stale);
-        connection.bookmark(&bookmark, true);
+        connection.bookmark(&progress(pb::SyncState::Stale), true);
         assert_eq!(state(), FreshnessState::Stale);
         assert!(state().is_healthy());
-        connection.closed();
+        connection.set_open(false);
         assert_eq!(state(), FreshnessState::Disconnected);
-        connection.opened();
-        connection.bookmark(&pb::Bookmark::default(), false);
+        connection.set_open(true);
+        connection.bookmark(&synced, false);
         assert_eq!(state(), FreshnessState::Syncing, "not current yet");
     }
 }

@@ -113,15 +113,16 @@ impl Store {
         self.state.objects.keys()
     }
 
-    /// Stores a state of an object, in place of the one before.
-    pub(super) fn insert(&mut self, key: Key, object: Arc<pb::Object>) {
-        self.remove(&key);
+    /// Stores a state of an object, in place of the one before, which it returns.
+    pub(super) fn insert(&mut self, key: Key, object: Arc<pb::Object>) -> Option<Arc<pb::Object>> {
+        let before = self.remove(&key);
         for (function, entries) in self.functions.iter().zip(&mut self.state.indexes) {
             for value in values(function, &object) {
                 entries.insert((value, key.clone()));
             }
         }
         self.state.objects.insert(key, object);
+        before
     }
 
     pub(super) fn remove(&mut self, key: &Key) -> Option<Arc<pb::Object>> {

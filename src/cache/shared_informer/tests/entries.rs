@@ -46,7 +46,7 @@ async fn handlers_and_reads_have_key_and_version_of_a_value_that_has_neither() {
     }
     let held = state.get(&ObjectKey::new("shop", "db").unwrap()).unwrap();
     assert_eq!((held.object().version().to_string(), &*held.value().phase), ("5".to_owned(), "New"));
-    assert_eq!(format!("{held:?}"), r#"Entry { key: shop/db, version: 5, value: Phase { phase: "New" } }"#);
+    assert_eq!(format!("{held:?}"), r#"Entry { key: shop/db, version: 5, value: Phase { phase: "New" }, .. }"#);
     informer.stop().await;
     let expected = [
         "add shop/web 2 Pending",

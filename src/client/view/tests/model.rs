@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use proptest::prelude::*;
 
-use super::{super::*, bookmark, object};
+use super::{super::*, Following, bookmark, object};
 
 /// uid, body, version.
 type State = BTreeMap<String, (String, Bytes, String)>;
@@ -56,7 +56,7 @@ enum Step {
 
 /// Watch without IO, and its user.
 struct Client {
-    view: View,
+    watch: Following,
     keep_objects: bool,
     /// True if replays have the original order.
     is_exact: bool,
@@ -224,7 +224,7 @@ fn name_of(event: &pb::WatchResponse) -> &str {
 impl Client {
     fn new(keep_objects: bool, is_exact: bool) -> Self {
         Self {
-            view: View::new(keep_objects, true),
+            watch: Following::new(keep_objects, true),
             keep_objects,
             is_exact,
             stream: None,
@@ -238,11 +238,11 @@ impl Client {
         if self.stream.is_some() {
             return;
         }
-        let resumed = self.view.position().and_then(|version| server.after(version));
+        let resumed = self.watch.follower.position.as_deref().and_then(|version| server.after(version));
         if resumed.is_none() {
-            self.view.expire();
+            self.watch.follower.expire();
         }
-        self.view.begin();
+        self.watch.begin();
         self.stream = Some(resumed.unwrap_or_else(|| server.initial_events()));
     }
 
@@ -250,13 +250,13 @@ impl Client {
         self.connect(server);
         for _ in 0..count {
             let Some(message) = self.stream.as_mut().and_then(VecDeque::pop_front) else { return };
-            let is_list = self.view.is_listing;
+            let is_list = self.watch.follower.is_listing;
             let mut updates = VecDeque::new();
-            let next = self.view.apply(message, &mut updates).unwrap();
+            let has_hole = self.watch.apply(message, &mut updates).unwrap();
             for update in updates {
                 self.update(update, is_list, server);
             }
-            if let Next::Heal { .. } = next {
+            if has_hole {
                 self.stream = None;
                 return;
             }
@@ -268,7 +268,7 @@ impl Client {
         match update {
             Update::Event { event_type, cause, object, resource_version } => {
                 assert_eq!(resource_version.is_empty(), is_list);
-                assert!(cause != pb::Cause::Initial || !self.view.has_synced);
+                assert!(cause != pb::Cause::Initial || !self.watch.view.has_synced);
                 self.told.push(word(event_type, &object));
                 self.fold(event_type, object);
             }
@@ -308,8 +308,12 @@ impl Client {
     }
 
     fn check(&self, server: &Server) {
-        let Some(position) = self.view.position().filter(|_| self.is_exact && !self.view.is_listing) else { return };
-        if self.view.open.is_empty() {
+        let Some(position) =
+            self.watch.follower.position.as_deref().filter(|_| self.is_exact && !self.watch.follower.is_listing)
+        else {
+            return;
+        };
+        if self.watch.view.open.is_empty() {
             assert_eq!(contents(&self.held), contents(&server.states[position]), "the state at {position}");
         }
         let events = &server.events[self.synced_at..];
@@ -384,7 +388,7 @@ fn run(steps: &[Step], keep_objects: bool, is_exact: bool) {
         client.deliver(&server, usize::MAX);
     }
     assert_eq!(contents(&client.held), contents(&server.state));
-    assert_eq!(client.view.len(), server.state.len());
+    assert_eq!(client.watch.view.len(), server.state.len());
 }
 
 fn steps(is_exact: bool) -> impl Strategy<Value = Vec<Step>> {

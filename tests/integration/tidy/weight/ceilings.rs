@@ -12,7 +12,7 @@ pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
     ("cache", 7100, 19),
     ("census", 100, 3),
     ("cli", 7200, 135),
-    ("client", 3100, 9),
+    ("client", 2950, 9),
     ("config", 2900, 20),
     ("grpc", 10000, 17),
     ("lib", 100, 0),
