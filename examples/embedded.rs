@@ -6,7 +6,10 @@
 use std::error::Error;
 
 use informerd::{
-    cache::{HandlerOptions, InformerOptions, ResourceEventHandlerFuncs, SharedInformer, SourceHealth},
+    cache::{
+        Entry, FilteringResourceEventHandler, HandlerOptions, InformerOptions, ResourceEventHandlerFuncs,
+        SharedInformer, SourceHealth,
+    },
     model::{IndexFunc, Object},
     source::files::{self, FilesConfig, FilesSource},
 };
@@ -38,6 +41,8 @@ pub(crate) async fn run(
         })
         .on_update(move |_, object| updated(format!("updated {} {}", object.kind(), object.key())))
         .on_delete(move |object, _| deleted(format!("deleted {} {}", object.kind(), object.key())));
+    // A selection is cheaper; a closure can say anything.
+    let handler = FilteringResourceEventHandler { filter: |object: &Entry<Object>| !object.kind().is_empty(), handler };
     let registration = informer.add_handler(handler, HandlerOptions::default())?;
     if registration.wait_for_sync().await {
         print("watching".to_owned());

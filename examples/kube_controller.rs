@@ -7,7 +7,7 @@
 use std::{error::Error, time::Duration};
 
 use informerd::{
-    cache::{Action, Entry, InformerOptions, Reconciler, SharedInformer, SourceHealth, WorkQueue},
+    cache::{Action, Entry, InformerOptions, InformerSet, Reconciler, SourceHealth, WorkQueue},
     model::{IndexFunc, Object, ObjectKey},
     source::kube::{KubeCluster, KubeConfig, KubeSource},
 };
@@ -54,9 +54,10 @@ pub(crate) async fn run(
     end: impl Future<Output = ()>,
 ) -> Result<(), Box<dyn Error>> {
     let (source_of_maps, options) = source("configmaps", &cluster);
-    let config_maps = SharedInformer::<ConfigMap>::start(source_of_maps, options);
+    let mut informers = InformerSet::new();
+    let config_maps = informers.start::<ConfigMap>(source_of_maps, options);
     let (source_of_pods, options) = source("pods", &cluster);
-    let pods = SharedInformer::<Pod>::start(source_of_pods, options);
+    let pods = informers.start::<Pod>(source_of_pods, options);
     let by_config =
         IndexFunc::custom("config", |pod: &Object| config_of(pod).iter().map(ObjectKey::to_string).collect());
     pods.add_indexers([("config".to_owned(), by_config)]).await?;
@@ -75,6 +76,7 @@ pub(crate) async fn run(
     end.await;
     stop.cancel();
     running.await??;
+    informers.stop_within(Duration::from_secs(10)).await;
     Ok(())
 }
 

@@ -15,9 +15,7 @@ use smallvec::SmallVec;
 use super::{Expression, Object, Path, path::Values};
 
 /// Index function, which computes the values of an object: client-go's `IndexFunc`, as data, so that it can be configured, or as
-/// a closure of a program.
-///
-/// It cannot fail: an object without a value is not indexed.
+/// a closure of a program. An object without a value is not indexed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum IndexFunc {
     /// Namespace of the key; no value for an object without one.
