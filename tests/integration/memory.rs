@@ -25,9 +25,10 @@ fn filler(bytes: usize) -> String {
     format!(r#""filler":"{}""#, "x".repeat(bytes))
 }
 
-/// Returns options for clients that read nothing for long on a busy machine.
+/// Returns options for clients that read nothing for long on a busy machine, which get no bookmark between events meanwhile.
 fn patient() -> Options {
-    Options { progress_timeout: Duration::from_secs(3600), ..Options::default() }
+    let hour = Duration::from_secs(3600);
+    Options { progress_timeout: hour, bookmark_interval: hour, ..Options::default() }
 }
 
 /// Returns options for a history that retains hardly anything.
