@@ -4,6 +4,10 @@
 pub mod etcd;
 #[cfg(feature = "server")]
 pub mod files;
+#[cfg(feature = "kube")]
+pub mod kube;
+#[cfg(not(feature = "kube"))]
+#[path = "source/kube/without.rs"]
 pub mod kube;
 #[cfg(feature = "server")]
 pub mod relay;

@@ -231,7 +231,7 @@ const FILE_READERS: &[(&str, &str)] = &[
     ("src/source/files/read.rs", "blocking threads"),
     ("src/source/files/root.rs", "blocking threads"),
     ("src/source/files/scan.rs", "blocking threads"),
-    ("src/source/kube/access.rs", "blocking threads"),
+    ("src/source/kube/client/access.rs", "blocking threads"),
     ("src/source/stream/input.rs", "blocking threads"),
     ("src/telemetry/traces.rs", "the start"),
     ("src/transport/tls.rs", "the start; then blocking threads"),

@@ -45,15 +45,6 @@ impl<T> Clone for Entry<T> {
     }
 }
 
-/// The value follows from the object.
-impl<T> PartialEq for Entry<T> {
-    fn eq(&self, other: &Self) -> bool {
-        self.object == other.object
-    }
-}
-
-impl<T> Eq for Entry<T> {}
-
 impl<T> Deref for Entry<T> {
     type Target = T;
 

@@ -111,7 +111,7 @@ async fn indexes_added_at_any_time_have_the_present_objects_and_every_later_one(
         assert_eq!(informer.index_keys(index, "b").unwrap(), []);
         assert_eq!(informer.list_index_func_values(index).unwrap(), ["a"]);
     }
-    assert_eq!(informer.by_index("none", "a"), Err(UnknownIndex { name: "none".to_owned() }));
+    assert_eq!(informer.by_index("none", "a").unwrap_err(), UnknownIndex { name: "none".to_owned() });
 }
 
 /// client-go `TestIndexer`: the errors of `AddIndexers`.
@@ -127,7 +127,7 @@ async fn of_several_indexes_all_are_added_or_none() {
         let built_in = AddIndexersError::Invalid(IndexersError::BuiltIn);
         assert_eq!(informer.add_indexers(functions(&["d", "namespace"])).await, Err(built_in));
         assert!(informer.by_index("c", "").is_err() && informer.by_index("d", "").is_err());
-        assert_eq!(informer.by_index("a", "").unwrap(), []);
+        assert!(informer.by_index("a", "").unwrap().is_empty());
         // Once more with a state.
         informer.wait_for_cache_sync().await.unwrap();
     }
@@ -300,7 +300,7 @@ async fn dropping_an_informer_stops_it() {
     stopped.await;
     assert_eq!(informer.wait_for_cache_sync().await.unwrap_err(), Stopped);
     assert!(informer.list().is_empty() && informer.last_sync_resource_version().is_none());
-    assert_eq!(informer.by_index("namespace", "shop").unwrap(), []);
+    assert!(informer.by_index("namespace", "shop").unwrap().is_empty());
 }
 
 /// client-go `TestSharedInformerErrorHandling`.

@@ -11,10 +11,8 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
 use super::{
-    KubeCluster, KubeConfig,
-    body::Body,
-    client::{Client, RequestOptions, Watchdog},
-    kubeconfig::RestConfig,
+    KubeConfig,
+    client::{Body, Client, RequestOptions, Watchdog},
     status::Status,
 };
 use crate::cache::{SourceError, SourceHealth};
@@ -167,12 +165,6 @@ impl Api {
         }
         error
     }
-}
-
-/// Checks that the configuration files of a cluster are there, without a connection or a plugin.
-pub(super) fn check(cluster: &KubeCluster) -> Result<(), String> {
-    let env = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    RestConfig::load(cluster, &env).map(drop)
 }
 
 fn is_gzip(headers: &HeaderMap) -> bool {

@@ -4,6 +4,17 @@
 //! HTTP/1.1 each watch has one, and idle connections are reused. Connections run on the runtime that the client was made on, so
 //! that none ends with the thread of a resource.
 
+mod access;
+mod bearer;
+mod body;
+mod connection;
+mod exec;
+mod kubeconfig;
+mod pool;
+mod proxy;
+mod tls;
+mod tunnel;
+
 use std::{
     collections::HashMap,
     sync::{
@@ -23,14 +34,18 @@ use tokio::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{
-    KubeCluster, SingleFlight,
+pub(super) use self::{
+    access::ESCAPED,
+    body::{Body, TOO_LARGE},
+};
+use self::{
     access::{Access, Authenticator, Need},
-    body::Body,
-    connection::{self, Contact, Link, OpenError, Sender, ping_interval},
+    connection::{Contact, Link, OpenError, Sender, ping_interval},
+    kubeconfig::RestConfig,
     pool::{Lease, Pool},
     tls::is_refusal,
 };
+use super::{KubeCluster, SingleFlight};
 use crate::{cache::SourceError, net::Dialer};
 
 /// Clients of a process, one for each cluster and context: sources of the same one share its connections and credentials.
@@ -411,6 +426,12 @@ impl Watchdog {
             }
         }
     }
+}
+
+/// Checks that the configuration files of a cluster are there, without a connection or a plugin.
+pub(super) fn check(cluster: &KubeCluster) -> Result<(), String> {
+    let env = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    RestConfig::load(cluster, &env).map(drop)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 
 use super::{
-    body::TOO_LARGE,
+    client::TOO_LARGE,
     list::{Items, present},
     object::{ItemType, ObjectDecoder},
     resume_check::ResumePoint,

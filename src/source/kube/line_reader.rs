@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use tokio::time::timeout;
 
-use super::body::Body;
+use super::client::Body;
 use crate::source::text::root_cause;
 
 /// Body that is read line by line.

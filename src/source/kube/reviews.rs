@@ -75,7 +75,7 @@ impl KubeReviewer {
     ///
     /// The file, and the problem.
     pub fn check(cluster: &KubeCluster) -> Result<(), String> {
-        super::api::check(cluster)
+        super::client::check(cluster)
     }
 
     fn review<T: DeserializeOwned>(

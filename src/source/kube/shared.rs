@@ -15,8 +15,14 @@ use percent_encoding::utf8_percent_encode;
 use serde::Deserialize;
 
 use super::{
-    KubeConfig, access::ESCAPED, api::Api, client::Client, initial_events_attempts::InitialEventsAttempts,
-    known::KnownState, resume_check::ResumePoint, sent_ahead::SentAhead, unreadable::UnreadableObject,
+    KubeConfig,
+    api::Api,
+    client::{Client, ESCAPED},
+    initial_events_attempts::InitialEventsAttempts,
+    known::KnownState,
+    resume_check::ResumePoint,
+    sent_ahead::SentAhead,
+    unreadable::UnreadableObject,
 };
 use crate::{
     cache::{List, ListVersion, Problem, ProgressDemand, SourceError, SourceHealth, Watch},

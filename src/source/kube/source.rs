@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    KubeCluster, KubeConfig, api,
+    KubeCluster, KubeConfig, client,
     client::KubeClients,
     feed, initial_events,
     known::KnownState,
@@ -86,7 +86,7 @@ impl KubeSource {
     ///
     /// The reason in one line.
     pub fn check(config: &KubeConfig) -> Result<(), String> {
-        api::check(&config.cluster)
+        client::check(&config.cluster)
     }
 
     /// Requests at most one object of each namespace, or of all.

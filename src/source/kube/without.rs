@@ -1,10 +1,12 @@
 //! The `kube` source in a build without it. The configuration check refuses every use.
 
+mod config;
+
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, ready};
 
-use super::{KubeCluster, KubeConfig};
+pub use self::config::{KubeCluster, KubeConfig};
 use crate::{
     auth::{Identity, ReviewAttributes, ReviewError, Reviewer, Token, TokenReviewed},
     cache::{List, ListVersion, ListerWatcher, SourceError, SourceHealth, Watch},

@@ -39,7 +39,7 @@ pub(super) const WIDE_STRUCTS: &[(&str, &str, usize)] = &[
     ("src/grpc/service.rs", "Inner", 20),
     ("src/grpc/subscribe/body.rs", "SubscribeBody", 25),
     ("src/grpc/watch/body.rs", "WatchBody", 21),
-    ("src/source/kube.rs", "KubeConfig", 18),
+    ("src/source/kube/config.rs", "KubeConfig", 18),
     ("src/transport/connection.rs", "Connection", 20),
 ];
 
@@ -50,7 +50,7 @@ pub(super) const WIDE_FOLDERS: &[(&str, usize)] = &[
     ("src/cli", 28),
     ("src/config", 22),
     ("src/grpc", 47),
-    ("src/source/kube", 35),
+    ("src/source/kube", 27),
     ("src/transport", 26),
     ("src/watch", 26),
 ];

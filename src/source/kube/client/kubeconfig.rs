@@ -11,8 +11,8 @@ use std::{
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use super::KubeCluster;
 use crate::net::small_file::{read, read_text};
+use crate::source::kube::KubeCluster;
 
 /// Cluster and user of a context: client-go's `rest.Config`. Paths are absolute, or relative to the working directory.
 pub(super) struct RestConfig {

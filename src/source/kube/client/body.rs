@@ -21,7 +21,7 @@ use super::{
 use crate::{cache::SourceHealth, source::text::root_cause};
 
 /// Unread body.
-pub(super) struct Body {
+pub(in crate::source::kube) struct Body {
     incoming: Incoming,
     /// `None` after its end.
     sender: Option<Sender>,
@@ -33,7 +33,7 @@ pub(super) struct Body {
 /// Failure of a body.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(super) struct BodyError(String);
+pub(in crate::source::kube) struct BodyError(String);
 
 /// Content of a body, within a bound.
 struct Unpacked {
@@ -42,7 +42,7 @@ struct Unpacked {
 }
 
 /// Beginning of the problem of a body that exceeds its bound.
-pub(super) const TOO_LARGE: &str = "response too large";
+pub(in crate::source::kube) const TOO_LARGE: &str = "response too large";
 
 // === impl Body ===
 
@@ -52,7 +52,7 @@ impl Body {
     }
 
     /// Reports a failure of the connection to a resource's health, as of the last contact.
-    pub(super) fn reporting_to(mut self, health: SourceHealth) -> Self {
+    pub(in crate::source::kube) fn reporting_to(mut self, health: SourceHealth) -> Self {
         self.health = Some(health);
         self
     }
@@ -63,7 +63,7 @@ impl Body {
     }
 
     /// Reads the whole body.
-    pub(super) async fn read(mut self, is_gzip: bool, max_bytes: usize) -> Result<Bytes, String> {
+    pub(in crate::source::kube) async fn read(mut self, is_gzip: bool, max_bytes: usize) -> Result<Bytes, String> {
         let unpacked = Unpacked { bytes: Vec::new(), max_bytes };
         let mut packed = if is_gzip { Ok(GzDecoder::new(unpacked)) } else { Err(unpacked) };
         while let Some(frame) = self.frame().await {

@@ -42,7 +42,7 @@ async fn a_plugin_gets_its_environment_and_the_cluster() {
         ..Cluster::default()
     };
     let script = "test \"$X\" = 1 && test -z \"$(cat)\" && echo \"$KUBERNETES_EXEC_INFO\" >&2; exit 1";
-    let env = vec![crate::source::kube::kubeconfig::ExecEnv { name: "X".to_owned(), value: "1".to_owned() }];
+    let env = vec![crate::source::kube::client::kubeconfig::ExecEnv { name: "X".to_owned(), value: "1".to_owned() }];
     let exec = ExecConfig { env, provide_cluster_info: true, ..exec(script) };
     let problem = run(&exec, &cluster).await.err().unwrap();
     let info = problem.split_once("(exit status: 1): ").unwrap().1;

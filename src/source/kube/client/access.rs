@@ -18,20 +18,23 @@ use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::time::{Instant, timeout};
 
 use super::{
-    KubeCluster, SingleFlight,
+    bearer::{Bearer, READ_TIMEOUT, bearer, secret},
     exec::{self, ExecCredential},
     kubeconfig::{Cluster, ExecConfig, RestConfig, User},
     proxy::Proxy,
     tls::Trust,
 };
-use crate::{cache::SourceError, net::small_file::read_text};
+use crate::{
+    cache::SourceError,
+    source::kube::{KubeCluster, SingleFlight},
+};
 
 /// Configuration and credentials for requests to one API server, until any of them changes.
-pub(super) struct Access {
+pub(in crate::source::kube) struct Access {
     /// Number that differs after every change.
     pub(super) version: u64,
     /// `server` of the kubeconfig, for errors.
-    pub(super) url: Arc<str>,
+    pub(in crate::source::kube) url: Arc<str>,
     pub(super) host: String,
     pub(super) port: u16,
     /// Common prefix of all paths, without a trailing slash.
@@ -43,15 +46,6 @@ pub(super) struct Access {
     headers: HeaderMap,
     bearer: Bearer,
     expires_at: Option<i64>,
-}
-
-enum Bearer {
-    Fixed(Option<HeaderValue>),
-    /// Token file, read for each request. While it cannot be read, its last content is used (kubernetes/kubernetes#68164).
-    File {
-        path: PathBuf,
-        last: Mutex<Option<HeaderValue>>,
-    },
 }
 
 /// Source of the [`Access`] of one context.
@@ -113,10 +107,9 @@ struct PluginRun {
 
 /// Shortest time between two runs of a plugin, even if its credentials expire or are refused.
 const PLUGIN_INTERVAL: Duration = Duration::from_secs(10);
-/// Timeout of reading files, which may be on a server that does not answer.
-const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Characters that Go escapes in queries, and client-go in headers of extra field names: all but the unreserved ones of RFC 3986.
-pub(super) const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+pub(in crate::source::kube) const ESCAPED: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 // === impl Authenticator ===
 
@@ -433,31 +426,6 @@ impl Access {
     }
 }
 
-// === impl Bearer ===
-
-impl Bearer {
-    async fn get(&self) -> Result<Option<HeaderValue>, String> {
-        let (path, last) = match self {
-            Self::Fixed(token) => return Ok(token.clone()),
-            Self::File { path, last } => (path, last),
-        };
-        let reading = path.clone();
-        let read = tokio::task::spawn_blocking(move || read_token(&reading));
-        let read = match timeout(READ_TIMEOUT, read).await {
-            Ok(Ok(read)) => read,
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err(format!("{} cannot be read within {READ_TIMEOUT:?}", path.display())),
-        };
-        let mut last = last.lock();
-        match read {
-            Ok(token) => *last = Some(token),
-            Err(problem) if last.is_none() => return Err(problem),
-            Err(problem) => tracing::warn!(problem, "token file not read"),
-        }
-        Ok(last.clone())
-    }
-}
-
 // === impl Stamp ===
 
 impl Stamp {
@@ -466,28 +434,6 @@ impl Stamp {
         let stamp = metadata.and_then(|metadata| Some((metadata.modified().ok()?, metadata.len())));
         Self(path.to_owned(), stamp)
     }
-}
-
-/// Reads a token as client-go does: without surrounding white space, such as a final newline.
-fn read_token(path: &Path) -> Result<HeaderValue, String> {
-    let text = read_text(path).map_err(|problem| format!("the token file {problem}"))?;
-    let token = text.trim();
-    if token.is_empty() {
-        return Err(format!("the token file {} is empty; write a token into it", path.display()));
-    }
-    secret(&format!("Bearer {token}"), &format!("the token in {}", path.display()))
-}
-
-fn bearer(token: &str) -> Result<HeaderValue, String> {
-    secret(&format!("Bearer {}", token.trim()), "the token of the kubeconfig")
-}
-
-/// Returns a sensitive header value, which no log shows.
-fn secret(text: &str, name: &str) -> Result<HeaderValue, String> {
-    let value = HeaderValue::from_str(text);
-    let mut value = value.map_err(|_| format!("{name} contains a line break or another control character"))?;
-    value.set_sensitive(true);
-    Ok(value)
 }
 
 fn is_past(time: Option<i64>) -> bool {
