@@ -67,8 +67,8 @@ async fn a_controller_writes_what_it_reads_from_an_api_server_that_is_killed() {
 
         apiserver.kill();
         apiserver.restart().await;
-        let patch: Value = json!({ "metadata": { "labels": { "config": "two" } } });
-        apiserver.ask("PATCH", &format!("{PODS}/p0"), Some(&patch)).await.unwrap();
+        let label: Value = json!({ "metadata": { "labels": { "config": "two" } } });
+        apiserver.ask("PATCH", &format!("{PODS}/p0"), Some(&label)).await.unwrap();
         let now = json!({ "gracePeriodSeconds": 0 });
         apiserver.ask("DELETE", &format!("{PODS}/p1"), Some(&now)).await.unwrap();
         expect(&apiserver, [("one", "3"), ("two", "2")]).await;

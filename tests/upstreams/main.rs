@@ -34,6 +34,7 @@ mod pipe;
 mod pod;
 mod port;
 mod quiet;
+mod reconciler;
 mod record;
 mod requests;
 mod restore;

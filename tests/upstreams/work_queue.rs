@@ -1,7 +1,7 @@
 //! `WorkQueue` beside client-go's: the same random operations on both, each with a clock of its own that only they advance.
 //!
-//! What is not drawn is what differs by design (tests/upstream.md): an addition without a delay for a delayed key, and a delayed one
-//! for a key that is ready, which here are one addition.
+//! Not drawn is the one difference by design (tests/upstream.md): an addition without a delay for a delayed key, and a delayed one for
+//! a key that is ready, which here are one addition.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
