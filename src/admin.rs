@@ -32,21 +32,8 @@ pub struct Admin {
     hosts: Vec<String>,
 }
 
-/// Page of links.
-const LINKS: &str = "\
-<!DOCTYPE html>
-<html lang=\"en\">
-<title>informerd</title>
-<h1>informerd</h1>
-<ul>
-<li><a href=\"/livez\">/livez</a>: this process runs
-<li><a href=\"/readyz\">/readyz</a>: every resource that is not optional has a state
-<li><a href=\"/metrics\">/metrics</a>: metrics in the format of OpenMetrics
-<li><a href=\"/debug/informers\">/debug/informers</a>: the state and the load of each resource, as JSON
-<li><a href=\"/loglevel\">/loglevel</a>: the filter of the log, which PUT changes
-</ul>
-</html>
-";
+/// Page for people. It has no data of its own: its script requests them, with the rights of whoever looks at it.
+const PAGE: &str = include_str!("admin/page.html");
 
 /// Answer about the log of a program that embeds the server.
 const NO_LOG: &str = "the log is that of the program that embeds this server\n";
@@ -98,6 +85,14 @@ impl Admin {
         }
     }
 
+    fn explain(&self, query: &str) -> (StatusCode, String) {
+        let [id, namespace, name] = ["id", "namespace", "name"].map(|name| parameter(query, name));
+        match id.parse().ok().and_then(|id| self.service.debug_explain(id, &namespace, &name)) {
+            Some(explained) => (StatusCode::OK, format!("{explained}\n")),
+            None => (StatusCode::NOT_FOUND, "no open watch has this id, or this is no name of an object\n".to_owned()),
+        }
+    }
+
     fn metrics(&self) -> (StatusCode, String) {
         let mut text = String::new();
         match prometheus_client::encoding::text::encode(&mut text, &self.registry) {
@@ -108,13 +103,18 @@ impl Admin {
 }
 
 impl Probes for Admin {
-    fn answer(&self, path: &str) -> Option<(StatusCode, String)> {
+    fn answer(&self, path: &str, query: &str) -> Option<(StatusCode, String)> {
         match path {
-            "/" => Some((StatusCode::OK, LINKS.to_owned())),
+            "/" => Some((StatusCode::OK, PAGE.to_owned())),
             "/livez" => Some((StatusCode::OK, "ok\n".to_owned())),
             "/readyz" => Some(self.readyz()),
             "/metrics" => Some(self.metrics()),
             "/debug/informers" => Some((StatusCode::OK, format!("{:#}\n", self.service.debug()))),
+            "/debug/watches" => {
+                let watches = self.service.debug_watches(&parameter(query, "resource"));
+                Some((StatusCode::OK, format!("{watches}\n")))
+            }
+            "/debug/explain" => Some(self.explain(query)),
             "/loglevel" => Some(match telemetry::log_filter() {
                 Some(filter) => (StatusCode::OK, filter.text() + "\n"),
                 None => (StatusCode::NOT_IMPLEMENTED, NO_LOG.to_owned()),
@@ -127,7 +127,7 @@ impl Probes for Admin {
         match path {
             "/" => "text/html; charset=utf-8",
             "/metrics" => "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            "/debug/informers" => "application/json",
+            "/debug/informers" | "/debug/watches" | "/debug/explain" => "application/json",
             _ => "text/plain; charset=utf-8",
         }
     }
@@ -161,10 +161,20 @@ impl Probes for Admin {
             Code::Unauthenticated => StatusCode::UNAUTHORIZED,
             Code::PermissionDenied => StatusCode::FORBIDDEN,
             _ => StatusCode::SERVICE_UNAVAILABLE,
-        })
+        })?;
+        // The rights to an object are not those to see the watches of others.
+        let is_refused = path == "/debug/explain" && (self.service.authorizes() || !is_local(sender));
+        if is_refused { Err(StatusCode::FORBIDDEN) } else { Ok(()) }
     }
 
     fn count_refused(&self, reason: &'static str) {
         self.service.metrics().refused().count(reason);
     }
+}
+
+/// Returns a parameter of a query, or the empty text.
+fn parameter(query: &str, name: &str) -> String {
+    form_urlencoded::parse(query.as_bytes())
+        .find_map(|(key, value)| (key == name).then(|| value.into_owned()))
+        .unwrap_or_default()
 }

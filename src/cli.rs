@@ -20,11 +20,11 @@ mod print;
 mod rbac;
 mod reader;
 mod record;
+mod refresh;
 mod resources;
 mod serve;
 mod serve_flags;
 mod signals;
-mod top;
 mod until;
 mod values;
 mod verify;
@@ -96,9 +96,12 @@ enum Command {
     /// Show the open watches: client, selection, policy, lag
     #[command(after_help = help(watchers::EXAMPLES))]
     Watchers(watchers::WatchersFlags),
-    /// Show the load of resources and watches, live: rates, lag, queues, drops
-    #[command(after_help = help(top::EXAMPLES))]
-    Top(top::TopFlags),
+    /// Removed
+    #[command(hide = true, disable_help_flag = true)]
+    Top {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+        _arguments: Vec<String>,
+    },
     /// Show everything about a resource, or about one object
     #[command(after_help = help(describe::EXAMPLES))]
     Describe(describe::DescribeFlags),
@@ -122,6 +125,10 @@ Examples:
   informerd resources
   informerd list pods -l app=web
   informerd watch pods";
+
+/// Answer of a command of earlier versions.
+const NO_TOP: &str =
+    "`top` is no command any more: use `watchers -w` and `resources -w`, or the page at / of the server's admin port";
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 success; 1 failure at run time; 2 wrong usage; 3 resource or object not found; 4 server unavailable or \
@@ -148,7 +155,7 @@ impl Cli {
             Command::Until(flags) => call(resolved(&flags, until::run)),
             Command::Verify(flags) => call(verify::run(&flags)),
             Command::Watchers(flags) => call(watchers::run(&flags)),
-            Command::Top(flags) => call(resolved(&flags, top::run)),
+            Command::Top { .. } => Err(Failure::usage(NO_TOP)),
             Command::Describe(flags) => call(resolved(&flags.split(), describe::run)),
             Command::Explain(flags) => call(resolved(&flags, explain::run)),
             Command::Healthcheck(flags) => call(healthcheck::run(&flags)),

@@ -273,7 +273,7 @@ impl MirrorState {
 
 /// `/livez` is for a restart, which helps against no problem of the directory; every other path is the state.
 impl Probes for MirrorState {
-    fn answer(&self, path: &str) -> Option<(StatusCode, String)> {
+    fn answer(&self, path: &str, _query: &str) -> Option<(StatusCode, String)> {
         let problem = if path == "/livez" { None } else { self.problem() };
         Some(match problem {
             None => (StatusCode::OK, "ok\n".to_owned()),

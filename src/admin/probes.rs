@@ -24,8 +24,8 @@ use crate::{model::excerpt, transport::pause_after};
 
 /// Answers to requests, and the counts of those that got none.
 pub trait Probes: Clone + Send + Sync + 'static {
-    /// Returns the status and the text for a path; `None` for a path that is not served.
-    fn answer(&self, path: &str) -> Option<(StatusCode, String)>;
+    /// Returns the status and the text for a path and the query after it; `None` for a path that is not served.
+    fn answer(&self, path: &str, query: &str) -> Option<(StatusCode, String)>;
 
     /// Returns the media type of the text for a path.
     fn content_type(&self, _path: &str) -> &'static str {
@@ -79,6 +79,9 @@ const MAX_CONNECTIONS: usize = 32;
 const MAX_TIME: Duration = Duration::from_secs(60);
 /// Bound of the head of a request, in bytes.
 const MAX_HEAD: usize = 16 << 10;
+/// Rights of a page: its own script and style, and requests to this port.
+const PAGE_POLICY: &str = "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
+    base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 const TEXT: &str = "text/plain; charset=utf-8";
 /// Answer for a path that is not served.
 const NOT_FOUND: &str = "not found; / has links to what there is\n";
@@ -148,7 +151,7 @@ async fn drive(probes: impl Probes, request_timeout: Duration, stream: TcpStream
             };
             response(status, text, TEXT)
         } else {
-            answer(&probes, &parts.method, path)
+            answer(&probes, &parts.method, &parts.uri)
         })
     });
     let connection = http.serve_connection(TokioIo::new(stream), answer);
@@ -189,8 +192,10 @@ fn refusal(status: StatusCode) -> Response<Full<Bytes>> {
     response
 }
 
-fn answer(probes: &impl Probes, method: &Method, path: &str) -> Response<Full<Bytes>> {
-    let (mut status, mut text) = probes.answer(path).unwrap_or_else(|| (StatusCode::NOT_FOUND, NOT_FOUND.to_owned()));
+fn answer(probes: &impl Probes, method: &Method, uri: &Uri) -> Response<Full<Bytes>> {
+    let (path, query) = (uri.path(), uri.query().unwrap_or_default());
+    let (mut status, mut text) =
+        probes.answer(path, query).unwrap_or_else(|| (StatusCode::NOT_FOUND, NOT_FOUND.to_owned()));
     let is_read = [Method::GET, Method::HEAD].contains(method);
     if status != StatusCode::NOT_FOUND && !is_read {
         (status, text) = (StatusCode::METHOD_NOT_ALLOWED, String::new());
@@ -208,6 +213,10 @@ fn response(status: StatusCode, text: String, content_type: &'static str) -> Res
     let mut response = Response::new(Full::from(text));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    if content_type.starts_with("text/html") {
+        response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGE_POLICY));
+    }
     response
 }
 

@@ -362,11 +362,6 @@ impl ServerFlags {
         Ok(Client::connect(&self.address()?).await?)
     }
 
-    /// Returns the address of the server as text, without a password.
-    pub(super) fn server_text(&self) -> String {
-        self.server.to_string()
-    }
-
     /// Returns a client that connects when it is first used.
     pub(super) fn connect_lazy(&self) -> Result<Client, Failure> {
         Ok(Client::connect_lazy(&self.address()?)?)

@@ -10,7 +10,7 @@ use super::{
     client_flags::{FormatFlags, ServerFlags, TimeoutFlags},
     failure::Failure,
     print::{Output, RED, Record, YELLOW, age::age_of, json::Document, stdout, table::Cell, write_records},
-    waiting,
+    refresh::RefreshFlags,
 };
 use crate::proto::pb::{self, SyncState};
 
@@ -18,6 +18,7 @@ pub(super) const EXAMPLES: &str = "\
 Examples, with a server of examples/shop.yaml:
   informerd resources
   informerd resources -o wide
+  informerd resources -w
   informerd resources -o json";
 
 /// Flags of `informerd resources`.
@@ -25,6 +26,8 @@ Examples, with a server of examples/shop.yaml:
 pub(super) struct ResourcesFlags {
     #[command(flatten)]
     format: FormatFlags,
+    #[command(flatten)]
+    refresh: RefreshFlags,
     #[command(flatten)]
     server: ServerFlags,
     #[command(flatten)]
@@ -38,7 +41,8 @@ const WIDE_HEADER: &[&str] = &[
 ];
 
 pub(super) async fn run(flags: &ResourcesFlags) -> Result<(), Failure> {
-    waiting::limited(&flags.timeout, &flags.server, "", Box::pin(show(flags))).await
+    let output = flags.format.options().output;
+    flags.refresh.run(output, (&flags.server, &flags.timeout), async || show(flags).await).await
 }
 
 async fn show(flags: &ResourcesFlags) -> Result<(), Failure> {

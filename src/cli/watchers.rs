@@ -17,7 +17,7 @@ use super::{
         table::Cell,
         write_records,
     },
-    waiting,
+    refresh::RefreshFlags,
 };
 use crate::{
     client::ClientError,
@@ -28,6 +28,7 @@ pub(super) const EXAMPLES: &str = "\
 Examples, with a server of examples/shop.yaml and a watch in another terminal:
   informerd watchers
   informerd watchers --ended
+  informerd watchers -w
   informerd watchers pods -o json";
 
 /// Flags of `informerd watchers`.
@@ -41,6 +42,8 @@ pub(super) struct WatchersFlags {
     ended: bool,
     #[command(flatten)]
     format: FormatFlags,
+    #[command(flatten)]
+    refresh: RefreshFlags,
     #[command(flatten)]
     server: ServerFlags,
     #[command(flatten)]
@@ -71,7 +74,8 @@ const WIDE_HEADER: &[&str] = &[
 const ENDED_HEADER: [&str; 2] = ["ENDED", "STATUS"];
 
 pub(super) async fn run(flags: &WatchersFlags) -> Result<(), Failure> {
-    waiting::limited(&flags.timeout, &flags.server, "", Box::pin(show(flags))).await
+    let output = flags.format.options().output;
+    flags.refresh.run(output, (&flags.server, &flags.timeout), async || show(flags).await).await
 }
 
 async fn show(flags: &WatchersFlags) -> Result<(), Failure> {

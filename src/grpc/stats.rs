@@ -1,5 +1,7 @@
 //! Load of the server and of each resource: the same numbers for `GetStats`, the metrics and `/debug/informers`.
 
+mod page;
+
 use std::{
     collections::BTreeMap,
     sync::atomic::{AtomicU64, Ordering},
@@ -156,6 +158,7 @@ impl Service {
             "heldBytesLimit": server.held_bytes_limit,
             "residentBytes": server.resident_bytes,
             "structBytes": self.structs().bytes(),
+            "configError": self.config_error().as_deref(),
             "informers": informers,
         })
     }

@@ -8,6 +8,7 @@ mod record;
 mod watcher;
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     ops::Bound,
     sync::Arc,
@@ -276,6 +277,22 @@ impl Watchers {
         watchers.truncate(count);
         let next_page_token = watchers.last().filter(|_| has_more).map(|last| last.id.to_string()).unwrap_or_default();
         Ok(pb::ListWatchersResponse { watchers, next_page_token })
+    }
+
+    /// Returns the number of the open watches of a resource, of all if it is empty, and those that are furthest behind.
+    pub(super) fn furthest_behind(&self, resource: &str, most: usize) -> (usize, Vec<pb::Watcher>) {
+        let open = self.each(|open| &open.watchers, 0);
+        let chosen = open.filter(|(_, watcher)| resource.is_empty() || watcher.info.resource.name == resource);
+        let mut by_lag: Vec<(Reverse<Duration>, u64, Arc<Watcher>)> =
+            chosen.map(|(id, watcher)| (Reverse(watcher.record().lag(&watcher.info.resource)), id, watcher)).collect();
+        by_lag.sort_unstable_by_key(|(lag, id, _)| (*lag, *id));
+        let behind = by_lag.iter().take(most).map(|(_, id, watcher)| watcher.to_proto(*id)).collect();
+        (by_lag.len(), behind)
+    }
+
+    /// Returns the last watches of a resource that have ended, of all if it is empty.
+    pub(super) fn ended(&self, resource: &str) -> Vec<pb::Watcher> {
+        self.open.lock().ended.after(0, |watch| resource.is_empty() || watch.resource == resource)
     }
 
     /// Returns the load of the open watches and of those that have ended, by the id of their resource: of these resources, and of

@@ -446,7 +446,7 @@ async fn the_probe_fails_before_the_directory_is_complete_and_while_it_is_stale(
     };
     let state = Mirror::open(config).unwrap().state;
     let probe = |path| {
-        let (status, text) = state.answer(path).unwrap();
+        let (status, text) = state.answer(path, "").unwrap();
         format!("{} {text}", status.as_u16())
     };
     assert_eq!(probe("/readyz"), "503 not synced: no contact with the upstream since the start\n");

@@ -347,7 +347,7 @@ fn the_help_breaks_no_sentence() {
     let (_, help, _) = run(&["--help"]);
     let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
     let commands: Vec<&str> = commands.filter_map(|line| line.split_whitespace().next()).collect();
-    assert!(commands.contains(&"top") && commands.len() > 20, "{commands:?}");
+    assert!(commands.contains(&"watchers") && commands.len() > 20, "{commands:?}");
     for command in commands.into_iter().filter(|command| *command != "help") {
         let mut wide = informerd(&[command, "--help"]);
         let help = String::from_utf8(wide.env("COLUMNS", "100").output().unwrap().stdout).unwrap();

@@ -67,7 +67,6 @@ mod subscription;
 mod tcp_proxy;
 mod tidy;
 mod tls;
-mod top;
 mod unread_manifests;
 mod until;
 mod verify;

@@ -141,8 +141,48 @@ fn an_answer_that_is_limited_to_namespaces_has_a_note() {
     let mut watch = Watch::of(server.command(&[&["watch", "pods"], &flags[..]].concat()));
     assert!(watch.note().starts_with("# synced: 1 object "));
     assert_eq!(watch.note() + "\n", note);
-    let (code, _, err) = server.run(&["top", "--once", "--token-file", token.to_str().unwrap()]);
+    let (code, _, err) = server.run(&["watchers", "-w", "--token-file", token.to_str().unwrap()]);
     assert_eq!(code, 5, "{err}");
+}
+
+#[test]
+fn tables_are_refreshed_until_a_signal_also_while_the_server_is_away() {
+    let directory = things();
+    let server = Server::of(&directory);
+    let refreshed =
+        |arguments: &[&str]| Watch::of(server.command(&[arguments, &["-w", "--interval", "100ms"]].concat()));
+    let mut watchers = refreshed(&["watchers", "-o", "name"]);
+    let mut resources = refreshed(&["resources", "--no-headers", "--timeout", "5s"]);
+    let watched = |row: String| row.split_whitespace().nth(4).unwrap().to_owned();
+    assert_eq!(watched(resources.row()), "0");
+    let _watch = Watch::of(server.command(&["watch", "pods"]));
+    assert_eq!([watchers.row(), watchers.row()], ["1", "1"]);
+    while watched(resources.row()) != "1" {}
+    assert_eq!(watchers.signal("-TERM").0, Some(0));
+    drop(server);
+    let note = resources.note();
+    assert!(note.starts_with("# ") && note.ends_with("; it is tried again"), "{note}");
+    resources.note();
+    assert_eq!(resources.interrupt().0, Some(0));
+}
+
+#[test]
+fn what_cannot_be_refreshed_is_refused_with_the_remedy() {
+    let directory = things();
+    let server = Server::of(&directory);
+    for (arguments, problem) in [
+        (
+            &["resources", "-w", "-o", "json"][..],
+            "error: -w with json or yaml has no end of a document: use -o jsonl\n",
+        ),
+        (&["watchers", "-w", "--interval", "10ms"], "at least 100ms"),
+        (&["watchers", "--interval", "1s"], "--watch"),
+        (&["top", "pods", "--once"], "error: `top` is no command any more: use `watchers -w` and `resources -w`, "),
+    ] {
+        let (code, out, err) = server.run(arguments);
+        assert_eq!((code, out.as_str()), (2, ""), "{err}");
+        assert!(err.contains(problem), "{err}");
+    }
 }
 
 #[test]

@@ -162,8 +162,9 @@ async fn metrics_need_the_right_to_inspect_where_callers_are_authorized() {
         assert_eq!(status, expected, "{token:?}");
         assert_eq!(text.contains(r#"resource="pods""#), expected == 200, "{text}");
     }
-    assert_eq!(server.get_with("/", None).await.0, 200, "the links show nothing");
-    for (path, granted) in [("/debug/informers", 200), ("/loglevel", 501)] {
+    assert_eq!(server.get_with("/", None).await.0, 200, "the page has no data of its own");
+    let explain = "/debug/explain?id=1&name=web";
+    for (path, granted) in [("/debug/informers", 200), ("/debug/watches", 200), (explain, 403), ("/loglevel", 501)] {
         for (token, expected) in [(None, 401), (Some("reader"), 403), (Some("operator"), granted)] {
             assert_eq!(server.get_with(path, token).await.0, expected, "{path} {token:?}");
         }

@@ -240,6 +240,54 @@ async fn the_state_of_the_informers_is_a_json_document() {
 }
 
 #[tokio::test]
+async fn the_page_has_the_watches_that_are_furthest_behind_and_why_they_have_an_object() {
+    let directory = TempDir::new().unwrap();
+    let process = serve(directory.path());
+    let (head, body) = ask(&process, "GET / HTTP/1.0\r\n\r\n").await;
+    assert!(
+        head.contains("content-type: text/html") && head.contains("default-src 'none'; connect-src 'self'"),
+        "{head}"
+    );
+    assert!(body.contains("<title>informerd</title>"));
+    let elsewhere: Vec<_> = body.match_indices("://").map(|(at, _)| &body[at - 4..at + 13]).collect();
+    assert_eq!(elsewhere, ["http://www.w3.org"], "the namespace of SVG, which is no address");
+    let mut behind = watch(&process, pb::WatchRequest { label_selector: "a!=b".to_owned(), ..watch_pods() }).await;
+    let others = [watch(&process, watch_pods()).await, watch(&process, watch_pods()).await];
+    let json = async |path: &str| -> Value {
+        let (head, body) = ask(&process, &format!("GET {path} HTTP/1.0\r\n\r\n")).await;
+        assert!(head.contains(" 200 ") && head.contains("application/json"), "{path}: {head}");
+        serde_json::from_str(&body).unwrap()
+    };
+    let watches = json("/debug/watches?resource=pods").await;
+    assert_eq!((&watches["open"], &watches["ended"]), (&3.into(), &Value::Array(Vec::new())));
+    let first = &watches["watches"][0];
+    assert_eq!(
+        (&first["id"], &first["selection"]),
+        (&1.into(), &"labels=a!=b".into()),
+        "equal lags are in the order of ids"
+    );
+    assert_eq!(json("/debug/watches?resource=other").await["open"], 0);
+
+    let explained = json("/debug/explain?id=1&namespace=shop&name=web").await;
+    assert_eq!((&explained["found"], &explained["selected"]), (&true.into(), &true.into()), "{explained}");
+    assert_eq!(explained["terms"].as_array().unwrap().last().unwrap()["result"], "MATCH", "{explained}");
+    let explained = json("/debug/explain?id=1&namespace=shop&name=none").await;
+    assert_eq!((&explained["found"], &explained["selected"]), (&false.into(), &false.into()));
+    for query in ["id=9&name=web", "id=x&name=web", "id=1&name=", ""] {
+        let (head, _) = ask(&process, &format!("GET /debug/explain?{query} HTTP/1.0\r\n\r\n")).await;
+        assert!(head.contains(" 404 "), "{query}: {head}");
+    }
+
+    drop(others);
+    let ended = until(async || json("/debug/watches").await, |watches| watches["open"] == 1).await;
+    let reasons: Vec<_> = ended["ended"].as_array().unwrap().iter().map(|ended| &ended["endStatus"]).collect();
+    assert_eq!(reasons, ["the client cancelled the call or closed its connection"; 2]);
+    assert!(json("/debug/watches?resource=other").await["ended"].as_array().unwrap().is_empty());
+    fs::write(directory.path().join("web.json"), WEB.replace("\"n\":0", "\"n\":1")).unwrap();
+    assert!(next(&mut behind).await.object.is_some());
+}
+
+#[tokio::test]
 async fn the_filter_of_the_log_changes_while_the_server_runs() {
     let directory = TempDir::new().unwrap();
     let process = serve(directory.path());

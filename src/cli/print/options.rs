@@ -176,8 +176,9 @@ impl PrintOptions {
 
 /// Returns the width of the terminal that is stdout, if it is one.
 pub(crate) fn terminal_width() -> Option<usize> {
-    let size = std::io::stdout().is_terminal().then(|| crossterm::terminal::window_size().ok()).flatten()?;
-    Some(usize::from(size.columns)).filter(|width| *width > 0)
+    let size =
+        std::io::stdout().is_terminal().then(|| rustix::termios::tcgetwinsize(std::io::stdout()).ok()).flatten()?;
+    Some(usize::from(size.ws_col)).filter(|width| *width > 0)
 }
 
 // === impl Color ===
