@@ -159,6 +159,13 @@ fn tables_are_refreshed_until_a_signal_also_while_the_server_is_away() {
     assert_eq!([watchers.row(), watchers.row()], ["1", "1"]);
     while watched(resources.row()) != "1" {}
     assert_eq!(watchers.signal("-TERM").0, Some(0));
+    // Without its reader it ends, too.
+    let mut command = server.command(&["watchers", "-o", "name", "-w", "--interval", "1h"]);
+    let mut unread = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut reader = unread.stdout.take().unwrap();
+    reader.read_exact(&mut [0; 2]).unwrap();
+    drop(reader);
+    assert_eq!(unread.wait().unwrap().code(), Some(0));
     drop(server);
     let note = resources.note();
     assert!(note.starts_with("# ") && note.ends_with("; it is tried again"), "{note}");

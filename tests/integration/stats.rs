@@ -278,10 +278,20 @@ async fn the_page_has_the_watches_that_are_furthest_behind_and_why_they_have_an_
         assert!(head.contains(" 404 "), "{query}: {head}");
     }
 
+    let request = pb::WatchRequest { field_selector: "n=0".to_owned(), ..watch_pods() };
+    let of_body = watch(&process, request).await;
+    let explained = json("/debug/explain?id=4&namespace=shop&name=web").await;
+    assert_eq!((&explained["known"], &explained["selected"]), (&false.into(), &false.into()), "a term of the body");
+    assert_eq!(explained["terms"].as_array().unwrap().last().unwrap()["result"], Value::Null, "{explained}");
+
+    drop(of_body);
+    let is_last = |watches: &Value| watches["ended"][0]["id"] == 4;
+    until(async || json("/debug/watches").await, is_last).await;
     drop(others);
     let ended = until(async || json("/debug/watches").await, |watches| watches["open"] == 1).await;
     let reasons: Vec<_> = ended["ended"].as_array().unwrap().iter().map(|ended| &ended["endStatus"]).collect();
-    assert_eq!(reasons, ["the client cancelled the call or closed its connection"; 2]);
+    assert_eq!(reasons, ["the client cancelled the call or closed its connection"; 3]);
+    assert_eq!(ended["ended"][2]["id"], 4, "the newest come first");
     assert!(json("/debug/watches?resource=other").await["ended"].as_array().unwrap().is_empty());
     fs::write(directory.path().join("web.json"), WEB.replace("\"n\":0", "\"n\":1")).unwrap();
     assert!(next(&mut behind).await.object.is_some());
