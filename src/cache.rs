@@ -85,7 +85,6 @@ mod backoff;
 mod checkpoint;
 mod controller;
 mod health;
-mod history;
 mod indexer;
 mod informer;
 mod informer_tasks;
@@ -107,8 +106,6 @@ pub use backoff::{Backoff, BackoffConfig};
 pub use checkpoint::{Checkpoint, CheckpointRequests};
 pub use controller::{Action, Controller, ControllerConfig, Reconciler};
 pub use health::{HealthReport, SourceHealth, SyncState};
-pub use history::Backlog;
-pub(crate) use history::{History, NotInHistory};
 pub use indexer::{Indexer, Snapshot};
 pub use informer::{
     AddIndexersError, CacheWatcher, Informer, InformerConfig, InformerHandle, InformerStats, InformerWatch, JoinError,

@@ -1,9 +1,9 @@
 //! Store and indexes of a resource, with one writer and immutable snapshots.
 //!
 //! Both are persistent ordered maps: a change costs O(log n), a [`Snapshot`] O(1) for the objects and for each index, and a
-//! reader of a snapshot does not block the writer. An index is one ordered set of (value, key), so that the set of a value
-//! disappears with its last key (kubernetes #84959), and the objects of a value are sorted by key. The entries of a value share
-//! its text; a key is shared with its object. The order of the store serves as the index of the namespaces.
+//! reader of a snapshot does not block the writer. An index is one ordered set of (value, key), so that the set of a value disappears with
+//! its last key (kubernetes #84959), and the objects of a value are sorted by key. The entries of a value share its text; a key is
+//! shared with its object. The order of the store serves as the index of the namespaces.
 
 mod entry;
 
@@ -17,13 +17,11 @@ use imbl::{OrdMap, OrdSet};
 use smallvec::{SmallVec, smallvec};
 
 use self::entry::{IndexEntry, IndexPosition};
-use super::{
-    List, RewriteEvidence,
-    history::{CHANGE_BYTES, bytes_of},
-};
+use super::{List, RewriteEvidence};
 use crate::model::{
     AppliedVersion, Batch, Cause, Change, Event, IndexFunc, IndexValues, Indexers, Object, ObjectKey, ResourceVersion,
 };
+use crate::watch::bytes_of;
 
 /// Exclusive writer of a resource's store and indexes (client-go's `Indexer`); readers get a [`Snapshot`].
 #[derive(Debug)]
@@ -395,7 +393,7 @@ impl Snapshot {
 
     /// Returns an upper bound of the memory that this state takes if nothing else holds its objects.
     pub fn size(&self) -> u64 {
-        (self.body_bytes + self.objects.len() * CHANGE_BYTES) as u64
+        (self.body_bytes + self.objects.len() * bytes_of(None)) as u64
     }
 
     /// Returns the object with this key.

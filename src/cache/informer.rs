@@ -40,8 +40,7 @@ pub use self::{
 };
 use self::{timeline::Timeline, unread::UnreadItems, waiters::Waiters};
 use super::{
-    Backlog, Checkpoint, Delta, History, Indexer, List, NotInHistory, ProgressDemand, Provenance, RealFifo, Snapshot,
-    SourceHealth, SyncState,
+    Checkpoint, Delta, Indexer, List, ProgressDemand, Provenance, RealFifo, Snapshot, SourceHealth, SyncState,
     ahead::{ChangesAhead, UnrepeatedChanges},
 };
 use crate::{
@@ -49,7 +48,10 @@ use crate::{
         Batch, Cause, Event, HistoryPosition, IndexFunc, Indexers, IndexersError, ResourceVersion, sharing_bodies,
     },
     sync::{self, ArcSwap, ArcSwapOption},
-    watch::{Backfill, Broadcaster, BroadcasterStats, BulkThreads, End, Frame, Subscribe},
+    watch::{
+        Backfill, Backlog, Broadcaster, BroadcasterStats, BulkThreads, End, Frame, History, NotInHistory, Past,
+        Subscribe,
+    },
 };
 
 /// Writer of one resource.
@@ -66,6 +68,8 @@ struct InformerShared {
     snapshot: ArcSwapOption<Snapshot>,
     /// Position up to which everything has been published to the cursors; for a moment behind the snapshot's.
     distributed: ArcSwapOption<HistoryPosition>,
+    /// Changes of the past, which the task records and readers read.
+    past: Arc<Past>,
     /// Oldest version that a watch can resume from, and the time at which it was applied.
     oldest: ArcSwapOption<(ResourceVersion, Instant)>,
     timeline: Timeline,
@@ -100,7 +104,6 @@ struct Writer<F: Frame> {
 #[derive(Debug)]
 struct SyncedParts<F: Frame> {
     indexer: Indexer,
-    history: History,
     unrepeated: UnrepeatedChanges,
     ahead: ChangesAhead,
     /// State of the source when the watches were last notified of it.
@@ -133,6 +136,7 @@ impl<F: Frame> Informer<F> {
             indexers: ArcSwap::default(),
             snapshot: ArcSwapOption::default(),
             distributed: ArcSwapOption::default(),
+            past: Arc::new(Past::new(config.history)),
             oldest: ArcSwapOption::default(),
             timeline: Timeline::default(),
             relists: ArcSwap::default(),
@@ -238,10 +242,13 @@ impl<F: Frame> Writer<F> {
         if let Some(live) = &mut self.live {
             live.broadcaster.sweep();
             let now = Instant::now();
-            live.history.evict_old(now);
-            self.shared.timeline.note(&live.history.current().version, live.history.oldest(), now);
-            live.broadcaster.drop_before(live.history.begin());
-            self.shared.measure_history(&live.history);
+            {
+                let mut history = self.shared.past.history().lock();
+                history.evict_old(now);
+                self.shared.timeline.note(&history.current().version, history.oldest(), now);
+                live.broadcaster.drop_before(history.begin());
+                self.shared.measure_history(&history);
+            }
             let state = self.shared.health.state();
             if std::mem::replace(&mut live.reported_state, state) != state {
                 tracing::info!(?state, "source state changed");
@@ -253,6 +260,7 @@ impl<F: Frame> Writer<F> {
     fn notify_watches(&self) {
         // Counted first, so that a watch that parks after the notification passed it sees the new count.
         self.shared.notify_seq.fetch_add(1, Ordering::Release);
+        self.shared.past.notify();
         if let Some(live) = &self.live {
             live.broadcaster.notify_watches();
         }
@@ -276,14 +284,15 @@ impl<F: Frame> Writer<F> {
 
     fn join(&mut self, start: &Start, subscribe: Subscribe<F>) -> Result<Joined<F>, JoinError> {
         let live = self.live.as_mut().ok_or(JoinError::NotSynced)?;
+        let history = self.shared.past.history().lock();
         let backlog = match start {
             Start::Now => Ok(Backlog::default()),
-            Start::Complete => live.history.after(&live.history.current().version),
-            Start::After(version) => live.history.after(version),
-            Start::AfterOffset(reached) => live.history.after_offset(reached),
+            Start::Complete => history.after(&history.current().version),
+            Start::After(version) => history.after(version),
+            Start::AfterOffset(reached) => history.after_offset(reached),
         };
         let backlog = backlog.map_err(|error| {
-            let (oldest, current) = (live.history.oldest().clone(), live.history.current().version.clone());
+            let (oldest, current) = (history.oldest().clone(), history.current().version.clone());
             match error {
                 NotInHistory::Expired => JoinError::Expired { oldest, current },
                 NotInHistory::Future => JoinError::TooLarge { current },
@@ -295,7 +304,7 @@ impl<F: Frame> Writer<F> {
             None => live.broadcaster.subscribe(subscribe),
         });
         let snapshot = match start {
-            Start::Complete => live.indexer.snapshot_before(&live.history.ahead()),
+            Start::Complete => live.indexer.snapshot_before(&history.ahead()),
             Start::Now | Start::After(_) | Start::AfterOffset(_) => live.indexer.snapshot(),
         };
         Ok(Joined { snapshot, backlog, cursor, history_id: self.shared.history_id.load(Ordering::Acquire) })
@@ -313,7 +322,7 @@ impl<F: Frame> Writer<F> {
                 Delta::Checkpoint { proof, reply } => {
                     // The next run has no history, so the upstream has to repeat the changes ahead of the version.
                     if let Some(live) = &self.live {
-                        let ahead = live.history.ahead();
+                        let ahead = self.shared.past.history().lock().ahead();
                         let snapshot = live.indexer.snapshot_before(&ahead);
                         // The caller may have been dropped.
                         drop(reply.send(Checkpoint { snapshot, proof, is_whole: ahead.is_empty() }));
@@ -351,7 +360,7 @@ impl<F: Frame> Writer<F> {
     /// Records an applied batch, and restarts with a new history if the batch shows that the upstream's was rewritten.
     fn record(&mut self, batch: &Arc<Batch>, now: Instant) {
         let Some(live) = &mut self.live else { return };
-        live.history.record(Arc::clone(batch), now);
+        self.shared.past.history().lock().record(Arc::clone(batch), now);
         live.ahead.record(batch);
         if let Some(key) = live.unrepeated.rewrite_proof(batch.safe()) {
             let proof = format!("upstream did not replay the last known change of {key}");
@@ -366,8 +375,8 @@ impl<F: Frame> Writer<F> {
         let unread = self.unread.clone();
         self.unread.note_list(&list, held.as_ref(), &self.shared.health);
         match &mut self.live {
-            Some(live) if live.is_complete_in(&list) => {
-                let mut ahead = live.history.ahead();
+            Some(live) if self.shared.is_complete_in(&list) => {
+                let mut ahead = self.shared.past.history().lock().ahead();
                 ahead.retain(|change| change.version > list.version);
                 let known = live.indexer.snapshot_before(&ahead);
                 let proof = known.rewrite_proof(&list, self.config.rewrite_evidence);
@@ -377,7 +386,7 @@ impl<F: Frame> Writer<F> {
                     self.start_new_history(list, &proof);
                     return None;
                 }
-                if list.expires_older && list.version > live.history.current().version {
+                if list.expires_older && list.version > self.shared.past.history().lock().current().version {
                     tracing::warn!(
                         resource_version = %list.version,
                         "list hides changes sent by the previous run: ending every watch of the resource"
@@ -389,7 +398,7 @@ impl<F: Frame> Writer<F> {
                 }
                 live.unrepeated = UnrepeatedChanges::keep(&mut list, &ahead);
                 let batch = Arc::new(live.indexer.replace(list));
-                live.history.record(Arc::clone(&batch), Instant::now());
+                self.shared.past.history().lock().record(Arc::clone(&batch), Instant::now());
                 live.ahead.record(&batch);
                 Some(batch)
             }
@@ -430,9 +439,9 @@ impl<F: Frame> Writer<F> {
         let indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
         let what = if state == SyncState::Stale { "serving the snapshot of the previous run" } else { "synced" };
         tracing::info!(objects = indexer.snapshot().len(), resource_version = %version, "{what}");
-        let history = History::new(self.config.history, HistoryPosition { version, offset: 0 });
+        self.shared.past.restart(History::new(self.config.history, HistoryPosition { version, offset: 0 }));
         let (unrepeated, ahead) = (UnrepeatedChanges::default(), ChangesAhead::default());
-        self.live = Some(SyncedParts { indexer, history, unrepeated, ahead, reported_state: state, broadcaster });
+        self.live = Some(SyncedParts { indexer, unrepeated, ahead, reported_state: state, broadcaster });
     }
 
     /// Begins again with a list that proves, or follows a proof, that the upstream's history was rewritten.
@@ -459,18 +468,25 @@ impl<F: Frame> Writer<F> {
         let history_id = self.shared.history_id.load(Ordering::Acquire);
         live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list).with_history_id(history_id);
         // An offset that no parked watch has reached.
-        let offset = live.history.current().offset + 1;
-        live.history = History::new(self.config.history, HistoryPosition { version: version.clone(), offset });
+        let offset = self.shared.past.history().lock().current().offset + 1;
+        let begin = HistoryPosition { version: version.clone(), offset };
+        self.shared.past.restart(History::new(self.config.history, begin));
         live.broadcaster.start_new_history(end, version);
     }
 }
 
-// === impl SyncedParts ===
+// === impl InformerShared ===
 
-impl<F: Frame> SyncedParts<F> {
+impl InformerShared {
     /// Returns true if a list is not older than the last complete version.
     fn is_complete_in(&self, list: &List) -> bool {
-        self.history.current().version <= list.version
+        self.past.history().lock().current().version <= list.version
+    }
+}
+
+impl<F: Frame> Drop for Writer<F> {
+    fn drop(&mut self) {
+        self.shared.past.end();
     }
 }
 

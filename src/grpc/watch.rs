@@ -13,6 +13,7 @@ pub(super) mod tests;
 mod timer;
 
 pub(super) use self::{
-    body::{SharingKey, SharingWatch, WatchBody},
+    body::{AttachedWatch, Detached, LaneKey, Standing, WatchBody},
     open::{access, open, open_with},
+    timer::BookmarkTimer,
 };

@@ -1,6 +1,6 @@
 //! Registry of the open watches: it limits their number, and lists them for operators.
 //!
-//! Each watch updates its own entry; `ListWatchers` reads them. The lag of a watch is read from its cursor at the time of the
+//! Each watch updates its own entry; `ListWatchers` reads them. The lag of a watch is read from its cursor or reader at the time of the
 //! request: the body of a client that has stopped reading is not polled, and could not update it.
 
 mod ended;
@@ -19,11 +19,14 @@ use parking_lot::Mutex;
 use prost::Message;
 use tracing::Span;
 
-pub(super) use self::watcher::{OwnInfo, WatchAccess, WatcherInfo};
 use self::{
     ended::EndedWatches,
-    record::{BodyRecord, Counts},
+    record::{Counts, Gauge},
     watcher::Watcher,
+};
+pub(super) use self::{
+    record::BodyRecord,
+    watcher::{OwnInfo, WatchAccess, WatcherInfo},
 };
 use super::{
     audited_call::AuditedCall,
@@ -44,6 +47,7 @@ use crate::{
     watch::{
         Cursor,
         FullChannelPolicy::{Block, Coalesce},
+        PastGauge,
     },
 };
 
@@ -386,13 +390,22 @@ impl WatcherEntry {
         self.record.suppressed(changes);
     }
 
-    /// Is sent what another watch of its stream is sent, from now on.
-    pub(super) fn share(&mut self, body_of: &Self) {
-        self.record = Arc::clone(&body_of.record);
-        self.watcher.share(Arc::clone(&self.record));
+    /// Returns the record of a lane that begins with this watch, and reads with `reader`.
+    pub(super) fn lane_record(&self, reader: PastGauge) -> Arc<BodyRecord> {
+        let length = self.watcher.info.queue.length as u64;
+        let mut progress = self.record.progress.lock();
+        (progress.gauge, progress.state) = (Some(Gauge::Reader(reader, length)), pb::WatcherState::Live);
+        drop(progress);
+        Arc::clone(&self.record)
     }
 
-    /// Is sent nothing of another watch any more.
+    /// Is sent what a lane of its stream is sent, from now on.
+    pub(super) fn share(&mut self, lane: &Arc<BodyRecord>) {
+        self.record = Arc::clone(lane);
+        self.watcher.share(Arc::clone(lane));
+    }
+
+    /// Is sent nothing of a lane any more.
     pub(super) fn unshare(&mut self) {
         self.record = self.watcher.unshare();
     }
@@ -400,14 +413,6 @@ impl WatcherEntry {
     /// Returns its entry in the audit log.
     pub(super) fn audited(&self) -> Option<&AuditedCall> {
         self.watcher.own.audited.as_ref()
-    }
-
-    /// Records that the watch ends as another one does.
-    pub(super) fn ends_as(&self, other: &Self) {
-        let end = other.watcher.end.lock().clone();
-        if let Some(end) = end {
-            self.ends(*end);
-        }
     }
 
     /// Returns the handle by which the transport ends this stream.
@@ -423,7 +428,7 @@ impl WatcherEntry {
     /// Sets the cursor that the watch reads; without one it is parked.
     pub(super) fn reads(&self, cursor: Option<&Cursor<WireFrame>>) {
         let mut progress = self.record.progress.lock();
-        progress.gauge = cursor.map(Cursor::gauge);
+        progress.gauge = cursor.map(|cursor| Gauge::Cursor(cursor.gauge()));
         if let Some(cursor) = cursor {
             progress.selection = Arc::clone(cursor.selection());
         }

@@ -234,13 +234,6 @@ impl Coalescing {
         Self { generation, is_wanted, is_queued: true, ready, sizes }
     }
 
-    /// Returns the same for another reader, which does not wait for it yet; none while a thread works on the generation.
-    pub(super) fn duplicate(&self) -> Option<Self> {
-        let Self { generation, ready, sizes, .. } = self;
-        let generation = Some(generation.clone()?);
-        Some(Self { generation, is_wanted: false, is_queued: false, ready: ready.clone(), sizes: *sizes })
-    }
-
     /// Returns true if the reader can deliver a generation.
     pub(super) fn is_ready(&self) -> bool {
         self.ready.is_some()

@@ -41,7 +41,7 @@ pub struct BroadcasterConfig {
 pub struct BroadcasterStats {
     /// Cursors that exist now.
     pub cursors: AtomicU64,
-    /// Watches that they serve ([`Cursor::serve`](super::Cursor::serve)).
+    /// Watches: those with a cursor, and those that read the history for all watches of their stream together.
     pub watchers: AtomicU64,
     /// Groups that exist now.
     pub groups: AtomicU64,
@@ -49,7 +49,7 @@ pub struct BroadcasterStats {
     pub encoded: AtomicU64,
     /// Events taken by cursors.
     pub delivered: AtomicU64,
-    /// Events lost under DROP; this and each number of ended watches is a sum over the watches that a cursor serves.
+    /// Events lost under DROP.
     pub dropped: AtomicU64,
     /// Watches ended under BLOCK.
     pub evicted: AtomicU64,

@@ -37,19 +37,6 @@ pub struct Cursor<F: Frame> {
     draining: Option<Box<DrainingGeneration>>,
 }
 
-/// Place where a cursor stands that has nothing to take.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CursorStanding {
-    /// Group of cursors with the same selection and format; a number that is not used again while one of them exists.
-    pub group: usize,
-    /// Position up to which it has everything.
-    pub reached: HistoryPosition,
-    /// Number of suppressed changes up to it that were not [taken](Cursor::take_suppressed).
-    pub unreported: u64,
-    /// Number of events that it must read before the writer may wait for it.
-    pub left_to_read: u64,
-}
-
 /// View of a cursor's lag and state from outside.
 #[derive(Debug, Clone)]
 pub struct CursorGauge<F: Frame>(SlotRef<F>);
@@ -189,37 +176,13 @@ impl<F: Frame> Cursor<F> {
         slot.state.reads_log() && slot.position == log.head && self.draining.is_none() && log.end.is_none()
     }
 
-    /// Returns where this cursor stands, if one of the same queue that stands there takes the same from now on, whatever happens.
-    pub fn standing(&self) -> Option<CursorStanding> {
+    /// Returns the offset up to which the cursor has everything, if it is live, has nothing to take, and skips nothing. `distributed` must
+    /// have been distributed before the call.
+    pub fn standing(&self, distributed: u64) -> Option<u64> {
         let log = self.group.log.lock();
-        let (unreported, left_to_read) = log.live_at_head(self.slot).filter(|_| self.is_at_head_of(&log))?;
-        let group = Arc::as_ptr(&self.group) as usize;
-        let unreported = self.suppressed + unreported;
-        Some(CursorStanding { group, reached: self.reached.clone(), unreported, left_to_read })
-    }
-
-    /// Sets the number of watches that receive what this cursor takes, at first one: the counters count watches.
-    pub fn serve(&self, watches: u32) {
-        let before = std::mem::replace(&mut self.group.log.lock().slots[self.slot].watches, watches);
-        self.stats.watchers.fetch_add(watches.into(), Ordering::Relaxed);
-        self.stats.watchers.fetch_sub(before.into(), Ordering::Relaxed);
-    }
-
-    /// Returns another cursor, for one watch, that takes the same as this one from now on. `None` for a moment while a thread works on
-    /// what merges for this one.
-    pub fn duplicate(&self) -> Option<Self> {
-        let Self { group, stats, merger, queue_size, reached, .. } = self;
-        let id = group.writer_signals.next_slot_id();
-        let mut log = group.log.lock();
-        let slot = log.duplicate(self.slot, id)?;
-        if let Some(merger) = merger {
-            merger.register_duplicate(SlotRef::new(group, slot, id));
-        }
-        drop(log);
-        let mut cursor =
-            Self::new(Arc::clone(group), slot, Arc::clone(stats), merger.clone(), *queue_size, reached.clone());
-        (cursor.suppressed, cursor.draining) = (self.suppressed, self.draining.clone());
-        Some(cursor)
+        let offset = log.distributed_to(distributed);
+        let is_standing = log.is_live(self.slot) && self.is_at_head_of(&log) && self.reached.offset <= offset;
+        is_standing.then_some(offset)
     }
 
     /// Returns true if the client has received a part of a generation: it has the state of no position.
@@ -327,7 +290,7 @@ impl<F: Frame> Cursor<F> {
                 }
                 OnTake::Drop => {
                     let (count, after) = log.drop_unread(self.slot, &mut self.reached);
-                    dropped = count * u64::from(log.slots[self.slot].watches);
+                    dropped = count;
                     break Poll::Ready(Taken::Dropped { count, after });
                 }
                 OnTake::Park => break Poll::Ready(Taken::Parked),
@@ -430,8 +393,9 @@ impl<F: Frame> Drop for Cursor<F> {
         if is_vacant {
             self.group.writer_signals.vacate(self.group.id);
         }
-        self.stats.cursors.fetch_sub(1, Ordering::Relaxed);
-        self.stats.watchers.fetch_sub(slot.watches.into(), Ordering::Relaxed);
+        for counter in [&self.stats.cursors, &self.stats.watchers] {
+            counter.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 

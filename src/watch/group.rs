@@ -12,7 +12,6 @@
 
 mod append;
 mod block;
-mod duplicate;
 mod merge;
 mod take;
 
@@ -151,8 +150,6 @@ pub(super) struct Slot {
     /// Number of suppressed changes that no bookmark has reported.
     unreported: u64,
     pub(super) queue: QueueOptions,
-    /// Number of watches that receive what its reader takes.
-    pub(super) watches: u32,
     pub(super) state: State,
     /// Set if the writer may wait for the reader.
     block: Option<BlockRight>,
@@ -321,7 +318,6 @@ impl<F: Frame> Log<F> {
             suppressed: self.suppressed,
             unreported: 0,
             queue,
-            watches: 1,
             state: if has_initial_events { State::CatchingUp { has_initial_events } } else { State::Live },
             block: budget.map(|budget| BlockRight { left_to_read: queue.length.max(1) as u64, budget }),
             waker: None,

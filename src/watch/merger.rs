@@ -35,11 +35,12 @@ use super::{
     coalesce::Generation,
     config::BroadcasterStats,
     group::{Group, MergeOutcome, SlotNeed, SlotRef},
+    history::bytes_of,
     selection_budget::Clock,
 };
 use crate::{
     census::{Alive, Kind},
-    model::{Batch, HistoryPosition, Object, Selection},
+    model::{Batch, HistoryPosition, Selection},
     sync::{AtomicBool, Mutex},
 };
 
@@ -69,8 +70,6 @@ pub(super) struct MergerConfig {
 
 /// Time of one piece of work, in nanoseconds.
 const SLICE: u64 = 500_000;
-/// Bytes that a change costs besides the body of its old state, as in a history.
-const CHANGE_BYTES: usize = 256;
 
 // === impl Merger ===
 
@@ -107,15 +106,6 @@ impl<F: Frame> Merger<F> {
         self.count.store(state.readers.len(), Ordering::Relaxed);
     }
 
-    /// Adds a reader at the position of another one. Must be called under the lock of their log: then the other one has not
-    /// advanced, and a check that has not seen the new one drops nothing.
-    pub(super) fn register_duplicate(&self, reader: SlotRef<F>) {
-        let mut state = self.state.lock();
-        state.readers.insert(reader.slot().1, reader);
-        state.duplicates += 1;
-        self.count.store(state.readers.len(), Ordering::Relaxed);
-    }
-
     /// Removes a reader, and what was kept for it alone.
     pub(super) fn unregister(&self, id: u64) {
         let mut state = self.state.lock();
@@ -140,7 +130,7 @@ impl<F: Frame> Merger<F> {
             return;
         }
         let changes = batches.iter().flat_map(|batch| &batch.borrow().changes);
-        let size = changes.map(|change| size_of_state(change.old.as_ref())).sum();
+        let size = changes.map(|change| bytes_of(change.old.as_ref())).sum();
         let batches = batches.iter().cloned().map(Into::into).collect();
         let alive = Alive::new(Kind::Merging, 0);
         let published = Arc::new(Published { batches, first, end: end.clone(), size, at: now, _alive: alive });
@@ -244,9 +234,9 @@ impl<F: Frame> Merger<F> {
     /// Checks what the readers still need: drops the rest, and merges for the readers that need what the history is about
     /// to drop.
     fn check(self: &Arc<Self>) {
-        let (duplicates, head, limit) = {
+        let (head, limit) = {
             let state = self.state.lock();
-            (state.duplicates, state.head, state.limit(NEAR / 2))
+            (state.head, state.limit(NEAR / 2))
         };
         let (mut jobs, mut needed, mut low) = (Vec::new(), head, head);
         // The writer waits for one slice of them at most. One that is added meanwhile needs nothing before the head.
@@ -268,11 +258,6 @@ impl<F: Frame> Merger<F> {
         }
         let mut state = self.state.lock();
         state.jobs.extend(jobs);
-        if state.duplicates != duplicates {
-            // A new one needs what another one needed when it was added.
-            state.must_check = true;
-            return;
-        }
         state.low = low;
         let forgotten = state.drop_before(needed);
         drop(state);
@@ -367,20 +352,20 @@ impl<F: Frame> Merger<F> {
         }
     }
 
-    /// Ends a reader, and counts its watches.
+    /// Ends a reader, and counts it.
     fn lose(&self, group: &Group<F>, slot: (usize, u64), counter: &AtomicU64) {
         let oldest = self.state.lock().oldest.version.clone();
-        let watches = Self::end(group, slot, End::Expired { oldest });
-        counter.fetch_add(watches.into(), Ordering::Relaxed);
+        let is_ended = Self::end(group, slot, End::Expired { oldest });
+        counter.fetch_add(is_ended.into(), Ordering::Relaxed);
     }
 
-    /// Ends a reader. Returns the number of its watches.
-    fn end(group: &Group<F>, slot: (usize, u64), end: End) -> u32 {
+    /// Ends a reader. Returns false if it had ended.
+    fn end(group: &Group<F>, slot: (usize, u64), end: End) -> bool {
         let lost = group.log.lock().lose(slot, end);
-        let Some((watches, waker, merged)) = lost else { return 0 };
+        let Some((waker, merged)) = lost else { return false };
         drop(merged);
         wake(waker);
-        watches
+        true
     }
 }
 
@@ -408,9 +393,4 @@ impl MergerConfig {
         let Retention { events, size, age } = config.retention;
         Self { size: config.coalesce_size, passed: size, events: events as u64, age }
     }
-}
-
-/// Returns the size of an old state, and of the record of the change.
-fn size_of_state(old: Option<&Arc<Object>>) -> usize {
-    CHANGE_BYTES + old.map_or(0, |old| old.body().len())
 }

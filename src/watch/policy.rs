@@ -264,18 +264,6 @@ pub(super) fn on_full(resource: Duration, client: Duration) -> OnFull {
 // === impl State ===
 
 impl State {
-    /// Returns the state of another reader that continues as this one does; none while a thread works on what merges.
-    pub(super) fn duplicate(&self) -> Option<Self> {
-        Some(match self {
-            Self::CatchingUp { has_initial_events } => Self::CatchingUp { has_initial_events: *has_initial_events },
-            // The writer waits for the other one from its next publish cycle on.
-            Self::Live | Self::Blocking => Self::Live,
-            Self::Frozen { until } => Self::Frozen { until: *until },
-            Self::Coalescing(coalescing) => Self::Coalescing(Box::new(coalescing.duplicate()?)),
-            Self::Ended(end) => Self::Ended(end.clone()),
-        })
-    }
-
     /// Returns true if the reader reads the log, which keeps events for it.
     pub(super) fn reads_log(&self) -> bool {
         match self {

@@ -3,7 +3,6 @@
 mod block;
 mod budget;
 mod deferred;
-mod duplicates;
 #[cfg(feature = "cel")]
 mod expressions;
 mod filling;
@@ -11,6 +10,7 @@ mod merging;
 mod panics;
 mod policies;
 pub(crate) mod property;
+mod reader;
 mod stress;
 mod text;
 mod upstream;

@@ -53,13 +53,13 @@ impl WriterSignals {
         true
     }
 
-    /// Counts a slot of so many watches that the writer does not wait for.
-    pub(super) fn count(&self, follows: OnFull, watches: u32) {
-        let (counter, count) = match follows {
-            OnFull::End => (&self.stats.evicted, watches.into()),
-            OnFull::Block | OnFull::Replay => (&self.stats.denied, 1),
+    /// Counts a slot that the writer does not wait for.
+    pub(super) fn count(&self, follows: OnFull) {
+        let counter = match follows {
+            OnFull::End => &self.stats.evicted,
+            OnFull::Block | OnFull::Replay => &self.stats.denied,
         };
-        counter.fetch_add(count, Ordering::Relaxed);
+        counter.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Wakes the writer.

@@ -13,8 +13,8 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::{
-    cache::History,
     model::{HistoryPosition, ObjectParts, Path},
+    watch::History,
     watch::Retention,
 };
 

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     cache::Snapshot,
     model::{HistoryPosition, Namespaces, ResourceVersion, Selection},
-    watch::{BacklogReader, Cursor, CursorStanding, End, Frame, Frames, Subscribe, Taken, TooLarge},
+    watch::{BacklogReader, Cursor, End, Frame, Frames, Subscribe, Taken, TooLarge},
 };
 
 /// Watch of one client of an informer (the apiserver's `cacheWatcher`), in the form of a frame. It has neither a task nor a queue
@@ -173,28 +173,24 @@ impl<F: Frame> CacheWatcher<F> {
         }
     }
 
-    /// Returns where a live watch stands that has nothing to take, and the number of its history. Another one of the same queue that
-    /// stands there receives the same from now on.
-    pub fn standing(&self) -> Option<(CursorStanding, u64)> {
-        let Stage::Live(cursor) = &self.stage else { return None };
-        let standing = cursor.standing()?;
-        let unreported = standing.unreported + self.suppressed;
-        Some((CursorStanding { unreported, ..standing }, self.history_id))
+    /// Returns the watch of a client that has everything up to a position. With `has_gap`, a relist on the way to it must still be
+    /// reported.
+    pub fn resume(
+        informer: InformerHandle<F>,
+        subscribe: Subscribe<F>,
+        reached: HistoryPosition,
+        has_gap: bool,
+        history_id: u64,
+    ) -> Self {
+        let stage = joining(&informer, &subscribe, reached, has_gap);
+        Self { informer, subscribe, stage, history_id, suppressed: 0 }
     }
 
-    /// Returns another watch that receives the same as this one from now on. `None` if that is not possible now: while its namespaces
-    /// change, or for a moment under COALESCE ([`Cursor::duplicate`]).
-    pub fn duplicate(&self) -> Option<Self> {
-        let Self { informer, subscribe, stage, history_id, suppressed } = self;
-        let stage = match stage {
-            Stage::Replay(backlog, None) => Stage::Replay(backlog.clone(), None),
-            Stage::Replay(backlog, Some(cursor)) => Stage::Replay(backlog.clone(), Some(cursor.duplicate()?)),
-            Stage::Joining(reached, has_gap, _) => joining(informer, subscribe, reached.clone(), *has_gap),
-            Stage::Reselecting(_) => return None,
-            Stage::Live(cursor) => Stage::Live(cursor.duplicate()?),
-        };
-        let (informer, subscribe) = (informer.clone(), subscribe.clone());
-        Some(Self { informer, subscribe, stage, history_id: *history_id, suppressed: *suppressed })
+    /// Returns where a live watch stands that has nothing to take: its position, and the offset up to which it has everything.
+    pub fn standing(&self) -> Option<(HistoryPosition, u64)> {
+        let distributed = self.informer.distributed()?;
+        let Stage::Live(cursor) = &self.stage else { return None };
+        Some((cursor.reached().clone(), cursor.standing(distributed.offset)?))
     }
 
     /// Takes the number of changes that the format suppressed up to the version, since the last call.

@@ -15,7 +15,7 @@ use super::{Command, InformerShared, InformerStats, JoinError, Joined, Start, St
 use crate::{
     cache::{HealthReport, ProgressDemand, Provenance, Snapshot, SourceHealth, SyncState},
     model::{HistoryPosition, Indexers, Namespaces, ResourceVersion},
-    watch::{Backfill, BroadcasterStats, Frame, Subscribe},
+    watch::{Backfill, BroadcasterStats, Frame, Past, Subscribe},
 };
 
 /// Reading side of an [`Informer`](super::Informer); clones share it.
@@ -42,6 +42,11 @@ impl<F: Frame> InformerHandle<F> {
     /// Returns the position up to which every watcher has its events, or will find them at its cursor.
     pub fn distributed(&self) -> Option<Arc<HistoryPosition>> {
         self.shared.distributed.load_full()
+    }
+
+    /// Returns the past of the resource.
+    pub(crate) fn past(&self) -> &Arc<Past> {
+        &self.shared.past
     }
 
     /// Returns true if a relist lies between two versions, the later of which was [distributed](Self::distributed) before the

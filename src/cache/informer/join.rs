@@ -3,9 +3,9 @@
 use std::pin::Pin;
 
 use crate::{
-    cache::{Backlog, Snapshot},
+    cache::Snapshot,
     model::{HistoryPosition, ResourceVersion},
-    watch::{Cursor, Frame},
+    watch::{Backlog, Cursor, Frame},
 };
 
 /// Start of a watch.

@@ -6,9 +6,9 @@ use std::sync::{Arc, atomic::Ordering};
 
 use super::{InformerShared, Writer};
 use crate::{
-    cache::{CreationTime, History},
+    cache::CreationTime,
     model::{Batch, Cause, Change},
-    watch::Frame,
+    watch::{Frame, History},
 };
 
 // === impl Writer ===
@@ -17,8 +17,11 @@ impl<F: Frame> Writer<F> {
     /// Publishes the new state to readers, then to watchers, then the position that watchers may have reached.
     pub(super) fn publish(&mut self, batches: &[Arc<Batch>]) {
         let Some(live) = &mut self.live else { return };
-        self.shared.measure_history(&live.history);
-        let distributed = Arc::new(live.history.current().clone());
+        let (distributed, begin) = {
+            let history = self.shared.past.history().lock();
+            self.shared.measure_history(&history);
+            (Arc::new(history.current().clone()), history.begin().clone())
+        };
         let snapshot = Arc::new(live.indexer.snapshot());
         let is_first =
             self.shared.snapshot.load().as_ref().is_none_or(|last| last.history_id() != snapshot.history_id());
@@ -29,11 +32,12 @@ impl<F: Frame> Writer<F> {
         if let Some(received) = received {
             self.shared.stats.applied.observe(received.elapsed());
         }
+        self.shared.past.publish(batches);
         live.broadcaster.publish(batches);
         if received.is_some() {
             self.shared.measure_creation(batches, self.config.creation_time);
         }
-        live.broadcaster.drop_before(live.history.begin());
+        live.broadcaster.drop_before(&begin);
         self.shared.note_gap(batches);
         self.shared.distributed.store(Some(distributed));
         self.shared.waiters.wake(reached);

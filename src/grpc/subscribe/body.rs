@@ -3,16 +3,16 @@
 //! - A turn of a watch hands out at most 16 KiB, or one message. What does not fit into the room waits for its next turn.
 //! - Requests are read until [the queue of openings is full](crate::grpc::opening), so a client cannot make the server hold more
 //!   than one request beyond those.
-//! - Watches that receive the same share one body (`body/sharing.rs`); `turns` and the ready list have the keys of bodies.
+//! - Watches that are attached (`lanes.rs`) have no body; `turns` and the ready list have the keys of the bodies of the others.
 //! - A paused watch is polled without room, at least each [`PAUSE_CHECK`], since a watch with events to hand out is not woken: its
 //!   queue fills, and it notices what ends it before these events.
 
+mod attaching;
 mod bounded_body;
 mod open_watch;
-mod sharing;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     fmt,
     pin::Pin,
     sync::Arc,
@@ -30,12 +30,13 @@ use prost::Message;
 use slab::Slab;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
-use tonic::Status;
+use tonic::{Code, Status};
 use tracing::{Instrument, Span, debug_span};
 
 use self::open_watch::{OpenWatch, Turn};
 use super::{
-    deliveries::{Deliveries, more_ids},
+    deliveries::Deliveries,
+    lanes::{Lanes, LanesTurn},
     ready_list::ReadyList,
     requests::Requests,
 };
@@ -48,7 +49,7 @@ use crate::{
         quotas::QuotaPermit,
         service::Service,
         status::ApiError,
-        watch::{self, SharingKey, WatchBody},
+        watch::{self, WatchBody},
     },
     proto::pb,
     transport::{BoundedBody, Chunk, Room},
@@ -68,12 +69,12 @@ pub(in crate::grpc) struct SubscribeBody {
     began: Instant,
     /// Watches that have not ended, by id.
     watches: HashMap<u32, Subscribed>,
-    /// Bodies of the open watches.
+    /// Open watches that are apart.
     bodies: Slab<Box<OpenWatch>>,
-    /// Keys of the bodies that others may share.
-    shareable: HashMap<SharingKey, usize>,
-    /// Keys of bodies with paused watches that are to get bodies of their own, and these watches: until then such a body has no turn.
-    splitting: BTreeMap<usize, BTreeSet<u32>>,
+    /// Lanes of the attached watches, by the ids of their resources.
+    lanes: BTreeMap<u64, Lanes>,
+    /// True if a watch was attached, and the lanes were not polled since.
+    has_attached: bool,
     /// Ids of watches that are paused.
     paused: HashSet<u32>,
     /// Next turn of the paused watches; none without any.
@@ -103,8 +104,10 @@ enum Subscribed {
     /// It is to be opened; its place in the queue.
     Queued(u64),
     Opening(AbortHandle),
-    /// Key of its body, which it may share.
+    /// Key of its body.
     Open(usize),
+    /// Id of its resource, and key of its lane.
+    Attached(u64, usize),
 }
 
 /// A watch that is being opened: its id, and its entry in the audit log.
@@ -130,12 +133,8 @@ impl Subscribed {
     /// Returns the key of the body.
     fn key(&self) -> Option<usize> {
         match self {
-            Self::Queued(_) | Self::Opening(_) => None,
-            Self::Open(key) => {
-                #[cfg(test)]
-                crate::model::work::add(1);
-                Some(*key)
-            }
+            Self::Queued(_) | Self::Opening(_) | Self::Attached(..) => None,
+            Self::Open(key) => Some(*key),
         }
     }
 }
@@ -155,8 +154,8 @@ impl SubscribeBody {
             began: Instant::now(),
             watches: HashMap::new(),
             bodies: Slab::new(),
-            shareable: HashMap::new(),
-            splitting: BTreeMap::new(),
+            lanes: BTreeMap::new(),
+            has_attached: false,
             paused: HashSet::new(),
             pause_check: None,
             opening: FuturesUnordered::new(),
@@ -230,15 +229,13 @@ impl SubscribeBody {
         }
         for id in pause {
             if self.watches.contains_key(&id) && self.paused.insert(id) {
-                self.split_later(id);
+                self.detach(id);
             }
         }
         for id in resume {
             if self.paused.remove(&id)
                 && let Some(key) = self.watches.get(&id).and_then(Subscribed::key)
             {
-                self.is_split(id, key);
-                self.bodies[key].seeks = true;
                 self.take_turn(key);
             }
         }
@@ -298,21 +295,23 @@ impl SubscribeBody {
         match subscribed {
             Subscribed::Queued(place) => self.to_open.remove(place),
             Subscribed::Opening(opening) => opening.abort(),
-            Subscribed::Open(key) => self.leave(id, key),
+            Subscribed::Open(key) => self.remove_body(key).ends(Code::Ok),
+            Subscribed::Attached(resource, lane) => self.leave(id, resource, lane),
         }
         self.ended.push_back((id, Chunk::default()));
     }
 
-    /// Removes a body with its watches.
+    /// Removes a watch that has ended.
     fn remove(&mut self, key: usize) -> Box<OpenWatch> {
-        self.unregister(key);
-        self.splitting.remove(&key);
+        let removed = self.remove_body(key);
+        self.watches.remove(&removed.id);
+        self.paused.remove(&removed.id);
+        removed
+    }
+
+    fn remove_body(&mut self, key: usize) -> Box<OpenWatch> {
         let removed = self.bodies.remove(key);
         self.encoded_bytes -= removed.encoded_bytes;
-        for id in removed.ids() {
-            self.watches.remove(&id);
-            self.paused.remove(&id);
-        }
         removed
     }
 
@@ -330,6 +329,7 @@ impl SubscribeBody {
         self.to_open.clear();
         self.end = Some(self.service.metrics().refuse(refusal));
         let last = error(refusal);
+        self.detach_all();
         let not_open = |_: &u32, subscribed: &mut Subscribed| !matches!(subscribed, Subscribed::Open(_));
         self.ended.extend(self.watches.extract_if(not_open).map(|(id, _)| (id, last.clone())));
         // Dropping the futures of those that are being opened cancels them.
@@ -344,7 +344,7 @@ impl SubscribeBody {
     fn drain(&mut self) {
         self.is_draining = true;
         self.paused.clear();
-        self.splitting.clear();
+        self.detach_all();
         self.take_all_turns();
     }
 
@@ -380,22 +380,24 @@ impl SubscribeBody {
                 self.ended.push_front((id, last));
                 return self.deliveries.is_empty().then_some(bytes);
             }
-            self.deliveries.add([id], last, true);
+            self.deliveries.add(id, last, true);
         }
         for key in self.ready.take() {
             self.take_turn(key);
         }
-        self.split_paused();
-        let (mut again, mut late, mut needed) = (Vec::new(), Vec::new(), None);
+        match self.poll_lanes(cx, most, room.is_strict) {
+            LanesTurn::TooLarge(bytes) => return Some(bytes),
+            // Their watches have messages in this response.
+            LanesTurn::Stopped => return None,
+            LanesTurn::Full if self.turns.is_empty() => return None,
+            LanesTurn::Nothing | LanesTurn::Full => {}
+        }
+        let (mut again, mut needed) = (Vec::new(), None);
         for _ in 0..MAX_TURNS {
             let Some(key) = self.turns.pop_front() else { break };
-            if self.splitting.contains_key(&key) || !self.split_changed(key) {
-                late.push(key);
-                continue;
-            }
             // Otherwise this was the turn of a body that is gone, whose key another one has by now.
-            let Some(watch) = self.bodies.get(key).filter(|watch| watch.has_turn) else { continue };
-            let used = self.deliveries.with(0) + more_ids(watch.count());
+            let Some(id) = self.bodies.get(key).filter(|watch| watch.has_turn).map(|watch| watch.id) else { continue };
+            let used = self.deliveries.with(0);
             let left = most.saturating_sub(used);
             let is_alone = self.deliveries.is_empty();
             if left < LEAST_ROOM && !is_alone {
@@ -403,16 +405,14 @@ impl SubscribeBody {
                 break;
             }
             match self.turn(key, Room { bytes: left, is_strict: room.is_strict || !is_alone }) {
-                Turn::Nothing => self.share(key),
+                Turn::Nothing => self.attach(key),
                 Turn::Messages(chunk) => {
-                    if let Some(watch) = self.bodies.get(key) {
-                        self.deliveries.add(watch.ids(), chunk, false);
-                    }
+                    self.deliveries.add(id, chunk, false);
                     again.push(key);
                 }
                 Turn::Ended(chunk) => {
-                    let ended = self.remove(key);
-                    self.deliveries.add(ended.ids(), chunk, true);
+                    self.remove(key);
+                    self.deliveries.add(id, chunk, true);
                 }
                 Turn::TooLarge(bytes) => {
                     self.give_turn_back(key);
@@ -424,7 +424,10 @@ impl SubscribeBody {
         for key in again {
             self.take_turn(key);
         }
-        self.turns.extend(late);
+        if std::mem::take(&mut self.has_attached) {
+            // The lanes are polled, and wait for what follows.
+            cx.waker().wake_by_ref();
+        }
         if self.deliveries.is_empty() && needed.is_none() && !self.turns.is_empty() {
             // Others of the server come first.
             cx.waker().wake_by_ref();
@@ -444,7 +447,7 @@ impl SubscribeBody {
         let Some(watch) = self.bodies.get_mut(key) else { return Turn::Nothing };
         watch.has_turn = false;
         watch.entry.clear();
-        let is_paused = watch.count() == 1 && self.paused.contains(&watch.id);
+        let is_paused = self.paused.contains(&watch.id);
         let turn = watch.poll(room, is_paused);
         let encoded_bytes = watch.body.encoded_bytes();
         self.encoded_bytes = self.encoded_bytes + encoded_bytes - watch.encoded_bytes;

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use foldhash::fast::RandomState;
 use prost::encoding::{encode_varint, encoded_len_varint};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::{
     grpc::frame::{PREFIX_BYTES, next_message},
@@ -75,26 +75,28 @@ impl Deliveries {
         self.bytes() + DELIVERY_BYTES + bytes
     }
 
-    /// Adds messages of watches, each with its prefix; with their end, if they are the last. A watch is added once, so that its
-    /// messages stay in order.
-    pub(super) fn add(&mut self, ids: impl IntoIterator<Item = u32> + Clone, mut chunk: Chunk, is_end: bool) {
+    /// Adds messages of a watch, each with its prefix; with its end, if they are the last. A watch is added once, so that its messages
+    /// stay in order.
+    pub(super) fn add(&mut self, id: u32, mut chunk: Chunk, is_end: bool) {
         // After the end of a watch, another one may have its id.
-        let has_one = |delivery: &Delivery| ids.clone().into_iter().any(|id| delivery.ids.contains(&id));
-        let has_had_turn = || self.list.iter().any(|delivery| !delivery.is_end && has_one(delivery));
+        let has_had_turn = || self.list.iter().any(|delivery| !delivery.is_end && delivery.ids.contains(&id));
         debug_assert!(!has_had_turn(), "a watch has had its turn in this response");
         let at = *self.of_messages.entry((Messages::of(&chunk), is_end)).or_insert(self.list.len());
         if let Some(delivery) = self.list.get_mut(at) {
-            let before = delivery.ids.len();
-            delivery.ids.extend(ids);
-            self.bytes += ID_BYTES * (delivery.ids.len() - before);
+            delivery.ids.push(id);
+            self.bytes += ID_BYTES;
             return;
         }
         // A message is larger by no more than its prefix, which is left out.
-        let bytes = DELIVERY_BYTES + chunk.remaining();
-        let (ids, messages) =
-            (ids.into_iter().collect::<SmallVec<_>>(), std::iter::from_fn(|| next_message(&mut chunk)));
-        self.bytes += bytes + more_ids(ids.len());
-        self.list.push(Delivery { ids, messages: messages.collect(), is_end });
+        self.bytes += DELIVERY_BYTES + chunk.remaining();
+        let messages = std::iter::from_fn(|| next_message(&mut chunk)).collect();
+        self.list.push(Delivery { ids: smallvec![id], messages, is_end });
+    }
+
+    /// Adds a message, without its prefix, of watches that have no others than those added before.
+    pub(super) fn push(&mut self, ids: SmallVec<[u32; 4]>, message: Bytes) {
+        self.bytes += DELIVERY_BYTES + PREFIX_BYTES + message.len() + more_ids(ids.len());
+        self.list.push(Delivery { ids, messages: smallvec![message], is_end: false });
     }
 
     /// Encodes the response, with its prefix, and removes the deliveries.
@@ -233,12 +235,12 @@ mod tests {
         for size in [0, 1, COPIED_BYTES, COPIED_BYTES + 1, 1 << 14, 1 << 21] {
             let sent = [event("1", size), event("2", size / 2)];
             for id in [1, 127, 128, u32::MAX] {
-                deliveries.add([id], encoded(&sent).into(), false);
+                deliveries.add(id, encoded(&sent).into(), false);
             }
             let pieces: Chunk = sent.iter().map(|response| encoded(std::slice::from_ref(response))).collect();
-            deliveries.add([7], pieces, true);
+            deliveries.add(7, pieces, true);
             for id in [8, 9] {
-                deliveries.add([id], Chunk::from(Bytes::new()), true);
+                deliveries.add(id, Chunk::from(Bytes::new()), true);
             }
             let found = decoded(&mut deliveries);
             assert_eq!(found.len(), 6, "each was encoded for itself");
@@ -258,13 +260,13 @@ mod tests {
         let (event, other) = (encoded(&[event("1", 500)]), encoded(&[event("1", 500)]));
         let bookmark = || encoded(&[frame::bookmark(None, pb::Bookmark::default())]);
         for id in 1..=1000 {
-            deliveries.add([id], event.clone().into(), false);
+            deliveries.add(id, event.clone().into(), false);
         }
-        deliveries.add([1001], other.into(), false);
-        deliveries.add([1002], event.clone().into(), true);
-        deliveries.add([1003], [event, bookmark()].into_iter().collect(), false);
+        deliveries.add(1001, other.into(), false);
+        deliveries.add(1002, event.clone().into(), true);
+        deliveries.add(1003, [event, bookmark()].into_iter().collect(), false);
         for id in 1004..=2000 {
-            deliveries.add([id], bookmark().into(), false);
+            deliveries.add(id, bookmark().into(), false);
         }
         let found = decoded(&mut deliveries);
         let ids: Vec<usize> = found.iter().map(|delivery| delivery.watch_ids.len()).collect();

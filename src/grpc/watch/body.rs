@@ -4,9 +4,9 @@
 //! events; then the events of the [`CacheWatcher`], missed or published; and when that is at the head, a bookmark that is due. So a
 //! bookmark never overtakes an event, and the body notices a drain and timeouts at every poll.
 
+mod attached;
 mod bookmark;
 mod bounded_body;
-mod sharing;
 
 use std::{
     pin::Pin,
@@ -20,7 +20,7 @@ use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::Status;
 
-pub(in super::super) use self::sharing::{SharingKey, SharingWatch};
+pub(in super::super) use self::attached::{AttachedWatch, Detached, LaneKey, Standing};
 use super::{
     super::{
         bulk_scheduler::BulkPermit,
@@ -85,8 +85,6 @@ pub(in super::super) struct WatchBody {
     end: Option<Status>,
     is_over: bool,
     watcher: WatcherEntry,
-    /// Number of watches that share this body.
-    watches: u32,
     quota: QuotaPermit,
     open_view: Option<Box<OpenView>>,
 }
@@ -171,7 +169,6 @@ impl WatchBody {
             end: None,
             is_over: false,
             watcher,
-            watches: 1,
             quota: opened.stream_quota,
             open_view: opened.open_view,
         };
@@ -235,9 +232,6 @@ impl WatchBody {
     fn enters_stage(&self) {
         self.watcher.reads(self.watch.cursor());
         self.watcher.enters(self.state());
-        if let Some(cursor) = self.watch.cursor() {
-            cursor.serve(self.watches);
-        }
     }
 
     /// Encodes responses, to be handed out after a chunk that is ready.

@@ -14,7 +14,7 @@ use tokio::{
 /// Timer of a watch's bookmarks. Polling a runtime timer costs more than handing out an event, and a busy watch waits after each
 /// event: so the runtime timer is polled once per waker and interval.
 #[derive(Debug)]
-pub(super) struct BookmarkTimer {
+pub(in crate::grpc) struct BookmarkTimer {
     interval: Duration,
     /// Time from which it is due at multiples of the interval, as all timers of a stream with this interval are.
     aligned_to: Option<Instant>,
@@ -29,7 +29,7 @@ pub(super) struct BookmarkTimer {
 
 impl BookmarkTimer {
     /// Creates a timer that is due after the interval, or else at once.
-    pub(super) fn new(interval: Duration, aligned_to: Option<Instant>, is_due: bool) -> Self {
+    pub(in crate::grpc) fn new(interval: Duration, aligned_to: Option<Instant>, is_due: bool) -> Self {
         let due = Box::pin(tokio::time::sleep_until(next(interval, aligned_to)));
         Self { interval, aligned_to, due, registered_waker: None, is_due }
     }
@@ -39,14 +39,13 @@ impl BookmarkTimer {
         self.interval
     }
 
-    /// Returns another timer that is due when this one is.
-    pub(super) fn duplicate(&self) -> Self {
-        let due = Box::pin(tokio::time::sleep_until(self.due.deadline()));
-        Self { interval: self.interval, aligned_to: self.aligned_to, due, registered_waker: None, is_due: self.is_due }
+    /// Returns true if the timer is due.
+    pub(in crate::grpc) fn is_due(&self) -> bool {
+        self.is_due || self.due.deadline() <= Instant::now()
     }
 
     /// Returns ready if the timer is due, and stays ready until [`reset`](Self::reset).
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub(in crate::grpc) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.is_due {
             return Poll::Ready(());
         }
@@ -61,7 +60,7 @@ impl BookmarkTimer {
     }
 
     /// Resets the timer: it is due one interval from now, or earlier if it is aligned.
-    pub(super) fn reset(&mut self) {
+    pub(in crate::grpc) fn reset(&mut self) {
         self.due.as_mut().reset(next(self.interval, self.aligned_to));
         self.registered_waker = None;
         self.is_due = false;

@@ -1,4 +1,4 @@
-//! Record of the body of a watch, which watches of a Subscribe stream may share: what it was sent, and its state for operators.
+//! Record of what a watch was sent, and its state for operators. The watches of a lane of a Subscribe stream share one.
 
 use std::{
     sync::{
@@ -19,12 +19,12 @@ use crate::{
     model::{ResourceVersion, Selection},
     proto::pb,
     transport::StreamHandle,
-    watch::{CursorGauge, CursorState, Waiting},
+    watch::{CursorGauge, CursorState, PastGauge, Waiting},
 };
 
-/// Record of a body.
+/// Record of a body, or of a lane.
 #[derive(Debug)]
-pub(super) struct BodyRecord {
+pub(in crate::grpc) struct BodyRecord {
     sent: Mutex<SentEvents>,
     dropped: AtomicU64,
     suppressed: AtomicU64,
@@ -47,8 +47,16 @@ pub(super) struct Progress {
     pub(super) state: pb::WatcherState,
     /// Result of the last check for merged changes; none under other policies than COALESCE.
     merging: Option<Box<Merging>>,
-    /// Gauge of the cursor; a parked watch has none.
-    pub(super) gauge: Option<CursorGauge<WireFrame>>,
+    /// Gauge of the cursor or of the reader; a parked watch has none.
+    pub(super) gauge: Option<Gauge>,
+}
+
+/// Gauge of what waits for a watch.
+#[derive(Debug, Clone)]
+pub(super) enum Gauge {
+    Cursor(CursorGauge<WireFrame>),
+    /// Of a reader, and the length of the queue.
+    Reader(PastGauge, u64),
 }
 
 /// Result of a check for merged changes.
@@ -98,7 +106,7 @@ impl BodyRecord {
     }
 
     /// Counts events and bookmarks that were handed to the transport, up to this version.
-    pub(super) fn sent(&self, events: u64, bytes: usize, version: Option<&ResourceVersion>) {
+    pub(in crate::grpc) fn sent(&self, events: u64, bytes: usize, version: Option<&ResourceVersion>) {
         let mut sent = self.sent.lock();
         sent.count += events;
         sent.bytes += bytes as u64;
@@ -147,14 +155,14 @@ impl BodyRecord {
         Arc::clone(&self.progress.lock().selection)
     }
 
-    /// Returns the gauge of the cursor; none of a watch that holds only a version.
-    pub(super) fn gauge(&self) -> Option<CursorGauge<WireFrame>> {
+    /// Returns the gauge; none of a watch that holds only a version.
+    pub(super) fn gauge(&self) -> Option<Gauge> {
         self.progress.lock().gauge.clone()
     }
 
     /// Returns the age of the oldest event of the resource that waits; zero if there is none.
     pub(super) fn lag(&self, resource: &ServedResource) -> Duration {
-        let since = match self.gauge().as_ref().and_then(CursorGauge::waiting) {
+        let since = match self.gauge().as_ref().and_then(Gauge::waiting) {
             Some(Waiting::Nothing) => None,
             Some(Waiting::Since(at)) => Some(at),
             Some(Waiting::After(Some(version))) => resource.informer.waiting_since(&version),
@@ -167,7 +175,7 @@ impl BodyRecord {
 
     /// Returns the changes that are merged for the cursor; an empty holder once after they were sent; none otherwise.
     pub(super) fn merging(&self, stream: Option<&StreamHandle>, before: Age, now: Age) -> Option<Holder> {
-        let state = self.gauge().as_ref().and_then(CursorGauge::state);
+        let state = self.gauge().as_ref().and_then(Gauge::state);
         let mut progress = self.progress.lock();
         let merging = progress.merging.get_or_insert_default();
         if let Some(CursorState::Coalescing { entries, bodies }) = state {
@@ -186,14 +194,46 @@ impl BodyRecord {
             (*state, gauge.clone())
         };
         // While the watch is live, it depends on the cursor.
-        let cursor = gauge.as_ref().filter(|_| state == pb::WatcherState::Live).and_then(CursorGauge::state);
+        let cursor = gauge.as_ref().filter(|_| state == pb::WatcherState::Live).and_then(Gauge::state);
         let state = match cursor {
             Some(CursorState::Frozen) => pb::WatcherState::Frozen,
             Some(CursorState::Blocking) => pb::WatcherState::Blocking,
             Some(CursorState::Coalescing { .. }) => pb::WatcherState::Coalescing,
             Some(CursorState::Following) | None => state,
         };
-        (state, gauge.map(|gauge| gauge.lag().unwrap_or_default()))
+        (state, gauge.map(|gauge| gauge.lag()))
+    }
+}
+
+// === impl Gauge ===
+
+impl Gauge {
+    /// Returns the number of events that wait.
+    fn lag(&self) -> u64 {
+        match self {
+            Self::Cursor(cursor) => cursor.lag().unwrap_or_default(),
+            Self::Reader(reader, length) => reader.lag().min(*length),
+        }
+    }
+
+    fn waiting(&self) -> Option<Waiting> {
+        match self {
+            Self::Cursor(cursor) => cursor.waiting(),
+            Self::Reader(reader, _) if reader.lag() == 0 => Some(Waiting::Nothing),
+            Self::Reader(..) => Some(Waiting::After(None)),
+        }
+    }
+
+    fn state(&self) -> Option<CursorState> {
+        match self {
+            Self::Cursor(cursor) => cursor.state(),
+            Self::Reader(..) => None,
+        }
+    }
+
+    /// Returns true if the watch was evicted under BLOCK.
+    pub(super) fn is_evicted(&self) -> bool {
+        matches!(self, Self::Cursor(cursor) if cursor.is_evicted())
     }
 }
 

@@ -79,7 +79,7 @@ struct AccessState {
     is_ended: bool,
 }
 
-/// Open watch. Its size counts: an idle one that shares a body has little else.
+/// Open watch. Its size counts: an idle one that is attached has little else.
 #[derive(Debug)]
 pub(super) struct Watcher {
     pub(super) info: Arc<WatcherInfo>,
@@ -102,7 +102,7 @@ struct Reading {
     record: Arc<BodyRecord>,
     /// Difference between what the watch was sent and what its body has sent, modulo 2^64; 0 of a watch with a body of its own.
     offset: Counts,
-    /// Bytes that it was sent before it began to share the body of another watch.
+    /// Bytes that it was sent before it was attached to a lane.
     bytes_before: Option<u64>,
 }
 
@@ -189,12 +189,12 @@ impl Watcher {
         Arc::clone(&self.reading.lock().record)
     }
 
-    /// Returns what the watch was sent, also while it shared the body of another.
+    /// Returns what the watch was sent, also while it was attached to a lane.
     pub(super) fn counts(&self) -> Counts {
         self.reading.lock().counts()
     }
 
-    /// Shares the body of another watch from now on.
+    /// Is attached to a lane from now on.
     pub(super) fn share(&self, record: Arc<BodyRecord>) {
         let mut reading = self.reading.lock();
         let counts = reading.counts();
@@ -222,7 +222,7 @@ impl Watcher {
         }
     }
 
-    /// Returns the changes that are merged for this watch: none if it shares the body of another one, for which they count.
+    /// Returns the changes that are merged for this watch: none if it is attached.
     pub(super) fn merging(&self, before: Age, now: Age) -> Option<Holder> {
         let record = {
             let reading = self.reading.lock();

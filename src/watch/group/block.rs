@@ -71,7 +71,7 @@ impl<F: Frame> Log<F> {
     fn refuse_block(&mut self, index: usize, follows: OnFull, writer_signals: &WriterSignals) {
         let (head, head_size) = (self.head, self.head_size);
         let slot = &mut self.slots[index];
-        writer_signals.count(follows, slot.watches);
+        writer_signals.count(follows);
         match follows {
             OnFull::End => {
                 slot.state = State::Ended(End::SlowConsumer);

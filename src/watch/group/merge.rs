@@ -173,11 +173,11 @@ impl<F: Frame> Log<F> {
         Ok(self.slots[slot.0].waker.take())
     }
 
-    /// Ends a slot. Returns the number of its watches, the waker of its reader, and what had merged.
-    pub(in crate::watch) fn lose(&mut self, slot: (usize, u64), end: End) -> Option<(u32, Option<Waker>, State)> {
+    /// Ends a slot. Returns the waker of its reader, and what had merged.
+    pub(in crate::watch) fn lose(&mut self, slot: (usize, u64), end: End) -> Option<(Option<Waker>, State)> {
         self.coalescing(slot)?;
         let slot = &mut self.slots[slot.0];
-        Some((slot.watches, slot.waker.take(), std::mem::replace(&mut slot.state, State::Ended(end))))
+        Some((slot.waker.take(), std::mem::replace(&mut slot.state, State::Ended(end))))
     }
 
     /// Returns what merges for a slot, and the offset up to which it has merged.

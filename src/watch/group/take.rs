@@ -129,11 +129,22 @@ impl<F: Frame> Log<F> {
         (frames, position - begin)
     }
 
+    /// Returns true if the policy acts on a slot, and its reader skips nothing.
+    pub(in crate::watch) fn is_live(&self, index: usize) -> bool {
+        let is_skipping = self.skipping.iter().any(|skipping| skipping.slot == index);
+        matches!(self.slots[index].state, State::Live) && !is_skipping
+    }
+
+    /// Returns the offset up to which the log has everything, if that much was distributed.
+    pub(in crate::watch) fn distributed_to(&self, distributed: u64) -> u64 {
+        self.deferred.as_ref().map_or(distributed, |deferred| deferred.filled.offset.min(distributed))
+    }
+
     /// Counts what was suppressed up to the head for the reader of a slot, which is there and has reached an offset.
     pub(in crate::watch) fn count_at_head(&mut self, index: usize, reached: u64) {
         // More may have been suppressed since the reader has looked up what is distributed.
         if self.suppressed_to <= reached {
-            let filled = self.deferred.as_ref().map_or(reached, |deferred| deferred.filled.offset.min(reached));
+            let filled = self.distributed_to(reached);
             let slot = &mut self.slots[index];
             slot.count_suppressed(self.suppressed);
             // What the bookmark counts must not merge: it would be counted again.

@@ -32,8 +32,6 @@ pub(super) struct State<F: Frame> {
     pub(super) aged: u64,
     /// Readers by the ids of their slots.
     pub(super) readers: BTreeMap<u64, SlotRef<F>>,
-    /// Number of readers that were ever added at the position of another one.
-    pub(super) duplicates: u64,
     /// Readers to merge for, and readers whose log has events that the merger has not received yet.
     pub(super) jobs: VecDeque<SlotRef<F>>,
     pub(super) behind: Vec<SlotRef<F>>,
@@ -77,7 +75,6 @@ impl<F: Frame> State<F> {
             passed_size: 0,
             aged: 0,
             readers: BTreeMap::new(),
-            duplicates: 0,
             jobs: VecDeque::new(),
             behind: Vec::new(),
             must_check: false,

@@ -377,7 +377,6 @@ enum Op {
     Take(usize, usize),
     Work(usize),
     /// One more client, at the position of another.
-    Duplicate(usize),
     Forget(usize),
     Sweep,
 }
@@ -387,7 +386,6 @@ fn any_op() -> impl Strategy<Value = Op> {
     prop_oneof![
         6 => vec(write, 1..5).prop_map(Op::Publish),
         3 => (0_usize..6, prop_oneof![Just(1_usize), Just(3), Just(usize::MAX)]).prop_map(|(at, size)| Op::Take(at, size)),
-        1 => (0_usize..3).prop_map(Op::Duplicate),
         2 => (1_usize..4).prop_map(Op::Work),
         1 => (0_usize..12).prop_map(Op::Forget),
         1 => Just(Op::Sweep),
@@ -413,12 +411,6 @@ proptest! {
             match op {
                 Op::Publish(writes) => rig.publish(&writes),
                 Op::Take(at, size) => drop(readers.get_mut(at).map(|reader| reader.take(&rig.states, size))),
-                Op::Duplicate(at) => {
-                    let Reader { cursor, app, view, .. } = &readers[at];
-                    let (cursor, view) = (cursor.duplicate().unwrap(), view.clone());
-                    let duplicate = Reader { cursor, app: *app, view, ..readers[at] };
-                    readers.push(duplicate);
-                }
                 Op::Work(pieces) => drop((0..pieces).filter(|_| rig.threads.run_one()).collect::<Vec<_>>()),
                 Op::Forget(back) => {
                     if let Some(oldest) = rig.places.len().checked_sub(back + 1).map(|at| rig.places[at].clone()) {

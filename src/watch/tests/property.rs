@@ -47,7 +47,7 @@ struct Reader {
     blocking: bool,
     /// Under BLOCK: number of events that it must read before it may block.
     left_to_read: usize,
-    /// Number of the budget that it shares with its duplicates.
+    /// Number of its budget.
     budget: usize,
     evicted: bool,
     end: Option<End>,
@@ -80,8 +80,6 @@ struct Model {
     /// Number of budgets of readers, and those that are spent.
     budgets: usize,
     spent: BTreeSet<usize>,
-    /// Numbers of events that duplicates had taken, and lost, when they were made.
-    inherited: (u64, u64),
     /// Publish cycles that are kept, with their events.
     kept: VecDeque<(u64, usize)>,
     /// Versions before all cycles.
@@ -94,21 +92,6 @@ struct Model {
 }
 
 impl Reader {
-    /// Returns the same reader with a duplicate of its cursor, for which the writer does not wait yet.
-    fn duplicate(&self) -> Self {
-        Self {
-            cursor: self.cursor.duplicate().unwrap(),
-            expected: self.expected.clone(),
-            unfilled: self.unfilled.clone(),
-            suppressed: self.suppressed.clone(),
-            blocking: false,
-            end: self.end.clone(),
-            flag: Arc::default(),
-            is_parked: false,
-            ..*self
-        }
-    }
-
     fn lag(&self) -> usize {
         self.expected.len() - self.position
     }

@@ -4,6 +4,9 @@ use proptest::{collection::vec, prelude::*, sample::select};
 
 use super::*;
 
+/// Cost of an object besides its body.
+const CHANGE_BYTES: usize = 256;
+
 const NAMES: [&str; 6] = ["a", "b", "shop/a", "shop/b", "shop-x/a", "shop-x/c"];
 
 #[derive(Debug, Clone)]

@@ -12,7 +12,7 @@ use super::{SubscribeBody, error};
 use crate::{
     grpc::{
         status::{ApiError, trailers},
-        subscribe::deliveries::Deliveries,
+        subscribe::{deliveries::Deliveries, lanes::Lanes},
     },
     transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Room},
 };
@@ -49,7 +49,7 @@ impl BoundedBody for SubscribeBody {
     }
 
     fn encoded_bytes(&self) -> usize {
-        self.encoded_bytes
+        self.encoded_bytes + self.lanes.values().map(Lanes::encoded_bytes).sum::<usize>()
     }
 
     fn is_paused(&self) -> bool {
@@ -57,6 +57,7 @@ impl BoundedBody for SubscribeBody {
     }
 
     fn deadline_exceeded(&mut self) {
+        self.detach_all();
         for (_, watch) in &mut self.bodies {
             watch.body.deadline_exceeded();
             watch.ends(Code::DeadlineExceeded);
@@ -65,14 +66,15 @@ impl BoundedBody for SubscribeBody {
 
     fn exhausted(&mut self, room: usize, exceeded: Exceeded) -> FinalFrames {
         self.is_over = true;
+        self.detach_all();
         let refusal = ApiError::held(exceeded, None);
         let (status, last) = (refusal.to_status(), error(&refusal));
         let (mut with_versions, mut without) = (Deliveries::default(), Deliveries::default());
         for (_, watch) in &mut self.bodies {
             let FinalFrames { message, trailers } = watch.body.exhausted(usize::MAX, exceeded);
             watch.has_trailers(&Frame::trailers(trailers));
-            with_versions.add(watch.ids(), message.unwrap_or_default(), true);
-            without.add(watch.ids(), last.clone(), true);
+            with_versions.add(watch.id, message.unwrap_or_default(), true);
+            without.add(watch.id, last.clone(), true);
         }
         // The same end for all needs less room than the version that each watch resumes from.
         let fits = |deliveries: &&mut Deliveries| !deliveries.is_empty() && deliveries.bytes() <= room;

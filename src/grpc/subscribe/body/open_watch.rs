@@ -1,4 +1,4 @@
-//! Open watches of a stream: a body, and the watch that owns it with all that share it.
+//! Watches of a stream that are apart: each has a body.
 
 use std::{
     sync::Arc,
@@ -11,24 +11,18 @@ use tonic::{Code, Status};
 use crate::{
     grpc::{
         audited_call::AuditedCall,
-        status::ApiError,
         subscribe::ready_list::{ReadyList, WatchWaker},
-        watch::{SharingKey, SharingWatch, WatchBody},
+        watch::WatchBody,
     },
     transport::{BoundedBody, BoundedFrame, Chunk, Room},
 };
 
-/// Body of a watch, and the watches that receive what it hands out.
+/// Watch that is apart.
 pub(super) struct OpenWatch {
-    /// Id of the watch that owns the body.
     pub(super) id: u32,
     pub(super) body: WatchBody,
-    /// The other watches.
-    pub(super) sharing: Vec<(u32, SharingWatch)>,
-    /// Key under which others find the body to share it.
-    pub(super) shared_as: Option<SharingKey>,
-    /// True if the watch may share a body, or others its own, and has not looked for one in vain.
-    pub(super) seeks: bool,
+    /// False if the watch can never be attached.
+    pub(super) may_attach: bool,
     pub(super) entry: Arc<WatchWaker>,
     /// The same, as a waker.
     waker: Waker,
@@ -52,7 +46,7 @@ pub(super) enum Turn {
 }
 
 /// Largest size of what a body hands out in its turn, unless one message is larger.
-const TURN_BYTES: usize = 16 << 10;
+pub(super) const TURN_BYTES: usize = 16 << 10;
 
 // === impl OpenWatch ===
 
@@ -66,52 +60,7 @@ impl OpenWatch {
     ) -> Self {
         let entry = WatchWaker::new(key, list);
         let waker = Waker::from(Arc::clone(&entry));
-        let (sharing, shared_as) = (Vec::new(), None);
-        Self { id, body, sharing, shared_as, seeks: true, entry, waker, audited, has_turn: false, encoded_bytes: 0 }
-    }
-
-    /// Returns the ids of its watches.
-    pub(super) fn ids(&self) -> impl Iterator<Item = u32> + Clone {
-        [self.id].into_iter().chain(self.sharing.iter().map(|(id, _)| *id))
-    }
-
-    /// Returns the number of its watches.
-    pub(super) fn count(&self) -> usize {
-        1 + self.sharing.len()
-    }
-
-    /// Returns the ids of its watches whose rights have changed, if there are several.
-    pub(super) fn changed(&self) -> Vec<u32> {
-        if self.sharing.is_empty() || !self.body.is_notified() {
-            return Vec::new();
-        }
-        let own = Some(self.id).filter(|_| self.body.has_new_access());
-        let changed = self.sharing.iter().filter(|(_, sharing)| sharing.has_new_access());
-        own.into_iter().chain(changed.map(|(id, _)| *id)).collect()
-    }
-
-    /// Removes one of several watches; none if it is not there. If it owns the body, another one does from now on.
-    pub(super) fn take(&mut self, id: u32) -> Option<SharingWatch> {
-        let taken = if id == self.id {
-            let (next_id, next) = self.sharing.pop()?;
-            (self.id, self.audited) = (next_id, next.audited().cloned());
-            let before = self.body.change_owner(next);
-            for (_, sharing) in &mut self.sharing {
-                sharing.moves_to(&self.body);
-            }
-            before
-        } else {
-            let at = self.sharing.iter().position(|(other, _)| *other == id)?;
-            self.sharing.swap_remove(at).1
-        };
-        self.body.loses_watch();
-        Some(taken)
-    }
-
-    /// Ends one of several watches if its rights have changed, and returns the reason.
-    pub(super) fn end_for_access(&mut self, id: u32) -> Option<ApiError> {
-        let is_changed = self.changed().contains(&id);
-        is_changed.then(|| self.take(id)?.end_for_access()).flatten()
+        Self { id, body, may_attach: true, entry, waker, audited, has_turn: false, encoded_bytes: 0 }
     }
 
     /// Polls the body. If the room is not strict, its next message is handed out whatever its size.
@@ -161,11 +110,7 @@ impl OpenWatch {
 
     fn next_frame(&mut self, room: Room) -> Poll<Option<Result<BoundedFrame, Status>>> {
         let mut cx = Context::from_waker(&self.waker);
-        if self.sharing.is_empty() {
-            self.body.poll_bounded(&mut cx, room)
-        } else {
-            self.body.poll_shared(&mut cx, room)
-        }
+        self.body.poll_bounded(&mut cx, room)
     }
 
     pub(super) fn has_trailers(&self, frame: &http_body::Frame<Chunk>) {
@@ -173,13 +118,10 @@ impl OpenWatch {
         self.ends(status.map_or(Code::Unknown, |status| status.code()));
     }
 
-    /// Records the code with which the watches have ended.
+    /// Records the code with which the watch has ended.
     pub(super) fn ends(&self, code: Code) {
         if let Some(audited) = &self.audited {
             audited.ends(code);
-        }
-        for (_, sharing) in &self.sharing {
-            sharing.ends_with(&self.body, code);
         }
     }
 }

@@ -28,13 +28,7 @@ impl WatchBody {
         }
     }
 
-    /// Returns the next data, or why there is none ([`BoundedBody::poll_bounded`]), as for a watch whose rights do not change: those of
-    /// several watches with this body change one by one.
-    pub(in crate::grpc) fn poll_shared(
-        &mut self,
-        cx: &mut Context<'_>,
-        room: Room,
-    ) -> Poll<Option<Result<BoundedFrame, Status>>> {
+    fn poll_next_frame(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<BoundedFrame, Status>>> {
         loop {
             if let Some(chunk) = self.ready.take_if(|chunk| room.allows(chunk.remaining())) {
                 return Poll::Ready(Some(Ok(BoundedFrame::Frame(Frame::data(chunk)))));
@@ -75,7 +69,7 @@ impl BoundedBody for WatchBody {
         if self.watcher.has_new_access() {
             self.change_access();
         }
-        self.poll_shared(cx, room)
+        self.poll_next_frame(cx, room)
     }
 
     fn encoded_bytes(&self) -> usize {

@@ -22,7 +22,6 @@ impl Model {
             is_spent: false,
             budgets: 0,
             spent: BTreeSet::new(),
-            inherited: (0, 0),
             kept: VecDeque::new(),
             before: BTreeSet::new(),
             cycle: 0,
@@ -60,14 +59,8 @@ impl Model {
             Op::Leave(at) if at < self.readers.len() => {
                 self.readers.remove(at);
             }
-            Op::Duplicate(at) if at < self.readers.len() => {
-                let duplicate = self.readers[at].duplicate();
-                let (taken, dropped) = self.inherited;
-                self.inherited = (taken + duplicate.taken, dropped + duplicate.dropped);
-                self.readers.push(duplicate);
-            }
             Op::Bookmark(at) if at < self.readers.len() => self.bookmark(at),
-            Op::Take(..) | Op::GoLive(_) | Op::Leave(_) | Op::Duplicate(_) | Op::Bookmark(_) => {}
+            Op::Take(..) | Op::GoLive(_) | Op::Leave(_) | Op::Bookmark(_) => {}
             Op::Fill => {
                 self.fill();
             }
@@ -353,8 +346,7 @@ impl Model {
         let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         assert_eq!(count(&stats.watchers), self.readers.len() as u64);
         assert!(count(&stats.encoded) <= self.lines.len() as u64 || self.has_deferred, "each variant once");
-        let (taken, dropped) = self.inherited;
-        assert!(count(&stats.delivered) + taken >= self.taken && count(&stats.dropped) + dropped >= self.dropped);
+        assert!(count(&stats.delivered) >= self.taken && count(&stats.dropped) >= self.dropped);
         self.readers.clear();
         self.broadcaster.sweep();
         assert_eq!((count(&stats.watchers), count(&stats.groups), count(&stats.deferred)), (0, 0, 0));

@@ -26,7 +26,6 @@ pub(super) enum Op {
     GoLive(usize),
     Leave(usize),
     /// One more client, at the position of another.
-    Duplicate(usize),
     Sweep,
     /// A bookmark for the watch at this index.
     Bookmark(usize),
@@ -122,7 +121,6 @@ pub(super) fn any_op() -> impl Strategy<Value = Op> {
         16 => (0..8_usize, size).prop_map(|(at, size)| Op::Take(at, size)),
         3 => (0..8_usize).prop_map(Op::GoLive),
         1 => (0..8_usize).prop_map(Op::Leave),
-        2 => (0..8_usize).prop_map(Op::Duplicate),
         1 => Just(Op::Sweep),
         2 => any::<bool>().prop_map(Op::Wait),
         4 => (0..8_usize).prop_map(Op::Bookmark),

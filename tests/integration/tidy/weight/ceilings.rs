@@ -9,12 +9,12 @@ pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
     ("app", 2150, 18),
     ("audit", 150, 0),
     ("auth", 1850, 6),
-    ("cache", 7250, 19),
+    ("cache", 7000, 5),
     ("census", 100, 3),
     ("cli", 5650, 135),
     ("client", 2950, 9),
     ("config", 2900, 20),
-    ("grpc", 10100, 17),
+    ("grpc", 10500, 17),
     ("lib", 100, 0),
     ("log_throttle", 50, 3),
     ("main", 50, 0),
@@ -29,7 +29,7 @@ pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
     ("testing", 500, 0),
     ("transport", 3250, 0),
     ("turns", 400, 16),
-    ("watch", 5100, 3),
+    ("watch", 5800, 26),
 ];
 
 /// Structs with too many fields, and the number of these.
@@ -38,7 +38,7 @@ pub(super) const WIDE_STRUCTS: &[(&str, &str, usize)] = &[
     ("src/grpc/list.rs", "ListBody", 28),
     ("src/grpc/service.rs", "Inner", 20),
     ("src/grpc/subscribe/body.rs", "SubscribeBody", 25),
-    ("src/grpc/watch/body.rs", "WatchBody", 21),
+    ("src/grpc/watch/body.rs", "WatchBody", 20),
     ("src/source/kube/config.rs", "KubeConfig", 18),
     ("src/transport/connection.rs", "Connection", 20),
 ];
@@ -46,11 +46,10 @@ pub(super) const WIDE_STRUCTS: &[(&str, &str, usize)] = &[
 /// Folders with too many files, and the number of these.
 pub(super) const WIDE_FOLDERS: &[(&str, usize)] = &[
     ("src", 25),
-    ("src/cache", 21),
     ("src/cli", 28),
     ("src/config", 22),
     ("src/grpc", 47),
     ("src/source/kube", 27),
     ("src/transport", 26),
-    ("src/watch", 26),
+    ("src/watch", 27),
 ];

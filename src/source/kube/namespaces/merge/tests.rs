@@ -9,9 +9,9 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::{
-    cache::{Backlog, History, Indexer, List, NotInHistory},
+    cache::{Indexer, List},
     model::{EventType, HistoryPosition, Indexers, Object, Selection},
-    watch::{Deliveries, Replay, Retention},
+    watch::{Backlog, Deliveries, History, NotInHistory, Replay, Retention},
 };
 
 /// One write: the namespace, the object, and true for a deletion.

@@ -12,14 +12,21 @@
 //! - Changes between the start and the end of a relist are unknown: neither state has an object that was created and deleted in
 //!   between. A version strictly in between is expired, even inside the window.
 
+mod past;
+mod reader;
+
 use std::{collections::VecDeque, sync::Arc};
 
 use tokio::time::Instant;
 
+pub use self::{
+    past::{Past, PastGauge},
+    reader::{LaneEvent, Read, Reader, SelectedBatch},
+};
+use super::Retention;
 use crate::{
     census::{Alive, Kind},
     model::{Batch, Cause, Change, HistoryPosition, Object, ResourceVersion},
-    watch::Retention,
 };
 
 /// Recent batches of one resource.
@@ -40,6 +47,8 @@ pub(crate) struct History {
     ahead: VecDeque<(u64, ResourceVersion)>,
     /// Last evicted relist without changes: a client at its offset may not have passed it.
     evicted_relist: Option<HistoryPosition>,
+    /// Offsets of the relists that are kept, and of the last one before them.
+    relists: VecDeque<u64>,
     events: usize,
     bytes: usize,
 }
@@ -66,6 +75,9 @@ pub(crate) enum NotInHistory {
     Future,
 }
 
+/// Batch with changes, and the offset of the last relist up to it.
+type PastBatch = (Arc<Batch>, Option<u64>);
+
 /// One batch. There may be as many as there are objects, so it has no field that follows from the rest.
 #[derive(Debug)]
 struct RecordedBatch {
@@ -85,7 +97,7 @@ enum CompactBatch {
 }
 
 /// Cost of a change besides the body of its old state, which only the history keeps: the record, two references, the envelope.
-pub(super) const CHANGE_BYTES: usize = 256;
+const CHANGE_BYTES: usize = 256;
 /// Bounds of one backlog, in events and in bytes of bodies. It ends with the batch that exceeds one of them: this much a client
 /// gets at a time, and pins meanwhile.
 const BACKLOG_EVENTS: usize = 1024;
@@ -106,6 +118,7 @@ impl History {
             applied,
             ahead: VecDeque::new(),
             evicted_relist: None,
+            relists: VecDeque::new(),
             events: 0,
             bytes: 0,
         }
@@ -153,6 +166,9 @@ impl History {
             && self.ahead.back().is_none_or(|(_, last)| last < ahead)
         {
             self.ahead.push_back((self.current.offset, ahead.clone()));
+        }
+        if batch.is_gap() {
+            self.relists.push_back(self.current.offset);
         }
         let what = CompactBatch::new(batch);
         let alive = Alive::new(Kind::Record, what.bytes());
@@ -211,7 +227,38 @@ impl History {
                 self.oldest_at = at;
             }
             self.oldest.version = relist.map_or(version, |(relist, _)| relist.after.clone());
+            while self.relists.get(1).is_some_and(|second| *second <= self.oldest.offset) {
+                self.relists.pop_front();
+            }
         }
+    }
+
+    /// Returns the offset of the last relist before an offset, or at it; `None` if there is none.
+    pub(crate) fn last_relist(&self, offset: u64) -> Option<u64> {
+        self.relists.iter().rev().find(|relist| **relist <= offset).copied()
+    }
+
+    /// Returns the batches with changes from an offset on, at which one begins, up to another one at which one ends, but at most so many changes and at
+    /// least one batch; each with the offset of the last relist up to it. `None` if they are no longer kept.
+    fn read(&self, from: u64, to: u64, most: usize) -> Option<Vec<PastBatch>> {
+        if from < self.oldest.offset {
+            return None;
+        }
+        let first = self.batches.partition_point(|recorded| recorded.end() <= from);
+        let (mut batches, mut changes) = (Vec::new(), 0);
+        let mut before = first.checked_sub(1).map_or(&self.oldest.version, |last| self.batches[last].what.after());
+        for recorded in self.batches.range(first..).take_while(|recorded| recorded.end() <= to) {
+            if changes >= most {
+                break;
+            }
+            let events = recorded.what.events();
+            if events > 0 {
+                batches.push((recorded.what.batch(before), self.last_relist(recorded.offset)));
+            }
+            changes += events;
+            before = recorded.what.after();
+        }
+        Some(batches)
     }
 
     /// Returns the changes after an offset, for a reader that has reached this position.
@@ -369,7 +416,7 @@ impl CompactBatch {
 }
 
 /// Returns the cost of a change with this old state.
-pub(super) fn bytes_of(old: Option<&Arc<Object>>) -> usize {
+pub(crate) fn bytes_of(old: Option<&Arc<Object>>) -> usize {
     CHANGE_BYTES + old.map_or(0, |old| old.body().len())
 }
 
