@@ -128,6 +128,7 @@ impl WatchBody {
             reported_state: self.reported_state,
             waiting: self.waiting.is_some().then(|| self.resource.informer.demand().wait()),
             bookmarks: self.bookmarks.duplicate(),
+            bookmark_lines: self.bookmark_lines,
             ends_at: None,
             drained: None,
             notify_seq: self.notify_seq,
