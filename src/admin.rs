@@ -15,6 +15,8 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tonic::Code;
 
+#[cfg(feature = "kubernetes-api")]
+pub(crate) use self::probes::foreign_host;
 use self::probes::is_local;
 pub use self::probes::{ProbeRequest, Probes, serve};
 use crate::{grpc::Service, telemetry};

@@ -27,6 +27,7 @@ mod comparison;
 mod connector;
 mod descriptors;
 mod error;
+mod kubernetes;
 mod listener;
 mod paths;
 mod reload;
@@ -50,7 +51,8 @@ use self::{
     builder::Wrap,
     connector::Connector,
     error::named,
-    listener::{GrpcListener, bind_tcp},
+    kubernetes::KubernetesServer,
+    listener::{GrpcListener, bind_tcp, tls},
     reload::{ConfigSource, Loaded},
     resources::{Exchanged, Resources},
     snapshot_writer::SnapshotWriter,
@@ -66,16 +68,14 @@ pub use crate::grpc::{CallRequest, CallService, RequestBody, ResponseBody};
 use crate::{
     admin::Admin,
     audit::AuditLog,
-    config::{
-        AdminConfig, AuthenticationConfig, Config, ConfigErrors, ListenAddr, QuotasConfig, ServeFlags, TlsConfig,
-    },
+    config::{AdminConfig, Config, ConfigErrors, ListenAddr, QuotasConfig, ServeFlags},
     grpc::{
         GeneratedServices, Lifecycle, ListRate, QuotaConfig, Routes, RpcMetrics, ServedResource, Service, ServiceConfig,
     },
     proto::pb,
     source::{kube::KubeClients, relay::RelayClients},
     telemetry,
-    transport::{Listener, Quota, Server, ServerConfig, Tls, TlsFiles},
+    transport::{Quota, Server, ServerConfig, Tls},
     watch::BulkThreads,
 };
 
@@ -91,6 +91,7 @@ pub struct App {
     snapshot_writer: Option<SnapshotWriter>,
     grpc: GrpcListener,
     admin: Option<(TcpListener, Admin)>,
+    kubernetes: Option<GrpcListener>,
     connections: Arc<Quota>,
     audit: Option<AuditLog>,
     tls: Option<Arc<Tls>>,
@@ -151,6 +152,11 @@ impl App {
             None => None,
         };
 
+        let kubernetes = match config.kubernetes_listen() {
+            Some(address) => Some(GrpcListener::bind(address).await?),
+            None => None,
+        };
+
         let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let start = || BulkThreads::start((processors / 2).max(1)).map_err(|error| AppError::BulkThreads { error });
         // A whole object may be encoded in one piece, which pieces of the event path must not wait for.
@@ -200,7 +206,9 @@ impl App {
         let mut registry = telemetry::registry(resources.observed(), service.clone());
         service.register(&mut registry);
         // A unix socket has no TLS.
-        let tls = tls(&config)?.filter(|_| matches!(grpc, GrpcListener::Tcp(_))).map(Arc::new);
+        let has_tcp =
+            [Some(&grpc), kubernetes.as_ref()].into_iter().flatten().any(|at| matches!(at, GrpcListener::Tcp(_)));
+        let tls = tls(&config)?.filter(|_| has_tcp).map(Arc::new);
         if let Some(tls) = &tls {
             tls.register(&mut registry);
         }
@@ -221,6 +229,7 @@ impl App {
             snapshot_writer,
             grpc,
             admin,
+            kubernetes,
             connections,
             audit,
             tls,
@@ -230,12 +239,12 @@ impl App {
 
     /// Returns the address of gRPC, with the real port instead of a configured 0.
     pub fn grpc_address(&self) -> ListenAddr {
-        match &self.grpc {
-            GrpcListener::Tcp(listener) => {
-                listener.local_addr().map_or_else(|_| self.config.general.listen.clone(), ListenAddr::Tcp)
-            }
-            GrpcListener::Unix(_, socket) => ListenAddr::Unix(socket.path().to_owned()),
-        }
+        self.grpc.address().unwrap_or_else(|| self.config.general.listen.clone())
+    }
+
+    /// Returns the address of the Kubernetes API, if it is served.
+    pub fn kubernetes_address(&self) -> Option<ListenAddr> {
+        self.kubernetes.as_ref().and_then(GrpcListener::address)
     }
 
     /// Returns the handle to request a reload of the configuration; none if the server was [built](App::builder) with one that does
@@ -256,6 +265,9 @@ impl App {
     /// If a task ends that should not.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), AppError> {
         tracing::info!(address = %self.grpc_address(), "grpc listening");
+        if let Some(address) = self.kubernetes_address() {
+            tracing::info!(%address, "kubernetes listening");
+        }
         if let Some(address) = self.admin_address() {
             tracing::info!(%address, "admin listening");
         }
@@ -269,6 +281,7 @@ impl App {
             snapshot_writer,
             grpc,
             admin,
+            kubernetes,
             connections,
             audit,
             tls,
@@ -293,18 +306,16 @@ impl App {
             ledger: Arc::clone(service.ledger()),
         };
         // The socket file is removed when this function returns.
-        let (listener, _socket) = match grpc {
-            GrpcListener::Tcp(listener) => match tls {
-                Some(tls) => {
-                    tasks.spawn(named("certificates", Arc::clone(&tls).reload()));
-                    (Listener::Tls(listener, tls), None)
-                }
-                None => (Listener::Tcp(listener), None),
-            },
-            GrpcListener::Unix(listener, socket) => (Listener::Unix(listener), Some(socket)),
-        };
-        let serving = Server::new(routes, Routes::is_watch, bounds).serve(listener, lifecycle.draining.clone());
+        let (listener, _socket) = grpc.with_tls(tls.as_ref());
+        if let Some(tls) = &tls {
+            tasks.spawn(named("certificates", Arc::clone(tls).reload()));
+        }
         let mut server = JoinSet::new();
+        let _kubernetes_socket = kubernetes.and_then(|kubernetes| {
+            let api = KubernetesServer { service: service.clone(), config: &config, bounds: bounds.clone() };
+            api.start(kubernetes.with_tls(tls.as_ref()), &lifecycle, &mut server)
+        });
+        let serving = Server::new(routes, Routes::is_watch, bounds).serve(listener, lifecycle.draining.clone());
         server.spawn(named("grpc server", serving));
         let mut keeping = JoinSet::new();
         if let Some(snapshot_writer) = snapshot_writer {
@@ -346,7 +357,8 @@ impl App {
                 tracing::warn!("last snapshots not written within {FINAL_WRITE_TIMEOUT:?}");
             }
         };
-        tokio::join!(server.join_next(), reserved);
+        let ended = async { while server.join_next().await.is_some() {} };
+        tokio::join!(ended, reserved);
         // Aborts all tasks at once: one that saw others end would report a failure of its upstream. The bound is for the wait
         // only.
         let aborted = async { tokio::join!(tasks.shutdown(), resources.shutdown()) };
@@ -391,16 +403,6 @@ pub fn check(config: &Config) -> Result<Vec<String>, AppError> {
     let authorizer = authorization::load(config, &clients)?;
     config.resources.values().try_for_each(sources::check)?;
     Ok(authorization::warnings(config, authorizer.as_ref()))
-}
-
-/// Loads the files of TLS, if it is configured. A client needs no certificate if it may send a token.
-fn tls(config: &Config) -> Result<Option<Tls>, AppError> {
-    let Some(TlsConfig { cert, key, client_ca }) = config.tls.clone() else { return Ok(None) };
-    let has_alternative =
-        |authentication: &AuthenticationConfig| authentication.accepts_certificates && authentication.accepts_tokens();
-    let is_certificate_optional = config.authentication.as_ref().is_some_and(has_alternative);
-    let names = config.certificates;
-    Tls::load(TlsFiles { cert, key, client_ca, is_certificate_optional, names }).map(Some).map_err(AppError::Tls)
 }
 
 fn quotas(config: &QuotasConfig) -> QuotaConfig {

@@ -26,6 +26,7 @@ mod file;
 mod flags;
 mod keys;
 mod kube;
+mod kubernetes;
 mod lines;
 mod listen;
 mod origin;
@@ -57,9 +58,10 @@ pub use self::{
     schema::json_schema,
     section::KeyFlags,
     table::{
-        AdminConfig, AuditConfig, DrainConfig, GeneralConfig, LimitsConfig, QuotasConfig, ResourceOptions,
-        SubjectAccessReviewConfig, TlsConfig, TokenReviewConfig, WatchConfig,
+        AdminConfig, AuditConfig, DrainConfig, GeneralConfig, KubernetesConfig, LimitsConfig, QuotasConfig,
+        ResourceOptions, SubjectAccessReviewConfig, TlsConfig, TokenReviewConfig, WatchConfig,
     },
+    value::kubernetes::KubernetesName,
     value::{MAX_DURATION, ValueError, parse_duration, parse_size},
 };
 use self::{file::ConfigFile, section::Input};

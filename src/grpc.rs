@@ -10,6 +10,7 @@
 //! - `views` parses the view of a request, and limits the number of different ones.
 //! - `subscribe` puts any number of watches on one stream.
 //! - `until` implements Until: it reads a watch within this process.
+//! - `http_call` is a call over another protocol, with the same limits, rights and watches.
 //! - `held_snapshots` charges each stream for the old states that only it still references.
 //! - `time_slice` limits the time that a call scans objects before it yields.
 //! - `bulk_scheduler` schedules bulk responses (lists, snapshots, replays), so that they do not delay live events.
@@ -43,6 +44,8 @@ mod generated;
 mod get;
 mod grant;
 mod held_snapshots;
+#[cfg(feature = "kubernetes-api")]
+mod http_call;
 mod layer;
 mod list;
 mod metrics;
@@ -73,14 +76,18 @@ mod watch_end;
 mod watchers;
 
 pub use frame::{WireArena, WireFrame};
+#[cfg(feature = "kubernetes-api")]
+pub(crate) use http_call::{HttpCall, HttpMethod, ListEnd, ListProgress, Listing, ObjectsWanted, Outcome};
 pub use layer::{Body, CallRequest, RequestBody, ResponseBody};
 pub use metrics::RpcMetrics;
 #[cfg(any(test, fuzzing))]
 pub(crate) use page::fuzzing;
 pub use quotas::{ListRate, QuotaConfig};
-pub use resource::{ResourceCalls, ServedResource};
+pub use resource::{KubernetesApi, MostRecent, ResourceCalls, ServedResource};
 pub use resource_end::ResourceEnd;
 pub use routes::{CallService, GeneratedServices, Routes};
 pub use service::{AccessConfig, Lifecycle, Service, ServiceConfig};
+#[cfg(feature = "kubernetes-api")]
+pub(crate) use status::ApiError;
 pub use views::ResourceViews;
 pub use watchers::WatchLoad;

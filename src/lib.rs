@@ -23,6 +23,7 @@
 //! - [`source`]: the upstreams: a resource of a Kubernetes API, a prefix of an etcd cluster, a directory of manifests, a stream
 //!   of watch events, and another informerd.
 //! - [`grpc`]: requests to queries; snapshots and cursors to responses.
+//! - `rest`, a feature: the same to clients of Kubernetes, over its own API. `printers`: the cells of its tables, and of the command line's.
 //! - [`auth`]: who a caller is, and what it may read.
 //! - [`audit`]: the audit log, as lines that a thread writes.
 //! - [`transport`]: connections and their bytes; none of the messages.
@@ -39,7 +40,7 @@
 //! Imports point inward; a test reads the sources to enforce it:
 //! `main → cli → {app, client, mirror}`, `mirror → {admin, source}`,
 //! `app → {config, telemetry, admin, transport, grpc, source} → proto → {cache, watch} → model`,
-//! `grpc → {transport → auth → {model, net, turns}, audit}`, `{source, config} → {client → {proto, net}, auth}` (a relay is a client).
+//! `rest → {grpc, admin, printers}`, `grpc → {transport → auth → {model, net, turns}, audit}`, `{source, config} → {client → {proto, net}, auth}` (a relay is a client).
 //! `model`, `watch` and `cache` never name tonic, prost, clap or hyper; `grpc` and `source` never import each other; only `app` sees
 //! all layers of the server.
 //!
@@ -81,10 +82,15 @@ pub mod mirror;
 pub mod model;
 #[cfg(any(feature = "client", feature = "kube"))]
 mod net;
+#[cfg(any(feature = "cli", feature = "kubernetes-api"))]
+mod printers;
 #[cfg(feature = "server")]
 mod process;
 #[cfg(feature = "client")]
 pub mod proto;
+#[cfg(feature = "kubernetes-api")]
+#[doc(hidden)]
+pub mod rest;
 #[cfg(any(feature = "kube", feature = "server"))]
 pub mod source;
 mod sync;

@@ -11,6 +11,7 @@
 //!
 //! Not here: storage of objects (`cache`), distribution (`watch`) and encoding (`proto`).
 
+mod api_kind;
 mod envelope;
 mod event;
 mod expression;
@@ -30,6 +31,7 @@ mod version;
 #[cfg(test)]
 pub(crate) mod work;
 
+pub use api_kind::ApiKind;
 #[cfg(any(feature = "kube", feature = "server"))]
 pub(crate) use envelope::Envelope;
 pub use envelope::JsonText;

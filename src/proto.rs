@@ -16,10 +16,12 @@ use crate::{
 
 mod encode;
 mod json;
+mod lines;
 mod structs;
 mod time;
 
 pub use encode::{EncodedEvent, EncodedObject};
+pub use lines::{BookmarkLines, LineEncoder, LineEvent, LineFormat};
 pub use structs::Structs;
 pub use time::{duration, duration_message, system_time};
 
@@ -62,6 +64,8 @@ pub struct ObjectFormat {
     pub only_if_changed: bool,
     /// Compression of the messages; none if they are sent as they are.
     pub compression: Option<Compression>,
+    /// Encoding as lines of text, in place of messages.
+    pub lines: Option<LineFormat>,
 }
 
 /// Compression of messages, one by one.
@@ -79,7 +83,7 @@ pub enum Compression {
 impl From<PayloadFormat> for ObjectFormat {
     /// Returns the form with whole bodies.
     fn from(payload: PayloadFormat) -> Self {
-        Self { payload, view: None, only_if_changed: false, compression: None }
+        Self { payload, view: None, only_if_changed: false, compression: None, lines: None }
     }
 }
 

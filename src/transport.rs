@@ -5,6 +5,7 @@
 //! - `connection` is that task: it polls h2's connection and the streams that the service wants polled beside it, until none is
 //!   ready any more, and only then writes. `keepalive` detects clients that have vanished.
 //! - `exchange` is one stream: the call, and then the response body, which is polled for as much as can be sent ([`BoundedBody`]).
+//! - `http1` drives a connection of HTTP/1.1 instead, where a listener serves that, too.
 //! - `linger` leaves the close of a connection to its peer, so that this has read everything.
 //! - `budget` limits the unsent data of a connection, and `data_payload` counts it. A stream without room waits in a queue,
 //!   unpolled.
@@ -38,6 +39,8 @@ mod end;
 mod exchange;
 mod frame_tracker;
 mod handle;
+#[cfg(feature = "kubernetes-api")]
+mod http1;
 mod identity;
 mod io;
 mod keepalive;

@@ -171,7 +171,7 @@ pub(super) fn is_local(sender: SocketAddr) -> bool {
 
 /// Returns the name under which a request reaches the server, if it is neither an address, nor localhost, nor known: a page in a
 /// browser may have had its own name resolve to this machine (DNS rebinding).
-fn foreign_host(uri: &Uri, headers: &HeaderMap, is_known: impl Fn(&str) -> bool) -> Option<String> {
+pub(crate) fn foreign_host(uri: &Uri, headers: &HeaderMap, is_known: impl Fn(&str) -> bool) -> Option<String> {
     let hosts = headers.get_all(header::HOST).iter().map(|host| host.to_str().unwrap_or_default());
     let names = uri.authority().map(http::uri::Authority::as_str).into_iter().chain(hosts);
     let foreign = |text: &str| {

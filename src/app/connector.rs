@@ -17,7 +17,7 @@ use crate::{
         Informer, InformerOptions, InformerTasks, ListVersion, ListerWatcher, Reflector, ReflectorConfig, SourceHealth,
     },
     config::{Config, ResourceConfig, SourceConfig},
-    grpc::{ResourceCalls, ResourceViews, ServedResource, WireFrame},
+    grpc::{KubernetesApi, MostRecent, ResourceCalls, ResourceViews, ServedResource, WireFrame},
     source::{
         etcd::EtcdSource,
         files::FilesSource,
@@ -101,7 +101,13 @@ impl Connector {
                 let health = SourceHealth::new(kube.contact_timeout, stale_after);
                 let discovery = KubeSource::discover(&kube, health.clone(), &self.kube_clients);
                 let source = KubeSource::with_clients(kube, health.clone(), &self.kube_clients);
-                let mut connected = self.connect(writer, resource, "kube", source, health);
+                let most_recent = MostRecent::new(source.most_recent());
+                let api = resource.api_kind().map(|kind| KubernetesApi {
+                    is_discovered: kind.kind.is_empty(),
+                    kind,
+                    most_recent: Some(most_recent),
+                });
+                let mut connected = self.connect_as(writer, resource, ("kube", api), source, health);
                 let stop = connected.stop.clone();
                 let discovery = async move {
                     tokio::select! {
@@ -130,6 +136,18 @@ impl Connector {
         writer: &RuntimeThread,
         resource: &ResourceConfig,
         kind: &'static str,
+        source: S,
+        health: SourceHealth,
+    ) -> Connected {
+        let api = resource.api_kind().map(|kind| KubernetesApi { kind, is_discovered: false, most_recent: None });
+        self.connect_as(writer, resource, (kind, api), source, health)
+    }
+
+    fn connect_as<S: ListerWatcher>(
+        &mut self,
+        writer: &RuntimeThread,
+        resource: &ResourceConfig,
+        (kind, kubernetes): (&'static str, Option<KubernetesApi>),
         source: S,
         health: SourceHealth,
     ) -> Connected {
@@ -180,6 +198,7 @@ impl Connector {
             views: ResourceViews::new(Arc::clone(&resource.views)),
             informer,
             calls: ResourceCalls::default(),
+            kubernetes: kubernetes.map(Arc::new),
         };
         let snapshot_file = kept.map(|kept| Arc::clone(kept.stats()));
         Connected {

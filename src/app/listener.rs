@@ -4,12 +4,16 @@ use std::{
     io,
     net::SocketAddr,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
 use super::error::AppError;
-use crate::config::ListenAddr;
+use crate::{
+    config::{AuthenticationConfig, Config, ListenAddr, TlsConfig},
+    transport::{Listener, Tls, TlsFiles},
+};
 
 /// Listening socket, of TCP or of a path.
 pub(super) enum GrpcListener {
@@ -37,6 +41,25 @@ impl GrpcListener {
     }
 }
 
+impl GrpcListener {
+    /// Returns the address, with the real port instead of a configured 0.
+    pub(super) fn address(&self) -> Option<ListenAddr> {
+        match self {
+            Self::Tcp(listener) => listener.local_addr().ok().map(ListenAddr::Tcp),
+            Self::Unix(_, socket) => Some(ListenAddr::Unix(socket.path().to_owned())),
+        }
+    }
+
+    /// Returns the source of connections, with TLS unless it is a unix socket, and the socket file.
+    pub(super) fn with_tls(self, tls: Option<&Arc<Tls>>) -> (Listener, Option<UnixSocket>) {
+        match (self, tls) {
+            (Self::Tcp(listener), Some(tls)) => (Listener::Tls(listener, Arc::clone(tls)), None),
+            (Self::Tcp(listener), None) => (Listener::Tcp(listener), None),
+            (Self::Unix(listener, socket), _) => (Listener::Unix(listener), Some(socket)),
+        }
+    }
+}
+
 // === impl UnixSocket ===
 
 impl UnixSocket {
@@ -55,6 +78,16 @@ impl Drop for UnixSocket {
 
 pub(super) async fn bind_tcp(what: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {
     TcpListener::bind(address).await.map_err(|error| AppError::listen(what, address.to_string(), error))
+}
+
+/// Loads the files of TLS, if it is configured. A client needs no certificate if it may send a token.
+pub(super) fn tls(config: &Config) -> Result<Option<Tls>, AppError> {
+    let Some(TlsConfig { cert, key, client_ca }) = config.tls.clone() else { return Ok(None) };
+    let has_alternative =
+        |authentication: &AuthenticationConfig| authentication.accepts_certificates && authentication.accepts_tokens();
+    let is_certificate_optional = config.authentication.as_ref().is_some_and(has_alternative);
+    let names = config.certificates;
+    Tls::load(TlsFiles { cert, key, client_ca, is_certificate_optional, names }).map(Some).map_err(AppError::Tls)
 }
 
 /// Removes the socket file of a server that was killed: no process accepts there.

@@ -21,6 +21,7 @@ pub(super) fn check(config: &ResourceConfig) -> Result<(), AppError> {
     let resource = || config.name.clone();
     // The configuration may be the program's own, not loaded from a file.
     config.check_secrets().map_err(|error| AppError::Secrets { error })?;
+    config.check_kubernetes().map_err(|error| AppError::Secrets { error })?;
     let upstream = |problem| AppError::Upstream { resource: resource(), problem };
     match &configured(config) {
         SourceConfig::Own => Ok(()),

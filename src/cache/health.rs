@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{Problem, ProblemChanges, ProblemReason, ProblemReport, problem::Problems};
-use crate::model::ResourceVersion;
+use crate::model::{ApiKind, ResourceVersion};
 
 /// Availability and freshness of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,6 +92,7 @@ struct HealthRecord {
     namespaces: Vec<String>,
     /// Other names of the kind upstream, sorted.
     aliases: Vec<String>,
+    api_kind: Option<ApiKind>,
     /// All failed lists and watches: a test that looks at the state from time to time misses those that were short.
     #[cfg(test)]
     failures: Vec<String>,
@@ -319,6 +320,16 @@ impl SourceHealth {
     /// Returns the other names of the kind, sorted; empty until the source has reported them.
     pub fn aliases(&self) -> Vec<String> {
         self.shared.record.lock().aliases.clone()
+    }
+
+    /// Reports the kind as the upstream's own discovery has it.
+    pub fn set_api_kind(&self, kind: ApiKind) {
+        self.shared.record.lock().api_kind = Some(kind);
+    }
+
+    /// Returns the kind, once the source has reported it.
+    pub fn api_kind(&self) -> Option<ApiKind> {
+        self.shared.record.lock().api_kind.clone()
     }
 
     /// Reports the namespaces that the source follows; none means all.

@@ -4,13 +4,11 @@
 //! all digits and keys their order. Text from objects cannot control a terminal or begin another line, wherever it is printed;
 //! `-o jsonpath` into a file or pipe is the exception.
 
-pub(crate) mod age;
 mod columns;
 pub(crate) mod diff;
 mod events;
 pub(crate) mod json;
 pub(crate) mod jsonpath;
-mod kinds;
 mod objects;
 mod options;
 pub(crate) mod quantity;
@@ -30,6 +28,7 @@ pub(crate) use self::{
     table::{RED, YELLOW},
     text::{escape, reference},
 };
+pub(crate) use crate::printers::age;
 
 /// Prints a line on stderr in one write, so that nothing of another program on the same terminal or pipe comes between.
 pub(crate) fn write_line(line: &str) {

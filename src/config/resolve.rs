@@ -12,7 +12,7 @@ use super::{
     Config, LimitsConfig, ListenAddr, ResourceConfig, SourceConfig, TlsConfig, WatchConfig, authentication,
     authorization, etcd,
     flags::ServeFlags,
-    kube, relay,
+    kube, kubernetes, relay,
     section::{Input, Section},
     table::{
         AdminConfig, AuditConfig, DrainConfig, GeneralConfig, HistoryKeys, IndexKeys, QuotasConfig, ResourceOptions,
@@ -57,6 +57,8 @@ pub(super) fn resolve(file: &Section<'_>, is_file_read: bool, flags: &ServeFlags
         file.input().add(&section.origin("listen"), problem);
     }
 
+    let kubernetes = kubernetes::resolve(&file.section_or_empty("kubernetes"), &general, has_tls);
+
     let section = file.section_or_empty("watch");
     let watch = WatchConfig::read(&section);
     check_queue(&section, &watch);
@@ -65,6 +67,7 @@ pub(super) fn resolve(file: &Section<'_>, is_file_read: bool, flags: &ServeFlags
         authentication::resolve(&file.section_or_empty("authentication"), tls.as_ref());
     Config {
         admin,
+        kubernetes,
         authorization: authorization::resolve(&file.section_or_empty("authorization"), authentication.is_some()),
         authentication,
         certificates,
@@ -128,6 +131,7 @@ fn resolve_resources(file: &Section<'_>, is_file_read: bool, flags: &ServeFlags)
         }
     }
     check_stdin(&resources, &section);
+    kubernetes::check_kinds(&section, &resources);
     resources
 }
 
@@ -203,6 +207,7 @@ fn resolve_resource(section: &Section<'_>, name: &str) -> Option<ResourceConfig>
     }
     let resource = ResourceConfig { name: name.to_owned(), source, indexers, views, options };
     section.check_here(resource.check_secrets());
+    section.check_here(resource.check_kubernetes());
     Some(resource)
 }
 

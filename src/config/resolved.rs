@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use super::{
-    AdminConfig, AuditConfig, DrainConfig, GeneralConfig, LimitsConfig, QuotasConfig, ResourceOptions,
-    SubjectAccessReviewConfig, TlsConfig, TokenReviewConfig, WatchConfig,
+    AdminConfig, AuditConfig, DrainConfig, GeneralConfig, KubernetesConfig, LimitsConfig, QuotasConfig,
+    ResourceOptions, SubjectAccessReviewConfig, TlsConfig, TokenReviewConfig, WatchConfig,
     table::AuthorizationKeys,
     value::{self, ValueError},
 };
@@ -23,6 +23,8 @@ pub struct Config {
     pub general: GeneralConfig,
     /// HTTP port for operators; not the one of gRPC.
     pub admin: AdminConfig,
+    /// API of Kubernetes, for unchanged clients.
+    pub kubernetes: KubernetesConfig,
     /// TLS files; `None` serves plain text. Over TCP only.
     pub tls: Option<TlsConfig>,
     /// Names of a client certificate that are its user and groups, also where a certificate of `client_ca` is all that a client needs.
@@ -147,6 +149,7 @@ impl Default for Config {
         Self {
             general: GeneralConfig::default(),
             admin: AdminConfig::default(),
+            kubernetes: KubernetesConfig::default(),
             tls: None,
             authentication: None,
             certificates: CertificateNames::default(),

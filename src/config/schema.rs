@@ -80,7 +80,9 @@ fn of_key(key: &Key) -> Value {
             list
         }
         "address" | "address or socket" | "auto or opaque" | "directory" | "endpoint" | "expression" | "field path"
-        | "file" | "file or dash" | "kind" | "label" | "shard" | "text" => json!({ "type": "string" }),
+        | "kubernetes name" | "refuse or warn" | "file" | "file or dash" | "kind" | "label" | "shard" | "text" => {
+            json!({ "type": "string" })
+        }
         // Anything; a test finds it.
         _ => json!({}),
     };

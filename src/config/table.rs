@@ -16,6 +16,7 @@ use super::{
         choices::{certificate_user, compressions, policies, policy},
         count, duration, expression, file, host_names, integer, kind,
         kube::{self, auto_or_opaque, field_paths, namespaces},
+        kubernetes::{KubernetesName, kubernetes_name, refuse_or_warn},
         label_index as label, names, path as directory, path_index as field_path, positive_count, positive_duration,
         positive_size, rules, shard, size, stream_path as file_or_dash, string as text, texts, view_names,
         view_paths as paths,
@@ -36,6 +37,7 @@ rows! {
         listen: ListenAddr = "127.0.0.1:50051", address_or_socket, "address for gRPC: IP:PORT, localhost:PORT, :PORT for every address, or unix:/path/of/socket",
             flag("listen", "ADDR", "INFORMERD_LISTEN");
         ..AdminConfig;
+        ..KubernetesConfig;
         insecure: bool = "false", boolean, "allow gRPC in plain text on an address that is not loopback",
             flag("insecure", "BOOL", "INFORMERD_INSECURE");
         compression: Vec<Compression> = empty, compressions,
@@ -80,6 +82,16 @@ rows! {
             "serve /metrics without credentials also where callers are authorized: it shows names, counts and versions of every resource";
         hosts: Vec<String> = empty, host_names,
             "names under which programs on this machine reach the port, beside localhost and addresses, such as [informerd.example]: other names in the header Host are refused there, because a page in a browser could choose them";
+    }
+}
+
+rows! {
+    /// API of Kubernetes, for unchanged clients.
+    pub struct KubernetesConfig at "kubernetes." {
+        listen: Option<ListenAddr> = "none", address_or_socket or none,
+            "address of the Kubernetes API, read-only, under the same TLS and for the same callers as gRPC: IP:PORT, localhost:PORT, :PORT for every address, unix:/path/of/socket, or none; in a build with it (cargo feature `kubernetes-api`)";
+        warns ("stale_reads"): bool = "refuse", refuse_or_warn,
+            "refuse: a read of the most recent state is answered 503 while the upstream cannot confirm it; warn: it is answered with a Warning header";
     }
 }
 
@@ -403,6 +415,10 @@ rows! {
             "write snapshots of this resource to state_dir; if left out true, but false for Secrets";
         verify_interval: Option<Duration>, duration in "1m"..="720h",
             "interval at which the server lists the upstream a second time and compares every object with its cache, with low priority; differences are the problem VERIFY_DIFFERS; not for stream sources; if left out never";
+        kubernetes: Option<KubernetesName>, kubernetes_name,
+            "serve the resource at kubernetes.listen: auto, the kind of a kube source, else informerd.dev/v1/NAME; or [GROUP/]VERSION/PLURAL=KIND[,SHORT…][@cluster] such as example.com/v1/settings=Setting,set; if left out not";
+        read_only_clients: bool = "false", boolean,
+            "the clients at kubernetes.listen write nothing back: otherwise a resource is refused there whose objects lack fields other than metadata.managedFields, because an update would erase them";
         authorize_as: Option<String>, text where kube::check_kind_name,
             "PLURAL or PLURAL.GROUP, such as deployments.apps, that a SubjectAccessReview names for this resource; if left out the kind of a kube source, else the resource in the group of the section";
     }

@@ -2,6 +2,7 @@
 
 pub(super) mod choices;
 pub(super) mod kube;
+pub(super) mod kubernetes;
 
 use std::{fmt::Display, path::PathBuf, time::Duration};
 

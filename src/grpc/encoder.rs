@@ -65,7 +65,8 @@ pub(super) const SLICE_BYTES: usize = 128 << 10;
 
 /// Returns true if the body of an object is projected or converted, and not only copied.
 pub(super) fn is_costly(format: &ObjectFormat) -> bool {
-    format.payload != PayloadFormat::Metadata && (format.view.is_some() || format.payload == PayloadFormat::Struct)
+    let is_converted = format.view.is_some() || format.payload == PayloadFormat::Struct || format.lines.is_some();
+    format.payload != PayloadFormat::Metadata && is_converted
 }
 
 // === impl Encoder ===

@@ -8,8 +8,10 @@ use prost::Message;
 pub(super) use super::prefix::PREFIX_BYTES;
 use super::{compression::Compressed, prefix::append_prefix};
 use crate::{
-    model::{Namespaces, Object, ResourceVersion},
-    proto::{Compression, EncodedEvent, EncodedObject, ObjectFormat, Structs, pb},
+    model::{EventType, Namespaces, Object, ResourceVersion},
+    proto::{
+        BookmarkLines, Compression, EncodedEvent, EncodedObject, LineEvent, LineFormat, ObjectFormat, Structs, pb,
+    },
     transport::Chunk,
     watch::{Frame, GroupEvent},
 };
@@ -41,11 +43,19 @@ impl Frame for WireFrame {
     }
 
     fn is_costly(format: &ObjectFormat) -> bool {
-        format.view.is_some() || format.compression.is_some()
+        format.view.is_some() || format.compression.is_some() || format.lines.is_some()
     }
 
     fn encode(arena: &mut WireArena, format: &ObjectFormat, notice: &GroupEvent<'_>) {
         let GroupEvent { event_type, cause, object, object_version, version, coalesced, relisted, open, .. } = *notice;
+        if let Some(LineFormat(lines)) = &format.lines {
+            // At an open version the client lacks changes between the version to resume from and that of the object; of a relist, the
+            // rest of its batch.
+            let previous = (relisted && event_type == EventType::Deleted).then(|| object_version.previous());
+            let at = if open { version } else { previous.as_ref().unwrap_or(object_version) };
+            let event = LineEvent { event_type, object, version: at, payload: format.payload };
+            return lines.event(&event, &mut arena.buffer);
+        }
         let object = EncodedObject::new(object, object_version, format);
         let event = EncodedEvent::new(event_type, cause, Some(version), object, coalesced).in_batch(relisted, open);
         append_shared(&mut arena.buffer, &event, format.compression);
@@ -72,6 +82,19 @@ impl Frame for WireFrame {
 pub(super) fn append(buffer: &mut BytesMut, message: &impl Message) {
     append_prefix(buffer, false, message.encoded_len());
     message.encode_raw(buffer);
+}
+
+/// Appends a message that is no event of an object, in the encoding of a watch.
+pub(super) fn append_to_watch(
+    buffer: &mut BytesMut,
+    message: &pb::WatchResponse,
+    format: &ObjectFormat,
+    bookmarks: BookmarkLines,
+) {
+    match &format.lines {
+        Some(LineFormat(lines)) => lines.message(message, bookmarks, buffer),
+        None => append(buffer, message),
+    }
 }
 
 /// Returns the size of one event with its prefix.
@@ -173,10 +196,7 @@ pub(super) fn error(version: Option<&ResourceVersion>, status: tonic_types::Stat
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        model::{Cause, EventType},
-        proto::PayloadFormat,
-    };
+    use crate::{model::Cause, proto::PayloadFormat};
 
     #[test]
     fn frames_are_prefixed_messages_that_decode_one_after_the_other() {

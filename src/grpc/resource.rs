@@ -1,14 +1,23 @@
 //! One resource as the API serves it.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
 
+use futures_util::future::BoxFuture;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     frame::WireFrame, held_snapshots::HeldSnapshots, resource_end::ResourceEnd, status::ApiError, views::ResourceViews,
     watch_end::WatchTotals,
 };
-use crate::{cache::InformerHandle, model::random_id, watch::QueueOptions};
+use crate::{
+    cache::InformerHandle,
+    model::{ApiKind, ResourceVersion, random_id},
+    watch::QueueOptions,
+};
 
 /// One resource as the API serves it.
 #[derive(Debug, Clone)]
@@ -29,6 +38,38 @@ pub struct ServedResource {
     pub informer: InformerHandle<WireFrame>,
     /// State of its calls.
     pub calls: ResourceCalls,
+    /// Kind as which the Kubernetes API has it, if it does.
+    pub kubernetes: Option<Arc<KubernetesApi>>,
+}
+
+/// Kind as which the Kubernetes API has a resource.
+pub struct KubernetesApi {
+    /// Names of the kind, as far as they are configured.
+    pub kind: ApiKind,
+    /// True if the source reports the other names.
+    pub is_discovered: bool,
+    /// Request for a version that proves a state to be recent; none if the source has its own way.
+    pub most_recent: Option<MostRecent>,
+}
+
+/// Requests to the upstream for the version that a state needs to be as recent as the request.
+#[cfg_attr(not(feature = "kubernetes-api"), expect(dead_code, reason = "without the API nobody reads so"))]
+pub struct MostRecent {
+    pub(super) request: Box<VersionRequest>,
+    /// Last answer. The callers behind the one that requests it wait for the lock.
+    #[expect(clippy::disallowed_types, reason = "the others have nothing else to wait for")]
+    pub(super) last: tokio::sync::Mutex<Option<Confirmed>>,
+}
+
+/// Request for the version that a state at this version needs.
+type VersionRequest = dyn Fn(ResourceVersion) -> BoxFuture<'static, Result<ResourceVersion, String>> + Send + Sync;
+
+/// Answer of the upstream.
+#[cfg_attr(not(feature = "kubernetes-api"), expect(dead_code, reason = "as above"))]
+pub(super) struct Confirmed {
+    /// Time of the request: the answer is for every caller that began to wait before.
+    pub(super) requested: Instant,
+    pub(super) version: Result<ResourceVersion, String>,
 }
 
 /// State that the calls of a resource share, and the reason why they end before the server does. Clones share it.
@@ -65,6 +106,33 @@ impl ServedResource {
     }
 }
 
+// === impl KubernetesApi ===
+
+impl fmt::Debug for KubernetesApi {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KubernetesApi").field("kind", &self.kind).finish_non_exhaustive()
+    }
+}
+
+// === impl MostRecent ===
+
+impl fmt::Debug for MostRecent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MostRecent").finish_non_exhaustive()
+    }
+}
+
+impl MostRecent {
+    /// Makes requests of this kind, one at a time.
+    pub fn new(
+        request: impl Fn(ResourceVersion) -> BoxFuture<'static, Result<ResourceVersion, String>> + Send + Sync + 'static,
+    ) -> Self {
+        #[expect(clippy::disallowed_types, reason = "as above")]
+        let last = tokio::sync::Mutex::default();
+        Self { request: Box::new(request), last }
+    }
+}
+
 // === impl ResourceCalls ===
 
 impl ResourceCalls {
@@ -80,7 +148,7 @@ impl ResourceCalls {
     }
 
     /// Returns an id that no other resource has, nor a later one of the same name.
-    pub(super) fn id(&self) -> u64 {
+    pub(crate) fn id(&self) -> u64 {
         self.inner.id
     }
 

@@ -12,6 +12,8 @@ mod open;
 pub(super) mod tests;
 mod timer;
 
+#[cfg(feature = "kubernetes-api")]
+pub(super) use self::open::open_lines;
 pub(super) use self::{
     body::{AttachedWatch, Detached, LaneKey, Standing, WatchBody},
     open::{access, open, open_with},

@@ -10,6 +10,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug_span};
 
+#[cfg(feature = "kubernetes-api")]
+use super::http1;
 use super::{
     BoundedBody, Exceeded, Peer, Permit, Quota, Rejections, RequestBody, Tls,
     body::BoxError,
@@ -26,6 +28,7 @@ pub struct Server<S> {
     service: S,
     is_local: fn(&Request<RequestBody>) -> bool,
     config: ServerConfig,
+    serves_http1: bool,
 }
 
 /// Source of connections.
@@ -60,7 +63,14 @@ where
     /// Creates a server. It polls a stream in the task of its connection if `is_local` returns true, which suits streams that are
     /// cheap to poll and are woken together. Each request has a [`StreamHandle`](super::StreamHandle).
     pub fn new(service: S, is_local: fn(&Request<RequestBody>) -> bool, config: ServerConfig) -> Self {
-        Self { service, is_local, config }
+        Self { service, is_local, config, serves_http1: false }
+    }
+
+    /// Serves HTTP/1.1, too: under TLS to clients that do not negotiate HTTP/2, without TLS to those that do not begin with its preface.
+    #[cfg(feature = "kubernetes-api")]
+    #[must_use]
+    pub fn with_http1(self) -> Self {
+        Self { serves_http1: true, ..self }
     }
 
     /// Accepts connections until `draining` is cancelled. Then the server accepts no more streams, and lets the open ones end by
@@ -70,7 +80,7 @@ where
     ///
     /// Dropping the future drops all connections, without a reset or GOAWAY.
     pub async fn serve(self, listener: Listener, draining: CancellationToken) {
-        let Self { service, is_local, config } = self;
+        let Self { service, is_local, config, serves_http1 } = self;
         let cut = CancellationToken::new();
         let (buffers, ledger) = (BufferPool::default(), Arc::clone(&config.ledger));
         let (refused, ends) = (config.refused.clone(), Arc::default());
@@ -88,7 +98,8 @@ where
                         // A connection that is not admitted is closed at once.
                         let Some(permit) = admission.admit(accepted.peer()) else { continue };
                         let (service, config, shared) = (service.clone(), config.clone(), Arc::clone(&shared));
-                        accepted.spawn(&mut connections, service, config, shared, permit);
+                        let serving = Serving { service, config, shared, permit, serves_http1 };
+                        accepted.spawn(&mut connections, serving);
                     }
                     Err(error) => {
                         config.refused.count("accept_failed");
@@ -196,38 +207,76 @@ impl Accepted {
     }
 
     /// Serves the connection in a task of its own until it ends.
-    fn spawn<S, B>(
-        self,
-        connections: &mut JoinSet<()>,
-        service: S,
-        config: ServerConfig,
-        shared: Arc<ListenerShared>,
-        permit: Permit,
-    ) where
+    fn spawn<S, B>(self, connections: &mut JoinSet<()>, serving: Serving<S>)
+    where
         S: HttpService<Response = Response<B>>,
         B: BoundedBody,
     {
         // Each kind has a future of its own, because a task has the size of the largest: that of a TLS handshake is three times
         // that of a plain connection. It is boxed, so that it is freed after the handshake.
         match self {
-            Self::Tcp(stream, peer) => connections.spawn(drive(stream, peer, None, service, &config, shared, permit)),
+            #[cfg(feature = "kubernetes-api")]
+            Self::Tcp(stream, peer) if serving.serves_http1 => connections.spawn(async move {
+                match Box::pin(http1::is_http2_preface(&stream, serving.config.request_timeout)).await {
+                    Ok(true) => drive(stream, peer, None, serving).await,
+                    Ok(false) => drive_http1(stream, peer, None, serving).await,
+                    Err(error) => {
+                        if error.kind() == io::ErrorKind::TimedOut {
+                            serving.shared.refused.count("request_timeout");
+                        }
+                        tracing::debug!(%peer, %error, "connection ended");
+                    }
+                }
+            }),
+            Self::Tcp(stream, peer) => connections.spawn(drive(stream, peer, None, serving)),
             Self::Tls(stream, peer, tls) => connections.spawn(async move {
-                match Box::pin(tls.accept(stream, config.request_timeout)).await {
+                let accepted = tls.accept(stream, serving.config.request_timeout, serving.serves_http1);
+                match Box::pin(accepted).await {
                     Ok(stream) => {
                         let identity = tls.identity(&stream);
-                        drive(stream, peer, identity, service, &config, shared, permit).await;
+                        #[cfg(feature = "kubernetes-api")]
+                        if serving.serves_http1 && stream.get_ref().1.alpn_protocol() != Some(b"h2") {
+                            return Box::pin(drive_http1(stream, peer, identity, serving)).await;
+                        }
+                        drive(stream, peer, identity, serving).await;
                     }
                     Err(error) => {
                         if error.kind() == io::ErrorKind::TimedOut {
-                            shared.refused.count("handshake_timeout");
+                            serving.shared.refused.count("handshake_timeout");
                         }
                         tracing::debug!(%peer, %error, "TLS handshake failed");
                     }
                 }
             }),
-            Self::Unix(stream, peer) => connections.spawn(drive(stream, peer, None, service, &config, shared, permit)),
+            #[cfg(feature = "kubernetes-api")]
+            Self::Unix(stream, peer) if serving.serves_http1 => {
+                connections.spawn(drive_http1(stream, peer, None, serving))
+            }
+            Self::Unix(stream, peer) => connections.spawn(drive(stream, peer, None, serving)),
         };
     }
+}
+
+/// Parts that the task of a connection needs.
+struct Serving<S> {
+    service: S,
+    config: ServerConfig,
+    shared: Arc<ListenerShared>,
+    permit: Permit,
+    serves_http1: bool,
+}
+
+/// Drives one connection of HTTP/1.1 to its end, and then releases its permit.
+#[cfg(feature = "kubernetes-api")]
+async fn drive_http1<T, S, B>(io: T, peer: Peer, identity: Option<Identity>, serving: Serving<S>)
+where
+    T: Io,
+    S: HttpService<Response = Response<B>>,
+    B: BoundedBody,
+{
+    let Serving { service, config, shared, permit, .. } = serving;
+    let _permit = permit;
+    http1::drive(io, peer, identity, service, config, shared).instrument(debug_span!("connection", %peer)).await;
 }
 
 /// Drives one connection to its end, and then releases its permit.
@@ -235,17 +284,15 @@ fn drive<T, S, B>(
     io: T,
     peer: Peer,
     identity: Option<Identity>,
-    service: S,
-    config: &ServerConfig,
-    shared: Arc<ListenerShared>,
-    permit: Permit,
+    serving: Serving<S>,
 ) -> impl Future<Output = ()> + Send + use<T, S, B>
 where
     T: Io,
     S: HttpService<Response = Response<B>>,
     B: BoundedBody,
 {
-    let connection = Connection::new(io, peer, service, config, &shared).identified(identity);
+    let Serving { service, config, shared, permit, .. } = serving;
+    let connection = Connection::new(io, peer, service, &config, &shared).identified(identity);
     let (io, time) = (connection.io.clone(), linger_time(config.drain_period));
     let connection = connection.instrument(debug_span!("connection", %peer));
     async move {

@@ -14,7 +14,13 @@ use http_body::{Body, Frame};
 use super::{Chunk, Exceeded};
 
 /// Body of a request. Reading from it enlarges the client's flow-control window.
-pub struct RequestBody(RecvStream);
+pub struct RequestBody(Received);
+
+enum Received {
+    Http2(RecvStream),
+    #[cfg(feature = "kubernetes-api")]
+    Http1(hyper::body::Incoming),
+}
 
 /// Body that is polled with the room for its next frame, so that it encodes nothing before that can be sent.
 pub trait BoundedBody: Body<Data = Chunk, Error: Into<BoxError>> + Send + Unpin + 'static {
@@ -88,16 +94,31 @@ pub enum BoundedFrame {
 
 impl RequestBody {
     pub(super) fn new(stream: RecvStream) -> Self {
-        Self(stream)
+        Self(Received::Http2(stream))
+    }
+}
+
+#[cfg(feature = "kubernetes-api")]
+impl From<hyper::body::Incoming> for RequestBody {
+    fn from(body: hyper::body::Incoming) -> Self {
+        Self(Received::Http1(body))
     }
 }
 
 impl Body for RequestBody {
     type Data = Bytes;
-    type Error = h2::Error;
+    type Error = BoxError;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
-        let stream = &mut self.get_mut().0;
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        #[cfg_attr(
+            not(feature = "kubernetes-api"),
+            expect(clippy::infallible_destructuring_match, reason = "HTTP/1.1 is the other")
+        )]
+        let stream = match &mut self.get_mut().0 {
+            Received::Http2(stream) => stream,
+            #[cfg(feature = "kubernetes-api")]
+            Received::Http1(body) => return Pin::new(body).poll_frame(cx).map_err(Into::into),
+        };
         Poll::Ready(match ready!(stream.poll_data(cx)) {
             Some(Ok(data)) => {
                 // Fails for a closed stream, which needs no capacity.
@@ -106,13 +127,20 @@ impl Body for RequestBody {
             }
             // The client sends no more, but may still read the response: the data received so far is the request.
             Some(Err(error)) if matches!(error.reason(), Some(Reason::NO_ERROR | Reason::CANCEL)) => None,
-            Some(Err(error)) => Some(Err(error)),
-            None => ready!(stream.poll_trailers(cx)).transpose().map(|trailers| trailers.map(Frame::trailers)),
+            Some(Err(error)) => Some(Err(error.into())),
+            None => {
+                let trailers = ready!(stream.poll_trailers(cx)).transpose();
+                trailers.map(|trailers| trailers.map(Frame::trailers).map_err(Into::into))
+            }
         })
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.is_end_stream()
+        match &self.0 {
+            Received::Http2(stream) => stream.is_end_stream(),
+            #[cfg(feature = "kubernetes-api")]
+            Received::Http1(body) => body.is_end_stream(),
+        }
     }
 }
 

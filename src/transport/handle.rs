@@ -210,6 +210,19 @@ impl StreamHandle {
         }
     }
 
+    /// Returns the number of its bytes that the connection holds.
+    #[cfg(feature = "kubernetes-api")]
+    pub(super) fn unsent(&self) -> usize {
+        self.0.unsent.load(Ordering::SeqCst)
+    }
+
+    /// Removes the stream, which is over, from those that wait: nobody checks the streams of a connection that has one at a time.
+    #[cfg(feature = "kubernetes-api")]
+    pub(super) fn leaves_waiting(&self) {
+        let is_other = |waiting: &Waiting| waiting.stream.as_ptr() != Arc::as_ptr(&self.0);
+        self.0.wakes.waiting.0.lock().streams.retain(is_other);
+    }
+
     /// Returns true if the socket is full.
     pub(super) fn is_socket_full(&self) -> bool {
         self.0.wakes.buffered.load(Ordering::Relaxed) > 0

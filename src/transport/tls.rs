@@ -94,13 +94,22 @@ impl Tls {
         self.loaded.with(|(_, expiry)| self.expiry.set(*expiry));
     }
 
-    /// Accepts a client's handshake within the timeout.
+    /// Accepts a client's handshake within the timeout. It negotiates HTTP/2, or HTTP/1.1 if that is served.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future closes the connection.
-    pub(super) async fn accept(&self, stream: TcpStream, timeout: Duration) -> io::Result<TlsStream<TcpStream>> {
-        let acceptor = TlsAcceptor::from(self.loaded.with(|(config, _)| Arc::clone(config)));
+    pub(super) async fn accept(
+        &self,
+        stream: TcpStream,
+        timeout: Duration,
+        serves_http1: bool,
+    ) -> io::Result<TlsStream<TcpStream>> {
+        let mut config = self.loaded.with(|(config, _)| Arc::clone(config));
+        if serves_http1 {
+            Arc::make_mut(&mut config).alpn_protocols.push(b"http/1.1".to_vec());
+        }
+        let acceptor = TlsAcceptor::from(config);
         let accepted = tokio::time::timeout(timeout, acceptor.accept(stream)).await;
         let accepted = accepted.unwrap_or_else(|late| Err(late.into()));
         if accepted.is_err() {

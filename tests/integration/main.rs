@@ -30,6 +30,8 @@ mod expressions;
 mod files;
 mod generated;
 mod generator;
+#[cfg(feature = "kubernetes-api")]
+mod kubernetes;
 mod list;
 #[path = "../../benches/load/load.rs"]
 mod load;

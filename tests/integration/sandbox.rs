@@ -20,8 +20,8 @@ use informerd::{
     },
     config::WatchConfig,
     grpc::{
-        self, AccessConfig, GeneratedServices, Lifecycle, QuotaConfig, ResourceCalls, ResourceViews, Routes,
-        RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame,
+        self, AccessConfig, GeneratedServices, KubernetesApi, Lifecycle, QuotaConfig, ResourceCalls, ResourceViews,
+        Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame,
     },
     model::{Event, IndexFunc, Indexers, Lineage, NamedViews, Object, Path, ResourceVersion},
     proto::{
@@ -103,6 +103,8 @@ pub(crate) struct Options {
     pub(crate) authentication: Option<Arc<Authentication>>,
     /// Reason why the newest configuration was rejected.
     pub(crate) config_error: Option<&'static str>,
+    /// Kind as which the Kubernetes API has the resource.
+    pub(crate) kubernetes: Option<Arc<KubernetesApi>>,
 }
 
 /// Services of a server without a connection.
@@ -134,6 +136,7 @@ impl Default for Options {
             access: AccessConfig::default(),
             authentication: None,
             config_error: None,
+            kubernetes: None,
         }
     }
 }
@@ -190,6 +193,7 @@ impl Sandbox {
             queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
             views: ResourceViews::new(Arc::new(options.views)),
             calls: ResourceCalls::default(),
+            kubernetes: options.kubernetes,
             informer: handle.clone(),
         };
         let metrics = Arc::new(RpcMetrics::default());
@@ -466,7 +470,7 @@ pub(crate) fn reason(status: &Status) -> String {
 }
 
 /// Returns the limits of the connections of a server.
-fn server_config(service: &Service, progress_timeout: Duration, drain_period: Duration) -> ServerConfig {
+pub(crate) fn server_config(service: &Service, progress_timeout: Duration, drain_period: Duration) -> ServerConfig {
     ServerConfig {
         progress_timeout,
         stalled: Counter::default(),

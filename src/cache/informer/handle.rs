@@ -173,15 +173,15 @@ impl<F: Frame> InformerHandle<F> {
     }
 
     /// Waits until the upstream has reported a version that it has reached since this call, and the state has it. Returns at once if
-    /// the source cannot request that, and after `timeout` if the upstream does not respond. Meanwhile the source counts this
-    /// caller as waiting ([`ProgressDemand`]).
+    /// the source cannot request that, and after `timeout` if the upstream does not respond; then it returns false. Meanwhile the
+    /// source counts this caller as waiting ([`ProgressDemand`]).
     ///
     /// # Cancel safety
     ///
     /// May be dropped at any time.
-    pub async fn catch_up(&self, timeout: Duration) {
+    pub async fn catch_up(&self, timeout: Duration) -> bool {
         if !self.shared.demand.is_met() {
-            return;
+            return false;
         }
         let _waiting = self.shared.demand.wait();
         let contacts = async {
@@ -192,7 +192,7 @@ impl<F: Frame> InformerHandle<F> {
                 }
             }
         };
-        drop(tokio::time::timeout(timeout, contacts).await);
+        tokio::time::timeout(timeout, contacts).await.is_ok()
     }
 
     /// Waits for the end of the informer's task.

@@ -5,14 +5,19 @@ use std::time::SystemTime;
 use serde_json::Value;
 
 use super::{
-    age::age,
     diff::excerpt,
     json::Document,
     jsonpath::{JsonPath, shown},
-    kinds::{self, KindColumn, NONE},
     table::Cell,
 };
-use crate::proto::pb;
+use crate::{
+    printers::{
+        age::age,
+        kinds::{self, KindColumn},
+        values::NONE,
+    },
+    proto::pb,
+};
 
 /// Options of the user for the columns of objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

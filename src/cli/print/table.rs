@@ -2,7 +2,8 @@
 
 use anstyle::{AnsiColor, Style};
 
-use super::{kinds::NONE, text::escape};
+use super::text::escape;
+use crate::printers::values::NONE;
 
 /// Cell with printable text: characters that would control a terminal are escaped.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -171,3 +171,65 @@ fn secrets_are_served_only_with_their_key() {
     let error = Config::load(&flags).unwrap_err().to_string();
     assert!(error.starts_with("resources.pods.allow_secrets: is only for"), "{error}");
 }
+
+/// Resources whose clients would miss changes, or erase fields.
+#[test]
+fn the_kubernetes_api_refuses_what_its_clients_cannot_use() {
+    let load = |keys: &str| {
+        let yaml = format!("{{ resources: {{ pods: {{ {keys} }} }} }}");
+        super::load(&yaml, &[]).map(drop).map_err(|errors| errors.to_string())
+    };
+    let kube = "source: { kube: { version: v1, plural: pods";
+    let good = [
+        format!("kubernetes: auto, drop_fields: [.metadata.managedFields], {kube} }} }}"),
+        format!("kubernetes: auto, drop_fields: [], {kube} }} }}"),
+        format!("kubernetes: auto, read_only_clients: true, {kube}, metadata_only: true }} }}"),
+        "kubernetes: example.com/v1/things=Thing, source: { etcd: { endpoints: [\"http://h:1\"], prefix: /x/ } }"
+            .to_owned(),
+    ];
+    for keys in good {
+        assert_eq!(load(&keys), Ok(()), "{keys}");
+    }
+    let whole = "drop_fields: [.metadata.managedFields]";
+    for (keys, problem) in [
+        (format!("kubernetes: auto, {kube} }} }}"), "and `drop_fields`"),
+        (format!("kubernetes: auto, drop_fields: [.status], {kube} }} }}"), "and `drop_fields`"),
+        (format!("kubernetes: auto, {whole}, {kube}, metadata_only: true }} }}"), "a part of each object"),
+        (format!("kubernetes: auto, {whole}, allowed_views: [\"@metadata\"], {kube} }} }}"), "a part of each object"),
+        (format!("kubernetes: auto, {whole}, {kube}, versions: opaque }} }}"), "the API's own versions"),
+        (format!("kubernetes: auto, {whole}, {kube}, namespaces: [a, b] }} }}"), "would miss changes"),
+        (format!("kubernetes: auto, {whole}, {kube}, namespace_selector: a=b }} }}"), "would miss changes"),
+        ("kubernetes: auto, source: { files: { path: . } }".to_owned(), "integers in the order of the changes"),
+        ("kubernetes: auto, source: { stream: { path: \"-\" } }".to_owned(), "integers in the order of the changes"),
+        (format!("kubernetes: pods, {whole}, {kube} }} }}"), "expected auto, or"),
+    ] {
+        let found = load(&keys).unwrap_err();
+        assert!(found.contains(problem), "{keys}: {found}");
+    }
+    let source =
+        "kubernetes: example.com/v1/things=Thing, source: { etcd: { endpoints: [\"http://h:1\"], prefix: /x/ } }";
+    let two = super::load(&format!("{{ resources: {{ a: {{ {source} }}, b: {{ {source} }} }} }}"), &[]).unwrap_err();
+    assert!(two.to_string().contains("like `a`"), "{two}");
+}
+
+#[test]
+#[cfg(feature = "kubernetes-api")]
+fn the_address_of_the_kubernetes_api_is_as_safe_as_that_of_grpc() {
+    let load = |keys: &str| {
+        super::load(&format!("{{ {keys}, resources: {{ a: {{ source: {{ files: {{ path: . }} }} }} }} }}"), &[])
+    };
+    assert_eq!(load("kubernetes: { listen: none }").unwrap().kubernetes_listen(), None);
+    let config = load("kubernetes: { listen: 127.0.0.1:8001, stale_reads: warn }").unwrap();
+    assert_eq!(
+        (config.kubernetes_listen().map(ToString::to_string), config.kubernetes.warns),
+        (Some("127.0.0.1:8001".to_owned()), true)
+    );
+    for (keys, problem) in [
+        ("kubernetes: { listen: \":8001\" }", "is not loopback and has no `tls`"),
+        ("kubernetes: { listen: 127.0.0.1:50051 }", "is already the address of gRPC"),
+        ("kubernetes: { stale_reads: perhaps }", "expected refuse or warn"),
+    ] {
+        let found = load(keys).unwrap_err().to_string();
+        assert!(found.contains(problem), "{keys}: {found}");
+    }
+}

@@ -39,7 +39,7 @@ use super::{
 use crate::{
     cache::{CacheWatcher, Joined, ProgressGuard, SyncState, WatchStep, WatcherStage},
     model::{MAX_MESSAGE_BYTES, Namespaces, ResourceVersion},
-    proto::pb,
+    proto::{BookmarkLines, pb},
     transport::{Chunk, Room, UNKNOWN},
     watch::{Frames, Subscribe, TooLarge},
 };
@@ -71,6 +71,7 @@ pub(in super::super) struct WatchBody {
     /// Demand for progress: the client wants to learn of the upstream's progress at once.
     waiting: Option<ProgressGuard>,
     bookmarks: BookmarkTimer,
+    bookmark_lines: BookmarkLines,
     ends_at: Option<Pin<Box<Sleep>>>,
     /// Signal of the drain, for all stages but the live one: a live watch is notified through its cursor.
     drained: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
@@ -99,6 +100,8 @@ pub(super) struct Opened {
     /// True if the client reads initial events in batches.
     pub(super) has_batches: bool,
     pub(super) bookmark_interval: Duration,
+    /// Bookmarks that the client reads, if its messages are lines.
+    pub(super) bookmark_lines: BookmarkLines,
     /// Start of the intervals of its bookmarks, if they come together with those of other watches.
     pub(super) aligned_to: Option<Instant>,
     pub(super) waiting: Option<ProgressGuard>,
@@ -126,9 +129,6 @@ enum StepResult {
     /// The next data does not fit into the room; it needs this many bytes.
     TooLarge(usize),
 }
-
-/// Approximate maximum size of a bookmark without its namespaces, in bytes.
-const BOOKMARK_BYTES: usize = 512;
 
 // === impl WatchBody ===
 
@@ -160,6 +160,7 @@ impl WatchBody {
             waiting: opened.waiting,
             // The first bookmark of a resumed watch shows its client that it has caught up.
             bookmarks: BookmarkTimer::new(opened.bookmark_interval, opened.aligned_to, is_resumed),
+            bookmark_lines: opened.bookmark_lines,
             ends_at: opened.ends_at.map(|at| Box::pin(tokio::time::sleep_until(at))),
             drained: None,
             notify_seq: 0,
@@ -208,11 +209,6 @@ impl WatchBody {
         self.namespaces != self.watch.subscribe().selection.namespaces
     }
 
-    /// Returns the approximate maximum size of a bookmark, in bytes.
-    fn bookmark_bytes(&self) -> usize {
-        BOOKMARK_BYTES + frame::namespaces_len(self.watch.subscribe().selection.namespaces.as_ref())
-    }
-
     /// Returns the stage of the watch; none while the initial events are incomplete.
     fn stage(&self) -> Option<WatcherStage> {
         self.initial.is_none().then(|| self.watch.stage())
@@ -238,7 +234,7 @@ impl WatchBody {
     fn send(&mut self, responses: &[pb::WatchResponse]) {
         let mut buffer = BytesMut::new();
         for response in responses {
-            frame::append(&mut buffer, response);
+            self.append(&mut buffer, response);
         }
         // A bookmark is progress, also of a watch without events.
         let bookmark = |response: &&pb::WatchResponse| response.r#type() == pb::EventType::Bookmark;
@@ -248,7 +244,8 @@ impl WatchBody {
             None => self.watcher.sent_bytes(buffer.len()),
         }
         let before = self.ready.take().unwrap_or_default();
-        self.ready = Some(before.pieces().cloned().chain([buffer.freeze()]).collect());
+        let chunk: Chunk = before.pieces().cloned().chain([buffer.freeze()]).collect();
+        self.ready = Some(chunk).filter(Buf::has_remaining);
     }
 
     /// Ends the stream: with a bookmark, an ERROR as the last message, and the same status for the RPC.
@@ -298,7 +295,8 @@ impl WatchBody {
         let refusal = match access {
             WatchAccess::Ended(refusal) => refusal,
             WatchAccess::Namespaces(namespaces) => {
-                let has_state = self.ready.is_none() && self.initial.is_none() && !self.is_resuming;
+                let is_gradual = self.watch.subscribe().format.lines.is_none();
+                let has_state = is_gradual && self.ready.is_none() && self.initial.is_none() && !self.is_resuming;
                 if has_state && self.watch.reselect(namespaces) {
                     self.enters_stage();
                     // Until the change is complete, the client has a state from which it cannot resume.
@@ -404,7 +402,8 @@ impl WatchBody {
             self.namespaces.clone_from(&self.watch.subscribe().selection.namespaces);
             self.watch.end_initial_events();
             self.watcher.enters(self.state());
-            frame::append(&mut buffer, &self.bookmark(end));
+            let end = self.bookmark(end);
+            self.append(&mut buffer, &end);
         }
         self.watcher.sent(count, buffer.len(), is_complete.then(|| self.watch.version()));
         self.hand_out(buffer, cx)
@@ -469,7 +468,7 @@ impl WatchBody {
         let mut relisted = BytesMut::new();
         if is_relisted {
             let bookmark = self.bookmark(pb::Bookmark::default());
-            frame::append(&mut relisted, &pb::WatchResponse { relisted: true, ..bookmark });
+            self.append(&mut relisted, &pb::WatchResponse { relisted: true, ..bookmark });
         }
         let pieces = frames.into_iter().map(|frame| frame.0).chain(is_relisted.then(|| relisted.freeze()));
         self.ready = Some(pieces.collect::<Chunk>()).filter(Buf::has_remaining);

@@ -25,7 +25,7 @@ use super::super::{
 use crate::{
     cache::{Reselection, Scan, Snapshot},
     model::{Cause, Evaluations, EventType, Object, ObjectKey, ObjectParts, ResourceVersion, Selection, Transition},
-    proto::{self, EncodedEvent, EncodedObject, ObjectFormat, PayloadFormat, Structs, pb},
+    proto::{self, EncodedEvent, EncodedObject, LineEvent, LineFormat, ObjectFormat, PayloadFormat, Structs, pb},
     transport::Room,
     watch::Subscribe,
 };
@@ -185,6 +185,7 @@ impl InitialEvents {
                 let kind = Kind { event_type, cause, version, format, form: self.compressed.as_ref() };
                 let is_large = object.body().len() > SLICE_BYTES && (is_costly(format) || self.compressed.is_some());
                 let message = match &bare {
+                    // A watch with lines has no namespaces that change.
                     Some(bare) => {
                         let encoded = EncodedObject::new(bare, bare.version(), &PayloadFormat::Metadata.into());
                         Message::Plain(EncodedEvent::new(event_type, cause, version, encoded, 0))
@@ -238,6 +239,12 @@ impl InitialEvents {
 impl Kind<'_> {
     fn message<'o>(&self, object: &'o Arc<Object>, structs: &Structs) -> Message<'o> {
         let Self { event_type, cause, version, format, form } = *self;
+        if let Some(LineFormat(lines)) = &format.lines {
+            let mut line = BytesMut::new();
+            let event = LineEvent { event_type, object, version: object.version(), payload: format.payload };
+            lines.event(&event, &mut line);
+            return Message::Encoded(line.freeze());
+        }
         let event = || {
             let encoded = EncodedObject::shared(object, object.version(), format, structs);
             EncodedEvent::new(event_type, cause, version, encoded, 0)

@@ -22,9 +22,11 @@ use crate::{
     auth::Operation,
     cache::{InformerHandle, JoinError, Joined, Start},
     model::{ResourceVersion, Selection},
-    proto::{self, pb},
+    proto::{self, BookmarkLines, pb},
     watch::{MAX_QUEUE_LENGTH, QueueOptions, Subscribe},
 };
+#[cfg(feature = "kubernetes-api")]
+use crate::{proto::LineFormat, watch::FullChannelPolicy};
 
 /// Shortest bookmark interval; more frequent bookmarks would cost more than they are worth.
 const MIN_BOOKMARK_INTERVAL: Duration = Duration::from_millis(100);
@@ -52,9 +54,77 @@ pub(in super::super) async fn access<'a>(
 
 /// Checks and joins a watch of a resource, with a queue that the server has chosen.
 pub(in super::super) async fn open_with(
+    access: Access<'_>,
+    request: &pb::WatchRequest,
+    queue: QueueOptions,
+    call: Call,
+) -> Result<WatchBody, ApiError> {
+    join_with(access, request, queue, BookmarkLines::default(), call).await
+}
+
+/// Checks and joins a watch whose events are lines. Its client resumes from the version of the last object that it received, which
+/// may be inside a batch.
+#[cfg(feature = "kubernetes-api")]
+pub(in super::super) async fn open_lines(
+    mut access: Access<'_>,
+    request: &pb::WatchRequest,
+    (lines, bookmarks): (LineFormat, BookmarkLines),
+    call: Call,
+) -> Result<WatchBody, ApiError> {
+    let (service, resource) = (access.service, Arc::clone(&access.resource));
+    let mut queue = resource.queue;
+    if service.config().allowed_policies.contains(&FullChannelPolicy::Replay) {
+        queue.policy = FullChannelPolicy::Replay;
+    }
+    access.format.lines = Some(lines);
+    let Some(from) = query::version("resource_version", &request.resource_version)? else {
+        return join_with(access, request, queue, bookmarks, call).await;
+    };
+    let from = resume_point(service, &resource, from).await?;
+    let request = pb::WatchRequest { resource_version: from.to_string(), ..request.clone() };
+    join_with(access, &request, queue, bookmarks, call).await
+}
+
+/// Returns the version to resume from for a client that has received at least one change at `from`: the version before, if there
+/// are several, so that it receives all of them.
+#[cfg(feature = "kubernetes-api")]
+async fn resume_point(
+    service: &Service,
+    resource: &ServedResource,
+    from: ResourceVersion,
+) -> Result<ResourceVersion, ApiError> {
+    service.can_replace(resource, &from)?;
+    service.reached(resource, Some(&from), service.config().future_wait).await?;
+    let before = from.previous();
+    // Only for its backlog: it is dropped at once.
+    let subscribe = Subscribe {
+        selection: Arc::new(Selection::default()),
+        format: crate::proto::PayloadFormat::Metadata.into(),
+        queue: QueueOptions { policy: FullChannelPolicy::Replay, ..resource.queue },
+        client: crate::watch::Client::Watch,
+        initial_events: false,
+    };
+    match resource.informer.join(Start::After(before.clone()), subscribe).await {
+        Ok(joined) => {
+            let at = joined.backlog.batches.iter().flat_map(|batch| &batch.changes);
+            let count = at.filter(|change| change.version == from).take(2).count();
+            let is_relist = joined.backlog.batches.first().is_some_and(|batch| batch.is_relist && batch.after == from);
+            Ok(if count > 1 || is_relist { before } else { from })
+        }
+        // The history begins at this version, or the batch is one of several versions: a relist, of which the rest may be missing.
+        Err(JoinError::Expired { oldest, current }) if oldest < from => {
+            Err(ApiError::join(JoinError::Expired { oldest, current }, Some(&from), &resource.name))
+        }
+        // Any other error is that of the join.
+        Err(_) => Ok(from),
+    }
+}
+
+async fn join_with(
     mut access: Access<'_>,
     request: &pb::WatchRequest,
     queue: QueueOptions,
+    bookmark_lines: BookmarkLines,
     call: Call,
 ) -> Result<WatchBody, ApiError> {
     let caller = call.caller();
@@ -126,6 +196,7 @@ pub(in super::super) async fn open_with(
         joined,
         has_batches: request.batch_initial_events,
         bookmark_interval: bookmark_interval.max(MIN_BOOKMARK_INTERVAL),
+        bookmark_lines,
         // The watches of a stream send their bookmarks together.
         aligned_to: subscription.map(|subscription| subscription.began),
         waiting: (bookmark_interval <= MIN_BOOKMARK_INTERVAL).then(|| resource.informer.demand().wait()),

@@ -131,6 +131,7 @@ impl World {
             queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 10 },
             views: ResourceViews::default(),
             calls: ResourceCalls::default(),
+            kubernetes: None,
             informer: handle,
         };
         let mut config = ServiceConfig {

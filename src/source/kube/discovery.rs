@@ -29,7 +29,12 @@ impl KubeSource {
             let mut delay = FIRST_DELAY;
             loop {
                 match ApiResources::read(&api, &config).await {
-                    Ok(resources) => return health.set_aliases(resources.aliases(&config.plural)),
+                    Ok(resources) => {
+                        if let Some(kind) = resources.api_kind(&config) {
+                            health.set_api_kind(kind);
+                        }
+                        return health.set_aliases(resources.aliases(&config.plural));
+                    }
                     Err(error @ (SourceError::Refused(_) | SourceError::Undecodable(_))) => {
                         tracing::debug!(resource = config.plural, %error, "no short names");
                         return;

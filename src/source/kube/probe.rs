@@ -25,6 +25,8 @@ pub(super) enum Probe {
 
 /// Timeout of a probe.
 pub(super) const PROBE_TIME: Duration = Duration::from_secs(4);
+/// The same for a caller that waits. The API sends no bookmark in a watch of two seconds.
+const SHORT_PROBE_TIME: Duration = Duration::from_secs(3);
 /// Time after the start of a probe at which the most recent version is requested.
 const REQUEST_AFTER: Duration = Duration::from_millis(500);
 
@@ -33,11 +35,32 @@ const REQUEST_AFTER: Duration = Duration::from_millis(500);
 impl KubeShared {
     /// Watches from a version for a short time, beside the open watch.
     pub(super) async fn probe(self: &Arc<Self>, from: &ResourceVersion) -> Probe {
+        self.probe_for(from, PROBE_TIME).await
+    }
+
+    async fn probe_for(self: &Arc<Self>, from: &ResourceVersion, time: Duration) -> Probe {
         let query = [("resourceVersion", &*from.to_string())];
-        let Ok(live) = KubeWatch::open_for(self, &query, PROBE_TIME).await else { return Probe::Unknown };
+        let Ok(live) = KubeWatch::open_for(self, &query, time).await else { return Probe::Unknown };
         tokio::select! {
             found = self.first_of(live, from) => found,
             () = self.requests_progress() => Probe::Unknown,
+        }
+    }
+
+    /// Returns the version that a state at `at` needs to be as recent as this call: its own, if there is no change after it up to the
+    /// most recent version of the cluster.
+    pub(super) async fn needed_version(self: &Arc<Self>, at: ResourceVersion) -> Result<ResourceVersion, String> {
+        let unknown = || "the API does not return the most recent version".to_owned();
+        let present = self.most_recent_version().await?.ok_or_else(unknown)?;
+        if at >= present {
+            return Ok(at);
+        }
+        match self.probe_for(&at, SHORT_PROBE_TIME).await {
+            Probe::Quiet(version) if version >= present => Ok(at),
+            Probe::Change(version) if version >= present => Ok(version),
+            // The open watch soon has the changes in between.
+            Probe::Quiet(_) | Probe::Change(_) => Ok(present),
+            Probe::Unknown => Err("the API sent neither a change nor a bookmark".to_owned()),
         }
     }
 

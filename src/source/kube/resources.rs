@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::{KubeConfig, api::Api};
-use crate::cache::SourceError;
+use crate::{cache::SourceError, model::ApiKind};
 
 /// `metav1.APIResourceList`, as far as it is read.
 #[derive(Debug, Default, Deserialize)]
@@ -21,7 +21,11 @@ struct ApiResource {
     #[serde(default)]
     short_names: Vec<String>,
     #[serde(default)]
+    categories: Vec<String>,
+    #[serde(default)]
     kind: String,
+    #[serde(default)]
+    namespaced: bool,
 }
 
 /// Largest list of the resources of one group and version.
@@ -44,6 +48,20 @@ impl ApiResources {
 
     pub(super) fn is_empty(&self) -> bool {
         self.resources.is_empty()
+    }
+
+    /// Returns the kind of a resource, if it is there.
+    pub(super) fn api_kind(&self, config: &KubeConfig) -> Option<ApiKind> {
+        let KubeConfig { group, version, plural, .. } = config;
+        let found = self.resources.iter().find(|resource| resource.name == *plural)?;
+        let mut kind = ApiKind::new(group, version, plural, &found.kind);
+        if !found.singular_name.is_empty() {
+            kind.singular.clone_from(&found.singular_name);
+        }
+        kind.short_names.clone_from(&found.short_names);
+        kind.categories.clone_from(&found.categories);
+        kind.namespaced = found.namespaced;
+        Some(kind)
     }
 
     /// Returns the singular and short names of a resource; none if it is not there.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::StreamExt;
+use futures_util::{StreamExt, future::BoxFuture};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -87,6 +87,24 @@ impl KubeSource {
     /// The reason in one line.
     pub fn check(config: &KubeConfig) -> Result<(), String> {
         client::check(&config.cluster)
+    }
+
+    /// Returns the request for the version that a state needs to be as recent as the request: of a state at `at`, which may be recent
+    /// itself. It fails if the API does not say which version is its most recent, and for the objects of several namespaces, whose
+    /// versions are not of one list.
+    pub fn most_recent(
+        &self,
+    ) -> impl Fn(ResourceVersion) -> BoxFuture<'static, Result<ResourceVersion, String>> + Send + Sync + use<> {
+        let (shared, has_several) = (Arc::clone(&self.shared), self.namespaces.is_some());
+        move |at| {
+            let shared = Arc::clone(&shared);
+            Box::pin(async move {
+                if has_several {
+                    return Err("the objects of several namespaces have no common version".to_owned());
+                }
+                shared.needed_version(at).await
+            })
+        }
     }
 
     /// Requests at most one object of each namespace, or of all.

@@ -45,6 +45,13 @@ impl KubeSource {
         Self
     }
 
+    /// Returns requests that fail.
+    pub fn most_recent(
+        &self,
+    ) -> impl Fn(ResourceVersion) -> BoxFuture<'static, Result<ResourceVersion, String>> + Send + Sync + use<> {
+        |_| Box::pin(ready(Err(PROBLEM.to_owned())))
+    }
+
     /// Fails.
     ///
     /// # Errors

@@ -90,6 +90,7 @@ impl Served {
             queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
             views: ResourceViews::default(),
             calls: informerd::grpc::ResourceCalls::default(),
+            kubernetes: None,
             informer: handle.clone(),
         };
         let config = ServiceConfig { allowed_policies: vec![FullChannelPolicy::Replay], ..service_config() };

@@ -138,6 +138,7 @@ impl AttachedWatch {
             reported_state,
             waiting,
             bookmarks: super::BookmarkTimer::new(bookmark_interval, Some(began), is_bookmark_due),
+            bookmark_lines: super::BookmarkLines::default(),
             ends_at: None,
             drained: None,
             notify_seq: resource.informer.notify_seq(),

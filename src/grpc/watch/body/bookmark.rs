@@ -2,6 +2,8 @@
 
 use std::task::{Context, Poll, ready};
 
+use bytes::BytesMut;
+
 use super::{StepResult, WatchBody};
 use crate::{
     cache::WatcherStage,
@@ -10,9 +12,22 @@ use crate::{
     transport::Room,
 };
 
+/// Approximate maximum size of a bookmark without its namespaces, in bytes.
+const BOOKMARK_BYTES: usize = 512;
+
 // === impl WatchBody ===
 
 impl WatchBody {
+    /// Returns the approximate maximum size of a bookmark, in bytes.
+    pub(super) fn bookmark_bytes(&self) -> usize {
+        BOOKMARK_BYTES + frame::namespaces_len(self.watch.subscribe().selection.namespaces.as_ref())
+    }
+
+    /// Encodes a response.
+    pub(super) fn append(&self, buffer: &mut BytesMut, response: &pb::WatchResponse) {
+        frame::append_to_watch(buffer, response, &self.watch.subscribe().format, self.bookmark_lines);
+    }
+
     /// Creates a bookmark at this client's own position, with the state of the source.
     pub(super) fn bookmark(&mut self, mut bookmark: pb::Bookmark) -> pb::WatchResponse {
         let report = self.resource.informer.report();

@@ -77,6 +77,7 @@ impl Server {
             queue: QueueOptions { policy: FullChannelPolicy::Replay, length: 1024 },
             views: ResourceViews::default(),
             calls: informerd::grpc::ResourceCalls::default(),
+            kubernetes: None,
             informer: resource.informer.clone(),
         });
         let config = ServiceConfig {

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use serde_json::Value;
 
-use crate::cli::print::age::age;
+use super::age::age;
 
 /// Facts of the containers' states.
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ struct Containers {
 }
 
 /// Returns `READY/ALL` of the containers, with the init containers that run beside them.
-pub(super) fn ready(body: &Value) -> String {
+pub(crate) fn ready(body: &Value) -> String {
     let sidecars = items(body, "/spec/initContainers").filter(|container| is_sidecar(container)).count();
     let all = items(body, "/spec/containers").count() + sidecars;
     let (init, containers) = (init_containers(body), containers(body));
@@ -29,7 +29,7 @@ pub(super) fn ready(body: &Value) -> String {
 }
 
 /// Returns the phase, or the reason that says more; empty if there is neither.
-pub(super) fn status(body: &Value) -> String {
+pub(crate) fn status(body: &Value) -> String {
     let mut reason = str_at(body, "/status/phase").to_owned();
     let pod_reason = str_at(body, "/status/reason");
     if !pod_reason.is_empty() {
@@ -69,7 +69,7 @@ pub(super) fn status(body: &Value) -> String {
 }
 
 /// Returns the number of restarts, with the age of the last one.
-pub(super) fn restarts(body: &Value, now: SystemTime) -> String {
+pub(crate) fn restarts(body: &Value, now: SystemTime) -> String {
     let (init, containers) = (init_containers(body), containers(body));
     let (count, at) = if init.hides_containers(body) {
         (init.restarts, init.restarted_at)

@@ -18,7 +18,7 @@ pub(crate) fn age_of(since: Option<Timestamp>, now: SystemTime) -> Option<String
 }
 
 /// Formats a duration as apimachinery's `duration.HumanDuration`.
-pub(super) fn human(duration: Duration) -> String {
+pub(crate) fn human(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
     let two = |first: u64, unit: char, rest: u64, rest_unit: char| {

@@ -4,7 +4,10 @@ use std::time::SystemTime;
 
 use serde_json::Value;
 
-mod pod;
+use super::{
+    pod,
+    values::{NONE, address, data, deployment_ready, images, node_status, pairs, ports, text, text_or},
+};
 
 /// Column of one kind: its header, and the function from a body to its cell.
 pub(crate) struct KindColumn {
@@ -19,9 +22,6 @@ enum Show {
     /// With the time of the output, for ages.
     Aged(fn(&Value, SystemTime) -> String),
 }
-
-/// Text of an empty cell.
-pub(crate) const NONE: &str = "<none>";
 
 // === impl KindColumn ===
 
@@ -66,20 +66,16 @@ const SERVICE: &[KindColumn] = &[
     narrow("PORT(S)", ports),
     wide("SELECTOR", |body| pairs(body.pointer("/spec/selector"))),
 ];
-const CONFIG_MAP: &[KindColumn] = &[narrow("DATA", data)];
-const SECRET: &[KindColumn] = &[narrow("TYPE", |body| text_or(body, "/type", "Opaque")), narrow("DATA", data)];
+const CONFIG_MAP: &[KindColumn] = &[narrow("DATA", |body| data(body).to_string())];
+const SECRET: &[KindColumn] =
+    &[narrow("TYPE", |body| text_or(body, "/type", "Opaque")), narrow("DATA", |body| data(body).to_string())];
 const NODE: &[KindColumn] = &[
     narrow("STATUS", node_status),
-    wide("INTERNAL-IP", internal_ip),
+    wide("INTERNAL-IP", |body| address(body, "InternalIP")),
     wide("KUBELET", |body| text(body, "/status/nodeInfo/kubeletVersion")),
 ];
-const DEPLOYMENT: &[KindColumn] = &[
-    // One replica is the API's own default.
-    narrow("READY", |body| {
-        format!("{}/{}", text_or(body, "/status/readyReplicas", "0"), text_or(body, "/spec/replicas", "1"))
-    }),
-    wide("IMAGES", |body| images(body, "/spec/template/spec/containers")),
-];
+const DEPLOYMENT: &[KindColumn] =
+    &[narrow("READY", deployment_ready), wide("IMAGES", |body| images(body, "/spec/template/spec/containers"))];
 
 const fn narrow(header: &'static str, show: fn(&Value) -> String) -> KindColumn {
     KindColumn { header, wide: false, show: Show::Body(show) }
@@ -87,70 +83,6 @@ const fn narrow(header: &'static str, show: fn(&Value) -> String) -> KindColumn 
 
 const fn wide(header: &'static str, show: fn(&Value) -> String) -> KindColumn {
     KindColumn { header, wide: true, show: Show::Body(show) }
-}
-
-fn scalar(value: &Value) -> Option<String> {
-    match value {
-        Value::String(text) if !text.is_empty() => Some(text.clone()),
-        Value::Number(_) | Value::Bool(_) => Some(value.to_string()),
-        _ => None,
-    }
-}
-
-fn text_or(body: &Value, pointer: &str, default: &str) -> String {
-    body.pointer(pointer).and_then(scalar).unwrap_or_else(|| default.to_owned())
-}
-
-fn text(body: &Value, pointer: &str) -> String {
-    text_or(body, pointer, NONE)
-}
-
-fn items<'a>(body: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value> {
-    body.pointer(pointer).and_then(Value::as_array).into_iter().flatten()
-}
-
-fn join(parts: impl Iterator<Item = String>) -> String {
-    let joined = parts.collect::<Vec<_>>().join(",");
-    if joined.is_empty() { NONE.to_owned() } else { joined }
-}
-
-/// Returns the number of keys.
-fn data(body: &Value) -> String {
-    let keys = |key: &str| body.get(key).and_then(Value::as_object).map_or(0, serde_json::Map::len);
-    (keys("data") + keys("binaryData") + keys("stringData")).to_string()
-}
-
-fn images(body: &Value, containers: &str) -> String {
-    join(items(body, containers).filter_map(|container| container.get("image").and_then(scalar)))
-}
-
-fn pairs(map: Option<&Value>) -> String {
-    let entries = map.and_then(Value::as_object).into_iter().flatten();
-    join(entries.filter_map(|(key, value)| Some(format!("{key}={}", scalar(value)?))))
-}
-
-/// Formats ports as kubectl: 80/TCP, or 80:30080/TCP with a node port.
-fn ports(body: &Value) -> String {
-    join(items(body, "/spec/ports").map(|port| {
-        let node = port.get("nodePort").and_then(scalar).map(|node| format!(":{node}")).unwrap_or_default();
-        format!("{}{node}/{}", text(port, "/port"), text_or(port, "/protocol", "TCP"))
-    }))
-}
-
-fn node_status(body: &Value) -> String {
-    let is_ready = |condition: &&Value| condition.get("type").is_some_and(|of| of == "Ready");
-    let status = match items(body, "/status/conditions").find(is_ready).map(|ready| text(ready, "/status")).as_deref() {
-        Some("True") => "Ready",
-        Some("False") => "NotReady",
-        _ => "Unknown",
-    };
-    let is_cordoned = body.pointer("/spec/unschedulable").and_then(Value::as_bool) == Some(true);
-    if is_cordoned { format!("{status},SchedulingDisabled") } else { status.to_owned() }
-}
-
-fn internal_ip(body: &Value) -> String {
-    let is_internal = |address: &&Value| address.get("type").is_some_and(|of| of == "InternalIP");
-    items(body, "/status/addresses").find(is_internal).map_or(NONE.to_owned(), |address| text(address, "/address"))
 }
 
 #[cfg(test)]

@@ -1,0 +1,300 @@
+//! Call over another protocol than gRPC, by whoever the same authenticators know, with the same limits, rights, quotas and watches.
+//! The module of the protocol parses requests and encodes objects.
+
+mod listing;
+mod most_recent;
+
+use std::sync::Arc;
+
+use http::Request;
+use tonic::{Code, Status};
+
+pub(crate) use self::listing::{ListEnd, ListProgress, Listing};
+use super::{
+    access::{Access, Wanted},
+    audited_call::AuditedCall,
+    authenticate::has_expired,
+    call::Call,
+    metrics::RpcObserver,
+    peers::{PeerCall, RequestCharge},
+    query,
+    resource::ServedResource,
+    service::Service,
+    status::ApiError,
+    watch,
+};
+use crate::{
+    auth::{Attributes, Operation, is_impersonating},
+    model::{Object, ResourceVersion},
+    proto::{BookmarkLines, LineFormat, PayloadFormat, pb},
+    transport::BoundedBody,
+};
+
+/// Call over another protocol. Dropping it ends the call, as one that its client cancelled unless its outcome was set.
+#[derive(Debug)]
+pub(crate) struct HttpCall {
+    service: Service,
+    call: Call,
+    outcome: Outcome,
+}
+
+/// Place of the call in its account and in the metrics, for as long as its response is sent.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    observer: Option<RpcObserver>,
+    audited: Option<AuditedCall>,
+    _peer: PeerCall,
+    /// Memory of the request; none for a watch, which has limits of its own.
+    _request: Option<RequestCharge>,
+}
+
+/// Method of a call, for metrics and the audit log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HttpMethod {
+    Discover,
+    Get,
+    List,
+    Watch,
+    Review,
+}
+
+/// Objects that a call requests, as far as rights depend on it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ObjectsWanted<'a> {
+    pub(crate) resource: &'a str,
+    /// Namespace; empty for all.
+    pub(crate) namespace: &'a str,
+    /// True if metadata is enough: a caller without the right to more receives what the right to METADATA allows.
+    pub(crate) is_metadata: bool,
+}
+
+// === impl HttpMethod ===
+
+impl HttpMethod {
+    fn path(self) -> &'static str {
+        match self {
+            Self::Discover => "/kubernetes/Discover",
+            Self::Get => "/kubernetes/Get",
+            Self::List => "/kubernetes/List",
+            Self::Watch => "/kubernetes/Watch",
+            Self::Review => "/kubernetes/Review",
+        }
+    }
+}
+
+// === impl HttpCall ===
+
+impl HttpCall {
+    /// Begins a call: counts it in the account of its peer, and authenticates its caller.
+    ///
+    /// # Errors
+    ///
+    /// If a limit is reached, or the caller is not authenticated.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future ends the call.
+    pub(crate) async fn begin<B>(
+        service: &Service,
+        method: HttpMethod,
+        request: &mut Request<B>,
+    ) -> Result<Self, ApiError> {
+        let path = method.path();
+        let observer = service.metrics().start(path);
+        let begun = Self::enter(service, method, request, observer).await;
+        begun.inspect_err(|refusal| drop(service.metrics().refuse(refusal)))
+    }
+
+    async fn enter<B>(
+        service: &Service,
+        method: HttpMethod,
+        request: &mut Request<B>,
+        mut observer: Option<RpcObserver>,
+    ) -> Result<Self, ApiError> {
+        let path = method.path();
+        let mut refused = |refusal: ApiError| {
+            if let Some(observer) = &mut observer {
+                observer.ends(refusal.to_status().code());
+            }
+            refusal
+        };
+        let peer = service.peers().call(path, request.extensions()).map_err(&mut refused)?;
+        let charge = service.peers().request(request.headers(), request.extensions());
+        let audited = service.denials().and_then(|log| AuditedCall::new(log, path, request.extensions()));
+        if let Some(audited) = &audited {
+            request.extensions_mut().insert(audited.clone());
+        }
+        let authentication = service.config().authentication.clone();
+        if authentication.is_some() || is_impersonating(request.headers()) || has_expired(request.extensions()) {
+            // Cancel-safe: the call ends if the other arm wins.
+            let authenticated = tokio::select! {
+                authenticated = service.authenticate(authentication.as_deref(), request) => authenticated,
+                refusal = charge.ended() => Err(refusal),
+            };
+            if let Err(refusal) = authenticated {
+                if let Some(audited) = &audited {
+                    audited.answers(&super::status::trailers(&refusal.to_status()));
+                }
+                return Err(refused(refusal));
+            }
+        }
+        let call = Call::new(request.headers(), request.extensions());
+        if let (Some(stream), Some(owner)) = (&call.stream, call.caller().origin()) {
+            stream.belongs_to(owner);
+        }
+        let request = (method != HttpMethod::Watch).then_some(charge);
+        let outcome = Outcome { observer, audited, _peer: peer, _request: request };
+        Ok(Self { service: service.clone(), call, outcome })
+    }
+
+    /// Returns the name of the caller, if it has one.
+    pub(crate) fn user(&self) -> Option<&str> {
+        self.call.identity.as_ref().map(crate::auth::Identity::user)
+    }
+
+    /// Returns the place of the call, to be kept until its response is sent.
+    pub(crate) fn into_outcome(self) -> Outcome {
+        self.outcome
+    }
+
+    /// Counts a refusal, and records it as the end of the call.
+    pub(crate) fn refuse(&mut self, refusal: &ApiError) {
+        let status = self.service.metrics().refuse(refusal);
+        self.outcome.ends(status.code());
+        if let Some(audited) = &self.outcome.audited {
+            audited.answers(&super::status::trailers(&status));
+        }
+    }
+
+    /// Records the code with which the call ends.
+    pub(crate) fn ends(&mut self, code: Code) {
+        self.outcome.ends(code);
+    }
+
+    /// Returns the resources whose names the caller may see.
+    pub(crate) async fn seen(&self) -> Result<Vec<Arc<ServedResource>>, ApiError> {
+        let seen = self.service.seen(&self.call).await?;
+        Ok(seen.into_iter().map(|(resource, _)| resource).collect())
+    }
+
+    /// Returns true if the caller may do this to all objects of a namespace, or of all.
+    pub(crate) async fn may(&self, operation: Operation, resource: &str, namespace: &str) -> Result<bool, ApiError> {
+        if !self.service.authorizes() {
+            return Ok(true);
+        }
+        let Some(identity) = &self.call.identity else { return Ok(false) };
+        let namespace = Some(namespace).filter(|namespace| !namespace.is_empty()).map(str::to_owned);
+        let attributes = Attributes { namespace, ..Attributes::new(operation, resource) };
+        match self.service.authorize(identity, &attributes).await {
+            Ok(namespaces) => Ok(namespaces.is_none()),
+            Err(ApiError::AccessDenied { .. }) => Ok(false),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// Checks the rights to objects. Whoever may read some namespaces only has no right to all: the list would lack objects
+    /// without saying so.
+    async fn access(
+        &self,
+        operation: Operation,
+        wanted: ObjectsWanted<'_>,
+        name: &str,
+    ) -> Result<Access<'_>, ApiError> {
+        let ObjectsWanted { resource, namespace, is_metadata } = wanted;
+        let of = |format: PayloadFormat| {
+            let objects = Wanted::objects(operation, resource, namespace, crate::proto::payload_format(format).into());
+            // The empty text is no wildcard for one object.
+            let namespace = if operation == Operation::Get { Some(namespace) } else { objects.namespace };
+            Wanted { namespace, name, ..objects }
+        };
+        let access = match self.service.access(&self.call, of(PayloadFormat::Raw)).await {
+            Err(ApiError::AccessDenied { .. }) if is_metadata => {
+                self.service.access(&self.call, of(PayloadFormat::Metadata)).await?
+            }
+            access => access?,
+        };
+        if access.namespaces.is_some() {
+            let message = "you may read some namespaces only: name one of them".to_owned();
+            return Err(ApiError::AccessDenied { message });
+        }
+        Ok(access)
+    }
+
+    /// Checks the right to a list.
+    pub(crate) async fn check_list(&self, wanted: ObjectsWanted<'_>) -> Result<(), ApiError> {
+        self.access(Operation::List, wanted, "").await.map(drop)
+    }
+
+    /// Checks the right to a watch.
+    pub(crate) async fn check_watch(&self, wanted: ObjectsWanted<'_>) -> Result<(), ApiError> {
+        self.access(Operation::Watch, wanted, "").await.map(drop)
+    }
+
+    /// Opens a watch whose events are lines.
+    pub(crate) async fn watch(
+        &self,
+        wanted: ObjectsWanted<'_>,
+        request: &pb::WatchRequest,
+        lines: (LineFormat, BookmarkLines),
+    ) -> Result<Box<dyn BoundedBody<Error = Status>>, ApiError> {
+        let access = self.access(Operation::Watch, wanted, "").await?;
+        Ok(Box::new(Box::pin(watch::open_lines(access, request, lines, self.call.clone())).await?))
+    }
+
+    /// Begins a list.
+    pub(crate) async fn list(&self, wanted: ObjectsWanted<'_>, request: pb::ListRequest) -> Result<Listing, ApiError> {
+        let access = self.access(Operation::List, wanted, "").await?;
+        Listing::begin(access, request, self.call.clone()).await
+    }
+
+    /// Returns an object, and the part of it that the caller may read.
+    pub(crate) async fn get(
+        &self,
+        wanted: ObjectsWanted<'_>,
+        name: &str,
+        min_version: Option<&ResourceVersion>,
+    ) -> Result<(Arc<Object>, PayloadFormat), ApiError> {
+        let Access { resource, format, .. } = self.access(Operation::Get, wanted, name).await?;
+        let key = query::key("name", wanted.namespace, name)?;
+        self.service.quotas().call(&self.call)?;
+        if let Some(audited) = &self.call.audited {
+            audited.reads(Some(&key), None, &format);
+        }
+        let snapshot = self.service.snapshot(&resource, min_version, self.call.wait).await?;
+        let object = snapshot.get(&key).ok_or_else(|| ApiError::object(&resource.name, &key))?;
+        if let Some(audited) = &self.call.audited {
+            audited.sends(1);
+        }
+        Ok((Arc::clone(object), format.payload))
+    }
+
+    /// Returns the version that the present state needs to be as recent as this call, once the upstream has confirmed it.
+    ///
+    /// # Errors
+    ///
+    /// Why the upstream has not, in one line.
+    pub(crate) async fn most_recent(&self, resource: &ServedResource) -> Result<Option<ResourceVersion>, String> {
+        most_recent::of(resource, self.call.wait).await
+    }
+}
+
+// === impl Outcome ===
+
+impl Outcome {
+    /// Records the code with which the call ends.
+    pub(crate) fn ends(&mut self, code: Code) {
+        if let Some(observer) = &mut self.observer {
+            observer.ends(code);
+        }
+        if let Some(audited) = &self.audited {
+            audited.ends(code);
+        }
+    }
+
+    /// Counts bytes of the response.
+    pub(crate) fn sends(&self, bytes: usize) {
+        if let Some(audited) = &self.audited {
+            audited.sends_bytes(bytes);
+        }
+    }
+}

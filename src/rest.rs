@@ -1,0 +1,137 @@
+//! API of Kubernetes, read-only, for unchanged clients: kubectl, client-go's informers, controllers, kube-rs.
+//!
+//! - [`RestService`] answers every request of the listener `kubernetes.listen`.
+//! - `path` finds what a request names, `query` parses and validates its parameters, by the tables of Kubernetes.
+//! - `reads` answers get, list and watch: the limits, rights, snapshots and watches are those of `grpc`.
+//! - `encode` writes objects as clients of Kubernetes expect them: with `metadata.resourceVersion`, and a type where they need one.
+//!   The lines of a watch are encoded once for all that receive them. `table` has the cells that kubectl prints.
+//! - `discovery` lists the kinds, and `review` answers whether the caller may read one.
+//! - `status` converts every error to a `Status`, and `body` is the body of a response.
+//!
+//! Not here: writes, subresources, schemas (OpenAPI), bodies other than JSON, and a proxy to the API server.
+
+mod body;
+mod discovery;
+mod encode;
+mod kinds;
+mod path;
+mod query;
+mod reads;
+mod review;
+mod status;
+mod table;
+
+use std::{
+    convert::Infallible,
+    fmt,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+
+use self::{
+    body::RestBody,
+    encode::{Encoders, Form},
+    path::Target,
+    query::Query,
+    status::Failure,
+};
+use crate::{
+    admin::foreign_host,
+    grpc::{HttpCall, HttpMethod, Service},
+    transport::{Peer, RequestBody},
+};
+
+/// Service that answers requests of clients of Kubernetes.
+#[derive(Clone)]
+pub struct RestService {
+    service: Service,
+    encoders: Arc<Encoders>,
+    /// True if the most recent state is also served while the upstream cannot confirm it, with a warning.
+    warns: bool,
+}
+
+/// Answer to a request, or the error that the client gets.
+type Answer = Result<Response<RestBody>, Failure>;
+
+// === impl RestService ===
+
+impl RestService {
+    /// Serves the resources of a service that take part. With `warns`, a read of the most recent state that the upstream cannot
+    /// confirm is answered with a `Warning`.
+    pub fn new(service: Service, warns: bool) -> Self {
+        Self { service, encoders: Arc::default(), warns }
+    }
+
+    /// Returns true if the stream of a request is polled in the task of its connection: a watch, which is cheap to poll.
+    pub fn is_watch(request: &Request<RequestBody>) -> bool {
+        Query::parse(request.uri().query().unwrap_or_default()).is_ok_and(|query| query.is_watch)
+    }
+
+    async fn answer(self, request: Request<RequestBody>) -> Response<RestBody> {
+        let target = Target::of(request.uri().path());
+        let is_read = [Method::GET, Method::HEAD].contains(request.method());
+        let answered = match &target {
+            _ if self.is_foreign(&request) => Err(Failure::forbidden_host()),
+            Target::Review if request.method() == Method::POST => review::answer(&self, request).await,
+            _ if !is_read => Err(Failure::method_not_allowed()),
+            Target::Probe => Ok(self.probe()),
+            Target::Version => Ok(body::json(StatusCode::OK, &discovery::version())),
+            Target::Groups { .. } | Target::GroupVersion { .. } => discovery::answer(&self, request, &target).await,
+            Target::Objects(objects) => reads::answer(&self, request, objects).await,
+            Target::Review | Target::Unknown => Err(Failure::not_found()),
+        };
+        answered.unwrap_or_else(Failure::into_response)
+    }
+
+    /// Returns true for a page of a browser on this machine that has its own name resolve to it, where nobody is authenticated.
+    fn is_foreign(&self, request: &Request<RequestBody>) -> bool {
+        let is_open = self.service.config().authentication.is_none();
+        let is_local = match request.extensions().get() {
+            Some(Peer::Tcp(address)) => address.ip().to_canonical().is_loopback(),
+            Some(Peer::Unix { .. }) | None => false,
+        };
+        is_open && is_local && foreign_host(request.uri(), request.headers(), |_| false).is_some()
+    }
+
+    /// Answers `/readyz` and its like, without credentials.
+    fn probe(&self) -> Response<RestBody> {
+        let (status, text) = if self.service.is_ready() {
+            (StatusCode::OK, "ok")
+        } else {
+            (StatusCode::SERVICE_UNAVAILABLE, "not ready")
+        };
+        let mut response = Response::new(RestBody::full(text));
+        *response.status_mut() = status;
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+        response
+    }
+
+    /// Begins a call.
+    async fn begin<B>(&self, method: HttpMethod, request: &mut Request<B>) -> Result<HttpCall, Failure> {
+        HttpCall::begin(&self.service, method, request).await.map_err(|refusal| Failure::of(&refusal, None))
+    }
+}
+
+impl tower::Service<Request<RequestBody>> for RestService {
+    type Response = Response<RestBody>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<RestBody>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<RequestBody>) -> Self::Future {
+        let answer = self.clone().answer(request);
+        Box::pin(async move { Ok(answer.await) })
+    }
+}
+
+impl fmt::Debug for RestService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RestService").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,353 @@
+//! Encoding of objects for clients of Kubernetes.
+//!
+//! `metadata` has the version of the object, or that of its deletion, and the name, namespace and uid under which it is served. An
+//! object alone and that of a watch have a type; an item of a list has none, as those of an API server: clients that compare the two
+//! forms of an object would find a difference.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Weak},
+    time::SystemTime,
+};
+
+use bytes::{BufMut, BytesMut};
+use parking_lot::Mutex;
+use serde::{
+    Deserialize,
+    de::{Deserializer, MapAccess, Visitor},
+};
+use serde_json::{json, value::RawValue};
+
+use super::{status::Failure, table};
+use crate::{
+    grpc::HttpMethod,
+    model::{ApiKind, EventType, Object, ResourceVersion},
+    proto::{BookmarkLines, LineEncoder, LineEvent, PayloadFormat, pb},
+};
+
+/// Form of objects in responses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Form {
+    Object,
+    /// `PartialObjectMetadata`.
+    Metadata,
+    Table(Include),
+}
+
+/// Part of the object that a row of a table has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Include {
+    None,
+    Metadata,
+    Object,
+}
+
+/// Encoder of the objects of one kind in one form.
+#[derive(Debug)]
+pub(super) struct Encoder {
+    kind: ApiKind,
+    api_version: String,
+    form: Form,
+}
+
+/// Encoders of open watches: those with the same kind and form share one, and so their lines.
+#[derive(Debug, Default)]
+pub(super) struct Encoders(Mutex<HashMap<(u64, Form), Weak<Encoder>>>);
+
+/// Key of the annotation at the end of the initial events.
+const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
+const META: &str = "meta.k8s.io/v1";
+const PARTIAL: &str = "PartialObjectMetadata";
+/// Fields of `metadata` that are written anew.
+const OWN_METADATA: [&str; 3] = ["name", "namespace", "resourceVersion"];
+
+// === impl Form ===
+
+impl Form {
+    /// Returns the media type of a response.
+    pub(super) fn content_type(self, method: HttpMethod) -> &'static str {
+        match (self, method) {
+            (Self::Object, _) => "application/json",
+            (Self::Metadata, HttpMethod::List) => "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
+            (Self::Metadata, _) => "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
+            (Self::Table(_), _) => "application/json;as=Table;g=meta.k8s.io;v=v1",
+        }
+    }
+}
+
+impl From<&str> for Include {
+    fn from(text: &str) -> Self {
+        match text {
+            "None" => Self::None,
+            "Object" => Self::Object,
+            _ => Self::Metadata,
+        }
+    }
+}
+
+// === impl Encoders ===
+
+impl Encoders {
+    /// Returns the encoder of a resource, by the id of its calls, in one form.
+    pub(super) fn of(&self, resource: u64, kind: &ApiKind, form: Form) -> Arc<dyn LineEncoder> {
+        let mut encoders = self.0.lock();
+        let known = encoders.get(&(resource, form)).and_then(Weak::upgrade);
+        if let Some(known) = known.filter(|known| known.kind == *kind) {
+            return known;
+        }
+        encoders.retain(|_, encoder| encoder.strong_count() > 0);
+        let encoder = Arc::new(Encoder::new(kind.clone(), form));
+        encoders.insert((resource, form), Arc::downgrade(&encoder));
+        encoder
+    }
+}
+
+// === impl Encoder ===
+
+impl Encoder {
+    pub(super) fn new(kind: ApiKind, form: Form) -> Self {
+        Self { api_version: kind.api_version(), kind, form }
+    }
+
+    /// Appends an object that stands alone.
+    pub(super) fn object(&self, object: &Object, payload: PayloadFormat, buffer: &mut BytesMut) {
+        self.alone(object, object.version(), payload, buffer);
+    }
+
+    fn alone(&self, object: &Object, version: &ResourceVersion, payload: PayloadFormat, buffer: &mut BytesMut) {
+        match self.form {
+            Form::Object => self.whole(object, version, true, buffer),
+            Form::Metadata => partial(object, version, payload, true, buffer),
+            Form::Table(_) => {
+                self.list_head(buffer);
+                self.row(object, version, payload, buffer);
+                Self::list_end(version, None, None, buffer);
+            }
+        }
+    }
+
+    /// Appends an item of a list.
+    pub(super) fn item(&self, object: &Object, payload: PayloadFormat, buffer: &mut BytesMut) {
+        match self.form {
+            Form::Object => self.whole(object, object.version(), false, buffer),
+            Form::Metadata => partial(object, object.version(), payload, false, buffer),
+            Form::Table(_) => self.row(object, object.version(), payload, buffer),
+        }
+    }
+
+    /// Appends what is before the items of a list.
+    pub(super) fn list_head(&self, buffer: &mut BytesMut) {
+        let Self { kind: ApiKind { kind, .. }, api_version, form } = self;
+        let head = match form {
+            Form::Object => {
+                format!("{{\"kind\":{},\"apiVersion\":{},\"items\":[", json!(format!("{kind}List")), json!(api_version))
+            }
+            Form::Metadata => format!("{{\"kind\":\"{PARTIAL}List\",\"apiVersion\":\"{META}\",\"items\":["),
+            Form::Table(_) => {
+                let columns = table::definitions(&self.kind);
+                format!("{{\"kind\":\"Table\",\"apiVersion\":\"{META}\",\"columnDefinitions\":{columns},\"rows\":[")
+            }
+        };
+        buffer.put_slice(head.as_bytes());
+    }
+
+    /// Appends what is behind the items of a list.
+    pub(super) fn list_end(
+        version: &ResourceVersion,
+        next: Option<&str>,
+        remaining: Option<u64>,
+        buffer: &mut BytesMut,
+    ) {
+        let mut metadata = json!({ "resourceVersion": version.to_string() });
+        if let Some(next) = next {
+            metadata["continue"] = json!(next);
+        }
+        if let Some(remaining) = remaining {
+            metadata["remainingItemCount"] = json!(remaining);
+        }
+        buffer.put_slice(format!("],\"metadata\":{metadata}}}").as_bytes());
+    }
+
+    fn whole(&self, object: &Object, version: &ResourceVersion, is_typed: bool, buffer: &mut BytesMut) {
+        let Self { kind, api_version, .. } = self;
+        buffer.put_slice(b"{");
+        if is_typed {
+            let typed = format!("\"kind\":{},\"apiVersion\":{},", json!(kind.kind), json!(api_version));
+            buffer.put_slice(typed.as_bytes());
+        }
+        buffer.put_slice(b"\"metadata\":");
+        let Some(fields) = object.json().and_then(Fields::parse) else {
+            metadata(object, version, None, buffer);
+            buffer.put_slice(b",\"data\":");
+            put_data(object, buffer);
+            buffer.put_slice(b"}");
+            return;
+        };
+        metadata(object, version, fields.get("metadata"), buffer);
+        for (key, value) in &fields.0 {
+            if !["kind", "apiVersion", "metadata"].contains(&&**key) {
+                put_field(key, value, buffer);
+            }
+        }
+        buffer.put_slice(b"}");
+    }
+
+    fn row(&self, object: &Object, version: &ResourceVersion, payload: PayloadFormat, buffer: &mut BytesMut) {
+        let body = serde_json::from_slice(object.body()).unwrap_or_default();
+        let cells = table::cells(&self.kind, object.key().name(), &body, SystemTime::now());
+        buffer.put_slice(format!("{{\"cells\":{cells}").as_bytes());
+        match self.form {
+            Form::Table(Include::None) => {}
+            Form::Table(Include::Object) => {
+                buffer.put_slice(b",\"object\":");
+                self.whole(object, version, true, buffer);
+            }
+            _ => {
+                buffer.put_slice(b",\"object\":");
+                partial(object, version, payload, true, buffer);
+            }
+        }
+        buffer.put_slice(b"}");
+    }
+
+    fn bookmark(&self, version: &str, is_end: bool) -> serde_json::Value {
+        let mut metadata = json!({ "resourceVersion": version, "creationTimestamp": null });
+        if is_end {
+            metadata["annotations"] = json!({ INITIAL_EVENTS_END: "true" });
+        }
+        match self.form {
+            Form::Object => json!({ "kind": self.kind.kind, "apiVersion": self.api_version, "metadata": metadata }),
+            Form::Metadata => json!({ "kind": PARTIAL, "apiVersion": META, "metadata": metadata }),
+            Form::Table(_) => {
+                json!({ "kind": "Table", "apiVersion": META, "metadata": metadata, "columnDefinitions": [], "rows": [] })
+            }
+        }
+    }
+}
+
+impl LineEncoder for Encoder {
+    fn event(&self, event: &LineEvent<'_>, buffer: &mut BytesMut) {
+        let LineEvent { event_type, object, version, payload } = *event;
+        let name = match event_type {
+            EventType::Added => "ADDED",
+            EventType::Modified => "MODIFIED",
+            EventType::Deleted => "DELETED",
+        };
+        buffer.put_slice(format!("{{\"type\":\"{name}\",\"object\":").as_bytes());
+        self.alone(object, version, payload, buffer);
+        buffer.put_slice(b"}\n");
+    }
+
+    fn message(&self, message: &pb::WatchResponse, bookmarks: BookmarkLines, buffer: &mut BytesMut) {
+        let line = match (&message.bookmark, Failure::of_watch(message)) {
+            (_, Some(failure)) => json!({ "type": "ERROR", "object": failure.to_json() }),
+            // Before the end of the initial events there is no version to resume from.
+            (Some(bookmark), None) if bookmarks.is_wanted && !message.resource_version.is_empty() => {
+                let is_end = bookmark.initial_events_end && bookmarks.marks_end;
+                json!({ "type": "BOOKMARK", "object": self.bookmark(&message.resource_version, is_end) })
+            }
+            _ => return,
+        };
+        buffer.put_slice(line.to_string().as_bytes());
+        buffer.put_slice(b"\n");
+    }
+}
+
+/// Fields of a JSON map in their order, with their values as they are written.
+struct Fields<'a>(Vec<(std::borrow::Cow<'a, str>, &'a RawValue)>);
+
+// === impl Fields ===
+
+impl<'a> Fields<'a> {
+    fn parse(json: &'a [u8]) -> Option<Self> {
+        serde_json::from_slice(json).ok()
+    }
+
+    fn get(&self, key: &str) -> Option<&'a RawValue> {
+        // Of two fields with the same name the last counts, as for every reader of JSON here.
+        self.0.iter().rfind(|(found, _)| found == key).map(|(_, value)| *value)
+    }
+}
+
+impl<'de> Deserialize<'de> for Fields<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Map;
+        impl<'de> Visitor<'de> for Map {
+            type Value = Fields<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
+                let mut fields = Vec::new();
+                while let Some(entry) = map.next_entry::<Key<'de>, &'de RawValue>()? {
+                    fields.push((entry.0.0, entry.1));
+                }
+                Ok(Fields(fields))
+            }
+        }
+        deserializer.deserialize_map(Map)
+    }
+}
+
+/// Key that is borrowed where it has no escapes.
+#[derive(Deserialize)]
+struct Key<'a>(#[serde(borrow)] std::borrow::Cow<'a, str>);
+
+fn put_field(key: &str, value: &RawValue, buffer: &mut BytesMut) {
+    buffer.put_slice(b",");
+    buffer.put_slice(json!(key).to_string().as_bytes());
+    buffer.put_slice(b":");
+    buffer.put_slice(value.get().as_bytes());
+}
+
+/// Appends a body that is no JSON map as a value.
+fn put_data(object: &Object, buffer: &mut BytesMut) {
+    match object.json() {
+        Some(json) => buffer.put_slice(json),
+        None => buffer.put_slice(json!(String::from_utf8_lossy(object.body())).to_string().as_bytes()),
+    }
+}
+
+/// Appends the metadata of an object, with the rest of that of its body.
+fn metadata(object: &Object, version: &ResourceVersion, of_body: Option<&RawValue>, buffer: &mut BytesMut) {
+    let key = object.key();
+    buffer.put_slice(format!("{{\"name\":{}", json!(key.name())).as_bytes());
+    if !key.namespace().is_empty() {
+        buffer.put_slice(format!(",\"namespace\":{}", json!(key.namespace())).as_bytes());
+    }
+    buffer.put_slice(format!(",\"resourceVersion\":\"{version}\"").as_bytes());
+    let fields = of_body.and_then(|raw| Fields::parse(raw.get().as_bytes()));
+    let rest = fields.iter().flat_map(|fields| &fields.0);
+    let rest: Vec<_> = rest.filter(|(key, _)| !OWN_METADATA.contains(&&**key)).collect();
+    if !object.uid().is_empty() && !rest.iter().any(|(key, _)| key == "uid") {
+        buffer.put_slice(format!(",\"uid\":{}", json!(object.uid())).as_bytes());
+    }
+    for (key, value) in rest {
+        put_field(key, value, buffer);
+    }
+    buffer.put_slice(b"}");
+}
+
+/// Appends a `PartialObjectMetadata`. A caller that may read METADATA only gets the labels and nothing else of the body.
+fn partial(object: &Object, version: &ResourceVersion, payload: PayloadFormat, is_typed: bool, buffer: &mut BytesMut) {
+    buffer.put_slice(b"{");
+    if is_typed {
+        buffer.put_slice(format!("\"kind\":\"{PARTIAL}\",\"apiVersion\":\"{META}\",").as_bytes());
+    }
+    buffer.put_slice(b"\"metadata\":");
+    let labels: serde_json::Map<String, serde_json::Value> =
+        object.labels().iter().map(|(key, value)| (key.to_owned(), json!(value))).collect();
+    let of_body = if payload == PayloadFormat::Metadata {
+        serde_json::value::to_raw_value(&json!({ "labels": labels })).ok()
+    } else {
+        object.json().and_then(Fields::parse).and_then(|fields| fields.get("metadata").map(ToOwned::to_owned))
+    };
+    metadata(object, version, of_body.as_deref(), buffer);
+    buffer.put_slice(b"}");
+}
+
+#[cfg(test)]
+mod tests;

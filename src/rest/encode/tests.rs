@@ -1,0 +1,157 @@
+use bytes::Bytes;
+use serde_json::Value;
+
+use super::*;
+use crate::grpc::ApiError;
+
+fn kind() -> ApiKind {
+    ApiKind::new("apps", "v1", "things", "Thing")
+}
+
+fn object(body: &'static str) -> Object {
+    Object::from_json(Bytes::from_static(body.as_bytes()), "web", ResourceVersion::decimal(7)).unwrap()
+}
+
+fn encoded(form: Form, object: &Object) -> (Value, Value) {
+    let encoder = Encoder::new(kind(), form);
+    let (mut alone, mut list) = (BytesMut::new(), BytesMut::new());
+    encoder.object(object, PayloadFormat::Raw, &mut alone);
+    encoder.list_head(&mut list);
+    encoder.item(object, PayloadFormat::Raw, &mut list);
+    Encoder::list_end(&ResourceVersion::decimal(9), Some("next"), Some(3), &mut list);
+    (serde_json::from_slice(&alone).unwrap(), serde_json::from_slice(&list).unwrap())
+}
+
+const BODY: &str = r#"{"spec":{"n":1e3},"kind":"Other","metadata":{"uid":"u","name":"old","resourceVersion":"5","labels":{"a":"b"},
+    "annotations":{"x\"y":"z"}},"apiVersion":"v9"}"#;
+
+#[test]
+fn an_object_has_its_version_and_its_type_and_an_item_no_type() {
+    let object = object(BODY);
+    let (alone, list) = encoded(Form::Object, &object);
+    let metadata = json!({ "name": "old", "uid": "u", "resourceVersion": "7", "labels": { "a": "b" }, "annotations": { "x\"y": "z" } });
+    let expected = json!({ "kind": "Thing", "apiVersion": "apps/v1", "metadata": metadata, "spec": { "n": 1e3 } });
+    assert_eq!(alone, expected);
+    assert_eq!(list["items"], json!([{ "metadata": metadata, "spec": { "n": 1e3 } }]));
+    assert_eq!((&list["kind"], &list["apiVersion"]), (&json!("ThingList"), &json!("apps/v1")));
+    assert_eq!(list["metadata"], json!({ "resourceVersion": "9", "continue": "next", "remainingItemCount": 3 }));
+    let mut buffer = BytesMut::new();
+    Encoder::new(kind(), Form::Object).object(&object, PayloadFormat::Raw, &mut buffer);
+    assert!(String::from_utf8_lossy(&buffer).contains(r#""spec":{"n":1e3}"#), "as it was written");
+}
+
+#[test]
+fn the_metadata_alone_is_a_partial_object() {
+    let (alone, list) = encoded(Form::Metadata, &object(BODY));
+    assert_eq!((&alone["kind"], &alone["apiVersion"]), (&json!("PartialObjectMetadata"), &json!("meta.k8s.io/v1")));
+    assert_eq!(alone["metadata"]["annotations"], json!({ "x\"y": "z" }));
+    assert_eq!(alone.as_object().unwrap().len(), 3);
+    assert_eq!(list["kind"], "PartialObjectMetadataList");
+    assert_eq!(list["items"], json!([{ "metadata": alone["metadata"] }]));
+    let mut buffer = BytesMut::new();
+    Encoder::new(kind(), Form::Metadata).object(&object(BODY), PayloadFormat::Metadata, &mut buffer);
+    let bare: Value = serde_json::from_slice(&buffer).unwrap();
+    assert_eq!(
+        bare["metadata"],
+        json!({ "name": "old", "uid": "u", "resourceVersion": "7", "labels": { "a": "b" } }),
+        "no annotations"
+    );
+}
+
+#[test]
+fn a_body_that_is_no_map_is_the_data_of_an_object() {
+    for (body, data) in [("[1,2]", json!([1, 2])), ("5", json!(5))] {
+        let (alone, _) = encoded(Form::Object, &object(body));
+        assert_eq!(alone["data"], data);
+        assert_eq!((&alone["metadata"]["name"], &alone["metadata"]["resourceVersion"]), (&json!("web"), &json!("7")));
+    }
+}
+
+#[test]
+fn a_table_has_a_row_with_the_metadata_of_each_object() {
+    let (_, table) = encoded(Form::Table(Include::Metadata), &object(BODY));
+    assert_eq!((&table["kind"], &table["apiVersion"]), (&json!("Table"), &json!("meta.k8s.io/v1")));
+    assert_eq!(table["rows"][0]["cells"], json!(["old", "<unknown>"]));
+    assert_eq!(table["rows"][0]["object"]["kind"], "PartialObjectMetadata");
+    assert_eq!(table["columnDefinitions"].as_array().unwrap().len(), 2);
+    let (_, table) = encoded(Form::Table(Include::Object), &object(BODY));
+    assert_eq!(
+        (&table["rows"][0]["object"]["kind"], &table["rows"][0]["object"]["spec"]),
+        (&json!("Thing"), &json!({ "n": 1e3 }))
+    );
+    let (_, table) = encoded(Form::Table(Include::None), &object(BODY));
+    assert!(table["rows"][0].get("object").is_none());
+}
+
+fn lines(buffer: &BytesMut) -> Vec<Value> {
+    assert!(buffer.is_empty() || buffer.ends_with(b"\n"));
+    String::from_utf8_lossy(buffer).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn a_deletion_has_its_own_version() {
+    let (encoder, object, mut buffer) = (Encoder::new(kind(), Form::Object), object(BODY), BytesMut::new());
+    let version = ResourceVersion::decimal(12);
+    for event_type in [EventType::Added, EventType::Modified, EventType::Deleted] {
+        let event = LineEvent { event_type, object: &object, version: &version, payload: PayloadFormat::Raw };
+        encoder.event(&event, &mut buffer);
+    }
+    let lines = lines(&buffer);
+    let types: Vec<_> = lines.iter().map(|line| line["type"].as_str().unwrap()).collect();
+    assert_eq!(types, ["ADDED", "MODIFIED", "DELETED"]);
+    assert!(
+        lines
+            .iter()
+            .all(|line| line["object"]["metadata"]["resourceVersion"] == "12" && line["object"]["kind"] == "Thing")
+    );
+}
+
+#[test]
+fn bookmarks_are_sent_to_whoever_reads_them_and_mark_the_end_for_whoever_waits_for_it() {
+    let message = |version: &str, is_end: bool| {
+        let bookmark = pb::Bookmark { initial_events_end: is_end, ..Default::default() };
+        let mut message =
+            pb::WatchResponse { bookmark: Some(bookmark), resource_version: version.to_owned(), ..Default::default() };
+        message.set_type(pb::EventType::Bookmark);
+        message
+    };
+    let encode = |form: Form, message: &pb::WatchResponse, is_wanted: bool, marks_end: bool| {
+        let mut buffer = BytesMut::new();
+        Encoder::new(kind(), form).message(message, BookmarkLines { is_wanted, marks_end }, &mut buffer);
+        lines(&buffer)
+    };
+    let line = |annotations: Option<Value>| {
+        let mut metadata = json!({ "resourceVersion": "5", "creationTimestamp": null });
+        if let Some(annotations) = annotations {
+            metadata["annotations"] = annotations;
+        }
+        vec![
+            json!({ "type": "BOOKMARK", "object": { "kind": "Thing", "apiVersion": "apps/v1", "metadata": metadata } }),
+        ]
+    };
+    let end = json!({ INITIAL_EVENTS_END: "true" });
+    assert_eq!(encode(Form::Object, &message("5", true), true, true), line(Some(end)));
+    assert_eq!(encode(Form::Object, &message("5", false), true, true), line(None));
+    assert_eq!(encode(Form::Object, &message("5", true), true, false), line(None));
+    assert!(encode(Form::Object, &message("5", true), false, true).is_empty());
+    assert!(encode(Form::Object, &message("", false), true, true).is_empty(), "nothing to resume from");
+    assert_eq!(encode(Form::Metadata, &message("5", false), true, true)[0]["object"]["kind"], "PartialObjectMetadata");
+    let mut error = pb::WatchResponse { error: Some(ApiError::HistoryRewritten.to_proto()), ..Default::default() };
+    error.set_type(pb::EventType::Error);
+    let lines = encode(Form::Object, &error, false, false);
+    assert_eq!((&lines[0]["type"], &lines[0]["object"]["code"]), (&json!("ERROR"), &json!(410)));
+}
+
+#[test]
+fn watches_of_one_kind_and_form_share_an_encoder() {
+    let encoders = Encoders::default();
+    let first = encoders.of(1, &kind(), Form::Object);
+    assert!(Arc::ptr_eq(&first, &encoders.of(1, &kind(), Form::Object)));
+    assert!(!Arc::ptr_eq(&first, &encoders.of(2, &kind(), Form::Object)), "another resource");
+    assert!(!Arc::ptr_eq(&first, &encoders.of(1, &kind(), Form::Metadata)), "another form");
+    let renamed = ApiKind { kind: "Else".to_owned(), ..kind() };
+    assert!(!Arc::ptr_eq(&first, &encoders.of(1, &renamed, Form::Object)), "another kind");
+    drop(first);
+    encoders.of(3, &kind(), Form::Object);
+    assert_eq!(encoders.0.lock().len(), 1, "those that nobody uses are forgotten");
+}

@@ -1,0 +1,183 @@
+//! Parameters of list and watch, by the validation of Kubernetes (`ValidateListOptions` in apimachinery).
+
+use percent_encoding::percent_decode;
+
+use super::status::{Cause, Failure};
+
+/// Parameters of list and watch.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Query {
+    pub(super) is_watch: bool,
+    pub(super) label_selector: String,
+    pub(super) field_selector: String,
+    /// Version; empty for the most recent, and `0` for any.
+    pub(super) resource_version: String,
+    version_match: String,
+    pub(super) limit: u32,
+    pub(super) token: String,
+    pub(super) allows_bookmarks: bool,
+    pub(super) sends_initial_events: Option<bool>,
+    pub(super) timeout_seconds: u64,
+    pub(super) include_object: String,
+    has_shard_selector: bool,
+}
+
+const NOT_OLDER_THAN: &str = "NotOlderThan";
+const EXACT: &str = "Exact";
+const MATCH: &str = "resourceVersionMatch";
+const INITIAL: &str = "sendInitialEvents";
+
+// === impl Query ===
+
+impl Query {
+    /// Parses the query of a URL. Parameters that Kubernetes does not know are ignored, as there.
+    pub(super) fn parse(text: &str) -> Result<Self, Failure> {
+        let mut query = Self::default();
+        for pair in text.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let (key, value) = (decode(key)?, decode(value)?);
+            match &*key {
+                "watch" => query.is_watch = boolean(&value),
+                "labelSelector" => query.label_selector = value,
+                "fieldSelector" => query.field_selector = value,
+                "resourceVersion" => query.resource_version = value,
+                MATCH => query.version_match = value,
+                "limit" => query.limit = u32::try_from(number(&value)?.max(0)).unwrap_or(u32::MAX),
+                "continue" => query.token = value,
+                "allowWatchBookmarks" => query.allows_bookmarks = boolean(&value),
+                INITIAL => query.sends_initial_events = Some(boolean(&value)),
+                "timeoutSeconds" => query.timeout_seconds = u64::try_from(number(&value)?).unwrap_or_default(),
+                "includeObject" => query.include_object = value,
+                "shardSelector" => query.has_shard_selector = !value.is_empty(),
+                _ => {}
+            }
+        }
+        Ok(query)
+    }
+
+    /// Returns true if the client requests the state at exactly a version.
+    pub(super) fn is_exact(&self) -> bool {
+        self.version_match == EXACT
+    }
+
+    /// Checks that the parameters fit together, and that this server has them.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        let Self { resource_version, version_match, token, .. } = self;
+        let mut causes = Vec::new();
+        let mut forbid = |field: &'static str, message: &str| causes.push(Cause::forbidden(field, message));
+        if self.is_watch {
+            if self.sends_initial_events.is_some() && version_match != NOT_OLDER_THAN {
+                forbid(MATCH, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan");
+            }
+            if !version_match.is_empty() && self.sends_initial_events.is_none() {
+                forbid(MATCH, "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided");
+            }
+        } else {
+            if !version_match.is_empty() && resource_version.is_empty() {
+                forbid(MATCH, "resourceVersionMatch is forbidden unless resourceVersion is provided");
+            }
+            if self.is_exact() && resource_version == "0" {
+                forbid(MATCH, "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"");
+            }
+            if self.sends_initial_events.is_some() {
+                forbid(INITIAL, "sendInitialEvents is forbidden for list");
+            }
+        }
+        if !version_match.is_empty() && !token.is_empty() {
+            forbid(MATCH, "resourceVersionMatch is forbidden when continue is provided");
+        }
+        let supported: &[&str] = if self.is_watch { &[NOT_OLDER_THAN] } else { &[EXACT, NOT_OLDER_THAN, ""] };
+        if !version_match.is_empty() && !supported.contains(&&**version_match) {
+            causes.push(Cause::not_supported(MATCH, version_match, supported));
+        }
+        if !causes.is_empty() {
+            return Err(Failure::invalid(causes));
+        }
+        if self.has_shard_selector {
+            return Err(Failure::bad_request("shardSelector is not supported by informerd's API"));
+        }
+        if !self.is_watch && !token.is_empty() && !["", "0"].contains(&&**resource_version) {
+            return Err(Failure::bad_request("specifying resource version is not allowed when using continue"));
+        }
+        Ok(())
+    }
+}
+
+fn decode(text: &str) -> Result<String, Failure> {
+    let spaced = text.replace('+', " ");
+    let decoded = percent_decode(spaced.as_bytes()).decode_utf8();
+    decoded.map(Into::into).map_err(|_| Failure::bad_request("the query is not UTF-8"))
+}
+
+/// Reads a boolean as apimachinery does.
+fn boolean(value: &str) -> bool {
+    !(value.eq_ignore_ascii_case("false") || value == "0")
+}
+
+fn number(value: &str) -> Result<i64, Failure> {
+    value.parse().map_err(|_| Failure::bad_request(&format!("strconv.ParseInt: parsing {value:?}: invalid syntax")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str) -> Result<(), (u16, String)> {
+        let checked = Query::parse(text).and_then(|query| query.check());
+        checked.map_err(|failure| (failure.code(), failure.message().to_owned()))
+    }
+
+    #[test]
+    fn parameters_are_decoded() {
+        let query = Query::parse(
+            "watch=true&labelSelector=app%3Dweb%2Ctier+in+(a)&limit=-1&timeoutSeconds=7&allowWatchBookmarks&x=y&sendInitialEvents=0",
+        )
+        .unwrap();
+        assert!(query.is_watch && query.allows_bookmarks);
+        assert_eq!(query.label_selector, "app=web,tier in (a)");
+        assert_eq!((query.limit, query.timeout_seconds, query.sends_initial_events), (0, 7, Some(false)));
+        assert!(!Query::parse("watch=False").unwrap().is_watch && !Query::parse("").unwrap().is_watch);
+    }
+
+    #[test]
+    fn parameters_fit_together_as_in_kubernetes() {
+        let good = [
+            "",
+            "limit=5&resourceVersion=0",
+            "resourceVersion=7&resourceVersionMatch=Exact",
+            "resourceVersion=0&resourceVersionMatch=NotOlderThan",
+            "continue=x&resourceVersion=0",
+            "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan",
+            "watch=1&sendInitialEvents=false&resourceVersionMatch=NotOlderThan&resourceVersion=7",
+            "watch=1&resourceVersion=7&allowWatchBookmarks=true",
+        ];
+        for text in good {
+            assert_eq!(check(text), Ok(()), "{text}");
+        }
+        let invalid = [
+            ("resourceVersionMatch=Exact", "forbidden unless resourceVersion is provided"),
+            ("resourceVersion=0&resourceVersionMatch=Exact", "\"exact\" is forbidden for resourceVersion \"0\""),
+            ("resourceVersion=1&resourceVersionMatch=Sometimes", "Unsupported value: \"Sometimes\""),
+            ("resourceVersion=1&resourceVersionMatch=Exact&continue=x", "forbidden when continue is provided"),
+            ("sendInitialEvents=true", "sendInitialEvents is forbidden for list"),
+            ("watch=1&sendInitialEvents=true", "requires setting resourceVersionMatch to NotOlderThan"),
+            ("watch=1&resourceVersionMatch=NotOlderThan", "forbidden for watch unless sendInitialEvents is provided"),
+            ("watch=1&sendInitialEvents=true&resourceVersionMatch=Exact", "Unsupported value: \"Exact\""),
+        ];
+        for (text, message) in invalid {
+            let (code, found) = check(text).unwrap_err();
+            assert_eq!(code, 422, "{text}");
+            assert!(found.contains(message), "{text}: {found}");
+        }
+        for text in [
+            "limit=x",
+            "timeoutSeconds=1.5",
+            "shardSelector=a",
+            "watch=1&shardSelector=a",
+            "continue=x&resourceVersion=5",
+            "labelSelector=%ff",
+        ] {
+            assert_eq!(check(text).unwrap_err().0, 400, "{text}");
+        }
+    }
+}

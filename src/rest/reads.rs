@@ -1,0 +1,335 @@
+//! Get, list and watch of the objects of one kind.
+
+use std::sync::Arc;
+
+use bytes::BytesMut;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, header};
+use prost_types::Duration;
+
+use super::{
+    Answer, Form, RestService,
+    body::{ListBody, RestBody},
+    encode::Encoder,
+    kinds,
+    path::Objects,
+    query::Query,
+    status::{About, Failure},
+};
+use crate::{
+    auth::Operation,
+    grpc::{ApiError, HttpCall, HttpMethod, ObjectsWanted, ServedResource},
+    model::{ApiKind, ResourceVersion, excerpt},
+    proto::{BookmarkLines, LineFormat, pb},
+    transport::RequestBody,
+};
+
+/// Time after which a watch ends whose client names none: 30 to 60 minutes, as in Kubernetes.
+const MIN_WATCH_SECONDS: u64 = 1800;
+/// Longest time of a watch.
+const MAX_WATCH_SECONDS: u64 = 86_400;
+/// Interval of bookmarks, in seconds.
+const BOOKMARK_SECONDS: i64 = 30;
+
+/// Answers a request for objects.
+pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>, objects: &Objects) -> Answer {
+    let query = Query::parse(request.uri().query().unwrap_or_default());
+    let method = match &query {
+        _ if !objects.name.is_empty() => HttpMethod::Get,
+        Ok(query) if query.is_watch => HttpMethod::Watch,
+        _ => HttpMethod::List,
+    };
+    let mut call = rest.begin(method, &mut request).await?;
+    let answered = Box::pin(read(rest, &mut call, &request, objects, query)).await;
+    let Read { body, warning } = answered.inspect_err(|failure| call.ends(failure.grpc_code()))?;
+    let outcome = call.into_outcome();
+    let (body, form) = match body {
+        ReadBody::Object(text, form) => (RestBody::full(text).of_call(outcome), form),
+        ReadBody::List(list, form) => (RestBody::list(*list, outcome), form),
+        ReadBody::Watch(watch, form) => (RestBody::watch(watch, outcome), form),
+    };
+    let body = if request.method() == Method::HEAD { body.without_content() } else { body };
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(form.content_type(method)));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    if let Some(warning) = warning {
+        headers.insert(header::WARNING, warning);
+    }
+    Ok(response)
+}
+
+/// Result of a read.
+struct Read {
+    body: ReadBody,
+    /// Warning that the state may not be the most recent.
+    warning: Option<HeaderValue>,
+}
+
+enum ReadBody {
+    Object(bytes::Bytes, Form),
+    List(Box<ListBody>, Form),
+    Watch(Box<dyn crate::transport::BoundedBody<Error = tonic::Status>>, Form),
+}
+
+async fn read(
+    rest: &RestService,
+    call: &mut HttpCall,
+    request: &Request<RequestBody>,
+    objects: &Objects,
+    query: Result<Query, Failure>,
+) -> Result<Read, Failure> {
+    let query = query?;
+    let Some((resource, kind)) = kinds::find(&rest.service, objects) else {
+        return Err(unknown(call, objects, query.is_watch).await);
+    };
+    let form = Form::accepted(request.headers(), &query.include_object).ok_or_else(Failure::not_acceptable)?;
+    if objects.name.is_empty() {
+        query.check()?;
+    }
+    let reader = Reader { rest, resource: &resource, kind: &kind, objects, query: &query, form };
+    let read = if !objects.name.is_empty() {
+        reader.get(call).await
+    } else if query.is_watch {
+        reader.watch(call).await
+    } else {
+        reader.list(call).await
+    };
+    read.map_err(|refused| match refused {
+        Refused::Failure(failure) => failure,
+        Refused::Refusal(refusal, verb) => {
+            call.refuse(&refusal);
+            let about =
+                About { kind: &kind, verb, namespace: &objects.namespace, name: &objects.name, user: call.user() };
+            Failure::of(&refusal, Some(about))
+        }
+    })
+}
+
+/// Returns the error for a kind that is not served: where callers have rights, only those who could read it learn that.
+async fn unknown(call: &HttpCall, objects: &Objects, is_watch: bool) -> Failure {
+    let Objects { group, version, plural, namespace, name } = objects;
+    let (operation, verb) = match (name.is_empty(), is_watch) {
+        (false, _) => (Operation::Get, "get"),
+        (true, true) => (Operation::Watch, "watch"),
+        (true, false) => (Operation::List, "list"),
+    };
+    match call.may(operation, plural, namespace).await {
+        Ok(true) => Failure::not_found(),
+        Ok(false) => {
+            let kind = ApiKind::new(group, version, plural, "");
+            Failure::forbidden(About { kind: &kind, verb, namespace, name, user: call.user() })
+        }
+        Err(refusal) => Failure::of(&refusal, None),
+    }
+}
+
+enum Refused {
+    Failure(Failure),
+    Refusal(ApiError, &'static str),
+}
+
+struct Reader<'a> {
+    rest: &'a RestService,
+    resource: &'a Arc<ServedResource>,
+    kind: &'a ApiKind,
+    objects: &'a Objects,
+    query: &'a Query,
+    form: Form,
+}
+
+// === impl Reader ===
+
+impl Reader<'_> {
+    fn wanted(&self) -> ObjectsWanted<'_> {
+        let is_metadata = self.form == Form::Metadata;
+        ObjectsWanted { resource: &self.resource.name, namespace: &self.objects.namespace, is_metadata }
+    }
+
+    /// Returns the version that the state needs: that of the request, or, if it has none, one that the upstream confirms to be as recent
+    /// as this call; none for any version.
+    async fn min_version(&self, call: &HttpCall) -> Result<(Option<ResourceVersion>, Option<HeaderValue>), Refused> {
+        match &*self.query.resource_version {
+            "0" => Ok((None, None)),
+            "" => match call.most_recent(self.resource).await {
+                Ok(version) => Ok((version, None)),
+                Err(problem) if self.rest.warns => {
+                    let text =
+                        format!("299 - \"informerd: the state may not be the most recent: {}\"", printable(&problem));
+                    Ok((None, HeaderValue::from_str(&text).ok()))
+                }
+                Err(problem) => {
+                    let hidden = if self.rest.service.authorizes() { "see the server's log" } else { &problem };
+                    tracing::debug!(resource = self.resource.name, problem, "most recent state not confirmed");
+                    let message = format!("the most recent state is not known: {hidden}; resourceVersion=0 is served");
+                    Err(Refused::Failure(Failure::unavailable(message)))
+                }
+            },
+            version => Ok((Some(decimal(version)?), None)),
+        }
+    }
+
+    async fn get(&self, call: &HttpCall) -> Result<Read, Refused> {
+        // The rights come first: nobody else makes the upstream confirm anything.
+        let refused = |refusal| Refused::Refusal(refusal, "get");
+        let (min_version, warning) = match call.get(self.wanted(), &self.objects.name, None).await {
+            Ok(_) | Err(ApiError::ObjectNotFound { .. }) => self.min_version(call).await?,
+            Err(refusal) => return Err(refused(refusal)),
+        };
+        let (object, payload) =
+            call.get(self.wanted(), &self.objects.name, min_version.as_ref()).await.map_err(refused)?;
+        let mut buffer = BytesMut::new();
+        self.encoder().object(&object, payload, &mut buffer);
+        Ok(Read { body: ReadBody::Object(buffer.freeze(), self.form), warning })
+    }
+
+    async fn list(&self, call: &HttpCall) -> Result<Read, Refused> {
+        let Query { limit, token, resource_version, label_selector, field_selector, .. } = self.query;
+        let refused = |refusal| Refused::Refusal(refusal, "list");
+        let mut request = pb::ListRequest {
+            resource: self.resource.name.clone(),
+            namespace: self.objects.namespace.clone(),
+            label_selector: label_selector.clone(),
+            field_selector: field_selector.clone(),
+            // As in Kubernetes, a list of any version has no pages.
+            page_size: if resource_version == "0" && token.is_empty() { 0 } else { *limit },
+            page_token: token.clone(),
+            ..Default::default()
+        };
+        let mut warning = None;
+        if token.is_empty() {
+            call.check_list(self.wanted()).await.map_err(refused)?;
+            let (version, found) = self.min_version(call).await?;
+            warning = found;
+            request.min_resource_version = version.map(|version| version.to_string()).unwrap_or_default();
+        }
+        let listing = call.list(self.wanted(), request).await.map_err(refused)?;
+        let present = listing.end().version;
+        if self.query.is_exact() && present.to_string() != *resource_version {
+            let message = format!("resource version {resource_version} is not kept: the cache is at {present}");
+            return Err(Refused::Failure(Failure::expired(message)));
+        }
+        Ok(Read { body: ReadBody::List(Box::new(ListBody::new(listing, self.encoder())), self.form), warning })
+    }
+
+    async fn watch(&self, call: &HttpCall) -> Result<Read, Refused> {
+        let Query { resource_version, label_selector, field_selector, allows_bookmarks, .. } = self.query;
+        let sends_initial_events = self.query.sends_initial_events;
+        let refused = |refusal| Refused::Refusal(refusal, "watch");
+        let seconds = match self.query.timeout_seconds {
+            0 => MIN_WATCH_SECONDS + fastrand::u64(0..MIN_WATCH_SECONDS),
+            seconds => seconds.min(MAX_WATCH_SECONDS),
+        };
+        let mut request = pb::WatchRequest {
+            resource: self.resource.name.clone(),
+            namespace: self.objects.namespace.clone(),
+            label_selector: label_selector.clone(),
+            field_selector: field_selector.clone(),
+            timeout: Some(Duration { seconds: seconds.cast_signed(), nanos: 0 }),
+            bookmark_interval: Some(Duration { seconds: BOOKMARK_SECONDS, nanos: 0 }),
+            ..Default::default()
+        };
+        let mut warning = None;
+        let is_any = resource_version == "0";
+        if sends_initial_events != Some(true) && !is_any && !resource_version.is_empty() {
+            // Resumes after the version, also if the client does not want the initial events.
+            decimal(resource_version)?;
+            request.resource_version.clone_from(resource_version);
+        } else {
+            if sends_initial_events == Some(false) {
+                request.initial_events = pb::InitialEvents::None.into();
+            }
+            call.check_watch(self.wanted()).await.map_err(refused)?;
+            let (version, found) = self.min_version(call).await?;
+            warning = found;
+            request.min_resource_version = version.map(|version| version.to_string()).unwrap_or_default();
+        }
+        let bookmarks = BookmarkLines { is_wanted: *allows_bookmarks, marks_end: sends_initial_events == Some(true) };
+        let lines = self.rest.encoders.of(self.resource.calls.id(), self.kind, self.form);
+        let watch = call.watch(self.wanted(), &request, (LineFormat(lines), bookmarks)).await.map_err(refused)?;
+        Ok(Read { body: ReadBody::Watch(watch, self.form), warning })
+    }
+
+    fn encoder(&self) -> Encoder {
+        Encoder::new(self.kind.clone(), self.form)
+    }
+}
+
+/// Parses a version, of which only decimals are served here.
+fn decimal(text: &str) -> Result<ResourceVersion, Refused> {
+    ResourceVersion::parse_decimal(text).map_err(|_| {
+        let message = format!("resourceVersion: Invalid value: {:?}: it is no decimal", excerpt(text));
+        Refused::Failure(Failure::bad_request(&message))
+    })
+}
+
+/// Returns a text as it may be in a header.
+fn printable(text: &str) -> String {
+    let is_plain = |c: &char| (' '..='~').contains(c) && !['"', '\\'].contains(c);
+    excerpt(text).chars().filter(is_plain).collect()
+}
+
+impl Form {
+    /// Returns the form of the first type in `Accept` that is served; `None` if there is none.
+    pub(super) fn accepted(headers: &HeaderMap, include_object: &str) -> Option<Self> {
+        let mut accepts = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).peekable();
+        if accepts.peek().is_none() {
+            return Some(Self::Object);
+        }
+        accepts.flat_map(|value| value.split(',')).find_map(|clause| Self::of_type(clause, include_object))
+    }
+
+    fn of_type(clause: &str, include_object: &str) -> Option<Self> {
+        let mut parts = clause.split(';').map(str::trim);
+        let media_type = parts.next().unwrap_or_default();
+        if !["application/json", "application/*", "*/*"].contains(&media_type) {
+            return None;
+        }
+        let mut parameters: Vec<(&str, &str)> = parts.filter_map(|part| part.split_once('=')).collect();
+        parameters.retain(|(key, _)| ["as", "g", "v"].contains(key));
+        let of = |key: &str| parameters.iter().find(|(found, _)| *found == key).map(|(_, value)| *value);
+        match (of("as"), of("g"), of("v")) {
+            (None, _, _) => Some(Self::Object),
+            (Some("Table"), Some("meta.k8s.io"), Some("v1")) => Some(Self::Table(include_object.into())),
+            (Some("PartialObjectMetadata" | "PartialObjectMetadataList"), Some("meta.k8s.io"), Some("v1")) => {
+                Some(Self::Metadata)
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rest::encode::Include;
+
+    #[test]
+    fn the_first_served_type_is_the_form() {
+        let form = |accept: &str| {
+            let headers = HeaderMap::from_iter([(header::ACCEPT, accept.parse().unwrap())]);
+            Form::accepted(&headers, "")
+        };
+        let table = Some(Form::Table(Include::Metadata));
+        let partial = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
+                       application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+        for (accept, expected) in [
+            (
+                "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json",
+                table,
+            ),
+            ("application/json;as=Table;v=v1beta1;g=meta.k8s.io, application/json", Some(Form::Object)),
+            (partial, Some(Form::Metadata)),
+            ("application/vnd.kubernetes.protobuf,application/json", Some(Form::Object)),
+            ("*/*", Some(Form::Object)),
+            ("application/vnd.kubernetes.protobuf", None),
+            ("application/cbor;q=0.9", None),
+        ] {
+            assert_eq!(form(accept), expected, "{accept}");
+        }
+        assert_eq!(Form::accepted(&HeaderMap::new(), ""), Some(Form::Object));
+        assert_eq!(
+            Form::of_type("application/json;as=Table;v=v1;g=meta.k8s.io", "Object"),
+            Some(Form::Table(Include::Object))
+        );
+    }
+}

@@ -1,0 +1,323 @@
+//! Errors as objects of the kind `Status`, with the codes, reasons and texts of Kubernetes: clients act on them.
+
+use http::{HeaderValue, Response, StatusCode, header};
+use serde_json::{Value, json};
+use tonic::Code;
+
+use super::body::{self, RestBody};
+use crate::{grpc::ApiError, model::ApiKind, proto::pb};
+
+/// Error that a client gets.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Failure {
+    code: u16,
+    reason: &'static str,
+    message: String,
+    details: Value,
+    retry_after: Option<u32>,
+}
+
+/// Cause of an invalid request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Cause {
+    reason: &'static str,
+    field: &'static str,
+    message: String,
+}
+
+/// Request whose error is described.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct About<'a> {
+    pub(super) kind: &'a ApiKind,
+    pub(super) verb: &'static str,
+    pub(super) namespace: &'a str,
+    pub(super) name: &'a str,
+    pub(super) user: Option<&'a str>,
+}
+
+// === impl Cause ===
+
+impl Cause {
+    pub(super) fn forbidden(field: &'static str, message: &str) -> Self {
+        Self { reason: "FieldValueForbidden", field, message: format!("Forbidden: {message}") }
+    }
+
+    pub(super) fn not_supported(field: &'static str, value: &str, supported: &[&str]) -> Self {
+        let supported: Vec<String> = supported.iter().map(|value| format!("{value:?}")).collect();
+        let message = format!("Unsupported value: {value:?}: supported values: {}", supported.join(", "));
+        Self { reason: "FieldValueNotSupported", field, message }
+    }
+}
+
+// === impl About ===
+
+impl About<'_> {
+    fn details(&self) -> Value {
+        let mut details = json!({ "kind": self.kind.plural });
+        for (key, value) in [("name", self.name), ("group", &self.kind.group)] {
+            if !value.is_empty() {
+                details[key] = json!(value);
+            }
+        }
+        details
+    }
+}
+
+// === impl Failure ===
+
+impl Failure {
+    fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
+        Self { code, reason, message: message.into(), details: json!({}), retry_after: None }
+    }
+
+    fn retrying(self) -> Self {
+        Self { retry_after: Some(1), details: json!({ "retryAfterSeconds": 1 }), ..self }
+    }
+
+    pub(super) fn not_found() -> Self {
+        Self::new(404, "NotFound", "the server could not find the requested resource")
+    }
+
+    pub(super) fn bad_request(message: &str) -> Self {
+        Self::new(400, "BadRequest", message)
+    }
+
+    pub(super) fn not_acceptable() -> Self {
+        let message = "only the following media types are accepted: application/json";
+        Self::new(406, "NotAcceptable", message)
+    }
+
+    pub(super) fn method_not_allowed() -> Self {
+        Self::new(
+            405,
+            "MethodNotAllowed",
+            "the server does not allow this method on the requested resource: it is read-only",
+        )
+    }
+
+    pub(super) fn forbidden_host() -> Self {
+        let message = "the host is not a name of this server: use localhost or its address";
+        Self::new(403, "Forbidden", message)
+    }
+
+    pub(super) fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(503, "ServiceUnavailable", message).retrying()
+    }
+
+    pub(super) fn expired(message: impl Into<String>) -> Self {
+        Self::new(410, "Expired", message)
+    }
+
+    /// Creates the error of parameters that do not fit together.
+    pub(super) fn invalid(causes: Vec<Cause>) -> Self {
+        let texts: Vec<String> =
+            causes.iter().map(|Cause { field, message, .. }| format!("{field}: {message}")).collect();
+        let text = if let [text] = &texts[..] { text.clone() } else { format!("[{}]", texts.join(", ")) };
+        let causes: Vec<Value> = causes
+            .into_iter()
+            .map(|Cause { reason, field, message }| json!({ "reason": reason, "message": message, "field": field }))
+            .collect();
+        let details = json!({ "group": "meta.k8s.io", "kind": "ListOptions", "causes": causes });
+        let message = format!("ListOptions.meta.k8s.io \"\" is invalid: {text}");
+        Self { details, ..Self::new(422, "Invalid", message) }
+    }
+
+    /// Creates the error of a caller without a right.
+    pub(super) fn forbidden(about: About<'_>) -> Self {
+        let About { kind, verb, namespace, name, user } = about;
+        let place = if namespace.is_empty() {
+            "at the cluster scope".to_owned()
+        } else {
+            format!("in the namespace {namespace:?}")
+        };
+        let of = if name.is_empty() { String::new() } else { format!(" {name:?}") };
+        let message = format!(
+            "{}{of} is forbidden: User {:?} cannot {verb} resource {:?} in API group {:?} {place}",
+            full_name(kind),
+            user.unwrap_or("system:anonymous"),
+            kind.plural,
+            kind.group
+        );
+        Self { details: about.details(), ..Self::new(403, "Forbidden", message) }
+    }
+
+    /// Returns the gRPC code that the error stands for, in metrics and in the audit log.
+    pub(super) fn grpc_code(&self) -> Code {
+        match self.code {
+            400 | 406 | 422 => Code::InvalidArgument,
+            401 => Code::Unauthenticated,
+            403 => Code::PermissionDenied,
+            404 => Code::NotFound,
+            405 => Code::Unimplemented,
+            410 => Code::OutOfRange,
+            429 => Code::ResourceExhausted,
+            503 => Code::Unavailable,
+            504 => Code::DeadlineExceeded,
+            _ => Code::Internal,
+        }
+    }
+
+    /// Converts the refusal of a call.
+    pub(super) fn of(refusal: &ApiError, about: Option<About<'_>>) -> Self {
+        let status = refusal.to_status();
+        let message = status.message().to_owned();
+        match refusal {
+            ApiError::ObjectNotFound { .. } => {
+                let Some(about) = about else { return Self::new(404, "NotFound", message) };
+                let message = format!("{} {:?} not found", full_name(about.kind), about.name);
+                Self { details: about.details(), ..Self::new(404, "NotFound", message) }
+            }
+            ApiError::VersionTooLarge { wanted, current } => {
+                let message = format!("Too large resource version: {wanted}, current: {current}");
+                let cause = json!({ "reason": "ResourceVersionTooLarge", "message": "Too large resource version" });
+                let details = json!({ "causes": [cause], "retryAfterSeconds": 1 });
+                let message = format!("Timeout: {message}");
+                Self { details, retry_after: Some(1), ..Self::new(504, "Timeout", message) }
+            }
+            ApiError::PageTokenExpired => Self::expired(
+                "The provided continue parameter is too old to display a consistent list result. You must start a new list without \
+                 the continue parameter.",
+            ),
+            ApiError::VersionExpired { wanted: Some(wanted), oldest, .. } => {
+                Self::expired(format!("too old resource version: {wanted} ({oldest})"))
+            }
+            // The caller learns the same whether there is such a resource or not.
+            ApiError::AccessDenied { .. } => match about {
+                Some(about) => Self::forbidden(about),
+                None => Self::new(403, "Forbidden", message),
+            },
+            ApiError::CredentialsMissing | ApiError::CredentialsInvalid | ApiError::CredentialsExpired => {
+                Self::new(401, "Unauthorized", "Unauthorized")
+            }
+            _ => Self::of_code(status.code(), message),
+        }
+    }
+
+    /// Converts a status by its code.
+    fn of_code(code: Code, message: String) -> Self {
+        match code {
+            Code::InvalidArgument => Self::new(400, "BadRequest", message),
+            Code::NotFound => Self::new(404, "NotFound", message),
+            Code::OutOfRange => Self::expired(message),
+            Code::PermissionDenied => Self::new(403, "Forbidden", message),
+            Code::Unauthenticated => Self::new(401, "Unauthorized", "Unauthorized"),
+            Code::ResourceExhausted => Self::new(429, "TooManyRequests", message).retrying(),
+            Code::DeadlineExceeded => Self::new(504, "Timeout", message),
+            Code::Unavailable => Self::unavailable(message),
+            _ => Self::new(500, "InternalError", message),
+        }
+    }
+
+    /// Converts the last message of a watch; `None` for an end after which a client resumes with its version, as after any other.
+    pub(super) fn of_watch(message: &pb::WatchResponse) -> Option<Self> {
+        if message.r#type() == pb::EventType::Dropped {
+            return Some(Self::expired("events were dropped because the client did not keep up: list again"));
+        }
+        let error = message.error.as_ref()?;
+        let code = Code::from_i32(error.code);
+        (code != Code::Unavailable).then(|| Self::of_code(code, error.message.clone()))
+    }
+
+    /// Returns the object.
+    pub(super) fn to_json(&self) -> Value {
+        let Self { code, reason, message, details, .. } = self;
+        json!({
+            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+            "message": message, "reason": reason, "details": details, "code": code,
+        })
+    }
+
+    pub(super) fn into_response(self) -> Response<RestBody> {
+        let status = StatusCode::from_u16(self.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = body::json(status, &self.to_json());
+        let headers = response.headers_mut();
+        if let Some(seconds) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if status == StatusCode::METHOD_NOT_ALLOWED {
+            headers.insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
+        }
+        response
+    }
+
+    #[cfg(test)]
+    pub(super) fn code(&self) -> u16 {
+        self.code
+    }
+
+    #[cfg(test)]
+    pub(super) fn message(&self) -> &str {
+        &self.message
+    }
+}
+
+/// Returns `pods`, or `deployments.apps`.
+fn full_name(kind: &ApiKind) -> String {
+    let ApiKind { plural, group, .. } = kind;
+    if group.is_empty() { plural.clone() } else { format!("{plural}.{group}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{ObjectKey, ResourceVersion};
+
+    #[test]
+    fn errors_have_the_reasons_of_kubernetes() {
+        let kind = ApiKind::new("apps", "v1", "deployments", "Deployment");
+        let about = About { kind: &kind, verb: "get", namespace: "shop", name: "web", user: Some("eve") };
+        let of = |refusal: ApiError| {
+            let failure = Failure::of(&refusal, Some(about));
+            (failure.code, failure.reason, failure.message.clone(), failure.to_json())
+        };
+        let key = ObjectKey::new("shop", "web").unwrap();
+        let (code, reason, message, json) = of(ApiError::object("web", &key));
+        assert_eq!((code, reason, &*message), (404, "NotFound", "deployments.apps \"web\" not found"));
+        assert_eq!(json["details"], json!({ "name": "web", "group": "apps", "kind": "deployments" }));
+        let (code, reason, message, _) = of(ApiError::AccessDenied { message: "no".to_owned() });
+        assert_eq!((code, reason), (403, "Forbidden"));
+        assert!(message.starts_with(
+            "deployments.apps \"web\" is forbidden: User \"eve\" cannot get resource \"deployments\" in API group \"apps\" in the namespace \"shop\""
+        ), "{message}");
+        let version = ResourceVersion::decimal;
+        let too_large = ApiError::VersionTooLarge { wanted: version(9), current: "3".to_owned() };
+        let (code, reason, message, json) = of(too_large);
+        assert_eq!((code, reason, &*message), (504, "Timeout", "Timeout: Too large resource version: 9, current: 3"));
+        assert_eq!(json["details"]["causes"][0]["reason"], "ResourceVersionTooLarge");
+        let expired = ApiError::VersionExpired { wanted: Some(version(1)), oldest: version(5), current: version(7) };
+        assert_eq!(of(expired).2, "too old resource version: 1 (5)");
+        for (refusal, code, reason) in [
+            (ApiError::PageTokenExpired, 410, "Expired"),
+            (ApiError::HistoryRewritten, 410, "Expired"),
+            (ApiError::CredentialsMissing, 401, "Unauthorized"),
+            (ApiError::Draining, 503, "ServiceUnavailable"),
+            (ApiError::NotSynced { resource: "x".to_owned(), last_error: None }, 503, "ServiceUnavailable"),
+            (ApiError::SlowConsumer { after: version(1) }, 429, "TooManyRequests"),
+            (ApiError::request("x"), 400, "BadRequest"),
+            (ApiError::Internal, 500, "InternalError"),
+        ] {
+            let found = of(refusal);
+            assert_eq!((found.0, found.1), (code, reason), "{}", found.2);
+        }
+    }
+
+    #[test]
+    fn a_watch_ends_with_an_error_only_if_its_client_must_not_resume_at_once() {
+        let of = |refusal: &ApiError| {
+            let mut message = pb::WatchResponse { error: Some(refusal.to_proto()), ..Default::default() };
+            message.set_type(pb::EventType::Error);
+            Failure::of_watch(&message).map(|failure| failure.code)
+        };
+        assert_eq!(of(&ApiError::Draining), None);
+        assert_eq!(of(&ApiError::HistoryRewritten), Some(410));
+        assert_eq!(of(&ApiError::AccessChanged), Some(410));
+        assert_eq!(of(&ApiError::SlowConsumer { after: ResourceVersion::decimal(1) }), Some(429));
+        assert_eq!(of(&ApiError::CredentialsExpired), Some(401));
+        let mut dropped = pb::WatchResponse::default();
+        dropped.set_type(pb::EventType::Dropped);
+        assert_eq!(Failure::of_watch(&dropped).map(|failure| failure.code), Some(410));
+    }
+}

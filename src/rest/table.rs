@@ -1,0 +1,262 @@
+//! Tables: the columns that an API server prints for the kinds that most clusters are read for, name and age for others.
+
+use std::time::SystemTime;
+
+use serde_json::{Value, json};
+
+use crate::{
+    model::ApiKind,
+    printers::{
+        age::age,
+        pod,
+        values::{self, NONE, items, join, text, text_or},
+    },
+};
+
+/// Column of a kind.
+struct Column {
+    name: &'static str,
+    kind: &'static str,
+    /// Not 0 for a column that only `-o wide` shows.
+    priority: u8,
+    show: fn(&Value, SystemTime) -> Value,
+}
+
+const STRING: &str = "string";
+const INTEGER: &str = "integer";
+
+const AGE: Column = narrow("Age", |body, now| json!(creation(body, now)));
+
+const fn column(name: &'static str, kind: &'static str, priority: u8, show: fn(&Value, SystemTime) -> Value) -> Column {
+    Column { name, kind, priority, show }
+}
+
+const fn narrow(name: &'static str, show: fn(&Value, SystemTime) -> Value) -> Column {
+    column(name, STRING, 0, show)
+}
+
+const fn wide(name: &'static str, show: fn(&Value, SystemTime) -> Value) -> Column {
+    column(name, STRING, 1, show)
+}
+
+const POD: &[Column] = &[
+    narrow("Ready", |body, _| json!(pod::ready(body))),
+    narrow("Status", |body, _| json!(pod::status(body))),
+    narrow("Restarts", |body, now| json!(pod::restarts(body, now))),
+    AGE,
+    wide("IP", |body, _| json!(text(body, "/status/podIP"))),
+    wide("Node", |body, _| json!(text(body, "/spec/nodeName"))),
+    wide("Nominated Node", |body, _| json!(text(body, "/status/nominatedNodeName"))),
+    wide("Readiness Gates", |body, _| json!(readiness_gates(body))),
+];
+const NODE: &[Column] = &[
+    narrow("Status", |body, _| json!(values::node_status(body))),
+    narrow("Roles", |body, _| json!(roles(body))),
+    AGE,
+    narrow("Version", |body, _| json!(text_or(body, "/status/nodeInfo/kubeletVersion", ""))),
+    wide("Internal-IP", |body, _| json!(values::address(body, "InternalIP"))),
+    wide("External-IP", |body, _| json!(values::address(body, "ExternalIP"))),
+    wide("OS-Image", |body, _| json!(text_or(body, "/status/nodeInfo/osImage", UNKNOWN))),
+    wide("Kernel-Version", |body, _| json!(text_or(body, "/status/nodeInfo/kernelVersion", UNKNOWN))),
+    wide("Container-Runtime", |body, _| json!(text_or(body, "/status/nodeInfo/containerRuntimeVersion", UNKNOWN))),
+];
+const DEPLOYMENT: &[Column] = &[
+    narrow("Ready", |body, _| json!(values::deployment_ready(body))),
+    column("Up-to-date", INTEGER, 0, |body, _| number(body, "/status/updatedReplicas")),
+    column("Available", INTEGER, 0, |body, _| number(body, "/status/availableReplicas")),
+    AGE,
+    wide("Containers", |body, _| json!(names(body, "/spec/template/spec/containers"))),
+    wide("Images", |body, _| json!(values::images(body, "/spec/template/spec/containers"))),
+    wide("Selector", |body, _| json!(selector(body.pointer("/spec/selector")))),
+];
+const SERVICE: &[Column] = &[
+    narrow("Type", |body, _| json!(text_or(body, "/spec/type", "ClusterIP"))),
+    narrow("Cluster-IP", |body, _| json!(text(body, "/spec/clusterIP"))),
+    narrow("External-IP", |body, _| json!(external(body))),
+    narrow("Port(s)", |body, _| json!(values::ports(body))),
+    AGE,
+    wide("Selector", |body, _| json!(values::pairs(body.pointer("/spec/selector")))),
+];
+const CONFIG_MAP: &[Column] = &[column("Data", INTEGER, 0, |body, _| json!(values::data(body))), AGE];
+const SECRET: &[Column] = &[
+    narrow("Type", |body, _| json!(text_or(body, "/type", "Opaque"))),
+    column("Data", INTEGER, 0, |body, _| json!(values::data(body))),
+    AGE,
+];
+const OTHER: &[Column] = &[AGE];
+const UNKNOWN: &str = "<unknown>";
+
+fn columns(kind: &ApiKind) -> &'static [Column] {
+    match (&*kind.group, &*kind.kind) {
+        ("", "Pod") => POD,
+        ("", "Node") => NODE,
+        ("apps", "Deployment") => DEPLOYMENT,
+        ("", "Service") => SERVICE,
+        ("", "ConfigMap") => CONFIG_MAP,
+        ("", "Secret") => SECRET,
+        _ => OTHER,
+    }
+}
+
+/// Returns the definitions of the columns of a kind.
+pub(super) fn definitions(kind: &ApiKind) -> Value {
+    let name = json!({ "name": "Name", "type": STRING, "format": "name", "description": "", "priority": 0 });
+    let others = columns(kind).iter().map(|Column { name, kind, priority, .. }| {
+        json!({ "name": name, "type": kind, "format": "", "description": "", "priority": priority })
+    });
+    [name].into_iter().chain(others).collect()
+}
+
+/// Returns the cells of an object.
+pub(super) fn cells(kind: &ApiKind, name: &str, body: &Value, now: SystemTime) -> Value {
+    let others = columns(kind).iter().map(|column| (column.show)(body, now));
+    [json!(name)].into_iter().chain(others).collect()
+}
+
+fn creation(body: &Value, now: SystemTime) -> String {
+    match body.pointer("/metadata/creationTimestamp").and_then(Value::as_str) {
+        Some(created) => age(created, now),
+        None => UNKNOWN.to_owned(),
+    }
+}
+
+fn number(body: &Value, pointer: &str) -> Value {
+    json!(body.pointer(pointer).and_then(Value::as_i64).unwrap_or_default())
+}
+
+fn names(body: &Value, containers: &str) -> String {
+    items(body, containers).map(|container| text_or(container, "/name", "")).collect::<Vec<_>>().join(",")
+}
+
+fn readiness_gates(body: &Value) -> String {
+    let gates: Vec<String> =
+        items(body, "/spec/readinessGates").map(|gate| text_or(gate, "/conditionType", "")).collect();
+    if gates.is_empty() {
+        return NONE.to_owned();
+    }
+    let is_true = |gate: &&String| {
+        items(body, "/status/conditions")
+            .any(|condition| text(condition, "/type") == **gate && text(condition, "/status") == "True")
+    };
+    format!("{}/{}", gates.iter().filter(is_true).count(), gates.len())
+}
+
+fn roles(body: &Value) -> String {
+    let labels = body.pointer("/metadata/labels").and_then(Value::as_object).into_iter().flatten();
+    let mut roles: Vec<&str> = labels
+        .filter_map(|(key, value)| match key.strip_prefix("node-role.kubernetes.io/") {
+            Some(role) => Some(role),
+            None if key == "kubernetes.io/role" => value.as_str(),
+            None => None,
+        })
+        .filter(|role| !role.is_empty())
+        .collect();
+    roles.sort_unstable();
+    roles.dedup();
+    join(roles.into_iter().map(str::to_owned))
+}
+
+/// Returns the external addresses of a service.
+fn external(body: &Value) -> String {
+    let addresses = |pointer: &'static str| items(body, pointer).filter_map(Value::as_str).map(str::to_owned);
+    match &*text_or(body, "/spec/type", "ClusterIP") {
+        "ExternalName" => text_or(body, "/spec/externalName", ""),
+        "LoadBalancer" => {
+            let ingress = items(body, "/status/loadBalancer/ingress").filter_map(|ingress| {
+                let of = |key: &str| ingress.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
+                of("ip").or_else(|| of("hostname")).map(str::to_owned)
+            });
+            let all: Vec<String> = ingress.chain(addresses("/spec/externalIPs")).collect();
+            if all.is_empty() { "<pending>".to_owned() } else { all.join(",") }
+        }
+        _ => join(addresses("/spec/externalIPs")),
+    }
+}
+
+/// Formats a label selector as `metav1.FormatLabelSelector`.
+fn selector(selector: Option<&Value>) -> String {
+    let Some(selector) = selector else { return NONE.to_owned() };
+    let labels = selector.get("matchLabels").and_then(Value::as_object).into_iter().flatten();
+    let labels = labels.map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or_default()));
+    let expressions = items(selector, "/matchExpressions").map(|expression| {
+        let key = text_or(expression, "/key", "");
+        let mut values: Vec<&str> = items(expression, "/values").filter_map(Value::as_str).collect();
+        values.sort_unstable();
+        let values = values.join(",");
+        match &*text_or(expression, "/operator", "") {
+            "In" => format!("{key} in ({values})"),
+            "NotIn" => format!("{key} notin ({values})"),
+            "DoesNotExist" => format!("!{key}"),
+            _ => key,
+        }
+    });
+    let mut parts: Vec<String> = labels.chain(expressions).collect();
+    parts.sort();
+    join(parts.into_iter())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(group: &str, kind: &str, body: &Value) -> Vec<(String, Value)> {
+        let kind = ApiKind::new(group, "v1", "x", kind);
+        let names = definitions(&kind);
+        let names = names.as_array().unwrap().iter().map(|column| column["name"].as_str().unwrap().to_owned());
+        let cells = cells(&kind, "web", body, SystemTime::UNIX_EPOCH);
+        names.zip(cells.as_array().unwrap().clone()).collect()
+    }
+
+    fn cell(row: &[(String, Value)], name: &str) -> Value {
+        row.iter().find(|(found, _)| found == name).unwrap_or_else(|| panic!("no {name}")).1.clone()
+    }
+
+    #[test]
+    fn each_kind_has_the_columns_of_an_api_server() {
+        let names = |group: &str, kind: &str| {
+            row(group, kind, &json!({})).into_iter().map(|(name, _)| name).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            names("", "Pod"),
+            ["Name", "Ready", "Status", "Restarts", "Age", "IP", "Node", "Nominated Node", "Readiness Gates"]
+        );
+        assert_eq!(names("", "Service"), ["Name", "Type", "Cluster-IP", "External-IP", "Port(s)", "Age", "Selector"]);
+        assert_eq!(names("apps", "Deployment")[..5], ["Name", "Ready", "Up-to-date", "Available", "Age"]);
+        assert_eq!(names("", "Deployment"), ["Name", "Age"], "another group");
+        assert_eq!(names("", "ConfigMap"), ["Name", "Data", "Age"]);
+        assert_eq!(names("", "Secret"), ["Name", "Type", "Data", "Age"]);
+    }
+
+    #[test]
+    fn cells_are_those_of_kubectl() {
+        let service = json!({ "spec": { "type": "LoadBalancer", "clusterIP": "10.0.0.1", "externalIPs": ["9.9.9.9"], "ports": [{ "port": 80 }] },
+            "status": { "loadBalancer": { "ingress": [{ "hostname": "lb" }] } } });
+        let found = row("", "Service", &service);
+        assert_eq!((cell(&found, "External-IP"), cell(&found, "Port(s)")), (json!("lb,9.9.9.9"), json!("80/TCP")));
+        assert_eq!(
+            cell(&row("", "Service", &json!({ "spec": { "type": "LoadBalancer" } })), "External-IP"),
+            "<pending>"
+        );
+        assert_eq!(cell(&row("", "Service", &json!({})), "External-IP"), NONE);
+        let deployment = json!({ "spec": { "replicas": 3, "selector": { "matchLabels": { "b": "1", "a": "2" },
+            "matchExpressions": [{ "key": "c", "operator": "In", "values": ["y", "x"] }, { "key": "d", "operator": "DoesNotExist" }] } },
+            "status": { "readyReplicas": 1, "updatedReplicas": 2 } });
+        let found = row("apps", "Deployment", &deployment);
+        assert_eq!(
+            (cell(&found, "Ready"), cell(&found, "Up-to-date"), cell(&found, "Available")),
+            (json!("1/3"), json!(2), json!(0))
+        );
+        assert_eq!(cell(&found, "Selector"), "!d,a=2,b=1,c in (x,y)");
+        let node =
+            json!({ "metadata": { "labels": { "node-role.kubernetes.io/worker": "", "kubernetes.io/role": "edge" } } });
+        assert_eq!(cell(&row("", "Node", &node), "Roles"), "edge,worker");
+        let gated = json!({ "spec": { "readinessGates": [{ "conditionType": "a" }, { "conditionType": "b" }] },
+            "status": { "conditions": [{ "type": "b", "status": "True" }] } });
+        assert_eq!(cell(&row("", "Pod", &gated), "Readiness Gates"), "1/2");
+        let created = json!({ "metadata": { "creationTimestamp": "1970-01-01T00:00:00Z" } });
+        assert_eq!(
+            (cell(&row("x", "Y", &created), "Age"), cell(&row("x", "Y", &json!({})), "Age")),
+            (json!("0s"), json!(UNKNOWN))
+        );
+    }
+}

@@ -1,0 +1,735 @@
+//! API of Kubernetes, over HTTP/1.1 on plain sockets: what kubectl and client-go send, and what they need to get.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use informerd::{
+    auth::{Authentication, Authorizer, Rules},
+    cache::Delta,
+    grpc::{AccessConfig, KubernetesApi, MostRecent},
+    model::{ApiKind, Cause, Event, ResourceVersion},
+    rest::RestService,
+    transport::{Listener, Server},
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::{TcpListener, TcpStream},
+    task::JoinHandle,
+};
+
+use crate::sandbox::{DEADLINE, Options, Sandbox, pod, pod_at, server_config};
+
+/// API over the resource of a sandbox.
+struct Api {
+    sandbox: Sandbox,
+    address: SocketAddr,
+    _server: JoinHandle<()>,
+}
+
+/// Response to a request.
+struct Answer {
+    code: u16,
+    head: String,
+    text: String,
+}
+
+/// Open watch.
+struct Lines(BufReader<TcpStream>);
+
+impl Answer {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
+    }
+
+    /// Returns code and reason of a `Status`.
+    fn failure(&self) -> (u16, String) {
+        let status = self.json();
+        assert_eq!(
+            (&status["kind"], &status["status"], &status["code"]),
+            (&json!("Status"), &json!("Failure"), &json!(self.code))
+        );
+        (self.code, status["reason"].as_str().unwrap().to_owned())
+    }
+
+    fn names(&self) -> Vec<String> {
+        let json = self.json();
+        json["items"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|item| item["metadata"]["name"].as_str().unwrap().to_owned())
+            .collect()
+    }
+}
+
+impl Lines {
+    /// Returns the next event; none at the end of the watch.
+    async fn next(&mut self) -> Option<Value> {
+        let mut size = String::new();
+        tokio::time::timeout(DEADLINE, self.0.read_line(&mut size)).await.expect("a line in time").unwrap();
+        let size = usize::from_str_radix(size.trim(), 16).unwrap();
+        if size == 0 {
+            return None;
+        }
+        let mut line = String::new();
+        self.0.read_line(&mut line).await.unwrap();
+        assert_eq!(line.len(), size, "more lines in a chunk");
+        self.0.read_line(&mut String::new()).await.unwrap();
+        Some(serde_json::from_str(&line).unwrap())
+    }
+
+    /// Returns so many events in words: type, name, version.
+    async fn words(&mut self, count: usize) -> Vec<String> {
+        let mut words = Vec::new();
+        while words.len() < count {
+            words.push(event(&self.next().await.expect("an event")));
+        }
+        words
+    }
+}
+
+fn event(line: &Value) -> String {
+    let metadata = &line["object"]["metadata"];
+    let name = metadata["name"].as_str().map(|name| format!(" {name}")).unwrap_or_default();
+    let end = if metadata["annotations"]["k8s.io/initial-events-end"] == "true" { " END" } else { "" };
+    format!(
+        "{}{name} @{}{end}",
+        line["type"].as_str().unwrap(),
+        metadata["resourceVersion"].as_str().unwrap_or_default()
+    )
+}
+
+const PODS: &str = "/api/v1/pods";
+/// Query of client-go's reflector for a list as a watch.
+const WATCH_LIST: &str =
+    "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=400";
+
+fn kind() -> ApiKind {
+    ApiKind { short_names: vec!["po".to_owned()], ..ApiKind::new("", "v1", "pods", "Pod") }
+}
+
+impl Api {
+    /// Starts one whose upstream confirms every state.
+    async fn start(objects: &[(&str, &str)]) -> Self {
+        Self::with(Options::default(), MostRecent::new(|at| Box::pin(async { Ok(at) })), false, objects).await
+    }
+
+    async fn with(options: Options, most_recent: MostRecent, warns: bool, objects: &[(&str, &str)]) -> Self {
+        let api = KubernetesApi { kind: kind(), is_discovered: false, most_recent: Some(most_recent) };
+        let options = Options { kubernetes: Some(Arc::new(api)), ..options };
+        let objects = objects.iter().map(|(namespace, name)| pod(namespace, name, r#""nodeName":"n1""#)).collect();
+        let sandbox = Sandbox::start_with(options, objects).await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let bounds = server_config(&sandbox.state, Duration::from_secs(30), Duration::from_secs(5));
+        let server =
+            Server::new(RestService::new(sandbox.state.clone(), warns), RestService::is_watch, bounds).with_http1();
+        let server = tokio::spawn(server.serve(Listener::Tcp(listener), sandbox.lifecycle.draining.clone()));
+        Self { sandbox, address, _server: server }
+    }
+
+    async fn send(&self, method: &str, target: &str, headers: &[(&str, &str)], body: &str) -> (TcpStream, String) {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        let headers = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect::<Vec<_>>().concat();
+        let request = format!(
+            "{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n{headers}\r\n{body}",
+            body.len()
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let (mut head, mut byte) = (Vec::new(), [0]);
+        while !head.ends_with(b"\r\n\r\n") {
+            tokio::time::timeout(DEADLINE, stream.read_exact(&mut byte)).await.expect("a head in time").unwrap();
+            head.push(byte[0]);
+        }
+        (stream, String::from_utf8(head).unwrap().to_lowercase())
+    }
+
+    async fn ask(&self, method: &str, target: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        let mut all = vec![("Connection", "close")];
+        all.extend_from_slice(headers);
+        let (mut stream, head) = self.send(method, target, &all, body).await;
+        let mut text = String::new();
+        tokio::time::timeout(DEADLINE, stream.read_to_string(&mut text)).await.expect("a body in time").unwrap();
+        if head.contains("transfer-encoding: chunked") {
+            text = unchunked(&text);
+        }
+        Answer { code: head.split(' ').nth(1).unwrap().parse().unwrap(), head, text }
+    }
+
+    async fn get(&self, target: &str) -> Answer {
+        self.ask("GET", target, &[], "").await
+    }
+
+    async fn accept(&self, target: &str, accept: &str) -> Answer {
+        self.ask("GET", target, &[("Accept", accept)], "").await
+    }
+
+    async fn watch(&self, query: &str) -> Lines {
+        self.watch_at(PODS, query, &[]).await
+    }
+
+    async fn watch_at(&self, path: &str, query: &str, headers: &[(&str, &str)]) -> Lines {
+        let (stream, head) = self.send("GET", &format!("{path}?{query}"), headers, "").await;
+        assert!(head.starts_with("http/1.1 200 "), "{head}");
+        Lines(BufReader::new(stream))
+    }
+
+    /// Applies a transaction: changes at one version.
+    async fn transact(&mut self, names: &[&str]) -> ResourceVersion {
+        let version = self.sandbox.version();
+        let events = names.iter().map(|name| Event::Modified(pod_at("shop", name, "", &version)));
+        let delta = Delta::Changes { events: events.collect(), closes: true };
+        self.sandbox.say(delta).await;
+        self.sandbox.reached(&version).await;
+        version
+    }
+}
+
+fn unchunked(text: &str) -> String {
+    let (mut rest, mut whole) = (text, String::new());
+    while let Some((size, after)) = rest.split_once("\r\n") {
+        let size = usize::from_str_radix(size, 16).unwrap();
+        if size == 0 {
+            return whole;
+        }
+        whole.push_str(&after[..size]);
+        rest = &after[size + 2..];
+    }
+    panic!("no end: {text}");
+}
+
+#[tokio::test]
+async fn discovery_has_the_kinds_in_both_forms() {
+    let api = Api::start(&[]).await;
+    let aggregated = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
+    let core = api.accept("/api", aggregated).await;
+    assert!(
+        core.head.contains("content-type: application/json;g=apidiscovery.k8s.io;v=v2;as=apigroupdiscoverylist"),
+        "{}",
+        core.head
+    );
+    let resource = &core.json()["items"][0]["versions"][0]["resources"][0];
+    let response_kind = json!({ "group": "", "version": "v1", "kind": "Pod" });
+    let expected = json!({ "resource": "pods", "singularResource": "pod", "shortNames": ["po"], "categories": [], "scope": "Namespaced",
+        "verbs": ["get", "list", "watch"], "responseKind": response_kind });
+    assert_eq!(*resource, expected);
+    assert_eq!(api.accept("/apis", aggregated).await.json()["items"], json!([]));
+    let old = "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json";
+    assert_eq!(api.accept("/api", old).await.json()["versions"], json!(["v1"]), "of which v2beta1 is not served");
+    let list = api.get("/api/v1").await.json();
+    assert_eq!(
+        (&list["kind"], &list["resources"][0]["name"], &list["resources"][0]["namespaced"]),
+        (&json!("APIResourceList"), &json!("pods"), &json!(true))
+    );
+    assert_eq!(api.get("/apis/apps/v1").await.failure(), (404, "NotFound".to_owned()));
+    assert!(api.get("/version").await.json()["gitVersion"].as_str().unwrap().starts_with("v1."));
+    let ready = api.get("/readyz").await;
+    assert_eq!((ready.code, &*ready.text), (200, "ok"));
+}
+
+#[tokio::test]
+async fn an_object_is_read_with_its_version() {
+    let mut api = Api::start(&[("shop", "a")]).await;
+    let pod = api.get("/api/v1/namespaces/shop/pods/a").await;
+    assert_eq!(pod.code, 200);
+    let json = pod.json();
+    assert_eq!(
+        (&json["kind"], &json["metadata"]["resourceVersion"], &json["spec"]["nodeName"]),
+        (&json!("Pod"), &json!("1"), &json!("n1"))
+    );
+    api.sandbox.put("shop", "a", "").await;
+    let newer = api.get("/api/v1/namespaces/shop/pods/a?resourceVersion=2").await.json();
+    assert_eq!(newer["metadata"]["resourceVersion"], "2");
+    let missing = api.get("/api/v1/namespaces/shop/pods/b").await;
+    assert_eq!(missing.failure(), (404, "NotFound".to_owned()));
+    assert_eq!(missing.json()["message"], "pods \"b\" not found");
+    assert_eq!(api.get("/api/v1/pods/a").await.failure().0, 404, "the kind has namespaces");
+    assert_eq!(api.get("/api/v1/namespaces/shop/pods/a/log").await.failure().0, 404);
+    assert_eq!(api.get("/api/v1/things").await.failure().0, 404);
+    let head = api.ask("HEAD", "/api/v1/namespaces/shop/pods/a", &[], "").await;
+    assert_eq!((head.code, head.text.len()), (200, 0));
+    for method in ["PUT", "DELETE", "PATCH", "POST"] {
+        assert_eq!(
+            api.ask(method, "/api/v1/namespaces/shop/pods/a", &[], "{}").await.failure(),
+            (405, "MethodNotAllowed".to_owned())
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_list_has_items_without_a_type_and_pages() {
+    let objects = [("a", "1"), ("a", "2"), ("b", "3"), ("b", "4"), ("b", "5")];
+    let api = Api::start(&objects).await;
+    let list = api.get(PODS).await;
+    assert_eq!(list.names(), ["1", "2", "3", "4", "5"]);
+    let json = list.json();
+    assert_eq!(
+        (&json["kind"], &json["apiVersion"], &json["metadata"]),
+        (&json!("PodList"), &json!("v1"), &json!({ "resourceVersion": "1" }))
+    );
+    assert!(json["items"][0].get("kind").is_none() && json["items"][0].get("apiVersion").is_none());
+    assert_eq!(api.get("/api/v1/namespaces/b/pods").await.names(), ["3", "4", "5"]);
+    assert_eq!(api.get("/api/v1/namespaces/c/pods").await.names(), [""; 0]);
+    let (mut names, mut remaining, mut token) = (Vec::new(), Vec::new(), String::new());
+    loop {
+        let page = api.get(&format!("{PODS}?limit=2&continue={token}")).await;
+        names.extend(page.names());
+        let metadata = page.json()["metadata"].clone();
+        let Some(next) = metadata["continue"].as_str() else { break };
+        remaining.push(metadata["remainingItemCount"].as_u64().unwrap());
+        token = next.to_owned();
+    }
+    assert_eq!((names, remaining), (objects.map(|(_, name)| name.to_owned()).to_vec(), vec![3, 1]));
+    assert_eq!(
+        api.get(&format!("{PODS}?limit=2&resourceVersion=0")).await.names().len(),
+        5,
+        "any version has no pages"
+    );
+    assert_eq!(api.get(&format!("{PODS}?continue=bad")).await.failure().0, 400);
+    assert_eq!(
+        api.get(&format!("/api/v1/namespaces/b/pods?limit=2&continue={token}")).await.failure().0,
+        400,
+        "of another query"
+    );
+    assert_eq!(api.get(&format!("{PODS}?labelSelector=app%3D3")).await.names(), ["3"]);
+    assert_eq!(api.get(&format!("{PODS}?fieldSelector=metadata.name%3D4,spec.nodeName%3Dn1")).await.names(), ["4"]);
+    assert_eq!(api.get(&format!("{PODS}?labelSelector=%3D%3D")).await.failure(), (400, "BadRequest".to_owned()));
+    let selected = api.get(&format!("{PODS}?limit=1&labelSelector=app!%3D3")).await.json();
+    assert!(selected["metadata"]["continue"].is_string() && selected["metadata"].get("remainingItemCount").is_none());
+}
+
+#[tokio::test]
+async fn versions_are_those_of_the_request() {
+    let mut api = Api::start(&[("shop", "a")]).await;
+    api.sandbox.put("shop", "a", "").await;
+    let version = ResourceVersion::decimal(2);
+    api.sandbox.reached(&version).await;
+    for query in ["resourceVersion=1", "resourceVersion=0", "resourceVersion=2&resourceVersionMatch=Exact"] {
+        assert_eq!(api.get(&format!("{PODS}?{query}")).await.json()["metadata"]["resourceVersion"], "2", "{query}");
+    }
+    let past = api.get(&format!("{PODS}?resourceVersion=1&resourceVersionMatch=Exact")).await;
+    assert_eq!(past.failure(), (410, "Expired".to_owned()));
+    assert_eq!(api.get(&format!("{PODS}?resourceVersion=x")).await.failure(), (400, "BadRequest".to_owned()));
+    let invalid = api.get(&format!("{PODS}?resourceVersionMatch=Exact")).await;
+    assert_eq!(invalid.failure(), (422, "Invalid".to_owned()));
+    assert_eq!(invalid.json()["details"]["causes"][0]["field"], "resourceVersionMatch");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_version_that_is_not_reached_is_a_timeout_with_a_cause() {
+    let api = Api::start(&[]).await;
+    let late = api.get(&format!("{PODS}?resourceVersion=9")).await;
+    assert_eq!(late.failure(), (504, "Timeout".to_owned()));
+    assert_eq!(late.json()["details"]["causes"][0]["reason"], "ResourceVersionTooLarge");
+    assert!(late.head.contains("retry-after: 1"), "{}", late.head);
+}
+
+#[tokio::test]
+async fn a_list_as_a_watch_ends_its_initial_events_with_the_annotated_bookmark() {
+    let mut api = Api::start(&[("shop", "a")]).await;
+    let mut watch = api.watch(WATCH_LIST).await;
+    // The initial events are one chunk with their end; of one object, here, with its line first.
+    let mut size = String::new();
+    watch.0.read_line(&mut size).await.unwrap();
+    let (mut first, mut second) = (String::new(), String::new());
+    watch.0.read_line(&mut first).await.unwrap();
+    watch.0.read_line(&mut second).await.unwrap();
+    watch.0.read_line(&mut String::new()).await.unwrap();
+    let words = [first, second].map(|line| event(&serde_json::from_str(&line).unwrap()));
+    assert_eq!(words, ["ADDED a @1", "BOOKMARK @1 END"]);
+    let changed = api.sandbox.put("shop", "a", "").await;
+    assert_eq!(watch.words(1).await, ["MODIFIED a @2"]);
+    api.sandbox.delete(&changed).await;
+    let deleted = watch.next().await.unwrap();
+    assert_eq!(event(&deleted), "DELETED a @3", "of the deletion");
+    assert_eq!((&deleted["object"]["kind"], &deleted["object"]["apiVersion"]), (&json!("Pod"), &json!("v1")));
+}
+
+#[tokio::test]
+async fn a_watch_without_bookmarks_has_none() {
+    let mut api = Api::start(&[("shop", "a")]).await;
+    let mut watch = api.watch("watch=1&resourceVersion=0").await;
+    assert_eq!(watch.words(1).await, ["ADDED a @1"]);
+    api.sandbox.put("shop", "b", "").await;
+    assert_eq!(watch.words(1).await, ["ADDED b @2"]);
+    let mut selected = api.watch("watch=1&resourceVersion=1&fieldSelector=metadata.name%3Db").await;
+    assert_eq!(selected.words(1).await, ["ADDED b @2"]);
+}
+
+#[tokio::test]
+async fn a_watch_that_cannot_be_is_refused_before_its_head() {
+    let api = Api::start(&[("shop", "a")]).await;
+    for (query, code) in [
+        ("sendInitialEvents=true", 422),
+        ("sendInitialEvents=true&resourceVersionMatch=Exact", 422),
+        ("resourceVersionMatch=NotOlderThan", 422),
+        ("shardSelector=x", 400),
+        ("resourceVersion=abc", 400),
+        ("resourceVersion=abc&sendInitialEvents=true&resourceVersionMatch=NotOlderThan", 400),
+        ("fieldSelector=%3D%3D%3D", 400),
+        ("timeoutSeconds=x", 400),
+    ] {
+        assert_eq!(api.get(&format!("{PODS}?watch=1&{query}")).await.failure().0, code, "{query}");
+    }
+    let accept = [("Accept", "application/vnd.kubernetes.protobuf;stream=watch")];
+    assert_eq!(
+        api.ask("GET", &format!("{PODS}?watch=1"), &accept, "").await.failure(),
+        (406, "NotAcceptable".to_owned())
+    );
+}
+
+#[tokio::test]
+async fn a_client_that_resumes_inside_a_batch_gets_all_of_it() {
+    let mut api = Api::start(&[]).await;
+    api.transact(&["x"]).await;
+    let version = api.transact(&["a", "b", "c"]).await;
+    api.transact(&["d"]).await;
+    let mut watch = api.watch(&format!("watch=1&resourceVersion={version}")).await;
+    let mut seen = Vec::new();
+    let mut size = String::new();
+    watch.0.read_line(&mut size).await.unwrap();
+    for _ in 0..4 {
+        let mut line = String::new();
+        watch.0.read_line(&mut line).await.unwrap();
+        seen.push(event(&serde_json::from_str(&line).unwrap()));
+    }
+    assert_eq!(seen, ["ADDED a @3", "ADDED b @3", "ADDED c @3", "ADDED d @4"]);
+    // After a change that was alone, nothing is repeated.
+    let mut watch = api.watch("watch=1&resourceVersion=4").await;
+    api.transact(&["e"]).await;
+    assert_eq!(watch.words(1).await, ["ADDED e @5"]);
+}
+
+#[tokio::test]
+async fn a_relist_is_its_batch_and_a_bookmark_and_a_client_inside_lists_again() {
+    let mut api = Api::start(&[("shop", "gone"), ("shop", "same")]).await;
+    let mut watch = api.watch("watch=1&resourceVersion=1&allowWatchBookmarks=true").await;
+    let at = |number: u128| ResourceVersion::decimal(number);
+    let gone = pod_at("shop", "gone", "", &at(9));
+    let events = vec![Event::Modified(pod_at("shop", "new", "", &at(5))), Event::Deleted(gone)];
+    api.sandbox.say(Delta::Relist(events, Cause::Inferred)).await;
+    let mut seen = Vec::new();
+    let mut size = String::new();
+    watch.0.read_line(&mut size).await.unwrap();
+    while seen.len() < 4 {
+        let mut line = String::new();
+        watch.0.read_line(&mut line).await.unwrap();
+        if line.starts_with('{') {
+            seen.push(event(&serde_json::from_str(&line).unwrap()));
+        }
+    }
+    seen.sort();
+    // The deletion has a version at which the relist is not complete.
+    assert_eq!(seen, ["ADDED new @5", "BOOKMARK @1", "BOOKMARK @9", "DELETED gone @8"]);
+    for inside in ["5", "8", "9"] {
+        let answer = api.get(&format!("{PODS}?watch=1&resourceVersion={inside}")).await;
+        assert_eq!(answer.failure(), (410, "Expired".to_owned()), "{inside}");
+    }
+    api.transact(&["later"]).await;
+}
+
+#[tokio::test]
+async fn a_drain_ends_a_watch_without_an_error() {
+    let api = Api::start(&[("shop", "a")]).await;
+    let mut watch = api.watch("watch=1&resourceVersion=1&allowWatchBookmarks=true").await;
+    let waiting = async {
+        let mut last = None;
+        while let Some(line) = watch.next().await {
+            last = Some(event(&line));
+        }
+        last
+    };
+    let drain = async { api.sandbox.lifecycle.draining.cancel() };
+    let (last, ()) = tokio::join!(waiting, drain);
+    assert_eq!(last.as_deref(), Some("BOOKMARK @1"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_ends_after_its_timeout() {
+    let api = Api::start(&[("shop", "a")]).await;
+    let mut watch = api.watch("watch=1&resourceVersion=1&timeoutSeconds=7").await;
+    let begun = tokio::time::Instant::now();
+    assert_eq!(watch.next().await, None);
+    assert_eq!(begun.elapsed().as_secs(), 7);
+}
+
+#[tokio::test]
+async fn tables_and_partial_objects_are_served_to_whoever_accepts_them() {
+    let api = Api::start(&[("shop", "a")]).await;
+    let table = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
+    let list = api.accept(PODS, table).await.json();
+    assert_eq!((&list["kind"], &list["metadata"]["resourceVersion"]), (&json!("Table"), &json!("1")));
+    let names: Vec<_> =
+        list["columnDefinitions"].as_array().unwrap().iter().map(|column| column["name"].as_str().unwrap()).collect();
+    assert_eq!(names[..5], ["Name", "Ready", "Status", "Restarts", "Age"]);
+    assert_eq!(list["rows"][0]["cells"][0], "a");
+    assert_eq!(api.accept("/api/v1/namespaces/shop/pods/a", table).await.json()["rows"].as_array().unwrap().len(), 1);
+    let partial = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+    let list = api.accept(PODS, partial).await.json();
+    assert_eq!(list["kind"], "PartialObjectMetadataList");
+    assert!(list["items"][0].get("spec").is_none() && list["items"][0]["metadata"]["labels"]["app"] == "a");
+    let mut watch = api.watch_at(PODS, "watch=1&resourceVersion=0", &[("Accept", table)]).await;
+    let added = watch.next().await.unwrap();
+    assert_eq!((&added["object"]["kind"], &added["object"]["rows"][0]["cells"][0]), (&json!("Table"), &json!("a")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_request_to_the_upstream_confirms_the_state_for_all_that_wait() {
+    let asked = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&asked);
+    let most_recent = MostRecent::new(move |at| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        Box::pin(async move {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            Ok(at)
+        })
+    });
+    let api = Api::with(Options::default(), most_recent, false, &[("shop", "a")]).await;
+    let all = futures_util::future::join_all((0..20).map(|_| api.get(PODS))).await;
+    assert!(all.iter().all(|answer| answer.code == 200));
+    let first = asked.load(Ordering::Relaxed);
+    // Those that begin while it is under way need another one.
+    assert!((1..=2).contains(&first), "{first}");
+    assert_eq!(api.get(&format!("{PODS}?resourceVersion=0")).await.code, 200);
+    assert_eq!(asked.load(Ordering::Relaxed), first, "any version needs none");
+    let begun = tokio::time::Instant::now();
+    for _ in 0..5 {
+        api.get(PODS).await;
+    }
+    assert!(begun.elapsed() >= Duration::from_millis(400), "at most ten a second");
+    assert_eq!(asked.load(Ordering::Relaxed), first + 5, "none is answered by an earlier one");
+}
+
+#[tokio::test]
+async fn a_newer_state_is_waited_for() {
+    let most_recent = MostRecent::new(|_| Box::pin(async { Ok(ResourceVersion::decimal(2)) }));
+    let mut api = Api::with(Options::default(), most_recent, false, &[("shop", "a")]).await;
+    let version = api.sandbox.version();
+    let (list, ()) = tokio::join!(api.get(PODS), async {
+        let event = Event::Modified(pod_at("shop", "b", "", &version));
+        api.sandbox.push(event).await;
+    });
+    assert_eq!(list.names(), ["a", "b"]);
+}
+
+#[tokio::test]
+async fn an_upstream_that_does_not_confirm_is_an_error_or_a_warning() {
+    let failing = || MostRecent::new(|_| Box::pin(async { Err("the upstream is \"down\"".to_owned()) }));
+    let api = Api::with(Options::default(), failing(), false, &[("shop", "a")]).await;
+    let paths = [PODS.to_owned(), "/api/v1/namespaces/shop/pods/a".to_owned(), format!("{PODS}?{WATCH_LIST}")];
+    for path in &paths {
+        let answer = api.get(path).await;
+        assert_eq!(answer.failure(), (503, "ServiceUnavailable".to_owned()), "{path}");
+        assert!(answer.head.contains("retry-after: 1"));
+    }
+    assert_eq!(api.get(&format!("{PODS}?resourceVersion=0")).await.code, 200);
+    let api = Api::with(Options::default(), failing(), true, &[("shop", "a")]).await;
+    let answer = api.get(PODS).await;
+    assert!(
+        answer.code == 200 && answer.head.contains("warning: 299 - \"informerd: the state may not be"),
+        "{}",
+        answer.head
+    );
+    let (_, head) = api.send("GET", &format!("{PODS}?{WATCH_LIST}"), &[], "").await;
+    assert!(head.contains("warning: 299"), "{head}");
+}
+
+fn authorized(directory: &TempDir) -> Options {
+    let path = directory.path().join("tokens");
+    let lines = [("all", "all"), ("shop", "shop"), ("none", "none")]
+        .map(|(token, user)| crate::authentication::line(token, user));
+    std::fs::write(&path, lines.concat()).unwrap();
+    let rules = json!([
+        { "subjects": ["user:all"], "verbs": ["*"], "resources": ["pods"], "namespaces": ["*"] },
+        { "subjects": ["user:shop"], "verbs": ["get", "list", "watch"], "resources": ["pods"], "namespaces": ["shop"] },
+    ]);
+    let authorizer = Authorizer::of_rules(Rules::from_value(&rules).unwrap());
+    let access = AccessConfig { authorizer: Some(authorizer), ..AccessConfig::default() };
+    let token_file = Some(informerd::auth::TokenFile::load(&path).unwrap());
+    let authentication = Some(Arc::new(Authentication { token_file, ..Authentication::default() }));
+    Options { access, authentication, ..Options::default() }
+}
+
+#[tokio::test]
+async fn a_caller_gets_what_its_rights_allow_and_never_a_part_of_a_list() {
+    let directory = TempDir::new().unwrap();
+    let most_recent = MostRecent::new(|at| Box::pin(async { Ok(at) }));
+    let api = Api::with(authorized(&directory), most_recent, false, &[("shop", "a"), ("other", "b")]).await;
+    let by = async |token: &str, target: &str| {
+        let bearer = format!("Bearer {token}");
+        api.ask("GET", target, &[("Authorization", &bearer)], "").await
+    };
+    assert_eq!(by("all", PODS).await.names(), ["b", "a"]);
+    assert_eq!(by("shop", "/api/v1/namespaces/shop/pods").await.names(), ["a"]);
+    for path in [
+        PODS.to_owned(),
+        format!("{PODS}?watch=1&resourceVersion=0"),
+        "/api/v1/namespaces/other/pods/b".to_owned(),
+        "/api/v1/namespaces/other/pods".to_owned(),
+    ] {
+        let answer = by("shop", &path).await;
+        assert_eq!(answer.failure(), (403, "Forbidden".to_owned()), "{path}");
+        assert_eq!(by("none", &path).await.failure().0, 403, "{path}");
+        let unknown = by("wrong", &path).await;
+        assert_eq!(unknown.failure(), (401, "Unauthorized".to_owned()), "{path}");
+        assert_eq!(api.get(&path).await.failure().0, 401, "{path}: without a token");
+    }
+    assert_eq!(by("none", "/api/v1/things").await.failure().0, 403, "nobody learns what there is");
+    assert_eq!(by("all", "/api/v1/things").await.failure().0, 403);
+    let message = by("shop", PODS).await.json()["message"].as_str().unwrap().to_owned();
+    assert!(
+        message.starts_with(
+            "pods is forbidden: User \"shop\" cannot list resource \"pods\" in API group \"\" at the cluster scope"
+        ),
+        "{message}"
+    );
+    assert_eq!(by("none", "/api").await.json()["versions"], json!([]), "discovery has what the caller may see");
+    assert_eq!(by("shop", "/api").await.json()["versions"], json!(["v1"]));
+    assert_eq!(api.get("/readyz").await.code, 200, "for a probe");
+
+    let may = async |token: &str, verb: &str, namespace: &str, resource: &str| {
+        let attributes = json!({ "verb": verb, "namespace": namespace, "resource": resource });
+        let body = json!({ "spec": { "resourceAttributes": attributes } }).to_string();
+        let bearer = format!("Bearer {token}");
+        let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+        let answer = api.ask("POST", path, &[("Authorization", &bearer)], &body).await;
+        assert_eq!(answer.code, 201);
+        answer.json()["status"]["allowed"].as_bool().unwrap()
+    };
+    for (token, verb, namespace, resource, allowed) in [
+        ("all", "list", "", "pods", true),
+        ("shop", "list", "", "pods", false),
+        ("shop", "watch", "shop", "pods", true),
+        ("shop", "get", "other", "pods", false),
+        ("none", "get", "shop", "pods", false),
+        ("all", "delete", "shop", "pods", false),
+        ("all", "get", "shop", "secrets", false),
+    ] {
+        assert_eq!(may(token, verb, namespace, resource).await, allowed, "{token} {verb} {namespace} {resource}");
+    }
+}
+
+#[tokio::test]
+async fn a_page_in_a_browser_reaches_no_objects_under_its_own_name() {
+    let api = Api::start(&[("shop", "a")]).await;
+    let mut stream = TcpStream::connect(api.address).await.unwrap();
+    stream
+        .write_all(format!("GET {PODS} HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n").as_bytes())
+        .await
+        .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 403 "), "{answer}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_sends_nothing_is_closed() {
+    let api = Api::start(&[]).await;
+    for text in ["", "GET /api/v1/po", "GE"] {
+        let mut stream = TcpStream::connect(api.address).await.unwrap();
+        stream.write_all(text.as_bytes()).await.unwrap();
+        let mut rest = Vec::new();
+        tokio::time::timeout(DEADLINE, stream.read_to_end(&mut rest)).await.expect("an end in time").unwrap();
+        assert!(rest.is_empty() || rest.starts_with(b"HTTP/1.1 408"), "{text:?}");
+    }
+}
+
+#[tokio::test]
+async fn watches_are_among_those_of_grpc_and_their_rights_end_them() {
+    use informerd::proto::pb;
+    let api = Api::start(&[("shop", "a")]).await;
+    let mut watch = api.watch("watch=1&resourceVersion=0").await;
+    watch.words(1).await;
+    let channel = tonic::transport::Endpoint::new(api.sandbox.address().to_owned()).unwrap().connect().await.unwrap();
+    let mut admin = pb::admin_service_client::AdminServiceClient::new(channel);
+    let listed = admin.list_watchers(pb::ListWatchersRequest::default()).await.unwrap().into_inner().watchers;
+    assert_eq!(listed.len(), 1);
+    assert_eq!((&*listed[0].resource, listed[0].policy()), ("pods", pb::FullChannelPolicy::Replay));
+}
+
+/// The memory that is held for a client which reads nothing is counted, and its connection is closed.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_reads_nothing_is_closed() {
+    let api = Api::start(&[]).await;
+    let spec = format!(r#""x":"{}""#, "x".repeat(256 << 10));
+    let pods = (0..128).map(|name| pod("shop", &format!("p{name}"), &spec)).collect();
+    api.sandbox.list(pods, 2).await;
+    let (mut stream, head) = api.send("GET", &format!("{PODS}?resourceVersion=0"), &[], "").await;
+    assert!(head.starts_with("http/1.1 200 "), "{head}");
+    assert_eq!(api.sandbox.ledger.connections(), 1);
+    let until = async |is_so: &dyn Fn() -> bool| {
+        let waits = async {
+            while !is_so() {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        tokio::time::timeout(DEADLINE, waits).await.expect("in time");
+    };
+    until(&|| api.sandbox.ledger.waiting().total() > 0).await;
+    let bytes = api.sandbox.ledger.waiting().total();
+    assert!(bytes < 1 << 20, "{bytes}");
+    until(&|| api.sandbox.ledger.connections() == 0).await;
+    assert_eq!(api.sandbox.ledger.waiting().total(), 0);
+    let mut rest = Vec::new();
+    drop(stream.read_to_end(&mut rest).await);
+    assert!(rest.len() < 32 << 20, "not all of it");
+}
+
+/// Over HTTP/2 with its preface, and over a connection that is used again.
+#[tokio::test]
+async fn http_2_is_served_too_and_a_connection_of_http_1_again() {
+    let api = Api::start(&[("shop", "a")]).await;
+    let stream = TcpStream::connect(api.address).await.unwrap();
+    let (client, connection) = h2::client::handshake(stream).await.unwrap();
+    let driver = tokio::spawn(connection);
+    let mut client = client.ready().await.unwrap();
+    let request = http::Request::get(format!("http://localhost{PODS}")).body(()).unwrap();
+    let (response, _) = client.send_request(request, true).unwrap();
+    let (head, mut body) = response.await.unwrap().into_parts();
+    assert_eq!(head.status, 200);
+    let mut text = Vec::new();
+    while let Some(data) = body.data().await {
+        text.extend_from_slice(&data.unwrap());
+    }
+    assert_eq!(serde_json::from_slice::<Value>(&text).unwrap()["kind"], "PodList");
+    assert!(body.trailers().await.unwrap().is_none(), "those of gRPC");
+    driver.abort();
+
+    let mut stream = TcpStream::connect(api.address).await.unwrap();
+    for _ in 0..3 {
+        stream.write_all(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+        let (mut head, mut byte) = (Vec::new(), [0]);
+        while !head.ends_with(b"\r\n\r\n") {
+            stream.read_exact(&mut byte).await.unwrap();
+            head.push(byte[0]);
+        }
+        let head = String::from_utf8(head).unwrap().to_lowercase();
+        assert!(head.starts_with("http/1.1 200 "), "{head}");
+        let mut body = unchunked_body(&mut stream, &head).await;
+        assert_eq!(body.pop(), Some(b'\n'));
+    }
+}
+
+/// Reads the body of a response on a connection that stays open.
+async fn unchunked_body(stream: &mut TcpStream, head: &str) -> Vec<u8> {
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+    if let Some(length) = length {
+        let mut body = vec![0; length.parse().unwrap()];
+        stream.read_exact(&mut body).await.unwrap();
+        return body;
+    }
+    let (mut body, mut byte) = (Vec::new(), [0]);
+    while !body.ends_with(b"\r\n0\r\n\r\n") {
+        stream.read_exact(&mut byte).await.unwrap();
+        body.push(byte[0]);
+    }
+    unchunked(&String::from_utf8(body).unwrap()).into_bytes()
+}
