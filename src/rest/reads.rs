@@ -203,7 +203,7 @@ impl Reader<'_> {
             request.min_resource_version = version.map(|version| version.to_string()).unwrap_or_default();
         }
         let listing = call.list(self.wanted(), request).await.map_err(refused)?;
-        let present = listing.end().version;
+        let present = listing.end().applied;
         if self.query.is_exact() && present.to_string() != *resource_version {
             let message = format!("resource version {resource_version} is not kept: the cache is at {present}");
             return Err(Refused::Failure(Failure::expired(message)));

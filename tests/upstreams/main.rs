@@ -26,6 +26,8 @@ mod image;
 mod journal;
 mod killable;
 mod kube;
+#[cfg(feature = "kubernetes-api")]
+mod kubernetes;
 mod manifest;
 mod metadata;
 mod monitoring;

@@ -70,6 +70,8 @@ pub(crate) enum ListProgress {
 #[derive(Debug)]
 pub(crate) struct ListEnd {
     pub(crate) version: ResourceVersion,
+    /// Version of the newest object: later than the other while more changes may come at it.
+    pub(crate) applied: ResourceVersion,
     /// Token of the next page, if there is one.
     pub(crate) next: Option<String>,
     /// Number of objects after this page, where it is known without reading them.
@@ -191,7 +193,7 @@ impl Listing {
         });
         let is_everything = *selection == Selection::default();
         let remaining = next.as_ref().filter(|_| is_everything).map(|_| (snapshot.len() as u64).saturating_sub(*sent));
-        ListEnd { version: snapshot.safe_version().clone(), next, remaining }
+        ListEnd { version: snapshot.safe_version().clone(), applied: snapshot.version().clone(), next, remaining }
     }
 }
 

@@ -1,5 +1,6 @@
 // The API server of Kubernetes and its kubectl, as they are, in one program: an upstream for the tests of informerd, on an etcd
-// of the folder above, and its first client; and the work queue of client-go, which the tests compare with.
+// of the folder above, and its first client; and the work queue of client-go, which the tests compare with,
+// and its informers.
 package main
 
 import (
@@ -26,8 +27,10 @@ func main() {
 		util.CheckErr(cli.RunNoErrOutput(cmd.NewDefaultKubectlCommand()))
 	case "work-queue":
 		workQueue()
+	case "informers":
+		watchConfigMaps(os.Args[1])
 	default:
-		fmt.Fprintln(os.Stderr, "kube-apiserver or kubectl, and its arguments, or work-queue")
+		fmt.Fprintln(os.Stderr, "kube-apiserver or kubectl, and its arguments, work-queue, or informers and an address")
 		os.Exit(2)
 	}
 }

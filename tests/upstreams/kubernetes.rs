@@ -1,0 +1,240 @@
+//! kubectl and the informers of client-go, unchanged, over informerd's own API and over the API server: they see the same.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead, BufReader, Write},
+    process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use informerd::{
+    app::App,
+    config::{Config, ListenAddr, ServeFlags},
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+
+use crate::{
+    DEADLINE,
+    apiserver::{ADMIN, ApiServer, CONFIG_MAPS},
+    etcd::program,
+};
+
+/// informerd with the kinds that the commands name.
+struct Facade {
+    directory: TempDir,
+    address: String,
+    _running: JoinHandle<()>,
+}
+
+/// Informers of client-go in a process.
+struct Informers {
+    process: Child,
+    commands: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+/// Commands whose output must be that of the API server, in each form.
+const COMMANDS: &[&str] = &[
+    "get pods -A -o json",
+    "get pod p1 -n a -o yaml",
+    "get pods -A -o name",
+    "get po -n a -l app=web -o name",
+    "get pods -A --field-selector metadata.name=p1 -o json",
+    "get pods -A --field-selector spec.nodeName=n1 -o name",
+    "get pods,configmaps -n a -o name --chunk-size=1",
+    "get pods -A --sort-by .metadata.name -o name",
+    "get configmaps -n b",
+    "get nodes -o json",
+    "get services -A -o json",
+    "get deployments -n a -o json",
+    "get nothing",
+    "describe pod p1 -n a",
+    "describe deployment web -n a",
+    "describe service web -n a",
+];
+/// Tables, whose ages are those of the moment.
+const TABLES: &[&str] = &[
+    "get pods -A",
+    "get all -n b",
+    "get pods -n a -o wide",
+    "get nodes -o wide",
+    "get services -A -o wide",
+    "get deployments -n a -o wide",
+    "get configmaps -n a",
+    "get pods -n a --show-labels",
+    "get pods -A -L app",
+];
+
+// === impl Facade ===
+
+impl Facade {
+    async fn start(apiserver: &ApiServer) -> Self {
+        let directory = TempDir::new().unwrap();
+        apiserver.kubeconfig(&directory.path().join("kubeconfig"), apiserver.address().port(), ADMIN);
+        let kinds = [("", "pods"), ("", "nodes"), ("", "services"), ("", "configmaps"), ("apps", "deployments")];
+        let resource = |(group, plural): (&str, &str)| {
+            let kube = json!({ "group": group, "version": "v1", "plural": plural, "kubeconfig": "kubeconfig" });
+            let drop = [".metadata.managedFields"];
+            (plural.to_owned(), json!({ "kubernetes": "auto", "drop_fields": drop, "source": { "kube": kube } }))
+        };
+        let resources: serde_json::Map<String, Value> = kinds.into_iter().map(resource).collect();
+        let config = json!({
+            "listen": "127.0.0.1:0", "admin": { "listen": "none" }, "kubernetes": { "listen": "127.0.0.1:0" },
+            "resources": resources,
+        });
+        let path = directory.path().join("informerd.yaml");
+        fs::write(&path, config.to_string()).unwrap();
+        let flags = ServeFlags { config: Some(path), ..ServeFlags::default() };
+        let app = App::start(Config::load(&flags).unwrap()).await.unwrap();
+        let Some(ListenAddr::Tcp(address)) = app.kubernetes_address() else { panic!("a TCP address") };
+        let running = tokio::spawn(async move { app.run(std::future::pending()).await.unwrap() });
+        let this = Self { directory, address: format!("http://{address}"), _running: running };
+        let started = Instant::now();
+        while !this.kubectl("get --raw /readyz").status.success() || !this.has_kinds(kinds.len()) {
+            assert!(started.elapsed() < DEADLINE, "{:?}", this.kubectl("get --raw /readyz"));
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        this
+    }
+
+    fn has_kinds(&self, count: usize) -> bool {
+        let names = self.kubectl("api-resources -o name --cached=false").stdout;
+        String::from_utf8(names).unwrap().lines().count() == count
+    }
+
+    fn kubectl(&self, command: &str) -> Output {
+        let mut kubectl = Command::new(program("INFORMERD_KUBERNETES"));
+        kubectl.arg("kubectl").args(["--server", &self.address, "--kubeconfig", "/dev/null", "--cache-dir"]);
+        kubectl.arg(self.directory.path().join("cache")).args(command.split(' '));
+        kubectl.stdin(Stdio::null()).output().unwrap()
+    }
+}
+
+// === impl Informers ===
+
+impl Informers {
+    fn start(address: &str) -> Self {
+        let mut command = Command::new(program("INFORMERD_KUBERNETES"));
+        command.args(["informers", address]);
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (commands, answers) = (process.stdin.take().unwrap(), BufReader::new(process.stdout.take().unwrap()));
+        Self { process, commands, answers }
+    }
+
+    /// Returns the versions in each store.
+    fn stores(&mut self) -> BTreeMap<String, BTreeMap<String, String>> {
+        self.commands.write_all(b"\n").unwrap();
+        let mut line = String::new();
+        self.answers.read_line(&mut line).unwrap();
+        let stores: BTreeMap<String, Value> = serde_json::from_str(&line).unwrap();
+        let objects = |store: Value| serde_json::from_value(store["Objects"].clone()).unwrap();
+        stores.into_iter().map(|(name, store)| (name, objects(store))).collect()
+    }
+}
+
+impl Drop for Informers {
+    fn drop(&mut self) {
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
+}
+
+/// Creates objects of each kind.
+async fn fill(apiserver: &ApiServer) {
+    let container = json!([{ "name": "c", "image": "nginx" }]);
+    let pod = |name: &str, app: &str, node: Value| json!({ "metadata": { "name": name, "labels": { "app": app } }, "spec": { "containers": container, "nodeName": node } });
+    apiserver
+        .post(
+            "/api/v1/nodes",
+            &json!({ "metadata": { "name": "n1", "labels": { "node-role.kubernetes.io/worker": "" } } }),
+        )
+        .await;
+    for (namespace, pod) in [
+        ("a", pod("p1", "web", json!("n1"))),
+        ("a", pod("p2", "db", Value::Null)),
+        ("b", pod("p3", "web", Value::Null)),
+    ] {
+        apiserver.post(&format!("/api/v1/namespaces/{namespace}/pods"), &pod).await;
+    }
+    let template = json!({ "metadata": { "labels": { "app": "web" } }, "spec": { "containers": container } });
+    let spec = json!({ "replicas": 2, "selector": { "matchLabels": { "app": "web" } }, "template": template });
+    apiserver
+        .post("/apis/apps/v1/namespaces/a/deployments", &json!({ "metadata": { "name": "web" }, "spec": spec }))
+        .await;
+    let spec = json!({ "type": "NodePort", "selector": { "app": "web" }, "ports": [{ "port": 80 }] });
+    apiserver.post("/api/v1/namespaces/a/services", &json!({ "metadata": { "name": "web" }, "spec": spec })).await;
+    apiserver.post(&CONFIG_MAPS.path("a"), &CONFIG_MAPS.object(&json!({ "name": "m" }), &json!({ "k": "v" }))).await;
+}
+
+/// Replaces the words that are ages.
+fn without_ages(text: &[u8]) -> String {
+    let is_age = |word: &str| word.starts_with(|c: char| c.is_ascii_digit()) && word.ends_with(['s', 'm', 'h']);
+    let text = String::from_utf8_lossy(text);
+    let words = |line: &str| {
+        line.split_whitespace().map(|word| if is_age(word) { "AGE" } else { word }).collect::<Vec<_>>().join(" ")
+    };
+    text.lines().map(words).collect::<Vec<_>>().join("\n")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kubectl_prints_the_same_as_of_the_api_server() {
+    let apiserver = ApiServer::start().await;
+    fill(&apiserver).await;
+    let facade = Facade::start(&apiserver).await;
+    for command in COMMANDS {
+        let arguments: Vec<&str> = command.split(' ').collect();
+        let (theirs, ours) = (apiserver.try_kubectl(&arguments), facade.kubectl(command));
+        let text = |output: &Output| {
+            [&output.stdout[..], &output.stderr[..]].map(|text| String::from_utf8_lossy(text).into_owned())
+        };
+        assert_eq!(text(&ours), text(&theirs), "{command}");
+        assert_eq!(ours.status.code(), theirs.status.code(), "{command}");
+    }
+    for command in TABLES {
+        let arguments: Vec<&str> = command.split(' ').collect();
+        let (theirs, ours) = (apiserver.try_kubectl(&arguments), facade.kubectl(command));
+        assert_eq!(without_ages(&ours.stdout), without_ages(&theirs.stdout), "{command}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn informers_of_client_go_have_what_the_api_server_has() {
+    let apiserver = ApiServer::start().await;
+    fill(&apiserver).await;
+    let facade = Facade::start(&apiserver).await;
+    let mut informers = Informers::start(&facade.address);
+    for round in 0..20 {
+        let name = format!("m{}", round % 7);
+        let path = format!("{}/{name}", CONFIG_MAPS.path("b"));
+        if round % 5 == 4 {
+            drop(apiserver.ask("DELETE", &path, None).await);
+        } else if apiserver.ask("GET", &path, None).await.is_ok() {
+            let object = CONFIG_MAPS.object(&json!({ "name": name }), &json!({ "round": round.to_string() }));
+            apiserver.ask("PUT", &path, Some(&object)).await.unwrap();
+        } else {
+            let object = CONFIG_MAPS.object(&json!({ "name": name }), &json!({}));
+            apiserver.post(&CONFIG_MAPS.path("b"), &object).await;
+        }
+    }
+    let list = apiserver.ask("GET", &CONFIG_MAPS.all(), None).await.unwrap();
+    let text = |item: &Value, key: &str| item["metadata"][key].as_str().unwrap().to_owned();
+    let truth: BTreeMap<String, String> = list["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| (format!("{}/{}", text(item, "namespace"), text(item, "name")), text(item, "resourceVersion")))
+        .collect();
+    let started = Instant::now();
+    loop {
+        let stores = informers.stores();
+        assert_eq!(stores.len(), 3);
+        if stores.values().all(|store| *store == truth) {
+            return;
+        }
+        assert!(started.elapsed() < DEADLINE, "{stores:#?}, not {truth:#?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
