@@ -114,6 +114,8 @@ async fn unknown(call: &HttpCall, objects: &Objects, is_watch: bool) -> Failure 
         (true, false) => (Operation::List, "list"),
     };
     match call.may(operation, plural, namespace).await {
+        // kubectl requests the namespace of an object that is not found, and says that there is none if that is not found either.
+        Ok(true) if (&**group, &**plural) == ("", "namespaces") && !name.is_empty() => Failure::unknown_namespace(),
         Ok(true) => Failure::not_found(),
         Ok(false) => {
             let kind = ApiKind::new(group, version, plural, "");

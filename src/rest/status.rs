@@ -78,6 +78,10 @@ impl Failure {
         Self::new(404, "NotFound", "the server could not find the requested resource")
     }
 
+    pub(super) fn unknown_namespace() -> Self {
+        Self::new(403, "Forbidden", "namespaces are not served here: whether there is one of this name is not known")
+    }
+
     pub(super) fn bad_request(message: &str) -> Self {
         Self::new(400, "BadRequest", message)
     }

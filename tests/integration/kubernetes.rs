@@ -254,6 +254,12 @@ async fn an_object_is_read_with_its_version() {
     assert_eq!(api.get("/api/v1/pods/a").await.failure().0, 404, "the kind has namespaces");
     assert_eq!(api.get("/api/v1/namespaces/shop/pods/a/log").await.failure().0, 404);
     assert_eq!(api.get("/api/v1/things").await.failure().0, 404);
+    assert_eq!(api.get("/api/v1/namespaces").await.failure().0, 404);
+    assert_eq!(
+        api.get("/api/v1/namespaces/shop").await.failure().0,
+        403,
+        "kubectl would say that there is no such namespace"
+    );
     let head = api.ask("HEAD", "/api/v1/namespaces/shop/pods/a", &[], "").await;
     assert_eq!((head.code, head.text.len()), (200, 0));
     for method in ["PUT", "DELETE", "PATCH", "POST"] {

@@ -51,6 +51,7 @@ const COMMANDS: &[&str] = &[
     "get services -A -o json",
     "get deployments -n a -o json",
     "get nothing",
+    "get pod none -n a",
     "describe pod p1 -n a",
     "describe deployment web -n a",
     "describe service web -n a",
