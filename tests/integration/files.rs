@@ -201,10 +201,10 @@ async fn probes_and_metrics_report_the_state() {
     served.until(|resource| resource.objects == 1).await;
     assert_eq!(served.get("/livez").await, (200, "ok\n".to_owned()));
     assert_eq!(served.get("/readyz").await, (200, "ok\n".to_owned()));
-    let (code, links) = served.get("/").await;
+    let (code, page) = served.get("/").await;
     assert_eq!(code, 200);
-    let paths: Vec<_> = links.split("href=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
-    assert_eq!(paths.len(), 5, "{links}");
+    let paths: Vec<_> = page.split("href=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    assert_eq!(paths.len(), 5, "{page}");
     for path in paths {
         assert_ne!(served.get(path).await.0, 404, "{path}");
     }

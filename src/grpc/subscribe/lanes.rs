@@ -179,7 +179,9 @@ impl Lanes {
         });
         if let Some(lane) = self.reader.get_mut(number) {
             watch.watcher.share(&lane.record);
-            if lane.reached.offset < standing.reached.offset {
+            // A bookmark may have told one of them a later version at the same offset: it must not go back, and the others have everything
+            // up to that version, too.
+            if (lane.reached.offset, &lane.reached.version) < (standing.reached.offset, &standing.reached.version) {
                 lane.reached = standing.reached;
             }
             // A list that doubles would leave up to half of its memory unused; this one is bounded.
