@@ -179,8 +179,8 @@ impl Lanes {
         });
         if let Some(lane) = self.reader.get_mut(number) {
             watch.watcher.share(&lane.record);
-            // A bookmark may have told one of them a later version at the same offset: it must not go back, and the others have everything
-            // up to that version, too.
+            // A bookmark may have led one of them to a later version at the same offset: its version must not decrease, and the others have
+            // everything up to that version, too.
             if (lane.reached.offset, &lane.reached.version) < (standing.reached.offset, &standing.reached.version) {
                 lane.reached = standing.reached;
             }
