@@ -15,7 +15,7 @@ use super::{Command, InformerShared, InformerStats, JoinError, Joined, Start, St
 use crate::{
     cache::{HealthReport, ProgressDemand, Provenance, Snapshot, SourceHealth, SyncState},
     model::{HistoryPosition, Indexers, Namespaces, ResourceVersion},
-    watch::{Backfill, BroadcasterStats, Frame, Past, Subscribe},
+    watch::{Backfill, BroadcasterStats, Frame, Subscribe},
 };
 
 /// Reading side of an [`Informer`](super::Informer); clones share it.
@@ -45,7 +45,8 @@ impl<F: Frame> InformerHandle<F> {
     }
 
     /// Returns the past of the resource.
-    pub(crate) fn past(&self) -> &Arc<Past> {
+    #[cfg(feature = "server")]
+    pub(crate) fn past(&self) -> &Arc<crate::watch::Past> {
         &self.shared.past
     }
 
