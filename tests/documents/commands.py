@@ -147,20 +147,10 @@ def api(page):
 
 
 def clients(page):
-    # The second one is that of the live view.
-    page.expect(shell=2)
+    page.expect(shell=1)
     page.serve_shop()
     page.follow(page.shell[0], '"nodeName"')
     page.done("the watch prints the fields")
-
-
-def live_view(page):
-    page.expect(shell=1)
-    page.serve_shop()
-    tables, document = lines(page.shell[0])
-    page.run(tables, "CHANGES/S")
-    page.run(document, "0")
-    page.done("one sample is printed as text and as JSON")
 
 
 def configuration(page):
@@ -255,7 +245,6 @@ PAGES = [
     ("docs/mirror.md", None, mirror),
     ("docs/api.md", None, api),
     ("docs/clients.md", "## The command line", clients),
-    ("docs/clients.md", "### The live view", live_view),
     ("docs/configuration.md", None, configuration),
     ("docs/authentication.md", "## Client certificates", certificates),
     ("docs/authentication.md", "## Static tokens", tokens),
