@@ -81,6 +81,9 @@ enum Command {
     /// Show the objects of a resource and every change to them
     #[command(after_help = help(watch::EXAMPLES))]
     Watch(watch::WatchFlags),
+    /// Show the objects that differ between two versions of a resource
+    #[command(after_help = help(watch::DIFF_EXAMPLES))]
+    Diff(watch::DiffFlags),
     /// Write a watch as lines of JSON, for files, pipes and the source `stream`
     #[command(after_help = help(record::EXAMPLES))]
     Record(record::RecordFlags),
@@ -150,6 +153,7 @@ impl Cli {
             Command::ByIndex(flags) => call(resolved(&flags, list::by_index)),
             Command::Values(flags) => call(resolved(&flags, values::run)),
             Command::Watch(flags) => call(resolved(&flags, watch::run)),
+            Command::Diff(flags) => call(resolved(&flags, watch::diff)),
             Command::Record(flags) => call(resolved(&flags, record::run)),
             Command::Mirror(flags) => call(mirror::run(&flags)),
             Command::Until(flags) => call(resolved(&flags, until::run)),

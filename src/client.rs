@@ -1,7 +1,7 @@
 //! Client library: the layer below the command line and below every program that embeds, mirrors or records a resource.
 //!
 //! ```text
-//!   Client ──▶ list, by_index, get, values, resources      one response, or one typed error
+//!   Client ──▶ list, by_index, get, changes, values, …     one response, or one typed error
 //!      │
 //!      ├────▶ until                                       reads a Watch until its events have met conditions
 //!      └────▶ Watch ──▶ Update, Update, …                   resumes by itself, until it is dropped

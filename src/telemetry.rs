@@ -172,6 +172,9 @@ impl Family<'_, '_> {
         self.gauge_of("history", &Unit::Bytes, "Size of the history, for watches that resume", |r| {
             r.informer(|s| &s.history_bytes) as f64
         })?;
+        self.counter("history_states", "States of earlier versions computed from the history, for exact reads", |r| {
+            r.informer(|s| &s.past_states)
+        })?;
         self.counter("watch_events_replayed", "Events sent from the history", |r| r.informer(|s| &s.replayed))?;
         self.counter("watch_parked", "Times a watch was parked", |r| r.informer(|s| &s.parked))?;
         self.counter("expression_errors", "Failed evaluations of expressions, which count as false", |r| {

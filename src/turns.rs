@@ -14,7 +14,7 @@ use std::{
 
 pub(crate) use self::{
     fair_queue::FairQueue,
-    fair_semaphore::{FairSemaphore, Full, QueueBounds},
+    fair_semaphore::{FairPermit, FairSemaphore, Full, QueueBounds},
 };
 
 /// Caller in a queue: its owner, which has one share, and its connection.

@@ -420,6 +420,9 @@ pub struct ListRequest {
     /// Only objects of this shard; unset = all. Since: shards.
     #[prost(message, optional, tag = "15")]
     pub shard: ::core::option::Option<Shard>,
+    /// The meaning of min_resource_version. All pages of an exact list are of that version. Since: past.
+    #[prost(enumeration = "ResourceVersionMatch", tag = "12")]
+    pub resource_version_match: i32,
 }
 /// One chunk of a list.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -500,6 +503,9 @@ pub struct ByIndexRequest {
     /// Only objects of this shard; unset = all. Since: shards.
     #[prost(message, optional, tag = "16")]
     pub shard: ::core::option::Option<Shard>,
+    /// As in ListRequest. Since: past.
+    #[prost(enumeration = "ResourceVersionMatch", tag = "13")]
+    pub resource_version_match: i32,
 }
 /// One chunk of the objects found.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -550,6 +556,9 @@ pub struct GetRequest {
     /// As in ListRequest. Since: views.
     #[prost(message, optional, tag = "6")]
     pub view: ::core::option::Option<View>,
+    /// As in ListRequest. Since: past.
+    #[prost(enumeration = "ResourceVersionMatch", tag = "7")]
+    pub resource_version_match: i32,
 }
 /// One object.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -569,6 +578,76 @@ pub struct GetResponse {
     /// As in ListResponse. Since: limits.
     #[prost(string, tag = "5")]
     pub history: ::prost::alloc::string::String,
+}
+/// Two versions of a resource, and the objects to compare. Since: past.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ChangesRequest {
+    /// A name from ListResources.
+    #[prost(string, tag = "1")]
+    pub resource: ::prost::alloc::string::String,
+    /// The earlier version. Required.
+    #[prost(string, tag = "2")]
+    pub from_resource_version: ::prost::alloc::string::String,
+    /// The later version; empty = the newest that is complete. One before from_resource_version is INVALID_ARGUMENT /
+    /// RESOURCE_VERSION_INVALID.
+    #[prost(string, tag = "3")]
+    pub to_resource_version: ::prost::alloc::string::String,
+    /// Only objects of this namespace; empty = all.
+    #[prost(string, tag = "4")]
+    pub namespace: ::prost::alloc::string::String,
+    /// Only objects of this name; empty = all.
+    #[prost(string, tag = "5")]
+    pub name: ::prost::alloc::string::String,
+    /// As in WatchRequest. An object that is selected in one of the two states only is added or deleted.
+    #[prost(string, tag = "6")]
+    pub label_selector: ::prost::alloc::string::String,
+    /// As in WatchRequest.
+    #[prost(string, tag = "7")]
+    pub field_selector: ::prost::alloc::string::String,
+    /// As in WatchRequest.
+    #[prost(string, tag = "8")]
+    pub expression: ::prost::alloc::string::String,
+    /// The representation of bodies. Programs: RAW.
+    #[prost(enumeration = "PayloadFormat", tag = "9")]
+    pub format: i32,
+    /// The part of each body that is sent; unset = whole bodies. Changes outside of it are sent too.
+    #[prost(message, optional, tag = "10")]
+    pub view: ::core::option::Option<View>,
+    /// Only objects under one of these values of an index.
+    #[prost(message, optional, tag = "11")]
+    pub index: ::core::option::Option<IndexMatch>,
+    /// Only objects of this shard; unset = all.
+    #[prost(message, optional, tag = "12")]
+    pub shard: ::core::option::Option<Shard>,
+}
+/// One chunk of a difference. Since: past.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ChangesResponse {
+    /// The later version; a Watch from here has no gap.
+    #[prost(string, tag = "1")]
+    pub resource_version: ::prost::alloc::string::String,
+    /// Sorted by namespace and name, across chunks.
+    #[prost(message, repeated, tag = "2")]
+    pub changes: ::prost::alloc::vec::Vec<NetChange>,
+    /// As in ListResponse.
+    #[prost(string, tag = "3")]
+    pub history: ::prost::alloc::string::String,
+    /// As in ListResponse.
+    #[prost(string, repeated, tag = "4")]
+    pub namespaces: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// One object that differs. Since: past.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct NetChange {
+    /// ADDED, MODIFIED or DELETED. Another object under the same key (another uid) is MODIFIED.
+    #[prost(enumeration = "EventType", tag = "1")]
+    pub r#type: i32,
+    /// The earlier state; unset for ADDED. Without its body where the two would not fit into one message.
+    #[prost(message, optional, tag = "2")]
+    pub old: ::core::option::Option<Object>,
+    /// The later state; unset for DELETED.
+    #[prost(message, optional, tag = "3")]
+    pub new: ::core::option::Option<Object>,
 }
 /// The conditions to wait for.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -725,7 +804,7 @@ pub struct ServerInfo {
     #[prost(string, tag = "2")]
     pub commit: ::prost::alloc::string::String,
     /// The "Since:" names of this contract that the server implements in full, sorted, of "batch", "identity",
-    /// "library", "limits", "shards", "sources", "views".
+    /// "library", "limits", "past", "shards", "sources", "views".
     #[prost(string, repeated, tag = "3")]
     pub capabilities: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// The reason why the newest configuration was rejected and the last good one is in use; empty when there is none, and
@@ -1249,6 +1328,40 @@ impl Cause {
         }
     }
 }
+/// The meaning of min_resource_version in a read. Since: past.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ResourceVersionMatch {
+    /// The state at that version or a later one.
+    Unspecified = 0,
+    /// The state at exactly that version, also an earlier one, as long as the server's history reaches back to it; required
+    /// then. It has every change up to that version, and none after it. A version that is older than the history, inside a
+    /// relist or another batch, or of another lineage is OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED. A version that is not
+    /// complete here yet is awaited as for min_resource_version. The server computes it from the history, for 16 calls at a
+    /// time, a quarter of them for one caller (limits.peer_share); others wait as long, then RESOURCE_EXHAUSTED /
+    /// TOO_MANY_PAST_STATES. A server without the capability "past" ignores this: compare resource_version of the response.
+    Exact = 1,
+}
+impl ResourceVersionMatch {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "RESOURCE_VERSION_MATCH_UNSPECIFIED",
+            Self::Exact => "RESOURCE_VERSION_MATCH_EXACT",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "RESOURCE_VERSION_MATCH_UNSPECIFIED" => Some(Self::Unspecified),
+            "RESOURCE_VERSION_MATCH_EXACT" => Some(Self::Exact),
+            _ => None,
+        }
+    }
+}
 /// The result of a term. Since: operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -1433,7 +1546,7 @@ pub mod informer_service_client {
     /// Shared informer caches: each resource is listed and watched upstream once, whatever the number of clients.
     ///
     /// Access (since: identity). A server with an authenticator denies by default. Watch and Until need the rights to list
-    /// and watch, List, ByIndex and ListIndexValues to list, Get and Explain to get or list. A caller without them receives
+    /// and watch, List, ByIndex, Changes and ListIndexValues to list, Get and Explain to get or list. A caller without them receives
     /// PERMISSION_DENIED / ACCESS_DENIED, the same whether the resource, object or index value exists or not. A caller who
     /// may read some namespaces and requests all receives exactly these, and the response names them (`namespaces`). A
     /// caller who may read only metadata or named views selects by namespace, name, labels and a shard of uid, namespace or
@@ -1704,6 +1817,34 @@ pub mod informer_service_client {
                 .insert(GrpcMethod::new("informerd.v1.InformerService", "Get"));
             self.inner.unary(req, path, codec).await
         }
+        /// Streams the net difference between two versions of a resource, sorted by namespace and name, in chunks as in List: each
+        /// object once that is selected in one of the two states and differs, however often it has changed in between. Both
+        /// versions are read as under RESOURCE_VERSION_MATCH_EXACT, with its limits and its errors. There is always at least one
+        /// chunk. A server without it answers UNIMPLEMENTED. Since: past.
+        pub async fn changes(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ChangesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::ChangesResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/informerd.v1.InformerService/Changes",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("informerd.v1.InformerService", "Changes"));
+            self.inner.server_streaming(req, path, codec).await
+        }
         /// Waits until each condition has held, in turn, on the watched objects; then returns the event that met the last one.
         /// It waits until the call's deadline, and fails as a Watch does.
         pub async fn until(
@@ -1930,6 +2071,19 @@ pub mod informer_service_server {
         ) -> std::result::Result<tonic::Response<super::GetResponse>, tonic::Status> {
             Err(tonic::Status::unimplemented("Not yet implemented"))
         }
+        /// Streams the net difference between two versions of a resource, sorted by namespace and name, in chunks as in List: each
+        /// object once that is selected in one of the two states and differs, however often it has changed in between. Both
+        /// versions are read as under RESOURCE_VERSION_MATCH_EXACT, with its limits and its errors. There is always at least one
+        /// chunk. A server without it answers UNIMPLEMENTED. Since: past.
+        async fn changes(
+            &self,
+            request: tonic::Request<super::ChangesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<BoxStream<super::ChangesResponse>>,
+            tonic::Status,
+        > {
+            Err(tonic::Status::unimplemented("Not yet implemented"))
+        }
         /// Waits until each condition has held, in turn, on the watched objects; then returns the event that met the last one.
         /// It waits until the call's deadline, and fails as a Watch does.
         async fn until(
@@ -1973,7 +2127,7 @@ pub mod informer_service_server {
     /// Shared informer caches: each resource is listed and watched upstream once, whatever the number of clients.
     ///
     /// Access (since: identity). A server with an authenticator denies by default. Watch and Until need the rights to list
-    /// and watch, List, ByIndex and ListIndexValues to list, Get and Explain to get or list. A caller without them receives
+    /// and watch, List, ByIndex, Changes and ListIndexValues to list, Get and Explain to get or list. A caller without them receives
     /// PERMISSION_DENIED / ACCESS_DENIED, the same whether the resource, object or index value exists or not. A caller who
     /// may read some namespaces and requests all receives exactly these, and the response names them (`namespaces`). A
     /// caller who may read only metadata or named views selects by namespace, name, labels and a shard of uid, namespace or
@@ -2283,6 +2437,52 @@ pub mod informer_service_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/informerd.v1.InformerService/Changes" => {
+                    #[allow(non_camel_case_types)]
+                    struct ChangesSvc<T: InformerService>(pub Arc<T>);
+                    impl<
+                        T: InformerService,
+                    > tonic::server::ServerStreamingService<super::ChangesRequest>
+                    for ChangesSvc<T> {
+                        type Response = super::ChangesResponse;
+                        type ResponseStream = BoxStream<super::ChangesResponse>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ChangesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as InformerService>::changes(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ChangesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -6,6 +6,7 @@
 //! shared with its object. The order of the store serves as the index of the namespaces.
 
 mod entry;
+mod undo;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -43,6 +44,8 @@ pub struct Snapshot {
     body_bytes: usize,
     /// Cost of all changes up to this state, counted as the history does.
     replaced: u64,
+    /// Number of all changes up to this state, counted as in [`HistoryPosition`](crate::model::HistoryPosition).
+    offset: u64,
 }
 
 // === impl Indexer ===
@@ -58,6 +61,7 @@ impl Indexer {
             indexers: Arc::clone(&indexers),
             body_bytes: 0,
             replaced: 0,
+            offset: 0,
         };
         let mut indexer = Self { indexers, state };
         let objects = sorted(list.objects);
@@ -69,10 +73,11 @@ impl Indexer {
         indexer
     }
 
-    /// Sets the number of the upstream history that the store belongs to: the number of histories rewritten before it.
+    /// Sets the number of the upstream history that the store belongs to (the number of histories rewritten before it), and the
+    /// number of changes before it.
     #[must_use]
-    pub fn with_history_id(mut self, history_id: u64) -> Self {
-        self.state.history_id = history_id;
+    pub fn begin_history(mut self, history_id: u64, offset: u64) -> Self {
+        (self.state.history_id, self.state.offset) = (history_id, offset);
         self
     }
 
@@ -90,20 +95,6 @@ impl Indexer {
     /// Returns the present state.
     pub fn snapshot(&self) -> Snapshot {
         self.state.clone()
-    }
-
-    /// Returns the state before the given changes, which are the last ones, in reverse order.
-    pub fn snapshot_before(&self, changes: &[Change]) -> Snapshot {
-        let mut past = Self { indexers: Arc::clone(&self.indexers), state: self.state.clone() };
-        past.state.replaced = past.state.replaced.saturating_sub(cost(changes));
-        for Change { old, new, version, .. } in changes {
-            match (old, new) {
-                (Some(old), _) => drop(past.put(old)),
-                (None, Some(new)) => drop(past.delete(new, version, Cause::Change)),
-                (None, None) => {}
-            }
-        }
-        past.state
     }
 
     /// Returns the applied version.
@@ -242,6 +233,7 @@ impl Indexer {
     ) -> Batch {
         self.state.applied.advance(&after, closes);
         self.state.replaced += cost(&changes);
+        self.state.offset += changes.len() as u64;
         let is_open = *self.state.applied.safe() == before;
         Batch { before, after, changes, is_relist: false, is_open }
     }

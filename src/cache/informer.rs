@@ -13,6 +13,7 @@ mod handle;
 mod indexing;
 mod informer_watch;
 mod join;
+mod past_state;
 mod publish;
 mod reselection;
 mod timeline;
@@ -36,6 +37,7 @@ pub use self::{
     indexing::AddIndexersError,
     informer_watch::{InformerWatch, WatchItem},
     join::{JoinError, Joined, Start, Stopped},
+    past_state::NetChange,
     reselection::Reselection,
 };
 use self::{timeline::Timeline, unread::UnreadItems, waiters::Waiters};
@@ -291,13 +293,7 @@ impl<F: Frame> Writer<F> {
             Start::After(version) => history.after(version),
             Start::AfterOffset(reached) => history.after_offset(reached),
         };
-        let backlog = backlog.map_err(|error| {
-            let (oldest, current) = (history.oldest().clone(), history.current().version.clone());
-            match error {
-                NotInHistory::Expired => JoinError::Expired { oldest, current },
-                NotInHistory::Future => JoinError::TooLarge { current },
-            }
-        })?;
+        let backlog = backlog.map_err(|error| not_in_history(&history, error))?;
         let cursor = (!backlog.has_more).then(|| match start.version() {
             // The client has all changes of the version that is open here: it was complete at the client's previous server.
             Some(version) => live.broadcaster.subscribe_after(subscribe, version),
@@ -466,12 +462,21 @@ impl<F: Frame> Writer<F> {
         (live.unrepeated, live.ahead) = (UnrepeatedChanges::default(), ChangesAhead::default());
         let version = list.version.clone();
         let history_id = self.shared.history_id.load(Ordering::Acquire);
-        live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list).with_history_id(history_id);
-        // An offset that no parked watch has reached.
+        // An offset that no parked watch has reached, and no earlier snapshot.
         let offset = self.shared.past.history().lock().current().offset + 1;
+        live.indexer = Indexer::new(Arc::clone(&self.config.indexers), list).begin_history(history_id, offset);
         let begin = HistoryPosition { version: version.clone(), offset };
         self.shared.past.restart(History::new(self.config.history, begin));
         live.broadcaster.start_new_history(end, version);
+    }
+}
+
+/// Converts the reason why a history cannot serve a version.
+fn not_in_history(history: &History, error: NotInHistory) -> JoinError {
+    let (oldest, current) = (history.oldest().clone(), history.current().version.clone());
+    match error {
+        NotInHistory::Expired => JoinError::Expired { oldest, current },
+        NotInHistory::Future => JoinError::TooLarge { current },
     }
 }
 

@@ -1,5 +1,6 @@
 //! `informerd watch`: rows on stdout, notes about the watch on stderr.
 
+mod diff;
 mod exec;
 mod flags;
 mod notes;
@@ -8,6 +9,7 @@ mod state;
 
 use self::printer::WatchPrinter;
 pub(super) use self::{
+    diff::{DiffFlags, EXAMPLES as DIFF_EXAMPLES, diff},
     flags::{FollowFlags, WatchFlags},
     notes::WatchNotes,
 };

@@ -251,6 +251,36 @@ impl Client {
         .await
     }
 
+    /// Returns the net difference between two versions of the objects that a query selects, sorted by key, as one message; without
+    /// `to`, up to the newest complete version.
+    ///
+    /// # Errors
+    ///
+    /// `OUT_OF_RANGE` / `RESOURCE_VERSION_EXPIRED` if the history of the server does not reach back to a version;
+    /// `UNIMPLEMENTED` of a server without the capability "past".
+    pub async fn changes(
+        &self,
+        query: &Query,
+        from: &str,
+        to: Option<&str>,
+    ) -> Result<pb::ChangesResponse, ClientError> {
+        let request = pb::ChangesRequest {
+            from_resource_version: from.to_owned(),
+            to_resource_version: to.unwrap_or_default().to_owned(),
+            ..query.changes_request()
+        };
+        let mut service = self.service.clone();
+        let mut chunks = self.within(service.changes(request)).await?.into_inner();
+        let mut all: Option<pb::ChangesResponse> = None;
+        while let Some(chunk) = self.within(chunks.message()).await? {
+            match &mut all {
+                None => all = Some(chunk),
+                Some(all) => all.changes.extend(chunk.changes),
+            }
+        }
+        all.ok_or_else(|| ClientError::contract("Changes without a chunk"))
+    }
+
     /// Returns one object. `namespace` is empty for cluster-scoped objects.
     ///
     /// # Errors

@@ -82,6 +82,24 @@ impl Query {
         }
     }
 
+    pub(super) fn changes_request(&self) -> pb::ChangesRequest {
+        let pb::WatchRequest { resource, namespace, name, label_selector, field_selector, expression, .. } =
+            self.watch_request();
+        pb::ChangesRequest {
+            resource,
+            namespace,
+            name,
+            label_selector,
+            field_selector,
+            expression,
+            index: self.index_match(),
+            shard: self.shard.as_ref().map(pb::Shard::from),
+            format: self.format.into(),
+            view: self.view.clone(),
+            ..Default::default()
+        }
+    }
+
     fn index_match(&self) -> Option<pb::IndexMatch> {
         self.index.as_ref().map(|(name, values)| pb::IndexMatch { name: name.clone(), values: values.clone() })
     }

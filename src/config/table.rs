@@ -213,9 +213,9 @@ rows! {
     /// Quotas of each caller: an authenticated user, or a peer where nobody has authenticated the user. Without a key there is none.
     pub struct QuotasConfig at "quotas." {
         streams: Option<usize>, positive_count,
-            "open calls of Watch, Until, List and ByIndex, and watches on Subscribe streams, of one caller, and as many of these streams: an authenticated user, else its peer (limits.peer_share)";
+            "open calls of Watch, Until, List, ByIndex and Changes, and watches on Subscribe streams, of one caller, and as many of these streams: an authenticated user, else its peer (limits.peer_share)";
         lists_per_second: Option<u32>, integer in 1..=100_000,
-            "calls of List, ByIndex and ListIndexValues, and watches with initial events, of one caller in a second";
+            "calls of List, ByIndex, Changes and ListIndexValues, and watches with initial events, of one caller in a second";
         bulk_responses: Option<usize>, positive_count,
             "lists, and watches that are at their initial events, of one caller at a time";
         bytes_held: Option<usize>, size in "64KiB"..="1024GiB",
@@ -227,7 +227,7 @@ rows! {
     /// Audit log of the calls.
     pub struct AuditConfig at "audit." {
         file: Option<PathBuf>, file,
-            "file for a line of JSON at the beginning and the end of each Watch, Until, List and ByIndex, for each Get, Explain and ListIndexValues, and for each denied call, or - for standard error; relative to the configuration file, and created again when it was renamed; none if left out";
+            "file for a line of JSON at the beginning and the end of each Watch, Until, List, ByIndex and Changes, for each Get, Explain and ListIndexValues, and for each denied call, or - for standard error; relative to the configuration file, and created again when it was renamed; none if left out";
     }
 }
 

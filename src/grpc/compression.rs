@@ -7,13 +7,15 @@
 //!   prefix │ header │ stored block: the beginning │ compressed blocks: the rest, shared │ checksum of gzip
 //! ```
 
+mod prefix;
+
 use std::cell::RefCell;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use flate2::{Compress, Crc, FlushCompress, Status};
 use http::HeaderMap;
 
-use super::prefix::{PREFIX_BYTES, append_prefix};
+pub(super) use self::prefix::{PREFIX_BYTES, append_prefix};
 use crate::{proto::Compression, transport::Chunk};
 
 /// Compressed end of a message, or a whole message.

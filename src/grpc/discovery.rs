@@ -18,7 +18,7 @@ use crate::{
 
 /// The "Since:" names of the contract that are implemented in full, sorted.
 const CAPABILITIES: &[&str] =
-    &["batch", "identity", "library", "limits", "operations", "shards", "sources", "subscribe", "views"];
+    &["batch", "identity", "library", "limits", "operations", "past", "shards", "sources", "subscribe", "views"];
 /// Maximum and default number of index values in one response.
 const MAX_INDEX_VALUES: usize = 10_000;
 /// Size limit of a response with index values, in bytes; a single value may exceed it.

@@ -32,6 +32,8 @@ pub(crate) enum Limited {
     Watchers,
     /// Expressions that wait to be compiled.
     Compilations,
+    /// States of earlier versions that are computed or being sent.
+    PastStates,
     /// Quota of streams.
     Streams,
     /// Quota of lists in a second.
@@ -130,24 +132,6 @@ impl ExceededLimit {
 
 impl Limited {
     fn row(self) -> Row {
-        let shared = |reason, bounds, problem, key, step, holder| Row {
-            code: Code::ResourceExhausted,
-            reason,
-            bounds,
-            problem,
-            key,
-            step,
-            holder: Some(holder),
-        };
-        let quota = |bound, problem, key, step| Row {
-            code: Code::ResourceExhausted,
-            reason: "QUOTA_EXCEEDED",
-            bounds: [bound; 2],
-            problem,
-            key,
-            step,
-            holder: None,
-        };
         match self {
             Self::Calls => shared(
                 "TOO_MANY_CALLS",
@@ -203,6 +187,14 @@ impl Limited {
                 "retry",
                 "caller",
             ),
+            Self::PastStates => shared(
+                "TOO_MANY_PAST_STATES",
+                ["past_states", "peer_past_states"],
+                ["too many reads of earlier versions: ", " are answered, and others wait"],
+                "a bound of the server",
+                "retry",
+                "caller",
+            ),
             Self::Streams => quota(
                 "quota_streams",
                 ["quota exceeded: ", " streams of this caller are open"],
@@ -229,6 +221,26 @@ impl Limited {
             ),
         }
     }
+}
+
+type Texts = [&'static str; 2];
+
+/// Returns the row of a limit of the server, of which one holder has a share.
+fn shared(
+    reason: &'static str,
+    bounds: Texts,
+    problem: Texts,
+    key: &'static str,
+    step: &'static str,
+    holder: &'static str,
+) -> Row {
+    Row { code: Code::ResourceExhausted, reason, bounds, problem, key, step, holder: Some(holder) }
+}
+
+/// Returns the row of a quota of one caller.
+fn quota(bound: &'static str, problem: Texts, key: &'static str, step: &'static str) -> Row {
+    let bounds = [bound; 2];
+    Row { code: Code::ResourceExhausted, reason: "QUOTA_EXCEEDED", bounds, problem, key, step, holder: None }
 }
 
 #[cfg(test)]

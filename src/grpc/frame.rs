@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bytes::{Buf, Bytes, BytesMut};
 use prost::Message;
 
-pub(super) use super::prefix::PREFIX_BYTES;
-use super::{compression::Compressed, prefix::append_prefix};
+pub(super) use super::compression::PREFIX_BYTES;
+use super::compression::{Compressed, append_prefix};
 use crate::{
     model::{EventType, Namespaces, Object, ResourceVersion},
     proto::{

@@ -16,7 +16,9 @@ use super::{
     access::{Access, Wanted},
     call::{Call, Caller},
     encoder::{Failed, NextObject},
-    frame, query,
+    frame,
+    past::AtVersion,
+    query,
     service::Service,
     status::{ApiError, final_frames, trailers},
     views::OpenView,
@@ -61,7 +63,7 @@ pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) 
         view: request.view.as_ref(),
     };
     let Access { resource, mut format, .. } = service.access(&call, wanted).await?;
-    let min_version = query::version("min_resource_version", &request.min_resource_version)?;
+    let at = AtVersion::parse("min_resource_version", &request.min_resource_version, request.resource_version_match)?;
     let key = query::key("name", &request.namespace, &request.name)?;
     service.quotas().call(&call)?;
     let caller = call.caller();
@@ -69,22 +71,21 @@ pub(super) async fn get(service: &Service, request: pb::GetRequest, call: Call) 
     if let Some(audited) = &call.audited {
         audited.reads(Some(&key), None, &format);
     }
-    let snapshot = service.snapshot(&resource, min_version.as_ref(), call.wait).await?;
-    let object = snapshot.get(&key).ok_or_else(|| ApiError::object(&resource.name, &key))?;
+    let (object, version, history_id) = service.read(&resource, &key, &at, &call).await?;
+    let object = object.ok_or_else(|| ApiError::object(&resource.name, &key))?;
     let report = resource.informer.report();
     let rest = pb::GetResponse {
-        resource_version: snapshot.safe_version().to_string(),
+        resource_version: version.to_string(),
         object: None,
         source: proto::sync_state(report.state).into(),
         source_seen_at: report.seen_at.map(proto::timestamp),
-        history: resource.informer.history(snapshot.history_id(), None),
+        history: resource.informer.history(history_id, None),
     };
     if let Some(audited) = &call.audited {
         audited.sends(1);
     }
-    let (service, object) = (service.clone(), Arc::clone(object));
     Ok(GetBody {
-        service,
+        service: service.clone(),
         object,
         format,
         caller,

@@ -15,7 +15,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::{cache::Snapshot, transport::StreamHandle};
+use crate::{cache::Snapshot, transport::StreamHandle, turns::FairPermit};
 
 /// Snapshots of one resource that streams answer from.
 #[derive(Debug, Default)]
@@ -29,6 +29,8 @@ pub(super) struct HeldSnapshots {
 pub(super) struct HeldSnapshot {
     snapshots: Arc<HeldSnapshots>,
     key: (Age, u64),
+    /// Permit of a state that was computed for the stream.
+    permit: Option<FairPermit>,
 }
 
 /// Position of a state of a resource in time: the number of its history, and the bytes that were replaced before it.
@@ -76,7 +78,7 @@ impl HeldSnapshots {
         let key = (since, self.last.fetch_add(1, Ordering::Relaxed));
         let charge = Arc::new(StreamCharge::new(stream));
         self.held.lock().insert(key, Holder { charge, since, bodies: snapshot.size(), own: 0 });
-        HeldSnapshot { snapshots: Arc::clone(self), key }
+        HeldSnapshot { snapshots: Arc::clone(self), key, permit: None }
     }
 
     /// Charges the streams that began before the history does, and those with merged changes. Returns the sum, in bytes.
@@ -95,6 +97,16 @@ impl HeldSnapshots {
 
     fn older_than(&self, begin: Age) -> Vec<Holder> {
         self.held.lock().range(..(begin, 0)).map(|(_, holder)| holder.clone()).collect()
+    }
+}
+
+// === impl HeldSnapshot ===
+
+impl HeldSnapshot {
+    /// Keeps the permit of a state that was computed for the stream.
+    pub(super) fn with_permit(mut self, permit: Option<FairPermit>) -> Self {
+        self.permit = permit;
+        self
     }
 }
 

@@ -16,6 +16,7 @@ use super::{
     authenticate::has_expired,
     call::Call,
     metrics::RpcObserver,
+    past::AtVersion,
     peers::{PeerCall, RequestCharge},
     query,
     resource::ServedResource,
@@ -25,7 +26,7 @@ use super::{
 };
 use crate::{
     auth::{Attributes, Operation, is_impersonating},
-    model::{Object, ResourceVersion},
+    model::{FieldSelector, Object, ResourceVersion},
     proto::{BookmarkLines, LineFormat, PayloadFormat, pb},
     transport::BoundedBody,
 };
@@ -207,17 +208,27 @@ impl HttpCall {
             let namespace = if operation == Operation::Get { Some(namespace) } else { objects.namespace };
             Wanted { namespace, name, ..objects }
         };
-        let access = match self.service.access(&self.call, of(PayloadFormat::Raw)).await {
-            Err(ApiError::AccessDenied { .. }) if is_metadata => {
-                self.service.access(&self.call, of(PayloadFormat::Metadata)).await?
+        match self.service.access(&self.call, of(PayloadFormat::Raw)).await.and_then(whole) {
+            Err(ApiError::AccessDenied { .. } | ApiError::ViewNotAllowed { .. }) if is_metadata => {
+                self.service.access(&self.call, of(PayloadFormat::Metadata)).await.and_then(whole)
             }
-            access => access?,
-        };
-        if access.namespaces.is_some() {
-            let message = "you may read some namespaces only: name one of them".to_owned();
-            return Err(ApiError::AccessDenied { message });
+            access => access,
         }
-        Ok(access)
+    }
+
+    /// Checks the rights to all objects that a field selector selects.
+    async fn selected(
+        &self,
+        operation: Operation,
+        wanted: ObjectsWanted<'_>,
+        field_selector: &str,
+    ) -> Result<Access<'_>, ApiError> {
+        let mut access = self.access(operation, wanted, "").await?;
+        // One that does not parse is an error later.
+        if FieldSelector::parse(field_selector).is_ok_and(|selector| selector.reads_body()) {
+            access.require_bodies("selection by other than namespace, name and labels").await?;
+        }
+        whole(access)
     }
 
     /// Checks the right to a list.
@@ -237,22 +248,22 @@ impl HttpCall {
         request: &pb::WatchRequest,
         lines: (LineFormat, BookmarkLines),
     ) -> Result<Box<dyn BoundedBody<Error = Status>>, ApiError> {
-        let access = self.access(Operation::Watch, wanted, "").await?;
+        let access = self.selected(Operation::Watch, wanted, &request.field_selector).await?;
         Ok(Box::new(Box::pin(watch::open_lines(access, request, lines, self.call.clone())).await?))
     }
 
     /// Begins a list.
     pub(crate) async fn list(&self, wanted: ObjectsWanted<'_>, request: pb::ListRequest) -> Result<Listing, ApiError> {
-        let access = self.access(Operation::List, wanted, "").await?;
+        let access = self.selected(Operation::List, wanted, &request.field_selector).await?;
         Listing::begin(access, request, self.call.clone()).await
     }
 
-    /// Returns an object, and the part of it that the caller may read.
+    /// Returns an object, at a version or later, or (if `true`) at exactly it; and the part of it that the caller may read.
     pub(crate) async fn get(
         &self,
         wanted: ObjectsWanted<'_>,
         name: &str,
-        min_version: Option<&ResourceVersion>,
+        version: Option<(&ResourceVersion, bool)>,
     ) -> Result<(Arc<Object>, PayloadFormat), ApiError> {
         let Access { resource, format, .. } = self.access(Operation::Get, wanted, name).await?;
         let key = query::key("name", wanted.namespace, name)?;
@@ -260,12 +271,17 @@ impl HttpCall {
         if let Some(audited) = &self.call.audited {
             audited.reads(Some(&key), None, &format);
         }
-        let snapshot = self.service.snapshot(&resource, min_version, self.call.wait).await?;
-        let object = snapshot.get(&key).ok_or_else(|| ApiError::object(&resource.name, &key))?;
+        let at = match version {
+            None => AtVersion::Any,
+            Some((version, false)) => AtVersion::NotOlderThan(version.clone()),
+            Some((version, true)) => AtVersion::Exact(version.clone()),
+        };
+        let (object, ..) = self.service.read(&resource, &key, &at, &self.call).await?;
+        let object = object.ok_or_else(|| ApiError::object(&resource.name, &key))?;
         if let Some(audited) = &self.call.audited {
             audited.sends(1);
         }
-        Ok((Arc::clone(object), format.payload))
+        Ok((object, format.payload))
     }
 
     /// Returns the version that the present state needs to be as recent as this call, once the upstream has confirmed it.
@@ -276,6 +292,15 @@ impl HttpCall {
     pub(crate) async fn most_recent(&self, resource: &ServedResource) -> Result<Option<ResourceVersion>, String> {
         most_recent::of(resource, self.call.wait).await
     }
+}
+
+/// Returns access to all that a request is for: a part of it would be taken for the whole.
+fn whole(access: Access<'_>) -> Result<Access<'_>, ApiError> {
+    if access.namespaces.is_some() {
+        let message = "you may read some namespaces only: name one of them".to_owned();
+        return Err(ApiError::AccessDenied { message });
+    }
+    Ok(access)
 }
 
 // === impl Outcome ===

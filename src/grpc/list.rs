@@ -11,7 +11,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -31,6 +30,7 @@ use super::{
     frame::{self, CHUNK_BYTES},
     held_snapshots::HeldSnapshot,
     page::Continued,
+    past::{AtVersion, ReadState},
     query::{self, Parts},
     quotas::QuotaPermit,
     resource::ServedResource,
@@ -173,6 +173,7 @@ pub(super) async fn by_index(service: &Service, request: pb::ByIndexRequest, cal
         page_size: request.page_size,
         page_token: request.page_token,
         min_resource_version: request.min_resource_version,
+        resource_version_match: request.resource_version_match,
         index: Some(pb::IndexMatch { name: request.index, values }),
         view: request.view,
         shard: request.shard,
@@ -211,13 +212,13 @@ async fn answer(
     )
     .await?;
     let Access { service, resource, mut format, .. } = access;
-    let min_version = query::version("min_resource_version", &request.min_resource_version)?;
+    let at = AtVersion::parse("min_resource_version", &request.min_resource_version, request.resource_version_match)?;
     let key = like.as_ref().map(|like| &like.key);
     let rights = (call.user(), &selection.namespaces);
     let query = service.pages().query_hash(&("List", resource.calls.id(), request.encode_to_vec(), key, rights));
     let quotas = [service.quotas().stream(&call)?, service.quotas().bulk_response(&call)?];
     let view = resource.views.read(&resource.name, caller, &mut format)?;
-    let (snapshot, after) = start(service, &resource, &page_token, query, min_version.as_ref(), call.wait).await?;
+    let (ReadState { snapshot, permit }, after) = start(service, &resource, (&page_token, query), &at, &call).await?;
     let mut value_bytes = 0;
     if let Some((Like { func, key }, index)) = like.zip(request.index) {
         // An object of another namespace is not found, whether it exists or not.
@@ -236,7 +237,7 @@ async fn answer(
         service: service.clone(),
         origin: caller.origin(),
         history: resource.informer.history(snapshot.history_id(), selection.namespaces.as_ref()),
-        _held: resource.calls.snapshots().hold(&snapshot, call.stream),
+        _held: resource.calls.snapshots().hold(&snapshot, call.stream).with_permit(permit),
         snapshot,
         source: resource.informer.report(),
         scan: Arc::new(Scan::of(&selection)),
@@ -268,18 +269,17 @@ async fn answer(
 async fn start(
     service: &Service,
     resource: &ServedResource,
-    page_token: &str,
-    query: u64,
-    min_version: Option<&crate::model::ResourceVersion>,
-    wait: Duration,
-) -> Result<(Arc<Snapshot>, Option<ObjectKey>), ApiError> {
+    (page_token, query): (&str, u64),
+    at: &AtVersion,
+    call: &Call,
+) -> Result<(ReadState, Option<ObjectKey>), ApiError> {
     if page_token.is_empty() {
-        return Ok((service.snapshot(resource, min_version, wait).await?, None));
+        return Ok((service.state(resource, at, call).await?, None));
     }
     let Continued { snapshot, after } = service.pages().resume(page_token, query)?;
     let key = after.split_once('\0').and_then(|(namespace, name)| ObjectKey::new(namespace, name).ok());
     // This server writes a key into each token, so another token was not issued by it.
-    Ok((snapshot, Some(key.ok_or(ApiError::PageTokenExpired)?)))
+    Ok((ReadState { snapshot, permit: None }, Some(key.ok_or(ApiError::PageTokenExpired)?)))
 }
 
 // === impl ListBody ===

@@ -101,6 +101,7 @@ static METHODS: &[Method] = &[
     (INFORMER_SERVICE, "List", SERVER_STREAM),
     (INFORMER_SERVICE, "Get", UNARY),
     (INFORMER_SERVICE, "ByIndex", SERVER_STREAM),
+    (INFORMER_SERVICE, "Changes", SERVER_STREAM),
     (INFORMER_SERVICE, "Until", UNARY),
     (INFORMER_SERVICE, "Explain", UNARY),
     (INFORMER_SERVICE, "ListResources", UNARY),

@@ -14,14 +14,17 @@ use super::{
     exceeded_limit::{ExceededLimit, Limited},
     status::ApiError,
 };
-use crate::transport::{Exceeded, Ledger, Origin, Permit, Quota};
+use crate::{
+    transport::{Exceeded, Ledger, Origin, Permit, Quota},
+    turns::{FairSemaphore, QueueBounds},
+};
 
 /// Quotas of one caller; without a value there is none.
 #[derive(Debug, Clone, Default)]
 pub struct QuotaConfig {
-    /// Open calls of Watch, Until, List and ByIndex, and watches of Subscribe streams; as many of these streams.
+    /// Open calls of Watch, Until, List, ByIndex and Changes, and watches of Subscribe streams; as many of these streams.
     pub streams: Option<usize>,
-    /// Rate of the calls that list: List, ByIndex, ListIndexValues, and watches with initial events.
+    /// Rate of the calls that list: List, ByIndex, Changes, ListIndexValues, and watches with initial events.
     pub lists: Option<ListRate>,
     /// Lists and watches that receive objects of a snapshot at a time.
     pub bulk_responses: Option<usize>,
@@ -46,6 +49,8 @@ pub(super) struct Quotas {
     subscriptions: Option<Arc<Quota>>,
     lists: Option<TokenBuckets>,
     bulk_responses: Option<Arc<Quota>>,
+    /// Permits for states of the past, which all callers share.
+    past_states: Arc<FairSemaphore>,
     ledger: Arc<Ledger>,
 }
 
@@ -67,22 +72,32 @@ struct Buckets {
     sweep_at: usize,
 }
 
+/// Maximum number of states of the past at a time, and of calls that wait for one.
+pub(super) const MAX_PAST_STATES: usize = 16;
+const MAX_WAITING: usize = 1024;
 /// Least number of entries at which those of full buckets are removed.
 const MIN_SWEEP: usize = 1024;
 
 // === impl Quotas ===
 
 impl Quotas {
-    /// Creates the quotas; that of the bytes is the ledger's.
-    pub(super) fn new(config: &QuotaConfig, ledger: Arc<Ledger>) -> Self {
+    /// Creates the quotas; that of the bytes is the ledger's. One caller may have `peer_share` percent of the states of the past.
+    pub(super) fn new(config: &QuotaConfig, ledger: Arc<Ledger>, peer_share: u32) -> Self {
         let QuotaConfig { streams, lists, bulk_responses, bytes_held: _ } = *config;
+        let waiting = QueueBounds { calls: MAX_WAITING, bytes: usize::MAX };
         Self {
             streams: streams.map(Quota::of_each),
             subscriptions: streams.map(Quota::of_each),
             lists: lists.map(|rate| TokenBuckets { rate, state: Mutex::default() }),
             bulk_responses: bulk_responses.map(Quota::of_each),
+            past_states: FairSemaphore::new(MAX_PAST_STATES, waiting, peer_share),
             ledger,
         }
+    }
+
+    /// Returns the permits for states of the past.
+    pub(super) fn past_states(&self) -> &Arc<FairSemaphore> {
+        &self.past_states
     }
 
     /// Admits a call, unless too many bytes wait for its caller. Those of its stream count from now on.

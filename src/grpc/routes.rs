@@ -1,4 +1,4 @@
-//! Dispatch of RPCs: handwritten code serves Watch, Subscribe, List, ByIndex and Get, the generated services serve everything else.
+//! Dispatch of RPCs: handwritten code serves Watch, Subscribe, List, ByIndex, Get and Changes, the generated services serve everything else.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ use super::{
     generated::Generated,
     get,
     layer::{CallLayer, CallRequest, Calls, RequestBody, ResponseBody, SUBSCRIBE_PATH, WATCH_PATH, refused},
-    list,
+    list, past,
     peers::MAX_REQUEST_BYTES,
     request::Messages,
     service::Service,
@@ -59,11 +59,13 @@ enum Own {
     List,
     ByIndex,
     Get,
+    Changes,
 }
 
 const LIST_PATH: &str = "/informerd.v1.InformerService/List";
 const GET_PATH: &str = "/informerd.v1.InformerService/Get";
 const BY_INDEX_PATH: &str = "/informerd.v1.InformerService/ByIndex";
+const CHANGES_PATH: &str = "/informerd.v1.InformerService/Changes";
 
 // === impl Routes ===
 
@@ -135,7 +137,7 @@ impl Own {
     fn compresses(self) -> bool {
         match self {
             Self::Watch | Self::List | Self::ByIndex => true,
-            Self::Subscribe | Self::Get => false,
+            Self::Subscribe | Self::Get | Self::Changes => false,
         }
     }
 }
@@ -160,6 +162,7 @@ impl tower::Service<CallRequest> for Methods {
             LIST_PATH => Own::List,
             BY_INDEX_PATH => Own::ByIndex,
             GET_PATH => Own::Get,
+            CHANGES_PATH => Own::Changes,
             path => {
                 let Some(generated) = self.generated.of(path) else {
                     return Box::pin(async { Ok(refused(Status::unimplemented(""))) });
@@ -200,6 +203,7 @@ async fn answered(
         Own::List => Box::new(Box::pin(list::list(service, message(messages).await?, *call)).await?),
         Own::ByIndex => Box::new(Box::pin(list::by_index(service, message(messages).await?, *call)).await?),
         Own::Get => Box::new(Box::pin(get::get(service, message(messages).await?, *call)).await?),
+        Own::Changes => Box::new(Box::pin(past::changes(service, message(messages).await?, *call)).await?),
     })
 }
 

@@ -32,8 +32,7 @@ use super::{
 use crate::{
     audit::AuditLog,
     auth::{Authentication, Authorizer},
-    cache::Snapshot,
-    model::{Condition, Expression, ResourceVersion, excerpt},
+    model::{Condition, Expression, ResourceVersion},
     proto::{Compression, Structs},
     transport::Ledger,
     watch::{BulkThreads, FullChannelPolicy},
@@ -206,7 +205,7 @@ impl Service {
             encoder: Encoder::new(config.bulk_threads.clone()),
             structs: Arc::new(Structs::new((memory / STRUCT_SHARE).min(MAX_STRUCT_BYTES))),
             compressed: Arc::new(CompressedObjects::new(compressed_bytes)),
-            quotas: Quotas::new(&config.quotas, Arc::clone(&ledger)),
+            quotas: Quotas::new(&config.quotas, Arc::clone(&ledger), peer_share),
             denials: config.audit.clone().map(Denials::new).map(Arc::new),
             config,
             pages,
@@ -424,51 +423,6 @@ impl Service {
         &self.inner.metrics
     }
 
-    /// Returns the current applied state of a resource, at `min_version` or later. Waits up to `wait` for it.
-    pub(super) async fn snapshot(
-        &self,
-        resource: &ServedResource,
-        min_version: Option<&ResourceVersion>,
-        wait: Duration,
-    ) -> Result<Arc<Snapshot>, ApiError> {
-        let snapshot = self.reached(resource, min_version, wait).await?;
-        if let Some(min) = min_version.filter(|min| !min.same_lineage(snapshot.version())) {
-            self.can_replace(resource, min)?;
-            let message = format!(
-                "{} is not a version of this source (current: {})",
-                excerpt(&min.to_string()),
-                snapshot.version()
-            );
-            return Err(ApiError::Invalid {
-                reason: "RESOURCE_VERSION_INVALID",
-                field: "min_resource_version",
-                message,
-            });
-        }
-        Ok(snapshot)
-    }
-
-    /// Returns the first state that is at or after a version, or that belongs to another lineage, which can never reach the
-    /// version. Waits up to `wait` for it.
-    pub(super) async fn reached(
-        &self,
-        resource: &ServedResource,
-        version: Option<&ResourceVersion>,
-        wait: Duration,
-    ) -> Result<Arc<Snapshot>, ApiError> {
-        let is_there = |at: &ResourceVersion, wanted: &ResourceVersion| !at.same_lineage(wanted) || at >= wanted;
-        let is_enough = |snapshot: &Snapshot| version.is_none_or(|wanted| is_there(snapshot.version(), wanted));
-        tokio::select! {
-            // A state that is there is returned even while the server drains.
-            biased;
-            // Cancel-safe: `wait_for` documents it.
-            snapshot = resource.informer.wait_for(version.map_or(0, ResourceVersion::number), is_enough) => Ok(snapshot),
-            () = tokio::time::sleep(wait) => Err(self.not_reached(resource, version)),
-            () = self.draining().cancelled() => Err(ApiError::Draining),
-            () = resource.calls.until_ended() => Err(resource.or_ended(ApiError::Draining)),
-        }
-    }
-
     /// Checks that a client may replace its state at this version by the present one. What an incomplete state lacks may exist: a
     /// client of an earlier run keeps its objects until the state is complete.
     pub(super) fn can_replace(&self, resource: &ServedResource, version: &ResourceVersion) -> Result<(), ApiError> {
@@ -478,17 +432,9 @@ impl Service {
         if must_wait { Err(self.not_synced(resource)) } else { Ok(()) }
     }
 
-    /// Returns the error for a wait that timed out.
-    fn not_reached(&self, resource: &ServedResource, min_version: Option<&ResourceVersion>) -> ApiError {
-        if let Some((snapshot, wanted)) = resource.informer.snapshot().zip(min_version) {
-            return ApiError::VersionTooLarge { wanted: wanted.clone(), current: snapshot.version().to_string() };
-        }
-        self.not_synced(resource)
-    }
-
     /// Returns the error for a state that there is not yet. Errors of the upstream may name objects: only where everybody has rights do
     /// clients receive them.
-    fn not_synced(&self, resource: &ServedResource) -> ApiError {
+    pub(super) fn not_synced(&self, resource: &ServedResource) -> ApiError {
         let last_error = resource.informer.report().last_error.filter(|_| !self.authorizes());
         ApiError::NotSynced { resource: resource.name.clone(), last_error }
     }

@@ -82,7 +82,7 @@ impl ListBody {
                 Poll::Ready(ListProgress::More) => {}
                 Poll::Ready(ListProgress::Done) => {
                     *is_done = true;
-                    let ListEnd { version, next, remaining, .. } = listing.end();
+                    let ListEnd { version, next, remaining } = listing.end();
                     Encoder::list_end(&version, next.as_deref(), remaining, buffer);
                 }
             }

@@ -177,8 +177,8 @@ impl Reader<'_> {
             Ok(_) | Err(ApiError::ObjectNotFound { .. }) => self.min_version(call).await?,
             Err(refusal) => return Err(refused(refusal)),
         };
-        let (object, payload) =
-            call.get(self.wanted(), &self.objects.name, min_version.as_ref()).await.map_err(refused)?;
+        let version = min_version.as_ref().map(|version| (version, self.query.is_exact()));
+        let (object, payload) = call.get(self.wanted(), &self.objects.name, version).await.map_err(refused)?;
         let mut buffer = BytesMut::new();
         self.encoder().object(&object, payload, &mut buffer);
         Ok(Read { body: ReadBody::Object(buffer.freeze(), self.form), warning })
@@ -203,13 +203,11 @@ impl Reader<'_> {
             let (version, found) = self.min_version(call).await?;
             warning = found;
             request.min_resource_version = version.map(|version| version.to_string()).unwrap_or_default();
+            if self.query.is_exact() {
+                request.resource_version_match = pb::ResourceVersionMatch::Exact.into();
+            }
         }
         let listing = call.list(self.wanted(), request).await.map_err(refused)?;
-        let present = listing.end().applied;
-        if self.query.is_exact() && present.to_string() != *resource_version {
-            let message = format!("resource version {resource_version} is not kept: the cache is at {present}");
-            return Err(Refused::Failure(Failure::expired(message)));
-        }
         Ok(Read { body: ReadBody::List(Box::new(ListBody::new(listing, self.encoder())), self.form), warning })
     }
 

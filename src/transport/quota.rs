@@ -65,7 +65,7 @@ struct ReasonLabels {
 }
 
 /// Reasons of rejections, each of which has its counter from the start on: an increase shows only after a first value.
-const REASONS: [&str; 31] = [
+const REASONS: [&str; 33] = [
     "accept_failed",
     "admin_connections",
     "admin_host",
@@ -79,11 +79,13 @@ const REASONS: [&str; 31] = [
     "health_watches",
     "method",
     "page_snapshots",
+    "past_states",
     "peer_calls",
     "peer_compilations",
     "peer_connections",
     "peer_health_watches",
     "peer_page_snapshots",
+    "peer_past_states",
     "peer_reflections",
     "peer_request_memory",
     "peer_watchers",

@@ -240,7 +240,7 @@ impl History {
 
     /// Returns the batches with changes from an offset on, at which one begins, up to another one at which one ends, but at most so many changes and at
     /// least one batch; each with the offset of the last relist up to it. `None` if they are no longer kept.
-    fn read(&self, from: u64, to: u64, most: usize) -> Option<Vec<PastBatch>> {
+    pub(crate) fn read(&self, from: u64, to: u64, most: usize) -> Option<Vec<PastBatch>> {
         if from < self.oldest.offset {
             return None;
         }
@@ -278,6 +278,20 @@ impl History {
 
     /// Returns the changes strictly after `version`, from the first of these batches on.
     pub(crate) fn after(&self, version: &ResourceVersion) -> Result<Backlog, NotInHistory> {
+        Ok(self.backlog(self.first_after(version)?))
+    }
+
+    /// Returns the offset from which on [`Self::read`] has all changes that the state at a complete version lacks, beside others.
+    pub(crate) fn offset_after(&self, version: &ResourceVersion) -> Result<u64, NotInHistory> {
+        let first = self.first_after(version)?;
+        if *version > self.current.version {
+            return Err(NotInHistory::Future);
+        }
+        Ok(self.batches.get(first).map_or(self.current.offset, |recorded| recorded.offset))
+    }
+
+    /// Returns the index of the first batch with changes strictly after `version`.
+    fn first_after(&self, version: &ResourceVersion) -> Result<usize, NotInHistory> {
         let (oldest, current) = (&self.oldest.version, &self.applied);
         if !version.same_lineage(current) {
             return Err(NotInHistory::Expired);
@@ -294,7 +308,7 @@ impl History {
         if self.batches.get(first).is_some_and(in_gap) {
             return Err(NotInHistory::Expired);
         }
-        Ok(self.backlog(first.min(self.first_ahead_of(version))))
+        Ok(first.min(self.first_ahead_of(version)))
     }
 
     /// Returns the index of the first batch with changes above `version` that came before `version` was complete.

@@ -24,13 +24,14 @@ const CANARY: &str = "canary-0123456789";
 /// Rights to everything for every authenticated caller.
 pub(crate) const ALL: &str =
     r#"authorization: { rules: [{ subjects: ["*"], verbs: ["*"], resources: ["*"], namespaces: ["*"] }] }"#;
-const PATHS: [&str; 13] = [
+const PATHS: [&str; 14] = [
     "/informerd.v1.InformerService/Watch",
     "/informerd.v1.InformerService/List",
     "/informerd.v1.InformerService/Get",
     "/informerd.v1.InformerService/ByIndex",
     "/informerd.v1.InformerService/Until",
     "/informerd.v1.InformerService/ListResources",
+    "/informerd.v1.InformerService/Changes",
     "/informerd.v1.InformerService/ListIndexValues",
     "/informerd.v1.AdminService/ListWatchers",
     "/informerd.v1.AdminService/GetStats",

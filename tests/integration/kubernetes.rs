@@ -35,8 +35,8 @@ struct Api {
 }
 
 /// Response to a request.
-struct Answer {
-    code: u16,
+pub(crate) struct Answer {
+    pub(crate) code: u16,
     head: String,
     text: String,
 }
@@ -45,12 +45,12 @@ struct Answer {
 struct Lines(BufReader<TcpStream>);
 
 impl Answer {
-    fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
     }
 
     /// Returns code and reason of a `Status`.
-    fn failure(&self) -> (u16, String) {
+    pub(crate) fn failure(&self) -> (u16, String) {
         let status = self.json();
         assert_eq!(
             (&status["kind"], &status["status"], &status["code"]),
@@ -127,41 +127,16 @@ impl Api {
         let options = Options { kubernetes: Some(Arc::new(api)), ..options };
         let objects = objects.iter().map(|(namespace, name)| pod(namespace, name, r#""nodeName":"n1""#)).collect();
         let sandbox = Sandbox::start_with(options, objects).await;
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let bounds = server_config(&sandbox.state, Duration::from_secs(30), Duration::from_secs(5));
-        let server =
-            Server::new(RestService::new(sandbox.state.clone(), warns), RestService::is_watch, bounds).with_http1();
-        let server = tokio::spawn(server.serve(Listener::Tcp(listener), sandbox.lifecycle.draining.clone()));
+        let (address, server) = serve(&sandbox, warns).await;
         Self { sandbox, address, _server: server }
     }
 
     async fn send(&self, method: &str, target: &str, headers: &[(&str, &str)], body: &str) -> (TcpStream, String) {
-        let mut stream = TcpStream::connect(self.address).await.unwrap();
-        let headers = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect::<Vec<_>>().concat();
-        let request = format!(
-            "{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n{headers}\r\n{body}",
-            body.len()
-        );
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let (mut head, mut byte) = (Vec::new(), [0]);
-        while !head.ends_with(b"\r\n\r\n") {
-            tokio::time::timeout(DEADLINE, stream.read_exact(&mut byte)).await.expect("a head in time").unwrap();
-            head.push(byte[0]);
-        }
-        (stream, String::from_utf8(head).unwrap().to_lowercase())
+        send(self.address, method, target, headers, body).await
     }
 
     async fn ask(&self, method: &str, target: &str, headers: &[(&str, &str)], body: &str) -> Answer {
-        let mut all = vec![("Connection", "close")];
-        all.extend_from_slice(headers);
-        let (mut stream, head) = self.send(method, target, &all, body).await;
-        let mut text = String::new();
-        tokio::time::timeout(DEADLINE, stream.read_to_string(&mut text)).await.expect("a body in time").unwrap();
-        if head.contains("transfer-encoding: chunked") {
-            text = unchunked(&text);
-        }
-        Answer { code: head.split(' ').nth(1).unwrap().parse().unwrap(), head, text }
+        ask(self.address, method, target, headers, body).await
     }
 
     async fn get(&self, target: &str) -> Answer {
@@ -190,6 +165,81 @@ impl Api {
         self.sandbox.say(delta).await;
         self.sandbox.reached(&version).await;
         version
+    }
+}
+
+/// Serves the API over the resource of a sandbox.
+pub(crate) async fn serve(sandbox: &Sandbox, warns: bool) -> (SocketAddr, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let bounds = server_config(&sandbox.state, Duration::from_secs(30), Duration::from_secs(5));
+    let server =
+        Server::new(RestService::new(sandbox.state.clone(), warns), RestService::is_watch, bounds).with_http1();
+    (address, tokio::spawn(server.serve(Listener::Tcp(listener), sandbox.lifecycle.draining.clone())))
+}
+
+/// Sends a request, and returns the connection after the head of its response.
+async fn send(
+    address: SocketAddr,
+    method: &str,
+    target: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> (TcpStream, String) {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let headers = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect::<Vec<_>>().concat();
+    let request = format!(
+        "{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n{headers}\r\n{body}",
+        body.len()
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let (mut head, mut byte) = (Vec::new(), [0]);
+    while !head.ends_with(b"\r\n\r\n") {
+        tokio::time::timeout(DEADLINE, stream.read_exact(&mut byte)).await.expect("a head in time").unwrap();
+        head.push(byte[0]);
+    }
+    (stream, String::from_utf8(head).unwrap().to_lowercase())
+}
+
+/// Makes a request, and returns its whole response.
+pub(crate) async fn ask(
+    address: SocketAddr,
+    method: &str,
+    target: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> Answer {
+    let mut all = vec![("Connection", "close")];
+    all.extend_from_slice(headers);
+    let (mut stream, head) = send(address, method, target, &all, body).await;
+    let mut text = String::new();
+    tokio::time::timeout(DEADLINE, stream.read_to_string(&mut text)).await.expect("a body in time").unwrap();
+    if head.contains("transfer-encoding: chunked") {
+        text = unchunked(&text);
+    }
+    Answer { code: head.split(' ').nth(1).unwrap().parse().unwrap(), head, text }
+}
+
+/// Opens a watch, and returns the events before the end of the initial ones; or the code with which it is refused.
+pub(crate) async fn watch_list(address: SocketAddr, target: &str, headers: &[(&str, &str)]) -> Result<Vec<Value>, u16> {
+    let (stream, head) = send(address, "GET", target, headers, "").await;
+    let code = head.split(' ').nth(1).unwrap().parse().unwrap();
+    if code != 200 {
+        return Err(code);
+    }
+    let (mut stream, mut events) = (BufReader::new(stream), Vec::new());
+    loop {
+        let mut line = String::new();
+        tokio::time::timeout(DEADLINE, stream.read_line(&mut line)).await.expect("a line in time").unwrap();
+        assert!(!line.is_empty(), "the watch has ended before the end of the initial events");
+        // The others are sizes of chunks, and their ends.
+        if line.starts_with('{') {
+            let event: Value = serde_json::from_str(&line).unwrap();
+            if event["type"] == "BOOKMARK" {
+                return Ok(events);
+            }
+            events.push(event);
+        }
     }
 }
 
@@ -321,12 +371,39 @@ async fn versions_are_those_of_the_request() {
     for query in ["resourceVersion=1", "resourceVersion=0", "resourceVersion=2&resourceVersionMatch=Exact"] {
         assert_eq!(api.get(&format!("{PODS}?{query}")).await.json()["metadata"]["resourceVersion"], "2", "{query}");
     }
-    let past = api.get(&format!("{PODS}?resourceVersion=1&resourceVersionMatch=Exact")).await;
-    assert_eq!(past.failure(), (410, "Expired".to_owned()));
+    let past = api.get(&format!("{PODS}?resourceVersion=1&resourceVersionMatch=Exact")).await.json();
+    let versions =
+        [&past["metadata"], &past["items"][0]["metadata"]].map(|metadata| metadata["resourceVersion"].clone());
+    assert_eq!(versions, ["1", "1"], "an earlier version");
+    let one = "/api/v1/namespaces/shop/pods/a";
+    let got = api.get(&format!("{one}?resourceVersion=1&resourceVersionMatch=Exact")).await.json();
+    assert_eq!(got["metadata"]["resourceVersion"], "1");
+    assert_eq!(api.get(&format!("{one}?resourceVersion=1")).await.json()["metadata"]["resourceVersion"], "2");
     assert_eq!(api.get(&format!("{PODS}?resourceVersion=x")).await.failure(), (400, "BadRequest".to_owned()));
     let invalid = api.get(&format!("{PODS}?resourceVersionMatch=Exact")).await;
     assert_eq!(invalid.failure(), (422, "Invalid".to_owned()));
     assert_eq!(invalid.json()["details"]["causes"][0]["field"], "resourceVersionMatch");
+}
+
+#[tokio::test]
+async fn the_pages_of_an_earlier_version_are_of_that_version() {
+    let mut api = Api::start(&[("shop", "a"), ("shop", "b"), ("shop", "c")]).await;
+    let gone = api.sandbox.put("shop", "b", "").await;
+    api.sandbox.delete(&gone).await;
+    let later = api.sandbox.put("shop", "d", "").await;
+    api.sandbox.reached(later.version()).await;
+    let (mut names, mut query) = (Vec::new(), "resourceVersion=1&resourceVersionMatch=Exact&limit=1".to_owned());
+    loop {
+        let page = api.get(&format!("{PODS}?{query}")).await;
+        assert_eq!(page.json()["metadata"]["resourceVersion"], "1");
+        names.extend(page.names());
+        let json = page.json();
+        let Some(next) = json["metadata"]["continue"].as_str() else { break };
+        query = format!("limit=1&continue={next}");
+        let changed = api.sandbox.put("shop", "c", "").await;
+        api.sandbox.reached(changed.version()).await;
+    }
+    assert_eq!(names, ["a", "b", "c"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -439,6 +516,8 @@ async fn a_relist_is_its_batch_and_a_bookmark_and_a_client_inside_lists_again() 
         let answer = api.get(&format!("{PODS}?watch=1&resourceVersion={inside}")).await;
         assert_eq!(answer.failure(), (410, "Expired".to_owned()), "{inside}");
     }
+    let inside = api.get(&format!("{PODS}?resourceVersion=5&resourceVersionMatch=Exact")).await;
+    assert_eq!(inside.failure(), (410, "Expired".to_owned()), "inside the relist");
     api.transact(&["later"]).await;
 }
 

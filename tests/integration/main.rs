@@ -43,6 +43,7 @@ mod memory;
 mod mirror;
 mod operate_commands;
 mod operators;
+mod past;
 #[path = "../upstreams/port.rs"]
 mod port;
 mod process;

@@ -234,11 +234,39 @@ fn a_watch_shows_what_has_changed_and_begins_where_it_is_told() {
     let deleted = since.row();
     assert!(deleted.starts_with("DELETED    b   db "), "of an object that it has not seen: {deleted}");
     assert_eq!(since.interrupt().0, Some(0));
+    check_diff(&server, &version);
     let lineage = version.split('.').next().unwrap();
     let (code, _, err) = server.run(&["watch", "pods", "--since", &format!("{lineage}x.1")]);
     assert!(code == 1 && err.starts_with("error: "), "{code}: {err}");
     let (code, ..) = server.run(&["watch", "pods", "--timeout", "1ms", "-q"]);
     assert_eq!(code, 0, "it ends");
+}
+
+/// Checks the differences since a version: a pod has changed, and another one is deleted.
+fn check_diff(server: &Server, version: &str) {
+    let (code, out, err) = server.run(&["diff", "pods", "--from", version, "--no-headers"]);
+    let rows: Vec<&str> = out.lines().collect();
+    assert_eq!(
+        rows[..2],
+        ["MODIFIED   a   web   0/0   Failed   0   <none>", "  ~ status.phase: \"Running\" → \"Failed\""]
+    );
+    assert!(rows.len() == 3 && rows[2].starts_with("DELETED    b   db "), "{out}");
+    let note = format!("# 0 added, 1 modified, 1 deleted from {version} to ");
+    assert!(code == 0 && err.starts_with(&note), "{code}: {err}");
+    let newest = err.trim().rsplit(' ').next().unwrap();
+    let until =
+        |to: &str, output: &str| server.run(&["diff", "pods", "--from", version, "--to", to, "-o", output, "-q"]);
+    assert_eq!(until(newest, "name").1, "a/web\nb/db\n");
+    assert_eq!(until(version, "name"), (0, String::new(), String::new()), "nothing has changed");
+    let (_, lines, _) = until(newest, "jsonl");
+    let documents: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let phases = [&documents[0]["old"], &documents[0]["object"], &documents[1]["object"]]
+        .map(|of| of["status"]["phase"].clone());
+    assert_eq!(phases, ["Running", "Failed", "Running"]);
+    assert_eq!((&documents[1]["type"], documents[1].get("old")), (&"DELETED".into(), None));
+    assert_eq!(server.run(&["diff", "pods", "b/db", "--from", version, "-o", "name"]).1, "b/db\n");
+    let (code, _, err) = server.run(&["diff", "pods", "--from", "x.1"]);
+    assert!(code == 1 && err.contains("has expired"), "{code}: {err}");
 }
 
 #[test]

@@ -371,6 +371,60 @@ func (Cause) EnumDescriptor() ([]byte, []int) {
 	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{4}
 }
 
+// The meaning of min_resource_version in a read. Since: past.
+type ResourceVersionMatch int32
+
+const (
+	// The state at that version or a later one.
+	ResourceVersionMatch_RESOURCE_VERSION_MATCH_UNSPECIFIED ResourceVersionMatch = 0
+	// The state at exactly that version, also an earlier one, as long as the server's history reaches back to it; required
+	// then. It has every change up to that version, and none after it. A version that is older than the history, inside a
+	// relist or another batch, or of another lineage is OUT_OF_RANGE / RESOURCE_VERSION_EXPIRED. A version that is not
+	// complete here yet is awaited as for min_resource_version. The server computes it from the history, for 16 calls at a
+	// time, a quarter of them for one caller (limits.peer_share); others wait as long, then RESOURCE_EXHAUSTED /
+	// TOO_MANY_PAST_STATES. A server without the capability "past" ignores this: compare resource_version of the response.
+	ResourceVersionMatch_RESOURCE_VERSION_MATCH_EXACT ResourceVersionMatch = 1
+)
+
+// Enum value maps for ResourceVersionMatch.
+var (
+	ResourceVersionMatch_name = map[int32]string{
+		0: "RESOURCE_VERSION_MATCH_UNSPECIFIED",
+		1: "RESOURCE_VERSION_MATCH_EXACT",
+	}
+	ResourceVersionMatch_value = map[string]int32{
+		"RESOURCE_VERSION_MATCH_UNSPECIFIED": 0,
+		"RESOURCE_VERSION_MATCH_EXACT":       1,
+	}
+)
+
+func (x ResourceVersionMatch) Enum() *ResourceVersionMatch {
+	p := new(ResourceVersionMatch)
+	*p = x
+	return p
+}
+
+func (x ResourceVersionMatch) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ResourceVersionMatch) Descriptor() protoreflect.EnumDescriptor {
+	return file_informerd_v1_informerd_proto_enumTypes[5].Descriptor()
+}
+
+func (ResourceVersionMatch) Type() protoreflect.EnumType {
+	return &file_informerd_v1_informerd_proto_enumTypes[5]
+}
+
+func (x ResourceVersionMatch) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ResourceVersionMatch.Descriptor instead.
+func (ResourceVersionMatch) EnumDescriptor() ([]byte, []int) {
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{5}
+}
+
 // The result of a term. Since: operations.
 type TermResult int32
 
@@ -412,11 +466,11 @@ func (x TermResult) String() string {
 }
 
 func (TermResult) Descriptor() protoreflect.EnumDescriptor {
-	return file_informerd_v1_informerd_proto_enumTypes[5].Descriptor()
+	return file_informerd_v1_informerd_proto_enumTypes[6].Descriptor()
 }
 
 func (TermResult) Type() protoreflect.EnumType {
-	return &file_informerd_v1_informerd_proto_enumTypes[5]
+	return &file_informerd_v1_informerd_proto_enumTypes[6]
 }
 
 func (x TermResult) Number() protoreflect.EnumNumber {
@@ -425,7 +479,7 @@ func (x TermResult) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TermResult.Descriptor instead.
 func (TermResult) EnumDescriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{5}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{6}
 }
 
 // The freshness of a resource.
@@ -471,11 +525,11 @@ func (x SyncState) String() string {
 }
 
 func (SyncState) Descriptor() protoreflect.EnumDescriptor {
-	return file_informerd_v1_informerd_proto_enumTypes[6].Descriptor()
+	return file_informerd_v1_informerd_proto_enumTypes[7].Descriptor()
 }
 
 func (SyncState) Type() protoreflect.EnumType {
-	return &file_informerd_v1_informerd_proto_enumTypes[6]
+	return &file_informerd_v1_informerd_proto_enumTypes[7]
 }
 
 func (x SyncState) Number() protoreflect.EnumNumber {
@@ -484,7 +538,7 @@ func (x SyncState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SyncState.Descriptor instead.
 func (SyncState) EnumDescriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{6}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{7}
 }
 
 // The form of a resource's versions. Since: sources.
@@ -528,11 +582,11 @@ func (x VersionFormat) String() string {
 }
 
 func (VersionFormat) Descriptor() protoreflect.EnumDescriptor {
-	return file_informerd_v1_informerd_proto_enumTypes[7].Descriptor()
+	return file_informerd_v1_informerd_proto_enumTypes[8].Descriptor()
 }
 
 func (VersionFormat) Type() protoreflect.EnumType {
-	return &file_informerd_v1_informerd_proto_enumTypes[7]
+	return &file_informerd_v1_informerd_proto_enumTypes[8]
 }
 
 func (x VersionFormat) Number() protoreflect.EnumNumber {
@@ -541,7 +595,7 @@ func (x VersionFormat) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use VersionFormat.Descriptor instead.
 func (VersionFormat) EnumDescriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{7}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{8}
 }
 
 // The position of a watch relative to the newest event. Since: limits.
@@ -605,11 +659,11 @@ func (x WatcherState) String() string {
 }
 
 func (WatcherState) Descriptor() protoreflect.EnumDescriptor {
-	return file_informerd_v1_informerd_proto_enumTypes[8].Descriptor()
+	return file_informerd_v1_informerd_proto_enumTypes[9].Descriptor()
 }
 
 func (WatcherState) Type() protoreflect.EnumType {
-	return &file_informerd_v1_informerd_proto_enumTypes[8]
+	return &file_informerd_v1_informerd_proto_enumTypes[9]
 }
 
 func (x WatcherState) Number() protoreflect.EnumNumber {
@@ -618,7 +672,7 @@ func (x WatcherState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WatcherState.Descriptor instead.
 func (WatcherState) EnumDescriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{8}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{9}
 }
 
 // An object of a resource, at one version.
@@ -2044,9 +2098,11 @@ type ListRequest struct {
 	// The part of each body that is sent; unset = whole bodies. Since: views.
 	View *View `protobuf:"bytes,11,opt,name=view,proto3" json:"view,omitempty"`
 	// Only objects of this shard; unset = all. Since: shards.
-	Shard         *Shard `protobuf:"bytes,15,opt,name=shard,proto3" json:"shard,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Shard *Shard `protobuf:"bytes,15,opt,name=shard,proto3" json:"shard,omitempty"`
+	// The meaning of min_resource_version. All pages of an exact list are of that version. Since: past.
+	ResourceVersionMatch ResourceVersionMatch `protobuf:"varint,12,opt,name=resource_version_match,json=resourceVersionMatch,proto3,enum=informerd.v1.ResourceVersionMatch" json:"resource_version_match,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *ListRequest) Reset() {
@@ -2161,6 +2217,13 @@ func (x *ListRequest) GetShard() *Shard {
 		return x.Shard
 	}
 	return nil
+}
+
+func (x *ListRequest) GetResourceVersionMatch() ResourceVersionMatch {
+	if x != nil {
+		return x.ResourceVersionMatch
+	}
+	return ResourceVersionMatch_RESOURCE_VERSION_MATCH_UNSPECIFIED
 }
 
 // One chunk of a list.
@@ -2308,9 +2371,11 @@ type ByIndexRequest struct {
 	// OBJECT_NOT_FOUND.
 	Like *ObjectKey `protobuf:"bytes,17,opt,name=like,proto3" json:"like,omitempty"`
 	// Only objects of this shard; unset = all. Since: shards.
-	Shard         *Shard `protobuf:"bytes,16,opt,name=shard,proto3" json:"shard,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Shard *Shard `protobuf:"bytes,16,opt,name=shard,proto3" json:"shard,omitempty"`
+	// As in ListRequest. Since: past.
+	ResourceVersionMatch ResourceVersionMatch `protobuf:"varint,13,opt,name=resource_version_match,json=resourceVersionMatch,proto3,enum=informerd.v1.ResourceVersionMatch" json:"resource_version_match,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *ByIndexRequest) Reset() {
@@ -2441,6 +2506,13 @@ func (x *ByIndexRequest) GetShard() *Shard {
 	return nil
 }
 
+func (x *ByIndexRequest) GetResourceVersionMatch() ResourceVersionMatch {
+	if x != nil {
+		return x.ResourceVersionMatch
+	}
+	return ResourceVersionMatch_RESOURCE_VERSION_MATCH_UNSPECIFIED
+}
+
 // One chunk of the objects found.
 type ByIndexResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2564,9 +2636,11 @@ type GetRequest struct {
 	// As in ListRequest.
 	MinResourceVersion string `protobuf:"bytes,5,opt,name=min_resource_version,json=minResourceVersion,proto3" json:"min_resource_version,omitempty"`
 	// As in ListRequest. Since: views.
-	View          *View `protobuf:"bytes,6,opt,name=view,proto3" json:"view,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	View *View `protobuf:"bytes,6,opt,name=view,proto3" json:"view,omitempty"`
+	// As in ListRequest. Since: past.
+	ResourceVersionMatch ResourceVersionMatch `protobuf:"varint,7,opt,name=resource_version_match,json=resourceVersionMatch,proto3,enum=informerd.v1.ResourceVersionMatch" json:"resource_version_match,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *GetRequest) Reset() {
@@ -2639,6 +2713,13 @@ func (x *GetRequest) GetView() *View {
 		return x.View
 	}
 	return nil
+}
+
+func (x *GetRequest) GetResourceVersionMatch() ResourceVersionMatch {
+	if x != nil {
+		return x.ResourceVersionMatch
+	}
+	return ResourceVersionMatch_RESOURCE_VERSION_MATCH_UNSPECIFIED
 }
 
 // One object.
@@ -2723,6 +2804,289 @@ func (x *GetResponse) GetHistory() string {
 	return ""
 }
 
+// Two versions of a resource, and the objects to compare. Since: past.
+type ChangesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A name from ListResources.
+	Resource string `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
+	// The earlier version. Required.
+	FromResourceVersion string `protobuf:"bytes,2,opt,name=from_resource_version,json=fromResourceVersion,proto3" json:"from_resource_version,omitempty"`
+	// The later version; empty = the newest that is complete. One before from_resource_version is INVALID_ARGUMENT /
+	// RESOURCE_VERSION_INVALID.
+	ToResourceVersion string `protobuf:"bytes,3,opt,name=to_resource_version,json=toResourceVersion,proto3" json:"to_resource_version,omitempty"`
+	// Only objects of this namespace; empty = all.
+	Namespace string `protobuf:"bytes,4,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Only objects of this name; empty = all.
+	Name string `protobuf:"bytes,5,opt,name=name,proto3" json:"name,omitempty"`
+	// As in WatchRequest. An object that is selected in one of the two states only is added or deleted.
+	LabelSelector string `protobuf:"bytes,6,opt,name=label_selector,json=labelSelector,proto3" json:"label_selector,omitempty"`
+	// As in WatchRequest.
+	FieldSelector string `protobuf:"bytes,7,opt,name=field_selector,json=fieldSelector,proto3" json:"field_selector,omitempty"`
+	// As in WatchRequest.
+	Expression string `protobuf:"bytes,8,opt,name=expression,proto3" json:"expression,omitempty"`
+	// The representation of bodies. Programs: RAW.
+	Format PayloadFormat `protobuf:"varint,9,opt,name=format,proto3,enum=informerd.v1.PayloadFormat" json:"format,omitempty"`
+	// The part of each body that is sent; unset = whole bodies. Changes outside of it are sent too.
+	View *View `protobuf:"bytes,10,opt,name=view,proto3" json:"view,omitempty"`
+	// Only objects under one of these values of an index.
+	Index *IndexMatch `protobuf:"bytes,11,opt,name=index,proto3" json:"index,omitempty"`
+	// Only objects of this shard; unset = all.
+	Shard         *Shard `protobuf:"bytes,12,opt,name=shard,proto3" json:"shard,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangesRequest) Reset() {
+	*x = ChangesRequest{}
+	mi := &file_informerd_v1_informerd_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangesRequest) ProtoMessage() {}
+
+func (x *ChangesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_informerd_v1_informerd_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangesRequest.ProtoReflect.Descriptor instead.
+func (*ChangesRequest) Descriptor() ([]byte, []int) {
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ChangesRequest) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+func (x *ChangesRequest) GetFromResourceVersion() string {
+	if x != nil {
+		return x.FromResourceVersion
+	}
+	return ""
+}
+
+func (x *ChangesRequest) GetToResourceVersion() string {
+	if x != nil {
+		return x.ToResourceVersion
+	}
+	return ""
+}
+
+func (x *ChangesRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ChangesRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ChangesRequest) GetLabelSelector() string {
+	if x != nil {
+		return x.LabelSelector
+	}
+	return ""
+}
+
+func (x *ChangesRequest) GetFieldSelector() string {
+	if x != nil {
+		return x.FieldSelector
+	}
+	return ""
+}
+
+func (x *ChangesRequest) GetExpression() string {
+	if x != nil {
+		return x.Expression
+	}
+	return ""
+}
+
+func (x *ChangesRequest) GetFormat() PayloadFormat {
+	if x != nil {
+		return x.Format
+	}
+	return PayloadFormat_PAYLOAD_FORMAT_UNSPECIFIED
+}
+
+func (x *ChangesRequest) GetView() *View {
+	if x != nil {
+		return x.View
+	}
+	return nil
+}
+
+func (x *ChangesRequest) GetIndex() *IndexMatch {
+	if x != nil {
+		return x.Index
+	}
+	return nil
+}
+
+func (x *ChangesRequest) GetShard() *Shard {
+	if x != nil {
+		return x.Shard
+	}
+	return nil
+}
+
+// One chunk of a difference. Since: past.
+type ChangesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The later version; a Watch from here has no gap.
+	ResourceVersion string `protobuf:"bytes,1,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
+	// Sorted by namespace and name, across chunks.
+	Changes []*NetChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
+	// As in ListResponse.
+	History string `protobuf:"bytes,3,opt,name=history,proto3" json:"history,omitempty"`
+	// As in ListResponse.
+	Namespaces    []string `protobuf:"bytes,4,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangesResponse) Reset() {
+	*x = ChangesResponse{}
+	mi := &file_informerd_v1_informerd_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangesResponse) ProtoMessage() {}
+
+func (x *ChangesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_informerd_v1_informerd_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangesResponse.ProtoReflect.Descriptor instead.
+func (*ChangesResponse) Descriptor() ([]byte, []int) {
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ChangesResponse) GetResourceVersion() string {
+	if x != nil {
+		return x.ResourceVersion
+	}
+	return ""
+}
+
+func (x *ChangesResponse) GetChanges() []*NetChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *ChangesResponse) GetHistory() string {
+	if x != nil {
+		return x.History
+	}
+	return ""
+}
+
+func (x *ChangesResponse) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+// One object that differs. Since: past.
+type NetChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// ADDED, MODIFIED or DELETED. Another object under the same key (another uid) is MODIFIED.
+	Type EventType `protobuf:"varint,1,opt,name=type,proto3,enum=informerd.v1.EventType" json:"type,omitempty"`
+	// The earlier state; unset for ADDED. Without its body where the two would not fit into one message.
+	Old *Object `protobuf:"bytes,2,opt,name=old,proto3" json:"old,omitempty"`
+	// The later state; unset for DELETED.
+	New           *Object `protobuf:"bytes,3,opt,name=new,proto3" json:"new,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetChange) Reset() {
+	*x = NetChange{}
+	mi := &file_informerd_v1_informerd_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetChange) ProtoMessage() {}
+
+func (x *NetChange) ProtoReflect() protoreflect.Message {
+	mi := &file_informerd_v1_informerd_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetChange.ProtoReflect.Descriptor instead.
+func (*NetChange) Descriptor() ([]byte, []int) {
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *NetChange) GetType() EventType {
+	if x != nil {
+		return x.Type
+	}
+	return EventType_EVENT_TYPE_UNSPECIFIED
+}
+
+func (x *NetChange) GetOld() *Object {
+	if x != nil {
+		return x.Old
+	}
+	return nil
+}
+
+func (x *NetChange) GetNew() *Object {
+	if x != nil {
+		return x.New
+	}
+	return nil
+}
+
 // The conditions to wait for.
 type UntilRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2742,7 +3106,7 @@ type UntilRequest struct {
 
 func (x *UntilRequest) Reset() {
 	*x = UntilRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[22]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2754,7 +3118,7 @@ func (x *UntilRequest) String() string {
 func (*UntilRequest) ProtoMessage() {}
 
 func (x *UntilRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[22]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2767,7 +3131,7 @@ func (x *UntilRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UntilRequest.ProtoReflect.Descriptor instead.
 func (*UntilRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{22}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *UntilRequest) GetWatch() *WatchRequest {
@@ -2797,7 +3161,7 @@ type UntilResponse struct {
 
 func (x *UntilResponse) Reset() {
 	*x = UntilResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[23]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2809,7 +3173,7 @@ func (x *UntilResponse) String() string {
 func (*UntilResponse) ProtoMessage() {}
 
 func (x *UntilResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[23]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2822,7 +3186,7 @@ func (x *UntilResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UntilResponse.ProtoReflect.Descriptor instead.
 func (*UntilResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{23}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *UntilResponse) GetEvent() *WatchResponse {
@@ -2857,7 +3221,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[24]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2869,7 +3233,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[24]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2882,7 +3246,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{24}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExplainRequest) GetSelection() isExplainRequest_Selection {
@@ -2959,7 +3323,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[25]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2971,7 +3335,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[25]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2984,7 +3348,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{25}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExplainResponse) GetResourceVersion() string {
@@ -3046,7 +3410,7 @@ type SelectionTerm struct {
 
 func (x *SelectionTerm) Reset() {
 	*x = SelectionTerm{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[26]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3058,7 +3422,7 @@ func (x *SelectionTerm) String() string {
 func (*SelectionTerm) ProtoMessage() {}
 
 func (x *SelectionTerm) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[26]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3071,7 +3435,7 @@ func (x *SelectionTerm) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SelectionTerm.ProtoReflect.Descriptor instead.
 func (*SelectionTerm) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{26}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SelectionTerm) GetField() string {
@@ -3119,7 +3483,7 @@ type ListIndexValuesRequest struct {
 
 func (x *ListIndexValuesRequest) Reset() {
 	*x = ListIndexValuesRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[27]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3131,7 +3495,7 @@ func (x *ListIndexValuesRequest) String() string {
 func (*ListIndexValuesRequest) ProtoMessage() {}
 
 func (x *ListIndexValuesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[27]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3144,7 +3508,7 @@ func (x *ListIndexValuesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIndexValuesRequest.ProtoReflect.Descriptor instead.
 func (*ListIndexValuesRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{27}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListIndexValuesRequest) GetResource() string {
@@ -3192,7 +3556,7 @@ type ListIndexValuesResponse struct {
 
 func (x *ListIndexValuesResponse) Reset() {
 	*x = ListIndexValuesResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[28]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3204,7 +3568,7 @@ func (x *ListIndexValuesResponse) String() string {
 func (*ListIndexValuesResponse) ProtoMessage() {}
 
 func (x *ListIndexValuesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[28]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3217,7 +3581,7 @@ func (x *ListIndexValuesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIndexValuesResponse.ProtoReflect.Descriptor instead.
 func (*ListIndexValuesResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{28}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListIndexValuesResponse) GetResourceVersion() string {
@@ -3261,7 +3625,7 @@ type IndexValue struct {
 
 func (x *IndexValue) Reset() {
 	*x = IndexValue{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[29]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3273,7 +3637,7 @@ func (x *IndexValue) String() string {
 func (*IndexValue) ProtoMessage() {}
 
 func (x *IndexValue) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[29]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3286,7 +3650,7 @@ func (x *IndexValue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IndexValue.ProtoReflect.Descriptor instead.
 func (*IndexValue) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{29}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *IndexValue) GetValue() string {
@@ -3312,7 +3676,7 @@ type ListResourcesRequest struct {
 
 func (x *ListResourcesRequest) Reset() {
 	*x = ListResourcesRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[30]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3324,7 +3688,7 @@ func (x *ListResourcesRequest) String() string {
 func (*ListResourcesRequest) ProtoMessage() {}
 
 func (x *ListResourcesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[30]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3337,7 +3701,7 @@ func (x *ListResourcesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResourcesRequest.ProtoReflect.Descriptor instead.
 func (*ListResourcesRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{30}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{33}
 }
 
 // The resources of this server.
@@ -3353,7 +3717,7 @@ type ListResourcesResponse struct {
 
 func (x *ListResourcesResponse) Reset() {
 	*x = ListResourcesResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[31]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3365,7 +3729,7 @@ func (x *ListResourcesResponse) String() string {
 func (*ListResourcesResponse) ProtoMessage() {}
 
 func (x *ListResourcesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[31]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3378,7 +3742,7 @@ func (x *ListResourcesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResourcesResponse.ProtoReflect.Descriptor instead.
 func (*ListResourcesResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{31}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListResourcesResponse) GetResources() []*Resource {
@@ -3403,7 +3767,7 @@ type ServerInfo struct {
 	// The source commit; empty when unknown. Since: operations.
 	Commit string `protobuf:"bytes,2,opt,name=commit,proto3" json:"commit,omitempty"`
 	// The "Since:" names of this contract that the server implements in full, sorted, of "batch", "identity",
-	// "library", "limits", "shards", "sources", "views".
+	// "library", "limits", "past", "shards", "sources", "views".
 	Capabilities []string `protobuf:"bytes,3,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
 	// The reason why the newest configuration was rejected and the last good one is in use; empty when there is none, and
 	// for callers without the rights of AdminService. Since: operations.
@@ -3414,7 +3778,7 @@ type ServerInfo struct {
 
 func (x *ServerInfo) Reset() {
 	*x = ServerInfo{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[32]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3426,7 +3790,7 @@ func (x *ServerInfo) String() string {
 func (*ServerInfo) ProtoMessage() {}
 
 func (x *ServerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[32]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3439,7 +3803,7 @@ func (x *ServerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerInfo.ProtoReflect.Descriptor instead.
 func (*ServerInfo) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{32}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ServerInfo) GetVersion() string {
@@ -3523,7 +3887,7 @@ type Resource struct {
 
 func (x *Resource) Reset() {
 	*x = Resource{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[33]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3535,7 +3899,7 @@ func (x *Resource) String() string {
 func (*Resource) ProtoMessage() {}
 
 func (x *Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[33]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3548,7 +3912,7 @@ func (x *Resource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resource.ProtoReflect.Descriptor instead.
 func (*Resource) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{33}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Resource) GetName() string {
@@ -3697,7 +4061,7 @@ type NamedView struct {
 
 func (x *NamedView) Reset() {
 	*x = NamedView{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[34]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3709,7 +4073,7 @@ func (x *NamedView) String() string {
 func (*NamedView) ProtoMessage() {}
 
 func (x *NamedView) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[34]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3722,7 +4086,7 @@ func (x *NamedView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamedView.ProtoReflect.Descriptor instead.
 func (*NamedView) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{34}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *NamedView) GetName() string {
@@ -3759,7 +4123,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[35]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3771,7 +4135,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[35]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3784,7 +4148,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{35}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Problem) GetReason() string {
@@ -3832,7 +4196,7 @@ type ListWatchersRequest struct {
 
 func (x *ListWatchersRequest) Reset() {
 	*x = ListWatchersRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[36]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3844,7 +4208,7 @@ func (x *ListWatchersRequest) String() string {
 func (*ListWatchersRequest) ProtoMessage() {}
 
 func (x *ListWatchersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[36]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3857,7 +4221,7 @@ func (x *ListWatchersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWatchersRequest.ProtoReflect.Descriptor instead.
 func (*ListWatchersRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{36}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListWatchersRequest) GetResource() string {
@@ -3901,7 +4265,7 @@ type ListWatchersResponse struct {
 
 func (x *ListWatchersResponse) Reset() {
 	*x = ListWatchersResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[37]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3913,7 +4277,7 @@ func (x *ListWatchersResponse) String() string {
 func (*ListWatchersResponse) ProtoMessage() {}
 
 func (x *ListWatchersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[37]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3926,7 +4290,7 @@ func (x *ListWatchersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWatchersResponse.ProtoReflect.Descriptor instead.
 func (*ListWatchersResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{37}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListWatchersResponse) GetWatchers() []*Watcher {
@@ -4007,7 +4371,7 @@ type Watcher struct {
 
 func (x *Watcher) Reset() {
 	*x = Watcher{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[38]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4019,7 +4383,7 @@ func (x *Watcher) String() string {
 func (*Watcher) ProtoMessage() {}
 
 func (x *Watcher) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[38]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4032,7 +4396,7 @@ func (x *Watcher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Watcher.ProtoReflect.Descriptor instead.
 func (*Watcher) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{38}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Watcher) GetId() uint64 {
@@ -4226,7 +4590,7 @@ type GetStatsRequest struct {
 
 func (x *GetStatsRequest) Reset() {
 	*x = GetStatsRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[39]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4238,7 +4602,7 @@ func (x *GetStatsRequest) String() string {
 func (*GetStatsRequest) ProtoMessage() {}
 
 func (x *GetStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[39]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4251,7 +4615,7 @@ func (x *GetStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatsRequest.ProtoReflect.Descriptor instead.
 func (*GetStatsRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{39}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{42}
 }
 
 // Counters and gauges; the same as the metrics of the admin port. Since: operations.
@@ -4267,7 +4631,7 @@ type GetStatsResponse struct {
 
 func (x *GetStatsResponse) Reset() {
 	*x = GetStatsResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[40]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4279,7 +4643,7 @@ func (x *GetStatsResponse) String() string {
 func (*GetStatsResponse) ProtoMessage() {}
 
 func (x *GetStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[40]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4292,7 +4656,7 @@ func (x *GetStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatsResponse.ProtoReflect.Descriptor instead.
 func (*GetStatsResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{40}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *GetStatsResponse) GetServer() *ServerStats {
@@ -4332,7 +4696,7 @@ type ServerStats struct {
 
 func (x *ServerStats) Reset() {
 	*x = ServerStats{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[41]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4344,7 +4708,7 @@ func (x *ServerStats) String() string {
 func (*ServerStats) ProtoMessage() {}
 
 func (x *ServerStats) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[41]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4357,7 +4721,7 @@ func (x *ServerStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerStats.ProtoReflect.Descriptor instead.
 func (*ServerStats) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{41}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ServerStats) GetStartedAt() *timestamppb.Timestamp {
@@ -4444,7 +4808,7 @@ type ResourceStats struct {
 
 func (x *ResourceStats) Reset() {
 	*x = ResourceStats{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[42]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4456,7 +4820,7 @@ func (x *ResourceStats) String() string {
 func (*ResourceStats) ProtoMessage() {}
 
 func (x *ResourceStats) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[42]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4469,7 +4833,7 @@ func (x *ResourceStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceStats.ProtoReflect.Descriptor instead.
 func (*ResourceStats) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{42}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ResourceStats) GetResource() string {
@@ -4680,7 +5044,7 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\bDelivery\x12\x1b\n" +
 	"\twatch_ids\x18\x01 \x03(\rR\bwatchIds\x129\n" +
 	"\tresponses\x18\x02 \x03(\v2\x1b.informerd.v1.WatchResponseR\tresponses\x12\x14\n" +
-	"\x05ended\x18\x03 \x01(\bR\x05ended\"\xdb\x03\n" +
+	"\x05ended\x18\x03 \x01(\bR\x05ended\"\xb5\x04\n" +
 	"\vListRequest\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12%\n" +
@@ -4697,7 +5061,8 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\x05index\x18\n" +
 	" \x01(\v2\x18.informerd.v1.IndexMatchR\x05index\x12&\n" +
 	"\x04view\x18\v \x01(\v2\x12.informerd.v1.ViewR\x04view\x12)\n" +
-	"\x05shard\x18\x0f \x01(\v2\x13.informerd.v1.ShardR\x05shard\"\x8b\x03\n" +
+	"\x05shard\x18\x0f \x01(\v2\x13.informerd.v1.ShardR\x05shard\x12X\n" +
+	"\x16resource_version_match\x18\f \x01(\x0e2\".informerd.v1.ResourceVersionMatchR\x14resourceVersionMatch\"\x8b\x03\n" +
 	"\fListResponse\x12)\n" +
 	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x12.\n" +
 	"\aobjects\x18\x02 \x03(\v2\x14.informerd.v1.ObjectR\aobjects\x12&\n" +
@@ -4708,7 +5073,7 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\n" +
 	"namespaces\x18\a \x03(\tR\n" +
 	"namespaces\x12K\n" +
-	"\x11expression_errors\x18\b \x01(\v2\x1e.informerd.v1.ExpressionErrorsR\x10expressionErrors\"\x87\x04\n" +
+	"\x11expression_errors\x18\b \x01(\v2\x1e.informerd.v1.ExpressionErrorsR\x10expressionErrors\"\xe1\x04\n" +
 	"\x0eByIndexRequest\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\tR\x05index\x12\x14\n" +
@@ -4727,7 +5092,8 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\x14min_resource_version\x18\v \x01(\tR\x12minResourceVersion\x12&\n" +
 	"\x04view\x18\f \x01(\v2\x12.informerd.v1.ViewR\x04view\x12+\n" +
 	"\x04like\x18\x11 \x01(\v2\x17.informerd.v1.ObjectKeyR\x04like\x12)\n" +
-	"\x05shard\x18\x10 \x01(\v2\x13.informerd.v1.ShardR\x05shard\"\x8e\x03\n" +
+	"\x05shard\x18\x10 \x01(\v2\x13.informerd.v1.ShardR\x05shard\x12X\n" +
+	"\x16resource_version_match\x18\r \x01(\x0e2\".informerd.v1.ResourceVersionMatchR\x14resourceVersionMatch\"\x8e\x03\n" +
 	"\x0fByIndexResponse\x12)\n" +
 	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x12.\n" +
 	"\aobjects\x18\x02 \x03(\v2\x14.informerd.v1.ObjectR\aobjects\x12&\n" +
@@ -4738,7 +5104,7 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\n" +
 	"namespaces\x18\a \x03(\tR\n" +
 	"namespaces\x12K\n" +
-	"\x11expression_errors\x18\b \x01(\v2\x1e.informerd.v1.ExpressionErrorsR\x10expressionErrors\"\xe9\x01\n" +
+	"\x11expression_errors\x18\b \x01(\v2\x1e.informerd.v1.ExpressionErrorsR\x10expressionErrors\"\xc3\x02\n" +
 	"\n" +
 	"GetRequest\x12\x1a\n" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x12\x1c\n" +
@@ -4746,13 +5112,41 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x123\n" +
 	"\x06format\x18\x04 \x01(\x0e2\x1b.informerd.v1.PayloadFormatR\x06format\x120\n" +
 	"\x14min_resource_version\x18\x05 \x01(\tR\x12minResourceVersion\x12&\n" +
-	"\x04view\x18\x06 \x01(\v2\x12.informerd.v1.ViewR\x04view\"\xf3\x01\n" +
+	"\x04view\x18\x06 \x01(\v2\x12.informerd.v1.ViewR\x04view\x12X\n" +
+	"\x16resource_version_match\x18\a \x01(\x0e2\".informerd.v1.ResourceVersionMatchR\x14resourceVersionMatch\"\xf3\x01\n" +
 	"\vGetResponse\x12)\n" +
 	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x12,\n" +
 	"\x06object\x18\x02 \x01(\v2\x14.informerd.v1.ObjectR\x06object\x12/\n" +
 	"\x06source\x18\x03 \x01(\x0e2\x17.informerd.v1.SyncStateR\x06source\x12@\n" +
 	"\x0esource_seen_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\fsourceSeenAt\x12\x18\n" +
-	"\ahistory\x18\x05 \x01(\tR\ahistory\"`\n" +
+	"\ahistory\x18\x05 \x01(\tR\ahistory\"\xe8\x03\n" +
+	"\x0eChangesRequest\x12\x1a\n" +
+	"\bresource\x18\x01 \x01(\tR\bresource\x122\n" +
+	"\x15from_resource_version\x18\x02 \x01(\tR\x13fromResourceVersion\x12.\n" +
+	"\x13to_resource_version\x18\x03 \x01(\tR\x11toResourceVersion\x12\x1c\n" +
+	"\tnamespace\x18\x04 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x05 \x01(\tR\x04name\x12%\n" +
+	"\x0elabel_selector\x18\x06 \x01(\tR\rlabelSelector\x12%\n" +
+	"\x0efield_selector\x18\a \x01(\tR\rfieldSelector\x12\x1e\n" +
+	"\n" +
+	"expression\x18\b \x01(\tR\n" +
+	"expression\x123\n" +
+	"\x06format\x18\t \x01(\x0e2\x1b.informerd.v1.PayloadFormatR\x06format\x12&\n" +
+	"\x04view\x18\n" +
+	" \x01(\v2\x12.informerd.v1.ViewR\x04view\x12.\n" +
+	"\x05index\x18\v \x01(\v2\x18.informerd.v1.IndexMatchR\x05index\x12)\n" +
+	"\x05shard\x18\f \x01(\v2\x13.informerd.v1.ShardR\x05shard\"\xa9\x01\n" +
+	"\x0fChangesResponse\x12)\n" +
+	"\x10resource_version\x18\x01 \x01(\tR\x0fresourceVersion\x121\n" +
+	"\achanges\x18\x02 \x03(\v2\x17.informerd.v1.NetChangeR\achanges\x12\x18\n" +
+	"\ahistory\x18\x03 \x01(\tR\ahistory\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x04 \x03(\tR\n" +
+	"namespaces\"\x88\x01\n" +
+	"\tNetChange\x12+\n" +
+	"\x04type\x18\x01 \x01(\x0e2\x17.informerd.v1.EventTypeR\x04type\x12&\n" +
+	"\x03old\x18\x02 \x01(\v2\x14.informerd.v1.ObjectR\x03old\x12&\n" +
+	"\x03new\x18\x03 \x01(\v2\x14.informerd.v1.ObjectR\x03new\"`\n" +
 	"\fUntilRequest\x120\n" +
 	"\x05watch\x18\x01 \x01(\v2\x1a.informerd.v1.WatchRequestR\x05watch\x12\x1e\n" +
 	"\n" +
@@ -4947,7 +5341,10 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\x14CAUSE_LEFT_SELECTION\x10\x03\x12\x12\n" +
 	"\x0eCAUSE_INFERRED\x10\x04\x12\x14\n" +
 	"\x10CAUSE_NOT_SERVED\x10\x05\x12\x11\n" +
-	"\rCAUSE_EXPIRED\x10\x06*r\n" +
+	"\rCAUSE_EXPIRED\x10\x06*`\n" +
+	"\x14ResourceVersionMatch\x12&\n" +
+	"\"RESOURCE_VERSION_MATCH_UNSPECIFIED\x10\x00\x12 \n" +
+	"\x1cRESOURCE_VERSION_MATCH_EXACT\x10\x01*r\n" +
 	"\n" +
 	"TermResult\x12\x1b\n" +
 	"\x17TERM_RESULT_UNSPECIFIED\x10\x00\x12\x15\n" +
@@ -4972,13 +5369,14 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\x16WATCHER_STATE_BLOCKING\x10\x05\x12\x1c\n" +
 	"\x18WATCHER_STATE_COALESCING\x10\x06\x12\x18\n" +
 	"\x14WATCHER_STATE_PARKED\x10\a\x12\x17\n" +
-	"\x13WATCHER_STATE_ENDED\x10\b2\xb2\x05\n" +
+	"\x13WATCHER_STATE_ENDED\x10\b2\xfc\x05\n" +
 	"\x0fInformerService\x12B\n" +
 	"\x05Watch\x12\x1a.informerd.v1.WatchRequest\x1a\x1b.informerd.v1.WatchResponse0\x01\x12P\n" +
 	"\tSubscribe\x12\x1e.informerd.v1.SubscribeRequest\x1a\x1f.informerd.v1.SubscribeResponse(\x010\x01\x12?\n" +
 	"\x04List\x12\x19.informerd.v1.ListRequest\x1a\x1a.informerd.v1.ListResponse0\x01\x12H\n" +
 	"\aByIndex\x12\x1c.informerd.v1.ByIndexRequest\x1a\x1d.informerd.v1.ByIndexResponse0\x01\x12:\n" +
-	"\x03Get\x12\x18.informerd.v1.GetRequest\x1a\x19.informerd.v1.GetResponse\x12@\n" +
+	"\x03Get\x12\x18.informerd.v1.GetRequest\x1a\x19.informerd.v1.GetResponse\x12H\n" +
+	"\aChanges\x12\x1c.informerd.v1.ChangesRequest\x1a\x1d.informerd.v1.ChangesResponse0\x01\x12@\n" +
 	"\x05Until\x12\x1a.informerd.v1.UntilRequest\x1a\x1b.informerd.v1.UntilResponse\x12F\n" +
 	"\aExplain\x12\x1c.informerd.v1.ExplainRequest\x1a\x1d.informerd.v1.ExplainResponse\x12^\n" +
 	"\x0fListIndexValues\x12$.informerd.v1.ListIndexValuesRequest\x1a%.informerd.v1.ListIndexValuesResponse\x12X\n" +
@@ -5000,178 +5398,195 @@ func file_informerd_v1_informerd_proto_rawDescGZIP() []byte {
 	return file_informerd_v1_informerd_proto_rawDescData
 }
 
-var file_informerd_v1_informerd_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_informerd_v1_informerd_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
+var file_informerd_v1_informerd_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
+var file_informerd_v1_informerd_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_informerd_v1_informerd_proto_goTypes = []any{
 	(PayloadFormat)(0),              // 0: informerd.v1.PayloadFormat
 	(InitialEvents)(0),              // 1: informerd.v1.InitialEvents
 	(FullChannelPolicy)(0),          // 2: informerd.v1.FullChannelPolicy
 	(EventType)(0),                  // 3: informerd.v1.EventType
 	(Cause)(0),                      // 4: informerd.v1.Cause
-	(TermResult)(0),                 // 5: informerd.v1.TermResult
-	(SyncState)(0),                  // 6: informerd.v1.SyncState
-	(VersionFormat)(0),              // 7: informerd.v1.VersionFormat
-	(WatcherState)(0),               // 8: informerd.v1.WatcherState
-	(*Object)(nil),                  // 9: informerd.v1.Object
-	(*ObjectKey)(nil),               // 10: informerd.v1.ObjectKey
-	(*View)(nil),                    // 11: informerd.v1.View
-	(*QueueOptions)(nil),            // 12: informerd.v1.QueueOptions
-	(*Shard)(nil),                   // 13: informerd.v1.Shard
-	(*ShardRange)(nil),              // 14: informerd.v1.ShardRange
-	(*WatchRequest)(nil),            // 15: informerd.v1.WatchRequest
-	(*IndexMatch)(nil),              // 16: informerd.v1.IndexMatch
-	(*WatchResponse)(nil),           // 17: informerd.v1.WatchResponse
-	(*Bookmark)(nil),                // 18: informerd.v1.Bookmark
-	(*ExpressionErrors)(nil),        // 19: informerd.v1.ExpressionErrors
-	(*Dropped)(nil),                 // 20: informerd.v1.Dropped
-	(*SubscribeRequest)(nil),        // 21: informerd.v1.SubscribeRequest
-	(*OpenWatch)(nil),               // 22: informerd.v1.OpenWatch
-	(*SubscribeResponse)(nil),       // 23: informerd.v1.SubscribeResponse
-	(*Delivery)(nil),                // 24: informerd.v1.Delivery
-	(*ListRequest)(nil),             // 25: informerd.v1.ListRequest
-	(*ListResponse)(nil),            // 26: informerd.v1.ListResponse
-	(*ByIndexRequest)(nil),          // 27: informerd.v1.ByIndexRequest
-	(*ByIndexResponse)(nil),         // 28: informerd.v1.ByIndexResponse
-	(*GetRequest)(nil),              // 29: informerd.v1.GetRequest
-	(*GetResponse)(nil),             // 30: informerd.v1.GetResponse
-	(*UntilRequest)(nil),            // 31: informerd.v1.UntilRequest
-	(*UntilResponse)(nil),           // 32: informerd.v1.UntilResponse
-	(*ExplainRequest)(nil),          // 33: informerd.v1.ExplainRequest
-	(*ExplainResponse)(nil),         // 34: informerd.v1.ExplainResponse
-	(*SelectionTerm)(nil),           // 35: informerd.v1.SelectionTerm
-	(*ListIndexValuesRequest)(nil),  // 36: informerd.v1.ListIndexValuesRequest
-	(*ListIndexValuesResponse)(nil), // 37: informerd.v1.ListIndexValuesResponse
-	(*IndexValue)(nil),              // 38: informerd.v1.IndexValue
-	(*ListResourcesRequest)(nil),    // 39: informerd.v1.ListResourcesRequest
-	(*ListResourcesResponse)(nil),   // 40: informerd.v1.ListResourcesResponse
-	(*ServerInfo)(nil),              // 41: informerd.v1.ServerInfo
-	(*Resource)(nil),                // 42: informerd.v1.Resource
-	(*NamedView)(nil),               // 43: informerd.v1.NamedView
-	(*Problem)(nil),                 // 44: informerd.v1.Problem
-	(*ListWatchersRequest)(nil),     // 45: informerd.v1.ListWatchersRequest
-	(*ListWatchersResponse)(nil),    // 46: informerd.v1.ListWatchersResponse
-	(*Watcher)(nil),                 // 47: informerd.v1.Watcher
-	(*GetStatsRequest)(nil),         // 48: informerd.v1.GetStatsRequest
-	(*GetStatsResponse)(nil),        // 49: informerd.v1.GetStatsResponse
-	(*ServerStats)(nil),             // 50: informerd.v1.ServerStats
-	(*ResourceStats)(nil),           // 51: informerd.v1.ResourceStats
-	nil,                             // 52: informerd.v1.Object.LabelsEntry
-	(*structpb.Struct)(nil),         // 53: google.protobuf.Struct
-	(*durationpb.Duration)(nil),     // 54: google.protobuf.Duration
-	(*status.Status)(nil),           // 55: google.rpc.Status
-	(*timestamppb.Timestamp)(nil),   // 56: google.protobuf.Timestamp
+	(ResourceVersionMatch)(0),       // 5: informerd.v1.ResourceVersionMatch
+	(TermResult)(0),                 // 6: informerd.v1.TermResult
+	(SyncState)(0),                  // 7: informerd.v1.SyncState
+	(VersionFormat)(0),              // 8: informerd.v1.VersionFormat
+	(WatcherState)(0),               // 9: informerd.v1.WatcherState
+	(*Object)(nil),                  // 10: informerd.v1.Object
+	(*ObjectKey)(nil),               // 11: informerd.v1.ObjectKey
+	(*View)(nil),                    // 12: informerd.v1.View
+	(*QueueOptions)(nil),            // 13: informerd.v1.QueueOptions
+	(*Shard)(nil),                   // 14: informerd.v1.Shard
+	(*ShardRange)(nil),              // 15: informerd.v1.ShardRange
+	(*WatchRequest)(nil),            // 16: informerd.v1.WatchRequest
+	(*IndexMatch)(nil),              // 17: informerd.v1.IndexMatch
+	(*WatchResponse)(nil),           // 18: informerd.v1.WatchResponse
+	(*Bookmark)(nil),                // 19: informerd.v1.Bookmark
+	(*ExpressionErrors)(nil),        // 20: informerd.v1.ExpressionErrors
+	(*Dropped)(nil),                 // 21: informerd.v1.Dropped
+	(*SubscribeRequest)(nil),        // 22: informerd.v1.SubscribeRequest
+	(*OpenWatch)(nil),               // 23: informerd.v1.OpenWatch
+	(*SubscribeResponse)(nil),       // 24: informerd.v1.SubscribeResponse
+	(*Delivery)(nil),                // 25: informerd.v1.Delivery
+	(*ListRequest)(nil),             // 26: informerd.v1.ListRequest
+	(*ListResponse)(nil),            // 27: informerd.v1.ListResponse
+	(*ByIndexRequest)(nil),          // 28: informerd.v1.ByIndexRequest
+	(*ByIndexResponse)(nil),         // 29: informerd.v1.ByIndexResponse
+	(*GetRequest)(nil),              // 30: informerd.v1.GetRequest
+	(*GetResponse)(nil),             // 31: informerd.v1.GetResponse
+	(*ChangesRequest)(nil),          // 32: informerd.v1.ChangesRequest
+	(*ChangesResponse)(nil),         // 33: informerd.v1.ChangesResponse
+	(*NetChange)(nil),               // 34: informerd.v1.NetChange
+	(*UntilRequest)(nil),            // 35: informerd.v1.UntilRequest
+	(*UntilResponse)(nil),           // 36: informerd.v1.UntilResponse
+	(*ExplainRequest)(nil),          // 37: informerd.v1.ExplainRequest
+	(*ExplainResponse)(nil),         // 38: informerd.v1.ExplainResponse
+	(*SelectionTerm)(nil),           // 39: informerd.v1.SelectionTerm
+	(*ListIndexValuesRequest)(nil),  // 40: informerd.v1.ListIndexValuesRequest
+	(*ListIndexValuesResponse)(nil), // 41: informerd.v1.ListIndexValuesResponse
+	(*IndexValue)(nil),              // 42: informerd.v1.IndexValue
+	(*ListResourcesRequest)(nil),    // 43: informerd.v1.ListResourcesRequest
+	(*ListResourcesResponse)(nil),   // 44: informerd.v1.ListResourcesResponse
+	(*ServerInfo)(nil),              // 45: informerd.v1.ServerInfo
+	(*Resource)(nil),                // 46: informerd.v1.Resource
+	(*NamedView)(nil),               // 47: informerd.v1.NamedView
+	(*Problem)(nil),                 // 48: informerd.v1.Problem
+	(*ListWatchersRequest)(nil),     // 49: informerd.v1.ListWatchersRequest
+	(*ListWatchersResponse)(nil),    // 50: informerd.v1.ListWatchersResponse
+	(*Watcher)(nil),                 // 51: informerd.v1.Watcher
+	(*GetStatsRequest)(nil),         // 52: informerd.v1.GetStatsRequest
+	(*GetStatsResponse)(nil),        // 53: informerd.v1.GetStatsResponse
+	(*ServerStats)(nil),             // 54: informerd.v1.ServerStats
+	(*ResourceStats)(nil),           // 55: informerd.v1.ResourceStats
+	nil,                             // 56: informerd.v1.Object.LabelsEntry
+	(*structpb.Struct)(nil),         // 57: google.protobuf.Struct
+	(*durationpb.Duration)(nil),     // 58: google.protobuf.Duration
+	(*status.Status)(nil),           // 59: google.rpc.Status
+	(*timestamppb.Timestamp)(nil),   // 60: google.protobuf.Timestamp
 }
 var file_informerd_v1_informerd_proto_depIdxs = []int32{
-	52, // 0: informerd.v1.Object.labels:type_name -> informerd.v1.Object.LabelsEntry
-	53, // 1: informerd.v1.Object.struct:type_name -> google.protobuf.Struct
-	2,  // 2: informerd.v1.QueueOptions.policy:type_name -> informerd.v1.FullChannelPolicy
-	14, // 3: informerd.v1.Shard.ranges:type_name -> informerd.v1.ShardRange
-	1,  // 4: informerd.v1.WatchRequest.initial_events:type_name -> informerd.v1.InitialEvents
-	16, // 5: informerd.v1.WatchRequest.index:type_name -> informerd.v1.IndexMatch
-	0,  // 6: informerd.v1.WatchRequest.format:type_name -> informerd.v1.PayloadFormat
-	12, // 7: informerd.v1.WatchRequest.queue:type_name -> informerd.v1.QueueOptions
-	54, // 8: informerd.v1.WatchRequest.bookmark_interval:type_name -> google.protobuf.Duration
-	54, // 9: informerd.v1.WatchRequest.timeout:type_name -> google.protobuf.Duration
-	11, // 10: informerd.v1.WatchRequest.view:type_name -> informerd.v1.View
-	13, // 11: informerd.v1.WatchRequest.shard:type_name -> informerd.v1.Shard
-	3,  // 12: informerd.v1.WatchResponse.type:type_name -> informerd.v1.EventType
-	9,  // 13: informerd.v1.WatchResponse.object:type_name -> informerd.v1.Object
-	4,  // 14: informerd.v1.WatchResponse.cause:type_name -> informerd.v1.Cause
-	18, // 15: informerd.v1.WatchResponse.bookmark:type_name -> informerd.v1.Bookmark
-	20, // 16: informerd.v1.WatchResponse.dropped:type_name -> informerd.v1.Dropped
-	55, // 17: informerd.v1.WatchResponse.error:type_name -> google.rpc.Status
-	9,  // 18: informerd.v1.WatchResponse.batch:type_name -> informerd.v1.Object
-	6,  // 19: informerd.v1.Bookmark.source:type_name -> informerd.v1.SyncState
-	56, // 20: informerd.v1.Bookmark.source_seen_at:type_name -> google.protobuf.Timestamp
-	19, // 21: informerd.v1.Bookmark.expression_errors:type_name -> informerd.v1.ExpressionErrors
-	10, // 22: informerd.v1.ExpressionErrors.first:type_name -> informerd.v1.ObjectKey
-	22, // 23: informerd.v1.SubscribeRequest.open:type_name -> informerd.v1.OpenWatch
-	15, // 24: informerd.v1.OpenWatch.watch:type_name -> informerd.v1.WatchRequest
-	24, // 25: informerd.v1.SubscribeResponse.deliveries:type_name -> informerd.v1.Delivery
-	17, // 26: informerd.v1.Delivery.responses:type_name -> informerd.v1.WatchResponse
-	0,  // 27: informerd.v1.ListRequest.format:type_name -> informerd.v1.PayloadFormat
-	16, // 28: informerd.v1.ListRequest.index:type_name -> informerd.v1.IndexMatch
-	11, // 29: informerd.v1.ListRequest.view:type_name -> informerd.v1.View
-	13, // 30: informerd.v1.ListRequest.shard:type_name -> informerd.v1.Shard
-	9,  // 31: informerd.v1.ListResponse.objects:type_name -> informerd.v1.Object
-	6,  // 32: informerd.v1.ListResponse.source:type_name -> informerd.v1.SyncState
-	56, // 33: informerd.v1.ListResponse.source_seen_at:type_name -> google.protobuf.Timestamp
-	19, // 34: informerd.v1.ListResponse.expression_errors:type_name -> informerd.v1.ExpressionErrors
-	0,  // 35: informerd.v1.ByIndexRequest.format:type_name -> informerd.v1.PayloadFormat
-	11, // 36: informerd.v1.ByIndexRequest.view:type_name -> informerd.v1.View
-	10, // 37: informerd.v1.ByIndexRequest.like:type_name -> informerd.v1.ObjectKey
-	13, // 38: informerd.v1.ByIndexRequest.shard:type_name -> informerd.v1.Shard
-	9,  // 39: informerd.v1.ByIndexResponse.objects:type_name -> informerd.v1.Object
-	6,  // 40: informerd.v1.ByIndexResponse.source:type_name -> informerd.v1.SyncState
-	56, // 41: informerd.v1.ByIndexResponse.source_seen_at:type_name -> google.protobuf.Timestamp
-	19, // 42: informerd.v1.ByIndexResponse.expression_errors:type_name -> informerd.v1.ExpressionErrors
-	0,  // 43: informerd.v1.GetRequest.format:type_name -> informerd.v1.PayloadFormat
-	11, // 44: informerd.v1.GetRequest.view:type_name -> informerd.v1.View
-	9,  // 45: informerd.v1.GetResponse.object:type_name -> informerd.v1.Object
-	6,  // 46: informerd.v1.GetResponse.source:type_name -> informerd.v1.SyncState
-	56, // 47: informerd.v1.GetResponse.source_seen_at:type_name -> google.protobuf.Timestamp
-	15, // 48: informerd.v1.UntilRequest.watch:type_name -> informerd.v1.WatchRequest
-	17, // 49: informerd.v1.UntilResponse.event:type_name -> informerd.v1.WatchResponse
-	15, // 50: informerd.v1.ExplainRequest.watch:type_name -> informerd.v1.WatchRequest
-	10, // 51: informerd.v1.ExplainRequest.key:type_name -> informerd.v1.ObjectKey
-	9,  // 52: informerd.v1.ExplainResponse.object:type_name -> informerd.v1.Object
-	35, // 53: informerd.v1.ExplainResponse.terms:type_name -> informerd.v1.SelectionTerm
-	44, // 54: informerd.v1.ExplainResponse.problem:type_name -> informerd.v1.Problem
-	47, // 55: informerd.v1.ExplainResponse.watcher:type_name -> informerd.v1.Watcher
-	5,  // 56: informerd.v1.SelectionTerm.result:type_name -> informerd.v1.TermResult
-	38, // 57: informerd.v1.ListIndexValuesResponse.values:type_name -> informerd.v1.IndexValue
-	42, // 58: informerd.v1.ListResourcesResponse.resources:type_name -> informerd.v1.Resource
-	41, // 59: informerd.v1.ListResourcesResponse.server:type_name -> informerd.v1.ServerInfo
-	6,  // 60: informerd.v1.Resource.state:type_name -> informerd.v1.SyncState
-	56, // 61: informerd.v1.Resource.source_seen_at:type_name -> google.protobuf.Timestamp
-	44, // 62: informerd.v1.Resource.problems:type_name -> informerd.v1.Problem
-	7,  // 63: informerd.v1.Resource.version_format:type_name -> informerd.v1.VersionFormat
-	43, // 64: informerd.v1.Resource.views:type_name -> informerd.v1.NamedView
-	56, // 65: informerd.v1.Resource.oldest_at:type_name -> google.protobuf.Timestamp
-	11, // 66: informerd.v1.NamedView.view:type_name -> informerd.v1.View
-	56, // 67: informerd.v1.Problem.since:type_name -> google.protobuf.Timestamp
-	47, // 68: informerd.v1.ListWatchersResponse.watchers:type_name -> informerd.v1.Watcher
-	2,  // 69: informerd.v1.Watcher.policy:type_name -> informerd.v1.FullChannelPolicy
-	56, // 70: informerd.v1.Watcher.since:type_name -> google.protobuf.Timestamp
-	56, // 71: informerd.v1.Watcher.last_progress:type_name -> google.protobuf.Timestamp
-	8,  // 72: informerd.v1.Watcher.state:type_name -> informerd.v1.WatcherState
-	54, // 73: informerd.v1.Watcher.lag:type_name -> google.protobuf.Duration
-	0,  // 74: informerd.v1.Watcher.format:type_name -> informerd.v1.PayloadFormat
-	11, // 75: informerd.v1.Watcher.view:type_name -> informerd.v1.View
-	56, // 76: informerd.v1.Watcher.ended_at:type_name -> google.protobuf.Timestamp
-	55, // 77: informerd.v1.Watcher.end_status:type_name -> google.rpc.Status
-	50, // 78: informerd.v1.GetStatsResponse.server:type_name -> informerd.v1.ServerStats
-	51, // 79: informerd.v1.GetStatsResponse.resources:type_name -> informerd.v1.ResourceStats
-	56, // 80: informerd.v1.ServerStats.started_at:type_name -> google.protobuf.Timestamp
-	54, // 81: informerd.v1.ResourceStats.max_lag:type_name -> google.protobuf.Duration
-	54, // 82: informerd.v1.ResourceStats.blocked:type_name -> google.protobuf.Duration
-	15, // 83: informerd.v1.InformerService.Watch:input_type -> informerd.v1.WatchRequest
-	21, // 84: informerd.v1.InformerService.Subscribe:input_type -> informerd.v1.SubscribeRequest
-	25, // 85: informerd.v1.InformerService.List:input_type -> informerd.v1.ListRequest
-	27, // 86: informerd.v1.InformerService.ByIndex:input_type -> informerd.v1.ByIndexRequest
-	29, // 87: informerd.v1.InformerService.Get:input_type -> informerd.v1.GetRequest
-	31, // 88: informerd.v1.InformerService.Until:input_type -> informerd.v1.UntilRequest
-	33, // 89: informerd.v1.InformerService.Explain:input_type -> informerd.v1.ExplainRequest
-	36, // 90: informerd.v1.InformerService.ListIndexValues:input_type -> informerd.v1.ListIndexValuesRequest
-	39, // 91: informerd.v1.InformerService.ListResources:input_type -> informerd.v1.ListResourcesRequest
-	45, // 92: informerd.v1.AdminService.ListWatchers:input_type -> informerd.v1.ListWatchersRequest
-	48, // 93: informerd.v1.AdminService.GetStats:input_type -> informerd.v1.GetStatsRequest
-	17, // 94: informerd.v1.InformerService.Watch:output_type -> informerd.v1.WatchResponse
-	23, // 95: informerd.v1.InformerService.Subscribe:output_type -> informerd.v1.SubscribeResponse
-	26, // 96: informerd.v1.InformerService.List:output_type -> informerd.v1.ListResponse
-	28, // 97: informerd.v1.InformerService.ByIndex:output_type -> informerd.v1.ByIndexResponse
-	30, // 98: informerd.v1.InformerService.Get:output_type -> informerd.v1.GetResponse
-	32, // 99: informerd.v1.InformerService.Until:output_type -> informerd.v1.UntilResponse
-	34, // 100: informerd.v1.InformerService.Explain:output_type -> informerd.v1.ExplainResponse
-	37, // 101: informerd.v1.InformerService.ListIndexValues:output_type -> informerd.v1.ListIndexValuesResponse
-	40, // 102: informerd.v1.InformerService.ListResources:output_type -> informerd.v1.ListResourcesResponse
-	46, // 103: informerd.v1.AdminService.ListWatchers:output_type -> informerd.v1.ListWatchersResponse
-	49, // 104: informerd.v1.AdminService.GetStats:output_type -> informerd.v1.GetStatsResponse
-	94, // [94:105] is the sub-list for method output_type
-	83, // [83:94] is the sub-list for method input_type
-	83, // [83:83] is the sub-list for extension type_name
-	83, // [83:83] is the sub-list for extension extendee
-	0,  // [0:83] is the sub-list for field type_name
+	56,  // 0: informerd.v1.Object.labels:type_name -> informerd.v1.Object.LabelsEntry
+	57,  // 1: informerd.v1.Object.struct:type_name -> google.protobuf.Struct
+	2,   // 2: informerd.v1.QueueOptions.policy:type_name -> informerd.v1.FullChannelPolicy
+	15,  // 3: informerd.v1.Shard.ranges:type_name -> informerd.v1.ShardRange
+	1,   // 4: informerd.v1.WatchRequest.initial_events:type_name -> informerd.v1.InitialEvents
+	17,  // 5: informerd.v1.WatchRequest.index:type_name -> informerd.v1.IndexMatch
+	0,   // 6: informerd.v1.WatchRequest.format:type_name -> informerd.v1.PayloadFormat
+	13,  // 7: informerd.v1.WatchRequest.queue:type_name -> informerd.v1.QueueOptions
+	58,  // 8: informerd.v1.WatchRequest.bookmark_interval:type_name -> google.protobuf.Duration
+	58,  // 9: informerd.v1.WatchRequest.timeout:type_name -> google.protobuf.Duration
+	12,  // 10: informerd.v1.WatchRequest.view:type_name -> informerd.v1.View
+	14,  // 11: informerd.v1.WatchRequest.shard:type_name -> informerd.v1.Shard
+	3,   // 12: informerd.v1.WatchResponse.type:type_name -> informerd.v1.EventType
+	10,  // 13: informerd.v1.WatchResponse.object:type_name -> informerd.v1.Object
+	4,   // 14: informerd.v1.WatchResponse.cause:type_name -> informerd.v1.Cause
+	19,  // 15: informerd.v1.WatchResponse.bookmark:type_name -> informerd.v1.Bookmark
+	21,  // 16: informerd.v1.WatchResponse.dropped:type_name -> informerd.v1.Dropped
+	59,  // 17: informerd.v1.WatchResponse.error:type_name -> google.rpc.Status
+	10,  // 18: informerd.v1.WatchResponse.batch:type_name -> informerd.v1.Object
+	7,   // 19: informerd.v1.Bookmark.source:type_name -> informerd.v1.SyncState
+	60,  // 20: informerd.v1.Bookmark.source_seen_at:type_name -> google.protobuf.Timestamp
+	20,  // 21: informerd.v1.Bookmark.expression_errors:type_name -> informerd.v1.ExpressionErrors
+	11,  // 22: informerd.v1.ExpressionErrors.first:type_name -> informerd.v1.ObjectKey
+	23,  // 23: informerd.v1.SubscribeRequest.open:type_name -> informerd.v1.OpenWatch
+	16,  // 24: informerd.v1.OpenWatch.watch:type_name -> informerd.v1.WatchRequest
+	25,  // 25: informerd.v1.SubscribeResponse.deliveries:type_name -> informerd.v1.Delivery
+	18,  // 26: informerd.v1.Delivery.responses:type_name -> informerd.v1.WatchResponse
+	0,   // 27: informerd.v1.ListRequest.format:type_name -> informerd.v1.PayloadFormat
+	17,  // 28: informerd.v1.ListRequest.index:type_name -> informerd.v1.IndexMatch
+	12,  // 29: informerd.v1.ListRequest.view:type_name -> informerd.v1.View
+	14,  // 30: informerd.v1.ListRequest.shard:type_name -> informerd.v1.Shard
+	5,   // 31: informerd.v1.ListRequest.resource_version_match:type_name -> informerd.v1.ResourceVersionMatch
+	10,  // 32: informerd.v1.ListResponse.objects:type_name -> informerd.v1.Object
+	7,   // 33: informerd.v1.ListResponse.source:type_name -> informerd.v1.SyncState
+	60,  // 34: informerd.v1.ListResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	20,  // 35: informerd.v1.ListResponse.expression_errors:type_name -> informerd.v1.ExpressionErrors
+	0,   // 36: informerd.v1.ByIndexRequest.format:type_name -> informerd.v1.PayloadFormat
+	12,  // 37: informerd.v1.ByIndexRequest.view:type_name -> informerd.v1.View
+	11,  // 38: informerd.v1.ByIndexRequest.like:type_name -> informerd.v1.ObjectKey
+	14,  // 39: informerd.v1.ByIndexRequest.shard:type_name -> informerd.v1.Shard
+	5,   // 40: informerd.v1.ByIndexRequest.resource_version_match:type_name -> informerd.v1.ResourceVersionMatch
+	10,  // 41: informerd.v1.ByIndexResponse.objects:type_name -> informerd.v1.Object
+	7,   // 42: informerd.v1.ByIndexResponse.source:type_name -> informerd.v1.SyncState
+	60,  // 43: informerd.v1.ByIndexResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	20,  // 44: informerd.v1.ByIndexResponse.expression_errors:type_name -> informerd.v1.ExpressionErrors
+	0,   // 45: informerd.v1.GetRequest.format:type_name -> informerd.v1.PayloadFormat
+	12,  // 46: informerd.v1.GetRequest.view:type_name -> informerd.v1.View
+	5,   // 47: informerd.v1.GetRequest.resource_version_match:type_name -> informerd.v1.ResourceVersionMatch
+	10,  // 48: informerd.v1.GetResponse.object:type_name -> informerd.v1.Object
+	7,   // 49: informerd.v1.GetResponse.source:type_name -> informerd.v1.SyncState
+	60,  // 50: informerd.v1.GetResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	0,   // 51: informerd.v1.ChangesRequest.format:type_name -> informerd.v1.PayloadFormat
+	12,  // 52: informerd.v1.ChangesRequest.view:type_name -> informerd.v1.View
+	17,  // 53: informerd.v1.ChangesRequest.index:type_name -> informerd.v1.IndexMatch
+	14,  // 54: informerd.v1.ChangesRequest.shard:type_name -> informerd.v1.Shard
+	34,  // 55: informerd.v1.ChangesResponse.changes:type_name -> informerd.v1.NetChange
+	3,   // 56: informerd.v1.NetChange.type:type_name -> informerd.v1.EventType
+	10,  // 57: informerd.v1.NetChange.old:type_name -> informerd.v1.Object
+	10,  // 58: informerd.v1.NetChange.new:type_name -> informerd.v1.Object
+	16,  // 59: informerd.v1.UntilRequest.watch:type_name -> informerd.v1.WatchRequest
+	18,  // 60: informerd.v1.UntilResponse.event:type_name -> informerd.v1.WatchResponse
+	16,  // 61: informerd.v1.ExplainRequest.watch:type_name -> informerd.v1.WatchRequest
+	11,  // 62: informerd.v1.ExplainRequest.key:type_name -> informerd.v1.ObjectKey
+	10,  // 63: informerd.v1.ExplainResponse.object:type_name -> informerd.v1.Object
+	39,  // 64: informerd.v1.ExplainResponse.terms:type_name -> informerd.v1.SelectionTerm
+	48,  // 65: informerd.v1.ExplainResponse.problem:type_name -> informerd.v1.Problem
+	51,  // 66: informerd.v1.ExplainResponse.watcher:type_name -> informerd.v1.Watcher
+	6,   // 67: informerd.v1.SelectionTerm.result:type_name -> informerd.v1.TermResult
+	42,  // 68: informerd.v1.ListIndexValuesResponse.values:type_name -> informerd.v1.IndexValue
+	46,  // 69: informerd.v1.ListResourcesResponse.resources:type_name -> informerd.v1.Resource
+	45,  // 70: informerd.v1.ListResourcesResponse.server:type_name -> informerd.v1.ServerInfo
+	7,   // 71: informerd.v1.Resource.state:type_name -> informerd.v1.SyncState
+	60,  // 72: informerd.v1.Resource.source_seen_at:type_name -> google.protobuf.Timestamp
+	48,  // 73: informerd.v1.Resource.problems:type_name -> informerd.v1.Problem
+	8,   // 74: informerd.v1.Resource.version_format:type_name -> informerd.v1.VersionFormat
+	47,  // 75: informerd.v1.Resource.views:type_name -> informerd.v1.NamedView
+	60,  // 76: informerd.v1.Resource.oldest_at:type_name -> google.protobuf.Timestamp
+	12,  // 77: informerd.v1.NamedView.view:type_name -> informerd.v1.View
+	60,  // 78: informerd.v1.Problem.since:type_name -> google.protobuf.Timestamp
+	51,  // 79: informerd.v1.ListWatchersResponse.watchers:type_name -> informerd.v1.Watcher
+	2,   // 80: informerd.v1.Watcher.policy:type_name -> informerd.v1.FullChannelPolicy
+	60,  // 81: informerd.v1.Watcher.since:type_name -> google.protobuf.Timestamp
+	60,  // 82: informerd.v1.Watcher.last_progress:type_name -> google.protobuf.Timestamp
+	9,   // 83: informerd.v1.Watcher.state:type_name -> informerd.v1.WatcherState
+	58,  // 84: informerd.v1.Watcher.lag:type_name -> google.protobuf.Duration
+	0,   // 85: informerd.v1.Watcher.format:type_name -> informerd.v1.PayloadFormat
+	12,  // 86: informerd.v1.Watcher.view:type_name -> informerd.v1.View
+	60,  // 87: informerd.v1.Watcher.ended_at:type_name -> google.protobuf.Timestamp
+	59,  // 88: informerd.v1.Watcher.end_status:type_name -> google.rpc.Status
+	54,  // 89: informerd.v1.GetStatsResponse.server:type_name -> informerd.v1.ServerStats
+	55,  // 90: informerd.v1.GetStatsResponse.resources:type_name -> informerd.v1.ResourceStats
+	60,  // 91: informerd.v1.ServerStats.started_at:type_name -> google.protobuf.Timestamp
+	58,  // 92: informerd.v1.ResourceStats.max_lag:type_name -> google.protobuf.Duration
+	58,  // 93: informerd.v1.ResourceStats.blocked:type_name -> google.protobuf.Duration
+	16,  // 94: informerd.v1.InformerService.Watch:input_type -> informerd.v1.WatchRequest
+	22,  // 95: informerd.v1.InformerService.Subscribe:input_type -> informerd.v1.SubscribeRequest
+	26,  // 96: informerd.v1.InformerService.List:input_type -> informerd.v1.ListRequest
+	28,  // 97: informerd.v1.InformerService.ByIndex:input_type -> informerd.v1.ByIndexRequest
+	30,  // 98: informerd.v1.InformerService.Get:input_type -> informerd.v1.GetRequest
+	32,  // 99: informerd.v1.InformerService.Changes:input_type -> informerd.v1.ChangesRequest
+	35,  // 100: informerd.v1.InformerService.Until:input_type -> informerd.v1.UntilRequest
+	37,  // 101: informerd.v1.InformerService.Explain:input_type -> informerd.v1.ExplainRequest
+	40,  // 102: informerd.v1.InformerService.ListIndexValues:input_type -> informerd.v1.ListIndexValuesRequest
+	43,  // 103: informerd.v1.InformerService.ListResources:input_type -> informerd.v1.ListResourcesRequest
+	49,  // 104: informerd.v1.AdminService.ListWatchers:input_type -> informerd.v1.ListWatchersRequest
+	52,  // 105: informerd.v1.AdminService.GetStats:input_type -> informerd.v1.GetStatsRequest
+	18,  // 106: informerd.v1.InformerService.Watch:output_type -> informerd.v1.WatchResponse
+	24,  // 107: informerd.v1.InformerService.Subscribe:output_type -> informerd.v1.SubscribeResponse
+	27,  // 108: informerd.v1.InformerService.List:output_type -> informerd.v1.ListResponse
+	29,  // 109: informerd.v1.InformerService.ByIndex:output_type -> informerd.v1.ByIndexResponse
+	31,  // 110: informerd.v1.InformerService.Get:output_type -> informerd.v1.GetResponse
+	33,  // 111: informerd.v1.InformerService.Changes:output_type -> informerd.v1.ChangesResponse
+	36,  // 112: informerd.v1.InformerService.Until:output_type -> informerd.v1.UntilResponse
+	38,  // 113: informerd.v1.InformerService.Explain:output_type -> informerd.v1.ExplainResponse
+	41,  // 114: informerd.v1.InformerService.ListIndexValues:output_type -> informerd.v1.ListIndexValuesResponse
+	44,  // 115: informerd.v1.InformerService.ListResources:output_type -> informerd.v1.ListResourcesResponse
+	50,  // 116: informerd.v1.AdminService.ListWatchers:output_type -> informerd.v1.ListWatchersResponse
+	53,  // 117: informerd.v1.AdminService.GetStats:output_type -> informerd.v1.GetStatsResponse
+	106, // [106:118] is the sub-list for method output_type
+	94,  // [94:106] is the sub-list for method input_type
+	94,  // [94:94] is the sub-list for extension type_name
+	94,  // [94:94] is the sub-list for extension extendee
+	0,   // [0:94] is the sub-list for field type_name
 }
 
 func init() { file_informerd_v1_informerd_proto_init() }
@@ -5183,7 +5598,7 @@ func file_informerd_v1_informerd_proto_init() {
 		(*Object_Struct)(nil),
 		(*Object_Raw)(nil),
 	}
-	file_informerd_v1_informerd_proto_msgTypes[24].OneofWrappers = []any{
+	file_informerd_v1_informerd_proto_msgTypes[27].OneofWrappers = []any{
 		(*ExplainRequest_Watch)(nil),
 		(*ExplainRequest_WatcherId)(nil),
 	}
@@ -5192,8 +5607,8 @@ func file_informerd_v1_informerd_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_informerd_v1_informerd_proto_rawDesc), len(file_informerd_v1_informerd_proto_rawDesc)),
-			NumEnums:      9,
-			NumMessages:   44,
+			NumEnums:      10,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -42,6 +42,7 @@ const (
 	InformerService_List_FullMethodName            = "/informerd.v1.InformerService/List"
 	InformerService_ByIndex_FullMethodName         = "/informerd.v1.InformerService/ByIndex"
 	InformerService_Get_FullMethodName             = "/informerd.v1.InformerService/Get"
+	InformerService_Changes_FullMethodName         = "/informerd.v1.InformerService/Changes"
 	InformerService_Until_FullMethodName           = "/informerd.v1.InformerService/Until"
 	InformerService_Explain_FullMethodName         = "/informerd.v1.InformerService/Explain"
 	InformerService_ListIndexValues_FullMethodName = "/informerd.v1.InformerService/ListIndexValues"
@@ -55,7 +56,7 @@ const (
 // Shared informer caches: each resource is listed and watched upstream once, whatever the number of clients.
 //
 // Access (since: identity). A server with an authenticator denies by default. Watch and Until need the rights to list
-// and watch, List, ByIndex and ListIndexValues to list, Get and Explain to get or list. A caller without them receives
+// and watch, List, ByIndex, Changes and ListIndexValues to list, Get and Explain to get or list. A caller without them receives
 // PERMISSION_DENIED / ACCESS_DENIED, the same whether the resource, object or index value exists or not. A caller who
 // may read some namespaces and requests all receives exactly these, and the response names them (`namespaces`). A
 // caller who may read only metadata or named views selects by namespace, name, labels and a shard of uid, namespace or
@@ -133,6 +134,11 @@ type InformerServiceClient interface {
 	ByIndex(ctx context.Context, in *ByIndexRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ByIndexResponse], error)
 	// Returns one object, or NOT_FOUND / OBJECT_NOT_FOUND.
 	Get(ctx context.Context, in *GetRequest, opts ...grpc.CallOption) (*GetResponse, error)
+	// Streams the net difference between two versions of a resource, sorted by namespace and name, in chunks as in List: each
+	// object once that is selected in one of the two states and differs, however often it has changed in between. Both
+	// versions are read as under RESOURCE_VERSION_MATCH_EXACT, with its limits and its errors. There is always at least one
+	// chunk. A server without it answers UNIMPLEMENTED. Since: past.
+	Changes(ctx context.Context, in *ChangesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ChangesResponse], error)
 	// Waits until each condition has held, in turn, on the watched objects; then returns the event that met the last one.
 	// It waits until the call's deadline, and fails as a Watch does.
 	Until(ctx context.Context, in *UntilRequest, opts ...grpc.CallOption) (*UntilResponse, error)
@@ -233,6 +239,25 @@ func (c *informerServiceClient) Get(ctx context.Context, in *GetRequest, opts ..
 	return out, nil
 }
 
+func (c *informerServiceClient) Changes(ctx context.Context, in *ChangesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ChangesResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &InformerService_ServiceDesc.Streams[4], InformerService_Changes_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ChangesRequest, ChangesResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type InformerService_ChangesClient = grpc.ServerStreamingClient[ChangesResponse]
+
 func (c *informerServiceClient) Until(ctx context.Context, in *UntilRequest, opts ...grpc.CallOption) (*UntilResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(UntilResponse)
@@ -280,7 +305,7 @@ func (c *informerServiceClient) ListResources(ctx context.Context, in *ListResou
 // Shared informer caches: each resource is listed and watched upstream once, whatever the number of clients.
 //
 // Access (since: identity). A server with an authenticator denies by default. Watch and Until need the rights to list
-// and watch, List, ByIndex and ListIndexValues to list, Get and Explain to get or list. A caller without them receives
+// and watch, List, ByIndex, Changes and ListIndexValues to list, Get and Explain to get or list. A caller without them receives
 // PERMISSION_DENIED / ACCESS_DENIED, the same whether the resource, object or index value exists or not. A caller who
 // may read some namespaces and requests all receives exactly these, and the response names them (`namespaces`). A
 // caller who may read only metadata or named views selects by namespace, name, labels and a shard of uid, namespace or
@@ -358,6 +383,11 @@ type InformerServiceServer interface {
 	ByIndex(*ByIndexRequest, grpc.ServerStreamingServer[ByIndexResponse]) error
 	// Returns one object, or NOT_FOUND / OBJECT_NOT_FOUND.
 	Get(context.Context, *GetRequest) (*GetResponse, error)
+	// Streams the net difference between two versions of a resource, sorted by namespace and name, in chunks as in List: each
+	// object once that is selected in one of the two states and differs, however often it has changed in between. Both
+	// versions are read as under RESOURCE_VERSION_MATCH_EXACT, with its limits and its errors. There is always at least one
+	// chunk. A server without it answers UNIMPLEMENTED. Since: past.
+	Changes(*ChangesRequest, grpc.ServerStreamingServer[ChangesResponse]) error
 	// Waits until each condition has held, in turn, on the watched objects; then returns the event that met the last one.
 	// It waits until the call's deadline, and fails as a Watch does.
 	Until(context.Context, *UntilRequest) (*UntilResponse, error)
@@ -392,6 +422,9 @@ func (UnimplementedInformerServiceServer) ByIndex(*ByIndexRequest, grpc.ServerSt
 }
 func (UnimplementedInformerServiceServer) Get(context.Context, *GetRequest) (*GetResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Get not implemented")
+}
+func (UnimplementedInformerServiceServer) Changes(*ChangesRequest, grpc.ServerStreamingServer[ChangesResponse]) error {
+	return status.Error(codes.Unimplemented, "method Changes not implemented")
 }
 func (UnimplementedInformerServiceServer) Until(context.Context, *UntilRequest) (*UntilResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Until not implemented")
@@ -483,6 +516,17 @@ func _InformerService_Get_Handler(srv interface{}, ctx context.Context, dec func
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _InformerService_Changes_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ChangesRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(InformerServiceServer).Changes(m, &grpc.GenericServerStream[ChangesRequest, ChangesResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type InformerService_ChangesServer = grpc.ServerStreamingServer[ChangesResponse]
 
 func _InformerService_Until_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(UntilRequest)
@@ -604,6 +648,11 @@ var InformerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "ByIndex",
 			Handler:       _InformerService_ByIndex_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Changes",
+			Handler:       _InformerService_Changes_Handler,
 			ServerStreams: true,
 		},
 	},

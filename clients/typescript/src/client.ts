@@ -6,6 +6,7 @@ import { type BodyParser, InformerObject, parseJson } from "./core/object.js";
 import {
   ByIndexRequest,
   type ByIndexResponse,
+  GetRequest,
   type InformerServiceClient,
   ListRequest,
   type ListResponse,
@@ -145,7 +146,7 @@ export class Client {
     options: ReadOptions<T> = {},
   ): Promise<ObjectResult<T>> {
     const { format, view, minResourceVersion } = toRead(options);
-    const request = { resource, namespace: "", ...key, format, view, minResourceVersion };
+    const request = { ...GetRequest.create(), resource, ...key, format, view, minResourceVersion };
     const answer = await this.#unary(this.#client.get, request, options);
     if (!answer.object) throw new InformerdError("invalid answer of the server: no object", { code: "INTERNAL" });
     return { ...snapshotOf(answer), object: toObject(answer.object, options) };

@@ -53,6 +53,8 @@ pub struct InformerStats {
     pub history_bytes: AtomicU64,
     /// Events sent from the history to watches that resumed or were parked, counted each time.
     pub replayed: AtomicU64,
+    /// States of earlier versions computed from the history.
+    pub past_states: AtomicU64,
     /// Times that a watch was parked.
     pub parked: AtomicU64,
     /// Time from the receipt of a change from the upstream until the cache has it: of one change of each publish cycle.

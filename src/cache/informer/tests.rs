@@ -4,13 +4,14 @@
 mod folding;
 mod joining;
 mod model;
+mod past;
 mod unread;
 mod upstream;
 mod warm;
 mod watch;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::atomic::{AtomicBool, AtomicU64},
 };
 

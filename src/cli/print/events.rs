@@ -32,6 +32,8 @@ pub(crate) struct Event {
     /// Version to resume a watch after; empty during initial events.
     pub(crate) resource_version: String,
     pub(crate) object: pb::Object,
+    /// Earlier state, in a document of a difference.
+    pub(crate) old: Option<pb::Object>,
     /// Time at which it was received, if it is shown.
     pub(crate) time: Option<SystemTime>,
     /// Its resource, if it is shown.
@@ -161,7 +163,7 @@ impl<'o, W: Write> EventPrinter<'o, W> {
 // === impl Event ===
 
 impl Event {
-    /// Returns `{"type", "cause", "time", "resource", "resourceVersion", "objectVersion", "namespace", "name", "uid", "object"}`,
+    /// Returns `{"type", "cause", "time", "resource", "resourceVersion", "objectVersion", "namespace", "name", "uid", "old", "object"}`,
     /// without unset keys except for the key of the object. `objectVersion`, the version of the change itself, is set if a watch
     /// cannot resume after it, because more changes may have it.
     fn document(&self) -> Document<'_> {
@@ -186,6 +188,7 @@ impl Event {
         if !self.object.uid.is_empty() {
             parts.push(("uid", text(&self.object.uid)));
         }
+        parts.extend(self.old.iter().map(|old| ("old", Document::body(old))));
         parts.push(("object", Document::body(&self.object)));
         Document::from_parts(parts)
     }
@@ -252,7 +255,7 @@ mod tests {
     fn event(change: pb::EventType, cause: pb::Cause, mut object: pb::Object) -> Event {
         let resource_version = if cause == pb::Cause::Initial { String::new() } else { "x.8".to_owned() };
         object.resource_version.clone_from(&resource_version);
-        Event { change, cause, resource_version, object, time: None, resource: None }
+        Event { change, cause, resource_version, object, old: None, time: None, resource: None }
     }
 
     fn initial(namespace: &str, name: &str) -> Event {

@@ -93,6 +93,7 @@ mod tests {
             cause: pb::Cause::Unspecified,
             resource_version: "x.8".to_owned(),
             object,
+            old: None,
             time: None,
             resource: None,
         }

@@ -141,7 +141,7 @@ impl<'a, W: Write> WatchPrinter<'a, W> {
             Update::Event { event_type, cause, object, resource_version } => {
                 let time = self.flags.events.timestamps.then(SystemTime::now);
                 let resource = (self.resources.len() > 1).then(|| Arc::clone(&self.resources[at].resource));
-                let event = Event { change: event_type, cause, resource_version, object, time, resource };
+                let event = Event { change: event_type, cause, resource_version, object, old: None, time, resource };
                 return self.event(at, event, signals).await;
             }
             Update::Synced(progress) => {

@@ -17,6 +17,7 @@ use crate::{
         call::Call,
         held_snapshots::HeldSnapshot,
         page::Continued,
+        past::{AtVersion, ReadState},
         query::{self, Parts},
         quotas::QuotaPermit,
         service::Service,
@@ -70,8 +71,6 @@ pub(crate) enum ListProgress {
 #[derive(Debug)]
 pub(crate) struct ListEnd {
     pub(crate) version: ResourceVersion,
-    /// Version of the newest object: later than the other while more changes may come at it.
-    pub(crate) applied: ResourceVersion,
     /// Token of the next page, if there is one.
     pub(crate) next: Option<String>,
     /// Number of objects after this page, where it is known without reading them.
@@ -88,7 +87,8 @@ impl Listing {
         call: Call,
     ) -> Result<Self, ApiError> {
         let (page_size, page_token) = (std::mem::take(&mut request.page_size), std::mem::take(&mut request.page_token));
-        let min_version = query::version("resourceVersion", &std::mem::take(&mut request.min_resource_version))?;
+        let version = std::mem::take(&mut request.min_resource_version);
+        let at = AtVersion::parse("resourceVersion", &version, std::mem::take(&mut request.resource_version_match))?;
         let caller = call.caller();
         let parts = Parts {
             namespace: &request.namespace,
@@ -105,19 +105,19 @@ impl Listing {
         let key = (call.user(), format.payload);
         let query = service.pages().query_hash(&("HTTP", resource.calls.id(), request.encode_to_vec(), key));
         let quotas = [service.quotas().stream(&call)?, service.quotas().bulk_response(&call)?];
-        let (snapshot, after, sent) = if page_token.is_empty() {
-            (service.snapshot(&resource, min_version.as_ref(), call.wait).await?, None, 0)
+        let (ReadState { snapshot, permit }, after, sent) = if page_token.is_empty() {
+            (service.state(&resource, &at, &call).await?, None, 0)
         } else {
             let Continued { snapshot, after } = service.pages().resume(&page_token, query)?;
             let (after, sent) = position(&after).ok_or(ApiError::PageTokenExpired)?;
-            (snapshot, Some(after), sent)
+            (ReadState { snapshot, permit: None }, Some(after), sent)
         };
         if let Some(audited) = &call.audited {
             audited.begins(&selection, &format, resource.is_secret);
         }
         Ok(Self {
             service: service.clone(),
-            _held: resource.calls.snapshots().hold(&snapshot, call.stream),
+            _held: resource.calls.snapshots().hold(&snapshot, call.stream).with_permit(permit),
             snapshot,
             scan: Scan::of(&selection),
             selection,
@@ -193,7 +193,7 @@ impl Listing {
         });
         let is_everything = *selection == Selection::default();
         let remaining = next.as_ref().filter(|_| is_everything).map(|_| (snapshot.len() as u64).saturating_sub(*sent));
-        ListEnd { version: snapshot.safe_version().clone(), applied: snapshot.version().clone(), next, remaining }
+        ListEnd { version: snapshot.safe_version().clone(), next, remaining }
     }
 }
 

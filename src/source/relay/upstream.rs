@@ -139,6 +139,7 @@ impl Upstream {
             format: PayloadFormat::Raw.into(),
             min_resource_version: not_before.map(ToString::to_string).unwrap_or_default(),
             view: self.config.query.view.clone(),
+            ..GetRequest::default()
         };
         let limit = self.config.answer_timeout;
         let client = self.client().await?;

@@ -6,6 +6,8 @@
 mod differences;
 mod leaves;
 mod request;
+#[cfg(feature = "kubernetes-api")]
+mod rest;
 mod rights;
 mod streams;
 mod table;
@@ -72,7 +74,7 @@ async fn each_answer_has_what_the_rights_of_its_caller_grant() {
     let mut random = Rng::with_seed(seed);
     let mut worlds = Vec::new();
     for kind in [Kind::Plain, Kind::Secret, Kind::Required, Kind::Reviewed, Kind::Relay] {
-        worlds.push(World::start(kind).await);
+        worlds.push(World::start(kind).await.with_past().await);
     }
     let (mut made, mut answered): (u64, BTreeMap<Method, [u64; 2]>) = (0, BTreeMap::new());
     let mut failures = Failures::default();

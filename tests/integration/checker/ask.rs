@@ -128,7 +128,15 @@ impl Ask {
             }
             What::Get((namespace, name)) => {
                 let (namespace, name) = ((*namespace).to_owned(), (*name).to_owned());
-                let request = pb::GetRequest { resource, namespace, name, format, min_resource_version, view };
+                let request = pb::GetRequest {
+                    resource,
+                    namespace,
+                    name,
+                    format,
+                    min_resource_version,
+                    view,
+                    ..Default::default()
+                };
                 ("Get", request.encode_to_vec())
             }
             What::List { query, page_size, page } => {
@@ -184,6 +192,7 @@ impl Ask {
                     min_resource_version,
                     index: watch.index,
                     shard: watch.shard,
+                    ..Default::default()
                 };
                 ("List", request.encode_to_vec())
             }

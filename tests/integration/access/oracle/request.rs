@@ -10,7 +10,7 @@ use super::{
     super::rules::Caller,
     NAMESPACES,
     leaves::Leaves,
-    world::{Credential, OPERATOR, World},
+    world::{BEGIN, CAME, Credential, OPERATOR, WENT, World},
 };
 use crate::sandbox::{DEADLINE, reason};
 
@@ -35,6 +35,10 @@ pub(super) struct Ask {
     pub(super) like: Option<(&'static str, &'static str)>,
     /// True if the answer needs the version of the beginning.
     has_version: bool,
+    /// True if the answer is of the version in which the objects came.
+    is_exact: bool,
+    /// True if the changes are those in which the objects went.
+    pub(super) is_of_deletions: bool,
     /// Objects or values of each page of a List, ByIndex or ListIndexValues; 0 without pages.
     page_size: u32,
     /// True if the first page is the second one of the operator.
@@ -57,6 +61,7 @@ pub(super) enum View {
 pub(super) enum Method {
     List,
     ByIndex,
+    Changes,
     Watch,
     Subscribe,
     Until,
@@ -89,9 +94,10 @@ pub(super) const ENDED: u64 = 1000;
 /// Answer: its leaves, or the reason of the refusal.
 pub(super) type Answer = Result<Leaves, String>;
 
-pub(super) const METHODS: [Method; 12] = [
+pub(super) const METHODS: [Method; 13] = [
     Method::List,
     Method::ByIndex,
+    Method::Changes,
     Method::Watch,
     Method::Subscribe,
     Method::Until,
@@ -129,6 +135,7 @@ impl Method {
         match self {
             Self::List => "List",
             Self::ByIndex => "ByIndex",
+            Self::Changes => "Changes",
             Self::Watch => "Watch",
             Self::Subscribe => "Subscribe",
             Self::Until => "Until",
@@ -218,7 +225,10 @@ impl View {
 
 impl Ask {
     pub(super) fn draw(random: &mut Rng, world: &World) -> Self {
-        let method = pick(random, &METHODS);
+        let mut method = pick(random, &METHODS);
+        while method == Method::Changes && !world.has_past() {
+            method = pick(random, &METHODS);
+        }
         Self::draw_of(method, random, world)
     }
 
@@ -227,7 +237,8 @@ impl Ask {
         let of_index = [Method::ByIndex, Method::Values].contains(&method);
         let selects = if of_index { &[Select::LabelIndex, Select::BodyIndex][..] } else { &SELECTS };
         let is_paged = of_index || method == Method::List;
-        let is_watch = [Method::Watch, Method::Subscribe, Method::Until, Method::Explain].contains(&method);
+        let has_name =
+            [Method::Watch, Method::Subscribe, Method::Until, Method::Explain, Method::Changes].contains(&method);
         let namespace = pick(random, &NAMESPACES);
         let views = [
             View::None,
@@ -247,10 +258,14 @@ impl Ask {
             view: if method == Method::Values { View::None } else { pick(random, &views) },
             select: pick(random, selects),
             watch: pick(random, &world.watches).0,
-            name: Some(pick(random, &["a", "b"])).filter(|_| is_watch && random.u8(..4) == 0),
+            name: Some(pick(random, &["a", "b"])).filter(|_| has_name && random.u8(..4) == 0),
             like: Some((pick(random, &NAMESPACES), pick(random, &["a", "b", "c", "big"])))
                 .filter(|_| method == Method::ByIndex && random.u8(..3) == 0),
             has_version: random.u8(..4) == 0,
+            is_exact: world.has_past()
+                && [Method::List, Method::ByIndex, Method::Get].contains(&method)
+                && random.u8(..3) == 0,
+            is_of_deletions: random.bool(),
             page_size: if is_paged && random.bool() { random.u32(1..4) } else { 0 },
             is_page_of_another: method == Method::List && random.u8(..6) == 0,
             include_ended: random.bool(),
@@ -272,7 +287,16 @@ impl Ask {
     }
 
     fn version(&self) -> String {
-        if self.has_version { "1".to_owned() } else { String::new() }
+        match (self.is_exact, self.has_version) {
+            (true, _) => CAME.to_owned(),
+            (false, true) => BEGIN.to_owned(),
+            (false, false) => String::new(),
+        }
+    }
+
+    fn version_match(&self) -> i32 {
+        let exact = pb::ResourceVersionMatch::Exact;
+        if self.is_exact { exact.into() } else { pb::ResourceVersionMatch::Unspecified.into() }
     }
 
     /// Returns the token for the second page of the operator's answer to this request, if that has one and the request is to use it.
@@ -317,6 +341,39 @@ impl Ask {
             page_size: self.page_size,
             page_token,
             min_resource_version: self.version(),
+            resource_version_match: self.version_match(),
+        }
+    }
+
+    fn changes(&self) -> pb::ChangesRequest {
+        let pb::WatchRequest {
+            resource,
+            namespace,
+            name,
+            label_selector,
+            field_selector,
+            expression,
+            format,
+            view,
+            index,
+            shard,
+            ..
+        } = self.watch();
+        let newest = if self.has_version { "" } else { CAME };
+        let (from, to) = if self.is_of_deletions { (BEGIN, WENT) } else { (WENT, newest) };
+        pb::ChangesRequest {
+            resource,
+            from_resource_version: from.to_owned(),
+            to_resource_version: to.to_owned(),
+            namespace,
+            name,
+            label_selector,
+            field_selector,
+            expression,
+            format,
+            view,
+            index,
+            shard,
         }
     }
 
@@ -379,6 +436,7 @@ impl Ask {
                         page_size,
                         page_token,
                         min_resource_version: self.version(),
+                        resource_version_match: self.version_match(),
                         ..Default::default()
                     };
                     let request = world.by(caller, credential, request);
@@ -389,6 +447,11 @@ impl Ask {
                         return Ok(world.contract.leaves("ByIndexResponse", &messages));
                     }
                 }
+            }
+            Method::Changes => {
+                let request = world.by(caller, credential, self.changes());
+                let messages: Vec<_> = client.changes(request).await?.into_inner().try_collect().await?;
+                Ok(world.contract.leaves("ChangesResponse", &messages))
             }
             Method::Watch => {
                 let stream = client.watch(world.by(caller, credential, self.watch())).await?.into_inner();
@@ -438,7 +501,16 @@ impl Ask {
             Method::Get => {
                 let (namespace, name) = (namespace.to_owned(), name.to_owned());
                 let min_resource_version = self.version();
-                let request = pb::GetRequest { resource, namespace, name, format, view, min_resource_version };
+                let resource_version_match = self.version_match();
+                let request = pb::GetRequest {
+                    resource,
+                    namespace,
+                    name,
+                    format,
+                    view,
+                    min_resource_version,
+                    resource_version_match,
+                };
                 let answer = client.get(world.by(caller, credential, request)).await?.into_inner();
                 Ok(world.contract.leaves("GetResponse", &[answer]))
             }

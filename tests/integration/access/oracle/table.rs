@@ -39,11 +39,20 @@ use Need::{Admin, Call, Form, Listed, ListedAll, Object, Same, Seen, Term};
 use Row::{Field, Message};
 
 /// Answer of each RPC.
-pub(super) const TABLE: [(&str, Rows); 11] = [
+pub(super) const TABLE: [(&str, Rows); 12] = [
     ("Watch", EVENT),
     ("Subscribe", &[("deliveries", Message(Call, DELIVERY))]),
     ("List", LIST),
     ("ByIndex", LIST),
+    (
+        "Changes",
+        &[
+            ("resource_version", Field(Call)),
+            ("changes", Message(Call, CHANGE)),
+            ("history", Field(Call)),
+            ("namespaces", Field(Call)),
+        ],
+    ),
     (
         "Get",
         &[
@@ -81,6 +90,8 @@ pub(super) const TABLE: [(&str, Rows); 11] = [
 ];
 
 const DELIVERY: Rows = &[("watch_ids", Field(Call)), ("responses", Message(Call, EVENT)), ("ended", Field(Call))];
+
+const CHANGE: Rows = &[("type", Field(Call)), ("old", Message(Form, OBJECT)), ("new", Message(Form, OBJECT))];
 
 const LIST: Rows = &[
     ("resource_version", Field(Call)),

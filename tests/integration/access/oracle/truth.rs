@@ -10,7 +10,7 @@ use super::{
     request::{Ask, ENDED, Method, Select, View},
     rights::{CONTENT, DENIED, METADATA, Rights, Scope, Verbs, Wanted},
     table::{Need, Row, Rows, rows_of},
-    world::{CONFIG_ERROR, Kind, OBJECT_PROBLEMS, OPERATOR, OTHER_PROBLEM, World, body_of, uid_of},
+    world::{BEGIN, CONFIG_ERROR, Kind, OBJECT_PROBLEMS, OPERATOR, OTHER_PROBLEM, World, body_of, uid_of},
 };
 
 /// Fields that an answer may have: with this value, or with any and perhaps not at all.
@@ -82,7 +82,7 @@ impl Truth<'_> {
         self.is(at("namespace"), namespace);
         self.is(at("name"), name);
         self.is(at("uid"), uid_of(namespace, name));
-        self.is(at("resource_version"), "1");
+        self.is(at("resource_version"), self.world.object_version);
         self.is(at("labels"), format!("app={name}"));
         self.is(at("kind"), "Pod");
         let view = match self.ask.view {
@@ -289,6 +289,17 @@ fn fill(truth: &mut Truth<'_>) -> Result<usize, &'static str> {
             truth.limited("namespaces", &scope);
             for key in &selected {
                 truth.object("objects", *key, format);
+            }
+        }
+        Method::Changes => {
+            truth.fill_at("changes", "*");
+            truth.limited("namespaces", &scope);
+            let state = if ask.is_of_deletions { "changes.old" } else { "changes.new" };
+            for (namespace, name) in selected.iter().copied() {
+                truth.object(state, (namespace, name), format);
+                if ask.is_of_deletions {
+                    truth.is(format!("{state}{{{namespace}/{name}}}.resource_version"), BEGIN);
+                }
             }
         }
         Method::Watch | Method::Subscribe => {

@@ -16,9 +16,9 @@ use informerd::{
         Authentication, Authorizer, CallReviewer, Identity, JwtConfig, JwtVerifier, ReviewAttributes, ReviewConfig,
         ReviewError, Reviewer, Rules, Token, TokenFile, TokenReviewed, TokenReviews, impersonation_headers,
     },
-    cache::{Problem, ProblemReason},
+    cache::{Delta, Problem, ProblemReason},
     grpc::AccessConfig,
-    model::{NamedViews, Object, ResourceVersion},
+    model::{Event, NamedViews, Object, ResourceVersion},
     proto::pb,
     source::relay::{RelayConfig, RelayReviewer},
 };
@@ -63,6 +63,8 @@ pub(super) struct World {
     pub(super) contract: Contract,
     /// Open watches of the operator, by their ids.
     pub(super) watches: Vec<(u64, Select)>,
+    /// Version of the objects.
+    pub(super) object_version: &'static str,
     /// True if callers have watches open, too, of any ids.
     pub(super) has_others: bool,
     rules: Authorizer,
@@ -106,6 +108,10 @@ pub(super) struct FakeReviewer {
 pub(super) const OBJECT_PROBLEMS: [&str; 2] = ["x/big", "z/big"];
 pub(super) const OTHER_PROBLEM: &str = "canary/file";
 pub(super) const CONFIG_ERROR: &str = "canary of a configuration";
+/// Versions of the past of a world: all objects are there, all are gone, all are there again. The newest one is later.
+pub(super) const BEGIN: &str = "1";
+pub(super) const WENT: &str = "2";
+pub(super) const CAME: &str = "3";
 pub(super) const OPERATOR: &str = "operator";
 const METADATA: i32 = pb::PayloadFormat::Metadata as i32;
 const RELAY: &str = "relay";
@@ -177,6 +183,7 @@ impl World {
             sandbox,
             contract: Contract::new(),
             watches: Vec::new(),
+            object_version: BEGIN,
             has_others: false,
             rules,
             relay,
@@ -196,6 +203,28 @@ impl World {
         }
         health.set_problem(Problem::new(ProblemReason::FileInvalid, OTHER_PROBLEM, "canary: bad"));
         world
+    }
+
+    pub(super) fn has_past(&self) -> bool {
+        self.object_version != BEGIN
+    }
+
+    /// Lets all objects go and come again, and another one come and go.
+    pub(super) async fn with_past(mut self) -> Self {
+        let at = ResourceVersion::decimal;
+        let all = |version: u128| OBJECTS.map(|(namespace, name)| object(namespace, name, at(version)));
+        let other = |version: u128| object("x", "other", at(version));
+        for events in [
+            all(2).map(Event::Deleted).to_vec(),
+            all(3).map(Event::Added).to_vec(),
+            vec![Event::Added(other(4))],
+            vec![Event::Deleted(other(5)), Event::Bookmark(at(5))],
+        ] {
+            self.upstream().say(Delta::Changes { events: events.into(), closes: true }).await;
+        }
+        self.sandbox.reached(&at(5)).await;
+        self.object_version = CAME;
+        self
     }
 
     /// Opens the watches of the operator.
@@ -254,6 +283,14 @@ impl World {
 
     pub(super) fn reviewer(&self) -> &FakeReviewer {
         &self.tokens.reviewer
+    }
+
+    /// Returns the headers with these credentials.
+    #[cfg(feature = "kubernetes-api")]
+    pub(super) fn headers(&self, caller: Caller, credential: Credential) -> Vec<(String, String)> {
+        let metadata = self.by(caller, credential, ()).into_parts().0.into_headers();
+        let text = |value: &http::HeaderValue| value.to_str().unwrap().to_owned();
+        metadata.iter().map(|(name, value)| (name.to_string(), text(value))).collect()
     }
 
     /// Returns a request with these credentials, as the transport passes it on.
@@ -351,6 +388,8 @@ impl Tokens {
             authentication: Some(self.authentication()),
             views,
             is_secret: kind == Kind::Secret,
+            #[cfg(feature = "kubernetes-api")]
+            kubernetes: Some(super::rest::api()),
             config_error: Some(CONFIG_ERROR),
             ..Options::default()
         };
@@ -372,6 +411,8 @@ impl Tokens {
             access,
             authentication: Some(self.authentication()),
             relay: Some(upstream.clone()),
+            #[cfg(feature = "kubernetes-api")]
+            kubernetes: Some(super::rest::api()),
             views: views(),
             config_error: Some(CONFIG_ERROR),
             ..Options::default()

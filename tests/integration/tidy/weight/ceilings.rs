@@ -9,12 +9,12 @@ pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
     ("app", 2250, 18),
     ("audit", 150, 0),
     ("auth", 1850, 6),
-    ("cache", 7000, 5),
+    ("cache", 7150, 5),
     ("census", 100, 3),
-    ("cli", 5350, 127),
-    ("client", 2950, 9),
+    ("cli", 5400, 128),
+    ("client", 3000, 9),
     ("config", 3100, 22),
-    ("grpc", 11100, 53),
+    ("grpc", 11600, 53),
     ("lib", 100, 0),
     ("log_throttle", 50, 3),
     ("main", 50, 0),
@@ -31,7 +31,7 @@ pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
     ("testing", 500, 0),
     ("transport", 3550, 0),
     ("turns", 400, 16),
-    ("watch", 5800, 26),
+    ("watch", 5850, 28),
 ];
 
 /// Structs with too many fields, and the number of these.

@@ -51,6 +51,11 @@ class Cause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CAUSE_NOT_SERVED: _ClassVar[Cause]
     CAUSE_EXPIRED: _ClassVar[Cause]
 
+class ResourceVersionMatch(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RESOURCE_VERSION_MATCH_UNSPECIFIED: _ClassVar[ResourceVersionMatch]
+    RESOURCE_VERSION_MATCH_EXACT: _ClassVar[ResourceVersionMatch]
+
 class TermResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TERM_RESULT_UNSPECIFIED: _ClassVar[TermResult]
@@ -108,6 +113,8 @@ CAUSE_LEFT_SELECTION: Cause
 CAUSE_INFERRED: Cause
 CAUSE_NOT_SERVED: Cause
 CAUSE_EXPIRED: Cause
+RESOURCE_VERSION_MATCH_UNSPECIFIED: ResourceVersionMatch
+RESOURCE_VERSION_MATCH_EXACT: ResourceVersionMatch
 TERM_RESULT_UNSPECIFIED: TermResult
 TERM_RESULT_MATCH: TermResult
 TERM_RESULT_NO_MATCH: TermResult
@@ -357,7 +364,7 @@ class Delivery(_message.Message):
     def __init__(self, watch_ids: _Optional[_Iterable[int]] = ..., responses: _Optional[_Iterable[_Union[WatchResponse, _Mapping]]] = ..., ended: bool = ...) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ("resource", "namespace", "label_selector", "field_selector", "expression", "format", "page_size", "page_token", "min_resource_version", "index", "view", "shard")
+    __slots__ = ("resource", "namespace", "label_selector", "field_selector", "expression", "format", "page_size", "page_token", "min_resource_version", "index", "view", "shard", "resource_version_match")
     RESOURCE_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     LABEL_SELECTOR_FIELD_NUMBER: _ClassVar[int]
@@ -370,6 +377,7 @@ class ListRequest(_message.Message):
     INDEX_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_VERSION_MATCH_FIELD_NUMBER: _ClassVar[int]
     resource: str
     namespace: str
     label_selector: str
@@ -382,7 +390,8 @@ class ListRequest(_message.Message):
     index: IndexMatch
     view: View
     shard: Shard
-    def __init__(self, resource: _Optional[str] = ..., namespace: _Optional[str] = ..., label_selector: _Optional[str] = ..., field_selector: _Optional[str] = ..., expression: _Optional[str] = ..., format: _Optional[_Union[PayloadFormat, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., min_resource_version: _Optional[str] = ..., index: _Optional[_Union[IndexMatch, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ...) -> None: ...
+    resource_version_match: ResourceVersionMatch
+    def __init__(self, resource: _Optional[str] = ..., namespace: _Optional[str] = ..., label_selector: _Optional[str] = ..., field_selector: _Optional[str] = ..., expression: _Optional[str] = ..., format: _Optional[_Union[PayloadFormat, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., min_resource_version: _Optional[str] = ..., index: _Optional[_Union[IndexMatch, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., resource_version_match: _Optional[_Union[ResourceVersionMatch, str]] = ...) -> None: ...
 
 class ListResponse(_message.Message):
     __slots__ = ("resource_version", "objects", "next_page_token", "source", "source_seen_at", "history", "namespaces", "expression_errors")
@@ -405,7 +414,7 @@ class ListResponse(_message.Message):
     def __init__(self, resource_version: _Optional[str] = ..., objects: _Optional[_Iterable[_Union[Object, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., source: _Optional[_Union[SyncState, str]] = ..., source_seen_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., history: _Optional[str] = ..., namespaces: _Optional[_Iterable[str]] = ..., expression_errors: _Optional[_Union[ExpressionErrors, _Mapping]] = ...) -> None: ...
 
 class ByIndexRequest(_message.Message):
-    __slots__ = ("resource", "index", "value", "namespace", "label_selector", "field_selector", "expression", "format", "page_size", "page_token", "min_resource_version", "view", "like", "shard")
+    __slots__ = ("resource", "index", "value", "namespace", "label_selector", "field_selector", "expression", "format", "page_size", "page_token", "min_resource_version", "view", "like", "shard", "resource_version_match")
     RESOURCE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -420,6 +429,7 @@ class ByIndexRequest(_message.Message):
     VIEW_FIELD_NUMBER: _ClassVar[int]
     LIKE_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_VERSION_MATCH_FIELD_NUMBER: _ClassVar[int]
     resource: str
     index: str
     value: str
@@ -434,7 +444,8 @@ class ByIndexRequest(_message.Message):
     view: View
     like: ObjectKey
     shard: Shard
-    def __init__(self, resource: _Optional[str] = ..., index: _Optional[str] = ..., value: _Optional[str] = ..., namespace: _Optional[str] = ..., label_selector: _Optional[str] = ..., field_selector: _Optional[str] = ..., expression: _Optional[str] = ..., format: _Optional[_Union[PayloadFormat, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., min_resource_version: _Optional[str] = ..., view: _Optional[_Union[View, _Mapping]] = ..., like: _Optional[_Union[ObjectKey, _Mapping]] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ...) -> None: ...
+    resource_version_match: ResourceVersionMatch
+    def __init__(self, resource: _Optional[str] = ..., index: _Optional[str] = ..., value: _Optional[str] = ..., namespace: _Optional[str] = ..., label_selector: _Optional[str] = ..., field_selector: _Optional[str] = ..., expression: _Optional[str] = ..., format: _Optional[_Union[PayloadFormat, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., min_resource_version: _Optional[str] = ..., view: _Optional[_Union[View, _Mapping]] = ..., like: _Optional[_Union[ObjectKey, _Mapping]] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., resource_version_match: _Optional[_Union[ResourceVersionMatch, str]] = ...) -> None: ...
 
 class ByIndexResponse(_message.Message):
     __slots__ = ("resource_version", "objects", "next_page_token", "source", "source_seen_at", "history", "namespaces", "expression_errors")
@@ -457,20 +468,22 @@ class ByIndexResponse(_message.Message):
     def __init__(self, resource_version: _Optional[str] = ..., objects: _Optional[_Iterable[_Union[Object, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., source: _Optional[_Union[SyncState, str]] = ..., source_seen_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., history: _Optional[str] = ..., namespaces: _Optional[_Iterable[str]] = ..., expression_errors: _Optional[_Union[ExpressionErrors, _Mapping]] = ...) -> None: ...
 
 class GetRequest(_message.Message):
-    __slots__ = ("resource", "namespace", "name", "format", "min_resource_version", "view")
+    __slots__ = ("resource", "namespace", "name", "format", "min_resource_version", "view", "resource_version_match")
     RESOURCE_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     MIN_RESOURCE_VERSION_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_VERSION_MATCH_FIELD_NUMBER: _ClassVar[int]
     resource: str
     namespace: str
     name: str
     format: PayloadFormat
     min_resource_version: str
     view: View
-    def __init__(self, resource: _Optional[str] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., format: _Optional[_Union[PayloadFormat, str]] = ..., min_resource_version: _Optional[str] = ..., view: _Optional[_Union[View, _Mapping]] = ...) -> None: ...
+    resource_version_match: ResourceVersionMatch
+    def __init__(self, resource: _Optional[str] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., format: _Optional[_Union[PayloadFormat, str]] = ..., min_resource_version: _Optional[str] = ..., view: _Optional[_Union[View, _Mapping]] = ..., resource_version_match: _Optional[_Union[ResourceVersionMatch, str]] = ...) -> None: ...
 
 class GetResponse(_message.Message):
     __slots__ = ("resource_version", "object", "source", "source_seen_at", "history")
@@ -485,6 +498,56 @@ class GetResponse(_message.Message):
     source_seen_at: _timestamp_pb2.Timestamp
     history: str
     def __init__(self, resource_version: _Optional[str] = ..., object: _Optional[_Union[Object, _Mapping]] = ..., source: _Optional[_Union[SyncState, str]] = ..., source_seen_at: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., history: _Optional[str] = ...) -> None: ...
+
+class ChangesRequest(_message.Message):
+    __slots__ = ("resource", "from_resource_version", "to_resource_version", "namespace", "name", "label_selector", "field_selector", "expression", "format", "view", "index", "shard")
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    FROM_RESOURCE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TO_RESOURCE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LABEL_SELECTOR_FIELD_NUMBER: _ClassVar[int]
+    FIELD_SELECTOR_FIELD_NUMBER: _ClassVar[int]
+    EXPRESSION_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    resource: str
+    from_resource_version: str
+    to_resource_version: str
+    namespace: str
+    name: str
+    label_selector: str
+    field_selector: str
+    expression: str
+    format: PayloadFormat
+    view: View
+    index: IndexMatch
+    shard: Shard
+    def __init__(self, resource: _Optional[str] = ..., from_resource_version: _Optional[str] = ..., to_resource_version: _Optional[str] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., label_selector: _Optional[str] = ..., field_selector: _Optional[str] = ..., expression: _Optional[str] = ..., format: _Optional[_Union[PayloadFormat, str]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., index: _Optional[_Union[IndexMatch, _Mapping]] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ...) -> None: ...
+
+class ChangesResponse(_message.Message):
+    __slots__ = ("resource_version", "changes", "history", "namespaces")
+    RESOURCE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    resource_version: str
+    changes: _containers.RepeatedCompositeFieldContainer[NetChange]
+    history: str
+    namespaces: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, resource_version: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[NetChange, _Mapping]]] = ..., history: _Optional[str] = ..., namespaces: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class NetChange(_message.Message):
+    __slots__ = ("type", "old", "new")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    OLD_FIELD_NUMBER: _ClassVar[int]
+    NEW_FIELD_NUMBER: _ClassVar[int]
+    type: EventType
+    old: Object
+    new: Object
+    def __init__(self, type: _Optional[_Union[EventType, str]] = ..., old: _Optional[_Union[Object, _Mapping]] = ..., new: _Optional[_Union[Object, _Mapping]] = ...) -> None: ...
 
 class UntilRequest(_message.Message):
     __slots__ = ("watch", "conditions")

@@ -9,7 +9,7 @@ class InformerServiceStub(object):
     """Shared informer caches: each resource is listed and watched upstream once, whatever the number of clients.
 
     Access (since: identity). A server with an authenticator denies by default. Watch and Until need the rights to list
-    and watch, List, ByIndex and ListIndexValues to list, Get and Explain to get or list. A caller without them receives
+    and watch, List, ByIndex, Changes and ListIndexValues to list, Get and Explain to get or list. A caller without them receives
     PERMISSION_DENIED / ACCESS_DENIED, the same whether the resource, object or index value exists or not. A caller who
     may read some namespaces and requests all receives exactly these, and the response names them (`namespaces`). A
     caller who may read only metadata or named views selects by namespace, name, labels and a shard of uid, namespace or
@@ -50,6 +50,11 @@ class InformerServiceStub(object):
                 request_serializer=informerd_dot_v1_dot_informerd__pb2.GetRequest.SerializeToString,
                 response_deserializer=informerd_dot_v1_dot_informerd__pb2.GetResponse.FromString,
                 )
+        self.Changes = channel.unary_stream(
+                '/informerd.v1.InformerService/Changes',
+                request_serializer=informerd_dot_v1_dot_informerd__pb2.ChangesRequest.SerializeToString,
+                response_deserializer=informerd_dot_v1_dot_informerd__pb2.ChangesResponse.FromString,
+                )
         self.Until = channel.unary_unary(
                 '/informerd.v1.InformerService/Until',
                 request_serializer=informerd_dot_v1_dot_informerd__pb2.UntilRequest.SerializeToString,
@@ -76,7 +81,7 @@ class InformerServiceServicer(object):
     """Shared informer caches: each resource is listed and watched upstream once, whatever the number of clients.
 
     Access (since: identity). A server with an authenticator denies by default. Watch and Until need the rights to list
-    and watch, List, ByIndex and ListIndexValues to list, Get and Explain to get or list. A caller without them receives
+    and watch, List, ByIndex, Changes and ListIndexValues to list, Get and Explain to get or list. A caller without them receives
     PERMISSION_DENIED / ACCESS_DENIED, the same whether the resource, object or index value exists or not. A caller who
     may read some namespaces and requests all receives exactly these, and the response names them (`namespaces`). A
     caller who may read only metadata or named views selects by namespace, name, labels and a shard of uid, namespace or
@@ -180,6 +185,16 @@ class InformerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Changes(self, request, context):
+        """Streams the net difference between two versions of a resource, sorted by namespace and name, in chunks as in List: each
+        object once that is selected in one of the two states and differs, however often it has changed in between. Both
+        versions are read as under RESOURCE_VERSION_MATCH_EXACT, with its limits and its errors. There is always at least one
+        chunk. A server without it answers UNIMPLEMENTED. Since: past.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Until(self, request, context):
         """Waits until each condition has held, in turn, on the watched objects; then returns the event that met the last one.
         It waits until the call's deadline, and fails as a Watch does.
@@ -238,6 +253,11 @@ def add_InformerServiceServicer_to_server(servicer, server):
                     request_deserializer=informerd_dot_v1_dot_informerd__pb2.GetRequest.FromString,
                     response_serializer=informerd_dot_v1_dot_informerd__pb2.GetResponse.SerializeToString,
             ),
+            'Changes': grpc.unary_stream_rpc_method_handler(
+                    servicer.Changes,
+                    request_deserializer=informerd_dot_v1_dot_informerd__pb2.ChangesRequest.FromString,
+                    response_serializer=informerd_dot_v1_dot_informerd__pb2.ChangesResponse.SerializeToString,
+            ),
             'Until': grpc.unary_unary_rpc_method_handler(
                     servicer.Until,
                     request_deserializer=informerd_dot_v1_dot_informerd__pb2.UntilRequest.FromString,
@@ -269,7 +289,7 @@ class InformerService(object):
     """Shared informer caches: each resource is listed and watched upstream once, whatever the number of clients.
 
     Access (since: identity). A server with an authenticator denies by default. Watch and Until need the rights to list
-    and watch, List, ByIndex and ListIndexValues to list, Get and Explain to get or list. A caller without them receives
+    and watch, List, ByIndex, Changes and ListIndexValues to list, Get and Explain to get or list. A caller without them receives
     PERMISSION_DENIED / ACCESS_DENIED, the same whether the resource, object or index value exists or not. A caller who
     may read some namespaces and requests all receives exactly these, and the response names them (`namespaces`). A
     caller who may read only metadata or named views selects by namespace, name, labels and a shard of uid, namespace or
@@ -361,6 +381,23 @@ class InformerService(object):
         return grpc.experimental.unary_unary(request, target, '/informerd.v1.InformerService/Get',
             informerd_dot_v1_dot_informerd__pb2.GetRequest.SerializeToString,
             informerd_dot_v1_dot_informerd__pb2.GetResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Changes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(request, target, '/informerd.v1.InformerService/Changes',
+            informerd_dot_v1_dot_informerd__pb2.ChangesRequest.SerializeToString,
+            informerd_dot_v1_dot_informerd__pb2.ChangesResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

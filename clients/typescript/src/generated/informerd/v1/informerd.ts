@@ -77,6 +77,12 @@ export enum Cause {
   UNRECOGNIZED = -1,
 }
 
+export enum ResourceVersionMatch {
+  RESOURCE_VERSION_MATCH_UNSPECIFIED = 0,
+  RESOURCE_VERSION_MATCH_EXACT = 1,
+  UNRECOGNIZED = -1,
+}
+
 export enum TermResult {
   TERM_RESULT_UNSPECIFIED = 0,
   TERM_RESULT_MATCH = 1,
@@ -256,6 +262,7 @@ export interface ListRequest {
   index?: IndexMatch | undefined;
   view?: View | undefined;
   shard?: Shard | undefined;
+  resourceVersionMatch: ResourceVersionMatch;
 }
 
 export interface ListResponse {
@@ -284,6 +291,7 @@ export interface ByIndexRequest {
   view?: View | undefined;
   like?: ObjectKey | undefined;
   shard?: Shard | undefined;
+  resourceVersionMatch: ResourceVersionMatch;
 }
 
 export interface ByIndexResponse {
@@ -304,6 +312,7 @@ export interface GetRequest {
   format: PayloadFormat;
   minResourceVersion: string;
   view?: View | undefined;
+  resourceVersionMatch: ResourceVersionMatch;
 }
 
 export interface GetResponse {
@@ -312,6 +321,34 @@ export interface GetResponse {
   source: SyncState;
   sourceSeenAt?: Date | undefined;
   history: string;
+}
+
+export interface ChangesRequest {
+  resource: string;
+  fromResourceVersion: string;
+  toResourceVersion: string;
+  namespace: string;
+  name: string;
+  labelSelector: string;
+  fieldSelector: string;
+  expression: string;
+  format: PayloadFormat;
+  view?: View | undefined;
+  index?: IndexMatch | undefined;
+  shard?: Shard | undefined;
+}
+
+export interface ChangesResponse {
+  resourceVersion: string;
+  changes: NetChange[];
+  history: string;
+  namespaces: string[];
+}
+
+export interface NetChange {
+  type: EventType;
+  old?: Object | undefined;
+  new?: Object | undefined;
 }
 
 export interface UntilRequest {
@@ -2367,6 +2404,7 @@ function createBaseListRequest(): ListRequest {
     index: undefined,
     view: undefined,
     shard: undefined,
+    resourceVersionMatch: 0,
   };
 }
 
@@ -2407,6 +2445,9 @@ export const ListRequest: MessageFns<ListRequest> = {
     }
     if (message.shard !== undefined) {
       Shard.encode(message.shard, writer.uint32(122).fork()).join();
+    }
+    if (message.resourceVersionMatch !== 0) {
+      writer.uint32(96).int32(message.resourceVersionMatch);
     }
     return writer;
   },
@@ -2520,6 +2561,14 @@ export const ListRequest: MessageFns<ListRequest> = {
             message.shard = Shard.decode(reader, reader.uint32());
             continue;
           }
+          case 12: {
+            if (tag !== 96) {
+              break;
+            }
+
+            message.resourceVersionMatch = reader.int32() as any;
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2551,6 +2600,7 @@ export const ListRequest: MessageFns<ListRequest> = {
       : undefined;
     message.view = (object.view !== undefined && object.view !== null) ? View.fromPartial(object.view) : undefined;
     message.shard = (object.shard !== undefined && object.shard !== null) ? Shard.fromPartial(object.shard) : undefined;
+    message.resourceVersionMatch = object.resourceVersionMatch ?? 0;
     return message;
   },
 };
@@ -2721,6 +2771,7 @@ function createBaseByIndexRequest(): ByIndexRequest {
     view: undefined,
     like: undefined,
     shard: undefined,
+    resourceVersionMatch: 0,
   };
 }
 
@@ -2767,6 +2818,9 @@ export const ByIndexRequest: MessageFns<ByIndexRequest> = {
     }
     if (message.shard !== undefined) {
       Shard.encode(message.shard, writer.uint32(130).fork()).join();
+    }
+    if (message.resourceVersionMatch !== 0) {
+      writer.uint32(104).int32(message.resourceVersionMatch);
     }
     return writer;
   },
@@ -2896,6 +2950,14 @@ export const ByIndexRequest: MessageFns<ByIndexRequest> = {
             message.shard = Shard.decode(reader, reader.uint32());
             continue;
           }
+          case 13: {
+            if (tag !== 104) {
+              break;
+            }
+
+            message.resourceVersionMatch = reader.int32() as any;
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2927,6 +2989,7 @@ export const ByIndexRequest: MessageFns<ByIndexRequest> = {
     message.view = (object.view !== undefined && object.view !== null) ? View.fromPartial(object.view) : undefined;
     message.like = (object.like !== undefined && object.like !== null) ? ObjectKey.fromPartial(object.like) : undefined;
     message.shard = (object.shard !== undefined && object.shard !== null) ? Shard.fromPartial(object.shard) : undefined;
+    message.resourceVersionMatch = object.resourceVersionMatch ?? 0;
     return message;
   },
 };
@@ -3082,7 +3145,15 @@ export const ByIndexResponse: MessageFns<ByIndexResponse> = {
 };
 
 function createBaseGetRequest(): GetRequest {
-  return { resource: "", namespace: "", name: "", format: 0, minResourceVersion: "", view: undefined };
+  return {
+    resource: "",
+    namespace: "",
+    name: "",
+    format: 0,
+    minResourceVersion: "",
+    view: undefined,
+    resourceVersionMatch: 0,
+  };
 }
 
 export const GetRequest: MessageFns<GetRequest> = {
@@ -3104,6 +3175,9 @@ export const GetRequest: MessageFns<GetRequest> = {
     }
     if (message.view !== undefined) {
       View.encode(message.view, writer.uint32(50).fork()).join();
+    }
+    if (message.resourceVersionMatch !== 0) {
+      writer.uint32(56).int32(message.resourceVersionMatch);
     }
     return writer;
   },
@@ -3169,6 +3243,14 @@ export const GetRequest: MessageFns<GetRequest> = {
             message.view = View.decode(reader, reader.uint32());
             continue;
           }
+          case 7: {
+            if (tag !== 56) {
+              break;
+            }
+
+            message.resourceVersionMatch = reader.int32() as any;
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3192,6 +3274,7 @@ export const GetRequest: MessageFns<GetRequest> = {
     message.format = object.format ?? 0;
     message.minResourceVersion = object.minResourceVersion ?? "";
     message.view = (object.view !== undefined && object.view !== null) ? View.fromPartial(object.view) : undefined;
+    message.resourceVersionMatch = object.resourceVersionMatch ?? 0;
     return message;
   },
 };
@@ -3297,6 +3380,378 @@ export const GetResponse: MessageFns<GetResponse> = {
     message.source = object.source ?? 0;
     message.sourceSeenAt = object.sourceSeenAt ?? undefined;
     message.history = object.history ?? "";
+    return message;
+  },
+};
+
+function createBaseChangesRequest(): ChangesRequest {
+  return {
+    resource: "",
+    fromResourceVersion: "",
+    toResourceVersion: "",
+    namespace: "",
+    name: "",
+    labelSelector: "",
+    fieldSelector: "",
+    expression: "",
+    format: 0,
+    view: undefined,
+    index: undefined,
+    shard: undefined,
+  };
+}
+
+export const ChangesRequest: MessageFns<ChangesRequest> = {
+  encode(message: ChangesRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.resource !== "") {
+      writer.uint32(10).string(message.resource);
+    }
+    if (message.fromResourceVersion !== "") {
+      writer.uint32(18).string(message.fromResourceVersion);
+    }
+    if (message.toResourceVersion !== "") {
+      writer.uint32(26).string(message.toResourceVersion);
+    }
+    if (message.namespace !== "") {
+      writer.uint32(34).string(message.namespace);
+    }
+    if (message.name !== "") {
+      writer.uint32(42).string(message.name);
+    }
+    if (message.labelSelector !== "") {
+      writer.uint32(50).string(message.labelSelector);
+    }
+    if (message.fieldSelector !== "") {
+      writer.uint32(58).string(message.fieldSelector);
+    }
+    if (message.expression !== "") {
+      writer.uint32(66).string(message.expression);
+    }
+    if (message.format !== 0) {
+      writer.uint32(72).int32(message.format);
+    }
+    if (message.view !== undefined) {
+      View.encode(message.view, writer.uint32(82).fork()).join();
+    }
+    if (message.index !== undefined) {
+      IndexMatch.encode(message.index, writer.uint32(90).fork()).join();
+    }
+    if (message.shard !== undefined) {
+      Shard.encode(message.shard, writer.uint32(98).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ChangesRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseChangesRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.resource = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.fromResourceVersion = reader.string();
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.toResourceVersion = reader.string();
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.namespace = reader.string();
+            continue;
+          }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            message.name = reader.string();
+            continue;
+          }
+          case 6: {
+            if (tag !== 50) {
+              break;
+            }
+
+            message.labelSelector = reader.string();
+            continue;
+          }
+          case 7: {
+            if (tag !== 58) {
+              break;
+            }
+
+            message.fieldSelector = reader.string();
+            continue;
+          }
+          case 8: {
+            if (tag !== 66) {
+              break;
+            }
+
+            message.expression = reader.string();
+            continue;
+          }
+          case 9: {
+            if (tag !== 72) {
+              break;
+            }
+
+            message.format = reader.int32() as any;
+            continue;
+          }
+          case 10: {
+            if (tag !== 82) {
+              break;
+            }
+
+            message.view = View.decode(reader, reader.uint32());
+            continue;
+          }
+          case 11: {
+            if (tag !== 90) {
+              break;
+            }
+
+            message.index = IndexMatch.decode(reader, reader.uint32());
+            continue;
+          }
+          case 12: {
+            if (tag !== 98) {
+              break;
+            }
+
+            message.shard = Shard.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ChangesRequest>): ChangesRequest {
+    return ChangesRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ChangesRequest>): ChangesRequest {
+    const message = createBaseChangesRequest();
+    message.resource = object.resource ?? "";
+    message.fromResourceVersion = object.fromResourceVersion ?? "";
+    message.toResourceVersion = object.toResourceVersion ?? "";
+    message.namespace = object.namespace ?? "";
+    message.name = object.name ?? "";
+    message.labelSelector = object.labelSelector ?? "";
+    message.fieldSelector = object.fieldSelector ?? "";
+    message.expression = object.expression ?? "";
+    message.format = object.format ?? 0;
+    message.view = (object.view !== undefined && object.view !== null) ? View.fromPartial(object.view) : undefined;
+    message.index = (object.index !== undefined && object.index !== null)
+      ? IndexMatch.fromPartial(object.index)
+      : undefined;
+    message.shard = (object.shard !== undefined && object.shard !== null) ? Shard.fromPartial(object.shard) : undefined;
+    return message;
+  },
+};
+
+function createBaseChangesResponse(): ChangesResponse {
+  return { resourceVersion: "", changes: [], history: "", namespaces: [] };
+}
+
+export const ChangesResponse: MessageFns<ChangesResponse> = {
+  encode(message: ChangesResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.resourceVersion !== "") {
+      writer.uint32(10).string(message.resourceVersion);
+    }
+    for (const v of message.changes) {
+      NetChange.encode(v!, writer.uint32(18).fork()).join();
+    }
+    if (message.history !== "") {
+      writer.uint32(26).string(message.history);
+    }
+    for (const v of message.namespaces) {
+      writer.uint32(34).string(v!);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ChangesResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseChangesResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.resourceVersion = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.changes.push(NetChange.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.history = reader.string();
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.namespaces.push(reader.string());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ChangesResponse>): ChangesResponse {
+    return ChangesResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ChangesResponse>): ChangesResponse {
+    const message = createBaseChangesResponse();
+    message.resourceVersion = object.resourceVersion ?? "";
+    message.changes = object.changes?.map((e) => NetChange.fromPartial(e)) || [];
+    message.history = object.history ?? "";
+    message.namespaces = object.namespaces?.map((e) => e) || [];
+    return message;
+  },
+};
+
+function createBaseNetChange(): NetChange {
+  return { type: 0, old: undefined, new: undefined };
+}
+
+export const NetChange: MessageFns<NetChange> = {
+  encode(message: NetChange, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.type !== 0) {
+      writer.uint32(8).int32(message.type);
+    }
+    if (message.old !== undefined) {
+      Object.encode(message.old, writer.uint32(18).fork()).join();
+    }
+    if (message.new !== undefined) {
+      Object.encode(message.new, writer.uint32(26).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): NetChange {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseNetChange();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.type = reader.int32() as any;
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.old = Object.decode(reader, reader.uint32());
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.new = Object.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<NetChange>): NetChange {
+    return NetChange.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<NetChange>): NetChange {
+    const message = createBaseNetChange();
+    message.type = object.type ?? 0;
+    message.old = (object.old !== undefined && object.old !== null) ? Object.fromPartial(object.old) : undefined;
+    message.new = (object.new !== undefined && object.new !== null) ? Object.fromPartial(object.new) : undefined;
     return message;
   },
 };
@@ -5794,6 +6249,15 @@ export const InformerServiceService = {
     responseSerialize: (value: GetResponse): Buffer => Buffer.from(GetResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): GetResponse => GetResponse.decode(value),
   },
+  changes: {
+    path: "/informerd.v1.InformerService/Changes" as const,
+    requestStream: false as const,
+    responseStream: true as const,
+    requestSerialize: (value: ChangesRequest): Buffer => Buffer.from(ChangesRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): ChangesRequest => ChangesRequest.decode(value),
+    responseSerialize: (value: ChangesResponse): Buffer => Buffer.from(ChangesResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): ChangesResponse => ChangesResponse.decode(value),
+  },
   until: {
     path: "/informerd.v1.InformerService/Until" as const,
     requestStream: false as const,
@@ -5841,6 +6305,7 @@ export interface InformerServiceServer extends UntypedServiceImplementation {
   list: handleServerStreamingCall<ListRequest, ListResponse>;
   byIndex: handleServerStreamingCall<ByIndexRequest, ByIndexResponse>;
   get: handleUnaryCall<GetRequest, GetResponse>;
+  changes: handleServerStreamingCall<ChangesRequest, ChangesResponse>;
   until: handleUnaryCall<UntilRequest, UntilResponse>;
   explain: handleUnaryCall<ExplainRequest, ExplainResponse>;
   listIndexValues: handleUnaryCall<ListIndexValuesRequest, ListIndexValuesResponse>;
@@ -5880,6 +6345,12 @@ export interface InformerServiceClient extends Client {
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: GetResponse) => void,
   ): ClientUnaryCall;
+  changes(request: ChangesRequest, options?: Partial<CallOptions>): ClientReadableStream<ChangesResponse>;
+  changes(
+    request: ChangesRequest,
+    metadata?: Metadata,
+    options?: Partial<CallOptions>,
+  ): ClientReadableStream<ChangesResponse>;
   until(
     request: UntilRequest,
     callback: (error: ServiceError | null, response: UntilResponse) => void,

@@ -3,10 +3,10 @@
 use bytes::{BufMut, BytesMut};
 
 /// Size of the prefix.
-pub(super) const PREFIX_BYTES: usize = 5;
+pub(in crate::grpc) const PREFIX_BYTES: usize = 5;
 
 /// Appends the prefix of a message, and reserves the memory for the message.
-pub(super) fn append_prefix(buffer: &mut BytesMut, is_compressed: bool, length: usize) {
+pub(in crate::grpc) fn append_prefix(buffer: &mut BytesMut, is_compressed: bool, length: usize) {
     buffer.reserve(PREFIX_BYTES + length);
     buffer.put_u8(is_compressed.into());
     // Fits: a message is one object of a few MiB at most with its envelope, or a chunk of objects.
