@@ -342,8 +342,10 @@ async fn keep(
     for namespace in current.iter().filter(|namespace| !found.contains(namespace)) {
         let of_one = Attributes { namespace: Some(namespace.to_owned()), ..attributes.clone() };
         match authorizer.decide(identity, &of_one, &Vec::new, true).await {
-            Ok(_) => kept.push(namespace),
-            Err(AccessError::Denied) => {}
+            Ok(Scope::All) => kept.push(namespace),
+            // The upstream of a relay decides about the namespace without a name as about all: those that it grants may be others.
+            Ok(Scope::Only(granted)) if granted.contains(namespace) => kept.push(namespace),
+            Ok(Scope::Only(_)) | Err(AccessError::Denied) => {}
             Err(error) => return Err(error),
         }
     }

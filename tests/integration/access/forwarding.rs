@@ -252,6 +252,34 @@ async fn an_open_stream_follows_the_rights_at_the_upstream() {
     assert_eq!(reason(&refused), "ACCESS_DENIED");
 }
 
+/// The upstream is asked about the namespace without a name as about all of them.
+#[tokio::test]
+async fn an_open_stream_loses_the_namespace_without_a_name() {
+    let tokens = Tokens::new();
+    let parent = Server::parent(&tokens, with_ann(&["", "x", "y"])).await;
+    let relay = Server::relay(&tokens.relay_of(parent.sandbox.address()), Duration::ZERO, None).await;
+    let mut stream = watch(&relay.sandbox, watch_pods(), None).await.unwrap();
+    assert_eq!(synced(&mut stream).await.namespaces, ["", "x", "y"]);
+    for (granted, gone) in [(&["", "y"][..], "x"), (&["y"], "")] {
+        parent.rules.set_rules(with_ann(granted));
+        relay.recheck();
+        let mut changes = Vec::new();
+        let followed = tokio::time::timeout(DEADLINE, async {
+            loop {
+                let message = next(&mut stream).await;
+                let is_last =
+                    |bookmark: pb::Bookmark| bookmark.namespaces == granted && !bookmark.history.ends_with('-');
+                if message.bookmark.is_some_and(is_last) {
+                    return;
+                }
+                changes.extend(message.object.map(|object| object.namespace));
+            }
+        });
+        followed.await.unwrap_or_else(|_| panic!("the namespaces are not {granted:?}"));
+        assert_eq!(changes, [gone; 2]);
+    }
+}
+
 /// Answer of an upstream to every question.
 #[derive(Debug)]
 struct FakeUpstream(Mutex<Option<Scope>>);

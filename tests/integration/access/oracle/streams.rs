@@ -75,31 +75,50 @@ fn received(message: pb::WatchResponse) -> Received {
 // === impl Open ===
 
 impl Open {
-    /// Returns the next message of the watch of the run.
-    async fn next(&mut self) -> Received {
-        match self {
-            Self::Watch(stream) => match timeout(DEADLINE, stream.message()).await.expect("a message in time") {
-                Ok(message) => received(message.expect("no end without a status")),
-                Err(status) => Err(reason(&status)),
-            },
-            Self::Subscribe(stream) => stream.next(FIRST).await,
+    /// Sends a request on a Subscribe stream; one that has ended takes none.
+    fn sends(&self, request: pb::SubscribeRequest) {
+        if let Self::Subscribe(stream) = self {
+            stream.requests.try_send(request).ok();
         }
     }
 
-    /// Reads to the last message of a state, and returns all; or the reason of the end, before which no object may come.
-    async fn read(&mut self, is_last: impl Fn(&pb::WatchResponse) -> bool) -> Result<Vec<pb::WatchResponse>, String> {
+    /// Returns the next message of a watch. A Watch has only that of the run.
+    async fn next(&mut self, id: u32) -> Received {
+        match self {
+            Self::Watch(stream) => match stream.message().await {
+                Ok(message) => received(message.expect("no end without a status")),
+                Err(status) => Err(reason(&status)),
+            },
+            Self::Subscribe(stream) => stream.next(id).await,
+        }
+    }
+
+    /// Reads to the last message of a state of a watch, and returns all; or the reason of the end, before which no object may come.
+    /// Bookmarks go on for ever, so the whole has a limit.
+    async fn read(
+        &mut self,
+        id: u32,
+        is_last: impl Fn(&pb::WatchResponse) -> bool,
+    ) -> Result<Vec<pb::WatchResponse>, String> {
         let mut messages = Vec::new();
-        loop {
-            let message = self.next().await;
-            let message = message.inspect_err(|reason| {
-                let object = messages.iter().find(|message: &&pb::WatchResponse| message.object.is_some());
-                assert!(object.is_none(), "{reason} after {object:?}");
-            })?;
-            let is_end = is_last(&message);
-            messages.push(message);
-            if is_end {
-                return Ok(messages);
+        let all = timeout(DEADLINE, async {
+            loop {
+                let message = self.next(id).await?;
+                let is_end = is_last(&message);
+                messages.push(message);
+                if is_end {
+                    return Ok(());
+                }
             }
+        });
+        match all.await {
+            Ok(Ok(())) => Ok(messages),
+            Ok(Err(reason)) => {
+                let object = messages.iter().find(|message| message.object.is_some());
+                assert!(object.is_none(), "{reason} after {object:?}");
+                Err(reason)
+            }
+            Err(_) => panic!("no last message of watch {id} in time, after {messages:?}"),
         }
     }
 }
@@ -107,11 +126,6 @@ impl Open {
 // === impl Subscribed ===
 
 impl Subscribed {
-    fn sends(&self, request: pb::SubscribeRequest) {
-        // A stream that has ended takes none.
-        self.requests.try_send(request).ok();
-    }
-
     async fn next(&mut self, id: u32) -> Received {
         loop {
             if let Some(message) = self.received.entry(id).or_default().pop_front() {
@@ -120,7 +134,7 @@ impl Subscribed {
             if let Some(end) = &self.end {
                 return Err(end.clone());
             }
-            match timeout(DEADLINE, self.stream.message()).await.expect("a message in time") {
+            match self.stream.message().await {
                 Ok(Some(message)) => {
                     for delivery in message.deliveries {
                         for id in delivery.watch_ids {
@@ -197,7 +211,7 @@ impl Run {
         let subscribed = Subscribed { requests, stream, received: HashMap::new(), end: None };
         let mut open = [Open::Watch(watch), Open::Subscribe(subscribed)];
         for stream in &mut open {
-            let answer = stream.read(is_synced).await.map(|messages| self.leaves(&messages));
+            let answer = stream.read(FIRST, is_synced).await.map(|messages| self.leaves(&messages));
             self.check(&self.ask, &answer);
         }
         open
@@ -236,7 +250,7 @@ impl Run {
             bookmark.is_some_and(|of| !of.history.ends_with('-') && Ok(&of.namespaces) == after.as_ref())
         };
         for stream in open {
-            let read = stream.read(has_them).await;
+            let read = stream.read(FIRST, has_them).await;
             match (&read, &after) {
                 (Err(found), Err(expected)) if found == expected => {}
                 (Ok(messages), Ok(namespaces)) => {
@@ -262,27 +276,18 @@ impl Run {
             let count = self.truth(&ask).1;
             self.check(&ask, &ask.call(&self.world, self.caller, self.credential, (count, None)).await);
         }
-        for stream in open.iter_mut() {
-            let Open::Subscribe(stream) = stream else { continue };
+        for open in open.iter_mut() {
+            if matches!(open, Open::Watch(_)) {
+                continue;
+            }
             let ask = Ask::draw_of(Method::Watch, random, &self.world);
-            stream.sends(pb::SubscribeRequest { pause: vec![FIRST], resume: vec![FIRST], ..Default::default() });
+            open.sends(pb::SubscribeRequest { pause: vec![FIRST], resume: vec![FIRST], ..Default::default() });
             let watch = pb::OpenWatch { id, watch: Some(ask.watch()) };
-            stream.sends(pb::SubscribeRequest { open: vec![watch], ..Default::default() });
-            let mut messages = Vec::new();
-            let answer = loop {
-                match stream.next(id).await {
-                    Ok(message) => {
-                        let is_last = is_synced(&message);
-                        messages.push(message);
-                        if is_last {
-                            break Ok(self.leaves(&messages));
-                        }
-                    }
-                    Err(reason) => break Err(reason),
-                }
-            };
+            open.sends(pb::SubscribeRequest { open: vec![watch], ..Default::default() });
+            let answer = open.read(id, is_synced).await;
+            let answer = answer.map(|messages| self.leaves(&messages));
             self.check(&ask, &answer);
-            stream.sends(pb::SubscribeRequest { close: vec![id], ..Default::default() });
+            open.sends(pb::SubscribeRequest { close: vec![id], ..Default::default() });
         }
     }
 
@@ -308,7 +313,7 @@ impl Run {
             let is_last = |message: &pb::WatchResponse| {
                 message.object.as_ref().is_some_and(|object| object.resource_version == end)
             };
-            let messages = stream.read(is_last).await.unwrap();
+            let messages = stream.read(FIRST, is_last).await.unwrap();
             let objects: Vec<_> = messages.into_iter().filter_map(|message| message.object).collect();
             let found: Vec<_> = objects.iter().map(|of| (of.resource_version.clone(), &*of.namespace)).collect();
             let is_sent = |namespace: &str| {
