@@ -6,6 +6,8 @@ use std::{
     net::TcpListener,
     path::Path,
     process::{Child, ChildStderr, ChildStdout, Command, Stdio},
+    sync::mpsc,
+    thread,
 };
 
 use serde_json::Value;
@@ -15,6 +17,7 @@ use crate::{
     command_line::{informerd, signal},
     port::free_address,
     process::Process,
+    sandbox::DEADLINE,
 };
 
 /// Server in a process of its own, and its address for the commands.
@@ -186,7 +189,9 @@ fn the_examples_in_the_help_are_true() {
             }
             let mut shell = Command::new("sh");
             shell.args(["-c", example]).env("PATH", &path).env("INFORMERD_SERVER", &server.address);
-            let output = shell.output().unwrap();
+            let (sender, receiver) = mpsc::channel();
+            thread::spawn(move || sender.send(shell.output()));
+            let output = receiver.recv_timeout(DEADLINE).unwrap_or_else(|_| panic!("{example} does not end")).unwrap();
             let err = String::from_utf8_lossy(&output.stderr);
             let is_note = match command {
                 "until" => err.starts_with("# met: ") && err.lines().count() == 1,

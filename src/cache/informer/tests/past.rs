@@ -254,6 +254,21 @@ async fn a_version_of_another_lineage_or_before_the_history_has_no_state() {
     assert_eq!(count(&running.handle.stats().past_states), 2, "of the last one, and of that for version 7");
 }
 
+/// The version of an object that a relist finds may be older than the state before, which did not have it: a field selector of the
+/// Kubernetes API may come to select an object that has not changed.
+#[tokio::test(start_paused = true)]
+async fn what_a_relist_has_found_was_not_there_before() {
+    let running = Running::configured(InformerConfig { rewrite_evidence: RewriteEvidence::Held, ..config() });
+    running.list(vec![object("a", 3)], version(5)).await;
+    running.list(vec![object("a", 3), object("b", 2)], version(9)).await;
+    let names = |number| {
+        let state = running.handle.state_at(&version(number)).unwrap();
+        ["a", "b"].map(|name| state.get(&key(name)).is_some())
+    };
+    assert_eq!([names(5), names(9)], [[true, false], [true, true]]);
+    assert_eq!(running.handle.object_at(&key("b"), &version(5)).unwrap().0, None);
+}
+
 #[tokio::test(start_paused = true)]
 async fn nobody_gets_a_part_of_a_batch() {
     let running = Running::start();
