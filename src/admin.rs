@@ -1,7 +1,8 @@
 //! Admin port: probes, metrics, the state of the resources and the filter of the log, over HTTP.
 //!
-//! No response contains objects, so the port may be reachable from other machines. Where callers are authorized, everything but the
-//! probes and the page of links is for those who may inspect every resource, and the probes name no errors. Where they are not, only
+//! No response contains objects, so the port may be reachable from other machines; with `admin.bodies` the page shows the last changes
+//! of objects and their bodies. Where callers are authorized, everything but the probes and the page without its data is for those who
+//! may inspect every resource, and the probes name no errors. Where they are not, only
 //! this machine may change the filter of the log. A browser on this machine may be made to send requests here under the name of any page,
 //! so only known names are served there (`probes`). `/livez` never depends on an upstream; `/readyz` names the resources that have no
 //! state. `probes` serves the connections, also those of a mirror's probe.
@@ -19,7 +20,10 @@ use tonic::Code;
 pub(crate) use self::probes::foreign_host;
 use self::probes::is_local;
 pub use self::probes::{ProbeRequest, Probes, serve};
-use crate::{grpc::Service, telemetry};
+use crate::{
+    grpc::{Service, ShownChanges},
+    telemetry,
+};
 
 /// State of the endpoints.
 #[derive(Debug, Clone)]
@@ -30,6 +34,8 @@ pub struct Admin {
     request_timeout: Duration,
     /// True if metrics need no rights.
     open_metrics: bool,
+    /// True if whoever may inspect every resource may see objects here.
+    bodies: bool,
     /// Names in the header Host that programs on this machine may use.
     hosts: Vec<String>,
 }
@@ -44,16 +50,17 @@ const NO_LOG: &str = "the log is that of the program that embeds this server\n";
 
 impl Admin {
     /// Makes the endpoints over a service. A client has `request_timeout` for the head of its request. With `open_metrics`, whoever
-    /// reaches the port may read metrics, also where callers are authorized. `hosts` are the names, beside localhost and addresses,
-    /// under which programs on this machine may reach it.
+    /// reaches the port may read metrics, also where callers are authorized; with `bodies`, whoever may inspect every resource may
+    /// see objects. `hosts` are the names, beside localhost and addresses, under which programs on this machine may reach it.
     pub fn new(
         service: Service,
         registry: Registry,
         request_timeout: Duration,
         open_metrics: bool,
+        bodies: bool,
         hosts: Vec<String>,
     ) -> Self {
-        Self { service, registry: Arc::new(registry), request_timeout, open_metrics, hosts }
+        Self { service, registry: Arc::new(registry), request_timeout, open_metrics, bodies, hosts }
     }
 
     /// Serves until the future is dropped.
@@ -95,6 +102,18 @@ impl Admin {
         }
     }
 
+    fn changes(&self, query: &str) -> (StatusCode, String) {
+        let [resource, labels, namespace, name] =
+            ["resource", "labels", "namespace", "name"].map(|of| parameter(query, of));
+        let [history, offset] = ["history", "offset"].map(|name| parameter(query, name).parse().ok());
+        let object = (!name.is_empty()).then_some((namespace, name));
+        let shown = ShownChanges { resource, labels, object, after: history.zip(offset) };
+        match self.service.debug_changes(&shown, self.bodies) {
+            Ok(changes) => (StatusCode::OK, format!("{changes}\n")),
+            Err(problem) => (StatusCode::BAD_REQUEST, problem + "\n"),
+        }
+    }
+
     fn metrics(&self) -> (StatusCode, String) {
         let mut text = String::new();
         match prometheus_client::encoding::text::encode(&mut text, &self.registry) {
@@ -117,6 +136,7 @@ impl Probes for Admin {
                 Some((StatusCode::OK, format!("{watches}\n")))
             }
             "/debug/explain" => Some(self.explain(query)),
+            "/debug/changes" => Some(self.changes(query)),
             "/loglevel" => Some(match telemetry::log_filter() {
                 Some(filter) => (StatusCode::OK, filter.text() + "\n"),
                 None => (StatusCode::NOT_IMPLEMENTED, NO_LOG.to_owned()),
@@ -129,7 +149,7 @@ impl Probes for Admin {
         match path {
             "/" => "text/html; charset=utf-8",
             "/metrics" => "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            "/debug/informers" | "/debug/watches" | "/debug/explain" => "application/json",
+            "/debug/informers" | "/debug/watches" | "/debug/explain" | "/debug/changes" => "application/json",
             _ => "text/plain; charset=utf-8",
         }
     }
@@ -165,8 +185,9 @@ impl Probes for Admin {
             _ => StatusCode::SERVICE_UNAVAILABLE,
         })?;
         // The rights to an object are not those to see the watches of others.
-        let is_refused = path == "/debug/explain" && (self.service.authorizes() || !is_local(sender));
-        if is_refused { Err(StatusCode::FORBIDDEN) } else { Ok(()) }
+        let is_of_objects = ["/debug/explain", "/debug/changes"].contains(&path);
+        let is_allowed = self.bodies || is_local(sender) && !self.service.authorizes();
+        if is_of_objects && !is_allowed { Err(StatusCode::FORBIDDEN) } else { Ok(()) }
     }
 
     fn count_refused(&self, reason: &'static str) {

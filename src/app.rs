@@ -216,8 +216,9 @@ impl App {
             source.register(&mut registry);
         }
         let admin = admin_listener.map(|listener| {
-            let AdminConfig { open_metrics, hosts, .. } = config.admin.clone();
-            (listener, Admin::new(service.clone(), registry, config.limits.request_timeout, open_metrics, hosts))
+            let AdminConfig { open_metrics, bodies, hosts, .. } = config.admin.clone();
+            let timeout = config.limits.request_timeout;
+            (listener, Admin::new(service.clone(), registry, timeout, open_metrics, bodies, hosts))
         });
         Ok(Self {
             config,

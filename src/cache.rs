@@ -109,7 +109,7 @@ pub use health::{HealthReport, SourceHealth, SyncState};
 pub use indexer::{Indexer, Snapshot};
 pub use informer::{
     AddIndexersError, CacheWatcher, Informer, InformerConfig, InformerHandle, InformerStats, InformerWatch, JoinError,
-    Joined, NetChange, Reselection, Start, Stopped, WatchItem, WatchStep, WatcherStage,
+    Joined, NetChange, RecentChanges, Reselection, Start, Stopped, WatchItem, WatchStep, WatcherStage,
 };
 pub use informer_tasks::{InformerOptions, InformerTasks};
 pub use list::{List, RewriteEvidence, UnreadableItem};

@@ -88,6 +88,7 @@ pub use resource_end::ResourceEnd;
 pub use routes::{CallService, GeneratedServices, Routes};
 pub use service::{AccessConfig, Lifecycle, Service, ServiceConfig};
 #[cfg(feature = "kubernetes-api")]
+pub use stats::ShownChanges;
 pub(crate) use status::ApiError;
 pub use views::ResourceViews;
 pub use watchers::WatchLoad;

@@ -37,7 +37,7 @@ pub use self::{
     indexing::AddIndexersError,
     informer_watch::{InformerWatch, WatchItem},
     join::{JoinError, Joined, Start, Stopped},
-    past_state::NetChange,
+    past_state::{NetChange, RecentChanges},
     reselection::Reselection,
 };
 use self::{timeline::Timeline, unread::UnreadItems, waiters::Waiters};

@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn without_a_near_name_the_known_keys_are_listed() {
         assert_eq!(problem("history.colour"), "history.colour: unknown key; known here: age, events, bytes");
-        assert_eq!(problem("admin.x"), "admin.x: unknown key; known here: listen, open_metrics, hosts");
+        assert_eq!(problem("admin.x"), "admin.x: unknown key; known here: listen, open_metrics, bodies, hosts");
         let long = "x".repeat(1000);
         let shown = format!("history.\"{}\"…: unknown key; known here: age, events, bytes", "x".repeat(80));
         assert_eq!(problem(&format!("history.{long}")), shown);

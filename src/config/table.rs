@@ -80,6 +80,8 @@ rows! {
             flag("admin-listen", "ADDR", "INFORMERD_ADMIN_LISTEN");
         open_metrics: bool = "false", boolean,
             "serve /metrics without credentials also where callers are authorized: it shows names, counts and versions of every resource";
+        bodies: bool = "false", boolean,
+            "show the last changes of objects and their bodies on the page, and explain them there, to whoever may inspect every resource; secrets are never shown";
         hosts: Vec<String> = empty, host_names,
             "names under which programs on this machine reach the port, beside localhost and addresses, such as [informerd.example]: other names in the header Host are refused there, because a page in a browser could choose them";
     }

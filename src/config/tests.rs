@@ -95,7 +95,7 @@ fn defaults() {
             state_dir: None,
             state_interval: Duration::from_secs(60),
         },
-        admin: AdminConfig { listen: Some("127.0.0.1:9464".parse().unwrap()), open_metrics: false, hosts: Vec::new() },
+        admin: AdminConfig { listen: Some("127.0.0.1:9464".parse().unwrap()), ..AdminConfig::default() },
         kubernetes: KubernetesConfig { listen: None, warns: false },
         tls: None,
         authentication: None,

@@ -10,6 +10,7 @@ use std::{
 
 use serde_json::{Value, json};
 
+pub use self::page::ShownChanges;
 use super::{discovery, resource::ServedResource, service::Service, watch_end::END_REASONS, watchers::WatchLoad};
 use crate::{
     process::{ProcessLoad, commit},

@@ -110,6 +110,19 @@ pub struct HistoryPosition {
     pub offset: u64,
 }
 
+// === impl EventType ===
+
+impl EventType {
+    /// Returns the name in the Kubernetes API.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Added => "ADDED",
+            Self::Modified => "MODIFIED",
+            Self::Deleted => "DELETED",
+        }
+    }
+}
+
 // === impl Batch ===
 
 impl Batch {

@@ -22,7 +22,7 @@ use serde_json::{json, value::RawValue};
 use super::{status::Failure, table};
 use crate::{
     grpc::HttpMethod,
-    model::{ApiKind, EventType, Object, ResourceVersion},
+    model::{ApiKind, Object, ResourceVersion},
     proto::{BookmarkLines, LineEncoder, LineEvent, PayloadFormat, pb},
 };
 
@@ -229,12 +229,7 @@ impl Encoder {
 impl LineEncoder for Encoder {
     fn event(&self, event: &LineEvent<'_>, buffer: &mut BytesMut) {
         let LineEvent { event_type, object, version, payload } = *event;
-        let name = match event_type {
-            EventType::Added => "ADDED",
-            EventType::Modified => "MODIFIED",
-            EventType::Deleted => "DELETED",
-        };
-        buffer.put_slice(format!("{{\"type\":\"{name}\",\"object\":").as_bytes());
+        buffer.put_slice(format!("{{\"type\":\"{}\",\"object\":", event_type.name()).as_bytes());
         self.alone(object, version, payload, buffer);
         buffer.put_slice(b"}\n");
     }

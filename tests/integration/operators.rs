@@ -163,8 +163,10 @@ async fn metrics_need_the_right_to_inspect_where_callers_are_authorized() {
         assert_eq!(text.contains(r#"resource="pods""#), expected == 200, "{text}");
     }
     assert_eq!(server.get_with("/", None).await.0, 200, "the page has no data of its own");
-    let explain = "/debug/explain?id=1&name=web";
-    for (path, granted) in [("/debug/informers", 200), ("/debug/watches", 200), (explain, 403), ("/loglevel", 501)] {
+    let (explain, changes) = ("/debug/explain?id=1&name=web", "/debug/changes?resource=pods");
+    for (path, granted) in
+        [("/debug/informers", 200), ("/debug/watches", 200), (explain, 403), (changes, 403), ("/loglevel", 501)]
+    {
         for (token, expected) in [(None, 401), (Some("reader"), 403), (Some("operator"), granted)] {
             assert_eq!(server.get_with(path, token).await.0, expected, "{path} {token:?}");
         }
@@ -181,4 +183,11 @@ async fn metrics_need_the_right_to_inspect_where_callers_are_authorized() {
     let open = serve("admin: { open_metrics: true },").await;
     assert_eq!(open.get("/metrics").await.0, 200);
     assert_eq!(open.get("/debug/informers").await.0, 401, "only the metrics are open");
+    let with_bodies = serve("admin: { bodies: true },").await;
+    for path in [changes, "/debug/explain?id=99&name=web"] {
+        for (token, expected) in [(None, 401), (Some("reader"), 403), (Some("operator"), 200)] {
+            let expected = if expected == 200 && path != changes { 404 } else { expected };
+            assert_eq!(with_bodies.get_with(path, token).await.0, expected, "{path} {token:?}");
+        }
+    }
 }

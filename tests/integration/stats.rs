@@ -239,6 +239,71 @@ async fn the_state_of_the_informers_is_a_json_document() {
     assert!(head.contains(" 405 ") && head.contains("allow: GET,HEAD\r\n"), "{head}");
 }
 
+/// The page requests changes from where its last answer ended.
+#[tokio::test]
+async fn the_page_has_the_last_changes_and_bodies_only_where_they_are_shown() {
+    let pod = |name: &str, n: u32| {
+        format!(
+            r#"{{"kind":"Pod","metadata":{{"namespace":"shop","name":"{name}","labels":{{"app":"{name}"}}}},"n":{n}}}"#
+        )
+    };
+    for bodies in [false, true] {
+        let directory = TempDir::new().unwrap();
+        let pods = directory.path().join("pods");
+        fs::create_dir(&pods).unwrap();
+        fs::write(pods.join("web.json"), pod("web", 0)).unwrap();
+        fs::write(pods.join("db.json"), pod("db", 0)).unwrap();
+        let config = directory.path().join("informerd.yaml");
+        let yaml = format!(
+            "{{ admin: {{ bodies: {bodies} }}, resources: {{ pods: {{ source: {{ files: {{ path: pods, kind: Pod }} }} }} }} }}"
+        );
+        fs::write(&config, yaml).unwrap();
+        let process = Process::start(&["--config", config.to_str().unwrap()], None);
+        let mut follower = watch(&process, watch_pods()).await;
+        let json = async |query: String| -> Value {
+            let (head, body) =
+                ask(&process, &format!("GET /debug/changes?resource=pods{query} HTTP/1.0\r\n\r\n")).await;
+            assert!(head.contains(" 200 ") && head.contains("application/json"), "{query}: {head}");
+            serde_json::from_str(&body).unwrap()
+        };
+        let first = json(String::new()).await;
+        assert_eq!((&first["changes"], &first["gap"]), (&Value::Array(Vec::new()), &false.into()));
+        let mut versions = Vec::new();
+        for (name, n) in [("web", 1), ("db", 1), ("web", 2)] {
+            fs::write(pods.join(format!("{name}.json")), pod(name, n)).unwrap();
+            versions.push(next(&mut follower).await.resource_version);
+        }
+        fs::remove_file(pods.join("web.json")).unwrap();
+        versions.push(next(&mut follower).await.resource_version);
+
+        let after = |answer: &Value| format!("&history={}&offset={}", answer["history"], answer["offset"]);
+        let changes = json(after(&first)).await;
+        let of = |changes: &Value, field: &str| -> Vec<String> {
+            let changes = changes["changes"].as_array().unwrap();
+            changes.iter().map(|change| change[field].as_str().unwrap().to_owned()).collect()
+        };
+        versions.reverse();
+        assert_eq!(of(&changes, "resourceVersion"), versions, "the newest comes first");
+        assert_eq!(of(&changes, "name"), ["web", "web", "db", "web"]);
+        assert_eq!(of(&changes, "type"), ["DELETED", "MODIFIED", "MODIFIED", "MODIFIED"]);
+        assert!(!changes.to_string().contains("\"new\""), "bodies are those of one object: {changes}");
+        assert_eq!(json(after(&changes)).await["changes"], Value::Array(Vec::new()));
+        assert_eq!(of(&json("&labels=app%3Ddb".to_owned()).await, "name"), ["db"]);
+
+        let web = json("&namespace=shop&name=web".to_owned()).await;
+        assert_eq!((web["changes"].as_array().unwrap().len(), &web["bodies"]), (3, &bodies.into()));
+        let n = |of: &Value| of.get("n").and_then(Value::as_u64);
+        let shown = web["changes"].as_array().unwrap().iter().map(|change| (n(&change["old"]), n(&change["new"])));
+        let expected = [(Some(2), None), (Some(1), Some(2)), (Some(0), Some(1))];
+        let expected = expected.map(|states| if bodies { states } else { (None, None) });
+        assert_eq!(shown.collect::<Vec<_>>(), expected, "{web}");
+        for query in ["resource=other", "resource=pods&labels=!!", ""] {
+            let (head, _) = ask(&process, &format!("GET /debug/changes?{query} HTTP/1.0\r\n\r\n")).await;
+            assert!(head.contains(" 400 "), "{query}: {head}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn the_page_has_the_watches_that_are_furthest_behind_and_why_they_have_an_object() {
     let directory = TempDir::new().unwrap();

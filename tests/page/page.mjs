@@ -136,7 +136,8 @@ async function test() {
   writeFileSync(join(directory, "events.jsonl"), `${JSON.stringify({ type: "ADDED", object: { metadata: { name: "e" } } })}\n`);
   const serve = (more) => start(INFORMERD, ["serve", "--listen", `127.0.0.1:${port}`, "--admin-listen", `127.0.0.1:${admin}`, "--files", `pods=${join(directory, "pods")}@Pod`, ...more]);
   const client = (...args) => start(INFORMERD, ["watch", "pods", "--server", `127.0.0.1:${port}`, "-o", "jsonl", ...args]);
-  let server = serve([]);
+  writeFileSync(join(directory, "informerd.yaml"), "admin: { bodies: true }");
+  let server = serve(["--config", join(directory, "informerd.yaml")]);
   const tab = await Tab.open();
   tab.host = `127.0.0.1:${admin}`;
   const open = async () => {
@@ -176,7 +177,7 @@ async function test() {
   assert(await tab.run(`document.querySelector("#watches tbody td.bad svg") !== null`), "its lag is marked, with its trend");
   await tab.shot("stuck");
   await tab.click("#watches tbody button");
-  await tab.until("its details", `document.querySelector("dialog").open && document.querySelector("dialog dl").innerText.includes("labels=app=web")`);
+  await tab.until("its details", `document.querySelector("#watch").open && document.querySelector("#watch dl").innerText.includes("labels=app=web")`);
   clearInterval(writing);
   await tab.run(`document.querySelector("#explain [name=namespace]").value = "shop"; document.querySelector("#explain [name=name]").value = "db"; 0`);
   await tab.run(`document.querySelector("#explain [name=name]").focus()`);
@@ -186,7 +187,7 @@ async function test() {
   await tab.click("#explain button");
   await tab.until("no object", `document.querySelector("#terms").innerText.includes("There is no such object")`);
   await tab.press("Escape");
-  await tab.until("closed", `!document.querySelector("dialog").open`);
+  await tab.until("closed", `!document.querySelector("#watch").open`);
 
   // By keyboard; the end of a client with its reason.
   await tab.press("/");
@@ -194,6 +195,27 @@ async function test() {
   for (const key of "no such client") await tab.press(key);
   await tab.until("filtered", `document.querySelector("#watches").hidden`);
   await tab.run(`document.querySelector("#filter input").value = ""; document.querySelector("#filter input").oninput(); 0`);
+
+  // The changes of the chosen resource as they come, of a selection, and the difference between two versions of an object.
+  const changes = `document.querySelector("#changes").innerText`;
+  await tab.until("its changes", `${changes}.includes("shop/web-1")`);
+  await tab.run(`document.querySelector("#tail [name=labels]").value = "app!=web"; 0`);
+  await tab.click("#tail button");
+  await tab.until("none of them", `document.querySelector("#changes").hidden && document.querySelector("#tail p").innerText.startsWith("No change")`);
+  await tab.run(`document.querySelector("#tail [name=labels]").value = ""; document.querySelector("#tail [name=object]").value = "shop/db"; 0`);
+  await tab.run(`document.querySelector("#tail [name=object]").focus()`);
+  await tab.press("Enter", "\r");
+  write("db", 10, 1);
+  await tab.until("one change", `${rows("changes")} === 1`);
+  write("db", 10, 2);
+  await tab.until("a change that was seen coming", `${rows("changes")} === 2 && /:/.test(document.querySelector("#changes tbody td:last-child").innerText)`);
+  await tab.click("#changes tbody button");
+  const difference = `document.querySelector("#difference dl").innerText`;
+  await tab.until("the last change", `document.querySelector("#difference").open && /^data\\s+"1x+" "2x+"$/.test(${difference})`);
+  await tab.shot("difference");
+  await tab.run(`document.querySelector("#difference [name=from]").value = "0"; document.querySelector("#difference [name=from]").onchange(); 0`);
+  await tab.until("both changes", `/^data\\s+"0x+" "2x+"$/.test(${difference})`);
+  await tab.press("Escape");
   stopped.kill("SIGKILL");
   await tab.until("its end", `${rows("ended")} === 1`);
   assert.match(await tab.text("#ended tbody"), /the client cancelled the call or closed its connection/);

@@ -5,15 +5,15 @@
 
 use std::{
     cmp,
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::{Arc, atomic::Ordering},
 };
 
 use super::{InformerHandle, JoinError, not_in_history};
 use crate::{
     cache::Snapshot,
-    model::{Batch, Change, Object, ObjectKey, ResourceVersion},
-    watch::{Frame, NotInHistory, bytes_of},
+    model::{Batch, Change, HistoryPosition, Object, ObjectKey, ResourceVersion},
+    watch::{Backlog, Frame, NotInHistory, bytes_of},
 };
 
 /// Net difference of one object between two versions. Both states are set if it has changed.
@@ -23,6 +23,17 @@ pub struct NetChange {
     pub old: Option<Arc<Object>>,
     /// Later state; none if the object did not exist.
     pub new: Option<Arc<Object>>,
+}
+
+/// Some of the last changes.
+#[derive(Debug, Default)]
+pub struct RecentChanges {
+    /// Changes that were wanted, each with the offset after it, in order.
+    pub changes: VecDeque<(u64, Change)>,
+    /// Offset after everything that was looked at.
+    pub offset: u64,
+    /// True if changes before these, and after the requested offset, were not looked at.
+    pub has_gap: bool,
 }
 
 /// Objects as they were at a version, and the snapshot that has all others.
@@ -91,6 +102,47 @@ impl<F: Frame> InformerHandle<F> {
             return Err((not_in_history(&self.shared.past.history().lock(), NotInHistory::Expired), from.clone()));
         }
         Ok((changes, earlier.snapshot.with_earlier(from, [], earlier.replaced)))
+    }
+
+    /// Returns the last `most` of the wanted changes after an offset, or of all. At most the last `looked_at` are looked at.
+    pub fn recent_changes(
+        &self,
+        after: Option<u64>,
+        looked_at: u64,
+        most: usize,
+        is_wanted: impl Fn(&Change) -> bool,
+    ) -> RecentChanges {
+        let history = self.shared.past.history();
+        let (begin, version, end) = {
+            let history = history.lock();
+            let HistoryPosition { version, offset } = history.begin().clone();
+            (offset, version, history.current().offset)
+        };
+        // An offset that is not reached yet is of another history.
+        let after = after.filter(|after| *after <= end);
+        let from = after.unwrap_or_default().max(end.saturating_sub(looked_at)).max(begin);
+        let has_gap = after.is_some_and(|after| after < from);
+        let mut recent = RecentChanges { offset: from, has_gap, ..RecentChanges::default() };
+        let mut reached = HistoryPosition { version, offset: from };
+        loop {
+            let backlog = history.lock().after_offset(&reached);
+            let Ok(Backlog { batches, first, has_more, .. }) = backlog else { break };
+            let changes = batches.iter().flat_map(|batch| &batch.changes);
+            for (offset, change) in (first + 1..).zip(changes) {
+                reached.offset = offset;
+                if offset > recent.offset && is_wanted(change) {
+                    recent.changes.push_back((offset, change.clone()));
+                }
+            }
+            let surplus = recent.changes.len().saturating_sub(most);
+            recent.changes.drain(..surplus);
+            recent.has_gap |= surplus > 0 && after.is_some();
+            recent.offset = recent.offset.max(reached.offset);
+            if !has_more {
+                break;
+            }
+        }
+        recent
     }
 
     /// Returns the objects that have changed since a version and are wanted, as they were then.

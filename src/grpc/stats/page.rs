@@ -5,8 +5,9 @@ use std::cmp::Reverse;
 use serde_json::{Value, json};
 
 use crate::{
-    grpc::service::Service,
-    model::{ObjectKey, Term, TermResult},
+    cache::RecentChanges,
+    grpc::{service::Service, status::ApiError},
+    model::{Change, LabelSelector, Object, ObjectKey, Selection, Term, TermResult},
     proto::{self, pb},
 };
 
@@ -14,6 +15,24 @@ use crate::{
 const MAX_WATCHES: usize = 200;
 /// Ended watches in an answer: the last ones.
 const MAX_ENDED: usize = 50;
+/// Changes in an answer: the last ones; and those that are looked at for them.
+const MAX_CHANGES: usize = 100;
+const MAX_LOOKED_AT: u64 = 10_000;
+/// Bodies in an answer, in bytes: the last ones.
+const MAX_BODY_BYTES: usize = 1 << 20;
+
+/// Changes that the page shows.
+#[derive(Debug, Default)]
+pub struct ShownChanges {
+    /// Name of the resource.
+    pub resource: String,
+    /// Label selector.
+    pub labels: String,
+    /// Namespace and name of one object, of which the answer has the bodies; of all objects without a name.
+    pub object: Option<(String, String)>,
+    /// Number of the history and offset up to which the page has them.
+    pub after: Option<(u64, u64)>,
+}
 
 // === impl Service ===
 
@@ -27,6 +46,31 @@ impl Service {
         ended.truncate(MAX_ENDED);
         let to_json = |watches: Vec<pb::Watcher>| watches.iter().map(to_json).collect::<Vec<_>>();
         json!({ "open": open, "watches": to_json(behind), "ended": to_json(ended) })
+    }
+
+    /// Returns the last changes of a resource, or of one of its objects; of that with the bodies, unless they are secret.
+    ///
+    /// # Errors
+    ///
+    /// A line for a resource, a selector or an object that there is not.
+    pub fn debug_changes(&self, shown: &ShownChanges, bodies: bool) -> Result<Value, String> {
+        let message = |error: ApiError| error.to_status().message().to_owned();
+        let resource = self.resource(&shown.resource).map_err(message)?;
+        let labels = LabelSelector::parse(&shown.labels).map_err(|error| format!("labels: {error}"))?;
+        let (namespace, name) = shown.object.clone().unzip();
+        let selection = Selection { labels, namespace, name, ..Selection::default() };
+        let has_bodies = bodies && !resource.is_secret && shown.object.is_some();
+        let history = resource.informer.snapshot().map_or(0, |snapshot| snapshot.history_id());
+        let after = shown.after.and_then(|(of, offset)| (of == history).then_some(offset));
+        let is_shown = |change: &Change| selection.transition(change).is_some();
+        let RecentChanges { changes, offset, has_gap } =
+            resource.informer.recent_changes(after, MAX_LOOKED_AT, MAX_CHANGES, is_shown);
+        let mut room = MAX_BODY_BYTES;
+        let newest_first = changes.iter().rev();
+        let changes: Vec<_> = newest_first
+            .filter_map(|(offset, of)| change(*offset, of, &selection, has_bodies.then_some(&mut room)))
+            .collect();
+        Ok(json!({ "history": history, "offset": offset, "gap": has_gap, "bodies": has_bodies, "changes": changes }))
     }
 
     /// Returns the terms of the selection of an open watch, each with its result for an object; `None` without such a watch or for
@@ -57,6 +101,27 @@ impl Service {
             "terms": shown.collect::<Vec<_>>(),
         }))
     }
+}
+
+/// Returns a change; with the bodies before and after it, as far as they fit into the room that is left.
+fn change(offset: u64, change: &Change, selection: &Selection, room: Option<&mut usize>) -> Option<Value> {
+    let event_type = selection.transition(change)?.event_type.name();
+    let key = change.object().key();
+    let mut shown = json!({
+        "offset": offset,
+        "type": event_type,
+        "namespace": key.namespace(),
+        "name": key.name(),
+        "resourceVersion": change.version.to_string(),
+    });
+    if let Some(room) = room {
+        for (state, name) in [(&change.old, "old"), (&change.new, "new")] {
+            let body = state.as_deref().and_then(Object::json).filter(|body| body.len() <= *room);
+            *room -= body.map_or(0, <[u8]>::len);
+            shown[name] = body.and_then(|body| serde_json::from_slice(body).ok()).unwrap_or_default();
+        }
+    }
+    Some(shown)
 }
 
 /// Returns a watch with the names of `informerd watchers -o json`.

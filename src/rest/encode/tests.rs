@@ -3,6 +3,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::grpc::ApiError;
+use crate::model::EventType;
 
 fn kind() -> ApiKind {
     ApiKind::new("apps", "v1", "things", "Thing")

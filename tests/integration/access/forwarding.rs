@@ -252,7 +252,7 @@ async fn an_open_stream_follows_the_rights_at_the_upstream() {
     assert_eq!(reason(&refused), "ACCESS_DENIED");
 }
 
-/// The upstream is asked about the namespace without a name as about all of them.
+/// The upstream decides about the namespace without a name as about all of them.
 #[tokio::test]
 async fn an_open_stream_loses_the_namespace_without_a_name() {
     let tokens = Tokens::new();

@@ -280,6 +280,39 @@ async fn nobody_gets_a_part_of_a_batch() {
     assert_eq!(states.collect::<Vec<_>>(), [Some(0), Some(0), None, None, Some(2)]);
 }
 
+/// Each change is in one answer, if the next request begins where the last answer ended, or the answer says that some are missing.
+#[tokio::test(start_paused = true)]
+async fn recent_changes_continue_where_the_last_ones_ended() {
+    let retention = Retention { events: 40, ..BroadcasterConfig::default().retention };
+    let running = Running::with(BroadcasterConfig { retention, ..BroadcasterConfig::default() });
+    running.list(Vec::new(), version(1)).await;
+    let mut random = fastrand::Rng::with_seed(7);
+    let (mut number, mut at, mut seen, mut gaps) = (1, 0, 0, 0);
+    for _ in 0..200 {
+        let count = random.u128(..60);
+        for _ in 0..count {
+            number += 1;
+            running.apply(put(["a", "b"][(number % 2) as usize], number)).await;
+        }
+        let (looked_at, most) = (random.u64(1..60), random.usize(1..60));
+        let recent = running.handle.recent_changes(Some(at), looked_at, most, |_| true);
+        let found: Vec<_> = recent.changes.iter().map(|(offset, change)| (*offset, change.version.number())).collect();
+        let kept = (count as u64).min(looked_at).min(40).min(most as u64);
+        let expected: Vec<_> = (number - u128::from(kept) + 1..=number).map(|of| (of as u64 - 1, of)).collect();
+        assert_eq!(found, expected);
+        assert_eq!((recent.has_gap, recent.offset), (u128::from(kept) < count, number as u64 - 1));
+        (at, seen, gaps) = (recent.offset, seen + kept, gaps + u64::from(recent.has_gap));
+    }
+    assert!(seen > 1000 && (20..180).contains(&gaps), "{seen} {gaps}");
+    let of_a = |change: &crate::model::Change| change.object().key().name() == "a";
+    let recent = running.handle.recent_changes(None, 10, 3, of_a);
+    let last = number - number % 2;
+    let found: Vec<_> = recent.changes.iter().map(|(_, change)| change.version.number()).collect();
+    assert_eq!((found, recent.has_gap), (vec![last - 4, last - 2, last], false));
+    let of_another = running.handle.recent_changes(Some(u64::MAX), 10, 3, of_a);
+    assert_eq!(of_another.changes.len(), 3, "an offset that is not reached yet is of another history");
+}
+
 /// The writer goes on between the pieces that are read, and the state is still that of its version.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_state_is_read_while_the_writer_writes() {

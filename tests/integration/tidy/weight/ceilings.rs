@@ -5,16 +5,16 @@ pub(super) const STEP: usize = 50;
 
 /// Modules at the top of the crate: lines of code without blank lines, comments and tests, and `pub(crate)` items.
 pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
-    ("admin", 300, 2),
+    ("admin", 350, 2),
     ("app", 2250, 18),
     ("audit", 150, 0),
     ("auth", 1850, 6),
-    ("cache", 7150, 5),
+    ("cache", 7200, 5),
     ("census", 100, 3),
     ("cli", 5400, 128),
     ("client", 3000, 9),
     ("config", 3100, 22),
-    ("grpc", 11600, 53),
+    ("grpc", 11650, 53),
     ("lib", 100, 0),
     ("log_throttle", 50, 3),
     ("main", 50, 0),
