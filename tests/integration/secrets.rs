@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use informerd::{
+    grpc::ShownChanges,
     model::{Object, ResourceVersion},
     proto::pb::{self, informer_service_client::InformerServiceClient},
     source::relay::RelayConfig,
@@ -118,6 +119,18 @@ async fn whatever_depends_on_the_body_of_a_secret_is_denied() {
 }
 
 /// A relay cannot read the configuration of its upstream: it sees Secrets when they arrive, and serves none of them.
+#[tokio::test]
+async fn the_page_of_operators_never_has_the_body_of_a_secret() {
+    let mut sandbox = secrets().await;
+    let secret = sandbox.put("shop", "a", &format!(r#""nodeName":"{CANARY}""#)).await;
+    sandbox.reached(secret.version()).await;
+    let object = Some(("shop".to_owned(), "a".to_owned()));
+    let shown = ShownChanges { resource: "pods".to_owned(), object, ..ShownChanges::default() };
+    let changes = sandbox.state.debug_changes(&shown, true).unwrap();
+    assert_eq!((changes["changes"].as_array().unwrap().len(), &changes["bodies"]), (1, &false.into()));
+    assert!(!changes.to_string().contains(CANARY), "{changes}");
+}
+
 #[tokio::test]
 async fn a_relay_refuses_secrets_that_it_may_not_serve() {
     for (source, allows_secrets, is_served) in
