@@ -87,8 +87,8 @@ pub use resource::{KubernetesApi, MostRecent, ResourceCalls, ServedResource};
 pub use resource_end::ResourceEnd;
 pub use routes::{CallService, GeneratedServices, Routes};
 pub use service::{AccessConfig, Lifecycle, Service, ServiceConfig};
-#[cfg(feature = "kubernetes-api")]
 pub use stats::ShownChanges;
+#[cfg(feature = "kubernetes-api")]
 pub(crate) use status::ApiError;
 pub use views::ResourceViews;
 pub use watchers::WatchLoad;

@@ -58,7 +58,7 @@ impl Service {
         let resource = self.resource(&shown.resource).map_err(message)?;
         let labels = LabelSelector::parse(&shown.labels).map_err(|error| format!("labels: {error}"))?;
         let (namespace, name) = shown.object.clone().unzip();
-        let selection = Selection { labels, namespace, name, ..Selection::default() };
+        let selection = Selection { namespace, name, labels, ..Selection::default() };
         let has_bodies = bodies && !resource.is_secret && shown.object.is_some();
         let history = resource.informer.snapshot().map_or(0, |snapshot| snapshot.history_id());
         let after = shown.after.and_then(|(of, offset)| (of == history).then_some(offset));
