@@ -90,4 +90,6 @@ pub use service::{AccessConfig, Lifecycle, Service, ServiceConfig};
 #[cfg(feature = "kubernetes-api")]
 pub(crate) use status::ApiError;
 pub use views::ResourceViews;
+#[cfg(feature = "kubernetes-api")]
+pub(crate) use watch::{LastChange, LineOptions};
 pub use watchers::WatchLoad;

@@ -22,7 +22,7 @@ use super::{
     resource::ServedResource,
     service::Service,
     status::ApiError,
-    watch,
+    watch::{self, LineOptions},
 };
 use crate::{
     auth::{Attributes, Operation, is_impersonating},
@@ -49,7 +49,7 @@ pub(crate) struct Outcome {
     _request: Option<RequestCharge>,
 }
 
-/// Method of a call, for metrics and the audit log.
+/// Method of a call, for metrics and the audit log: of the Kubernetes API, and of resources under their own names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HttpMethod {
     Discover,
@@ -57,6 +57,9 @@ pub(crate) enum HttpMethod {
     List,
     Watch,
     Review,
+    ResourceGet,
+    ResourceList,
+    ResourceWatch,
 }
 
 /// Objects that a call requests, as far as rights depend on it.
@@ -79,7 +82,14 @@ impl HttpMethod {
             Self::List => "/kubernetes/List",
             Self::Watch => "/kubernetes/Watch",
             Self::Review => "/kubernetes/Review",
+            Self::ResourceGet => "/http/Get",
+            Self::ResourceList => "/http/List",
+            Self::ResourceWatch => "/http/Watch",
         }
+    }
+
+    fn is_watch(self) -> bool {
+        matches!(self, Self::Watch | Self::ResourceWatch)
     }
 }
 
@@ -143,7 +153,7 @@ impl HttpCall {
         if let (Some(stream), Some(owner)) = (&call.stream, call.caller().origin()) {
             stream.belongs_to(owner);
         }
-        let request = (method != HttpMethod::Watch).then_some(charge);
+        let request = (!method.is_watch()).then_some(charge);
         let outcome = Outcome { observer, audited, _peer: peer, _request: request };
         Ok(Self { service: service.clone(), call, outcome })
     }
@@ -216,16 +226,17 @@ impl HttpCall {
         }
     }
 
-    /// Checks the rights to all objects that a field selector selects.
+    /// Checks the rights to all objects that a field selector and an expression select.
     async fn selected(
         &self,
         operation: Operation,
         wanted: ObjectsWanted<'_>,
-        field_selector: &str,
+        (field_selector, expression): (&str, &str),
     ) -> Result<Access<'_>, ApiError> {
         let mut access = self.access(operation, wanted, "").await?;
         // One that does not parse is an error later.
-        if FieldSelector::parse(field_selector).is_ok_and(|selector| selector.reads_body()) {
+        let reads_body = FieldSelector::parse(field_selector).is_ok_and(|selector| selector.reads_body());
+        if reads_body || !expression.is_empty() {
             access.require_bodies("selection by other than namespace, name and labels").await?;
         }
         whole(access)
@@ -241,20 +252,33 @@ impl HttpCall {
         self.access(Operation::Watch, wanted, "").await.map(drop)
     }
 
-    /// Opens a watch whose events are lines.
+    /// Opens a watch whose events are lines with versions to resume from.
     pub(crate) async fn watch(
+        &self,
+        wanted: ObjectsWanted<'_>,
+        request: &pb::WatchRequest,
+        lines: (LineFormat, LineOptions),
+    ) -> Result<Box<dyn BoundedBody<Error = Status>>, ApiError> {
+        let selectors = (&*request.field_selector, &*request.expression);
+        let access = self.selected(Operation::Watch, wanted, selectors).await?;
+        Ok(Box::new(Box::pin(watch::open_lines(access, request, lines, self.call.clone())).await?))
+    }
+
+    /// Opens a watch whose events are lines, and whose client resumes from the versions of objects.
+    pub(crate) async fn watch_objects(
         &self,
         wanted: ObjectsWanted<'_>,
         request: &pb::WatchRequest,
         lines: (LineFormat, BookmarkLines),
     ) -> Result<Box<dyn BoundedBody<Error = Status>>, ApiError> {
-        let access = self.selected(Operation::Watch, wanted, &request.field_selector).await?;
-        Ok(Box::new(Box::pin(watch::open_lines(access, request, lines, self.call.clone())).await?))
+        let access = self.selected(Operation::Watch, wanted, (&request.field_selector, "")).await?;
+        Ok(Box::new(Box::pin(watch::open_objects(access, request, lines, self.call.clone())).await?))
     }
 
     /// Begins a list.
     pub(crate) async fn list(&self, wanted: ObjectsWanted<'_>, request: pb::ListRequest) -> Result<Listing, ApiError> {
-        let access = self.selected(Operation::List, wanted, &request.field_selector).await?;
+        let selectors = (&*request.field_selector, &*request.expression);
+        let access = self.selected(Operation::List, wanted, selectors).await?;
         Listing::begin(access, request, self.call.clone()).await
     }
 

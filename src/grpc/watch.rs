@@ -13,7 +13,9 @@ pub(super) mod tests;
 mod timer;
 
 #[cfg(feature = "kubernetes-api")]
-pub(super) use self::open::open_lines;
+pub(crate) use self::open::{LastChange, LineOptions};
+#[cfg(feature = "kubernetes-api")]
+pub(super) use self::open::{open_lines, open_objects};
 pub(super) use self::{
     body::{AttachedWatch, Detached, LaneKey, Standing, WatchBody},
     open::{access, open, open_with},

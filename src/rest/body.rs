@@ -7,14 +7,15 @@ use std::{
 };
 
 use bytes::{Buf, Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use http_body::{Body, Frame};
 use serde_json::Value;
 use tonic::{Code, Status};
 
-use super::encode::Encoder;
 use crate::{
     grpc::{ListEnd, ListProgress, Listing, Outcome},
+    model::Object,
+    proto::PayloadFormat,
     transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Room},
 };
 
@@ -32,10 +33,22 @@ enum Kind {
     Over,
 }
 
+/// Encoder of a list as JSON.
+pub(super) trait ListEncoder: Send + 'static {
+    /// Appends what is before the objects.
+    fn head(&self, buffer: &mut BytesMut);
+
+    /// Appends an object.
+    fn item(&self, object: &Object, payload: PayloadFormat, buffer: &mut BytesMut);
+
+    /// Appends what is behind the objects.
+    fn end(&self, end: &ListEnd, buffer: &mut BytesMut);
+}
+
 /// Objects of a list, as JSON.
 pub(super) struct ListBody {
     listing: Listing,
-    encoder: Encoder,
+    encoder: Box<dyn ListEncoder>,
     /// Encoded and not handed out.
     buffer: BytesMut,
     is_first: bool,
@@ -44,6 +57,15 @@ pub(super) struct ListBody {
 
 /// Bytes that are encoded at a time.
 const CHUNK_BYTES: usize = 64 << 10;
+
+/// Returns the response to a read: its body, but not to HEAD.
+pub(super) fn of_read(method: &Method, body: RestBody, content_type: &'static str) -> Response<RestBody> {
+    let body = if method == Method::HEAD { body.without_content() } else { body };
+    let mut response = Response::new(body);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    response
+}
 
 /// Returns a response that is a document.
 pub(super) fn json(status: StatusCode, value: &Value) -> Response<RestBody> {
@@ -56,10 +78,10 @@ pub(super) fn json(status: StatusCode, value: &Value) -> Response<RestBody> {
 // === impl ListBody ===
 
 impl ListBody {
-    pub(super) fn new(listing: Listing, encoder: Encoder) -> Self {
+    pub(super) fn new(listing: Listing, encoder: impl ListEncoder) -> Self {
         let mut buffer = BytesMut::new();
-        encoder.list_head(&mut buffer);
-        Self { listing, encoder, buffer, is_first: true, is_done: false }
+        encoder.head(&mut buffer);
+        Self { listing, encoder: Box::new(encoder), buffer, is_first: true, is_done: false }
     }
 
     /// Returns the next bytes, at most as many as there is room for; `None` after the last.
@@ -82,8 +104,7 @@ impl ListBody {
                 Poll::Ready(ListProgress::More) => {}
                 Poll::Ready(ListProgress::Done) => {
                     *is_done = true;
-                    let ListEnd { version, next, remaining } = listing.end();
-                    Encoder::list_end(&version, next.as_deref(), remaining, buffer);
+                    encoder.end(&listing.end(), buffer);
                 }
             }
         }
@@ -124,7 +145,7 @@ impl RestBody {
     }
 
     /// Returns the body of a response to HEAD.
-    pub(super) fn without_content(self) -> Self {
+    fn without_content(self) -> Self {
         Self { kind: Kind::Over, ..self }
     }
 

@@ -7,6 +7,7 @@
 use std::{
     collections::HashMap,
     fmt,
+    hash::Hash,
     sync::{Arc, Weak},
     time::SystemTime,
 };
@@ -19,9 +20,9 @@ use serde::{
 };
 use serde_json::{json, value::RawValue};
 
-use super::{status::Failure, table};
+use super::{body::ListEncoder, status::Failure, table};
 use crate::{
-    grpc::HttpMethod,
+    grpc::{HttpMethod, ListEnd},
     model::{ApiKind, EventType, Object, ResourceVersion},
     proto::{BookmarkLines, LineEncoder, LineEvent, PayloadFormat, pb},
 };
@@ -44,16 +45,16 @@ pub(super) enum Include {
 }
 
 /// Encoder of the objects of one kind in one form.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct Encoder {
     kind: ApiKind,
     api_version: String,
     form: Form,
 }
 
-/// Encoders of open watches: those with the same kind and form share one, and so their lines.
-#[derive(Debug, Default)]
-pub(super) struct Encoders(Mutex<HashMap<(u64, Form), Weak<Encoder>>>);
+/// Encoders of open watches by the id of the resource's calls and the form: those with the same share one, and so their lines.
+#[derive(Debug)]
+pub(super) struct Encoders<F, E>(Mutex<HashMap<(u64, F), Weak<E>>>);
 
 /// Key of the annotation at the end of the initial events.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
@@ -88,18 +89,24 @@ impl From<&str> for Include {
 
 // === impl Encoders ===
 
-impl Encoders {
-    /// Returns the encoder of a resource, by the id of its calls, in one form.
-    pub(super) fn of(&self, resource: u64, kind: &ApiKind, form: Form) -> Arc<dyn LineEncoder> {
+impl<F: Copy + Eq + Hash, E: PartialEq> Encoders<F, E> {
+    /// Returns the encoder that is equal to this one, if there is one.
+    pub(super) fn share(&self, (resource, form): (u64, F), encoder: E) -> Arc<E> {
         let mut encoders = self.0.lock();
         let known = encoders.get(&(resource, form)).and_then(Weak::upgrade);
-        if let Some(known) = known.filter(|known| known.kind == *kind) {
+        if let Some(known) = known.filter(|known| **known == encoder) {
             return known;
         }
         encoders.retain(|_, encoder| encoder.strong_count() > 0);
-        let encoder = Arc::new(Encoder::new(kind.clone(), form));
+        let encoder = Arc::new(encoder);
         encoders.insert((resource, form), Arc::downgrade(&encoder));
         encoder
+    }
+}
+
+impl<F, E> Default for Encoders<F, E> {
+    fn default() -> Self {
+        Self(Mutex::default())
     }
 }
 
@@ -127,17 +134,8 @@ impl Encoder {
         }
     }
 
-    /// Appends an item of a list.
-    pub(super) fn item(&self, object: &Object, payload: PayloadFormat, buffer: &mut BytesMut) {
-        match self.form {
-            Form::Object => self.whole(object, object.version(), false, buffer),
-            Form::Metadata => partial(object, object.version(), payload, false, buffer),
-            Form::Table(_) => self.row(object, object.version(), payload, buffer),
-        }
-    }
-
     /// Appends what is before the items of a list.
-    pub(super) fn list_head(&self, buffer: &mut BytesMut) {
+    fn list_head(&self, buffer: &mut BytesMut) {
         let Self { kind: ApiKind { kind, .. }, api_version, form } = self;
         let head = match form {
             Form::Object => {
@@ -153,12 +151,7 @@ impl Encoder {
     }
 
     /// Appends what is behind the items of a list.
-    pub(super) fn list_end(
-        version: &ResourceVersion,
-        next: Option<&str>,
-        remaining: Option<u64>,
-        buffer: &mut BytesMut,
-    ) {
+    fn list_end(version: &ResourceVersion, next: Option<&str>, remaining: Option<u64>, buffer: &mut BytesMut) {
         let mut metadata = json!({ "resourceVersion": version.to_string() });
         if let Some(next) = next {
             metadata["continue"] = json!(next);
@@ -226,9 +219,27 @@ impl Encoder {
     }
 }
 
+impl ListEncoder for Encoder {
+    fn head(&self, buffer: &mut BytesMut) {
+        self.list_head(buffer);
+    }
+
+    fn item(&self, object: &Object, payload: PayloadFormat, buffer: &mut BytesMut) {
+        match self.form {
+            Form::Object => self.whole(object, object.version(), false, buffer),
+            Form::Metadata => partial(object, object.version(), payload, false, buffer),
+            Form::Table(_) => self.row(object, object.version(), payload, buffer),
+        }
+    }
+
+    fn end(&self, end: &ListEnd, buffer: &mut BytesMut) {
+        Self::list_end(&end.version, end.next.as_deref(), end.remaining, buffer);
+    }
+}
+
 impl LineEncoder for Encoder {
     fn event(&self, event: &LineEvent<'_>, buffer: &mut BytesMut) {
-        let LineEvent { event_type, object, version, payload } = *event;
+        let LineEvent { event_type, object, version, payload, .. } = *event;
         let name = match event_type {
             EventType::Added => "ADDED",
             EventType::Modified => "MODIFIED",

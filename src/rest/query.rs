@@ -33,9 +33,8 @@ impl Query {
     /// Parses the query of a URL. Parameters that Kubernetes does not know are ignored, as there.
     pub(super) fn parse(text: &str) -> Result<Self, Failure> {
         let mut query = Self::default();
-        for pair in text.split('&').filter(|pair| !pair.is_empty()) {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let (key, value) = (decode(key)?, decode(value)?);
+        for pair in pairs(text) {
+            let (key, value) = pair?;
             match &*key {
                 "watch" => query.is_watch = boolean(&value),
                 "labelSelector" => query.label_selector = value,
@@ -103,6 +102,14 @@ impl Query {
     }
 }
 
+/// Returns the parameters of a query, decoded.
+pub(super) fn pairs(text: &str) -> impl Iterator<Item = Result<(String, String), Failure>> {
+    text.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        Ok((decode(key)?, decode(value)?))
+    })
+}
+
 fn decode(text: &str) -> Result<String, Failure> {
     let spaced = text.replace('+', " ");
     let decoded = percent_decode(spaced.as_bytes()).decode_utf8();
@@ -110,11 +117,11 @@ fn decode(text: &str) -> Result<String, Failure> {
 }
 
 /// Reads a boolean as apimachinery does.
-fn boolean(value: &str) -> bool {
+pub(super) fn boolean(value: &str) -> bool {
     !(value.eq_ignore_ascii_case("false") || value == "0")
 }
 
-fn number(value: &str) -> Result<i64, Failure> {
+pub(super) fn number(value: &str) -> Result<i64, Failure> {
     value.parse().map_err(|_| Failure::bad_request(&format!("strconv.ParseInt: parsing {value:?}: invalid syntax")))
 }
 

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use bytes::BytesMut;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, header};
+use http::{HeaderMap, HeaderValue, Request, header};
 use prost_types::Duration;
 
 use super::{
     Answer, Form, RestService,
-    body::{ListBody, RestBody},
+    body::{self, ListBody, RestBody},
     encode::Encoder,
     kinds,
     path::Objects,
@@ -47,13 +47,9 @@ pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>
         ReadBody::List(list, form) => (RestBody::list(*list, outcome), form),
         ReadBody::Watch(watch, form) => (RestBody::watch(watch, outcome), form),
     };
-    let body = if request.method() == Method::HEAD { body.without_content() } else { body };
-    let mut response = Response::new(body);
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(form.content_type(method)));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    let mut response = body::of_read(request.method(), body, form.content_type(method));
     if let Some(warning) = warning {
-        headers.insert(header::WARNING, warning);
+        response.headers_mut().insert(header::WARNING, warning);
     }
     Ok(response)
 }
@@ -244,8 +240,9 @@ impl Reader<'_> {
             request.min_resource_version = version.map(|version| version.to_string()).unwrap_or_default();
         }
         let bookmarks = BookmarkLines { is_wanted: *allows_bookmarks, marks_end: sends_initial_events == Some(true) };
-        let lines = self.rest.encoders.of(self.resource.calls.id(), self.kind, self.form);
-        let watch = call.watch(self.wanted(), &request, (LineFormat(lines), bookmarks)).await.map_err(refused)?;
+        let lines = self.rest.encoders.share((self.resource.calls.id(), self.form), self.encoder());
+        let watch =
+            call.watch_objects(self.wanted(), &request, (LineFormat(lines), bookmarks)).await.map_err(refused)?;
         Ok(Read { body: ReadBody::Watch(watch, self.form), warning })
     }
 

@@ -95,7 +95,7 @@ impl Listing {
             name: "",
             label_selector: &request.label_selector,
             field_selector: &request.field_selector,
-            expression: "",
+            expression: &request.expression,
             index: None,
             shard: None,
             caller,
