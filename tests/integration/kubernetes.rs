@@ -37,8 +37,8 @@ struct Api {
 /// Response to a request.
 pub(crate) struct Answer {
     pub(crate) code: u16,
-    head: String,
-    text: String,
+    pub(crate) head: String,
+    pub(crate) text: String,
 }
 
 /// Open watch.
@@ -179,7 +179,7 @@ pub(crate) async fn serve(sandbox: &Sandbox, warns: bool) -> (SocketAddr, JoinHa
 }
 
 /// Sends a request, and returns the connection after the head of its response.
-async fn send(
+pub(crate) async fn send(
     address: SocketAddr,
     method: &str,
     target: &str,

@@ -57,6 +57,8 @@ mod resume;
 mod sandbox;
 mod secrets;
 mod served;
+#[cfg(feature = "kubernetes-api")]
+mod server_sent_events;
 mod shards;
 mod shutdown;
 mod sizes;
