@@ -6,8 +6,9 @@ mod most_recent;
 
 use std::sync::Arc;
 
-use http::Request;
+use http::{HeaderMap, Request, header};
 use tonic::{Code, Status};
+use tracing::{Instrument, Span};
 
 pub(crate) use self::listing::{ListEnd, ListProgress, Listing};
 use super::{
@@ -15,6 +16,7 @@ use super::{
     audited_call::AuditedCall,
     authenticate::has_expired,
     call::Call,
+    layer::span_of,
     metrics::RpcObserver,
     past::AtVersion,
     peers::{PeerCall, RequestCharge},
@@ -27,7 +29,7 @@ use super::{
 use crate::{
     auth::{Attributes, Operation, is_impersonating},
     model::{FieldSelector, Object, ResourceVersion},
-    proto::{BookmarkLines, LineFormat, PayloadFormat, pb},
+    proto::{BookmarkLines, Compression, LineFormat, PayloadFormat, pb},
     transport::BoundedBody,
 };
 
@@ -37,6 +39,7 @@ pub(crate) struct HttpCall {
     service: Service,
     call: Call,
     outcome: Outcome,
+    span: Span,
 }
 
 /// Place of the call in its account and in the metrics, for as long as its response is sent.
@@ -111,8 +114,15 @@ impl HttpCall {
         request: &mut Request<B>,
     ) -> Result<Self, ApiError> {
         let path = method.path();
-        let observer = service.metrics().start(path);
-        let begun = Self::enter(service, method, request, observer).await;
+        let span = span_of("http", path, request.extensions());
+        #[cfg(feature = "otel")]
+        super::trace_context::set_parent(&span, request.headers());
+        let observer = service.metrics().start(path).map(|observer| observer.in_span(span.clone()));
+        if let Some(observer) = &observer {
+            observer.received().inc();
+        }
+        let begun = Self::enter(service, method, request, observer).instrument(span.clone()).await;
+        let begun = begun.map(|call| Self { span, ..call });
         begun.inspect_err(|refusal| drop(service.metrics().refuse(refusal)))
     }
 
@@ -155,12 +165,25 @@ impl HttpCall {
         }
         let request = (!method.is_watch()).then_some(charge);
         let outcome = Outcome { observer, audited, _peer: peer, _request: request };
-        Ok(Self { service: service.clone(), call, outcome })
+        Ok(Self { service: service.clone(), call, outcome, span: Span::none() })
+    }
+
+    /// Returns true if a response to this request may be gzip, by what the client accepts and the configuration.
+    pub(crate) fn may_compress(&self, headers: &HeaderMap) -> bool {
+        let accepted = headers.get_all(header::ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
+        let mut accepted = accepted.flat_map(|value| value.split(',')).map(|coding| coding.replace(' ', ""));
+        let is_enabled = self.service.config().compression.contains(&Compression::Gzip);
+        is_enabled && accepted.any(|coding| coding == "gzip" || coding.starts_with("gzip;") && !is_refused(&coding))
     }
 
     /// Returns the name of the caller, if it has one.
     pub(crate) fn user(&self) -> Option<&str> {
         self.call.identity.as_ref().map(crate::auth::Identity::user)
+    }
+
+    /// Returns the span of the call, in which it is answered.
+    pub(crate) fn span(&self) -> Span {
+        self.span.clone()
     }
 
     /// Returns the place of the call, to be kept until its response is sent.
@@ -318,6 +341,11 @@ impl HttpCall {
     }
 }
 
+/// Returns true for a coding that a client does not want: `gzip;q=0`, `gzip;q=0.000`.
+fn is_refused(coding: &str) -> bool {
+    coding.split_once(";q=").is_some_and(|(_, weight)| weight.parse() == Ok(0.0))
+}
+
 /// Returns access to all that a request is for: a part of it would be taken for the whole.
 fn whole(access: Access<'_>) -> Result<Access<'_>, ApiError> {
     if access.namespaces.is_some() {
@@ -337,6 +365,13 @@ impl Outcome {
         }
         if let Some(audited) = &self.audited {
             audited.ends(code);
+        }
+    }
+
+    /// Counts messages of the response: events, or the document.
+    pub(crate) fn sends_messages(&self, messages: u64) {
+        if let Some(observer) = &self.observer {
+            observer.sends_messages(messages);
         }
     }
 

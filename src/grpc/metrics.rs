@@ -305,6 +305,12 @@ impl RpcObserver {
         self.sent.inc_by(messages);
     }
 
+    /// Counts messages of a response that is no frame of gRPC.
+    #[cfg(feature = "kubernetes-api")]
+    pub(super) fn sends_messages(&self, messages: u64) {
+        self.sent.inc_by(messages);
+    }
+
     /// Sets the status code of the call.
     pub(super) fn ends(&mut self, code: Code) {
         self.code = code;

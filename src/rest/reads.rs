@@ -5,10 +5,11 @@ use std::sync::Arc;
 use bytes::BytesMut;
 use http::{HeaderMap, HeaderValue, Request, header};
 use prost_types::Duration;
+use tracing::Instrument;
 
 use super::{
     Answer, Form, RestService,
-    body::{self, ListBody, RestBody},
+    body::{ListBody, ReadBody},
     encode::Encoder,
     kinds,
     path::Objects,
@@ -29,6 +30,8 @@ const MIN_WATCH_SECONDS: u64 = 1800;
 const MAX_WATCH_SECONDS: u64 = 86_400;
 /// Interval of bookmarks, in seconds.
 const BOOKMARK_SECONDS: i64 = 30;
+/// End of each event of a watch.
+const LINE_END: &[u8] = b"\n";
 
 /// Answers a request for objects.
 pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>, objects: &Objects) -> Answer {
@@ -39,15 +42,10 @@ pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>
         _ => HttpMethod::List,
     };
     let mut call = rest.begin(method, &mut request).await?;
-    let answered = Box::pin(read(rest, &mut call, &request, objects, query)).await;
-    let Read { body, warning } = answered.inspect_err(|failure| call.ends(failure.grpc_code()))?;
-    let outcome = call.into_outcome();
-    let (body, form) = match body {
-        ReadBody::Object(text, form) => (RestBody::full(text).of_call(outcome), form),
-        ReadBody::List(list, form) => (RestBody::list(*list, outcome), form),
-        ReadBody::Watch(watch, form) => (RestBody::watch(watch, outcome), form),
-    };
-    let mut response = body::of_read(request.method(), body, form.content_type(method));
+    let span = call.span();
+    let answered = Box::pin(read(rest, &mut call, &request, objects, query)).instrument(span).await;
+    let Read { body, form, warning } = answered.inspect_err(|failure| call.ends(failure.grpc_code()))?;
+    let mut response = body.into_response(request.method(), call.into_outcome(), form.content_type(method));
     if let Some(warning) = warning {
         response.headers_mut().insert(header::WARNING, warning);
     }
@@ -57,14 +55,9 @@ pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>
 /// Result of a read.
 struct Read {
     body: ReadBody,
+    form: Form,
     /// Warning that the state may not be the most recent.
     warning: Option<HeaderValue>,
-}
-
-enum ReadBody {
-    Object(bytes::Bytes, Form),
-    List(Box<ListBody>, Form),
-    Watch(Box<dyn crate::transport::BoundedBody<Error = tonic::Status>>, Form),
 }
 
 async fn read(
@@ -82,7 +75,8 @@ async fn read(
     if objects.name.is_empty() {
         query.check()?;
     }
-    let reader = Reader { rest, resource: &resource, kind: &kind, objects, query: &query, form };
+    let headers = request.headers();
+    let reader = Reader { rest, resource: &resource, kind: &kind, objects, query: &query, headers, form };
     let read = if !objects.name.is_empty() {
         reader.get(call).await
     } else if query.is_watch {
@@ -132,6 +126,7 @@ struct Reader<'a> {
     kind: &'a ApiKind,
     objects: &'a Objects,
     query: &'a Query,
+    headers: &'a HeaderMap,
     form: Form,
 }
 
@@ -177,7 +172,7 @@ impl Reader<'_> {
         let (object, payload) = call.get(self.wanted(), &self.objects.name, version).await.map_err(refused)?;
         let mut buffer = BytesMut::new();
         self.encoder().object(&object, payload, &mut buffer);
-        Ok(Read { body: ReadBody::Object(buffer.freeze(), self.form), warning })
+        Ok(Read { body: ReadBody::Object(buffer.freeze()), form: self.form, warning })
     }
 
     async fn list(&self, call: &HttpCall) -> Result<Read, Refused> {
@@ -204,7 +199,8 @@ impl Reader<'_> {
             }
         }
         let listing = call.list(self.wanted(), request).await.map_err(refused)?;
-        Ok(Read { body: ReadBody::List(Box::new(ListBody::new(listing, self.encoder())), self.form), warning })
+        let list = ListBody::begin(listing, self.encoder(), call.may_compress(self.headers)).await;
+        Ok(Read { body: ReadBody::List(Box::new(list)), form: self.form, warning })
     }
 
     async fn watch(&self, call: &HttpCall) -> Result<Read, Refused> {
@@ -243,7 +239,7 @@ impl Reader<'_> {
         let lines = self.rest.encoders.share((self.resource.calls.id(), self.form), self.encoder());
         let watch =
             call.watch_objects(self.wanted(), &request, (LineFormat(lines), bookmarks)).await.map_err(refused)?;
-        Ok(Read { body: ReadBody::Watch(watch, self.form), warning })
+        Ok(Read { body: ReadBody::Watch(watch, LINE_END), form: self.form, warning })
     }
 
     fn encoder(&self) -> Encoder {

@@ -6,10 +6,11 @@
 use bytes::BytesMut;
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use prost_types::Duration;
+use tracing::Instrument;
 
 use super::{
     Answer, RestService,
-    body::{self, ListBody, RestBody},
+    body::{ListBody, ReadBody},
     events::{self, Documents, EventEncoder, EventForm, EventId},
     path::{Resource, ResourceRead},
     query::{boolean, number, pairs},
@@ -25,22 +26,16 @@ use crate::{
 
 /// Header in which a client that reconnects sends the id of its last event.
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+/// End of each event of a watch: data is one line.
+const EVENT_END: &[u8] = b"\n\n";
 /// Header by which a proxy (nginx) passes each event on at once.
 const UNBUFFERED: (HeaderName, HeaderValue) =
     (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
-const JSON: &str = "application/json";
 
 /// Parameters of a request, of which each is taken once.
 struct Parameters {
     pairs: Vec<(String, String)>,
     known: Vec<&'static str>,
-}
-
-/// Read that has begun.
-enum Begun {
-    Object(bytes::Bytes),
-    List(Box<ListBody>),
-    Events(Box<dyn crate::transport::BoundedBody<Error = tonic::Status>>),
 }
 
 enum Refused {
@@ -58,10 +53,13 @@ pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>
     let mut call = rest.begin(method, &mut request).await?;
     let parameters = Parameters::parse(request.uri().query().unwrap_or_default());
     let begun = match parameters {
-        Ok(parameters) => Box::pin(begin(rest, &call, request.headers(), resource, parameters)).await,
+        Ok(parameters) => {
+            let begin = begin(rest, &call, request.headers(), resource, parameters);
+            Box::pin(begin).instrument(call.span()).await
+        }
         Err(failure) => Err(Refused::Failure(failure)),
     };
-    let begun = begun.map_err(|refused| match refused {
+    let body = begun.map_err(|refused| match refused {
         Refused::Failure(failure) => {
             call.ends(failure.grpc_code());
             failure
@@ -71,18 +69,14 @@ pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>
             Failure::of(&refusal, None)
         }
     })?;
-    let outcome = call.into_outcome();
-    let method = request.method();
-    Ok(match begun {
-        Begun::Object(text) => body::of_read(method, RestBody::full(text).of_call(outcome), JSON),
-        Begun::List(list) => body::of_read(method, RestBody::list(*list, outcome), JSON),
-        Begun::Events(watch) => {
-            let mut response = body::of_read(method, RestBody::watch(watch, outcome), "text/event-stream");
-            let (name, value) = UNBUFFERED;
-            response.headers_mut().insert(name, value);
-            response
-        }
-    })
+    let is_watch = resource.read == ResourceRead::Watch;
+    let content_type = if is_watch { "text/event-stream" } else { "application/json" };
+    let mut response = body.into_response(request.method(), call.into_outcome(), content_type);
+    if is_watch {
+        let (name, value) = UNBUFFERED;
+        response.headers_mut().insert(name, value);
+    }
+    Ok(response)
 }
 
 async fn begin(
@@ -91,7 +85,7 @@ async fn begin(
     headers: &HeaderMap,
     Resource { name: resource, read }: &Resource,
     mut parameters: Parameters,
-) -> Result<Begun, Refused> {
+) -> Result<ReadBody, Refused> {
     let is_metadata = match &*parameters.take("format") {
         "" => false,
         "metadata" => true,
@@ -107,7 +101,7 @@ async fn begin(
             let (object, payload) = call.get(wanted, name, at).await?;
             let mut buffer = BytesMut::new();
             events::put_object(&object, object.version(), (payload, has_bodies), &mut buffer);
-            Ok(Begun::Object(buffer.freeze()))
+            Ok(ReadBody::Object(buffer.freeze()))
         }
         ResourceRead::List => {
             let mut request = pb::ListRequest {
@@ -129,7 +123,8 @@ async fn begin(
             parameters.end()?;
             let namespace = &request.namespace.clone();
             let listing = call.list(ObjectsWanted { resource, namespace, is_metadata }, request).await?;
-            Ok(Begun::List(Box::new(ListBody::new(listing, Documents { has_bodies }))))
+            let list = ListBody::begin(listing, Documents { has_bodies }, call.may_compress(headers)).await;
+            Ok(ReadBody::List(Box::new(list)))
         }
         ResourceRead::Watch => watch(rest, call, headers, resource, (parameters, is_metadata)).await,
     }
@@ -141,7 +136,7 @@ async fn watch(
     headers: &HeaderMap,
     resource: &str,
     (mut parameters, is_metadata): (Parameters, bool),
-) -> Result<Begun, Refused> {
+) -> Result<ReadBody, Refused> {
     let mut request = pb::WatchRequest {
         resource: resource.to_owned(),
         namespace: parameters.take("namespace"),
@@ -178,7 +173,7 @@ async fn watch(
     let encoder = rest.event_encoders.share((served.calls.id(), form), EventEncoder { history, form });
     let bookmarks = BookmarkLines { is_wanted: true, marks_end: true };
     let lines = (LineFormat(encoder), LineOptions { bookmarks, last });
-    Ok(Begun::Events(call.watch(wanted, &request, lines).await?))
+    Ok(ReadBody::Watch(call.watch(wanted, &request, lines).await?, EVENT_END))
 }
 
 fn bad_request(message: &str) -> Refused {

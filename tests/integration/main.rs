@@ -32,6 +32,8 @@ mod generated;
 mod generator;
 #[cfg(feature = "kubernetes-api")]
 mod kubernetes;
+#[cfg(feature = "kubernetes-api")]
+mod kubernetes_listener;
 mod list;
 #[path = "../../benches/load/load.rs"]
 mod load;
