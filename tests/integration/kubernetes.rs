@@ -830,5 +830,5 @@ async fn unchunked_body(stream: &mut TcpStream, head: &str) -> Vec<u8> {
         stream.read_exact(&mut byte).await.unwrap();
         body.push(byte[0]);
     }
-    unchunked(&String::from_utf8(body).unwrap()).into_bytes()
+    unchunked(&body)
 }

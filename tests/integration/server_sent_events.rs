@@ -505,7 +505,7 @@ async fn slow_watch(api: &Api, query: &str) -> TcpStream {
 async fn a_slow_reader_gets_what_its_policy_says() {
     const EVENTS: u64 = 400;
     for policy in ["replay", "coalesce", "drop"] {
-        let history = Retention { bytes: 1 << 30, ..informerd::watch::BroadcasterConfig::default().retention };
+        let history = Retention { size: 1 << 30, ..informerd::watch::BroadcasterConfig::default().retention };
         let mut api = Api::with(Options { history, ..Options::default() }, &[]).await;
         let mut watch = Events::new(slow_watch(&api, &format!("policy={policy}&queueLength=8")).await);
         watch.words(1).await;

@@ -258,10 +258,13 @@ impl RestAsk {
             // Some namespaces are not all.
             rights.scope(&wanted, self.namespace).is_ok_and(|scope| scope.is_none())
         };
-        if self.resource != "pods" {
-            return Err(if may(&[METADATA]) { 404 } else { 403 });
-        }
         let (whole, is_required) = (("RAW", None), rights.kind == Kind::Required);
+        if self.resource != "pods" {
+            // Under its own name a resource has the rights of gRPC, which depend on the format.
+            let is_seen =
+                may(&[METADATA]) && (!self.is_own || self.form == RestForm::Metadata) || self.is_own && may(&[whole]);
+            return Err(if is_seen { 404 } else { 403 });
+        }
         let may_whole = may(&[whole]) && !is_required;
         let selects_content = self.select == RestSelect::Body && self.verb != Verb::Get;
         let may_content = !selects_content || may(&[METADATA, CONTENT]) && !is_required;
