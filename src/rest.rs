@@ -33,7 +33,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 
 use self::{
     body::RestBody,
@@ -46,6 +46,7 @@ use self::{
 use crate::{
     admin::foreign_host,
     grpc::{HttpCall, HttpMethod, Service},
+    proto::Compression,
     transport::{Peer, RequestBody},
 };
 
@@ -118,6 +119,17 @@ impl RestService {
         *response.status_mut() = status;
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
         response
+    }
+
+    /// Returns true if a response to a client with these headers may be gzip.
+    fn may_compress(&self, headers: &HeaderMap) -> bool {
+        let accepted = headers.get_all(header::ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
+        let mut accepted = accepted.flat_map(|value| value.split(',')).map(|coding| coding.replace(' ', ""));
+        let is_gzip = |coding: String| match coding.split_once(";q=") {
+            Some((coding, weight)) => coding == "gzip" && weight.parse().is_ok_and(|weight: f32| weight > 0.0),
+            None => coding == "gzip",
+        };
+        self.service.config().compression.contains(&Compression::Gzip) && accepted.any(is_gzip)
     }
 
     /// Begins a call.

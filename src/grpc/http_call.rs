@@ -6,7 +6,7 @@ mod most_recent;
 
 use std::sync::Arc;
 
-use http::{HeaderMap, Request, header};
+use http::Request;
 use tonic::{Code, Status};
 use tracing::{Instrument, Span};
 
@@ -29,7 +29,7 @@ use super::{
 use crate::{
     auth::{Attributes, Operation, is_impersonating},
     model::{FieldSelector, Object, ResourceVersion},
-    proto::{BookmarkLines, Compression, LineFormat, PayloadFormat, pb},
+    proto::{LineFormat, PayloadFormat, pb},
     transport::BoundedBody,
 };
 
@@ -168,14 +168,6 @@ impl HttpCall {
         Ok(Self { service: service.clone(), call, outcome, span: Span::none() })
     }
 
-    /// Returns true if a response to this request may be gzip, by what the client accepts and the configuration.
-    pub(crate) fn may_compress(&self, headers: &HeaderMap) -> bool {
-        let accepted = headers.get_all(header::ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
-        let mut accepted = accepted.flat_map(|value| value.split(',')).map(|coding| coding.replace(' ', ""));
-        let is_enabled = self.service.config().compression.contains(&Compression::Gzip);
-        is_enabled && accepted.any(|coding| coding == "gzip" || coding.starts_with("gzip;") && !is_refused(&coding))
-    }
-
     /// Returns the name of the caller, if it has one.
     pub(crate) fn user(&self) -> Option<&str> {
         self.call.identity.as_ref().map(crate::auth::Identity::user)
@@ -275,7 +267,7 @@ impl HttpCall {
         self.access(Operation::Watch, wanted, "").await.map(drop)
     }
 
-    /// Opens a watch whose events are lines with versions to resume from.
+    /// Opens a watch whose events are lines.
     pub(crate) async fn watch(
         &self,
         wanted: ObjectsWanted<'_>,
@@ -285,17 +277,6 @@ impl HttpCall {
         let selectors = (&*request.field_selector, &*request.expression);
         let access = self.selected(Operation::Watch, wanted, selectors).await?;
         Ok(Box::new(Box::pin(watch::open_lines(access, request, lines, self.call.clone())).await?))
-    }
-
-    /// Opens a watch whose events are lines, and whose client resumes from the versions of objects.
-    pub(crate) async fn watch_objects(
-        &self,
-        wanted: ObjectsWanted<'_>,
-        request: &pb::WatchRequest,
-        lines: (LineFormat, BookmarkLines),
-    ) -> Result<Box<dyn BoundedBody<Error = Status>>, ApiError> {
-        let access = self.selected(Operation::Watch, wanted, (&request.field_selector, "")).await?;
-        Ok(Box::new(Box::pin(watch::open_objects(access, request, lines, self.call.clone())).await?))
     }
 
     /// Begins a list.
@@ -339,11 +320,6 @@ impl HttpCall {
     pub(crate) async fn most_recent(&self, resource: &ServedResource) -> Result<Option<ResourceVersion>, String> {
         most_recent::of(resource, self.call.wait).await
     }
-}
-
-/// Returns true for a coding that a client does not want: `gzip;q=0`, `gzip;q=0.000`.
-fn is_refused(coding: &str) -> bool {
-    coding.split_once(";q=").is_some_and(|(_, weight)| weight.parse() == Ok(0.0))
 }
 
 /// Returns access to all that a request is for: a part of it would be taken for the whole.

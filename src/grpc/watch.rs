@@ -13,9 +13,9 @@ pub(super) mod tests;
 mod timer;
 
 #[cfg(feature = "kubernetes-api")]
-pub(crate) use self::open::{LastChange, LineOptions};
+pub(super) use self::open::open_lines;
 #[cfg(feature = "kubernetes-api")]
-pub(super) use self::open::{open_lines, open_objects};
+pub(crate) use self::open::{LastChange, LineOptions};
 pub(super) use self::{
     body::{AttachedWatch, Detached, LaneKey, Standing, WatchBody},
     open::{access, open, open_with},

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     auth::Operation,
-    grpc::{ApiError, HttpCall, HttpMethod, ObjectsWanted, ServedResource},
+    grpc::{ApiError, HttpCall, HttpMethod, LineOptions, ObjectsWanted, ServedResource},
     model::{ApiKind, ResourceVersion, excerpt},
     proto::{BookmarkLines, LineFormat, pb},
     transport::RequestBody,
@@ -199,7 +199,7 @@ impl Reader<'_> {
             }
         }
         let listing = call.list(self.wanted(), request).await.map_err(refused)?;
-        let list = ListBody::begin(listing, self.encoder(), call.may_compress(self.headers)).await;
+        let list = ListBody::begin(listing, self.encoder(), self.rest.may_compress(self.headers)).await;
         Ok(Read { body: ReadBody::List(Box::new(list)), form: self.form, warning })
     }
 
@@ -237,8 +237,8 @@ impl Reader<'_> {
         }
         let bookmarks = BookmarkLines { is_wanted: *allows_bookmarks, marks_end: sends_initial_events == Some(true) };
         let lines = self.rest.encoders.share((self.resource.calls.id(), self.form), self.encoder());
-        let watch =
-            call.watch_objects(self.wanted(), &request, (LineFormat(lines), bookmarks)).await.map_err(refused)?;
+        let options = LineOptions { bookmarks, has_objects_only: true, last: None };
+        let watch = call.watch(self.wanted(), &request, (LineFormat(lines), options)).await.map_err(refused)?;
         Ok(Read { body: ReadBody::Watch(watch, LINE_END), form: self.form, warning })
     }
 

@@ -21,7 +21,6 @@ use crate::{
     model::{ResourceVersion, excerpt},
     proto::{self, BookmarkLines, LineFormat, pb},
     transport::RequestBody,
-    watch::FullChannelPolicy,
 };
 
 /// Header in which a client that reconnects sends the id of its last event.
@@ -123,7 +122,7 @@ async fn begin(
             parameters.end()?;
             let namespace = &request.namespace.clone();
             let listing = call.list(ObjectsWanted { resource, namespace, is_metadata }, request).await?;
-            let list = ListBody::begin(listing, Documents { has_bodies }, call.may_compress(headers)).await;
+            let list = ListBody::begin(listing, Documents { has_bodies }, rest.may_compress(headers)).await;
             Ok(ReadBody::List(Box::new(list)))
         }
         ResourceRead::Watch => watch(rest, call, headers, resource, (parameters, is_metadata)).await,
@@ -167,12 +166,15 @@ async fn watch(
     call.check_watch(wanted).await?;
     let served = rest.service.resources().find(|served| served.name == resource);
     let served = served.ok_or_else(|| Refused::Failure(Failure::not_found()))?;
-    let policy = proto::full_channel_policy(queue.policy).ok().flatten().unwrap_or(served.queue.policy);
-    let form = EventForm { has_bodies: !is_metadata, is_ordered: policy != FullChannelPolicy::Coalesce };
+    let policy = match queue.policy() {
+        pb::FullChannelPolicy::Unspecified => proto::full_channel_policy_name(served.queue.policy),
+        policy => policy,
+    };
+    let form = EventForm { has_bodies: !is_metadata, is_ordered: policy != pb::FullChannelPolicy::Coalesce };
     let history = served.informer.history(served.informer.history_id(), None);
     let encoder = rest.event_encoders.share((served.calls.id(), form), EventEncoder { history, form });
     let bookmarks = BookmarkLines { is_wanted: true, marks_end: true };
-    let lines = (LineFormat(encoder), LineOptions { bookmarks, last });
+    let lines = (LineFormat(encoder), LineOptions { bookmarks, has_objects_only: false, last });
     Ok(ReadBody::Watch(call.watch(wanted, &request, lines).await?, EVENT_END))
 }
 

@@ -1,4 +1,4 @@
-//! What all responses of the listener of the Kubernetes API have in common: TLS and the choice of HTTP, compression, counters.
+//! Properties of all responses of the listener of the Kubernetes API: TLS and the choice of HTTP, compression, counters.
 
 use std::{io::Read, sync::Arc};
 

@@ -500,7 +500,7 @@ async fn slow_watch(api: &Api, query: &str) -> TcpStream {
     stream
 }
 
-/// A client that reads nothing for a while loses nothing, or less than it has to be told of, by its policy.
+/// A client that reads nothing for a while loses nothing, or gets the number of what it lost, by its policy.
 #[tokio::test]
 async fn a_slow_reader_gets_what_its_policy_says() {
     const EVENTS: u64 = 400;

@@ -71,6 +71,9 @@ pub(in super::super) async fn open_with(
 pub(crate) struct LineOptions {
     /// Bookmarks that the client reads.
     pub(crate) bookmarks: BookmarkLines,
+    /// True if the client has only versions of objects, and resumes from the last one, which may be inside a batch.
+    #[cfg(feature = "kubernetes-api")]
+    pub(crate) has_objects_only: bool,
     /// Last change that the client received of a batch of which it may lack others.
     #[cfg(feature = "kubernetes-api")]
     pub(crate) last: Option<LastChange>,
@@ -84,7 +87,7 @@ pub(crate) struct LastChange {
     pub(crate) version: ResourceVersion,
 }
 
-/// Checks and joins a watch whose events are lines with versions to resume from.
+/// Checks and joins a watch whose events are lines.
 #[cfg(feature = "kubernetes-api")]
 pub(in super::super) async fn open_lines(
     mut access: Access<'_>,
@@ -92,27 +95,16 @@ pub(in super::super) async fn open_lines(
     (lines, options): (LineFormat, LineOptions),
     call: Call,
 ) -> Result<WatchBody, ApiError> {
-    access.format.lines = Some(lines);
-    let queue = queue(access.service, &access.resource, request.queue.unwrap_or_default())?;
-    join_with(access, request, queue, options, call).await
-}
-
-/// Checks and joins a watch whose events are lines. Its client resumes from the version of the last object that it received, which
-/// may be inside a batch.
-#[cfg(feature = "kubernetes-api")]
-pub(in super::super) async fn open_objects(
-    mut access: Access<'_>,
-    request: &pb::WatchRequest,
-    (lines, bookmarks): (LineFormat, BookmarkLines),
-    call: Call,
-) -> Result<WatchBody, ApiError> {
     let (service, resource) = (access.service, Arc::clone(&access.resource));
+    access.format.lines = Some(lines);
+    if !options.has_objects_only {
+        let queue = queue(service, &resource, request.queue.unwrap_or_default())?;
+        return join_with(access, request, queue, options, call).await;
+    }
     let mut queue = resource.queue;
     if service.config().allowed_policies.contains(&FullChannelPolicy::Replay) {
         queue.policy = FullChannelPolicy::Replay;
     }
-    access.format.lines = Some(lines);
-    let options = LineOptions { bookmarks, last: None };
     let Some(from) = query::version("resource_version", &request.resource_version)? else {
         return join_with(access, request, queue, options, call).await;
     };
@@ -127,23 +119,15 @@ pub(in super::super) async fn open_objects(
 impl LineOptions {
     /// Skips what the client has. At another server, or in another history, a batch may have another order: it comes again.
     fn after_last(&self, mut joined: Joined<WireFrame>, resource: &ServedResource, history: &str) -> Joined<WireFrame> {
-        if let Some(last) = &self.last
+        if let Some(LastChange { key, version: last }) = &self.last
             && history == resource.informer.history(joined.history_id, None)
         {
-            joined.backlog.skip_through(|change| last.is(change));
+            joined.backlog.skip_through(|Change { old, new, version, .. }| {
+                let is_version = version == last || new.as_ref().is_some_and(|new| new.version() == last);
+                is_version && new.as_ref().or(old.as_ref()).is_some_and(|object| object.key() == key)
+            });
         }
         joined
-    }
-}
-
-// === impl LastChange ===
-
-#[cfg(feature = "kubernetes-api")]
-impl LastChange {
-    fn is(&self, change: &Change) -> bool {
-        let Change { old, new, version, .. } = change;
-        let is_version = *version == self.version || new.as_ref().is_some_and(|new| *new.version() == self.version);
-        is_version && new.as_ref().or(old.as_ref()).is_some_and(|object| *object.key() == self.key)
     }
 }
 

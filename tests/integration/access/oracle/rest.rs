@@ -261,8 +261,15 @@ impl RestAsk {
         let (whole, is_required) = (("RAW", None), rights.kind == Kind::Required);
         if self.resource != "pods" {
             // Under its own name a resource has the rights of gRPC, which depend on the format.
-            let is_seen =
-                may(&[METADATA]) && (!self.is_own || self.form == RestForm::Metadata) || self.is_own && may(&[whole]);
+            let may_some = |forms: &[Form]| {
+                let wanted = Wanted { verbs, resource: self.resource, forms: forms.to_vec() };
+                rights.scope(&wanted, self.namespace).is_ok()
+            };
+            let is_seen = if self.is_own {
+                may_some(&[whole]) || self.form == RestForm::Metadata && may_some(&[METADATA])
+            } else {
+                may(&[METADATA])
+            };
             return Err(if is_seen { 404 } else { 403 });
         }
         let may_whole = may(&[whole]) && !is_required;
