@@ -23,7 +23,7 @@ use serde_json::{json, value::RawValue};
 use super::{body::ListEncoder, status::Failure, table};
 use crate::{
     grpc::{HttpMethod, ListEnd},
-    model::{ApiKind, EventType, Object, ResourceVersion},
+    model::{ApiKind, EventType, Object, ResourceVersion, Shard},
     proto::{BookmarkLines, LineEncoder, LineEvent, PayloadFormat, pb},
 };
 
@@ -50,6 +50,8 @@ pub(super) struct Encoder {
     kind: ApiKind,
     api_version: String,
     form: Form,
+    /// Shard that lists name.
+    shard: Option<String>,
 }
 
 /// Encoders of open watches by the id of the resource's calls and the form: those with the same share one, and so their lines.
@@ -114,7 +116,12 @@ impl<F, E> Default for Encoders<F, E> {
 
 impl Encoder {
     pub(super) fn new(kind: ApiKind, form: Form) -> Self {
-        Self { api_version: kind.api_version(), kind, form }
+        Self { api_version: kind.api_version(), kind, form, shard: None }
+    }
+
+    /// Returns the encoder of a list that is a shard.
+    pub(super) fn of_shard(self, shard: Option<&Shard>) -> Self {
+        Self { shard: shard.map(ToString::to_string), ..self }
     }
 
     /// Appends an object that stands alone.
@@ -129,14 +136,14 @@ impl Encoder {
             Form::Table(_) => {
                 self.list_head(buffer);
                 self.row(object, version, payload, buffer);
-                Self::list_end(version, None, None, buffer);
+                Self::list_end(&ListEnd { version: version.clone(), next: None, remaining: None }, None, buffer);
             }
         }
     }
 
     /// Appends what is before the items of a list.
     fn list_head(&self, buffer: &mut BytesMut) {
-        let Self { kind: ApiKind { kind, .. }, api_version, form } = self;
+        let Self { kind: ApiKind { kind, .. }, api_version, form, .. } = self;
         let head = match form {
             Form::Object => {
                 format!("{{\"kind\":{},\"apiVersion\":{},\"items\":[", json!(format!("{kind}List")), json!(api_version))
@@ -151,13 +158,17 @@ impl Encoder {
     }
 
     /// Appends what is behind the items of a list.
-    fn list_end(version: &ResourceVersion, next: Option<&str>, remaining: Option<u64>, buffer: &mut BytesMut) {
+    fn list_end(end: &ListEnd, shard: Option<&str>, buffer: &mut BytesMut) {
+        let ListEnd { version, next, remaining } = end;
         let mut metadata = json!({ "resourceVersion": version.to_string() });
         if let Some(next) = next {
             metadata["continue"] = json!(next);
         }
         if let Some(remaining) = remaining {
             metadata["remainingItemCount"] = json!(remaining);
+        }
+        if let Some(shard) = shard {
+            metadata["shardInfo"] = json!({ "selector": shard });
         }
         buffer.put_slice(format!("],\"metadata\":{metadata}}}").as_bytes());
     }
@@ -233,7 +244,7 @@ impl ListEncoder for Encoder {
     }
 
     fn end(&self, end: &ListEnd, buffer: &mut BytesMut) {
-        Self::list_end(&end.version, end.next.as_deref(), end.remaining, buffer);
+        Self::list_end(end, self.shard.as_deref(), buffer);
     }
 }
 

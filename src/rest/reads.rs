@@ -186,6 +186,7 @@ impl Reader<'_> {
             // As in Kubernetes, a list of any version has no pages.
             page_size: if resource_version == "0" && token.is_empty() { 0 } else { *limit },
             page_token: token.clone(),
+            shard: self.query.shard.as_ref().map(Into::into),
             ..Default::default()
         };
         let mut warning = None;
@@ -199,7 +200,12 @@ impl Reader<'_> {
             }
         }
         let listing = call.list(self.wanted(), request).await.map_err(refused)?;
-        let list = ListBody::begin(listing, self.encoder(), self.rest.may_compress(self.headers)).await;
+        let list = ListBody::begin(
+            listing,
+            self.encoder().of_shard(self.query.shard.as_ref()),
+            self.rest.may_compress(self.headers),
+        )
+        .await;
         Ok(Read { body: ReadBody::List(Box::new(list)), form: self.form, warning })
     }
 
@@ -216,6 +222,7 @@ impl Reader<'_> {
             namespace: self.objects.namespace.clone(),
             label_selector: label_selector.clone(),
             field_selector: field_selector.clone(),
+            shard: self.query.shard.as_ref().map(Into::into),
             timeout: Some(Duration { seconds: seconds.cast_signed(), nanos: 0 }),
             bookmark_interval: Some(Duration { seconds: BOOKMARK_SECONDS, nanos: 0 }),
             ..Default::default()

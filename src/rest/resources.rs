@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     grpc::{ApiError, HttpCall, HttpMethod, LineOptions, ObjectsWanted},
-    model::{ResourceVersion, excerpt},
+    model::{ResourceVersion, Shard, excerpt},
     proto::{self, BookmarkLines, LineFormat, pb},
     transport::RequestBody,
 };
@@ -109,6 +109,7 @@ async fn begin(
                 label_selector: parameters.take("labelSelector"),
                 field_selector: parameters.take("fieldSelector"),
                 expression: parameters.take("expression"),
+                shard: parameters.shard()?,
                 page_size: parameters.number("limit")?,
                 page_token: parameters.take("continue"),
                 ..Default::default()
@@ -142,6 +143,7 @@ async fn watch(
         label_selector: parameters.take("labelSelector"),
         field_selector: parameters.take("fieldSelector"),
         expression: parameters.take("expression"),
+        shard: parameters.shard()?,
         ..Default::default()
     };
     let seconds: u32 = parameters.number("timeoutSeconds")?;
@@ -217,6 +219,15 @@ impl Parameters {
         }
         let number = u32::try_from(number(&text)?);
         number.map_err(|_| bad_request(&format!("{name}: {:?} is no number from 0 to {}", excerpt(&text), u32::MAX)))
+    }
+
+    fn shard(&mut self) -> Result<Option<pb::Shard>, Refused> {
+        let text = self.take("shard");
+        if text.is_empty() {
+            return Ok(None);
+        }
+        let shard = text.parse::<Shard>().map_err(|error| bad_request(&format!("shard: {error}")))?;
+        Ok(Some((&shard).into()))
     }
 
     fn policy(&mut self) -> Result<pb::FullChannelPolicy, Refused> {

@@ -168,6 +168,57 @@ async fn requests_and_events_are_counted_as_messages_by_protocol() {
     assert_eq!(count("grpc_server_msg_sent_total", "kubernetes", "Watch", ""), 5, "{text}");
 }
 
+#[tokio::test]
+async fn shards_divide_the_objects_and_their_events() {
+    let pods: Vec<_> = ('a'..='z').map(|namespace| pod(&namespace.to_string(), "web", "")).collect();
+    let mut api = Api::of(Sandbox::start_with(options(&[]), pods).await).await;
+    let middle = "0x8000000000000000";
+    let halves = [("0x0000000000000000", middle), (middle, "0x10000000000000000")];
+    let selectors = halves.map(|(start, end)| format!("shardRange(object.metadata.namespace, '{start}', '{end}')"));
+    let encoded = selectors.clone().map(|text| text.replace(' ', "%20").replace('\'', "%27"));
+    let (mut seen, mut sizes) = (std::collections::BTreeSet::new(), Vec::new());
+    for (at, selector) in encoded.iter().enumerate() {
+        let list =
+            ask(api.address, "GET", &format!("/api/v1/pods?resourceVersion=0&shardSelector={selector}"), &[], "");
+        let list = list.await.json();
+        assert_eq!(list["metadata"]["shardInfo"], serde_json::json!({ "selector": selectors[at] }));
+        assert_eq!(list["metadata"].get("remainingItemCount"), None);
+        let namespace = |object: &Value| object["namespace"].as_str().unwrap().to_owned();
+        let names: Vec<_> = list["items"].as_array().unwrap().iter().map(|item| namespace(&item["metadata"])).collect();
+        sizes.push(names.len());
+        let own = ask(api.address, "GET", &format!("/v1/pods?shard=namespace:{at}/2"), &[], "").await.json();
+        assert_eq!(own["objects"].as_array().unwrap().iter().map(namespace).collect::<Vec<_>>(), names);
+        seen.extend(names);
+    }
+    assert_eq!((seen.len(), sizes.iter().sum::<usize>()), (26, 26), "each object once: {sizes:?}");
+    assert!(sizes.iter().all(|size| *size > 5), "{sizes:?}");
+    let mut own = api.watch(&format!("shard={}&initialEvents=false", encoded[0])).await;
+    own.words(1).await;
+    let target = format!("/api/v1/pods?watch=1&resourceVersion=1&shardSelector={}", encoded[0]);
+    let (mut lines, _) = send(api.address, "GET", &target, &[], "").await;
+    for namespace in 'a'..='z' {
+        api.sandbox.put(&namespace.to_string(), "web", r#""n":1"#).await;
+    }
+    let words = own.words(sizes[0]).await;
+    assert!(words.iter().all(|event| event.starts_with("MODIFIED web")), "{words:?}");
+    let mut text = String::new();
+    while text.matches("\"MODIFIED\"").count() < sizes[0] {
+        let mut buffer = [0; 4096];
+        let read = tokio::time::timeout(DEADLINE, lines.read(&mut buffer)).await.expect("lines in time").unwrap();
+        text.push_str(std::str::from_utf8(&buffer[..read]).unwrap());
+    }
+    for wrong in ["shardSelector=0/2", "shardSelector=shardRange(object.metadata.name,%270x0%27,%270x1%27)"] {
+        assert_eq!(
+            ask(api.address, "GET", &format!("/api/v1/pods?{wrong}"), &[], "").await.failure().0,
+            400,
+            "{wrong}"
+        );
+    }
+    for wrong in ["shard=2/2", "shard=x"] {
+        assert_eq!(ask(api.address, "GET", &format!("/v1/pods?{wrong}"), &[], "").await.failure().0, 400, "{wrong}");
+    }
+}
+
 /// Opens a connection whose client offers these protocols.
 async fn dial(server: &Secured, authority: &Authority, offered: &[&str]) -> std::io::Result<TlsStream<TcpStream>> {
     let mut roots = RootCertStore::empty();

@@ -97,7 +97,7 @@ impl Listing {
             field_selector: &request.field_selector,
             expression: &request.expression,
             index: None,
-            shard: None,
+            shard: request.shard.as_ref(),
             caller,
         };
         let selection = query::selection(&mut access, parts).await?;

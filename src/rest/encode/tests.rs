@@ -18,7 +18,8 @@ fn encoded(form: Form, object: &Object) -> (Value, Value) {
     encoder.object(object, PayloadFormat::Raw, &mut alone);
     encoder.list_head(&mut list);
     encoder.item(object, PayloadFormat::Raw, &mut list);
-    Encoder::list_end(&ResourceVersion::decimal(9), Some("next"), Some(3), &mut list);
+    let end = ListEnd { version: ResourceVersion::decimal(9), next: Some("next".to_owned()), remaining: Some(3) };
+    encoder.end(&end, &mut list);
     (serde_json::from_slice(&alone).unwrap(), serde_json::from_slice(&list).unwrap())
 }
 
