@@ -115,7 +115,9 @@ async fn a_compressed_list_that_nobody_reads_is_closed() {
     };
     let ledger = &api.sandbox.ledger;
     until(&|| ledger.waiting().total() > 0).await;
-    assert!(ledger.waiting().total() < 3 << 20, "{}", ledger.waiting().total());
+    let waiting = ledger.waiting();
+    assert!(waiting.total() < 3 << 20, "{waiting:?}");
+    assert!(waiting.encoded_bytes > 320 << 10, "the compressor, too: {waiting:?}");
     until(&|| ledger.connections() == 0).await;
     assert_eq!(ledger.waiting().total(), 0);
     drop(stream);
