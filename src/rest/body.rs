@@ -95,17 +95,18 @@ impl ListBody {
         let (encoder, buffer) = (Box::new(encoder), BytesMut::new());
         let mut list = Self { listing, encoder, plain, gzip: None, buffer, is_first: true, is_done: false };
         if may_compress {
-            poll_fn(|cx| list.poll_encoded(cx, COMPRESSED_BYTES + 1)).await;
+            let enough = COMPRESSED_BYTES + 1;
+            poll_fn(|cx| list.poll_encoded(cx, enough, enough)).await;
             let is_large = list.plain.len() > COMPRESSED_BYTES;
             list.gzip = is_large.then(|| GzEncoder::new(Vec::new(), Compression::fast()));
         }
         list
     }
 
-    /// Encodes objects until so many bytes are encoded, or all.
-    fn poll_encoded(&mut self, cx: &mut Context<'_>, bytes: usize) -> Poll<()> {
+    /// Encodes objects until at least so many bytes are encoded, or all; at a time about `bytes`.
+    fn poll_encoded(&mut self, cx: &mut Context<'_>, bytes: usize, least: usize) -> Poll<()> {
         let Self { listing, encoder, plain, is_first, is_done, .. } = self;
-        if plain.len() >= bytes || *is_done {
+        if plain.len() >= least || *is_done {
             return Poll::Ready(());
         }
         let payload = listing.payload();
@@ -116,7 +117,7 @@ impl ListBody {
             encoder.item(object, payload, buffer);
         }));
         match progress {
-            ListProgress::More if plain.len() < bytes => {
+            ListProgress::More if plain.len() < least => {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
@@ -133,7 +134,7 @@ impl ListBody {
     fn poll(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<Bytes, usize>>> {
         if self.buffer.is_empty() {
             if self.plain.is_empty() {
-                ready!(self.poll_encoded(cx, 1));
+                ready!(self.poll_encoded(cx, CHUNK_BYTES, 1));
             }
             match self.gzip.take() {
                 None => std::mem::swap(&mut self.plain, &mut self.buffer),

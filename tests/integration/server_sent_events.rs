@@ -86,6 +86,7 @@ impl Events {
     async fn rest(&mut self) -> Vec<SentEvent> {
         let mut events = Vec::new();
         while let Some(event) = self.next().await {
+            assert!(events.len() < 100, "no end: {events:#?}");
             events.push(event);
         }
         events
@@ -321,10 +322,13 @@ async fn a_client_that_was_cut_off_inside_a_relist_gets_the_rest_of_it() {
     watch.words(1).await;
     let at = ResourceVersion::decimal;
     let events = ["x", "y", "z"].map(|name| Event::Modified(pod_at("shop", name, "", &at(5))));
-    let deleted = Event::Deleted(pod_at("shop", "gone", "", &at(9)));
-    api.sandbox.say(Delta::Relist(events.into_iter().chain([deleted]).collect(), Cause::Inferred)).await;
-    let all = watch.some(4).await;
-    assert!(all[3].id().starts_with("9;"), "{all:#?}");
+    let deleted = |name: &str, version| Event::Deleted(pod_at("shop", name, "", &at(version)));
+    // One object is another one of the same name by now.
+    let same = [deleted("same", 6), Event::Modified(pod_at("shop", "same", "", &at(7)))];
+    let events = events.into_iter().chain(same).chain([deleted("gone", 9)]);
+    api.sandbox.say(Delta::Relist(events.collect(), Cause::Inferred)).await;
+    let all = watch.some(6).await;
+    assert!(all[5].id().starts_with("9;"), "{all:#?}");
     for (position, event) in all.iter().enumerate() {
         let mut resumed = api.resume("", event.id()).await;
         let rest = resumed.some(all.len() - position).await;
