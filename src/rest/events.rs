@@ -77,15 +77,12 @@ pub(super) fn put_object(
         buffer.put_slice(format!(",\"labels\":{}", Value::Object(labels)).as_bytes());
     }
     if has_bodies && payload != PayloadFormat::Metadata {
-        match object.json() {
-            Some(json) => {
-                buffer.put_slice(b",\"body\":");
-                buffer.put_slice(json);
-            }
-            None => {
-                let (media_type, raw) = (json!(object.media_type()), BASE64_STANDARD.encode(object.body()));
-                buffer.put_slice(format!(",\"mediaType\":{media_type},\"raw\":\"{raw}\"").as_bytes());
-            }
+        if let Some(json) = object.json() {
+            buffer.put_slice(b",\"body\":");
+            buffer.put_slice(json);
+        } else {
+            let (media_type, raw) = (json!(object.media_type()), BASE64_STANDARD.encode(object.body()));
+            buffer.put_slice(format!(",\"mediaType\":{media_type},\"raw\":\"{raw}\"").as_bytes());
         }
     }
     buffer.put_slice(b"}");

@@ -118,7 +118,7 @@ async fn a_compressed_list_that_nobody_reads_is_closed() {
     until(&|| ledger.waiting().total() > 0).await;
     let waiting = ledger.waiting();
     assert!(waiting.total() < 3 << 20, "{waiting:?}");
-    assert!(waiting.encoded_bytes > 320 << 10, "the compressor, too: {waiting:?}");
+    assert!(waiting.encoded_bytes >= 320 << 10, "the compressor, too: {waiting:?}");
     until(&|| ledger.connections() == 0).await;
     assert_eq!(ledger.waiting().total(), 0);
     drop(stream);

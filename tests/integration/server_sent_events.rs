@@ -464,6 +464,34 @@ async fn a_caller_gets_what_its_rights_allow_as_long_as_they_do() {
     assert_eq!(words, ["BOOKMARK @1"], "the position up to which it had the right");
 }
 
+/// A selection by the content of bodies shows that content.
+#[tokio::test]
+async fn a_selection_by_content_needs_the_right_to_it_everywhere() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("tokens");
+    std::fs::write(&path, crate::authentication::line("secret", "ann")).unwrap();
+    let of = |namespaces: &[&str], formats: &[&str]| json!({ "subjects": ["user:ann"], "verbs": ["list", "watch"], "resources": ["pods"], "namespaces": namespaces, "formats": formats });
+    let rules = Rules::from_value(&json!([of(&["*"], &["METADATA"]), of(&["shop"], &[])])).unwrap();
+    let access = AccessConfig { authorizer: Some(Authorizer::of_rules(rules)), ..AccessConfig::default() };
+    let authentication =
+        Authentication { token_file: Some(TokenFile::load(&path).unwrap()), ..Authentication::default() };
+    let options = Options { access, authentication: Some(Arc::new(authentication)), ..Options::default() };
+    let api = Api::with(options, &[("shop", "a"), ("other", "b")]).await;
+    let by = async |target: &str| ask(api.address, "GET", target, &[("Authorization", "Bearer secret")], "").await;
+    for read in ["", "/watch"] {
+        for select in ["expression=object.spec.nodeName%3D%3D%22n1%22", "fieldSelector=spec.nodeName%3Dn1"] {
+            let target = format!("/v1/pods{read}?format=metadata&timeoutSeconds=1&{select}");
+            let target = if read.is_empty() { target.replace("&timeoutSeconds=1", "") } else { target };
+            assert_eq!(by(&target).await.failure().0, 403, "{target}");
+            assert_eq!(by(&format!("{target}&namespace=shop")).await.code, 200, "{target}");
+        }
+        assert_eq!(by(&format!("/v1/pods{read}")).await.failure().0, 403, "no bodies of the others");
+    }
+    let all = by("/v1/pods?format=metadata").await.json();
+    assert_eq!(all["objects"].as_array().unwrap().len(), 2);
+    assert!(all["objects"].as_array().unwrap().iter().all(|object| object.get("body").is_none()));
+}
+
 #[tokio::test]
 async fn watches_share_each_encoded_event() {
     let mut api = Api::start(&[]).await;
