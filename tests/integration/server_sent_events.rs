@@ -13,7 +13,7 @@ use informerd::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, BufReader},
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::{TcpSocket, TcpStream},
     task::JoinHandle,
 };
@@ -52,10 +52,9 @@ impl Events {
     /// Returns the next event; none at the end of the stream.
     pub(crate) async fn next(&mut self) -> Option<SentEvent> {
         loop {
-            if let Some((block, rest)) = self.text.split_once("\n\n") {
-                let event = SentEvent::parse(block);
-                self.text = rest.to_owned();
-                return Some(event);
+            if let Some(at) = self.text.find("\n\n") {
+                let block: String = self.text.drain(..at + 2).collect();
+                return Some(SentEvent::parse(block.trim_end()));
             }
             let mut size = String::new();
             tokio::time::timeout(DEADLINE, self.stream.read_line(&mut size)).await.expect("a chunk in time").unwrap();
@@ -95,17 +94,17 @@ impl Events {
 
 impl SentEvent {
     fn parse(block: &str) -> Self {
-        let (mut name, mut id, mut data) = (String::new(), None, Vec::new());
+        let (mut name, mut id, mut data) = ("", None, Vec::new());
         for line in block.lines() {
             let (field, value) = line.split_once(": ").unwrap();
             match field {
-                "event" => name = value.to_owned(),
+                "event" => name = value,
                 "id" => id = Some(value.to_owned()),
                 "data" => data.push(value),
                 other => panic!("an unknown field: {other}"),
             }
         }
-        Self { name, id, data: serde_json::from_str(&data.join("\n")).unwrap() }
+        Self { name: name.to_owned(), id, data: serde_json::from_str(&data.join("\n")).unwrap() }
     }
 
     /// Returns type, name and version.
@@ -523,7 +522,6 @@ async fn watches_share_each_encoded_event() {
 
 /// Opens a watch whose client has small buffers.
 async fn slow_watch(api: &Api, query: &str) -> TcpStream {
-    use tokio::io::AsyncWriteExt;
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
     let mut stream = socket.connect(api.address).await.unwrap();
@@ -603,7 +601,6 @@ async fn a_page_in_a_browser_reaches_no_objects_under_its_own_name() {
     let api = Api::start(&[("shop", "a")]).await;
     let stream = TcpStream::connect(api.address).await.unwrap();
     let (mut reader, mut writer) = stream.into_split();
-    use tokio::io::AsyncWriteExt;
     writer.write_all(b"GET /v1/pods/watch HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n").await.unwrap();
     let mut answer = String::new();
     reader.read_to_string(&mut answer).await.unwrap();
