@@ -114,7 +114,7 @@ fn decode(text: &str) -> Result<String, Failure> {
     decoded.map(Into::into).map_err(|_| Failure::bad_request("the query is not UTF-8"))
 }
 
-/// Parses what Kubernetes knows of shards: `shardRange`, but no parts of so many.
+/// Parses a shard in Kubernetes' form: `shardRange`, but no part of so many.
 fn shard(text: &str) -> Result<Shard, Failure> {
     let shard: Result<Shard, _> = text.parse();
     shard.ok().filter(|_| text.contains("shardRange")).ok_or_else(|| {

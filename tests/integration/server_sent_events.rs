@@ -470,7 +470,8 @@ async fn a_selection_by_content_needs_the_right_to_it_everywhere() {
     let path = directory.path().join("tokens");
     std::fs::write(&path, crate::authentication::line("secret", "ann")).unwrap();
     let of = |namespaces: &[&str], formats: &[&str]| json!({ "subjects": ["user:ann"], "verbs": ["list", "watch"], "resources": ["pods"], "namespaces": namespaces, "formats": formats });
-    let rules = Rules::from_value(&json!([of(&["*"], &["METADATA"]), of(&["shop"], &[])])).unwrap();
+    let rules =
+        Rules::from_value(&json!([of(&["*"], &["METADATA"]), of(&["shop"], &["METADATA", "STRUCT", "RAW"])])).unwrap();
     let access = AccessConfig { authorizer: Some(Authorizer::of_rules(rules)), ..AccessConfig::default() };
     let authentication =
         Authentication { token_file: Some(TokenFile::load(&path).unwrap()), ..Authentication::default() };

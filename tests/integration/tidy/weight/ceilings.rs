@@ -24,7 +24,7 @@ pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
     ("printers", 400, 27),
     ("process", 100, 6),
     ("proto", 650, 0),
-    ("rest", 2150, 0),
+    ("rest", 2200, 0),
     ("source", 12600, 0),
     ("sync", 50, 3),
     ("telemetry", 700, 0),
