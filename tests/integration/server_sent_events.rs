@@ -597,6 +597,46 @@ async fn a_reader_that_never_reads_is_closed() {
     drop(stream);
 }
 
+/// As browsers do under TLS: many watches on one connection of HTTP/2.
+#[tokio::test]
+async fn watches_share_a_connection_of_http_2() {
+    let mut api = Api::start(&[("shop", "a")]).await;
+    let (client, connection) = h2::client::handshake(TcpStream::connect(api.address).await.unwrap()).await.unwrap();
+    let driver = tokio::spawn(connection);
+    let mut client = client.ready().await.unwrap();
+    let mut bodies = Vec::new();
+    for query in ["", "?labelSelector=app%3Da"].into_iter().cycle().take(10) {
+        let request = http::Request::get(format!("http://localhost/v1/pods/watch{query}")).body(()).unwrap();
+        let (response, _) = client.send_request(request, true).unwrap();
+        let (head, body) = response.await.unwrap().into_parts();
+        assert_eq!(
+            (head.status, &head.headers["content-type"]),
+            (http::StatusCode::OK, &http::HeaderValue::from_static("text/event-stream"))
+        );
+        bodies.push((body, String::new()));
+    }
+    api.sandbox.put("shop", "a", "").await;
+    for (body, text) in &mut bodies {
+        while !text.contains("MODIFIED") {
+            let data = tokio::time::timeout(DEADLINE, body.data()).await.expect("data in time").unwrap().unwrap();
+            body.flow_control().release_capacity(data.len()).unwrap();
+            text.push_str(std::str::from_utf8(&data).unwrap());
+        }
+        let events: Vec<_> = text.trim_end().split("\n\n").map(|block| SentEvent::parse(block).words()).collect();
+        assert_eq!(events, ["ADDED a @1", "BOOKMARK @1", "MODIFIED a @2"]);
+    }
+    api.sandbox.lifecycle.draining.cancel();
+    for (body, text) in &mut bodies {
+        text.clear();
+        while let Some(data) = tokio::time::timeout(DEADLINE, body.data()).await.expect("an end in time") {
+            text.push_str(std::str::from_utf8(&data.unwrap()).unwrap());
+        }
+        assert_eq!(SentEvent::parse(text.trim_end()).words(), "BOOKMARK @2");
+        assert!(body.trailers().await.unwrap().is_none(), "those of gRPC");
+    }
+    driver.abort();
+}
+
 #[tokio::test]
 async fn a_page_in_a_browser_reaches_no_objects_under_its_own_name() {
     let api = Api::start(&[("shop", "a")]).await;
