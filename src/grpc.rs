@@ -91,4 +91,6 @@ pub use stats::ShownChanges;
 #[cfg(feature = "kubernetes-api")]
 pub(crate) use status::ApiError;
 pub use views::ResourceViews;
+#[cfg(feature = "kubernetes-api")]
+pub(crate) use watch::{LastChange, LineOptions};
 pub use watchers::WatchLoad;

@@ -3,6 +3,8 @@
 //! - [`RestService`] answers every request of the listener `kubernetes.listen`.
 //! - `path` finds what a request names, `query` parses and validates its parameters, by the tables of Kubernetes.
 //! - `reads` answers get, list and watch: the limits, rights, snapshots and watches are those of `grpc`.
+//! - `resources` answers for any resource under its own name, at `/v1/RESOURCE`, as JSON and as server-sent events, of which `events`
+//!   has the encoding.
 //! - `encode` writes objects as clients of Kubernetes expect them: with `metadata.resourceVersion`, and a type where they need one.
 //!   The lines of a watch are encoded once for all that receive them. `table` has the cells that kubectl prints.
 //! - `discovery` lists the kinds, and `review` answers whether the caller may read one.
@@ -13,10 +15,12 @@
 mod body;
 mod discovery;
 mod encode;
+mod events;
 mod kinds;
 mod path;
 mod query;
 mod reads;
+mod resources;
 mod review;
 mod status;
 mod table;
@@ -29,18 +33,20 @@ use std::{
     task::{Context, Poll},
 };
 
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 
 use self::{
     body::RestBody,
-    encode::{Encoders, Form},
-    path::Target,
+    encode::{Encoder, Encoders, Form},
+    events::{EventEncoder, EventForm},
+    path::{ResourceRead, Target},
     query::Query,
     status::Failure,
 };
 use crate::{
     admin::foreign_host,
     grpc::{HttpCall, HttpMethod, Service},
+    proto::Compression,
     transport::{Peer, RequestBody},
 };
 
@@ -48,7 +54,8 @@ use crate::{
 #[derive(Clone)]
 pub struct RestService {
     service: Service,
-    encoders: Arc<Encoders>,
+    encoders: Arc<Encoders<Form, Encoder>>,
+    event_encoders: Arc<Encoders<EventForm, EventEncoder>>,
     /// True if the most recent state is also served while the upstream cannot confirm it, with a warning.
     warns: bool,
 }
@@ -62,12 +69,16 @@ impl RestService {
     /// Serves the resources of a service that take part. With `warns`, a read of the most recent state that the upstream cannot
     /// confirm is answered with a `Warning`.
     pub fn new(service: Service, warns: bool) -> Self {
-        Self { service, encoders: Arc::default(), warns }
+        Self { service, encoders: Arc::default(), event_encoders: Arc::default(), warns }
     }
 
     /// Returns true if the stream of a request is polled in the task of its connection: a watch, which is cheap to poll.
     pub fn is_watch(request: &Request<RequestBody>) -> bool {
-        Query::parse(request.uri().query().unwrap_or_default()).is_ok_and(|query| query.is_watch)
+        let is_events = matches!(
+            Target::of(request.uri().path()),
+            Target::Resource(resource) if resource.read == ResourceRead::Watch
+        );
+        is_events || Query::parse(request.uri().query().unwrap_or_default()).is_ok_and(|query| query.is_watch)
     }
 
     async fn answer(self, request: Request<RequestBody>) -> Response<RestBody> {
@@ -81,6 +92,7 @@ impl RestService {
             Target::Version => Ok(body::json(StatusCode::OK, &discovery::version())),
             Target::Groups { .. } | Target::GroupVersion { .. } => discovery::answer(&self, request, &target).await,
             Target::Objects(objects) => reads::answer(&self, request, objects).await,
+            Target::Resource(resource) => resources::answer(&self, request, resource).await,
             Target::Review | Target::Unknown => Err(Failure::not_found()),
         };
         answered.unwrap_or_else(Failure::into_response)
@@ -107,6 +119,17 @@ impl RestService {
         *response.status_mut() = status;
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
         response
+    }
+
+    /// Returns true if a response to a client with these headers may be gzip.
+    fn may_compress(&self, headers: &HeaderMap) -> bool {
+        let accepted = headers.get_all(header::ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
+        let mut accepted = accepted.flat_map(|value| value.split(',')).map(|coding| coding.replace(' ', ""));
+        let is_gzip = |coding: String| match coding.split_once(";q=") {
+            Some((coding, weight)) => coding == "gzip" && weight.parse().is_ok_and(|weight: f32| weight > 0.0),
+            None => coding == "gzip",
+        };
+        self.service.config().compression.contains(&Compression::Gzip) && accepted.any(is_gzip)
     }
 
     /// Begins a call.

@@ -63,6 +63,11 @@ struct Process {
 impl Process {
     /// Starts a server of one object, with these variables.
     fn start(variables: &[(&str, &str)]) -> Self {
+        Self::start_with(variables, &[])
+    }
+
+    /// Starts it with more flags.
+    fn start_with(variables: &[(&str, &str)], more: &[&str]) -> Self {
         let directory = TempDir::new().unwrap();
         fs::write(directory.path().join("web.yaml"), "{kind: Pod, metadata: {name: web}}\n").unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_informerd"));
@@ -73,7 +78,7 @@ impl Process {
         }
         let pods = format!("pods={}", directory.path().display());
         let flags = ["serve", "--files", &pods, "--listen", "127.0.0.1:0", "--admin-listen", "none"];
-        command.args(flags).envs(variables.iter().copied()).stdin(Stdio::null()).stderr(Stdio::piped());
+        command.args(flags).args(more).envs(variables.iter().copied()).stdin(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
         let log: Arc<Mutex<String>> = Arc::default();
@@ -200,6 +205,49 @@ async fn the_span_of_each_call_is_exported_with_its_end_as_a_part_of_the_callers
     }
     assert_eq!(attributes(&watch.attributes)["informerd.end_reason"], "DRAINING");
     assert_eq!(attributes(&found.attributes).get("informerd.end_reason"), None);
+}
+
+#[cfg(feature = "kubernetes-api")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_over_http_have_spans_too() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let (endpoint, mut received) = collector().await;
+    let directory = TempDir::new().unwrap();
+    let (config, socket) = (directory.path().join("informerd.yaml"), directory.path().join("socket"));
+    fs::write(&config, format!("kubernetes: {{ listen: 'unix:{}' }}\n", socket.display())).unwrap();
+    let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", &*endpoint), ("OTEL_BSP_SCHEDULE_DELAY", "10")];
+    let process = Process::start_with(&variables, &["--config", config.to_str().unwrap()]);
+    let ask = async |target: &str, words: &str| {
+        let mut stream = tokio::net::UnixStream::connect(&socket).await.unwrap();
+        let request = format!("GET {target} HTTP/1.1\r\nHost: localhost\r\nTraceparent: {PARENT}\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut text = String::new();
+        while !text.contains(words) {
+            let mut buffer = [0; 4096];
+            let read = timeout(DEADLINE, stream.read(&mut buffer)).await.expect("an answer in time").unwrap();
+            assert!(read > 0, "{text}");
+            text.push_str(std::str::from_utf8(&buffer[..read]).unwrap());
+        }
+        stream
+    };
+    ask("/v1/pods/-/web", "\"web\"").await;
+    ask("/v1/pods/-/none", "not found").await;
+    ask("/apis", "APIGroupList").await;
+    let watch = ask("/v1/pods/watch", "initialEventsEnd").await;
+    let (ended, log) = process.terminate().await;
+    assert!(ended.success(), "{log}");
+    drop(watch);
+
+    let spans = spans(&mut received, |_, _| {});
+    let found: Vec<_> = spans.iter().map(|span| (&*span.name, span.kind(), attributes(&span.attributes))).collect();
+    let [(get, kind, got), (_, _, missing), (discover, ..), (watch, _, watched)] = &found[..] else {
+        panic!("{spans:#?}")
+    };
+    assert_eq!([*get, *discover, *watch], ["http/Get", "kubernetes/Discover", "http/Watch"]);
+    assert_eq!((*kind, &*got["rpc.system"], &*got["rpc.grpc.status_code"]), (SpanKind::Server, "http", "0"));
+    assert_eq!(missing["rpc.grpc.status_code"], "5");
+    assert_eq!((&*watched["informerd.end_reason"], &*watched["rpc.grpc.status_code"]), ("DRAINING", "14"));
+    assert!(spans.iter().all(|span| !span.parent_span_id.is_empty()), "parts of the caller's trace: {spans:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

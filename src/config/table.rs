@@ -41,7 +41,7 @@ rows! {
         insecure: bool = "false", boolean, "allow gRPC in plain text on an address that is not loopback",
             flag("insecure", "BOOL", "INFORMERD_INSECURE");
         compression: Vec<Compression> = empty, compressions,
-            "compressions of the messages of Watch, List and ByIndex, in order of preference, such as [zstd, gzip]: the first that a client accepts is used; if left out none";
+            "compressions of the messages of Watch, List and ByIndex, in order of preference, such as [zstd, gzip]: the first that a client accepts is used; gzip also of lists at kubernetes.listen; if left out none";
         ..TlsConfig;
         ..AuthenticationKeys;
         ..AuthorizationKeys;
@@ -91,7 +91,7 @@ rows! {
     /// API of Kubernetes, for unchanged clients.
     pub struct KubernetesConfig at "kubernetes." {
         listen: Option<ListenAddr> = "none", address_or_socket or none,
-            "address of the Kubernetes API, read-only, under the same TLS and for the same callers as gRPC: IP:PORT, localhost:PORT, :PORT for every address, unix:/path/of/socket, or none; in a build with it (cargo feature `kubernetes-api`)";
+            "address of the Kubernetes API, read-only, and of resources as JSON and server-sent events (/v1/RESOURCE), under the same TLS and for the same callers as gRPC: IP:PORT, localhost:PORT, :PORT for every address, unix:/path/of/socket, or none; in a build with it (cargo feature `kubernetes-api`)";
         warns ("stale_reads"): bool = "refuse", refuse_or_warn,
             "refuse: a read of the most recent state is answered 503 while the upstream cannot confirm it; warn: it is answered with a Warning header";
     }

@@ -53,7 +53,16 @@ impl Frame for WireFrame {
             // rest of its batch.
             let previous = (relisted && event_type == EventType::Deleted).then(|| object_version.previous());
             let at = if open { version } else { previous.as_ref().unwrap_or(object_version) };
-            let event = LineEvent { event_type, object, version: at, payload: format.payload };
+            let event = LineEvent {
+                event_type,
+                cause,
+                object,
+                version: at,
+                change_version: object_version,
+                safe_version: Some(version),
+                coalesced,
+                payload: format.payload,
+            };
             return lines.event(&event, &mut arena.buffer);
         }
         let object = EncodedObject::new(object, object_version, format);

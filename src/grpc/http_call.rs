@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use http::Request;
 use tonic::{Code, Status};
+use tracing::{Instrument, Span};
 
 pub(crate) use self::listing::{ListEnd, ListProgress, Listing};
 use super::{
@@ -15,6 +16,7 @@ use super::{
     audited_call::AuditedCall,
     authenticate::has_expired,
     call::Call,
+    layer::span_of,
     metrics::RpcObserver,
     past::AtVersion,
     peers::{PeerCall, RequestCharge},
@@ -22,12 +24,12 @@ use super::{
     resource::ServedResource,
     service::Service,
     status::ApiError,
-    watch,
+    watch::{self, LineOptions},
 };
 use crate::{
     auth::{Attributes, Operation, is_impersonating},
     model::{FieldSelector, Object, ResourceVersion},
-    proto::{BookmarkLines, LineFormat, PayloadFormat, pb},
+    proto::{LineFormat, PayloadFormat, pb},
     transport::BoundedBody,
 };
 
@@ -37,6 +39,7 @@ pub(crate) struct HttpCall {
     service: Service,
     call: Call,
     outcome: Outcome,
+    span: Span,
 }
 
 /// Place of the call in its account and in the metrics, for as long as its response is sent.
@@ -49,7 +52,7 @@ pub(crate) struct Outcome {
     _request: Option<RequestCharge>,
 }
 
-/// Method of a call, for metrics and the audit log.
+/// Method of a call, for metrics and the audit log: of the Kubernetes API, and of resources under their own names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HttpMethod {
     Discover,
@@ -57,6 +60,9 @@ pub(crate) enum HttpMethod {
     List,
     Watch,
     Review,
+    ResourceGet,
+    ResourceList,
+    ResourceWatch,
 }
 
 /// Objects that a call requests, as far as rights depend on it.
@@ -79,7 +85,14 @@ impl HttpMethod {
             Self::List => "/kubernetes/List",
             Self::Watch => "/kubernetes/Watch",
             Self::Review => "/kubernetes/Review",
+            Self::ResourceGet => "/http/Get",
+            Self::ResourceList => "/http/List",
+            Self::ResourceWatch => "/http/Watch",
         }
+    }
+
+    fn is_watch(self) -> bool {
+        matches!(self, Self::Watch | Self::ResourceWatch)
     }
 }
 
@@ -101,8 +114,15 @@ impl HttpCall {
         request: &mut Request<B>,
     ) -> Result<Self, ApiError> {
         let path = method.path();
-        let observer = service.metrics().start(path);
-        let begun = Self::enter(service, method, request, observer).await;
+        let span = span_of("http", path, request.extensions());
+        #[cfg(feature = "otel")]
+        super::trace_context::set_parent(&span, request.headers());
+        let observer = service.metrics().start(path).map(|observer| observer.in_span(span.clone()));
+        if let Some(observer) = &observer {
+            observer.received().inc();
+        }
+        let begun = Self::enter(service, method, request, observer).instrument(span.clone()).await;
+        let begun = begun.map(|call| Self { span, ..call });
         begun.inspect_err(|refusal| drop(service.metrics().refuse(refusal)))
     }
 
@@ -143,14 +163,19 @@ impl HttpCall {
         if let (Some(stream), Some(owner)) = (&call.stream, call.caller().origin()) {
             stream.belongs_to(owner);
         }
-        let request = (method != HttpMethod::Watch).then_some(charge);
+        let request = (!method.is_watch()).then_some(charge);
         let outcome = Outcome { observer, audited, _peer: peer, _request: request };
-        Ok(Self { service: service.clone(), call, outcome })
+        Ok(Self { service: service.clone(), call, outcome, span: Span::none() })
     }
 
     /// Returns the name of the caller, if it has one.
     pub(crate) fn user(&self) -> Option<&str> {
         self.call.identity.as_ref().map(crate::auth::Identity::user)
+    }
+
+    /// Returns the span of the call, in which it is answered.
+    pub(crate) fn span(&self) -> Span {
+        self.span.clone()
     }
 
     /// Returns the place of the call, to be kept until its response is sent.
@@ -216,16 +241,17 @@ impl HttpCall {
         }
     }
 
-    /// Checks the rights to all objects that a field selector selects.
+    /// Checks the rights to all objects that a field selector and an expression select.
     async fn selected(
         &self,
         operation: Operation,
         wanted: ObjectsWanted<'_>,
-        field_selector: &str,
+        (field_selector, expression): (&str, &str),
     ) -> Result<Access<'_>, ApiError> {
         let mut access = self.access(operation, wanted, "").await?;
         // One that does not parse is an error later.
-        if FieldSelector::parse(field_selector).is_ok_and(|selector| selector.reads_body()) {
+        let reads_body = FieldSelector::parse(field_selector).is_ok_and(|selector| selector.reads_body());
+        if reads_body || !expression.is_empty() {
             access.require_bodies("selection by other than namespace, name and labels").await?;
         }
         whole(access)
@@ -246,15 +272,17 @@ impl HttpCall {
         &self,
         wanted: ObjectsWanted<'_>,
         request: &pb::WatchRequest,
-        lines: (LineFormat, BookmarkLines),
+        lines: (LineFormat, LineOptions),
     ) -> Result<Box<dyn BoundedBody<Error = Status>>, ApiError> {
-        let access = self.selected(Operation::Watch, wanted, &request.field_selector).await?;
+        let selectors = (&*request.field_selector, &*request.expression);
+        let access = self.selected(Operation::Watch, wanted, selectors).await?;
         Ok(Box::new(Box::pin(watch::open_lines(access, request, lines, self.call.clone())).await?))
     }
 
     /// Begins a list.
     pub(crate) async fn list(&self, wanted: ObjectsWanted<'_>, request: pb::ListRequest) -> Result<Listing, ApiError> {
-        let access = self.selected(Operation::List, wanted, &request.field_selector).await?;
+        let selectors = (&*request.field_selector, &*request.expression);
+        let access = self.selected(Operation::List, wanted, selectors).await?;
         Listing::begin(access, request, self.call.clone()).await
     }
 
@@ -313,6 +341,13 @@ impl Outcome {
         }
         if let Some(audited) = &self.audited {
             audited.ends(code);
+        }
+    }
+
+    /// Counts messages of the response: events, or the document.
+    pub(crate) fn sends_messages(&self, messages: u64) {
+        if let Some(observer) = &self.observer {
+            observer.sends_messages(messages);
         }
     }
 

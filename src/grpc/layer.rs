@@ -14,7 +14,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode, header};
+use http::{Extensions, HeaderMap, HeaderName, Method, Request, Response, StatusCode, header};
 use http_body::Frame as BodyFrame;
 use tokio::time::{Instant, Sleep};
 use tonic::{Code, Status};
@@ -118,7 +118,8 @@ where
             return Box::pin(std::future::ready(Ok(response)));
         }
         let observer = metrics.start(request.uri().path());
-        let span = observer.as_ref().map_or_else(Span::none, |_| span_of(&request));
+        let span =
+            observer.as_ref().map_or_else(Span::none, |_| span_of("grpc", request.uri().path(), request.extensions()));
         #[cfg(feature = "otel")]
         super::trace_context::set_parent(&span, request.headers());
         let observer = observer.map(|observer| observer.in_span(span.clone()));
@@ -199,17 +200,17 @@ async fn answered<T>(answer: impl Future<Output = T>, charge: &RequestCharge) ->
 
 /// Returns the span of a call, from its request to the end of its stream, with the attributes of OpenTelemetry's conventions. A
 /// watch has the reason of its end, too.
-fn span_of<B>(request: &Request<B>) -> Span {
-    let path = request.uri().path().trim_start_matches('/');
+pub(super) fn span_of(system: &'static str, path: &str, extensions: &Extensions) -> Span {
+    let path = path.trim_start_matches('/');
     let (service, method) = path.split_once('/').unwrap_or((path, ""));
     debug_span!(
         "call",
         otel.name = path,
         otel.kind = "server",
-        rpc.system = "grpc",
+        rpc.system = system,
         rpc.service = service,
         rpc.method = method,
-        client.address = request.extensions().get::<Peer>().map(tracing::field::display),
+        client.address = extensions.get::<Peer>().map(tracing::field::display),
         rpc.grpc.status_code = tracing::field::Empty,
         otel.status_code = tracing::field::Empty,
         informerd.end_reason = tracing::field::Empty,

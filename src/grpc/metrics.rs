@@ -91,6 +91,9 @@ const HEALTH_SERVICE: &str = "grpc.health.v1.Health";
 /// Requests to the Kubernetes API, whose HTTP status counts as the gRPC code that it stands for.
 #[cfg(feature = "kubernetes-api")]
 const KUBERNETES: &str = "kubernetes";
+/// Requests for resources under their own names at the same listener, counted alike.
+#[cfg(feature = "kubernetes-api")]
+const HTTP: &str = "http";
 const UNARY: &str = "unary";
 const SERVER_STREAM: &str = "server_stream";
 const BIDI_STREAM: &str = "bidi_stream";
@@ -122,6 +125,12 @@ static METHODS: &[Method] = &[
     (KUBERNETES, "Discover", UNARY),
     #[cfg(feature = "kubernetes-api")]
     (KUBERNETES, "Review", UNARY),
+    #[cfg(feature = "kubernetes-api")]
+    (HTTP, "Watch", SERVER_STREAM),
+    #[cfg(feature = "kubernetes-api")]
+    (HTTP, "List", SERVER_STREAM),
+    #[cfg(feature = "kubernetes-api")]
+    (HTTP, "Get", UNARY),
 ];
 /// Status codes, under their names in grpc-go.
 const CODES: [(Code, &str); 17] = [
@@ -296,6 +305,12 @@ impl RpcObserver {
         self.sent.inc_by(messages);
     }
 
+    /// Counts messages of a response that is no frame of gRPC.
+    #[cfg(feature = "kubernetes-api")]
+    pub(super) fn sends_messages(&self, messages: u64) {
+        self.sent.inc_by(messages);
+    }
+
     /// Sets the status code of the call.
     pub(super) fn ends(&mut self, code: Code) {
         self.code = code;
@@ -361,7 +376,7 @@ mod tests {
                 }));
             }
         }
-        let called = METHODS.iter().filter(|(service, ..)| *service != "kubernetes");
+        let called = METHODS.iter().filter(|(service, ..)| !["kubernetes", "http"].contains(service));
         let known =
             called.map(|(service, method, kind)| ((*service).to_owned(), (*method).to_owned(), (*kind).to_owned()));
         assert_eq!(found, known.collect::<BTreeSet<_>>());

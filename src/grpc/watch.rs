@@ -14,6 +14,8 @@ mod timer;
 
 #[cfg(feature = "kubernetes-api")]
 pub(super) use self::open::open_lines;
+#[cfg(feature = "kubernetes-api")]
+pub(crate) use self::open::{LastChange, LineOptions};
 pub(super) use self::{
     body::{AttachedWatch, Detached, LaneKey, Standing, WatchBody},
     open::{access, open, open_with},

@@ -9,7 +9,7 @@ use std::{
 use bytes::BytesMut;
 
 use super::{PayloadFormat, pb};
-use crate::model::{EventType, Object, ResourceVersion};
+use crate::model::{Cause, EventType, Object, ResourceVersion};
 
 /// Encoder of events as lines of text.
 pub trait LineEncoder: fmt::Debug + Send + Sync + 'static {
@@ -25,10 +25,18 @@ pub trait LineEncoder: fmt::Debug + Send + Sync + 'static {
 pub struct LineEvent<'a> {
     /// Type of the event.
     pub event_type: EventType,
+    /// Cause of the event.
+    pub cause: Cause,
     /// Object; the last state of a deleted one.
     pub object: &'a Object,
-    /// Version of the object after the event, from which its client resumes.
+    /// Version of the object after the event, from which a client that has no other version resumes.
     pub version: &'a ResourceVersion,
+    /// Version of the change itself.
+    pub change_version: &'a ResourceVersion,
+    /// Version that is safe to resume from after the event: that before its batch, inside one; none for an initial event.
+    pub safe_version: Option<&'a ResourceVersion>,
+    /// Number of further events that this one stands for.
+    pub coalesced: u32,
     /// Part of the object that the client may read.
     pub payload: PayloadFormat,
 }

@@ -2,19 +2,23 @@
 
 use std::{
     fmt,
+    future::poll_fn,
+    io::Write,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::{Buf, Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use flate2::{Compression, write::GzEncoder};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use http_body::{Body, Frame};
 use serde_json::Value;
 use tonic::{Code, Status};
 
-use super::encode::Encoder;
 use crate::{
     grpc::{ListEnd, ListProgress, Listing, Outcome},
+    model::Object,
+    proto::PayloadFormat,
     transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Room},
 };
 
@@ -28,22 +32,50 @@ pub struct RestBody {
 enum Kind {
     Full(Bytes),
     List(Box<ListBody>),
-    Watch(Box<dyn BoundedBody<Error = Status>>),
+    Watch(Box<dyn BoundedBody<Error = Status>>, &'static [u8]),
     Over,
+}
+
+/// Encoder of a list as JSON.
+pub(super) trait ListEncoder: Send + 'static {
+    /// Appends what is before the objects.
+    fn head(&self, buffer: &mut BytesMut);
+
+    /// Appends an object.
+    fn item(&self, object: &Object, payload: PayloadFormat, buffer: &mut BytesMut);
+
+    /// Appends what is behind the objects.
+    fn end(&self, end: &ListEnd, buffer: &mut BytesMut);
+}
+
+/// Body of the response to a read.
+pub(super) enum ReadBody {
+    Object(Bytes),
+    List(Box<ListBody>),
+    /// Events, each of which ends with these bytes.
+    Watch(Box<dyn BoundedBody<Error = Status>>, &'static [u8]),
 }
 
 /// Objects of a list, as JSON.
 pub(super) struct ListBody {
     listing: Listing,
-    encoder: Encoder,
-    /// Encoded and not handed out.
+    encoder: Box<dyn ListEncoder>,
+    /// Encoded and not compressed.
+    plain: BytesMut,
+    /// Compressor, and what it has not handed out; none for a client that gets plain text.
+    gzip: Option<GzEncoder<Vec<u8>>>,
+    /// Ready to be handed out.
     buffer: BytesMut,
     is_first: bool,
     is_done: bool,
 }
 
-/// Bytes that are encoded at a time.
+/// Bytes that are encoded or compressed at a time.
 const CHUNK_BYTES: usize = 64 << 10;
+/// Size above which a list is compressed, as by an API server.
+const COMPRESSED_BYTES: usize = 128 << 10;
+/// About the memory of a compressor, in bytes.
+const COMPRESSOR_BYTES: usize = 320 << 10;
 
 /// Returns a response that is a document.
 pub(super) fn json(status: StatusCode, value: &Value) -> Response<RestBody> {
@@ -56,41 +88,116 @@ pub(super) fn json(status: StatusCode, value: &Value) -> Response<RestBody> {
 // === impl ListBody ===
 
 impl ListBody {
-    pub(super) fn new(listing: Listing, encoder: Encoder) -> Self {
-        let mut buffer = BytesMut::new();
-        encoder.list_head(&mut buffer);
-        Self { listing, encoder, buffer, is_first: true, is_done: false }
+    /// Begins the document of a list. One that may be compressed is encoded up to the size above which it is.
+    pub(super) async fn begin(listing: Listing, encoder: impl ListEncoder, may_compress: bool) -> Self {
+        let mut plain = BytesMut::new();
+        encoder.head(&mut plain);
+        let (encoder, buffer) = (Box::new(encoder), BytesMut::new());
+        let mut list = Self { listing, encoder, plain, gzip: None, buffer, is_first: true, is_done: false };
+        if may_compress {
+            let enough = COMPRESSED_BYTES + 1;
+            poll_fn(|cx| list.poll_encoded(cx, enough, enough)).await;
+            let is_large = list.plain.len() > COMPRESSED_BYTES;
+            list.gzip = is_large.then(|| GzEncoder::new(Vec::new(), Compression::fast()));
+        }
+        list
+    }
+
+    /// Encodes objects until at least so many bytes are encoded, or all; at a time about `bytes`.
+    fn poll_encoded(&mut self, cx: &mut Context<'_>, bytes: usize, least: usize) -> Poll<()> {
+        let Self { listing, encoder, plain, is_first, is_done, .. } = self;
+        if plain.len() >= least || *is_done {
+            return Poll::Ready(());
+        }
+        let payload = listing.payload();
+        let progress = ready!(listing.poll_next(cx, plain, bytes, |object, buffer| {
+            if !std::mem::take(is_first) {
+                buffer.extend_from_slice(b",");
+            }
+            encoder.item(object, payload, buffer);
+        }));
+        match progress {
+            ListProgress::More if plain.len() < least => {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            ListProgress::More => {}
+            ListProgress::Done => {
+                *is_done = true;
+                encoder.end(&listing.end(), plain);
+            }
+        }
+        Poll::Ready(())
     }
 
     /// Returns the next bytes, at most as many as there is room for; `None` after the last.
     fn poll(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Option<Result<Bytes, usize>>> {
-        let Self { listing, encoder, buffer, is_first, is_done } = self;
-        if buffer.is_empty() && !*is_done {
-            let payload = listing.payload();
-            let polled = listing.poll_next(cx, buffer, CHUNK_BYTES, |object, buffer| {
-                if !std::mem::take(is_first) {
-                    buffer.extend_from_slice(b",");
-                }
-                encoder.item(object, payload, buffer);
-            });
-            match polled {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(ListProgress::More) if buffer.is_empty() => {
-                    cx.waker().wake_by_ref();
-                    return Poll::Pending;
-                }
-                Poll::Ready(ListProgress::More) => {}
-                Poll::Ready(ListProgress::Done) => {
-                    *is_done = true;
-                    let ListEnd { version, next, remaining } = listing.end();
-                    Encoder::list_end(&version, next.as_deref(), remaining, buffer);
+        if self.buffer.is_empty() {
+            if self.plain.is_empty() {
+                ready!(self.poll_encoded(cx, CHUNK_BYTES, 1));
+            }
+            match self.gzip.take() {
+                None => std::mem::swap(&mut self.plain, &mut self.buffer),
+                Some(gzip) => {
+                    self.compress(gzip);
+                    if self.buffer.is_empty() && self.gzip.is_some() {
+                        // The compressor keeps it for now.
+                        cx.waker().wake_by_ref();
+                        return Poll::Pending;
+                    }
                 }
             }
         }
-        if buffer.is_empty() {
+        if self.buffer.is_empty() {
             return Poll::Ready(None);
         }
-        Poll::Ready(Some(take(buffer, room)))
+        Poll::Ready(Some(take(&mut self.buffer, room)))
+    }
+
+    /// Compresses the next bytes. The last ones end the compressor.
+    fn compress(&mut self, mut gzip: GzEncoder<Vec<u8>>) {
+        let next = self.plain.split_to(self.plain.len().min(CHUNK_BYTES));
+        // Writing to memory does not fail.
+        drop(gzip.write_all(&next));
+        if self.is_done && self.plain.is_empty() {
+            self.buffer.extend_from_slice(&gzip.finish().unwrap_or_default());
+        } else {
+            self.buffer.extend_from_slice(&std::mem::take(gzip.get_mut()));
+            self.gzip = Some(gzip);
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.plain.len() + self.buffer.len() + if self.gzip.is_some() { COMPRESSOR_BYTES } else { 0 }
+    }
+}
+
+// === impl ReadBody ===
+
+impl ReadBody {
+    /// Returns the response with this body; without it to HEAD.
+    pub(super) fn into_response(
+        self,
+        method: &Method,
+        outcome: Outcome,
+        content_type: &'static str,
+    ) -> Response<RestBody> {
+        let (mut headers, is_gzip) = (HeaderMap::new(), matches!(&self, Self::List(list) if list.gzip.is_some()));
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+        if is_gzip {
+            headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+            headers.insert(header::VARY, HeaderValue::from_static("accept-encoding"));
+        }
+        let kind = match self {
+            _ if method == Method::HEAD => Kind::Over,
+            Self::Object(text) => Kind::Full(text),
+            Self::List(list) => Kind::List(list),
+            Self::Watch(watch, event_end) => Kind::Watch(watch, event_end),
+        };
+        let mut response = Response::new(RestBody { kind, outcome: Some(outcome) });
+        *response.headers_mut() = headers;
+        response
     }
 }
 
@@ -110,26 +217,16 @@ impl RestBody {
         Self { kind: Kind::Full(text.into()), outcome: None }
     }
 
-    pub(super) fn list(list: ListBody, outcome: Outcome) -> Self {
-        Self { kind: Kind::List(Box::new(list)), outcome: Some(outcome) }
-    }
-
-    pub(super) fn watch(watch: Box<dyn BoundedBody<Error = Status>>, outcome: Outcome) -> Self {
-        Self { kind: Kind::Watch(watch), outcome: Some(outcome) }
-    }
-
     /// Keeps the place of a call until the document is sent.
     pub(super) fn of_call(self, outcome: Outcome) -> Self {
         Self { outcome: Some(outcome), ..self }
     }
 
-    /// Returns the body of a response to HEAD.
-    pub(super) fn without_content(self) -> Self {
-        Self { kind: Kind::Over, ..self }
-    }
-
     fn ends(&mut self, code: Code) {
         if let Some(outcome) = &mut self.outcome {
+            if code == Code::Ok && matches!(self.kind, Kind::Full(_) | Kind::List(_)) {
+                outcome.sends_messages(1);
+            }
             outcome.ends(code);
         }
         (self.kind, self.outcome) = (Kind::Over, None);
@@ -151,9 +248,15 @@ impl BoundedBody for RestBody {
                 Poll::Ready(Some(Ok(data))) => Some(data.into()),
                 Poll::Ready(None) => None,
             },
-            Kind::Watch(watch) => match watch.poll_bounded(cx, room) {
+            Kind::Watch(watch, event_end) => match watch.poll_bounded(cx, room) {
                 Poll::Ready(Some(Ok(BoundedFrame::Frame(frame)))) => match frame.into_data() {
-                    Ok(data) => Some(data),
+                    Ok(data) => {
+                        if let Some(outcome) = &self.outcome {
+                            let events = data.pieces().map(|piece| memchr::memmem::find_iter(piece, event_end).count());
+                            outcome.sends_messages(events.sum::<usize>() as u64);
+                        }
+                        Some(data)
+                    }
                     Err(frame) => {
                         let code = frame.trailers_ref().and_then(Status::from_header_map).map(|status| status.code());
                         self.ends(code.unwrap_or(Code::Unknown));
@@ -177,15 +280,15 @@ impl BoundedBody for RestBody {
     fn encoded_bytes(&self) -> usize {
         match &self.kind {
             Kind::Full(text) => text.len(),
-            Kind::List(list) => list.buffer.len(),
-            Kind::Watch(watch) => watch.encoded_bytes(),
+            Kind::List(list) => list.bytes(),
+            Kind::Watch(watch, _) => watch.encoded_bytes(),
             Kind::Over => 0,
         }
     }
 
     fn exhausted(&mut self, room: usize, exceeded: Exceeded) -> FinalFrames {
         let message = match &mut self.kind {
-            Kind::Watch(watch) => watch.exhausted(room, exceeded).message,
+            Kind::Watch(watch, _) => watch.exhausted(room, exceeded).message,
             _ => None,
         };
         self.ends(Code::ResourceExhausted);

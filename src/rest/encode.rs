@@ -7,6 +7,7 @@
 use std::{
     collections::HashMap,
     fmt,
+    hash::Hash,
     sync::{Arc, Weak},
     time::SystemTime,
 };
@@ -19,10 +20,10 @@ use serde::{
 };
 use serde_json::{json, value::RawValue};
 
-use super::{status::Failure, table};
+use super::{body::ListEncoder, status::Failure, table};
 use crate::{
-    grpc::HttpMethod,
-    model::{ApiKind, Object, ResourceVersion},
+    grpc::{HttpMethod, ListEnd},
+    model::{ApiKind, Object, ResourceVersion, Shard},
     proto::{BookmarkLines, LineEncoder, LineEvent, PayloadFormat, pb},
 };
 
@@ -44,16 +45,18 @@ pub(super) enum Include {
 }
 
 /// Encoder of the objects of one kind in one form.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct Encoder {
     kind: ApiKind,
     api_version: String,
     form: Form,
+    /// Shard that lists name.
+    shard: Option<String>,
 }
 
-/// Encoders of open watches: those with the same kind and form share one, and so their lines.
-#[derive(Debug, Default)]
-pub(super) struct Encoders(Mutex<HashMap<(u64, Form), Weak<Encoder>>>);
+/// Encoders of open watches by the id of the resource's calls and the form: those with the same share one, and so their lines.
+#[derive(Debug)]
+pub(super) struct Encoders<F, E>(Mutex<HashMap<(u64, F), Weak<E>>>);
 
 /// Key of the annotation at the end of the initial events.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
@@ -88,18 +91,24 @@ impl From<&str> for Include {
 
 // === impl Encoders ===
 
-impl Encoders {
-    /// Returns the encoder of a resource, by the id of its calls, in one form.
-    pub(super) fn of(&self, resource: u64, kind: &ApiKind, form: Form) -> Arc<dyn LineEncoder> {
+impl<F: Copy + Eq + Hash, E: PartialEq> Encoders<F, E> {
+    /// Returns the encoder that is equal to this one, if there is one.
+    pub(super) fn share(&self, (resource, form): (u64, F), encoder: E) -> Arc<E> {
         let mut encoders = self.0.lock();
         let known = encoders.get(&(resource, form)).and_then(Weak::upgrade);
-        if let Some(known) = known.filter(|known| known.kind == *kind) {
+        if let Some(known) = known.filter(|known| **known == encoder) {
             return known;
         }
         encoders.retain(|_, encoder| encoder.strong_count() > 0);
-        let encoder = Arc::new(Encoder::new(kind.clone(), form));
+        let encoder = Arc::new(encoder);
         encoders.insert((resource, form), Arc::downgrade(&encoder));
         encoder
+    }
+}
+
+impl<F, E> Default for Encoders<F, E> {
+    fn default() -> Self {
+        Self(Mutex::default())
     }
 }
 
@@ -107,7 +116,12 @@ impl Encoders {
 
 impl Encoder {
     pub(super) fn new(kind: ApiKind, form: Form) -> Self {
-        Self { api_version: kind.api_version(), kind, form }
+        Self { api_version: kind.api_version(), kind, form, shard: None }
+    }
+
+    /// Returns the encoder of a list that is a shard.
+    pub(super) fn of_shard(self, shard: Option<&Shard>) -> Self {
+        Self { shard: shard.map(ToString::to_string), ..self }
     }
 
     /// Appends an object that stands alone.
@@ -122,23 +136,14 @@ impl Encoder {
             Form::Table(_) => {
                 self.list_head(buffer);
                 self.row(object, version, payload, buffer);
-                Self::list_end(version, None, None, buffer);
+                Self::list_end(&ListEnd { version: version.clone(), next: None, remaining: None }, None, buffer);
             }
         }
     }
 
-    /// Appends an item of a list.
-    pub(super) fn item(&self, object: &Object, payload: PayloadFormat, buffer: &mut BytesMut) {
-        match self.form {
-            Form::Object => self.whole(object, object.version(), false, buffer),
-            Form::Metadata => partial(object, object.version(), payload, false, buffer),
-            Form::Table(_) => self.row(object, object.version(), payload, buffer),
-        }
-    }
-
     /// Appends what is before the items of a list.
-    pub(super) fn list_head(&self, buffer: &mut BytesMut) {
-        let Self { kind: ApiKind { kind, .. }, api_version, form } = self;
+    fn list_head(&self, buffer: &mut BytesMut) {
+        let Self { kind: ApiKind { kind, .. }, api_version, form, .. } = self;
         let head = match form {
             Form::Object => {
                 format!("{{\"kind\":{},\"apiVersion\":{},\"items\":[", json!(format!("{kind}List")), json!(api_version))
@@ -153,18 +158,17 @@ impl Encoder {
     }
 
     /// Appends what is behind the items of a list.
-    pub(super) fn list_end(
-        version: &ResourceVersion,
-        next: Option<&str>,
-        remaining: Option<u64>,
-        buffer: &mut BytesMut,
-    ) {
+    fn list_end(end: &ListEnd, shard: Option<&str>, buffer: &mut BytesMut) {
+        let ListEnd { version, next, remaining } = end;
         let mut metadata = json!({ "resourceVersion": version.to_string() });
         if let Some(next) = next {
             metadata["continue"] = json!(next);
         }
         if let Some(remaining) = remaining {
             metadata["remainingItemCount"] = json!(remaining);
+        }
+        if let Some(shard) = shard {
+            metadata["shardInfo"] = json!({ "selector": shard });
         }
         buffer.put_slice(format!("],\"metadata\":{metadata}}}").as_bytes());
     }
@@ -226,9 +230,27 @@ impl Encoder {
     }
 }
 
+impl ListEncoder for Encoder {
+    fn head(&self, buffer: &mut BytesMut) {
+        self.list_head(buffer);
+    }
+
+    fn item(&self, object: &Object, payload: PayloadFormat, buffer: &mut BytesMut) {
+        match self.form {
+            Form::Object => self.whole(object, object.version(), false, buffer),
+            Form::Metadata => partial(object, object.version(), payload, false, buffer),
+            Form::Table(_) => self.row(object, object.version(), payload, buffer),
+        }
+    }
+
+    fn end(&self, end: &ListEnd, buffer: &mut BytesMut) {
+        Self::list_end(end, self.shard.as_deref(), buffer);
+    }
+}
+
 impl LineEncoder for Encoder {
     fn event(&self, event: &LineEvent<'_>, buffer: &mut BytesMut) {
-        let LineEvent { event_type, object, version, payload } = *event;
+        let LineEvent { event_type, object, version, payload, .. } = *event;
         buffer.put_slice(format!("{{\"type\":\"{}\",\"object\":", event_type.name()).as_bytes());
         self.alone(object, version, payload, buffer);
         buffer.put_slice(b"}\n");

@@ -18,6 +18,8 @@ pub(super) enum Target {
         version: String,
     },
     Objects(Objects),
+    /// Objects of a resource under its own name.
+    Resource(Resource),
     /// A `SelfSubjectAccessReview`.
     Review,
     Unknown,
@@ -35,6 +37,24 @@ pub(super) struct Objects {
     pub(super) name: String,
 }
 
+/// Objects of a resource under its own name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Resource {
+    pub(super) name: String,
+    pub(super) read: ResourceRead,
+}
+
+/// Read of a resource.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum ResourceRead {
+    List,
+    Watch,
+    /// Namespace, which is empty for an object without one, and name.
+    Get(String, String),
+}
+
+/// Namespace in the path of an object that has none.
+const NO_NAMESPACE: &str = "-";
 const REVIEWS: [&str; 3] = ["authorization.k8s.io", "v1", "selfsubjectaccessreviews"];
 
 // === impl Target ===
@@ -54,8 +74,18 @@ impl Target {
             ["apis", ref rest @ ..] if *rest == REVIEWS => Self::Review,
             ["api", version, ref rest @ ..] => Self::objects("", version, rest),
             ["apis", group, version, ref rest @ ..] => Self::objects(group, version, rest),
+            ["v1", name] if !name.is_empty() => Self::resource(name, ResourceRead::List),
+            ["v1", name, "watch"] => Self::resource(name, ResourceRead::Watch),
+            ["v1", name, namespace, object] => {
+                let namespace = if namespace == NO_NAMESPACE { "" } else { namespace };
+                Self::resource(name, ResourceRead::Get(namespace.to_owned(), object.to_owned()))
+            }
             _ => Self::Unknown,
         }
+    }
+
+    fn resource(name: &str, read: ResourceRead) -> Self {
+        Self::Resource(Resource { name: name.to_owned(), read })
     }
 
     fn objects(group: &str, version: &str, rest: &[&str]) -> Self {
@@ -96,6 +126,12 @@ mod tests {
             ("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", Target::Review),
             ("/api/", Target::Groups { is_core: true }),
             ("/readyz", Target::Probe),
+            ("/v1/pods", Target::resource("pods", ResourceRead::List)),
+            ("/v1/pods/watch", Target::resource("pods", ResourceRead::Watch)),
+            ("/v1/pods/shop/a%2Fb", Target::resource("pods", ResourceRead::Get("shop".to_owned(), "a/b".to_owned()))),
+            ("/v1/nodes/-/watch", Target::resource("nodes", ResourceRead::Get(String::new(), "watch".to_owned()))),
+            ("/v1/pods/x", Target::Unknown),
+            ("/v1", Target::Unknown),
             ("/", Target::Unknown),
             ("/apis/apps", Target::Unknown),
             ("/api/v1/namespaces/shop/pods/a/log", Target::Unknown),

@@ -3,6 +3,7 @@
 use percent_encoding::percent_decode;
 
 use super::status::{Cause, Failure};
+use crate::model::{Shard, excerpt};
 
 /// Parameters of list and watch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -19,7 +20,7 @@ pub(super) struct Query {
     pub(super) sends_initial_events: Option<bool>,
     pub(super) timeout_seconds: u64,
     pub(super) include_object: String,
-    has_shard_selector: bool,
+    pub(super) shard: Option<Shard>,
 }
 
 const NOT_OLDER_THAN: &str = "NotOlderThan";
@@ -33,9 +34,8 @@ impl Query {
     /// Parses the query of a URL. Parameters that Kubernetes does not know are ignored, as there.
     pub(super) fn parse(text: &str) -> Result<Self, Failure> {
         let mut query = Self::default();
-        for pair in text.split('&').filter(|pair| !pair.is_empty()) {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let (key, value) = (decode(key)?, decode(value)?);
+        for pair in pairs(text) {
+            let (key, value) = pair?;
             match &*key {
                 "watch" => query.is_watch = boolean(&value),
                 "labelSelector" => query.label_selector = value,
@@ -48,7 +48,7 @@ impl Query {
                 INITIAL => query.sends_initial_events = Some(boolean(&value)),
                 "timeoutSeconds" => query.timeout_seconds = u64::try_from(number(&value)?).unwrap_or_default(),
                 "includeObject" => query.include_object = value,
-                "shardSelector" => query.has_shard_selector = !value.is_empty(),
+                "shardSelector" if !value.is_empty() => query.shard = Some(shard(&value)?),
                 _ => {}
             }
         }
@@ -93,14 +93,19 @@ impl Query {
         if !causes.is_empty() {
             return Err(Failure::invalid(causes));
         }
-        if self.has_shard_selector {
-            return Err(Failure::bad_request("shardSelector is not supported by informerd's API"));
-        }
         if !self.is_watch && !token.is_empty() && !["", "0"].contains(&&**resource_version) {
             return Err(Failure::bad_request("specifying resource version is not allowed when using continue"));
         }
         Ok(())
     }
+}
+
+/// Returns the parameters of a query, decoded.
+pub(super) fn pairs(text: &str) -> impl Iterator<Item = Result<(String, String), Failure>> {
+    text.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        Ok((decode(key)?, decode(value)?))
+    })
 }
 
 fn decode(text: &str) -> Result<String, Failure> {
@@ -109,12 +114,22 @@ fn decode(text: &str) -> Result<String, Failure> {
     decoded.map(Into::into).map_err(|_| Failure::bad_request("the query is not UTF-8"))
 }
 
+/// Parses a shard in Kubernetes' form: `shardRange`, but no part of so many.
+fn shard(text: &str) -> Result<Shard, Failure> {
+    let shard: Result<Shard, _> = text.parse();
+    shard.ok().filter(|_| text.contains("shardRange")).ok_or_else(|| {
+        let example = "shardRange(object.metadata.uid, '0x0000000000000000', '0x8000000000000000')";
+        let problem = text.parse::<Shard>().err().map(|error| error.to_string()).unwrap_or_default();
+        Failure::bad_request(&format!("shardSelector: {:?} is not such as {example} {problem}", excerpt(text)))
+    })
+}
+
 /// Reads a boolean as apimachinery does.
-fn boolean(value: &str) -> bool {
+pub(super) fn boolean(value: &str) -> bool {
     !(value.eq_ignore_ascii_case("false") || value == "0")
 }
 
-fn number(value: &str) -> Result<i64, Failure> {
+pub(super) fn number(value: &str) -> Result<i64, Failure> {
     value.parse().map_err(|_| Failure::bad_request(&format!("strconv.ParseInt: parsing {value:?}: invalid syntax")))
 }
 
@@ -150,6 +165,8 @@ mod tests {
             "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan",
             "watch=1&sendInitialEvents=false&resourceVersionMatch=NotOlderThan&resourceVersion=7",
             "watch=1&resourceVersion=7&allowWatchBookmarks=true",
+            "shardSelector=shardRange(object.metadata.uid,'0x0','0x8000000000000000')",
+            "shardSelector=",
         ];
         for text in good {
             assert_eq!(check(text), Ok(()), "{text}");
@@ -173,7 +190,9 @@ mod tests {
             "limit=x",
             "timeoutSeconds=1.5",
             "shardSelector=a",
-            "watch=1&shardSelector=a",
+            "watch=1&shardSelector=0/2",
+            "shardSelector=+",
+            "shardSelector=shardRange(object.metadata.name,'0x0','0x8')",
             "continue=x&resourceVersion=5",
             "labelSelector=%ff",
         ] {

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use bytes::BytesMut;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, header};
+use http::{HeaderMap, HeaderValue, Request, header};
 use prost_types::Duration;
+use tracing::Instrument;
 
 use super::{
     Answer, Form, RestService,
-    body::{ListBody, RestBody},
+    body::{ListBody, ReadBody},
     encode::Encoder,
     kinds,
     path::Objects,
@@ -17,7 +18,7 @@ use super::{
 };
 use crate::{
     auth::Operation,
-    grpc::{ApiError, HttpCall, HttpMethod, ObjectsWanted, ServedResource},
+    grpc::{ApiError, HttpCall, HttpMethod, LineOptions, ObjectsWanted, ServedResource},
     model::{ApiKind, ResourceVersion, excerpt},
     proto::{BookmarkLines, LineFormat, pb},
     transport::RequestBody,
@@ -29,6 +30,8 @@ const MIN_WATCH_SECONDS: u64 = 1800;
 const MAX_WATCH_SECONDS: u64 = 86_400;
 /// Interval of bookmarks, in seconds.
 const BOOKMARK_SECONDS: i64 = 30;
+/// End of each event of a watch.
+const LINE_END: &[u8] = b"\n";
 
 /// Answers a request for objects.
 pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>, objects: &Objects) -> Answer {
@@ -39,21 +42,12 @@ pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>
         _ => HttpMethod::List,
     };
     let mut call = rest.begin(method, &mut request).await?;
-    let answered = Box::pin(read(rest, &mut call, &request, objects, query)).await;
-    let Read { body, warning } = answered.inspect_err(|failure| call.ends(failure.grpc_code()))?;
-    let outcome = call.into_outcome();
-    let (body, form) = match body {
-        ReadBody::Object(text, form) => (RestBody::full(text).of_call(outcome), form),
-        ReadBody::List(list, form) => (RestBody::list(*list, outcome), form),
-        ReadBody::Watch(watch, form) => (RestBody::watch(watch, outcome), form),
-    };
-    let body = if request.method() == Method::HEAD { body.without_content() } else { body };
-    let mut response = Response::new(body);
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(form.content_type(method)));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    let span = call.span();
+    let answered = Box::pin(read(rest, &mut call, &request, objects, query)).instrument(span).await;
+    let Read { body, form, warning } = answered.inspect_err(|failure| call.ends(failure.grpc_code()))?;
+    let mut response = body.into_response(request.method(), call.into_outcome(), form.content_type(method));
     if let Some(warning) = warning {
-        headers.insert(header::WARNING, warning);
+        response.headers_mut().insert(header::WARNING, warning);
     }
     Ok(response)
 }
@@ -61,14 +55,9 @@ pub(super) async fn answer(rest: &RestService, mut request: Request<RequestBody>
 /// Result of a read.
 struct Read {
     body: ReadBody,
+    form: Form,
     /// Warning that the state may not be the most recent.
     warning: Option<HeaderValue>,
-}
-
-enum ReadBody {
-    Object(bytes::Bytes, Form),
-    List(Box<ListBody>, Form),
-    Watch(Box<dyn crate::transport::BoundedBody<Error = tonic::Status>>, Form),
 }
 
 async fn read(
@@ -86,7 +75,8 @@ async fn read(
     if objects.name.is_empty() {
         query.check()?;
     }
-    let reader = Reader { rest, resource: &resource, kind: &kind, objects, query: &query, form };
+    let headers = request.headers();
+    let reader = Reader { rest, resource: &resource, kind: &kind, objects, query: &query, headers, form };
     let read = if !objects.name.is_empty() {
         reader.get(call).await
     } else if query.is_watch {
@@ -136,6 +126,7 @@ struct Reader<'a> {
     kind: &'a ApiKind,
     objects: &'a Objects,
     query: &'a Query,
+    headers: &'a HeaderMap,
     form: Form,
 }
 
@@ -181,7 +172,7 @@ impl Reader<'_> {
         let (object, payload) = call.get(self.wanted(), &self.objects.name, version).await.map_err(refused)?;
         let mut buffer = BytesMut::new();
         self.encoder().object(&object, payload, &mut buffer);
-        Ok(Read { body: ReadBody::Object(buffer.freeze(), self.form), warning })
+        Ok(Read { body: ReadBody::Object(buffer.freeze()), form: self.form, warning })
     }
 
     async fn list(&self, call: &HttpCall) -> Result<Read, Refused> {
@@ -195,6 +186,7 @@ impl Reader<'_> {
             // As in Kubernetes, a list of any version has no pages.
             page_size: if resource_version == "0" && token.is_empty() { 0 } else { *limit },
             page_token: token.clone(),
+            shard: self.query.shard.as_ref().map(Into::into),
             ..Default::default()
         };
         let mut warning = None;
@@ -208,7 +200,13 @@ impl Reader<'_> {
             }
         }
         let listing = call.list(self.wanted(), request).await.map_err(refused)?;
-        Ok(Read { body: ReadBody::List(Box::new(ListBody::new(listing, self.encoder())), self.form), warning })
+        let list = ListBody::begin(
+            listing,
+            self.encoder().of_shard(self.query.shard.as_ref()),
+            self.rest.may_compress(self.headers),
+        )
+        .await;
+        Ok(Read { body: ReadBody::List(Box::new(list)), form: self.form, warning })
     }
 
     async fn watch(&self, call: &HttpCall) -> Result<Read, Refused> {
@@ -224,6 +222,7 @@ impl Reader<'_> {
             namespace: self.objects.namespace.clone(),
             label_selector: label_selector.clone(),
             field_selector: field_selector.clone(),
+            shard: self.query.shard.as_ref().map(Into::into),
             timeout: Some(Duration { seconds: seconds.cast_signed(), nanos: 0 }),
             bookmark_interval: Some(Duration { seconds: BOOKMARK_SECONDS, nanos: 0 }),
             ..Default::default()
@@ -244,9 +243,10 @@ impl Reader<'_> {
             request.min_resource_version = version.map(|version| version.to_string()).unwrap_or_default();
         }
         let bookmarks = BookmarkLines { is_wanted: *allows_bookmarks, marks_end: sends_initial_events == Some(true) };
-        let lines = self.rest.encoders.of(self.resource.calls.id(), self.kind, self.form);
-        let watch = call.watch(self.wanted(), &request, (LineFormat(lines), bookmarks)).await.map_err(refused)?;
-        Ok(Read { body: ReadBody::Watch(watch, self.form), warning })
+        let lines = self.rest.encoders.share((self.resource.calls.id(), self.form), self.encoder());
+        let options = LineOptions { bookmarks, has_objects_only: true, last: None };
+        let watch = call.watch(self.wanted(), &request, (LineFormat(lines), options)).await.map_err(refused)?;
+        Ok(Read { body: ReadBody::Watch(watch, LINE_END), form: self.form, warning })
     }
 
     fn encoder(&self) -> Encoder {

@@ -64,6 +64,8 @@ pub struct Backlog {
     pub has_more: bool,
     /// True if a relist, evicted since, came before the first batch.
     pub is_after_gap: bool,
+    /// Number of changes of the first batch that the client already has.
+    pub passed: u64,
 }
 
 /// Reason why a watch cannot resume from a version.
@@ -350,6 +352,19 @@ impl History {
             before = what.after();
         }
         backlog
+    }
+}
+
+// === impl Backlog ===
+
+impl Backlog {
+    /// Skips the changes up to the one that a client received last, if that is among these.
+    #[cfg(feature = "kubernetes-api")]
+    pub fn skip_through(&mut self, is_last: impl Fn(&Change) -> bool) {
+        let find = |(at, batch): (usize, &Arc<Batch>)| Some((at, batch.changes.iter().position(&is_last)?));
+        let Some((at, index)) = self.batches.iter().enumerate().find_map(find) else { return };
+        self.first += self.batches.drain(..at).map(|batch| batch.changes.len() as u64).sum::<u64>();
+        self.passed = index as u64 + 1;
     }
 }
 

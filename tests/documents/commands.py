@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 
 from pages import REPOSITORY, Examples, blocks, fail, run, until, until_printed
 
@@ -146,6 +147,31 @@ def api(page):
     page.done("views, shards and expressions select")
 
 
+def http(page):
+    page.expect(shell=1)
+    server = page.serve_configuration(page.configurations[0])
+    listed, gotten, watched = (line.replace("curl ", "curl --silent --fail ") for line in lines(page.shell[0]))
+    page.run(listed, '"resourceVersion"')
+    page.run(gotten, '"web-95mrm8mw82-jbmvc"')
+    page.follow(watched, '"initialEventsEnd":true')
+    text = (REPOSITORY / page.page).read_text(encoding="utf-8").replace("127.0.0.1:8001", page.addresses["127.0.0.1:8001"])
+    program, use = blocks(text, "js")
+    page.file("follow.mjs").write_text(program, encoding="utf-8")
+    page.file("use.mjs").write_text(use, encoding="utf-8")
+    follower = page.start("exec node use.mjs")
+    until_printed("BOOKMARK", follower)
+    manifest = page.file("examples/manifests/http.yaml")
+    manifest.write_text("{kind: Pod, metadata: {namespace: storefront, name: http-1}}\n", encoding="utf-8")
+    until_printed("ADDED http-1", follower)
+    # At its next start the server has other versions: 410, and all objects again.
+    server.signal(signal.SIGKILL)
+    server.process.wait()
+    manifest.write_text("{kind: Pod, metadata: {namespace: storefront, name: http-2}}\n", encoding="utf-8")
+    page.serve("informerd serve --config informerd.yaml")
+    until_printed("ADDED http-2", follower)
+    page.done("curl and a program of the page read and follow the pods, also over a restart")
+
+
 def clients(page):
     page.expect(shell=1)
     page.serve_shop()
@@ -244,6 +270,7 @@ PAGES = [
     ("docs/sources/stream.md", None, stream),
     ("docs/mirror.md", None, mirror),
     ("docs/api.md", None, api),
+    ("docs/http.md", None, http),
     ("docs/clients.md", "## The command line", clients),
     ("docs/configuration.md", None, configuration),
     ("docs/authentication.md", "## Client certificates", certificates),

@@ -22,7 +22,7 @@ def main():
         etcd = start_etcd(work)
         start_api_server(work, etcd)
         run("kubectl create namespace shop")
-        ports = {port: free_port() for port in (50051, 50052, 8080, 9464)}
+        ports = {port: free_port() for port in (50051, 50052, 8001, 8080, 9464)}
         addresses = {f"127.0.0.1:{written}": f"127.0.0.1:{actual}" for written, actual in ports.items()}
         addresses["localhost:50051"] = f"localhost:{ports[50051]}"
         # In a program, as two arguments.

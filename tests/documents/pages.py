@@ -132,6 +132,7 @@ class Examples:
     """Blocks of code of a page or of a part of it, and a new directory to run them in, beside the repository."""
 
     def __init__(self, page, work, addresses, heading=None):
+        self.addresses = addresses
         self.page, self.name = page, f"{page}, {heading.lstrip('# ')}" if heading else page
         text = (REPOSITORY / page).read_text(encoding="utf-8")
         if heading:

@@ -37,8 +37,8 @@ struct Api {
 /// Response to a request.
 pub(crate) struct Answer {
     pub(crate) code: u16,
-    head: String,
-    text: String,
+    pub(crate) head: String,
+    pub(crate) text: String,
 }
 
 /// Open watch.
@@ -179,7 +179,7 @@ pub(crate) async fn serve(sandbox: &Sandbox, warns: bool) -> (SocketAddr, JoinHa
 }
 
 /// Sends a request, and returns the connection after the head of its response.
-async fn send(
+pub(crate) async fn send(
     address: SocketAddr,
     method: &str,
     target: &str,
@@ -209,15 +209,28 @@ pub(crate) async fn ask(
     headers: &[(&str, &str)],
     body: &str,
 ) -> Answer {
+    let (head, text) = ask_bytes(address, method, target, headers, body).await;
+    let text = String::from_utf8(text).unwrap();
+    Answer { code: head.split(' ').nth(1).unwrap().parse().unwrap(), head, text }
+}
+
+/// Makes a request, and returns the head and the bytes of its response.
+pub(crate) async fn ask_bytes(
+    address: SocketAddr,
+    method: &str,
+    target: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> (String, Vec<u8>) {
     let mut all = vec![("Connection", "close")];
     all.extend_from_slice(headers);
     let (mut stream, head) = send(address, method, target, &all, body).await;
-    let mut text = String::new();
-    tokio::time::timeout(DEADLINE, stream.read_to_string(&mut text)).await.expect("a body in time").unwrap();
+    let mut bytes = Vec::new();
+    tokio::time::timeout(DEADLINE, stream.read_to_end(&mut bytes)).await.expect("a body in time").unwrap();
     if head.contains("transfer-encoding: chunked") {
-        text = unchunked(&text);
+        bytes = unchunked(&bytes);
     }
-    Answer { code: head.split(' ').nth(1).unwrap().parse().unwrap(), head, text }
+    (head, bytes)
 }
 
 /// Opens a watch, and returns the events before the end of the initial ones; or the code with which it is refused.
@@ -243,17 +256,18 @@ pub(crate) async fn watch_list(address: SocketAddr, target: &str, headers: &[(&s
     }
 }
 
-fn unchunked(text: &str) -> String {
-    let (mut rest, mut whole) = (text, String::new());
-    while let Some((size, after)) = rest.split_once("\r\n") {
-        let size = usize::from_str_radix(size, 16).unwrap();
+fn unchunked(bytes: &[u8]) -> Vec<u8> {
+    let (mut rest, mut whole) = (bytes, Vec::new());
+    while let Some(at) = rest.windows(2).position(|window| window == b"\r\n") {
+        let size = std::str::from_utf8(&rest[..at]).unwrap();
+        let (size, after) = (usize::from_str_radix(size, 16).unwrap(), &rest[at + 2..]);
         if size == 0 {
             return whole;
         }
-        whole.push_str(&after[..size]);
+        whole.extend_from_slice(&after[..size]);
         rest = &after[size + 2..];
     }
-    panic!("no end: {text}");
+    panic!("no end of {} bytes", bytes.len());
 }
 
 #[tokio::test]
@@ -816,5 +830,5 @@ async fn unchunked_body(stream: &mut TcpStream, head: &str) -> Vec<u8> {
         stream.read_exact(&mut byte).await.unwrap();
         body.push(byte[0]);
     }
-    unchunked(&String::from_utf8(body).unwrap()).into_bytes()
+    unchunked(&body)
 }

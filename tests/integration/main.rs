@@ -32,6 +32,8 @@ mod generated;
 mod generator;
 #[cfg(feature = "kubernetes-api")]
 mod kubernetes;
+#[cfg(feature = "kubernetes-api")]
+mod kubernetes_listener;
 mod list;
 #[path = "../../benches/load/load.rs"]
 mod load;
@@ -57,6 +59,8 @@ mod resume;
 mod sandbox;
 mod secrets;
 mod served;
+#[cfg(feature = "kubernetes-api")]
+mod server_sent_events;
 mod shards;
 mod shutdown;
 mod sizes;

@@ -20,6 +20,8 @@ use crate::{authority::Authority, sandbox::DEADLINE};
 /// Server of one pod under TLS.
 pub(crate) struct Secured {
     pub(crate) address: ServerAddress,
+    /// Address of the Kubernetes API, if it is configured.
+    pub(crate) kubernetes: Option<ListenAddr>,
     shutdown: CancellationToken,
     running: tokio::task::JoinHandle<()>,
     directory: TempDir,
@@ -59,11 +61,11 @@ impl Secured {
         write("informerd.yaml", config.as_bytes());
         let app = App::start(load(directory.path())).await.unwrap();
         let ListenAddr::Tcp(address) = app.grpc_address() else { panic!("a TCP address") };
-        let shutdown = CancellationToken::new();
+        let (kubernetes, shutdown) = (app.kubernetes_address(), CancellationToken::new());
         let running = tokio::spawn(app.run(shutdown.clone().cancelled_owned()));
         let running = tokio::spawn(async { running.await.unwrap().unwrap() });
         let address = format!("https://localhost:{}", address.port()).parse().unwrap();
-        Self { address, shutdown, running, directory }
+        Self { address, kubernetes, shutdown, running, directory }
     }
 
     /// Returns the result of a client that trusts this authority and presents this certificate.

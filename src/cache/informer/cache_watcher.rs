@@ -110,7 +110,7 @@ impl<F: Frame> CacheWatcher<F> {
             Some(cursor) if after.is_none() && backlog.batches.is_empty() => Stage::Live(cursor),
             cursor => {
                 let version = after.unwrap_or_else(|| snapshot.safe_version().clone());
-                let reached = HistoryPosition { version, offset: backlog.first };
+                let reached = HistoryPosition { version, offset: backlog.first + backlog.passed };
                 Stage::Replay(Box::new(BacklogReader::new(backlog.batches, backlog.first, reached, false)), cursor)
             }
         };

@@ -95,9 +95,9 @@ impl Listing {
             name: "",
             label_selector: &request.label_selector,
             field_selector: &request.field_selector,
-            expression: "",
+            expression: &request.expression,
             index: None,
-            shard: None,
+            shard: request.shard.as_ref(),
             caller,
         };
         let selection = query::selection(&mut access, parts).await?;

@@ -241,7 +241,17 @@ impl Kind<'_> {
         let Self { event_type, cause, version, format, form } = *self;
         if let Some(LineFormat(lines)) = &format.lines {
             let mut line = BytesMut::new();
-            let event = LineEvent { event_type, object, version: object.version(), payload: format.payload };
+            let (at, payload) = (object.version(), format.payload);
+            let event = LineEvent {
+                event_type,
+                cause,
+                object,
+                version: at,
+                change_version: at,
+                safe_version: version,
+                coalesced: 0,
+                payload,
+            };
             lines.event(&event, &mut line);
             return Message::Encoded(line.freeze());
         }

@@ -26,7 +26,11 @@ use crate::{
     watch::{MAX_QUEUE_LENGTH, QueueOptions, Subscribe},
 };
 #[cfg(feature = "kubernetes-api")]
-use crate::{proto::LineFormat, watch::FullChannelPolicy};
+use crate::{
+    model::{Change, ObjectKey},
+    proto::LineFormat,
+    watch::FullChannelPolicy,
+};
 
 /// Shortest bookmark interval; more frequent bookmarks would cost more than they are worth.
 const MIN_BOOKMARK_INTERVAL: Duration = Duration::from_millis(100);
@@ -59,30 +63,72 @@ pub(in super::super) async fn open_with(
     queue: QueueOptions,
     call: Call,
 ) -> Result<WatchBody, ApiError> {
-    join_with(access, request, queue, BookmarkLines::default(), call).await
+    join_with(access, request, queue, LineOptions::default(), call).await
 }
 
-/// Checks and joins a watch whose events are lines. Its client resumes from the version of the last object that it received, which
-/// may be inside a batch.
+/// Options of a watch whose events are lines.
+#[derive(Debug, Default)]
+pub(crate) struct LineOptions {
+    /// Bookmarks that the client reads.
+    pub(crate) bookmarks: BookmarkLines,
+    /// True if the client has only versions of objects, and resumes from the last one, which may be inside a batch.
+    #[cfg(feature = "kubernetes-api")]
+    pub(crate) has_objects_only: bool,
+    /// Last change that the client received of a batch of which it may lack others.
+    #[cfg(feature = "kubernetes-api")]
+    pub(crate) last: Option<LastChange>,
+}
+
+/// Change of a batch, in the order of this server.
+#[cfg(feature = "kubernetes-api")]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LastChange {
+    pub(crate) key: ObjectKey,
+    pub(crate) version: ResourceVersion,
+}
+
+/// Checks and joins a watch whose events are lines.
 #[cfg(feature = "kubernetes-api")]
 pub(in super::super) async fn open_lines(
     mut access: Access<'_>,
     request: &pb::WatchRequest,
-    (lines, bookmarks): (LineFormat, BookmarkLines),
+    (lines, options): (LineFormat, LineOptions),
     call: Call,
 ) -> Result<WatchBody, ApiError> {
     let (service, resource) = (access.service, Arc::clone(&access.resource));
+    access.format.lines = Some(lines);
+    if !options.has_objects_only {
+        let queue = queue(service, &resource, request.queue.unwrap_or_default())?;
+        return join_with(access, request, queue, options, call).await;
+    }
     let mut queue = resource.queue;
     if service.config().allowed_policies.contains(&FullChannelPolicy::Replay) {
         queue.policy = FullChannelPolicy::Replay;
     }
-    access.format.lines = Some(lines);
     let Some(from) = query::version("resource_version", &request.resource_version)? else {
-        return join_with(access, request, queue, bookmarks, call).await;
+        return join_with(access, request, queue, options, call).await;
     };
     let from = resume_point(service, &resource, from).await?;
     let request = pb::WatchRequest { resource_version: from.to_string(), ..request.clone() };
-    join_with(access, &request, queue, bookmarks, call).await
+    join_with(access, &request, queue, options, call).await
+}
+
+// === impl LineOptions ===
+
+#[cfg(feature = "kubernetes-api")]
+impl LineOptions {
+    /// Skips what the client has. At another server, or in another history, a batch may have another order: it comes again.
+    fn after_last(&self, mut joined: Joined<WireFrame>, resource: &ServedResource, history: &str) -> Joined<WireFrame> {
+        if let Some(LastChange { key, version: last }) = &self.last
+            && history == resource.informer.history(joined.history_id, None)
+        {
+            joined.backlog.skip_through(|Change { old, new, version, .. }| {
+                let is_version = version == last || new.as_ref().is_some_and(|new| new.version() == last);
+                is_version && new.as_ref().or(old.as_ref()).is_some_and(|object| object.key() == key)
+            });
+        }
+        joined
+    }
 }
 
 /// Returns the version to resume from for a client that has received at least one change at `from`: the version before, if there
@@ -124,7 +170,7 @@ async fn join_with(
     mut access: Access<'_>,
     request: &pb::WatchRequest,
     queue: QueueOptions,
-    bookmark_lines: BookmarkLines,
+    options: LineOptions,
     call: Call,
 ) -> Result<WatchBody, ApiError> {
     let caller = call.caller();
@@ -182,6 +228,8 @@ async fn join_with(
     let opening = subscription.as_ref().map(|place| &*place.opening);
     let at = JoinAt { from, min_version, history: &request.history, wait, is_complete, opening };
     let joined = at.join(service, &resource, &subscribe).await.inspect_err(|refusal| watcher.ends(refusal))?;
+    #[cfg(feature = "kubernetes-api")]
+    let joined = options.after_last(joined, &resource, &request.history);
     tracing::debug!(
         resource = resource.name,
         selection = subscribe.selection.described(resource.is_secret),
@@ -196,7 +244,7 @@ async fn join_with(
         joined,
         has_batches: request.batch_initial_events,
         bookmark_interval: bookmark_interval.max(MIN_BOOKMARK_INTERVAL),
-        bookmark_lines,
+        bookmark_lines: options.bookmarks,
         // The watches of a stream send their bookmarks together.
         aligned_to: subscription.map(|subscription| subscription.began),
         waiting: (bookmark_interval <= MIN_BOOKMARK_INTERVAL).then(|| resource.informer.demand().wait()),

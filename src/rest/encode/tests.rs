@@ -2,8 +2,10 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use super::*;
-use crate::grpc::ApiError;
-use crate::model::EventType;
+use crate::{
+    grpc::ApiError,
+    model::{Cause, EventType},
+};
 
 fn kind() -> ApiKind {
     ApiKind::new("apps", "v1", "things", "Thing")
@@ -19,7 +21,8 @@ fn encoded(form: Form, object: &Object) -> (Value, Value) {
     encoder.object(object, PayloadFormat::Raw, &mut alone);
     encoder.list_head(&mut list);
     encoder.item(object, PayloadFormat::Raw, &mut list);
-    Encoder::list_end(&ResourceVersion::decimal(9), Some("next"), Some(3), &mut list);
+    let end = ListEnd { version: ResourceVersion::decimal(9), next: Some("next".to_owned()), remaining: Some(3) };
+    encoder.end(&end, &mut list);
     (serde_json::from_slice(&alone).unwrap(), serde_json::from_slice(&list).unwrap())
 }
 
@@ -94,7 +97,16 @@ fn a_deletion_has_its_own_version() {
     let (encoder, object, mut buffer) = (Encoder::new(kind(), Form::Object), object(BODY), BytesMut::new());
     let version = ResourceVersion::decimal(12);
     for event_type in [EventType::Added, EventType::Modified, EventType::Deleted] {
-        let event = LineEvent { event_type, object: &object, version: &version, payload: PayloadFormat::Raw };
+        let event = LineEvent {
+            event_type,
+            cause: Cause::Change,
+            object: &object,
+            version: &version,
+            change_version: &version,
+            safe_version: None,
+            coalesced: 0,
+            payload: PayloadFormat::Raw,
+        };
         encoder.event(&event, &mut buffer);
     }
     let lines = lines(&buffer);
@@ -146,13 +158,14 @@ fn bookmarks_are_sent_to_whoever_reads_them_and_mark_the_end_for_whoever_waits_f
 #[test]
 fn watches_of_one_kind_and_form_share_an_encoder() {
     let encoders = Encoders::default();
-    let first = encoders.of(1, &kind(), Form::Object);
-    assert!(Arc::ptr_eq(&first, &encoders.of(1, &kind(), Form::Object)));
-    assert!(!Arc::ptr_eq(&first, &encoders.of(2, &kind(), Form::Object)), "another resource");
-    assert!(!Arc::ptr_eq(&first, &encoders.of(1, &kind(), Form::Metadata)), "another form");
+    let of = |resource, kind: &ApiKind, form| encoders.share((resource, form), Encoder::new(kind.clone(), form));
+    let first = of(1, &kind(), Form::Object);
+    assert!(Arc::ptr_eq(&first, &of(1, &kind(), Form::Object)));
+    assert!(!Arc::ptr_eq(&first, &of(2, &kind(), Form::Object)), "another resource");
+    assert!(!Arc::ptr_eq(&first, &of(1, &kind(), Form::Metadata)), "another form");
     let renamed = ApiKind { kind: "Else".to_owned(), ..kind() };
-    assert!(!Arc::ptr_eq(&first, &encoders.of(1, &renamed, Form::Object)), "another kind");
+    assert!(!Arc::ptr_eq(&first, &of(1, &renamed, Form::Object)), "another kind");
     drop(first);
-    encoders.of(3, &kind(), Form::Object);
+    of(3, &kind(), Form::Object);
     assert_eq!(encoders.0.lock().len(), 1, "those that nobody uses are forgotten");
 }

@@ -20,7 +20,10 @@ use super::{
     setting,
     world::{BEGIN, CAME, Credential, Kind, World, body_of},
 };
-use crate::kubernetes::{Answer, ask, serve, watch_list};
+use crate::{
+    kubernetes::{Answer, ask, send, serve, watch_list},
+    server_sent_events::Events,
+};
 
 /// Request to the Kubernetes API.
 #[derive(Debug, Clone, Copy)]
@@ -33,6 +36,8 @@ struct RestAsk {
     form: RestForm,
     version: Version,
     select: RestSelect,
+    /// True for the resource under its own name, false for the kind of Kubernetes.
+    is_own: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -90,15 +95,15 @@ impl RestAsk {
             pick(random, &[Verb::Get, Verb::Get, Verb::List, Verb::List, Verb::List, Verb::Watch, Verb::Discover]);
         let namespace = pick(random, &[Some("x"), Some("x"), Some("y"), Some("z"), Some("none"), None, None]);
         let of_list = [Version::Unset, Version::Any, Version::NotOlder, Version::Exact];
+        let is_own = verb != Verb::Discover && random.bool();
+        let forms = [RestForm::Object, RestForm::Object, RestForm::Metadata, RestForm::Metadata, RestForm::Table];
         Self {
             verb,
+            is_own,
             resource: if random.u8(..12) == 0 { "nodes" } else { "pods" },
             namespace: if verb == Verb::Get { namespace.or(Some("x")) } else { namespace },
             name: pick(random, &["a", "a", "b", "c"]),
-            form: pick(
-                random,
-                &[RestForm::Object, RestForm::Object, RestForm::Metadata, RestForm::Metadata, RestForm::Table],
-            ),
+            form: pick(random, if is_own { &forms[..4] } else { &forms }),
             version: pick(random, if verb == Verb::Watch { &of_list[..2] } else { &of_list }),
             select: pick(
                 random,
@@ -107,7 +112,39 @@ impl RestAsk {
         }
     }
 
+    /// Returns the path of the resource under its own name.
+    fn own_path(&self) -> String {
+        let Self { verb, resource, namespace, name, select, .. } = self;
+        let (place, namespace) = match (verb, namespace) {
+            (Verb::Get, namespace) => (format!("/{}/{name}", namespace.unwrap_or("-")), String::new()),
+            (Verb::Watch, None) => ("/watch".to_owned(), String::new()),
+            (Verb::Watch, Some(namespace)) => ("/watch".to_owned(), format!("&namespace={namespace}")),
+            (_, namespace) => {
+                (String::new(), namespace.map(|namespace| format!("&namespace={namespace}")).unwrap_or_default())
+            }
+        };
+        let version = match (self.version, verb) {
+            (_, Verb::Watch) | (Version::Unset | Version::Any, _) => String::new(),
+            (Version::NotOlder, _) => format!("&resourceVersion={BEGIN}"),
+            (Version::Exact, _) => format!("&resourceVersion={CAME}&resourceVersionMatch=Exact"),
+        };
+        let select = match select {
+            _ if *verb == Verb::Get => "",
+            RestSelect::All => "",
+            RestSelect::Label => "&labelSelector=app%3Da",
+            RestSelect::Name => "&fieldSelector=metadata.name%3Da",
+            // By the content, in two ways.
+            RestSelect::Body if self.version == Version::Unset => "&expression=object.spec.nodeName%3D%3D%22node-a%22",
+            RestSelect::Body => "&fieldSelector=spec.nodeName%3Dnode-a",
+        };
+        let format = if self.form == RestForm::Metadata { "format=metadata" } else { "format=" };
+        format!("/v1/{resource}{place}?{format}{namespace}{version}{select}")
+    }
+
     fn path(&self) -> String {
+        if self.is_own {
+            return self.own_path();
+        }
         let Self { verb, resource, namespace, name, select, .. } = self;
         if *verb == Verb::Discover {
             return "/api/v1".to_owned();
@@ -147,6 +184,21 @@ impl RestAsk {
         let accept = self.accept();
         let mut all = vec![("Accept", &*accept)];
         all.extend(headers.iter().map(|(name, value)| (&**name, &**value)));
+        if self.verb == Verb::Watch && self.is_own {
+            let (stream, head) = send(address, "GET", &self.path(), &all, "").await;
+            let code = head.split(' ').nth(1).unwrap().parse().unwrap();
+            if code != 200 {
+                return Err(code);
+            }
+            let (mut events, mut objects) = (Events::new(stream), BTreeMap::new());
+            loop {
+                let event = events.next().await.expect("the end of the initial events").data;
+                if event["type"] == "BOOKMARK" {
+                    return Ok(objects);
+                }
+                objects.extend(self.objects(&event["object"]));
+            }
+        }
         if self.verb == Verb::Watch {
             let query = "&watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
             let lines = watch_list(address, &(self.path() + query), &all).await?;
@@ -163,6 +215,9 @@ impl RestAsk {
                 .map(|kind| ((String::new(), kind["name"].as_str().unwrap().to_owned()), None))
                 .collect(),
             (Verb::Get, _) | (_, RestForm::Table) => self.objects(&json).collect(),
+            _ if self.is_own => {
+                json["objects"].as_array().unwrap().iter().flat_map(|object| self.objects(object)).collect()
+            }
             _ => json["items"].as_array().unwrap().iter().flat_map(|item| self.objects(item)).collect(),
         })
     }
@@ -170,15 +225,17 @@ impl RestAsk {
     /// Returns the objects of a document: of a table, those of its rows.
     fn objects(&self, document: &Value) -> impl Iterator<Item = ((String, String), Option<Value>)> {
         let rows = document["rows"].as_array().into_iter().flatten().map(|row| row["object"].clone());
-        let (form, is_table) = (self.form, document["rows"].is_array());
+        let (form, is_own, is_table) = (self.form, self.is_own, document["rows"].is_array());
         let objects: Vec<Value> = if is_table { rows.collect() } else { vec![document.clone()] };
         objects.into_iter().map(move |object| {
-            let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+            let (envelope, body) =
+                if is_own { (&object, object.get("body")) } else { (&object["metadata"], Some(&object)) };
+            let text = |field: &str| envelope[field].as_str().unwrap_or_default().to_owned();
             let key = (text("namespace"), text("name"));
             // What only a body has.
-            let has_body = object.get("spec").is_some();
-            assert!(!has_body || form == RestForm::Object, "{object}");
-            (key, object.get("spec").cloned())
+            let spec = body.and_then(|body| body.get("spec")).cloned();
+            assert!(spec.is_none() || form == RestForm::Object, "{object}");
+            (key, spec)
         })
     }
 
@@ -201,10 +258,20 @@ impl RestAsk {
             // Some namespaces are not all.
             rights.scope(&wanted, self.namespace).is_ok_and(|scope| scope.is_none())
         };
-        if self.resource != "pods" {
-            return Err(if may(&[METADATA]) { 404 } else { 403 });
-        }
         let (whole, is_required) = (("RAW", None), rights.kind == Kind::Required);
+        if self.resource != "pods" {
+            // Under its own name a resource has the rights of gRPC, which depend on the format.
+            let may_some = |forms: &[Form]| {
+                let wanted = Wanted { verbs, resource: self.resource, forms: forms.to_vec() };
+                rights.scope(&wanted, self.namespace).is_ok()
+            };
+            let is_seen = if self.is_own {
+                may_some(&[whole]) || self.form == RestForm::Metadata && may_some(&[METADATA])
+            } else {
+                may(&[METADATA])
+            };
+            return Err(if is_seen { 404 } else { 403 });
+        }
         let may_whole = may(&[whole]) && !is_required;
         let selects_content = self.select == RestSelect::Body && self.verb != Verb::Get;
         let may_content = !selects_content || may(&[METADATA, CONTENT]) && !is_required;
@@ -237,7 +304,7 @@ async fn each_rest_answer_has_what_the_rights_of_its_caller_grant() {
         let (address, server) = serve(&world.sandbox, false).await;
         worlds.push((world, address, server));
     }
-    let (mut made, mut answered): (u64, BTreeMap<Verb, [u64; 2]>) = (0, BTreeMap::new());
+    let (mut made, mut answered): (u64, BTreeMap<(Verb, bool), [u64; 2]>) = (0, BTreeMap::new());
     let mut failures = Failures::default();
     'sets: for number in 0.. {
         let kind = KINDS[number % KINDS.len()];
@@ -263,7 +330,7 @@ async fn each_rest_answer_has_what_the_rights_of_its_caller_grant() {
             let at = format!("request {made} of seed {seed}, {kind:?}, {:?}", found.as_ref().map(BTreeMap::len));
             let request = format!("{caller:?} by {credential:?}: {ask:?} {}\n{rules:?}", ask.path());
             failures.add(&at, (&too_much, &missing), &request);
-            answered.entry(ask.verb).or_default()[usize::from(found.is_ok())] += 1;
+            answered.entry((ask.verb, ask.is_own)).or_default()[usize::from(found.is_ok())] += 1;
         }
     }
     failures.check();

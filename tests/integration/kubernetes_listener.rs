@@ -1,0 +1,275 @@
+//! Properties of all responses of the listener of the Kubernetes API: TLS and the choice of HTTP, compression, counters.
+
+use std::{io::Read, sync::Arc};
+
+use flate2::read::GzDecoder;
+use informerd::{
+    config::ListenAddr,
+    grpc::{KubernetesApi, MostRecent},
+    model::ApiKind,
+    proto::Compression,
+};
+use prometheus_client::{encoding::text::encode, registry::Registry};
+use serde_json::Value;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use tokio_rustls::{
+    TlsConnector,
+    client::TlsStream,
+    rustls::{
+        self, ClientConfig, RootCertStore,
+        pki_types::{CertificateDer, pem::PemObject},
+    },
+};
+
+use crate::{
+    authority::Authority,
+    kubernetes::{ask, ask_bytes, send},
+    sandbox::{DEADLINE, Options, Sandbox, pod},
+    server_sent_events::Api,
+    tls::Secured,
+};
+
+/// Lists of the same objects as both kinds of resources.
+const LISTS: [&str; 2] = ["/api/v1/pods?resourceVersion=0", "/v1/pods"];
+
+fn options(compression: &[Compression]) -> Options {
+    let most_recent = Some(MostRecent::new(|at| Box::pin(async { Ok(at) })));
+    let api = KubernetesApi { kind: ApiKind::new("", "v1", "pods", "Pod"), is_discovered: false, most_recent };
+    Options { kubernetes: Some(Arc::new(api)), compression: compression.to_vec(), ..Options::default() }
+}
+
+/// Starts a server of so many pods, each of which has about so many bytes.
+async fn serve(compression: &[Compression], count: usize, bytes: usize) -> Api {
+    let text: String = (0..bytes).map(|at| char::from(b'a' + (at * at % 23) as u8)).collect();
+    let pods = (0..count).map(|at| pod("shop", &format!("p{at}"), &format!(r#""n":{at},"x":"{text}""#)));
+    Api::of(Sandbox::start_with(options(compression), pods.collect()).await).await
+}
+
+/// Returns the document in a response, and true if it was compressed.
+async fn read(api: &Api, target: &str, accept: Option<&str>) -> (Vec<u8>, bool) {
+    let headers: Vec<_> = accept.iter().map(|accept| ("Accept-Encoding", *accept)).collect();
+    let (head, bytes) = ask_bytes(api.address, "GET", target, &headers, "").await;
+    assert!(head.starts_with("http/1.1 200 "), "{head}");
+    if !head.contains("content-encoding") {
+        return (bytes, false);
+    }
+    assert!(head.contains("content-encoding: gzip\r\n") && head.contains("vary: accept-encoding\r\n"), "{head}");
+    let (mut decoder, mut plain) = (GzDecoder::new(&*bytes), Vec::new());
+    decoder.read_to_end(&mut plain).unwrap();
+    assert!(decoder.into_inner().is_empty(), "one member and nothing behind it");
+    assert!(bytes.len() < plain.len() / 2, "{} of {}", bytes.len(), plain.len());
+    (plain, true)
+}
+
+#[tokio::test]
+async fn a_large_list_is_gzip_for_whoever_accepts_it() {
+    for (count, bytes) in [(100, 4000), (3, 100_000), (1, 2 << 20)] {
+        let api = serve(&[Compression::Gzip], count, bytes).await;
+        for target in LISTS {
+            let (plain, is_gzip) = read(&api, target, None).await;
+            assert!(!is_gzip && plain.len() > 128 << 10);
+            for accept in ["gzip", "deflate, gzip;q=0.5, br"] {
+                assert_eq!(read(&api, target, Some(accept)).await, (plain.clone(), true), "{target} {accept}");
+            }
+            for accept in ["identity", "gzip;q=0", "gzip; q=0.0", "x-gzip", "br"] {
+                assert_eq!(read(&api, target, Some(accept)).await, (plain.clone(), false), "{target} {accept}");
+            }
+            let (head, body) = ask_bytes(api.address, "HEAD", target, &[("Accept-Encoding", "gzip")], "").await;
+            assert!(head.contains("content-encoding: gzip") && body.is_empty(), "{head}");
+        }
+    }
+    let small = serve(&[Compression::Gzip], 100, 1000).await;
+    let off = serve(&[], 100, 4000).await;
+    for target in LISTS {
+        let (plain, is_gzip) = read(&small, target, Some("gzip")).await;
+        assert!(!is_gzip && plain.len() < 128 << 10 && plain.len() > 64 << 10, "as by an API server");
+        let objects: Value = serde_json::from_slice(&plain).unwrap();
+        assert_eq!(objects.as_object().unwrap().values().filter_map(Value::as_array).map(Vec::len).sum::<usize>(), 100);
+        assert!(!read(&off, target, Some("gzip")).await.1, "the server compresses nothing");
+    }
+    // A page ends with the token of the next one.
+    let api = serve(&[Compression::Gzip], 100, 4000).await;
+    let (page, is_gzip) = read(&api, "/v1/pods?limit=60", Some("gzip")).await;
+    let page: Value = serde_json::from_slice(&page).unwrap();
+    assert!(is_gzip && page["continue"].is_string() && page["objects"].as_array().unwrap().len() == 60);
+}
+
+/// A client that reads nothing of a compressed list is closed, and what is held for it is counted.
+#[tokio::test(start_paused = true)]
+async fn a_compressed_list_that_nobody_reads_is_closed() {
+    // So small that what is encoded at a time is less than the compressor.
+    let random = || -> String { std::iter::repeat_with(fastrand::alphanumeric).take(4000).collect() };
+    let pods = (0..4000).map(|at| pod("shop", &format!("p{at}"), &format!(r#""x":"{}""#, random()))).collect();
+    let api = Api::of(Sandbox::start_with(options(&[Compression::Gzip]), pods).await).await;
+    let (stream, head) = send(api.address, "GET", "/v1/pods", &[("Accept-Encoding", "gzip")], "").await;
+    assert!(head.contains("content-encoding: gzip"), "{head}");
+    let until = async |is_so: &dyn Fn() -> bool| {
+        let waits = async {
+            while !is_so() {
+                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            }
+        };
+        tokio::time::timeout(DEADLINE, waits).await.expect("in time");
+    };
+    let ledger = &api.sandbox.ledger;
+    until(&|| ledger.waiting().total() > 0).await;
+    let waiting = ledger.waiting();
+    assert!(waiting.total() < 3 << 20, "{waiting:?}");
+    assert!(waiting.encoded_bytes >= 320 << 10, "the compressor, too: {waiting:?}");
+    until(&|| ledger.connections() == 0).await;
+    assert_eq!(ledger.waiting().total(), 0);
+    drop(stream);
+}
+
+#[tokio::test]
+async fn requests_and_events_are_counted_as_messages_by_protocol() {
+    let mut api = serve(&[], 2, 10).await;
+    let mut registry = Registry::default();
+    api.sandbox.state.register(&mut registry);
+    for target in LISTS.into_iter().chain(["/api/v1/namespaces/shop/pods/p0?resourceVersion=0", "/v1/pods/shop/p0"]) {
+        assert_eq!(ask(api.address, "GET", target, &[], "").await.code, 200, "{target}");
+    }
+    for target in ["/api/v1/namespaces/shop/pods/none?resourceVersion=0", "/v1/pods/shop/none"] {
+        assert_eq!(ask(api.address, "GET", target, &[], "").await.code, 404, "{target}");
+    }
+    let mut events = api.watch("timeoutSeconds=0").await;
+    events.words(3).await;
+    let watch = "/api/v1/pods?watch=1&resourceVersion=0";
+    let (mut lines, _) = send(api.address, "GET", watch, &[], "").await;
+    for _ in 0..3 {
+        api.sandbox.put("shop", "p1", "").await;
+        events.words(1).await;
+    }
+    let mut text = String::new();
+    while text.matches("\"type\":").count() < 5 {
+        let mut buffer = [0; 4096];
+        let read = tokio::time::timeout(DEADLINE, lines.read(&mut buffer)).await.expect("lines in time").unwrap();
+        text.push_str(std::str::from_utf8(&buffer[..read]).unwrap());
+    }
+    let mut metrics = String::new();
+    encode(&mut metrics, &registry).unwrap();
+    let count = |name: &str, service: &str, method: &str, more: &str| -> u64 {
+        let is_it = |line: &&str| {
+            let labels = [format!("grpc_service=\"{service}\""), format!("grpc_method=\"{method}\""), more.to_owned()];
+            line.starts_with(&format!("{name}{{")) && labels.iter().all(|label| line.contains(label))
+        };
+        let line = metrics.lines().find(is_it).unwrap_or_else(|| panic!("{name} {service} {method}: {metrics}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    for service in ["kubernetes", "http"] {
+        for (method, received, sent) in [("Get", 2, 1), ("List", 1, 1)] {
+            assert_eq!(count("grpc_server_msg_received_total", service, method, ""), received, "{service} {method}");
+            assert_eq!(count("grpc_server_msg_sent_total", service, method, ""), sent, "{service} {method}");
+        }
+        assert_eq!(count("grpc_server_handled_total", service, "Get", "grpc_code=\"NotFound\""), 1, "{service}");
+        assert_eq!(count("grpc_server_msg_received_total", service, "Watch", ""), 1, "{service}");
+    }
+    assert_eq!(count("grpc_server_msg_sent_total", "http", "Watch", ""), 6, "with the bookmark");
+    assert_eq!(count("grpc_server_msg_sent_total", "kubernetes", "Watch", ""), 5, "{text}");
+}
+
+#[tokio::test]
+async fn shards_divide_the_objects_and_their_events() {
+    let namespaces: Vec<String> = ('a'..='z').map(|letter| letter.to_string().repeat(8)).collect();
+    let pods = namespaces.iter().map(|namespace| pod(namespace, "web", "")).collect();
+    let mut api = Api::of(Sandbox::start_with(options(&[]), pods).await).await;
+    let middle = "0x8000000000000000";
+    let halves = [("0x0000000000000000", middle), (middle, "0x10000000000000000")];
+    let selectors = halves.map(|(start, end)| format!("shardRange(object.metadata.namespace, '{start}', '{end}')"));
+    let encoded = selectors.clone().map(|text| text.replace(' ', "%20").replace('\'', "%27"));
+    let (mut seen, mut sizes) = (std::collections::BTreeSet::new(), Vec::new());
+    for (at, selector) in encoded.iter().enumerate() {
+        let target = format!("/api/v1/pods?resourceVersion=0&shardSelector={selector}");
+        let list = ask(api.address, "GET", &target, &[], "").await.json();
+        assert_eq!(list["metadata"]["shardInfo"], serde_json::json!({ "selector": selectors[at] }));
+        assert_eq!(list["metadata"].get("remainingItemCount"), None);
+        let namespace = |object: &Value| object["namespace"].as_str().unwrap().to_owned();
+        let names: Vec<_> = list["items"].as_array().unwrap().iter().map(|item| namespace(&item["metadata"])).collect();
+        sizes.push(names.len());
+        let own = ask(api.address, "GET", &format!("/v1/pods?shard=namespace:{at}/2"), &[], "").await.json();
+        assert_eq!(own["objects"].as_array().unwrap().iter().map(namespace).collect::<Vec<_>>(), names);
+        seen.extend(names);
+    }
+    assert_eq!((seen.len(), sizes.iter().sum::<usize>()), (26, 26), "each object once: {sizes:?}");
+    assert!(sizes.iter().all(|size| *size > 5), "{sizes:?}");
+    let mut own = api.watch(&format!("shard={}&initialEvents=false", encoded[0])).await;
+    own.words(1).await;
+    let target = format!("/api/v1/pods?watch=1&resourceVersion=1&shardSelector={}", encoded[0]);
+    let (mut lines, _) = send(api.address, "GET", &target, &[], "").await;
+    for namespace in &namespaces {
+        api.sandbox.put(namespace, "web", r#""n":1"#).await;
+    }
+    let words = own.words(sizes[0]).await;
+    assert!(words.iter().all(|event| event.starts_with("MODIFIED web")), "{words:?}");
+    let mut text = String::new();
+    while text.matches("\"MODIFIED\"").count() < sizes[0] {
+        let mut buffer = [0; 4096];
+        let read = tokio::time::timeout(DEADLINE, lines.read(&mut buffer)).await.expect("lines in time").unwrap();
+        text.push_str(std::str::from_utf8(&buffer[..read]).unwrap());
+    }
+    let of_first = |namespace: &&String| text.contains(&format!("\"namespace\":\"{namespace}\""));
+    assert_eq!(namespaces.iter().filter(of_first).count(), sizes[0], "{text}");
+    for wrong in ["shardSelector=0/2", "shardSelector=shardRange(object.metadata.name,%270x0%27,%270x1%27)"] {
+        assert_eq!(
+            ask(api.address, "GET", &format!("/api/v1/pods?{wrong}"), &[], "").await.failure().0,
+            400,
+            "{wrong}"
+        );
+    }
+    for wrong in ["shard=2/2", "shard=x"] {
+        assert_eq!(ask(api.address, "GET", &format!("/v1/pods?{wrong}"), &[], "").await.failure().0, 400, "{wrong}");
+    }
+}
+
+/// Opens a connection whose client offers these protocols.
+async fn dial(server: &Secured, authority: &Authority, offered: &[&str]) -> std::io::Result<TlsStream<TcpStream>> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(&authority.pem()) {
+        roots.add(certificate.unwrap()).unwrap();
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let mut config = config.with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = offered.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+    let Some(ListenAddr::Tcp(address)) = server.kubernetes.clone() else { panic!("a TCP address") };
+    let stream = TcpStream::connect(address).await.unwrap();
+    TlsConnector::from(Arc::new(config)).connect("localhost".try_into().unwrap(), stream).await
+}
+
+#[tokio::test]
+async fn under_tls_a_client_chooses_its_http() {
+    let authority = Authority::new();
+    let server = Secured::start_with(&authority, None, "kubernetes: { listen: '127.0.0.1:0' },", &[]).await;
+    for offered in [&["h2"][..], &["h2", "http/1.1"], &["http/1.1", "h2"]] {
+        let stream = dial(&server, &authority, offered).await.unwrap();
+        assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]), "{offered:?}: the server prefers it");
+        let (client, connection) = h2::client::handshake(stream).await.unwrap();
+        let driver = tokio::spawn(connection);
+        let request = http::Request::get("https://localhost/v1/pods").body(()).unwrap();
+        let (response, _) = client.ready().await.unwrap().send_request(request, true).unwrap();
+        let (head, mut body) = response.await.unwrap().into_parts();
+        let mut text = Vec::new();
+        while let Some(data) = body.data().await {
+            let data = data.unwrap();
+            body.flow_control().release_capacity(data.len()).unwrap();
+            text.extend_from_slice(&data);
+        }
+        assert_eq!(head.status, 200);
+        assert_eq!(serde_json::from_slice::<Value>(&text).unwrap()["objects"][0]["name"], "web");
+        driver.abort();
+    }
+    for offered in [&["http/1.1"][..], &[], &["http/1.0", "http/1.1"]] {
+        let mut stream = dial(&server, &authority, offered).await.unwrap();
+        let chosen = offered.last().map(|protocol| protocol.as_bytes());
+        assert_eq!(stream.get_ref().1.alpn_protocol(), chosen, "{offered:?}");
+        stream.write_all(b"GET /v1/pods HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        tokio::time::timeout(DEADLINE, stream.read_to_string(&mut answer)).await.expect("an answer in time").unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("\"web\""), "{answer}");
+    }
+    dial(&server, &authority, &["spdy/3"]).await.expect_err("neither of both");
+    server.stop().await;
+}
