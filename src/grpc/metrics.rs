@@ -107,6 +107,7 @@ static METHODS: &[Method] = &[
     (INFORMER_SERVICE, "ListResources", UNARY),
     (INFORMER_SERVICE, "ListIndexValues", UNARY),
     (ADMIN_SERVICE, "ListWatchers", UNARY),
+    (ADMIN_SERVICE, "DisconnectWatchers", UNARY),
     (ADMIN_SERVICE, "GetStats", UNARY),
     (HEALTH_SERVICE, "Check", UNARY),
     (HEALTH_SERVICE, "Watch", SERVER_STREAM),

@@ -102,6 +102,29 @@ fn a_resource_and_a_name_can_be_one_argument() {
     assert!(code == 3 && err.contains("did you mean \"pods\"?"), "{err}");
 }
 
+/// Checks that a body is written to the byte, also one that is not JSON.
+#[test]
+fn a_body_is_written_to_the_byte() {
+    let directory = TempDir::new().unwrap();
+    let texts = [("a.json", "{ \"n\":  1.00 }\n"), ("b.json", "[1,\n 2]")];
+    for (name, text) in texts {
+        fs::write(directory.path().join(name), text).unwrap();
+    }
+    let server = Server::of(&directory);
+    for (name, text) in texts {
+        assert_eq!(server.run(&["get", "things", name, "--raw"]), (0, text.to_owned(), String::new()));
+    }
+    for (arguments, expected) in [
+        (&["get", "things", "a.json", "b.json", "--raw"][..], "the body of one object"),
+        (&["get", "things", "--raw"], "[NAME]"),
+        (&["get", "things", "a.json", "--raw", "-o", "json"], "cannot be used with"),
+        (&["get", "things", "b.json", "--raw", "--fields", "spec"], "b.json has no body in this view"),
+    ] {
+        let (code, out, err) = server.run(arguments);
+        assert!(code > 0 && out.is_empty() && err.contains(expected), "{arguments:?} {err}");
+    }
+}
+
 #[test]
 fn a_watch_without_its_reader_ends_before_the_next_event() {
     let directory = things();
@@ -287,6 +310,27 @@ fn a_command_runs_for_each_event() {
     assert_eq!(watch.interrupt(), (Some(0), String::new(), String::new()));
 }
 
+/// Checks that an operator ends a watch, and that its client resumes where it was.
+#[test]
+fn a_watch_that_is_disconnected_resumes() {
+    let directory = things();
+    let server = Server::of(&directory);
+    let mut watch = Watch::of(server.command(&["watch", "pods", "-o", "name", "--watch-only"]));
+    assert!(watch.note().starts_with("# synced"));
+    let (_, id, _) = server.run(&["watchers", "-o", "name"]);
+    let (code, out, err) = server.run(&["disconnect", id.trim(), "999"]);
+    assert_eq!((code, out), (3, format!("watch {} disconnected\n", id.trim())));
+    assert_eq!(err, "error: watches not found: 999: they have ended, or are not yours to end\n");
+    let note = watch.note();
+    assert!(note.starts_with("# reconnecting in") && note.ends_with("(UNAVAILABLE / DISCONNECTED)"), "{note}");
+    assert!(watch.note().starts_with("# resumed at"));
+    write(&directory, "4.json", &pod("b", "new", "Running"));
+    assert_eq!(watch.row(), "b/new");
+    let (_, ended, _) = server.run(&["watchers", "--ended"]);
+    assert!(ended.contains("DISCONNECTED"), "{ended}");
+    assert_eq!(watch.interrupt().0, Some(0));
+}
+
 /// Checks that a signal ends a watch while its output is not read: its writes block it.
 #[test]
 fn a_signal_ends_a_command_whose_reader_has_stopped() {
@@ -294,13 +338,20 @@ fn a_signal_ends_a_command_whose_reader_has_stopped() {
     // More than a pipe takes.
     write(&directory, "1.json", &pod("b", "large", &"x".repeat(1 << 20)));
     let server = Server::of(&directory);
-    for arguments in [&["watch", "pods", "-o", "jsonl"][..], &["record", "pods"]] {
+    for arguments in [
+        &["watch", "pods", "-o", "jsonl"][..],
+        &["watch", "pods", "--state", "-o", "json"],
+        &["record", "pods"],
+        &["list", "pods", "-o", "json"],
+        &["get", "pods", "large", "--raw"],
+        &["until", "pods", "--for", "count == 1", "-o", "json"],
+    ] {
         let mut command = server.command(arguments);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut reader = child.stdout.take().unwrap();
         reader.read_exact(&mut [0]).unwrap();
         signal(&child, "-TERM");
-        assert_eq!(child.wait().unwrap().code(), Some(143));
+        assert_eq!(child.wait().unwrap().code(), Some(143), "{arguments:?}");
         drop(reader);
     }
 }
@@ -450,7 +501,7 @@ fn version_and_completion_need_no_server() {
     for shell in ["bash", "zsh", "fish", "powershell"] {
         let (code, script, err) = run(&["completion", shell]);
         assert_eq!((code, err.as_str()), (Some(0), ""));
-        assert!(script.contains("healthcheck"), "{shell}");
+        assert!(script.contains("INFORMERD_COMPLETE"), "{shell}");
     }
     let (_, bash, _) = run(&["completion", "bash"]);
     let directory = TempDir::new().unwrap();

@@ -1,0 +1,55 @@
+//! `DisconnectWatchers`: operators end watches.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use crate::{
+    auth::{Identity, Operation},
+    grpc::{call::Call, service::Service, status::ApiError},
+    proto::pb,
+};
+
+/// Most watches of one call.
+const MAX_IDS: usize = 1_000;
+/// Time in which a client reads the end of its watch, before the stream is reset.
+const READ_WITHIN: Duration = Duration::from_secs(1);
+
+/// Ends the watches that are open, and whose resources the caller may disconnect watches of.
+pub(in crate::grpc) async fn disconnect(
+    service: &Service,
+    request: &pb::DisconnectWatchersRequest,
+    call: &Call,
+) -> Result<pb::DisconnectWatchersResponse, ApiError> {
+    if request.ids.len() > MAX_IDS {
+        return Err(ApiError::Invalid {
+            reason: "REQUEST_INVALID",
+            field: "ids",
+            message: format!("{} watches in one call; at most {MAX_IDS}", request.ids.len()),
+        });
+    }
+    let is_local = call.peer.is_some_and(|peer| peer.is_local());
+    if !service.authorizes() && !is_local {
+        let message =
+            "where callers are not authorized, only those on the machine of the server may end watches of others";
+        return Err(ApiError::AccessDenied { message: message.to_owned() });
+    }
+    let permitted = service.inspected(call, Operation::Disconnect, "").await?;
+    if let Some(audited) = &call.audited {
+        audited.disconnects(&request.ids);
+    }
+    let ended = service.watchers().disconnect(&request.ids, &permitted);
+    let ids: Vec<u64> = ended.iter().map(|(id, _)| *id).collect();
+    let resources: BTreeMap<_, _> = ended.into_iter().map(|(_, resource)| (resource.name.clone(), resource)).collect();
+    for resource in resources.values() {
+        resource.informer.notify_watches().await;
+    }
+    if !ids.is_empty() {
+        let user = call.identity.as_ref().map(Identity::user);
+        tracing::info!(?ids, user, peer = ?call.peer, "watches disconnected");
+        let (service, ids) = (service.clone(), ids.clone());
+        tokio::spawn(async move {
+            tokio::time::sleep(READ_WITHIN).await;
+            service.watchers().reset_disconnected(&ids);
+        });
+    }
+    Ok(pb::DisconnectWatchersResponse { ids })
+}
