@@ -5,18 +5,13 @@ mod target;
 mod tests;
 
 use std::{
-    ffi::OsStr,
     fmt::Display,
     num::NonZeroUsize,
     path::PathBuf,
     time::{Duration, SystemTime},
 };
 
-use clap::{
-    Args,
-    builder::{NonEmptyStringValueParser, TypedValueParser},
-    error::ErrorKind,
-};
+use clap::{Args, builder::NonEmptyStringValueParser};
 use prost_types::Timestamp;
 
 pub(super) use self::target::Contexts;
@@ -26,7 +21,7 @@ use super::{
     print::{self, Color, ColumnOptions, Output, OutputFlag, OutputParser, PrintOptions, jsonpath::JsonPath},
 };
 use crate::{
-    client::{AddressError, Client, Query, ServerAddress, TlsOptions},
+    client::{Client, Query, ServerAddress, TlsOptions},
     config::parse_duration,
     model::Shard,
     proto::pb::{self, SyncState},
@@ -133,10 +128,6 @@ pub(super) struct ServerFlags {
 
 /// Largest number of names in a note.
 const MAX_NAMES: usize = 20;
-
-/// Parser of an address. clap's own errors quote the argument, which may have a password.
-#[derive(Debug, Clone)]
-struct AddressParser;
 
 /// Bound of the time for an answer.
 #[derive(Debug, Clone, Args)]
@@ -287,25 +278,6 @@ fn parse_index(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
         _ => Err("expected INDEX=VALUE, such as node=node-a".to_owned()),
-    }
-}
-
-// === impl AddressParser ===
-
-impl TypedValueParser for AddressParser {
-    type Value = ServerAddress;
-
-    fn parse_ref(
-        &self,
-        command: &clap::Command,
-        argument: Option<&clap::Arg>,
-        value: &OsStr,
-    ) -> Result<ServerAddress, clap::Error> {
-        value.to_string_lossy().parse().map_err(|error: AddressError| {
-            let argument = argument.map(ToString::to_string).unwrap_or_default();
-            clap::Error::raw(ErrorKind::ValueValidation, format!("invalid value for '{argument}': {error}\n"))
-                .with_cmd(command)
-        })
     }
 }
 

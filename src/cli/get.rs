@@ -25,7 +25,7 @@ Examples, with a server of examples/shop.yaml:
   informerd get deployments/web
   informerd get configmaps feature-flags -n platform -o json
   informerd get deployments storefront/web -w
-  informerd get deployments storefront/web --raw > web.json
+  informerd get deployments storefront/web --raw | jq .spec.replicas
   informerd get pods $(informerd list pods -l app=cart -o name) -o wide
 
 A NAME without a namespace is looked up in all namespaces; if several have it, the error lists them. \

@@ -161,33 +161,6 @@ impl Watchers {
         watcher.is_some_and(|watcher| watcher.access.set(access))
     }
 
-    /// Ends open watches of these resources, before they take another event. Returns those that were open, with their resources: the
-    /// caller wakes the watches of these.
-    pub(super) fn disconnect(&self, ids: &[u64], of: &BTreeSet<String>) -> Vec<(u64, Arc<ServedResource>)> {
-        let open = self.open.lock();
-        let found = ids.iter().filter_map(|id| Some((*id, Arc::clone(open.watchers.get(id)?)))).collect::<Vec<_>>();
-        drop(open);
-        let permitted = found.into_iter().filter(|(_, watcher)| of.contains(&watcher.info.resource.name));
-        let end = |(id, watcher): (u64, Arc<Watcher>)| {
-            watcher.access.set(WatchAccess::Ended(ApiError::Disconnected));
-            (id, Arc::clone(&watcher.info.resource))
-        };
-        permitted.map(end).collect()
-    }
-
-    /// Resets the streams of disconnected watches that are still open: their clients read nothing. On a Subscribe stream others share
-    /// the window.
-    pub(super) fn reset_disconnected(&self, ids: &[u64]) {
-        let open = self.open.lock();
-        let stuck: Vec<_> = ids.iter().filter_map(|id| open.watchers.get(id)).cloned().collect();
-        drop(open);
-        for watcher in stuck.iter().filter(|watcher| watcher.info.stream_id == 0) {
-            let Some(stream) = &watcher.own.stream else { continue };
-            watcher.end.lock().get_or_insert_with(|| Box::new(WatchEnd::from(&ApiError::Disconnected)));
-            stream.reset();
-        }
-    }
-
     /// Returns the open watches with larger ids, in slices: each watch that is open all the time, and any of the others.
     fn each(&self, of: fn(&Open) -> &OpenById, after: u64) -> impl Iterator<Item = (u64, Arc<Watcher>)> {
         let mut after = Some(after);

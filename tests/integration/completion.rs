@@ -38,8 +38,8 @@ fn the_names_of_a_server_are_candidates() {
     let text = format!(
         r#"{{"resources": {{
             "things": {{"source": {{"files": {{"path": "{path}"}}}}}},
-            "pods": {{"source": {{"files": {{"path": "{path}", "kind": "Pod"}}}}, "views": {{"small": ["spec"]}},
-                "indexes": {{"phase": {{"fields": [".status.phase"]}}}}}}}}}}"#
+            "pods": {{"source": {{"files": {{"path": "{path}", "kind": "Pod"}}}}, "views": {{"small": {{"fields": ["spec"]}}}},
+                "indexes": {{"phase": {{"path": ".status.phase"}}}}}}}}}}"#
     );
     fs::write(&config, text).unwrap();
     let server = Server::start_at("127.0.0.1:0", &["--config", config.to_str().unwrap()]);

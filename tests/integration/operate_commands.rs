@@ -106,7 +106,7 @@ fn a_resource_and_a_name_can_be_one_argument() {
 #[test]
 fn a_body_is_written_to_the_byte() {
     let directory = TempDir::new().unwrap();
-    let texts = [("a.json", "{ \"n\":  1.00 }\n"), ("b.json", "[1,\n 2]")];
+    let texts = [("a.json", "{ \"n\":  1.00 }"), ("b.json", "[1,\n 2]")];
     for (name, text) in texts {
         fs::write(directory.path().join(name), text).unwrap();
     }
@@ -116,7 +116,7 @@ fn a_body_is_written_to_the_byte() {
     }
     for (arguments, expected) in [
         (&["get", "things", "a.json", "b.json", "--raw"][..], "the body of one object"),
-        (&["get", "things", "--raw"], "[NAME]"),
+        (&["get", "things", "--raw"], "<NAME>..."),
         (&["get", "things", "a.json", "--raw", "-o", "json"], "cannot be used with"),
         (&["get", "things", "b.json", "--raw", "--fields", "spec"], "b.json has no body in this view"),
     ] {
@@ -344,7 +344,7 @@ fn a_signal_ends_a_command_whose_reader_has_stopped() {
         &["record", "pods"],
         &["list", "pods", "-o", "json"],
         &["get", "pods", "large", "--raw"],
-        &["until", "pods", "--for", "count == 1", "-o", "json"],
+        &["until", "pods", "--for", "object.metadata.name == 'large'", "-o", "json"],
     ] {
         let mut command = server.command(arguments);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();

@@ -2,17 +2,18 @@
 
 use std::{
     collections::BTreeMap,
-    env, fs, io,
+    env,
+    ffi::OsStr,
+    fs, io,
     path::{Path, PathBuf},
 };
 
-use clap::Args;
+use clap::{Args, builder::TypedValueParser, error::ErrorKind};
 use serde::{Deserialize, Deserializer, de::Error};
 
-use super::AddressParser;
 use crate::{
     cli::failure::Failure,
-    client::{ServerAddress, TlsOptions},
+    client::{AddressError, ServerAddress, TlsOptions},
 };
 
 /// Address of a server, and the files for it.
@@ -67,6 +68,10 @@ pub(crate) struct Contexts {
     current: Option<String>,
     contexts: BTreeMap<String, Target>,
 }
+
+/// Parser of an address. clap's own errors quote the argument, which may have a password.
+#[derive(Debug, Clone)]
+struct AddressParser;
 
 const DEFAULT_SERVER: &str = "127.0.0.1:50051";
 /// Variable with the name of the context.
@@ -166,6 +171,25 @@ impl Target {
 
 fn address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ServerAddress>, D::Error> {
     String::deserialize(from)?.parse().map(Some).map_err(D::Error::custom)
+}
+
+// === impl AddressParser ===
+
+impl TypedValueParser for AddressParser {
+    type Value = ServerAddress;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        argument: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<ServerAddress, clap::Error> {
+        value.to_string_lossy().parse().map_err(|error: AddressError| {
+            let argument = argument.map(ToString::to_string).unwrap_or_default();
+            clap::Error::raw(ErrorKind::ValueValidation, format!("invalid value for '{argument}': {error}\n"))
+                .with_cmd(command)
+        })
+    }
 }
 
 // === impl Contexts ===

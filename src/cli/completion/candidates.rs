@@ -75,7 +75,8 @@ fn text<'a>(words: &'a ArgMatches, id: &str) -> Option<&'a str> {
 fn ask<T>(words: &ArgMatches, call: impl AsyncFnOnce(Client) -> Result<T, ClientError>) -> Option<T> {
     let server = ServerFlags::from_arg_matches(words).ok()?;
     let runtime = Builder::new_current_thread().enable_all().build().ok()?;
-    let answered = runtime.block_on(timeout(ANSWER_WITHIN, async { call(server.connect().await.ok()?).await.ok() }));
+    let answer = async { call(server.connect().await.ok()?).await.ok() };
+    let answered = runtime.block_on(async { timeout(ANSWER_WITHIN, answer).await });
     // The look-up of a host name may take long.
     runtime.shutdown_background();
     answered.ok()?

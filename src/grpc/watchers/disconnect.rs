@@ -1,10 +1,15 @@
 //! `DisconnectWatchers`: operators end watches.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
+use super::{WatchAccess, Watchers, watcher::Watcher};
 use crate::{
     auth::{Identity, Operation},
-    grpc::{call::Call, service::Service, status::ApiError},
+    grpc::{call::Call, resource::ServedResource, service::Service, status::ApiError, watch_end::WatchEnd},
     proto::pb,
 };
 
@@ -36,7 +41,7 @@ pub(in crate::grpc) async fn disconnect(
     if let Some(audited) = &call.audited {
         audited.disconnects(&request.ids);
     }
-    let ended = service.watchers().disconnect(&request.ids, &permitted);
+    let ended = service.watchers().end(&request.ids, &permitted);
     let ids: Vec<u64> = ended.iter().map(|(id, _)| *id).collect();
     let resources: BTreeMap<_, _> = ended.into_iter().map(|(_, resource)| (resource.name.clone(), resource)).collect();
     for resource in resources.values() {
@@ -48,8 +53,39 @@ pub(in crate::grpc) async fn disconnect(
         let (service, ids) = (service.clone(), ids.clone());
         tokio::spawn(async move {
             tokio::time::sleep(READ_WITHIN).await;
-            service.watchers().reset_disconnected(&ids);
+            service.watchers().reset_ended(&ids);
         });
     }
     Ok(pb::DisconnectWatchersResponse { ids })
+}
+
+// === impl Watchers ===
+
+impl Watchers {
+    /// Ends open watches of these resources, before they take another event. Returns those that were open, with their resources: the
+    /// caller wakes the watches of these.
+    fn end(&self, ids: &[u64], of: &BTreeSet<String>) -> Vec<(u64, Arc<ServedResource>)> {
+        let open = self.open.lock();
+        let found = ids.iter().filter_map(|id| Some((*id, Arc::clone(open.watchers.get(id)?)))).collect::<Vec<_>>();
+        drop(open);
+        let permitted = found.into_iter().filter(|(_, watcher)| of.contains(&watcher.info.resource.name));
+        let ends = |(id, watcher): (u64, Arc<Watcher>)| {
+            watcher.access.set(WatchAccess::Ended(ApiError::Disconnected));
+            (id, Arc::clone(&watcher.info.resource))
+        };
+        permitted.map(ends).collect()
+    }
+
+    /// Resets the streams of disconnected watches that are still open: their clients read nothing. On a Subscribe stream others share
+    /// the window.
+    fn reset_ended(&self, ids: &[u64]) {
+        let open = self.open.lock();
+        let stuck: Vec<_> = ids.iter().filter_map(|id| open.watchers.get(id)).cloned().collect();
+        drop(open);
+        for watcher in stuck.iter().filter(|watcher| watcher.info.stream_id == 0) {
+            let Some(stream) = &watcher.own.stream else { continue };
+            watcher.end.lock().get_or_insert_with(|| Box::new(WatchEnd::from(&ApiError::Disconnected)));
+            stream.reset();
+        }
+    }
 }
