@@ -117,7 +117,7 @@ pub(super) struct ServerFlags {
     #[command(flatten)]
     target: Target,
 
-    /// Server of the file of contexts [env: INFORMERD_CONTEXT] [default: its `current`]
+    /// Server of the file of contexts [env: `INFORMERD_CONTEXT`] [default: its `current`]
     #[arg(long, value_name = "NAME", conflicts_with = "server")]
     context: Option<String>,
 
@@ -333,11 +333,11 @@ impl ServerFlags {
 
     /// Returns true if the flags name one server.
     pub(super) fn is_of_one(&self) -> bool {
-        self.context.is_some() || self.target.server.is_some()
+        self.context.is_some() || self.target.has_server()
     }
 
     fn target(&self) -> Result<Target, Failure> {
-        self.target.clone().or_context(self.context.as_deref())
+        self.target.clone().resolve(self.context.as_deref())
     }
 
     /// Prints a note, which is not data, on stderr.

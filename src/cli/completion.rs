@@ -41,11 +41,14 @@ const VARIABLE: &str = "INFORMERD_COMPLETE";
 /// Script of bash. Its own words are not those of the command: they end at `=` and `:`. So it passes the line, and the last word
 /// of the candidates begins where bash's does.
 const BASH: &str = r#"_informerd() {
-    local IFS=$'\n'
-    COMPREPLY=( $(INFORMERD_COMPLETE=bash informerd -- "${COMP_LINE:0:COMP_POINT}" "$COMP_WORDBREAKS" 2>/dev/null) )
-    if [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[=/] ]]; then compopt -o nospace; fi
+    local candidate
+    COMPREPLY=()
+    while IFS= read -r candidate; do
+        COMPREPLY+=("$candidate")
+    done < <(INFORMERD_COMPLETE=bash informerd -- "${COMP_LINE:0:COMP_POINT}" "$COMP_WORDBREAKS" 2>/dev/null)
+    if [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[=/] ]]; then compopt -o nospace 2>/dev/null; fi
 }
-complete -o nosort -o bashdefault -F _informerd informerd
+complete -o nosort -o bashdefault -F _informerd informerd 2>/dev/null || complete -o bashdefault -F _informerd informerd
 "#;
 
 /// Prints the script.
@@ -101,9 +104,15 @@ fn for_bash(command: fn() -> Command, arguments: &[OsString], out: &mut Vec<u8>)
     let words: Vec<OsString> = words.iter().map(OsString::from).collect();
     for candidate in complete(&mut command, words, index, None)? {
         let value = candidate.get_value().to_string_lossy();
-        writeln!(out, "{}", value.get(kept..).unwrap_or_default())?;
+        writeln!(out, "{}", escaped(value.get(kept..).unwrap_or_default()))?;
     }
     Ok(())
+}
+
+/// Returns a word for the line of a shell, of which nothing is expanded: the name of an object may be `$(command)`.
+fn escaped(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "-_./:=@%+,".contains(c);
+    word.chars().flat_map(|c| (!is_plain(c)).then_some('\\').into_iter().chain([c])).collect()
 }
 
 /// Splits a line as a shell does, up to the cursor at its end: the last word may be empty, or its quote open.

@@ -13,7 +13,7 @@ use crate::{net::ServerAddress, proto};
 #[non_exhaustive]
 pub enum ClientError {
     /// No connection could be made. Try again, or elsewhere.
-    #[error("cannot connect to {address}: {problem}{}", if .problem.ends_with(')') { "" } else { "; is informerd serving there?" })]
+    #[error("cannot connect to {address}: {problem}{}", if has_hint(.problem) { "" } else { "; is informerd serving there?" })]
     Unreachable {
         /// Address of the server.
         address: ServerAddress,
@@ -291,6 +291,10 @@ fn with_hint(hints: &[(bool, &str, &str)], address: &ServerAddress, problem: Str
     }
 }
 
+fn has_hint(problem: &str) -> bool {
+    TLS_HINTS.iter().any(|(.., hint)| problem.strip_suffix(')').is_some_and(|problem| problem.ends_with(hint)))
+}
+
 fn one_line(text: &str) -> String {
     text.split(char::is_control).filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
 }
@@ -463,7 +467,8 @@ mod tests {
     fn a_question_is_no_second_advice() {
         let text =
             |problem: &str| ClientError::Unreachable { address: address(), problem: problem.to_owned() }.to_string();
-        assert!(text("refused").ends_with("refused; is informerd serving there?"));
-        assert!(text("x (use http://)").ends_with("x (use http://)"));
+        assert!(text("refused (os error 111)").ends_with("(os error 111); is informerd serving there?"));
+        let known = with_hint(&TLS_HINTS, &"https://h:1".parse().unwrap(), "InvalidContentType".to_owned());
+        assert!(text(&known).ends_with("the server does not speak TLS: use http://)"));
     }
 }

@@ -11,6 +11,7 @@ use crate::{
 
 fn things() -> TempDir {
     let directory = TempDir::new().unwrap();
+    write(&directory, "s $(x)*.json", "{}");
     for (file, namespace, name) in [("1", "a", "web"), ("2", "b", "web"), ("3", "b", "db")] {
         write(&directory, &format!("{file}.json"), &pod(namespace, name, "Running"));
     }
@@ -53,6 +54,8 @@ fn the_names_of_a_server_are_candidates() {
         ("informerd get pods d", &["db"]),
         ("informerd get pods w", &[]),
         ("informerd get pods b/db a", &["a/web"]),
+        ("informerd get things s", &["s\\ \\$\\(x\\)\\*.json"]),
+        ("informerd get things s\\ ", &["s\\ \\$\\(x\\)\\*.json"]),
         ("informerd describe pods -n b d", &["db"]),
         ("informerd explain pods a", &["a/web"]),
         ("informerd until pods b/d", &["b/db"]),

@@ -310,6 +310,87 @@ fn a_command_runs_for_each_event() {
     assert_eq!(watch.interrupt(), (Some(0), String::new(), String::new()));
 }
 
+/// Checks the names of servers, and the servers that each command reaches by them.
+#[test]
+fn a_context_names_a_server_and_its_files() {
+    let directory = things();
+    let (one, two) = (Server::of(&directory), Server::of(&TempDir::new().unwrap()));
+    let home = TempDir::new().unwrap();
+    fs::create_dir(home.path().join("informerd")).unwrap();
+    fs::write(home.path().join("informerd/token"), "secret").unwrap();
+    let file = home.path().join("informerd/contexts.yaml");
+    let text = format!(
+        "current: one\ncontexts:\n  one: {{ server: '{}', token_file: token }}\n  two: {{ server: '{}' }}\n  \
+         down: {{ server: '127.0.0.1:1' }}\n",
+        one.address, two.address
+    );
+    fs::write(&file, &text).unwrap();
+    let run = |arguments: &[&str], variables: &[(&str, &str)]| {
+        let mut command = informerd(arguments);
+        command.env("XDG_CONFIG_HOME", home.path()).envs(variables.iter().copied());
+        let output = command.output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    // The two have two pods and none.
+    let count = |arguments: &[&str], variables: &[(&str, &str)]| {
+        let (code, out, err) = run(&[&["list", "pods", "-o", "name"], arguments].concat(), variables);
+        assert_eq!(code, Some(0), "{arguments:?} {variables:?}: {err}");
+        out.lines().count()
+    };
+    let (first, second) = (one.address.as_str(), two.address.as_str());
+    for (arguments, variables, expected) in [
+        (&[][..], &[][..], 2),
+        (&["--context", "two"], &[("INFORMERD_SERVER", first), ("INFORMERD_CONTEXT", "one")], 0),
+        (&["--server", second], &[("INFORMERD_CONTEXT", "one")], 0),
+        (&[], &[("INFORMERD_SERVER", second), ("INFORMERD_CONTEXT", "one")], 0),
+        (&[], &[("INFORMERD_CONTEXT", "two")], 0),
+        (&["--context", "one"], &[("INFORMERD_TOKEN_FILE", "/none")], 2),
+        (&[], &[("INFORMERD_SERVER", first), ("INFORMERD_CONTEXTS", "/none")], 2),
+    ] {
+        assert_eq!(count(arguments, variables), expected, "{arguments:?} {variables:?}");
+    }
+    for (arguments, variables, expected) in [
+        (&["--context", "three"][..], &[][..], "context \"three\" not found in"),
+        (&["--context", "one", "--server", "h:1"], &[], "cannot be used with"),
+        (&[], &[("INFORMERD_TOKEN_FILE", "/none")], "token file /none: No such file"),
+        (&["--context", "one", "--token-file", "/none"], &[], "token file /none: No such file"),
+        (&[], &[("INFORMERD_SERVER", "a b")], "INFORMERD_SERVER: invalid server address"),
+        (&[], &[("INFORMERD_CLIENT_KEY", "/none")], "belong together"),
+    ] {
+        let (code, _, err) = run(&[&["list", "pods"], arguments].concat(), variables);
+        assert!(code == Some(2) && err.contains(expected), "{arguments:?} {variables:?} {err}");
+    }
+
+    // It waits for the first list.
+    assert_eq!(run(&["list", "things", "--context", "two"], &[]).0, Some(0));
+    let (code, out, err) = run(&["status", "--no-headers"], &[]);
+    let rows = out.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let rows: Vec<_> = rows.map(|row| (row[0], row[2], row[3], row[4])).collect();
+    let expected = [
+        ("down", "<none>", "UNREACHABLE", "<none>"),
+        ("one", "pods", "SYNCED", "2"),
+        ("one", "things", "SYNCED", "3"),
+        ("two", "pods", "SYNCED", "0"),
+        ("two", "things", "SYNCED", "0"),
+    ];
+    assert_eq!((code, rows.as_slice()), (Some(4), &expected[..]));
+    assert!(err.starts_with("error: down: cannot connect to 127.0.0.1:1"), "{err}");
+    let (code, out, _) = run(&["status", "two", "one", "-o", "name"], &[]);
+    assert_eq!((code, &*out), (Some(0), "two/pods\ntwo/things\none/pods\none/things\n"));
+    let (code, out, _) = run(&["status", "-o", "name"], &[("INFORMERD_SERVER", second)]);
+    assert_eq!(
+        (code, out),
+        (Some(0), format!("http://{second}/pods\nhttp://{second}/things\n").replace("http://", ""))
+    );
+    fs::write(&file, text.replace("token_file", "tokn")).unwrap();
+    let (code, _, err) = run(&["list", "pods"], &[]);
+    assert!(
+        code == Some(2) && err.lines().count() == 1 && err.contains("contexts.yaml") && err.contains("tokn"),
+        "{err}"
+    );
+}
+
 /// Checks that an operator ends a watch, and that its client resumes where it was.
 #[test]
 fn a_watch_that_is_disconnected_resumes() {

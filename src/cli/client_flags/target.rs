@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     env,
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     fs, io,
     path::{Path, PathBuf},
 };
@@ -20,43 +20,31 @@ use crate::{
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Target {
-    /// Address of the server: `HOST:PORT`, `http://HOST:PORT`, `https://HOST:PORT` or `unix:/path/of/socket` [default: that of the
-    /// context, or 127.0.0.1:50051]
-    #[arg(long, value_name = "URL", env = "INFORMERD_SERVER", hide_env_values = true, value_parser = AddressParser)]
+    /// Address of the server: `HOST:PORT`, `http://HOST:PORT`, `https://HOST:PORT` or `unix:/path/of/socket` [env: `INFORMERD_SERVER`]
+    /// [default: that of the context, or 127.0.0.1:50051]
+    #[arg(long, value_name = "URL", value_parser = AddressParser)]
     #[serde(deserialize_with = "address")]
-    pub(super) server: Option<ServerAddress>,
+    server: Option<ServerAddress>,
 
-    /// CA certificates in PEM to verify the server under https [default: those of the system]
-    #[arg(long, value_name = "FILE", env = "INFORMERD_CERTIFICATE_AUTHORITY", hide_env_values = true)]
+    /// CA certificates in PEM to verify the server under https [env: `INFORMERD_CERTIFICATE_AUTHORITY`] [default: those of the system]
+    #[arg(long, value_name = "FILE")]
     #[serde(default)]
-    pub(super) certificate_authority: Option<PathBuf>,
+    certificate_authority: Option<PathBuf>,
 
-    /// Client certificate in PEM for https
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "INFORMERD_CLIENT_CERTIFICATE",
-        hide_env_values = true,
-        requires = "client_key"
-    )]
+    /// Client certificate in PEM for https [env: `INFORMERD_CLIENT_CERTIFICATE`]
+    #[arg(long, value_name = "FILE", requires = "client_key")]
     #[serde(default)]
-    pub(super) client_certificate: Option<PathBuf>,
+    client_certificate: Option<PathBuf>,
 
-    /// Private key of the client certificate, in PEM
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "INFORMERD_CLIENT_KEY",
-        hide_env_values = true,
-        requires = "client_certificate"
-    )]
+    /// Private key of the client certificate, in PEM [env: `INFORMERD_CLIENT_KEY`]
+    #[arg(long, value_name = "FILE", requires = "client_certificate")]
     #[serde(default)]
-    pub(super) client_key: Option<PathBuf>,
+    client_key: Option<PathBuf>,
 
-    /// File with a bearer token for each call, read at each call; for https, a Unix socket or this host
-    #[arg(long, value_name = "FILE", env = "INFORMERD_TOKEN_FILE", hide_env_values = true)]
+    /// File with a bearer token for each call, read at each call; for https, a Unix socket or this host [env: `INFORMERD_TOKEN_FILE`]
+    #[arg(long, value_name = "FILE")]
     #[serde(default)]
-    pub(super) token_file: Option<PathBuf>,
+    token_file: Option<PathBuf>,
 }
 
 /// Contexts of the user.
@@ -74,7 +62,8 @@ pub(crate) struct Contexts {
 struct AddressParser;
 
 const DEFAULT_SERVER: &str = "127.0.0.1:50051";
-/// Variable with the name of the context.
+/// Variables with the address of the server, and with the name of the context.
+const SERVER: &str = "INFORMERD_SERVER";
 const CONTEXT: &str = "INFORMERD_CONTEXT";
 /// Variable with the path of the file.
 const CONTEXTS: &str = "INFORMERD_CONTEXTS";
@@ -84,31 +73,60 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 // === impl Target ===
 
 impl Target {
-    /// Returns the server of the flags; without one, that of a context, with the files of the flags in place of its own.
-    pub(super) fn or_context(self, context: Option<&str>) -> Result<Self, Failure> {
-        if self.server.is_some() {
+    /// Returns the server of the flags, of `--context`, of the variables or of another context, in this order. What comes first
+    /// overrides single files; the files of a variable are not for the server of `--context`.
+    pub(super) fn resolve(self, context: Option<&str>) -> Result<Self, Failure> {
+        let given = if context.is_some() { self } else { self.or(Self::of_environment()?) };
+        if given.server.is_some() {
+            return Ok(given);
+        }
+        let contexts = Contexts::load()?;
+        let named = match context {
+            Some(context) => Some(context.to_owned()),
+            None => text(CONTEXT).or_else(|| contexts.current.clone()),
+        };
+        let of = named.map_or(Ok(Self::default()), |name| contexts.get(&name)?.clone().complete())?;
+        let found = given.or(of);
+        let server = found.server.or_else(|| DEFAULT_SERVER.parse().ok());
+        Ok(Self { server, ..found })
+    }
+
+    /// Returns true if a flag or a variable names the server.
+    pub(super) fn has_server(&self) -> bool {
+        self.server.is_some() || text(SERVER).is_some()
+    }
+
+    fn of_environment() -> Result<Self, Failure> {
+        let path = |name| variable(name).map(PathBuf::from);
+        let server = text(SERVER).map(|text| text.parse()).transpose();
+        let found = Self {
+            server: server.map_err(|error: AddressError| Failure::usage(format!("{SERVER}: {error}")))?,
+            certificate_authority: path("INFORMERD_CERTIFICATE_AUTHORITY"),
+            client_certificate: path("INFORMERD_CLIENT_CERTIFICATE"),
+            client_key: path("INFORMERD_CLIENT_KEY"),
+            token_file: path("INFORMERD_TOKEN_FILE"),
+        };
+        found.complete()
+    }
+
+    /// Completes this with another one. A server comes with its files, and a certificate with its key.
+    fn or(self, other: Self) -> Self {
+        let Self { client_certificate, client_key, .. } =
+            if self.client_certificate.is_some() { self.clone() } else { other.clone() };
+        Self {
+            server: self.server.or(other.server),
+            certificate_authority: self.certificate_authority.or(other.certificate_authority),
+            client_certificate,
+            client_key,
+            token_file: self.token_file.or(other.token_file),
+        }
+    }
+
+    fn complete(self) -> Result<Self, Failure> {
+        if self.client_certificate.is_some() == self.client_key.is_some() {
             return Ok(self);
         }
-        let variable = env::var(CONTEXT).ok().filter(|name| !name.is_empty());
-        let contexts = Contexts::load()?;
-        let of = match context.or(variable.as_deref()).or(contexts.current.as_deref()) {
-            Some(name) => contexts.get(name)?.clone(),
-            None => Self::default(),
-        };
-        let server = of.server.or_else(|| DEFAULT_SERVER.parse().ok());
-        // A certificate and its key belong together.
-        let identity = if self.client_certificate.is_some() {
-            (self.client_certificate, self.client_key)
-        } else {
-            (of.client_certificate, of.client_key)
-        };
-        Ok(Self {
-            server,
-            certificate_authority: self.certificate_authority.or(of.certificate_authority),
-            client_certificate: identity.0,
-            client_key: identity.1,
-            token_file: self.token_file.or(of.token_file),
-        })
+        Err(Failure::usage("a client certificate and its key belong together: name both"))
     }
 
     /// Returns the address of the server and the files of TLS with it, for connections that read them again.
@@ -210,10 +228,7 @@ impl Contexts {
         let mut read: Self = serde_saphyr::from_str(&text)
             .map_err(|error| failed(error.to_string().lines().next().unwrap_or_default().to_owned()))?;
         let directory = path.parent().unwrap_or(Path::new(""));
-        for (name, target) in &mut read.contexts {
-            if target.client_certificate.is_some() != target.client_key.is_some() {
-                return Err(failed(format!("{name:?}: client_certificate and client_key belong together")));
-            }
+        for target in read.contexts.values_mut() {
             target.at(directory);
         }
         Ok(read)
@@ -234,7 +249,16 @@ impl Contexts {
 
 /// Returns the path of the file.
 fn path() -> Option<PathBuf> {
-    let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let config = || variable("XDG_CONFIG_HOME").or_else(|| Some(variable("HOME")?.join(".config")));
-    variable(CONTEXTS).or_else(|| Some(config()?.join("informerd/contexts.yaml")))
+    let path = |name| variable(name).map(PathBuf::from);
+    let config = || path("XDG_CONFIG_HOME").or_else(|| Some(path("HOME")?.join(".config")));
+    path(CONTEXTS).or_else(|| Some(config()?.join("informerd/contexts.yaml")))
+}
+
+/// Returns the value of a variable, unless it is empty.
+fn variable(name: &str) -> Option<OsString> {
+    env::var_os(name).filter(|value| !value.is_empty())
+}
+
+fn text(name: &str) -> Option<String> {
+    variable(name).map(|value| value.to_string_lossy().into_owned())
 }

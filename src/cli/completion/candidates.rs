@@ -135,7 +135,7 @@ fn names(words: &ArgMatches, current: &str) -> Vec<String> {
     }
     let mut counts: HashMap<&str, usize> = HashMap::new();
     objects.iter().for_each(|object| *counts.entry(&object.name).or_default() += 1);
-    let by_name = objects.iter().filter(|object| !current.is_empty() && counts.get(&*object.name) == Some(&1));
-    let by_name = by_name.map(|object| object.name.clone());
-    objects.iter().map(reference).chain(by_name.filter(|name| !name.contains('/'))).collect()
+    let is_only = |object: &&pb::Object| !object.namespace.is_empty() && counts.get(&*object.name) == Some(&1);
+    let by_name = objects.iter().filter(|_| !current.is_empty()).filter(is_only).map(|object| object.name.clone());
+    objects.iter().map(reference).chain(by_name).collect()
 }

@@ -164,3 +164,34 @@ fn unreachable(server: &str) -> Record {
     let document = Document::from_fields([("server", server.into()), ("state", "UNREACHABLE".into())]);
     Record { name: server.to_owned(), cells, document }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replicas_are_compared_by_the_versions_of_one_lineage() {
+        let of = |name: &str, version: &str| pb::Resource {
+            name: name.to_owned(),
+            resource_version: version.to_owned(),
+            ..Default::default()
+        };
+        let answer = |name: &str, pods: &str, files: &str| Answer {
+            name: name.to_owned(),
+            answer: Ok(pb::ListResourcesResponse {
+                resources: vec![of("files", files), of("pods", pods)],
+                server: None,
+            }),
+        };
+        let down = Answer { name: "c".to_owned(), answer: Err(Failure::usage("x")) };
+        let answers = [answer("a", "9", "x.7"), answer("b", "10", "y.7"), down, answer("d", "", "x.12")];
+        let records = records(&answers, SystemTime::UNIX_EPOCH);
+        let behind = |at: usize| records[at].document.value()["behind"].clone();
+        let names: Vec<&str> = records.iter().map(|record| &*record.name).collect();
+        assert_eq!(names, ["a/files", "a/pods", "b/files", "b/pods", "c", "d/files", "d/pods"]);
+        let found: Vec<_> = (0..7).map(|at| behind(at).as_str().map(str::to_owned)).collect();
+        let text = |text: &str| Some(text.to_owned());
+        assert_eq!(found, [text("5"), text("1"), None, text("0"), None, text("0"), None]);
+        assert!(records.iter().all(|record| record.cells.len() == HEADER.len()));
+    }
+}
