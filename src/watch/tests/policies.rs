@@ -350,8 +350,9 @@ fn a_gauge_reads_the_lag_and_the_policy_state_until_its_cursor_is_dropped() {
     note();
     assert_eq!(losses, [0, 0, 0, 1, 2, 2, 3, 0], "also before it has read anything");
     let following = |lag| (Some(lag), Some(CursorState::Following));
-    let frozen = (Some(3), Some(CursorState::Frozen));
-    assert_eq!(lags, [following(0), following(1), following(2), following(3), frozen, following(0)]);
+    let frozen = |lag| (Some(lag), Some(CursorState::Frozen));
+    assert_eq!(lags[..5], [0, 1, 2, 3, 4].map(following));
+    assert_eq!(lags[5..], [frozen(3), frozen(4), following(0)]);
     drop(cursor);
     assert_eq!((gauge.lag(), gauge.state()), (None, None));
 }
