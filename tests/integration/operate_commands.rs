@@ -13,6 +13,7 @@ use crate::{
     authentication::line,
     client_commands::{Server, Watch, pod, write},
     command_line::{informerd, run, signal},
+    sandbox::DEADLINE,
 };
 
 /// Creates the Pods a/web and b/db, of which one has started twice, and a value without kind.
@@ -432,8 +433,13 @@ fn a_signal_ends_a_command_whose_reader_has_stopped() {
         let mut reader = child.stdout.take().unwrap();
         reader.read_exact(&mut [0]).unwrap();
         signal(&child, "-TERM");
-        assert_eq!(child.wait().unwrap().code(), Some(143), "{arguments:?}");
+        let (sender, ended) = std::sync::mpsc::channel();
+        let waiting = std::thread::spawn(move || sender.send(child.wait().unwrap().code()).unwrap());
+        let code = ended.recv_timeout(DEADLINE);
+        // One that has not ended is not blocked any more.
         drop(reader);
+        waiting.join().unwrap();
+        assert_eq!(code, Ok(Some(143)), "{arguments:?}");
     }
 }
 

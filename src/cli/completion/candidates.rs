@@ -103,13 +103,11 @@ fn values(words: &ArgMatches, index: &str) -> Vec<String> {
 }
 
 fn pairs(words: &ArgMatches, current: &str) -> Vec<String> {
-    match current.split_once('=') {
-        Some((index, _)) => values(words, index).into_iter().map(|value| format!("{index}={value}")).collect(),
-        None => {
-            let indexes = resource_of(words).map(|resource| resource.indexes).unwrap_or_default();
-            indexes.into_iter().map(|index| format!("{index}=")).collect()
-        }
+    if let Some((index, _)) = current.split_once('=') {
+        return values(words, index).into_iter().map(|value| format!("{index}={value}")).collect();
     }
+    let indexes = resource_of(words).map(|resource| resource.indexes).unwrap_or_default();
+    indexes.into_iter().map(|index| format!("{index}=")).collect()
 }
 
 fn views(words: &ArgMatches, _: &str) -> Vec<String> {
@@ -134,7 +132,9 @@ fn names(words: &ArgMatches, current: &str) -> Vec<String> {
         return objects.into_iter().map(|object| object.name).collect();
     }
     let mut counts: HashMap<&str, usize> = HashMap::new();
-    objects.iter().for_each(|object| *counts.entry(&object.name).or_default() += 1);
+    for object in &objects {
+        *counts.entry(&object.name).or_default() += 1;
+    }
     let is_only = |object: &&pb::Object| !object.namespace.is_empty() && counts.get(&*object.name) == Some(&1);
     let by_name = objects.iter().filter(|_| !current.is_empty()).filter(is_only).map(|object| object.name.clone());
     objects.iter().map(reference).chain(by_name).collect()
