@@ -24,8 +24,8 @@ fn in_bash(address: &str, line: &str) -> Vec<String> {
     let path = format!("{}:{}", program.parent().unwrap().display(), std::env::var("PATH").unwrap());
     let script = "source <(informerd completion bash); COMP_LINE=$1 COMP_POINT=${#1}; compopt() { :; }; _informerd; \
                   [[ ${#COMPREPLY[@]} == 0 ]] || printf '%s\\n' \"${COMPREPLY[@]}\"";
-    let mut command = Command::new("bash");
-    command.args(["-c", script, "bash", line]).env("PATH", path).env("INFORMERD_SERVER", address);
+    let mut command = Command::new("timeout");
+    command.args(["20", "bash", "-c", script, "bash", line]).env("PATH", path).env("INFORMERD_SERVER", address);
     let output = command.output().unwrap();
     assert!(output.status.success() && output.stderr.is_empty(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
