@@ -35,7 +35,9 @@ pub(crate) async fn until(sandbox: &Sandbox, is_so: impl Fn(&[pb::Watcher]) -> b
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_open_watches_are_listed_with_what_they_were_sent_and_how_far_they_lag() {
-    let mut sandbox = Sandbox::start(vec![pod("shop", "a", ""), pod("shop", "b", "")]).await;
+    // A client that reads nothing is not ended by itself.
+    let options = Options { progress_timeout: Duration::from_secs(3600), ..Options::default() };
+    let mut sandbox = Sandbox::start_with(options, vec![pod("shop", "a", ""), pod("shop", "b", "")]).await;
     let mut all = sandbox.client().await.watch(watch_pods()).await.unwrap().into_inner();
     for _ in 0..3 {
         next(&mut all).await;
