@@ -51,6 +51,10 @@ const BASH: &str = r#"_informerd() {
 complete -o nosort -o bashdefault -F _informerd informerd 2>/dev/null || complete -o bashdefault -F _informerd informerd
 "#;
 
+/// End of the script of zsh. Its first completion loads a file of `fpath`, and takes its result.
+const ZSH_AUTOLOADED: &str = r#"if [[ ${funcstack[1]-} == _informerd ]]; then _clap_dynamic_completer_informerd "$@"; fi
+"#;
+
 /// Prints the script.
 pub(super) fn run(flags: &CompletionFlags) -> Result<(), Failure> {
     let mut script = Vec::new();
@@ -58,6 +62,9 @@ pub(super) fn run(flags: &CompletionFlags) -> Result<(), Failure> {
         _ if flags.shell == Shell::Bash => script.extend_from_slice(BASH.as_bytes()),
         Some(shell) => shell.write_registration(VARIABLE, "informerd", "informerd", "informerd", &mut script)?,
         None => {}
+    }
+    if flags.shell == Shell::Zsh {
+        script.extend_from_slice(ZSH_AUTOLOADED.as_bytes());
     }
     let mut out = stdout();
     out.write_all(&script)?;
