@@ -1,8 +1,8 @@
 //! Command line: arguments, commands and exit codes.
 //!
 //! Data goes to stdout, notes and logs to stderr. Exit codes: 0 success; 1 failure at run time; 2 invalid command line or
-//! configuration; 130 and 143 when a second SIGINT or SIGTERM cuts a graceful shutdown short, or the first one an `until`. The
-//! client commands also have 3, not found; 4, unavailable or timed out; 5, not allowed.
+//! configuration; 130 and 143 when SIGINT or SIGTERM ends a command that does not end with 0 at one, or a second one cuts a graceful
+//! shutdown short. The client commands also have 3, not found; 4, unavailable or timed out; 5, not allowed.
 
 mod alias;
 mod check;
@@ -66,6 +66,9 @@ enum Command {
     /// Show the resources of a server
     #[command(visible_alias = "api-resources", after_help = help(resources::EXAMPLES))]
     Resources(resources::ResourcesFlags),
+    /// Show the resources of several servers side by side
+    #[command(after_help = help(resources::STATUS_EXAMPLES))]
+    Status(resources::StatusFlags),
     /// List the objects of a resource
     #[command(visible_alias = "ls", after_help = help(list::EXAMPLES))]
     List(list::ListFlags),
@@ -99,6 +102,9 @@ enum Command {
     /// Show the open watches: client, selection, policy, lag
     #[command(after_help = help(watchers::EXAMPLES))]
     Watchers(watchers::WatchersFlags),
+    /// End open watches: their clients resume
+    #[command(after_help = help(watchers::DISCONNECT_EXAMPLES))]
+    Disconnect(watchers::DisconnectFlags),
     /// Removed
     #[command(hide = true, disable_help_flag = true)]
     Top {
@@ -140,6 +146,11 @@ timed out; 5 not allowed.";
 // === impl Cli ===
 
 impl Cli {
+    /// Parses the arguments, and runs the command. Answers the completion script of a shell instead, if that has called.
+    pub fn main() -> ExitCode {
+        if completion::answer(Self::command) { ExitCode::SUCCESS } else { Self::parse().run() }
+    }
+
     /// Runs the command.
     pub fn run(self) -> ExitCode {
         let ended = match self.command {
@@ -148,6 +159,7 @@ impl Cli {
             Command::Rbac(flags) => flags.serve_flags().and_then(|flags| rbac::run(&flags)),
             Command::Config(command) => config::run(&command),
             Command::Resources(flags) => call(resources::run(&flags)),
+            Command::Status(flags) => call(resources::status(&flags)),
             Command::List(flags) => call(resolved(&flags, list::run)),
             Command::Get(flags) => flags.split().and_then(|flags| call(resolved(&flags, get::run))),
             Command::ByIndex(flags) => call(resolved(&flags, list::by_index)),
@@ -159,11 +171,12 @@ impl Cli {
             Command::Until(flags) => call(resolved(&flags, until::run)),
             Command::Verify(flags) => call(verify::run(&flags)),
             Command::Watchers(flags) => call(watchers::run(&flags)),
+            Command::Disconnect(flags) => call(watchers::disconnect(&flags)),
             Command::Top { .. } => Err(Failure::usage(NO_TOP)),
             Command::Describe(flags) => call(resolved(&flags.split(), describe::run)),
             Command::Explain(flags) => call(resolved(&flags, explain::run)),
             Command::Healthcheck(flags) => call(healthcheck::run(&flags)),
-            Command::Completion(flags) => completion::run(&flags, Self::command()),
+            Command::Completion(flags) => completion::run(&flags),
             Command::Version(flags) => version::run(&flags),
         };
         match ended {
@@ -179,6 +192,7 @@ impl Cli {
 /// Runs a command that calls a server.
 fn call(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| Failure::start(&error))?;
+    signals::end_at_signal()?;
     let ended = runtime.block_on(command);
     // Does not wait for a write that nobody reads.
     runtime.shutdown_background();

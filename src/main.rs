@@ -2,7 +2,6 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use informerd::cli::Cli;
 
 #[cfg(feature = "jemalloc")]
@@ -10,5 +9,5 @@ use informerd::cli::Cli;
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    Cli::parse().run()
+    Cli::main()
 }

@@ -84,20 +84,20 @@ impl ProcessLoad {
 impl Collector for ProcessCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let Some(load) = ProcessLoad::read() else { return Ok(()) };
-        let help = "User and system time of this process";
+        let help = "User and system time of this process.";
         let cpu = encoder.encode_descriptor("process_cpu", help, Some(&Unit::Seconds), MetricType::Counter)?;
         ConstCounter::new(load.cpu).encode(cpu)?;
         let started = load.started_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let limit = getrlimit(Resource::Nofile).current;
         for (name, unit, help, value) in [
-            ("process_resident_memory", Some(&Unit::Bytes), "Resident memory", load.resident_bytes as f64),
-            ("process_virtual_memory", Some(&Unit::Bytes), "Virtual memory", load.virtual_bytes as f64),
-            ("process_start_time", Some(&Unit::Seconds), "Time at which this process began", started),
-            ("process_open_fds", None, "Open file descriptors", load.open_files as f64),
+            ("process_resident_memory", Some(&Unit::Bytes), "Resident memory.", load.resident_bytes as f64),
+            ("process_virtual_memory", Some(&Unit::Bytes), "Virtual memory.", load.virtual_bytes as f64),
+            ("process_start_time", Some(&Unit::Seconds), "Time at which this process began.", started),
+            ("process_open_fds", None, "Open file descriptors.", load.open_files as f64),
             (
                 "process_max_fds",
                 None,
-                "Limit on open file descriptors",
+                "Limit on open file descriptors.",
                 limit.map_or(f64::INFINITY, |most| most as f64),
             ),
         ] {

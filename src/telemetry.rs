@@ -253,7 +253,7 @@ impl Family<'_, '_> {
     /// Encodes the delays of events on their way, and the ends of watches.
     fn delivery(&mut self) -> fmt::Result {
         let help = "Time of an event in each stage: until the cache has it (cache), a publish cycle (publish), \
-                    and until the connection of a watch takes it (queue); measured for a sample of events";
+                    and until the connection of a watch takes it (queue); measured for a sample of events.";
         let name = "informerd_dispatch_duration";
         let mut family = self.encoder.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
         for reading in self.readings {
@@ -269,7 +269,7 @@ impl Family<'_, '_> {
             }
         }
         let help = "Time from the creation of an object upstream until its addition was distributed, where the source \
-                    has creation times (kube, in whole seconds); measured for a sample of additions";
+                    has creation times (kube, in whole seconds); measured for a sample of additions.";
         let name = "informerd_propagation_delay";
         let mut family = self.encoder.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
         for reading in self.readings {
@@ -277,7 +277,7 @@ impl Family<'_, '_> {
             encode_histogram(&reading.observed.resource.informer.stats().propagation, family.encode_family(&labels)?)?;
         }
         let help = "Ends of watches by reason: that of the status, CANCELLED by the client, TIMEOUT, CONDITION_MET, \
-                    DEADLINE_EXCEEDED, or an end by the transport such as STREAM_STALLED and CONNECTION_STALLED";
+                    DEADLINE_EXCEEDED, or an end by the transport such as STREAM_STALLED and CONNECTION_STALLED.";
         let mut family = self.encoder.encode_descriptor("informerd_watch_ends", help, None, MetricType::Counter)?;
         for reading in self.readings {
             for (reason, count) in reading.load.ends() {
@@ -309,7 +309,7 @@ impl Family<'_, '_> {
         metric: impl Fn(&Reading<'_>) -> M,
     ) -> fmt::Result {
         let name = format!("informerd_{name}");
-        let mut family = self.encoder.encode_descriptor(&name, help, unit, metric_type)?;
+        let mut family = self.encoder.encode_descriptor(&name, &format!("{help}."), unit, metric_type)?;
         for reading in self.readings {
             let labels = [("resource", reading.observed.resource.name.as_str())];
             metric(reading).encode(family.encode_family(&labels)?)?;

@@ -92,6 +92,14 @@ impl Peer {
             Self::Unix { uid } => Origin::User(*uid),
         }
     }
+
+    /// Returns true if the peer is on the machine of the server.
+    pub fn is_local(&self) -> bool {
+        match self {
+            Self::Tcp(address) => address.ip().to_canonical().is_loopback(),
+            Self::Unix { .. } => true,
+        }
+    }
 }
 
 impl fmt::Display for Peer {

@@ -934,6 +934,20 @@ pub struct ListWatchersResponse {
     #[prost(string, tag = "2")]
     pub next_page_token: ::prost::alloc::string::String,
 }
+/// The watches to end. Since: disconnect.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DisconnectWatchersRequest {
+    /// Of ListWatchers (Watcher.id), at most 1,000.
+    #[prost(uint64, repeated, tag = "1")]
+    pub ids: ::prost::alloc::vec::Vec<u64>,
+}
+/// The watches that end. Since: disconnect.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DisconnectWatchersResponse {
+    /// Those of the request that were open and that the caller may end, in its order.
+    #[prost(uint64, repeated, tag = "1")]
+    pub ids: ::prost::alloc::vec::Vec<u64>,
+}
 /// One watch.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Watcher {
@@ -964,7 +978,7 @@ pub struct Watcher {
     /// Events sent, initial events included.
     #[prost(uint64, tag = "9")]
     pub sent: u64,
-    /// Events lost under DROP.
+    /// Events lost under DROP so far, also those that the client will learn of when it reads.
     #[prost(uint64, tag = "10")]
     pub dropped: u64,
     /// The last version handed to the transport.
@@ -1653,7 +1667,7 @@ pub mod informer_service_client {
         ///
         /// By the reason:
         ///
-        /// * UNAVAILABLE / DRAINING: resume, at another server if there is one.
+        /// * UNAVAILABLE / DRAINING, DISCONNECTED: resume, at another server if there is one.
         /// * UNAVAILABLE / RESOURCE_VERSION_TOO_LARGE: resume; after a second one without a message in between, list again.
         /// * RESOURCE_EXHAUSTED / SLOW_CONSUMER, MEMORY_EXCEEDED: resume; read faster, or choose another policy.
         ///
@@ -1982,7 +1996,7 @@ pub mod informer_service_server {
         ///
         /// By the reason:
         ///
-        /// * UNAVAILABLE / DRAINING: resume, at another server if there is one.
+        /// * UNAVAILABLE / DRAINING, DISCONNECTED: resume, at another server if there is one.
         /// * UNAVAILABLE / RESOURCE_VERSION_TOO_LARGE: resume; after a second one without a message in between, list again.
         /// * RESOURCE_EXHAUSTED / SLOW_CONSUMER, MEMORY_EXCEEDED: resume; read faster, or choose another policy.
         ///
@@ -2826,6 +2840,36 @@ pub mod admin_service_client {
                 .insert(GrpcMethod::new("informerd.v1.AdminService", "ListWatchers"));
             self.inner.unary(req, path, codec).await
         }
+        /// Ends open watches of other callers, each with UNAVAILABLE / DISCONNECTED: its client resumes, here or at another server,
+        /// and loses nothing. (Who shall not come back loses the right to watch.) The stream of a client that has not read this within
+        /// a second is reset; on a Subscribe stream the end waits until the client reads. Needs a right of its own; where callers are
+        /// not authorized, a connection from the machine of the server. A server without it answers UNIMPLEMENTED. Since: disconnect.
+        pub async fn disconnect_watchers(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DisconnectWatchersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DisconnectWatchersResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/informerd.v1.AdminService/DisconnectWatchers",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("informerd.v1.AdminService", "DisconnectWatchers"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
         /// Returns counters and memory of the server and of each resource, the same as the metrics of the admin port. Needs the
         /// right to inspect every resource. Counters begin at 0 with the process, and with a resource that a reload has added or
         /// replaced. Since: operations.
@@ -2874,6 +2918,19 @@ pub mod admin_service_server {
             request: tonic::Request<super::ListWatchersRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ListWatchersResponse>,
+            tonic::Status,
+        > {
+            Err(tonic::Status::unimplemented("Not yet implemented"))
+        }
+        /// Ends open watches of other callers, each with UNAVAILABLE / DISCONNECTED: its client resumes, here or at another server,
+        /// and loses nothing. (Who shall not come back loses the right to watch.) The stream of a client that has not read this within
+        /// a second is reset; on a Subscribe stream the end waits until the client reads. Needs a right of its own; where callers are
+        /// not authorized, a connection from the machine of the server. A server without it answers UNIMPLEMENTED. Since: disconnect.
+        async fn disconnect_watchers(
+            &self,
+            request: tonic::Request<super::DisconnectWatchersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DisconnectWatchersResponse>,
             tonic::Status,
         > {
             Err(tonic::Status::unimplemented("Not yet implemented"))
@@ -2999,6 +3056,52 @@ pub mod admin_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListWatchersSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/informerd.v1.AdminService/DisconnectWatchers" => {
+                    #[allow(non_camel_case_types)]
+                    struct DisconnectWatchersSvc<T: AdminService>(pub Arc<T>);
+                    impl<
+                        T: AdminService,
+                    > tonic::server::UnaryService<super::DisconnectWatchersRequest>
+                    for DisconnectWatchersSvc<T> {
+                        type Response = super::DisconnectWatchersResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DisconnectWatchersRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as AdminService>::disconnect_watchers(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DisconnectWatchersSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -209,7 +209,7 @@ impl ReloadMetrics {
 
 impl Collector for ConfigHash {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let help = "Hash of the keys of the configuration file in use";
+        let help = "Hash of the keys of the configuration file in use.";
         let mut family = encoder.encode_descriptor("informerd_config_info", help, None, MetricType::Gauge)?;
         ConstGauge::new(1_i64).encode(family.encode_family(&[("hash", self.0.load().as_str())])?)
     }

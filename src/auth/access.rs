@@ -15,6 +15,8 @@ pub enum Operation {
     Watch,
     /// Reads the watches of other callers: the verb `admin`.
     Inspect,
+    /// Ends watches of other callers: the verb `disconnect`.
+    Disconnect,
     /// Learns that the resource exists: any of the verbs `get`, `list` and `watch`.
     See,
 }
@@ -86,6 +88,15 @@ pub enum AccessError {
 pub(super) enum Names {
     All,
     Only(BTreeSet<String>),
+}
+
+// === impl Operation ===
+
+impl Operation {
+    /// Returns true if the operation is on watches of others, which are of any namespace, and of this server alone.
+    pub(super) fn is_about_watches(self) -> bool {
+        matches!(self, Self::Inspect | Self::Disconnect)
+    }
 }
 
 // === impl Attributes ===

@@ -75,7 +75,7 @@ impl AccessReviews {
         if self.is_allowed(identity, attributes, requested, is_stream).await? {
             return Ok(Scope::All);
         }
-        if attributes.namespace.is_some() || attributes.operation == Operation::Inspect {
+        if attributes.namespace.is_some() || attributes.operation.is_about_watches() {
             return Err(AccessError::Denied);
         }
         let mut namespaces: BTreeSet<String> = present().into_iter().collect();
@@ -133,6 +133,9 @@ impl AccessReviews {
             Operation::Watch => review("list").await? && review("watch").await?,
             // The watches of others are of any namespace.
             Operation::Inspect => self.decide(identity, self.reviewed(attributes, "", "admin"), is_stream).await?,
+            Operation::Disconnect => {
+                self.decide(identity, self.reviewed(attributes, "", "disconnect"), is_stream).await?
+            }
             Operation::See => review("list").await? || review("get").await? || review("watch").await?,
         })
     }

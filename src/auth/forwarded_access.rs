@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    access::{AccessError, Attributes, Operation, Scope},
+    access::{AccessError, Attributes, Scope},
     decisions::{Decision, Decisions, HeapBytes, ReviewMetrics},
     identity::Identity,
     reviewer::{CallReviewer, ReviewError},
@@ -46,7 +46,7 @@ impl ForwardedAccess {
     /// Returns the upstream that decides a call. None inspects the watches of a relay, which are its own.
     pub(super) fn upstream_of(&self, attributes: &Attributes) -> Option<&dyn CallReviewer> {
         let upstream = self.upstreams.get(&attributes.resource);
-        upstream.filter(|_| attributes.operation != Operation::Inspect).map(|upstream| &**upstream)
+        upstream.filter(|_| !attributes.operation.is_about_watches()).map(|upstream| &**upstream)
     }
 
     pub(super) async fn authorize(
@@ -98,7 +98,7 @@ mod tests {
     use tokio::time::advance;
 
     use super::*;
-    use crate::auth::{Authorizer, IdentityDetails, Rules};
+    use crate::auth::{Authorizer, IdentityDetails, Operation, Rules};
 
     /// Upstream with one answer for everybody.
     #[derive(Debug)]
@@ -191,7 +191,11 @@ mod tests {
     async fn other_resources_and_the_watches_of_others_are_left_to_the_rules_of_the_relay() {
         let upstream = FakeUpstream::new();
         let authorizer = upstream.authorizer();
-        for attributes in [Attributes::new(Operation::List, "nodes"), Attributes::new(Operation::Inspect, "pods")] {
+        for attributes in [
+            Attributes::new(Operation::List, "nodes"),
+            Attributes::new(Operation::Inspect, "pods"),
+            Attributes::new(Operation::Disconnect, "pods"),
+        ] {
             let decision = authorizer.authorize(&caller("ann"), &attributes, &Vec::new).await;
             assert_eq!(decision, Err(AccessError::Denied), "{attributes:?}");
         }

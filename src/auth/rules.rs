@@ -67,6 +67,7 @@ enum Verb {
     List,
     Watch,
     Admin,
+    Disconnect,
 }
 
 const KEYS: [&str; 6] = ["subjects", "verbs", "resources", "namespaces", "formats", "views"];
@@ -75,8 +76,13 @@ const IMPERSONATION_KEYS: [&str; 4] = ["subjects", "verbs", "users", "groups"];
 const IMPERSONATION_EXAMPLE: &str = r#"{subjects: ["user:relay"], verbs: [impersonate], users: ["*"], groups: [web]}"#;
 /// Verb of the rules for calls on behalf of others. `"*"` does not stand for it, too: it would grant the rights of everybody.
 const IMPERSONATE: &str = "impersonate";
-const VERBS: [(&str, Verb); 4] =
-    [("get", Verb::Get), ("list", Verb::List), ("watch", Verb::Watch), ("admin", Verb::Admin)];
+const VERBS: [(&str, Verb); 5] = [
+    ("get", Verb::Get),
+    ("list", Verb::List),
+    ("watch", Verb::Watch),
+    ("admin", Verb::Admin),
+    ("disconnect", Verb::Disconnect),
+];
 const FORMATS: [(&str, Format); 3] = [("METADATA", Format::Metadata), ("STRUCT", Format::Struct), ("RAW", Format::Raw)];
 /// Most rules, which are all read for each call.
 const MAX_RULES: usize = 10_000;
@@ -182,6 +188,7 @@ impl Rules {
             Operation::List => of(Verb::List),
             Operation::Watch => of(Verb::List).intersection(of(Verb::Watch)),
             Operation::Inspect => of(Verb::Admin),
+            Operation::Disconnect => of(Verb::Disconnect),
             Operation::See => of(Verb::Get).union(&of(Verb::List)).union(&of(Verb::Watch)),
         };
         namespaces.scope(attributes.namespace.as_deref())
@@ -303,7 +310,7 @@ fn verbs(names: &[&str]) -> Result<Vec<Verb>, RulesError> {
             None if *name == "*" => verbs.extend(VERBS.map(|(_, verb)| verb)),
             None => {
                 let found = quoted(name);
-                let expected = "expected a verb get, list, watch, admin or \"*\", or impersonate";
+                let expected = "expected a verb get, list, watch, admin, disconnect or \"*\", or impersonate";
                 return Err(RulesError(format!("{expected}, found {found}")));
             }
         }

@@ -104,7 +104,7 @@ fn print(
             matches!(resource.source, SourceConfig::Etcd(_) | SourceConfig::Kube(_) | SourceConfig::Informerd(_));
         let reached = match unreachable.filter(|_| is_remote) {
             None => "",
-            Some(unreachable) if unreachable.contains_key(&resource.name) => ", not reachable",
+            Some(unreachable) if unreachable.contains_key(&resource.name) => ", cannot be read",
             Some(_) => ", reachable",
         };
         writeln!(out, "{}: {source}, indexed by {}{optional}{reached}", resource.name, indexes.join(", "))?;

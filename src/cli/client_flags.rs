@@ -1,30 +1,27 @@
 //! Flags that the client commands share. Their letters and meanings are kubectl's.
 
+mod target;
 #[cfg(test)]
 mod tests;
 
 use std::{
-    ffi::OsStr,
     fmt::Display,
-    fs,
     num::NonZeroUsize,
     path::PathBuf,
     time::{Duration, SystemTime},
 };
 
-use clap::{
-    Args,
-    builder::{NonEmptyStringValueParser, TypedValueParser},
-    error::ErrorKind,
-};
+use clap::{Args, builder::NonEmptyStringValueParser};
 use prost_types::Timestamp;
 
+pub(super) use self::target::Contexts;
+use self::target::Target;
 use super::{
     failure::Failure,
     print::{self, Color, ColumnOptions, Output, OutputFlag, OutputParser, PrintOptions, jsonpath::JsonPath},
 };
 use crate::{
-    client::{AddressError, Client, Query, ServerAddress, TlsOptions},
+    client::{Client, Query, ServerAddress, TlsOptions},
     config::parse_duration,
     model::Shard,
     proto::pb::{self, SyncState},
@@ -117,37 +114,12 @@ pub(super) struct ChangedFlag {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Server")]
 pub(super) struct ServerFlags {
-    /// Address of the server: `HOST:PORT`, `http://HOST:PORT`, `https://HOST:PORT` or `unix:/path/of/socket`
-    #[arg(long, value_name = "URL", env = "INFORMERD_SERVER", hide_env_values = true, default_value = "127.0.0.1:50051", value_parser = AddressParser)]
-    server: ServerAddress,
+    #[command(flatten)]
+    target: Target,
 
-    /// CA certificates in PEM to verify the server under https [default: those of the system]
-    #[arg(long, value_name = "FILE", env = "INFORMERD_CERTIFICATE_AUTHORITY", hide_env_values = true)]
-    certificate_authority: Option<PathBuf>,
-
-    /// Client certificate in PEM for https
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "INFORMERD_CLIENT_CERTIFICATE",
-        hide_env_values = true,
-        requires = "client_key"
-    )]
-    client_certificate: Option<PathBuf>,
-
-    /// Private key of the client certificate, in PEM
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "INFORMERD_CLIENT_KEY",
-        hide_env_values = true,
-        requires = "client_certificate"
-    )]
-    client_key: Option<PathBuf>,
-
-    /// File with a bearer token for each call, read at each call; for https, a Unix socket or this host
-    #[arg(long, value_name = "FILE", env = "INFORMERD_TOKEN_FILE", hide_env_values = true)]
-    token_file: Option<PathBuf>,
+    /// Server of the file of contexts [env: `INFORMERD_CONTEXT`] [default: its `current`]
+    #[arg(long, value_name = "NAME", conflicts_with = "server")]
+    context: Option<String>,
 
     /// Print no notes on stderr, only errors
     #[arg(short, long)]
@@ -156,10 +128,6 @@ pub(super) struct ServerFlags {
 
 /// Largest number of names in a note.
 const MAX_NAMES: usize = 20;
-
-/// Parser of an address. clap's own errors quote the argument, which may have a password.
-#[derive(Debug, Clone)]
-struct AddressParser;
 
 /// Bound of the time for an answer.
 #[derive(Debug, Clone, Args)]
@@ -313,25 +281,6 @@ fn parse_index(text: &str) -> Result<(String, String), String> {
     }
 }
 
-// === impl AddressParser ===
-
-impl TypedValueParser for AddressParser {
-    type Value = ServerAddress;
-
-    fn parse_ref(
-        &self,
-        command: &clap::Command,
-        argument: Option<&clap::Arg>,
-        value: &OsStr,
-    ) -> Result<ServerAddress, clap::Error> {
-        value.to_string_lossy().parse().map_err(|error: AddressError| {
-            let argument = argument.map(ToString::to_string).unwrap_or_default();
-            clap::Error::raw(ErrorKind::ValueValidation, format!("invalid value for '{argument}': {error}\n"))
-                .with_cmd(command)
-        })
-    }
-}
-
 // === impl ViewFlags ===
 
 impl ViewFlags {
@@ -359,56 +308,36 @@ impl ChangedFlag {
 
 impl ServerFlags {
     pub(super) async fn connect(&self) -> Result<Client, Failure> {
-        Ok(Client::connect(&self.address()?).await?)
+        Ok(Client::connect(&self.target()?.address()?).await?)
     }
 
     /// Returns a client that connects when it is first used.
     pub(super) fn connect_lazy(&self) -> Result<Client, Failure> {
-        Ok(Client::connect_lazy(&self.address()?)?)
+        Ok(Client::connect_lazy(&self.target()?.address()?)?)
     }
 
     /// Returns the address of the server and the files of TLS with it, for connections that read them again.
     pub(super) fn upstream(&self) -> Result<(ServerAddress, TlsOptions<PathBuf>), Failure> {
-        let identity = self.client_certificate.clone().zip(self.client_key.clone());
-        let tls = TlsOptions { authority: self.certificate_authority.clone(), identity, server_name: None };
-        // They have to be readable at the start.
-        self.secured()?;
-        Ok((self.with_token(self.server.clone())?, tls))
+        self.target()?.upstream()
     }
 
-    /// Returns the address of the server with the TLS options.
-    fn address(&self) -> Result<ServerAddress, Failure> {
-        self.with_token(self.secured()?)
+    /// Returns the flags for a context.
+    pub(super) fn of_context(&self, name: &str) -> Self {
+        Self { target: Target::default(), context: Some(name.to_owned()), quiet: self.quiet }
     }
 
-    fn with_token(&self, server: ServerAddress) -> Result<ServerAddress, Failure> {
-        let Some(file) = &self.token_file else { return Ok(server) };
-        let server = server.with_token_file(file).ok_or_else(|| {
-            let problem = format!(
-                "a token is not sent in the clear: use --server https://HOST:PORT or a Unix socket instead of {server}"
-            );
-            Failure::usage(problem)
-        })?;
-        // It is read at each call, and has to be readable at the start.
-        fs::read(file).map_err(|error| Failure::usage(format!("token file {}: {error}", file.display())))?;
-        Ok(server)
+    /// Returns the address of the server, for a table.
+    pub(super) fn name(&self) -> Result<String, Failure> {
+        Ok(self.target()?.address()?.to_string())
     }
 
-    fn secured(&self) -> Result<ServerAddress, Failure> {
-        if self.certificate_authority.is_none() && self.client_certificate.is_none() {
-            return Ok(self.server.clone());
-        }
-        let read =
-            |path: &PathBuf| fs::read(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())));
-        let files = TlsOptions {
-            authority: self.certificate_authority.as_ref(),
-            identity: self.client_certificate.as_ref().zip(self.client_key.as_ref()),
-            server_name: None,
-        };
-        self.server.with_tls(files.try_map(|path| read(path))?).ok_or_else(|| {
-            let problem = format!("certificates need TLS: use --server https://HOST:PORT instead of {}", self.server);
-            Failure::usage(problem)
-        })
+    /// Returns true if the flags name one server.
+    pub(super) fn is_of_one(&self) -> bool {
+        self.context.is_some() || self.target.has_server()
+    }
+
+    fn target(&self) -> Result<Target, Failure> {
+        self.target.clone().resolve(self.context.as_deref())
     }
 
     /// Prints a note, which is not data, on stderr.

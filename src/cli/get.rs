@@ -1,11 +1,13 @@
 //! `informerd get`: objects by name, in any namespace.
 
+use std::io::Write;
+
 use clap::Args;
 
 use super::{
     alias::of_resource,
     client_flags::{ObjectFlags, OrderFlags, ServerFlags, TimeoutFlags},
-    failure::{Failure, NOT_FOUND},
+    failure::{FAILED, Failure, NOT_FOUND},
     list,
     print::{ObjectPrinter, escape, reference, stdout, write_one},
     waiting,
@@ -23,6 +25,7 @@ Examples, with a server of examples/shop.yaml:
   informerd get deployments/web
   informerd get configmaps feature-flags -n platform -o json
   informerd get deployments storefront/web -w
+  informerd get deployments storefront/web --raw | jq .spec.replicas
   informerd get pods $(informerd list pods -l app=cart -o name) -o wide
 
 A NAME without a namespace is looked up in all namespaces; if several have it, the error lists them. \
@@ -37,6 +40,14 @@ pub(super) struct GetFlags {
     /// NAME or NAMESPACE/NAME, as `-o name` prints it; /NAME for an object without namespace
     #[arg(value_name = "NAME")]
     names: Vec<String>,
+    /// Write the bytes of one object's body, as its source has them, and nothing else
+    #[arg(
+        long,
+        help_heading = "Output",
+        requires = "names",
+        conflicts_with_all = ["output", "metadata", "watch", "sort_by", "limit", "label_columns", "show_labels"]
+    )]
+    raw: bool,
     #[command(flatten)]
     follow: FollowFlags,
     #[command(flatten)]
@@ -110,7 +121,7 @@ pub(super) async fn run(flags: &GetFlags) -> Result<(), Failure> {
 }
 
 async fn get(flags: &GetFlags) -> Result<(), Failure> {
-    let GetFlags { resource, names, order, objects, .. } = flags;
+    let GetFlags { resource, names, raw, order, objects, .. } = flags;
     let ObjectFlags { selection, server, .. } = objects;
     if names.is_empty() {
         return list::list(resource, order, objects).await;
@@ -125,7 +136,13 @@ async fn get(flags: &GetFlags) -> Result<(), Failure> {
     let finder = Finder { client, resource, query, server };
     if let [name] = names.as_slice() {
         let object = finder.find(name, selection.namespace()).await?;
+        if *raw {
+            return write_raw(&object);
+        }
         return Ok(write_one(object, stdout(), &options)?);
+    }
+    if *raw {
+        return Err(Failure::usage("--raw is the body of one object: name one"));
     }
     let mut printer = ObjectPrinter::new(stdout(), &options);
     let mut missing = Vec::new();
@@ -140,6 +157,16 @@ async fn get(flags: &GetFlags) -> Result<(), Failure> {
     let last = missing.pop();
     missing.iter().for_each(Failure::print);
     last.map_or(Ok(()), Err)
+}
+
+/// Writes the bytes of a body.
+fn write_raw(object: &pb::Object) -> Result<(), Failure> {
+    let Some(pb::object::Body::Raw(body)) = &object.body else {
+        return Err(Failure::new(FAILED, escape(&format!("{} has no body in this view", reference(object)))));
+    };
+    let mut out = stdout();
+    out.write_all(body)?;
+    Ok(out.flush()?)
 }
 
 // === impl Target ===

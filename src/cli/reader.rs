@@ -14,9 +14,8 @@ pub(super) struct Reader(Option<AsyncFd<Stdout>>);
 
 impl Reader {
     /// Begins to observe stdout. A regular file has no reader, and cannot be observed.
-    #[expect(deprecated, reason = "its descriptor must stay open as long as it is registered: that of stdout does")]
     pub(super) fn new() -> Self {
-        Self(AsyncFd::with_interest(stdout(), Interest::ERROR).ok())
+        Self(observe(Interest::ERROR))
     }
 
     /// Waits until the pipe or socket that is stdout has no reader any more. Cancel-safe.
@@ -27,4 +26,10 @@ impl Reader {
             None => pending().await,
         }
     }
+}
+
+/// Begins to observe stdout, unless it is a regular file.
+#[expect(deprecated, reason = "its descriptor must stay open as long as it is registered: that of stdout does")]
+pub(super) fn observe(interest: Interest) -> Option<AsyncFd<Stdout>> {
+    AsyncFd::with_interest(stdout(), interest).ok()
 }

@@ -1,11 +1,14 @@
 //! `informerd resources`.
 
+mod status;
+
 use std::time::SystemTime;
 
 use anstyle::Style;
 use clap::Args;
 use serde_json::{Map, Value, json};
 
+pub(super) use self::status::{EXAMPLES as STATUS_EXAMPLES, StatusFlags, status};
 use super::{
     client_flags::{FormatFlags, ServerFlags, TimeoutFlags},
     failure::Failure,
@@ -80,11 +83,7 @@ fn notes(resource: &pb::Resource, now: SystemTime) -> Vec<String> {
 }
 
 fn record(resource: &pb::Resource, now: SystemTime, columns: usize) -> Record {
-    let style = match resource.state() {
-        SyncState::Stale => RED,
-        SyncState::Syncing => YELLOW,
-        SyncState::Synced | SyncState::Unspecified => Style::new(),
-    };
+    let style = state_style(resource.state());
     let state = resource.state().as_str_name().trim_start_matches("SYNC_STATE_");
     let seen = age_of(resource.source_seen_at, now).map_or_else(|| "never".to_owned(), |age| format!("{age} ago"));
     let views: Vec<&str> = resource.views.iter().map(|view| view.name.as_str()).collect();
@@ -105,6 +104,14 @@ fn record(resource: &pb::Resource, now: SystemTime, columns: usize) -> Record {
     ];
     cells.truncate(columns);
     Record { name: resource.name.clone(), cells, document: to_document(resource, state) }
+}
+
+fn state_style(state: SyncState) -> Style {
+    match state {
+        SyncState::Stale => RED,
+        SyncState::Syncing => YELLOW,
+        SyncState::Synced | SyncState::Unspecified => Style::new(),
+    }
 }
 
 /// Returns the document with the names of the contract's JSON; empty fields are omitted, and numbers are numbers.

@@ -1,13 +1,18 @@
 //! SIGINT, SIGTERM and, for a server, SIGHUP. The first process of a container receives only signals that it handles.
 
-use std::{sync::mpsc, thread, time::Duration};
+use std::{sync::OnceLock, thread, time::Duration};
 
 use tokio::{
+    io::Interest,
     runtime::Builder,
     signal::unix::{Signal, SignalKind, signal},
+    time::timeout,
 };
 
-use super::failure::{FAILED, Failure};
+use super::{
+    failure::{FAILED, Failure},
+    reader::observe,
+};
 
 /// Signals that end a command, and the exit codes of shells for them.
 pub(super) struct Signals {
@@ -15,36 +20,77 @@ pub(super) struct Signals {
     terminate: Signal,
 }
 
-/// Time in which a command ends after a signal, unless it is blocked in a write.
+/// Part of the handling that a command has taken over.
+enum Handling {
+    /// It ends at the first signal, unless it is blocked in a write.
+    Writer,
+    /// It ends by itself.
+    Own,
+}
+
+static HANDLING: OnceLock<Handling> = OnceLock::new();
+
+/// Time in which a command ends after a signal.
 const END_WITHIN: Duration = Duration::from_secs(3);
+/// Time for the reader of stdout to take anything.
+const READ_WITHIN: Duration = Duration::from_millis(200);
 
 /// SIGHUP, by which administrators let a server read its configuration again.
 pub(super) struct Hangup(Signal);
 
+/// Starts a thread that ends the process at a signal, as the shell would have it, until the command handles signals itself. A
+/// full pipe that nobody reads blocks the whole command, so the thread ends that one, too.
+pub(super) fn end_at_signal() -> Result<(), Failure> {
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| Failure::start(&error))?;
+    let mut signals = {
+        let _entered = runtime.enter();
+        Signals::listen()?
+    };
+    let watched = async move {
+        let code = signals.next().await;
+        match HANDLING.get() {
+            Some(Handling::Own) => return,
+            Some(Handling::Writer) => {
+                tokio::select! {
+                    () = blocked() => {}
+                    _ = signals.next() => {}
+                }
+            }
+            None => {}
+        }
+        std::process::exit(code.into());
+    };
+    let run = move || runtime.block_on(watched);
+    thread::Builder::new().name("signals".to_owned()).spawn(run).map_err(|error| Failure::start(&error))?;
+    Ok(())
+}
+
+/// Waits until stdout takes nothing, or the command has had its time.
+async fn blocked() {
+    if let Some(stdout) = observe(Interest::WRITABLE)
+        && timeout(READ_WITHIN, stdout.writable()).await.is_err()
+    {
+        return;
+    }
+    tokio::time::sleep(END_WITHIN).await;
+}
+
 // === impl Signals ===
 
 impl Signals {
-    /// Installs the handlers.
+    /// Installs the handlers of a command whose end may take time.
     pub(super) fn new() -> Result<Self, Failure> {
+        HANDLING.get_or_init(|| Handling::Own);
+        Self::listen()
+    }
+
+    fn listen() -> Result<Self, Failure> {
         Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
     }
 
-    /// Installs the handlers of a command that writes to stdout. A full pipe that nobody reads blocks the whole command: a thread of
-    /// its own then ends the process.
+    /// Installs the handlers of a command that writes to stdout until a signal ends it.
     pub(super) fn of_writer() -> Result<Self, Failure> {
-        let (installs, installed) = mpsc::sync_channel(1);
-        let watched = async move {
-            let Ok(mut signals) = Self::new() else { return };
-            if installs.send(()).is_err() {
-                return;
-            }
-            let code = signals.next().await;
-            tokio::time::sleep(END_WITHIN).await;
-            std::process::exit(code.into());
-        };
-        let run = move || Builder::new_current_thread().enable_all().build().map(|runtime| runtime.block_on(watched));
-        thread::Builder::new().name("signals".to_owned()).spawn(run).map_err(|error| Failure::start(&error))?;
-        installed.recv().map_err(|_| Failure::new(FAILED, "cannot listen for signals"))?;
+        HANDLING.get_or_init(|| Handling::Writer);
         Self::new()
     }
 

@@ -66,7 +66,7 @@ pub(super) async fn run(flags: &UntilFlags) -> Result<(), Failure> {
     let conditions = conditions.iter().map(|condition| |event: &UntilEvent| is_met(condition, event));
     let options =
         UntilOptions { timeout: Some(*timeout).filter(|timeout| !timeout.is_zero()), ..UntilOptions::default() };
-    let (client, mut signals) = (server.connect().await?, Signals::new()?);
+    let (client, mut signals) = (server.connect().await?, Signals::of_writer()?);
     let met = tokio::select! {
         // The outcome is lost with this process.
         met = client.until(&query, conditions, &options) => met,

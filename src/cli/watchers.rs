@@ -1,10 +1,13 @@
 //! `informerd watchers`.
 
+mod disconnect;
+
 use std::time::SystemTime;
 
 use anstyle::Style;
 use clap::Args;
 
+pub(super) use self::disconnect::{DisconnectFlags, EXAMPLES as DISCONNECT_EXAMPLES, disconnect};
 use super::{
     client_flags::{FormatFlags, ServerFlags, TimeoutFlags},
     failure::Failure,

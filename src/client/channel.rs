@@ -3,10 +3,15 @@
 use std::{
     future::Future,
     pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
 
+use futures_util::FutureExt;
 use http::{HeaderMap, Request, Response};
 use tonic::{
     Status,
@@ -17,21 +22,18 @@ use tonic::{
     transport::{Channel, Endpoint, Error},
 };
 
-use super::ClientError;
+use super::{ClientError, error::root_cause};
 use crate::{net::ServerAddress, proto::pb::informer_service_client::InformerServiceClient};
 
 /// Connection whose calls carry the token of the address.
 #[derive(Debug, Clone)]
 pub(crate) struct Connection {
     channel: Channel,
-    credentials: Credentials,
-}
-
-/// Token of an address, and perhaps other headers, which each call carries.
-#[derive(Debug, Clone)]
-pub(crate) struct Credentials {
+    /// Address whose token each call carries.
     address: ServerAddress,
+    /// Further headers of each call.
     headers: HeaderMap,
+    has_answered: Arc<AtomicBool>,
 }
 
 /// Timeout for connecting, short because a person often waits for it.
@@ -51,7 +53,8 @@ const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 
 /// Returns the endpoint of an address.
 pub(super) fn endpoint(address: &ServerAddress) -> Result<Endpoint, ClientError> {
-    let invalid = |error: tonic::transport::Error| ClientError::Request { problem: format!("{address}: {error}") };
+    let invalid =
+        |error: tonic::transport::Error| ClientError::Request { problem: format!("{address}: {}", root_cause(&error)) };
     let mut endpoint = Endpoint::from_shared(address.uri().to_owned()).map_err(invalid)?;
     if address.is_unix() {
         // HTTP/2 rejects a path as an authority, even percent-encoded.
@@ -72,25 +75,27 @@ pub(super) fn endpoint(address: &ServerAddress) -> Result<Endpoint, ClientError>
     endpoint.user_agent(concat!("informerd/", env!("CARGO_PKG_VERSION"))).map_err(invalid)
 }
 
-// === impl Credentials ===
-
-impl Credentials {
-    pub(super) fn of(address: &ServerAddress) -> Self {
-        Self { address: address.clone(), headers: HeaderMap::new() }
-    }
-
-    /// Returns the credentials with these headers.
-    #[cfg(feature = "server")]
-    pub(super) fn with_headers(self, headers: http::HeaderMap) -> Self {
-        Self { headers, ..self }
-    }
-}
-
 // === impl Connection ===
 
 impl Connection {
-    pub(super) fn new(channel: Channel, credentials: Credentials) -> Self {
-        Self { channel, credentials }
+    pub(super) fn new(channel: Channel, address: &ServerAddress) -> Self {
+        Self { channel, address: address.clone(), headers: HeaderMap::new(), has_answered: Arc::default() }
+    }
+
+    /// Returns the same connection with these headers in each call.
+    #[cfg(feature = "server")]
+    pub(super) fn with_headers(self, headers: HeaderMap) -> Self {
+        Self { headers, ..self }
+    }
+
+    /// Returns another connection to the same server.
+    pub(super) fn over(self, channel: Channel) -> Self {
+        Self { channel, ..self }
+    }
+
+    /// Returns true once a server has answered a call of this connection, or of one of its clones.
+    pub(super) fn has_answered(&self) -> bool {
+        self.has_answered.load(Ordering::Relaxed)
     }
 }
 
@@ -104,12 +109,16 @@ impl Service<Request<Body>> for Connection {
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        let Credentials { address, headers } = &self.credentials;
-        request.headers_mut().extend(headers.clone());
-        if !address.has_token_file() {
-            return Box::pin(self.channel.call(request));
+        request.headers_mut().extend(self.headers.clone());
+        let has_answered = Arc::clone(&self.has_answered);
+        let note = move |answer: Result<Response<Body>, Error>| {
+            has_answered.fetch_or(answer.is_ok(), Ordering::Relaxed);
+            answer
+        };
+        if !self.address.has_token_file() {
+            return Box::pin(self.channel.call(request).map(note));
         }
-        let address = address.clone();
+        let address = self.address.clone();
         // This one is ready; the clone becomes so before the next call.
         let next = self.channel.clone();
         let mut channel = std::mem::replace(&mut self.channel, next);
@@ -123,7 +132,7 @@ impl Service<Request<Body>> for Connection {
                         metadata.insert("authorization", token);
                     }
                     *request.headers_mut() = metadata.into_headers();
-                    channel.call(request).await
+                    note(channel.call(request).await)
                 }
                 Err(problem) => Ok(Status::unauthenticated(problem).into_http()),
             }

@@ -11,7 +11,7 @@ use tonic::{
 
 use super::{
     ClientError, Query, WatchMessages,
-    channel::{CONNECT_TIMEOUT, Connection, Credentials, MAX_MESSAGE_BYTES, endpoint, service},
+    channel::{CONNECT_TIMEOUT, Connection, MAX_MESSAGE_BYTES, endpoint, service},
     subscription::Subscriptions,
 };
 use crate::{
@@ -27,7 +27,7 @@ use crate::{
 pub struct Client {
     address: ServerAddress,
     endpoint: Endpoint,
-    channel: Channel,
+    connection: Connection,
     service: InformerServiceClient<Connection>,
     admin: AdminServiceClient<Connection>,
     /// Stream of the watches; none if each has its own.
@@ -112,9 +112,10 @@ impl Client {
     }
 
     fn over(address: &ServerAddress, endpoint: Endpoint, channel: Channel) -> Self {
-        let connection = Connection::new(channel.clone(), Credentials::of(address));
+        let connection = Connection::new(channel, address);
         let admin = AdminServiceClient::new(connection.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        Self { address: address.clone(), endpoint, channel, service: service(connection), admin, subscriptions: None }
+        let service = service(connection.clone());
+        Self { address: address.clone(), endpoint, connection, service, admin, subscriptions: None }
     }
 
     /// Returns this client with watches that share one stream, also with those of its clones, as long as there are any: 20 watches
@@ -135,13 +136,13 @@ impl Client {
     /// Returns the service over the same connection, with these headers in each call.
     #[cfg(feature = "server")]
     pub(crate) fn service_with(&self, headers: http::HeaderMap) -> InformerServiceClient<Connection> {
-        service(Connection::new(self.channel.clone(), Credentials::of(&self.address).with_headers(headers)))
+        service(self.connection.clone().with_headers(headers))
     }
 
     /// Returns the connection, for calls of other services.
     #[cfg(feature = "cli")]
     pub(crate) fn connection(&self) -> Connection {
-        Connection::new(self.channel.clone(), Credentials::of(&self.address))
+        self.connection.clone()
     }
 
     /// Returns the address of the server.
@@ -192,6 +193,13 @@ impl Client {
         }
     }
 
+    /// Ends open watches by their ids, of which their clients resume. Returns those that were open.
+    pub async fn disconnect_watchers(&self, ids: Vec<u64>) -> Result<Vec<u64>, ClientError> {
+        let mut admin = self.admin.clone();
+        let answer = self.within(admin.disconnect_watchers(pb::DisconnectWatchersRequest { ids })).await?;
+        Ok(answer.into_inner().ids)
+    }
+
     /// Returns the counters and gauges of the server and of each resource.
     pub async fn stats(&self) -> Result<pb::GetStatsResponse, ClientError> {
         let mut admin = self.admin.clone();
@@ -205,6 +213,18 @@ impl Client {
         let mut service = self.service.clone();
         let chunks = self.within(service.list(request)).await?.into_inner();
         self.collect(chunks).await
+    }
+
+    /// Returns the objects of one page.
+    #[cfg(feature = "cli")]
+    pub(crate) async fn list_page(&self, request: pb::ListRequest) -> Result<Vec<pb::Object>, ClientError> {
+        let mut service = self.service.clone();
+        let mut chunks = self.within(service.list(request)).await?.into_inner();
+        let mut objects = Vec::new();
+        while let Some(chunk) = self.within(chunks.message()).await? {
+            objects.extend(chunk.objects);
+        }
+        Ok(objects)
     }
 
     /// Returns the objects with a value of an index that a query selects, from one snapshot. The query must not name an index of
@@ -438,12 +458,13 @@ impl Client {
 
     /// Leaves the connection to the clones that share it; the next call of this client opens its own.
     pub(super) fn drop_connection(&mut self) {
-        self.channel = self.endpoint.connect_lazy();
-        self.service = service(Connection::new(self.channel.clone(), Credentials::of(&self.address)));
+        self.connection = self.connection.clone().over(self.endpoint.connect_lazy());
+        self.service = service(self.connection.clone());
     }
 
     pub(crate) fn error(&self, status: &Status) -> ClientError {
-        ClientError::from_status(&self.address, status)
+        let error = ClientError::from_status(&self.address, status);
+        if self.connection.has_answered() { error } else { error.before_an_answer() }
     }
 }
 
@@ -462,6 +483,25 @@ fn check_version(version: &mut Option<String>, found: String) -> Result<(), Clie
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Checks that a pipe which breaks after an answer is no sign of TLS.
+    #[cfg(feature = "server")]
+    #[tokio::test]
+    async fn a_connection_that_has_worked_has_no_hint_about_tls() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address: ServerAddress = listener.local_addr().unwrap().to_string().parse().unwrap();
+        let (_, health) = tonic_health::server::health_reporter();
+        let server = tonic::transport::Server::builder().add_service(health);
+        tokio::spawn(server.serve_with_incoming(tonic::transport::server::TcpIncoming::from(listener)));
+        let mut client = Client::connect(&address).await.unwrap();
+        let broken = || Status::from_error(Box::new(std::io::Error::from(std::io::ErrorKind::BrokenPipe)));
+        assert!(client.error(&broken()).to_string().contains("use https://"));
+        // There is no such service, which is an answer, too.
+        assert_eq!(client.clone().resources().await.unwrap_err().code(), tonic::Code::Unimplemented);
+        assert!(!client.error(&broken()).to_string().contains("use https://"));
+        client.drop_connection();
+        assert!(!client.error(&broken()).to_string().contains("use https://"));
+    }
 
     /// The first chunk has the namespaces, and the last one the failures.
     #[tokio::test]

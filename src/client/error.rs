@@ -13,7 +13,7 @@ use crate::{net::ServerAddress, proto};
 #[non_exhaustive]
 pub enum ClientError {
     /// No connection could be made. Try again, or elsewhere.
-    #[error("cannot connect to {address}: {problem}; is informerd serving there?")]
+    #[error("cannot connect to {address}: {problem}{}", if has_hint(.problem) { "" } else { "; is informerd serving there?" })]
     Unreachable {
         /// Address of the server.
         address: ServerAddress,
@@ -98,7 +98,7 @@ impl ClientError {
     pub fn from_status(address: &ServerAddress, status: &Status) -> Self {
         // Only a status that was created on this side has a source.
         let Some(source) = status.source() else { return Self::Refused(Box::new(ServerStatus::from_status(status))) };
-        let (address, problem) = (address.clone(), with_tls_hint(address, root_cause(source)));
+        let (address, problem) = (address.clone(), with_hint(&TLS_HINTS, address, root_cause(source)));
         if chain(source).any(<dyn Error>::is::<ConnectError>) {
             Self::Unreachable { address, problem }
         } else {
@@ -108,7 +108,18 @@ impl ClientError {
 
     /// Translates the failure of the first connection.
     pub(super) fn from_connect(address: &ServerAddress, error: &tonic::transport::Error) -> Self {
-        Self::Unreachable { address: address.clone(), problem: with_tls_hint(address, root_cause(error)) }
+        Self::Unreachable { address: address.clone(), problem: with_hint(&TLS_HINTS, address, root_cause(error)) }
+    }
+
+    /// Adds a hint to the error of a connection that no server has answered on: later, a broken pipe is that of a server that ends.
+    pub(super) fn before_an_answer(self) -> Self {
+        match self {
+            Self::Broken { address, problem } => {
+                let problem = with_hint(&[(false, "broken pipe", USE_TLS)], &address, problem);
+                Self::Broken { address, problem }
+            }
+            other => other,
+        }
     }
 
     /// Translates the status in the last message of a watch.
@@ -251,12 +262,12 @@ fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn 
 }
 
 /// Returns the innermost cause: the layers above it only report a transport error.
-fn root_cause(error: &(dyn Error + 'static)) -> String {
+pub(super) fn root_cause(error: &(dyn Error + 'static)) -> String {
     chain(error).last().map(|root| one_line(&root.to_string())).unwrap_or_default()
 }
 
 /// Parts of the errors of TLS and HTTP/2, with what they mean at a server that does, or does not, speak TLS.
-const TLS_HINTS: [(bool, &str, &str); 8] = [
+const TLS_HINTS: [(bool, &str, &str); 7] = [
     (true, "InvalidContentType", "the server does not speak TLS: use http://"),
     (
         true,
@@ -267,17 +278,21 @@ const TLS_HINTS: [(bool, &str, &str); 8] = [
     (true, "NotValidForName", "its certificate is for other names: use one of them in the address"),
     (true, "Expired", "its certificate has expired: renew it"),
     (true, "CertificateRequired", "the server requires a client certificate: name its file and that of its key"),
-    (false, "frame with invalid size", "if the server speaks TLS, use https://"),
-    (false, "broken pipe", "if the server speaks TLS, use https://"),
+    (false, "frame with invalid size", USE_TLS),
 ];
+const USE_TLS: &str = "if the server speaks TLS, use https://";
 
 /// Adds what to do about an error of TLS, or of its absence.
-fn with_tls_hint(address: &ServerAddress, problem: String) -> String {
-    let hint = TLS_HINTS.iter().find(|(is_tls, part, _)| *is_tls == address.is_tls() && problem.contains(part));
+fn with_hint(hints: &[(bool, &str, &str)], address: &ServerAddress, problem: String) -> String {
+    let hint = hints.iter().find(|(is_tls, part, _)| *is_tls == address.is_tls() && problem.contains(part));
     match hint {
         Some((.., hint)) if !address.is_unix() => format!("{problem} ({hint})"),
         _ => problem,
     }
+}
+
+fn has_hint(problem: &str) -> bool {
+    TLS_HINTS.iter().any(|(.., hint)| problem.strip_suffix(')').is_some_and(|problem| problem.ends_with(hint)))
 }
 
 fn one_line(text: &str) -> String {
@@ -433,13 +448,27 @@ mod tests {
 
     #[test]
     fn errors_of_tls_have_advice() {
-        let hint = |address: &str, problem: &str| with_tls_hint(&address.parse().unwrap(), problem.to_owned());
+        let hint = |address: &str, problem: &str| with_hint(&TLS_HINTS, &address.parse().unwrap(), problem.to_owned());
         let tls = hint("https://h:1", "received corrupt message of type InvalidContentType");
         assert!(tls.ends_with("(the server does not speak TLS: use http://)"), "{tls}");
         let plain = hint("h:1", "connection error detected: frame with invalid size");
         assert!(plain.ends_with("(if the server speaks TLS, use https://)"), "{plain}");
         assert_eq!(hint("h:1", "InvalidContentType"), "InvalidContentType");
-        assert_eq!(hint("https://h:1", "broken pipe"), "broken pipe");
-        assert_eq!(hint("unix:/s", "broken pipe"), "broken pipe");
+        assert_eq!(hint("h:1", "broken pipe"), "broken pipe", "also that of a server which ends");
+        let broken = |address: &str| {
+            let error = ClientError::Broken { address: address.parse().unwrap(), problem: "broken pipe".to_owned() };
+            error.before_an_answer().to_string()
+        };
+        assert!(broken("h:1").ends_with("broken pipe (if the server speaks TLS, use https://)"), "{}", broken("h:1"));
+        assert!([broken("https://h:1"), broken("unix:/s")].iter().all(|text| text.ends_with("lost: broken pipe")));
+    }
+
+    #[test]
+    fn a_question_is_no_second_advice() {
+        let text =
+            |problem: &str| ClientError::Unreachable { address: address(), problem: problem.to_owned() }.to_string();
+        assert!(text("refused (os error 111)").ends_with("(os error 111); is informerd serving there?"));
+        let known = with_hint(&TLS_HINTS, &"https://h:1".parse().unwrap(), "InvalidContentType".to_owned());
+        assert!(text(&known).ends_with("the server does not speak TLS: use http://)"));
     }
 }

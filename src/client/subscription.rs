@@ -37,7 +37,7 @@ use tonic::{Code, Status, transport::Endpoint};
 use self::inboxes::{Inboxes, MAX_REQUEST_BYTES};
 use super::{
     ClientError,
-    channel::{Connection, Credentials, service},
+    channel::{Connection, service},
 };
 use crate::{
     net::ServerAddress,
@@ -131,7 +131,7 @@ impl Subscriptions {
         let mut current = self.current.lock();
         if current.is_left.load(Ordering::Relaxed) {
             let _entered = self.runtime.enter();
-            let connection = Connection::new(self.endpoint.connect_lazy(), Credentials::of(&self.address));
+            let connection = Connection::new(self.endpoint.connect_lazy(), &self.address);
             *current = Current { service: service(connection), is_left: Arc::default(), subscription: Weak::new() };
             return None;
         }

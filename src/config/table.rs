@@ -155,7 +155,7 @@ rows! {
     /// Rights of authenticated clients: exactly one of `rules`, `rules_file` and `subject_access_review`.
     pub(super) struct AuthorizationKeys at "authorization." {
         rules: Option<Rules>, rules,
-            "list of rules, each a map of lists: subjects (user:NAME, group:NAME or \"*\"), verbs (get, list, watch, admin or \"*\"), resources, namespaces (names or \"*\") and perhaps formats (METADATA, STRUCT, RAW) and views (names, of which the bodies are limited to one), or subjects, the verb impersonate, users and perhaps groups; what no rule grants is denied";
+            "list of rules, each a map of lists: subjects (user:NAME, group:NAME or \"*\"), verbs (get, list, watch, admin, disconnect or \"*\"), resources, namespaces (names or \"*\") and perhaps formats (METADATA, STRUCT, RAW) and views (names, of which the bodies are limited to one), or subjects, the verb impersonate, users and perhaps groups; what no rule grants is denied";
         rules_file: Option<PathBuf>, file,
             "file with such a list, in YAML or JSON, relative to the configuration file; read again when it changes";
         recheck: Duration = "60s", duration in "10s"..="10m",

@@ -261,14 +261,19 @@ impl Service {
     /// # Errors
     ///
     /// If the caller may inspect none.
-    pub(super) async fn inspected(&self, call: &Call, resource: &str) -> Result<BTreeSet<String>, ApiError> {
+    pub(super) async fn inspected(
+        &self,
+        call: &Call,
+        operation: Operation,
+        resource: &str,
+    ) -> Result<BTreeSet<String>, ApiError> {
         if !resource.is_empty() {
-            self.inspect(call.identity.as_ref(), resource).await?;
+            self.inspect(call.identity.as_ref(), operation, resource).await?;
             return Ok([self.resource(resource)?.name.clone()].into());
         }
         let mut inspected = BTreeSet::new();
         for resource in self.resources() {
-            match self.inspect(call.identity.as_ref(), &resource.name).await {
+            match self.inspect(call.identity.as_ref(), operation, &resource.name).await {
                 Ok(()) => {
                     inspected.insert(resource.name.clone());
                 }
@@ -278,7 +283,7 @@ impl Service {
         }
         if inspected.is_empty() {
             // Not that of one of them: it has the name of a resource.
-            return Err(denied(call.identity.as_ref(), &Attributes::new(Operation::Inspect, "*")));
+            return Err(denied(call.identity.as_ref(), &Attributes::new(operation, "*")));
         }
         Ok(inspected)
     }
@@ -286,7 +291,7 @@ impl Service {
     /// Checks that a caller may inspect every resource.
     pub(super) async fn inspect_all(&self, identity: Option<&Identity>) -> Result<(), ApiError> {
         for resource in self.resources() {
-            self.inspect(identity, &resource.name).await?;
+            self.inspect(identity, Operation::Inspect, &resource.name).await?;
         }
         Ok(())
     }
@@ -313,11 +318,11 @@ impl Service {
     }
 
     /// Checks that a caller may inspect a resource in all namespaces: what is inspected has no namespaces.
-    async fn inspect(&self, identity: Option<&Identity>, resource: &str) -> Result<(), ApiError> {
+    async fn inspect(&self, identity: Option<&Identity>, operation: Operation, resource: &str) -> Result<(), ApiError> {
         if !self.authorizes() {
             return Ok(());
         }
-        let attributes = Attributes::new(Operation::Inspect, resource);
+        let attributes = Attributes::new(operation, resource);
         let refusal = || denied(identity, &attributes);
         let namespaces = self.authorize(identity.ok_or_else(refusal)?, &attributes).await?;
         namespaces.map_or(Ok(()), |_| Err(refusal()))
@@ -378,6 +383,7 @@ fn denied(identity: Option<&Identity>, attributes: &Attributes) -> ApiError {
         Operation::List => "list",
         Operation::Watch => "list and watch",
         Operation::Inspect => "inspect (verb admin)",
+        Operation::Disconnect => "end watches of (verb disconnect)",
         Operation::See => "see",
     };
     let place = match namespace.as_deref() {

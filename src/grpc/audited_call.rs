@@ -184,6 +184,14 @@ impl AuditedCall {
         requested.last = Some("read");
     }
 
+    /// Records that the call, which has the right, ends watches: it has one line, at its end.
+    pub(super) fn disconnects(&self, ids: &[u64]) {
+        let mut requested = self.0.requested.lock();
+        requested.selection =
+            Some(format!("watchers={}", ids.iter().map(u64::to_string).collect::<Vec<_>>().join(",")));
+        requested.last = Some("disconnect");
+    }
+
     /// Counts events or objects that were sent.
     pub(super) fn sends(&self, events: u64) {
         self.0.events.fetch_add(events, Ordering::Relaxed);

@@ -44,6 +44,7 @@ impl Method {
             ("informerd.v1.InformerService", "ListIndexValues") => Self::unary::<pb::ListIndexValuesRequest>(),
             ("informerd.v1.InformerService", "ListResources") => Self::unary::<pb::ListResourcesRequest>(),
             ("informerd.v1.AdminService", "ListWatchers") => Self::unary::<pb::ListWatchersRequest>(),
+            ("informerd.v1.AdminService", "DisconnectWatchers") => Self::unary::<pb::DisconnectWatchersRequest>(),
             ("informerd.v1.AdminService", "GetStats") => Self::unary::<pb::GetStatsRequest>(),
             ("grpc.health.v1.Health", _) => Self::unary::<HealthCheckRequest>(),
             ("grpc.reflection.v1.ServerReflection", _) => Self::stream::<v1::ServerReflectionRequest>(),

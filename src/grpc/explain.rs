@@ -138,7 +138,7 @@ async fn watched(
 /// Returns the selection of an open watch, for a caller who may inspect its resource. The rights to see watches are none to the
 /// objects.
 async fn of_watcher(service: &Service, id: u64, key: (&str, &str), call: &Call) -> Result<Explained, ApiError> {
-    let inspected = service.inspected(call, "").await?;
+    let inspected = service.inspected(call, Operation::Inspect, "").await?;
     let found = service.watchers().find(id).filter(|(resource, ..)| inspected.contains(&resource.name));
     let (resource, selection, watcher) = found.ok_or(ApiError::WatcherNotFound { id })?;
     let readable = match service.access(call, metadata_of(&resource.name, key)).await {

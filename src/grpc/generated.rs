@@ -17,9 +17,10 @@ use super::{
     frame::PREFIX_BYTES,
     service::Service,
     status::{final_frames, trailers},
-    until,
+    until, watchers,
 };
 use crate::{
+    auth::Operation,
     proto::{self, pb},
     transport::{BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, Room},
 };
@@ -92,8 +93,18 @@ impl pb::admin_service_server::AdminService for Service {
         request: Request<pb::ListWatchersRequest>,
     ) -> Result<Response<pb::ListWatchersResponse>, Status> {
         let (request, call) = called(request);
-        let inspected = self.inspected(&call, &request.resource).await?;
+        let inspected = self.inspected(&call, Operation::Inspect, &request.resource).await?;
         let answered = self.watchers().list(&request, &inspected)?;
+        let decoded = answered.encoded_len();
+        Ok(answer(answered, decoded))
+    }
+
+    async fn disconnect_watchers(
+        &self,
+        request: Request<pb::DisconnectWatchersRequest>,
+    ) -> Result<Response<pb::DisconnectWatchersResponse>, Status> {
+        let (request, call) = called(request);
+        let answered = watchers::disconnect(self, &request, &call).await?;
         let decoded = answered.encoded_len();
         Ok(answer(answered, decoded))
     }

@@ -110,6 +110,7 @@ static METHODS: &[Method] = &[
     (INFORMER_SERVICE, "ListResources", UNARY),
     (INFORMER_SERVICE, "ListIndexValues", UNARY),
     (ADMIN_SERVICE, "ListWatchers", UNARY),
+    (ADMIN_SERVICE, "DisconnectWatchers", UNARY),
     (ADMIN_SERVICE, "GetStats", UNARY),
     (HEALTH_SERVICE, "Check", UNARY),
     (HEALTH_SERVICE, "Watch", SERVER_STREAM),
@@ -258,7 +259,8 @@ impl Collector for ServerCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let Self { ledger, structs } = self;
         let waiting = ledger.waiting();
-        let help = "Memory held for clients that have not read it yet, or have not sent all of it (requests), by owner";
+        let help =
+            "Memory held for clients that have not read it yet, or have not sent all of it (requests), by owner.";
         let mut family = encoder.encode_descriptor("informerd_waiting", help, Some(&Unit::Bytes), MetricType::Gauge)?;
         for (owner, bytes) in [
             ("sending", waiting.sending),
@@ -272,11 +274,11 @@ impl Collector for ServerCollector {
             (
                 "informerd_waiting_limit",
                 Some(&Unit::Bytes),
-                "Limit of the memory held for clients (limits.memory)",
+                "Limit of the memory held for clients (limits.memory).",
                 ledger.limit(),
             ),
-            ("informerd_connections", None, "Open client connections", ledger.connections()),
-            ("informerd_struct_cache", Some(&Unit::Bytes), "Memory of the cache of converted bodies", structs.bytes()),
+            ("informerd_connections", None, "Open client connections.", ledger.connections()),
+            ("informerd_struct_cache", Some(&Unit::Bytes), "Memory of the cache of converted bodies.", structs.bytes()),
         ] {
             let gauge = encoder.encode_descriptor(name, help, unit, MetricType::Gauge)?;
             ConstGauge::new(value as f64).encode(gauge)?;

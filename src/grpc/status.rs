@@ -65,6 +65,8 @@ pub(crate) enum ApiError {
     NotSynced { resource: String, last_error: Option<String> },
     /// The server is shutting down.
     Draining,
+    /// An operator has ended the watch.
+    Disconnected,
     /// The client's queue stayed full under BLOCK.
     SlowConsumer { after: ResourceVersion },
     /// Too much memory is held for clients, and this stream has waited longest.
@@ -196,6 +198,7 @@ impl ApiError {
             Self::VersionTooLarge { .. } => (Code::Unavailable, "RESOURCE_VERSION_TOO_LARGE"),
             Self::NotSynced { .. } => (Code::Unavailable, "NOT_SYNCED"),
             Self::Draining => (Code::Unavailable, "DRAINING"),
+            Self::Disconnected => (Code::Unavailable, "DISCONNECTED"),
             Self::SlowConsumer { .. } => (Code::ResourceExhausted, "SLOW_CONSUMER"),
             Self::MemoryExceeded { .. } => (Code::ResourceExhausted, "MEMORY_EXCEEDED"),
             Self::TooManyViews { .. } => (Code::ResourceExhausted, "VIEW_LIMIT"),
@@ -260,6 +263,7 @@ impl ApiError {
                 format!("{resource} is not synced yet: {error}")
             }
             Self::Draining => "the server is shutting down; reconnect and resume".to_owned(),
+            Self::Disconnected => "an operator has ended this watch (DisconnectWatchers): resume".to_owned(),
             Self::SlowConsumer { after } => {
                 format!(
                     "client too slow: its budget under BLOCK (watch.block_timeout) is spent; read faster, and resume after version {after}"
@@ -337,6 +341,7 @@ impl ApiError {
             | Self::HistoryRewritten
             | Self::AccessChanged
             | Self::Draining
+            | Self::Disconnected
             | Self::CredentialsMissing
             | Self::CredentialsInvalid
             | Self::CredentialsExpired
@@ -353,6 +358,7 @@ impl ApiError {
             | Self::NotSynced { .. }
             | Self::NotParsed { .. }
             | Self::Draining
+            | Self::Disconnected
             | Self::SlowConsumer { .. }
             | Self::MemoryExceeded { .. }
             | Self::TooManyViews { .. }

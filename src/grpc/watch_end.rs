@@ -28,7 +28,7 @@ pub(super) struct Totals {
 }
 
 /// Reasons for the end of a watch, as the metric has them: those of the API, and those without a status of the server.
-pub(super) const END_REASONS: [&str; 26] = [
+pub(super) const END_REASONS: [&str; 27] = [
     "CANCELLED",
     "TIMEOUT",
     "CONDITION_MET",
@@ -39,6 +39,7 @@ pub(super) const END_REASONS: [&str; 26] = [
     "INCOMPLETE_FRAME",
     "PROTOCOL_ERROR",
     "DRAINING",
+    "DISCONNECTED",
     "RESOURCE_REMOVED",
     "RESOURCE_REPLACED",
     "RESOURCE_VERSION_EXPIRED",
@@ -175,6 +176,7 @@ mod tests {
             (WatchEnd::from(StreamEnd::Stalled), "STREAM_STALLED"),
             (WatchEnd::from(StreamEnd::ConnectionStalled), "CONNECTION_STALLED"),
             (WatchEnd::from(&ApiError::Draining), "DRAINING"),
+            (WatchEnd::from(&ApiError::Disconnected), "DISCONNECTED"),
             (WatchEnd::from(&ApiError::HistoryRewritten), "HISTORY_CHANGED"),
             (WatchEnd::from(&ApiError::Internal), OTHER),
         ] {

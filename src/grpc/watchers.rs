@@ -3,6 +3,7 @@
 //! Each watch updates its own entry; `ListWatchers` reads them. The lag of a watch is read from its cursor or reader at the time of the
 //! request: the body of a client that has stopped reading is not polled, and could not update it.
 
+mod disconnect;
 mod ended;
 mod record;
 mod watcher;
@@ -19,14 +20,15 @@ use parking_lot::Mutex;
 use prost::Message;
 use tracing::Span;
 
+pub(super) use self::{
+    disconnect::disconnect,
+    record::BodyRecord,
+    watcher::{OwnInfo, WatchAccess, WatcherInfo},
+};
 use self::{
     ended::EndedWatches,
     record::{Counts, Gauge},
     watcher::Watcher,
-};
-pub(super) use self::{
-    record::BodyRecord,
-    watcher::{OwnInfo, WatchAccess, WatcherInfo},
 };
 use super::{
     audited_call::AuditedCall,

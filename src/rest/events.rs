@@ -156,7 +156,7 @@ impl LineEncoder for EventEncoder {
             self.put_id(version, event, buffer);
         }
         put_data(buffer, |buffer| {
-            buffer.put_slice(format!("{{\"type\":\"{}\"", type_name(proto::event_type(event_type))).as_bytes());
+            buffer.put_slice(format!("{{\"type\":\"{}\"", event_type.name()).as_bytes());
             if cause != Cause::Change {
                 let cause = proto::cause(cause).as_str_name().trim_start_matches("CAUSE_");
                 buffer.put_slice(format!(",\"cause\":\"{cause}\"").as_bytes());

@@ -35,8 +35,7 @@ pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, resources: &[ObservedR
     let verified =
         || resources.iter().filter_map(|observed| Some((observed.resource.name.as_str(), observed.verify.as_deref()?)));
     let load = |value: &AtomicU64| value.load(Ordering::Relaxed);
-    let help =
-        "Verifications of the cache by a list of the upstream, by result: equal, differs, failed, skipped (not synced)";
+    let help = "Verifications of the cache by a list of the upstream, by result: equal, differs, failed, skipped (not synced).";
     let mut family = encoder.encode_descriptor("informerd_verify", help, None, MetricType::Counter)?;
     for (resource, stats) in verified() {
         for (result, count) in [
@@ -49,13 +48,13 @@ pub(super) fn encode(encoder: &mut DescriptorEncoder<'_>, resources: &[ObservedR
             ConstCounter::new(load(count)).encode(family.encode_family(&labels)?)?;
         }
     }
-    let help = "Objects that differed from the upstream in the last verification that compared them";
+    let help = "Objects that differed from the upstream in the last verification that compared them.";
     let mut family = encoder.encode_descriptor("informerd_verify_differences", help, None, MetricType::Gauge)?;
     for (resource, stats) in verified() {
         ConstGauge::new(load(&stats.differences) as f64).encode(family.encode_family(&[("resource", resource)])?)?;
     }
     let (name, unit) = ("informerd_verify_last_success_timestamp", Some(&Unit::Seconds));
-    let help = "Time of the last verification that compared the objects, with a difference or without";
+    let help = "Time of the last verification that compared the objects, with a difference or without.";
     let mut family = encoder.encode_descriptor(name, help, unit, MetricType::Gauge)?;
     for (resource, stats) in verified() {
         let seconds = load(&stats.completed_at_ms) as f64 / 1e3;

@@ -369,6 +369,11 @@ impl<F: Frame> CursorGauge<F> {
         self.0.read(|_, slot| CursorState::from(&slot.state))
     }
 
+    /// Returns the number of events that the cursor has lost under DROP and that its reader has not taken yet.
+    pub fn unreported_losses(&self) -> u64 {
+        self.0.read(Log::unreported_losses).unwrap_or_default()
+    }
+
     /// Returns true if the cursor was evicted under BLOCK, and its reader has not dropped it yet.
     pub fn is_evicted(&self) -> bool {
         self.0.read(|_, slot| matches!(slot.state, State::Ended(End::SlowConsumer))).unwrap_or_default()

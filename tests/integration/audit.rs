@@ -6,7 +6,7 @@ use informerd::{
     audit::AuditLog,
     auth::{Identity, IdentityDetails},
     grpc::QuotaConfig,
-    proto::pb,
+    proto::pb::{self, admin_service_client::AdminServiceClient},
     transport::Peer,
 };
 use serde_json::Value;
@@ -247,4 +247,21 @@ async fn each_watch_of_a_subscribe_stream_has_its_own_lines() {
         assert_eq!(fields(end, "event user method status events"), format!("end alice Subscribe {status} {events}"));
         assert!(end["bytes"].as_u64().unwrap() > events * CANARY.len() as u64 / 2, "{end}");
     }
+}
+
+/// Checks that without authorization only this machine ends watches of others, and that each attempt has a line.
+#[tokio::test]
+async fn who_ends_watches_has_a_line() {
+    let rig = Rig::new(Options::default()).await;
+    let mut admin = AdminServiceClient::new(rig.sandbox.service());
+    let request = |user: &str| by(user, pb::DisconnectWatchersRequest { ids: vec![7, 8] });
+    assert_eq!(admin.disconnect_watchers(request("eve")).await.unwrap_err().code(), tonic::Code::PermissionDenied);
+    let mut local = request("ann");
+    local.extensions_mut().insert(Peer::Tcp((Ipv4Addr::LOCALHOST, 1000).into()));
+    assert!(admin.disconnect_watchers(local).await.unwrap().into_inner().ids.is_empty());
+    let found = rig.lines(2).await;
+    let found: Vec<String> = found.iter().map(|line| fields(line, "event user method selection status")).collect();
+    let expected =
+        ["denied eve DisconnectWatchers - PermissionDenied", "disconnect ann DisconnectWatchers watchers=7,8 Ok"];
+    assert_eq!(found, expected);
 }

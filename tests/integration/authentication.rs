@@ -24,7 +24,7 @@ const CANARY: &str = "canary-0123456789";
 /// Rights to everything for every authenticated caller.
 pub(crate) const ALL: &str =
     r#"authorization: { rules: [{ subjects: ["*"], verbs: ["*"], resources: ["*"], namespaces: ["*"] }] }"#;
-const PATHS: [&str; 14] = [
+const PATHS: [&str; 15] = [
     "/informerd.v1.InformerService/Watch",
     "/informerd.v1.InformerService/List",
     "/informerd.v1.InformerService/Get",
@@ -34,6 +34,7 @@ const PATHS: [&str; 14] = [
     "/informerd.v1.InformerService/Changes",
     "/informerd.v1.InformerService/ListIndexValues",
     "/informerd.v1.AdminService/ListWatchers",
+    "/informerd.v1.AdminService/DisconnectWatchers",
     "/informerd.v1.AdminService/GetStats",
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",

@@ -91,7 +91,7 @@ fn check_connects_to_each_source_and_names_those_that_cannot_be_reached() {
     let (code, out, err) = run(&[&["check", "--timeout", "1s", "--files", &pods], &sources[..]].concat());
     assert_eq!((code, out.lines().count()), (Some(1), 7), "{out}");
     assert!(out.starts_with("gRPC on "), "{out}");
-    assert_eq!((out.matches(", not reachable\n").count(), out.matches(", reachable\n").count()), (4, 1), "{out}");
+    assert_eq!((out.matches(", cannot be read\n").count(), out.matches(", reachable\n").count()), (4, 1), "{out}");
     let errors: Vec<&str> = err.lines().collect();
     for (error, expected) in errors.iter().zip([
         "error: resource etcd: no response within 1s",
@@ -161,7 +161,7 @@ fn a_kube_source_is_checked_without_a_cluster_and_its_role_is_printed() {
     assert!(out.contains("web: deployments of the Kubernetes API apps/v1 in namespace shop"), "{out}");
     let (code, out, err) = run(&[&["check"], &flags[..]].concat());
     assert_eq!(code, Some(1));
-    assert!(out.contains(" in namespace shop, indexed by namespace, not reachable\n"), "{out}");
+    assert!(out.contains(" in namespace shop, indexed by namespace, cannot be read\n"), "{out}");
     assert!(err.starts_with("error: resource web: ") && err.contains("https://127.0.0.1:1"), "{err}");
     let (code, _, err) = run(&[&["check", "--kube-context", "none"], &flags[..]].concat());
     assert_eq!(code, Some(1));

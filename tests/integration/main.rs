@@ -15,6 +15,7 @@ mod checker;
 mod client;
 mod client_commands;
 mod command_line;
+mod completion;
 mod compression;
 mod conformance;
 mod connections;

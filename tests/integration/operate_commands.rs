@@ -13,6 +13,7 @@ use crate::{
     authentication::line,
     client_commands::{Server, Watch, pod, write},
     command_line::{informerd, run, signal},
+    sandbox::DEADLINE,
 };
 
 /// Creates the Pods a/web and b/db, of which one has started twice, and a value without kind.
@@ -100,6 +101,29 @@ fn a_resource_and_a_name_can_be_one_argument() {
     assert!(code == 2 && err.contains("RESOURCE/NAME"), "{err}");
     let (code, _, err) = server.run(&["get", "podz/web"]);
     assert!(code == 3 && err.contains("did you mean \"pods\"?"), "{err}");
+}
+
+/// Checks that a body is written to the byte, also one that is not JSON.
+#[test]
+fn a_body_is_written_to_the_byte() {
+    let directory = TempDir::new().unwrap();
+    let texts = [("a.json", "{ \"n\":  1.00 }"), ("b.json", "[1,\n 2]")];
+    for (name, text) in texts {
+        fs::write(directory.path().join(name), text).unwrap();
+    }
+    let server = Server::of(&directory);
+    for (name, text) in texts {
+        assert_eq!(server.run(&["get", "things", name, "--raw"]), (0, text.to_owned(), String::new()));
+    }
+    for (arguments, expected) in [
+        (&["get", "things", "a.json", "b.json", "--raw"][..], "the body of one object"),
+        (&["get", "things", "--raw"], "<NAME>..."),
+        (&["get", "things", "a.json", "--raw", "-o", "json"], "cannot be used with"),
+        (&["get", "things", "b.json", "--raw", "--fields", "spec"], "b.json has no body in this view"),
+    ] {
+        let (code, out, err) = server.run(arguments);
+        assert!(code > 0 && out.is_empty() && err.contains(expected), "{arguments:?} {err}");
+    }
 }
 
 #[test]
@@ -287,6 +311,108 @@ fn a_command_runs_for_each_event() {
     assert_eq!(watch.interrupt(), (Some(0), String::new(), String::new()));
 }
 
+/// Checks the names of servers, and the servers that each command reaches by them.
+#[test]
+fn a_context_names_a_server_and_its_files() {
+    let directory = things();
+    let (one, two) = (Server::of(&directory), Server::of(&TempDir::new().unwrap()));
+    let home = TempDir::new().unwrap();
+    fs::create_dir(home.path().join("informerd")).unwrap();
+    fs::write(home.path().join("informerd/token"), "secret").unwrap();
+    let file = home.path().join("informerd/contexts.yaml");
+    let text = format!(
+        "current: one\ncontexts:\n  one: {{ server: '{}', token_file: token }}\n  two: {{ server: '{}' }}\n  \
+         down: {{ server: '127.0.0.1:1' }}\n",
+        one.address, two.address
+    );
+    fs::write(&file, &text).unwrap();
+    let run = |arguments: &[&str], variables: &[(&str, &str)]| {
+        let mut command = informerd(arguments);
+        command.env("XDG_CONFIG_HOME", home.path()).envs(variables.iter().copied());
+        let output = command.output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    // The two have two pods and none.
+    let count = |arguments: &[&str], variables: &[(&str, &str)]| {
+        let (code, out, err) = run(&[&["list", "pods", "-o", "name"], arguments].concat(), variables);
+        assert_eq!(code, Some(0), "{arguments:?} {variables:?}: {err}");
+        out.lines().count()
+    };
+    let (first, second) = (one.address.as_str(), two.address.as_str());
+    for (arguments, variables, expected) in [
+        (&[][..], &[][..], 2),
+        (&["--context", "two"], &[("INFORMERD_SERVER", first), ("INFORMERD_CONTEXT", "one")], 0),
+        (&["--server", second], &[("INFORMERD_CONTEXT", "one")], 0),
+        (&[], &[("INFORMERD_SERVER", second), ("INFORMERD_CONTEXT", "one")], 0),
+        (&[], &[("INFORMERD_CONTEXT", "two")], 0),
+        (&["--context", "one"], &[("INFORMERD_TOKEN_FILE", "/none")], 2),
+        (&[], &[("INFORMERD_SERVER", first), ("INFORMERD_CONTEXTS", "/none")], 2),
+    ] {
+        assert_eq!(count(arguments, variables), expected, "{arguments:?} {variables:?}");
+    }
+    for (arguments, variables, expected) in [
+        (&["--context", "three"][..], &[][..], "context \"three\" not found in"),
+        (&["--context", "one", "--server", "h:1"], &[], "cannot be used with"),
+        (&[], &[("INFORMERD_TOKEN_FILE", "/none")], "token file /none: No such file"),
+        (&["--context", "one", "--token-file", "/none"], &[], "token file /none: No such file"),
+        (&[], &[("INFORMERD_SERVER", "a b")], "INFORMERD_SERVER: invalid server address"),
+        (&[], &[("INFORMERD_CLIENT_KEY", "/none")], "belong together"),
+    ] {
+        let (code, _, err) = run(&[&["list", "pods"], arguments].concat(), variables);
+        assert!(code == Some(2) && err.contains(expected), "{arguments:?} {variables:?} {err}");
+    }
+
+    // It waits for the first list.
+    assert_eq!(run(&["list", "things", "--context", "two"], &[]).0, Some(0));
+    let (code, out, err) = run(&["status", "--no-headers"], &[]);
+    let rows = out.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let rows: Vec<_> = rows.map(|row| (row[0], row[2], row[3], row[4])).collect();
+    let expected = [
+        ("down", "<none>", "UNREACHABLE", "<none>"),
+        ("one", "pods", "SYNCED", "2"),
+        ("one", "things", "SYNCED", "3"),
+        ("two", "pods", "SYNCED", "0"),
+        ("two", "things", "SYNCED", "0"),
+    ];
+    assert_eq!((code, rows.as_slice()), (Some(4), &expected[..]));
+    assert!(err.starts_with("error: down: cannot connect to 127.0.0.1:1"), "{err}");
+    let (code, out, _) = run(&["status", "two", "one", "-o", "name"], &[]);
+    assert_eq!((code, &*out), (Some(0), "two/pods\ntwo/things\none/pods\none/things\n"));
+    let (code, out, _) = run(&["status", "-o", "name"], &[("INFORMERD_SERVER", second)]);
+    assert_eq!(
+        (code, out),
+        (Some(0), format!("http://{second}/pods\nhttp://{second}/things\n").replace("http://", ""))
+    );
+    fs::write(&file, text.replace("token_file", "tokn")).unwrap();
+    let (code, _, err) = run(&["list", "pods"], &[]);
+    assert!(
+        code == Some(2) && err.lines().count() == 1 && err.contains("contexts.yaml") && err.contains("tokn"),
+        "{err}"
+    );
+}
+
+/// Checks that an operator ends a watch, and that its client resumes where it was.
+#[test]
+fn a_watch_that_is_disconnected_resumes() {
+    let directory = things();
+    let server = Server::of(&directory);
+    let mut watch = Watch::of(server.command(&["watch", "pods", "-o", "name", "--watch-only"]));
+    assert!(watch.note().starts_with("# synced"));
+    let (_, id, _) = server.run(&["watchers", "-o", "name"]);
+    let (code, out, err) = server.run(&["disconnect", id.trim(), "999"]);
+    assert_eq!((code, out), (3, format!("watch {} disconnected\n", id.trim())));
+    assert_eq!(err, "error: watches not found: 999: they have ended, or are not yours to end\n");
+    let note = watch.note();
+    assert!(note.starts_with("# reconnecting in") && note.ends_with("(UNAVAILABLE / DISCONNECTED)"), "{note}");
+    assert!(watch.note().starts_with("# resumed at"));
+    write(&directory, "4.json", &pod("b", "new", "Running"));
+    assert_eq!(watch.row(), "b/new");
+    let (_, ended, _) = server.run(&["watchers", "--ended"]);
+    assert!(ended.contains("DISCONNECTED"), "{ended}");
+    assert_eq!(watch.interrupt().0, Some(0));
+}
+
 /// Checks that a signal ends a watch while its output is not read: its writes block it.
 #[test]
 fn a_signal_ends_a_command_whose_reader_has_stopped() {
@@ -294,14 +420,26 @@ fn a_signal_ends_a_command_whose_reader_has_stopped() {
     // More than a pipe takes.
     write(&directory, "1.json", &pod("b", "large", &"x".repeat(1 << 20)));
     let server = Server::of(&directory);
-    for arguments in [&["watch", "pods", "-o", "jsonl"][..], &["record", "pods"]] {
+    for arguments in [
+        &["watch", "pods", "-o", "jsonl"][..],
+        &["watch", "pods", "--state", "-o", "json"],
+        &["record", "pods"],
+        &["list", "pods", "-o", "json"],
+        &["get", "pods", "large", "--raw"],
+        &["until", "pods", "--for", "object.metadata.name == 'large'", "-o", "json"],
+    ] {
         let mut command = server.command(arguments);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut reader = child.stdout.take().unwrap();
         reader.read_exact(&mut [0]).unwrap();
         signal(&child, "-TERM");
-        assert_eq!(child.wait().unwrap().code(), Some(143));
+        let (sender, ended) = std::sync::mpsc::channel();
+        let waiting = std::thread::spawn(move || sender.send(child.wait().unwrap().code()).unwrap());
+        let code = ended.recv_timeout(DEADLINE);
+        // One that has not ended is not blocked any more.
         drop(reader);
+        waiting.join().unwrap();
+        assert_eq!(code, Ok(Some(143)), "{arguments:?}");
     }
 }
 
@@ -450,7 +588,7 @@ fn version_and_completion_need_no_server() {
     for shell in ["bash", "zsh", "fish", "powershell"] {
         let (code, script, err) = run(&["completion", shell]);
         assert_eq!((code, err.as_str()), (Some(0), ""));
-        assert!(script.contains("healthcheck"), "{shell}");
+        assert!(script.contains("INFORMERD_COMPLETE"), "{shell}");
     }
     let (_, bash, _) = run(&["completion", "bash"]);
     let directory = TempDir::new().unwrap();

@@ -35,7 +35,9 @@ pub(crate) async fn until(sandbox: &Sandbox, is_so: impl Fn(&[pb::Watcher]) -> b
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_open_watches_are_listed_with_what_they_were_sent_and_how_far_they_lag() {
-    let mut sandbox = Sandbox::start(vec![pod("shop", "a", ""), pod("shop", "b", "")]).await;
+    // A client that reads nothing is not ended by itself.
+    let options = Options { progress_timeout: Duration::from_secs(3600), ..Options::default() };
+    let mut sandbox = Sandbox::start_with(options, vec![pod("shop", "a", ""), pod("shop", "b", "")]).await;
     let mut all = sandbox.client().await.watch(watch_pods()).await.unwrap().into_inner();
     for _ in 0..3 {
         next(&mut all).await;
@@ -61,6 +63,7 @@ async fn the_open_watches_are_listed_with_what_they_were_sent_and_how_far_they_l
     assert!(matches!(web.state(), pb::WatcherState::Live | pb::WatcherState::Frozen), "{web:?}");
     assert_eq!((web.selection.as_str(), web.policy()), ("labels=app=a", pb::FullChannelPolicy::Drop));
     assert_eq!(web.queue_length, 10);
+    assert!(web.dropped > 0 && web.dropped <= u64::from(web.queued), "its client will learn of {}", web.dropped);
     assert!(web.last_progress.is_some() && web.since.is_some() && web.sent + u64::from(web.queued) == 2_000);
 
     let page = watchers(&sandbox, pb::ListWatchersRequest { page_size: 1, ..Default::default() }).await;
@@ -78,6 +81,30 @@ async fn the_open_watches_are_listed_with_what_they_were_sent_and_how_far_they_l
     ] {
         assert_eq!(reason(&admin.list_watchers(request).await.unwrap_err()), expected);
     }
+
+    let mut reading = sandbox.client().await.watch(watch_pods()).await.unwrap().into_inner();
+    let mut other = sandbox.client().await.watch(watch_pods()).await.unwrap().into_inner();
+    for _ in 0..3 {
+        next(&mut reading).await;
+        next(&mut other).await;
+    }
+    let request = pb::DisconnectWatchersRequest { ids: vec![3, 2, 77] };
+    assert_eq!(admin.disconnect_watchers(request).await.unwrap().into_inner().ids, [3, 2]);
+    let ended = end(&mut reading).await;
+    assert_eq!((ended.code(), reason(&ended)), (Code::Unavailable, "DISCONNECTED".to_owned()));
+    // The client that reads nothing keeps its window shut.
+    until(&sandbox, |found| found.iter().map(|watcher| watcher.id).eq([4])).await;
+    let request = pb::ListWatchersRequest { include_ended: true, ..Default::default() };
+    let ended = watchers(&sandbox, request).await.watchers;
+    let messages = ended.iter().filter(|watcher| [2, 3].contains(&watcher.id)).map(|watcher| {
+        let status = watcher.end_status.as_ref().unwrap();
+        (status.code, status.message.contains("an operator has ended this watch"))
+    });
+    assert!(messages.eq([(Code::Unavailable.into(), true); 2]));
+    sandbox.put("shop", "a", "").await;
+    next(&mut other).await;
+    let request = pb::DisconnectWatchersRequest { ids: (0..1001).collect() };
+    assert_eq!(reason(&admin.disconnect_watchers(request).await.unwrap_err()), "REQUEST_INVALID");
 }
 
 /// Checks that a watch without events is no dead one.

@@ -184,6 +184,7 @@ fn rows(exposition: &str) -> String {
     let mut labels: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for line in exposition.lines() {
         if let Some((family, help)) = line.strip_prefix("# HELP ").and_then(|line| line.split_once(' ')) {
+            assert!(help.ends_with('.') && !help.ends_with(".."), "one full stop: {line}");
             families.entry(family).or_default()[1] = help;
         } else if let Some((family, kind)) = line.strip_prefix("# TYPE ").and_then(|line| line.split_once(' ')) {
             families.entry(family).or_default()[0] = kind;

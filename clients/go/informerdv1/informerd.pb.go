@@ -4307,6 +4307,98 @@ func (x *ListWatchersResponse) GetNextPageToken() string {
 	return ""
 }
 
+// The watches to end. Since: disconnect.
+type DisconnectWatchersRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of ListWatchers (Watcher.id), at most 1,000.
+	Ids           []uint64 `protobuf:"varint,1,rep,packed,name=ids,proto3" json:"ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DisconnectWatchersRequest) Reset() {
+	*x = DisconnectWatchersRequest{}
+	mi := &file_informerd_v1_informerd_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DisconnectWatchersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DisconnectWatchersRequest) ProtoMessage() {}
+
+func (x *DisconnectWatchersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_informerd_v1_informerd_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DisconnectWatchersRequest.ProtoReflect.Descriptor instead.
+func (*DisconnectWatchersRequest) Descriptor() ([]byte, []int) {
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *DisconnectWatchersRequest) GetIds() []uint64 {
+	if x != nil {
+		return x.Ids
+	}
+	return nil
+}
+
+// The watches that end. Since: disconnect.
+type DisconnectWatchersResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Those of the request that were open and that the caller may end, in its order.
+	Ids           []uint64 `protobuf:"varint,1,rep,packed,name=ids,proto3" json:"ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DisconnectWatchersResponse) Reset() {
+	*x = DisconnectWatchersResponse{}
+	mi := &file_informerd_v1_informerd_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DisconnectWatchersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DisconnectWatchersResponse) ProtoMessage() {}
+
+func (x *DisconnectWatchersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_informerd_v1_informerd_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DisconnectWatchersResponse.ProtoReflect.Descriptor instead.
+func (*DisconnectWatchersResponse) Descriptor() ([]byte, []int) {
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *DisconnectWatchersResponse) GetIds() []uint64 {
+	if x != nil {
+		return x.Ids
+	}
+	return nil
+}
+
 // One watch.
 type Watcher struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4328,7 +4420,7 @@ type Watcher struct {
 	Queued uint32 `protobuf:"varint,8,opt,name=queued,proto3" json:"queued,omitempty"`
 	// Events sent, initial events included.
 	Sent uint64 `protobuf:"varint,9,opt,name=sent,proto3" json:"sent,omitempty"`
-	// Events lost under DROP.
+	// Events lost under DROP so far, also those that the client will learn of when it reads.
 	Dropped uint64 `protobuf:"varint,10,opt,name=dropped,proto3" json:"dropped,omitempty"`
 	// The last version handed to the transport.
 	ResourceVersion string `protobuf:"bytes,11,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
@@ -4371,7 +4463,7 @@ type Watcher struct {
 
 func (x *Watcher) Reset() {
 	*x = Watcher{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[41]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4383,7 +4475,7 @@ func (x *Watcher) String() string {
 func (*Watcher) ProtoMessage() {}
 
 func (x *Watcher) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[41]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4396,7 +4488,7 @@ func (x *Watcher) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Watcher.ProtoReflect.Descriptor instead.
 func (*Watcher) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{41}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Watcher) GetId() uint64 {
@@ -4590,7 +4682,7 @@ type GetStatsRequest struct {
 
 func (x *GetStatsRequest) Reset() {
 	*x = GetStatsRequest{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[42]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4602,7 +4694,7 @@ func (x *GetStatsRequest) String() string {
 func (*GetStatsRequest) ProtoMessage() {}
 
 func (x *GetStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[42]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4615,7 +4707,7 @@ func (x *GetStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatsRequest.ProtoReflect.Descriptor instead.
 func (*GetStatsRequest) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{42}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{44}
 }
 
 // Counters and gauges; the same as the metrics of the admin port. Since: operations.
@@ -4631,7 +4723,7 @@ type GetStatsResponse struct {
 
 func (x *GetStatsResponse) Reset() {
 	*x = GetStatsResponse{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[43]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4643,7 +4735,7 @@ func (x *GetStatsResponse) String() string {
 func (*GetStatsResponse) ProtoMessage() {}
 
 func (x *GetStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[43]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4656,7 +4748,7 @@ func (x *GetStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatsResponse.ProtoReflect.Descriptor instead.
 func (*GetStatsResponse) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{43}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *GetStatsResponse) GetServer() *ServerStats {
@@ -4696,7 +4788,7 @@ type ServerStats struct {
 
 func (x *ServerStats) Reset() {
 	*x = ServerStats{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[44]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4708,7 +4800,7 @@ func (x *ServerStats) String() string {
 func (*ServerStats) ProtoMessage() {}
 
 func (x *ServerStats) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[44]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4721,7 +4813,7 @@ func (x *ServerStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerStats.ProtoReflect.Descriptor instead.
 func (*ServerStats) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{44}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ServerStats) GetStartedAt() *timestamppb.Timestamp {
@@ -4808,7 +4900,7 @@ type ResourceStats struct {
 
 func (x *ResourceStats) Reset() {
 	*x = ResourceStats{}
-	mi := &file_informerd_v1_informerd_proto_msgTypes[45]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4820,7 +4912,7 @@ func (x *ResourceStats) String() string {
 func (*ResourceStats) ProtoMessage() {}
 
 func (x *ResourceStats) ProtoReflect() protoreflect.Message {
-	mi := &file_informerd_v1_informerd_proto_msgTypes[45]
+	mi := &file_informerd_v1_informerd_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4833,7 +4925,7 @@ func (x *ResourceStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceStats.ProtoReflect.Descriptor instead.
 func (*ResourceStats) Descriptor() ([]byte, []int) {
-	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{45}
+	return file_informerd_v1_informerd_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ResourceStats) GetResource() string {
@@ -5242,7 +5334,11 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\rinclude_ended\x18\x04 \x01(\bR\fincludeEnded\"q\n" +
 	"\x14ListWatchersResponse\x121\n" +
 	"\bwatchers\x18\x01 \x03(\v2\x15.informerd.v1.WatcherR\bwatchers\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xb6\a\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"-\n" +
+	"\x19DisconnectWatchersRequest\x12\x10\n" +
+	"\x03ids\x18\x01 \x03(\x04R\x03ids\".\n" +
+	"\x1aDisconnectWatchersResponse\x12\x10\n" +
+	"\x03ids\x18\x01 \x03(\x04R\x03ids\"\xb6\a\n" +
 	"\aWatcher\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1a\n" +
 	"\bresource\x18\x02 \x01(\tR\bresource\x12\x12\n" +
@@ -5380,9 +5476,10 @@ const file_informerd_v1_informerd_proto_rawDesc = "" +
 	"\x05Until\x12\x1a.informerd.v1.UntilRequest\x1a\x1b.informerd.v1.UntilResponse\x12F\n" +
 	"\aExplain\x12\x1c.informerd.v1.ExplainRequest\x1a\x1d.informerd.v1.ExplainResponse\x12^\n" +
 	"\x0fListIndexValues\x12$.informerd.v1.ListIndexValuesRequest\x1a%.informerd.v1.ListIndexValuesResponse\x12X\n" +
-	"\rListResources\x12\".informerd.v1.ListResourcesRequest\x1a#.informerd.v1.ListResourcesResponse2\xb0\x01\n" +
+	"\rListResources\x12\".informerd.v1.ListResourcesRequest\x1a#.informerd.v1.ListResourcesResponse2\x99\x02\n" +
 	"\fAdminService\x12U\n" +
-	"\fListWatchers\x12!.informerd.v1.ListWatchersRequest\x1a\".informerd.v1.ListWatchersResponse\x12I\n" +
+	"\fListWatchers\x12!.informerd.v1.ListWatchersRequest\x1a\".informerd.v1.ListWatchersResponse\x12g\n" +
+	"\x12DisconnectWatchers\x12'.informerd.v1.DisconnectWatchersRequest\x1a(.informerd.v1.DisconnectWatchersResponse\x12I\n" +
 	"\bGetStats\x12\x1d.informerd.v1.GetStatsRequest\x1a\x1e.informerd.v1.GetStatsResponseB]\n" +
 	"\finformerd.v1B\x0eInformerdProtoP\x01Z,informerd/clients/go/informerdv1;informerdv1\xaa\x02\fInformerd.V1b\x06proto3"
 
@@ -5399,81 +5496,83 @@ func file_informerd_v1_informerd_proto_rawDescGZIP() []byte {
 }
 
 var file_informerd_v1_informerd_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_informerd_v1_informerd_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_informerd_v1_informerd_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_informerd_v1_informerd_proto_goTypes = []any{
-	(PayloadFormat)(0),              // 0: informerd.v1.PayloadFormat
-	(InitialEvents)(0),              // 1: informerd.v1.InitialEvents
-	(FullChannelPolicy)(0),          // 2: informerd.v1.FullChannelPolicy
-	(EventType)(0),                  // 3: informerd.v1.EventType
-	(Cause)(0),                      // 4: informerd.v1.Cause
-	(ResourceVersionMatch)(0),       // 5: informerd.v1.ResourceVersionMatch
-	(TermResult)(0),                 // 6: informerd.v1.TermResult
-	(SyncState)(0),                  // 7: informerd.v1.SyncState
-	(VersionFormat)(0),              // 8: informerd.v1.VersionFormat
-	(WatcherState)(0),               // 9: informerd.v1.WatcherState
-	(*Object)(nil),                  // 10: informerd.v1.Object
-	(*ObjectKey)(nil),               // 11: informerd.v1.ObjectKey
-	(*View)(nil),                    // 12: informerd.v1.View
-	(*QueueOptions)(nil),            // 13: informerd.v1.QueueOptions
-	(*Shard)(nil),                   // 14: informerd.v1.Shard
-	(*ShardRange)(nil),              // 15: informerd.v1.ShardRange
-	(*WatchRequest)(nil),            // 16: informerd.v1.WatchRequest
-	(*IndexMatch)(nil),              // 17: informerd.v1.IndexMatch
-	(*WatchResponse)(nil),           // 18: informerd.v1.WatchResponse
-	(*Bookmark)(nil),                // 19: informerd.v1.Bookmark
-	(*ExpressionErrors)(nil),        // 20: informerd.v1.ExpressionErrors
-	(*Dropped)(nil),                 // 21: informerd.v1.Dropped
-	(*SubscribeRequest)(nil),        // 22: informerd.v1.SubscribeRequest
-	(*OpenWatch)(nil),               // 23: informerd.v1.OpenWatch
-	(*SubscribeResponse)(nil),       // 24: informerd.v1.SubscribeResponse
-	(*Delivery)(nil),                // 25: informerd.v1.Delivery
-	(*ListRequest)(nil),             // 26: informerd.v1.ListRequest
-	(*ListResponse)(nil),            // 27: informerd.v1.ListResponse
-	(*ByIndexRequest)(nil),          // 28: informerd.v1.ByIndexRequest
-	(*ByIndexResponse)(nil),         // 29: informerd.v1.ByIndexResponse
-	(*GetRequest)(nil),              // 30: informerd.v1.GetRequest
-	(*GetResponse)(nil),             // 31: informerd.v1.GetResponse
-	(*ChangesRequest)(nil),          // 32: informerd.v1.ChangesRequest
-	(*ChangesResponse)(nil),         // 33: informerd.v1.ChangesResponse
-	(*NetChange)(nil),               // 34: informerd.v1.NetChange
-	(*UntilRequest)(nil),            // 35: informerd.v1.UntilRequest
-	(*UntilResponse)(nil),           // 36: informerd.v1.UntilResponse
-	(*ExplainRequest)(nil),          // 37: informerd.v1.ExplainRequest
-	(*ExplainResponse)(nil),         // 38: informerd.v1.ExplainResponse
-	(*SelectionTerm)(nil),           // 39: informerd.v1.SelectionTerm
-	(*ListIndexValuesRequest)(nil),  // 40: informerd.v1.ListIndexValuesRequest
-	(*ListIndexValuesResponse)(nil), // 41: informerd.v1.ListIndexValuesResponse
-	(*IndexValue)(nil),              // 42: informerd.v1.IndexValue
-	(*ListResourcesRequest)(nil),    // 43: informerd.v1.ListResourcesRequest
-	(*ListResourcesResponse)(nil),   // 44: informerd.v1.ListResourcesResponse
-	(*ServerInfo)(nil),              // 45: informerd.v1.ServerInfo
-	(*Resource)(nil),                // 46: informerd.v1.Resource
-	(*NamedView)(nil),               // 47: informerd.v1.NamedView
-	(*Problem)(nil),                 // 48: informerd.v1.Problem
-	(*ListWatchersRequest)(nil),     // 49: informerd.v1.ListWatchersRequest
-	(*ListWatchersResponse)(nil),    // 50: informerd.v1.ListWatchersResponse
-	(*Watcher)(nil),                 // 51: informerd.v1.Watcher
-	(*GetStatsRequest)(nil),         // 52: informerd.v1.GetStatsRequest
-	(*GetStatsResponse)(nil),        // 53: informerd.v1.GetStatsResponse
-	(*ServerStats)(nil),             // 54: informerd.v1.ServerStats
-	(*ResourceStats)(nil),           // 55: informerd.v1.ResourceStats
-	nil,                             // 56: informerd.v1.Object.LabelsEntry
-	(*structpb.Struct)(nil),         // 57: google.protobuf.Struct
-	(*durationpb.Duration)(nil),     // 58: google.protobuf.Duration
-	(*status.Status)(nil),           // 59: google.rpc.Status
-	(*timestamppb.Timestamp)(nil),   // 60: google.protobuf.Timestamp
+	(PayloadFormat)(0),                 // 0: informerd.v1.PayloadFormat
+	(InitialEvents)(0),                 // 1: informerd.v1.InitialEvents
+	(FullChannelPolicy)(0),             // 2: informerd.v1.FullChannelPolicy
+	(EventType)(0),                     // 3: informerd.v1.EventType
+	(Cause)(0),                         // 4: informerd.v1.Cause
+	(ResourceVersionMatch)(0),          // 5: informerd.v1.ResourceVersionMatch
+	(TermResult)(0),                    // 6: informerd.v1.TermResult
+	(SyncState)(0),                     // 7: informerd.v1.SyncState
+	(VersionFormat)(0),                 // 8: informerd.v1.VersionFormat
+	(WatcherState)(0),                  // 9: informerd.v1.WatcherState
+	(*Object)(nil),                     // 10: informerd.v1.Object
+	(*ObjectKey)(nil),                  // 11: informerd.v1.ObjectKey
+	(*View)(nil),                       // 12: informerd.v1.View
+	(*QueueOptions)(nil),               // 13: informerd.v1.QueueOptions
+	(*Shard)(nil),                      // 14: informerd.v1.Shard
+	(*ShardRange)(nil),                 // 15: informerd.v1.ShardRange
+	(*WatchRequest)(nil),               // 16: informerd.v1.WatchRequest
+	(*IndexMatch)(nil),                 // 17: informerd.v1.IndexMatch
+	(*WatchResponse)(nil),              // 18: informerd.v1.WatchResponse
+	(*Bookmark)(nil),                   // 19: informerd.v1.Bookmark
+	(*ExpressionErrors)(nil),           // 20: informerd.v1.ExpressionErrors
+	(*Dropped)(nil),                    // 21: informerd.v1.Dropped
+	(*SubscribeRequest)(nil),           // 22: informerd.v1.SubscribeRequest
+	(*OpenWatch)(nil),                  // 23: informerd.v1.OpenWatch
+	(*SubscribeResponse)(nil),          // 24: informerd.v1.SubscribeResponse
+	(*Delivery)(nil),                   // 25: informerd.v1.Delivery
+	(*ListRequest)(nil),                // 26: informerd.v1.ListRequest
+	(*ListResponse)(nil),               // 27: informerd.v1.ListResponse
+	(*ByIndexRequest)(nil),             // 28: informerd.v1.ByIndexRequest
+	(*ByIndexResponse)(nil),            // 29: informerd.v1.ByIndexResponse
+	(*GetRequest)(nil),                 // 30: informerd.v1.GetRequest
+	(*GetResponse)(nil),                // 31: informerd.v1.GetResponse
+	(*ChangesRequest)(nil),             // 32: informerd.v1.ChangesRequest
+	(*ChangesResponse)(nil),            // 33: informerd.v1.ChangesResponse
+	(*NetChange)(nil),                  // 34: informerd.v1.NetChange
+	(*UntilRequest)(nil),               // 35: informerd.v1.UntilRequest
+	(*UntilResponse)(nil),              // 36: informerd.v1.UntilResponse
+	(*ExplainRequest)(nil),             // 37: informerd.v1.ExplainRequest
+	(*ExplainResponse)(nil),            // 38: informerd.v1.ExplainResponse
+	(*SelectionTerm)(nil),              // 39: informerd.v1.SelectionTerm
+	(*ListIndexValuesRequest)(nil),     // 40: informerd.v1.ListIndexValuesRequest
+	(*ListIndexValuesResponse)(nil),    // 41: informerd.v1.ListIndexValuesResponse
+	(*IndexValue)(nil),                 // 42: informerd.v1.IndexValue
+	(*ListResourcesRequest)(nil),       // 43: informerd.v1.ListResourcesRequest
+	(*ListResourcesResponse)(nil),      // 44: informerd.v1.ListResourcesResponse
+	(*ServerInfo)(nil),                 // 45: informerd.v1.ServerInfo
+	(*Resource)(nil),                   // 46: informerd.v1.Resource
+	(*NamedView)(nil),                  // 47: informerd.v1.NamedView
+	(*Problem)(nil),                    // 48: informerd.v1.Problem
+	(*ListWatchersRequest)(nil),        // 49: informerd.v1.ListWatchersRequest
+	(*ListWatchersResponse)(nil),       // 50: informerd.v1.ListWatchersResponse
+	(*DisconnectWatchersRequest)(nil),  // 51: informerd.v1.DisconnectWatchersRequest
+	(*DisconnectWatchersResponse)(nil), // 52: informerd.v1.DisconnectWatchersResponse
+	(*Watcher)(nil),                    // 53: informerd.v1.Watcher
+	(*GetStatsRequest)(nil),            // 54: informerd.v1.GetStatsRequest
+	(*GetStatsResponse)(nil),           // 55: informerd.v1.GetStatsResponse
+	(*ServerStats)(nil),                // 56: informerd.v1.ServerStats
+	(*ResourceStats)(nil),              // 57: informerd.v1.ResourceStats
+	nil,                                // 58: informerd.v1.Object.LabelsEntry
+	(*structpb.Struct)(nil),            // 59: google.protobuf.Struct
+	(*durationpb.Duration)(nil),        // 60: google.protobuf.Duration
+	(*status.Status)(nil),              // 61: google.rpc.Status
+	(*timestamppb.Timestamp)(nil),      // 62: google.protobuf.Timestamp
 }
 var file_informerd_v1_informerd_proto_depIdxs = []int32{
-	56,  // 0: informerd.v1.Object.labels:type_name -> informerd.v1.Object.LabelsEntry
-	57,  // 1: informerd.v1.Object.struct:type_name -> google.protobuf.Struct
+	58,  // 0: informerd.v1.Object.labels:type_name -> informerd.v1.Object.LabelsEntry
+	59,  // 1: informerd.v1.Object.struct:type_name -> google.protobuf.Struct
 	2,   // 2: informerd.v1.QueueOptions.policy:type_name -> informerd.v1.FullChannelPolicy
 	15,  // 3: informerd.v1.Shard.ranges:type_name -> informerd.v1.ShardRange
 	1,   // 4: informerd.v1.WatchRequest.initial_events:type_name -> informerd.v1.InitialEvents
 	17,  // 5: informerd.v1.WatchRequest.index:type_name -> informerd.v1.IndexMatch
 	0,   // 6: informerd.v1.WatchRequest.format:type_name -> informerd.v1.PayloadFormat
 	13,  // 7: informerd.v1.WatchRequest.queue:type_name -> informerd.v1.QueueOptions
-	58,  // 8: informerd.v1.WatchRequest.bookmark_interval:type_name -> google.protobuf.Duration
-	58,  // 9: informerd.v1.WatchRequest.timeout:type_name -> google.protobuf.Duration
+	60,  // 8: informerd.v1.WatchRequest.bookmark_interval:type_name -> google.protobuf.Duration
+	60,  // 9: informerd.v1.WatchRequest.timeout:type_name -> google.protobuf.Duration
 	12,  // 10: informerd.v1.WatchRequest.view:type_name -> informerd.v1.View
 	14,  // 11: informerd.v1.WatchRequest.shard:type_name -> informerd.v1.Shard
 	3,   // 12: informerd.v1.WatchResponse.type:type_name -> informerd.v1.EventType
@@ -5481,10 +5580,10 @@ var file_informerd_v1_informerd_proto_depIdxs = []int32{
 	4,   // 14: informerd.v1.WatchResponse.cause:type_name -> informerd.v1.Cause
 	19,  // 15: informerd.v1.WatchResponse.bookmark:type_name -> informerd.v1.Bookmark
 	21,  // 16: informerd.v1.WatchResponse.dropped:type_name -> informerd.v1.Dropped
-	59,  // 17: informerd.v1.WatchResponse.error:type_name -> google.rpc.Status
+	61,  // 17: informerd.v1.WatchResponse.error:type_name -> google.rpc.Status
 	10,  // 18: informerd.v1.WatchResponse.batch:type_name -> informerd.v1.Object
 	7,   // 19: informerd.v1.Bookmark.source:type_name -> informerd.v1.SyncState
-	60,  // 20: informerd.v1.Bookmark.source_seen_at:type_name -> google.protobuf.Timestamp
+	62,  // 20: informerd.v1.Bookmark.source_seen_at:type_name -> google.protobuf.Timestamp
 	20,  // 21: informerd.v1.Bookmark.expression_errors:type_name -> informerd.v1.ExpressionErrors
 	11,  // 22: informerd.v1.ExpressionErrors.first:type_name -> informerd.v1.ObjectKey
 	23,  // 23: informerd.v1.SubscribeRequest.open:type_name -> informerd.v1.OpenWatch
@@ -5498,7 +5597,7 @@ var file_informerd_v1_informerd_proto_depIdxs = []int32{
 	5,   // 31: informerd.v1.ListRequest.resource_version_match:type_name -> informerd.v1.ResourceVersionMatch
 	10,  // 32: informerd.v1.ListResponse.objects:type_name -> informerd.v1.Object
 	7,   // 33: informerd.v1.ListResponse.source:type_name -> informerd.v1.SyncState
-	60,  // 34: informerd.v1.ListResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	62,  // 34: informerd.v1.ListResponse.source_seen_at:type_name -> google.protobuf.Timestamp
 	20,  // 35: informerd.v1.ListResponse.expression_errors:type_name -> informerd.v1.ExpressionErrors
 	0,   // 36: informerd.v1.ByIndexRequest.format:type_name -> informerd.v1.PayloadFormat
 	12,  // 37: informerd.v1.ByIndexRequest.view:type_name -> informerd.v1.View
@@ -5507,14 +5606,14 @@ var file_informerd_v1_informerd_proto_depIdxs = []int32{
 	5,   // 40: informerd.v1.ByIndexRequest.resource_version_match:type_name -> informerd.v1.ResourceVersionMatch
 	10,  // 41: informerd.v1.ByIndexResponse.objects:type_name -> informerd.v1.Object
 	7,   // 42: informerd.v1.ByIndexResponse.source:type_name -> informerd.v1.SyncState
-	60,  // 43: informerd.v1.ByIndexResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	62,  // 43: informerd.v1.ByIndexResponse.source_seen_at:type_name -> google.protobuf.Timestamp
 	20,  // 44: informerd.v1.ByIndexResponse.expression_errors:type_name -> informerd.v1.ExpressionErrors
 	0,   // 45: informerd.v1.GetRequest.format:type_name -> informerd.v1.PayloadFormat
 	12,  // 46: informerd.v1.GetRequest.view:type_name -> informerd.v1.View
 	5,   // 47: informerd.v1.GetRequest.resource_version_match:type_name -> informerd.v1.ResourceVersionMatch
 	10,  // 48: informerd.v1.GetResponse.object:type_name -> informerd.v1.Object
 	7,   // 49: informerd.v1.GetResponse.source:type_name -> informerd.v1.SyncState
-	60,  // 50: informerd.v1.GetResponse.source_seen_at:type_name -> google.protobuf.Timestamp
+	62,  // 50: informerd.v1.GetResponse.source_seen_at:type_name -> google.protobuf.Timestamp
 	0,   // 51: informerd.v1.ChangesRequest.format:type_name -> informerd.v1.PayloadFormat
 	12,  // 52: informerd.v1.ChangesRequest.view:type_name -> informerd.v1.View
 	17,  // 53: informerd.v1.ChangesRequest.index:type_name -> informerd.v1.IndexMatch
@@ -5530,34 +5629,34 @@ var file_informerd_v1_informerd_proto_depIdxs = []int32{
 	10,  // 63: informerd.v1.ExplainResponse.object:type_name -> informerd.v1.Object
 	39,  // 64: informerd.v1.ExplainResponse.terms:type_name -> informerd.v1.SelectionTerm
 	48,  // 65: informerd.v1.ExplainResponse.problem:type_name -> informerd.v1.Problem
-	51,  // 66: informerd.v1.ExplainResponse.watcher:type_name -> informerd.v1.Watcher
+	53,  // 66: informerd.v1.ExplainResponse.watcher:type_name -> informerd.v1.Watcher
 	6,   // 67: informerd.v1.SelectionTerm.result:type_name -> informerd.v1.TermResult
 	42,  // 68: informerd.v1.ListIndexValuesResponse.values:type_name -> informerd.v1.IndexValue
 	46,  // 69: informerd.v1.ListResourcesResponse.resources:type_name -> informerd.v1.Resource
 	45,  // 70: informerd.v1.ListResourcesResponse.server:type_name -> informerd.v1.ServerInfo
 	7,   // 71: informerd.v1.Resource.state:type_name -> informerd.v1.SyncState
-	60,  // 72: informerd.v1.Resource.source_seen_at:type_name -> google.protobuf.Timestamp
+	62,  // 72: informerd.v1.Resource.source_seen_at:type_name -> google.protobuf.Timestamp
 	48,  // 73: informerd.v1.Resource.problems:type_name -> informerd.v1.Problem
 	8,   // 74: informerd.v1.Resource.version_format:type_name -> informerd.v1.VersionFormat
 	47,  // 75: informerd.v1.Resource.views:type_name -> informerd.v1.NamedView
-	60,  // 76: informerd.v1.Resource.oldest_at:type_name -> google.protobuf.Timestamp
+	62,  // 76: informerd.v1.Resource.oldest_at:type_name -> google.protobuf.Timestamp
 	12,  // 77: informerd.v1.NamedView.view:type_name -> informerd.v1.View
-	60,  // 78: informerd.v1.Problem.since:type_name -> google.protobuf.Timestamp
-	51,  // 79: informerd.v1.ListWatchersResponse.watchers:type_name -> informerd.v1.Watcher
+	62,  // 78: informerd.v1.Problem.since:type_name -> google.protobuf.Timestamp
+	53,  // 79: informerd.v1.ListWatchersResponse.watchers:type_name -> informerd.v1.Watcher
 	2,   // 80: informerd.v1.Watcher.policy:type_name -> informerd.v1.FullChannelPolicy
-	60,  // 81: informerd.v1.Watcher.since:type_name -> google.protobuf.Timestamp
-	60,  // 82: informerd.v1.Watcher.last_progress:type_name -> google.protobuf.Timestamp
+	62,  // 81: informerd.v1.Watcher.since:type_name -> google.protobuf.Timestamp
+	62,  // 82: informerd.v1.Watcher.last_progress:type_name -> google.protobuf.Timestamp
 	9,   // 83: informerd.v1.Watcher.state:type_name -> informerd.v1.WatcherState
-	58,  // 84: informerd.v1.Watcher.lag:type_name -> google.protobuf.Duration
+	60,  // 84: informerd.v1.Watcher.lag:type_name -> google.protobuf.Duration
 	0,   // 85: informerd.v1.Watcher.format:type_name -> informerd.v1.PayloadFormat
 	12,  // 86: informerd.v1.Watcher.view:type_name -> informerd.v1.View
-	60,  // 87: informerd.v1.Watcher.ended_at:type_name -> google.protobuf.Timestamp
-	59,  // 88: informerd.v1.Watcher.end_status:type_name -> google.rpc.Status
-	54,  // 89: informerd.v1.GetStatsResponse.server:type_name -> informerd.v1.ServerStats
-	55,  // 90: informerd.v1.GetStatsResponse.resources:type_name -> informerd.v1.ResourceStats
-	60,  // 91: informerd.v1.ServerStats.started_at:type_name -> google.protobuf.Timestamp
-	58,  // 92: informerd.v1.ResourceStats.max_lag:type_name -> google.protobuf.Duration
-	58,  // 93: informerd.v1.ResourceStats.blocked:type_name -> google.protobuf.Duration
+	62,  // 87: informerd.v1.Watcher.ended_at:type_name -> google.protobuf.Timestamp
+	61,  // 88: informerd.v1.Watcher.end_status:type_name -> google.rpc.Status
+	56,  // 89: informerd.v1.GetStatsResponse.server:type_name -> informerd.v1.ServerStats
+	57,  // 90: informerd.v1.GetStatsResponse.resources:type_name -> informerd.v1.ResourceStats
+	62,  // 91: informerd.v1.ServerStats.started_at:type_name -> google.protobuf.Timestamp
+	60,  // 92: informerd.v1.ResourceStats.max_lag:type_name -> google.protobuf.Duration
+	60,  // 93: informerd.v1.ResourceStats.blocked:type_name -> google.protobuf.Duration
 	16,  // 94: informerd.v1.InformerService.Watch:input_type -> informerd.v1.WatchRequest
 	22,  // 95: informerd.v1.InformerService.Subscribe:input_type -> informerd.v1.SubscribeRequest
 	26,  // 96: informerd.v1.InformerService.List:input_type -> informerd.v1.ListRequest
@@ -5569,21 +5668,23 @@ var file_informerd_v1_informerd_proto_depIdxs = []int32{
 	40,  // 102: informerd.v1.InformerService.ListIndexValues:input_type -> informerd.v1.ListIndexValuesRequest
 	43,  // 103: informerd.v1.InformerService.ListResources:input_type -> informerd.v1.ListResourcesRequest
 	49,  // 104: informerd.v1.AdminService.ListWatchers:input_type -> informerd.v1.ListWatchersRequest
-	52,  // 105: informerd.v1.AdminService.GetStats:input_type -> informerd.v1.GetStatsRequest
-	18,  // 106: informerd.v1.InformerService.Watch:output_type -> informerd.v1.WatchResponse
-	24,  // 107: informerd.v1.InformerService.Subscribe:output_type -> informerd.v1.SubscribeResponse
-	27,  // 108: informerd.v1.InformerService.List:output_type -> informerd.v1.ListResponse
-	29,  // 109: informerd.v1.InformerService.ByIndex:output_type -> informerd.v1.ByIndexResponse
-	31,  // 110: informerd.v1.InformerService.Get:output_type -> informerd.v1.GetResponse
-	33,  // 111: informerd.v1.InformerService.Changes:output_type -> informerd.v1.ChangesResponse
-	36,  // 112: informerd.v1.InformerService.Until:output_type -> informerd.v1.UntilResponse
-	38,  // 113: informerd.v1.InformerService.Explain:output_type -> informerd.v1.ExplainResponse
-	41,  // 114: informerd.v1.InformerService.ListIndexValues:output_type -> informerd.v1.ListIndexValuesResponse
-	44,  // 115: informerd.v1.InformerService.ListResources:output_type -> informerd.v1.ListResourcesResponse
-	50,  // 116: informerd.v1.AdminService.ListWatchers:output_type -> informerd.v1.ListWatchersResponse
-	53,  // 117: informerd.v1.AdminService.GetStats:output_type -> informerd.v1.GetStatsResponse
-	106, // [106:118] is the sub-list for method output_type
-	94,  // [94:106] is the sub-list for method input_type
+	51,  // 105: informerd.v1.AdminService.DisconnectWatchers:input_type -> informerd.v1.DisconnectWatchersRequest
+	54,  // 106: informerd.v1.AdminService.GetStats:input_type -> informerd.v1.GetStatsRequest
+	18,  // 107: informerd.v1.InformerService.Watch:output_type -> informerd.v1.WatchResponse
+	24,  // 108: informerd.v1.InformerService.Subscribe:output_type -> informerd.v1.SubscribeResponse
+	27,  // 109: informerd.v1.InformerService.List:output_type -> informerd.v1.ListResponse
+	29,  // 110: informerd.v1.InformerService.ByIndex:output_type -> informerd.v1.ByIndexResponse
+	31,  // 111: informerd.v1.InformerService.Get:output_type -> informerd.v1.GetResponse
+	33,  // 112: informerd.v1.InformerService.Changes:output_type -> informerd.v1.ChangesResponse
+	36,  // 113: informerd.v1.InformerService.Until:output_type -> informerd.v1.UntilResponse
+	38,  // 114: informerd.v1.InformerService.Explain:output_type -> informerd.v1.ExplainResponse
+	41,  // 115: informerd.v1.InformerService.ListIndexValues:output_type -> informerd.v1.ListIndexValuesResponse
+	44,  // 116: informerd.v1.InformerService.ListResources:output_type -> informerd.v1.ListResourcesResponse
+	50,  // 117: informerd.v1.AdminService.ListWatchers:output_type -> informerd.v1.ListWatchersResponse
+	52,  // 118: informerd.v1.AdminService.DisconnectWatchers:output_type -> informerd.v1.DisconnectWatchersResponse
+	55,  // 119: informerd.v1.AdminService.GetStats:output_type -> informerd.v1.GetStatsResponse
+	107, // [107:120] is the sub-list for method output_type
+	94,  // [94:107] is the sub-list for method input_type
 	94,  // [94:94] is the sub-list for extension type_name
 	94,  // [94:94] is the sub-list for extension extendee
 	0,   // [0:94] is the sub-list for field type_name
@@ -5608,7 +5709,7 @@ func file_informerd_v1_informerd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_informerd_v1_informerd_proto_rawDesc), len(file_informerd_v1_informerd_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   47,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

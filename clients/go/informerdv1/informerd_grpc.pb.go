@@ -82,7 +82,7 @@ type InformerServiceClient interface {
 	// - A broken connection, or one that is silent for three intervals: resume on a new connection.
 	//
 	// By the reason:
-	// - UNAVAILABLE / DRAINING: resume, at another server if there is one.
+	// - UNAVAILABLE / DRAINING, DISCONNECTED: resume, at another server if there is one.
 	// - UNAVAILABLE / RESOURCE_VERSION_TOO_LARGE: resume; after a second one without a message in between, list again.
 	// - RESOURCE_EXHAUSTED / SLOW_CONSUMER, MEMORY_EXCEEDED: resume; read faster, or choose another policy.
 	//
@@ -331,7 +331,7 @@ type InformerServiceServer interface {
 	// - A broken connection, or one that is silent for three intervals: resume on a new connection.
 	//
 	// By the reason:
-	// - UNAVAILABLE / DRAINING: resume, at another server if there is one.
+	// - UNAVAILABLE / DRAINING, DISCONNECTED: resume, at another server if there is one.
 	// - UNAVAILABLE / RESOURCE_VERSION_TOO_LARGE: resume; after a second one without a message in between, list again.
 	// - RESOURCE_EXHAUSTED / SLOW_CONSUMER, MEMORY_EXCEEDED: resume; read faster, or choose another policy.
 	//
@@ -660,8 +660,9 @@ var InformerService_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	AdminService_ListWatchers_FullMethodName = "/informerd.v1.AdminService/ListWatchers"
-	AdminService_GetStats_FullMethodName     = "/informerd.v1.AdminService/GetStats"
+	AdminService_ListWatchers_FullMethodName       = "/informerd.v1.AdminService/ListWatchers"
+	AdminService_DisconnectWatchers_FullMethodName = "/informerd.v1.AdminService/DisconnectWatchers"
+	AdminService_GetStats_FullMethodName           = "/informerd.v1.AdminService/GetStats"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -673,6 +674,11 @@ const (
 type AdminServiceClient interface {
 	// Returns the open watches, and on request those that have ended, sorted by id.
 	ListWatchers(ctx context.Context, in *ListWatchersRequest, opts ...grpc.CallOption) (*ListWatchersResponse, error)
+	// Ends open watches of other callers, each with UNAVAILABLE / DISCONNECTED: its client resumes, here or at another server,
+	// and loses nothing. (Who shall not come back loses the right to watch.) The stream of a client that has not read this within
+	// a second is reset; on a Subscribe stream the end waits until the client reads. Needs a right of its own; where callers are
+	// not authorized, a connection from the machine of the server. A server without it answers UNIMPLEMENTED. Since: disconnect.
+	DisconnectWatchers(ctx context.Context, in *DisconnectWatchersRequest, opts ...grpc.CallOption) (*DisconnectWatchersResponse, error)
 	// Returns counters and memory of the server and of each resource, the same as the metrics of the admin port. Needs the
 	// right to inspect every resource. Counters begin at 0 with the process, and with a resource that a reload has added or
 	// replaced. Since: operations.
@@ -691,6 +697,16 @@ func (c *adminServiceClient) ListWatchers(ctx context.Context, in *ListWatchersR
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListWatchersResponse)
 	err := c.cc.Invoke(ctx, AdminService_ListWatchers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) DisconnectWatchers(ctx context.Context, in *DisconnectWatchersRequest, opts ...grpc.CallOption) (*DisconnectWatchersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DisconnectWatchersResponse)
+	err := c.cc.Invoke(ctx, AdminService_DisconnectWatchers_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -716,6 +732,11 @@ func (c *adminServiceClient) GetStats(ctx context.Context, in *GetStatsRequest, 
 type AdminServiceServer interface {
 	// Returns the open watches, and on request those that have ended, sorted by id.
 	ListWatchers(context.Context, *ListWatchersRequest) (*ListWatchersResponse, error)
+	// Ends open watches of other callers, each with UNAVAILABLE / DISCONNECTED: its client resumes, here or at another server,
+	// and loses nothing. (Who shall not come back loses the right to watch.) The stream of a client that has not read this within
+	// a second is reset; on a Subscribe stream the end waits until the client reads. Needs a right of its own; where callers are
+	// not authorized, a connection from the machine of the server. A server without it answers UNIMPLEMENTED. Since: disconnect.
+	DisconnectWatchers(context.Context, *DisconnectWatchersRequest) (*DisconnectWatchersResponse, error)
 	// Returns counters and memory of the server and of each resource, the same as the metrics of the admin port. Needs the
 	// right to inspect every resource. Counters begin at 0 with the process, and with a resource that a reload has added or
 	// replaced. Since: operations.
@@ -732,6 +753,9 @@ type UnimplementedAdminServiceServer struct{}
 
 func (UnimplementedAdminServiceServer) ListWatchers(context.Context, *ListWatchersRequest) (*ListWatchersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListWatchers not implemented")
+}
+func (UnimplementedAdminServiceServer) DisconnectWatchers(context.Context, *DisconnectWatchersRequest) (*DisconnectWatchersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DisconnectWatchers not implemented")
 }
 func (UnimplementedAdminServiceServer) GetStats(context.Context, *GetStatsRequest) (*GetStatsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetStats not implemented")
@@ -775,6 +799,24 @@ func _AdminService_ListWatchers_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_DisconnectWatchers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DisconnectWatchersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).DisconnectWatchers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_DisconnectWatchers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).DisconnectWatchers(ctx, req.(*DisconnectWatchersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _AdminService_GetStats_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetStatsRequest)
 	if err := dec(in); err != nil {
@@ -803,6 +845,10 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListWatchers",
 			Handler:    _AdminService_ListWatchers_Handler,
+		},
+		{
+			MethodName: "DisconnectWatchers",
+			Handler:    _AdminService_DisconnectWatchers_Handler,
 		},
 		{
 			MethodName: "GetStats",

@@ -170,7 +170,12 @@ async fn the_content_of_secrets_and_the_watches_of_others_are_not_by_the_way() {
     }
     let admin = FakeReviewer::of(&["admin pods."]).reviews();
     assert_eq!(decide(&admin, &pods(Operation::Inspect)).await, Ok(Scope::All));
-    assert_eq!(decide(&admin, &pods(Operation::List)).await, Err(AccessError::Denied));
+    for operation in [Operation::List, Operation::Disconnect] {
+        assert_eq!(decide(&admin, &pods(operation)).await, Err(AccessError::Denied));
+    }
+    let ends = FakeReviewer::of(&["disconnect pods."]).reviews();
+    assert_eq!(decide(&ends, &pods(Operation::Disconnect)).await, Ok(Scope::All));
+    assert_eq!(decide(&ends, &pods(Operation::Inspect)).await, Err(AccessError::Denied));
 }
 
 #[tokio::test(start_paused = true)]

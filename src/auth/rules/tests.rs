@@ -8,6 +8,9 @@ fn identity(user: &str, groups: &[&str]) -> Identity {
     Identity::new(IdentityDetails { user: user.to_owned(), groups, ..IdentityDetails::default() })
 }
 
+const OPERATIONS: [Operation; 6] =
+    [Operation::Get, Operation::List, Operation::Watch, Operation::Inspect, Operation::Disconnect, Operation::See];
+
 fn rules(value: &Value) -> Rules {
     Rules::from_value(value).unwrap()
 }
@@ -19,7 +22,7 @@ fn only(namespaces: &[&str]) -> Scope {
 #[test]
 fn what_no_rule_grants_is_denied() {
     let everything = rules(&json!([{"subjects": ["*"], "verbs": ["*"], "resources": ["*"], "namespaces": ["*"]}]));
-    for operation in [Operation::Get, Operation::List, Operation::Watch, Operation::Inspect, Operation::See] {
+    for operation in OPERATIONS {
         let attributes = Attributes::new(operation, "pods");
         assert_eq!(Rules::default().authorize(&identity("a", &[]), &attributes), Err(AccessError::Denied));
         assert_eq!(everything.authorize(&identity("a", &[]), &attributes), Ok(Scope::All));
@@ -207,7 +210,7 @@ fn a_bad_rule_is_one_line_with_its_number() {
         ),
         (
             with("verbs", json!(["patch\n"])),
-            "rule 2: expected a verb get, list, watch, admin or \"*\", or impersonate, found \"patch\\n\"",
+            "rule 2: expected a verb get, list, watch, admin, disconnect or \"*\", or impersonate, found \"patch\\n\"",
         ),
         (
             with("verbs", json!(["list", "impersonate"])),
@@ -302,6 +305,7 @@ fn is_granted(rules: &[Value], caller: &Identity, attributes: &Attributes, names
         Operation::List => allows("list"),
         Operation::Watch => allows("list") && allows("watch"),
         Operation::Inspect => allows("admin"),
+        Operation::Disconnect => allows("disconnect"),
         Operation::See => allows("get") || allows("list") || allows("watch"),
     }
 }
@@ -327,7 +331,7 @@ fn random_rules_grant_what_each_of_their_texts_grants() {
                 let (named_subjects, named_namespaces) = (random.u8(..4) > 0, random.u8(..4) > 0);
                 let mut rule = json!({
                     "subjects": some(&mut random, &subjects[usize::from(named_subjects)..]),
-                    "verbs": some(&mut random, &["get", "list", "watch", "admin", "*"]),
+                    "verbs": some(&mut random, &["get", "list", "watch", "admin", "disconnect", "*"]),
                     "resources": some(&mut random, &["*", "pods", "secrets"]),
                     "namespaces": some(&mut random, &["a", "b", "c", "", "*"][..5 - usize::from(named_namespaces)]),
                 });
@@ -344,9 +348,8 @@ fn random_rules_grant_what_each_of_their_texts_grants() {
         for _ in 0..20 {
             let caller =
                 identity(some(&mut random, &["a", "b", "group:x", "c"])[0], &some(&mut random, &["x", "y", "z"]));
-            let operations = [Operation::Get, Operation::List, Operation::Watch, Operation::Inspect, Operation::See];
-            let operation = operations[random.usize(..operations.len())];
-            let is_metadata = matches!(operation, Operation::Inspect | Operation::See);
+            let operation = OPERATIONS[random.usize(..OPERATIONS.len())];
+            let is_metadata = matches!(operation, Operation::Inspect | Operation::Disconnect | Operation::See);
             let resource = ["pods", "secrets", "none"][random.usize(..3)];
             let namespace = ["a", "b", "c", "", "d"][random.usize(..5)];
             let format = if is_metadata { Format::Metadata } else { FORMATS[random.usize(..3)].1 };

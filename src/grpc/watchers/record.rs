@@ -144,6 +144,14 @@ impl BodyRecord {
         Counts { events, bytes, dropped, suppressed }
     }
 
+    /// Returns the number of events that are lost under DROP and not reported to the client yet.
+    pub(super) fn unreported_losses(&self) -> u64 {
+        match self.gauge() {
+            Some(Gauge::Cursor(cursor)) => cursor.unreported_losses(),
+            Some(Gauge::Reader(..)) | None => 0,
+        }
+    }
+
     /// Returns the time of the last progress, and the last version.
     pub(super) fn reached(&self) -> (SystemTime, Option<ResourceVersion>) {
         let SentEvents { at, version, .. } = &*self.sent.lock();

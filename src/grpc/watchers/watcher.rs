@@ -251,7 +251,7 @@ impl Watcher {
             queue_length: u32::try_from(queue.length).unwrap_or(u32::MAX),
             queued: queued.map_or(0, |queued| u32::try_from(queued).unwrap_or(u32::MAX)),
             sent: events,
-            dropped,
+            dropped: dropped + record.unreported_losses(),
             resource_version: version.map(|version| version.to_string()).unwrap_or_default(),
             since: Some(proto::timestamp(time_of(self.since))),
             last_progress: Some(proto::timestamp(progress)),

@@ -171,7 +171,7 @@ impl Question<'_> {
             Operation::Get => self.get().await,
             Operation::List => self.list().await,
             Operation::Watch => self.watch().await,
-            Operation::See | Operation::Inspect => self.see().await,
+            Operation::See | Operation::Inspect | Operation::Disconnect => self.see().await,
         }
     }
 

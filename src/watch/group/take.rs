@@ -6,7 +6,7 @@ use super::{Log, Slot};
 use crate::{
     model::{HistoryPosition, ResourceVersion},
     watch::{
-        Frame, Frames, Waiting,
+        Frame, Frames, FullChannelPolicy, Waiting,
         policy::{Lag, OnTake, State, on_take},
         run::Run,
     },
@@ -69,6 +69,20 @@ impl<F: Frame> Log<F> {
             self.slots[index].state = State::Frozen { until };
         }
         until
+    }
+
+    /// Returns the number of events that the reader of a slot has lost and that it has not taken yet: under DROP, those after a queue
+    /// that is full or frozen. What does not fit by its size is known when it freezes.
+    pub(in crate::watch) fn unreported_losses(&self, slot: &Slot) -> u64 {
+        let end = match slot.state {
+            State::Frozen { until } => until,
+            State::Live if slot.queue.policy == FullChannelPolicy::Drop => {
+                slot.position + slot.queue.length.max(1) as u64
+            }
+            _ => return 0,
+        };
+        let end = if slot.position < self.tail() { slot.position } else { end };
+        self.head.saturating_sub(end)
     }
 
     /// Moves a slot to the head, and its reader with it. Returns the number of events that it loses, and the version before

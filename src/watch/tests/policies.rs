@@ -332,18 +332,27 @@ fn a_gauge_reads_the_lag_and_the_policy_state_until_its_cursor_is_dropped() {
     let mut cursor = broadcaster.subscribe(live(everything(), queue(FullChannelPolicy::Drop, 2)));
     let gauge = cursor.gauge();
     let mut world = World::at(0);
-    let mut lags = Vec::new();
-    for _ in 0..4 {
+    let (mut lags, mut losses) = (Vec::new(), Vec::new());
+    let mut note = || {
         lags.push((gauge.lag(), gauge.state()));
+        losses.push(gauge.unreported_losses());
+    };
+    for _ in 0..4 {
+        note();
         broadcaster.publish(&world.several(1));
     }
+    note();
     assert_eq!(take(&mut cursor, 1), modified([1]));
-    lags.push((gauge.lag(), gauge.state()));
-    drain(&mut cursor);
-    lags.push((gauge.lag(), gauge.state()));
+    note();
+    broadcaster.publish(&world.several(1));
+    note();
+    assert_eq!(drain(&mut cursor), [modified([2]), vec![Dropped(3, 2)]].concat());
+    note();
+    assert_eq!(losses, [0, 0, 0, 1, 2, 2, 3, 0], "also before it has read anything");
     let following = |lag| (Some(lag), Some(CursorState::Following));
-    let frozen = (Some(3), Some(CursorState::Frozen));
-    assert_eq!(lags, [following(0), following(1), following(2), following(3), frozen, following(0)]);
+    let frozen = |lag| (Some(lag), Some(CursorState::Frozen));
+    assert_eq!(lags[..5], [0, 1, 2, 3, 4].map(following));
+    assert_eq!(lags[5..], [frozen(3), frozen(4), following(0)]);
     drop(cursor);
     assert_eq!((gauge.lag(), gauge.state()), (None, None));
 }

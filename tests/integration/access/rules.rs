@@ -114,7 +114,7 @@ impl Rule {
     fn draw(random: &mut Rng) -> Self {
         Self {
             subjects: some(random, &SUBJECTS),
-            verbs: some(random, &["get", "list", "list", "watch", "admin", "*"]),
+            verbs: some(random, &["get", "list", "list", "watch", "admin", "disconnect", "*"]),
             resources: some(random, &["pods", "pods", "nodes", "*"]),
             namespaces: some(random, &[NAMESPACES.as_slice(), &["x", "y", "*"]].concat()),
             formats: if random.bool() { Vec::new() } else { some(random, &["METADATA", "RAW", "STRUCT"]) },

@@ -72,6 +72,7 @@ pub(super) enum Method {
     Resources,
     Watchers,
     Stats,
+    Disconnect,
 }
 
 /// Selection of the objects with the name "a", or of all.
@@ -94,7 +95,7 @@ pub(super) const ENDED: u64 = 1000;
 /// Answer: its leaves, or the reason of the refusal.
 pub(super) type Answer = Result<Leaves, String>;
 
-pub(super) const METHODS: [Method; 13] = [
+pub(super) const METHODS: [Method; 14] = [
     Method::List,
     Method::ByIndex,
     Method::Changes,
@@ -108,6 +109,7 @@ pub(super) const METHODS: [Method; 13] = [
     Method::Resources,
     Method::Watchers,
     Method::Stats,
+    Method::Disconnect,
 ];
 const SELECTS: [Select; 9] = [
     Select::All,
@@ -145,6 +147,7 @@ impl Method {
             Self::Resources => "ListResources",
             Self::Watchers => "ListWatchers",
             Self::Stats => "GetStats",
+            Self::Disconnect => "DisconnectWatchers",
         }
     }
 }
@@ -546,6 +549,13 @@ impl Ask {
                 let request = world.by(caller, credential, pb::GetStatsRequest {});
                 let answer = client.get_stats(request).await?.into_inner();
                 Ok(world.contract.leaves("GetStatsResponse", &[answer]))
+            }
+            Method::Disconnect => {
+                let mut client = AdminServiceClient::new(world.sandbox.service());
+                // The watches of the other requests stay.
+                let request = pb::DisconnectWatchersRequest { ids: vec![ENDED] };
+                let answer = client.disconnect_watchers(world.by(caller, credential, request)).await?.into_inner();
+                Ok(world.contract.leaves("DisconnectWatchersResponse", &[answer]))
             }
         }
     }

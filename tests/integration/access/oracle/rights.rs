@@ -60,7 +60,7 @@ impl Rights<'_> {
         };
         match wanted.verbs {
             // Rules of the relay itself decide about its watches: everybody may see them.
-            Verbs::All(["admin"]) if self.kind == Kind::Relay => true,
+            Verbs::All(["admin" | "disconnect"]) if self.kind == Kind::Relay => true,
             // They grant nothing else, of any other resource.
             _ if self.kind == Kind::Relay && wanted.resource != "pods" => false,
             Verbs::All(verbs) => verbs.iter().all(may),

@@ -39,7 +39,7 @@ use Need::{Admin, Call, Form, Listed, ListedAll, Object, Same, Seen, Term};
 use Row::{Field, Message};
 
 /// Answer of each RPC.
-pub(super) const TABLE: [(&str, Rows); 12] = [
+pub(super) const TABLE: [(&str, Rows); 13] = [
     ("Watch", EVENT),
     ("Subscribe", &[("deliveries", Message(Call, DELIVERY))]),
     ("List", LIST),
@@ -86,6 +86,7 @@ pub(super) const TABLE: [(&str, Rows); 12] = [
     ),
     ("ListResources", &[("resources", Message(Seen, RESOURCE)), ("server", Message(Call, SERVER))]),
     ("ListWatchers", &[("watchers", Message(Admin, WATCHER)), ("next_page_token", Field(Admin))]),
+    ("DisconnectWatchers", &[("ids", Field(Call))]),
     ("GetStats", &[("server", Message(Admin, SERVER_STATS)), ("resources", Message(Admin, RESOURCE_STATS))]),
 ];
 

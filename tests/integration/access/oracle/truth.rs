@@ -244,6 +244,10 @@ fn fill(truth: &mut Truth<'_>) -> Result<usize, &'static str> {
             }
             return Ok(0);
         }
+        Method::Disconnect => {
+            let ends = Wanted { verbs: Verbs::All(&["disconnect"]), resource: "pods", forms: vec![METADATA] };
+            return if rights.are_in(&ends, "*") { Ok(0) } else { Err(DENIED) };
+        }
         Method::Explain | Method::ExplainWatch => return explain(truth).map(|()| 0),
         _ => {}
     }

@@ -399,7 +399,8 @@ impl Tokens {
 
     /// Starts a relay whose own rules let everybody see its watches, and nothing else.
     async fn relay(&self, upstream: &RelayConfig) -> (Sandbox, (Authorizer, Arc<dyn CallReviewer>)) {
-        let everybody = json!([{"subjects": ["*"], "verbs": ["admin"], "resources": ["*"], "namespaces": ["*"]}]);
+        let everybody =
+            json!([{"subjects": ["*"], "verbs": ["admin", "disconnect"], "resources": ["*"], "namespaces": ["*"]}]);
         let reviewer: Arc<dyn CallReviewer> = Arc::new(RelayReviewer::new(upstream.clone()));
         let authorizer = Authorizer::of_rules(Rules::from_value(&everybody).unwrap()).forwarding(
             BTreeMap::from([("pods".to_owned(), reviewer.clone())]),

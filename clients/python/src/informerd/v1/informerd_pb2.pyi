@@ -741,6 +741,18 @@ class ListWatchersResponse(_message.Message):
     next_page_token: str
     def __init__(self, watchers: _Optional[_Iterable[_Union[Watcher, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
+class DisconnectWatchersRequest(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DisconnectWatchersResponse(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Watcher(_message.Message):
     __slots__ = ("id", "resource", "peer", "identity", "selection", "policy", "queue_length", "queued", "sent", "dropped", "resource_version", "since", "last_progress", "parked", "state", "bytes_held", "lag", "bytes_sent", "suppressed", "format", "view", "user_agent", "stream_id", "watch_id", "ended_at", "end_status")
     ID_FIELD_NUMBER: _ClassVar[int]

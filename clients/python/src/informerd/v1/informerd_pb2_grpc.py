@@ -109,7 +109,7 @@ class InformerServiceServicer(object):
         - A broken connection, or one that is silent for three intervals: resume on a new connection.
 
         By the reason:
-        - UNAVAILABLE / DRAINING: resume, at another server if there is one.
+        - UNAVAILABLE / DRAINING, DISCONNECTED: resume, at another server if there is one.
         - UNAVAILABLE / RESOURCE_VERSION_TOO_LARGE: resume; after a second one without a message in between, list again.
         - RESOURCE_EXHAUSTED / SLOW_CONSUMER, MEMORY_EXCEEDED: resume; read faster, or choose another policy.
 
@@ -486,6 +486,11 @@ class AdminServiceStub(object):
                 request_serializer=informerd_dot_v1_dot_informerd__pb2.ListWatchersRequest.SerializeToString,
                 response_deserializer=informerd_dot_v1_dot_informerd__pb2.ListWatchersResponse.FromString,
                 )
+        self.DisconnectWatchers = channel.unary_unary(
+                '/informerd.v1.AdminService/DisconnectWatchers',
+                request_serializer=informerd_dot_v1_dot_informerd__pb2.DisconnectWatchersRequest.SerializeToString,
+                response_deserializer=informerd_dot_v1_dot_informerd__pb2.DisconnectWatchersResponse.FromString,
+                )
         self.GetStats = channel.unary_unary(
                 '/informerd.v1.AdminService/GetStats',
                 request_serializer=informerd_dot_v1_dot_informerd__pb2.GetStatsRequest.SerializeToString,
@@ -500,6 +505,16 @@ class AdminServiceServicer(object):
 
     def ListWatchers(self, request, context):
         """Returns the open watches, and on request those that have ended, sorted by id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DisconnectWatchers(self, request, context):
+        """Ends open watches of other callers, each with UNAVAILABLE / DISCONNECTED: its client resumes, here or at another server,
+        and loses nothing. (Who shall not come back loses the right to watch.) The stream of a client that has not read this within
+        a second is reset; on a Subscribe stream the end waits until the client reads. Needs a right of its own; where callers are
+        not authorized, a connection from the machine of the server. A server without it answers UNIMPLEMENTED. Since: disconnect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -521,6 +536,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListWatchers,
                     request_deserializer=informerd_dot_v1_dot_informerd__pb2.ListWatchersRequest.FromString,
                     response_serializer=informerd_dot_v1_dot_informerd__pb2.ListWatchersResponse.SerializeToString,
+            ),
+            'DisconnectWatchers': grpc.unary_unary_rpc_method_handler(
+                    servicer.DisconnectWatchers,
+                    request_deserializer=informerd_dot_v1_dot_informerd__pb2.DisconnectWatchersRequest.FromString,
+                    response_serializer=informerd_dot_v1_dot_informerd__pb2.DisconnectWatchersResponse.SerializeToString,
             ),
             'GetStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStats,
@@ -553,6 +573,23 @@ class AdminService(object):
         return grpc.experimental.unary_unary(request, target, '/informerd.v1.AdminService/ListWatchers',
             informerd_dot_v1_dot_informerd__pb2.ListWatchersRequest.SerializeToString,
             informerd_dot_v1_dot_informerd__pb2.ListWatchersResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def DisconnectWatchers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/informerd.v1.AdminService/DisconnectWatchers',
+            informerd_dot_v1_dot_informerd__pb2.DisconnectWatchersRequest.SerializeToString,
+            informerd_dot_v1_dot_informerd__pb2.DisconnectWatchersResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

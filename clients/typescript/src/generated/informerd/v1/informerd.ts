@@ -462,6 +462,14 @@ export interface ListWatchersResponse {
   nextPageToken: string;
 }
 
+export interface DisconnectWatchersRequest {
+  ids: bigint[];
+}
+
+export interface DisconnectWatchersResponse {
+  ids: bigint[];
+}
+
 export interface Watcher {
   id: bigint;
   resource: string;
@@ -5270,6 +5278,150 @@ export const ListWatchersResponse: MessageFns<ListWatchersResponse> = {
   },
 };
 
+function createBaseDisconnectWatchersRequest(): DisconnectWatchersRequest {
+  return { ids: [] };
+}
+
+export const DisconnectWatchersRequest: MessageFns<DisconnectWatchersRequest> = {
+  encode(message: DisconnectWatchersRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.ids.length !== 0) {
+      writer.uint32(10).fork();
+      for (const v of message.ids) {
+        if (BigInt.asUintN(64, v) !== v) {
+          throw new globalThis.Error("a value provided in array field ids of type uint64 is too large");
+        }
+        writer.uint64(v);
+      }
+      writer.join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): DisconnectWatchersRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseDisconnectWatchersRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag === 8) {
+              message.ids.push(reader.uint64() as bigint);
+
+              continue;
+            }
+
+            if (tag === 10) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.ids.push(reader.uint64() as bigint);
+              }
+
+              continue;
+            }
+
+            break;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<DisconnectWatchersRequest>): DisconnectWatchersRequest {
+    return DisconnectWatchersRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<DisconnectWatchersRequest>): DisconnectWatchersRequest {
+    const message = createBaseDisconnectWatchersRequest();
+    message.ids = object.ids?.map((e) => BigInt(e)) || [];
+    return message;
+  },
+};
+
+function createBaseDisconnectWatchersResponse(): DisconnectWatchersResponse {
+  return { ids: [] };
+}
+
+export const DisconnectWatchersResponse: MessageFns<DisconnectWatchersResponse> = {
+  encode(message: DisconnectWatchersResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.ids.length !== 0) {
+      writer.uint32(10).fork();
+      for (const v of message.ids) {
+        if (BigInt.asUintN(64, v) !== v) {
+          throw new globalThis.Error("a value provided in array field ids of type uint64 is too large");
+        }
+        writer.uint64(v);
+      }
+      writer.join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): DisconnectWatchersResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseDisconnectWatchersResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag === 8) {
+              message.ids.push(reader.uint64() as bigint);
+
+              continue;
+            }
+
+            if (tag === 10) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.ids.push(reader.uint64() as bigint);
+              }
+
+              continue;
+            }
+
+            break;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<DisconnectWatchersResponse>): DisconnectWatchersResponse {
+    return DisconnectWatchersResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<DisconnectWatchersResponse>): DisconnectWatchersResponse {
+    const message = createBaseDisconnectWatchersResponse();
+    message.ids = object.ids?.map((e) => BigInt(e)) || [];
+    return message;
+  },
+};
+
 function createBaseWatcher(): Watcher {
   return {
     id: 0n,
@@ -6434,6 +6586,17 @@ export const AdminServiceService = {
       Buffer.from(ListWatchersResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): ListWatchersResponse => ListWatchersResponse.decode(value),
   },
+  disconnectWatchers: {
+    path: "/informerd.v1.AdminService/DisconnectWatchers" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: DisconnectWatchersRequest): Buffer =>
+      Buffer.from(DisconnectWatchersRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): DisconnectWatchersRequest => DisconnectWatchersRequest.decode(value),
+    responseSerialize: (value: DisconnectWatchersResponse): Buffer =>
+      Buffer.from(DisconnectWatchersResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): DisconnectWatchersResponse => DisconnectWatchersResponse.decode(value),
+  },
   getStats: {
     path: "/informerd.v1.AdminService/GetStats" as const,
     requestStream: false as const,
@@ -6447,6 +6610,7 @@ export const AdminServiceService = {
 
 export interface AdminServiceServer extends UntypedServiceImplementation {
   listWatchers: handleUnaryCall<ListWatchersRequest, ListWatchersResponse>;
+  disconnectWatchers: handleUnaryCall<DisconnectWatchersRequest, DisconnectWatchersResponse>;
   getStats: handleUnaryCall<GetStatsRequest, GetStatsResponse>;
 }
 
@@ -6465,6 +6629,21 @@ export interface AdminServiceClient extends Client {
     metadata: Metadata,
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: ListWatchersResponse) => void,
+  ): ClientUnaryCall;
+  disconnectWatchers(
+    request: DisconnectWatchersRequest,
+    callback: (error: ServiceError | null, response: DisconnectWatchersResponse) => void,
+  ): ClientUnaryCall;
+  disconnectWatchers(
+    request: DisconnectWatchersRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: DisconnectWatchersResponse) => void,
+  ): ClientUnaryCall;
+  disconnectWatchers(
+    request: DisconnectWatchersRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: DisconnectWatchersResponse) => void,
   ): ClientUnaryCall;
   getStats(
     request: GetStatsRequest,
