@@ -23,7 +23,7 @@
 //! - [`source`]: the upstreams: a resource of a Kubernetes API, a prefix of an etcd cluster, a directory of manifests, a stream
 //!   of watch events, and another informerd.
 //! - [`grpc`]: requests to queries; snapshots and cursors to responses.
-//! - `rest`, a feature: the same to clients of Kubernetes, over its own API. `printers`: the cells of its tables, and of the command line's.
+//! - `rest`, a feature: the same to clients of Kubernetes, over its own API; and as JSON and server-sent events. `printers`: the cells of its tables, and of the command line's.
 //! - [`auth`]: who a caller is, and what it may read.
 //! - [`audit`]: the audit log, as lines that a thread writes.
 //! - [`transport`]: connections and their bytes; none of the messages.

@@ -1,4 +1,5 @@
-//! API of Kubernetes, read-only, for unchanged clients: kubectl, client-go's informers, controllers, kube-rs.
+//! API of Kubernetes, read-only, for unchanged clients: kubectl, client-go's informers, controllers, kube-rs; and resources as JSON and
+//! server-sent events, for browsers and curl.
 //!
 //! - [`RestService`] answers every request of the listener `kubernetes.listen`.
 //! - `path` finds what a request names, `query` parses and validates its parameters, by the tables of Kubernetes.
