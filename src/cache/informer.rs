@@ -253,7 +253,11 @@ impl<F: Frame> Writer<F> {
             }
             let state = self.shared.health.state();
             if std::mem::replace(&mut live.reported_state, state) != state {
-                tracing::info!(?state, "source state changed");
+                if state == SyncState::Stale {
+                    tracing::warn!(?state, "source state changed");
+                } else {
+                    tracing::info!(?state, "source state changed");
+                }
                 self.notify_watches();
             }
         }
