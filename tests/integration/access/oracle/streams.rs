@@ -111,15 +111,12 @@ impl Open {
                 }
             }
         });
-        match all.await {
-            Ok(Ok(())) => Ok(messages),
-            Ok(Err(reason)) => {
-                let object = messages.iter().find(|message| message.object.is_some());
-                assert!(object.is_none(), "{reason} after {object:?}");
-                Err(reason)
-            }
-            Err(_) => panic!("no last message of watch {id} in time, after {messages:?}"),
+        let Ok(read) = all.await else { panic!("no last message of watch {id} in time, after {messages:?}") };
+        if let Err(reason) = &read {
+            let object = messages.iter().find(|message| message.object.is_some());
+            assert!(object.is_none(), "{reason} after {object:?}");
         }
+        read.map(|()| messages)
     }
 }
 
