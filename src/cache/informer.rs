@@ -253,11 +253,7 @@ impl<F: Frame> Writer<F> {
             }
             let state = self.shared.health.state();
             if std::mem::replace(&mut live.reported_state, state) != state {
-                if state == SyncState::Stale {
-                    tracing::warn!(?state, "source state changed");
-                } else {
-                    tracing::info!(?state, "source state changed");
-                }
+                tracing::info!(?state, "source state changed");
                 self.notify_watches();
             }
         }

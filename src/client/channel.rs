@@ -147,3 +147,27 @@ pub(super) fn service(connection: Connection) -> InformerServiceClient<Connectio
     let service = service.accept_compressed(CompressionEncoding::Zstd);
     service.accept_compressed(CompressionEncoding::Gzip)
 }
+
+#[cfg(all(test, feature = "server"))]
+mod tests {
+    use super::*;
+    use crate::client::Client;
+
+    /// Checks that a pipe which breaks after an answer is no sign of TLS.
+    #[tokio::test]
+    async fn a_connection_that_has_worked_has_no_hint_about_tls() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address: ServerAddress = listener.local_addr().unwrap().to_string().parse().unwrap();
+        let (_, health) = tonic_health::server::health_reporter();
+        let server = tonic::transport::Server::builder().add_service(health);
+        tokio::spawn(server.serve_with_incoming(tonic::transport::server::TcpIncoming::from(listener)));
+        let mut client = Client::connect(&address).await.unwrap();
+        let broken = || Status::from_error(Box::new(std::io::Error::from(std::io::ErrorKind::BrokenPipe)));
+        assert!(client.error(&broken()).to_string().contains("use https://"));
+        // There is no such service, which is an answer, too.
+        assert_eq!(client.clone().resources().await.unwrap_err().code(), tonic::Code::Unimplemented);
+        assert!(!client.error(&broken()).to_string().contains("use https://"));
+        client.drop_connection();
+        assert!(!client.error(&broken()).to_string().contains("use https://"));
+    }
+}

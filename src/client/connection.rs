@@ -481,4 +481,20 @@ fn check_version(version: &mut Option<String>, found: String) -> Result<(), Clie
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    /// The first chunk has the namespaces, and the last one the failures.
+    #[tokio::test]
+    async fn a_list_has_what_its_first_and_its_last_chunk_have() {
+        let client = Client::connect_lazy(&"http://127.0.0.1:1".parse().unwrap()).unwrap();
+        let chunk = || pb::ListResponse { resource_version: "a.1".to_owned(), ..Default::default() };
+        let namespaces = vec!["shop".to_owned()];
+        let errors = Some(pb::ExpressionErrors { failed: 1, ..Default::default() });
+        let first = pb::ListResponse { namespaces: namespaces.clone(), ..chunk() };
+        let last = pb::ListResponse { expression_errors: errors.clone(), ..chunk() };
+        let chunks = tokio_stream::iter([Ok(first), Ok(chunk()), Ok(last)]);
+        let listed = client.collect(chunks).await.unwrap();
+        assert_eq!((listed.namespaces, listed.expression_errors), (namespaces, errors));
+    }
+}
