@@ -340,7 +340,7 @@ impl Run {
 
 /// Number of runs from which on every kind of end must occur, and how many times as many are made until it does.
 const MANY: u64 = 30;
-const MOST_ROUNDS: u64 = 10;
+const MOST_ROUNDS: u64 = 40;
 
 /// Makes one run. Returns true if the streams ended, and true if it was by revoked credentials.
 async fn run(number: u64, seed: u64) -> (bool, bool) {
