@@ -8,8 +8,9 @@ use std::{
     time::SystemTime,
 };
 
-use informerd::proto::pb::{
-    self, admin_service_client::AdminServiceClient, informer_service_client::InformerServiceClient,
+use informerd::{
+    grpc::ShownChanges,
+    proto::pb::{self, admin_service_client::AdminServiceClient, informer_service_client::InformerServiceClient},
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -22,7 +23,7 @@ use tonic::{Code, Streaming, transport::Channel};
 use crate::{
     authority::Authority,
     process::{Metrics, Process},
-    sandbox::{DEADLINE, next, watch_pods},
+    sandbox::{DEADLINE, Sandbox, next, watch_pods},
 };
 
 const WEB: &str = r#"{"kind":"Pod","metadata":{"namespace":"shop","name":"web"},"n":0}"#;
@@ -240,6 +241,42 @@ async fn the_state_of_the_informers_is_a_json_document() {
     assert!(head.contains(" 405 ") && head.contains("allow: GET,HEAD\r\n"), "{head}");
 }
 
+/// Its cost does not depend on how many watches and changes there are, or how large the bodies.
+#[tokio::test]
+async fn the_answers_for_the_page_are_bounded() {
+    let mut sandbox = Sandbox::start(Vec::new()).await;
+    let mut client = sandbox.in_process();
+    let mut watches = Vec::new();
+    for _ in 0..210 {
+        watches.push(client.watch(watch_pods()).await.unwrap().into_inner());
+    }
+    let shown = sandbox.state.debug_watches("");
+    assert_eq!((&shown["open"], shown["watches"].as_array().unwrap().len()), (&210.into(), 200));
+    drop(watches);
+    let is_last = |shown: &Value| shown["open"] == 0;
+    let ended = until(async || sandbox.state.debug_watches(""), is_last).await;
+    assert_eq!(ended["ended"].as_array().unwrap().len(), 50);
+
+    for number in 0..120 {
+        sandbox.put("shop", &format!("web-{}", number % 2), "").await;
+    }
+    let large = "x".repeat(300_000);
+    let mut last = sandbox.put("shop", "large", "").await;
+    for _ in 0..3 {
+        last = sandbox.put("shop", "large", &format!(r#""nodeName":"{large}""#)).await;
+    }
+    sandbox.reached(last.version()).await;
+    let mut shown = ShownChanges { resource: "pods".to_owned(), ..ShownChanges::default() };
+    let changes = sandbox.state.debug_changes(&shown, true).unwrap();
+    assert_eq!((changes["changes"].as_array().unwrap().len(), &changes["gap"]), (100, &false.into()));
+    shown.object = Some(("shop".to_owned(), "large".to_owned()));
+    let changes = sandbox.state.debug_changes(&shown, true).unwrap();
+    let changes = changes["changes"].as_array().unwrap();
+    let has = |state: &str| changes.iter().map(|change| change[state].is_object()).collect::<Vec<_>>();
+    // Three bodies of 300 kB fit into 1 MiB, the last ones, and small ones beside them.
+    assert_eq!((has("old"), has("new")), (vec![true, true, true, false], vec![true, false, false, true]));
+}
+
 /// The page requests changes from where its last answer ended.
 #[tokio::test]
 async fn the_page_has_the_last_changes_and_bodies_only_where_they_are_shown() {
@@ -314,6 +351,7 @@ async fn the_page_has_the_watches_that_are_furthest_behind_and_why_they_have_an_
         head.contains("content-type: text/html") && head.contains("default-src 'none'; connect-src 'self'"),
         "{head}"
     );
+    assert!(head.contains("x-content-type-options: nosniff"), "{head}");
     assert!(body.contains("<title>informerd</title>"));
     let elsewhere: Vec<_> = body.match_indices("://").map(|(at, _)| &body[at - 4..at + 13]).collect();
     assert_eq!(elsewhere, ["http://www.w3.org"], "the namespace of SVG, which is no address");
