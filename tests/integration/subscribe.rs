@@ -12,7 +12,9 @@ use std::{
 use bytes::Bytes;
 use informerd::{
     auth::{Authorizer, Identity, IdentityDetails, Rules},
+    cache::Delta,
     grpc::AccessConfig,
+    model::Event,
     proto::pb::{
         self, FullChannelPolicy as Policy, admin_service_client::AdminServiceClient,
         informer_service_client::InformerServiceClient,
@@ -27,7 +29,7 @@ use tonic::{Code, Request, Status, Streaming, transport::Channel};
 use crate::{
     refused_watch::watch_refusal,
     relay::until,
-    sandbox::{DEADLINE, Options, Sandbox, fold, next, pod, queue, reason, watch_from_now, watch_pods, words},
+    sandbox::{DEADLINE, Options, Sandbox, fold, next, pod, pod_at, queue, reason, watch_from_now, watch_pods, words},
 };
 
 /// Less than the interval of bookmarks, of which each would show a paused watch its end.
@@ -765,4 +767,42 @@ async fn a_request_larger_than_the_limit_ends_the_stream() {
     stream.end(1).await;
     stream.requests = None;
     assert_eq!(stream.status().await.code(), Code::Ok);
+}
+
+/// Watches of one stream that read the history together: the events of a change are encoded one after the other.
+#[tokio::test]
+async fn a_watch_that_is_closed_takes_no_event_of_another_with_it() {
+    let mut sandbox = Sandbox::start(Vec::new()).await;
+    let requests = mpsc::channel(100);
+    let responses = sandbox.in_process().subscribe(ReceiverStream::new(requests.1)).await.unwrap().into_inner();
+    let mut stream = Subscription::new(requests.0, responses);
+    let names = ["a", "b", "c"];
+    let by_name = |name: &str| pb::WatchRequest {
+        name: name.to_owned(),
+        queue: Some(queue(Policy::Replay, 100)),
+        ..watch_pods()
+    };
+    stream.watches((1..).zip(names.map(by_name))).await;
+    // Each is at the end of the history, and reads on with the others.
+    for (id, name) in (1..).zip(names) {
+        assert!(stream.next(id).await.bookmark.is_some_and(|bookmark| bookmark.initial_events_end));
+        let object = sandbox.put("shop", name, "").await;
+        assert_eq!(stream.next(id).await.resource_version, object.version().to_string());
+    }
+    // The first event fills a response.
+    let large = format!(r#""nodeName":"{}""#, "x".repeat(64 << 10));
+    let mut events = Vec::new();
+    for name in names {
+        let version = sandbox.version();
+        events.push(Event::Modified(pod_at("shop", name, &large, &version)));
+    }
+    sandbox.say(Delta::Changes { events: events.into(), closes: true }).await;
+    stream.read().await.unwrap();
+    let received: Vec<usize> = (1..=3).map(|id| stream.received.get(&id).map_or(0, VecDeque::len)).collect();
+    assert_eq!(received, [1, 0, 0], "one event a response");
+    stream.close(1).await;
+    for (id, name) in [(2, "b"), (3, "c")] {
+        let object = stream.next(id).await.object.expect("no bookmark before it");
+        assert_eq!(object.name, name);
+    }
 }

@@ -164,9 +164,9 @@ async fn unusable_snapshots_are_ignored() {
         let directory = kept();
         spoil(&directory);
         let served = start(&directory).await;
-        let resource = served.until(|resource| !resource.last_error.is_empty()).await;
+        // On a busy machine it may say first that there was no contact.
+        let resource = served.until(|resource| resource.last_error.starts_with("list failed: ")).await;
         assert_eq!((resource.state(), resource.resource_version.as_str()), (pb::SyncState::Syncing, ""), "{what}");
-        assert!(resource.last_error.starts_with("list failed: "), "{what}: {}", resource.last_error);
         assert_eq!(served.get("/readyz").await.0, 503, "{what}");
         served.stop().await;
     }

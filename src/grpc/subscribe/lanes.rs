@@ -30,7 +30,7 @@ use crate::{
     },
     model::{HistoryPosition, Transition},
     proto::ObjectFormat,
-    watch::{BroadcasterStats, Frame, GroupEvent, Read, Reader, SelectedBatch},
+    watch::{BroadcasterStats, Frame, GroupEvent, LaneEvent, Read, Reader, SelectedBatch},
 };
 
 /// Lanes of one resource.
@@ -230,8 +230,11 @@ impl Lanes {
         for pending in &mut self.pending {
             pending.lanes.retain(|lane| *lane != number);
         }
-        if let Some((batch, _)) = &mut self.batch {
-            batch.selected.retain(|selected| selected.lane != number);
+        if let Some((batch, next)) = &mut self.batch {
+            let is_of_lane = |selected: &LaneEvent| selected.lane == number;
+            // Those that were encoded move the next one: otherwise an event of another lane would be left out.
+            *next -= batch.selected[..*next].iter().filter(|selected| is_of_lane(selected)).count();
+            batch.selected.retain(|selected| !is_of_lane(selected));
         }
         if let Some(at) = self.timers.iter().position(|(interval, ..)| *interval == key.bookmark_interval) {
             self.timers[at].2 -= 1;
