@@ -48,7 +48,7 @@ const BASH: &str = r#"_informerd() {
     done < <(INFORMERD_COMPLETE=bash informerd -- "${COMP_LINE:0:COMP_POINT}" "$COMP_WORDBREAKS" 2>/dev/null)
     if [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[=/] ]]; then compopt -o nospace 2>/dev/null; fi
 }
-complete -o nosort -o bashdefault -F _informerd informerd 2>/dev/null || complete -o bashdefault -F _informerd informerd
+complete -o nosort -o bashdefault -o default -F _informerd informerd 2>/dev/null || complete -o bashdefault -o default -F _informerd informerd
 "#;
 
 /// End of the script of zsh. Its first completion loads a file of `fpath`, and takes its result.

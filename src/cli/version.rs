@@ -22,10 +22,11 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Commit that the program was built from; `unknown` outside of a checkout, and for a debug build.
 const COMMIT: &str = env!("INFORMERD_COMMIT");
 /// Cargo features, and whether the program was built with them.
-const FEATURES: [(&str, bool); 4] = [
+const FEATURES: [(&str, bool); 5] = [
     ("cel", cfg!(feature = "cel")),
     ("jemalloc", cfg!(feature = "jemalloc")),
     ("kube", cfg!(feature = "kube")),
+    ("kubernetes-api", cfg!(feature = "kubernetes-api")),
     ("otel", cfg!(feature = "otel")),
 ];
 

@@ -26,10 +26,11 @@ use tokio::{
 use tower::ServiceExt;
 
 use super::{
-    BoundedBody, BoundedFrame, Chunk, Peer, RequestBody, Room, ServerConfig, StreamHandle,
+    BoundedBody, BoundedFrame, Chunk, Peer, RequestBody, Room, ServerConfig, StreamEnd, StreamHandle,
     body::{BoxError, MAX_ROOM},
     budget::BudgetKind,
     connection::{HttpService, ListenerShared},
+    end::EndLog,
     handle::{ConnectionWakes, PARKED, SPAWNED, StreamWaker},
     io::{Io, set_user_timeout},
     progress::Wait,
@@ -82,6 +83,8 @@ pub(super) async fn drive<T, S, B>(
         stuck: None,
         timeout: config.progress_timeout,
         stalled: config.stalled.clone(),
+        peer,
+        ends: Arc::clone(&shared.ends),
     };
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(config.request_timeout).max_buf_size(MAX_BUFFER);
@@ -212,16 +215,34 @@ struct TimedIo<T> {
     stuck: Option<Pin<Box<Sleep>>>,
     timeout: Duration,
     stalled: Counter,
+    peer: Peer,
+    ends: Arc<EndLog>,
 }
 
 impl<T: Io> TimedIo<T> {
+    /// Records the end of the stream if the client has taken nothing for too long, or does not answer the kernel's probes.
+    fn fails(&self, error: &io::Error) {
+        if error.kind() != io::ErrorKind::TimedOut {
+            return;
+        }
+        let is_stuck = self.stuck.is_some();
+        let end = if is_stuck { StreamEnd::ConnectionStalled } else { StreamEnd::KeepAliveTimeout };
+        if is_stuck {
+            self.stalled.inc();
+        }
+        if let Some(handle) = &*self.current.lock() {
+            handle.ends(end);
+            self.ends.ended(self.peer, end, 1);
+        }
+    }
+
     /// Counts what was written, or fails if nothing was for too long.
     fn note(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        let current = self.current.lock();
         match &written {
-            Poll::Ready(written) => {
+            Poll::Ready(Err(error)) => self.fails(error),
+            Poll::Ready(Ok(written)) => {
                 self.stuck = None;
-                if let (Ok(written), Some(handle)) = (written, &*current) {
+                if let Some(handle) = &*self.current.lock() {
                     handle.note_written(*written);
                     handle.release((*written).min(handle.unsent()), BudgetKind::Socket);
                     handle.waits_for(Wait::Nothing);
@@ -230,19 +251,18 @@ impl<T: Io> TimedIo<T> {
             Poll::Pending => {
                 let timeout = self.timeout;
                 let stuck = self.stuck.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
-                if let Some(handle) = &*current {
+                let is_late = stuck.as_mut().poll(cx).is_ready();
+                if let Some(handle) = &*self.current.lock() {
                     handle.waits_for(Wait::Window);
                     handle.0.task.register(cx.waker());
                     if handle.wanted_reset().is_some() {
                         return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
                     }
                 }
-                if stuck.as_mut().poll(cx).is_ready() {
-                    self.stalled.inc();
-                    if let Some(handle) = &*current {
-                        handle.stall();
-                    }
-                    return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+                if is_late {
+                    let error = io::ErrorKind::TimedOut.into();
+                    self.fails(&error);
+                    return Poll::Ready(Err(error));
                 }
             }
         }
@@ -252,7 +272,13 @@ impl<T: Io> TimedIo<T> {
 
 impl<T: Io> AsyncRead for TimedIo<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_read(cx, buffer)
+        let this = self.get_mut();
+        let read = Pin::new(&mut this.io).poll_read(cx, buffer);
+        // The kernel reports its own timeout to whoever comes first.
+        if let Poll::Ready(Err(error)) = &read {
+            this.fails(error);
+        }
+        read
     }
 }
 

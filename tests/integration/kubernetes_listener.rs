@@ -124,6 +124,29 @@ async fn a_compressed_list_that_nobody_reads_is_closed() {
     drop(stream);
 }
 
+/// The end of a watch over HTTP/1.1 whose client reads nothing has its reason, as over HTTP/2: it has not left.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_nobody_reads_ends_as_a_stalled_connection() {
+    for target in ["/v1/pods/watch", "/api/v1/pods?watch=1&resourceVersion=1"] {
+        let mut api = serve(&[], 1, 10).await;
+        let (stream, _) = send(api.address, "GET", target, &[], "").await;
+        let large = format!(r#""x":"{}""#, "x".repeat(1 << 20));
+        let ended = async {
+            loop {
+                let watches = api.sandbox.state.debug_watches("");
+                if let Some(watch) = watches["ended"].get(0) {
+                    return watch["endStatus"].as_str().unwrap().to_owned();
+                }
+                api.sandbox.put("shop", "p0", &large).await;
+                tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            }
+        };
+        let reason = tokio::time::timeout(DEADLINE * 2, ended).await.expect("it ends");
+        assert_eq!(reason, "connection closed: the client read nothing for watch.progress_timeout", "{target}");
+        drop(stream);
+    }
+}
+
 #[tokio::test]
 async fn requests_and_events_are_counted_as_messages_by_protocol() {
     let mut api = serve(&[], 2, 10).await;
