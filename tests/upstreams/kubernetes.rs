@@ -20,8 +20,6 @@ use crate::{
     DEADLINE,
     apiserver::{ADMIN, ApiServer, CONFIG_MAPS},
     etcd::program,
-    monitoring::{queried, start_prometheus},
-    port::free_address,
 };
 
 /// informerd with the kinds that the commands name.
@@ -240,48 +238,4 @@ async fn informers_of_client_go_have_what_the_api_server_has() {
         assert!(started.elapsed() < DEADLINE, "{stores:#?}, not {truth:#?}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-}
-
-/// Its targets are nodes, pods and services with an address. None is scraped: their addresses are nobody's.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn prometheus_discovers_the_targets_that_the_api_server_has() {
-    let apiserver = ApiServer::start().await;
-    fill(&apiserver).await;
-    for (path, key, status) in [
-        ("/api/v1/nodes/n1", "addresses", json!([{ "type": "InternalIP", "address": "10.0.0.1" }])),
-        ("/api/v1/namespaces/a/pods/p1", "podIPs", json!([{ "ip": "10.0.1.1" }])),
-    ] {
-        let mut object = apiserver.ask("GET", path, None).await.unwrap();
-        object["status"][key] = status;
-        apiserver.ask("PUT", &format!("{path}/status"), Some(&object)).await.unwrap();
-    }
-    let facade = Facade::start(&apiserver).await;
-    let directory = facade.directory.path();
-    let job = |name: &str, server: Value| {
-        let discover = |role: &str| {
-            let mut discover = server.clone();
-            discover["role"] = role.into();
-            discover
-        };
-        let drop = json!({ "action": "drop", "source_labels": ["__address__"], "regex": ".*" });
-        let roles = ["node", "pod", "service"].map(discover);
-        json!({ "job_name": name, "kubernetes_sd_configs": roles, "relabel_configs": [drop] })
-    };
-    let of_the_api_server = job("theirs", json!({ "kubeconfig_file": directory.join("kubeconfig") }));
-    let of_informerd = job("ours", json!({ "api_server": facade.address }));
-    let prometheus = free_address();
-    let config = json!({ "scrape_configs": [of_the_api_server, of_informerd] });
-    let _process = start_prometheus(directory, prometheus, &config);
-    let targets = |answer: &Value, job: &str| {
-        let labels =
-            answer["data"]["droppedTargets"].as_array().unwrap().iter().map(|target| &target["discoveredLabels"]);
-        let mut targets: Vec<_> = labels.filter(|labels| labels["job"] == job).cloned().collect();
-        targets.iter_mut().for_each(|labels| labels["job"] = Value::Null);
-        targets.sort_by_key(Value::to_string);
-        targets
-    };
-    // A node, a pod and a port of a service, and the API server's own service.
-    let are_there = |answer: &Value| ["ours", "theirs"].iter().all(|job| targets(answer, job).len() >= 4);
-    let answer = queried(prometheus, "/api/v1/targets", are_there).await;
-    assert_eq!(targets(&answer, "ours"), targets(&answer, "theirs"));
 }

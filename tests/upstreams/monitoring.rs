@@ -53,7 +53,7 @@ fn each_alert_fires_for_its_reason_and_is_quiet_before() {
 }
 
 /// Process that ends with the test.
-pub(crate) struct Process(Child);
+struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
@@ -67,19 +67,6 @@ fn informerd(arguments: &[&str]) -> Process {
     Process(command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
 }
 
-/// Starts a Prometheus with its files in a folder.
-pub(crate) fn start_prometheus(directory: &Path, address: SocketAddr, config: &Value) -> Process {
-    let path = |name: &str| directory.join(name);
-    fs::write(path("prometheus.yaml"), config.to_string()).unwrap();
-    let log = fs::File::create(path("prometheus.log")).unwrap();
-    let mut command = Command::new(program("INFORMERD_PROMETHEUS"));
-    command.arg(format!("--config.file={}", path("prometheus.yaml").display()));
-    command
-        .arg(format!("--storage.tsdb.path={}", path("data").display()))
-        .arg(format!("--web.listen-address={address}"));
-    Process(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap())
-}
-
 /// Returns the body of an answer with status 200.
 async fn get(address: SocketAddr, path: &str) -> Option<String> {
     let mut stream = tokio::net::TcpStream::connect(address).await.ok()?;
@@ -91,7 +78,7 @@ async fn get(address: SocketAddr, path: &str) -> Option<String> {
 }
 
 /// Returns the result of a query, as soon as it has one.
-pub(crate) async fn queried(prometheus: SocketAddr, path: &str, is_there: impl Fn(&Value) -> bool) -> Value {
+async fn queried(prometheus: SocketAddr, path: &str, is_there: impl Fn(&Value) -> bool) -> Value {
     let started = Instant::now();
     loop {
         let answer = get(prometheus, path).await;
@@ -169,7 +156,12 @@ async fn each_panel_of_the_dashboard_has_data_of_a_server() {
             "static_configs": [{ "targets": [admin.to_string()], "labels": { "namespace": "informerd", "pod": "informerd-0" } }],
         }],
     });
-    let _prometheus = start_prometheus(directory.path(), prometheus, &scrape);
+    fs::write(path("prometheus.yaml"), scrape.to_string()).unwrap();
+    let log = fs::File::create(path("prometheus.log")).unwrap();
+    let mut command = Command::new(program("INFORMERD_PROMETHEUS"));
+    command.arg(format!("--config.file={}", file("prometheus.yaml")));
+    command.arg(format!("--storage.tsdb.path={}", file("data"))).arg(format!("--web.listen-address={prometheus}"));
+    let _prometheus = Process(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap());
 
     let dashboard: Value = serde_json::from_str(&text(DASHBOARD)).unwrap();
     let mut variables = Vec::new();
