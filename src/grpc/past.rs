@@ -1,7 +1,7 @@
 //! States that requests read: the present one, once it has reached a version; or that of exactly one version, also of an earlier one,
 //! which is computed from the history of the resource.
 //!
-//! [`changes`] answers Changes: the net difference between two of them.
+//! `changes` answers Changes: the net difference between two of them.
 //!
 //! A state takes time and memory for each object that has changed since, so as many exist at a time as there are permits, and bulk
 //! threads compute them. A call keeps its permit until its response is sent. Callers take turns, and one has its share at most.

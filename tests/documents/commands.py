@@ -128,8 +128,8 @@ def mirror(page):
 
 
 def api(page):
-    page.expect(shell=5)
-    call, views, shards, subscribe, expressions = page.shell
+    page.expect(shell=6)
+    call, views, shards, past, subscribe, expressions = page.shell
     page.serve_configuration(
         page.configurations[0].replace(KUBE_PODS, FILES_PODS).replace("allowed_views", "# allowed_views")
     )
@@ -141,6 +141,8 @@ def api(page):
     page.run(named, "placement")
     for line in lines(shards):
         page.follow(line, "# synced:")
+    version = json.loads(run("informerd list pods -o json", directory=page.directory))["metadata"]["resourceVersion"]
+    run(lines(past)[0].replace("812", version).replace("900", version), directory=page.directory)
     selected, until_two = lines(expressions)
     run(selected, directory=page.directory)
     run(until_two, directory=page.directory)
