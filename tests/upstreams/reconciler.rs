@@ -57,7 +57,12 @@ fn write(driver: &mut Driver, random: &mut fastrand::Rng, versions: &mut Version
 }
 
 /// Waits until the last calls have seen the last states, and then until nothing is left to do.
-async fn converge(calls: &Mutex<Calls>, expected: &Versions, queue: &WorkQueue<ObjectKey>) {
+async fn converge(
+    calls: &Mutex<Calls>,
+    expected: &Versions,
+    queue: &WorkQueue<ObjectKey>,
+    informer: &SharedInformer<Value>,
+) {
     let started = Instant::now();
     loop {
         let wrong = {
@@ -70,7 +75,17 @@ async fn converge(calls: &Mutex<Calls>, expected: &Versions, queue: &WorkQueue<O
         if wrong.is_none() && (stats.depth, stats.delayed, stats.processing) == (0, 0, 0) {
             return;
         }
-        assert!(started.elapsed() < DEADLINE, "{wrong:?}, {stats:?}");
+        if started.elapsed() >= DEADLINE {
+            let states = wrong.map(|key| {
+                let stored = informer.get(&key).map(|thing| thing.version().number());
+                format!(
+                    "{key} {:?} is {:?} to its last call, {stored:?} here",
+                    expected[&key],
+                    calls.lock().unwrap().last.get(&key)
+                )
+            });
+            panic!("{states:?}, at {:?}, {:?}, {stats:?}", informer.last_sync_resource_version(), informer.health());
+        }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -143,7 +158,7 @@ async fn the_last_reconciliation_of_each_key_sees_its_last_state_whatever_is_kil
             let names: Vec<u32> = (0..OPERATIONS).map(|_| random.u32(..OBJECTS)).collect();
             write(&mut driver, &mut random, &mut expected, names.into_iter());
         }
-        converge(&calls, &expected, &queue).await;
+        converge(&calls, &expected, &queue, &informer).await;
     }
     assert!(calls.lock().unwrap().failed > 2000);
     stop.cancel();
