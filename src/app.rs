@@ -297,15 +297,7 @@ impl App {
             .with(reflection().build_v1alpha().map_err(|error| AppError::reflection(&error))?);
         let routes = Routes::beside(service.clone(), services);
         let routes = layers.into_iter().rfold(routes, |routes, wrap| wrap(routes));
-        let bounds = ServerConfig {
-            progress_timeout: config.watch.progress_timeout,
-            stalled: service.metrics().stalled(),
-            request_timeout: config.limits.request_timeout,
-            refused: service.metrics().refused().clone(),
-            connections,
-            drain_period: config.drain.period,
-            ledger: Arc::clone(service.ledger()),
-        };
+        let bounds = bounds_of(&config, &service, connections);
         // The socket file is removed when this function returns.
         let (listener, _socket) = grpc.with_tls(tls.as_ref());
         if let Some(tls) = &tls {
@@ -404,6 +396,20 @@ pub fn check(config: &Config) -> Result<Vec<String>, AppError> {
     let authorizer = authorization::load(config, &clients)?;
     config.resources.values().try_for_each(sources::check)?;
     Ok(authorization::warnings(config, authorizer.as_ref()))
+}
+
+/// Returns the limits of the connections of each listener.
+fn bounds_of(config: &Config, service: &Service, connections: Arc<Quota>) -> ServerConfig {
+    ServerConfig {
+        progress_timeout: config.watch.progress_timeout,
+        stalled: service.metrics().stalled(),
+        request_timeout: config.limits.request_timeout,
+        refused: service.metrics().refused().clone(),
+        connections,
+        drain_period: config.drain.period,
+        ledger: Arc::clone(service.ledger()),
+        trusted_peers: config.limits.trusted_peers.iter().copied().collect(),
+    }
 }
 
 fn quotas(config: &QuotasConfig) -> QuotaConfig {

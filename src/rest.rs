@@ -102,10 +102,7 @@ impl RestService {
     /// Returns true for a page of a browser on this machine that has its own name resolve to it, where nobody is authenticated.
     fn is_foreign(&self, request: &Request<RequestBody>) -> bool {
         let is_open = self.service.config().authentication.is_none();
-        let is_local = match request.extensions().get() {
-            Some(Peer::Tcp(address)) => address.ip().to_canonical().is_loopback(),
-            Some(Peer::Unix { .. }) | None => false,
-        };
+        let is_local = request.extensions().get().is_some_and(Peer::is_over_loopback);
         is_open && is_local && foreign_host(request.uri(), request.headers(), |_| false).is_some()
     }
 

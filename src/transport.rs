@@ -17,6 +17,7 @@
 //! - `frame_tracker` tracks the frames that clients send: those that change windows, and one that is begun and not completed.
 //! - [`StreamEnd`] is the reason for which the server has ended a stream or its connection.
 //! - [`Quota`] limits what is open, in all and for each [`Origin`]; [`Rejections`] counts rejections.
+//! - [`Peer`] is the other end of a connection, or the client behind one of the [`TrustedPeers`].
 //! - [`PeerAccount`] limits what peers make the server hold before their callers are authenticated: above a limit the oldest ends.
 //! - `buffered_io` combines all writes of HTTP/2 in one poll into one write.
 //! - [`Tls`] is below that, so that merged data is encrypted together.
@@ -42,11 +43,11 @@ mod handle;
 #[cfg(feature = "kubernetes-api")]
 mod http1;
 mod identity;
-mod io;
 mod keepalive;
 mod ledger;
 mod linger;
 mod pause;
+mod peer;
 mod peer_account;
 mod progress;
 mod quota;
@@ -56,8 +57,6 @@ mod tls;
 mod waiting;
 mod windows;
 
-use std::{fmt, net::SocketAddr};
-
 pub use accept::{Listener, Server};
 pub use body::{BoundedBody, BoundedFrame, FinalFrames, RequestBody, Room, UNKNOWN};
 pub use chunk::Chunk;
@@ -66,50 +65,10 @@ pub use end::StreamEnd;
 pub use handle::StreamHandle;
 pub use ledger::{HeldBytes, Ledger};
 pub use pause::pause_after;
+pub use peer::{Peer, TrustedPeers};
 pub use peer_account::{PeerAccount, PeerCharge};
 pub use quota::{Exceeded, Origin, Permit, Quota, Rejections, share_of};
 pub use tls::{Tls, TlsFiles};
-
-/// Peer of a connection; an extension of each request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Peer {
-    /// A TCP address.
-    Tcp(SocketAddr),
-    /// A unix socket, which has no address.
-    Unix {
-        /// User of the peer's process when it connected, if the kernel reports it.
-        uid: Option<u32>,
-    },
-}
-
-// === impl Peer ===
-
-impl Peer {
-    /// Returns the origin, which shares the limits with all its other connections.
-    pub fn origin(&self) -> Origin {
-        match self {
-            Self::Tcp(address) => Origin::at(address.ip()),
-            Self::Unix { uid } => Origin::User(*uid),
-        }
-    }
-
-    /// Returns true if the peer is on the machine of the server.
-    pub fn is_local(&self) -> bool {
-        match self {
-            Self::Tcp(address) => address.ip().to_canonical().is_loopback(),
-            Self::Unix { .. } => true,
-        }
-    }
-}
-
-impl fmt::Display for Peer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(address) => address.fmt(f),
-            Self::Unix { .. } => f.write_str("unix"),
-        }
-    }
-}
 
 #[cfg(test)]
 mod tests;

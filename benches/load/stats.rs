@@ -35,13 +35,6 @@ impl Histogram {
         self.count += 1;
     }
 
-    pub(super) fn merge(&mut self, other: &Self) {
-        for (bucket, counted) in self.buckets.iter_mut().zip(&other.buckets) {
-            *bucket += counted;
-        }
-        self.count += other.count;
-    }
-
     pub(super) fn clear(&mut self) {
         self.buckets.fill(0);
         self.count = 0;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   relays ──▶ connections ──▶ Watch { last sequence number, last version, sum } ──▶ Counters, read by the main thread
-//!     ▲                │ lost, or told that the server drains
+//!     ▲                │ lost, or its server drains
 //!     └── after a random time: another relay, from the last version
 //! ```
 //!
@@ -130,7 +130,8 @@ struct Driver {
     watches: Vec<Watch>,
     moving: Vec<Moving>,
     unread: Vec<usize>,
-    latencies: Histogram,
+    /// Since the last tick.
+    latencies: Vec<u64>,
     random: fastrand::Rng,
     buffer: Box<[u8]>,
     delivered: u64,
@@ -254,7 +255,7 @@ impl Driver {
             watches,
             moving,
             unread: Vec::new(),
-            latencies: Histogram::new(),
+            latencies: Vec::new(),
             random: fastrand::Rng::new(),
             buffer: vec![0; READ_BYTES].into(),
             delivered: 0,
@@ -307,8 +308,8 @@ impl Driver {
                 self.unread.push(at);
             }
         }
-        self.counters.latencies.lock().merge(&self.latencies);
-        self.latencies.clear();
+        let mut latencies = self.counters.latencies.lock();
+        self.latencies.drain(..).for_each(|latency| latencies.add(latency));
     }
 
     /// Opens a connection to the next relay, and its watches there.
@@ -491,7 +492,7 @@ impl Driver {
                 };
                 self.delivered += 1;
                 if !is_slow && self.delivered.is_multiple_of(TIMED) {
-                    self.latencies.add((self.epoch.elapsed().as_nanos() as u64).saturating_sub(sent));
+                    self.latencies.push((self.epoch.elapsed().as_nanos() as u64).saturating_sub(sent));
                 }
                 let counters = &*self.counters;
                 counters.delivered.fetch_add(1, Ordering::Relaxed);

@@ -6,6 +6,8 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+use ipnet::IpNet;
+
 use super::{
     ListenAddr,
     listen::{address, address_or_socket},
@@ -17,9 +19,9 @@ use super::{
         count, duration, expression, file, host_names, integer, kind,
         kube::{self, auto_or_opaque, field_paths, namespaces},
         kubernetes::{KubernetesName, kubernetes_name, refuse_or_warn},
-        label_index as label, names, path as directory, path_index as field_path, positive_count, positive_duration,
-        positive_size, rules, shard, size, stream_path as file_or_dash, string as text, texts, view_names,
-        view_paths as paths,
+        label_index as label, names, networks, path as directory, path_index as field_path, positive_count,
+        positive_duration, positive_size, rules, shard, size, stream_path as file_or_dash, string as text, texts,
+        view_names, view_paths as paths,
     },
 };
 use crate::{
@@ -205,7 +207,9 @@ rows! {
         request_timeout: Duration = "10s", duration in "100ms"..="5m",
             "time for a client to complete the TLS handshake, the HTTP/2 preface, a header block or the message of a request";
         peer_share: u32 = "25", integer in 1..=100,
-            "maximum share of one caller in watches, compilations, reviews and page snapshots, and of one peer in connections, calls in progress and the memory of requests, in percent: a caller is an authenticated user, else its peer; a peer is an IPv4 address, a /64 of IPv6 or a user of a unix socket; 100 behind a proxy";
+            "maximum share of one caller in watches, compilations, reviews and page snapshots, and of one peer in connections, calls in progress and the memory of requests, in percent: a caller is an authenticated user, else its peer; a peer is an IPv4 address, a /64 of IPv6 or a user of a unix socket";
+        trusted_peers: Vec<IpNet> = empty, networks,
+            "proxies, gateways and NATs, such as [10.0.0.0/8]: a peer there has no share; its callers are counted as authenticated users, else as peers at the address that it forwards (the last one in X-Forwarded-For that is not such a proxy), else only for all together";
         memory: Option<usize>, size in "1MiB"..="1024GiB",
             "memory held for all clients together; above it the stream that has read nothing for longest ends; if left out, a quarter of the cgroup's limit, 1GiB without one";
     }

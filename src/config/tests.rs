@@ -115,7 +115,12 @@ fn defaults() {
             max_watchers: 100_000,
         },
         history: Retention { age: Duration::from_secs(300), events: 100_000, size: 256 << 20 },
-        limits: LimitsConfig { request_timeout: Duration::from_secs(10), peer_share: 25, memory: None },
+        limits: LimitsConfig {
+            request_timeout: Duration::from_secs(10),
+            peer_share: 25,
+            trusted_peers: vec![],
+            memory: None,
+        },
         audit: AuditConfig { file: None },
         quotas: QuotasConfig { streams: None, lists_per_second: None, bulk_responses: None, bytes_held: None },
         drain: DrainConfig { delay: Duration::ZERO, period: Duration::from_secs(5) },
@@ -132,7 +137,7 @@ insecure: true
 compression: [gzip]
 watch: { full_channel_policy: block, allowed_policies: [block, drop], queue_length: 0, block_timeout: 1s, progress_timeout: 3m, max_watchers: 7 }
 history: { age: 1h, events: 8, bytes: 64KiB }
-limits: { request_timeout: 5s, peer_share: 100, memory: 2MiB }
+limits: { request_timeout: 5s, peer_share: 100, trusted_peers: [10.1.2.3/8, '::ffff:192.0.2.7', 2001:db8::/32], memory: 2MiB }
 drain: { delay: 1s, period: 0 }
 stale_after: 1ms
 state_dir: ./state
@@ -169,7 +174,14 @@ fn a_file_with_everything() {
     assert_eq!(config.history, Retention { age: Duration::from_secs(3600), events: 8, size: 64 << 10 });
     assert_eq!(
         config.limits,
-        LimitsConfig { request_timeout: Duration::from_secs(5), peer_share: 100, memory: Some(2 << 20) }
+        LimitsConfig {
+            request_timeout: Duration::from_secs(5),
+            peer_share: 100,
+            trusted_peers: ["10.0.0.0/8", "192.0.2.7/32", "2001:db8::/32"]
+                .map(|network| network.parse().unwrap())
+                .into(),
+            memory: Some(2 << 20)
+        }
     );
     assert_eq!(config.drain, DrainConfig { delay: Duration::from_secs(1), period: Duration::ZERO });
     assert_eq!(config.general.stale_after, Duration::from_millis(1));

@@ -4,8 +4,9 @@ pub(super) mod choices;
 pub(super) mod kube;
 pub(super) mod kubernetes;
 
-use std::{fmt::Display, path::PathBuf, time::Duration};
+use std::{fmt::Display, net::IpAddr, path::PathBuf, time::Duration};
 
+use ipnet::IpNet;
 use serde_json::Value;
 
 use crate::{
@@ -260,6 +261,15 @@ pub(super) fn host_names(value: &Value) -> Result<Vec<String>, ValueError> {
 
 pub(super) fn view_names(value: &Value) -> Result<Vec<String>, ValueError> {
     names_such_as(value, "[small]")
+}
+
+pub(super) fn networks(value: &Value) -> Result<Vec<IpNet>, ValueError> {
+    let network = |text: &String| {
+        let address = || text.parse().ok().map(|address: IpAddr| IpNet::from(address.to_canonical()));
+        let parsed = text.parse().ok().map(|network: IpNet| network.trunc()).or_else(address);
+        parsed.ok_or_else(|| ValueError::expected("an address or a network such as 10.0.0.0/8", quote(text)))
+    };
+    names_such_as(value, "[10.0.0.0/8]")?.iter().map(network).collect()
 }
 
 fn names_such_as(value: &Value, example: &str) -> Result<Vec<String>, ValueError> {

@@ -228,7 +228,7 @@ impl AuditedCall {
                 let user = requested.impersonator.as_ref().or(requested.user.as_ref());
                 let caller = match user {
                     Some(user) => DeniedCaller::User(user.clone()),
-                    None => DeniedCaller::Peer(self.0.peer.as_ref().map(Peer::origin)),
+                    None => DeniedCaller::Peer(self.0.peer.as_ref().and_then(Peer::origin)),
                 };
                 self.0.log.add(caller, by, line);
             }

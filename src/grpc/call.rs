@@ -134,7 +134,7 @@ impl Caller {
     /// Returns the origin whose share of the limits the calls use: the user, wherever its connections come from, or the peer if
     /// nobody has authenticated the user. `None` if neither is known.
     pub(super) fn origin(&self) -> Option<Origin> {
-        self.user.map(Origin::Identity).or_else(|| self.peer.as_ref().map(Peer::origin))
+        self.user.map(Origin::Identity).or_else(|| self.peer.as_ref().and_then(Peer::origin))
     }
 
     /// Returns the caller as the queues see it. Callers without a known origin count as one.
@@ -220,7 +220,7 @@ mod tests {
         let other = at("10.0.0.1:1", "b");
         assert_ne!((same[0].origin(), same[0].client()), (other.origin(), other.client()));
         let unnamed = Caller::new(same[0].peer, None);
-        assert_eq!(unnamed.origin(), same[0].peer.as_ref().map(Peer::origin));
+        assert_eq!(unnamed.origin(), same[0].peer.as_ref().and_then(Peer::origin));
         assert!(matches!(Caller::new(None, Some(&named("a"))).origin(), Some(Origin::Identity(_))));
     }
 

@@ -114,8 +114,8 @@ impl ExceededLimit {
         };
         match (self.exceeded, holder) {
             (Exceeded::Share(_), Some(holder)) => format!(
-                "{before}{limit} of this {holder}{after}, its share (limits.peer_share; {key}): {step}; raise limits.peer_share if \
-                 one address stands for many clients"
+                "{before}{limit} of this {holder}{after}, its share (limits.peer_share; {key}): {step}; if one address stands \
+                 for many clients, add it to limits.trusted_peers"
             ),
             _ => format!("{before}{limit}{after} ({key}): {step}"),
         }
@@ -283,8 +283,8 @@ mod tests {
         assert_eq!(all.message(), "too many watches: 9 are open (watch.max_watchers): close some");
         assert_eq!(
             share.message(),
-            "too many watches: 3 of this caller are open, its share (limits.peer_share; watch.max_watchers): close some; raise \
-             limits.peer_share if one address stands for many clients"
+            "too many watches: 3 of this caller are open, its share (limits.peer_share; watch.max_watchers): close some; if one \
+             address stands for many clients, add it to limits.trusted_peers"
         );
         assert_eq!([all.bound(), share.bound()], ["watchers", "peer_watchers"]);
         assert_eq!(share.metadata(), [("limit", "3".to_owned())]);

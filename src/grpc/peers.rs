@@ -136,7 +136,7 @@ impl Peers {
 }
 
 fn origin(extensions: &Extensions) -> Option<Origin> {
-    extensions.get().map(Peer::origin)
+    extensions.get().and_then(Peer::origin)
 }
 
 // === impl Kind ===

@@ -15,13 +15,13 @@ use super::http1;
 use super::{
     BoundedBody, Exceeded, Peer, Permit, Quota, Rejections, RequestBody, Tls,
     body::BoxError,
-    buffered_io::BufferPool,
+    buffered_io::{BufferPool, Io},
     connection::{Connection, HttpService, ListenerShared, ServerConfig},
-    io::Io,
     linger::{linger, linger_time},
     pause_after,
+    peer::ConnectionPeer,
 };
-use crate::{auth::Identity, log_throttle::LogThrottle};
+use crate::log_throttle::LogThrottle;
 
 /// HTTP/2 server for all connections of one listener.
 pub struct Server<S> {
@@ -96,9 +96,10 @@ where
                 accepted = listener.accept() => match accepted {
                     Ok(accepted) => {
                         // A connection that is not admitted is closed at once.
-                        let Some(permit) = admission.admit(accepted.peer()) else { continue };
+                        let peer = ConnectionPeer::new(accepted.peer(), &config.trusted_peers);
+                        let Some(permit) = admission.admit(peer.peer) else { continue };
                         let (service, config, shared) = (service.clone(), config.clone(), Arc::clone(&shared));
-                        let serving = Serving { service, config, shared, permit, serves_http1 };
+                        let serving = Serving { service, config, shared, peer, permit, serves_http1 };
                         accepted.spawn(&mut connections, serving);
                     }
                     Err(error) => {
@@ -135,13 +136,13 @@ impl<S> fmt::Debug for Server<S> {
 impl Admission {
     /// Counts a connection of a peer, if that is within the limits.
     fn admit(&self, peer: Peer) -> Option<Permit> {
-        let exceeded = match self.connections.take(Some(peer.origin())) {
+        let exceeded = match self.connections.take(peer.origin()) {
             Ok(permit) => return Some(permit),
             Err(exceeded) => exceeded,
         };
         let (reason, key) = match exceeded {
             Exceeded::All(_) => ("connections", "limit on open files"),
-            Exceeded::Share(_) => ("peer_connections", "limits.peer_share"),
+            Exceeded::Share(_) => ("peer_connections", "limits.peer_share, limits.trusted_peers"),
         };
         self.refused.count(reason);
         if let Some(refused) = self.log.poll() {
@@ -207,7 +208,7 @@ impl Accepted {
     }
 
     /// Serves the connection in a task of its own until it ends.
-    fn spawn<S, B>(self, connections: &mut JoinSet<()>, serving: Serving<S>)
+    fn spawn<S, B>(self, connections: &mut JoinSet<()>, mut serving: Serving<S>)
     where
         S: HttpService<Response = Response<B>>,
         B: BoundedBody,
@@ -218,8 +219,8 @@ impl Accepted {
             #[cfg(feature = "kubernetes-api")]
             Self::Tcp(stream, peer) if serving.serves_http1 => connections.spawn(async move {
                 match Box::pin(http1::is_http2_preface(&stream, serving.config.request_timeout)).await {
-                    Ok(true) => drive(stream, peer, None, serving).await,
-                    Ok(false) => drive_http1(stream, peer, None, serving).await,
+                    Ok(true) => drive(stream, serving).await,
+                    Ok(false) => drive_http1(stream, serving).await,
                     Err(error) => {
                         if error.kind() == io::ErrorKind::TimedOut {
                             serving.shared.refused.count("request_timeout");
@@ -228,17 +229,17 @@ impl Accepted {
                     }
                 }
             }),
-            Self::Tcp(stream, peer) => connections.spawn(drive(stream, peer, None, serving)),
+            Self::Tcp(stream, _) => connections.spawn(drive(stream, serving)),
             Self::Tls(stream, peer, tls) => connections.spawn(async move {
                 let accepted = tls.accept(stream, serving.config.request_timeout, serving.serves_http1);
                 match Box::pin(accepted).await {
                     Ok(stream) => {
-                        let identity = tls.identity(&stream);
+                        serving.peer.identity = tls.identity(&stream);
                         #[cfg(feature = "kubernetes-api")]
                         if serving.serves_http1 && stream.get_ref().1.alpn_protocol() != Some(b"h2") {
-                            return Box::pin(drive_http1(stream, peer, identity, serving)).await;
+                            return Box::pin(drive_http1(stream, serving)).await;
                         }
-                        drive(stream, peer, identity, serving).await;
+                        drive(stream, serving).await;
                     }
                     Err(error) => {
                         if error.kind() == io::ErrorKind::TimedOut {
@@ -249,10 +250,8 @@ impl Accepted {
                 }
             }),
             #[cfg(feature = "kubernetes-api")]
-            Self::Unix(stream, peer) if serving.serves_http1 => {
-                connections.spawn(drive_http1(stream, peer, None, serving))
-            }
-            Self::Unix(stream, peer) => connections.spawn(drive(stream, peer, None, serving)),
+            Self::Unix(stream, _) if serving.serves_http1 => connections.spawn(drive_http1(stream, serving)),
+            Self::Unix(stream, _) => connections.spawn(drive(stream, serving)),
         };
     }
 }
@@ -262,37 +261,34 @@ struct Serving<S> {
     service: S,
     config: ServerConfig,
     shared: Arc<ListenerShared>,
+    peer: ConnectionPeer,
     permit: Permit,
     serves_http1: bool,
 }
 
 /// Drives one connection of HTTP/1.1 to its end, and then releases its permit.
 #[cfg(feature = "kubernetes-api")]
-async fn drive_http1<T, S, B>(io: T, peer: Peer, identity: Option<Identity>, serving: Serving<S>)
+async fn drive_http1<T, S, B>(io: T, serving: Serving<S>)
 where
     T: Io,
     S: HttpService<Response = Response<B>>,
     B: BoundedBody,
 {
-    let Serving { service, config, shared, permit, .. } = serving;
-    let _permit = permit;
-    http1::drive(io, peer, identity, service, config, shared).instrument(debug_span!("connection", %peer)).await;
+    let Serving { service, config, shared, peer, permit, .. } = serving;
+    let (_permit, span) = (permit, debug_span!("connection", peer = %peer.peer));
+    http1::drive(io, peer, service, config, shared).instrument(span).await;
 }
 
 /// Drives one connection to its end, and then releases its permit.
-fn drive<T, S, B>(
-    io: T,
-    peer: Peer,
-    identity: Option<Identity>,
-    serving: Serving<S>,
-) -> impl Future<Output = ()> + Send + use<T, S, B>
+fn drive<T, S, B>(io: T, serving: Serving<S>) -> impl Future<Output = ()> + Send + use<T, S, B>
 where
     T: Io,
     S: HttpService<Response = Response<B>>,
     B: BoundedBody,
 {
-    let Serving { service, config, shared, permit, .. } = serving;
-    let connection = Connection::new(io, peer, service, &config, &shared).identified(identity);
+    let Serving { service, config, shared, peer: connected, permit, .. } = serving;
+    let peer = connected.peer;
+    let connection = Connection::new(io, connected, service, &config, &shared);
     let (io, time) = (connection.io.clone(), linger_time(config.drain_period));
     let connection = connection.instrument(debug_span!("connection", %peer));
     async move {

@@ -1,4 +1,4 @@
-//! Merging of all writes of HTTP/2 in one poll of a connection into one write.
+//! Byte stream of a connection, and the merging of all writes of HTTP/2 in one poll into one write.
 
 use std::{
     fmt, io,
@@ -6,11 +6,13 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpStream, UnixStream},
     time::Instant,
 };
 
@@ -19,6 +21,12 @@ use super::{
     handle::{ConnectionWakes, StreamHandle},
     windows::Windows,
 };
+
+/// Byte stream of a connection.
+pub(super) trait Io: AsyncRead + AsyncWrite + Unpin + Send + 'static {
+    /// Returns the TCP socket, if there is one.
+    fn tcp(&self) -> Option<&TcpStream>;
+}
 
 /// IO that collects writes, and writes them at [`BufferedIo::poll_drain`] or when there are many.
 ///
@@ -56,6 +64,29 @@ const HEADERS_PER_POLL: u64 = 64;
 const READ_BYTES: usize = 4 << 10;
 /// Maximum number of pooled buffers: a few more than connections that write at the same moment. Others are freed.
 const POOLED_BUFFERS: usize = 64;
+
+/// Lets the kernel end the connection when its peer accepts nothing for this time. Returns false without such a kernel or socket.
+pub(super) fn set_user_timeout<T: Io>(io: &T, timeout: Duration) -> bool {
+    #[cfg(target_os = "linux")]
+    let is_set = |tcp| socket2::SockRef::from(tcp).set_tcp_user_timeout(Some(timeout)).is_ok();
+    #[cfg(not(target_os = "linux"))]
+    let is_set = |_| timeout.is_zero();
+    io.tcp().is_some_and(is_set)
+}
+
+// === impl Io ===
+
+impl Io for TcpStream {
+    fn tcp(&self) -> Option<&TcpStream> {
+        Some(self)
+    }
+}
+
+impl Io for UnixStream {
+    fn tcp(&self) -> Option<&TcpStream> {
+        None
+    }
+}
 
 // === impl BufferedIo ===
 

@@ -20,19 +20,18 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tower::ServiceExt;
 
 use super::{
-    BoundedBody, Ledger, Peer, Quota, Rejections, RequestBody, StreamEnd,
+    BoundedBody, Ledger, Quota, Rejections, RequestBody, StreamEnd, TrustedPeers,
     body::BoxError,
-    buffered_io::{BufferPool, BufferedIo},
+    buffered_io::{BufferPool, BufferedIo, Io, set_user_timeout},
     connection_error::ConnectionError,
     data_payload::DataPayload,
     end::EndLog,
     exchange::Exchange,
-    io::{Io, set_user_timeout},
     keepalive::KeepAlive,
+    peer::ConnectionPeer,
     stall_timer::StallTimer,
     streams::{Spawned, Streams},
 };
-use crate::auth::Identity;
 
 /// Limits of each connection.
 #[derive(Debug, Clone)]
@@ -52,6 +51,8 @@ pub struct ServerConfig {
     pub drain_period: Duration,
     /// Ledger of the memory that connections hold for their clients.
     pub ledger: Arc<Ledger>,
+    /// Proxies that name their clients.
+    pub trusted_peers: TrustedPeers,
 }
 
 /// State that all connections of a listener share.
@@ -84,8 +85,7 @@ pub(super) struct Connection<T: Io, S, B: BoundedBody> {
     http: Http<T>,
     service: S,
     is_local: fn(&Request<RequestBody>) -> bool,
-    peer: Peer,
-    identity: Option<Identity>,
+    peer: ConnectionPeer,
     waker: Waker,
     /// All that is left after the end.
     pub(super) io: BufferedIo<T>,
@@ -175,12 +175,7 @@ where
     S: HttpService<Response = Response<B>>,
     B: BoundedBody,
 {
-    /// Sets the identity of the client, which TLS has authenticated.
-    pub(super) fn identified(self, identity: Option<Identity>) -> Self {
-        Self { identity, ..self }
-    }
-
-    pub(super) fn new(io: T, peer: Peer, service: S, config: &ServerConfig, shared: &ListenerShared) -> Self {
+    pub(super) fn new(io: T, peer: ConnectionPeer, service: S, config: &ServerConfig, shared: &ListenerShared) -> Self {
         let streams = Streams::new();
         let is_timed_by_kernel = set_user_timeout(&io, config.progress_timeout);
         let io = BufferedIo::new(io, shared.buffers.clone(), streams.wakes());
@@ -206,7 +201,6 @@ where
             service,
             is_local: shared.is_local,
             peer,
-            identity: None,
             waker,
             io,
             streams,
@@ -246,7 +240,7 @@ where
                 Http::Open(open) => {
                     let written = self.streams.wakes().written();
                     if open.keep_alive.as_mut().is_some_and(|keep_alive| keep_alive.poll(written, cx).is_ready()) {
-                        tracing::debug!(peer = %self.peer, "keepalive timed out");
+                        tracing::debug!(peer = %self.peer.peer, "keepalive timed out");
                         open.keep_alive = None;
                         open.http.abrupt_shutdown(Reason::NO_ERROR);
                         self.ends(StreamEnd::KeepAliveTimeout);
@@ -269,10 +263,7 @@ where
         let mut request = request.map(RequestBody::new);
         let (is_local, handle) = ((self.is_local)(&request), self.streams.handle());
         self.io.begin(respond.stream_id().as_u32(), &handle);
-        request.extensions_mut().insert(self.peer);
-        if let Some(identity) = &self.identity {
-            request.extensions_mut().insert(identity.clone());
-        }
+        self.peer.introduce(&mut request);
         request.extensions_mut().insert(handle.clone());
         let call = Box::pin(self.service.clone().oneshot(request).map_err(Into::into));
         let exchange = Exchange::new(call, respond, handle.clone());
@@ -360,7 +351,7 @@ where
     fn ends(&self, end: StreamEnd) {
         let wakes = self.streams.wakes();
         if wakes.open() > 0 {
-            self.ends.ended(self.peer, end, wakes.open());
+            self.ends.ended(self.peer.peer, end, wakes.open());
         }
         wakes.ends(end);
     }
@@ -377,7 +368,7 @@ where
                 self.waker.wake_by_ref();
             }
             if checked.stalled > 0 {
-                self.ends.ended(self.peer, StreamEnd::Stalled, checked.stalled);
+                self.ends.ended(self.peer.peer, StreamEnd::Stalled, checked.stalled);
                 self.stalled_streams.inc_by(checked.stalled as u64);
             }
         }
@@ -495,6 +486,6 @@ impl<T: Io, S, B: BoundedBody> Unpin for Connection<T, S, B> {}
 
 impl<T: Io, S, B: BoundedBody> fmt::Debug for Connection<T, S, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").field("peer", &self.peer).field("io", &self.io).finish_non_exhaustive()
+        f.debug_struct("Connection").field("peer", &self.peer.peer).field("io", &self.io).finish_non_exhaustive()
     }
 }

@@ -29,13 +29,13 @@ use super::{
     BoundedBody, BoundedFrame, Chunk, Peer, RequestBody, Room, ServerConfig, StreamEnd, StreamHandle,
     body::{BoxError, MAX_ROOM},
     budget::BudgetKind,
+    buffered_io::{Io, set_user_timeout},
     connection::{HttpService, ListenerShared},
     end::EndLog,
     handle::{ConnectionWakes, PARKED, SPAWNED, StreamWaker},
-    io::{Io, set_user_timeout},
+    peer::ConnectionPeer,
     progress::Wait,
 };
-use crate::auth::Identity;
 
 /// Maximum size of the head of a request, and of what hyper buffers of a response, in bytes.
 const MAX_BUFFER: usize = 64 << 10;
@@ -58,8 +58,7 @@ struct Http1Error(BoxError);
 /// Serves one connection until it ends, or the server has drained.
 pub(super) async fn drive<T, S, B>(
     io: T,
-    peer: Peer,
-    identity: Option<Identity>,
+    peer: ConnectionPeer,
     service: S,
     config: ServerConfig,
     shared: Arc<ListenerShared>,
@@ -83,7 +82,7 @@ pub(super) async fn drive<T, S, B>(
         stuck: None,
         timeout: config.progress_timeout,
         stalled: config.stalled.clone(),
-        peer,
+        peer: peer.peer,
         ends: Arc::clone(&shared.ends),
     };
     let mut http = http1::Builder::new();
@@ -91,10 +90,7 @@ pub(super) async fn drive<T, S, B>(
     let answer = service_fn(|request: Request<Incoming>| {
         let mut request = request.map(RequestBody::from);
         let handle = StreamHandle(Arc::new(StreamWaker::new(&wakes, SPAWNED)));
-        request.extensions_mut().insert(peer);
-        if let Some(identity) = &identity {
-            request.extensions_mut().insert(identity.clone());
-        }
+        peer.introduce(&mut request);
         request.extensions_mut().insert(handle.clone());
         let mut body = Http1Body { body: None, handle: handle.clone(), current: Arc::clone(&current) };
         handle.begin();
@@ -119,7 +115,7 @@ pub(super) async fn drive<T, S, B>(
                     if error.is_timeout() {
                         shared.refused.count("request_timeout");
                     }
-                    tracing::debug!(%peer, %error, "connection ended");
+                    tracing::debug!(peer = %peer.peer, %error, "connection ended");
                 }
                 return;
             }

@@ -29,12 +29,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     BoundedBody, BoundedFrame, Chunk, Exceeded, FinalFrames, HeldBytes, Ledger, Origin, Peer, Quota, Rejections,
-    RequestBody, Room, ServerConfig, StreamEnd, StreamHandle,
-    buffered_io::BufferPool,
+    RequestBody, Room, ServerConfig, StreamEnd, StreamHandle, TrustedPeers,
+    buffered_io::{BufferPool, Io},
     connection::{Connection, ListenerShared},
     connection_error::ConnectionError,
     end::EndLog,
-    io::Io,
+    peer::ConnectionPeer,
 };
 
 /// One end of a pipe. It counts its writes, and reads nothing once its process is stopped.
@@ -150,11 +150,13 @@ fn serve(pipe: usize) -> Serving {
         refused: Rejections::default(),
         drain_period: Duration::from_secs(5),
         ledger: Arc::clone(&ledger),
+        trusted_peers: TrustedPeers::default(),
     };
     let (writes, is_stopped) = (Arc::default(), Arc::default());
     let near = Pipe { io: near, writes: Arc::clone(&writes), is_stopped: Arc::default() };
     let far = Pipe { io: far, writes: Arc::default(), is_stopped: Arc::clone(&is_stopped) };
-    let server = tokio::spawn(Connection::new(near, Peer::Unix { uid: None }, service, &config, &shared));
+    let peer = ConnectionPeer::new(Peer::Unix { uid: None }, &TrustedPeers::default());
+    let server = tokio::spawn(Connection::new(near, peer, service, &config, &shared));
     Serving { far, server, opened, writes, is_stopped, draining, cut, stalled, ledger, ends }
 }
 

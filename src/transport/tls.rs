@@ -21,7 +21,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::{identity::identity_of, io::Io};
+use super::{buffered_io::Io, identity::identity_of};
 use crate::{
     auth::{CertificateNames, Identity},
     net::{FileError, FileKind, ReloadedFiles},
@@ -170,6 +170,8 @@ impl TlsFiles {
             FileError::new(&self.cert, format!("cannot be used with the key {}: {error}", self.key.display()))
         })?;
         config.alpn_protocols = vec![b"h2".to_vec()];
+        // Clients that come back after a break of the network resume, however many there are: rustls itself remembers 256.
+        config.ticketer = ring::Ticketer::new().map_err(|error| FileError::new(&self.key, error.to_string()))?;
         Ok(Arc::new(config))
     }
 }
@@ -192,6 +194,9 @@ impl Io for TlsStream<TcpStream> {
 #[cfg(test)]
 mod tests {
     use rcgen::{CertifiedKey, generate_simple_self_signed};
+    use rustls::{
+        ClientConfig, ClientConnection, HandshakeKind, ServerConnection, client::Resumption, pki_types::ServerName,
+    };
 
     use super::*;
     use crate::log_throttle::test_log::TestLog;
@@ -208,6 +213,33 @@ mod tests {
         fs::write(&files.cert, cert.pem()).unwrap();
         fs::write(&files.key, signing_key.serialize_pem()).unwrap();
         files
+    }
+
+    /// Shakes hands without a socket, and passes the tickets to the client.
+    fn handshake(client: &Arc<ClientConfig>, server: &Arc<ServerConfig>) -> Option<HandshakeKind> {
+        let name = ServerName::try_from("localhost").unwrap();
+        let mut client = ClientConnection::new(Arc::clone(client), name).unwrap();
+        let mut server = ServerConnection::new(Arc::clone(server)).unwrap();
+        while client.wants_write() || server.wants_write() {
+            let mut bytes = Vec::new();
+            while client.wants_write() {
+                client.write_tls(&mut bytes).unwrap();
+            }
+            while !bytes.is_empty() {
+                let read = server.read_tls(&mut &*bytes).unwrap();
+                bytes.drain(..read);
+                server.process_new_packets().unwrap();
+            }
+            while server.wants_write() {
+                server.write_tls(&mut bytes).unwrap();
+            }
+            while !bytes.is_empty() {
+                let read = client.read_tls(&mut &*bytes).unwrap();
+                bytes.drain(..read);
+                client.process_new_packets().unwrap();
+            }
+        }
+        server.handshake_kind()
     }
 
     #[test]
@@ -229,6 +261,34 @@ mod tests {
         assert_eq!(tls.loaded.reload_once(), Ok(true));
         assert!(!Arc::ptr_eq(&first, &served()));
         assert_eq!(tls.loaded.reload_once(), Ok(false));
+    }
+
+    #[test]
+    fn any_number_of_clients_resumes_until_the_certificate_changes() {
+        const CLIENTS: usize = 400;
+        let directory = tempfile::tempdir().unwrap();
+        let files = write(directory.path());
+        let tls = Tls::load(files.clone()).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(&files.cert).unwrap()).unwrap();
+        let provider = Arc::new(ring::default_provider());
+        let client = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let client = client.with_root_certificates(roots).with_no_client_auth();
+        let own_tickets = |_| {
+            let mut client = ClientConfig::clone(&client);
+            client.resumption = Resumption::in_memory_sessions(8);
+            Arc::new(client)
+        };
+        let clients: Vec<_> = (0..CLIENTS).map(own_tickets).collect();
+        let kinds = |tls: &Tls| {
+            let server = tls.loaded.with(|(config, _)| Arc::clone(config));
+            let resumed = |client: &&Arc<ClientConfig>| handshake(client, &server) == Some(HandshakeKind::Resumed);
+            clients.iter().filter(resumed).count()
+        };
+        assert_eq!(kinds(&tls), 0);
+        assert_eq!(kinds(&tls), CLIENTS);
+        let other = Tls::load(files).unwrap();
+        assert_eq!(kinds(&other), 0, "tickets of other keys");
     }
 
     #[tokio::test(start_paused = true)]

@@ -50,6 +50,7 @@ mod past;
 #[path = "../upstreams/port.rs"]
 mod port;
 mod process;
+mod proxies;
 mod quotas;
 mod record;
 mod refusals;

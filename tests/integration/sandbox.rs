@@ -29,7 +29,7 @@ use informerd::{
         pb::{self, informer_service_client::InformerServiceClient},
     },
     source::relay::{RelayConfig, RelaySource},
-    transport::{Chunk, Ledger, Listener, Quota, Rejections, Server, ServerConfig},
+    transport::{Chunk, Ledger, Listener, Quota, Rejections, Server, ServerConfig, TrustedPeers},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 use prometheus_client::metrics::counter::Counter;
@@ -479,5 +479,6 @@ pub(crate) fn server_config(service: &Service, progress_timeout: Duration, drain
         refused: service.metrics().refused().clone(),
         drain_period,
         ledger: Arc::clone(service.ledger()),
+        trusted_peers: TrustedPeers::default(),
     }
 }

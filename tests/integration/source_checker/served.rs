@@ -10,7 +10,7 @@ use informerd::{
     },
     grpc::{Lifecycle, ResourceViews, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::Indexers,
-    transport::{Listener, Quota, Rejections, Server, ServerConfig},
+    transport::{Listener, Quota, Rejections, Server, ServerConfig, TrustedPeers},
     watch::{BroadcasterConfig, FullChannelPolicy, QueueOptions, Retention},
 };
 use prometheus_client::metrics::counter::Counter;
@@ -127,6 +127,7 @@ impl Served {
             refused: Rejections::default(),
             drain_period: Duration::ZERO,
             ledger: Arc::default(),
+            trusted_peers: TrustedPeers::default(),
         };
         let server = Server::new(self.routes.clone(), Routes::is_watch, bounds);
         self.tasks.spawn(server.serve(Listener::Tcp(listener), CancellationToken::new()));

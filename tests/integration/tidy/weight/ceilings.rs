@@ -29,7 +29,7 @@ pub(super) const CEILINGS: &[(&str, usize, usize)] = &[
     ("sync", 50, 3),
     ("telemetry", 700, 0),
     ("testing", 500, 0),
-    ("transport", 3600, 0),
+    ("transport", 3650, 0),
     ("turns", 400, 16),
     ("watch", 5850, 28),
 ];
@@ -42,7 +42,7 @@ pub(super) const WIDE_STRUCTS: &[(&str, &str, usize)] = &[
     ("src/grpc/subscribe/body.rs", "SubscribeBody", 25),
     ("src/grpc/watch/body.rs", "WatchBody", 21),
     ("src/source/kube/config.rs", "KubeConfig", 18),
-    ("src/transport/connection.rs", "Connection", 20),
+    ("src/transport/connection.rs", "Connection", 19),
 ];
 
 /// Folders with too many files, and the number of these.
