@@ -1,5 +1,7 @@
 //! `informerd check`.
 
+mod plan;
+
 use std::{
     collections::BTreeMap,
     io::{self, Write},
@@ -8,6 +10,7 @@ use std::{
 
 use clap::Args;
 
+use self::plan::Plan;
 use super::{
     failure::{FAILED, Failure},
     serve_flags::ConfigFlags,
@@ -24,6 +27,7 @@ pub(super) const EXAMPLES: &str = "\
 Examples:
   informerd check examples/shop.yaml
   informerd check examples/shop.yaml --offline
+  informerd check examples/shop.yaml --plan subscribers=100000,rate=10,bytes=1024
 
 It opens the paths that the server writes to, looks for the kind of each directory, and connects to the Kubernetes API, etcd \
 or informerd of each resource, to all at once, and reads at most one object there. With \
@@ -40,6 +44,10 @@ pub(super) struct CheckFlags {
     /// Make no connection: check the configuration and the files that it names
     #[arg(long)]
     offline: bool,
+    /// Print what so many subscribers need, and make no connection: subscribers=NUMBER, and perhaps rate (events a second for each), bytes
+    /// (of an object), connections, objects (MiB of JSON), and cores, gbit and memory (MiB) of a machine
+    #[arg(long, value_name = "KEY=NUMBER,...")]
+    plan: Option<Plan>,
     /// Time for each source to respond
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
     timeout: Duration,
@@ -49,12 +57,16 @@ pub(super) struct CheckFlags {
 type Unreachable = BTreeMap<String, AppError>;
 
 pub(super) async fn run(flags: &CheckFlags) -> Result<(), Failure> {
-    let CheckFlags { config, offline, timeout } = flags;
+    let CheckFlags { config, offline, plan, timeout } = flags;
     let config = Config::load(&config.serve_flags()?)?;
     let warnings = app::check(&config)?;
-    let unreachable = if *offline { None } else { Some(Box::pin(app::unreachable(&config, *timeout)).await) };
+    let unreachable =
+        if *offline || plan.is_some() { None } else { Some(Box::pin(app::unreachable(&config, *timeout)).await) };
     let unusable = app::check_paths(&config).err().unwrap_or_default();
     print(&config, unreachable.as_ref(), !unusable.is_empty(), &mut io::stdout().lock())?;
+    if let Some(plan) = plan {
+        plan.print(&config, &mut io::stdout().lock())?;
+    }
     for warning in warnings {
         // A closed stderr has no reader.
         drop(writeln!(io::stderr(), "warning: {warning}"));

@@ -1,0 +1,275 @@
+//! `informerd check --plan`: what a number of subscribers needs, by the formula of docs/scale.md.
+
+use std::{
+    fmt,
+    io::{self, Write},
+    str::FromStr,
+};
+
+use crate::{cli::print::quantity, config::Config, transport::share_of};
+
+/// Work to plan for, and the machines for it: `subscribers=100000,rate=10,bytes=1024`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Plan {
+    /// Watches.
+    subscribers: f64,
+    /// Events that each of them receives in a second.
+    rate: f64,
+    /// Bytes of an object.
+    bytes: f64,
+    /// Connections on which the watches are, one each if left out.
+    connections: Option<f64>,
+    /// Bytes of JSON of all objects.
+    objects: f64,
+    /// Processors, network in gigabits a second, and memory in bytes of a machine.
+    cores: f64,
+    gbit: f64,
+    memory: f64,
+}
+
+/// Needs of one process with some of the subscribers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Needs {
+    /// Processors.
+    cores: f64,
+    /// Bits a second.
+    bits: f64,
+    /// Bytes.
+    memory: f64,
+}
+
+/// Processor seconds of an event: reading, applying and publishing it, whoever watches (benches/README.md, `w3`).
+const EVENT: f64 = 6.8e-6;
+/// Processor seconds for an event on a connection: its wake-up, and the kernel's send.
+const SEND: f64 = 6.0e-6;
+/// Processor seconds of a delivery on its stream, without its bytes.
+const DELIVERY: f64 = 0.5e-6;
+/// Processor seconds of a delivered byte: copies, and the kernel's.
+const BYTE: f64 = 0.2e-9;
+/// Bytes of a delivery beside the object: its message, HTTP/2's frame, TCP and IP.
+const ENVELOPE: f64 = 120.0;
+/// Bytes of a process without objects and clients.
+const PROCESS: f64 = 64.0 * MIB;
+/// Bytes in the cache for a byte of JSON.
+const CACHED: f64 = 1.4;
+/// Bytes of an open watch, and of a connection with one.
+const WATCH: f64 = 2.7 * 1024.0;
+const CONNECTION: f64 = 20.0 * 1024.0;
+/// Processor seconds of a watch that is opened at its last version, and of a connection without TLS.
+const OPENING: f64 = 100e-6;
+const CONNECTING: f64 = 150e-6;
+/// Longest random time after which a client of this project connects again.
+const JITTER: f64 = 1.0;
+/// Part of a machine that the plan uses: the rest is for bursts, and for the clients of a process that is lost.
+const USED: f64 = 0.6;
+const MIB: f64 = 1024.0 * 1024.0;
+
+// === impl Plan ===
+
+impl Plan {
+    /// Returns the needs of a process that serves a part of the subscribers.
+    fn needs(&self, config: &Config, share: f64) -> Needs {
+        let (watches, connections) = (self.subscribers * share, self.connections() * share);
+        let deliveries = watches * self.rate;
+        let sends = connections.min(watches) * self.rate;
+        let history = config.history.size as f64;
+        let held = config.limits.memory.map_or(1024.0 * MIB, |bytes| bytes as f64);
+        Needs {
+            cores: self.rate * EVENT + sends * SEND + deliveries * (DELIVERY + self.bytes * BYTE),
+            bits: deliveries * (self.bytes + ENVELOPE) * 8.0,
+            memory: PROCESS + self.objects * CACHED + history + held + watches * WATCH + connections * CONNECTION,
+        }
+    }
+
+    fn connections(&self) -> f64 {
+        self.connections.unwrap_or(self.subscribers)
+    }
+
+    /// Returns the number of processes, and the reason for it.
+    fn processes(&self, config: &Config) -> (f64, &'static str) {
+        let (none, all) = (self.needs(config, 0.0), self.needs(config, 1.0));
+        let room = (self.memory * USED - none.memory).max(MIB);
+        [
+            (all.cores / (self.cores * USED), "its processors"),
+            (all.bits / (self.gbit * 1e9 * USED), "its network"),
+            ((all.memory - none.memory) / room, "its memory"),
+            (self.subscribers / config.watch.max_watchers as f64, "watch.max_watchers"),
+        ]
+        .into_iter()
+        .map(|(processes, reason)| (processes.ceil().max(1.0), reason))
+        .max_by(|(one, _), (other, _)| one.total_cmp(other))
+        .unwrap_or((1.0, ""))
+    }
+
+    /// Returns the seconds until the subscribers of a lost process have their place at the others.
+    fn recovery(&self, processes: f64) -> f64 {
+        let lost = OPENING * self.subscribers / processes + CONNECTING * self.connections() / processes;
+        JITTER + lost / (self.cores * (processes - 1.0).max(1.0))
+    }
+
+    /// Prints the plan.
+    pub(super) fn print(&self, config: &Config, out: &mut impl Write) -> io::Result<()> {
+        let (processes, reason) = self.processes(config);
+        let Needs { cores, bits, memory } = self.needs(config, 1.0 / processes);
+        let deliveries = self.subscribers * self.rate;
+        let all = self.needs(config, 1.0);
+        writeln!(out, "plan: {self}")?;
+        writeln!(
+            out,
+            "  deliveries: {deliveries:.0} a second, {:.2} Gbit/s, {:.2} processors",
+            all.bits / 1e9,
+            all.cores
+        )?;
+        let size = |bytes: f64| quantity::bytes(bytes as u64);
+        let each = self.subscribers / processes;
+        writeln!(
+            out,
+            "  processes: {processes} (what decides is {reason}), each with {each:.0} watches, {:.2} Gbit/s, {cores:.2} processors, {}",
+            bits / 1e9,
+            size(memory)
+        )?;
+        if processes > 1.0 {
+            let spare = processes + 1.0;
+            writeln!(
+                out,
+                "  tree: one informerd at the upstream and {spare} relays of it, one of them to spare; the upstream has one client"
+            )?;
+            writeln!(out, "  a lost relay: its watches are open again after {:.1} s", self.recovery(spare))?;
+        }
+        let share = share_of(config.watch.max_watchers, config.limits.peer_share) as f64;
+        if each > share && config.limits.trusted_peers.is_empty() {
+            writeln!(
+                out,
+                "  one address has {share:.0} of these watches at most (limits.peer_share): add a gateway or NAT in front to limits.trusted_peers"
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { subscribers, rate, bytes, cores, gbit, memory, .. } = self;
+        let memory = quantity::bytes(*memory as u64);
+        write!(f, "{subscribers} subscribers on {} connections, ", self.connections())?;
+        write!(
+            f,
+            "{rate} events a second of {bytes} bytes for each; machines of {cores} processors, {gbit} Gbit/s and {memory}"
+        )
+    }
+}
+
+impl FromStr for Plan {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut plan = Self {
+            subscribers: f64::NAN,
+            rate: 1.0,
+            bytes: 1024.0,
+            connections: None,
+            objects: 0.0,
+            cores: 4.0,
+            gbit: 10.0,
+            memory: 8192.0 * MIB,
+        };
+        for part in text.split(',') {
+            let (key, value) = part.split_once('=').unwrap_or((part, ""));
+            let number =
+                value.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0 && *number <= 1e12);
+            let number =
+                number.ok_or_else(|| format!("{key}: expected a positive number, as in {key}=10, found {value:?}"))?;
+            match key {
+                "subscribers" => plan.subscribers = number,
+                "rate" => plan.rate = number,
+                "bytes" => plan.bytes = number,
+                "connections" => plan.connections = Some(number),
+                "objects" => plan.objects = number * MIB,
+                "cores" => plan.cores = number,
+                "gbit" => plan.gbit = number,
+                "memory" => plan.memory = number * MIB,
+                _ => {
+                    let known = "subscribers, rate, bytes, connections, objects (MiB), cores, gbit, memory (MiB)";
+                    return Err(format!("{key:?} is unknown; known: {known}"));
+                }
+            }
+        }
+        if plan.subscribers.is_nan() { Err("subscribers=NUMBER is missing".to_owned()) } else { Ok(plan) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ServeFlags;
+
+    fn plan(text: &str, file: &str) -> String {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("config.yaml");
+        std::fs::write(&path, format!("resources: {{ a: {{ source: {{ files: {{ path: . }} }} }} }}\n{file}")).unwrap();
+        let config = Config::load(&ServeFlags { config: Some(path), ..ServeFlags::default() }).unwrap();
+        let mut out = Vec::new();
+        text.parse::<Plan>().unwrap().print(&config, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_plan_says_what_decides() {
+        let one = plan("subscribers=1000", "");
+        assert!(one.contains("processes: 1 ") && !one.contains("tree"), "{one}");
+        for (text, reason) in [
+            ("subscribers=100000,rate=100,bytes=10,gbit=1000,memory=1000000", "its processors"),
+            ("subscribers=100000,rate=10,bytes=100000,cores=1000", "its network"),
+            ("subscribers=100000,rate=0.001,memory=4096", "its memory"),
+            ("subscribers=1000000,rate=0.001,connections=10000,memory=1000000", "watch.max_watchers"),
+        ] {
+            let plan = plan(text, "");
+            assert!(plan.contains(&format!("what decides is {reason}")), "{text}: {plan}");
+            assert!(plan.contains("one informerd at the upstream"), "{plan}");
+        }
+    }
+
+    #[test]
+    fn a_plan_grows_with_each_of_its_numbers() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("config.yaml");
+        std::fs::write(&path, "resources: { a: { source: { files: { path: . } } } }\n").unwrap();
+        let config = Config::load(&ServeFlags { config: Some(path), ..ServeFlags::default() }).unwrap();
+        let needs = |text: &str| text.parse::<Plan>().unwrap().needs(&config, 1.0);
+        let base = needs("subscribers=1000,rate=1,bytes=100,connections=10");
+        let more = needs("subscribers=2000,rate=1,bytes=100,connections=10");
+        assert!(more.cores > base.cores && more.memory > base.memory);
+        assert!((more.bits / base.bits - 2.0).abs() < 1e-9);
+        assert!(needs("subscribers=1000,rate=2,bytes=100,connections=10").bits > base.bits);
+        assert!(needs("subscribers=1000,rate=1,bytes=200,connections=10").cores > base.cores);
+        let connected = needs("subscribers=1000,rate=1,bytes=100,connections=20");
+        assert!(connected.memory > base.memory && connected.cores > base.cores);
+        let objects = needs("subscribers=1000,rate=1,bytes=100,connections=10,objects=1");
+        assert!((objects.memory - base.memory - CACHED * MIB).abs() < 1.0);
+    }
+
+    #[test]
+    fn a_share_of_one_address_is_named_unless_its_proxy_is() {
+        let text = "subscribers=100000,rate=0.1";
+        assert!(plan(text, "").contains("limits.trusted_peers"), "{}", plan(text, ""));
+        for file in ["limits: { trusted_peers: [10.0.0.0/8] }", "limits: { peer_share: 100 }"] {
+            assert!(!plan(text, file).contains("limits.trusted_peers"), "{file}");
+        }
+    }
+
+    #[test]
+    fn bad_plans_are_refused_with_the_key() {
+        for (text, problem) in [
+            ("", ": expected a positive number"),
+            ("rate=1", "subscribers=NUMBER is missing"),
+            ("subscribers=0", "subscribers: expected a positive number"),
+            ("subscribers=-1", "subscribers: expected a positive number"),
+            ("subscribers=inf", "subscribers: expected a positive number"),
+            ("subscribers=1,rate=x", "rate: expected a positive number"),
+            ("subscribers=1,clients=2", "\"clients\" is unknown; known: subscribers"),
+        ] {
+            let error = text.parse::<Plan>().unwrap_err();
+            assert!(error.contains(problem), "{text}: {error}");
+        }
+    }
+}
