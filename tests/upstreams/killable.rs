@@ -227,10 +227,14 @@ impl Drop for KillableServer {
     }
 }
 
+/// Returns the program of the server.
+pub(crate) fn informerd() -> PathBuf {
+    std::env::var_os("INFORMERD").map_or_else(|| env!("CARGO_BIN_EXE_informerd").into(), PathBuf::from)
+}
+
 fn spawn(directory: &TempDir, address: SocketAddr, admin: SocketAddr) -> Child {
-    let program = std::env::var_os("INFORMERD").map_or_else(|| env!("CARGO_BIN_EXE_informerd").into(), PathBuf::from);
     let log = fs::File::options().create(true).append(true).open(directory.path().join("log")).unwrap();
-    Command::new(program)
+    Command::new(informerd())
         .arg("serve")
         .arg("--config")
         .arg(directory.path().join("config.yaml"))

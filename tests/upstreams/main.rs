@@ -44,6 +44,8 @@ mod root;
 mod selection;
 mod served;
 mod shards;
+#[cfg(feature = "kubernetes-api")]
+mod storage;
 mod storm;
 mod truth;
 mod verify;
