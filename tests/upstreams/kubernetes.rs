@@ -75,7 +75,7 @@ const TABLES: &[&str] = &[
 // === impl Facade ===
 
 impl Facade {
-    async fn start(apiserver: &ApiServer) -> Self {
+    pub(crate) async fn start(apiserver: &ApiServer) -> Self {
         let kinds = [("", "pods"), ("", "nodes"), ("", "services"), ("", "configmaps"), ("apps", "deployments")];
         Self::of(apiserver, &kinds, &json!([".metadata.managedFields"])).await
     }
@@ -160,7 +160,7 @@ impl Drop for Informers {
 }
 
 /// Creates objects of each kind.
-async fn fill(apiserver: &ApiServer) {
+pub(crate) async fn fill(apiserver: &ApiServer) {
     let container = json!([{ "name": "c", "image": "nginx" }]);
     let pod = |name: &str, app: &str, node: Value| json!({ "metadata": { "name": name, "labels": { "app": app } }, "spec": { "containers": container, "nodeName": node } });
     apiserver

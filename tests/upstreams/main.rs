@@ -47,6 +47,8 @@ mod selection;
 mod served;
 mod shards;
 #[cfg(feature = "kubernetes-api")]
+mod state_metrics;
+#[cfg(feature = "kubernetes-api")]
 mod storage;
 mod storm;
 mod truth;
