@@ -124,16 +124,19 @@ impl Facade {
 // === impl Informers ===
 
 impl Informers {
-    pub(crate) fn start(address: &str) -> Self {
+    fn start(address: &str) -> Self {
+        Self::of(Self::command(address))
+    }
+
+    /// Returns the command that starts them.
+    pub(crate) fn command(address: &str) -> Command {
         let mut command = Command::new(program("INFORMERD_KUBERNETES"));
         command.args(["informers", address]);
-        Self::of(command)
+        command
     }
 
     /// Starts those that a command runs.
     pub(crate) fn of(mut command: Command) -> Self {
-        // The informers compare the first events of a watch with a list, and panic when they differ.
-        command.env("KUBE_WATCHLIST_INCONSISTENCY_DETECTOR", "true");
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (commands, answers) = (process.stdin.take().unwrap(), BufReader::new(process.stdout.take().unwrap()));
         Self { process, commands, answers }
