@@ -43,7 +43,7 @@ impl StateMetrics {
     }
 
     /// Returns the samples; none as long as there is no answer.
-    async fn samples(&self) -> BTreeSet<String> {
+    fn samples(&self) -> BTreeSet<String> {
         let url = format!("http://{}/metrics", self.address);
         let answer = Command::new("curl").args(["--silent", "--max-time", "10", &url]).output().unwrap();
         let text = String::from_utf8(answer.stdout).unwrap();
@@ -81,7 +81,7 @@ async fn the_metrics_of_kube_state_metrics_are_those_over_the_api_server() {
         };
         let started = Instant::now();
         loop {
-            let (ours, theirs) = (ours.samples().await, theirs.samples().await);
+            let (ours, theirs) = (ours.samples(), theirs.samples());
             if is_current(&theirs) && ours == theirs {
                 println!("{} samples", theirs.len());
                 break;

@@ -28,7 +28,7 @@ const PREFIX: &str = "/things/";
 /// Writer of config maps, and their state.
 enum Writer {
     Etcd(Driver, Versions),
-    Kube(ApiServer),
+    Kube(Box<ApiServer>),
 }
 
 /// Faults at a quiet point or between writes.
@@ -109,6 +109,7 @@ async fn settle(clients: &mut [Informers], truth: &Versions) -> Vec<u64> {
 }
 
 /// Runs informers of each version over the last of the servers, through faults of all.
+#[allow(clippy::print_stdout, reason = "the figures of the run")]
 async fn run(servers: &mut [KillableServer], address: &str, mut writer: Writer) {
     let seconds =
         env::var("INFORMERD_INFORMERS_SECONDS").map_or(SECONDS, |text| text.parse().expect("a number of seconds"));
@@ -192,5 +193,5 @@ async fn informers_agree_with_the_api_server() {
     let (apiserver, address) = (ApiServer::start().await, free_address());
     let source = json!({ "kube": { "version": "v1", "plural": "configmaps", "kubeconfig": "kubeconfig" } });
     let server = KillableServer::of_config_maps(address, &source, Some(&apiserver));
-    run(&mut [server], &format!("http://{address}"), Writer::Kube(apiserver)).await;
+    run(&mut [server], &format!("http://{address}"), Writer::Kube(Box::new(apiserver))).await;
 }
