@@ -54,6 +54,8 @@ pub(super) enum ReadBody {
     List(Box<ListBody>),
     /// Events, each of which ends with these bytes.
     Watch(Box<dyn BoundedBody<Error = Status>>, &'static [u8]),
+    /// Only event of a watch that is refused, and over.
+    Refused(Bytes),
 }
 
 /// Objects of a list, as JSON.
@@ -189,13 +191,14 @@ impl ReadBody {
             headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
             headers.insert(header::VARY, HeaderValue::from_static("accept-encoding"));
         }
+        let outcome = (!matches!(self, Self::Refused(_))).then_some(outcome);
         let kind = match self {
             _ if method == Method::HEAD => Kind::Over,
-            Self::Object(text) => Kind::Full(text),
+            Self::Object(text) | Self::Refused(text) => Kind::Full(text),
             Self::List(list) => Kind::List(list),
             Self::Watch(watch, event_end) => Kind::Watch(watch, event_end),
         };
-        let mut response = Response::new(RestBody { kind, outcome: Some(outcome) });
+        let mut response = Response::new(RestBody { kind, outcome });
         *response.headers_mut() = headers;
         response
     }

@@ -258,7 +258,7 @@ impl LineEncoder for Encoder {
 
     fn message(&self, message: &pb::WatchResponse, bookmarks: BookmarkLines, buffer: &mut BytesMut) {
         let line = match (&message.bookmark, Failure::of_watch(message)) {
-            (_, Some(failure)) => json!({ "type": "ERROR", "object": failure.to_json() }),
+            (_, Some(failure)) => failure.to_event(),
             // Before the end of the initial events there is no version to resume from.
             (Some(bookmark), None) if bookmarks.is_wanted && !message.resource_version.is_empty() => {
                 let is_end = bookmark.initial_events_end && bookmarks.marks_end;

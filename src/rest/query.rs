@@ -60,6 +60,13 @@ impl Query {
         self.version_match == EXACT
     }
 
+    /// Returns true if a list is that at exactly a version: as in Kubernetes, also one with pages that does not say how its version
+    /// matches.
+    pub(super) fn lists_exactly(&self) -> bool {
+        let is_version = !["", "0"].contains(&&*self.resource_version);
+        self.is_exact() || (self.version_match.is_empty() && self.limit > 0 && is_version)
+    }
+
     /// Checks that the parameters fit together, and that this server has them.
     pub(super) fn check(&self) -> Result<(), Failure> {
         let Self { resource_version, version_match, token, .. } = self;
@@ -170,6 +177,16 @@ mod tests {
         ];
         for text in good {
             assert_eq!(check(text), Ok(()), "{text}");
+        }
+        for (text, is_exact) in [
+            ("resourceVersion=7&resourceVersionMatch=Exact", true),
+            ("resourceVersion=7&limit=5", true),
+            ("resourceVersion=7", false),
+            ("resourceVersion=0&limit=5", false),
+            ("limit=5", false),
+            ("resourceVersion=7&limit=5&resourceVersionMatch=NotOlderThan", false),
+        ] {
+            assert_eq!(Query::parse(text).unwrap().lists_exactly(), is_exact, "{text}");
         }
         let invalid = [
             ("resourceVersionMatch=Exact", "forbidden unless resourceVersion is provided"),

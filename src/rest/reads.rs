@@ -195,7 +195,7 @@ impl Reader<'_> {
             let (version, found) = self.min_version(call).await?;
             warning = found;
             request.min_resource_version = version.map(|version| version.to_string()).unwrap_or_default();
-            if self.query.is_exact() {
+            if self.query.lists_exactly() {
                 request.resource_version_match = pb::ResourceVersionMatch::Exact.into();
             }
         }
@@ -209,7 +209,7 @@ impl Reader<'_> {
         Ok(Read { body: ReadBody::List(Box::new(list)), form: self.form, warning })
     }
 
-    async fn watch(&self, call: &HttpCall) -> Result<Read, Refused> {
+    async fn watch(&self, call: &mut HttpCall) -> Result<Read, Refused> {
         let Query { resource_version, label_selector, field_selector, allows_bookmarks, .. } = self.query;
         let sends_initial_events = self.query.sends_initial_events;
         let refused = |refusal| Refused::Refusal(refusal, "watch");
@@ -245,8 +245,17 @@ impl Reader<'_> {
         let bookmarks = BookmarkLines { is_wanted: *allows_bookmarks, marks_end: sends_initial_events == Some(true) };
         let lines = self.rest.encoders.share((self.resource.calls.id(), self.form), self.encoder());
         let options = LineOptions { bookmarks, has_objects_only: true, last: None };
-        let watch = call.watch(self.wanted(), &request, (LineFormat(lines), options)).await.map_err(refused)?;
-        Ok(Read { body: ReadBody::Watch(watch, LINE_END), form: self.form, warning })
+        let body = match call.watch(self.wanted(), &request, (LineFormat(lines), options)).await {
+            Ok(watch) => ReadBody::Watch(watch, LINE_END),
+            // As in Kubernetes, a version is refused by an event: clients such as client-go's RetryWatcher begin a watch again and again
+            // that is refused as a whole.
+            Err(refusal @ (ApiError::VersionExpired { .. } | ApiError::VersionTooLarge { .. })) => {
+                call.refuse(&refusal);
+                ReadBody::Refused(format!("{}\n", Failure::of(&refusal, None).to_event()).into())
+            }
+            Err(refusal) => return Err(refused(refusal)),
+        };
+        Ok(Read { body, form: self.form, warning })
     }
 
     fn encoder(&self) -> Encoder {

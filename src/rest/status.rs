@@ -182,6 +182,9 @@ impl Failure {
                 "The provided continue parameter is too old to display a consistent list result. You must start a new list without \
                  the continue parameter.",
             ),
+            ApiError::VersionExpired { .. } if about.is_some_and(|about| about.verb == "list") => {
+                Self::expired("The resourceVersion for the provided list is too old.")
+            }
             ApiError::VersionExpired { wanted: Some(wanted), oldest, .. } => {
                 Self::expired(format!("too old resource version: {wanted} ({oldest})"))
             }
@@ -229,6 +232,11 @@ impl Failure {
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
             "message": message, "reason": reason, "details": details, "code": code,
         })
+    }
+
+    /// Returns the last event of a watch.
+    pub(super) fn to_event(&self) -> Value {
+        json!({ "type": "ERROR", "object": self.to_json() })
     }
 
     pub(super) fn into_response(self) -> Response<RestBody> {
@@ -292,7 +300,9 @@ mod tests {
         assert_eq!((code, reason, &*message), (504, "Timeout", "Timeout: Too large resource version: 9, current: 3"));
         assert_eq!(json["details"]["causes"][0]["reason"], "ResourceVersionTooLarge");
         let expired = ApiError::VersionExpired { wanted: Some(version(1)), oldest: version(5), current: version(7) };
-        assert_eq!(of(expired).2, "too old resource version: 1 (5)");
+        assert_eq!(of(expired.clone()).2, "too old resource version: 1 (5)");
+        let of_list = Failure::of(&expired, Some(About { verb: "list", ..about }));
+        assert_eq!(of_list.message, "The resourceVersion for the provided list is too old.");
         for (refusal, code, reason) in [
             (ApiError::PageTokenExpired, 410, "Expired"),
             (ApiError::HistoryRewritten, 410, "Expired"),

@@ -528,7 +528,9 @@ async fn a_relist_is_its_batch_and_a_bookmark_and_a_client_inside_lists_again() 
     assert_eq!(seen, ["ADDED new @5", "BOOKMARK @1", "BOOKMARK @9", "DELETED gone @8"]);
     for inside in ["5", "8", "9"] {
         let answer = api.get(&format!("{PODS}?watch=1&resourceVersion={inside}")).await;
-        assert_eq!(answer.failure(), (410, "Expired".to_owned()), "{inside}");
+        let event = answer.json();
+        let status = (&event["object"]["code"], &event["object"]["reason"]);
+        assert_eq!((answer.code, &event["type"], status), (200, &json!("ERROR"), (&json!(410), &json!("Expired"))));
     }
     let inside = api.get(&format!("{PODS}?resourceVersion=5&resourceVersionMatch=Exact")).await;
     assert_eq!(inside.failure(), (410, "Expired".to_owned()), "inside the relist");

@@ -15,7 +15,7 @@ use tonic::transport::Channel;
 
 use crate::{
     DEADLINE,
-    apiserver::ApiServer,
+    apiserver::{ADMIN, ApiServer},
     etcd::Etcd,
     follow::Follower,
     port::free_address,
@@ -56,10 +56,28 @@ impl KillableServer {
         Self::over(TempDir::new().unwrap(), &json!({ "informerd": { "endpoint": endpoint } }))
     }
 
+    /// Starts one that serves config maps of a source at an address, also to clients of Kubernetes.
+    #[cfg(feature = "kubernetes-api")]
+    pub(crate) fn of_config_maps(address: SocketAddr, source: &Value, apiserver: Option<&ApiServer>) -> Self {
+        let directory = TempDir::new().unwrap();
+        if let Some(apiserver) = apiserver {
+            apiserver.kubeconfig(&directory.path().join("kubeconfig"), apiserver.address().port(), ADMIN);
+        }
+        let mut resource = json!({ "kubernetes": "v1/configmaps=ConfigMap", "source": source });
+        if apiserver.is_some() {
+            resource["drop_fields"] = json!([".metadata.managedFields"]);
+        }
+        Self::of(directory, json!({ "kubernetes": { "listen": address }, "resources": { "things": resource } }))
+    }
+
     fn over(directory: TempDir, source: &Value) -> Self {
+        Self::of(directory, json!({ "resources": { "things": { "source": source } } }))
+    }
+
+    fn of(directory: TempDir, mut config: Value) -> Self {
         let [address, admin] = [(); 2].map(|()| free_address());
+        config["state_interval"] = json!("200ms");
         // JSON is YAML.
-        let config = json!({ "state_interval": "200ms", "resources": { "things": { "source": source } } });
         fs::write(directory.path().join("config.yaml"), config.to_string()).unwrap();
         let process = spawn(&directory, address, admin);
         Self { directory, address, admin, process }
@@ -227,10 +245,14 @@ impl Drop for KillableServer {
     }
 }
 
+/// Returns the program of the server.
+pub(crate) fn informerd() -> PathBuf {
+    std::env::var_os("INFORMERD").map_or_else(|| env!("CARGO_BIN_EXE_informerd").into(), PathBuf::from)
+}
+
 fn spawn(directory: &TempDir, address: SocketAddr, admin: SocketAddr) -> Child {
-    let program = std::env::var_os("INFORMERD").map_or_else(|| env!("CARGO_BIN_EXE_informerd").into(), PathBuf::from);
     let log = fs::File::options().create(true).append(true).open(directory.path().join("log")).unwrap();
-    Command::new(program)
+    Command::new(informerd())
         .arg("serve")
         .arg("--config")
         .arg(directory.path().join("config.yaml"))

@@ -23,18 +23,21 @@ use crate::{
 };
 
 /// informerd with the kinds that the commands name.
-struct Facade {
+pub(crate) struct Facade {
     directory: TempDir,
-    address: String,
+    pub(crate) address: String,
     _running: JoinHandle<()>,
 }
 
 /// Informers of client-go in a process.
-struct Informers {
+pub(crate) struct Informers {
     process: Child,
     commands: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
+
+/// Versions of objects, by namespace and name.
+pub(crate) type Versions = BTreeMap<String, String>;
 
 /// Commands whose output must be that of the API server, in each form.
 const COMMANDS: &[&str] = &[
@@ -72,16 +75,20 @@ const TABLES: &[&str] = &[
 // === impl Facade ===
 
 impl Facade {
-    async fn start(apiserver: &ApiServer) -> Self {
+    pub(crate) async fn start(apiserver: &ApiServer) -> Self {
+        let kinds = [("", "pods"), ("", "nodes"), ("", "services"), ("", "configmaps"), ("apps", "deployments")];
+        Self::of(apiserver, &kinds, &json!([".metadata.managedFields"])).await
+    }
+
+    /// Starts one with these kinds, without these fields.
+    pub(crate) async fn of(apiserver: &ApiServer, kinds: &[(&str, &str)], drop: &Value) -> Self {
         let directory = TempDir::new().unwrap();
         apiserver.kubeconfig(&directory.path().join("kubeconfig"), apiserver.address().port(), ADMIN);
-        let kinds = [("", "pods"), ("", "nodes"), ("", "services"), ("", "configmaps"), ("apps", "deployments")];
-        let resource = |(group, plural): (&str, &str)| {
+        let resource = |&(group, plural): &(&str, &str)| {
             let kube = json!({ "group": group, "version": "v1", "plural": plural, "kubeconfig": "kubeconfig" });
-            let drop = [".metadata.managedFields"];
             (plural.to_owned(), json!({ "kubernetes": "auto", "drop_fields": drop, "source": { "kube": kube } }))
         };
-        let resources: serde_json::Map<String, Value> = kinds.into_iter().map(resource).collect();
+        let resources: serde_json::Map<String, Value> = kinds.iter().map(resource).collect();
         let config = json!({
             "listen": "127.0.0.1:0", "admin": { "listen": "none" }, "kubernetes": { "listen": "127.0.0.1:0" },
             "resources": resources,
@@ -118,21 +125,33 @@ impl Facade {
 
 impl Informers {
     fn start(address: &str) -> Self {
+        Self::of(Self::command(address))
+    }
+
+    /// Returns the command that starts them.
+    pub(crate) fn command(address: &str) -> Command {
         let mut command = Command::new(program("INFORMERD_KUBERNETES"));
         command.args(["informers", address]);
+        command
+    }
+
+    /// Starts those that a command runs.
+    pub(crate) fn of(mut command: Command) -> Self {
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (commands, answers) = (process.stdin.take().unwrap(), BufReader::new(process.stdout.take().unwrap()));
         Self { process, commands, answers }
     }
 
-    /// Returns the versions in each store.
-    fn stores(&mut self) -> BTreeMap<String, BTreeMap<String, String>> {
+    /// Returns the versions in each store, and how often each has been listed.
+    pub(crate) fn stores(&mut self) -> BTreeMap<String, (Versions, u64)> {
         self.commands.write_all(b"\n").unwrap();
         let mut line = String::new();
         self.answers.read_line(&mut line).unwrap();
+        assert!(!line.is_empty(), "the informers have ended: {:?}", self.process.wait());
         let stores: BTreeMap<String, Value> = serde_json::from_str(&line).unwrap();
-        let objects = |store: Value| serde_json::from_value(store["Objects"].clone()).unwrap();
-        stores.into_iter().map(|(name, store)| (name, objects(store))).collect()
+        let objects = |store: &Value| serde_json::from_value(store["Objects"].clone()).unwrap();
+        let of = |store: Value| (objects(&store), store["Lists"].as_u64().unwrap());
+        stores.into_iter().map(|(name, store)| (name, of(store))).collect()
     }
 }
 
@@ -144,7 +163,7 @@ impl Drop for Informers {
 }
 
 /// Creates objects of each kind.
-async fn fill(apiserver: &ApiServer) {
+pub(crate) async fn fill(apiserver: &ApiServer) {
     let container = json!([{ "name": "c", "image": "nginx" }]);
     let pod = |name: &str, app: &str, node: Value| json!({ "metadata": { "name": name, "labels": { "app": app } }, "spec": { "containers": container, "nodeName": node } });
     apiserver
@@ -178,6 +197,14 @@ fn without_ages(text: &[u8]) -> String {
         line.split_whitespace().map(|word| if is_age(word) { "AGE" } else { word }).collect::<Vec<_>>().join(" ")
     };
     text.lines().map(words).collect::<Vec<_>>().join("\n")
+}
+
+/// Returns the versions of all config maps.
+pub(crate) async fn config_maps(apiserver: &ApiServer) -> Versions {
+    let list = apiserver.ask("GET", &CONFIG_MAPS.all(), None).await.unwrap();
+    let text = |item: &Value, key: &str| item["metadata"][key].as_str().unwrap().to_owned();
+    let key = |item: &Value| format!("{}/{}", text(item, "namespace"), text(item, "name"));
+    list["items"].as_array().unwrap().iter().map(|item| (key(item), text(item, "resourceVersion"))).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -220,19 +247,12 @@ async fn informers_of_client_go_have_what_the_api_server_has() {
             apiserver.post(&CONFIG_MAPS.path("b"), &object).await;
         }
     }
-    let list = apiserver.ask("GET", &CONFIG_MAPS.all(), None).await.unwrap();
-    let text = |item: &Value, key: &str| item["metadata"][key].as_str().unwrap().to_owned();
-    let truth: BTreeMap<String, String> = list["items"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|item| (format!("{}/{}", text(item, "namespace"), text(item, "name")), text(item, "resourceVersion")))
-        .collect();
+    let truth = config_maps(&apiserver).await;
     let started = Instant::now();
     loop {
         let stores = informers.stores();
         assert_eq!(stores.len(), 3);
-        if stores.values().all(|store| *store == truth) {
+        if stores.values().all(|(store, _)| *store == truth) {
             return;
         }
         assert!(started.elapsed() < DEADLINE, "{stores:#?}, not {truth:#?}");

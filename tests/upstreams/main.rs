@@ -12,6 +12,8 @@ mod authority;
 mod chart;
 mod contact;
 mod controller;
+#[cfg(feature = "kubernetes-api")]
+mod controllers;
 mod crd;
 mod deploy;
 mod etcd;
@@ -44,9 +46,15 @@ mod root;
 mod selection;
 mod served;
 mod shards;
+#[cfg(feature = "kubernetes-api")]
+mod state_metrics;
+#[cfg(feature = "kubernetes-api")]
+mod storage;
 mod storm;
 mod truth;
 mod verify;
+#[cfg(feature = "kubernetes-api")]
+mod versions;
 mod warm;
 mod warm_kube;
 mod work_queue;
