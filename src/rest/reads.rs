@@ -237,6 +237,9 @@ impl Reader<'_> {
             if sends_initial_events == Some(false) {
                 request.initial_events = pb::InitialEvents::None.into();
             }
+            // The objects are those at the version of the bookmark that ends them, also if a later one is open: client-go's detector of
+            // inconsistencies compares the two.
+            request.complete_initial_events = sends_initial_events == Some(true);
             call.check_watch(self.wanted()).await.map_err(refused)?;
             let (version, found) = self.min_version(call).await?;
             warning = found;

@@ -76,7 +76,7 @@ async fn converge(
             return;
         }
         if started.elapsed() >= DEADLINE {
-            let states = wrong.map(|key| {
+            let problem = wrong.map(|key| {
                 let stored = informer.get(&key).map(|thing| thing.version().number());
                 format!(
                     "{key} {:?} is {:?} to its last call, {stored:?} here",
@@ -84,7 +84,7 @@ async fn converge(
                     calls.lock().unwrap().last.get(&key)
                 )
             });
-            panic!("{states:?}, at {:?}, {:?}, {stats:?}", informer.last_sync_resource_version(), informer.health());
+            panic!("{problem:?}, at {:?}, {:?}, {stats:?}", informer.last_sync_resource_version(), informer.health());
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

@@ -122,11 +122,9 @@ async fn run(servers: &mut [KillableServer], address: &str, mut writer: Writer) 
         command.arg(address);
         Some(command)
     });
-    // Informers that compare the first events of a watch with a list, and panic when they differ. Of the API, no version of a deletion is
-    // known to be complete: a list after it has the version before it, at which the object was still there.
-    let detects = matches!(writer, Writer::Etcd(..)).to_string();
+    // Informers that compare the first events of a watch with a list of that version, and panic when they differ.
     let start = |mut command: Command| {
-        command.env("KUBE_WATCHLIST_INCONSISTENCY_DETECTOR", &detects);
+        command.env("KUBE_WATCHLIST_INCONSISTENCY_DETECTOR", "true");
         Informers::of(command)
     };
     let mut clients: Vec<Informers> = versions.chain([Informers::command(address)]).map(start).collect();
