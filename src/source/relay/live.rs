@@ -243,7 +243,7 @@ impl RelayWatch {
         }
         self.is_relisted = false;
         let version = &self.position.version;
-        if event.version() > version && !matches!(event, Event::Deleted(_) | Event::Expired(_)) {
+        if event.version() > version && !matches!(event, Event::Deleted(_) | Event::Removed(_, _)) {
             self.shared.state.lock().has_sent_ahead = true;
         }
         let opened = self.opened.take().filter(|opened| opened > version);

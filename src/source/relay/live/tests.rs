@@ -80,7 +80,7 @@ fn bookmark(number: u128) -> WatchResponse {
 fn text(event: &Event) -> String {
     match event {
         Event::Added(object) | Event::Modified(object) => format!("+{}@{}", object.key().name(), object.version()),
-        Event::Deleted(object) | Event::NotServed(object) | Event::Expired(object) => {
+        Event::Deleted(object) | Event::NotServed(object) | Event::Removed(object, _) => {
             format!("-{}@{}", object.key().name(), object.version())
         }
         Event::Bookmark(version) => format!("@{version}"),
