@@ -68,7 +68,7 @@ where
             Event::Added(object) => store.add(object).await?,
             Event::Modified(object) => store.update(object).await?,
             Event::Deleted(object) | Event::NotServed(object) | Event::Removed(object, _) => {
-                store.delete(object).await?
+                store.delete(object).await?;
             }
             Event::Bookmark(_) => {}
         }

@@ -5,7 +5,7 @@
 //!   step with the message that advances it. An event that the server marks `open` is applied at once, unless others wait.
 //! - A stream that breaks off discards what waits: the resume repeats it.
 
-use std::{future::poll_fn, mem, sync::Arc};
+use std::{future::poll_fn, sync::Arc};
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
@@ -14,7 +14,7 @@ use super::freshness::Connection;
 use crate::{
     cache::{Delta, List, RealFifo, UnreadableItem},
     client::{
-        Progress,
+        OpenBatch, Progress,
         follower::{Followed, FollowedEvent, News},
         streams::{Step, Streams},
     },
@@ -27,14 +27,11 @@ use crate::{
 struct Deltas {
     /// Version up to which everything is in deltas; none before the first list.
     version: Option<ResourceVersion>,
-    /// Later version at which open events were sent, and more may follow.
-    opened: Option<ResourceVersion>,
     /// Namespaces of the last bookmark of the stream; none before it.
     namespaces: Option<Vec<String>>,
     /// Initial events, while the stream is in them.
     listed: Option<(Vec<Arc<Object>>, Vec<UnreadableItem>)>,
-    /// Events of a batch that is open.
-    pending: Vec<Event>,
+    batch: OpenBatch,
     /// Deltas that the last message completes.
     ready: Vec<Delta>,
 }
@@ -87,7 +84,7 @@ async fn applied(fifo: &RealFifo) {
 impl Deltas {
     /// Begins a stream that resumes, or lists.
     fn begin(&mut self, is_listing: bool) {
-        self.pending.clear();
+        self.batch.discard();
         self.namespaces = None;
         self.listed = is_listing.then(Default::default);
     }
@@ -113,7 +110,6 @@ impl Deltas {
                 if let Some((objects, unreadable)) = self.listed.take() {
                     let list = |version| Delta::Replace(List { unreadable, ..List::new(objects, version) });
                     self.ready.extend(self.version.clone().map(list));
-                    self.opened = None;
                 } else if has_advanced || is_moved {
                     self.complete();
                 }
@@ -147,19 +143,23 @@ impl Deltas {
             (pb::EventType::Added, _) => Event::Added(object),
             _ => Event::Modified(object),
         });
-        let is_alone = self.pending.is_empty();
+        let is_alone = self.batch.is_empty();
         // The batch of another version that waits is complete, and this event belongs to one that is open: a selection does not see
         // every version, and the version before a batch may be new to it.
         if has_advanced && (is_in_batch || (is_open && is_alone)) {
             self.complete();
         }
         if is_open && is_alone {
-            let delta =
-                self.version.as_ref().zip(event).map(|(version, event)| open_event(version, &mut self.opened, event));
+            let delta = self.version.as_ref().zip(event).map(|(version, event)| {
+                let events = self.batch.send(version, event);
+                Delta::Changes { events, closes: false }
+            });
             self.ready.extend(delta);
             return;
         }
-        self.pending.extend(event);
+        if let Some(event) = event {
+            self.batch.push(event);
+        }
         if has_advanced && !is_in_batch {
             self.complete();
         }
@@ -168,25 +168,8 @@ impl Deltas {
     /// Ends the batch that waits, if there is one, at the present version.
     fn complete(&mut self) {
         let Some(version) = &self.version else { return };
-        self.opened.take_if(|opened| *opened <= *version);
-        let mut events = mem::take(&mut self.pending);
-        if events.last().is_none_or(|last| last.version() != version) {
-            events.push(Event::Bookmark(version.clone()));
-        }
-        self.ready.push(Delta::transaction(events));
+        self.ready.push(Delta::transaction(self.batch.complete(version)));
     }
-}
-
-/// Returns the delta of an event at a version that stays open: the position stays before it.
-fn open_event(position: &ResourceVersion, opened: &mut Option<ResourceVersion>, event: Event) -> Delta {
-    let is_next = *event.version() == position.next();
-    let reached = opened.as_ref().unwrap_or(position);
-    // A change that is ahead by more than one version does not move the version of the state.
-    let end = (!is_next && event.version() != reached).then(|| Event::Bookmark(reached.clone()));
-    if is_next {
-        *opened = Some(event.version().clone());
-    }
-    Delta::Changes { events: [event].into_iter().chain(end).collect(), closes: false }
 }
 
 #[cfg(test)]
@@ -359,7 +342,7 @@ mod tests {
         assert_eq!(informer.shown(bookmark("7", false, &[])).await, "7:");
     }
 
-    /// What is held of it stays, and its version is reached.
+    /// The cache keeps its last state, and reaches its version.
     #[tokio::test(start_paused = true)]
     async fn an_object_that_cannot_be_read_is_left_out() {
         let mut informer = Following::new();
