@@ -110,10 +110,10 @@ async fn without_bodies_a_change_of_the_version_is_an_update() {
     let source = FakeSource::new();
     source.add(&object("a", 0));
     let server = testing::serve([("objects", source.clone())]).await;
-    let (updates, mut updated) = tokio::sync::mpsc::channel(8);
+    let (sender, mut updated) = tokio::sync::mpsc::channel(8);
     let handler = ResourceEventHandlerFuncs::<Object>::new().on_update(move |old, new| {
         assert!(old.body().is_empty() && new.body().is_empty());
-        updates.try_send(new.version().clone()).unwrap();
+        sender.try_send(new.version().clone()).unwrap();
     });
     let query = Query { format: pb::PayloadFormat::Metadata, ..Query::of("objects") };
     let informer =

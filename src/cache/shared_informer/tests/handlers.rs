@@ -434,7 +434,7 @@ async fn a_handler_receives_objects_while_they_can_be_decoded() {
         .on_add(move |pod, initial| adds.lock().push(format!("add {} {initial}", pod.metadata.name)))
         .on_update(move |_, pod| updates.lock().push(format!("update {}", pod.metadata.name)))
         .on_delete(move |pod, deletion| {
-            deletes.lock().push(format!("delete {} {}", pod.metadata.name, deletion.is_inferred()))
+            deletes.lock().push(format!("delete {} {}", pod.metadata.name, deletion.is_inferred()));
         });
     let _registration = informer.add_handler(handler, named("typed")).unwrap();
     pass(1).await;
