@@ -31,7 +31,10 @@ use std::{
 };
 
 use informerd::{
-    cache::{Decode, Entry, HandlerOptions, InformerOptions, ResourceEventHandlerFuncs, SharedInformer, SourceHealth},
+    cache::{
+        Decode, Deletion, Entry, HandlerOptions, InformerOptions, ResourceEventHandlerFuncs, SharedInformer,
+        SourceHealth,
+    },
     client::{Client, Query, UntilEvent, UntilOptions},
     model::{IndexFunc, Object, ObjectKey},
     proto::pb,
@@ -321,7 +324,7 @@ impl informerd::cache::ResourceEventHandler<Item> for Slow {
         tokio::time::sleep(SLOW).await;
     }
 
-    async fn on_delete(&mut self, _: Entry<Item>, _: bool) {
+    async fn on_delete(&mut self, _: Entry<Item>, _: Deletion) {
         tokio::time::sleep(SLOW).await;
     }
 }

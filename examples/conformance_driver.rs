@@ -14,9 +14,10 @@
 use std::{collections::BTreeMap, error::Error, io, sync::Arc, thread, time::Duration};
 
 use informerd::{
-    cache::BackoffConfig,
-    client::{Client, Handler, Informer, InformerError, InformerSnapshot, Query, ServerAddress, WatchOptions},
-    proto::pb,
+    cache::{BackoffConfig, Deletion, Entry, ResourceEventHandler, TypedSnapshot},
+    client::{Client, Informer, InformerError, Query, ServerAddress, WatchOptions},
+    model::{IndexFunc, Object},
+    proto::{self, pb},
 };
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -89,12 +90,9 @@ fn start(command: &Value, output: &Output) -> Result<Arc<Informer>, Box<dyn Erro
     let problems = output.clone();
     let informer = Informer::builder(&Client::connect_lazy(&address)?, &query)
         .options(&options)
-        .index("app", |object| object.labels.get("app").cloned().into_iter().collect())
-        .handler(handler)
-        .on_error(move |problem| {
-            problems.send(json!({ "event": "handler_error", "message": problem.to_string() }));
-        })
-        .start();
+        .index("app", IndexFunc::Label("app".to_owned()))
+        .handler(handler, move |message| problems.send(json!({ "event": "handler_error", "message": message })))
+        .start()?;
     let informer = Arc::new(informer);
     let (waiting, output) = (Arc::clone(&informer), output.clone());
     tokio::spawn(async move {
@@ -138,35 +136,28 @@ fn state(informer: &Informer, command: &Value) -> Value {
     let (snapshot, freshness) = (informer.snapshot(), informer.freshness());
     json!({
         "reply": command["id"],
-        "version": snapshot.version(),
+        "version": snapshot.safe_version().map(ToString::to_string).unwrap_or_default(),
         "state": freshness.state.to_string(),
         "healthy": freshness.state.is_healthy(),
         "last_message_age_ms": freshness.last_message_age.map(|age| age.as_millis() as u64),
         "source_seen_at": freshness.source_seen_at.map(|at| at.to_string()),
-        "objects": snapshot.list().map(|object| object_json(object)).collect::<Vec<_>>(),
+        "objects": snapshot.list().iter().map(|object| object_json(object)).collect::<Vec<_>>(),
         "by_app": by_app(&snapshot),
     })
 }
 
-fn by_app(snapshot: &InformerSnapshot) -> BTreeMap<&str, Vec<String>> {
-    let key = |object: &pb::Object| match object.namespace.as_str() {
-        "" => object.name.clone(),
-        namespace => format!("{namespace}/{}", object.name),
-    };
-    let keys = |app| snapshot.by_index("app", app).into_iter().map(|object| key(object)).collect();
-    snapshot.index_values("app").into_iter().map(|app| (app, keys(app))).collect()
+fn by_app(snapshot: &TypedSnapshot<Object>) -> BTreeMap<String, Vec<String>> {
+    let keys =
+        |app: &str| snapshot.index_keys("app", app).unwrap_or_default().iter().map(ToString::to_string).collect();
+    let apps = snapshot.list_index_func_values("app").unwrap_or_default();
+    apps.into_iter().map(|app| (app.clone(), keys(&app))).collect()
 }
 
-fn object_json(object: &pb::Object) -> Value {
-    let body = match &object.body {
-        Some(pb::object::Body::Raw(bytes)) if object.media_type == "application/json" => {
-            serde_json::from_slice(bytes).ok()
-        }
-        _ => None,
-    };
+fn object_json(object: &Object) -> Value {
+    let body: Option<Value> = object.json().and_then(|json| serde_json::from_slice(json).ok());
     json!({
-        "namespace": object.namespace, "name": object.name, "uid": object.uid, "version": object.resource_version,
-        "labels": object.labels, "body": body.unwrap_or(Value::Null),
+        "namespace": object.key().namespace(), "name": object.key().name(), "uid": object.uid(),
+        "version": object.version().to_string(), "labels": object.labels().iter().collect::<BTreeMap<_, _>>(), "body": body,
     })
 }
 
@@ -189,31 +180,33 @@ struct Printer {
 }
 
 impl Printer {
-    fn print(&self, object: &pb::Object, line: Value) {
+    fn print(&self, object: &Object, line: Value) {
         let Value::Object(options) = &self.options else { return };
         let names = |option: &str| options.get(option).and_then(Value::as_str).unwrap_or_default().to_owned();
-        if ["*", object.name.as_str()].contains(&names("delay_on").as_str()) {
+        if ["*", object.key().name()].contains(&names("delay_on").as_str()) {
             let delay = options.get("delay_ms").and_then(Value::as_u64).unwrap_or_default();
             thread::sleep(Duration::from_millis(delay));
         }
         self.output.send(line);
-        assert!(names("fail_on") != object.name, "the handler fails on {}", object.name);
+        assert!(names("fail_on") != object.key().name(), "the handler fails on {}", object.key());
     }
 }
 
-impl Handler for Printer {
-    fn added(&mut self, object: &Arc<pb::Object>) {
-        self.print(object, json!({ "event": "added", "object": object_json(object) }));
+impl ResourceEventHandler<Object> for Printer {
+    async fn on_add(&mut self, object: Entry<Object>, _is_in_initial_list: bool) {
+        self.print(&object, json!({ "event": "added", "object": object_json(&object) }));
     }
 
-    fn updated(&mut self, old: &Arc<pb::Object>, new: &Arc<pb::Object>) {
-        self.print(new, json!({ "event": "updated", "old": object_json(old), "object": object_json(new) }));
+    async fn on_update(&mut self, old: Entry<Object>, new: Entry<Object>) {
+        self.print(&new, json!({ "event": "updated", "old": object_json(&old), "object": object_json(&new) }));
     }
 
-    fn deleted(&mut self, last: &Arc<pb::Object>, cause: pb::Cause) {
-        let cause = cause.as_str_name().trim_start_matches("CAUSE_");
+    async fn on_delete(&mut self, last_state: Entry<Object>, deletion: Deletion) {
+        let cause = proto::cause(deletion.cause).as_str_name().trim_start_matches("CAUSE_");
         let cause = if cause == "UNSPECIFIED" { "DELETED" } else { cause };
-        self.print(last, json!({ "event": "deleted", "object": object_json(last), "cause": cause }));
+        let version = deletion.version.unwrap_or_else(|| last_state.version().clone());
+        let object = last_state.object().at_version(version);
+        self.print(&object, json!({ "event": "deleted", "object": object_json(&object), "cause": cause }));
     }
 }
 

@@ -6,7 +6,7 @@
 use std::{error::Error, time::Duration};
 
 use informerd::{
-    cache::{Entry, HandlerOptions, InformerOptions, ResourceEventHandler, SharedInformer, SourceHealth},
+    cache::{Deletion, Entry, HandlerOptions, InformerOptions, ResourceEventHandler, SharedInformer, SourceHealth},
     client::Query,
     model::{IndexFunc, Object},
     source::relay::{RelayConfig, RelaySource},
@@ -39,7 +39,7 @@ impl<P: Fn(String) + Send + 'static> ResourceEventHandler<Pod> for Printer<P> {
         (self.0)(format!("updated {}: {} to {}", new.metadata.name, old.status["phase"], new.status["phase"]));
     }
 
-    async fn on_delete(&mut self, pod: Entry<Pod>, _is_inferred: bool) {
+    async fn on_delete(&mut self, pod: Entry<Pod>, _deletion: Deletion) {
         (self.0)(format!("deleted {}", pod.metadata.name));
     }
 }

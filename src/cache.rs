@@ -126,9 +126,9 @@ pub use real_fifo::{Delta, Events, FifoBounds, RealFifo};
 pub use reflector::{ObjectFilter, Reflector, ReflectorConfig, ReflectorError, ReflectorStats, ReflectorStore};
 pub use scan::Scan;
 pub use shared_informer::{
-    Decode, Entry, FilteringResourceEventHandler, HandlerOptions, InformerSet, ResourceEventHandler,
-    ResourceEventHandlerFuncs, ResourceEventHandlerRegistration, SharedInformer, TypedSnapshot, Undecodable,
-    UnknownIndex, WaitError,
+    BlockingEventHandler, Decode, Deletion, Entry, FilteringResourceEventHandler, HandlerOptions, InformerSet,
+    ResourceEventHandler, ResourceEventHandlerFuncs, ResourceEventHandlerRegistration, SharedInformer, TypedSnapshot,
+    Undecodable, UnknownIndex, WaitError,
 };
 #[cfg(any(test, fuzzing))]
 pub(crate) use snapshot_file::fuzzing;

@@ -9,11 +9,11 @@
 //!              ▼ │ messages of successive streams (the rules of client-go's RetryWatcher), which a Follower reads
 //!             View: key → uid, version, hash                the state that the user holds
 //!
-//!   Informer: Streams, Follower ──▶ Replica ──▶ Store, snapshots, handler    the same in a task, with a store of the objects
+//!   Informer: Streams, Follower ──▶ deltas ──▶ cache::SharedInformer        the same in a task, with a cache of the objects
 //! ```
 //!
-//! The work of a call or a watch happens in the task that polls it. An informer has a task, and a thread for its handler; the
-//! watches of [`Client::subscribing`] share a task that reads their stream.
+//! The work of a call or a watch happens in the task that polls it. An informer has tasks of its own; the watches of
+//! [`Client::subscribing`] share a task that reads their stream.
 //!
 //! - **A watch is complete.** Folding the events of a [`Watch`] gives the server's state, across broken streams, restarts,
 //!   expired versions and new lineages, even when a stream breaks in the middle of its initial events. The one exception is
@@ -47,6 +47,7 @@ mod connection;
 mod error;
 mod follower;
 mod informer;
+mod open_batch;
 mod query;
 mod streams;
 mod subscription;
@@ -62,10 +63,8 @@ mod watch_options;
 pub(crate) use channel::Connection;
 pub use connection::{Client, GetResult, ListResult};
 pub use error::{ClientError, ServerStatus};
-pub use informer::{
-    Freshness, FreshnessState, Handler, HandlerProblem, Informer, InformerBuilder, InformerError, InformerSnapshot,
-    ReadError,
-};
+pub use informer::{Freshness, FreshnessState, Informer, InformerBuilder, InformerError, ReadError};
+pub(crate) use open_batch::OpenBatch;
 pub use query::Query;
 pub use until::{UntilEvent, UntilOptions};
 pub use update::{Note, Progress, Update};

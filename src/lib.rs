@@ -91,7 +91,7 @@ pub mod proto;
 #[cfg(feature = "kubernetes-api")]
 #[doc(hidden)]
 pub mod rest;
-#[cfg(any(feature = "kube", feature = "server"))]
+#[cfg(any(feature = "client", feature = "kube"))]
 pub mod source;
 mod sync;
 #[cfg(feature = "server")]

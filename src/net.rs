@@ -1,6 +1,6 @@
 //! Addresses of servers, connections to them, and the files that connections need: certificates, keys, tokens, rules.
 
-#[cfg(feature = "server")]
+#[cfg(feature = "client")]
 pub(crate) mod connection_files;
 #[cfg(any(feature = "kube", feature = "server"))]
 mod dial;
@@ -8,7 +8,7 @@ mod dial;
 mod endpoint;
 #[cfg(feature = "server")]
 mod reloaded_files;
-#[cfg(any(feature = "kube", feature = "server"))]
+#[cfg_attr(not(any(feature = "kube", feature = "server")), expect(dead_code, reason = "a relay needs a part of it"))]
 pub(crate) mod small_file;
 
 #[cfg(feature = "client")]

@@ -1,6 +1,6 @@
 //! Generated messages, and their conversions from and to the model, which only this module does.
 
-use std::time::SystemTime;
+use std::{collections::BTreeMap, time::SystemTime};
 
 use bytes::Bytes;
 use prost_types::{Struct, Timestamp, Value, value::Kind};
@@ -8,8 +8,8 @@ use prost_types::{Struct, Timestamp, Value, value::Kind};
 use crate::{
     cache::SyncState,
     model::{
-        Cause, Evaluations, EventType, Namespaces, Object, Path, ResourceVersion, Shard, ShardError, ShardKey,
-        ShardRange, View, max_body_bytes,
+        Cause, Evaluations, EventType, JSON, Namespaces, Object, ObjectKey, ObjectParts, Path, ResourceVersion, Shard,
+        ShardError, ShardKey, ShardRange, View, max_body_bytes,
     },
     watch::FullChannelPolicy,
 };
@@ -161,6 +161,9 @@ impl From<&View> for pb::View {
     }
 }
 
+/// Media type of bodies other than JSON, the same at every origin.
+const BYTES: &str = "application/octet-stream";
+
 /// Converts an object to a message in one format, at `version`: its own, or that of the event that removes it.
 pub fn object(object: &Object, version: &ResourceVersion, format: PayloadFormat) -> pb::Object {
     pb::Object {
@@ -174,6 +177,34 @@ pub fn object(object: &Object, version: &ResourceVersion, format: PayloadFormat)
         media_type: object.media_type().to_owned(),
         body: body(object, format),
     }
+}
+
+/// Converts a message with a RAW body, or without one, to an object, whatever its size.
+///
+/// # Errors
+///
+/// The problem: a key or a version that is not valid, or a media type of a newer server.
+pub fn model_object(object: pb::Object) -> Result<Object, String> {
+    let key = ObjectKey::new(&object.namespace, &object.name).map_err(|error| error.to_string())?;
+    let version: ResourceVersion = object.resource_version.parse().map_err(|error| format!("{error}"))?;
+    let (body, media_type) = match object.body {
+        Some(pb::object::Body::Raw(body)) => (body, &*object.media_type),
+        _ => (Bytes::new(), BYTES),
+    };
+    let media_type = [JSON, BYTES].into_iter().find(|known| *known == media_type);
+    let media_type =
+        media_type.ok_or_else(|| format!("unsupported media type {:?}; use a newer informerd", object.media_type))?;
+    let labels: BTreeMap<_, _> = object.labels.into_iter().collect();
+    // In nearly every case the body contains all of it, and the object needs no memory of its own for the rest.
+    if media_type == JSON
+        && let Ok(read) = Object::from_json_of(key.clone(), &object.uid, &body, version.clone())
+        && (read.api_version(), read.kind()) == (&*object.api_version, &*object.kind)
+        && read.labels().iter().eq(labels.iter().map(|(key, value)| (&**key, &**value)))
+    {
+        return Ok(read);
+    }
+    let (uid, api_version, kind) = (object.uid, object.api_version, object.kind);
+    Ok(Object::new(ObjectParts { key, uid, version, labels, api_version, kind, media_type, body }))
 }
 
 /// Converts an object with a RAW body to another format, with the same result as [`object`].
@@ -253,6 +284,17 @@ pub fn cause(cause: Cause) -> pb::Cause {
         Cause::Inferred => pb::Cause::Inferred,
         Cause::NotServed => pb::Cause::NotServed,
         Cause::Expired => pb::Cause::Expired,
+    }
+}
+
+/// Converts the cause of a deletion; one of a newer server is a deletion like others.
+pub fn deletion_cause(cause: pb::Cause) -> Cause {
+    match cause {
+        pb::Cause::LeftSelection => Cause::LeftSelection,
+        pb::Cause::Inferred => Cause::Inferred,
+        pb::Cause::NotServed => Cause::NotServed,
+        pb::Cause::Expired => Cause::Expired,
+        _ => Cause::Change,
     }
 }
 

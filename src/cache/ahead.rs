@@ -73,7 +73,7 @@ impl ChangesAhead {
             | Event::Modified(object)
             | Event::Deleted(object)
             | Event::NotServed(object)
-            | Event::Expired(object) => object.key(),
+            | Event::Removed(object, _) => object.key(),
             Event::Bookmark(_) => return event,
         };
         match self.versions.get(key) {
@@ -123,7 +123,7 @@ impl UnrepeatedChanges {
     pub(super) fn note(&mut self, event: Event) -> Event {
         let (key, state) = match &event {
             Event::Added(object) | Event::Modified(object) => (object.key(), Some(object)),
-            Event::Deleted(object) | Event::NotServed(object) | Event::Expired(object) => (object.key(), None),
+            Event::Deleted(object) | Event::NotServed(object) | Event::Removed(object, _) => (object.key(), None),
             Event::Bookmark(_) => return event,
         };
         match self.changes.get_mut(key) {

@@ -112,7 +112,17 @@ impl Indexer {
     /// may come at it, and the version before it stays the one to resume from. A watch that resumes before the open version
     /// neither lowers nor completes it.
     pub fn apply_events(&mut self, events: impl IntoIterator<Item = Event>, closes: bool) -> Batch {
-        let (after, changes) = self.apply_each(events, Cause::Change);
+        self.apply_changes(events, closes, Cause::Change)
+    }
+
+    /// Does the same, with the cause of deletions whose events have none: above all of an object that another uid shows.
+    pub(super) fn apply_changes(
+        &mut self,
+        events: impl IntoIterator<Item = Event>,
+        closes: bool,
+        deletion: Cause,
+    ) -> Batch {
+        let (after, changes) = self.apply_each(events, deletion);
         let (after, is_behind) = self.not_before_applied(after);
         let (applied, closes) = (&self.state.applied, closes && !is_behind);
         // A later version closes the open one.
@@ -150,14 +160,8 @@ impl Indexer {
                     }
                     old => changes.push(self.upsert(old, new)),
                 },
-                Event::Deleted(last) => {
-                    let old = self.state.objects.get(last.key()).cloned();
-                    changes.extend(old.and_then(|old| self.delete(&old, &after, deletion)));
-                }
-                Event::Expired(last) => {
-                    let old = self.state.objects.get(last.key()).cloned();
-                    changes.extend(old.and_then(|old| self.delete(&old, &after, Cause::Expired)));
-                }
+                Event::Deleted(last) => changes.extend(self.remove(&last, &after, deletion)),
+                Event::Removed(last, cause) => changes.extend(self.remove(&last, &after, cause)),
                 Event::NotServed(new) => {
                     let old = self.state.objects.get(new.key()).cloned();
                     changes.extend(old.and_then(|old| {
@@ -243,6 +247,12 @@ impl Indexer {
         Change { old, version: new.version().clone(), new: Some(new), cause: Cause::Change, index_values }
     }
 
+    /// Deletes an object, unless another one has its key already.
+    fn remove(&mut self, last: &Object, version: &ResourceVersion, cause: Cause) -> Option<Change> {
+        let old = self.state.objects.get(last.key()).filter(|old| !is_replaced(old, last)).cloned();
+        old.and_then(|old| self.delete(&old, version, cause))
+    }
+
     fn delete(&mut self, old: &Arc<Object>, version: &ResourceVersion, cause: Cause) -> Option<Change> {
         let old = self.state.objects.remove(old.key())?;
         self.state.body_bytes -= old.body().len();
@@ -295,12 +305,12 @@ fn is_same(old: &Object, new: &Object) -> bool {
     old.version() == new.version() && !is_replaced(old, new)
 }
 
-/// Returns true if an object is unchanged, live or in a relist: the same bytes of the same type (which a list may imply) at the
-/// same version. For sources without versions of their own any version counts as the same, and the held object keeps its own.
-/// An equal version alone is no proof: after a new CRD default or an API server upgrade the API serves other bytes at old
-/// versions.
+/// Returns true if an object is unchanged, live or in a relist: the same version, labels (which a view may have left out of the body)
+/// and bytes of the same type (which a list may imply). For sources without versions of their own any version counts as the same,
+/// and the held object keeps its own. Others may have new bytes at old versions, after a new CRD default for example.
 fn is_unchanged(old: &Object, new: &Object) -> bool {
-    let is_equal = || old.body() == new.body() && old.kind() == new.kind() && old.api_version() == new.api_version();
+    let is_same_type = || old.kind() == new.kind() && old.api_version() == new.api_version();
+    let is_equal = || old.body() == new.body() && is_same_type() && old.labels().iter().eq(new.labels().iter());
     let has_version = old.version() == new.version() || new.version().lineage().is_some();
     has_version && !is_replaced(old, new) && is_equal()
 }

@@ -309,7 +309,7 @@ impl<F: Frame> Writer<F> {
     /// Applies the drained deltas, then publishes them in one cycle.
     fn apply(&mut self, deltas: Vec<Delta>) {
         let now = Instant::now();
-        let mut batches = Vec::with_capacity(deltas.len());
+        let (mut batches, mut checkpoints) = (Vec::with_capacity(deltas.len()), Vec::new());
         for delta in deltas {
             match delta {
                 Delta::Replace(list) => batches.extend(self.replace(list)),
@@ -320,14 +320,17 @@ impl<F: Frame> Writer<F> {
                     if let Some(live) = &self.live {
                         let ahead = self.shared.past.history().lock().ahead();
                         let snapshot = live.indexer.snapshot_before(&ahead);
-                        // The caller may have been dropped.
-                        drop(reply.send(Checkpoint { snapshot, proof, is_whole: ahead.is_empty() }));
+                        checkpoints.push((reply, Checkpoint { snapshot, proof, is_whole: ahead.is_empty() }));
                     }
                 }
                 Delta::Relist(events, deletion) => batches.extend(self.relist(events, deletion, now)),
             }
         }
         self.publish(&batches);
+        for (reply, checkpoint) in checkpoints {
+            // The caller may have been dropped.
+            drop(reply.send(checkpoint));
+        }
     }
 
     fn change(
@@ -338,14 +341,13 @@ impl<F: Frame> Writer<F> {
     ) -> Option<Arc<Batch>> {
         // The Reflector lists first if there is no state to resume from.
         let live = self.live.as_mut()?;
-        let is_bookmark = |event: &Event| matches!(event, Event::Bookmark(_));
-        let said = events.as_ref().iter().filter(|event| !is_bookmark(event)).count();
+        let said = events.as_ref().iter().filter(|event| !matches!(event, Event::Bookmark(_))).count();
         let SyncedParts { indexer, unrepeated, ahead, .. } = live;
         for event in events.as_ref() {
             self.unread.note(event);
         }
         let events = events.into_iter().map(|event| ahead.note(unrepeated.note(event)));
-        let batch = Arc::new(indexer.apply_events(events, closes));
+        let batch = Arc::new(indexer.apply_changes(events, closes, self.config.deletion));
         if batch.changes.is_empty() {
             self.shared.stats.unchanged.fetch_add(said as u64, Ordering::Relaxed);
         }
@@ -420,8 +422,7 @@ impl<F: Frame> Writer<F> {
             self.unread.note(event);
         }
         let events = events.into_iter().map(|event| ahead.note(unrepeated.note(event)));
-        let batch = indexer.apply_relist(events, deletion);
-        let batch = Arc::new(batch);
+        let batch = Arc::new(indexer.apply_relist(events, deletion));
         self.record(&batch, now);
         Some(batch)
     }
@@ -429,8 +430,8 @@ impl<F: Frame> Writer<F> {
     /// Begins with a first list, or with the snapshot of the previous run.
     fn start(&mut self, list: List, state: SyncState) {
         let version = list.version.clone();
-        let broadcaster = Broadcaster::new(self.config.broadcaster, version.clone());
-        let broadcaster = broadcaster.deferring_to(self.threads.as_deref());
+        let broadcaster =
+            Broadcaster::new(self.config.broadcaster, version.clone()).deferring_to(self.threads.as_deref());
         self.shared.watch_stats.store(Some(Arc::clone(broadcaster.stats())));
         let indexer = Indexer::new(Arc::clone(&self.config.indexers), list);
         let what = if state == SyncState::Stale { "serving the snapshot of the previous run" } else { "synced" };

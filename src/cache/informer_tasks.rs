@@ -12,7 +12,7 @@ use super::{
     SourceHealth,
 };
 use crate::{
-    model::Indexers,
+    model::{Cause, Indexers},
     watch::{BroadcasterConfig, BulkThreads, Frame, Retention},
 };
 
@@ -51,13 +51,13 @@ pub struct InformerOptions {
 }
 
 /// End of a queue's only producer.
-struct CloseOnDrop(Arc<RealFifo>);
+pub(super) struct CloseOnDrop(pub(super) Arc<RealFifo>);
 
 /// Silence, beyond the heartbeat of a source, after which it is STALE.
 const STALE_AFTER: Duration = Duration::from_secs(15);
 /// Least time between two publish cycles. A cycle costs some twenty times as much as an event, so that gathering for less than
 /// half a millisecond would not pay.
-const MIN_BATCH_WINDOW: Duration = Duration::from_micros(500);
+pub(super) const MIN_BATCH_WINDOW: Duration = Duration::from_micros(500);
 
 // === impl InformerTasks ===
 
@@ -73,6 +73,7 @@ impl<S: ListerWatcher, F: Frame> InformerTasks<S, F> {
             broadcaster,
             history,
             rewrite_evidence: source.rewrite_evidence(),
+            deletion: Cause::Change,
             demand: source.demand(),
             provenance: source.provenance(),
             creation_time: source.creation_time(),

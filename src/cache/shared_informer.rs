@@ -2,6 +2,7 @@
 //!
 //! It runs the same [`InformerTasks`] as the server, in tasks of the program's runtime.
 
+mod blocking;
 mod decoder;
 mod entry;
 mod filtering;
@@ -18,16 +19,25 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use self::decoder::Decoder;
 pub(super) use self::decoder::panic_message;
 pub use self::{
+    blocking::BlockingEventHandler,
     decoder::{Decode, Undecodable},
     entry::Entry,
     filtering::FilteringResourceEventHandler,
-    handler::{HandlerOptions, ResourceEventHandler, ResourceEventHandlerFuncs, ResourceEventHandlerRegistration},
+    handler::{
+        Deletion, HandlerOptions, ResourceEventHandler, ResourceEventHandlerFuncs, ResourceEventHandlerRegistration,
+    },
     reads::{TypedSnapshot, UnknownIndex},
     set::InformerSet,
 };
+#[cfg(feature = "client")]
+use super::informer_tasks::{CloseOnDrop, MIN_BATCH_WINDOW};
 use super::{
     AddIndexersError, HealthReport, InformerHandle, InformerOptions, InformerTasks, ListerWatcher, Snapshot, Stopped,
 };
+#[cfg(feature = "client")]
+use super::{FifoBounds, Informer, InformerConfig, RealFifo, SourceHealth};
+#[cfg(feature = "client")]
+use crate::model::{Cause, Indexers};
 use crate::{
     model::{IndexFunc, Object, ObjectKey, ResourceVersion},
     watch::Deliveries,
@@ -62,7 +72,7 @@ use crate::{
 ///
 /// let handler = ResourceEventHandlerFuncs::<Value>::new()
 ///     .on_add(|pod, is_in_initial_list| assert!(is_in_initial_list && pod["phase"] == "Running"))
-///     .on_delete(|pod, is_inferred| assert!(!is_inferred && pod["phase"] == "Running"));
+///     .on_delete(|pod, deletion| assert!(!deletion.is_inferred() && pod["phase"] == "Running"));
 /// let registration = informer.add_handler(handler, HandlerOptions::default())?;
 /// assert!(registration.wait_for_sync().await);
 ///
@@ -105,12 +115,49 @@ impl<T: Decode> SharedInformer<T> {
     /// If there is no tokio runtime.
     pub fn start(source: impl ListerWatcher, options: InformerOptions) -> Self {
         let informer = InformerTasks::new(source, options);
-        let handle = informer.handle().clone();
-        let (runtime, stop, tasks) = (runtime::Handle::current(), CancellationToken::new(), TaskTracker::new());
-        for (_, task) in informer.into_tasks(stop.clone(), |_, _| ()) {
-            tasks.spawn_on(task, &runtime);
+        let shared = Self::of_handle(informer.handle().clone());
+        for (_, task) in informer.into_tasks(shared.stop.clone(), |_, _| ()) {
+            shared.tasks.spawn_on(task, &shared.runtime);
         }
-        Self { handle, decoder: Arc::new(Decoder::new()), stop, runtime, tasks, abandon: CancellationToken::new() }
+        shared
+    }
+
+    /// Starts an informer of the deltas that a task pushes, which takes the place of a source and its Reflector. Each event of a
+    /// deletion has its cause.
+    #[cfg(feature = "client")]
+    pub(crate) fn start_fed<F>(indexers: Arc<Indexers>, feed: impl FnOnce(Arc<RealFifo>) -> F) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let fifo = Arc::new(RealFifo::new(FifoBounds::default()));
+        let config = InformerConfig {
+            indexers,
+            deletion: Cause::Inferred,
+            batch_window: MIN_BATCH_WINDOW,
+            ..InformerConfig::default()
+        };
+        let health = SourceHealth::new(Duration::MAX, Duration::MAX);
+        let (informer, handle) = Informer::new(Arc::clone(&fifo), health, config);
+        let shared = Self::of_handle(handle);
+        shared.tasks.spawn_on(informer.run(), &shared.runtime);
+        let (feed, closing, stop) = (feed(Arc::clone(&fifo)), CloseOnDrop(fifo), shared.stop.clone());
+        let feeding = async move {
+            let _closing = closing;
+            stop.run_until_cancelled_owned(feed).await;
+        };
+        shared.tasks.spawn_on(feeding, &shared.runtime);
+        shared
+    }
+
+    fn of_handle(handle: InformerHandle<Deliveries>) -> Self {
+        Self {
+            handle,
+            decoder: Arc::new(Decoder::new()),
+            stop: CancellationToken::new(),
+            runtime: runtime::Handle::current(),
+            tasks: TaskTracker::new(),
+            abandon: CancellationToken::new(),
+        }
     }
 
     /// Stops the informer: it requests nothing more from the source, applies what is queued, and ends its watches and handlers
@@ -288,7 +335,12 @@ impl<T: Decode> SharedInformer<T> {
         if is_rewritten(&state) { Err(WaitError::HistoryRewritten) } else { Ok(self.typed(Some(state))) }
     }
 
-    async fn reach(&self, number: u128, is_enough: impl Fn(&Snapshot) -> bool) -> Result<Arc<Snapshot>, Stopped> {
+    /// Waits for a state that the predicate accepts, as [`InformerHandle::wait_for`] does, or the end of the informer.
+    pub(crate) async fn reach(
+        &self,
+        number: u128,
+        is_enough: impl Fn(&Snapshot) -> bool,
+    ) -> Result<Arc<Snapshot>, Stopped> {
         tokio::select! {
             // The last state counts.
             biased;
@@ -298,7 +350,7 @@ impl<T: Decode> SharedInformer<T> {
         }
     }
 
-    fn typed(&self, snapshot: Option<Arc<Snapshot>>) -> TypedSnapshot<T> {
+    pub(crate) fn typed(&self, snapshot: Option<Arc<Snapshot>>) -> TypedSnapshot<T> {
         TypedSnapshot::new(snapshot, self.handle.indexers(), Arc::clone(&self.decoder))
     }
 }

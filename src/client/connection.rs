@@ -344,7 +344,6 @@ impl Client {
     }
 
     /// Returns one object at or after a version. The server gets the deadline, to report first if it misses the version.
-    #[cfg(feature = "server")]
     pub(crate) async fn get_within(
         &self,
         request: pb::GetRequest,

@@ -119,7 +119,7 @@ impl Follower {
                     return Err(ClientError::contract("event without a version to resume from"));
                 }
                 let version = if self.is_listing { String::new() } else { version };
-                before = self.advance(&version);
+                before = self.advance(&version)?;
                 News::Event(FollowedEvent { event_type, cause, object, version, is_open: response.open })
             }
             pb::EventType::Bookmark => {
@@ -141,14 +141,14 @@ impl Follower {
                 if is_within_list {
                     News::Listing(progress)
                 } else {
-                    before = self.advance(&progress.resource_version);
+                    before = self.advance(&progress.resource_version)?;
                     let is_end = std::mem::take(&mut self.is_listing);
                     if is_end { News::Synced(progress) } else { News::Bookmark(progress) }
                 }
             }
             pb::EventType::Dropped => {
                 let pb::Dropped { count, after_resource_version: after } = response.dropped.unwrap_or_default();
-                before = self.advance(if self.heals_drops { &after } else { &version });
+                before = self.advance(if self.heals_drops { &after } else { &version })?;
                 if self.heals_drops && after.is_empty() {
                     self.expire();
                 }
@@ -165,10 +165,13 @@ impl Follower {
         Ok(Followed { news, before, is_last })
     }
 
-    /// Advances the position to a version, if it is one. Returns the position before, if there is one and it is another.
-    fn advance(&mut self, version: &str) -> Option<String> {
-        let is_new = !version.is_empty() && self.position.as_deref() != Some(version);
-        if is_new { self.position.replace(version.to_owned()) } else { None }
+    /// Advances the position to a version, unless that is empty. Returns the position before, if there is one and it is another.
+    fn advance(&mut self, version: &str) -> Result<Option<String>, ClientError> {
+        if version.is_empty() || self.position.as_deref() == Some(version) {
+            return Ok(None);
+        }
+        parse(version).ok_or_else(|| ClientError::contract(format!("invalid resource version {version:?}")))?;
+        Ok(self.position.replace(version.to_owned()))
     }
 }
 

@@ -1,73 +1,68 @@
-//! Informer of a client: a local store that follows a resource of a server, and handlers of its changes.
+//! Informer of a client: a cache that follows a resource of a server, and a handler of its changes.
 //!
 //! ```text
-//!   Streams ──▶ messages ──▶ Replica: pending batch, list ──▶ Store ──▶ reads
-//!                                                               │
-//!                                                               └─▶ notifications ──▶ thread of the handler
+//!   Streams ──▶ messages ──▶ Deltas: pending batch, list ──▶ SharedInformer ──▶ reads
+//!                  │                                              └─▶ queue of the handler ──▶ its calls
+//!                  └─▶ Connection: freshness
 //! ```
-//!
-//! One task reads the streams and is the only writer of the store. Readers take snapshots, which never show a part of a batch.
 
-mod builder;
+mod feed;
 mod freshness;
 mod handler;
-mod replica;
-mod store;
 
-use std::{convert::Infallible, future::poll_fn, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
-
-pub use self::{
-    builder::InformerBuilder,
-    freshness::{Freshness, FreshnessState},
-    handler::{Handler, HandlerProblem},
-    store::InformerSnapshot,
+pub use self::freshness::{Freshness, FreshnessState};
+use self::{freshness::Connection, handler::ChangeHandler};
+use super::{Client, ClientError, Query, WatchOptions, streams::Streams};
+use crate::{
+    cache::{
+        BackoffConfig, BlockingEventHandler, HandlerOptions, ResourceEventHandler, ResourceEventHandlerRegistration,
+        SharedInformer, Snapshot, Stopped, TypedSnapshot,
+    },
+    model::{IndexFunc, Indexers, IndexersError, Object, ResourceVersion, VersionError},
+    proto::pb,
 };
-use self::{freshness::Connection, handler::Notifier, replica::Replica};
-use super::{
-    ClientError,
-    follower::News,
-    streams::{Step, Streams},
-};
-use crate::model::ResourceVersion;
 
-/// Store of the objects that a query selects, which follows the server until it is stopped, dropped or fails for good.
+/// [`SharedInformer`] of the objects that a query selects, which follows the server until it is stopped, dropped or fails for good.
 ///
 /// A batch of the server (a relist, a transaction, all changes at one version) is applied in one step. After a break the informer
 /// resumes from its version; where it cannot, it lists again, keeps the former state until the list is complete, and applies
-/// the difference. [`Self::is_healthy`] is true exactly while the store is the server's state as of its last message.
+/// the difference. [`Self::is_healthy`] is true exactly while the cache is the server's state as of its last message.
 ///
 /// ```no_run
 /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
-/// use informerd::client::{Client, Informer, Query};
+/// use informerd::{
+///     client::{Client, Informer, Query},
+///     model::IndexFunc,
+/// };
 ///
 /// let client = Client::connect_lazy(&"127.0.0.1:50051".parse()?)?;
-/// let by_app = |pod: &informerd::proto::pb::Object| pod.labels.get("app").cloned().into_iter().collect();
-/// let pods = Informer::builder(&client, &Query::of("pods")).index("app", by_app).start();
+/// let by_app = IndexFunc::Label("app".to_owned());
+/// let pods = Informer::builder(&client, &Query::of("pods")).index("app", by_app).start()?;
 /// pods.wait_synced().await?;
-/// println!("{} pods of web at {}", pods.snapshot().by_index("app", "web").len(), pods.version());
+/// println!("{} pods of web at {:?}", pods.snapshot().by_index("app", "web")?.len(), pods.version());
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug)]
 pub struct Informer {
-    shared: Arc<Shared>,
-    stop: CancellationToken,
-    /// Becomes true once the last handler call has returned.
-    ended: watch::Receiver<bool>,
+    shared: SharedInformer<Object>,
+    connection: Arc<Connection>,
+    handler: Option<ResourceEventHandlerRegistration>,
 }
 
-/// State that the task of an informer writes and its users read.
-#[derive(Debug)]
-struct Shared {
-    store: store::Published,
-    connection: Connection,
-    failure: parking_lot::Mutex<Option<ClientError>>,
-    /// Notifies those who wait for a version.
-    changed: watch::Sender<()>,
+/// Options of an informer, before its start.
+pub struct InformerBuilder {
+    client: Client,
+    query: Query,
+    options: WatchOptions,
+    indexers: Vec<(String, IndexFunc)>,
+    handler: Option<Box<AddHandler>>,
 }
+
+/// Function that adds the handler to an informer that starts.
+type AddHandler = dyn FnOnce(&SharedInformer<Object>) -> Result<ResourceEventHandlerRegistration, Stopped> + Send;
 
 /// Reason why an informer has no state to wait for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -88,20 +83,44 @@ pub enum ReadError {
     Ended(#[from] InformerError),
     /// The text is no version.
     #[error(transparent)]
-    Invalid(#[from] crate::model::VersionError),
+    Invalid(#[from] VersionError),
     /// Version of another run of a source without versions of its own: it says nothing about this state.
     #[error("resource version {wanted} is of another lineage than the state at {current}: it cannot be compared")]
     OtherLineage {
         /// Version to wait for.
-        wanted: String,
+        wanted: ResourceVersion,
         /// Version of the state.
-        current: String,
+        current: ResourceVersion,
     },
 }
+
+/// Interval of bookmarks: three of them without a message are shown as DISCONNECTED.
+const BOOKMARK_INTERVAL: Duration = Duration::from_secs(10);
 
 // === impl Informer ===
 
 impl Informer {
+    /// Returns the options of an informer of a server, with their defaults: bodies as RAW bytes, whatever the query has, except
+    /// for METADATA; a bookmark every 10 s; no handler.
+    pub fn builder(client: &Client, query: &Query) -> InformerBuilder {
+        let format = match query.format {
+            pb::PayloadFormat::Metadata => pb::PayloadFormat::Metadata,
+            _ => pb::PayloadFormat::Raw,
+        };
+        InformerBuilder {
+            client: client.clone(),
+            query: Query { format, ..query.clone() },
+            options: WatchOptions {
+                bookmark_interval: BOOKMARK_INTERVAL,
+                // With its jitter at most 0.2 s to 10 s, as of the other clients.
+                backoff: BackoffConfig { max: Duration::from_secs(5), ..WatchOptions::default().backoff },
+                ..WatchOptions::default()
+            },
+            indexers: Vec::new(),
+            handler: None,
+        }
+    }
+
     /// Waits until the first list is complete.
     ///
     /// # Errors
@@ -112,25 +131,25 @@ impl Informer {
     ///
     /// Dropping the future has no effect.
     pub async fn wait_synced(&self) -> Result<(), InformerError> {
-        self.wait_until(|snapshot| (!snapshot.version().is_empty()).then_some(())).await
+        self.shared.wait_for_cache_sync().await.map(drop).map_err(|_| self.end())
     }
 
     /// Returns true once the first list was complete.
     pub fn has_synced(&self) -> bool {
-        !self.snapshot().version().is_empty()
+        self.shared.has_synced()
     }
 
     /// Returns the present state: immutable, and cheap to keep.
-    pub fn snapshot(&self) -> InformerSnapshot {
-        self.shared.store.load()
+    pub fn snapshot(&self) -> TypedSnapshot<Object> {
+        self.shared.snapshot()
     }
 
-    /// Returns the version of the present state; empty before the first list.
-    pub fn version(&self) -> String {
-        self.snapshot().version().to_owned()
+    /// Returns the version of the present state: a Watch from here misses nothing. `None` before the first list.
+    pub fn version(&self) -> Option<ResourceVersion> {
+        self.snapshot().safe_version().cloned()
     }
 
-    /// Waits until the store has reached a version, for example that of a write, and returns the state. Wrap it in
+    /// Waits until the state has reached a version, for example that of a write, and returns it. Wrap it in
     /// `tokio::time::timeout` to limit the wait.
     ///
     /// # Errors
@@ -141,25 +160,26 @@ impl Informer {
     /// # Cancel safety
     ///
     /// Dropping the future has no effect.
-    pub async fn read_after(&self, version: &str) -> Result<InformerSnapshot, ReadError> {
+    pub async fn read_after(&self, version: &str) -> Result<TypedSnapshot<Object>, ReadError> {
         let wanted: ResourceVersion = version.parse()?;
-        let reached = |snapshot: &InformerSnapshot| {
-            let current = snapshot.version().parse::<ResourceVersion>().ok()?;
-            if !current.same_lineage(&wanted) {
-                let (wanted, current) = (wanted.to_string(), current.to_string());
-                return Some(Err(ReadError::OtherLineage { wanted, current }));
-            }
-            (current >= wanted).then(|| Ok(snapshot.clone()))
-        };
-        self.wait_until(reached).await?
+        let is_reached = |state: &Snapshot| *state.safe_version() >= wanted;
+        let is_other = |state: &Snapshot| !state.safe_version().same_lineage(&wanted);
+        let state = self.shared.reach(wanted.number(), |state| is_reached(state) || is_other(state)).await;
+        let state = state.map_err(|_| self.end())?;
+        if is_other(&state) {
+            return Err(ReadError::OtherLineage { wanted, current: state.safe_version().clone() });
+        }
+        Ok(self.shared.typed(Some(state)))
     }
 
-    /// Returns the freshness of the store, computed now.
+    /// Returns the freshness of the state, computed now.
     pub fn freshness(&self) -> Freshness {
-        self.shared.connection.freshness()
+        let freshness = self.connection.freshness();
+        let state = if self.shared.is_stopped() { FreshnessState::Disconnected } else { freshness.state };
+        Freshness { state, ..freshness }
     }
 
-    /// Returns true if the state is LIVE or STALE: the store is the server's state as of its last message.
+    /// Returns true if the freshness is LIVE or STALE: the cache is the server's state as of its last message.
     pub fn is_healthy(&self) -> bool {
         self.freshness().state.is_healthy()
     }
@@ -170,90 +190,89 @@ impl Informer {
     ///
     /// Dropping the future has no effect.
     pub async fn ended(&self) -> InformerError {
-        match self.wait_until(|_| None::<Infallible>).await {
-            Ok(never) => match never {},
-            Err(error) => error,
-        }
+        self.shared.handle().stopped().await;
+        self.end()
     }
 
     /// Returns the error that has ended the informer.
     pub fn failure(&self) -> Option<ClientError> {
-        self.shared.failure.lock().clone()
+        self.connection.failure()
     }
 
     /// Stops the informer: it closes its stream, and no further handler call begins. The returned future waits for the call that
     /// goes on; without it, the same happens in the background. Stopping a stopped informer does nothing.
     pub fn stop(&self) -> impl Future<Output = ()> + Send + use<> {
-        self.stop.cancel();
-        let mut ended = self.ended.clone();
-        async move {
-            // An error is the end, too.
-            drop(ended.wait_for(|ended| *ended).await);
+        if let Some(handler) = &self.handler {
+            handler.remove();
         }
+        self.shared.stop()
     }
 
-    async fn wait_until<T>(&self, mut find: impl FnMut(&InformerSnapshot) -> Option<T>) -> Result<T, InformerError> {
-        let mut changed = self.shared.changed.subscribe();
-        loop {
-            changed.mark_unchanged();
-            if let Some(found) = find(&self.snapshot()) {
-                return Ok(found);
-            }
-            if let Some(error) = self.failure() {
-                return Err(error.into());
-            }
-            tokio::select! {
-                _ = changed.changed() => {}
-                () = self.stop.cancelled() => return Err(InformerError::Stopped),
-            }
-        }
+    fn end(&self) -> InformerError {
+        self.failure().map_or(InformerError::Stopped, InformerError::Failed)
     }
 }
 
-impl Shared {
-    fn fail(&self, error: ClientError) {
-        tracing::error!(%error, "informer failed");
-        *self.failure.lock() = Some(error);
-        self.changed.send_replace(());
+// === impl InformerBuilder ===
+
+impl InformerBuilder {
+    /// Sets the queue, the intervals and the delays. `keep_objects`, `heal_drops` and `fail_fast` have no effect: the cache has
+    /// the objects, drops are always healed, and a server that is not there yet is awaited.
+    #[must_use]
+    pub fn options(mut self, options: &WatchOptions) -> Self {
+        self.options = WatchOptions { heal_drops: true, fail_fast: false, ..options.clone() };
+        self
+    }
+
+    /// Adds an index, for [`TypedSnapshot::by_index`].
+    #[must_use]
+    pub fn index(mut self, name: impl Into<String>, function: IndexFunc) -> Self {
+        self.indexers.push((name.into(), function));
+        self
+    }
+
+    /// Sets the handler of the changes. Its calls come one after the other, and may block ([`BlockingEventHandler`]). They do not
+    /// hold up the cache: above 1,024 waiting events the queue merges those of an object (COALESCE). Each panic is logged, and
+    /// `on_panic` gets its message.
+    #[must_use]
+    pub fn handler(
+        mut self,
+        handler: impl ResourceEventHandler<Object>,
+        on_panic: impl Fn(&str) + Send + 'static,
+    ) -> Self {
+        let handler = BlockingEventHandler::new(ChangeHandler(handler)).on_panic(on_panic);
+        let options = HandlerOptions { name: "informer".to_owned(), ..HandlerOptions::default() };
+        self.handler = Some(Box::new(|shared| shared.add_handler(handler, options)));
+        self
+    }
+
+    /// Starts the informer, in tasks of the current runtime.
+    ///
+    /// # Errors
+    ///
+    /// If a name of an index is not valid, or used twice.
+    ///
+    /// # Panics
+    ///
+    /// If there is no tokio runtime.
+    pub fn start(self) -> Result<Informer, IndexersError> {
+        let indexers = Arc::new(Indexers::new(self.indexers)?);
+        let streams = Streams::new(self.client, self.query.watch_request(), &self.options, None);
+        let connection = Arc::new(Connection::new(streams.idle_timeout()));
+        let feeding = Arc::clone(&connection);
+        let shared = SharedInformer::start_fed(indexers, |fifo| feed::feed(streams, feeding, fifo));
+        // It has not been stopped.
+        let handler = self.handler.and_then(|add| add(&shared).ok());
+        Ok(Informer { shared, connection, handler })
     }
 }
 
-impl Drop for Informer {
-    fn drop(&mut self) {
-        self.stop.cancel();
-    }
-}
-
-/// Follows the server until the informer is stopped or fails.
-async fn follow(mut streams: Streams, shared: Arc<Shared>, mut replica: Replica, notifier: Notifier) {
-    while let Some(step) = poll_fn(|cx| streams.poll_next(cx)).await {
-        match step {
-            Step::Opened => {
-                replica.begin(streams.follower().is_listing);
-                shared.connection.set_open(true);
-            }
-            Step::Message(followed) => {
-                shared.connection.received();
-                if let News::Dropped { count, after, .. } = &followed.news {
-                    tracing::info!(count, after, "dropped events are requested again");
-                    shared.connection.set_open(false);
-                }
-                let progress =
-                    replica.apply(*followed, streams.follower().position.as_deref(), &shared.store, &notifier);
-                // The state of the source and of the store change together with the version.
-                if let Some((progress, is_current)) = progress {
-                    shared.connection.bookmark(&progress, is_current);
-                }
-                shared.changed.send_replace(());
-            }
-            Step::Interrupted { error, lists, delay } => {
-                shared.connection.set_open(false);
-                tracing::info!(%error, ?delay, lists, "watch of an informer interrupted");
-            }
-            Step::Failed(error) => {
-                shared.connection.set_open(false);
-                shared.fail(error);
-            }
-        }
+impl fmt::Debug for InformerBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let indexers: Vec<_> = self.indexers.iter().map(|(name, _)| name).collect();
+        f.debug_struct("InformerBuilder")
+            .field("query", &self.query)
+            .field("indexers", &indexers)
+            .finish_non_exhaustive()
     }
 }

@@ -49,8 +49,8 @@ pub enum Event {
     Deleted(Arc<Object>),
     /// Key, uid and version of an object that exists, and whose new state cannot be served.
     NotServed(Arc<Object>),
-    /// Last state of an object that the source has not reported for its time to live, at the version of the deletion.
-    Expired(Arc<Object>),
+    /// Last state of an object that goes for this cause, such as [`Cause::Expired`], and at this version.
+    Removed(Arc<Object>, Cause),
     /// Version up to which nothing else changed; safe to resume from.
     Bookmark(ResourceVersion),
 }
@@ -198,7 +198,7 @@ impl Event {
             | Self::Modified(object)
             | Self::Deleted(object)
             | Self::NotServed(object)
-            | Self::Expired(object) => object.version(),
+            | Self::Removed(object, _) => object.version(),
             Self::Bookmark(version) => version,
         }
     }
@@ -206,7 +206,7 @@ impl Event {
     /// Returns the size that counts against the bounds of queues, in bytes.
     pub fn weight(&self) -> usize {
         match self {
-            Self::Added(object) | Self::Modified(object) | Self::Deleted(object) | Self::Expired(object) => {
+            Self::Added(object) | Self::Modified(object) | Self::Deleted(object) | Self::Removed(object, _) => {
                 object.body().len()
             }
             Self::NotServed(_) | Self::Bookmark(_) => 0,

@@ -35,6 +35,7 @@ mod clients;
 mod live;
 mod message;
 mod resume_check;
+#[cfg(feature = "server")]
 mod reviewer;
 mod source;
 mod state;
@@ -42,7 +43,9 @@ mod upstream;
 
 use std::{path::PathBuf, time::Duration};
 
-pub use self::{clients::RelayClients, reviewer::RelayReviewer, source::RelaySource};
+#[cfg(feature = "server")]
+pub use self::reviewer::RelayReviewer;
+pub use self::{clients::RelayClients, source::RelaySource};
 use crate::{
     client::Query,
     net::{ServerAddress, TlsOptions},

@@ -14,6 +14,7 @@ mod canaries;
 mod checker;
 mod client;
 mod client_commands;
+mod client_informer;
 mod command_line;
 mod completion;
 mod compression;

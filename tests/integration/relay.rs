@@ -18,7 +18,7 @@ use informerd::{
     cache::{Delta, List, ListVersion, ListerWatcher, SourceHealth, SyncState},
     client::Query,
     config::ServeFlags,
-    model::{Event, Object, ObjectKey, ObjectParts, ResourceVersion},
+    model::{Cause, Event, Object, ObjectKey, ObjectParts, ResourceVersion},
     proto::pb::{self, informer_service_client::InformerServiceClient},
     source::relay::{RelayConfig, RelaySource},
     watch::FullChannelPolicy,
@@ -241,7 +241,12 @@ async fn objects_that_have_expired_are_deleted_at_each_hop() {
     for stream in &mut streams {
         take(stream, 2).await;
     }
-    servers[0].say(Delta::transaction([Event::Expired(at("a", "", 2)), Event::Expired(at("b", "", 2))])).await;
+    servers[0]
+        .say(Delta::transaction([
+            Event::Removed(at("a", "", 2), Cause::Expired),
+            Event::Removed(at("b", "", 2), Cause::Expired),
+        ]))
+        .await;
     servers[0].say(Delta::event(Event::Added(at("a", "", 3)))).await;
     let expected = ["DELETED EXPIRED a @1", "DELETED EXPIRED b @2", "ADDED a @3"];
     for (stream, server) in streams.iter_mut().zip(&servers) {

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     cache::{
-        AddOptions, Decode, Entry, HandlerOptions, ResourceEventHandler, ResourceEventHandlerRegistration,
+        AddOptions, Decode, Deletion, Entry, HandlerOptions, ResourceEventHandler, ResourceEventHandlerRegistration,
         SharedInformer, Stopped, WorkItem, WorkKey, WorkQueue, shared_informer::panic_message,
     },
     model::Object,
@@ -269,7 +269,7 @@ where
         self.add(&new, if is_resync { LOW_PRIORITY } else { 0 }).await;
     }
 
-    async fn on_delete(&mut self, last_state: Entry<Object>, _: bool) {
+    async fn on_delete(&mut self, last_state: Entry<Object>, _: Deletion) {
         self.add(&last_state, 0).await;
     }
 }

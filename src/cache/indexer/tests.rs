@@ -285,9 +285,35 @@ fn a_relist_yields_deletions_first_and_then_changes_in_list_order() {
 }
 
 #[test]
+fn the_deletion_of_an_earlier_object_under_the_same_key_changes_nothing() {
+    let mut indexer = Indexer::new(indexers(), list(vec![pod("a", "second", "x", version(1))], 1));
+    let deletion = |uid, number| Event::Deleted(pod("a", uid, "", version(number)));
+    assert_eq!(told(&indexer.apply(deletion("first", 2))), [""; 0]);
+    assert_eq!(users(&indexer), index(&[("x", &["a"])]));
+    assert_eq!(told(&indexer.apply(deletion("", 3))), ["-a 3"], "without a uid nobody can tell");
+}
+
+/// A view may leave the labels out of the body.
+#[test]
+fn a_change_of_labels_alone_is_a_change_also_in_a_lineage() {
+    let object = |app: &str, number| {
+        let version = ResourceVersion::of_lineage("x".into(), number);
+        let labels = [("app".to_owned(), app.to_owned())].into();
+        let key = ObjectKey::new("", "a").unwrap();
+        Arc::new(Object::new(ObjectParts { labels, ..ObjectParts::bare(key, version) }))
+    };
+    let at = |number| ResourceVersion::of_lineage("x".into(), number);
+    let mut indexer = Indexer::new(indexers(), List::new(vec![object("web", 1)], at(1)));
+    assert!(indexer.apply(Event::Modified(object("web", 2))).changes.is_empty());
+    assert_eq!(indexer.apply(Event::Modified(object("db", 3))).changes.len(), 1);
+    let list = List::new(vec![object("shop", 4)], at(4));
+    assert_eq!(indexer.replace(list).changes.len(), 1);
+}
+
+#[test]
 fn the_deletion_of_an_expired_object_has_its_own_cause() {
     let mut indexer = Indexer::new(indexers(), list(vec![pod("a", "", "", version(1))], 5));
-    let expired = |number| Event::Expired(pod("a", "", "", version(number)));
+    let expired = |number| Event::Removed(pod("a", "", "", version(number)), Cause::Expired);
     let batch = indexer.apply(expired(6));
     assert_eq!((told(&batch), batch.is_relist), (vec!["-a 6 expired".to_owned()], false));
     assert_eq!(told(&indexer.apply(expired(7))), [""; 0]);

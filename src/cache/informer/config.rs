@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     cache::{CreationTime, ProgressDemand, Provenance, RewriteEvidence},
-    model::Indexers,
+    model::{Cause, Indexers},
     watch::{BroadcasterConfig, DurationHistogram, Retention},
 };
 
@@ -22,6 +22,9 @@ pub struct InformerConfig {
     pub history: Retention,
     /// Evidence of the source: [`ListerWatcher::rewrite_evidence`](crate::cache::ListerWatcher::rewrite_evidence).
     pub rewrite_evidence: RewriteEvidence,
+    /// Cause of deletions whose events have none. A source whose events all have one sets that of an object that it has found
+    /// replaced.
+    pub deletion: Cause,
     /// Demand that the source reads: [`ListerWatcher::demand`](crate::cache::ListerWatcher::demand).
     pub demand: ProgressDemand,
     /// Servers before this one: [`ListerWatcher::provenance`](crate::cache::ListerWatcher::provenance).
@@ -78,6 +81,7 @@ impl Default for InformerConfig {
             broadcaster,
             history: broadcaster.retention,
             rewrite_evidence: RewriteEvidence::Listed,
+            deletion: Cause::Change,
             demand: ProgressDemand::default(),
             provenance: Provenance::default(),
             creation_time: None,

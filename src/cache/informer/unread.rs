@@ -48,7 +48,7 @@ impl UnreadItems {
         | Event::Modified(object)
         | Event::Deleted(object)
         | Event::NotServed(object)
-        | Event::Expired(object) = event
+        | Event::Removed(object, _) = event
         {
             self.keys.remove(object.key());
             self.uids.remove(object.uid());

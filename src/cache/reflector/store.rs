@@ -67,7 +67,9 @@ where
         match event {
             Event::Added(object) => store.add(object).await?,
             Event::Modified(object) => store.update(object).await?,
-            Event::Deleted(object) | Event::NotServed(object) | Event::Expired(object) => store.delete(object).await?,
+            Event::Deleted(object) | Event::NotServed(object) | Event::Removed(object, _) => {
+                store.delete(object).await?;
+            }
             Event::Bookmark(_) => {}
         }
     }

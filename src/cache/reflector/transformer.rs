@@ -58,12 +58,12 @@ impl Transformer {
 
     fn event(&self, event: Event, unexpected: &mut Option<ReflectorError>) -> Option<Event> {
         let object = match &event {
-            Event::Added(object) | Event::Modified(object) | Event::Deleted(object) | Event::Expired(object) => {
+            Event::Added(object) | Event::Modified(object) | Event::Deleted(object) | Event::Removed(object, _) => {
                 Arc::clone(object)
             }
             Event::NotServed(_) | Event::Bookmark(_) => return Some(event),
         };
-        let is_deletion = matches!(event, Event::Deleted(_) | Event::Expired(_));
+        let is_deletion = matches!(event, Event::Deleted(_) | Event::Removed(_, _));
         // The source may know no more than the key of a deleted object.
         let has_type = !is_deletion || !object.kind().is_empty();
         if has_type && !self.is_expected(&object, unexpected) {
@@ -73,7 +73,7 @@ impl Transformer {
             (None, _) => Event::Deleted(bare(&object)),
             (Some(object), Event::Added(_)) => Event::Added(object),
             (Some(object), Event::Deleted(_)) => Event::Deleted(object),
-            (Some(object), Event::Expired(_)) => Event::Expired(object),
+            (Some(object), Event::Removed(_, cause)) => Event::Removed(object, cause),
             (Some(object), _) => Event::Modified(object),
         })
     }

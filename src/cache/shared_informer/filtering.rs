@@ -1,6 +1,7 @@
 //! Handler behind a filter.
 
-use super::{Entry, ResourceEventHandler};
+use super::{Deletion, Entry, ResourceEventHandler};
+use crate::model::Cause;
 
 /// Handler that receives what a closure accepts (client-go's `FilteringResourceEventHandler`): an update by which an object is no longer
 /// accepted deletes it, and one by which it is accepted adds it. What [`HandlerOptions::selection`](super::HandlerOptions) can
@@ -31,14 +32,17 @@ where
         match ((self.filter)(&old), (self.filter)(&new)) {
             (true, true) => self.handler.on_update(old, new).await,
             (false, true) => self.handler.on_add(new, false).await,
-            (true, false) => self.handler.on_delete(old, false).await,
+            (true, false) => {
+                let version = Some(new.version().clone());
+                self.handler.on_delete(old, Deletion { cause: Cause::LeftSelection, version }).await;
+            }
             (false, false) => {}
         }
     }
 
-    async fn on_delete(&mut self, last_state: Entry<T>, is_inferred: bool) {
+    async fn on_delete(&mut self, last_state: Entry<T>, deletion: Deletion) {
         if (self.filter)(&last_state) {
-            self.handler.on_delete(last_state, is_inferred).await;
+            self.handler.on_delete(last_state, deletion).await;
         }
     }
 }

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::entry::Entry;
 use crate::{
-    model::Selection,
+    model::{Cause, ResourceVersion, Selection},
     watch::{FullChannelPolicy, QueueOptions},
 };
 
@@ -28,16 +28,24 @@ pub trait ResourceEventHandler<T>: Send + 'static {
     /// Receives another state of an object; at a resync, the same state twice.
     fn on_update(&mut self, old: Entry<T>, new: Entry<T>) -> impl Future<Output = ()> + Send;
 
-    /// Receives the state of a deleted object that the handler received last. If the deletion `is_inferred`, nobody saw it, and
-    /// the object may have changed before (client-go's `DeletedFinalStateUnknown`); or it exists, and cannot be served or decoded.
-    fn on_delete(&mut self, last_state: Entry<T>, is_inferred: bool) -> impl Future<Output = ()> + Send;
+    /// Receives the state of a deleted object that the handler received last.
+    fn on_delete(&mut self, last_state: Entry<T>, deletion: Deletion) -> impl Future<Output = ()> + Send;
+}
+
+/// Deletion of an object, as a handler receives it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Deletion {
+    /// Cause, as the source reports it.
+    pub cause: Cause,
+    /// Version of the deletion; `None` if nobody saw it.
+    pub version: Option<ResourceVersion>,
 }
 
 /// Handler of closures that do not wait (client-go's `ResourceEventHandlerFuncs`); without a closure, nothing is called.
 pub struct ResourceEventHandlerFuncs<T> {
     add: Box<dyn FnMut(Entry<T>, bool) + Send>,
     update: Box<dyn FnMut(Entry<T>, Entry<T>) + Send>,
-    delete: Box<dyn FnMut(Entry<T>, bool) + Send>,
+    delete: Box<dyn FnMut(Entry<T>, Deletion) + Send>,
 }
 
 /// Parameters of a handler.
@@ -88,7 +96,7 @@ impl<T> ResourceEventHandlerFuncs<T> {
     }
 
     /// Sets the closure for [`ResourceEventHandler::on_delete`].
-    pub fn on_delete(self, closure: impl FnMut(Entry<T>, bool) + Send + 'static) -> Self {
+    pub fn on_delete(self, closure: impl FnMut(Entry<T>, Deletion) + Send + 'static) -> Self {
         Self { delete: Box::new(closure), ..self }
     }
 }
@@ -102,8 +110,8 @@ impl<T: Send + Sync + 'static> ResourceEventHandler<T> for ResourceEventHandlerF
         (self.update)(old, new);
     }
 
-    async fn on_delete(&mut self, last_state: Entry<T>, is_inferred: bool) {
-        (self.delete)(last_state, is_inferred);
+    async fn on_delete(&mut self, last_state: Entry<T>, deletion: Deletion) {
+        (self.delete)(last_state, deletion);
     }
 }
 
@@ -116,6 +124,21 @@ impl<T> Default for ResourceEventHandlerFuncs<T> {
 impl<T> fmt::Debug for ResourceEventHandlerFuncs<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ResourceEventHandlerFuncs").finish_non_exhaustive()
+    }
+}
+
+// === impl Deletion ===
+
+impl Deletion {
+    /// Returns the deletion of an object that is missing from a later state.
+    pub(super) fn inferred() -> Self {
+        Self { cause: Cause::Inferred, version: None }
+    }
+
+    /// Returns true if nobody saw the deletion, and the object may have changed before (client-go's `DeletedFinalStateUnknown`); or
+    /// if it exists, and cannot be served or decoded.
+    pub fn is_inferred(&self) -> bool {
+        matches!(self.cause, Cause::Inferred | Cause::NotServed | Cause::Expired)
     }
 }
 

@@ -13,11 +13,11 @@ use tokio_util::sync::CancellationToken;
 use super::{
     decoder::{Decode, Decoder, panic_message},
     entry::Entry,
-    handler::{HandlerOptions, ResourceEventHandler, ResourceEventHandlerRegistration},
+    handler::{Deletion, HandlerOptions, ResourceEventHandler, ResourceEventHandlerRegistration},
 };
 use crate::{
     cache::{InformerHandle, WatchItem, indexer::is_replaced},
-    model::{Cause, EventType, Object, ObjectKey, Selection},
+    model::{EventType, Object, ObjectKey, Selection},
     watch::{Deliveries, Delivery, End},
 };
 
@@ -95,10 +95,10 @@ impl<T: Decode, H: ResourceEventHandler<T>> HandlerTask<T, H> {
     async fn deliver_event(&mut self, event: Delivery) {
         let key = event.object.key().clone();
         match event.event_type {
-            EventType::Added | EventType::Modified => self.deliver(&key, Some(event.object), false).await,
+            EventType::Added | EventType::Modified => self.deliver(&key, Ok(event.object)).await,
             EventType::Deleted => {
-                let is_inferred = matches!(event.cause, Cause::Inferred | Cause::NotServed | Cause::Expired);
-                self.deliver(&key, None, is_inferred).await;
+                let deletion = Deletion { cause: event.cause, version: Some(event.object_version) };
+                self.deliver(&key, Err(deletion)).await;
             }
         }
     }
@@ -108,7 +108,7 @@ impl<T: Decode, H: ResourceEventHandler<T>> HandlerTask<T, H> {
     async fn deliver_present(&mut self, last: &mut Option<ObjectKey>, object: Arc<Object>) {
         let key = object.key().clone();
         self.delete_between(last.as_ref(), Some(&key)).await;
-        self.deliver(&key, Some(object), false).await;
+        self.deliver(&key, Ok(object)).await;
         *last = Some(key);
     }
 
@@ -131,30 +131,33 @@ impl<T: Decode, H: ResourceEventHandler<T>> HandlerTask<T, H> {
         let range = (after.map_or(Bound::Unbounded, Bound::Excluded), before.map_or(Bound::Unbounded, Bound::Excluded));
         let absent: Vec<ObjectKey> = self.delivered.range(range).map(|(key, _)| key.clone()).collect();
         for key in absent {
-            self.deliver(&key, None, true).await;
+            self.deliver(&key, Err(Deletion::inferred())).await;
         }
     }
 
-    /// Calls the handler with the new state of an object, `None` for a deletion, if that differs from the one that it has.
-    async fn deliver(&mut self, key: &ObjectKey, new: Option<Arc<Object>>, is_inferred: bool) {
+    /// Calls the handler with the new state of an object, or its deletion, if that differs from the state that it has.
+    async fn deliver(&mut self, key: &ObjectKey, new: Result<Arc<Object>, Deletion>) {
         let old = match &new {
-            Some(new) => self.delivered.insert(key.clone(), Arc::clone(new)),
-            None => self.delivered.remove(key),
+            Ok(new) => self.delivered.insert(key.clone(), Arc::clone(new)),
+            Err(_) => self.delivered.remove(key),
+        };
+        // To the handler, an object that it cannot have does not exist.
+        let (new, deletion) = match new {
+            Ok(new) => (Some(new), Deletion::inferred()),
+            Err(deletion) => (None, deletion),
         };
         if old == new {
             return;
         }
         let is_other = old.as_ref().zip(new.as_ref()).is_some_and(|(old, new)| is_replaced(old, new));
-        // To the handler, an object that it cannot have does not exist.
-        let is_inferred = is_inferred || new.is_some();
         let [old, new] = [old, new].map(|state| state.and_then(|state| self.decoder.decode(&state)));
         match (old, new) {
             (Some(old), Some(new)) if is_other => {
-                self.delete(old, true).await;
+                self.delete(old, Deletion::inferred()).await;
                 self.add(new).await;
             }
             (Some(old), Some(new)) => self.update(old, new).await,
-            (Some(old), None) => self.delete(old, is_inferred).await,
+            (Some(old), None) => self.delete(old, deletion).await,
             (None, Some(new)) => self.add(new).await,
             (None, None) => {}
         }
@@ -183,8 +186,8 @@ impl<T: Decode, H: ResourceEventHandler<T>> HandlerTask<T, H> {
         self.call(|handler| handler.on_update(old, new)).await;
     }
 
-    async fn delete(&mut self, last_state: Entry<T>, is_inferred: bool) {
-        self.call(|handler| handler.on_delete(last_state, is_inferred)).await;
+    async fn delete(&mut self, last_state: Entry<T>, deletion: Deletion) {
+        self.call(|handler| handler.on_delete(last_state, deletion)).await;
     }
 
     /// Calls the handler, unless it is removed. A panic is reported, and the next call follows, as of the handlers of all clients.

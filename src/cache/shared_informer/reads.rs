@@ -43,6 +43,11 @@ impl<T: Decode> TypedSnapshot<T> {
         self.snapshot.as_deref().map(Snapshot::version)
     }
 
+    /// Returns the version that a program can resume from: that of the state, or the one before it while more changes may come at it.
+    pub fn safe_version(&self) -> Option<&ResourceVersion> {
+        self.snapshot.as_deref().map(Snapshot::safe_version)
+    }
+
     /// Returns the object with this key.
     pub fn get(&self, key: &ObjectKey) -> Option<Entry<T>> {
         self.snapshot.as_ref()?.get(key).and_then(|object| self.decoder.decode(object))

@@ -1,5 +1,6 @@
 //! Informers of programs over a source in memory, on a paused clock.
 
+mod blocking;
 mod entries;
 mod handlers;
 

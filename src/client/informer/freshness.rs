@@ -1,12 +1,15 @@
 //! Freshness of the store of an informer.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::OnceLock, time::Duration};
 
 use parking_lot::Mutex;
 use prost_types::Timestamp;
 use tokio::time::Instant;
 
-use crate::{client::Progress, proto::pb};
+use crate::{
+    client::{ClientError, Progress},
+    proto::pb,
+};
 
 /// Relation of the store to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -39,6 +42,7 @@ pub struct Freshness {
 pub(super) struct Connection {
     idle_timeout: Duration,
     state: Mutex<State>,
+    failure: OnceLock<ClientError>,
 }
 
 #[derive(Debug, Default)]
@@ -75,13 +79,25 @@ impl fmt::Display for FreshnessState {
 
 impl Connection {
     pub(super) fn new(idle_timeout: Duration) -> Self {
-        Self { idle_timeout, state: Mutex::default() }
+        Self { idle_timeout, state: Mutex::default(), failure: OnceLock::new() }
     }
 
     /// Records the begin of a stream, or its end.
     pub(super) fn set_open(&self, is_open: bool) {
         let mut state = self.state.lock();
         (state.is_open, state.is_current) = (is_open, false);
+    }
+
+    /// Records the error that ends the last stream.
+    pub(super) fn fail(&self, error: ClientError) {
+        tracing::error!(%error, "informer failed");
+        self.set_open(false);
+        // There is one.
+        drop(self.failure.set(error));
+    }
+
+    pub(super) fn failure(&self) -> Option<ClientError> {
+        self.failure.get().cloned()
     }
 
     /// Records a message.

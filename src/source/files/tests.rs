@@ -152,7 +152,7 @@ impl Follower {
             Event::Added(_) => '+',
             Event::Modified(_) => '~',
             Event::Deleted(_) => '-',
-            Event::NotServed(_) | Event::Expired(_) => panic!("the last good state is kept: {event:?}"),
+            Event::NotServed(_) | Event::Removed(_, _) => panic!("the last good state is kept: {event:?}"),
             Event::Bookmark(version) => {
                 assert_eq!(version, &self.version);
                 return event;

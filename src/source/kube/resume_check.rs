@@ -93,7 +93,7 @@ impl ResumePoint {
     pub(super) fn of_event(event: &Event) -> Option<Self> {
         let (object, is_deleted) = match event {
             Event::Added(object) | Event::Modified(object) | Event::NotServed(object) => (object, false),
-            Event::Deleted(object) | Event::Expired(object) => (object, true),
+            Event::Deleted(object) | Event::Removed(object, _) => (object, true),
             Event::Bookmark(_) => return None,
         };
         Some(Self::new(Arc::clone(object), is_deleted, false))

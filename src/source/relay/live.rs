@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     cache::{Delta, SourceError, SyncState},
-    client::WatchMessages,
+    client::{OpenBatch, WatchMessages},
     model::{Cause, Event, Object, ResourceVersion},
     net::connection_files,
     proto::pb::{self, Bookmark, EventType, WatchResponse},
@@ -38,15 +38,13 @@ pub(super) struct RelayWatch {
     shared: Arc<RelayShared>,
     messages: WatchMessages,
     position: Position,
-    /// Version after the position that was delivered, and at which more changes may follow.
-    opened: Option<ResourceVersion>,
     /// Delivered changes above the position, by version: the last one up to a later position is the resume point of that position.
     ahead: BTreeMap<u128, ResumePoint>,
     /// Check of a stream of another server, which begins before the position: no message up to the position is new.
     check: Option<ResumeCheck>,
-    /// Events of a batch, while the version has not advanced.
-    gathered: Vec<Event>,
-    /// Cause of the deletions in `gathered`.
+    /// Batch after the position, while the version has not advanced.
+    batch: OpenBatch,
+    /// Cause of the deletions in the batch.
     deletion: Cause,
     /// Namespaces to which the upstream limits this relay; not known before the first bookmark.
     namespaces: Option<Vec<String>>,
@@ -72,10 +70,9 @@ impl RelayWatch {
             shared,
             messages,
             position,
-            opened: None,
             ahead: BTreeMap::new(),
             check: None,
-            gathered: Vec::new(),
+            batch: OpenBatch::default(),
             deletion: Cause::Change,
             namespaces: None,
             is_relisted: false,
@@ -143,7 +140,7 @@ impl RelayWatch {
         let config = &self.shared.config;
         let interval = if last_demand_at.is_some() { config.progress_interval } else { config.heartbeat };
         (self.messages, self.check) = self.shared.open_after(&self.position, interval).await?;
-        self.gathered.clear();
+        self.batch.discard();
         self.ready.clear();
         (self.deletion, self.is_relisted) = (Cause::Change, false);
         (self.last_demand_at, self.last_message_at) = (last_demand_at, Instant::now());
@@ -238,31 +235,24 @@ impl RelayWatch {
     /// Delivers an event of an open batch at once, as the upstream did. The position stays before the batch.
     fn take_open(&mut self, version: ResourceVersion, event: Event, is_inferred: bool) -> Result<Delta, SourceError> {
         let progress = self.progress(version)?;
-        if !self.gathered.is_empty() {
+        if !self.batch.is_empty() {
             return Err(self.shared.upstream.contract("open batch inside another"));
         }
         self.is_relisted = false;
         let version = &self.position.version;
-        if event.version() > version && !matches!(event, Event::Deleted(_) | Event::Expired(_)) {
+        if event.version() > version && !matches!(event, Event::Deleted(_) | Event::Removed(_, _)) {
             self.shared.state.lock().has_sent_ahead = true;
         }
-        let opened = self.opened.take().filter(|opened| opened > version);
-        // A change at a version that was complete before does not move the position. Neither does one that is ahead of it by more
-        // than one version: the upstream has several watches, of which one is ahead.
-        let reached = opened.as_ref().unwrap_or(version);
-        let is_next = *event.version() == version.next();
-        let end = (!is_next && event.version() != reached).then(|| Event::Bookmark(reached.clone()));
         if event.version() > version
             && let Some(resume_point) = ResumePoint::after_batch(None, std::slice::from_ref(&event), false)
         {
             self.ahead.insert(event.version().number(), resume_point.open());
         }
-        self.opened = if is_next { Some(event.version().clone()) } else { opened };
-        let events = [event].into_iter().chain(end);
+        let events = self.batch.send(version, event);
         let delta = if is_inferred {
-            Delta::Relist(events.collect(), Cause::Inferred)
+            Delta::Relist(events.into_vec(), Cause::Inferred)
         } else {
-            Delta::Changes { events: events.collect(), closes: false }
+            Delta::Changes { events, closes: false }
         };
         match progress {
             None => Ok(delta),
@@ -274,7 +264,7 @@ impl RelayWatch {
     }
 
     fn gather(&mut self, event: Event, is_inferred: bool) {
-        self.gathered.push(event);
+        self.batch.push(event);
         if is_inferred {
             // An inferred deletion means a relist, also from an upstream too old to mark relists.
             (self.deletion, self.is_relisted) = (Cause::Inferred, true);
@@ -283,13 +273,9 @@ impl RelayWatch {
 
     /// Ends the gathered batch at a version.
     fn complete(&mut self, version: ResourceVersion) -> Delta {
-        let mut events = std::mem::take(&mut self.gathered);
+        let events = self.batch.complete(&version);
         let is_relisted = std::mem::take(&mut self.is_relisted);
         let deletion = std::mem::replace(&mut self.deletion, Cause::Change);
-        // The objects of a relist have versions of their own, which may differ from that of the list.
-        if is_relisted || events.last().is_none_or(|last| *last.version() != version) {
-            events.push(Event::Bookmark(version.clone()));
-        }
         self.position.resume_point = ResumePoint::after_batch(self.position.resume_point.take(), &events, is_relisted);
         let ahead = self.ahead.split_off(&version.next().number());
         let passed = std::mem::replace(&mut self.ahead, ahead).pop_last().filter(|_| !is_relisted);
@@ -313,7 +299,7 @@ impl RelayWatch {
         self.note_demand();
         let progress = self.progress(version.clone())?;
         // The relist, if any, lies before this version.
-        self.is_relisted &= !self.gathered.is_empty();
+        self.is_relisted &= !self.batch.is_empty();
         Ok(progress.unwrap_or(Delta::event(Event::Bookmark(version))))
     }
 
@@ -328,7 +314,7 @@ impl RelayWatch {
         if version == self.position.version {
             return Ok(None);
         }
-        if !self.gathered.is_empty() {
+        if !self.batch.is_empty() {
             return Err(self.shared.upstream.contract("version inside a batch"));
         }
         Ok(Some(self.complete(version)))

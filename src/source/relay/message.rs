@@ -1,12 +1,12 @@
 //! Conversion of the upstream's messages to the model, byte for byte.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use bytes::Bytes;
 
 use crate::{
     cache::{Problem, ProblemReason, SourceError, SourceHealth, SyncState, UnreadableItem},
-    model::{Event, Object, ObjectKey, ObjectParts, ResourceVersion},
+    model::{self, Event, Object, ObjectKey, ObjectParts, ResourceVersion},
     proto::{
         self,
         pb::{self, Cause, EventType, WatchResponse},
@@ -24,10 +24,6 @@ pub(super) struct UnreadableObject {
     pub(super) problem: Problem,
 }
 
-/// Media types of bodies, the same at every origin.
-const MEDIA_TYPES: [&str; 2] = [JSON, "application/octet-stream"];
-const JSON: &str = "application/json";
-
 /// Converts a message to an event, for a watch under REPLAY after the initial events. What enters the selection is added, what
 /// leaves it is deleted.
 pub(super) fn event(message: &WatchResponse, object: Object) -> Result<Event, SourceError> {
@@ -42,7 +38,7 @@ pub(super) fn event(message: &WatchResponse, object: Object) -> Result<Event, So
     Ok(match event_type {
         EventType::Added => Event::Added(object),
         EventType::Deleted if cause == Cause::NotServed => Event::NotServed(object),
-        EventType::Deleted if cause == Cause::Expired => Event::Expired(object),
+        EventType::Deleted if cause == Cause::Expired => Event::Removed(object, model::Cause::Expired),
         EventType::Deleted => Event::Deleted(object),
         _ => Event::Modified(object),
     })
@@ -103,25 +99,10 @@ pub(super) fn report_origin(bookmark: &pb::Bookmark, at: &ResourceVersion, healt
 }
 
 fn read(object: pb::Object) -> Result<Object, String> {
-    let key = ObjectKey::new(&object.namespace, &object.name).map_err(|error| error.to_string())?;
-    let version: ResourceVersion = object.resource_version.parse().map_err(|error| format!("{error}"))?;
-    let media_type = MEDIA_TYPES.into_iter().find(|known| *known == object.media_type);
-    let media_type =
-        media_type.ok_or_else(|| format!("unsupported media type {:?}; use a newer informerd", object.media_type))?;
-    let Some(pb::object::Body::Raw(body)) = object.body else { return Err("no raw body".to_owned()) };
-    let labels: BTreeMap<_, _> = object.labels.into_iter().collect();
-    // In nearly every case the body contains all of it, and the object needs no memory of its own for the rest.
-    if media_type == JSON
-        && let Ok(read) = Object::from_json_of(key.clone(), &object.uid, &body, version.clone())
-        && (read.api_version(), read.kind()) == (&*object.api_version, &*object.kind)
-        && read.labels().iter().eq(labels.iter().map(|(key, value)| (&**key, &**value)))
-    {
-        return Ok(read);
+    if !matches!(object.body, Some(pb::object::Body::Raw(_))) {
+        return Err("no raw body".to_owned());
     }
-    let (uid, api_version, kind) = (object.uid, object.api_version, object.kind);
-    Object::new(ObjectParts { key, uid, version, labels, api_version, kind, media_type, body })
-        .checked()
-        .map_err(|error| error.to_string())
+    proto::model_object(object)?.checked().map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -129,7 +110,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::proto::PayloadFormat;
+    use crate::{model::JSON, proto::PayloadFormat};
 
     proptest! {
         #![proptest_config(crate::property_config())]
@@ -153,7 +134,7 @@ mod tests {
                 labels,
                 api_version: if is_typed { "v1".to_owned() } else { String::new() },
                 kind,
-                media_type: if is_json { JSON } else { MEDIA_TYPES[1] },
+                media_type: if is_json { JSON } else { "application/octet-stream" },
                 body,
             });
             prop_assert_eq!(read(proto::object(&object, &version, PayloadFormat::Raw)).unwrap(), object);

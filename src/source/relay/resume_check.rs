@@ -116,7 +116,7 @@ impl ResumePoint {
         }
         let present = events.iter().filter_map(|event| match event {
             Event::Added(object) | Event::Modified(object) => Some(object),
-            Event::Deleted(_) | Event::NotServed(_) | Event::Expired(_) | Event::Bookmark(_) => None,
+            Event::Deleted(_) | Event::NotServed(_) | Event::Removed(_, _) | Event::Bookmark(_) => None,
         });
         let newest = present.max_by_key(|object| object.version().number()).map(Self::listed);
         let is_of_batch = |resume_point: &Self| {
@@ -125,7 +125,7 @@ impl ResumePoint {
                 | Event::Modified(of)
                 | Event::Deleted(of)
                 | Event::NotServed(of)
-                | Event::Expired(of) => of.key() == resume_point.key(),
+                | Event::Removed(of, _) => of.key() == resume_point.key(),
                 Event::Bookmark(_) => false,
             })
         };
@@ -247,7 +247,9 @@ impl BatchChanges {
 fn change(event: &Event) -> Option<(Arc<Object>, bool)> {
     match event {
         Event::Added(object) | Event::Modified(object) => Some((Arc::clone(object), false)),
-        Event::Deleted(object) | Event::NotServed(object) | Event::Expired(object) => Some((Arc::clone(object), true)),
+        Event::Deleted(object) | Event::NotServed(object) | Event::Removed(object, _) => {
+            Some((Arc::clone(object), true))
+        }
         Event::Bookmark(_) => None,
     }
 }

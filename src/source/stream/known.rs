@@ -12,7 +12,7 @@ use std::{
 
 use crate::{
     cache::List,
-    model::{Event, EventType, Object, ObjectKey, ResourceVersion},
+    model::{Cause, Event, EventType, Object, ObjectKey, ResourceVersion},
     source::uids::Uids,
 };
 
@@ -97,7 +97,7 @@ impl StreamState {
     pub(super) fn expire(&mut self, keys: &[ObjectKey]) -> (Vec<Event>, Vec<u128>) {
         let next = self.version.next();
         let removed = keys.iter().filter_map(|key| self.objects.remove_entry(key));
-        let deletion = |object: Arc<Object>| Event::Expired(Arc::new(object.at_version(next.clone())));
+        let deletion = |object: Arc<Object>| Event::Removed(Arc::new(object.at_version(next.clone())), Cause::Expired);
         let uids = &mut self.uids;
         let expired = removed.map(|(KeyedObject(object), at)| {
             uids.release(&object);

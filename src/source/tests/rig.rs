@@ -202,7 +202,7 @@ impl Rig {
             Event::Modified(object) => ('~', object),
             Event::Deleted(object) => ('-', object),
             Event::NotServed(object) => ('!', object),
-            Event::Expired(object) => ('^', object),
+            Event::Removed(object, _) => ('^', object),
             Event::Bookmark(_) => panic!("a bookmark in a transaction"),
         };
         let (key, value) = (object.key().to_string(), (self.value)(object));

@@ -63,8 +63,8 @@ impl Served {
             rewrite_evidence: source.rewrite_evidence(),
             demand: source.demand(),
             provenance: source.provenance(),
-            creation_time: None,
             batch_window: Duration::from_micros(500),
+            ..InformerConfig::default()
         };
         let (mut informer, handle) = Informer::new(Arc::clone(&fifo), health.clone(), config);
         let mut reflector = Reflector::new(source, Arc::clone(&fifo), health.clone(), reflector);

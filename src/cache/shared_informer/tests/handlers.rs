@@ -77,8 +77,8 @@ impl ResourceEventHandler<Object> for TestListener {
         self.receive(format!("{call} {}", new.key()), Some(old.object()), Some(new.object())).await;
     }
 
-    async fn on_delete(&mut self, last_state: Entry<Object>, is_inferred: bool) {
-        let inferred = if is_inferred { " inferred" } else { "" };
+    async fn on_delete(&mut self, last_state: Entry<Object>, deletion: Deletion) {
+        let inferred = if deletion.is_inferred() { " inferred" } else { "" };
         self.receive(format!("delete {}{inferred}", last_state.key()), Some(last_state.object()), None).await;
     }
 }
@@ -433,7 +433,9 @@ async fn a_handler_receives_objects_while_they_can_be_decoded() {
     let handler = ResourceEventHandlerFuncs::<Pod>::new()
         .on_add(move |pod, initial| adds.lock().push(format!("add {} {initial}", pod.metadata.name)))
         .on_update(move |_, pod| updates.lock().push(format!("update {}", pod.metadata.name)))
-        .on_delete(move |pod, inferred| deletes.lock().push(format!("delete {} {inferred}", pod.metadata.name)));
+        .on_delete(move |pod, deletion| {
+            deletes.lock().push(format!("delete {} {}", pod.metadata.name, deletion.is_inferred()));
+        });
     let _registration = informer.add_handler(handler, named("typed")).unwrap();
     pass(1).await;
     for labels in ["a=1", "a=2"] {

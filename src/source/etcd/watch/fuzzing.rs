@@ -187,7 +187,7 @@ fn told(delta: &Delta) -> Told {
         Event::Added(object) => Some(('+', object.key().to_string())),
         Event::Modified(object) => Some(('=', object.key().to_string())),
         Event::Deleted(object) => Some(('-', object.key().to_string())),
-        Event::NotServed(object) | Event::Expired(object) => panic!("{object:?} is served"),
+        Event::NotServed(object) | Event::Removed(object, _) => panic!("{object:?} is served"),
         Event::Bookmark(_) => None,
     };
     (version.number(), events.iter().filter_map(change).collect())

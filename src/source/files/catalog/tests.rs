@@ -78,7 +78,9 @@ fn shown(events: &[Event]) -> Vec<String> {
         Event::Added(object) => show("+", object),
         Event::Modified(object) => show("~", object),
         Event::Deleted(object) => show("-", object),
-        Event::NotServed(object) | Event::Expired(object) => panic!("the last good state of {} is kept", object.key()),
+        Event::NotServed(object) | Event::Removed(object, _) => {
+            panic!("the last good state of {} is kept", object.key())
+        }
         Event::Bookmark(version) => version.to_string(),
     };
     events.iter().map(show).collect()

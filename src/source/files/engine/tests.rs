@@ -86,7 +86,7 @@ fn shown(scanned: &Scanned) -> String {
         Event::Modified(object) => Some(format!("~{}", object.key())),
         Event::Deleted(object) => Some(format!("-{}", object.key())),
         Event::Bookmark(_) => None,
-        Event::NotServed(_) | Event::Expired(_) => unreachable!("the engine makes none"),
+        Event::NotServed(_) | Event::Removed(_, _) => unreachable!("the engine makes none"),
     };
     let again = scanned.again_at.map(|_| "?".to_owned());
     scanned.events.iter().filter_map(show).chain(again).collect::<Vec<_>>().join(" ")

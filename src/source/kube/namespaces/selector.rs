@@ -123,7 +123,7 @@ pub(super) async fn changed(mut followed: NamespaceWatch, names: Vec<String>) ->
             Event::Added(namespace) | Event::Modified(namespace) | Event::NotServed(namespace) => {
                 !is_known(namespace.key().name())
             }
-            Event::Deleted(namespace) | Event::Expired(namespace) => is_known(namespace.key().name()),
+            Event::Deleted(namespace) | Event::Removed(namespace, _) => is_known(namespace.key().name()),
             Event::Bookmark(_) => false,
         };
         if events.iter().any(is_news) {

@@ -75,7 +75,7 @@ async fn objects_expire_after_the_end_of_the_stream_too() {
     let begun = Instant::now();
     assert_eq!(rig.all().await.len(), 2);
     let Delta::Changes { events, closes: true } = rig.watch.next().await.unwrap().unwrap() else { panic!() };
-    assert!(events.iter().all(|event| matches!(event, Event::Expired(_))) && events.len() == 2, "one batch");
+    assert!(events.iter().all(|event| matches!(event, Event::Removed(_, _))) && events.len() == 2, "one batch");
     assert_expired_in_time(begun);
     assert_eq!(rig.health.state(), SyncState::Stale);
 }

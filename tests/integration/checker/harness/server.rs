@@ -13,8 +13,7 @@ use bytes::Buf;
 use http_body_util::BodyExt;
 use informerd::{
     cache::{
-        Delta, FifoBounds, Informer, InformerConfig, InformerHandle, ProgressDemand, Provenance, RealFifo,
-        RewriteEvidence, Snapshot, SourceHealth,
+        Delta, FifoBounds, Informer, InformerConfig, InformerHandle, RealFifo, RewriteEvidence, Snapshot, SourceHealth,
     },
     grpc::{Body, Lifecycle, ResourceViews, Routes, RpcMetrics, ServedResource, Service, ServiceConfig, WireFrame},
     model::{IndexFunc, Indexers, Path, ResourceVersion},
@@ -184,10 +183,7 @@ impl Resource {
             broadcaster,
             history: bound(history),
             rewrite_evidence: if has_stable_bodies { RewriteEvidence::Bytes } else { RewriteEvidence::Listed },
-            demand: ProgressDemand::default(),
-            provenance: Provenance::default(),
-            creation_time: None,
-            batch_window: Duration::ZERO,
+            ..InformerConfig::default()
         };
         let (mut task, informer) = Informer::new(Arc::clone(&fifo), health.clone(), config);
         if !has_time {

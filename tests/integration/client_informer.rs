@@ -1,0 +1,146 @@
+//! Informers of the client library, against a server in this process. The rules of streams are those of the conformance suite.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+    mpsc,
+};
+
+use informerd::{
+    cache::ResourceEventHandlerFuncs,
+    client::{Client, Informer, InformerError, Query, ReadError},
+    model::{IndexFunc, Object},
+    proto::pb,
+    testing::{self, FakeSource},
+};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::sandbox::DEADLINE;
+
+fn object(name: &str, count: usize) -> Value {
+    json!({ "metadata": { "name": name, "labels": { "app": "web" } }, "count": count })
+}
+
+/// Reads without a pause while the list is applied.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_informer_is_healthy_only_once_readers_have_the_whole_list() {
+    let source = FakeSource::new();
+    let count = 5000;
+    for at in 0..count {
+        source.add(&object(&format!("o{at}"), 0));
+    }
+    let server = testing::serve([("objects", source.clone())]).await;
+    let by_app = IndexFunc::Label("app".to_owned());
+    let informer = Informer::builder(server.client(), &Query::of("objects")).index("app", by_app).start().unwrap();
+    let reading = tokio::task::spawn_blocking(move || {
+        let until = std::time::Instant::now() + DEADLINE;
+        while !informer.is_healthy() {
+            assert!(std::time::Instant::now() < until, "it is not healthy in time");
+        }
+        (informer.snapshot().list().len(), informer)
+    });
+    let (seen, informer) = reading.await.unwrap();
+    assert_eq!(seen, count);
+    assert_eq!(informer.snapshot().by_index("app", "web").unwrap().len(), count);
+    timeout(DEADLINE, informer.stop()).await.unwrap();
+    assert!(!informer.is_healthy() && informer.ended().await == InformerError::Stopped);
+    assert_eq!(informer.snapshot().list().len(), count, "the last state can be read");
+}
+
+#[tokio::test]
+async fn no_handler_call_begins_after_a_stop_which_waits_for_the_call_that_goes_on() {
+    let source = FakeSource::new();
+    source.add(&object("a", 0));
+    let server = testing::serve([("objects", source.clone())]).await;
+    let ((begun, mut has_begun), (end, may_end)) = (tokio::sync::mpsc::channel(1), mpsc::channel());
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&calls);
+    let handler = ResourceEventHandlerFuncs::<Object>::new().on_update(move |_, _| {
+        if counted.fetch_add(1, Ordering::SeqCst) == 0 {
+            begun.try_send(()).unwrap();
+            may_end.recv_timeout(DEADLINE).unwrap();
+        }
+    });
+    let builder = Informer::builder(server.client(), &Query::of("objects"));
+    let informer = builder.handler(handler, |panic| panic!("{panic}")).start().unwrap();
+    timeout(DEADLINE, informer.wait_synced()).await.unwrap().unwrap();
+    source.modify(&object("a", 1));
+    timeout(DEADLINE, has_begun.recv()).await.unwrap().unwrap();
+    let last = source.add(&object("b", 0)).to_string();
+    let state = timeout(DEADLINE, informer.read_after(&last)).await.unwrap().unwrap();
+    assert_eq!(state.list().len(), 2, "a handler that blocks does not hold up the cache");
+    let last = source.modify(&object("b", 2)).to_string();
+    timeout(DEADLINE, informer.read_after(&last)).await.unwrap().unwrap();
+    let stopped = informer.stop();
+    tokio::pin!(stopped);
+    assert!(futures_util::poll!(&mut stopped).is_pending(), "a call goes on");
+    end.send(()).unwrap();
+    timeout(DEADLINE, stopped).await.unwrap();
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_version_is_waited_for_if_it_can_be_compared() {
+    let source = FakeSource::new();
+    source.add(&object("a", 0));
+    let server = testing::serve([("objects", source.clone())]).await;
+    let informer = Informer::builder(server.client(), &Query::of("objects")).start().unwrap();
+    timeout(DEADLINE, informer.wait_synced()).await.unwrap().unwrap();
+    assert_eq!(informer.version(), Some(source.version()));
+    let next = source.version().next().to_string();
+    {
+        let waiting = informer.read_after(&next);
+        tokio::pin!(waiting);
+        assert!(futures_util::poll!(&mut waiting).is_pending());
+        source.modify(&object("a", 7));
+        let state = timeout(DEADLINE, waiting).await.unwrap().unwrap();
+        assert_eq!(state.list()[0].version().to_string(), next);
+    }
+    let other = informer.read_after("other.1").await.unwrap_err();
+    assert!(matches!(&other, ReadError::OtherLineage { .. }) && other.to_string().contains("of another lineage"));
+    assert!(matches!(informer.read_after("x").await, Err(ReadError::Invalid(_))));
+    timeout(DEADLINE, informer.stop()).await.unwrap();
+    let far = source.version().next().next().to_string();
+    assert_eq!(informer.read_after(&far).await.unwrap_err(), ReadError::Ended(InformerError::Stopped));
+}
+
+#[tokio::test]
+async fn without_bodies_a_change_of_the_version_is_an_update() {
+    let source = FakeSource::new();
+    source.add(&object("a", 0));
+    let server = testing::serve([("objects", source.clone())]).await;
+    let (sender, mut updated) = tokio::sync::mpsc::channel(8);
+    let handler = ResourceEventHandlerFuncs::<Object>::new().on_update(move |old, new| {
+        assert!(old.body().is_empty() && new.body().is_empty());
+        sender.try_send(new.version().clone()).unwrap();
+    });
+    let query = Query { format: pb::PayloadFormat::Metadata, ..Query::of("objects") };
+    let informer =
+        Informer::builder(server.client(), &query).handler(handler, |panic| panic!("{panic}")).start().unwrap();
+    timeout(DEADLINE, informer.wait_synced()).await.unwrap().unwrap();
+    let version = source.modify(&object("a", 1));
+    assert_eq!(timeout(DEADLINE, updated.recv()).await.unwrap(), Some(version));
+}
+
+#[tokio::test]
+async fn an_informer_that_cannot_be_served_ends_with_the_error() {
+    let server = testing::serve([("objects", FakeSource::new())]).await;
+    let informer = Informer::builder(server.client(), &Query::of("others")).start().unwrap();
+    let InformerError::Failed(error) = timeout(DEADLINE, informer.ended()).await.unwrap() else {
+        panic!("it has failed")
+    };
+    assert_eq!(error.reason(), Some("RESOURCE_NOT_FOUND"));
+    assert_eq!(informer.failure(), Some(error.clone()));
+    assert_eq!(informer.wait_synced().await, Err(InformerError::Failed(error)));
+    assert!(!informer.is_healthy() && informer.version().is_none());
+    timeout(DEADLINE, informer.stop()).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_index_has_a_name_of_its_own() {
+    let client = Client::connect_lazy(&"127.0.0.1:1".parse().unwrap()).unwrap();
+    let by_app = || IndexFunc::Label("app".to_owned());
+    let builder = Informer::builder(&client, &Query::of("objects")).index("app", by_app()).index("app", by_app());
+    assert!(builder.start().is_err());
+}
