@@ -1,9 +1,11 @@
 //! Parameters of list and watch, by the validation of Kubernetes (`ValidateListOptions` in apimachinery).
 
+use std::{collections::HashSet, fmt::Display};
+
 use percent_encoding::percent_decode;
 
 use super::status::{Cause, Failure};
-use crate::model::{Shard, excerpt};
+use crate::model::{FieldSelector, LabelSelector, Shard, excerpt};
 
 /// Parameters of list and watch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -31,11 +33,24 @@ const INITIAL: &str = "sendInitialEvents";
 // === impl Query ===
 
 impl Query {
-    /// Parses the query of a URL. Parameters that Kubernetes does not know are ignored, as there.
+    /// Parses the query of a list or watch. Of a parameter that is given twice the first counts, and those that Kubernetes does not
+    /// know are ignored, as there.
     pub(super) fn parse(text: &str) -> Result<Self, Failure> {
-        let mut query = Self::default();
+        Self::parse_of(text, |_| true)
+    }
+
+    /// Parses the query of a request for one object, which has fewer parameters.
+    pub(super) fn parse_get(text: &str) -> Result<Self, Failure> {
+        Self::parse_of(text, |key| ["resourceVersion", MATCH, "includeObject"].contains(&key))
+    }
+
+    fn parse_of(text: &str, is_known: impl Fn(&str) -> bool) -> Result<Self, Failure> {
+        let (mut query, mut seen) = (Self::default(), HashSet::new());
         for pair in pairs(text) {
             let (key, value) = pair?;
+            if !is_known(&key) || !seen.insert(key.clone()) {
+                continue;
+            }
             match &*key {
                 "watch" => query.is_watch = boolean(&value),
                 "labelSelector" => query.label_selector = value,
@@ -60,40 +75,54 @@ impl Query {
         self.version_match == EXACT
     }
 
-    /// Checks that the parameters fit together, and that this server has them.
+    /// Checks that the parameters fit together, and that this server has them: in the order of Kubernetes, as clients get the first
+    /// error.
     pub(super) fn check(&self) -> Result<(), Failure> {
         let Self { resource_version, version_match, token, .. } = self;
+        let invalid = |field: &str, error: &dyn Display| Failure::bad_request(&format!("{field}: {error}"));
+        LabelSelector::parse(&self.label_selector).map_err(|error| invalid("labelSelector", &error))?;
+        FieldSelector::parse(&self.field_selector).map_err(|error| invalid("fieldSelector", &error))?;
         let mut causes = Vec::new();
-        let mut forbid = |field: &'static str, message: &str| causes.push(Cause::forbidden(field, message));
-        if self.is_watch {
-            if self.sends_initial_events.is_some() && version_match != NOT_OLDER_THAN {
-                forbid(MATCH, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan");
+        let mut forbid = |is_so: bool, field: &'static str, message: &str| {
+            if is_so {
+                causes.push(Cause::forbidden(field, message));
             }
-            if !version_match.is_empty() && self.sends_initial_events.is_none() {
-                forbid(MATCH, "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided");
-            }
+        };
+        let (is_matching, is_any) = (!version_match.is_empty(), ["", "0"].contains(&&**resource_version));
+        let (is_initial, is_continued) = (self.sends_initial_events.is_some(), !token.is_empty());
+        let not_supported = if self.is_watch {
+            let is_not_older = version_match == NOT_OLDER_THAN;
+            let message = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
+            forbid(is_initial && !is_not_older, MATCH, message);
+            let message = "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
+            forbid(is_matching && !is_initial, MATCH, message);
+            let other = Cause::not_supported(MATCH, version_match, &[NOT_OLDER_THAN]);
+            (is_matching && !is_not_older).then_some(other)
         } else {
-            if !version_match.is_empty() && resource_version.is_empty() {
-                forbid(MATCH, "resourceVersionMatch is forbidden unless resourceVersion is provided");
-            }
+            let message = "resourceVersionMatch is forbidden unless resourceVersion is provided";
+            forbid(is_matching && resource_version.is_empty(), MATCH, message);
+            let is_known = ["", EXACT, NOT_OLDER_THAN].contains(&&**version_match);
+            (!is_known).then(|| Cause::not_supported(MATCH, version_match, &[EXACT, NOT_OLDER_THAN, ""]))
+        };
+        // A watch of any version matches by itself those that are not older.
+        let is_continued = is_continued && (is_matching || self.is_watch && is_any && !is_initial);
+        let continued = Cause::forbidden(MATCH, "resourceVersionMatch is forbidden when continue is provided");
+        let continued = is_continued.then_some(continued);
+        let [first, second] = if self.is_watch { [not_supported, continued] } else { [continued, not_supported] };
+        causes.extend(first.into_iter().chain(second));
+        if !self.is_watch {
             if self.is_exact() && resource_version == "0" {
-                forbid(MATCH, "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"");
+                let message = "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"";
+                causes.push(Cause::forbidden(MATCH, message));
             }
-            if self.sends_initial_events.is_some() {
-                forbid(INITIAL, "sendInitialEvents is forbidden for list");
+            if is_initial {
+                causes.push(Cause::forbidden(INITIAL, "sendInitialEvents is forbidden for list"));
             }
-        }
-        if !version_match.is_empty() && !token.is_empty() {
-            forbid(MATCH, "resourceVersionMatch is forbidden when continue is provided");
-        }
-        let supported: &[&str] = if self.is_watch { &[NOT_OLDER_THAN] } else { &[EXACT, NOT_OLDER_THAN, ""] };
-        if !version_match.is_empty() && !supported.contains(&&**version_match) {
-            causes.push(Cause::not_supported(MATCH, version_match, supported));
         }
         if !causes.is_empty() {
             return Err(Failure::invalid(causes));
         }
-        if !self.is_watch && !token.is_empty() && !["", "0"].contains(&&**resource_version) {
+        if !self.is_watch && !token.is_empty() && !is_any {
             return Err(Failure::bad_request("specifying resource version is not allowed when using continue"));
         }
         Ok(())

@@ -225,10 +225,14 @@ impl Failure {
     /// Returns the object.
     pub(super) fn to_json(&self) -> Value {
         let Self { code, reason, message, details, .. } = self;
-        json!({
+        let mut status = json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-            "message": message, "reason": reason, "details": details, "code": code,
-        })
+            "message": message, "reason": reason, "code": code,
+        });
+        if *details != json!({}) {
+            status["details"] = details.clone();
+        }
+        status
     }
 
     pub(super) fn into_response(self) -> Response<RestBody> {

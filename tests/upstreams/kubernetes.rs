@@ -23,9 +23,9 @@ use crate::{
 };
 
 /// informerd with the kinds that the commands name.
-struct Facade {
+pub(crate) struct Facade {
     directory: TempDir,
-    address: String,
+    pub(crate) address: String,
     _running: JoinHandle<()>,
 }
 
@@ -72,7 +72,7 @@ const TABLES: &[&str] = &[
 // === impl Facade ===
 
 impl Facade {
-    async fn start(apiserver: &ApiServer) -> Self {
+    pub(crate) async fn start(apiserver: &ApiServer) -> Self {
         let directory = TempDir::new().unwrap();
         apiserver.kubeconfig(&directory.path().join("kubeconfig"), apiserver.address().port(), ADMIN);
         let kinds = [("", "pods"), ("", "nodes"), ("", "services"), ("", "configmaps"), ("apps", "deployments")];
@@ -144,7 +144,7 @@ impl Drop for Informers {
 }
 
 /// Creates objects of each kind.
-async fn fill(apiserver: &ApiServer) {
+pub(crate) async fn fill(apiserver: &ApiServer) {
     let container = json!([{ "name": "c", "image": "nginx" }]);
     let pod = |name: &str, app: &str, node: Value| json!({ "metadata": { "name": name, "labels": { "app": app } }, "spec": { "containers": container, "nodeName": node } });
     apiserver

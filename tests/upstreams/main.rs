@@ -32,6 +32,8 @@ mod manifest;
 mod metadata;
 mod monitoring;
 mod namespaces;
+#[cfg(feature = "kubernetes-api")]
+mod parameters;
 mod pipe;
 mod pod;
 mod port;
