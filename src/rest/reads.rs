@@ -233,8 +233,7 @@ impl Reader<'_> {
         let is_any = resource_version == "0";
         if sends_initial_events != Some(true) && !is_any && !resource_version.is_empty() {
             // Resumes after the version, also if the client does not want the initial events.
-            decimal(resource_version)?;
-            request.resource_version.clone_from(resource_version);
+            request.resource_version = decimal(resource_version)?.to_string();
         } else {
             if sends_initial_events == Some(false) {
                 request.initial_events = pb::InitialEvents::None.into();
@@ -256,9 +255,9 @@ impl Reader<'_> {
     }
 }
 
-/// Parses a version, of which only decimals are served here.
+/// Parses a version, of which only decimals are served here, also with zeros before them.
 fn decimal(text: &str) -> Result<ResourceVersion, Refused> {
-    ResourceVersion::parse_decimal(text).map_err(|_| {
+    ResourceVersion::parse_decimal(text.trim_start_matches('0')).map_err(|_| {
         let message = format!("resourceVersion: Invalid value: {:?}: it is no decimal", excerpt(text));
         Refused::Failure(Failure::bad_request(&message))
     })

@@ -13,30 +13,24 @@ use crate::{
     },
 };
 
-/// Column of a kind.
+/// Column of a kind, which is a string also where its cells are numbers.
 struct Column {
     name: &'static str,
-    kind: &'static str,
     /// Not 0 for a column that only `-o wide` shows.
     priority: u8,
     show: fn(&Value, SystemTime) -> Value,
 }
 
 const STRING: &str = "string";
-const INTEGER: &str = "integer";
 
 const AGE: Column = narrow("Age", |body, now| json!(creation(body, now)));
 
-const fn column(name: &'static str, kind: &'static str, priority: u8, show: fn(&Value, SystemTime) -> Value) -> Column {
-    Column { name, kind, priority, show }
-}
-
 const fn narrow(name: &'static str, show: fn(&Value, SystemTime) -> Value) -> Column {
-    column(name, STRING, 0, show)
+    Column { name, priority: 0, show }
 }
 
 const fn wide(name: &'static str, show: fn(&Value, SystemTime) -> Value) -> Column {
-    column(name, STRING, 1, show)
+    Column { name, priority: 1, show }
 }
 
 const POD: &[Column] = &[
@@ -62,8 +56,8 @@ const NODE: &[Column] = &[
 ];
 const DEPLOYMENT: &[Column] = &[
     narrow("Ready", |body, _| json!(values::deployment_ready(body))),
-    column("Up-to-date", INTEGER, 0, |body, _| number(body, "/status/updatedReplicas")),
-    column("Available", INTEGER, 0, |body, _| number(body, "/status/availableReplicas")),
+    narrow("Up-to-date", |body, _| number(body, "/status/updatedReplicas")),
+    narrow("Available", |body, _| number(body, "/status/availableReplicas")),
     AGE,
     wide("Containers", |body, _| json!(names(body, "/spec/template/spec/containers"))),
     wide("Images", |body, _| json!(values::images(body, "/spec/template/spec/containers"))),
@@ -77,10 +71,10 @@ const SERVICE: &[Column] = &[
     AGE,
     wide("Selector", |body, _| json!(values::pairs(body.pointer("/spec/selector")))),
 ];
-const CONFIG_MAP: &[Column] = &[column("Data", INTEGER, 0, |body, _| json!(values::data(body))), AGE];
+const CONFIG_MAP: &[Column] = &[narrow("Data", |body, _| json!(values::data(body))), AGE];
 const SECRET: &[Column] = &[
     narrow("Type", |body, _| json!(text_or(body, "/type", "Opaque"))),
-    column("Data", INTEGER, 0, |body, _| json!(values::data(body))),
+    narrow("Data", |body, _| json!(values::data(body))),
     AGE,
 ];
 const OTHER: &[Column] = &[AGE];
@@ -101,8 +95,8 @@ fn columns(kind: &ApiKind) -> &'static [Column] {
 /// Returns the definitions of the columns of a kind.
 pub(super) fn definitions(kind: &ApiKind) -> Value {
     let name = json!({ "name": "Name", "type": STRING, "format": "name", "description": "", "priority": 0 });
-    let others = columns(kind).iter().map(|Column { name, kind, priority, .. }| {
-        json!({ "name": name, "type": kind, "format": "", "description": "", "priority": priority })
+    let others = columns(kind).iter().map(|Column { name, priority, .. }| {
+        json!({ "name": name, "type": STRING, "format": "", "description": "", "priority": priority })
     });
     [name].into_iter().chain(others).collect()
 }

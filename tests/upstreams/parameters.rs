@@ -150,11 +150,48 @@ impl Draw {
         add(80, "timeoutSeconds", &["1", "1", "1", "1", "0", "-1", "x", "1.5", ""]);
         add(30, "limit", &["1", "2", "500", "0", "-1", "x", "", "99999999999999999999"]);
         let Versions { current, old, before } = versions;
-        let [current, old, before, future] = [*current, *old, *before, current + 1_000_000].map(|version| version.to_string());
-        add(55, "resourceVersion", &["", "0", "0", &current, &current, &old, &old, &before, &future, "x", "-1", "1.0", "01"]);
+        let [current, old, before, future] =
+            [*current, *old, *before, current + 1_000_000].map(|version| version.to_string());
+        add(
+            55,
+            "resourceVersion",
+            &["", "0", "0", &current, &current, &old, &old, &before, &future, "x", "-1", "1.0", "01"],
+        );
         add(35, "resourceVersionMatch", &["Exact", "Exact", "NotOlderThan", "NotOlderThan", "exact", "x", ""]);
-        add(30, "labelSelector", &["app=web", "app!=web", "app in (web,db)", "!app", "app", "a b", "app in (", "app=web,", "=", "app==web", "app notin (x)"]);
-        add(30, "fieldSelector", &["metadata.name=p1", "metadata.namespace=a", "spec.nodeName=n1", "metadata.name!=p1", "metadata.name==m1", "status.phase=Pending", "metadata.name=p1,metadata.namespace=a", "a b", "=", "metadata.name", "metadata.name="]);
+        add(
+            30,
+            "labelSelector",
+            &[
+                "app=web",
+                "app!=web",
+                "app in (web,db)",
+                "!app",
+                "app",
+                "a b",
+                "app in (",
+                "app=web,",
+                "=",
+                "app==web",
+                "app notin (x)",
+            ],
+        );
+        add(
+            30,
+            "fieldSelector",
+            &[
+                "metadata.name=p1",
+                "metadata.namespace=a",
+                "spec.nodeName=n1",
+                "metadata.name!=p1",
+                "metadata.name==m1",
+                "status.phase=Pending",
+                "metadata.name=p1,metadata.namespace=a",
+                "a b",
+                "=",
+                "metadata.name",
+                "metadata.name=",
+            ],
+        );
         add(8, "fieldSelector", &["data.k=v", "metadata.uid=x", "spec.none=1"]);
         add(30, "sendInitialEvents", &["true", "true", "false", "1", "x", ""]);
         add(30, "allowWatchBookmarks", &["true", "false", "x", ""]);
@@ -173,8 +210,9 @@ impl Draw {
     /// Returns a request of the table of differences.
     fn example((target, accept): (&'static str, &'static str)) -> Self {
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
-        let pairs = query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split_once('=').unwrap());
-        let parameters = pairs.map(|(key, value)| (key, value.to_owned())).collect();
+        let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+        let decode = |value: &str| form_urlencoded::parse(value.as_bytes()).map(|(value, _)| value.into_owned()).collect();
+        let parameters = pairs.map(|(key, value)| (key, decode(value))).collect();
         let accept = if accept.is_empty() { Vec::new() } else { vec![accept.to_owned()] };
         Self { path: path.to_owned(), parameters, token: None, accept }
     }
@@ -187,7 +225,8 @@ impl Draw {
     /// Returns true for a request of one object.
     fn is_get(&self) -> bool {
         let parts = self.path.split('/').count();
-        parts - if self.path.contains("/namespaces/") { 2 } else { 0 } > if self.path.starts_with("/apis") { 5 } else { 4 }
+        parts - if self.path.contains("/namespaces/") { 2 } else { 0 }
+            > if self.path.starts_with("/apis") { 5 } else { 4 }
     }
 
     fn is_watch(&self) -> bool {
@@ -196,6 +235,11 @@ impl Draw {
 
     fn is_exact(&self) -> bool {
         self.get("resourceVersionMatch") == Some("Exact")
+    }
+
+    /// Returns true if the client accepts one of these types.
+    fn accepts(&self, types: &[&str]) -> bool {
+        self.accept.iter().any(|accept| types.iter().any(|found| accept.contains(found)))
     }
 
     fn target(&self, token: Option<&str>) -> String {
@@ -208,6 +252,35 @@ impl Draw {
     }
 }
 
+// === impl Answer ===
+
+impl Answer {
+    fn document(&self) -> Option<Value> {
+        if let Content::Document(document) = &self.body { Some(document.clone()) } else { None }
+    }
+
+    fn with(&self, map: &str, key: &str, value: &str) -> Option<Value> {
+        let mut document = self.document()?;
+        document.pointer_mut(map)?[key] = json!(value);
+        Some(document)
+    }
+
+    fn without(&self, map: &str, key: &str) -> Option<Value> {
+        let mut document = self.document()?;
+        document.pointer_mut(map)?.as_object_mut()?.remove(key)?;
+        Some(document)
+    }
+
+    /// Returns true for 410, as the status or in the first event.
+    fn is_expired(&self) -> bool {
+        let code = match &self.body {
+            Content::Events(events) => events.first().and_then(|event| event["object"]["code"].as_u64()),
+            _ => None,
+        };
+        self.status == 410 || code == Some(410)
+    }
+}
+
 // === impl Servers ===
 
 impl Servers {
@@ -217,7 +290,8 @@ impl Servers {
         fill(&apiserver).await;
         let facade = Facade::start(&apiserver).await;
         let version = |object: &Value| object["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap();
-        let kinds = ["/api/v1/pods", "/api/v1/configmaps", "/api/v1/nodes", "/api/v1/services", "/apis/apps/v1/deployments"];
+        let kinds =
+            ["/api/v1/pods", "/api/v1/configmaps", "/api/v1/nodes", "/api/v1/services", "/apis/apps/v1/deployments"];
         let (mut versions, path) = (BTreeMap::new(), CONFIG_MAPS.path("b"));
         for kind in kinds {
             let list = apiserver.ask("GET", kind, None).await.unwrap();
@@ -236,7 +310,9 @@ impl Servers {
         }
         apiserver.ask("DELETE", &format!("{path}/gone"), None).await.unwrap();
         let pod = "/api/v1/namespaces/a/pods/p2".to_owned();
-        for (path, label) in [(pod.clone(), "web"), (format!("{path}/m1"), "db"), (format!("{path}/m3"), "web"), (pod, "x")] {
+        for (path, label) in
+            [(pod.clone(), "web"), (format!("{path}/m1"), "db"), (format!("{path}/m3"), "web"), (pod, "x")]
+        {
             let patch = json!({ "metadata": { "labels": { "app": label, "changed": "yes" } } });
             let last = version(&apiserver.ask("PATCH", &path, Some(&patch)).await.unwrap());
             let of_kind = versions.get_mut(if path.ends_with("p2") { "pods" } else { "configmaps" }).unwrap();
@@ -327,7 +403,9 @@ fn events(draw: &Draw, mut events: Vec<Value>) -> Vec<Value> {
         strip(draw, &mut event["object"]);
     }
     if ["", "0"].contains(&draw.get("resourceVersion").unwrap_or_default()) || draw.get("sendInitialEvents").is_some() {
-        events.sort_by_key(|event| (event["type"] == "BOOKMARK", event.pointer("/object/metadata/uid").map(Value::to_string)));
+        events.sort_by_key(|event| {
+            (event["type"] == "BOOKMARK", event.pointer("/object/metadata/uid").map(Value::to_string))
+        });
     }
     events
 }
@@ -385,7 +463,77 @@ fn without_managers(value: &mut Value) {
     }
 }
 
-const DIFFERENCES: &[Difference] = &[];
+const DIFFERENCES: &[Difference] = &[
+    Difference {
+        name: "bodies are JSON: YAML and protobuf are types that are not served",
+        example: ("/api/v1/pods?limit=1", "application/yaml"),
+        is_it: |draw, theirs, ours| {
+            !theirs.media_type.starts_with(JSON) && draw.accepts(&["yaml", "protobuf"]) && ours.media_type == JSON
+        },
+    },
+    Difference {
+        name: "tables and metadata are of meta.k8s.io/v1, not v1beta1",
+        example: ("/api/v1/pods?limit=1", "application/json;as=Table;v=v1beta1;g=meta.k8s.io"),
+        is_it: |draw, _, ours| draw.accepts(&["v1beta1"]) && [200, 406].contains(&ours.status),
+    },
+    Difference {
+        name: "a type of lists for one object, or the other way round, is refused before the state is read, and for a watch, too",
+        example: (
+            "/api/v1/pods?watch=1&timeoutSeconds=1",
+            "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io",
+        ),
+        is_it: |draw, theirs, ours| {
+            draw.accepts(&["PartialObjectMetadata"]) && ours.status == 406 && (theirs.status != 200 || draw.is_watch())
+        },
+    },
+    Difference {
+        name: "application/* is JSON; the API server accepts it only after */*",
+        example: ("/api/v1/pods", "application/*"),
+        is_it: |draw, theirs, ours| draw.accepts(&["application/*"]) && theirs.status == 406 && ours.status != 406,
+    },
+    Difference {
+        name: "an object at a version that is no number is 400, and a watch from it; the API server fails with 500",
+        example: ("/api/v1/namespaces/a/pods/p1?resourceVersion=x", ""),
+        is_it: |draw, theirs, ours| (draw.is_get() || draw.is_watch()) && (theirs.status, ours.status) == (500, 400),
+    },
+    Difference {
+        name: "fields are any paths; the API server has a few for each kind",
+        example: ("/api/v1/configmaps?fieldSelector=data.k%3Dv", ""),
+        is_it: |draw, theirs, ours| draw.get("fieldSelector").is_some() && theirs.status == 400 && ours.status != 400,
+    },
+    Difference {
+        name: "a field selector without a path is an error; the API server ignores it",
+        example: ("/api/v1/pods?fieldSelector=%3D", ""),
+        is_it: |draw, _, ours| draw.get("fieldSelector") == Some("=") && ours.status == 400,
+    },
+    Difference {
+        name: "a watch from a version that the resource does not reach soon is refused; the API server waits with an open stream",
+        example: ("/api/v1/nodes?watch=1&resourceVersion=1000000000&timeoutSeconds=1", ""),
+        is_it: |draw, theirs, ours| draw.is_watch() && (theirs.status, ours.status) == (200, 504),
+    },
+    Difference {
+        name: "one object is read at exactly a version; the API server ignores that",
+        example: ("/api/v1/nodes/n1?resourceVersion=1&resourceVersionMatch=Exact", ""),
+        is_it: |draw, _, ours| draw.is_get() && draw.is_exact() && [200, 404, 410, 504].contains(&ours.status),
+    },
+    Difference {
+        name: "the history begins when informerd starts",
+        example: ("/api/v1/pods?resourceVersion=1&watch=1&timeoutSeconds=1", ""),
+        is_it: |draw, _, ours| draw.get("resourceVersion").is_some() && ours.is_expired(),
+    },
+    Difference {
+        name: "there is no next page that would be empty",
+        example: ("/api/v1/namespaces/a/pods?limit=1&labelSelector=app%3Dweb", ""),
+        is_it: |_, theirs, ours| ours.with("/metadata", "continue", "some") == theirs.document(),
+    },
+    Difference {
+        name: "remainingItemCount is known of lists of all objects",
+        example: ("/api/v1/namespaces/b/configmaps?limit=2", ""),
+        is_it: |draw, theirs, ours| {
+            draw.path.contains("/namespaces/") && ours.document() == theirs.without("/metadata", "remainingItemCount")
+        },
+    },
+];
 
 fn difference(draw: &Draw, theirs: &Answer, ours: &Answer) -> Option<&'static Difference> {
     DIFFERENCES.iter().find(|difference| (difference.is_it)(draw, theirs, ours))
@@ -402,23 +550,44 @@ async fn random_parameters_have_the_answers_of_the_api_server() {
     let mut random = fastrand::Rng::with_seed(seed);
     draws.extend((0..count).map(|_| Draw::of(&mut random, &servers.versions)));
     let (mut tasks, mut failures, mut draws) = (JoinSet::new(), String::new(), draws.into_iter());
+    let mut found: BTreeMap<&str, u32> = BTreeMap::new();
     loop {
         while tasks.len() < PARALLEL
             && let Some(draw) = draws.next()
         {
             let servers = servers.clone();
             tasks.spawn(async move {
+                let began = Instant::now();
                 let answers = servers.ask(&draw).await;
+                if began.elapsed() > Duration::from_secs(4) { println!("SLOW {:?} {} {:?} {:?}", began.elapsed(), draw.target(None), draw.token, draw.accept); }
                 (draw, answers)
             });
         }
         let Some(done) = tasks.join_next().await else { break };
         let (draw, (theirs, ours)) = done.unwrap();
-        if theirs != ours && difference(&draw, &theirs, &ours).is_none() {
-            let _ = writeln!(failures, "{} {:?} {:?}\n  theirs {}\n  ours   {}\n  at     {}", draw.target(None), draw.token, draw.accept, show(&theirs), show(&ours), places(&theirs, &ours).join("; "));
+        if theirs == ours {
+            continue;
+        }
+        if let Some(difference) = difference(&draw, &theirs, &ours) {
+            *found.entry(difference.name).or_default() += 1;
+        } else {
+            let _ = writeln!(
+                failures,
+                "{} {:?} {:?}\n  theirs {}\n  ours   {}\n  at     {}",
+                draw.target(None),
+                draw.token,
+                draw.accept,
+                show(&theirs),
+                show(&ours),
+                places(&theirs, &ours).join("; ")
+            );
         }
     }
+    println!("seed {seed}, {count} requests: {found:#?}");
     assert!(failures.is_empty(), "INFORMERD_CHECKER_SEED={seed}:\n{failures}");
+    for Difference { name, .. } in DIFFERENCES {
+        assert!(found.contains_key(name), "there is no such difference: {name}");
+    }
 }
 
 /// Shows an answer in one line.
