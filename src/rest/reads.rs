@@ -246,7 +246,13 @@ impl Reader<'_> {
         let bookmarks = BookmarkLines { is_wanted: *allows_bookmarks, marks_end: sends_initial_events == Some(true) };
         let lines = self.rest.encoders.share((self.resource.calls.id(), self.form), self.encoder());
         let options = LineOptions { bookmarks, has_objects_only: true, last: None };
-        let watch = call.watch(self.wanted(), &request, (LineFormat(lines), options)).await.map_err(refused)?;
+        // A version that is not reached yet has no longer than the watch.
+        let opened = tokio::time::timeout(
+            std::time::Duration::from_secs(seconds),
+            call.watch(self.wanted(), &request, (LineFormat(lines), options)),
+        );
+        let late = |_| Refused::Failure(Failure::too_large(resource_version));
+        let watch = opened.await.map_err(late)?.map_err(refused)?;
         Ok(Read { body: ReadBody::Watch(watch, LINE_END), warning })
     }
 
