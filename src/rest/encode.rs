@@ -174,8 +174,8 @@ impl Encoder {
     }
 
     fn row(&self, object: &Object, version: &ResourceVersion, payload: PayloadFormat, buffer: &mut BytesMut) {
-        let body = serde_json::from_slice(object.body()).unwrap_or_default();
-        let cells = table::cells(&self.kind, object.key().name(), &body, SystemTime::now());
+        let json = object.json().unwrap_or_default();
+        let cells = table::cells(&self.kind, object.key().name(), json, SystemTime::now());
         buffer.put_slice(format!("{{\"cells\":{cells}").as_bytes());
         match self.form {
             Form::Table(Include::None) => {}
