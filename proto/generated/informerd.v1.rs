@@ -423,6 +423,8 @@ pub struct ListRequest {
     /// The meaning of min_resource_version. All pages of an exact list are of that version. Since: past.
     #[prost(enumeration = "ResourceVersionMatch", tag = "12")]
     pub resource_version_match: i32,
+    #[prost(string, tag = "16")]
+    pub history: ::prost::alloc::string::String,
 }
 /// One chunk of a list.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -506,6 +508,8 @@ pub struct ByIndexRequest {
     /// As in ListRequest. Since: past.
     #[prost(enumeration = "ResourceVersionMatch", tag = "13")]
     pub resource_version_match: i32,
+    #[prost(string, tag = "18")]
+    pub history: ::prost::alloc::string::String,
 }
 /// One chunk of the objects found.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -559,6 +563,8 @@ pub struct GetRequest {
     /// As in ListRequest. Since: past.
     #[prost(enumeration = "ResourceVersionMatch", tag = "7")]
     pub resource_version_match: i32,
+    #[prost(string, tag = "8")]
+    pub history: ::prost::alloc::string::String,
 }
 /// One object.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -619,6 +625,8 @@ pub struct ChangesRequest {
     /// Only objects of this shard; unset = all.
     #[prost(message, optional, tag = "12")]
     pub shard: ::core::option::Option<Shard>,
+    #[prost(string, tag = "13")]
+    pub history: ::prost::alloc::string::String,
 }
 /// One chunk of a difference. Since: past.
 #[derive(Clone, PartialEq, ::prost::Message)]

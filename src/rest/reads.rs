@@ -170,7 +170,7 @@ impl Reader<'_> {
             Ok(_) | Err(ApiError::ObjectNotFound { .. }) => self.min_version(call).await?,
             Err(refusal) => return Err(refused(refusal)),
         };
-        let version = min_version.as_ref().map(|version| (version, self.query.is_exact()));
+        let version = min_version.map(|version| (version, self.query.is_exact().then(String::new)));
         let (object, payload) = call.get(self.wanted(), &self.objects.name, version).await.map_err(refused)?;
         let mut buffer = BytesMut::new();
         self.encoder().object(&object, payload, &mut buffer);
