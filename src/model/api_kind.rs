@@ -61,13 +61,7 @@ impl ColumnType {
 
     /// Returns the name of the type in definitions.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::String => "string",
-            Self::Integer => "integer",
-            Self::Number => "number",
-            Self::Boolean => "boolean",
-            Self::Date => "date",
-        }
+        ["string", "integer", "number", "boolean", "date"][self as usize]
     }
 }
 

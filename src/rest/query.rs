@@ -82,43 +82,31 @@ impl Query {
         let invalid = |field: &str, error: &dyn Display| Failure::bad_request(&format!("{field}: {error}"));
         LabelSelector::parse(&self.label_selector).map_err(|error| invalid("labelSelector", &error))?;
         FieldSelector::parse(&self.field_selector).map_err(|error| invalid("fieldSelector", &error))?;
-        let mut causes = Vec::new();
-        let mut forbid = |is_so: bool, field: &'static str, message: &str| {
-            if is_so {
-                causes.push(Cause::forbidden(field, message));
-            }
-        };
+        let forbidden = |is_so: bool, field, message| is_so.then(|| Cause::forbidden(field, message));
         let (is_matching, is_any) = (!version_match.is_empty(), ["", "0"].contains(&&**resource_version));
         let (is_initial, is_continued) = (self.sends_initial_events.is_some(), !token.is_empty());
-        let not_supported = if self.is_watch {
-            let is_not_older = version_match == NOT_OLDER_THAN;
-            let message = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
-            forbid(is_initial && !is_not_older, MATCH, message);
-            let message = "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
-            forbid(is_matching && !is_initial, MATCH, message);
-            let other = Cause::not_supported(MATCH, version_match, &[NOT_OLDER_THAN]);
-            (is_matching && !is_not_older).then_some(other)
-        } else {
-            let message = "resourceVersionMatch is forbidden unless resourceVersion is provided";
-            forbid(is_matching && resource_version.is_empty(), MATCH, message);
-            let is_known = ["", EXACT, NOT_OLDER_THAN].contains(&&**version_match);
-            (!is_known).then(|| Cause::not_supported(MATCH, version_match, &[EXACT, NOT_OLDER_THAN, ""]))
-        };
+        let supported: &[&str] = if self.is_watch { &[NOT_OLDER_THAN] } else { &[EXACT, NOT_OLDER_THAN, ""] };
+        let is_other = is_matching && !supported.contains(&&**version_match);
+        let unsupported = is_other.then(|| Cause::not_supported(MATCH, version_match, supported));
         // A watch of any version matches by itself those that are not older.
         let is_continued = is_continued && (is_matching || self.is_watch && is_any && !is_initial);
-        let continued = Cause::forbidden(MATCH, "resourceVersionMatch is forbidden when continue is provided");
-        let continued = is_continued.then_some(continued);
-        let [first, second] = if self.is_watch { [not_supported, continued] } else { [continued, not_supported] };
-        causes.extend(first.into_iter().chain(second));
-        if !self.is_watch {
-            if self.is_exact() && resource_version == "0" {
-                let message = "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"";
-                causes.push(Cause::forbidden(MATCH, message));
-            }
-            if is_initial {
-                causes.push(Cause::forbidden(INITIAL, "sendInitialEvents is forbidden for list"));
-            }
-        }
+        let message = "resourceVersionMatch is forbidden when continue is provided";
+        let continued = forbidden(is_continued, MATCH, message);
+        let causes = if self.is_watch {
+            let is_older = is_initial && version_match != NOT_OLDER_THAN;
+            let message = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
+            let older = forbidden(is_older, MATCH, message);
+            let message = "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
+            [older, forbidden(is_matching && !is_initial, MATCH, message), unsupported, continued, None]
+        } else {
+            let message = "resourceVersionMatch is forbidden unless resourceVersion is provided";
+            let without = forbidden(is_matching && resource_version.is_empty(), MATCH, message);
+            let message = "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"";
+            let zero = forbidden(self.is_exact() && resource_version == "0", MATCH, message);
+            let initial = forbidden(is_initial, INITIAL, "sendInitialEvents is forbidden for list");
+            [without, continued, unsupported, zero, initial]
+        };
+        let causes: Vec<Cause> = causes.into_iter().flatten().collect();
         if !causes.is_empty() {
             return Err(Failure::invalid(causes));
         }

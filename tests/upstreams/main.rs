@@ -27,6 +27,8 @@ mod journal;
 mod killable;
 mod kube;
 #[cfg(feature = "kubernetes-api")]
+mod kube_rs;
+#[cfg(feature = "kubernetes-api")]
 mod kubernetes;
 mod manifest;
 mod metadata;

@@ -55,8 +55,7 @@ pub(crate) fn printer_columns(value: &Value) -> Result<Vec<PrinterColumn>, Value
 
 fn printer_column(given: &str) -> Result<PrinterColumn, ValueError> {
     let expected = || {
-        let types: Vec<&str> = ColumnType::ALL.into_iter().map(ColumnType::name).collect();
-        let types = types.join(", ");
+        let types = ColumnType::ALL.map(ColumnType::name).join(", ");
         let what = "NAME[:TYPE][@wide]=PATH such as Phase=.status.phase or Age:date=.metadata.creationTimestamp";
         ValueError::new(format!("expected {what}, of the types {types}, found {}", quote(given)))
     };
