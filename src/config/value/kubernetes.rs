@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{
-    ValueError,
+    ValueError, found,
     kube::{check_group, check_plural, check_version},
     quote, text,
 };
@@ -49,7 +49,8 @@ const MAX_COLUMNS: usize = 32;
 pub(crate) fn printer_columns(value: &Value) -> Result<Vec<PrinterColumn>, ValueError> {
     let list = value.as_array().filter(|list| (1..=MAX_COLUMNS).contains(&list.len()));
     let what = format!("a list of 1 to {MAX_COLUMNS} columns such as [Phase=.status.phase]");
-    let list = list.ok_or_else(|| ValueError::new(format!("expected {what}")))?;
+    let given = || value.as_array().map_or(found(value), |list| list.len().to_string());
+    let list = list.ok_or_else(|| ValueError::expected(&what, given()))?;
     list.iter().map(|column| printer_column(text(column)?)).collect()
 }
 
